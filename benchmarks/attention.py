@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.attention_counters import launch_once, run_counters
+from benchmarks.attention_decode import run_decode
 from benchmarks.attention_plot import write_picture
 from benchmarks.attention_shapes import HEAD_DIMS, LENGTHS, REST_S, Operands, Shape, entrant, errors, shapes
 from benchmarks.attention_table import LADDER, attention_summary, attention_table, rates_line
@@ -44,6 +45,7 @@ EXAMPLES = """examples:
   cudatma bench attention --json attention.json --plot attention.svg
   cudatma bench attention --head-dim 128 --length 8192 --causal --version a4 --rivals fa4
   cudatma bench attention --head-dim 128 --length 4096 --full --counters
+  cudatma bench attention --decode --batch 8 --length 4096 --rivals flashinfer
 """
 
 
@@ -108,6 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         torch.set_grad_enabled(False)
     except Exception as error:
         parser.exit(2, f"{parser.prog} compares with torch: {failure(error)}\n")
+    if options.decode:
+        return run_decode(options)
     if options.launch:
         launch_once(calls_of(options)[0], options.launch)
         return 0
@@ -198,6 +202,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--version", choices=LADDER, action="append", help="which versions take part, repeatable (default: all)")
     add("--rivals", choices=tuple(OPTIONAL), nargs="+", default=[], help="who else takes part, where it is installed")
     add("--counters", action="store_true", help="hardware counters of each version instead, by ncu; no grouped heads")
+    add("--decode", action="store_true", help="one query a sequence to a cache instead: --length are its keys")
+    add("--batch", type=_length, action="append", metavar="N", help="sequences, with --decode, repeatable")
     add("--launch", choices=(*LADDER, AUTO), help="launch the first call once, for a profiler")
     add("--fa3", type=Path, metavar="FILE.so", help="FlashAttention-3's library (default: found in the packages)")
     return parser

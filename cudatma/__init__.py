@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     )
     from cudatma.inspection import Inspection, inspect
     from cudatma.kernels.attention.attention import attention
+    from cudatma.kernels.attention.decode import attention_decode
     from cudatma.kernels.attention.explain import attention_explain
+    from cudatma.kernels.attention.varlen import attention_varlen
     from cudatma.kernels.data_movement.broadcast import broadcast
     from cudatma.kernels.data_movement.copy import copy
     from cudatma.kernels.data_movement.gather import gather, halo_tiles
@@ -124,7 +126,9 @@ __all__ = [
     "WorkspaceBytes",
     "__version__",
     "attention",
+    "attention_decode",
     "attention_explain",
+    "attention_varlen",
     "broadcast",
     "check_cluster",
     "compile",
@@ -184,7 +188,9 @@ _PUBLIC = {
     ),
     "inspection": "Inspection inspect",
     "kernels.attention.attention": "attention",
+    "kernels.attention.decode": "attention_decode",
     "kernels.attention.explain": "attention_explain",
+    "kernels.attention.varlen": "attention_varlen",
     "kernels.data_movement.broadcast": "broadcast",
     "kernels.data_movement.copy": "copy",
     "kernels.data_movement.gather": "gather halo_tiles",

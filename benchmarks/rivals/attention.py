@@ -45,7 +45,7 @@ def sdpa(name: str, backend: str, stream: Any, operands: Operands) -> list[Entra
 
 def fa3(library: Path | None, stream: Any, operands: Operands) -> list[Entrant]:
     """FlashAttention-3's forward pass. library: of its torch ops; None looks for it in the packages."""
-    forward, out = _fa3(library), operands.out()
+    forward, out = fa3_forward(library), operands.out()
     q, k, v, shape = operands.q, operands.k, operands.v, operands.shape
 
     def run(index: int) -> None:
@@ -56,7 +56,8 @@ def fa3(library: Path | None, stream: Any, operands: Operands) -> list[Entrant]:
 
 
 @lru_cache(maxsize=4)
-def _fa3(library: Path | None) -> Callable[..., Any]:
+def fa3_forward(library: Path | None) -> Callable[..., Any]:
+    """FA3's torch op. library: of its torch ops; None looks for it in the packages."""
     import torch
 
     found = library or next(_in_packages(_FA3), None)
@@ -94,7 +95,7 @@ def flashinfer(stream: Any, operands: Operands) -> list[Entrant]:
     from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
     shape, out = operands.shape, operands.out()
-    wrapper = BatchPrefillWithRaggedKVCacheWrapper(_workspace(), "NHD")
+    wrapper = BatchPrefillWithRaggedKVCacheWrapper(flashinfer_workspace(), "NHD")
     begins = torch.arange(shape.batch + 1, device="cuda", dtype=torch.int32) * shape.length
     wrapper.plan(
         begins,
@@ -115,7 +116,8 @@ def flashinfer(stream: Any, operands: Operands) -> list[Entrant]:
 
 
 @lru_cache(maxsize=1)
-def _workspace() -> Any:
+def flashinfer_workspace() -> Any:
+    """Device memory for its kernels."""
     import torch
 
     return torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")

@@ -153,6 +153,13 @@ REGISTRY: dict[str, KernelEntry] = {
             "cudatma.kernels.attention.sample:p1_sample",
         ),
         KernelEntry(
+            "attention_decode",
+            "kernels/attention_decode.cu.j2",
+            "cudatma.kernels.attention.decode_sample:dump_specs",
+            "attention of a few queries to a cache, wgmma, keys divided among CTAs",
+            "cudatma.kernels.attention.decode_sample:decode_sample",
+        ),
+        KernelEntry(
             "tile_copy",
             "kernels/tile_copy.cu.j2",
             "cudatma.kernels.data_movement.tile_copy:dump_specs",

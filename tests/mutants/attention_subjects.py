@@ -10,6 +10,9 @@ import numpy as np
 from subject import Subject
 
 from cudatma.arrays import describe
+from cudatma.kernels.attention.decode_plan import DecodeWork, HostParts, plan_decode
+from cudatma.kernels.attention.decode_request import check_decode
+from cudatma.kernels.attention.decode_spec import AttentionDecode
 from cudatma.kernels.attention.plan import plan_attention
 from cudatma.kernels.attention.request import check_call
 from cudatma.kernels.attention.sample import SMALL
@@ -53,6 +56,46 @@ def _attention_call(spec: AttentionSpec) -> Callable[[], Call]:
     return make
 
 
+def _decode_call(spec: AttentionDecode) -> Callable[[], Call]:
+    """Two parts of 15 blocks of keys, the last block a part; in pages that are loaded as the spec says."""
+
+    def make() -> Call:
+        length, page_size = 15 * spec.block_n - 3, spec.box_rows or 5
+        random, pages = np.random.default_rng(7), -(-length // page_size)
+        q = random.standard_normal((1, 1, 2, _HEAD_DIM), np.float32).astype(np.float16)
+        k, v = (
+            random.standard_normal((pages, page_size, 1, _HEAD_DIM), np.float32).astype(np.float16) for _ in range(2)
+        )
+        table = random.permutation(pages).astype(np.int32)[None]
+        out, lse = np.zeros_like(q), np.zeros((1, 2, 1), np.float32)
+        given = check_decode(q, k, v, np.array([length], np.int32), page_table=table, out=out, return_lse=True)
+        request, _, result = given
+        assert result is not None
+        work = DecodeWork(spec, 1, 2, 2)
+        launch = plan_decode(request, result, describe(lse), work, get_target(_TARGET), HostParts.of(work))
+        arrays = tuple(host_bytes(info) for info in launch.touched)
+        return Call(
+            spec.entry,
+            launch.grid,
+            spec.threads,
+            tuple(launch.values),
+            shared_bytes=spec.smem_bytes,
+            arrays=arrays,
+            keep=launch,
+        )
+
+    return make
+
+
+def decode_subjects() -> list[Subject]:
+    """Pages by TMA and by cp.async."""
+    found = []
+    for name, box_rows in (("boxes", 16), ("rows", 0)):
+        spec = AttentionDecode("float16", _HEAD_DIM, _HEAD_DIM, block_n=16, stages=2, is_paged=True, box_rows=box_rows)
+        found.append(Subject(f"attention_decode/{name}", spec.template, spec, _decode_call(spec), _TARGET))
+    return found
+
+
 def attention_subjects() -> list[Subject]:
     """Each version once, the last one also with two slots of queries."""
     specs = {
@@ -63,4 +106,6 @@ def attention_subjects() -> list[Subject]:
     assert isinstance(last, AttentionA4)
     specs["attention_a4/two_slots"] = replace(last, q_stages=2)
     specs["attention_a4/causal"] = replace(last, is_causal=True)
-    return [Subject(name, spec.template, spec, _attention_call(spec), _TARGET) for name, spec in specs.items()]
+    return [
+        Subject(name, spec.template, spec, _attention_call(spec), _TARGET) for name, spec in specs.items()
+    ] + decode_subjects()

@@ -23,8 +23,8 @@ from cudatma.mutants.tally import by_verdict, reported_share
 TRIALS = trials()
 #: Schedules of a mutant, at most.
 SCHEDULES = 6
-#: Mutants that are tried of a kernel's first launch, at most, and the part of them of its further ones, which share most
-#: of their code with it.
+#: Mutants that are tried of a kernel's first launch, at most, and the part of them of its further ones, which share
+#: most of their code with it.
 MOST, FURTHER = 80, 0.4
 #: What has to be reported of a launch's mutants that are not exempt.
 LEAST = 0.88

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,8 @@ from cudatma.kernels.attention.attention import attention
 from cudatma.kernels.attention.decode import attention_decode
 from cudatma.kernels.attention.explain import attention_explain
 from cudatma.kernels.attention.request import check_call
-from cudatma.kernels.attention.varlen import attention_varlen, check_varlen
+from cudatma.kernels.attention.varlen import attention_varlen
+from cudatma.kernels.attention.varlen_request import check_varlen
 from cudatma.kernels.attention.version import CHOICE
 
 BF16, E4M3 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
@@ -301,7 +301,8 @@ WRONG_VARLEN: list[tuple[dict[str, Any], type[FieldError], str]] = [
     ({"out": VARLEN["q"]}, ArgumentError, "out"),
     ({"window": (1, -2)}, ArgumentError, "window[1]"),
     ({"scale": math.nan}, ArgumentError, "scale"),
-    ({"backend": "emulator"}, ArgumentError, "backend"),
+    ({"backend": "cuda"}, ArgumentError, "q.device"),
+    ({"backend": "gpu"}, ArgumentError, "backend"),
 ]
 
 
@@ -364,7 +365,8 @@ WRONG_DECODE: list[tuple[dict[str, Any], type[FieldError], str]] = [
     ({"scale": -1}, ArgumentError, "scale"),
     ({"softcap": 0.0}, ArgumentError, "softcap"),
     ({"return_lse": 1}, ArgumentTypeError, "return_lse"),
-    ({"backend": "emulator"}, ArgumentError, "backend"),
+    ({"backend": "cuda"}, ArgumentError, "q.device"),
+    ({"backend": "gpu"}, ArgumentError, "backend"),
 ]
 
 
@@ -373,12 +375,3 @@ def test_a_wrong_call_of_a_cache_is_named(options: dict[str, Any], error: type[F
     with pytest.raises(error) as caught:
         attention_decode(**(DECODE | options))
     is_told(caught.value, field)
-
-
-@pytest.mark.parametrize(
-    ("function", "given"), [(attention_varlen, VARLEN), (attention_decode, DECODE)], ids=["varlen", "decode"]
-)
-def test_what_has_no_kernel_says_so(function: Callable[..., Any], given: dict[str, Any]) -> None:
-    for backend in ("cuda", "emulator"):
-        with pytest.raises(ArgumentError, match=r"^backend: got .*; allowed: reference\. .* has no kernel yet"):
-            function(**given | {"backend": backend})

@@ -186,9 +186,9 @@ def test_without_a_library_of_fa3_the_packages_are_looked_through(
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
-    rivals._fa3.cache_clear()
+    rivals.fa3_forward.cache_clear()
     with pytest.raises(ImportError, match=r"xformers 0\.0\.34 brings one"):
-        rivals._fa3(None)
+        rivals.fa3_forward(None)
     library = tmp_path / "xformers" / "flash_attn_3" / "_C.so"
     library.parent.mkdir(parents=True)
     library.touch()

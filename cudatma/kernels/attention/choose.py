@@ -72,6 +72,7 @@ def _tiles_of(kind: type[AttentionSpec], problem: Problem) -> Iterator[dict[str,
                 continue  # two CTAs that share an SM do what a persistent one does
             fields["ping_pong"] = problem.head_dim < _FREE_HEAD_DIM and warpgroups > 1
             fields["blocks_per_sm"] = 2 if warpgroups == 1 else 1
+            fields["is_varlen"] = problem.is_varlen and kind is AttentionA3
         yield from ({**fields, "q_stages": q} for q in (2, 1)) if issubclass(kind, AttentionA4) else (fields,)
 
 
@@ -138,8 +139,8 @@ ATTENTION: Family[Problem, AttentionSpec] = Family(
 
 
 def dump_specs(version: str, target: Target) -> list[AttentionSpec]:
-    """The instances of a version that stand for all in dumps and compile checks: each pair of head dims and each tile
-    once, of the versions without a producer one tile; each kind of mask."""
+    """The instances of a version that stand for all in dumps and compile checks: each pair of head dims with
+    every other tile, of the versions without a producer with one; each kind of mask."""
     found: list[AttentionSpec] = []
     masks = ((False, False, False), (True, False, False), (True, True, False), (False, True, True))
     for index, (head_dim, v_head_dim) in enumerate(HEAD_DIMS):
@@ -147,6 +148,7 @@ def dump_specs(version: str, target: Target) -> list[AttentionSpec]:
         problem = Problem(1, 1, 1, 1024, 1024, head_dim, v_head_dim, dtype)
         tiles = {(spec.block_m, spec.block_n): spec for spec in _tiles(problem, [version])}
         chosen = list(tiles.values())
+        chosen = chosen[index % 2 :: 2] or chosen
         if not issubclass(VERSIONS[version], AttentionA3):
             chosen = [chosen[index % len(chosen)]]
         for number, spec in enumerate(chosen):
@@ -155,7 +157,8 @@ def dump_specs(version: str, target: Target) -> list[AttentionSpec]:
             longest = _deepest(masked, target, 2)
             if longest is not None and _runs(longest, problem, target):
                 found.append(longest)
-    return found
+    # Sequences of different lengths add little: a few stand for all.
+    return found + [replace(spec, is_varlen=True) for spec in found[::4] if type(spec) is AttentionA3]
 
 
 phase1_specs, a1_specs, a2_specs, a3_specs, a4_specs, p1_specs = (partial(dump_specs, version) for version in VERSIONS)

@@ -1,51 +1,29 @@
-"""attention_decode: attention of a few new queries to a cache of keys and values. In NumPy only, yet."""
+"""attention_decode: attention of a few new queries to a cache of keys and values. Reads downwards."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 from typing import Any
 
+from cudatma import context
 from cudatma.arrays import ArrayInfo
 from cudatma.backend import backend_for
-from cudatma.errors import ArgumentError
-from cudatma.kernels.attention.reference import Array, attend, written
-from cudatma.kernels.attention.request import (
-    Mask,
-    check_result,
-    check_types,
-    checked_flag,
-    checked_mask,
-    checked_scale,
-    checked_softcap,
-)
-from cudatma.kernels.attention.results import make_lse, make_result, need_reference
-from cudatma.kernels.attention.tensors import addressable, check_heads, operand
-from cudatma.kernels.attention.varlen import int32_array
-from cudatma.kernels.checks import check_backend, check_place
-from cudatma.kernels.host import host_array
+from cudatma.build.kernel import debug_scope, default_target, wants_debug
+from cudatma.kernels.attention.decode_plan import HostParts, divide, plan_decode
+from cudatma.kernels.attention.decode_reference import decode_reference
+from cudatma.kernels.attention.decode_repeated import KNOWN_CALLS, DecodeReplay, KnownCall
+from cudatma.kernels.attention.decode_request import NAME, DecodeRequest, check_decode
+from cudatma.kernels.attention.repeated import known_key
+from cudatma.kernels.attention.results import fill, make_lse, make_result
+from cudatma.kernels.checks import check_backend
+from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
+from cudatma.kernels.replay import PlanCache, Replay
+from cudatma.library_streams import stream_handle
+from cudatma.runtime.streams import order_after_producers
+from cudatma.target import detect
 
-NAME = "attention_decode"
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeRequest:
-    """q: (batch, q_length, heads, head_dim). k, v: (batch, capacity, kv_heads, dim), or (pages, page_size, kv_heads,
-    dim) with a page_table (batch, pages of a sequence). seqlens: (batch,). Each as a kernel sees it."""
-
-    q: ArrayInfo
-    k: ArrayInfo
-    v: ArrayInfo
-    seqlens: ArrayInfo
-    page_table: ArrayInfo | None
-    scale: float
-    mask: Mask
-    softcap: float = 0.0
-    has_lse: bool = False
-
-    @property
-    def capacity(self) -> int:
-        """Keys that a sequence may have."""
-        return self.k.shape[1] * (1 if self.page_table is None else self.page_table.shape[1])
+_PLANS: PlanCache[DecodeReplay] = PlanCache(1024)
+context.after_fork(_PLANS, PlanCache.clear)
 
 
 def attention_decode(
@@ -61,18 +39,29 @@ def attention_decode(
     out: Any = None,
     return_lse: bool = False,
     backend: str | None = None,
+    stream: Any = None,
 ) -> Any:
     """attention() of new queries to the keys and values of a cache, which hold theirs already.
 
     q: (batch, q_length, heads, dim), the last queries of each sequence, each of which sees the keys up to its own.
     k_cache: (batch, capacity, kv_heads, dim), v_cache: the same of v_dim; with a page_table (pages, page_size,
     kv_heads, dim): page_table[i, j] is the page of the keys from j page_size on of sequence i. seqlens: (batch,), the
-    keys of each sequence, the new ones included. seqlens and page_table are int32; entries of pages behind a sequence's
-    end are not read. lse is (batch, heads, q_length). The rest as attention() has it; backend: "reference", there is no
-    kernel yet.
+    keys of each sequence, the new ones included. seqlens and page_table are int32, contiguous, and read by the kernel:
+    a captured graph sees what they hold when it runs. Of arrays on a device it takes a length below 0 as 0 and one
+    beyond the capacity as that; keys and values of a page that the cache does not have are zeros. Entries of pages
+    behind a sequence's end are not read. lse is (batch, heads, q_length), the rest as attention() has it.
+    Sequences are divided by the capacity; parts are added up in a fixed order: the result is the same bits in every
+    call. TMA loads pages whose size has a common divisor of at least 8 with 64; others are copied row by row.
 
-    Raises ArgumentError, ArgumentTypeError.
+    Raises what attention() raises.
     """
+    arrays, key = (q, k_cache, v_cache, seqlens, page_table, out), None
+    if backend is None and debug_scope.get() is None:
+        key = known_key(arrays, window, (scale, softcap, return_lse))
+        if key is not None and (known := KNOWN_CALLS.get(key)) is not None:
+            done = known.run(key[0], arrays, stream)
+            if done is not None:
+                return done
     chosen = backend_for(NAME, backend)
     request, shape, given = check_decode(
         q,
@@ -86,99 +75,77 @@ def attention_decode(
         out=out,
         return_lse=return_lse,
     )
-    need_reference(NAME, chosen)
     check_backend(request.q, "q", chosen)
-    out, result = make_result(out, given, request.q, shape, None)
-    lse, its = make_lse(request.has_lse, request.q, (shape[0], shape[2], shape[1]), None)
-    decode_reference(request, result, its)
-    return (out, lse) if request.has_lse else out
+    return _first(request, shape, out, given, chosen, stream, key)
 
 
-def check_decode(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    seqlens: Any,
-    *,
-    page_table: Any = None,
-    scale: Any = None,
-    window: Any = None,
-    softcap: Any = None,
-    out: Any = None,
-    return_lse: Any = False,
-) -> tuple[DecodeRequest, tuple[int, ...], ArrayInfo | None]:
-    """The request, the shape of the result, and ``out`` if there is one. Lengths and pages are compared in host memory
-    only. Raises ArgumentError, ArgumentTypeError."""
-    given = (("q", q), ("k_cache", k_cache), ("v_cache", v_cache))
-    named = {name: operand(array, name) for name, array in given}
-    query, key, value = named.values()
-    check_types(named)
-    check_heads(query.shape, key.shape, value.shape, ("k_cache", "v_cache"))
-    if value.shape[:2] != key.shape[:2]:
-        raise ArgumentError("v_cache.shape", value.shape, f"{key.shape[:2]} in front, as k_cache")
-    batch = query.shape[0]
-    if page_table is None and key.shape[0] != batch:
-        raise ArgumentError("k_cache.shape", key.shape, f"a batch of {batch}, as q", "pages need a page_table")
-    found = {"seqlens": int32_array(seqlens, "seqlens", 1)}
-    if page_table is not None:
-        found["page_table"] = int32_array(page_table, "page_table", 2)
-    for name, info in (named | found).items():
-        check_place(info, name, query, "q", NAME)
-        if name in found and info.shape[0] != batch:
-            raise ArgumentError(f"{name}.shape", info.shape, f"a batch of {batch}, as q")
-    query, key, value = (addressable(info, name) for name, info in named.items())
-    table = found.get("page_table")
-    capacity = key.shape[1] * (1 if table is None else table.shape[1])
-    request = DecodeRequest(
-        query,
-        key,
-        value,
-        found["seqlens"],
-        table,
-        checked_scale(scale, query.shape[3]),
-        checked_mask(True, window, query.shape[1], capacity),
-        checked_softcap(softcap),
-        checked_flag(return_lse, "return_lse"),
-    )
-    if query.device is None:
-        _check_content(request)
-    shape = *query.shape[:3], value.shape[3]
-    return request, shape, None if out is None else check_result(out, shape, named | found, NAME)
+def _first(
+    request: DecodeRequest,
+    shape: tuple[int, ...],
+    out: Any,
+    given: ArrayInfo | None,
+    backend: str,
+    stream: Any,
+    key: tuple[Any, ...] | None,
+) -> Any:
+    """A call after its checks; keeps the launch for later calls of the same kind."""
+    device = request.q.device
+    handle = None if device is None else stream_handle(stream, request.q.kind, device)
+    out, result = make_result(out, given, request.q, shape, handle)
+    lse_shape = shape[0], shape[2], shape[1]
+    lse, sums = make_lse(request.has_lse, request.q, lse_shape, handle)
+    done = (out, lse) if request.has_lse else out
+    if not result.size_elems:
+        return done
+    if backend == "reference":
+        decode_reference(request, result, sums)
+    elif not request.k.size_elems or not request.capacity:
+        fill(result, 0.0, handle)
+        if sums is not None:
+            fill(sums, -math.inf, handle)
+    elif device is None or handle is None:
+        target = default_target()
+        work = divide(request, imagined_gpu(target, H200.sm_count))
+        plan_decode(request, result, sums, work, target, HostParts.of(work)).emulate(target, schedules=1)
+    else:
+        order_after_producers(handle, device, result, *request.arrays().values())
+        replay = _replay(request, result, sums, device, handle)
+        replay.run(_addresses(request, result, sums), handle)
+        if key is not None:
+            named = (*request.arrays().values(), *((None,) if request.page_table is None else ()), result)
+            extents = tuple([0 if info is None else info.extent[1] - info.pointer for info in named])
+            dtype = lse.dtype if request.has_lse else None
+            KNOWN_CALLS.put(key, KnownCall(replay, shape, lse_shape, dtype, extents))
+    return done
 
 
-def _check_content(request: DecodeRequest) -> None:
-    """ArgumentError for a length that the cache cannot have, or a page that it has not."""
-    table = None if request.page_table is None else host_array(request.page_table)
-    pages, page_size = request.k.shape[:2]
-    for index, length in enumerate(host_array(request.seqlens).tolist()):
-        if not 0 <= length <= request.capacity:
-            allowed = f"0 to {request.capacity}, the keys that a sequence may have in the cache"
-            raise ArgumentError(f"seqlens[{index}]", length, allowed)
-        if table is None:
-            continue
-        for place, page in enumerate(table[index, : -(-length // page_size) if length else 0].tolist()):
-            if not 0 <= page < pages:
-                allowed = f"0 to {pages - 1}, a page of the cache"
-                raise ArgumentError(f"page_table[{index}, {place}]", page, allowed)
+def _replay(request: DecodeRequest, result: ArrayInfo, lse: ArrayInfo | None, device: int, stream: int) -> DecodeReplay:
+    """The plan of calls whose arrays lie like these."""
+    layouts = tuple([(info.shape, info.strides_bytes) for info in (*request.arrays().values(), result)])
+    asked = request.q.dtype.name, request.scale, request.mask, request.softcap, request.has_lse
+    key = device, layouts, asked, wants_debug(None)
+    replay = _PLANS.get(key)
+    if replay is None:
+        target, work = detect(device), divide(request, gpu_of(device))
+        launch = plan_decode(request, result, lse, work, target)
+        kernel = launch.loaded(target, device, stream)
+        bases = (*_addresses(request, result, lse), 0, 0)
+        moving = _moving(work.spec.parameter_names, lse is not None)
+        replay = DecodeReplay(Replay(launch, kernel, device, bases, moving), device, work.partials_bytes)
+        _PLANS.put(key, replay)
+    return replay
 
 
-def decode_reference(request: DecodeRequest, result: ArrayInfo, lse: ArrayInfo | None) -> None:
-    """Write the result, and lse if there is one. All in host memory."""
-    q, k, v, out = (host_array(info) for info in (request.q, request.k, request.v, result))
-    table = None if request.page_table is None else host_array(request.page_table)
-    sums = None if lse is None else host_array(lse)
-    for index, length in enumerate(host_array(request.seqlens).tolist()):
-        pages = None if table is None else table[index]
-        keys, values = (_sequence(cache, index, length, pages) for cache in (k, v))
-        found = attend(q[index], keys, values, request.scale, request.mask, request.softcap)
-        written(found, out[index], None if sums is None else sums[index])
+def _addresses(request: DecodeRequest, result: ArrayInfo, lse: ArrayInfo | None) -> tuple[int, ...]:
+    """Of a DecodeReplay."""
+    cache = request.q.pointer, request.k.pointer, request.v.pointer, request.seqlens.pointer
+    table = 0 if request.page_table is None else request.page_table.pointer
+    return *cache, table, result.pointer, 0 if lse is None else lse.pointer
 
 
-def _sequence(cache: Array, index: int, length: int, pages: Array | None) -> Array:
-    """The first keys, or values, of a sequence."""
-    if pages is None:
-        return cache[index, :length]
-    size = cache.shape[1]
-    taken = pages[: -(-length // size) if length else 0]
-    whole: Array = cache[taken].reshape(len(taken) * size, *cache.shape[2:])
-    return whole[:length]
+def _moving(names: tuple[str, ...], has_lse: bool) -> list[int | None]:
+    """The indices of the launch's arguments that hold _addresses(), partial sums and counters; None for one that it
+    does not have."""
+    last = (("lse",) if has_lse else (), ("partials",), ("counters",))
+    wanted = (("q",), ("k", "k_map"), ("v", "v_map"), ("seqlens",), ("page_table",), ("output_rows",), *last)
+    return [next((names.index(name) for name in either if name in names), None) for either in wanted]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from cudatma.arrays import ArrayInfo
-from cudatma.descriptor import TensorMap
+from cudatma.descriptor import L2Promotion, TensorMap
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.order import Order, choose_order
 from cudatma.kernels.attention.request import Request
@@ -17,9 +17,9 @@ from cudatma.kernels.launch_struct import pack
 from cudatma.kernels.schedule import DivisorStruct, ceil_div
 from cudatma.target import Target
 
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 #: A distance beyond every length.
-_FAR = 1 << 30
+FAR = 1 << 30
 
 
 def plan_attention(
@@ -40,13 +40,15 @@ def plan_attention(
     for name, info in arrays.items():
         batch, row, head, element = info.strides_bytes
         values |= {f"{name}_batch": batch // element, f"{name}_pitch": row // element, f"{name}_head": head // element}
+    if request.sequences:  # they begin where the kernel reads
+        values["output_batch"] = 0
     args: dict[str, Any] = {"output_rows": result, "lse": 0 if lse is None else lse}
-    args |= {name: arrays[name] for name in ("q", "k", "v")}
+    args |= {name: info for name, info in request.arrays().items() if name in spec.parameter_names}
     args["problem"] = pack(spec.problem_members, values)
     boxes = {"q": spec.q_box, "k": spec.kv_box, "v": spec.kv_box, "output": spec.output_box}
     for name, box in boxes.items():
         if f"{name}_map" in spec.parameter_names:
-            args[f"{name}_map"] = _tensor_map(arrays[name], box, spec.swizzle, target)
+            args[f"{name}_map"] = tensor_map(arrays[name], box, spec.swizzle, target)
     ordered = tuple([args[name] for name in spec.parameter_names])
     touched = (result, *([] if lse is None else [lse]), *request.arrays().values())
     return Launch(spec.template, spec, order.ctas, ordered, touched)
@@ -66,9 +68,10 @@ def _order(request: Request, spec: AttentionSpec, resident: int) -> Order:
 def _values(request: Request, spec: AttentionSpec, raster: int) -> dict[str, Any]:
     """Members of the kernels' Problem, all but strides. raster: heads whose tiles are numbered by turns."""
     problem = request.problem(spec.version)
+    is_varlen = request.sequences is not None
     rows, columns = problem.batch * problem.heads, ceil_div(problem.q_length, spec.block_m)
     left, right = request.mask.left, request.mask.right
-    diagonal = problem.k_length - problem.q_length
+    diagonal = 0 if is_varlen else problem.k_length - problem.q_length  # each sequence has its own
     values: dict[str, Any] = {
         "tiles_m": rows,
         "tiles_n": columns,
@@ -79,21 +82,29 @@ def _values(request: Request, spec: AttentionSpec, raster: int) -> dict[str, Any
         "q_length": problem.q_length,
         "k_length": problem.k_length,
         "heads": problem.heads,
+        "q_total": request.q.shape[1],
+        "k_total": request.k.shape[1],
         "by_heads": DivisorStruct.of(problem.heads),
         "by_group": DivisorStruct.of(problem.group),
-        "upper": (diagonal + 1 + (_FAR if right is None else min(right, _FAR))) & 0xFFFFFFFF,
-        "lower": (diagonal - (_FAR if left is None else min(left, _FAR))) & 0xFFFFFFFF,
+        "upper": (diagonal + 1 + (FAR if right is None else min(right, FAR))) & 0xFFFFFFFF,
+        "lower": (diagonal - (FAR if left is None else min(left, FAR))) & 0xFFFFFFFF,
     }
     if not (cap := request.softcap):
-        return values | {"scale_log2": request.scale * _LOG2_E}
-    return values | {"scale_log2": cap * _LOG2_E, "cap_scale": request.scale / cap}
+        return values | {"scale_log2": request.scale * LOG2_E}
+    return values | {"scale_log2": cap * LOG2_E, "cap_scale": request.scale / cap}
 
 
-def _tensor_map(info: ArrayInfo, box: tuple[int, int, int, int], swizzle: str, target: Target) -> TensorMap:
+def tensor_map(
+    info: ArrayInfo,
+    box: tuple[int, int, int, int],
+    swizzle: str,
+    target: Target,
+    l2_promotion: L2Promotion = L2Promotion.NONE,
+) -> TensorMap:
     """Of (batch, length, heads, head_dim), heads outside of rows whatever the order of their strides."""
     # The launch keeps the array. An axis of one element may have any stride: TMA gets one that it takes.
     strides = tuple(
         step if extent > 1 else 16 for extent, step in zip(info.shape[:3], info.strides_bytes[:3], strict=True)
     )
     info = replace(info, owner=None, strides_bytes=(*strides, info.strides_bytes[3]))
-    return TensorMap.from_array(info, box, axes=(3, 1, 2, 0), swizzle=swizzle, target=target)
+    return TensorMap.from_array(info, box, axes=(3, 1, 2, 0), swizzle=swizzle, target=target, l2_promotion=l2_promotion)

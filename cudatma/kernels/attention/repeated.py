@@ -55,7 +55,7 @@ KNOWN_CALLS: PlanCache[KnownCall] = PlanCache(1024)
 context.after_fork(KNOWN_CALLS, PlanCache.clear)
 
 
-def known_key(arrays: Arrays, window: Any, options: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def known_key(arrays: tuple[Any, ...], window: Any, options: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """call_key() of a call with a window, as it is given."""
     if window is None:
         window = (None, None)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe, empty_like_library, with_cupy
-from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.tensors import addressable
 from cudatma.kernels.host import host_array
 from cudatma.library_streams import working_on
@@ -46,9 +45,3 @@ def fill(info: ArrayInfo, value: float, stream: int | None) -> None:
             cupy.asarray(info.owner).fill(value)
 
     with_cupy("cupy.ndarray.fill", of_cupy)
-
-
-def need_reference(function: str, backend: str) -> None:
-    """ArgumentError for a backend on which the function has no kernel."""
-    if backend != "reference":
-        raise ArgumentError("backend", backend, "reference", f"{function} has no kernel yet, it computes in NumPy")

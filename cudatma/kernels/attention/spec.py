@@ -14,7 +14,8 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.schedule import ceil_div
 from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP, TiledKernel
-from cudatma.kernels.work_struct import MEMBERS, RASTER, in_order
+from cudatma.kernels.work_struct import MEMBERS as WORK_MEMBERS
+from cudatma.kernels.work_struct import RASTER, in_order
 from cudatma.pipeline import Operand
 from cudatma.target import Target
 
@@ -24,12 +25,14 @@ _MACS = 2048
 _LAUNCH_US = 2.0
 #: Part of the highest clock that long launches keep, as their power is limited. [H200]
 _CLOCK = 0.886
-_MEMBERS = MEMBERS | {
+MEMBERS = WORK_MEMBERS | {
     member.name: member
     for member in (
         Member("q_length", "u32", "queries of a sequence"),
         Member("k_length", "u32", "keys of a sequence"),
         Member("heads", "u32", "of q, in a sequence"),
+        Member("q_total", "u32", "queries of all sequences"),
+        Member("k_total", "u32", "keys of all sequences"),
         Member("upper", "u32", "query i sees keys below i + upper, a signed number"),
         Member("lower", "u32", "query i sees keys from i + lower on, a signed number"),
         Member("scale_log2", "float", "scale of the scores, or the cap's, in powers of 2"),
@@ -47,6 +50,8 @@ _MEMBERS = MEMBERS | {
 }
 #: What every version reads.
 _PLACES = (*RASTER, "q_length", "k_length", "heads", "by_heads", "by_group", "scale_log2")
+#: Where the sequences begin.
+_OFFSETS = ("cu_seqlens_q", "cu_seqlens_k")
 #: What results by vectors need.
 OUTPUT_ROWS = ("output_pitch", "output_head", "output_batch")
 #: Fields of a spec that the problem gives.
@@ -103,6 +108,10 @@ class AttentionSpec(TiledKernel):
     q_stages: ClassVar[int] = 1
     #: Whether wgmma multiplies, else mma.sync.
     has_wgmma: ClassVar[bool] = True
+    #: Whether it is attention_decode()'s kernel.
+    is_decode: ClassVar[bool] = False
+    #: Whether it is attention_varlen()'s kernel.
+    is_varlen: ClassVar[bool] = False
     #: Whether TMA writes the result.
     stores_by_tma: ClassVar[bool] = False
     #: By warpgroups that multiply. [fitted to benchmarks/results/attention_tiles.json]
@@ -132,12 +141,14 @@ class AttentionSpec(TiledKernel):
     @property
     def parameter_names(self) -> tuple[str, ...]:
         output = "output_map" if self.stores_by_tma else "output_rows"
-        return (*self.operand_names, output, "lse", "problem")
+        offsets = _OFFSETS if self.is_varlen else ()
+        return (*self.operand_names, *offsets, output, "lse", "problem")
 
     @property
     def parameters(self) -> tuple[tuple[str, str], ...]:
         rows = "const cudatma::u16*"
         kinds = {"q": rows, "k": rows, "v": rows, "output_rows": "cudatma::u16*", "lse": "float*", "problem": PROBLEM}
+        kinds |= dict.fromkeys(_OFFSETS, "const int*")
         return tuple((name, kinds.get(name, TENSOR_MAP)) for name in self.parameter_names)
 
     @property
@@ -150,16 +161,18 @@ class AttentionSpec(TiledKernel):
         names = (*_PLACES, *self.work_names)
         names += ("upper",) if self.has_upper else ()
         names += ("lower",) if self.has_window else ()
+        names += ("q_total", "k_total") if self.is_varlen else ()
         return (*names, "cap_scale") if self.has_softcap else names
 
     @property
     def problem_members(self) -> tuple[Member, ...]:
-        return in_order(_MEMBERS, self.problem_names)
+        return in_order(MEMBERS, self.problem_names)
 
     @property
     def entry(self) -> str:
         dims = str(self.head_dim) if self.head_dim == self.v_head_dim else f"{self.head_dim}_{self.v_head_dim}"
         kinds = {"causal": self.is_causal, "window": self.has_window, "softcap": self.has_softcap}
+        kinds["varlen"] = self.is_varlen
         told = [self.version, self.mma_type, f"d{dims}", *(name for name, has in kinds.items() if has)]
         return f"attention_{'_'.join(told)}_{self.tile_name}"
 
@@ -276,8 +289,8 @@ class AttentionSpec(TiledKernel):
 
     def check(self, problem: Problem, target: Target) -> None:
         """Raise ArgumentError or TargetError unless the kernel can run the problem on the target."""
-        if problem.is_varlen:
-            raise ArgumentError("is_varlen", True, f"False for version {self.version}")
+        if problem.is_varlen != self.is_varlen:
+            raise ArgumentError("is_varlen", problem.is_varlen, f"{self.is_varlen} for {self.entry}")
         self.check_target(target)
 
     # What the choice and the tuner read.

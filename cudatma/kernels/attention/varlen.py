@@ -1,33 +1,32 @@
-"""attention_varlen: attention of sequences of different lengths that lie one after the other. In NumPy only, yet."""
+"""attention_varlen: attention of sequences of different lengths that lie one after the other. Reads downwards."""
 
 from __future__ import annotations
 
-import operator
+import math
 from typing import Any
 
-import numpy as np
-
-from cudatma.arrays import ArrayInfo, describe
+from cudatma import context
+from cudatma.arrays import ArrayInfo
 from cudatma.backend import backend_for
-from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.build.kernel import debug_scope, default_target, wants_debug
+from cudatma.kernels.attention.choose import ATTENTION
+from cudatma.kernels.attention.decode_repeated import KNOWN_CALLS, DecodeReplay, KnownCall
+from cudatma.kernels.attention.plan import plan_attention
 from cudatma.kernels.attention.reference import reference
-from cudatma.kernels.attention.request import (
-    Request,
-    Sequences,
-    check_result,
-    check_types,
-    checked_flag,
-    checked_mask,
-    checked_scale,
-    checked_softcap,
-)
-from cudatma.kernels.attention.results import make_lse, make_result, need_reference
-from cudatma.kernels.attention.tensors import addressable, check_heads, operand
-from cudatma.kernels.checks import check_backend, check_place
-from cudatma.kernels.host import host_array
+from cudatma.kernels.attention.repeated import known_key
+from cudatma.kernels.attention.request import Request
+from cudatma.kernels.attention.results import fill, make_lse, make_result
+from cudatma.kernels.attention.varlen_request import NAME, check_varlen
+from cudatma.kernels.checks import check_backend
+from cudatma.kernels.choosing import decide, pinned_scope
+from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
+from cudatma.kernels.replay import PlanCache, Replay
+from cudatma.library_streams import stream_handle
+from cudatma.runtime.streams import order_after_producers
+from cudatma.target import detect
 
-NAME = "attention_varlen"
-_INT32 = np.dtype(np.int32)
+_PLANS: PlanCache[DecodeReplay] = PlanCache(1024)
+context.after_fork(_PLANS, PlanCache.clear)
 
 
 def attention_varlen(
@@ -46,16 +45,25 @@ def attention_varlen(
     out: Any = None,
     return_lse: bool = False,
     backend: str | None = None,
+    stream: Any = None,
 ) -> Any:
-    """attention() of sequences of different lengths, each by itself.
+    """attention() of sequences of different lengths, each by itself; on a GPU by version a3.
 
     q: (total_q, heads, dim), k: (total_k, kv_heads, dim), v: (total_k, kv_heads, v_dim). Sequence i has the rows
     cu_seqlens_q[i] to cu_seqlens_q[i + 1] of q, and so on: int32 arrays of one element more than there are sequences,
-    which begin with 0, never fall, and end with the total. max_seqlen_q, max_seqlen_k: no sequence is longer.
-    lse is (heads, total_q). The rest as attention() has it; backend: "reference", there is no kernel yet.
+    which begin with 0, never fall, and end with the total. max_seqlen_q, max_seqlen_k: no sequence is longer. On a
+    device the kernel reads the offsets: it limits them to the totals and lengths to the longest; rows of the result
+    that belong to no sequence then are not written. lse is (heads, total_q). The rest as attention() has it.
 
-    Raises ArgumentError, ArgumentTypeError.
+    Raises what attention() raises.
     """
+    arrays, key = (q, k, v, cu_seqlens_q, cu_seqlens_k, out), None
+    if backend is None and debug_scope.get() is None and pinned_scope.get() is None:
+        key = known_key(arrays, window, (max_seqlen_q, max_seqlen_k, causal, scale, softcap, return_lse))
+        if key is not None and (known := KNOWN_CALLS.get(key)) is not None:
+            done = known.run(key[0], arrays, stream)
+            if done is not None:
+                return done
     chosen = backend_for(NAME, backend)
     request, shape, given = check_varlen(
         q,
@@ -72,100 +80,71 @@ def attention_varlen(
         out=out,
         return_lse=return_lse,
     )
-    need_reference(NAME, chosen)
     check_backend(request.q, "q", chosen)
-    out, result = make_result(out, given, request.q, shape, None)
-    lse, its = make_lse(request.has_lse, request.q, (shape[1], shape[0]), None)
-    reference(request, result, its)
-    return (out, lse) if request.has_lse else out
+    return _first(request, shape, out, given, chosen, stream, key)
 
 
-def check_varlen(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    max_seqlen_q: Any,
-    max_seqlen_k: Any,
-    *,
-    causal: Any = False,
-    scale: Any = None,
-    window: Any = None,
-    softcap: Any = None,
-    out: Any = None,
-    return_lse: Any = False,
-) -> tuple[Request, tuple[int, ...], ArrayInfo | None]:
-    """The request, the shape of the result, and ``out`` if there is one. Lengths are compared in host memory only.
-    Raises ArgumentError, ArgumentTypeError."""
-    named = {name: operand(array, name, 3) for name, array in (("q", q), ("k", k), ("v", v))}
-    check_types(named)
-    shapes = [info.shape for info in named.values()]
-    check_heads(shapes[0], shapes[1], shapes[2])
-    if shapes[2][0] != shapes[1][0]:
-        raise ArgumentError("v.shape", shapes[2], f"a length of {shapes[1][0]}, as k")
-    offsets = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    found = {name: int32_array(array, name, 1) for name, array in offsets.items()}
-    for name, info in (named | found).items():
-        check_place(info, name, named["q"], "q", NAME)
-    named = {name: addressable(info, name) for name, info in named.items()}
-    of_q, of_k = found.values()
-    if not of_q.size_elems:
-        raise ArgumentError("cu_seqlens_q.shape", of_q.shape, "(sequences + 1,)")
-    if of_k.shape != of_q.shape:
-        raise ArgumentError("cu_seqlens_k.shape", of_k.shape, f"{of_q.shape}, as cu_seqlens_q")
-    longest = [_length(max_seqlen_q, "max_seqlen_q"), _length(max_seqlen_k, "max_seqlen_k")]
-    for letter, info, most, shape in zip("qk", (of_q, of_k), longest, shapes, strict=False):
-        if info.device is None:
-            _check_offsets(host_array(info), letter, most, shape[0])
-    request = Request(
-        named["q"],
-        named["k"],
-        named["v"],
-        checked_scale(scale, shapes[0][-1]),
-        checked_mask(causal, window, *longest),
-        checked_softcap(softcap),
-        checked_flag(return_lse, "return_lse"),
-        Sequences(of_q, of_k, *longest),
-    )
-    result = *shapes[0][:2], shapes[2][-1]
-    return request, result, None if out is None else check_result(out, result, named | found, NAME)
+def _first(
+    request: Request,
+    shape: tuple[int, ...],
+    out: Any,
+    given: ArrayInfo | None,
+    backend: str,
+    stream: Any,
+    key: tuple[Any, ...] | None,
+) -> Any:
+    """A call after its checks; keeps the launch for later calls of the same kind."""
+    device = request.q.device
+    handle = None if device is None else stream_handle(stream, request.q.kind, device)
+    out, result = make_result(out, given, request.q, shape, handle)
+    lse_shape = shape[1], shape[0]
+    lse, sums = make_lse(request.has_lse, request.q, lse_shape, handle)
+    done = (out, lse) if request.has_lse else out
+    if not result.size_elems:
+        return done
+    if backend == "reference":
+        reference(request, result, sums)
+    elif not request.k.size_elems or not all(request.lengths) or not request.batch:
+        fill(result, 0.0, handle)
+        if sums is not None:
+            fill(sums, -math.inf, handle)
+    elif device is None or handle is None:
+        target = default_target()
+        spec = decide(ATTENTION, request.problem(), imagined_gpu(target, H200.sm_count)).spec
+        plan_attention(request, result, sums, spec, target, H200.sm_count).emulate(target, schedules=1)
+    else:
+        order_after_producers(handle, device, result, *request.arrays().values())
+        replay = _replay(request, result, sums, device, handle)
+        replay.run(_addresses(request, result, sums), handle)
+        if key is not None:
+            extents = tuple([info.extent[1] - info.pointer for info in (*request.arrays().values(), result)])
+            dtype = lse.dtype if request.has_lse else None
+            KNOWN_CALLS.put(key, KnownCall(replay, shape, lse_shape, dtype, extents))
+    return done
 
 
-def int32_array(array: Any, field: str, rank: int) -> ArrayInfo:
-    """A contiguous array of int32."""
-    info = describe(array, field)
-    if info.dtype != _INT32:
-        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), "int32")
-    if len(info.shape) != rank:
-        raise ArgumentError(f"{field}.shape", info.shape, f"{rank} dimension{'s' if rank > 1 else ''}")
-    if not info.is_contiguous or info.pointer % _INT32.itemsize:
-        raise ArgumentError(f"{field}.strides", info.strides_bytes, "contiguous elements", "copy it")
-    return info
+def _replay(request: Request, result: ArrayInfo, lse: ArrayInfo | None, device: int, stream: int) -> DecodeReplay:
+    """The plan of calls whose arrays lie like these."""
+    layouts = tuple([(info.shape, info.strides_bytes) for info in (*request.arrays().values(), result)])
+    asked = request.q.dtype.name, request.scale, request.mask, request.softcap, request.has_lse, request.lengths
+    key = device, layouts, asked, wants_debug(None), pinned_scope.get()
+    replay = _PLANS.get(key)
+    if replay is None:
+        gpu, target = gpu_of(device), detect(device)
+        spec = decide(ATTENTION, request.problem(), gpu).spec
+        launch = plan_attention(request, result, lse, spec, target, gpu.sm_count)
+        kernel = launch.loaded(target, device, stream)
+        names = "q_map", "k_map", "v_map", "cu_seqlens_q", "cu_seqlens_k", "output_rows", "lse"
+        moving: list[int | None] = [spec.parameter_names.index(name) for name in names]
+        if lse is None:
+            moving[-1] = None
+        bases = *_addresses(request, result, lse), 0, 0
+        replay = DecodeReplay(Replay(launch, kernel, device, bases, [*moving, None, None]), device, 0)
+        _PLANS.put(key, replay)
+    return replay
 
 
-def _length(value: Any, field: str) -> int:
-    try:
-        found = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
-    except TypeError:
-        found = None
-    if found is None:
-        raise ArgumentTypeError(field, type(value).__name__, "int")
-    if found < 0:
-        raise ArgumentError(field, found, "0 and more")
-    return found
-
-
-def _check_offsets(offsets: Any, letter: str, most: int, total: int) -> None:
-    field = f"cu_seqlens_{letter}"
-    if offsets[0]:
-        raise ArgumentError(f"{field}[0]", int(offsets[0]), "0")
-    lengths = np.diff(offsets.astype(np.int64))
-    for index in np.flatnonzero(lengths < 0)[:1].tolist():
-        allowed = f"{offsets[index]} and more, as {field}[{index}]"
-        raise ArgumentError(f"{field}[{index + 1}]", int(offsets[index + 1]), allowed)
-    if offsets[-1] != total:
-        raise ArgumentError(f"{field}[{len(offsets) - 1}]", int(offsets[-1]), f"{total}, the length of {letter}")
-    if (longest := int(lengths.max(initial=0))) > most:
-        allowed = f"{longest} and more, the length of sequence {int(lengths.argmax())}"
-        raise ArgumentError(f"max_seqlen_{letter}", most, allowed)
+def _addresses(request: Request, result: ArrayInfo, lse: ArrayInfo | None) -> tuple[int, ...]:
+    """Of a Replay."""
+    read = tuple([info.pointer for info in request.arrays().values()])
+    return *read, result.pointer, 0 if lse is None else lse.pointer

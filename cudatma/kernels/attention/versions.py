@@ -101,10 +101,12 @@ class AttentionA2(AttentionSpec):
 @dataclass(frozen=True, slots=True)
 class AttentionA3(AttentionSpec):
     """A warp of its own loads, keys and values in rings of their own; warpgroups overlap softmax and products.
-    ping_pong: whether they issue products in turn. blocks_per_sm: CTAs that share an SM, with one warpgroup each."""
+    ping_pong: whether they issue products in turn. blocks_per_sm: CTAs that share an SM, with one warpgroup each.
+    is_varlen: whether sequences of different lengths lie one after the other."""
 
     ping_pong: bool = True
     blocks_per_sm: int = 1  # type: ignore[misc]
+    is_varlen: bool = False  # type: ignore[misc]
 
     version: ClassVar[str] = "a3"
     template: ClassVar[str] = "kernels/attention_a3.cu.j2"
@@ -119,6 +121,7 @@ class AttentionA3(AttentionSpec):
         **AttentionSpec.allowed,
         "ping_pong": (False, True),
         "blocks_per_sm": (1, 2),
+        "is_varlen": (False, True),
     }
     features: ClassVar[tuple[str, ...]] = (*AttentionSpec.features, "setmaxnreg")
 
@@ -203,7 +206,11 @@ class AttentionA4(AttentionA3):
     template: ClassVar[str] = "kernels/attention_a4.cu.j2"
     is_persistent: ClassVar[bool] = True
     stores_by_tma: ClassVar[bool] = True
-    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionA3.allowed, "q_stages": (1, 2)}
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **AttentionA3.allowed,
+        "is_varlen": (False,),
+        "q_stages": (1, 2),
+    }
     work_names: ClassVar[tuple[str, ...]] = ("work_ranges",)
 
     @property

@@ -11,6 +11,7 @@
 //   stages = 2
 //   warpgroups = 2
 //   blocks_per_sm = 1
+//   is_varlen = False
 //   ping_pong = True
 // 8 warps consume, 4 produce; a CTA takes 49224 B.
 // One stage holds
@@ -549,7 +550,6 @@ attention_a3_bf16_d64_causal_window_128x64_s2(
     // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const Place place = tile_place(problem, blockIdx.x);
-
     if (threadIdx.x == 0) mbarrier_init(smem + Q_BARRIER, 1);
     Ring k_ring, v_ring;
     k_ring.attach(smem + K_BARRIERS);

@@ -12,6 +12,7 @@
 //   warpgroups = 2
 //   blocks_per_sm = 1
 //   q_stages = 1
+//   is_varlen = False
 //   ping_pong = True
 // 8 warps consume, 4 produce; a CTA takes 49240 B.
 // One stage holds

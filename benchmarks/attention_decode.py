@@ -1,0 +1,255 @@
+"""Attention of one new query a sequence to a cache: `cudatma bench attention --decode`.
+
+Ours reads a contiguous cache, and one in pages of 16 keys; cuDNN and FlashAttention-2 through torch, FlashAttention-3
+where a package brings its library, and on request FlashInfer, in pages. As many copies of the cache take turns as keep
+L2 cold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from benchmarks.attention_shapes import GROUPED, REST_S
+from benchmarks.compare import compared, present, summary_line, times_as_fast
+from benchmarks.harness import Contender, copies_for, launches_for, measuring_stream
+from benchmarks.report import Cell, Result, Table, failure, print_table, shown
+from benchmarks.rivals.attention import CUDNN, FA2, FA3, FLASHINFER, fa3_forward, flashinfer_workspace
+from benchmarks.turns import Entrant, Rival, chosen, entered, field_of, judged, timed
+from cudatma.kernels.attention.decode import attention_decode
+
+BATCHES, LENGTHS = (1, 8, 32, 128), (1024, 4096, 16384)
+#: Keys of a page.
+PAGE = 16
+OURS, PAGED, BEST = "contiguous", f"pages of {PAGE}", "best"
+RIVALS = (CUDNN, FA2, FA3, FLASHINFER)
+#: Part of the result's root mean square by which it may be off; weights and the result are rounded.
+_ALLOWED = 1.2e-2
+#: Sequences that are compared with float64.
+_SEQUENCES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """Sequences of so many keys, one query each; heads as GROUPED has them."""
+
+    batch: int
+    length: int
+
+    def __str__(self) -> str:
+        heads, kv_heads, dim = GROUPED
+        return f"{self.batch} x {self.length}, {heads}/{kv_heads} heads of {dim}"
+
+    @property
+    def bytes(self) -> int:
+        """Of keys and values."""
+        return 4 * self.batch * self.length * GROUPED[1] * GROUPED[2]
+
+
+class Caches:
+    """q, copies of the cache, and the same memory as pages in any order."""
+
+    def __init__(self, call: Decoding) -> None:
+        import torch
+
+        heads, kv_heads, dim = GROUPED
+        self.call, self.copies = call, copies_for(call.bytes)
+        self.launches = launches_for(call.bytes, self.copies)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        made = partial(torch.randn, device=device, dtype=torch.bfloat16)
+        self.q = made((call.batch, 1, heads, dim))
+        of_k = call.batch, call.length, kv_heads, dim
+        self.contiguous = [(made(of_k), made(of_k)) for _ in range(self.copies)]
+        self.seqlens = torch.full((call.batch,), call.length, device=device, dtype=torch.int32)
+        pages = -(-call.length // PAGE)
+        order = torch.randperm(call.batch * pages, device=device).to(torch.int32)
+        self.table = order.reshape(call.batch, pages)
+        self.is_paged = call.length % PAGE == 0
+
+    def pages(self, copy: int) -> tuple[Any, Any]:
+        """Keys and values, (pages, PAGE, kv_heads, dim). Raises ValueError where pages would not be whole."""
+        if not self.is_paged:
+            raise ValueError(f"{self.call.length} keys are no whole pages of {PAGE}")
+        k, v = self.contiguous[copy]
+        return k.reshape(-1, PAGE, *k.shape[2:]), v.reshape(-1, PAGE, *v.shape[2:])
+
+    def out(self) -> Any:
+        """Like q, full of NaN: what is not written is seen."""
+        import torch
+
+        return torch.full_like(self.q, math.nan)
+
+    def entrant(self, name: str, run: Any, out: Any) -> Entrant:
+        return Entrant(name, Contender(name, run, self.copies, self.launches), out)
+
+
+def _ours(name: str, stream: Any, caches: Caches) -> list[Entrant]:
+    out, table = caches.out(), caches.table if name == PAGED else None
+    given = [caches.pages(copy) if name == PAGED else caches.contiguous[copy] for copy in range(caches.copies)]
+
+    def run(index: int) -> None:
+        attention_decode(caches.q, *given[index % caches.copies], caches.seqlens, page_table=table, out=out)
+
+    return [caches.entrant(name, run, out)]
+
+
+def _sdpa(name: str, backend: str, stream: Any, caches: Caches) -> list[Entrant]:
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    chosen_one, out = getattr(SDPBackend, backend), caches.out()
+    given = [tuple(each.transpose(1, 2) for each in pair) for pair in caches.contiguous]
+    q = caches.q.transpose(1, 2)
+
+    def compute(index: int) -> Any:
+        with sdpa_kernel(chosen_one):
+            return torch.nn.functional.scaled_dot_product_attention(q, *given[index % caches.copies], enable_gqa=True)
+
+    out.copy_(compute(caches.copies - 1).transpose(1, 2))
+    return [caches.entrant(name, compute, out)]
+
+
+def _fa3(library: Any, stream: Any, caches: Caches) -> list[Entrant]:
+    forward, out = fa3_forward(library), caches.out()
+
+    def run(index: int) -> None:
+        k, v = caches.contiguous[index % caches.copies]
+        forward(caches.q, k, v, out=out, softmax_scale=GROUPED[2] ** -0.5, is_causal=False, num_splits=0)
+
+    run(0)
+    return [caches.entrant(FA3, run, out)]
+
+
+def _flashinfer(stream: Any, caches: Caches) -> list[Entrant]:
+    import torch
+    from flashinfer import BatchDecodeWithPagedKVCacheWrapper
+
+    heads, kv_heads, dim = GROUPED
+    batch, pages = caches.table.shape
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(flashinfer_workspace(), "NHD", use_tensor_cores=True)
+    begins = torch.arange(batch + 1, device="cuda", dtype=torch.int32) * pages
+    last = torch.full((batch,), PAGE, device="cuda", dtype=torch.int32)
+    kinds = {"q_data_type": caches.q.dtype, "kv_data_type": caches.q.dtype}
+    wrapper.plan(begins, caches.table.flatten(), last, heads, kv_heads, dim, PAGE, **kinds)
+    given, out = [caches.pages(copy) for copy in range(caches.copies)], caches.out()
+    to = out.flatten(0, 1)
+
+    def run(index: int) -> None:
+        wrapper.run(caches.q.flatten(0, 1), given[index % caches.copies], out=to)
+
+    run(0)
+    return [caches.entrant(FLASHINFER, run, out)]
+
+
+def errors(caches: Caches, outs: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """As attention_shapes.errors(), of a few sequences. The last copy of the cache is read last."""
+    import torch
+
+    found, (k, v) = {}, caches.contiguous[-1]
+    taken = sorted({round(index * (caches.call.batch - 1) / (_SEQUENCES - 1)) for index in range(_SEQUENCES)})
+    heads, kv_heads, dim = GROUPED
+    for name, out in outs.items():
+        wanted = []
+        for sequence in taken:
+            keys, values = k[sequence], v[sequence]
+            if name in (PAGED, FLASHINFER):
+                pages = caches.table[sequence].long()
+                keys, values = (each[pages].flatten(0, 1) for each in caches.pages(caches.copies - 1))
+            q = caches.q[sequence, 0].double().reshape(kv_heads, heads // kv_heads, dim)
+            logits = torch.einsum("hgd,khd->hgk", q, keys.double()) * dim**-0.5
+            wanted.append(torch.einsum("hgk,khd->hgd", logits.softmax(-1), values.double()).reshape(heads, dim))
+        exact = torch.stack(wanted)
+        off = out[taken, 0].double() - exact
+        rms = math.sqrt(float(exact.square().mean())) or 1.0
+        found[name] = (math.sqrt(float(off.square().mean())) / rms, float(off.abs().max()) / rms)
+        if bool(out.isnan().any()):
+            found[name] = (math.nan, math.nan)
+    return found
+
+
+def measure(stream: Any, call: Decoding, field: Mapping[str, Rival], replays: int) -> Cell:
+    """One call, by all contenders. A rival that cannot run it is named with the reason."""
+    caches = Caches(call)
+    entrants, refused = entered(stream, caches, field)
+    ours, unable = entered(stream, caches, {name: partial(_ours, name) for name in (OURS, PAGED)})
+    refused |= unable
+    cell: Cell = {"batch": call.batch, "length": call.length, "bytes": call.bytes, "us": {}}
+    timed(stream, REST_S, [*entrants, *ours], replays, cell, refused, (OURS,))
+    judged(cell, errors(caches, chosen(cell, [*entrants, *ours])), _ALLOWED)
+    return cell
+
+
+def _rate(cell: Cell, name: str) -> float | None:
+    """TB/s of keys and values."""
+    us = cell.get("us", {}).get(name)
+    return None if not us else 1e-6 * cell["bytes"] / us
+
+
+def with_best(cell: Cell) -> Cell:
+    """The cell with the fastest rival as one of its own."""
+    us = {name: cell["us"][name] for name in RIVALS if name in cell.get("us", {})}
+    return {**cell, "us": {**cell["us"], BEST: min(us.values())}} if us else cell
+
+
+def decode_table(cells: Sequence[Cell]) -> Table:
+    """Microseconds and TB/s of each contender, and how many times as fast as the fastest rival ours is."""
+    names = [*present(cells, RIVALS), *present(cells, (OURS, PAGED))]
+    rows = []
+    for cell in cells:
+        times = [shown(cell.get("us", {}).get(name), 1) for name in names]
+        rates = [shown(_rate(cell, name), 2) for name in names]
+        pairs = [f"{us} ({rate})" if rate != shown(None, 2) else us for us, rate in zip(times, rates, strict=True)]
+        rows.append(
+            (f"{cell['batch']} x {cell['length']}", *pairs, shown(times_as_fast(with_best(cell), BEST, OURS), 3))
+        )
+    return Table(("batch x keys", *names, f"{OURS} / {BEST}"), tuple(rows), "us (TB/s of keys and values)")
+
+
+def decode_summary(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Ours against the fastest rival and each one, and pages against a contiguous cache."""
+    found = []
+    whole = [with_best(cell) for cell in cells]
+    for ours, rivals in ((OURS, (BEST, *RIVALS)), (PAGED, (OURS,))):
+        for rival in rivals:
+            entry = compared(whole, rival, lambda cell: f"{cell['batch']} x {cell['length']}", ours)
+            found += [] if entry is None else [{"group": "decoding", "ours": ours, **entry}]
+    return found
+
+
+def calls_of(batches: Iterable[int], lengths: Iterable[int]) -> list[Decoding]:
+    lengths = tuple(lengths)
+    return [Decoding(batch, length) for batch in batches for length in lengths]
+
+
+def run_decode(options: argparse.Namespace) -> int:
+    """The exit status: 1 if ours failed, or a result was wrong."""
+    import torch
+
+    always = {
+        CUDNN: partial(_sdpa, CUDNN, "CUDNN_ATTENTION"),
+        FA2: partial(_sdpa, FA2, "FLASH_ATTENTION"),
+        FA3: partial(_fa3, options.fa3),
+    }
+    optional = {"flashinfer": (FLASHINFER, "flashinfer", _flashinfer)}
+    field, told = field_of(always, optional, [name for name in options.rivals if name in optional])
+    settings = {"replays": options.replays, "rivals": told, "page": PAGE}
+    result = Result(settings, decode_table, options.json, lambda cells: {"summary": decode_summary(cells)})
+    calls = calls_of(options.batch or BATCHES, options.length or LENGTHS)
+    with measuring_stream() as stream:
+        for number, call in enumerate(calls, 1):
+            try:
+                cell = measure(stream, call, field, options.replays)
+            except Exception as error:
+                facts = {"batch": call.batch, "length": call.length, "bytes": call.bytes}
+                cell = {**facts, "us": {}, "error": failure(error)}
+            torch.cuda.empty_cache()
+            rates = ", ".join(f"{name} {us:.1f} ({_rate(cell, name):.2f})" for name, us in cell["us"].items())
+            result.add(cell, f"[{number}/{len(calls)}] {call}: {rates}")
+    print_table(result.console, decode_table(result.cells), "Attention, one query a sequence")
+    for entry in decode_summary(result.cells):
+        result.say(summary_line(entry, entry["ours"]))
+    return int(any(cell.get("error") for cell in result.cells))

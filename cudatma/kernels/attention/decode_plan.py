@@ -1,0 +1,184 @@
+"""How attention_decode divides its work, and the launch: a kernel's arguments."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cudatma.arrays import ArrayInfo, describe
+from cudatma.descriptor import L2Promotion
+from cudatma.errors import ArgumentError
+from cudatma.kernels.attention.decode_request import DecodeRequest
+from cudatma.kernels.attention.decode_spec import LEAST_BOX_ROWS, AttentionDecode
+from cudatma.kernels.attention.plan import FAR, LOG2_E, tensor_map
+from cudatma.kernels.family import MAX_EXTENT
+from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.launch import Launch
+from cudatma.kernels.launch_struct import pack
+from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES, DivisorStruct, ceil_div
+from cudatma.target import Target, get_target
+
+#: (CTAs of an SM, keys of a block): the first that holds so many stages is taken.
+_SHAPES, _ENOUGH_STAGES, _MOST_STAGES = ((2, 64), (1, 64)), 3, 8
+#: Parts of a sequence's keys at most. Microseconds that adding them up takes, and those of each part. [inferred]
+_MOST_PARTS, _COMBINE_US, _PART_US = 64, 1.2, 0.05
+_COUNTER_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeWork:
+    """tiles: of rows, of all sequences and heads of k and v. parts: CTAs of a tile at most. partial_rows: of a tile.
+    l2_promotion: bytes of k and v that L2 fetches at a time."""
+
+    spec: AttentionDecode
+    tiles: int
+    parts: int
+    partial_rows: int
+    l2_promotion: L2Promotion = L2Promotion.B256
+
+    @property
+    def partials_bytes(self) -> int:
+        """What the parts of all tiles take in the workspace."""
+        if self.parts == 1:
+            return 0
+        return self.tiles * self.parts * self.partial_rows * self.spec.partial_row_bytes()
+
+
+@dataclass(frozen=True, slots=True)
+class HostParts:
+    """A workspace in host memory. counters: zero before and after a launch."""
+
+    partials: np.ndarray[Any, np.dtype[np.float32]]
+    counters: np.ndarray[Any, np.dtype[np.uint32]]
+
+    @classmethod
+    def of(cls, work: DecodeWork) -> HostParts:
+        return cls(np.full(max(4, work.partials_bytes // 4), np.nan, np.float32), np.zeros(work.tiles, np.uint32))
+
+
+def decode_spec(request: DecodeRequest, target: Target) -> AttentionDecode:
+    """The kernel for a request."""
+    mask = request.mask
+    masks = mask.is_causal, mask.has_window, request.softcap > 0
+    dims, page_size = (request.q.shape[3], request.v.shape[3]), request.k.shape[1]
+    return fitted_spec(request.q.dtype.name, dims, masks, 0 if request.page_table is None else page_size, target)
+
+
+def fitted_spec(
+    dtype: str, dims: tuple[int, int], masks: tuple[bool, bool, bool], page_size: int, target: Target
+) -> AttentionDecode:
+    """The kernel with as long a ring as shared memory holds. dims: of heads of k and of v. page_size: 0 without pages.
+    Two CTAs share an SM where each has stages enough."""
+    target.require("wgmma", "attention_decode")
+    fitting: list[AttentionDecode] = []
+    for blocks_per_sm, block_n in _SHAPES:
+        common = math.gcd(page_size, block_n)
+        box_rows = block_n if not page_size else common if common >= LEAST_BOX_ROWS else 0
+        rest: dict[str, Any] = {"is_paged": page_size > 0, "box_rows": box_rows, "block_n": block_n}
+        rest["blocks_per_sm"] = blocks_per_sm
+        for stages in range(_MOST_STAGES, 1, -1):
+            spec = AttentionDecode(dtype, *dims, *masks, stages=stages, **rest)
+            if spec.smem_bytes <= target.smem_share_bytes(blocks_per_sm):
+                if stages >= _ENOUGH_STAGES:
+                    return spec
+                fitting.append(spec)
+                break
+    return fitting[0]
+
+
+def divide(request: DecodeRequest, gpu: Gpu, spec: AttentionDecode | None = None, parts: int = 0) -> DecodeWork:
+    """The work of a launch. spec: None for decode_spec()'s. parts: 0 for as many as should take the least time."""
+    spec = spec or decode_spec(request, get_target(gpu.target))
+    rows = request.rows
+    tiles = request.q.shape[0] * request.k.shape[2] * ceil_div(rows, spec.block_m)
+    if tiles > MAX_EXTENT or request.capacity > MAX_EXTENT:
+        raise ArgumentError("q.shape", request.q.shape, f"at most {MAX_EXTENT} tiles of {spec.block_m} rows and keys")
+    partial_rows = min(rows, spec.block_m)
+    blocks = ceil_div(request.capacity, spec.block_n)
+    if request.mask.left is not None:
+        seen = request.mask.left + 1 + request.q.shape[1] + (request.mask.right or 0)
+        blocks = min(blocks, ceil_div(seen, spec.block_n) + 1)
+    most = min(blocks, _MOST_PARTS)
+    most = min(most, gpu.sm_count * PARTIALS_PER_SM_BYTES // (tiles * partial_rows * spec.partial_row_bytes()))
+    if tiles * _COUNTER_BYTES > gpu.sm_count * FLAGS_PER_SM_BYTES:
+        most = 1
+    chosen = parts or min(range(1, max(1, most) + 1), key=lambda count: _time_us(tiles, blocks, count, spec, gpu))
+    return DecodeWork(spec, tiles, max(1, min(chosen, most)), partial_rows)
+
+
+def _time_us(tiles: int, blocks: int, parts: int, spec: AttentionDecode, gpu: Gpu) -> float:
+    """Of a launch whose sequences have as many keys as they may: waves at the memory's rate, of which each SM has its
+    part; then the parts are added up."""
+    resident = gpu.sm_count * spec.blocks_per_sm
+    waves, rest = divmod(tiles * parts, resident)
+    loads = waves * resident + (max(rest, gpu.sm_count) if rest else 0)
+    loads_us = loads * ceil_div(blocks, parts) * spec.loaded_stage_bytes / gpu.memory_bytes_per_us
+    return loads_us + (_COMBINE_US + _PART_US * parts if parts > 1 else 0.0)
+
+
+def plan_decode(
+    request: DecodeRequest,
+    result: ArrayInfo,
+    lse: ArrayInfo | None,
+    work: DecodeWork,
+    target: Target,
+    partials: int | HostParts = 0,
+    counters: int = 0,
+) -> Launch:
+    """The launch for a request. partials, counters: addresses of a workspace, or one in host memory."""
+    spec = work.spec
+    spec.check_target(target)
+    arrays = {"q": request.q, "k": request.k, "v": request.v, "output": result}
+    values = _values(request, work)
+    for name, info in arrays.items():
+        batch, row, head, element = info.strides_bytes
+        values |= {f"{name}_batch": batch // element, f"{name}_pitch": row // element, f"{name}_head": head // element}
+    args: dict[str, Any] = {name: arrays[name] for name in ("q", "k", "v")}
+    args |= {"output_rows": result, "lse": 0 if lse is None else lse, "seqlens": request.seqlens}
+    args |= {"page_table": request.page_table, "problem": pack(spec.problem_members, values)}
+    touched = [result, *([] if lse is None else [lse]), *request.arrays().values()]
+    if isinstance(partials, HostParts):
+        held = describe(partials.partials), describe(partials.counters)
+        args |= {"partials": held[0], "counters": held[1]}
+        touched += held
+    else:
+        args |= {"partials": partials, "counters": counters}
+    if spec.by_tma:
+        for name in ("k", "v"):
+            args[f"{name}_map"] = tensor_map(arrays[name], spec.kv_box, spec.swizzle, target, work.l2_promotion)
+    ordered = tuple([args[name] for name in spec.parameter_names])
+    return Launch(spec.template, spec, (work.tiles, work.parts), ordered, tuple(touched))
+
+
+def _values(request: DecodeRequest, work: DecodeWork) -> dict[str, Any]:
+    """Members of the kernel's Problem, all but strides."""
+    _, queries, heads, _ = request.q.shape
+    pages, page_size, kv_heads, _ = request.k.shape
+    row_tiles = ceil_div(request.rows, work.spec.block_m)
+    left, right = request.mask.left, request.mask.right
+    table = request.page_table
+    values: dict[str, Any] = {
+        "q_length": request.rows,
+        "k_length": request.capacity,
+        "queries": queries,
+        "heads": heads,
+        "group": heads // kv_heads,
+        "kv_heads": kv_heads,
+        "row_tiles": row_tiles,
+        "partial_rows": work.partial_rows,
+        "by_group": DivisorStruct.of(heads // kv_heads),
+        "by_kv_heads": DivisorStruct.of(kv_heads),
+        "by_row_tiles": DivisorStruct.of(row_tiles),
+        "upper": (1 - queries + (FAR if right is None else min(right, FAR))) & 0xFFFFFFFF,
+        "lower": (-queries - (FAR if left is None else min(left, FAR))) & 0xFFFFFFFF,
+        "page_size": page_size,
+        "by_page_size": DivisorStruct.of(max(1, page_size)),
+        "pages": pages,
+        "table_pitch": 0 if table is None else table.shape[1],
+    }
+    if not (cap := request.softcap):
+        return values | {"scale_log2": request.scale * LOG2_E}
+    return values | {"scale_log2": cap * LOG2_E, "cap_scale": request.scale / cap}

@@ -1,0 +1,30 @@
+"""What attention_decode computes, in NumPy and float64, rounded once."""
+
+from __future__ import annotations
+
+from cudatma.arrays import ArrayInfo
+from cudatma.kernels.attention.decode_request import DecodeRequest
+from cudatma.kernels.attention.reference import Array, attend, written
+from cudatma.kernels.host import host_array
+
+
+def decode_reference(request: DecodeRequest, result: ArrayInfo, lse: ArrayInfo | None) -> None:
+    """Write the result, and lse if there is one. All in host memory."""
+    q, k, v, out = (host_array(info) for info in (request.q, request.k, request.v, result))
+    table = None if request.page_table is None else host_array(request.page_table)
+    sums = None if lse is None else host_array(lse)
+    for index, length in enumerate(host_array(request.seqlens).tolist()):
+        pages = None if table is None else table[index]
+        keys, values = (_sequence(cache, index, length, pages) for cache in (k, v))
+        found = attend(q[index], keys, values, request.scale, request.mask, request.softcap)
+        written(found, out[index], None if sums is None else sums[index])
+
+
+def _sequence(cache: Array, index: int, length: int, pages: Array | None) -> Array:
+    """The first keys, or values, of a sequence."""
+    if pages is None:
+        return cache[index, :length]
+    size = cache.shape[1]
+    taken = pages[: -(-length // size) if length else 0]
+    whole: Array = cache[taken].reshape(len(taken) * size, *cache.shape[2:])
+    return whole[:length]

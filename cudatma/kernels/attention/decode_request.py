@@ -1,0 +1,123 @@
+"""A call of attention_decode, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cudatma.arrays import ArrayInfo
+from cudatma.errors import ArgumentError
+from cudatma.kernels.attention.request import (
+    Mask,
+    check_result,
+    check_types,
+    checked_flag,
+    checked_mask,
+    checked_scale,
+    checked_softcap,
+)
+from cudatma.kernels.attention.tensors import addressable, check_heads, operand
+from cudatma.kernels.attention.varlen_request import int32_array
+from cudatma.kernels.checks import check_place
+from cudatma.kernels.host import host_array
+
+NAME = "attention_decode"
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRequest:
+    """q: (batch, q_length, heads, head_dim). k, v: (batch, capacity, kv_heads, dim), or (pages, page_size, kv_heads,
+    dim) with a page_table (batch, pages of a sequence). seqlens: (batch,). Each as a kernel sees it."""
+
+    q: ArrayInfo
+    k: ArrayInfo
+    v: ArrayInfo
+    seqlens: ArrayInfo
+    page_table: ArrayInfo | None
+    scale: float
+    mask: Mask
+    softcap: float = 0.0
+    has_lse: bool = False
+
+    @property
+    def capacity(self) -> int:
+        """Keys that a sequence may have."""
+        return self.k.shape[1] * (1 if self.page_table is None else self.page_table.shape[1])
+
+    @property
+    def rows(self) -> int:
+        """Queries of a sequence, of all heads that share one of k and v."""
+        return self.q.shape[1] * (self.q.shape[2] // self.k.shape[2])
+
+    def arrays(self) -> dict[str, ArrayInfo]:
+        """Those that a kernel reads, by the names of the function's arguments."""
+        named = {"q": self.q, "k_cache": self.k, "v_cache": self.v, "seqlens": self.seqlens}
+        return named if self.page_table is None else named | {"page_table": self.page_table}
+
+
+def check_decode(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    seqlens: Any,
+    *,
+    page_table: Any = None,
+    scale: Any = None,
+    window: Any = None,
+    softcap: Any = None,
+    out: Any = None,
+    return_lse: Any = False,
+) -> tuple[DecodeRequest, tuple[int, ...], ArrayInfo | None]:
+    """The request, the shape of the result, and ``out`` if there is one. Lengths and pages are compared in host memory
+    only. Raises ArgumentError, ArgumentTypeError."""
+    given = (("q", q), ("k_cache", k_cache), ("v_cache", v_cache))
+    named = {name: operand(array, name) for name, array in given}
+    query, key, value = named.values()
+    check_types(named)
+    check_heads(query.shape, key.shape, value.shape, ("k_cache", "v_cache"))
+    if value.shape[:2] != key.shape[:2]:
+        raise ArgumentError("v_cache.shape", value.shape, f"{key.shape[:2]} in front, as k_cache")
+    batch = query.shape[0]
+    if page_table is None and key.shape[0] != batch:
+        raise ArgumentError("k_cache.shape", key.shape, f"a batch of {batch}, as q", "pages need a page_table")
+    found = {"seqlens": int32_array(seqlens, "seqlens", 1)}
+    if page_table is not None:
+        found["page_table"] = int32_array(page_table, "page_table", 2)
+    for name, info in (named | found).items():
+        check_place(info, name, query, "q", NAME)
+        if name in found and info.shape[0] != batch:
+            raise ArgumentError(f"{name}.shape", info.shape, f"a batch of {batch}, as q")
+    query, key, value = (addressable(info, name) for name, info in named.items())
+    table = found.get("page_table")
+    capacity = key.shape[1] * (1 if table is None else table.shape[1])
+    request = DecodeRequest(
+        query,
+        key,
+        value,
+        found["seqlens"],
+        table,
+        checked_scale(scale, query.shape[3]),
+        checked_mask(True, window, query.shape[1], capacity),
+        checked_softcap(softcap),
+        checked_flag(return_lse, "return_lse"),
+    )
+    if query.device is None:
+        _check_content(request)
+    shape = *query.shape[:3], value.shape[3]
+    return request, shape, None if out is None else check_result(out, shape, named | found, NAME)
+
+
+def _check_content(request: DecodeRequest) -> None:
+    """ArgumentError for a length that the cache cannot have, or a page that it has not."""
+    table = None if request.page_table is None else host_array(request.page_table)
+    pages, page_size = request.k.shape[:2]
+    for index, length in enumerate(host_array(request.seqlens).tolist()):
+        if not 0 <= length <= request.capacity:
+            allowed = f"0 to {request.capacity}, the keys that a sequence may have in the cache"
+            raise ArgumentError(f"seqlens[{index}]", length, allowed)
+        if table is None:
+            continue
+        for place, page in enumerate(table[index, : -(-length // page_size) if length else 0].tolist()):
+            if not 0 <= page < pages:
+                allowed = f"0 to {pages - 1}, a page of the cache"
+                raise ArgumentError(f"page_table[{index}, {place}]", page, allowed)

@@ -1,0 +1,134 @@
+"""The kernel of attention_decode: one warpgroup for all queries of a head of k and v, a warp that loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from cudatma.errors import ArgumentError
+from cudatma.kernels.attention.spec import MEMBERS, OUTPUT_ROWS
+from cudatma.kernels.attention.versions import AttentionA3
+from cudatma.kernels.launch_struct import Member
+from cudatma.kernels.work_struct import in_order
+
+#: Rows of a box at least: the swizzle repeats after as many.
+LEAST_BOX_ROWS = 8
+_MEMBERS = MEMBERS | {
+    member.name: member
+    for member in (
+        Member("q_length", "u32", "rows of a sequence and a head of k: queries of all heads that share it"),
+        Member("k_length", "u32", "keys that a sequence may have"),
+        Member("upper", "u32", "row r sees keys below r / group + upper + keys of the sequence, a signed number"),
+        Member("lower", "u32", "row r sees keys from r / group + lower + keys of the sequence on, a signed number"),
+        Member("queries", "u32", "of a sequence and a head"),
+        Member("group", "u32", "heads of q that share one of k and v"),
+        Member("kv_heads", "u32", "of k and v"),
+        Member("row_tiles", "u32", "tiles of rows"),
+        Member("partial_rows", "u32", "rows of a tile that the workspace holds"),
+        Member("by_kv_heads", "Divisor", "divides by kv_heads"),
+        Member("by_row_tiles", "Divisor", "divides by row_tiles"),
+        Member("page_size", "u32", "keys of a page"),
+        Member("by_page_size", "Divisor", "divides by page_size"),
+        Member("pages", "u32", "of the cache"),
+        Member("table_pitch", "u32", "entries from one sequence's pages to the next one's"),
+    )
+}
+_NAMES = (
+    *("q_length", "k_length", "queries", "heads", "group", "kv_heads", "row_tiles", "partial_rows", "scale_log2"),
+    *("by_kv_heads", "by_row_tiles", "by_group", "q_pitch", "q_head", "q_batch", *OUTPUT_ROWS),
+)
+_PAGES = ("page_size", "by_page_size", "table_pitch")
+_ROWS = ("pages", *(f"{name}_{step}" for name in ("k", "v") for step in ("pitch", "head", "batch")))
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionDecode(AttentionA3):
+    """A CTA has 64 rows: queries of the heads that share a head of k and v, and a part of a sequence's keys.
+
+    is_paged: whether the cache consists of pages. box_rows: keys of one box of TMA, which lie in one page; 0: cp.async
+    copies each row by itself."""
+
+    block_m: int = 64
+    block_n: int = 64
+    warpgroups: int = 1
+    ping_pong: bool = False
+    is_paged: bool = False
+    box_rows: int = 64
+
+    version: ClassVar[str] = "decode"
+    template: ClassVar[str] = "kernels/attention_decode.cu.j2"
+    is_decode: ClassVar[bool] = True
+    producer_warps: ClassVar[int] = 1
+    #: ptxas has enough for all threads.
+    consumer_registers: ClassVar[int] = 0
+    producer_registers: ClassVar[int] = 0
+    features: ClassVar[tuple[str, ...]] = ("tma", "wgmma", "stmatrix")
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **AttentionA3.allowed,
+        "is_varlen": (False,),
+        "is_paged": (False, True),
+    }
+
+    def __post_init__(self) -> None:
+        super(AttentionDecode, self).__post_init__()
+        if not self.is_paged and self.box_rows != self.block_n:
+            raise ArgumentError("box_rows", self.box_rows, f"{self.block_n}, all keys of a block, without pages")
+        if self.box_rows and (self.box_rows < LEAST_BOX_ROWS or self.block_n % self.box_rows):
+            raise ArgumentError("box_rows", self.box_rows, f"0, or {LEAST_BOX_ROWS} and more that divide block_n")
+
+    def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
+        """None."""
+        del problem
+        return iter(())
+
+    @property
+    def by_tma(self) -> bool:
+        """Whether TMA loads keys and values."""
+        return self.box_rows > 0
+
+    @property
+    def table(self) -> str:
+        """The table of pages, in CUDA."""
+        return "page_table" if self.is_paged else "nullptr"
+
+    @property
+    def kv_box(self) -> tuple[int, int, int, int]:
+        """Pages or sequences, keys, heads and columns of a box of k and v, as the array has its axes."""
+        return (1, self.box_rows, 1, self.span)
+
+    @property
+    def parameters(self) -> tuple[tuple[str, str], ...]:
+        words = {"seqlens": "const int*", "page_table": "const int*", "partials": "float*", "counters": "cudatma::u32*"}
+        inherited = super(AttentionDecode, self).parameters
+        return tuple((name, words.get(name, kind)) for name, kind in inherited)
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        cache = ("k_map", "v_map") if self.by_tma else ("k", "v")
+        table = ("page_table",) if self.is_paged else ()
+        return ("q", *cache, "seqlens", *table, "output_rows", "lse", "partials", "counters", "problem")
+
+    @property
+    def problem_names(self) -> tuple[str, ...]:
+        names = _NAMES + (_PAGES if self.is_paged else ()) + (() if self.by_tma else _ROWS)
+        names += ("upper",) if self.has_upper else ()
+        names += ("lower",) if self.has_window else ()
+        return (*names, "cap_scale") if self.has_softcap else names
+
+    @property
+    def problem_members(self) -> tuple[Member, ...]:
+        return in_order(_MEMBERS, self.problem_names)
+
+    @property
+    def tile_name(self) -> str:
+        pages = (f"_paged{self.box_rows}" if self.by_tma else "_rows") if self.is_paged else ""
+        return f"n{self.block_n}_s{self.stages}_b{self.blocks_per_sm}{pages}"
+
+    def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
+        """Queries, whose place the results take, and whether the CTA is the last one of its tile."""
+        return (("q", 2 * self.block_m * self.head_dim), ("is_last", 8))
+
+    def partial_row_bytes(self) -> int:
+        """Of a row that the workspace holds: sums, their maximum and the sum of exponentials."""
+        return 4 * (self.v_head_dim + 2)

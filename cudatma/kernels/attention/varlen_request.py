@@ -1,0 +1,118 @@
+"""A call of attention_varlen, checked."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from cudatma.arrays import ArrayInfo, describe
+from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.attention.request import (
+    Request,
+    Sequences,
+    check_result,
+    check_types,
+    checked_flag,
+    checked_mask,
+    checked_scale,
+    checked_softcap,
+)
+from cudatma.kernels.attention.tensors import addressable, check_heads, operand
+from cudatma.kernels.checks import check_place
+from cudatma.kernels.host import host_array
+
+NAME = "attention_varlen"
+_INT32 = np.dtype(np.int32)
+
+
+def check_varlen(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    max_seqlen_q: Any,
+    max_seqlen_k: Any,
+    *,
+    causal: Any = False,
+    scale: Any = None,
+    window: Any = None,
+    softcap: Any = None,
+    out: Any = None,
+    return_lse: Any = False,
+) -> tuple[Request, tuple[int, ...], ArrayInfo | None]:
+    """The request, the shape of the result, and ``out`` if there is one. Lengths are compared in host memory only.
+    Raises ArgumentError, ArgumentTypeError."""
+    named = {name: operand(array, name, 3) for name, array in (("q", q), ("k", k), ("v", v))}
+    check_types(named)
+    shapes = [info.shape for info in named.values()]
+    check_heads(shapes[0], shapes[1], shapes[2])
+    if shapes[2][0] != shapes[1][0]:
+        raise ArgumentError("v.shape", shapes[2], f"a length of {shapes[1][0]}, as k")
+    offsets = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    found = {name: int32_array(array, name, 1) for name, array in offsets.items()}
+    for name, info in (named | found).items():
+        check_place(info, name, named["q"], "q", NAME)
+    named = {name: addressable(info, name) for name, info in named.items()}
+    of_q, of_k = found.values()
+    if not of_q.size_elems:
+        raise ArgumentError("cu_seqlens_q.shape", of_q.shape, "(sequences + 1,)")
+    if of_k.shape != of_q.shape:
+        raise ArgumentError("cu_seqlens_k.shape", of_k.shape, f"{of_q.shape}, as cu_seqlens_q")
+    longest = [_length(max_seqlen_q, "max_seqlen_q"), _length(max_seqlen_k, "max_seqlen_k")]
+    for letter, info, most, shape in zip("qk", (of_q, of_k), longest, shapes, strict=False):
+        if info.device is None:
+            _check_offsets(host_array(info), letter, most, shape[0])
+    request = Request(
+        named["q"],
+        named["k"],
+        named["v"],
+        checked_scale(scale, shapes[0][-1]),
+        checked_mask(causal, window, *longest),
+        checked_softcap(softcap),
+        checked_flag(return_lse, "return_lse"),
+        Sequences(of_q, of_k, *longest),
+    )
+    result = *shapes[0][:2], shapes[2][-1]
+    return request, result, None if out is None else check_result(out, result, named | found, NAME)
+
+
+def int32_array(array: Any, field: str, rank: int) -> ArrayInfo:
+    """A contiguous array of int32."""
+    info = describe(array, field)
+    if info.dtype != _INT32:
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), "int32")
+    if len(info.shape) != rank:
+        raise ArgumentError(f"{field}.shape", info.shape, f"{rank} dimension{'s' if rank > 1 else ''}")
+    if not info.is_contiguous or info.pointer % _INT32.itemsize:
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "contiguous elements", "copy it")
+    return info
+
+
+def _length(value: Any, field: str) -> int:
+    try:
+        found = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+    except TypeError:
+        found = None
+    if found is None:
+        raise ArgumentTypeError(field, type(value).__name__, "int")
+    if found < 0:
+        raise ArgumentError(field, found, "0 and more")
+    return found
+
+
+def _check_offsets(offsets: Any, letter: str, most: int, total: int) -> None:
+    field = f"cu_seqlens_{letter}"
+    if offsets[0]:
+        raise ArgumentError(f"{field}[0]", int(offsets[0]), "0")
+    lengths = np.diff(offsets.astype(np.int64))
+    for index in np.flatnonzero(lengths < 0)[:1].tolist():
+        allowed = f"{offsets[index]} and more, as {field}[{index}]"
+        raise ArgumentError(f"{field}[{index + 1}]", int(offsets[index + 1]), allowed)
+    if offsets[-1] != total:
+        raise ArgumentError(f"{field}[{len(offsets) - 1}]", int(offsets[-1]), f"{total}, the length of {letter}")
+    if (longest := int(lengths.max(initial=0))) > most:
+        allowed = f"{longest} and more, the length of sequence {int(lengths.argmax())}"
+        raise ArgumentError(f"max_seqlen_{letter}", most, allowed)

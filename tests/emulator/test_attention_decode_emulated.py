@@ -1,0 +1,197 @@
+"""attention_decode on the emulator: right against float64 and free of hazards; tails, pages, parts, rings that wrap."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cudatma
+from cudatma.arrays import describe
+from cudatma.dtypes import activation_type
+from cudatma.errors import ArgumentError
+from cudatma.kernels.attention.decode_plan import HostParts, decode_spec, divide, plan_decode
+from cudatma.kernels.attention.decode_reference import decode_reference
+from cudatma.kernels.attention.decode_request import check_decode
+from cudatma.kernels.attention.decode_sample import decode_sample
+from cudatma.kernels.attention.decode_spec import AttentionDecode
+from cudatma.kernels.gpu import imagined_gpu
+from cudatma.target import get_target
+
+SM90A = get_target("sm_90a")
+#: ||out - reference|| / ||reference|| that rounding the probabilities and the result keeps.
+LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
+#: No page of the cache, in the table behind a sequence's end: it is not read.
+NO_PAGES = (-7, 2**31 - 1)
+
+
+def make(
+    lengths: list[int], heads: int, kv_heads: int, dims: tuple[int, int], q_length: int, page_size: int, dtype: str
+) -> dict[str, Any]:
+    """A call; the cache has NaNs behind each sequence's end."""
+    random, kind, capacity = np.random.default_rng(len(lengths)), activation_type(dtype).numpy, max(300, *lengths)
+    caches = [np.full((len(lengths), capacity, kv_heads, dim), np.nan, kind) for dim in dims]
+    for index, length in enumerate(lengths):
+        for cache in caches:
+            cache[index, :length] = random.standard_normal(cache[index, :length].shape, np.float32)
+    q = random.standard_normal((len(lengths), q_length, heads, dims[0]), np.float32).astype(kind)
+    given = {"q": q, "k_cache": caches[0], "v_cache": caches[1], "seqlens": np.array(lengths, np.int32)}
+    return in_pages(given, page_size) if page_size else given
+
+
+def in_pages(given: dict[str, Any], page_size: int) -> dict[str, Any]:
+    """The same call with its cache in pages, in any order, three more than it needs."""
+    batch, capacity = given["k_cache"].shape[:2]
+    count = -(-capacity // page_size)
+    table = np.random.default_rng(5).permutation(batch * count + 3)[: batch * count].reshape(batch, count)
+    paged = dict(given)
+    for name in ("k_cache", "v_cache"):
+        cache = given[name]
+        pages = np.full((batch * count + 3, page_size, *cache.shape[2:]), np.nan, cache.dtype)
+        padded = np.full((batch, count * page_size, *cache.shape[2:]), np.nan, cache.dtype)
+        padded[:, :capacity] = cache
+        pages[table] = padded.reshape(batch, count, page_size, *cache.shape[2:])
+        paged[name] = pages
+    table = table.astype(np.int32)
+    for index, length in enumerate(given["seqlens"]):
+        behind = table[index, -(-length // page_size) if length else 0 :]
+        behind[:] = np.resize(NO_PAGES, behind.shape)
+    return paged | {"page_table": table}
+
+
+def check(
+    given: dict[str, Any], *, parts: int = 0, schedules: int = 2, fields: dict[str, Any] | None = None, **options: Any
+) -> Any:
+    """The result, which is right, as is lse; nothing else changes."""
+    q, dim = given["q"], given["v_cache"].shape[3]
+    whole = np.full((*q.shape[:3], dim + 8), 7, q.dtype)
+    out, exact = whole[..., :dim], np.empty((*q.shape[:3], dim), q.dtype)
+    lse, sums = (np.full((q.shape[0], q.shape[2], q.shape[1]), np.nan, np.float32) for _ in range(2))
+    request, _, result = check_decode(**given, out=out, return_lse=True, **options)
+    assert result is not None
+    spec = replace(decode_spec(request, SM90A), **(fields or {}))
+    work = divide(request, imagined_gpu(SM90A, 4), spec, parts)
+    space = HostParts.of(work)
+    report = plan_decode(request, result, describe(lse), work, SM90A, space).emulate(SM90A, schedules=schedules)
+    assert report.is_clean, str(report)
+    decode_reference(request, describe(exact), describe(sums))
+    difference = out.astype(np.float64) - exact.astype(np.float64)
+    assert np.linalg.norm(difference) <= LIMITS[q.dtype.name] * np.linalg.norm(exact.astype(np.float64))
+    np.testing.assert_allclose(lse, sums, rtol=1e-5, atol=1e-5)
+    assert (whole[..., dim:] == 7).all()
+    assert not space.counters.any()
+    return out
+
+
+#: Keys of each sequence, heads, heads of k and v, head dims, queries, page size, parts, options of the call.
+CASES: dict[str, tuple[list[int], int, int, tuple[int, int], int, int, int, dict[str, Any]]] = {
+    "grouped": ([300, 65], 8, 1, (128, 128), 1, 0, 3, {}),
+    "short": ([0, 1, 63, 64, 65], 2, 1, (64, 64), 1, 0, 0, {}),
+    "every_head": ([130], 4, 4, (64, 64), 1, 0, 1, {}),
+    "pages_of_16": ([300, 65, 0], 8, 1, (64, 64), 1, 16, 2, {}),
+    "pages_of_24": ([300, 63], 8, 1, (64, 64), 1, 24, 2, {}),
+    "large_pages": ([300, 1], 4, 2, (64, 64), 1, 128, 0, {}),
+    "pages_of_5": ([200, 65], 2, 1, (64, 64), 1, 5, 2, {}),
+    "pages_of_1": ([70], 2, 1, (32, 32), 1, 1, 1, {}),
+    "some_queries": ([300, 2, 65], 4, 2, (64, 64), 3, 0, 2, {}),
+    "window": ([300, 70], 4, 2, (64, 64), 2, 16, 2, {"window": (70, 0)}),
+    "softcap": ([130], 8, 1, (64, 64), 1, 0, 2, {"softcap": 2.0, "scale": 0.5}),
+    "two_tiles_of_rows": ([100, 66], 40, 1, (32, 32), 2, 0, 2, {}),
+    "wide": ([130], 2, 1, (256, 256), 1, 16, 0, {}),
+    "wider_keys": ([130], 2, 1, (192, 128), 1, 0, 0, {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_are_right_and_clean(case: str) -> None:
+    lengths, heads, kv_heads, dims, q_length, page_size, parts, options = CASES[case]
+    dtype = ("float16", "bfloat16")[len(case) % 2]
+    check(make(lengths, heads, kv_heads, dims, q_length, page_size, dtype), parts=parts, **options)
+
+
+@pytest.mark.parametrize("page_size", [0, 16, 5])
+def test_rings_wrap(page_size: int) -> None:
+    given = make([300, 230], 2, 1, (32, 32), 1, page_size, "float16")
+    check(given, parts=1, schedules=4, fields={"stages": 2})
+
+
+@pytest.mark.parametrize("page_size", [0, 5])
+def test_twenty_schedules_are_clean(page_size: int) -> None:
+    given = make([200, 65], 2, 1, (32, 32), 1, page_size, "float16")
+    check(given, parts=2, schedules=20, fields={"stages": 2})
+
+
+def test_pages_and_a_contiguous_cache_give_the_same_bits() -> None:
+    given = make([300, 65], 8, 2, (64, 64), 1, 0, "bfloat16")
+    first = check(given, parts=3, schedules=1)
+    for page_size in (5, 24, 64):
+        assert (check(in_pages(given, page_size), parts=3, schedules=1) == first).all()
+
+
+def test_lengths_and_pages_that_a_device_must_not_trust() -> None:
+    """Nothing outside of the cache is read: a page that there is not is zeros, lengths are limited."""
+    for page_size in (16, 5):
+        given = make([100, 100], 2, 1, (32, 32), 1, page_size, "float16")
+        given["k_cache"][np.isnan(given["k_cache"])] = 0
+        given["v_cache"][np.isnan(given["v_cache"])] = 0
+        request, _, _ = check_decode(**given)
+        given["page_table"][0, 2], given["page_table"][1, 1] = NO_PAGES
+        given["seqlens"][:] = 2**31 - 1, -5
+        out = np.full(given["q"].shape, np.nan, np.float16)
+        work = divide(request, imagined_gpu(SM90A, 4))
+        launch = plan_decode(request, describe(out), None, work, SM90A, HostParts.of(work))
+        # The plan describes an array of four dimensions.
+        assert launch.emulate(SM90A, schedules=1).is_clean
+        assert np.isfinite(out).all()
+        assert not out[1].any()
+
+
+def test_the_public_function_on_the_emulator() -> None:
+    given = make([65, 0], 4, 2, (64, 64), 1, 16, "float16")
+    out, lse = cudatma.attention_decode(**given, return_lse=True, backend="emulator")
+    exact, sums = cudatma.attention_decode(**given, return_lse=True, backend="reference")
+    np.testing.assert_allclose(out.astype(np.float64), exact.astype(np.float64), atol=2e-3)
+    np.testing.assert_allclose(lse, sums, rtol=1e-5, atol=1e-5)
+    assert not out[1].any()
+    empty = {name: array[:0] if name in ("k_cache", "v_cache") else array for name, array in given.items()}
+    empty["seqlens"] = np.zeros(2, np.int32)
+    out, lse = cudatma.attention_decode(**empty, return_lse=True, backend="emulator")
+    assert not out.any()
+    assert np.isneginf(lse).all()
+
+
+def test_parts_fill_the_gpu_and_fit_the_workspace() -> None:
+    h200 = imagined_gpu(SM90A, 132)
+    for batch, length, heads, kv_heads, most in (
+        (1, 16384, 32, 8, 264),
+        (8, 4096, 32, 8, 264),
+        (1, 100000, 64, 1, 132),
+    ):
+        shapes = (batch, 1, heads, 128), (batch, length, kv_heads, 128)
+        q, cache = (np.broadcast_to(np.float16(0), shape) for shape in shapes)
+        request, _, _ = check_decode(q.copy(), cache.copy(), cache.copy(), np.zeros(batch, np.int32))
+        work = divide(request, h200)
+        assert work.tiles * work.parts <= most
+        assert work.tiles * work.parts >= 0.4 * most
+        assert work.partials_bytes <= 132 * 128 * 1024
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"box_rows": 16}, "^box_rows: got 16; allowed: 64, all keys"),
+        ({"box_rows": 4, "is_paged": True}, "^box_rows: got 4"),
+        ({"block_m": 128}, "^block_m: got 128"),
+    ],
+)
+def test_specs_that_cannot_be(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        AttentionDecode(**{"dtype": "float16", "head_dim": 64, "v_head_dim": 64, **fields})
+
+
+def test_the_sample() -> None:
+    made = decode_sample(SM90A, k_length=100, page_size=16, dtype="bfloat16")
+    assert made.run(schedules=2).is_clean
+    assert made.error() <= made.limit

@@ -1,0 +1,108 @@
+"""attention_varlen on the emulator: each sequence as if it were alone, whatever the next one holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cudatma
+from cudatma.arrays import describe
+from cudatma.dtypes import activation_type
+from cudatma.kernels.attention.plan import plan_attention
+from cudatma.kernels.attention.reference import attend
+from cudatma.kernels.attention.varlen_request import check_varlen
+from cudatma.kernels.attention.versions import AttentionA3
+from cudatma.target import get_target
+
+SM90A = get_target("sm_90a")
+LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
+#: Queries and keys of each sequence, heads, heads of k and v, options of the call.
+CASES: dict[str, tuple[list[int], list[int], int, int, dict[str, Any]]] = {
+    "full": ([65, 1, 130], [130, 64, 65], 2, 1, {}),
+    "causal": ([130, 0, 70, 1], [130, 40, 200, 300], 2, 2, {"causal": True}),
+    "without_keys": ([65, 130], [0, 65], 1, 1, {"causal": True}),
+    "window": ([140, 65], [200, 65], 1, 1, {"window": (60, 10)}),
+    "softcap": ([65, 20], [70, 90], 1, 1, {"softcap": 2.0, "causal": True}),
+}
+
+
+def make(q_lengths: list[int], k_lengths: list[int], heads: int, kv_heads: int, dim: int, dtype: str) -> dict[str, Any]:
+    random, kind = np.random.default_rng(0), activation_type(dtype).numpy
+    sizes = (sum(q_lengths), heads), (sum(k_lengths), kv_heads), (sum(k_lengths), kv_heads)
+    q, k, v = (random.standard_normal((*size, dim), np.float32).astype(kind) for size in sizes)
+    begins = [np.cumsum([0, *lengths]).astype(np.int32) for lengths in (q_lengths, k_lengths)]
+    given = {"q": q, "k": k, "v": v, "cu_seqlens_q": begins[0], "cu_seqlens_k": begins[1]}
+    return given | {"max_seqlen_q": max(q_lengths), "max_seqlen_k": max(k_lengths) + 3}
+
+
+def run(given: dict[str, Any], schedules: int = 2, fields: dict[str, Any] | None = None, **options: Any) -> Any:
+    """(result, lse, request)."""
+    q = given["q"]
+    whole = np.full((*q.shape[:2], q.shape[2] + 8), 7, q.dtype)
+    out, lse = whole[..., : q.shape[2]], np.full((q.shape[1], q.shape[0]), np.nan, np.float32)
+    request, _, result = check_varlen(**given, out=out, return_lse=True, **options)
+    assert result is not None
+    masks = request.mask.is_causal, request.mask.has_window, request.softcap > 0
+    small = {"block_m": 128, "block_n": 64, "warpgroups": 2, "is_varlen": True} | (fields or {})
+    spec = AttentionA3(q.dtype.name, q.shape[2], q.shape[2], *masks, **small)
+    report = plan_attention(request, result, describe(lse), spec, SM90A, 2).emulate(SM90A, schedules=schedules)
+    assert report.is_clean, str(report)
+    assert (whole[..., q.shape[2] :] == 7).all()
+    return out, lse, request
+
+
+def is_right(given: dict[str, Any], out: Any, lse: Any, request: Any, sequences: list[int] | None = None) -> None:
+    begins = given["cu_seqlens_q"], given["cu_seqlens_k"]
+    for index in range(len(begins[0]) - 1) if sequences is None else sequences:
+        rows, keys = (slice(begin[index], begin[index + 1]) for begin in begins)
+        mask, cap = request.mask, request.softcap
+        wanted, sums = attend(given["q"][rows], given["k"][keys], given["v"][keys], request.scale, mask, cap)
+        difference = out[rows].astype(np.float64) - wanted
+        assert np.linalg.norm(difference) <= LIMITS[out.dtype.name] * np.linalg.norm(wanted)
+        np.testing.assert_allclose(lse[:, rows], sums, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_are_right_and_clean(case: str) -> None:
+    q_lengths, k_lengths, heads, kv_heads, options = CASES[case]
+    given = make(q_lengths, k_lengths, heads, kv_heads, 64, ("float16", "bfloat16")[len(case) % 2])
+    is_right(given, *run(given, **options))
+
+
+def test_one_warpgroup_and_three() -> None:
+    given = make([130, 65], [100, 130], 1, 1, 32, "float16")
+    for warpgroups in (1, 3):
+        fields = {"block_m": 64 * warpgroups, "warpgroups": warpgroups, "ping_pong": warpgroups > 1, "block_n": 32}
+        is_right(given, *run(given, 4, fields, causal=True))
+
+
+def test_a_sequence_does_not_see_what_the_next_one_holds() -> None:
+    given = make([70, 70], [70, 70], 1, 1, 64, "float16")
+    for name in ("q", "k", "v"):
+        given[name][70:] = np.nan
+    is_right(given, *run(given), [0])
+
+
+def test_offsets_that_a_device_must_not_trust() -> None:
+    given = make([70, 70], [70, 70], 1, 1, 32, "float16")
+    out, lse = np.full_like(given["q"], 7), np.zeros((1, 140), np.float32)
+    request, _, result = check_varlen(**given, out=out, return_lse=True)
+    assert result is not None
+    given["cu_seqlens_q"][:] = -5, 2**31 - 1, 60
+    given["cu_seqlens_k"][:] = 139, 2**31 - 1, -1
+    spec = AttentionA3("float16", 32, 32, block_m=128, block_n=64, warpgroups=2, is_varlen=True)
+    assert plan_attention(request, result, describe(lse), spec, SM90A, 2).emulate(SM90A, schedules=1).is_clean
+    assert np.isfinite(out).all()
+    assert (out[70:] == 7).all()  # the first sequence has 70 queries at most, the second one has none
+
+
+def test_the_public_function_on_the_emulator() -> None:
+    given = make([65, 0, 20], [70, 5, 20], 2, 1, 64, "float16")
+    out, lse = cudatma.attention_varlen(**given, causal=True, return_lse=True, backend="emulator")
+    exact, sums = cudatma.attention_varlen(**given, causal=True, return_lse=True, backend="reference")
+    np.testing.assert_allclose(out.astype(np.float64), exact.astype(np.float64), atol=2e-3)
+    np.testing.assert_allclose(lse, sums, rtol=1e-5, atol=1e-5)
+    none = make([3], [0], 2, 1, 64, "float16")
+    assert not cudatma.attention_varlen(**none, backend="emulator").any()

@@ -1,0 +1,192 @@
+"""attention_decode and attention_varlen on a GPU: against float64, pages, graphs, streams, known calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudatma.errors import DriverError, TargetError
+from cudatma.kernels.attention.decode import attention_decode
+from cudatma.kernels.attention.decode_repeated import KNOWN_CALLS
+from cudatma.kernels.attention.problem import HEAD_DIMS
+from cudatma.kernels.attention.varlen import attention_varlen
+from cudatma.kernels.stream_workspaces import workspace_bytes
+from cudatma.target import detect
+
+pytestmark = pytest.mark.gpu
+
+try:
+    TARGET = detect()
+except (DriverError, TargetError, ImportError) as reason:
+    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
+if not TARGET.has_wgmma:
+    pytest.skip("the kernels need wgmma", allow_module_level=True)
+
+cupy = pytest.importorskip("cupy")
+
+#: Root mean square of the difference from float64, as a part of the result's.
+ALLOWED = 2e-3
+LENGTHS = [0, 1, 63, 64, 65, 300, 2048]
+
+
+def numbers(*shape: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32).astype(np.float16)
+
+
+def make(
+    lengths: list[int], heads: int = 8, kv_heads: int = 2, dims: tuple[int, int] = (128, 128), q_length: int = 1
+) -> dict[str, Any]:
+    """A call with NaNs behind each sequence's end, of NumPy arrays."""
+    batch, capacity = len(lengths), max(lengths)
+    caches = [numbers(batch, capacity, kv_heads, dim, seed=seed) for seed, dim in enumerate(dims, 1)]
+    for index, length in enumerate(lengths):
+        for cache in caches:
+            cache[index, length:] = np.nan
+    q = numbers(batch, q_length, heads, dims[0])
+    return {"q": q, "k_cache": caches[0], "v_cache": caches[1], "seqlens": np.array(lengths, np.int32)}
+
+
+def in_pages(given: dict[str, Any], page_size: int) -> dict[str, Any]:
+    """The same call with its cache in pages, in any order."""
+    batch, capacity = given["k_cache"].shape[:2]
+    count = -(-capacity // page_size)
+    table = np.random.default_rng(5).permutation(batch * count).reshape(batch, count).astype(np.int32)
+    paged = dict(given)
+    for name in ("k_cache", "v_cache"):
+        cache = given[name]
+        padded = np.full((batch, count * page_size, *cache.shape[2:]), np.nan, cache.dtype)
+        padded[:, :capacity] = cache
+        pages = np.empty((batch * count, page_size, *cache.shape[2:]), cache.dtype)
+        pages[table] = padded.reshape(batch, count, page_size, *cache.shape[2:])
+        paged[name] = pages
+    return paged | {"page_table": table}
+
+
+def to_gpu(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: cupy.asarray(array) for name, array in given.items()}
+
+
+def check(found: Any, wanted: Any) -> None:
+    found, wanted = (np.asarray(each, np.float64) for each in (found, wanted))
+    assert np.linalg.norm(found - wanted) <= ALLOWED * np.linalg.norm(wanted)
+
+
+def compared(given: dict[str, Any], **options: Any) -> Any:
+    out, lse = attention_decode(**to_gpu(given), return_lse=True, **options)
+    wanted, sums = attention_decode(**given, return_lse=True, backend="reference", **options)
+    check(out.get(), wanted)
+    found = lse.get()
+    np.testing.assert_array_equal(np.isneginf(found), np.isneginf(sums))
+    np.testing.assert_allclose(found[np.isfinite(sums)], sums[np.isfinite(sums)], rtol=1e-3, atol=1e-3)
+    return out
+
+
+@pytest.mark.parametrize("page_size", [0, 16, 24, 64, 256, 5])
+@pytest.mark.parametrize("dims", HEAD_DIMS, ids=str)
+def test_head_dims_and_pages(dims: tuple[int, int], page_size: int) -> None:
+    given = make(LENGTHS, dims=dims)
+    compared(in_pages(given, page_size) if page_size else given)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "q_length", "options"),
+    [
+        (8, 1, 1, {}),
+        (4, 4, 3, {}),
+        (64, 1, 3, {}),
+        (8, 2, 2, {"window": (100, 0)}),
+        (8, 2, 1, {"softcap": 2.0, "scale": 0.3}),
+    ],
+)
+def test_groups_queries_and_masks(heads: int, kv_heads: int, q_length: int, options: dict[str, Any]) -> None:
+    given = make([5000, 2, 700], heads, kv_heads, (64, 64), q_length)
+    compared(given, **options)
+    compared(in_pages(given, 16), **options)
+
+
+def test_pages_and_a_contiguous_cache_give_the_same_bits() -> None:
+    given = make([3840, 1000])
+    first = compared(given)
+    for page_size in (16, 24, 64, 5):
+        assert (compared(in_pages(given, page_size)) == first).all()
+
+
+def test_a_hundred_runs_are_equal() -> None:
+    given = to_gpu(make([4096, 777]))
+    first = attention_decode(**given)
+    out = cupy.empty_like(first)
+    for _ in range(100):
+        out.fill(cupy.nan)
+        assert (attention_decode(**given, out=out) == first).all()
+
+
+def test_a_page_that_there_is_not_and_lengths_beyond_the_capacity_reach_nothing() -> None:
+    for page_size in (16, 5):
+        given = to_gpu(in_pages(make([200, 200]), page_size))
+        given["page_table"][0, 3], given["page_table"][1, 0] = 2**31 - 1, -1
+        given["seqlens"][:] = cupy.asarray([2**31 - 1, -7], np.int32)
+        out = attention_decode(**given)
+        assert not out[1].any()
+
+
+def test_a_graph_sees_new_lengths_and_allocates_nothing() -> None:
+    host = make([4096, 777])
+    given = to_gpu(host)
+    out = cupy.empty_like(given["q"])
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        attention_decode(**given, out=out)
+        stream.synchronize()
+        stream.begin_capture()
+        attention_decode(**given, out=out)
+        graph = stream.end_capture()
+        held = workspace_bytes()
+        for lengths in ([4096, 777], [64, 700], [0, 1]):
+            given["seqlens"][:] = cupy.asarray(lengths, np.int32)
+            graph.launch(stream)
+            stream.synchronize()
+            wanted = attention_decode(**host | {"seqlens": np.array(lengths, np.int32)}, backend="reference")
+            check(out.get(), wanted)
+        assert workspace_bytes() == held
+
+
+def test_streams_do_not_share_partial_sums() -> None:
+    given = to_gpu(make([4096, 777]))
+    first = attention_decode(**given)
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(4)]
+    outs = [cupy.empty_like(first) for _ in streams]
+    cupy.cuda.Device().synchronize()
+    for _ in range(20):
+        for stream, out in zip(streams, outs, strict=True):
+            attention_decode(**given, out=out, stream=stream)
+    cupy.cuda.Device().synchronize()
+    assert all((out == first).all() for out in outs)
+
+
+def test_a_call_like_an_earlier_one_is_known() -> None:
+    given = to_gpu(make([300, 20]))
+    first = attention_decode(**given)
+    before = len(KNOWN_CALLS)
+    given["k_cache"] = given["k_cache"].copy()
+    assert (attention_decode(**given) == first).all()
+    assert len(KNOWN_CALLS) == before
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (60, 10)}, {"softcap": 2.0}], ids=str)
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256)], ids=str)
+def test_sequences_one_after_the_other(dims: tuple[int, int], options: dict[str, Any]) -> None:
+    q_lengths, k_lengths = [65, 1, 0, 300, 512], [130, 64, 40, 0, 1030]
+    begins = [np.cumsum([0, *lengths]).astype(np.int32) for lengths in (q_lengths, k_lengths)]
+    q, k = numbers(sum(q_lengths), 4, dims[0]), numbers(sum(k_lengths), 2, dims[0], seed=1)
+    given = {"q": q, "k": k, "v": numbers(sum(k_lengths), 2, dims[1], seed=2)}
+    given |= {"cu_seqlens_q": begins[0], "cu_seqlens_k": begins[1]}
+    longest: Any = {"max_seqlen_q": max(q_lengths), "max_seqlen_k": max(k_lengths)}
+    wanted, sums = attention_varlen(**given, **longest, **options, return_lse=True, backend="reference")
+    for _ in range(2):  # the second call is a known one
+        out, lse = attention_varlen(**to_gpu(given), **longest, **options, return_lse=True)
+        check(out.get(), wanted)
+        found = lse.get()
+        np.testing.assert_array_equal(np.isneginf(found), np.isneginf(sums))
+        np.testing.assert_allclose(found[np.isfinite(sums)], sums[np.isfinite(sums)], rtol=1e-3, atol=1e-3)

@@ -1,0 +1,129 @@
+"""attention_decode on a device: which argument holds which address, the workspace, and calls like an earlier one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudatma.arrays import ArrayInfo, dense_strides
+from cudatma.kernels.attention import decode, decode_repeated
+from cudatma.kernels.attention.decode_repeated import DecodeReplay, KnownCall
+from cudatma.kernels.gpu import imagined_gpu
+from cudatma.kernels.launch import Launch
+from cudatma.kernels.replay import _address
+from cudatma.target import get_target
+
+SM90A = get_target("sm_90a")
+SHAPES = {"q": (2, 1, 8, 64), "k_cache": (2, 4096, 2, 64), "v_cache": (2, 4096, 2, 64), "seqlens": (2,)}
+PAGED = {"k_cache": (512, 16, 2, 64), "v_cache": (512, 16, 2, 64), "page_table": (2, 256)}
+SPACE = SimpleNamespace(partials_pointer=0x5000, flags_pointer=0x6000)
+
+
+@dataclass
+class FakeReplay:
+    launch: Any = None
+    kernel: Any = None
+    device: int = 0
+    bases: tuple[int, ...] = ()
+    moving: tuple[int | None, ...] = ()
+    runs: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
+
+    def run(self, addresses: tuple[int, ...], stream: int) -> None:
+        self.runs.append((addresses, stream))
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[FakeReplay]:
+    """Those that calls make, in order."""
+    made: list[FakeReplay] = []
+
+    def replay(*given: Any) -> FakeReplay:
+        made.append(FakeReplay(*given))
+        return made[-1]
+
+    monkeypatch.setattr(decode, "Replay", replay)
+    monkeypatch.setattr(decode, "detect", lambda device: SM90A)
+    monkeypatch.setattr(decode, "gpu_of", lambda device: imagined_gpu(SM90A, 132))
+    monkeypatch.setattr(decode, "stream_handle", lambda stream, kind, device: 7)
+    monkeypatch.setattr(decode, "order_after_producers", lambda *given: None)
+    monkeypatch.setattr(decode, "backend_for", lambda name, backend: "cuda")
+    monkeypatch.setattr(decode_repeated, "stream_workspace", lambda device, stream, size: SPACE)
+    monkeypatch.setattr(Launch, "loaded", lambda *given: None)
+    decode._PLANS.clear()
+    return made
+
+
+def on_device(shapes: dict[str, tuple[int, ...]]) -> dict[str, ArrayInfo]:
+    found = {}
+    for index, (name, shape) in enumerate(shapes.items()):
+        dtype = np.dtype(np.int32 if name in ("seqlens", "page_table") else np.float16)
+        strides = dense_strides(shape, dtype)
+        found[name] = ArrayInfo(0x7F0000000000 + (index << 32), shape, strides, dtype, 0, None, "cai")
+    return found
+
+
+@pytest.mark.parametrize("page_size", [0, 16, 5])
+def test_each_address_goes_to_its_argument(replays: list[FakeReplay], page_size: int) -> None:
+    shapes = SHAPES | (PAGED if page_size else {}) | {"out": SHAPES["q"]}
+    if page_size == 5:
+        shapes |= dict.fromkeys(("k_cache", "v_cache"), (512, 5, 2, 64))
+    given: Any = on_device(shapes)
+    for _ in range(2):
+        assert decode.attention_decode(**given) is given["out"]
+    (replay,) = replays
+    names = replay.launch.spec.parameter_names
+    wanted = ["q", "k_cache", "v_cache", "seqlens", "page_table", "out"]
+    for base, index, name in zip(replay.bases, replay.moving, wanted, strict=False):
+        if index is None:
+            assert name == "page_table"
+            assert not page_size
+        else:
+            assert _address(replay.launch.args[index]) == base == given[name].pointer
+    assert replay.moving[6] is None  # no lse
+    assert [names[index] for index in replay.moving[7:] if index is not None] == ["partials", "counters"]
+    addresses = tuple(given[name].pointer if name in given else 0 for name in wanted)
+    assert replay.runs == [((*addresses, 0, 0x5000, 0x6000), 7)] * 2
+
+
+def test_one_part_needs_no_workspace() -> None:
+    replay: Any = FakeReplay()
+    DecodeReplay(replay, 0, 0).run((1, 2, 3), 9)
+    assert replay.runs == [((1, 2, 3, 0, 0), 9)]
+
+
+def known(monkeypatch: pytest.MonkeyPatch, **addresses: int) -> tuple[Any, FakeReplay]:
+    """What a known call gives for arrays of 4 KB at these addresses, and its launches."""
+    replay: Any = FakeReplay()
+    monkeypatch.setattr(decode_repeated, "current_stream", lambda library, device: 9)
+    places = {
+        "q": 0x10000,
+        "k": 0x20000,
+        "v": 0x30000,
+        "seqlens": 0x40004,
+        "table": 0x50004,
+        "out": 0x60000,
+    } | addresses
+    arrays = tuple(SimpleNamespace(data=SimpleNamespace(ptr=place)) for place in places.values())
+    call = KnownCall(DecodeReplay(replay, 0, 0), (1,), (1,), None, (4096,) * 6)
+    return call.run("cupy", arrays, None), replay  # type: ignore[arg-type]
+
+
+def test_a_known_call_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    done, replay = known(monkeypatch)
+    assert done is not None
+    assert replay.runs == [((0x10000, 0x20000, 0x30000, 0x40004, 0x50004, 0x60000, 0, 0, 0), 9)]
+
+
+@pytest.mark.parametrize("moved", [{"q": 0x10008}, {"seqlens": 0x40002}, {"out": 0x4F00}, {"out": 0x50000}])
+def test_addresses_that_may_be_wrong_are_left_to_the_full_checks(
+    monkeypatch: pytest.MonkeyPatch, moved: dict[str, int]
+) -> None:
+    if moved == {"out": 0x4F00}:
+        moved = {"out": 0x10000 - 16}
+    done, replay = known(monkeypatch, **moved)
+    assert done is None
+    assert not replay.runs
