@@ -1,0 +1,111 @@
+"""Every configuration of a family, timed for the products of a file: what a cost model is fitted to, and held to.
+
+A file of results names the products, in its cells, as tuning entries do. Operands are as warm in L2 as a launch leaves
+them; configurations take turns in CUDA graphs.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # the checkout need not be installed
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.harness import Contender, cold, measuring_stream, require_gpu
+from benchmarks.report import Cell, Result, Table, failure, shown
+from cudatma.kernels.candidates import ranked
+from cudatma.kernels.family import imported
+from cudatma.kernels.gpu import gpu_of
+from cudatma.kernels.registry import FAMILIES, family
+from cudatma.kernels.shortlist import Listed
+from cudatma.library_streams import stream_handle
+
+#: A graph takes about this long, and has at most so many launches.
+_GRAPH_US, _MOST_LAUNCHES = 1500.0, 200
+
+EXAMPLES = """examples:
+  python benchmarks/tiles.py gemm benchmarks/results/gemm_tiles.json --json new.json
+"""
+
+
+def measure(stream: Any, of: Any, trial: Any, problem: Any, replays: int) -> Cell:
+    """One product by every configuration that may serve it; those that cannot be launched are named with the reason."""
+    trial.prepare(problem)
+    handle = stream_handle(stream, "cupy", trial.device)
+    contenders, refused, costs = [], {}, {}
+    for spec, cost in ranked(of.candidates(problem, gpu_of(trial.device))):
+        try:
+            launch = trial.launcher(Listed(spec, cost), 1, handle)
+        except Exception as error:
+            refused[spec.entry] = failure(error)
+            continue
+        contenders.append(Contender(spec.entry, launch, 1, max(1, min(_MOST_LAUNCHES, round(_GRAPH_US / cost.us)))))
+        costs[spec.entry] = round(cost.us, 3)
+    found = cold(stream, contenders, replays)
+    us = {name: round(timing.us, 3) for name, timing in sorted(found.timings.items(), key=lambda one: one[1].us)}
+    cell: Cell = {**problem.as_json(), "us": us, "predicted_us": costs}
+    if getattr(problem, "version", ""):
+        cell["version"] = problem.version
+    return cell | ({"refused": refused | found.errors} if refused or found.errors else {})
+
+
+def products(path: Path, of: Any) -> list[Any]:
+    """The problems of a file's cells, with the version that a cell asks for. Raises OSError, ValueError, KeyError."""
+    found = []
+    for cell in json.loads(path.read_text())["cells"]:
+        problem = of.read_problem(cell)
+        found.append(replace(problem, version=cell["version"]) if "version" in cell else problem)
+    return found
+
+
+def tiles_table(cells: Sequence[Cell]) -> Table:
+    """The fastest configuration of each product, and how much the one loses that the cost model takes."""
+    rows = []
+    for cell in cells:
+        if not cell["us"]:
+            continue
+        best, us = next(iter(cell["us"].items()))
+        taken = next(name for name in cell["predicted_us"] if name in cell["us"])
+        size = " x ".join(str(cell[name]) for name in ("m", "n", "k") if name in cell)
+        rows.append((size, best, shown(us), taken, shown(cell["us"][taken] / us, 3)))
+    return Table(("product", "fastest", "us", "taken", "times the fastest"), tuple(rows))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``cudatma bench tiles``; returns the exit status: 1 if a configuration could not be measured."""
+    parser = argparse.ArgumentParser(
+        prog="cudatma bench tiles",
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("family", choices=tuple(FAMILIES), help="of kernels")
+    parser.add_argument("products", type=Path, metavar="FILE", help="results whose cells name the products")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there, anew after each")
+    parser.add_argument("--replays", type=int, default=5, help="timed turns of each (default: 5)")
+    options = parser.parse_args(argv)
+    of = family(options.family)
+    try:
+        problems = products(options.products, of)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        parser.exit(2, f"{parser.prog}: {options.products}: {failure(error)}\n")
+    require_gpu(parser)
+    result = Result({"replays": options.replays, "operands": "warm in L2"}, tiles_table, options.json)
+    trial = imported(of.trial)(0)
+    with measuring_stream() as stream:
+        for number, problem in enumerate(problems, 1):
+            cell = measure(stream, of, trial, problem, options.replays)
+            best = next(iter(cell["us"].items()), ("nothing measured", 0.0))
+            result.add(cell, f"[{number}/{len(problems)}] {problem.description}: {best[0]} {best[1]} us")
+    return int(any(cell.get("refused") for cell in result.cells))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
