@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from cudatma.arrays import ArrayInfo, dense_strides
-from cudatma.kernels.attention import decode, decode_repeated
-from cudatma.kernels.attention.decode_repeated import DecodeReplay, KnownCall
+from cudatma.kernels.attention import decode, decode_repeated, repeated
+from cudatma.kernels.attention.decode_repeated import DecodeReplay
+from cudatma.kernels.attention.repeated import KnownCall
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.launch import Launch
 from cudatma.kernels.replay import _address
@@ -98,7 +99,7 @@ def test_one_part_needs_no_workspace() -> None:
 def known(monkeypatch: pytest.MonkeyPatch, **addresses: int) -> tuple[Any, FakeReplay]:
     """What a known call gives for arrays of 4 KB at these addresses, and its launches."""
     replay: Any = FakeReplay()
-    monkeypatch.setattr(decode_repeated, "current_stream", lambda library, device: 9)
+    monkeypatch.setattr(repeated, "current_stream", lambda library, device: 9)
     places = {
         "q": 0x10000,
         "k": 0x20000,

@@ -11,9 +11,9 @@ from cudatma.backend import backend_for
 from cudatma.build.kernel import debug_scope, default_target, wants_debug
 from cudatma.kernels.attention.decode_plan import HostParts, divide, plan_decode
 from cudatma.kernels.attention.decode_reference import decode_reference
-from cudatma.kernels.attention.decode_repeated import KNOWN_CALLS, DecodeReplay, KnownCall
+from cudatma.kernels.attention.decode_repeated import DecodeReplay
 from cudatma.kernels.attention.decode_request import NAME, DecodeRequest, check_decode
-from cudatma.kernels.attention.repeated import known_key
+from cudatma.kernels.attention.repeated import KNOWN_CALLS, KnownCall, known_key
 from cudatma.kernels.attention.results import fill, make_lse, make_result
 from cudatma.kernels.checks import check_backend
 from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu

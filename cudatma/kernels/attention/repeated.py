@@ -1,18 +1,26 @@
-"""The hot path of attention: a call like an earlier one, whose arrays differ in their addresses only."""
+"""The hot path of attention, attention_decode and attention_varlen: a call like an earlier one, whose arrays differ in
+their addresses only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from cudatma import context
 from cudatma.kernels.attention.tensors import ALIGNMENT
 from cudatma.kernels.known_call import address_of, call_key, new_result
-from cudatma.kernels.replay import PlanCache, Replay
+from cudatma.kernels.replay import PlanCache
 from cudatma.library_streams import current_stream, stream_handle
 
-#: The arrays of a call in this order: q, k, v, out.
-Arrays = tuple[Any, Any, Any, Any]
+_INT32_BYTES = 4
+
+
+class Launcher(Protocol):
+    """A Replay, or what adds a workspace to one."""
+
+    @property
+    def device(self) -> int: ...
+    def run(self, addresses: tuple[int, ...], stream: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,32 +28,33 @@ class KnownCall:
     """replay: the launch. shape: of a result that the call makes. lse_shape, lse_dtype: of lse; the dtype is None where
     it is not wanted. extents: bytes of each array from its first element on."""
 
-    replay: Replay
+    replay: Launcher
     shape: tuple[int, ...]
     lse_shape: tuple[int, ...]
     lse_dtype: Any
-    extents: tuple[int, int, int, int]
+    extents: tuple[int, ...]
 
-    def run(self, library: str, arrays: Arrays, stream: Any) -> Any:
-        """What the call gives back; None, and nothing is launched, where the full checks have to look. Alignment and
-        overlap are all that addresses can still get wrong."""
-        q, k, v, out = arrays
+    def run(self, library: str, arrays: tuple[Any, ...], stream: Any) -> Any:
+        """What the call gives back; None, and nothing is launched, where the full checks have to look. arrays: q, k, v,
+        what else is read, int32, and the result. Alignment and overlap are all that addresses can still get wrong."""
+        *read, out = arrays
         device = self.replay.device
         handle = current_stream(library, device) if stream is None else stream_handle(stream, library, device)
         if out is None:
-            out = new_result(library, q, self.shape, q.dtype, handle)
-        places = address_of(library, q), address_of(library, k), address_of(library, v)
+            out = new_result(library, read[0], self.shape, read[0].dtype, handle)
+        places = tuple([0 if array is None else address_of(library, array) for array in read])
         to, extents = address_of(library, out), self.extents
-        end = to + extents[3]
+        end = to + extents[-1]
         for place, extent in zip(places, extents, strict=False):
             if place < end and to < place + extent:
                 return None
-        if (places[0] | places[1] | places[2] | to) % ALIGNMENT:
+        q, k, v, *integers = places
+        if (q | k | v | to) % ALIGNMENT or any(place % _INT32_BYTES for place in integers):
             return None
         if self.lse_dtype is None:
             self.replay.run((*places, to, 0), handle)
             return out
-        lse = new_result(library, q, self.lse_shape, self.lse_dtype, handle)
+        lse = new_result(library, read[0], self.lse_shape, self.lse_dtype, handle)
         self.replay.run((*places, to, address_of(library, lse)), handle)
         return out, lse
 

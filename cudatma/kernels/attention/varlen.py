@@ -10,10 +10,10 @@ from cudatma.arrays import ArrayInfo
 from cudatma.backend import backend_for
 from cudatma.build.kernel import debug_scope, default_target, wants_debug
 from cudatma.kernels.attention.choose import ATTENTION
-from cudatma.kernels.attention.decode_repeated import KNOWN_CALLS, DecodeReplay, KnownCall
+from cudatma.kernels.attention.decode_repeated import DecodeReplay
 from cudatma.kernels.attention.plan import plan_attention
 from cudatma.kernels.attention.reference import reference
-from cudatma.kernels.attention.repeated import known_key
+from cudatma.kernels.attention.repeated import KNOWN_CALLS, KnownCall, known_key
 from cudatma.kernels.attention.request import Request
 from cudatma.kernels.attention.results import fill, make_lse, make_result
 from cudatma.kernels.attention.varlen_request import NAME, check_varlen
