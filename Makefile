@@ -2,6 +2,7 @@
 #   PYTHON=python3     the interpreter that makes the environment, 3.10 or later
 #   VENV=.venv         where the environment lives
 #   CUDA=12|13         which CUDA to install for; by default what nvidia-smi says, 13 where there is no GPU
+#   EXTRAS=torch       further extras of the package, with commas: torch, transformers
 #   USE_SYSTEM=1       make no environment and download nothing: run $(PYTHON) as it is, with this folder on PYTHONPATH
 #   ARGS="..."         further arguments for pytest (test, test-all, gpu-test) or for `cudatma demo` (demo)
 SHELL := /bin/bash
@@ -11,7 +12,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+EXTRAS ?=
 USE_SYSTEM ?= 0
+comma := ,
 DRIVER_CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA [A-Z ]*Version: *\([0-9]*\)\..*/\1/p' | head -n 1)
 CUDA ?= $(if $(filter 12,$(DRIVER_CUDA)),12,13)
 CONSTRAINTS := $(if $(filter 12,$(CUDA)),constraints-cuda12.txt,constraints.txt)
@@ -23,7 +26,7 @@ MODEL :=
 PARALLEL :=
 else
 RUN := $(VENV)/bin/python
-READY := $(VENV)/.installed-cuda$(CUDA)
+READY := $(VENV)/.installed-cuda$(CUDA)$(subst $(comma),-,$(addprefix -,$(EXTRAS)))
 MODEL := $(VENV)/.model
 # Neighbors stay in one process, where what they compile is compiled once; who is done takes over from the others.
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
@@ -72,14 +75,14 @@ clean: ## remove the environment and everything that tools leave behind
 
 # setuptools comes first, so that the build of cudatma itself downloads nothing that is not pinned.
 # PYTHONWARNINGS: setuptools explains at length what an editable installation is.
-$(VENV)/.installed-cuda$(CUDA): pyproject.toml $(wildcard constraints*.txt)
+$(READY): pyproject.toml $(wildcard constraints*.txt)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "cudatma needs Python 3.10 or later; name one with: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@rm -f $(VENV)/.installed-cuda*
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) setuptools
 	PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-	  -c $(CONSTRAINTS) -e '.[cuda$(CUDA),sass,dev]'
+	  -c $(CONSTRAINTS) -e '.[cuda$(CUDA),sass,dev$(addprefix $(comma),$(EXTRAS))]'
 	@touch $@
 
 # The demo's real weights, without the libraries that they come with. The demo runs, and says so, without them.

@@ -9,8 +9,8 @@ import pytest
 
 from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.attention.decode import attention_decode
-from cudatma.kernels.attention.decode_repeated import KNOWN_CALLS
 from cudatma.kernels.attention.problem import HEAD_DIMS
+from cudatma.kernels.attention.repeated import KNOWN_CALLS
 from cudatma.kernels.attention.varlen import attention_varlen
 from cudatma.kernels.stream_workspaces import workspace_bytes
 from cudatma.target import detect
