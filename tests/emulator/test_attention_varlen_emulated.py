@@ -92,7 +92,7 @@ def test_a_sequence_does_not_see_what_the_next_one_holds(kind: type[AttentionSpe
     given = make([70, 70], [70, 70], 1, 1, 64, "float16")
     for name in ("q", "k", "v"):
         given[name][70:] = np.nan
-    is_right(given, *run(given, kind=kind), [0])
+    is_right(given, *run(given, kind=kind), sequences=[0])
 
 
 def test_offsets_that_a_device_must_not_trust() -> None:
