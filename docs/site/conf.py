@@ -124,6 +124,7 @@ html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {"navigation_with_keys": True}
 highlight_language = "none"
+smartquotes = False  # what is quoted is often to be typed
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 
@@ -177,7 +178,8 @@ def read_docstring(app: Any, what: str, name: str, value: Any, options: Any, lin
     except (TypeError, ValueError):
         parameters = set()
     if inspect.isclass(value):
-        parameters |= {*getattr(value, "__slots__", ()), *getattr(value, "__annotations__", ())}
+        attributes = set(re.findall(r"\bself\.(\w+)", inspect.getsource(value)))
+        parameters |= {*attributes, *getattr(value, "__slots__", ()), *getattr(value, "__annotations__", ())}
     lines[:] = to_rst(lines, parameters, {public: role for public, role in PUBLIC.items() if public not in own})
 
 

@@ -95,10 +95,10 @@ def check_sdist(sdist: Path) -> None:
     """Raise ReleaseError unless the sdist has the files of the repository and no others."""
     with tarfile.open(sdist) as archive:
         found = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
-    tracked = {*git("ls-files")}
-    if missing := sorted(tracked - found - ONLY_IN_GIT):
+    known = {*git("ls-files", "--cached", "--others", "--exclude-standard")}
+    if missing := sorted(known - found - ONLY_IN_GIT):
         raise ReleaseError(f"{sdist.name} lacks {', '.join(missing[:5])}; see MANIFEST.in")
-    if foreign := sorted(name for name in found - tracked if not ONLY_IN_SDIST.fullmatch(name)):
+    if foreign := sorted(name for name in found - known if not ONLY_IN_SDIST.fullmatch(name)):
         raise ReleaseError(f"{sdist.name} has {', '.join(foreign[:5])}, which the repository has not")
 
 
