@@ -2,7 +2,8 @@
 
 from cudatma.integrations.torch.linear import MarlinLinear
 from cudatma.integrations.torch.operators import register
+from cudatma.integrations.torch.weights import forget
 
-__all__ = ["MarlinLinear"]
+__all__ = ["MarlinLinear", "forget"]
 
 register()
