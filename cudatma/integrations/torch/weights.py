@@ -69,7 +69,10 @@ def forget(qweight: Any) -> None:
 
 def weight_tensors(weight: PackedWeight) -> dict[str, Any]:
     """Copies of a weight's arrays on its device: qweight, scales, zeros and perm, of which the last two may be None."""
-    return {name: _as_tensor(getattr(weight, name)) for name in ("qweight", "scales", "zeros", "perm")}
+    tensors = {name: _as_tensor(getattr(weight, name)) for name in ("qweight", "scales", "zeros", "perm")}
+    if weight.device is not None:  # CuPy may use the memory again once the weight is dropped
+        torch.cuda.current_stream(weight.device).synchronize()
+    return tensors
 
 
 def _facts(tensor: Any) -> tuple[Any, ...]:
