@@ -13,6 +13,8 @@ torch = pytest.importorskip("torch")
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import cudatma
+from cudatma.arrays import ArrayInfo
+from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentTypeError, QuantizationError
 from cudatma.integrations.torch import weights
 from cudatma.integrations.torch.weights import forget, packed_weight, weight_tensors
@@ -104,6 +106,20 @@ def test_freed_weights_are_forgotten_and_nothing_keeps_them_alive() -> None:
     kept = tensors()
     packed_weight(*kept, *SIZES)
     assert len(weights._known) == 1
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(np.uint8), np.dtype(np.float16), BFLOAT16, np.dtype(np.int32)])
+def test_memory_of_a_device_is_seen_as_a_cupy_array(dtype: np.dtype[Any]) -> None:
+    pytest.importorskip("cupy")
+    info = ArrayInfo(0x7000_0100, (3, 8), (8 * dtype.itemsize, dtype.itemsize), dtype, 1, None, "torch")
+    array = weights._view(info)
+    assert (array.data.ptr, array.shape, array.strides, array.dtype) == (
+        info.pointer,
+        (3, 8),
+        info.strides_bytes,
+        dtype,
+    )
+    assert (array.device.id, array.flags.c_contiguous) == (1, True)
 
 
 def test_other_sizes_of_the_same_tensors_are_another_weight() -> None:

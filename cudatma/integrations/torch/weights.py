@@ -118,10 +118,9 @@ def _view(info: ArrayInfo) -> Any:
     def of_cupy(cupy: Any) -> Any:
         kind = "uint16" if info.dtype == BFLOAT16 else info.dtype
         memory = cupy.cuda.UnownedMemory(info.pointer, info.size_elems * info.dtype.itemsize, None, info.device)
-        with cupy.cuda.Device(info.device):
-            start = cupy.cuda.MemoryPointer(memory, 0)
-            array = cupy.ndarray(info.shape, kind, start, strides=info.strides_bytes)
-            return bfloat16_view(array) if info.dtype == BFLOAT16 else array
+        start = cupy.cuda.MemoryPointer(memory, 0)
+        array = cupy.ndarray(info.shape, kind, start, strides=info.strides_bytes)
+        return bfloat16_view(array) if info.dtype == BFLOAT16 else array
 
     return with_cupy("cupy.ndarray", of_cupy)
 
