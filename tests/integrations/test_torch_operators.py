@@ -64,7 +64,8 @@ def weight(dtype: Any, *, perm: bool = False) -> list[Any]:
 
 def marlin(x: Any, *rest: Any, **_: Any) -> Any:
     *parts, bias, k, n, group_size = rest[:8]
-    y = x.double() @ torch.from_numpy(packed_weight(*parts, k, n, group_size).dequantize())
+    weight: Any = [*parts, k, n, group_size]
+    y = x.double() @ torch.from_numpy(packed_weight(*weight).dequantize())
     return y if bias is None else y + bias.double()
 
 

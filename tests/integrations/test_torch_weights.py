@@ -20,7 +20,7 @@ from cudatma.integrations.torch import weights
 from cudatma.integrations.torch.weights import forget, packed_weight, weight_tensors
 
 K, N = 128, 64
-SIZES = (K, N, 32)
+SIZES: Any = (K, N, 32)
 
 
 def tensors(seed: int = 0, *, dtype: str = "float16", symmetric: bool = True) -> list[Any]:
@@ -125,7 +125,8 @@ def test_memory_of_a_device_is_seen_as_a_cupy_array(dtype: np.dtype[Any]) -> Non
 def test_other_sizes_of_the_same_tensors_are_another_weight() -> None:
     parts = tensors()
     first = packed_weight(*parts, *SIZES)
-    second = packed_weight(*parts, K - 1, N, 32)
+    fewer: Any = (K - 1, N, 32)
+    second = packed_weight(*parts, *fewer)
     assert second is not first
     assert second.shape == (K - 1, N)
 
