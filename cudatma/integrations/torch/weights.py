@@ -21,6 +21,7 @@ from cudatma import context
 from cudatma.arrays import ArrayInfo, describe, with_cupy
 from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
 from cudatma.errors import ArgumentTypeError
+from cudatma.kernels.checks import check_gradient
 from cudatma.kernels.host import host_array
 from cudatma.kernels.workspace import refuse_in_capture
 from cudatma.library_streams import current_stream
@@ -36,9 +37,12 @@ def packed_weight(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: i
     """The PackedWeight over a weight's tensors, which are not copied; layout and dtypes as PackedWeight has them.
 
     Inference tensors have no version counters: after changing them in place, call forget(). Raises what PackedWeight
-    raises for wrong shapes and values, ArgumentTypeError, and LaunchError where the weight is not known yet and the
-    current stream is being captured, since the values have to be read.
+    raises for wrong shapes and values, ArgumentTypeError, ArgumentError where torch records a gradient of the scales,
+    and LaunchError where the weight is not known yet and the current stream is being captured, since the values have to
+    be read.
     """
+    if scales.requires_grad:
+        check_gradient(describe(scales, "scales"), "scales", "marlin_gemm")
     facts = (
         qweight.untyped_storage()._cdata,
         qweight.shape,
