@@ -64,6 +64,12 @@ def test_the_entry_point_puts_our_kernel_first_once(kernels: list[Any]) -> None:
     assert kernels == [CudatmaW4A16LinearKernel, *before]
 
 
+def test_vllm_asks_our_kernel_first_where_it_prefers_humming(kernels: list[Any]) -> None:
+    vllm.plugins.load_general_plugins()
+    assert linear.prefers_humming(90)
+    assert linear.prioritize_humming(kernels, 90)[0] is CudatmaW4A16LinearKernel
+
+
 @pytest.mark.parametrize("capability", [90, 120, 121])
 @pytest.mark.parametrize("act_type", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("size", [32, 64, 128, -1])
