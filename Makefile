@@ -63,6 +63,7 @@ lint: $(READY) ## ruff and mypy --strict, as CI runs them
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+	$(RUN) -m mypy --config-file tests/mypy.ini
 
 pictures: $(READY) ## draw the pictures that README and docs show, from an emulated schedule and recorded results
 	$(RUN) -m cudatma.cli emulate marlin_mma_sync --m 16 --n 64 --k 3072 --replay 25 --trace docs/pictures/marlin_pipeline.svg
