@@ -15,6 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
+import vllm.envs
 import vllm.plugins
 import vllm_layers
 from vllm.model_executor.kernels import linear
@@ -31,9 +32,11 @@ OURS = "CudatmaW4A16LinearKernel"
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """vLLM's list of kernels of CUDA devices as it is without the plugin, which no test has loaded yet."""
+    """vLLM's list of kernels of CUDA devices; all that the plugin changes is as it was without it."""
     own = [kernel for kernel in linear._POSSIBLE_KERNELS[PlatformEnum.CUDA] if kernel is not CudatmaW4A16LinearKernel]
     monkeypatch.setitem(linear._POSSIBLE_KERNELS, PlatformEnum.CUDA, own)
+    monkeypatch.setattr(vllm.envs, "environment_variables", dict(vllm.envs.environment_variables))
+    vllm.envs.environment_variables.pop("CUDATMA_VLLM", None)
     monkeypatch.setattr(vllm.plugins, "plugins_loaded", False)
     return own
 
@@ -113,6 +116,13 @@ def test_what_our_kernel_cannot_compute_is_refused_with_a_reason(changes: dict[s
     assert reason
 
 
+def test_a_weight_in_activation_order_is_refused_as_earlier_versions_of_vllm_describe_it() -> None:
+    described = config()
+    described.has_g_idx = True
+    with vllm_layers.pretended_gpu(9):
+        assert CudatmaW4A16LinearKernel.can_implement(described) == (False, "the weight is in activation order")
+
+
 @pytest.mark.parametrize(
     "changes", [{"group_size": 256}, {"weight_type": scalar_types.uint8b128}], ids=["group of 256", "8-bit weights"]
 )
@@ -153,15 +163,31 @@ def test_a_backend_that_the_user_asks_vllm_for_is_taken() -> None:
         assert chosen() == "MarlinLinearKernel"
 
 
-def test_vllm_takes_its_next_kernel_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
-    vllm.plugins.load_general_plugins()
+def test_without_cupy_vllm_keeps_its_kernels(
+    kernels: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = list(kernels)
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "cupy" else found(name, *rest))
-    with vllm_layers.pretended_gpu(9):
-        able, reason = CudatmaW4A16LinearKernel.can_implement(config())
-    assert not able
-    assert reason.startswith("CuPy is not installed: pip install ")
-    assert chosen() != OURS
+    vllm.plugins.load_general_plugins()
+    assert kernels == before
+    assert "CuPy is not installed. pip install" in caplog.text
+
+
+def test_models_that_vllm_compiled_for_its_own_kernels_are_not_loaded_with_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM finds compiled models on disk by the digest of these values and of the model's configuration."""
+    own = vllm.envs.compile_factors()
+    monkeypatch.setenv("CUDATMA_VLLM", "0")
+    register()
+    assert vllm.envs.compile_factors() == own
+    monkeypatch.delenv("CUDATMA_VLLM")
+    register()
+    with_ours = vllm.envs.compile_factors()
+    assert with_ours != own
+    register()
+    assert vllm.envs.compile_factors() == with_ours
 
 
 def test_a_vllm_without_such_a_list_keeps_its_kernels(
@@ -170,7 +196,7 @@ def test_a_vllm_without_such_a_list_keeps_its_kernels(
     monkeypatch.delattr(linear, "_POSSIBLE_KERNELS")
     with caplog.at_level(logging.WARNING):
         register()
-    assert "keeps its own kernels: AttributeError" in caplog.text
+    assert "it does not know this version of vLLM (AttributeError" in caplog.text
 
 
 def test_vllm_itself_refuses_activation_order() -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 from vllm import envs
 from vllm.model_executor.kernels.linear import MPLinearKernel, MPLinearLayerConfig
 from vllm.platforms import current_platform
 
-from cudatma.errors import INSTALL_CUDA
 from cudatma.integrations.vllm.layer import PackedLayer, refusal
 
 #: Compute capabilities that marlin_gemm has kernels for.
@@ -44,6 +41,4 @@ def _unfit_platform() -> str | None:
     capability = current_platform.get_device_capability()
     if capability is None or capability.to_int() not in _CAPABILITIES:
         return f"the compute capability is {capability}; it has to be 9.0, 12.0 or 12.1"
-    if importlib.util.find_spec("cupy") is None:
-        return f"CuPy is not installed: {INSTALL_CUDA}"
     return None
