@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def _reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDATMA_BACKEND", "reference")
 
 
-def test_both_calls_of_a_pair_give_the_same_and_are_timed() -> None:
+def test_both_calls_of_a_pair_give_the_same_and_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     known = torch_ops.pairs("cpu", 128, 64)
     assert set(known) == {
         "marlin_gemm", "marlin_gemm, out given", "MarlinLinear", "gemm, out given", "attention, out given"
@@ -31,14 +32,30 @@ def test_both_calls_of_a_pair_give_the_same_and_are_timed() -> None:
     for case in ("marlin_gemm", "MarlinLinear"):
         direct, operator = known[case]
         torch.testing.assert_close(operator(0), direct(0), rtol=0, atol=0)
+    monkeypatch.setattr(torch_ops, "_WARM_UP", 1)
     cell = torch_ops.measure("MarlinLinear", *known["MarlinLinear"], lambda: None, 3, 2)
     assert cell["calls"] == 6
     assert cell["overhead_us"] == cell["operator"]["median_us"] - cell["direct"]["median_us"]
 
 
-def test_the_first_result_is_timed_in_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    cell = torch_ops.first_result("cpu", 128, 64, 1)
-    assert 0 < cell["warm_s"] < 300, cell
+def test_the_first_result_is_timed_with_an_empty_and_a_warm_cache(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caches: list[str] = []
+
+    def run(command: list[str], *, env: dict[str, str], **_: object) -> subprocess.CompletedProcess[str]:
+        """The child, in this process."""
+        python, script, *arguments = command
+        assert (python, Path(script)) == (sys.executable, Path(torch_ops.__file__))
+        caches.append(env["CUDATMA_CACHE_DIR"])
+        monkeypatch.setattr(torch_ops, "child", lambda *_: float(len(caches)))
+        return subprocess.CompletedProcess(command, torch_ops.main(arguments), capsys.readouterr().out, "")
+
+    monkeypatch.setattr(torch_ops.subprocess, "run", run)
+    cell = torch_ops.first_result("cpu", 128, 64, 3)
+    assert (cell["cold_s"], cell["warm_s"]) == (1.0, 3.0)
+    assert len(caches) == 4
+    assert len(set(caches)) == 1
     failed = subprocess.CompletedProcess([], 3, "", "a warning\nout of memory\n")
     monkeypatch.setattr(torch_ops.subprocess, "run", lambda *_, **__: failed)
     assert "child ended with 3: out of memory" in torch_ops.first_result("cpu", 128, 64, 1)["error"]
