@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cudatma.build.kernel import compile as compile_kernel
+from cudatma.build.render import render
 from cudatma.kernels.registry import REGISTRY
 from cudatma.runtime.signature import entries
 from cudatma.target import get_target
@@ -18,11 +19,17 @@ from tools.sass import find_program
 TARGETS = ("sm_90a", "sm_120a", "sm_121a")
 
 
-def all_jobs() -> list[Job]:
-    return [job for entry in REGISTRY.values() for name in TARGETS for job in jobs_for(entry, get_target(name), {})]
+def all_jobs(target: str) -> list[Job]:
+    return [job for entry in REGISTRY.values() for job in jobs_for(entry, get_target(target), {})]
 
 
-JOBS = all_jobs()
+def jobs_to_compile() -> list[Job]:
+    """Every kernel for sm_90a and sm_120a. One of each entry for sm_121a, whose sources are those of sm_120a."""
+    first = {job.entry.name: job for job in reversed(all_jobs("sm_121a"))}
+    return [*all_jobs("sm_90a"), *all_jobs("sm_120a"), *first.values()]
+
+
+JOBS = jobs_to_compile()
 
 
 #: Of one thread; an accumulator or operand array would be hundreds.
@@ -49,6 +56,14 @@ def unread_parameters(ptx: str, entry: str) -> list[str]:
 def test_an_unread_parameter_is_found() -> None:
     source = 'extern "C" __global__ void one(int* read, int unread) { *read = 1; }'
     assert unread_parameters(compile_kernel(source, target="sm_90a").ptx, "one") == ["one_param_1"]
+
+
+def test_sm_121a_has_the_sources_of_sm_120a() -> None:
+    sources = [
+        [render(job.entry.template, job.spec, job.target).partition("\n")[2] for job in all_jobs(name)]
+        for name in ("sm_120a", "sm_121a")
+    ]
+    assert sources[0] == sources[1]
 
 
 @pytest.mark.sweep(24)
