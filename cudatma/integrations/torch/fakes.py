@@ -11,8 +11,9 @@ import torch
 
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
-from cudatma.kernels.attention.tensors import check_heads
+from cudatma.kernels.attention.tensors import check_shapes
 from cudatma.kernels.gemm.problem import ACTIVATIONS, OPERAND_TYPES, RESULT_TYPES, default_result
+from cudatma.kernels.gemm.request import product_batch
 from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks, group_count
 from cudatma.quantization.packed import check_group_size
 
@@ -71,8 +72,7 @@ def gemm(
         if matrix.dim() not in (2, 3):
             raise ArgumentError(f"{field}.shape", tuple(matrix.shape), "a matrix, or a batch of matrices")
     _check_like("b", b, a, "a")
-    if b.shape[-2] != a.shape[-1]:
-        raise ArgumentError("b.shape", tuple(b.shape), f"(.., {a.shape[-1]}, N), for a of {tuple(a.shape)}")
+    batch = product_batch(a.shape, b.shape)
     if activation is not None and activation not in ACTIVATIONS:
         raise ArgumentError("activation", activation, f"None, {', '.join(ACTIVATIONS)}")
     dtype = getattr(torch, default_result(_name(a.dtype))) if out_dtype is None else out_dtype
@@ -86,7 +86,7 @@ def gemm(
         if scale is not None and scale.dtype != torch.float32:
             raise ArgumentTypeError(f"{field}.dtype", _name(scale.dtype), "float32")
     _check_gradients(a=a, b=b, bias=bias, a_scale=a_scale, b_scale=b_scale)
-    return a.new_empty((*_batch(a, b), a.shape[-2], b.shape[-1]), dtype=dtype)
+    return a.new_empty((*batch, a.shape[-2], b.shape[-1]), dtype=dtype)
 
 
 def gemm_out(a: Any, b: Any, *, out: Any, beta: float = 0.0, **options: Any) -> None:
@@ -95,13 +95,8 @@ def gemm_out(a: Any, b: Any, *, out: Any, beta: float = 0.0, **options: Any) -> 
 
 def attention(q: Any, k: Any, v: Any, *, sink: Any = None, **options: Any) -> Any:
     _check_ranks(4, q=q, k=k, v=v)
-    check_heads(_shape(q), _shape(k), _shape(v))
+    check_shapes(_shape(q), _shape(k), _shape(v))
     _check_sink(sink, q)
-    if k.shape[0] != q.shape[0]:
-        raise ArgumentError("k.shape", tuple(k.shape), f"a batch of {q.shape[0]}, as q")
-    if v.shape[0] != k.shape[0] or v.shape[1] != k.shape[1]:
-        allowed = f"a batch of {k.shape[0]} and a length of {k.shape[1]}, as k"
-        raise ArgumentError("v.shape", tuple(v.shape), allowed)
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
@@ -113,10 +108,8 @@ def attention_varlen(
     q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *, sink: Any = None, **options: Any
 ) -> Any:
     _check_ranks(3, q=q, k=k, v=v)
-    check_heads(_shape(q), _shape(k), _shape(v))
+    check_shapes(_shape(q), _shape(k), _shape(v), has_batch=False)
     _check_sink(sink, q)
-    if v.shape[0] != k.shape[0]:
-        raise ArgumentError("v.shape", tuple(v.shape), f"a length of {k.shape[0]}, as k")
     _check_offsets(q, 1, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     _check_shape("cu_seqlens_k", cu_seqlens_k, tuple(cu_seqlens_q.shape))
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
@@ -130,13 +123,8 @@ def attention_decode(
     q: Any, k_cache: Any, v_cache: Any, seqlens: Any, *, page_table: Any = None, sink: Any = None, **options: Any
 ) -> Any:
     _check_ranks(4, q=q, k_cache=k_cache, v_cache=v_cache)
-    check_heads(_shape(q), _shape(k_cache), _shape(v_cache), ("k_cache", "v_cache"))
+    check_shapes(_shape(q), _shape(k_cache), _shape(v_cache), has_batch=page_table is None, is_cache=True)
     _check_sink(sink, q)
-    if v_cache.shape[0] != k_cache.shape[0] or v_cache.shape[1] != k_cache.shape[1]:
-        raise ArgumentError("v_cache.shape", tuple(v_cache.shape), f"{tuple(k_cache.shape[:2])} in front, as k_cache")
-    if page_table is None and k_cache.shape[0] != q.shape[0]:
-        remedy = "pages need a page_table"
-        raise ArgumentError("k_cache.shape", tuple(k_cache.shape), f"a batch of {q.shape[0]}, as q", remedy)
     _check_offsets(q, 1, seqlens=seqlens)
     _check_shape("seqlens", seqlens, (q.shape[0],))
     if page_table is not None:
@@ -223,12 +211,3 @@ def _check_gradients(**tensors: Any) -> None:
             if tensor is not None and tensor.requires_grad:
                 remedy = "cudatma has no backward pass: call it under torch.no_grad(), or detach the tensor"
                 raise ArgumentError(field, "a tensor that requires grad", "one that does not", remedy)
-
-
-def _batch(a: Any, b: Any) -> tuple[Any, ...]:
-    """The batch of a product: that of both, or of the one that is no single matrix."""
-    batches = [matrix.shape[0] for matrix in (a, b) if matrix.dim() == 3]
-    several = [batch for batch in batches if batch != 1]
-    if len(several) == 2 and several[0] != several[1]:
-        raise ArgumentError("b.shape", tuple(b.shape), f"a batch of {a.shape[0]}, as a, or of one matrix")
-    return tuple(several[:1] or batches[:1])

@@ -17,7 +17,7 @@ from cudatma.kernels.attention.request import (
     checked_sink,
     checked_softcap,
 )
-from cudatma.kernels.attention.tensors import addressable, check_heads, operand
+from cudatma.kernels.attention.tensors import addressable, check_shapes, operand
 from cudatma.kernels.attention.varlen_request import int32_array
 from cudatma.kernels.checks import check_place
 from cudatma.kernels.host import host_array
@@ -84,12 +84,8 @@ def check_decode(
     named = {name: operand(array, name) for name, array in given}
     query, key, value = named.values()
     check_types(named)
-    check_heads(query.shape, key.shape, value.shape, ("k_cache", "v_cache"))
-    if value.shape[:2] != key.shape[:2]:
-        raise ArgumentError("v_cache.shape", value.shape, f"{key.shape[:2]} in front, as k_cache")
+    check_shapes(query.shape, key.shape, value.shape, has_batch=page_table is None, is_cache=True)
     batch = query.shape[0]
-    if page_table is None and key.shape[0] != batch:
-        raise ArgumentError("k_cache.shape", key.shape, f"a batch of {batch}, as q", "pages need a page_table")
     found = {"seqlens": int32_array(seqlens, "seqlens", 1)}
     if page_table is not None:
         found["page_table"] = int32_array(page_table, "page_table", 2)

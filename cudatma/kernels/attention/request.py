@@ -13,7 +13,7 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, describe, overlaps
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.attention.problem import Problem
-from cudatma.kernels.attention.tensors import addressable, check_disjoint, check_heads, operand
+from cudatma.kernels.attention.tensors import addressable, check_disjoint, check_shapes, operand
 from cudatma.kernels.checks import check_place, real_number
 
 _FLOAT32 = np.dtype(np.float32)
@@ -135,11 +135,7 @@ def check_call(
     named = {"q": operand(q, "q"), "k": operand(k, "k"), "v": operand(v, "v")}
     query, key, value = named.values()
     check_types(named)
-    check_heads(query.shape, key.shape, value.shape)
-    if key.shape[0] != query.shape[0]:
-        raise ArgumentError("k.shape", key.shape, f"a batch of {query.shape[0]}, as q")
-    if value.shape[:2] != key.shape[:2]:
-        raise ArgumentError("v.shape", value.shape, f"a batch of {key.shape[0]} and a length of {key.shape[1]}, as k")
+    check_shapes(query.shape, key.shape, value.shape)
     for name, info in named.items():
         check_place(info, name, query, "q", "attention")
     named = {name: addressable(info, name) for name, info in named.items()}

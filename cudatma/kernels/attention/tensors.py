@@ -48,12 +48,16 @@ def addressable(info: ArrayInfo, field: str) -> ArrayInfo:
     return replace(info, shape=shape, strides_bytes=strides)
 
 
-def check_heads(q: Sequence[int], k: Sequence[int], v: Sequence[int], names: tuple[str, str] = ("k", "v")) -> None:
-    """ArgumentError unless heads and head dims of these shapes go together. names: of k and v."""
+def check_shapes(
+    q: Sequence[int], k: Sequence[int], v: Sequence[int], *, has_batch: bool = True, is_cache: bool = False
+) -> None:
+    """ArgumentError unless the shapes of q, k and v go together. has_batch: k and v have q's batch as the first
+    dimension. is_cache: they are called k_cache and v_cache."""
     *_, heads, dim = q
     *_, kv_heads, k_dim = k
-    *_, v_heads, v_dim = v
-    (k_name, v_name), known = names, dict.fromkeys(q_dim for q_dim, _ in HEAD_DIMS)
+    *of_v, v_dim = v
+    k_name, v_name = ("k_cache", "v_cache") if is_cache else ("k", "v")
+    known = dict.fromkeys(q_dim for q_dim, _ in HEAD_DIMS)
     if dim not in known:
         raise ArgumentError("q.shape", tuple(q), f"a head dim of {', '.join(map(str, known))}")
     if not heads:
@@ -62,8 +66,11 @@ def check_heads(q: Sequence[int], k: Sequence[int], v: Sequence[int], names: tup
         raise ArgumentError(f"{k_name}.shape", tuple(k), f"a head dim of {dim}, as q")
     if not kv_heads or heads % kv_heads:
         raise ArgumentError(f"{k_name}.shape", tuple(k), f"a number of heads that divides the {heads} of q")
-    if v_heads != kv_heads:
-        raise ArgumentError(f"{v_name}.shape", tuple(v), f"{kv_heads} heads, as {k_name}")
+    if has_batch and k[0] != q[0]:
+        remedy = "pages need a page_table" if is_cache else ""
+        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a batch of {q[0]}, as q", remedy)
+    if of_v != list(k[:-1]):
+        raise ArgumentError(f"{v_name}.shape", tuple(v), f"({', '.join(map(str, k[:-1]))}, dim), as {k_name}")
     if (dim, v_dim) not in HEAD_DIMS:
         allowed = " or ".join(str(of_v) for of_q, of_v in HEAD_DIMS if of_q == dim)
         raise ArgumentError(f"{v_name}.shape", tuple(v), f"a head dim of {allowed}, for {dim} of q and {k_name}")

@@ -20,7 +20,7 @@ from cudatma.kernels.attention.request import (
     checked_sink,
     checked_softcap,
 )
-from cudatma.kernels.attention.tensors import addressable, check_heads, operand
+from cudatma.kernels.attention.tensors import addressable, check_shapes, operand
 from cudatma.kernels.checks import check_place
 from cudatma.kernels.host import host_array
 
@@ -50,9 +50,7 @@ def check_varlen(
     named = {name: operand(array, name, 3) for name, array in (("q", q), ("k", k), ("v", v))}
     check_types(named)
     shapes = [info.shape for info in named.values()]
-    check_heads(shapes[0], shapes[1], shapes[2])
-    if shapes[2][0] != shapes[1][0]:
-        raise ArgumentError("v.shape", shapes[2], f"a length of {shapes[1][0]}, as k")
+    check_shapes(shapes[0], shapes[1], shapes[2], has_batch=False)
     offsets = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
     found = {name: int32_array(array, name, 1) for name, array in offsets.items()}
     for name, info in (named | found).items():

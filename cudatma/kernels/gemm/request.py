@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,12 +101,8 @@ def check_call(
     left, right = _operand(a, "a"), _operand(b, "b")
     if right.dtype != left.dtype:
         raise ArgumentTypeError("b.dtype", str(right.dtype), f"{left.dtype}, as a")
-    if right.shape[-2] != left.shape[-1]:
-        raise ArgumentError("b.shape", right.shape, f"(.., {left.shape[-1]}, N), for a of {left.shape}")
-    batches = {info.shape[0] for info in (left, right) if len(info.shape) == 3}
-    if len(batches - {1}) > 1:
-        raise ArgumentError("b.shape", right.shape, f"a batch of {left.shape[0]}, as a, or of one matrix")
-    batch = max(batches, default=1) if 0 not in batches else 0
+    batches = product_batch(left.shape, right.shape)
+    batch = batches[0] if batches else 1
     if activation is not None and (not isinstance(activation, str) or activation not in ACTIVATIONS):
         raise ArgumentError("activation", activation, f"None, {', '.join(ACTIVATIONS)}")
     if type(batch_invariant) is not bool:
@@ -129,7 +126,7 @@ def check_call(
     _check_bias(request)
     for name, info in request.arrays().items():
         _check_place(info, name, left)
-    shape = (batch, *sizes[:2]) if batches else sizes[:2]
+    shape = *batches, *sizes[:2]
     if result is None:
         if request.beta:
             raise ArgumentError("out", None, "an array, which beta multiplies", "give out, or beta=0")
@@ -143,6 +140,17 @@ def check_call_into(a: Any, b: Any, out: Any, **options: Any) -> tuple[Request, 
     if result is None:
         raise ArgumentError("out", None, f"an array of {shape}")
     return request, result
+
+
+def product_batch(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    """(batch,) of the product of these shapes, () of two matrices. ArgumentError unless the shapes go together."""
+    if b[-2] != a[-1]:
+        raise ArgumentError("b.shape", tuple(b), f"(.., {a[-1]}, N), for a of {tuple(a)}")
+    batches = [shape[0] for shape in (a, b) if len(shape) == 3]
+    several = [batch for batch in batches if batch != 1]
+    if len(several) == 2 and several[0] != several[1]:
+        raise ArgumentError("b.shape", tuple(b), f"a batch of {a[0]}, as a, or of one matrix")
+    return tuple(several[:1] or batches[:1])
 
 
 def _operand(array: Any, field: str) -> ArrayInfo:
