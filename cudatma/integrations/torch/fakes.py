@@ -12,6 +12,7 @@ import torch
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
 from cudatma.kernels.attention.tensors import check_shapes
+from cudatma.kernels.checks import check_gradient
 from cudatma.kernels.gemm.problem import ACTIVATIONS, OPERAND_TYPES, RESULT_TYPES, default_result
 from cudatma.kernels.gemm.request import product_batch
 from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks, group_count
@@ -206,8 +207,5 @@ def _check_sink(sink: Any, q: Any) -> None:
 
 
 def _check_gradients(**tensors: Any) -> None:
-    if torch.is_grad_enabled():
-        for field, tensor in tensors.items():
-            if tensor is not None and tensor.requires_grad:
-                remedy = "cudatma has no backward pass: call it under torch.no_grad(), or detach the tensor"
-                raise ArgumentError(field, "a tensor that requires grad", "one that does not", remedy)
+    for field, tensor in tensors.items():
+        check_gradient(tensor, field, "cudatma")

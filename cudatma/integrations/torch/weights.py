@@ -42,7 +42,7 @@ def packed_weight(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: i
     be read.
     """
     if scales.requires_grad:
-        check_gradient(describe(scales, "scales"), "scales", "marlin_gemm")
+        check_gradient(scales, "scales", "marlin_gemm")
     facts = (
         qweight.untyped_storage()._cdata,
         qweight.shape,
