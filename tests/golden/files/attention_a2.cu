@@ -289,7 +289,7 @@ __device__ __forceinline__ void clear(Output& output, Rows& rows) {
 }
 
 // ---- Results ----------------------------------------------------------------------------------------------------------
-// Where the logarithms of the rows' sums go; nullptr: nowhere.
+// lse: where the logarithms of the rows' sums go; nullptr: nowhere.
 struct LogSums {
     float* lse;
 };

@@ -306,7 +306,7 @@ __device__ __forceinline__ void clear(Output& output, Rows& rows) {
 }
 
 // ---- Results ----------------------------------------------------------------------------------------------------------
-// Where the logarithms of the rows' sums go; nullptr: nowhere.
+// lse: where the logarithms of the rows' sums go; nullptr: nowhere.
 struct LogSums {
     float* lse;
 };
@@ -394,6 +394,8 @@ __device__ __forceinline__ void load_keys(u32 target, const TensorMap* map, u32 
 __device__ __forceinline__ void load_values(u32 target, const TensorMap* map, u32 barrier, u32 block, const Place& place) {
     load_rows<BLOCK_N, V_HEAD_DIM>(target, map, barrier, block * BLOCK_N, place.kv_head, place.batch);
 }
+
+// ---- Rings of stages: one of keys, one of values ------------------------------------------------------------------------
 constexpr u32 K_BARRIERS = 49176;
 constexpr u32 V_BARRIERS = 49208;
 using Ring = TmaPipeline<STAGES>;

@@ -134,8 +134,8 @@ typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
 typedef u32 Probabilities[BLOCK_N / 16][4];   // operand A of the second product, 16 keys each
 
-// scores = q k^T of a warp's 16 queries, which begin at row0 of the tile, and a block of keys. A step is 16 of the head's columns.
-__device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 row0, u32 lane) {
+// scores = q k^T of a warp's 16 queries, which begin at tile_row of the tile, and a block of keys. A step is 16 of the head's columns.
+__device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 tile_row, u32 lane) {
 #pragma unroll
     for (u32 f = 0; f < SCORE_FRAGMENTS; ++f)
 #pragma unroll
@@ -144,7 +144,7 @@ __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 
     for (u32 d = 0; d < HEAD_DIM; d += 16) {
         const u32 vector = d % SPAN / 8, q_span = q + d / SPAN * BLOCK_M * SPAN_BYTES, k_span = k + d / SPAN * BLOCK_N * SPAN_BYTES;
         u32 queries[4];   // lanes 8..15 have the other rows, 16..31 the other columns
-        ldmatrix_x4(queries, q_span + vector_offset(row0 + lane % 16, vector + lane / 16));
+        ldmatrix_x4(queries, q_span + vector_offset(tile_row + lane % 16, vector + lane / 16));
 #pragma unroll
         for (u32 n = 0; n < BLOCK_N; n += 16) {
             u32 keys[4];   // lanes 8..15 have the other columns, 16..31 the other keys
@@ -255,7 +255,7 @@ __device__ __forceinline__ void clear(Output& output, Rows& rows) {
 }
 
 // ---- Results ----------------------------------------------------------------------------------------------------------
-// Where the logarithms of the rows' sums go; nullptr: nowhere.
+// lse: where the logarithms of the rows' sums go; nullptr: nowhere.
 struct LogSums {
     float* lse;
 };
@@ -342,6 +342,8 @@ __device__ __forceinline__ void load_keys(u32 target, const TensorMap* map, u32 
 __device__ __forceinline__ void load_values(u32 target, const TensorMap* map, u32 barrier, u32 block, const Place& place) {
     load_rows<BLOCK_N, V_HEAD_DIM>(target, map, barrier, block * BLOCK_N, place.kv_head, place.batch);
 }
+
+// ---- Rings of stages: one of keys, one of values ------------------------------------------------------------------------
 constexpr u32 K_BARRIERS = 40968;
 constexpr u32 V_BARRIERS = 41000;
 using Ring = TmaPipeline<STAGES>;
@@ -363,14 +365,14 @@ __device__ __forceinline__ void produce_values(Ring& ring, u32 smem, const Tenso
 }
 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
-// One block of keys: scores, softmax, product with the values. q: slot of the queries. row0: of the warp in the tile; row: of the
-// thread.
+// One block of keys: scores, softmax, product with the values. q: slot of the queries. tile_row: the warp's first query, in the tile.
+// row: the thread's first query, in the sequence.
 template <bool IsMasked>
 __device__ __forceinline__ void attend_block(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem, u32 smem,
-                                             u32 q, u32 block, u32 row0, u32 row, u32 lane) {
+                                             u32 q, u32 block, u32 tile_row, u32 row, u32 lane) {
     Scores scores;
     k_ring.wait();
-    multiply_keys(scores, q, smem + K + k_ring.stage * K_STAGE_BYTES, row0, lane);
+    multiply_keys(scores, q, smem + K + k_ring.stage * K_STAGE_BYTES, tile_row, lane);
     k_ring.release_used_by_warp(k_ring.stage, lane);   // the scores are complete
     k_ring.advance();
     float rescale[2];
@@ -384,37 +386,42 @@ __device__ __forceinline__ void attend_block(Output& output, Rows& rows, Ring& k
     v_ring.advance();
 }
 
-// The blocks of a warp's 16 queries, the last one first. q: slot of the queries. row0: the first query of its four warps.
+// The blocks of a warp's 16 queries, the last one first. q: slot of the queries. row0: the first query of the warp's warpgroup, in the
+// sequence.
 __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem,
                                          const Blocks& blocks, u32 smem, u32 q, u32 row0, u32 warpgroup, u32 warp, u32 lane) {
-    const u32 in_tile = 64 * warpgroup + 16 * warp, first_row = row0 + 16 * warp, row = first_row + lane / 4;
+    const u32 tile_row = 64 * warpgroup + 16 * warp, first_row = row0 + 16 * warp, row = first_row + lane / 4;
     const u32 last_row = min(first_row + 16, problem.q_length) - 1;
     // Blocks from all_seen_begin to all_seen_end - 1 are seen by all queries.
     const u32 all_seen_begin = (first_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N, all_seen_end = end_key(problem, first_row) / BLOCK_N;
     for (u32 block = blocks.end; block-- > blocks.begin;) {
         if (block >= all_seen_begin && block < all_seen_end)
-            attend_block<false>(output, rows, k_ring, v_ring, problem, smem, q, block, in_tile, row, lane);
+            attend_block<false>(output, rows, k_ring, v_ring, problem, smem, q, block, tile_row, row, lane);
         else
-            attend_block<true>(output, rows, k_ring, v_ring, problem, smem, q, block, in_tile, row, lane);
+            attend_block<true>(output, rows, k_ring, v_ring, problem, smem, q, block, tile_row, row, lane);
     }
 }
+
+// The mbarrier that the load of the queries completes.
 constexpr u32 Q_BARRIER = 40960;
 
+// A consumer warp: `warp` of its warpgroup.
 __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Problem& problem, u32 smem, u16* output_rows,
                                         const LogSums& logs, const Place& place, const Blocks& blocks, u32 warpgroup, u32 warp, u32 lane) {
-    const u32 row0 = 64 * warpgroup + 16 * warp;   // in the tile
+    const u32 tile_row = 64 * warpgroup + 16 * warp;   // the warp's first query, in the tile
     Output output;
     Rows rows;
     clear(output, rows);
     mbarrier_wait_parity(smem + Q_BARRIER, 0);
     mainloop(output, rows, k_ring, v_ring, problem, blocks, smem, smem + Q, place.row0 + 64 * warpgroup, warpgroup, warp, lane);
-    finish_rows(output, rows, problem, logs, place, place.row0 + row0 + lane / 4, lane);
+    finish_rows(output, rows, problem, logs, place, place.row0 + tile_row + lane / 4, lane);
     __syncwarp();   // the warp has read its queries, whose place the results take
-    store_rows(output, problem, output_rows, smem + Q, place, row0, lane);
+    store_rows(output, problem, output_rows, smem + Q, place, tile_row, lane);
 }
 }  // namespace cudatma
 
-// Attention, version p1: mma.sync in the place of wgmma, out of rings that a warp of its own fills by TMA. Each CTA computes one tile.
+// Attention, version p1: one warp loads keys and values into two rings by TMA, the others multiply by mma.sync. Each CTA computes one
+// tile.
 extern "C" __global__ void __launch_bounds__(160, 1)
 attention_p1_bf16_d64_causal_64x64_s2(
     const __grid_constant__ cudatma::TensorMap q_map,
