@@ -31,6 +31,12 @@ def group_count(k: int, group_size: int) -> int:
     return 1 if group_size == -1 else -(-k // group_size)
 
 
+def part_shapes(k: int, n: int, group_size: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a packed weight's arrays, by their names."""
+    rows = (group_count(k, group_size), blocks(n) * BLOCK)
+    return {"qweight": (blocks(n) * blocks(k), BLOCK_BYTES), "scales": rows, "zeros": rows, "perm": (k,)}
+
+
 def pack_values(q: Any) -> Any:
     """uint8 values 0..15 of shape (64 K64, 64 N64) -> bytes uint8 (N64 * K64, 2048), C order."""
     k, n = q.shape

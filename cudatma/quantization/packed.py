@@ -217,18 +217,15 @@ def _check_facts(weight: PackedWeight) -> None:
 
 
 def _check_arrays(weight: PackedWeight) -> None:
-    k, n = weight.shape
-    k64, n64 = layout_v1.blocks(k), layout_v1.blocks(n)
-    rows = (weight.groups, n64 * layout_v1.BLOCK)
-    wanted: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
-        "qweight": (np.dtype(np.uint8), (n64 * k64, layout_v1.BLOCK_BYTES)),
-        "scales": (ACTIVATION_TYPES[weight.dtype].numpy, rows),
-        "zeros": (np.dtype(np.uint8), rows),
-        "perm": (np.dtype(np.int32), (k,)),
+    dtypes: dict[str, np.dtype[Any]] = {
+        "qweight": np.dtype(np.uint8),
+        "scales": ACTIVATION_TYPES[weight.dtype].numpy,
+        "zeros": np.dtype(np.uint8),
+        "perm": np.dtype(np.int32),
     }
     library = library_of(weight.qweight)
-    for name, (dtype, shape) in wanted.items():
-        array = getattr(weight, name)
+    for name, shape in layout_v1.part_shapes(*weight.shape, weight.group_size).items():
+        array, dtype = getattr(weight, name), dtypes[name]
         if array is None and name in ("zeros", "perm"):
             continue
         if library_of(array) not in ("numpy", "cupy") or not hasattr(array, "flags"):

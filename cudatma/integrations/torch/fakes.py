@@ -15,7 +15,7 @@ from cudatma.kernels.attention.tensors import check_shapes
 from cudatma.kernels.checks import check_gradient
 from cudatma.kernels.gemm.problem import ACTIVATIONS, OPERAND_TYPES, RESULT_TYPES, default_result
 from cudatma.kernels.gemm.request import product_batch
-from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks, group_count
+from cudatma.quantization.layout_v1 import part_shapes
 from cudatma.quantization.packed import check_group_size
 
 
@@ -34,13 +34,13 @@ def marlin_gemm(
     check_group_size(group_size)
     if _name(scales.dtype) not in ACTIVATION_TYPES:
         raise ArgumentTypeError("scales.dtype", _name(scales.dtype), ", ".join(ACTIVATION_TYPES))
-    rows = (group_count(k, group_size), blocks(n) * BLOCK)
-    _check_part("qweight", qweight, torch.uint8, (blocks(n) * blocks(k), BLOCK_BYTES))
-    _check_part("scales", scales, scales.dtype, rows)
+    shapes = part_shapes(k, n, group_size)
+    _check_part("qweight", qweight, torch.uint8, shapes)
+    _check_part("scales", scales, scales.dtype, shapes)
     if zeros is not None:
-        _check_part("zeros", zeros, torch.uint8, rows)
+        _check_part("zeros", zeros, torch.uint8, shapes)
     if perm is not None:
-        _check_part("perm", perm, torch.int32, (k,))
+        _check_part("perm", perm, torch.int32, shapes)
     _check_like("x", x, scales, "the weight")
     if not x.dim() or x.shape[-1] != k:
         raise ArgumentError("x.shape", tuple(x.shape), f"(..., {k})", "the last dimension is the weight's")
@@ -148,8 +148,9 @@ def _shape(tensor: Any) -> tuple[Any, ...]:
     return *tensor.shape[:-1], int(tensor.shape[-1])
 
 
-def _check_part(field: str, tensor: Any, dtype: Any, shape: tuple[Any, ...]) -> None:
-    """QuantizationError unless a tensor of a weight has this dtype and shape."""
+def _check_part(field: str, tensor: Any, dtype: Any, shapes: dict[str, tuple[int, ...]]) -> None:
+    """QuantizationError unless a tensor of a weight has this dtype and its shape."""
+    shape = shapes[field]
     if tensor.dtype != dtype or tuple(tensor.shape) != shape:
         got = f"{_name(tensor.dtype)} {tuple(tensor.shape)}"
         raise QuantizationError(field, got, f"{_name(dtype)} {shape}", "use pack() to build it")

@@ -22,7 +22,7 @@ from cudatma.quantization import (
     from_marlin,
     quantize_linear,
 )
-from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks, group_count
+from cudatma.quantization.layout_v1 import part_shapes
 from cudatma.quantization.packed import check_group_size
 
 
@@ -65,19 +65,13 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
             raise ArgumentTypeError("dtype", str(dtype), "torch.float16, torch.bfloat16")
         self.in_features, self.out_features, self.group_size = in_features, out_features, group_size
         self.batch_invariant = batch_invariant
-        columns = blocks(out_features)
-        rows = (group_count(in_features, group_size), columns * BLOCK)
-
-        parts: dict[str, tuple[bool, tuple[int, ...], Any]] = {
-            "qweight": (True, (columns * blocks(in_features), BLOCK_BYTES), torch.uint8),
-            "scales": (True, rows, dtype),
-            "zeros": (not symmetric, rows, torch.uint8),
-            "perm": (act_order, (in_features,), torch.int32),
-            "bias": (bias, (out_features,), dtype),
-        }
-        # torch.export counts wrongly where a buffer that is None comes before another one.
-        for name, (is_there, shape, kind) in sorted(parts.items(), key=lambda part: not part[1][0]):
-            self.register_buffer(name, torch.empty(shape, dtype=kind, device=device) if is_there else None)
+        shapes = part_shapes(in_features, out_features, group_size) | {"bias": (out_features,)}
+        dtypes = {"qweight": torch.uint8, "scales": dtype, "zeros": torch.uint8, "perm": torch.int32, "bias": dtype}
+        absent = {"zeros": symmetric, "perm": not act_order, "bias": not bias}
+        # torch.export miscounts buffers where one that is None precedes another.
+        for name in sorted(shapes, key=lambda name: absent.get(name, False)):
+            buffer = None if absent.get(name) else torch.empty(shapes[name], dtype=dtypes[name], device=device)
+            self.register_buffer(name, buffer)
 
     @classmethod
     def from_packed(cls, weight: PackedWeight, bias: Any = None, *, batch_invariant: bool = False) -> MarlinLinear:

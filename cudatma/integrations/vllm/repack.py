@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from cudatma.errors import QuantizationError
-from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, SYMMETRIC_ZERO, blocks
+from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, SYMMETRIC_ZERO, blocks, group_count
 
 #: Values of four bits in a 32-bit word.
 WORD_VALUES = 8
@@ -28,7 +28,7 @@ def repack(
     point is 8. Any strides. Raises QuantizationError where the shapes contradict each other.
     """
     k = words.shape[0] * WORD_VALUES
-    groups = 1 if group_size == -1 else -(-k // group_size)
+    groups = group_count(k, group_size)
     _require("words", words, (k // WORD_VALUES, n))
     _require("scales", scales, (groups, n))
     zeros = None
