@@ -1,5 +1,5 @@
-"""The description that package indexes show: the README without its pictures and links to files of the repository,
-which an index has not. Everything else is in pyproject.toml.
+"""The description that package indexes show: the README without pictures and links to files of the repository, which
+an index does not have. Everything else is in pyproject.toml.
 """
 
 import re

@@ -22,7 +22,7 @@ import cudatma
 ROOT = Path(__file__).resolve().parents[2]
 DIST = ROOT / "dist"
 WHEEL_BYTES = 1 << 20
-#: What only one of the repository and its sdist has; folders that a wheel has not.
+#: Files that only the repository or only its sdist has; folders that a wheel must not have.
 ONLY_IN_GIT = {".gitignore"}
 ONLY_IN_SDIST = re.compile(r"PKG-INFO|setup\.cfg|cudatma\.egg-info/.*|")
 NOT_IN_WHEEL = ("cudatma/tools/dev/", "cudatma/ptx_templates/probes/")
@@ -99,7 +99,7 @@ def check_sdist(sdist: Path) -> None:
     if missing := sorted(known - found - ONLY_IN_GIT):
         raise ReleaseError(f"{sdist.name} lacks {', '.join(missing[:5])}; see MANIFEST.in")
     if foreign := sorted(name for name in found - known if not ONLY_IN_SDIST.fullmatch(name)):
-        raise ReleaseError(f"{sdist.name} has {', '.join(foreign[:5])}, which the repository has not")
+        raise ReleaseError(f"{sdist.name} has {', '.join(foreign[:5])}, which the repository does not have")
 
 
 def clean_environment(folder: Path, requirement: str) -> Path:

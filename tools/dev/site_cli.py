@@ -1,4 +1,4 @@
-"""The command-line reference of the documentation site, out of the parsers that the commands use."""
+"""The command-line reference of the documentation site, from the parsers that the commands use."""
 
 from __future__ import annotations
 

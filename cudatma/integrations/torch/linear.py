@@ -37,7 +37,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
     in_features, out_features: K and N. group_size: 32, 64, 128 or -1 for the whole column. symmetric: no zero points.
     act_order: with a permutation of the activations' columns. dtype: torch.float16 or torch.bfloat16, of activations,
     scales and bias. It is fixed, since the weight was quantized for it: ``.half()``, ``.float()`` and ``.to(dtype)``
-    raise ArgumentTypeError for another one; ``.to(device)`` and ``.cuda()`` move the module. batch_invariant: as in
+    raise ArgumentTypeError for any other; ``.to(device)`` and ``.cuda()`` move the module. batch_invariant: as in
     marlin_gemm. The buffers are not initialized. Raises ArgumentError, ArgumentTypeError, QuantizationError.
     """
 
@@ -127,7 +127,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
     def from_gptq(cls, *tensors: Any, bias: Any = None, batch_invariant: bool = False, **options: Any) -> MarlinLinear:
         """From GPTQ tensors: qweight, qzeros, scales, g_idx and the options of cudatma.from_gptq().
 
-        The layer lies where the first tensor does, also those of the functions below.
+        The layer is on the first tensor's device, as with the other importers below.
         """
         return cls._imported(from_gptq, tensors, bias, batch_invariant, options)
 
@@ -180,7 +180,7 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         return values.T.contiguous().to(self.scales.device, kind)
 
     def forward(self, x: Any) -> Any:
-        """x (..., K) of the layer's dtype on its device -> (..., N); computed on the CPU as $CUDATMA_BACKEND says."""
+        """x (..., K) of the layer's dtype, on its device -> (..., N). On the CPU, $CUDATMA_BACKEND says how."""
         tensors = self._buffers  # each attribute of a module costs 0.5 us more
         return torch.ops.cudatma.marlin_gemm.default(
             x.contiguous(),

@@ -33,7 +33,7 @@ _VARLEN = (
 _DECODE = f"Tensor q, Tensor k_cache, Tensor v_cache, Tensor seqlens, *, Tensor? page_table=None, {_MASK}"
 _OUT = ", Tensor(a!) out"
 
-#: Held for as long as the process lives, also where this module is loaded again: the operators go with it.
+#: Kept for the life of the process, even if this module is reloaded: a library takes its operators with it.
 _libraries: list[Any] = globals().get("_libraries", [])
 
 
@@ -58,7 +58,7 @@ def register() -> None:
 
 
 def _define(library: Any, name: str, arguments: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """An operator on the CPU and on CUDA devices; one with ``out`` returns nothing, as functionalization wants it."""
+    """An operator on the CPU and on CUDA devices; one with ``out`` returns nothing, as functionalization requires."""
     result = "()" if name.endswith("_out") else "Tensor"
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
     library.define(f"{name}({arguments}) -> {result}", tags=tags)
@@ -102,7 +102,7 @@ def _marlin_gemm_out(
 
 
 def _plain(tensor: Any) -> Any:
-    """A Parameter as the tensor that it is, unless it wants a gradient: repeated calls know torch.Tensor alone."""
+    """A Parameter as a torch.Tensor, the only type that repeated calls know, unless it requires grad."""
     return tensor.detach() if type(tensor) is torch.nn.Parameter and not tensor.requires_grad else tensor
 
 

@@ -1,9 +1,9 @@
-"""The PackedWeight of a weight's tensors: made once, found again at each call, made anew when the tensors changed.
+"""The PackedWeight of a weight's tensors: made at the first call, found at later ones, replaced if the tensors change.
 
-An operator is called with tensors, and the kernels' launch plans belong to a PackedWeight. One is remembered for the
-address of qweight, and serves only tensors that are the same memory: the same storages, at the same places, of the same
-shapes and types, whose version counters have not moved. Weak references to the storages are kept with it: a storage
-that lives or is weakly referenced shares its address with no other one, and what was freed is forgotten.
+An operator gets tensors, and the kernels' launch plans belong to a PackedWeight. A table holds one for the address of
+qweight. It serves only tensors that are the same memory: the same storages, at the same places, of the same shapes and
+dtypes, with the same version counters. The table keeps weak references to the storages: no other storage gets the
+address of one that is alive or weakly referenced. Entries whose storages were freed are removed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _lock = threading.Lock()
 
 
 def packed_weight(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, group_size: int) -> PackedWeight:
-    """The PackedWeight over a weight's tensors, which are not copied; layout and dtypes as PackedWeight has them.
+    """The PackedWeight over a weight's tensors, which it does not copy; layout and dtypes as PackedWeight has them.
 
     Inference tensors have no version counters: after changing them in place, call forget(). Raises what PackedWeight
     raises for wrong shapes and values, ArgumentTypeError, ArgumentError where torch records a gradient of the scales,
@@ -66,7 +66,7 @@ def packed_weight(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: i
 
 
 def forget(qweight: Any) -> None:
-    """Have the values of a weight read anew at its next call."""
+    """Make the next call with this weight read its values again."""
     with _lock:
         _known.pop(qweight.data_ptr(), None)
 
@@ -80,7 +80,7 @@ def weight_tensors(weight: PackedWeight) -> dict[str, Any]:
 
 
 def _facts(tensor: Any) -> tuple[Any, ...]:
-    """What tells apart memory whose values were read: inference tensors count no versions."""
+    """What identifies memory and its values; inference tensors have no version counter."""
     version = -1 if tensor.is_inference() else tensor._version
     return tensor.untyped_storage()._cdata, tensor.data_ptr(), version, tensor.shape, tensor.dtype
 
@@ -115,7 +115,7 @@ def _reading(device: int) -> Iterator[None]:
 
 
 def _view(info: ArrayInfo) -> Any:
-    """A NumPy or CuPy array over a tensor's memory that does not keep it alive: whoever calls an operator does."""
+    """A NumPy or CuPy array over a tensor's memory, which it does not keep alive: the operator's caller does."""
     if info.device is None:
         return host_array(info)
 

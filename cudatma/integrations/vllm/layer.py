@@ -1,4 +1,4 @@
-"""What vLLM asks of a linear kernel, with nothing of vLLM imported. kernel.py joins it with vLLM's base class."""
+"""A linear kernel as vLLM calls it, without an import of vLLM; kernel.py adds vLLM's base class."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def refusal(config: LayerConfig) -> str | None:
 class PackedLayer:
     """The calls of a linear kernel, for one layer. vLLM's base class sets the attributes.
 
-    config: the layer's. w_q_name, w_s_name, w_zp_name: of its parameters, each of which says by ``output_dim`` which
-    of its dimensions is N. The packed weight takes their places, under the same names.
+    config: the layer's. w_q_name, w_s_name, w_zp_name: names of its parameters, whose ``output_dim`` is the dimension
+    of N. The arrays of the packed weight replace them under the same names.
     """
 
     config: LayerConfig
@@ -65,10 +65,10 @@ class PackedLayer:
         return False
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Pack the layer's weight anew, and free what was loaded.
+        """Pack the layer's weight, and free the loaded tensors.
 
-        For weights that replace earlier ones in place, as vLLM's reload_weights() has it, raises QuantizationError
-        where their scales have another range: the kernels that serve the layer were chosen for the first.
+        vLLM's reload_weights() replaces weights in place. Raises QuantizationError if the new scales have another
+        range: the kernels of the layer were chosen for that of the first.
         """
         config, names = self.config, (self.w_q_name, self.w_s_name, self.w_zp_name)
         loaded = [_input_major(layer, name) for name in names[: 2 + config.zero_points]]
@@ -92,7 +92,7 @@ class PackedLayer:
     def _keep_fit(self, scales: Any) -> None:
         fit = fit_scales(host_array(scales, self.w_s_name))
         if self._fit not in (None, fit):
-            remedy = "start vLLM anew with these weights, or with VLLM_DISABLED_KERNELS=CudatmaW4A16LinearKernel"
+            remedy = "restart vLLM with these weights, or set VLLM_DISABLED_KERNELS=CudatmaW4A16LinearKernel"
             raise QuantizationError(self.w_s_name, f"scales with {fit}", f"{self._fit}, as before the reload", remedy)
         self._fit = fit
 

@@ -1,7 +1,8 @@
-"""Weights as vLLM loads them, packed anew in cudatma's layout by torch, on the device where they are.
+"""Weights from vLLM's layout to cudatma's, by torch, on their device.
 
-q int32 (K / 8, N): eight consecutive rows in a word, lowest nibble first. zero points int32 (G, N / 8): eight
-consecutive columns in a word. The result equals that of ``quantization.pack``; quantization/layout_v1.py defines it.
+vLLM's q is int32 (K / 8, N), eight consecutive rows in a word, lowest nibble first; its zero points are int32 (G, N /
+8), eight consecutive columns in a word. The result equals that of ``quantization.pack``, which works on one byte for
+each value; quantization/layout_v1.py defines the layout.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def attention(
     16 bytes: a transposed view is read as it is.
     causal: query i sees keys up to i + k_length - q_length: the last query sees all. window: (left, right): it sees
     keys from ``left`` before that one to ``right`` behind it, None for all. A query that sees no key has a result of
-    zeros and an lse of -inf.
+    zeros and an lse of -inf, or of its head's sink.
     scale: above 0, None: 1 / sqrt(dim). softcap: logits x become softcap tanh(x / softcap).
     sink: (heads,) in fp32, for each head the logit of one more key, which all its queries see and whose value is zero.
     out: (batch, q_length, heads, v_dim), made by q's library if None. lse: (batch, heads, q_length) in fp32, the

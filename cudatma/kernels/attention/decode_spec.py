@@ -1,4 +1,4 @@
-"""The kernels of attention_decode: four warps for all queries of a head of k and v, one that loads."""
+"""The kernels of attention_decode: four warps for all queries of a head of k and v, and one that loads."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class AttentionDecode(AttentionWithProducer):
 
 @dataclass(frozen=True, slots=True)
 class AttentionDecodeP1(AttentionDecode):
-    """The same by mma.sync, for SM120."""
+    """AttentionDecode by mma.sync, for SM120."""
 
     version: ClassVar[str] = "decode_p1"
     has_wgmma: ClassVar[bool] = False

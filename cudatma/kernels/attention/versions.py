@@ -101,7 +101,7 @@ class AttentionA2(AttentionSpec):
 
 @dataclass(frozen=True, slots=True)
 class AttentionWithProducer(AttentionSpec):
-    """A warp of its own loads; keys and values are in rings of their own.
+    """One warp loads, the others multiply; keys and values have separate rings.
     is_varlen: whether sequences of different lengths lie one after the other."""
 
     is_varlen: bool = False  # type: ignore[misc]
@@ -252,7 +252,7 @@ class AttentionA4(AttentionA3):
 
 @dataclass(frozen=True, slots=True)
 class AttentionP1(AttentionWithProducer):
-    """mma.sync in the place of wgmma; for 99 KB of shared memory."""
+    """mma.sync instead of wgmma; for 99 KB of shared memory."""
 
     version: ClassVar[str] = "p1"
     template: ClassVar[str] = "kernels/attention_p1.cu.j2"
