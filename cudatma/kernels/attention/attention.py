@@ -11,7 +11,7 @@ from cudatma.build.kernel import debug_scope, default_target, wants_debug
 from cudatma.kernels.attention.choose import ATTENTION
 from cudatma.kernels.attention.plan import plan_attention
 from cudatma.kernels.attention.reference import reference
-from cudatma.kernels.attention.repeated import KNOWN_CALLS, KnownCall, extents, known_key
+from cudatma.kernels.attention.repeated import KNOWN_CALLS, KnownCall, addresses, argument_indices, extents, known_key
 from cudatma.kernels.attention.request import Request, check_call
 from cudatma.kernels.attention.results import fill_empty, make_lse, make_result
 from cudatma.kernels.attention.version import chosen_version
@@ -108,7 +108,7 @@ def _first(
     else:
         order_after_producers(handle, device, result, *request.arrays().values())
         replay = _replay(request, result, sums, version, device, handle)
-        replay.run(_addresses(request, result, sums), handle)
+        replay.run(addresses((*request.read, result, sums)), handle)
         if key is not None:
             dtype = lse.dtype if request.has_lse else None
             KNOWN_CALLS.put(key, KnownCall(replay, shape, lse_shape, dtype, extents((*request.read, result))))
@@ -129,18 +129,12 @@ def _replay(
         launch = plan_attention(request, result, lse, spec, target, gpu.sm_count)
         kernel = launch.loaded(target, device, stream)
         moving = _moving(spec.parameter_names, lse is not None)
-        replay = Replay(launch, kernel, device, _addresses(request, result, lse), moving)
+        replay = Replay(launch, kernel, device, addresses((*request.read, result, lse)), moving)
         _PLANS.put(key, replay)
     return replay
 
 
-def _addresses(request: Request, result: ArrayInfo, lse: ArrayInfo | None) -> tuple[int, ...]:
-    """Of a Replay."""
-    return tuple([0 if info is None else info.pointer for info in (*request.read, result, lse)])
-
-
 def _moving(names: tuple[str, ...], has_lse: bool) -> list[int | None]:
-    """The indices of the launch's arguments that hold _addresses(); None for one that it does not have."""
-    wanted = (("q", "q_map"), ("k", "k_map"), ("v", "v_map"), ("sink",), ("output_rows", "output_map"), ("lse",))
-    found = [next((names.index(name) for name in either if name in names), None) for either in wanted]
-    return found if has_lse else [*found[:-1], None]
+    """argument_indices() of what is read, the result and lse."""
+    written = ("output_rows", "output_map"), ("lse",) if has_lse else ()
+    return argument_indices(names, (("q", "q_map"), ("k", "k_map"), ("v", "v_map"), ("sink",), *written))

@@ -12,7 +12,7 @@ from cudatma.kernels.attention.decode_plan import HostParts, divide, plan_decode
 from cudatma.kernels.attention.decode_reference import decode_reference
 from cudatma.kernels.attention.decode_repeated import DecodeReplay
 from cudatma.kernels.attention.decode_request import NAME, DecodeRequest, check_decode
-from cudatma.kernels.attention.repeated import KNOWN_CALLS, KnownCall, extents, known_key
+from cudatma.kernels.attention.repeated import KNOWN_CALLS, KnownCall, addresses, argument_indices, extents, known_key
 from cudatma.kernels.attention.results import fill_empty, make_lse, make_result
 from cudatma.kernels.checks import check_backend
 from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
@@ -109,7 +109,7 @@ def _first(
     else:
         order_after_producers(handle, device, result, *request.arrays().values())
         replay = _replay(request, result, sums, device, handle)
-        replay.run(_addresses(request, result, sums), handle)
+        replay.run(addresses((*request.read, result, sums)), handle)
         if key is not None:
             dtype = lse.dtype if request.has_lse else None
             KNOWN_CALLS.put(key, KnownCall(replay, shape, lse_shape, dtype, extents((*request.read, result))))
@@ -126,21 +126,15 @@ def _replay(request: DecodeRequest, result: ArrayInfo, lse: ArrayInfo | None, de
         target, work = detect(device), divide(request, gpu_of(device))
         launch = plan_decode(request, result, lse, work, target)
         kernel = launch.loaded(target, device, stream)
-        bases = (*_addresses(request, result, lse), 0, 0)
+        bases = (*addresses((*request.read, result, lse)), 0, 0)
         moving = _moving(work.spec.parameter_names, lse is not None)
         replay = DecodeReplay(Replay(launch, kernel, device, bases, moving), device, work.partials_bytes)
         _PLANS.put(key, replay)
     return replay
 
 
-def _addresses(request: DecodeRequest, result: ArrayInfo, lse: ArrayInfo | None) -> tuple[int, ...]:
-    """Of a DecodeReplay."""
-    return tuple([0 if info is None else info.pointer for info in (*request.read, result, lse)])
-
-
 def _moving(names: tuple[str, ...], has_lse: bool) -> list[int | None]:
-    """The indices of the launch's arguments that hold _addresses(), partial sums and counters; None for one that it
-    does not have."""
-    last = (("lse",) if has_lse else (), ("partials",), ("counters",))
-    wanted = (("q",), ("k", "k_map"), ("v", "v_map"), ("seqlens",), ("page_table",), ("sink",), ("output_rows",), *last)
-    return [next((names.index(name) for name in either if name in names), None) for either in wanted]
+    """argument_indices() of what is read, the result, lse, partial sums and counters."""
+    read = ("q",), ("k", "k_map"), ("v", "v_map"), ("seqlens",), ("page_table",), ("sink",)
+    written = ("output_rows",), ("lse",) if has_lse else (), ("partials",), ("counters",)
+    return argument_indices(names, (*read, *written))

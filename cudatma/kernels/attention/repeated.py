@@ -3,6 +3,7 @@ their addresses only."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,6 +65,16 @@ class KnownCall:
 def extents(arrays: tuple[ArrayInfo | None, ...]) -> tuple[int, ...]:
     """Of a KnownCall; 0 for None."""
     return tuple([0 if info is None else info.extent[1] - info.pointer for info in arrays])
+
+
+def addresses(arrays: tuple[ArrayInfo | None, ...]) -> tuple[int, ...]:
+    """Of a Replay; 0 for None."""
+    return tuple([0 if info is None else info.pointer for info in arrays])
+
+
+def argument_indices(names: tuple[str, ...], wanted: Iterable[tuple[str, ...]]) -> list[int | None]:
+    """Where the arguments of a launch have one of the wanted names each; None where there is no such argument."""
+    return [next((names.index(name) for name in either if name in names), None) for either in wanted]
 
 
 #: By their keys.

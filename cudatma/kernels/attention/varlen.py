@@ -12,7 +12,7 @@ from cudatma.kernels.attention.choose import ATTENTION
 from cudatma.kernels.attention.decode_repeated import DecodeReplay
 from cudatma.kernels.attention.plan import plan_attention
 from cudatma.kernels.attention.reference import reference
-from cudatma.kernels.attention.repeated import KNOWN_CALLS, KnownCall, extents, known_key
+from cudatma.kernels.attention.repeated import KNOWN_CALLS, KnownCall, addresses, argument_indices, extents, known_key
 from cudatma.kernels.attention.request import Request
 from cudatma.kernels.attention.results import fill_empty, make_lse, make_result
 from cudatma.kernels.attention.varlen_request import NAME, check_varlen
@@ -114,7 +114,7 @@ def _first(
     else:
         order_after_producers(handle, device, result, *request.arrays().values())
         replay = _replay(request, result, sums, device, handle)
-        replay.run(_addresses(request, result, sums), handle)
+        replay.run(addresses((*request.read, result, sums)), handle)
         if key is not None:
             dtype = lse.dtype if request.has_lse else None
             KNOWN_CALLS.put(key, KnownCall(replay, shape, lse_shape, dtype, extents((*request.read, result))))
@@ -132,16 +132,10 @@ def _replay(request: Request, result: ArrayInfo, lse: ArrayInfo | None, device: 
         spec = decide(ATTENTION, request.problem(), gpu).spec
         launch = plan_attention(request, result, lse, spec, target, gpu.sm_count)
         kernel = launch.loaded(target, device, stream)
-        names = "q_map", "k_map", "v_map", "cu_seqlens_q", "cu_seqlens_k", "sink", "output_rows", "lse"
-        moving = [spec.parameter_names.index(name) if name in spec.parameter_names else None for name in names]
-        if lse is None:
-            moving[-1] = None
-        bases = *_addresses(request, result, lse), 0, 0
-        replay = DecodeReplay(Replay(launch, kernel, device, bases, [*moving, None, None]), device, 0)
+        read = ("q_map",), ("k_map",), ("v_map",), ("cu_seqlens_q",), ("cu_seqlens_k",), ("sink",)
+        wanted = *read, ("output_rows",), () if lse is None else ("lse",)
+        moving = [*argument_indices(spec.parameter_names, wanted), None, None]
+        bases = *addresses((*request.read, result, lse)), 0, 0
+        replay = DecodeReplay(Replay(launch, kernel, device, bases, moving), device, 0)
         _PLANS.put(key, replay)
     return replay
-
-
-def _addresses(request: Request, result: ArrayInfo, lse: ArrayInfo | None) -> tuple[int, ...]:
-    """Of a Replay."""
-    return tuple([0 if info is None else info.pointer for info in (*request.read, result, lse)])
