@@ -9,8 +9,11 @@ from __future__ import annotations
 import inspect
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
+
+from sphinx.util.inspect import signature, stringify_signature
 
 import cudatma
 from tools.dev import site_cli
@@ -35,7 +38,6 @@ CONTENTS: dict[str, dict[str, list[str]]] = {
             "docs/torch*",
             "docs/transformers*",
             "docs/vllm*",
-            "docs/parallel*",
         ],
         "Arrays": ["docs/operations", "docs/streams"],
         "Kernels of your own": [
@@ -55,6 +57,7 @@ CONTENTS: dict[str, dict[str, list[str]]] = {
             "docs/reference/weights",
             "docs/reference/int4_gemm",
             "docs/reference/gemm_attention",
+            "docs/reference/torch",
             "docs/reference/arrays",
             "docs/reference/tensor_maps",
             "docs/reference/kernels",
@@ -109,6 +112,7 @@ nitpicky = True
 # Types in signatures are often those of other libraries or of modules that are not public.
 nitpick_ignore_regex = [("py:class", ".*")]
 autodoc_member_order = "bysource"
+autodoc_mock_imports = ["torch"]  # the site is built without it
 autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 72
 python_use_unqualified_type_names = True
@@ -170,9 +174,11 @@ def code_page(path: Path, text: str) -> str:
 
 
 def read_docstring(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Make reStructuredText of a docstring. A method that has the name of a public function is not linked to it."""
+    """Make reStructuredText of a docstring. What has the name of something public (a method, a class of an integration)
+    is not linked to that."""
     owner = getattr(cudatma, name.split(".")[1], None)
     own = set(dir(owner)) if inspect.isclass(owner) else {name.split(".")[1]}
+    own |= set(getattr(sys.modules.get(".".join(name.split(".")[:3])), "__all__", ()))
     try:
         parameters = set(inspect.signature(value).parameters)
     except (TypeError, ValueError):
@@ -181,6 +187,13 @@ def read_docstring(app: Any, what: str, name: str, value: Any, options: Any, lin
         attributes = set(re.findall(r"\bself\.(\w+)", inspect.getsource(value)))
         parameters |= {*attributes, *getattr(value, "__slots__", ()), *getattr(value, "__annotations__", ())}
     lines[:] = to_rst(lines, parameters, {public: role for public, role in PUBLIC.items() if public not in own})
+
+
+def read_signature(app: Any, what: str, name: str, value: Any, options: Any, arguments: str, returns: str) -> Any:
+    """That of __init__ where the base class is a mock, whose signature autodoc would show."""
+    if what != "class" or not name.startswith("cudatma.integrations."):
+        return None
+    return stringify_signature(signature(value.__init__, bound_method=True), show_return_annotation=False), ""
 
 
 def skip_former_names(app: Any, what: str, name: str, value: Any, skip: bool, options: Any) -> bool | None:
@@ -204,6 +217,7 @@ def write_index(app: Any, error: Exception | None) -> None:
 def setup(app: Any) -> None:
     app.connect("source-read", read_page)
     app.connect("autodoc-process-docstring", read_docstring)
+    app.connect("autodoc-process-signature", read_signature)
     app.connect("autodoc-skip-member", skip_former_names)
     app.connect("missing-reference", link_type)
     app.connect("build-finished", write_index)

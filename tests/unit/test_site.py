@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -22,6 +23,14 @@ def test_every_public_name_is_in_the_reference_once() -> None:
     listed = Counter(re.findall(r"^\.\. auto\w+:: cudatma\.(\w+)$", pages, re.MULTILINE))
     assert set(listed) == set(cudatma.__all__)
     assert max(listed.values()) == 1
+
+
+def test_every_name_for_torch_is_in_the_reference() -> None:
+    listed = re.findall(
+        r"^\.\. auto\w+:: cudatma\.integrations\.torch\.(\w+)$", (REFERENCE / "torch.rst").read_text(), re.M
+    )
+    package = Path(cudatma.__path__[0], "integrations", "torch", "__init__.py").read_text()
+    assert f"__all__ = {json.dumps(sorted(listed))}" in package
 
 
 def test_what_is_said_of_parameters_becomes_a_list() -> None:
