@@ -5,6 +5,7 @@ torch.compile and torch.export call these functions with tensors that have no me
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,10 +50,6 @@ def marlin_gemm(
         _check_shape("bias", bias, (n,))
     _check_gradients(x=x, scales=scales, bias=bias)
     return x.new_empty((*x.shape[:-1], n))
-
-
-def marlin_gemm_out(*operands: Any, out: Any, **options: Any) -> None:
-    _check_out(out, marlin_gemm(*operands, **options))
 
 
 def gemm(
@@ -101,10 +98,6 @@ def attention(q: Any, k: Any, v: Any, *, sink: Any = None, **options: Any) -> An
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
-def attention_out(q: Any, k: Any, v: Any, *, out: Any, **options: Any) -> None:
-    _check_out(out, attention(q, k, v, **options))
-
-
 def attention_varlen(
     q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *, sink: Any = None, **options: Any
 ) -> Any:
@@ -114,10 +107,6 @@ def attention_varlen(
     _check_offsets(q, 1, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     _check_shape("cu_seqlens_k", cu_seqlens_k, tuple(cu_seqlens_q.shape))
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
-
-
-def attention_varlen_out(*arrays: Any, out: Any, **options: Any) -> None:
-    _check_out(out, attention_varlen(*arrays, **options))
 
 
 def attention_decode(
@@ -135,8 +124,13 @@ def attention_decode(
     return q.new_empty((*q.shape[:-1], v_cache.shape[-1]))
 
 
-def attention_decode_out(*arrays: Any, out: Any, **options: Any) -> None:
-    _check_out(out, attention_decode(*arrays, **options))
+def into(fake: Callable[..., Any]) -> Callable[..., None]:
+    """The fake kernel of the operator with ``out``, which has to be like the result of this one."""
+
+    def check(*operands: Any, out: Any, **options: Any) -> None:
+        _check_out(out, fake(*operands, **options))
+
+    return check
 
 
 def _name(dtype: Any) -> str:

@@ -45,26 +45,44 @@ def register() -> None:
     gemm_schema = _GEMM.format(beta="", out_dtype="ScalarType? out_dtype=None, ")
     gemm_out_schema = _GEMM.format(beta="float beta=0.0, ", out_dtype="")
     _define(library, "marlin_gemm", _MARLIN, _marlin_gemm, fakes.marlin_gemm)
-    _define(library, "marlin_gemm_out", f"{_MARLIN}, *{_OUT}", _marlin_gemm_out, fakes.marlin_gemm_out)
-    _define(library, "gemm", gemm_schema, _gemm, fakes.gemm)
-    _define(library, "gemm_out", f"{gemm_out_schema}{_OUT}", _gemm_out, fakes.gemm_out)
-    _define(library, "attention", _ATTENTION, _attention, fakes.attention)
-    _define(library, "attention_out", f"{_ATTENTION}{_OUT}", _attention_out, fakes.attention_out)
-    _define(library, "attention_varlen", _VARLEN, _attention_varlen, fakes.attention_varlen)
-    _define(library, "attention_varlen_out", f"{_VARLEN}{_OUT}", _attention_varlen_out, fakes.attention_varlen_out)
-    _define(library, "attention_decode", _DECODE, _attention_decode, fakes.attention_decode)
-    _define(library, "attention_decode_out", f"{_DECODE}{_OUT}", _attention_decode_out, fakes.attention_decode_out)
+    _define(library, "marlin_gemm_out", f"{_MARLIN}, *{_OUT}", _marlin_gemm, fakes.into(fakes.marlin_gemm))
+    _define(library, "gemm", gemm_schema, gemm, fakes.gemm)
+    _define(library, "gemm_out", f"{gemm_out_schema}{_OUT}", gemm, fakes.gemm_out)
+    for name, schema, function, fake in (
+        ("attention", _ATTENTION, attention, fakes.attention),
+        ("attention_varlen", _VARLEN, attention_varlen, fakes.attention_varlen),
+        ("attention_decode", _DECODE, attention_decode, fakes.attention_decode),
+    ):
+        _define(library, name, schema, _with_sides(function), fake)
+        _define(library, f"{name}_out", f"{schema}{_OUT}", _with_sides(function), fakes.into(fake))
     _libraries.append(library)
 
 
 def _define(library: Any, name: str, arguments: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:
     """An operator on the CPU and on CUDA devices; one with ``out`` returns nothing, as functionalization requires."""
-    result = "()" if name.endswith("_out") else "Tensor"
+    has_out = name.endswith("_out")
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
-    library.define(f"{name}({arguments}) -> {result}", tags=tags)
+    library.define(f"{name}({arguments}) -> {'()' if has_out else 'Tensor'}", tags=tags)
     for key in ("CPU", "CUDA"):
-        library.impl(name, function, key)
+        library.impl(name, _without_result(function) if has_out else function, key)
     torch.library.register_fake(f"cudatma::{name}", fake, lib=library)
+
+
+def _without_result(function: Callable[..., Any]) -> Callable[..., None]:
+    def call(*arguments: Any, **options: Any) -> None:
+        function(*arguments, **options)
+
+    return call
+
+
+def _with_sides(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of attention that takes the sides of its window as ``left`` and ``right``."""
+
+    def call(*arrays: Any, left: int | None = None, right: int | None = None, **options: Any) -> Any:
+        window = None if left is None and right is None else (left, right)
+        return function(*arrays, window=window, **options)
+
+    return call
 
 
 def _marlin_gemm(
@@ -78,69 +96,12 @@ def _marlin_gemm(
     n: int,
     group_size: int,
     batch_invariant: bool = False,
+    out: Any = None,
 ) -> Any:
     weight = packed_weight(qweight, scales, zeros, perm, k, n, group_size)
-    return marlin_gemm(x, weight, None, _plain(bias), batch_invariant=batch_invariant)
-
-
-def _marlin_gemm_out(
-    x: Any,
-    qweight: Any,
-    scales: Any,
-    zeros: Any,
-    perm: Any,
-    bias: Any,
-    k: int,
-    n: int,
-    group_size: int,
-    batch_invariant: bool = False,
-    *,
-    out: Any,
-) -> None:
-    weight = packed_weight(qweight, scales, zeros, perm, k, n, group_size)
-    marlin_gemm(x, weight, out, _plain(bias), batch_invariant=batch_invariant)
+    return marlin_gemm(x, weight, out, _plain(bias), batch_invariant=batch_invariant)
 
 
 def _plain(tensor: Any) -> Any:
     """A Parameter as a torch.Tensor, the only type that repeated calls know, unless it requires grad."""
     return tensor.detach() if type(tensor) is torch.nn.Parameter and not tensor.requires_grad else tensor
-
-
-def _gemm(a: Any, b: Any, **options: Any) -> Any:
-    return gemm(a, b, **options)
-
-
-def _gemm_out(a: Any, b: Any, **options: Any) -> None:
-    gemm(a, b, **options)
-
-
-def _attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
-    return attention(q, k, v, **_windowed(options))
-
-
-def _attention_out(q: Any, k: Any, v: Any, **options: Any) -> None:
-    attention(q, k, v, **_windowed(options))
-
-
-def _attention_varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, **options: Any) -> Any:
-    return attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **_windowed(options))
-
-
-def _attention_varlen_out(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, **options: Any) -> None:
-    attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **_windowed(options))
-
-
-def _attention_decode(q: Any, k_cache: Any, v_cache: Any, seqlens: Any, **options: Any) -> Any:
-    return attention_decode(q, k_cache, v_cache, seqlens, **_windowed(options))
-
-
-def _attention_decode_out(q: Any, k_cache: Any, v_cache: Any, seqlens: Any, **options: Any) -> None:
-    attention_decode(q, k_cache, v_cache, seqlens, **_windowed(options))
-
-
-def _windowed(options: dict[str, Any]) -> dict[str, Any]:
-    """``left`` and ``right`` as the window that they are."""
-    left, right = options.pop("left", None), options.pop("right", None)
-    if left is not None or right is not None:
-        options["window"] = (left, right)
-    return options
