@@ -442,7 +442,7 @@ attention_p1_bf16_d64_causal_64x64_s2(
     Ring k_ring, v_ring;
     k_ring.attach(smem + K_BARRIERS);
     if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
-    v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);
+    v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
     if (warp_index < CONSUMER_WARPS) {
         consume(k_ring, v_ring, problem, smem, output_rows, LogSums{lse}, place, blocks, warp_index / 4, warp_index % 4, laneid());
         return;
