@@ -92,7 +92,7 @@ def load_gptq(
     """from_gptq() for the tensors ``{layer}.qweight`` ... of a checkpoint (a path, or what open_checkpoint returned).
 
     zero_point_format: None: what "checkpoint_format" of the quantize_config.json or config.json in the same folder
-    asks for, "v1" where neither is there or says it, "v1_borrow" where they say that GPTQModel wrote asymmetric weights.
+    asks for, "v1" where neither is there or says it, "v1_borrow" where they say that GPTQModel wrote asymmetric ones.
     Raises WeightFileError for files that cannot be read, lack a tensor or are of another tool, QuantizationError for
     wrong contents.
     """
