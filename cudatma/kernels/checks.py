@@ -26,6 +26,11 @@ def check_place(info: ArrayInfo, field: str, first: ArrayInfo, first_field: str,
     if info.device != first.device:
         where = f"{place_name(first.device)}, where {first_field} is"
         raise ArgumentError(f"{field}.device", place_name(info.device), where)
+    check_gradient(info, field, function)
+
+
+def check_gradient(info: ArrayInfo, field: str, function: str) -> None:
+    """ArgumentError where torch records operations for a gradient of this tensor."""
     if getattr(info.owner, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
         remedy = f"{function} has no backward pass: call it under torch.no_grad(), or detach the tensor"
         raise ArgumentError(field, "a tensor that requires grad", "one that does not", remedy)

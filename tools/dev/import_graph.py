@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, str], ...] = (
     ("quantization", "weights: quantize, pack, import, store"),
     ("kernels", "kernel families, and what they share"),
     ("mutants", "synchronization mistakes planted in a kernel"),
+    ("integrations", "operators and modules of other libraries, which each module imports"),
     ("tools", "the commands, the pytest plugin"),
 )
 FACTS = (

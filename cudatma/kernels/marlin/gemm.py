@@ -64,6 +64,7 @@ def marlin_gemm(
     from 2048 (dense.py), a weight whose K N 2 bytes fit is dequantized once, kept, and multiplied by cuBLAS;
     workspace and programmatic do not matter then. M and the budget alone decide. See docs/performance/marlin_paths.md.
     batch_invariant: a row's bits do not depend on M, at some cost in speed (invariant.py).
+    There is no backward pass: tensors that require grad raise while torch records.
     debug: run kernels whose waits end and say what they waited for (docs/debugging.md); the call waits for their end.
     None: what ``cudatma.debugging()`` or, at the first call of a kind, $CUDATMA_DEBUG says.
 

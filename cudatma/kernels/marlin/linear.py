@@ -84,7 +84,7 @@ class MarlinLinear:
         )
         if bias is None:
             return cls(packed)
-        values = _converted_bias(bias, dtype)
+        values = converted_bias(bias, dtype)
         return cls(packed, values if packed.device is None else _upload(values, packed.device))
 
     def to_device(self, device: int | None = None) -> MarlinLinear:
@@ -149,7 +149,7 @@ class MarlinLinear:
         return f"MarlinLinear({self.weight!r}, bias={self.bias is not None}{dense}{invariant})"
 
 
-def _converted_bias(bias: Any, dtype: str) -> NDArray[Any]:
+def converted_bias(bias: Any, dtype: str) -> NDArray[Any]:
     """A dense layer's bias on the host, rounded to the weight's dtype, which must hold it."""
     values, kind = host_array(bias, "bias"), activation_type(dtype)
     if not is_float(values.dtype):

@@ -8,6 +8,7 @@ import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
 from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.checks import check_gradient
 from cudatma.quantization import PackedWeight
 
 _ELEMENT_BYTES = 2
@@ -86,6 +87,7 @@ def _check_common(info: ArrayInfo, w: PackedWeight, field: str) -> None:
         got, wanted = place_name(info.device), f"{place_name(w.device)}, where w is"
         remedy = "move the weight with w.to_device()" if w.device is None else f"move {field} to the weight's device"
         raise ArgumentError(f"{field}.device", got, wanted, remedy)
+    check_gradient(info, field, "marlin_gemm")
 
 
 def _check_aligned(rows: Rows, field: str, alignment: int) -> None:

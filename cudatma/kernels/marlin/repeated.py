@@ -18,7 +18,8 @@ _ELEMENT_BYTES = 2
 
 
 def call_key(library: str, x: Any, out: Any, bias: Any, demands: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """What the plan of a call depends on; None where the arrays are not all of one library. demands: its options."""
+    """What the plan of a call depends on; None where the arrays are not all of one library, or torch might record
+    a gradient. demands: its options."""
     kind = type(x)
     if kind is not type(out) or (bias is not None and kind is not type(bias)):
         return None
@@ -26,6 +27,8 @@ def call_key(library: str, x: Any, out: Any, bias: Any, demands: tuple[Any, ...]
         bias_facts = None if bias is None else (bias.shape, bias.strides, bias.dtype, bias.data.device_id)
         return (library, x.shape, x.strides, x.dtype, x.data.device_id, out.shape, out.strides, out.dtype,
                 out.data.device_id, bias_facts, demands)  # fmt: skip
+    if x.requires_grad or out.requires_grad or (bias is not None and bias.requires_grad):
+        return None
     bias_facts = None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.device)
     return (library, x.shape, x.stride(), x.dtype, x.device, out.shape, out.stride(), out.dtype, out.device, bias_facts,
             demands)  # fmt: skip

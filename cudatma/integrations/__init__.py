@@ -1,0 +1,1 @@
+"""cudatma inside other libraries. Each module imports the library that it is named after."""

@@ -1,0 +1,236 @@
+"""MarlinLinear: an int4 weight and a bias as a torch module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from cudatma.arrays import describe
+from cudatma.dtypes import ACTIVATION_TYPES
+from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.integrations.torch.weights import forget, packed_weight, weight_tensors
+from cudatma.kernels.marlin.linear import MarlinLinear as ArrayLayer
+from cudatma.kernels.marlin.linear import converted_bias
+from cudatma.kernels.marlin.operands import check_weight
+from cudatma.quantization import (
+    PackedWeight,
+    from_awq,
+    from_compressed_tensors,
+    from_gptq,
+    from_marlin,
+    quantize_linear,
+)
+from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks, group_count
+from cudatma.quantization.packed import check_group_size
+
+
+class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
+    """y = x W + b with W in int4 (PackedWeight): torch.nn.Linear for inference. There is no backward pass.
+
+    The weight's arrays are the buffers ``qweight`` (uint8), ``scales`` (fp16 or bf16), ``zeros`` (uint8) and ``perm``
+    (int32), the last two None without zero points or activation order; ``bias`` is a buffer or None. ``state_dict()``
+    holds them and nothing else; the sizes are the constructor's, so that load_state_dict() fills a module that was made
+    with the same arguments, also on the meta device with ``assign=True``.
+
+    in_features, out_features: K and N. group_size: 32, 64, 128 or -1 for the whole column. symmetric: no zero points.
+    act_order: with a permutation of the activations' columns. dtype: torch.float16 or torch.bfloat16, of activations,
+    scales and bias. It is fixed, since the weight was quantized for it: ``.half()``, ``.float()`` and ``.to(dtype)``
+    raise ArgumentTypeError for another one; ``.to(device)`` and ``.cuda()`` move the module. batch_invariant: as in
+    marlin_gemm. The buffers are not initialized. Raises ArgumentError, ArgumentTypeError, QuantizationError.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        group_size: int = 128,
+        symmetric: bool = True,
+        act_order: bool = False,
+        dtype: Any = torch.float16,
+        device: Any = None,
+        batch_invariant: bool = False,
+    ) -> None:
+        super().__init__()
+        check_group_size(group_size)
+        for field, size in (("in_features", in_features), ("out_features", out_features)):
+            if type(size) is not int or not 1 <= size < 2**31:
+                raise ArgumentError(field, size, "an int from 1 to 2**31 - 1")
+        if type(batch_invariant) is not bool:
+            raise ArgumentTypeError("batch_invariant", type(batch_invariant).__name__, "bool")
+        if dtype not in (torch.float16, torch.bfloat16):
+            raise ArgumentTypeError("dtype", str(dtype), "torch.float16, torch.bfloat16")
+        self.in_features, self.out_features, self.group_size = in_features, out_features, group_size
+        self.batch_invariant = batch_invariant
+        columns = blocks(out_features)
+        rows = (group_count(in_features, group_size), columns * BLOCK)
+
+        def buffer(name: str, shape: tuple[int, ...], kind: Any, is_wanted: bool = True) -> None:
+            self.register_buffer(name, torch.empty(shape, dtype=kind, device=device) if is_wanted else None)
+
+        buffer("qweight", (columns * blocks(in_features), BLOCK_BYTES), torch.uint8)
+        buffer("scales", rows, dtype)
+        buffer("zeros", rows, torch.uint8, not symmetric)
+        buffer("perm", (in_features,), torch.int32, act_order)
+        buffer("bias", (out_features,), dtype, bias)
+
+    @classmethod
+    def from_packed(cls, weight: PackedWeight, bias: Any = None, *, batch_invariant: bool = False) -> MarlinLinear:
+        """A copy of a PackedWeight, on its device. bias: (N,), floats of any array library, or None.
+
+        Raises ArgumentError, ArgumentTypeError.
+        """
+        k, n = check_weight(weight).shape
+        parts = weight_tensors(weight)
+        layer = cls(
+            k,
+            n,
+            bias is not None,
+            group_size=weight.group_size,
+            symmetric=weight.symmetric,
+            act_order=weight.perm is not None,
+            dtype=parts["scales"].dtype,
+            device="meta",
+            batch_invariant=batch_invariant,
+        )
+        if bias is not None:
+            parts["bias"] = _bias(bias, n, weight.dtype).to(parts["scales"].device)
+        for name, tensor in parts.items():
+            setattr(layer, name, tensor)
+        return layer
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: Any,
+        *,
+        group_size: int = 128,
+        symmetric: bool = True,
+        dtype: Any = None,
+        clip_search: bool = False,
+        batch_invariant: bool = False,
+    ) -> MarlinLinear:
+        """Quantize a torch.nn.Linear, on its device; the options are those of quantize().
+
+        dtype: torch.float16, torch.bfloat16 or a name; None: the layer's own, float16 for others.
+        """
+        if not isinstance(linear, torch.nn.Linear):
+            raise ArgumentTypeError("linear", type(linear).__name__, "torch.nn.Linear")
+        name = str(linear.weight.dtype if dtype is None else dtype).removeprefix("torch.")
+        if dtype is None and name not in ACTIVATION_TYPES:
+            name = "float16"
+        weight = quantize_linear(
+            linear.weight, group_size=group_size, symmetric=symmetric, dtype=name, clip_search=clip_search
+        )
+        return cls.from_packed(weight, linear.bias, batch_invariant=batch_invariant)
+
+    @classmethod
+    def from_gptq(cls, *tensors: Any, bias: Any = None, batch_invariant: bool = False, **options: Any) -> MarlinLinear:
+        """From GPTQ tensors: qweight, qzeros, scales, g_idx and the options of cudatma.from_gptq().
+
+        The layer lies where the first tensor does, also those of the functions below.
+        """
+        return cls._imported(from_gptq, tensors, bias, batch_invariant, options)
+
+    @classmethod
+    def from_awq(cls, *tensors: Any, bias: Any = None, batch_invariant: bool = False, **options: Any) -> MarlinLinear:
+        """From AWQ tensors: qweight, qzeros, scales and the options of cudatma.from_awq()."""
+        return cls._imported(from_awq, tensors, bias, batch_invariant, options)
+
+    @classmethod
+    def from_compressed_tensors(
+        cls, *tensors: Any, bias: Any = None, batch_invariant: bool = False, **options: Any
+    ) -> MarlinLinear:
+        """From compressed-tensors' tensors and the options of cudatma.from_compressed_tensors()."""
+        return cls._imported(from_compressed_tensors, tensors, bias, batch_invariant, options)
+
+    @classmethod
+    def from_marlin(
+        cls, *tensors: Any, bias: Any = None, batch_invariant: bool = False, **options: Any
+    ) -> MarlinLinear:
+        """From tensors in Marlin's layout and the options of cudatma.from_marlin()."""
+        return cls._imported(from_marlin, tensors, bias, batch_invariant, options)
+
+    @classmethod
+    def _imported(
+        cls,
+        function: Callable[..., PackedWeight],
+        tensors: tuple[Any, ...],
+        bias: Any,
+        batch_invariant: bool,
+        options: dict[str, Any],
+    ) -> MarlinLinear:
+        layer = cls.from_packed(function(*tensors, **options), bias, batch_invariant=batch_invariant)
+        first = tensors[0] if tensors else next(iter(options.values()))
+        return layer.to(first.device) if isinstance(first, torch.Tensor) else layer
+
+    @property
+    def dtype(self) -> Any:
+        """Of activations, scales and bias."""
+        return self.scales.dtype
+
+    @property
+    def packed(self) -> PackedWeight:
+        """The weight over the module's buffers, which it does not keep alive; for marlin_explain(), dequantize()."""
+        return packed_weight(
+            self.qweight, self.scales, self.zeros, self.perm, self.in_features, self.out_features, self.group_size
+        )
+
+    def forward(self, x: Any) -> Any:
+        """x (..., K) of the layer's dtype on its device -> (..., N); computed on the CPU as $CUDATMA_BACKEND says."""
+        return torch.ops.cudatma.marlin_gemm.default(
+            x.contiguous(),
+            self.qweight,
+            self.scales,
+            self.zeros,
+            self.perm,
+            self.bias,
+            self.in_features,
+            self.out_features,
+            self.group_size,
+            self.batch_invariant,
+        )
+
+    def warm_up(self, m_values: Iterable[int]) -> None:
+        """Read the weight's values, compile and load what calls with these M need: before a graph capture, or at
+        start-up. On the CPU the weight is read and checked. M counts the rows of x, all but its last dimension."""
+        layer = ArrayLayer(self.packed, batch_invariant=self.batch_invariant)
+        stream = torch.cuda.current_stream(self.qweight.device).cuda_stream if self.qweight.is_cuda else None
+        if self.qweight.is_cuda:
+            layer.warm_up(m_values, stream=stream)
+
+    def extra_repr(self) -> str:
+        parts = [f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"]
+        parts += [f"group_size={self.group_size}, symmetric={self.zeros is None}, dtype={self.dtype}"]
+        parts += ["act_order=True"] if self.perm is not None else []
+        parts += ["batch_invariant=True"] if self.batch_invariant else []
+        return ", ".join(parts)
+
+    def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+        """What .to(), .cuda() and .half() call."""
+        converted = fn(torch.empty(0, dtype=self.dtype, device=self.scales.device)).dtype
+        if converted != self.dtype:
+            remedy = "the weight was quantized for its dtype: quantize it again, or use .to(device)"
+            raise ArgumentTypeError("dtype", str(converted), f"{self.dtype}, the layer's", remedy)
+        return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """load_state_dict() would round scales of another dtype."""
+        for name in ("qweight", "scales", "zeros", "perm", "bias"):
+            given, own = state_dict.get(prefix + name), getattr(self, name)
+            if isinstance(given, torch.Tensor) and own is not None and given.dtype != own.dtype:
+                raise ArgumentTypeError(f"{prefix}{name}.dtype", str(given.dtype), f"{own.dtype}, the layer's")
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        if not self.qweight.is_meta:
+            forget(self.qweight)
+
+
+def _bias(bias: Any, n: int, dtype: str) -> Any:
+    """A layer's bias on the host, rounded to its dtype, which must hold it."""
+    shape = describe(bias, "bias").shape
+    if shape != (n,):
+        raise ArgumentError("bias.shape", shape, f"({n},)")
+    return torch.from_numpy(converted_bias(bias, dtype).view("int16").copy()).view(getattr(torch, dtype))

@@ -1,0 +1,120 @@
+"""The PackedWeight of a weight's tensors: made once, found again at each call, made anew when the tensors changed.
+
+An operator is called with tensors, and the kernels' launch plans belong to a PackedWeight. One is remembered for the
+address of qweight, and serves only tensors that are the same memory: the same storages, at the same places, of the same
+shapes and types, whose version counters have not moved. Weak references to the storages are kept with it: a storage
+that lives or is weakly referenced shares its address with no other one, and what was freed is forgotten.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from cudatma.arrays import ArrayInfo, describe, with_cupy
+from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
+from cudatma.errors import ArgumentTypeError, LaunchError
+from cudatma.kernels.host import host_array
+from cudatma.quantization import PackedWeight
+from cudatma.quantization.namespaces import bfloat16_view
+
+#: Address of qweight -> what of the tensors the weight depends on, the weight, and the storages.
+_known: dict[int, tuple[tuple[Any, ...], PackedWeight, tuple[StorageWeakRef, ...]]] = {}
+_lock = threading.Lock()
+
+
+def packed_weight(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, group_size: int) -> PackedWeight:
+    """The PackedWeight over a weight's tensors, which are not copied; layout and dtypes as PackedWeight has them.
+
+    Inference tensors have no version counters: after changing them in place, call forget(). Raises what PackedWeight
+    raises for wrong shapes and values, ArgumentTypeError, and LaunchError where the weight is not known yet and the
+    current stream is being captured, since the values have to be read.
+    """
+    facts = (
+        qweight.untyped_storage()._cdata,
+        qweight.shape,
+        (k, n, group_size),
+        _facts(scales),
+        None if zeros is None else _facts(zeros),
+        None if perm is None else _facts(perm),
+    )
+    known = _known.get(qweight.data_ptr())
+    if known is not None and known[0] == facts:
+        return known[1]
+    tensors = [tensor for tensor in (qweight, scales, zeros, perm) if tensor is not None]
+    weight = _made(qweight, scales, zeros, perm, k, n, group_size)
+    storages = tuple([StorageWeakRef(tensor.untyped_storage()) for tensor in tensors])
+    with _lock:
+        for address, (_, _, held) in list(_known.items()):
+            if any(storage.expired() for storage in held):
+                del _known[address]
+        _known[qweight.data_ptr()] = facts, weight, storages
+    return weight
+
+
+def forget(qweight: Any) -> None:
+    """Have the values of a weight read anew at its next call."""
+    with _lock:
+        _known.pop(qweight.data_ptr(), None)
+
+
+def weight_tensors(weight: PackedWeight) -> dict[str, Any]:
+    """Copies of a weight's arrays on its device: qweight, scales, zeros and perm, of which the last two may be None."""
+    return {name: _as_tensor(getattr(weight, name)) for name in ("qweight", "scales", "zeros", "perm")}
+
+
+def _facts(tensor: Any) -> tuple[Any, ...]:
+    """What tells apart memory whose values were read: inference tensors count no versions."""
+    version = -1 if tensor.is_inference() else tensor._version
+    return tensor.untyped_storage()._cdata, tensor.data_ptr(), version, tensor.shape, tensor.dtype
+
+
+def _made(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, group_size: int) -> PackedWeight:
+    infos = {"qweight": describe(qweight, "qweight"), "scales": describe(scales, "scales")}
+    infos |= {} if zeros is None else {"zeros": describe(zeros, "zeros")}
+    infos |= {} if perm is None else {"perm": describe(perm, "perm")}
+    dtype = infos["scales"].dtype.name
+    if dtype not in ACTIVATION_TYPES:
+        raise ArgumentTypeError("scales.dtype", dtype, ", ".join(ACTIVATION_TYPES))
+    if qweight.is_cuda and torch.cuda.is_current_stream_capturing():
+        remedy = "call it, or the layer's warm_up(), before the capture; the weight must not change in between"
+        raise LaunchError("qweight", "a weight that was not used yet", "one whose values were read", remedy)
+    arrays = {name: _view(info) for name, info in infos.items()}
+    return PackedWeight(
+        qweight=arrays["qweight"],
+        scales=arrays["scales"],
+        zeros=arrays.get("zeros"),
+        perm=arrays.get("perm"),
+        shape=(int(k), int(n)),
+        group_size=int(group_size),
+        dtype=dtype,
+    )
+
+
+def _view(info: ArrayInfo) -> Any:
+    """A NumPy or CuPy array over a tensor's memory that does not keep it alive: whoever calls an operator does."""
+    if info.device is None:
+        return host_array(info)
+
+    def of_cupy(cupy: Any) -> Any:
+        kind = "uint16" if info.dtype == BFLOAT16 else info.dtype
+        memory = cupy.cuda.UnownedMemory(info.pointer, info.size_elems * info.dtype.itemsize, None, info.device)
+        with cupy.cuda.Device(info.device):
+            start = cupy.cuda.MemoryPointer(memory, 0)
+            array = cupy.ndarray(info.shape, kind, start, strides=info.strides_bytes)
+            return bfloat16_view(array) if info.dtype == BFLOAT16 else array
+
+    return with_cupy("cupy.ndarray", of_cupy)
+
+
+def _as_tensor(array: Any) -> Any:
+    if array is None:
+        return None
+    is_bfloat16 = array.dtype == BFLOAT16
+    bits = array.view("int16") if is_bfloat16 else array
+    tensor = torch.from_numpy(bits.copy()) if isinstance(bits, np.ndarray) else torch.from_dlpack(bits).clone()
+    return tensor.view(torch.bfloat16) if is_bfloat16 else tensor
