@@ -49,8 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         given += ["--exclude"] if options.exclude else []
         if given:
             raise ArgumentError(given[0], "without --quantize", "with --quantize", "a quantized model keeps its layers")
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn(), TextColumn("left"))
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), *times)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("reading", total=None)
 
         def show(what: str, done: int, total: int) -> None:

@@ -17,7 +17,6 @@ from cudatma.quantization.conversion.report import LayerReport
 from cudatma.quantization.conversion.shard_writer import PARTIAL, file_digest, write_text
 
 FILE = "cudatma_conversion.json"
-_LOCK = ".cudatma_conversion.lock"
 _FORMAT, _VERSION = "cudatma-conversion", 1
 _ELSEWHERE = "name another folder, or remove this one"
 
@@ -52,20 +51,17 @@ class Journal:
         out = self.path.parent
         try:
             out.mkdir(parents=True, exist_ok=True)
-            lock = (out / _LOCK).open("w")
+            folder = os.open(out, os.O_RDONLY)
         except OSError as error:
             raise WeightFileError(str(out), f"{error}", "a folder that can be written", "name another") from error
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                remedy = "wait for it"
-                raise WeightFileError(str(out), "another conversion writes to it", "one at a time", remedy) from error
+        try:
+            _lock(folder, out)
             for left in out.glob(f".*{PARTIAL}"):
                 left.unlink()
             self._write()
             yield
-            (out / _LOCK).unlink()
+        finally:
+            os.close(folder)
 
     def keep_intact(self) -> Iterator[str]:
         """Check the finished files one by one, give the name of each, and forget those that are not as they were."""
@@ -81,7 +77,7 @@ class Journal:
         self._write()
 
     def _write(self) -> None:
-        shards = {name: asdict(shard) for name, shard in self.shards.items()}
+        shards = {name: asdict(shard) for name, shard in sorted(self.shards.items())}
         content = {"format": _FORMAT, "version": _VERSION, **self.identity, "shards": shards}
         write_text(self.path, json.dumps(content, indent=1) + "\n")
 
@@ -112,5 +108,12 @@ class Journal:
             raise WeightFileError(where, f"{error!r}", "what a conversion writes", _ELSEWHERE) from error
 
 
+def _lock(folder: int, out: Path) -> None:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise WeightFileError(str(out), "another conversion writes to it", "one at a time", "wait for it") from error
+
+
 def _is_ours(entry: Path) -> bool:
-    return entry.name == _LOCK or (entry.name.startswith(".") and entry.name.endswith(PARTIAL))
+    return entry.name.startswith(".") and entry.name.endswith(PARTIAL)
