@@ -95,7 +95,7 @@ def gemm_out(a: Any, b: Any, *, out: Any, beta: float = 0.0, **options: Any) -> 
 
 def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
     _check_ranks(4, q=q, k=k, v=v)
-    check_heads(q.shape, k.shape, v.shape)
+    check_heads(_shape(q), _shape(k), _shape(v))
     if k.shape[0] != q.shape[0]:
         raise ArgumentError("k.shape", tuple(k.shape), f"a batch of {q.shape[0]}, as q")
     if v.shape[0] != k.shape[0] or v.shape[1] != k.shape[1]:
@@ -110,7 +110,7 @@ def attention_out(q: Any, k: Any, v: Any, *, out: Any, **options: Any) -> None:
 
 def attention_varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, **options: Any) -> Any:
     _check_ranks(3, q=q, k=k, v=v)
-    check_heads(q.shape, k.shape, v.shape)
+    check_heads(_shape(q), _shape(k), _shape(v))
     if v.shape[0] != k.shape[0]:
         raise ArgumentError("v.shape", tuple(v.shape), f"a length of {k.shape[0]}, as k")
     _check_offsets(q, 1, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
@@ -126,7 +126,7 @@ def attention_decode(
     q: Any, k_cache: Any, v_cache: Any, seqlens: Any, *, page_table: Any = None, **options: Any
 ) -> Any:
     _check_ranks(4, q=q, k_cache=k_cache, v_cache=v_cache)
-    check_heads(q.shape, k_cache.shape, v_cache.shape, ("k_cache", "v_cache"))
+    check_heads(_shape(q), _shape(k_cache), _shape(v_cache), ("k_cache", "v_cache"))
     if v_cache.shape[0] != k_cache.shape[0] or v_cache.shape[1] != k_cache.shape[1]:
         raise ArgumentError("v_cache.shape", tuple(v_cache.shape), f"{tuple(k_cache.shape[:2])} in front, as k_cache")
     if page_table is None and k_cache.shape[0] != q.shape[0]:
@@ -147,6 +147,11 @@ def attention_decode_out(*arrays: Any, out: Any, **options: Any) -> None:
 
 def _name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _shape(tensor: Any) -> tuple[Any, ...]:
+    """With the head dim as a number: kernels are compiled for it."""
+    return *tensor.shape[:-1], int(tensor.shape[-1])
 
 
 def _check_part(field: str, tensor: Any, dtype: Any, shape: tuple[Any, ...]) -> None:

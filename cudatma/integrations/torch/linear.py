@@ -68,14 +68,16 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         columns = blocks(out_features)
         rows = (group_count(in_features, group_size), columns * BLOCK)
 
-        def buffer(name: str, shape: tuple[int, ...], kind: Any, is_wanted: bool = True) -> None:
-            self.register_buffer(name, torch.empty(shape, dtype=kind, device=device) if is_wanted else None)
-
-        buffer("qweight", (columns * blocks(in_features), BLOCK_BYTES), torch.uint8)
-        buffer("scales", rows, dtype)
-        buffer("zeros", rows, torch.uint8, not symmetric)
-        buffer("perm", (in_features,), torch.int32, act_order)
-        buffer("bias", (out_features,), dtype, bias)
+        parts: dict[str, tuple[bool, tuple[int, ...], Any]] = {
+            "qweight": (True, (columns * blocks(in_features), BLOCK_BYTES), torch.uint8),
+            "scales": (True, rows, dtype),
+            "zeros": (not symmetric, rows, torch.uint8),
+            "perm": (act_order, (in_features,), torch.int32),
+            "bias": (bias, (out_features,), dtype),
+        }
+        # torch.export counts wrongly where a buffer that is None comes before another one.
+        for name, (is_there, shape, kind) in sorted(parts.items(), key=lambda part: not part[1][0]):
+            self.register_buffer(name, torch.empty(shape, dtype=kind, device=device) if is_there else None)
 
     @classmethod
     def from_packed(cls, weight: PackedWeight, bias: Any = None, *, batch_invariant: bool = False) -> MarlinLinear:
@@ -172,22 +174,24 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         """Of activations, scales and bias."""
         return self.scales.dtype
 
-    @property
-    def packed(self) -> PackedWeight:
-        """The weight over the module's buffers, which it does not keep alive; for marlin_explain(), dequantize()."""
-        return packed_weight(
-            self.qweight, self.scales, self.zeros, self.perm, self.in_features, self.out_features, self.group_size
+    def dequantize(self, *, dtype: Any = None) -> Any:
+        """W as torch.nn.Linear keeps it, (N, K), on the layer's device; dtype: torch's, None is the layer's."""
+        kind = self.dtype if dtype is None else dtype
+        values = torch.from_numpy(
+            self._packed_weight().dequantize(dtype="float64" if kind == torch.float64 else "float32")
         )
+        return values.T.contiguous().to(self.scales.device, kind)
 
     def forward(self, x: Any) -> Any:
         """x (..., K) of the layer's dtype on its device -> (..., N); computed on the CPU as $CUDATMA_BACKEND says."""
+        tensors = self._buffers  # each attribute of a module costs 0.5 us more
         return torch.ops.cudatma.marlin_gemm.default(
             x.contiguous(),
-            self.qweight,
-            self.scales,
-            self.zeros,
-            self.perm,
-            self.bias,
+            tensors["qweight"],
+            tensors["scales"],
+            tensors["zeros"],
+            tensors["perm"],
+            tensors["bias"],
             self.in_features,
             self.out_features,
             self.group_size,
@@ -195,12 +199,16 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         )
 
     def warm_up(self, m_values: Iterable[int]) -> None:
-        """Read the weight's values, compile and load what calls with these M need: before a graph capture, or at
-        start-up. On the CPU the weight is read and checked. M counts the rows of x, all but its last dimension."""
-        layer = ArrayLayer(self.packed, batch_invariant=self.batch_invariant)
-        stream = torch.cuda.current_stream(self.qweight.device).cuda_stream if self.qweight.is_cuda else None
+        """Read the weight's values, and compile and load what calls with these M need: before a graph capture, or at
+        start-up. M counts the rows of x, all its dimensions but the last. On the CPU the weight is read and checked."""
+        layer = ArrayLayer(self._packed_weight(), batch_invariant=self.batch_invariant)
         if self.qweight.is_cuda:
-            layer.warm_up(m_values, stream=stream)
+            layer.warm_up(m_values, stream=torch.cuda.current_stream(self.qweight.device))
+
+    def _packed_weight(self) -> PackedWeight:
+        """Over the buffers, which it does not keep alive."""
+        parts = (self.qweight, self.scales, self.zeros, self.perm)
+        return packed_weight(*parts, self.in_features, self.out_features, self.group_size)
 
     def extra_repr(self) -> str:
         parts = [f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"]

@@ -33,8 +33,8 @@ _VARLEN = (
 _DECODE = f"Tensor q, Tensor k_cache, Tensor v_cache, Tensor seqlens, *, Tensor? page_table=None, {_MASK}"
 _OUT = ", Tensor(a!) out"
 
-#: Held for as long as the process lives: the operators go with it.
-_libraries: list[Any] = []
+#: Held for as long as the process lives, also where this module is loaded again: the operators go with it.
+_libraries: list[Any] = globals().get("_libraries", [])
 
 
 def register() -> None:

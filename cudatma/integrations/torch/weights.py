@@ -8,17 +8,22 @@ that lives or is weakly referenced shares its address with no other one, and wha
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from cudatma import context
 from cudatma.arrays import ArrayInfo, describe, with_cupy
 from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
-from cudatma.errors import ArgumentTypeError, LaunchError
+from cudatma.errors import ArgumentTypeError
 from cudatma.kernels.host import host_array
+from cudatma.kernels.workspace import refuse_in_capture
+from cudatma.library_streams import current_stream
 from cudatma.quantization import PackedWeight
 from cudatma.quantization.namespaces import bfloat16_view
 
@@ -74,25 +79,32 @@ def _facts(tensor: Any) -> tuple[Any, ...]:
 
 
 def _made(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, group_size: int) -> PackedWeight:
-    infos = {"qweight": describe(qweight, "qweight"), "scales": describe(scales, "scales")}
-    infos |= {} if zeros is None else {"zeros": describe(zeros, "zeros")}
-    infos |= {} if perm is None else {"perm": describe(perm, "perm")}
-    dtype = infos["scales"].dtype.name
+    given = {"qweight": qweight, "scales": scales, "zeros": zeros, "perm": perm}
+    infos = {name: describe(tensor, name) for name, tensor in given.items() if tensor is not None}
+    dtype, device = infos["scales"].dtype.name, infos["qweight"].device
     if dtype not in ACTIVATION_TYPES:
         raise ArgumentTypeError("scales.dtype", dtype, ", ".join(ACTIVATION_TYPES))
-    if qweight.is_cuda and torch.cuda.is_current_stream_capturing():
-        remedy = "call it, or the layer's warm_up(), before the capture; the weight must not change in between"
-        raise LaunchError("qweight", "a weight that was not used yet", "one whose values were read", remedy)
-    arrays = {name: _view(info) for name, info in infos.items()}
-    return PackedWeight(
-        qweight=arrays["qweight"],
-        scales=arrays["scales"],
-        zeros=arrays.get("zeros"),
-        perm=arrays.get("perm"),
-        shape=(int(k), int(n)),
-        group_size=int(group_size),
-        dtype=dtype,
-    )
+    with contextlib.nullcontext() if device is None else _reading(device):
+        arrays = {name: _view(info) for name, info in infos.items()}
+        return PackedWeight(
+            qweight=arrays["qweight"],
+            scales=arrays["scales"],
+            zeros=arrays.get("zeros"),
+            perm=arrays.get("perm"),
+            shape=(int(k), int(n)),
+            group_size=int(group_size),
+            dtype=dtype,
+        )
+
+
+@contextlib.contextmanager
+def _reading(device: int) -> Iterator[None]:
+    """A context in which CuPy may read, on a stream of its own, what torch's current stream has written."""
+    stream = current_stream("torch", device)
+    refuse_in_capture(device, stream, "a weight whose values were read before the capture")
+    with context.using(device) as driver, context.outside_captures(driver):
+        torch.cuda.current_stream(device).synchronize()
+        yield
 
 
 def _view(info: ArrayInfo) -> Any:

@@ -1,0 +1,307 @@
+"""torch.ops.cudatma.* on the CPU: results against torch in float64, opcheck, fake kernels, torch.compile."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import cudatma
+import cudatma.integrations.torch
+from cudatma.errors import CudaTmaError, FieldError
+from cudatma.integrations.torch.weights import packed_weight, weight_tensors
+
+pytestmark = pytest.mark.filterwarnings("ignore::cudatma.BackendWarning")
+
+TYPES = [torch.float16, torch.bfloat16]
+K, N = 96, 72
+
+
+@pytest.fixture(autouse=True)
+def _reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDATMA_BACKEND", "reference")
+
+
+def draw(*shape: int, dtype: Any = torch.float16, seed: int = 0) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def ints(*values: Any) -> Any:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+@dataclass
+class Call:
+    """An operator's arguments, and what it computes, in float64."""
+
+    operator: str
+    arguments: tuple[Any, ...]
+    wanted: Callable[..., Any]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, **options: Any) -> Any:
+        return getattr(torch.ops.cudatma, self.operator)(*self.arguments, **self.options, **options)
+
+    @property
+    def result(self) -> Any:
+        return self.wanted(*self.arguments, **self.options)
+
+
+def weight(dtype: Any, *, perm: bool = False) -> list[Any]:
+    packed = cudatma.quantize(draw(K, N, dtype=torch.float32), group_size=32, symmetric=False, dtype=str(dtype)[6:])
+    parts = list(weight_tensors(packed).values())
+    if perm:
+        parts[3] = torch.randperm(K, generator=torch.Generator().manual_seed(5)).int()
+    return parts
+
+
+def marlin(x: Any, *rest: Any, **_: Any) -> Any:
+    *parts, bias, k, n, group_size = rest[:8]
+    y = x.double() @ torch.from_numpy(packed_weight(*parts, k, n, group_size).dequantize())
+    return y if bias is None else y + bias.double()
+
+
+def product(a: Any, b: Any, *, bias: Any = None, alpha: float = 1.0, **options: Any) -> Any:
+    c = alpha * (a.double() @ b.double())
+    for name in ("a_scale", "b_scale"):
+        if name in options:
+            scale = options[name].double()
+            c = c * (scale[:, None] if name == "a_scale" else scale)
+    c = c if bias is None else c + bias.double()
+    return torch.nn.functional.silu(c) if options.get("activation") == "silu" else c
+
+
+def sdpa(q: Any, k: Any, v: Any, *, causal: bool = False, left: int | None = None, right: int | None = None) -> Any:
+    """q, k, v: (batch, length, heads, dim)."""
+    q, k, v = (each.double().transpose(1, 2) for each in (q, k, v))
+    behind = k.shape[2] - q.shape[2]
+    distance = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None] - behind
+    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
+    seen &= distance <= 0 if causal else seen
+    seen &= seen if left is None else distance >= -left
+    seen &= seen if right is None else distance <= right
+    done = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+    return done.transpose(1, 2)
+
+
+def varlen(q: Any, k: Any, v: Any, of_q: Any, of_k: Any, *, causal: bool = False, **_: Any) -> Any:
+    parts = []
+    for i in range(len(of_q) - 1):
+        rows, keys = slice(of_q[i], of_q[i + 1]), slice(of_k[i], of_k[i + 1])
+        parts.append(sdpa(q[None, rows], k[None, keys], v[None, keys], causal=causal)[0])
+    return torch.cat(parts)
+
+
+def decode(q: Any, k: Any, v: Any, seqlens: Any, *, page_table: Any = None) -> Any:
+    if page_table is not None:
+        k, v = (torch.stack([each[pages].flatten(0, 1) for pages in page_table]) for each in (k, v))
+    each = [sdpa(q[i : i + 1], k[i : i + 1, :n], v[i : i + 1, :n], causal=True) for i, n in enumerate(seqlens.tolist())]
+    return torch.cat(each)
+
+
+def calls(dtype: Any) -> dict[str, Call]:
+    def heads(*shape: int, seed: int = 0) -> Any:
+        return draw(*shape, dtype=dtype, seed=seed)
+
+    q, k, v = heads(2, 5, 4, 32), heads(2, 7, 2, 32, seed=1), heads(2, 7, 2, 32, seed=2)
+    sizes = (K, N, 32)
+    packed = (heads(9, 4, 32), heads(12, 2, 32, seed=1), heads(12, 2, 32, seed=2), ints(0, 4, 9), ints(0, 5, 12))
+    cache = heads(2, 16, 2, 32, seed=1), heads(2, 16, 2, 32, seed=2)
+    pages = heads(3, 8, 2, 32, seed=1), heads(3, 8, 2, 32, seed=2)
+    bias = heads(N)
+    return {
+        "marlin_gemm": Call("marlin_gemm", (heads(2, 3, K), *weight(dtype), bias, *sizes), marlin),
+        "marlin_gemm, act-order": Call("marlin_gemm", (heads(3, K), *weight(dtype, perm=True), None, *sizes), marlin),
+        "gemm": Call("gemm", (heads(24, 40), heads(40, 16)), product, {"alpha": 0.5}),
+        "gemm, epilogue": Call(
+            "gemm",
+            (heads(24, 40), heads(40, 16)),
+            product,
+            {"bias": heads(16).float(), "activation": "silu", "out_dtype": torch.float32},
+        ),
+        "gemm, batch": Call("gemm", (heads(3, 8, 40), heads(1, 40, 16)), product),
+        "gemm, scales": Call(
+            "gemm", (heads(8, 32), heads(32, 16)), product, {"a_scale": torch.rand(8), "b_scale": torch.rand(16)}
+        ),
+        "attention": Call("attention", (q, k, v), sdpa, {"causal": True}),
+        "attention, window": Call("attention", (q, k, v), sdpa, {"left": 3, "right": 1}),
+        "attention_varlen": Call(
+            "attention_varlen", packed, varlen, {"max_seqlen_q": 5, "max_seqlen_k": 7, "causal": True}
+        ),
+        "attention_decode": Call("attention_decode", (q[:, :2], *cache, ints(9, 16)), decode),
+        "attention_decode, pages": Call(
+            "attention_decode", (q[:, :1], *pages, ints(9, 16)), decode, {"page_table": ints([2, 0], [1, 2])}
+        ),
+    }
+
+
+NAMES = list(calls(torch.float16))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_an_operator_computes_what_torch_does_in_float64(name: str, dtype: Any) -> None:
+    call = calls(dtype)[name]
+    result = call.run()
+    tolerance = {"rtol": 2**-7 if dtype == torch.bfloat16 else 2**-10, "atol": 1e-2}
+    torch.testing.assert_close(result.double(), call.result, **tolerance)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_operator_writes_out(name: str) -> None:
+    call = calls(torch.bfloat16)[name]
+    wanted = call.run()
+    out, options = torch.full_like(wanted, float("nan")), dict(call.options)
+    options.pop("out_dtype", None)
+    operator = getattr(torch.ops.cudatma, f"{call.operator}_out")
+    assert operator(*call.arguments, **options, out=out) is None
+    torch.testing.assert_close(out, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_opcheck(name: str) -> None:
+    call = calls(torch.float16)[name]
+    torch.library.opcheck(getattr(torch.ops.cudatma, call.operator).default, call.arguments, call.options)
+    out, options = torch.empty_like(call.run()), dict(call.options)
+    options.pop("out_dtype", None)
+    operator = getattr(torch.ops.cudatma, f"{call.operator}_out").default
+    torch.library.opcheck(operator, call.arguments, {**options, "out": out})
+
+
+def test_beta_adds_to_out() -> None:
+    a, b, out = draw(8, 16), draw(16, 24, seed=1), draw(8, 24, seed=2)
+    wanted = a.double() @ b.double() + 2 * out.double()
+    torch.ops.cudatma.gemm_out(a, b, beta=2.0, out=out)
+    torch.testing.assert_close(out.double(), wanted, rtol=2**-10, atol=1e-2)
+
+
+def test_functions_compile_into_one_graph_with_out_and_any_length() -> None:
+    parts = weight(torch.float16)
+
+    def model(x: Any, w: Any) -> Any:
+        y = torch.ops.cudatma.marlin_gemm(x, *parts, None, K, N, 32)
+        z = torch.zeros_like(y)
+        torch.ops.cudatma.gemm_out(y, w, bias=None, out=z)
+        q = (y + z)[:, :64].reshape(1, -1, 2, 32)
+        return torch.ops.cudatma.attention(q, q, q, causal=True)
+
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    for m in (5, 1, 9):
+        x, w = draw(m, K), draw(N, N, seed=3)
+        torch.testing.assert_close(compiled(x, w), model(x, w), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_emulator_takes_tensors_of_the_host(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDATMA_BACKEND", "emulator")
+    for name in ("marlin_gemm, act-order", "gemm", "attention"):
+        call = calls(dtype)[name]
+        tolerance = {"rtol": 2**-6 if dtype == torch.bfloat16 else 2**-9, "atol": 2e-2}
+        torch.testing.assert_close(call.run().double(), call.result, **tolerance)
+
+
+def test_a_call_on_the_cpu_warns_as_the_functions_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.warns(cudatma.BackendWarning, match=r"gemm computes on the CPU \(reference\)"):
+        calls(torch.float16)["gemm"].run()
+
+
+def wrong_calls() -> dict[str, tuple[Call, str]]:
+    """Calls with one mistake, and the field that errors name."""
+    known = calls(torch.float16)
+    found: dict[str, tuple[Call, str]] = {}
+
+    def wrong(name: str, why: str, named: str, index: int | str, value: Any) -> None:
+        call = known[name]
+        arguments, options = list(call.arguments), dict(call.options)
+        if isinstance(index, int):
+            arguments[index] = value
+        else:
+            options[index] = value
+        found[f"{name}: {why}"] = Call(call.operator, tuple(arguments), call.wanted, options), named
+
+    wrong("marlin_gemm", "K", "x.shape", 0, draw(2, K + 1))
+    wrong("marlin_gemm", "no dimension", "x.shape", 0, draw())
+    wrong("marlin_gemm", "type of x", "x.dtype", 0, draw(2, K, dtype=torch.bfloat16))
+    wrong("marlin_gemm", "qweight", "qweight", 1, torch.zeros(1, 2048, dtype=torch.uint8))
+    wrong("marlin_gemm", "type of qweight", "qweight", 1, torch.zeros(4, 2048, dtype=torch.int8))
+    wrong("marlin_gemm", "scales", "scales", 2, draw(1, 128))
+    wrong("marlin_gemm", "type of scales", "scales.dtype", 2, draw(3, 128, dtype=torch.float32))
+    wrong("marlin_gemm", "zeros", "zeros", 3, torch.zeros(1, 128, dtype=torch.uint8))
+    wrong("marlin_gemm", "perm", "perm", 4, ints(0))
+    wrong("marlin_gemm", "bias", "bias.shape", 5, draw(N + 1))
+    wrong("marlin_gemm", "group size", "group_size", 8, 48)
+    wrong("marlin_gemm", "gradient", "x", 0, draw(2, K).requires_grad_())
+    wrong("marlin_gemm", "gradient of bias", "bias", 5, draw(N).requires_grad_())
+    wrong("gemm", "K", "b.shape", 1, draw(41, 16))
+    wrong("gemm", "dimensions", "a.shape", 0, draw(40))
+    wrong("gemm", "type of a", "a.dtype", 0, draw(24, 40, dtype=torch.float32))
+    wrong("gemm", "type of b", "b.dtype", 1, draw(40, 16, dtype=torch.bfloat16))
+    wrong("gemm", "type of c", "out_dtype", "out_dtype", torch.int8)
+    wrong("gemm", "activation", "activation", "activation", "tanh")
+    wrong("gemm", "bias", "bias.shape", "bias", draw(17))
+    wrong("gemm", "type of bias", "bias.dtype", "bias", draw(16, dtype=torch.float32))
+    wrong("gemm", "gradient", "a", 0, draw(24, 40).requires_grad_())
+    wrong("gemm, batch", "batches", "b.shape", 1, draw(2, 40, 16))
+    wrong("attention", "head dim", "q.shape", 0, draw(2, 5, 4, 33))
+    wrong("attention", "heads", "k.shape", 1, draw(2, 7, 3, 32))
+    wrong("attention", "batch", "k.shape", 1, draw(3, 7, 2, 32))
+    wrong("attention", "length", "v.shape", 2, draw(2, 6, 2, 32))
+    wrong("attention", "type", "v.dtype", 2, draw(2, 7, 2, 32, dtype=torch.bfloat16))
+    wrong("attention", "dimensions", "q.shape", 0, draw(5, 4, 32))
+    wrong("attention", "gradient", "v", 2, draw(2, 7, 2, 32).requires_grad_())
+    wrong("attention_varlen", "offsets", "cu_seqlens_k.shape", 4, ints(0, 12))
+    wrong("attention_varlen", "type of offsets", "cu_seqlens_q.dtype", 3, torch.tensor([0, 4, 9]))
+    wrong("attention_varlen", "length", "v.shape", 2, draw(11, 2, 32))
+    wrong("attention_decode", "lengths", "seqlens.shape", 3, ints(1, 2, 3))
+    wrong("attention_decode", "batch", "k_cache.shape", 0, draw(3, 2, 4, 32))
+    wrong("attention_decode, pages", "table", "page_table.shape", "page_table", ints([2, 0]))
+    return found
+
+
+@pytest.mark.parametrize("name", wrong_calls())
+def test_fake_kernels_refuse_what_the_operators_refuse(name: str) -> None:
+    call, named = wrong_calls()[name]
+    with pytest.raises(CudaTmaError, match=rf"^{re.escape(named)}: ") as real:
+        call.run()
+    with torch._subclasses.FakeTensorMode() as mode:
+        arguments = [mode.from_tensor(each) if isinstance(each, torch.Tensor) else each for each in call.arguments]
+        options = {
+            key: mode.from_tensor(each) if isinstance(each, torch.Tensor) else each
+            for key, each in call.options.items()
+        }
+        with pytest.raises(CudaTmaError) as fake:
+            getattr(torch.ops.cudatma, call.operator)(*arguments, **options)
+    assert isinstance(fake.value, FieldError)
+    assert fake.value.field == named
+    assert type(fake.value) is type(real.value)
+
+
+def test_an_out_of_the_wrong_kind_is_refused_by_both() -> None:
+    call = calls(torch.float16)["gemm"]
+    for out, named in ((draw(24, 17), "out.shape"), (draw(24, 16).requires_grad_(), "out")):
+        options = {**call.options, "out": out}
+        with pytest.raises(CudaTmaError, match=rf"^{named}: "):
+            torch.ops.cudatma.gemm_out(*call.arguments, **options)
+        with torch._subclasses.FakeTensorMode() as mode:
+            arguments = [mode.from_tensor(each) for each in call.arguments]
+            with pytest.raises(CudaTmaError, match=rf"^{named}: "):
+                torch.ops.cudatma.gemm_out(*arguments, **call.options, out=mode.from_tensor(out))
+
+
+def test_importing_again_registers_nothing_twice() -> None:
+    before = torch.ops.cudatma.marlin_gemm.default
+    importlib.reload(cudatma.integrations.torch.operators)
+    kept = {name: module for name, module in sys.modules.items() if name.startswith("cudatma.integrations.torch")}
+    for name in kept:
+        del sys.modules[name]
+    importlib.import_module("cudatma.integrations.torch")
+    sys.modules.update(kept)
+    assert torch.ops.cudatma.marlin_gemm.default is before
+    calls(torch.float16)["gemm"].run()

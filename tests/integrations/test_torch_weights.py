@@ -1,0 +1,121 @@
+"""The PackedWeight of tensors: found again while they are the same memory with the same values, made anew otherwise."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import cudatma
+from cudatma.errors import ArgumentTypeError, QuantizationError
+from cudatma.integrations.torch import weights
+from cudatma.integrations.torch.weights import forget, packed_weight, weight_tensors
+
+K, N = 128, 64
+SIZES = (K, N, 32)
+
+
+def tensors(seed: int = 0, *, dtype: str = "float16", symmetric: bool = True) -> list[Any]:
+    dense = np.random.default_rng(seed).standard_normal((K, N), np.float32)
+    packed = cudatma.quantize(dense, group_size=32, symmetric=symmetric, dtype=dtype)
+    return list(weight_tensors(packed).values())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_tensors_hold_a_weights_arrays(dtype: str) -> None:
+    dense = np.random.default_rng(0).standard_normal((K, N), np.float32)
+    packed = cudatma.quantize(dense, group_size=32, symmetric=False, dtype=dtype)
+    parts = weight_tensors(packed)
+    again = packed_weight(*parts.values(), *SIZES)
+    np.testing.assert_array_equal(again.dequantize(), packed.dequantize())
+    assert (again.dtype, again.scale_fit) == (dtype, packed.scale_fit)
+
+
+def test_the_same_tensors_and_other_objects_for_them_find_the_same_weight() -> None:
+    parts = tensors(symmetric=False)
+    first = packed_weight(*parts, *SIZES)
+    assert packed_weight(*parts, *SIZES) is first
+    assert packed_weight(*[None if part is None else part.detach() for part in parts], *SIZES) is first
+    assert (
+        packed_weight(*[None if part is None else torch.nn.Parameter(part, False) for part in parts], *SIZES) is first
+    )
+
+
+@pytest.mark.parametrize("changed", [1, 2])
+def test_a_change_in_place_makes_a_new_weight_that_replaces_the_old_one(changed: int) -> None:
+    parts = tensors(symmetric=False)
+    first = packed_weight(*parts, *SIZES)
+    known = len(weights._known)
+    parts[changed].copy_(tensors(1, symmetric=False)[changed])
+    second = packed_weight(*parts, *SIZES)
+    assert second is not first
+    assert packed_weight(*parts, *SIZES) is second
+    assert len(weights._known) == known
+
+
+def test_a_change_of_inference_tensors_is_seen_after_forget() -> None:
+    with torch.inference_mode():
+        parts = [None if part is None else part.clone() for part in tensors()]
+        first = packed_weight(*parts, *SIZES)
+        assert packed_weight(*parts, *SIZES) is first
+        forget(parts[0])
+        assert packed_weight(*parts, *SIZES) is not first
+
+
+def test_other_memory_at_the_same_address_is_another_weight() -> None:
+    parts = tensors()
+    memory = parts[1].numpy().copy()
+    qweight, scales = parts[0], torch.from_numpy(memory)
+    first = packed_weight(qweight, scales, None, None, *SIZES)
+    address = scales.data_ptr()
+    scales.data = torch.from_numpy(memory)  # the same object, at the same address, over another storage
+    assert (scales.data_ptr(), scales._version) == (address, 0)
+    assert packed_weight(qweight, scales, None, None, *SIZES) is not first
+    del scales
+    assert packed_weight(qweight, torch.from_numpy(memory), None, None, *SIZES) is not first
+
+
+def test_freed_weights_are_forgotten_and_nothing_keeps_them_alive() -> None:
+    weights._known.clear()
+    for seed in range(8):
+        parts = tensors(seed)
+        packed_weight(*parts, *SIZES)
+        references = [torch.multiprocessing.reductions.StorageWeakRef(part.untyped_storage()) for part in parts[:2]]
+        del parts
+        gc.collect()
+        assert all(reference.expired() for reference in references)
+    kept = tensors()
+    packed_weight(*kept, *SIZES)
+    assert len(weights._known) == 1
+
+
+def test_other_sizes_of_the_same_tensors_are_another_weight() -> None:
+    parts = tensors()
+    first = packed_weight(*parts, *SIZES)
+    second = packed_weight(*parts, K - 1, N, 32)
+    assert second is not first
+    assert second.shape == (K - 1, N)
+
+
+def test_views_of_one_buffer_are_weights_of_their_own() -> None:
+    pairs = [tensors(seed) for seed in (0, 1)]
+    qweight, scales = (torch.stack([pair[part] for pair in pairs]) for part in (0, 1))
+    for index, pair in enumerate(pairs):
+        found = packed_weight(qweight[index], scales[index], None, None, *SIZES)
+        np.testing.assert_array_equal(found.dequantize(), packed_weight(*pair, *SIZES).dequantize())
+
+
+def test_wrong_tensors_are_named() -> None:
+    qweight, scales, *rest = tensors()
+    with pytest.raises(QuantizationError, match=r"^qweight: got uint8"):
+        packed_weight(qweight[:1], scales, *rest, *SIZES)
+    with pytest.raises(ArgumentTypeError, match=r"^scales.dtype: got float32"):
+        packed_weight(qweight, scales.float(), *rest, *SIZES)
+    with pytest.raises(QuantizationError, match=r"^scales: got strides|^scales: got float16"):
+        packed_weight(qweight, scales.T, *rest, *SIZES)
+    with pytest.raises(QuantizationError, match=r"^perm"):
+        packed_weight(qweight, scales, None, torch.zeros(K, dtype=torch.int32), *SIZES)
