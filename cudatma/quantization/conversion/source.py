@@ -76,7 +76,7 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = ()) ->
         layers, skipped = _float_layers(checkpoint, config, tuple(exclude), str(folder))
         return Source(folder, config, checkpoint, None, layers, skipped)
     scheme = read_scheme(section, f"{folder}: quantization_config")
-    layers = dict(_quantized_layers(checkpoint, scheme, str(folder)))
+    layers = dict(quantized_layers(checkpoint, scheme, str(folder)))
     skipped = dict.fromkeys(_matrices(checkpoint), "not quantized in the checkpoint")
     return Source(folder, config, checkpoint, scheme, layers, skipped)
 
@@ -87,7 +87,11 @@ def natural(name: str) -> tuple[tuple[int, int, str], ...]:
     return tuple((0, int(part), "") if part.isascii() and part.isdecimal() else (1, 0, part) for part in parts)
 
 
-def _quantized_layers(checkpoint: Checkpoint, scheme: Scheme, where: str) -> Iterator[tuple[str, dict[str, str]]]:
+def quantized_layers(checkpoint: Checkpoint, scheme: Scheme, where: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Each layer of a quantized checkpoint, in the model's order, and its tensors by their names without the layer's.
+
+    where: the checkpoint, for errors. Raises WeightFileError and QuantizationError for layers that cannot be packed.
+    """
     ending = f".{scheme.required[0]}"
     found = sorted((name.removesuffix(ending) for name in checkpoint.names if name.endswith(ending)), key=natural)
     if not found:

@@ -1,0 +1,151 @@
+"""The quantizer that transformers calls while it loads a model: its linear layers become MarlinLinear.
+
+Three kinds of checkpoints: packed layers, as `cudatma convert` and save_pretrained() write them; layers of GPTQ, AWQ or
+compressed-tensors, which are packed as they are read; and float layers, which are quantized as they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.quantizers.base import HfQuantizer
+from transformers.quantizers.quantizers_utils import should_convert_module
+from transformers.utils import logging
+
+from cudatma.errors import WeightFileError
+from cudatma.integrations.torch import MarlinLinear
+from cudatma.integrations.transformers.config import CudatmaConfig
+from cudatma.integrations.transformers.operations import Pack, Quantize, packing_conversion
+from cudatma.quantization.checkpoint import Checkpoint
+from cudatma.quantization.conversion.scheme import Scheme, read_scheme
+from cudatma.quantization.conversion.source import quantized_layers
+from cudatma.quantization.safetensors_file import open_safetensors
+
+_DTYPES = (torch.float16, torch.bfloat16)
+_log = logging.get_logger(__name__)
+
+
+class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
+    """quantization_config: a CudatmaConfig; what it lacks is filled in when the model is loaded."""
+
+    requires_calibration = False
+    quantization_config: CudatmaConfig
+
+    def __init__(self, quantization_config: CudatmaConfig, **options: Any) -> None:
+        super().__init__(quantization_config, **options)
+        source = quantization_config.source
+        self.scheme: Scheme | None = None if source is None else read_scheme(source, "quantization_config")
+
+    def update_dtype(self, dtype: Any) -> Any:
+        """That of converted layers; otherwise the model's, float16 where that is neither fp16 nor bf16."""
+        named = self.quantization_config.dtype
+        wanted = getattr(torch, named) if named else dtype if dtype in _DTYPES else torch.float16
+        if wanted != dtype:
+            _log.warning_once(f"cudatma: the model is loaded in {wanted}, the type of its int4 layers, not in {dtype}.")
+        return wanted
+
+    def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Iterable[str] = (), **_: Any) -> None:
+        config = self.quantization_config
+        if not self.pre_quantized:
+            skipped = self.get_modules_to_not_convert(
+                model, config.modules_to_not_convert, model._keep_in_fp32_modules, add_default_skips=True
+            )
+            for name, linear in _linears(model):
+                if should_convert_module(name, skipped):
+                    facts = {"group_size": config.group_size, "symmetric": config.symmetric}
+                    layer = _replace(model, name, linear, facts)
+                    # The float weight is read under this name.
+                    layer.register_parameter("weight", torch.nn.Parameter(linear.weight.to("meta"), False))
+            return
+        if self.scheme is not None:
+            names = [name for name, _ in quantized_layers(_checkpoint(checkpoint_files), self.scheme, "the checkpoint")]
+        else:
+            names = list(config.layers or ())
+        linears = dict(_linears(model))
+        for name in names:
+            found = _module_name(name, linears, model.base_model_prefix)
+            facts = {} if self.scheme is not None else config.facts(name)
+            _replace(model, found, linears[found], facts)
+
+    def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
+        """Whether a tensor is the float weight of a layer that becomes a MarlinLinear."""
+        layer, _, tensor = param_name.rpartition(".")
+        return tensor == "weight" and isinstance(model.get_submodule(layer), MarlinLinear)
+
+    def get_quantize_ops(self) -> Any:
+        """What turns such a weight into the layer's arrays."""
+        return Quantize(self.quantization_config)
+
+    def get_weight_conversions(self) -> list[Any]:
+        """What turns the tensors of another tool's layers into ours."""
+        return [] if self.scheme is None else [packing_conversion(self.scheme)]
+
+    def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
+        layers = {name: module for name, module in model.named_modules() if isinstance(module, MarlinLinear)}
+        left = [name for name, layer in layers.items() if layer.qweight.is_meta or "weight" in layer._parameters]
+        if left:
+            shown = ", ".join(left[:4])
+            raise WeightFileError(shown, "no weights for these layers", "a whole checkpoint", "see the load report")
+        facts = {
+            name: {
+                "group_size": layer.group_size,
+                "symmetric": layer.zeros is None,
+                "act_order": layer.perm is not None,
+            }
+            for name, layer in layers.items()
+        }
+        dtypes = {str(layer.dtype).removeprefix("torch.") for layer in layers.values()}
+        self.quantization_config.describe(facts, next(iter(dtypes), "float16"))
+        self.scheme = None
+        # What was converted is saved as it is now, not as it was.
+        model._weight_conversions = [one for one in model._weight_conversions or () if not _packs(one)]
+        return model
+
+    def is_serializable(self) -> bool:
+        """Whether save_pretrained() works."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """There is no backward pass."""
+        return False
+
+    @property
+    def is_compileable(self) -> bool:
+        """Whether generate() may compile the model."""
+        return True
+
+
+def _linears(model: Any) -> Iterator[tuple[str, Any]]:
+    return ((name, module) for name, module in list(model.named_modules()) if type(module) is torch.nn.Linear)
+
+
+def _replace(model: Any, name: str, linear: Any, facts: dict[str, Any]) -> MarlinLinear:
+    """Put a MarlinLinear without memory in the place of an nn.Linear."""
+    sizes = linear.in_features, linear.out_features, linear.bias is not None
+    layer = MarlinLinear(*sizes, dtype=linear.weight.dtype, device="meta", **facts)
+    model.set_submodule(name, layer)
+    return layer
+
+
+def _module_name(layer: str, linears: dict[str, Any], prefix: str) -> str:
+    """The nn.Linear that a checkpoint's layer belongs to, where one has the base model's prefix and the other not."""
+    for name in (layer, layer.removeprefix(f"{prefix}."), f"{prefix}.{layer}"):
+        if name in linears:
+            return name
+    known = ", ".join(list(linears)[:3])
+    remedy = "this model class keeps other names or other modules than the checkpoint"
+    raise WeightFileError(layer, "no nn.Linear of the model", f"one of its layers: {known} ...", remedy)
+
+
+def _checkpoint(files: Iterable[str]) -> Checkpoint:
+    opened = [open_safetensors(file) for file in files]
+    found = {name: file for file in opened for name in file.tensors}
+    return Checkpoint(opened[0].path if opened else Path(), found)
+
+
+def _packs(conversion: Any) -> bool:
+    return any(isinstance(operation, Pack) for operation in getattr(conversion, "operations", ()))
