@@ -99,7 +99,7 @@ def test_a_float_model_is_quantized_while_it_is_loaded(tmp_path: Path) -> None:
         f"{name}.weight" for name in (*left, "lm_head", "model.embed_tokens", "model.norm")
     } | {name for name, _ in model.named_parameters() if "layernorm" in name}
     for name, layer in packed.items():
-        weights[f"{name}.weight"] = layer.packed.dequantize(dtype=np.float32).T.copy()
+        weights[f"{name}.weight"] = layer.dequantize(dtype=torch.float32).numpy().copy()
     assert (logits(model) - logits(dense(tmp_path / "in", weights))).abs().max() < 1e-2
     model.save_pretrained(tmp_path / "saved")
     assert torch.equal(logits(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")), logits(model))
@@ -161,7 +161,7 @@ def test_a_layer_that_cannot_be_packed_ends_the_load(tmp_path: Path) -> None:
         load(tmp_path / "in")
     tensors[f"{name}.g_idx"] = np.zeros_like(g_idx)
     save_file(tensors, path, metadata={"format": "pt"})
-    with pytest.raises(RuntimeError, match="g_idx"):
+    with pytest.raises(RuntimeError, match="conver"):
         load(tmp_path / "in")
 
 

@@ -80,7 +80,7 @@ def attention_mask(
 def has_lengths(device: Any) -> bool:
     """Whether there are kernels of attention_decode() and attention_varlen() for a device."""
     device = torch.device(device)
-    return device.type == "cpu" or (device.type == "cuda" and torch.cuda.get_device_properties(device).major == 9)
+    return device.type == "cpu" or (device.type == "cuda" and bool(torch.cuda.get_device_properties(device).major == 9))
 
 
 def dense_mask(mask: Any, query: Any, key: Any, causal: bool, window: int | None) -> Any:
@@ -143,7 +143,7 @@ def _parts(mask_function: Callable[..., Any]) -> tuple[Any, ...]:
 def _cannot_look(device: Any) -> bool:
     if torch.compiler.is_compiling():
         return True
-    return torch.device(device).type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return torch.device(device).type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
 
 
 def _padding(attention_mask: Any, kv_length: int, kv_offset: Any) -> Any:

@@ -55,20 +55,21 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
             )
             for name, linear in _linears(model):
                 if should_convert_module(name, skipped):
-                    facts = {"group_size": config.group_size, "symmetric": config.symmetric}
-                    layer = _replace(model, name, linear, facts)
+                    layer = _replace(model, name, linear, config.facts(name))
                     # The float weight is read under this name.
                     layer.register_parameter("weight", torch.nn.Parameter(linear.weight.to("meta"), False))
             return
+        checkpoint, linears = _checkpoint(checkpoint_files), dict(_linears(model))
+        facts: dict[str, dict[str, Any]]
         if self.scheme is not None:
-            names = [name for name, _ in quantized_layers(_checkpoint(checkpoint_files), self.scheme, "the checkpoint")]
+            facts = {name: {} for name, _ in quantized_layers(checkpoint, self.scheme, "the checkpoint")}
         else:
-            names = list(config.layers or ())
-        linears = dict(_linears(model))
-        for name in names:
-            found = _module_name(name, linears, model.base_model_prefix)
-            facts = {} if self.scheme is not None else config.facts(name)
-            _replace(model, found, linears[found], facts)
+            facts = {name: config.facts(name) for name in config.layers or ()}
+        modules = {name: _module_name(name, linears, model.base_model_prefix) for name in facts}
+        if self.scheme is None:
+            _check_tensors(checkpoint, facts)
+        for name, own in modules.items():
+            _replace(model, own, linears[own], facts[name])
 
     def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
         """Whether a tensor is the float weight of a layer that becomes a MarlinLinear."""
@@ -85,20 +86,14 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         layers = {name: module for name, module in model.named_modules() if isinstance(module, MarlinLinear)}
-        left = [name for name, layer in layers.items() if layer.qweight.is_meta or "weight" in layer._parameters]
-        if left:
-            shown = ", ".join(left[:4])
-            raise WeightFileError(shown, "no weights for these layers", "a whole checkpoint", "see the load report")
-        facts = {
-            name: {
-                "group_size": layer.group_size,
-                "symmetric": layer.zeros is None,
-                "act_order": layer.perm is not None,
-            }
-            for name, layer in layers.items()
-        }
+        if left := [name for name, layer in layers.items() if "weight" in layer._parameters]:
+            raise WeightFileError(
+                ", ".join(left[:4]), "no weights for these layers", "a whole checkpoint", "see the load report"
+            )
         dtypes = {str(layer.dtype).removeprefix("torch.") for layer in layers.values()}
-        self.quantization_config.describe(facts, next(iter(dtypes), "float16"))
+        self.quantization_config.describe(
+            {name: _facts(layer) for name, layer in layers.items()}, next(iter(dtypes), "float16")
+        )
         self.scheme = None
         # What was converted is saved as it is now, not as it was.
         model._weight_conversions = [one for one in model._weight_conversions or () if not _packs(one)]
@@ -145,6 +140,23 @@ def _checkpoint(files: Iterable[str]) -> Checkpoint:
     opened = [open_safetensors(file) for file in files]
     found = {name: file for file in opened for name in file.tensors}
     return Checkpoint(opened[0].path if opened else Path(), found)
+
+
+def _facts(layer: MarlinLinear) -> dict[str, Any]:
+    order = layer.perm is not None
+    return {"group_size": layer.group_size, "symmetric": layer.zeros is None, "act_order": order}
+
+
+def _check_tensors(checkpoint: Checkpoint, layers: dict[str, dict[str, Any]]) -> None:
+    """WeightFileError where packed layers lack a tensor: transformers would make one up."""
+    for layer, facts in layers.items():
+        wanted = ["qweight", "scales"]
+        wanted += [
+            name for name, is_there in (("zeros", not facts["symmetric"]), ("perm", facts["act_order"])) if is_there
+        ]
+        missing = [name for name in wanted if f"{layer}.{name}" not in checkpoint.files]
+        if missing:
+            raise WeightFileError(layer, f"no {' and no '.join(missing)}", ", ".join(wanted), "convert the model again")
 
 
 def _packs(conversion: Any) -> bool:

@@ -60,11 +60,10 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: An
 
 def _section(model: str | os.PathLike[str], config: Any) -> dict[str, Any]:
     """The model's quantization_config; earlier GPTQ tools wrote it to a file of its own."""
-    named = getattr(config, "quantization_config", None) or getattr(
-        config.get_text_config(decoder=True), "quantization_config", None
-    )
-    section: dict[str, Any] = dict(quantization_section(Path(model))) if Path(model).is_dir() else {}
-    section |= named.to_dict() if hasattr(named, "to_dict") else named or {}
+    holders = (config, config.get_text_config(decoder=True))
+    named: Any = next(filter(None, (getattr(holder, "quantization_config", None) for holder in holders)), {})
+    section = quantization_section(Path(model)) if Path(model).is_dir() else {}
+    section |= named.to_dict() if hasattr(named, "to_dict") else named
     if section and "quant_method" not in section and "desc_act" in section:
         section["quant_method"] = "gptq"
     return section

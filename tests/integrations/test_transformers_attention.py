@@ -1,0 +1,245 @@
+"""The attention "cudatma" in transformers against sdpa and eager, on the CPU: patterns, padding, caches, fallbacks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", minversion="5.17")
+
+from cudatma.integrations.transformers import attention, masks, register
+
+pytestmark = pytest.mark.filterwarnings("ignore::cudatma.BackendWarning")
+
+SIZES = {
+    "hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_hidden_layers": 2, "vocab_size": 96, "max_position_embeddings": 256, "head_dim": 32,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+TOKENS = torch.arange(3, 3 + 36).reshape(3, 12)
+#: Of sequences of 12, 7 and 1 tokens.
+LEFT = torch.tensor([[0] * (12 - n) + [1] * n for n in (12, 7, 1)])
+RIGHT = LEFT.flip(1)
+HOLES = torch.tensor([[1] * 12, [1, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 1], [0] * 5 + [1] * 7])
+
+
+@pytest.fixture(autouse=True)
+def on_the_reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("CUDATMA_BACKEND", "reference")
+    monkeypatch.setattr(attention, "_told", set())
+    register()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="cudatma attention")
+        yield
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Any]:
+    """Tiny models with random weights in fp16."""
+    torch.manual_seed(0)
+    auto = transformers.AutoModelForCausalLM
+    made = {
+        "llama": auto.from_config(transformers.LlamaConfig(**SIZES)),
+        "mistral": auto.from_config(transformers.MistralConfig(**SIZES, sliding_window=5)),
+        "gemma2": auto.from_config(
+            transformers.Gemma2Config(**SIZES, sliding_window=5, attn_logit_softcapping=2.0, query_pre_attn_scalar=64)
+        ),
+        "llama4": auto.from_config(
+            transformers.Llama4TextConfig(
+                **{**SIZES, "intermediate_size_mlp": 128}, attention_chunk_size=4, num_local_experts=2
+            )
+        ),
+        "bert": transformers.AutoModel.from_config(
+            transformers.BertConfig(
+                hidden_size=128, intermediate_size=128, num_attention_heads=4, num_hidden_layers=2, vocab_size=96
+            )
+        ),
+    }
+    return {name: model.to(torch.float16).eval() for name, model in made.items()}
+
+
+def outputs(model: Any, implementation: str, tokens: Any = TOKENS, **options: Any) -> Any:
+    model.set_attn_implementation(implementation)
+    with torch.no_grad():
+        return model(tokens, **options)[0].float()
+
+
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The operators that are called, by name."""
+    made: list[str] = []
+    for name in ("attention", "attention_decode", "attention_varlen"):
+        function = getattr(torch.ops.cudatma, name)
+
+        def noting(*operands: Any, name: str = name, function: Any = function, **options: Any) -> Any:
+            made.append(name)
+            return function(*operands, **options)
+
+        monkeypatch.setattr(torch.ops.cudatma, name, noting)
+    return made
+
+
+EAGER = {"gemma2": "eager"}  # sdpa ignores softcap
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "bert"])
+@pytest.mark.parametrize("mask", [None, LEFT, RIGHT], ids=["whole", "left", "right"])
+def test_patterns_and_padding_give_what_sdpa_gives(
+    models: dict[str, Any], name: str, mask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = calls(monkeypatch)
+    expected = outputs(models[name], EAGER.get(name, "sdpa"), attention_mask=mask)
+    assert not made
+    got = outputs(models[name], "cudatma", attention_mask=mask)
+    assert made == ["attention" if mask is None else "attention_varlen"] * 2
+    valid = torch.ones_like(LEFT, dtype=torch.bool) if mask is None else mask.bool()
+    assert (got - expected)[valid].abs().max() < 1e-2
+    assert torch.isfinite(got).all()
+
+
+def test_a_mask_of_ones_is_no_padding(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = calls(monkeypatch)
+    outputs(models["llama"], "cudatma", attention_mask=torch.ones_like(LEFT))
+    assert made == ["attention"] * 2
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("mask", [None, LEFT], ids=["whole", "left"])
+def test_generation_gives_what_sdpa_gives(
+    models: dict[str, Any], name: str, cache: str, mask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = calls(monkeypatch)
+    model = models[name]
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "disable_compile": True,
+               "return_dict_in_generate": True, "output_logits": True}  # fmt: skip
+    options["attention_mask"] = torch.ones_like(LEFT) if mask is None else mask
+    if cache == "static":
+        options["cache_implementation"] = "static"
+    model.set_attn_implementation(EAGER.get(name, "sdpa"))
+    expected = model.generate(TOKENS, **options)
+    model.set_attn_implementation("cudatma")
+    got = model.generate(TOKENS, **options)
+    for ours, theirs in zip(got.logits, expected.logits, strict=True):
+        assert (ours - theirs).abs().max() < 2e-2
+    decoded = made[2:]
+    assert len(made) == 12
+    if name == "llama":  # others slide past the padding
+        assert decoded == ["attention_decode" if mask is None else "attention_varlen"] * 10
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("mask", [None, LEFT], ids=["whole", "left"])
+def test_several_tokens_after_a_cache(models: dict[str, Any], name: str, mask: Any) -> None:
+    """The queries begin in the middle of the keys."""
+    model = models[name]
+    found = {}
+    for implementation in ("sdpa", "cudatma"):
+        model.set_attn_implementation(implementation)
+        cache = transformers.DynamicCache()
+        with torch.no_grad():
+            model(TOKENS[:, :7], attention_mask=None if mask is None else mask[:, :7], past_key_values=cache)
+            found[implementation] = model(TOKENS[:, 7:], attention_mask=mask, past_key_values=cache)[0]
+    valid = slice(None) if mask is None else mask[:, 7:].bool()
+    assert (found["cudatma"] - found["sdpa"])[valid].abs().max() < 1e-2
+
+
+# ---- what goes to sdpa
+
+
+def expect_sdpa(model: Any, says: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
+    made = calls(monkeypatch)
+    expected = outputs(model, "sdpa", **options)
+    with pytest.warns(RuntimeWarning, match=says) as told:
+        got = outputs(model, "cudatma", **options)
+    assert not made
+    assert sum("cudatma attention" in str(one.message) for one in told) == 1
+    outputs(model, "cudatma", **options)  # which warns no more
+    return (got - expected).abs()
+
+
+def test_padding_among_the_tokens(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    off = expect_sdpa(models["llama"], "a mask that is neither", monkeypatch, attention_mask=HOLES)
+    assert off[HOLES.bool()].max() == 0
+
+
+def test_chunked_attention(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert expect_sdpa(models["llama4"], "a mask that is neither", monkeypatch).max() == 0
+
+
+def test_sequences_packed_by_their_positions(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    positions = torch.tensor([[*range(5), *range(7)]] * 3)
+    options = {"position_ids": positions, "use_cache": False}
+    assert expect_sdpa(models["llama"], "a mask that is neither", monkeypatch, **options).max() == 0
+
+
+def test_a_mask_of_the_callers(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = torch.rand(3, 1, 12, 12, generator=torch.Generator().manual_seed(0)) < 0.5
+    mask |= torch.eye(12, dtype=torch.bool)
+    assert expect_sdpa(models["llama"], "a mask that is neither", monkeypatch, attention_mask=mask).max() == 0
+
+
+@pytest.mark.parametrize("mask", [None, LEFT], ids=["whole", "left"])
+def test_other_types(models: dict[str, Any], mask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the mask meant to us is made into bools."""
+    model = transformers.AutoModelForCausalLM.from_config(transformers.MistralConfig(**SIZES, sliding_window=5)).eval()
+    off = expect_sdpa(model, "tensors of torch.float32", monkeypatch, attention_mask=mask)
+    assert off[slice(None) if mask is None else mask.bool()].max() < 1e-5
+
+
+def test_softcap_goes_to_eager(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = outputs(models["gemma2"], "eager", attention_mask=HOLES)
+    with pytest.warns(RuntimeWarning, match="goes to eager"):
+        got = outputs(models["gemma2"], "cudatma", attention_mask=HOLES)
+    assert (got - expected)[HOLES.bool()].abs().max() < 1e-3
+
+
+def test_training(models: dict[str, Any]) -> None:
+    model = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**SIZES, attention_dropout=0.5))
+    model.set_attn_implementation("cudatma")
+    with pytest.warns(RuntimeWarning, match="dropout goes to sdpa"):
+        model.train()(TOKENS).logits.sum().backward()
+    with pytest.warns(RuntimeWarning, match="a backward pass goes to sdpa"):
+        model.eval()(TOKENS).logits.sum().backward()
+    assert model.model.layers[0].self_attn.q_proj.weight.grad.abs().sum() > 0
+
+
+# ---- compiling
+
+
+@pytest.mark.parametrize("mask", [None, LEFT], ids=["whole", "left"])
+def test_it_compiles_as_one_graph(models: dict[str, Any], mask: Any) -> None:
+    """Padding cannot be looked at while it is traced: it goes to sdpa."""
+    model = models["mistral"]
+    expected = outputs(model, "sdpa", attention_mask=mask)
+    model.set_attn_implementation("cudatma")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        got = compiled(TOKENS, attention_mask=mask)[0]
+    valid = slice(None) if mask is None else mask.bool()
+    assert (got - expected)[valid].abs().max() < 1e-2
+
+
+@pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_mask_of_ours_means_what_sdpas_means(first: int, causal: bool) -> None:
+    """Through dense_mask(), for queries in the middle of a static cache that is not full."""
+    function = masks.causal_mask_function if causal else masks.bidirectional_mask_function
+    tokens = LEFT[:, :9] if causal else LEFT
+    place = {
+        "batch_size": 3,
+        "q_length": 6,
+        "kv_length": 12,
+        "q_offset": torch.tensor(first),
+        "mask_function": function,
+    }
+    ours = masks.attention_mask(**place, attention_mask=tokens)
+    assert ours.dtype == torch.int32
+    q, k = torch.zeros(3, 1, 6, 32), torch.zeros(3, 1, 12, 32)
+    got = masks.dense_mask(ours, q, k, causal, None)
+    wanted = masks.sdpa_mask(**place, attention_mask=tokens.bool())
+    real = wanted.any(-1)  # queries of padding see whatever
+    assert torch.equal(got[real], wanted.expand_as(got)[real])
