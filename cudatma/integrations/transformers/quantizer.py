@@ -47,7 +47,9 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
             _log.warning_once(f"cudatma: the model is loaded in {wanted}, the type of its int4 layers, not in {dtype}.")
         return wanted
 
-    def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Iterable[str] = (), **_: Any) -> None:
+    def _process_model_before_weight_loading(
+        self, model: Any, checkpoint_files: Iterable[str] | None = None, **_: Any
+    ) -> None:
         config = self.quantization_config
         if not self.pre_quantized:
             skipped = self.get_modules_to_not_convert(
@@ -73,7 +75,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
         """Whether a tensor is the float weight of a layer that becomes a MarlinLinear."""
-        layer, _, tensor = param_name.rpartition(".")
+        layer, tensor = param_name.rpartition(".")[::2]
         return tensor == "weight" and isinstance(model.get_submodule(layer), MarlinLinear)
 
     def get_quantize_ops(self) -> Any:
@@ -136,8 +138,8 @@ def _module_name(layer: str, linears: dict[str, Any], prefix: str) -> str:
     raise WeightFileError(layer, "no nn.Linear of the model", f"one of its layers: {known} ...", remedy)
 
 
-def _checkpoint(files: Iterable[str]) -> Checkpoint:
-    opened = [open_safetensors(file) for file in files]
+def _checkpoint(files: Iterable[str] | None) -> Checkpoint:
+    opened = [open_safetensors(file) for file in files or ()]
     found = {name: file for file in opened for name in file.tensors}
     return Checkpoint(opened[0].path if opened else Path(), found)
 
