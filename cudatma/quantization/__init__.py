@@ -9,6 +9,7 @@ from cudatma.quantization.marlin_layout import from_marlin, load_marlin
 from cudatma.quantization.packed import GROUP_SIZES, PackedWeight
 from cudatma.quantization.packing import pack
 from cudatma.quantization.rounding import quantize, quantize_linear
+from cudatma.quantization.sharding import shard
 from cudatma.quantization.unpacking import LogicalWeight, unpack
 from cudatma.quantization.weights_file import load_weights, save_weights
 
@@ -32,5 +33,6 @@ __all__ = [
     "quantize",
     "quantize_linear",
     "save_weights",
+    "shard",
     "unpack",
 ]

@@ -14,6 +14,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import safetensors.torch
+
 import cudatma
 from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
 from cudatma.integrations.torch import MarlinLinear
@@ -134,10 +136,17 @@ def test_a_state_dict_fills_a_module_that_was_made_with_the_same_arguments(tmp_p
     torch.save(layer.state_dict(), tmp_path / "layer.pt")
     state = torch.load(tmp_path / "layer.pt", weights_only=True)
     assert set(state) == {"qweight", "scales", "zeros", "bias"}
+    safetensors.torch.save_file(state, tmp_path / "layer.safetensors")
+    state = safetensors.torch.load_file(tmp_path / "layer.safetensors")
     for place, assign in (("cpu", False), ("cpu", True), ("meta", True)):
         other = MarlinLinear(K, N, group_size=32, symmetric=False, device=place)
         assert other.load_state_dict(state, assign=assign).missing_keys == []
         torch.testing.assert_close(other(x), layer(x), rtol=0, atol=0)
+
+
+def test_a_layer_without_memory_gives_results_without_memory() -> None:
+    layer = MarlinLinear(K, N, device="meta")
+    assert layer(torch.empty(2, K, dtype=torch.float16, device="meta")).shape == (2, N)
 
 
 def test_a_state_dict_of_another_kind_of_layer_is_refused() -> None:

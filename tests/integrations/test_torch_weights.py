@@ -10,6 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.multiprocessing.reductions import StorageWeakRef
+
 import cudatma
 from cudatma.errors import ArgumentTypeError, QuantizationError
 from cudatma.integrations.torch import weights
@@ -74,20 +76,31 @@ def test_other_memory_at_the_same_address_is_another_weight() -> None:
     address = scales.data_ptr()
     scales.data = torch.from_numpy(memory)  # the same object, at the same address, over another storage
     assert (scales.data_ptr(), scales._version) == (address, 0)
-    assert packed_weight(qweight, scales, None, None, *SIZES) is not first
-    del scales
-    assert packed_weight(qweight, torch.from_numpy(memory), None, None, *SIZES) is not first
+    second = packed_weight(qweight, scales, None, None, *SIZES)
+    assert second is not first
+    for _ in range(8):  # a new storage is likely to be where the freed one was
+        del scales
+        scales = torch.from_numpy(memory)
+        assert packed_weight(qweight, scales, None, None, *SIZES) is not second
+        second = packed_weight(qweight, scales, None, None, *SIZES)
+
+
+def test_scales_elsewhere_in_the_same_storage_are_another_weight() -> None:
+    qweight, scales, *_ = tensors()
+    both = torch.stack([scales, 2 * scales])
+    found = [packed_weight(qweight, each, None, None, *SIZES).dequantize() for each in both]
+    np.testing.assert_array_equal(found[1], 2 * found[0])
 
 
 def test_freed_weights_are_forgotten_and_nothing_keeps_them_alive() -> None:
     weights._known.clear()
-    for seed in range(8):
-        parts = tensors(seed)
+    several = [tensors(seed) for seed in range(6)]
+    for parts in several:
         packed_weight(*parts, *SIZES)
-        references = [torch.multiprocessing.reductions.StorageWeakRef(part.untyped_storage()) for part in parts[:2]]
-        del parts
-        gc.collect()
-        assert all(reference.expired() for reference in references)
+    references = [StorageWeakRef(part.untyped_storage()) for parts in several for part in parts[:2]]
+    del parts, several
+    gc.collect()
+    assert all(reference.expired() for reference in references)
     kept = tensors()
     packed_weight(*kept, *SIZES)
     assert len(weights._known) == 1

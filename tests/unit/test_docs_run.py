@@ -80,8 +80,10 @@ def blocks_of(path: Path) -> list[Block]:
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 
-def of_language(*languages: str) -> Callable[[Any], Any]:
-    chosen = [block for block in BLOCKS if block.language in languages]
+def of_language(*languages: str, are_tests: bool = False) -> Callable[[Any], Any]:
+    """are_tests: files of tests, or all others."""
+    found = [block for block in BLOCKS if block.language in languages]
+    chosen = [block for block in found if block.file.startswith("test_") == are_tests]
     return pytest.mark.parametrize("block", [pytest.param(b, id=f"{b.page}:{b.line}") for b in chosen])
 
 
@@ -92,7 +94,7 @@ def folder(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
         if other.page == block.page and other.file:
             (tmp_path / other.file).write_text(other.text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("CUDATMA_BACKEND", raising=False)
+    monkeypatch.setenv("CUDATMA_BACKEND", "")  # none; what a block sets is gone afterwards
     return tmp_path
 
 
@@ -118,16 +120,18 @@ def test_the_first_python_of_the_readme_needs_numpy_alone() -> None:
     assert not first.needs_gpu
 
 
+@of_language("python", are_tests=True)
+def test_test_files(block: Block, folder: Path, pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest_inprocess("-p", "cudatma.pytest_plugin", "-p", "no:cacheprovider", folder / block.file)
+    result.assert_outcomes(passed=block.text.count("\ndef test_"))
+
+
 @of_language("python")
+@pytest.mark.usefixtures("folder")
 @pytest.mark.filterwarnings("ignore::cudatma.BackendWarning")
-def test_python(block: Block, folder: Path, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    if block.file.startswith("test_"):
-        result = pytester.runpytest_inprocess(
-            "-p", "cudatma.pytest_plugin", "-p", "no:cacheprovider", folder / block.file
-        )
-        result.assert_outcomes(passed=block.text.count("\ndef test_"))
-        return
-    monkeypatch.chdir(folder)  # pytester has a folder of its own
+def test_python(block: Block) -> None:
+    if "cudatma.integrations" in block.text:
+        pytest.importorskip("torch")
     name = f"{block.page}:{block.line}"
     if block.after == "Instead:" or (block.needs_gpu and not has_gpu()):
         with pytest.raises(CudaTmaError):

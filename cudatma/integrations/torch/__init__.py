@@ -2,7 +2,9 @@
 
 from cudatma.integrations.torch.linear import MarlinLinear
 from cudatma.integrations.torch.operators import register
+from cudatma.integrations.torch.parallel import ColumnParallel, RowParallel
+from cudatma.integrations.torch.weights import forget
 
-__all__ = ["MarlinLinear"]
+__all__ = ["ColumnParallel", "MarlinLinear", "RowParallel", "forget"]
 
 register()

@@ -1,0 +1,97 @@
+"""A packed weight divided among GPUs: by columns (N), or by rows (K) at group boundaries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
+from cudatma.quantization.layout_v1 import BLOCK, blocks
+from cudatma.quantization.namespaces import namespace_of, on_device_of
+from cudatma.quantization.packed import GROUP_SIZES, PackedWeight
+from cudatma.quantization.packing import pack
+from cudatma.quantization.unpacking import unpack
+
+
+def shard(weight: PackedWeight, index: int, count: int, *, by: str) -> PackedWeight:
+    """Part ``index`` of ``count`` equal parts of a weight: the same values, on its device, in memory of their own.
+
+    by: ``"columns"``: W[:, index N / count :][:, : N / count], for the outputs of a layer; count divides N.
+    ``"rows"``: W[index K / count :][: K / count], for its inputs, of which each GPU has a part. K / count is a multiple
+    of the group size, any number with one scale for the whole column; the weight has no activation order, whose groups
+    have rows in all parts. Parts that begin or end within a block of 64 x 64 are packed again, which takes longer.
+    Raises ArgumentError, ArgumentTypeError, QuantizationError.
+    """
+    if not isinstance(weight, PackedWeight):
+        raise ArgumentTypeError("weight", type(weight).__name__, "PackedWeight", "quantize() or an importer makes one")
+    if type(count) is not int or count < 1:
+        raise ArgumentError("count", count, "an int from 1 up")
+    if type(index) is not int or not 0 <= index < count:
+        raise ArgumentError("index", index, f"0..{count - 1}")
+    if by not in ("columns", "rows"):
+        raise ArgumentError("by", by, "columns, rows")
+    extent = weight.shape[by == "columns"]
+    if extent % count:
+        raise ArgumentError("count", count, f"a divisor of the {extent} {by}", "use another number of GPUs")
+    size = extent // count
+    if by == "columns":
+        return _columns(weight, index * size, (index + 1) * size)
+    _check_rows(weight, size, count)
+    return _rows(weight, index * size, (index + 1) * size)
+
+
+def _check_rows(weight: PackedWeight, size: int, count: int) -> None:
+    if count == 1:
+        return
+    if weight.perm is not None:
+        remedy = "shard it by columns, or quantize without activation order (desc_act=False)"
+        raise QuantizationError("weight", "a weight with activation order", "one without, by rows", remedy)
+    if weight.group_size != -1 and size % weight.group_size:
+        fitting = [str(other) for other in GROUP_SIZES if other == -1 or size % other == 0]
+        remedy = f"quantize with a group_size of {' or '.join(fitting)}, or use fewer GPUs"
+        allowed = f"parts of a multiple of {weight.group_size} rows, the group size"
+        raise QuantizationError("count", f"{count}, for parts of {size} rows", allowed, remedy)
+
+
+def _columns(weight: PackedWeight, begin: int, end: int) -> PackedWeight:
+    k, n = weight.shape
+    if begin % BLOCK or (end % BLOCK and end != n):
+        whole = unpack(weight)
+        part = slice(begin, end)
+        zeros = None if whole.zeros is None else whole.zeros[:, part]
+        return _packed(weight, whole.q[:, part], whole.scales[:, part], zeros, whole.perm)
+    first, last = begin // BLOCK, blocks(end)
+    values = weight.qweight[first * blocks(k) : last * blocks(k)]
+    return _cut(weight, values, (slice(None), slice(first * BLOCK, last * BLOCK)), (k, end - begin))
+
+
+def _rows(weight: PackedWeight, begin: int, end: int) -> PackedWeight:
+    k, n = weight.shape
+    size = weight.group_size
+    groups = slice(None) if size == -1 else slice(begin // size, -(-end // size))
+    if begin % BLOCK or (end % BLOCK and end != k):
+        whole = unpack(weight)
+        zeros = None if whole.zeros is None else whole.zeros[groups]
+        return _packed(weight, whole.q[begin:end], whole.scales[groups], zeros, whole.perm)
+    split = weight.qweight.reshape(blocks(n), blocks(k), -1)[:, begin // BLOCK : blocks(end)]
+    values = split.reshape(-1, weight.qweight.shape[1])
+    return _cut(weight, values, (groups, slice(None)), (end - begin, n))
+
+
+def _cut(weight: PackedWeight, qweight: Any, part: tuple[slice, slice], shape: tuple[int, int]) -> PackedWeight:
+    """Whole blocks of a weight, and a part of its scales and zero points. Copies: the weight may go."""
+    with on_device_of(weight.qweight):
+        return PackedWeight(
+            qweight=qweight.copy(),
+            scales=weight.scales[part].copy(),
+            zeros=None if weight.zeros is None else weight.zeros[part].copy(),
+            perm=None if weight.perm is None else weight.perm.copy(),
+            shape=shape,
+            group_size=weight.group_size,
+            dtype=weight.dtype,
+        )
+
+
+def _packed(weight: PackedWeight, q: Any, scales: Any, zeros: Any, perm: Any) -> PackedWeight:
+    with on_device_of(weight.qweight):
+        values = namespace_of(weight.qweight).ascontiguousarray(q)
+        return pack(values, scales, zeros, group_size=weight.group_size, perm=perm)

@@ -1,0 +1,96 @@
+"""Parallel layers of two processes on the CPU, over gloo, against the whole layers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import parallel_worker as worker
+
+from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.integrations.torch import ColumnParallel, MarlinLinear, RowParallel
+
+ROOT = Path(__file__).resolve().parents[2]
+TOLERANCE = {"float16": 2**-8, "bfloat16": 2**-5}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
+    """The folder that two ranks wrote to, and their exit codes."""
+    if not torch.distributed.is_available():
+        pytest.skip("this torch has no distributed package")
+    folder = tmp_path_factory.mktemp("ranks")
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "CUDATMA_BACKEND": "reference", "PYTHONPATH": paths}
+    command = [sys.executable, "-W", "ignore", worker.__file__, str(folder)]
+    ranks = [subprocess.Popen([*command, str(rank), "gloo"], env=environment) for rank in range(2)]
+    try:
+        return folder, [rank.wait(timeout=120) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+def exact(dtype: str) -> tuple[Any, Any]:
+    """The outputs of the first layer and of the two with SiLU between, of whole weights in float64."""
+    up, down = (torch.from_numpy(worker.weight(*sizes, dtype).dequantize()) for sizes in ((128, 192, 1), (192, 72, 2)))
+    first, second = worker.biases()
+    hidden = worker.activations(dtype).double() @ up + first.double()
+    return hidden, torch.nn.functional.silu(hidden) @ down + second.double()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_two_ranks_give_what_the_whole_layers_give(dtype: str, ended: tuple[Path, list[int]]) -> None:
+    found = [torch.load(ended[0] / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
+    hidden, result = exact(dtype)
+    allowed = {"rtol": TOLERANCE[dtype], "atol": 4 * TOLERANCE[dtype]}
+    columns = torch.cat([each[f"columns, {dtype}"] for each in found], -1)
+    torch.testing.assert_close(columns.double(), hidden, **allowed)
+    for each in found:
+        torch.testing.assert_close(each[f"gathered, {dtype}"], columns, rtol=0, atol=0)
+        torch.testing.assert_close(each[f"mlp, {dtype}"].double(), result, **allowed)
+        torch.testing.assert_close(each[f"mlp, {dtype}"], found[0][f"mlp, {dtype}"], rtol=0, atol=0)
+        torch.testing.assert_close(each["compiled"], found[0]["mlp, float16"], rtol=0, atol=0)
+
+
+def test_a_rank_that_dies_ends_the_other_with_an_error(ended: tuple[Path, list[int]]) -> None:
+    folder, codes = ended
+    assert codes == [0, 3]
+    assert "Error" in (folder / "error.txt").read_text()
+
+
+def test_without_a_process_group_the_remedy_is_said() -> None:
+    for kind in (ColumnParallel, RowParallel):
+        with pytest.raises(ArgumentError, match=r"^group: got no process group.*init_process_group"):
+            kind.from_packed(worker.weight(128, 64, 0))
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Any:
+    """A group of this process alone."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.filterwarnings("ignore::cudatma.BackendWarning")
+def test_one_rank_has_the_whole_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDATMA_BACKEND", "reference")
+    packed, x = worker.weight(128, 72, 0), worker.activations("float16")
+    bias = torch.linspace(-1, 1, 72)
+    wanted = MarlinLinear.from_packed(packed, bias)(x)
+    for layer in (ColumnParallel.from_packed(packed, bias, gather_output=True), RowParallel.from_packed(packed, bias)):
+        torch.testing.assert_close(layer(x), wanted, rtol=0, atol=0)
+        assert "rank=0 of 1" in repr(layer)
+    with pytest.raises(ArgumentError, match=r"^bias\.shape: got \(73,\)"):
+        ColumnParallel.from_packed(packed, torch.zeros(73))
+    with pytest.raises(ArgumentTypeError, match=r"^layer: got Linear .*allowed: MarlinLinear"):
+        RowParallel(torch.nn.Linear(2, 2))
