@@ -106,9 +106,17 @@ def test_a_mask_of_ones_is_no_padding(models: dict[str, Any], monkeypatch: pytes
     assert made == ["attention"] * 2
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("mask", [None, LEFT], ids=["whole", "left"])
+@pytest.mark.parametrize(
+    ("name", "cache", "mask"),
+    [
+        ("llama", "dynamic", None),
+        ("llama", "dynamic", LEFT),
+        ("llama", "static", None),
+        ("llama", "static", LEFT),
+        ("mistral", "dynamic", LEFT),
+        ("gemma2", "static", LEFT),
+    ],
+)
 def test_generation_gives_what_sdpa_gives(
     models: dict[str, Any], name: str, cache: str, mask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from cudatma.integrations.transformers.config import CudatmaConfig
 from cudatma.integrations.transformers.operations import Pack, Quantize, packing_conversion
 from cudatma.quantization.checkpoint import Checkpoint
 from cudatma.quantization.conversion.scheme import Scheme, read_scheme
-from cudatma.quantization.conversion.source import quantized_layers
+from cudatma.quantization.conversion.source import quantized_layers, unsuitable
 from cudatma.quantization.safetensors_file import open_safetensors
 
 _DTYPES = (torch.float16, torch.bfloat16)
@@ -56,7 +56,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
                 model, config.modules_to_not_convert, model._keep_in_fp32_modules, add_default_skips=True
             )
             for name, linear in _linears(model):
-                if should_convert_module(name, skipped):
+                if should_convert_module(name, skipped) and not unsuitable(name, tuple(linear.weight.shape)):
                     layer = _replace(model, name, linear, config.facts(name))
                     # The float weight is read under this name.
                     layer.register_parameter("weight", torch.nn.Parameter(linear.weight.to("meta"), False))

@@ -147,11 +147,17 @@ def _why_not(checkpoint: Checkpoint, layer: str, exclude: tuple[str, ...]) -> st
         return f"its type is {entry.dtype}"
     if last == "lm_head" or not re.search(r"\.\d+\.", layer):
         return "outside the model's numbered blocks, as the head and the embedding"
+    return unsuitable(layer, entry.shape)
+
+
+def unsuitable(layer: str, shape: tuple[int, ...]) -> str:
+    """Why a matrix of this name and shape is not quantized unless its checkpoint was; "" where it is."""
+    last = layer.rpartition(".")[2]
     if "embed" in last or "norm" in last:
         return "an embedding or a norm by its name"
     if _is_expert(layer) or last in ("gate", "router"):
         return "an expert or a router"
-    if min(entry.shape) < BLOCK:
+    if min(shape) < BLOCK:
         return f"smaller than {BLOCK} x {BLOCK}"
     return ""
 
