@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.17")
+
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from cudatma.integrations.transformers import attention, masks, register
 
@@ -231,23 +235,56 @@ def test_it_compiles_as_one_graph(models: dict[str, Any], mask: Any) -> None:
     assert (got - expected)[valid].abs().max() < 1e-2
 
 
-@pytest.mark.parametrize("first", [0, 3])
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_mask_of_ours_means_what_sdpas_means(first: int, causal: bool) -> None:
-    """Through dense_mask(), for queries in the middle of a static cache that is not full."""
+# ---- masks
+
+
+def random_case(rng: random.Random) -> tuple[dict[str, Any], bool, int | None]:
+    """Lengths, a cache, a pattern and padding as transformers passes them; whether it is causal; the window."""
+    batch, q_length, causal = rng.randint(1, 4), rng.choice([1, 1, 2, 5, 8]), rng.random() < 0.75
+    past = rng.choice([0, 0, 1, 5, 9]) if causal else 0
+    window = rng.choice([None, None, 1, 3, 6, 20]) if causal else None
+    static = causal and rng.random() < 0.4
+    forgotten = past - min(past, window - 1) if window and not static and rng.random() < 0.5 else 0
+    padding = torch.zeros(batch, past + q_length, dtype=torch.bool)
+    for row in padding:
+        begin, end = sorted(rng.sample(range(past + q_length + 1), 2))
+        row[begin:end] = True
+        row[rng.randrange(past + q_length)] = rng.random() < 0.9  # at times a hole, or a token apart
     function = masks.causal_mask_function if causal else masks.bidirectional_mask_function
-    tokens = LEFT[:, :9] if causal else LEFT
-    place = {
-        "batch_size": 3,
-        "q_length": 6,
-        "kv_length": 12,
-        "q_offset": torch.tensor(first),
-        "mask_function": function,
+    case = {
+        "batch_size": batch,
+        "q_length": q_length,
+        "kv_length": past + q_length - forgotten + (rng.randint(0, 6) if static else 0),
+        "q_offset": torch.tensor(past) if static else past,
+        "kv_offset": forgotten,
+        "mask_function": masks.sliding_window_causal_mask_function(window) if window else function,
+        "attention_mask": rng.choice([None, torch.ones_like(padding), padding, padding, padding]),
+        "local_size": window,
+        "allow_is_causal_skip": causal and not (static and q_length == 1),
     }
-    ours = masks.attention_mask(**place, attention_mask=tokens)
-    assert ours.dtype == torch.int32
-    q, k = torch.zeros(3, 1, 6, 32), torch.zeros(3, 1, 12, 32)
-    got = masks.dense_mask(ours, q, k, causal, None)
-    wanted = masks.sdpa_mask(**place, attention_mask=tokens.bool())
-    real = wanted.any(-1)  # queries of padding see whatever
-    assert torch.equal(got[real], wanted.expand_as(got)[real])
+    return case, causal, window
+
+
+def test_random_lengths_caches_patterns_and_padding_give_what_sdpa_gives() -> None:
+    rng, generator, kinds = random.Random(0), torch.Generator().manual_seed(0), set()
+    for _ in range(150):
+        case, causal, window = random_case(rng)
+        batch, q_length, kv_length = case["batch_size"], case["q_length"], case["kv_length"]
+        ours = masks.attention_mask(**case)
+        kinds.add("none" if ours is None else "sdpa" if ours.dtype == torch.bool else tuple(ours.shape[1:3]))
+        sdpas = masks.sdpa_mask(**{**case, "allow_is_causal_skip": False}).expand(batch, 1, q_length, kv_length)
+        q = torch.randn(batch, 4, q_length, 32, generator=generator)
+        k, v = torch.randn(2, batch, 2, kv_length, 32, generator=generator)
+        module = SimpleNamespace(is_causal=causal, num_key_value_groups=2)
+        expected = sdpa_attention_forward(module, q, k, v, sdpas, scaling=0.3, is_causal=False)[0]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            half = (tensor.half() for tensor in (q, k, v))
+            got = attention.attention_forward(module, *half, ours, scaling=0.3, sliding_window=window)[0]
+        real = sdpas.any(-1)[:, 0]  # a query of padding has any result
+        if case["attention_mask"] is not None:
+            real &= case["attention_mask"][:, -q_length:]
+        assert ((got.float() - expected).abs().amax((2, 3)) < 1e-2)[real].all(), case
+        dense = ours if ours is not None and ours.dtype == torch.bool else masks.dense_mask(ours, q, k, causal, window)
+        assert torch.equal(dense.expand_as(sdpas)[:, 0][real], sdpas[:, 0][real]), case
+    assert kinds == {"none", "sdpa", (1, 1), (1, 2), (2, 1)}

@@ -130,6 +130,24 @@ def test_the_base_model_of_a_converted_folder(tmp_path: Path) -> None:
         assert torch.equal(base(TOKENS).last_hidden_state, whole.model(TOKENS).last_hidden_state)
 
 
+def test_a_head_that_the_checkpoint_quantized(tmp_path: Path) -> None:
+    weights = write_gptq(tmp_path / "in", group=64)
+    tensors = load_file(tmp_path / "in" / "model.safetensors")
+    del tensors["lm_head.weight"]
+    donor = "model.layers.0.mlp.gate_proj"  # 128 x 192
+    cut = {"qweight": VOCAB, "qzeros": VOCAB // 8, "scales": VOCAB, "g_idx": None}
+    tensors |= {f"lm_head.{part}": tensors[f"{donor}.{part}"][..., :size].copy() for part, size in cut.items()}
+    save_file(tensors, tmp_path / "in" / "model.safetensors", metadata={"format": "pt"})
+    weights["lm_head.weight"] = weights[f"{donor}.weight"][:VOCAB].copy()
+    convert_checkpoint(tmp_path / "in", tmp_path / "out")
+    expected = logits(dense(tmp_path / "in", weights))
+    converted = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    for model in (load(tmp_path / "in"), converted):
+        assert isinstance(model.lm_head, MarlinLinear)
+        assert (logits(model) - expected).abs().max() < 1e-2
+    converted.save_pretrained(tmp_path / "saved")
+
+
 def test_it_compiles_as_one_graph(tmp_path: Path) -> None:
     weights = write_gptq(tmp_path / "in", order=True)
     model = load(tmp_path / "in", attn_implementation="cudatma")
