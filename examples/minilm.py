@@ -1,12 +1,13 @@
-"""MiniLM with every linear layer in int4: sentence embeddings through MarlinLinear, compared with the fp32 model.
+"""MiniLM on cudatma's kernels: sentence embeddings in int4 and in fp16, compared with the fp32 model.
 
     python examples/minilm.py                              # the installed package's weights, on the GPU or the CPU
     python examples/minilm.py --export minilm              # an fp16 copy (45 MB) for a machine without the package
     python examples/minilm.py --model minilm --json minilm.json
 
-Each sentence's embedding is compared with (a) the fp32 model, which shows what four bits cost, and (b) the fp32 model
-run on the dequantised weights, which shows what the kernels cost. Exit status: 0 within both bounds, 1 beyond one,
-2 for a wrong call. Needs the package tokenizers.
+The int4 model runs on MarlinLinear and attention_varlen, the fp16 model on gemm and attention_varlen. Three cosines
+for each sentence: int4 against fp32, which shows what four bits cost; int4 against fp32 on the dequantized weights, and
+fp16 against fp32, which show what the kernels cost. Exit status: 0 within all bounds, 1 beyond one, 2 for a wrong call.
+Needs the package tokenizers.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from minilm_files import DISTRIBUTION, Model, Tokens, export_model, load_model, read_sentences, tokenize
-from minilm_model import DenseLinear, Encoder, HalfLinear, Linear
+from minilm_model import Attention, DenseAttention, DenseLinear, Encoder, HalfLinear, Linear
 
 import cudatma
 from cudatma.errors import ArgumentError, CudaTmaError
 
-#: The mean cosine against the fp32 model, and every sentence's against the dequantised weights, must reach these.
+#: The mean cosine of int4 with fp32 must reach the first, each that shows what the kernels cost the second.
 MEAN_LIMIT, EACH_LIMIT = 0.95, 0.9995
 GROUP_SIZES = (128, 64, 32)
 SENTENCES = Path(__file__).with_name("sentences.txt")
@@ -55,13 +56,23 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where the models run. xp: the arrays' module, numpy or cupy. backend: the functions' argument."""
+
+    xp: Any
+    backend: str | None
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
-    """One sentence: its tokens and its cosines against the fp32 model and the model of dequantised weights."""
+    """One sentence: its tokens, the cosines of int4 with fp32 and with the dequantized weights, of fp16 with fp32."""
 
     sentence: str
     tokens: int
     cosine_fp32: float
-    cosine_dequantised: float
+    cosine_dequantized: float
+    cosine_fp16: float
 
 
 def quantize_layers(model: Model, choice: Choice, *, show: bool = False) -> dict[str, cudatma.PackedWeight]:
@@ -86,26 +97,49 @@ def dense_layers(weights: Mapping[str, Any], biases: Mapping[str, Any], xp: Any)
     return {name: DenseLinear(xp.asarray(weight), xp.asarray(biases[name])) for name, weight in weights.items()}
 
 
-def int4_layers(packed: Mapping[str, cudatma.PackedWeight], biases: Mapping[str, Any], xp: Any) -> dict[str, Linear]:
-    """MarlinLinear layers by name, on the GPU where ``xp`` is CuPy, else on the CPU; activations, biases in fp16."""
-    layers: dict[str, Linear] = {}
-    for name, weight in packed.items():
-        bias = biases[name].astype(np.float16)
-        if xp is np:
-            layers[name] = HalfLinear(partial(cudatma.MarlinLinear(weight, bias), backend="reference"))
-        else:
-            layers[name] = HalfLinear(cudatma.MarlinLinear(weight.to_device(), xp.asarray(bias)))
-    return layers
+def fp16_layers(weights: Mapping[str, Any], biases: Mapping[str, Any], place: Place) -> dict[str, Linear]:
+    """gemm of the weights (N, K) and biases (N,) in fp16, by name."""
+
+    def layer(name: str) -> Linear:
+        weight, bias = (place.xp.asarray(array[name].astype(np.float16)) for array in (weights, biases))
+        return HalfLinear(partial(cudatma.gemm, b=weight.T, bias=bias, backend=place.backend))
+
+    return {name: layer(name) for name in weights}
+
+
+def int4_layers(
+    packed: Mapping[str, cudatma.PackedWeight], biases: Mapping[str, Any], place: Place
+) -> dict[str, Linear]:
+    """MarlinLinear layers by name; activations and biases in fp16."""
+
+    def layer(name: str) -> Linear:
+        weight = packed[name] if place.xp is np else packed[name].to_device()
+        bias = place.xp.asarray(biases[name].astype(np.float16))
+        return HalfLinear(partial(cudatma.MarlinLinear(weight, bias), backend=place.backend))
+
+    return {name: layer(name) for name in packed}
+
+
+def fp16_attention(place: Place) -> Attention:
+    """attention_varlen in fp16."""
+
+    def attend(q: Any, k: Any, v: Any, starts: Sequence[int]) -> Any:
+        q, k, v = (array.astype(np.float16) for array in (q, k, v))
+        offsets, longest = place.xp.asarray(starts, dtype=np.int32), int(np.diff(starts).max())
+        mixed = cudatma.attention_varlen(
+            q, k, v, offsets, offsets, max_seqlen_q=longest, max_seqlen_k=longest, backend=place.backend
+        )
+        return mixed.astype(np.float32)
+
+    return attend
 
 
 def embed(encoder: Encoder, tokens: Tokens, batch: int) -> Embeddings:
-    """Embeddings of all sentences, (sentences, hidden), on the host; each batch is padded to its own longest."""
+    """Embeddings of all sentences, (sentences, hidden), on the host."""
     parts = []
     for first in range(0, len(tokens.ids), batch):
-        mask = tokens.mask[first : first + batch]
-        longest = int(mask.sum(axis=1).max())
-        ids = encoder.xp.asarray(tokens.ids[first : first + batch, :longest])
-        found = encoder.embed(ids, encoder.xp.asarray(mask[:, :longest]))
+        ids, mask = (encoder.xp.asarray(array[first : first + batch]) for array in (tokens.ids, tokens.mask))
+        found = encoder.embed(ids, mask)
         parts.append(found if isinstance(found, np.ndarray) else found.get())
     return np.concatenate(parts)
 
@@ -118,29 +152,32 @@ def cosines(a: Embeddings, b: Embeddings) -> list[float]:
 
 
 def compare(
-    model: Model, sentences: Sequence[str], choice: Choice, *, xp: Any, batch: int = 32, show: bool
+    model: Model, sentences: Sequence[str], choice: Choice, *, place: Place, batch: int = 32, show: bool
 ) -> dict[str, Any]:
-    """Quantize, run the three models and compare: everything that is printed, as JSON types."""
+    """Quantize, run the four models and compare: everything that is printed, as JSON types."""
     tokens = tokenize(sentences, model.folder)
     began = time.perf_counter()
     packed = quantize_layers(model, choice, show=show)
     seconds = {"quantize": time.perf_counter() - began}
     weights = {name: model.tensors[f"{name}.weight"] for name in packed}
     biases = {name: model.tensors[f"{name}.bias"] for name in packed}
-    dequantised = {name: np.ascontiguousarray(weight.dequantize(dtype=np.float32).T) for name, weight in packed.items()}
-    models = {
-        "fp32": dense_layers(weights, biases, xp),
-        "dequantised": dense_layers(dequantised, biases, xp),
-        "int4": int4_layers(packed, biases, xp),
+    dequantized = {name: np.ascontiguousarray(weight.dequantize(dtype=np.float32).T) for name, weight in packed.items()}
+    xp, dense, half = place.xp, DenseAttention(place.xp), fp16_attention(place)
+    models: dict[str, tuple[dict[str, Linear], Attention]] = {
+        "fp32": (dense_layers(weights, biases, xp), dense),
+        "dequantized": (dense_layers(dequantized, biases, xp), dense),
+        "fp16": (fp16_layers(weights, biases, place), half),
+        "int4": (int4_layers(packed, biases, place), half),
     }
     others = model.tensors.keys() - {f"{name}.{part}" for name in packed for part in ("weight", "bias")}
     shared = {name: xp.asarray(model.tensors[name]) for name in others}
     embeddings = {}
-    for kind, linears in models.items():
+    for kind, (linears, attention) in models.items():
         began = time.perf_counter()
-        embeddings[kind] = embed(Encoder(model.config, shared, linears, xp), tokens, batch)
+        embeddings[kind] = embed(Encoder(model.config, shared, linears, attention, xp), tokens, batch)
         seconds[kind] = time.perf_counter() - began
-    columns = [cosines(embeddings["int4"], embeddings[kind]) for kind in ("fp32", "dequantised")]
+    compared = ("int4", "fp32"), ("int4", "dequantized"), ("fp16", "fp32")
+    columns = [cosines(embeddings[kind], embeddings[exact]) for kind, exact in compared]
     rows = [Row(*row) for row in zip(sentences, tokens.lengths, *columns, strict=True)]
     return _summary(rows) | {
         "weights": str(model.weights),
@@ -154,15 +191,16 @@ def compare(
 
 
 def _summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """The rows, their means and minima, the bounds, and whether both hold (a NaN fails)."""
+    """The rows, their means and minima, the bounds, and whether all hold (a NaN fails)."""
     mean = sum(row.cosine_fp32 for row in rows) / len(rows)
-    each_holds = all(row.cosine_dequantised >= EACH_LIMIT for row in rows)
+    each_holds = all(cosine >= EACH_LIMIT for row in rows for cosine in (row.cosine_dequantized, row.cosine_fp16))
     return {
         "sentences": [asdict(row) for row in rows],
         "mean_cosine_fp32": mean,
         "min_cosine_fp32": min(row.cosine_fp32 for row in rows),
-        "min_cosine_dequantised": min(row.cosine_dequantised for row in rows),
-        "limits": {"mean_cosine_fp32": MEAN_LIMIT, "min_cosine_dequantised": EACH_LIMIT},
+        "min_cosine_dequantized": min(row.cosine_dequantized for row in rows),
+        "min_cosine_fp16": min(row.cosine_fp16 for row in rows),
+        "limits": {"mean_cosine_fp32": MEAN_LIMIT, "min_cosine_dequantized": EACH_LIMIT, "min_cosine_fp16": EACH_LIMIT},
         "passed": mean >= MEAN_LIMIT and each_holds,
     }
 
@@ -173,35 +211,36 @@ def _print(found: Mapping[str, Any]) -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
-    table = Table(title="cosine of the int4 model's embedding with that of", title_justify="left", expand=True)
+    table = Table(title="cosines of embeddings", title_justify="left", expand=True)
     table.add_column("sentence", no_wrap=True, overflow="ellipsis", ratio=1)
-    for column in ("tokens", "fp32", "dequantised"):
+    for column in ("tokens", "int4, fp32", "int4, dequantized", "fp16, fp32"):
         table.add_column(column, justify="right")
     for row in found["sentences"]:
-        each = f"{row['cosine_dequantised']:.7f}"
-        table.add_row(Text(row["sentence"]), str(row["tokens"]), f"{row['cosine_fp32']:.4f}", each)
+        each = (f"{row[name]:.7f}" for name in ("cosine_dequantized", "cosine_fp16"))
+        table.add_row(Text(row["sentence"]), str(row["tokens"]), f"{row['cosine_fp32']:.4f}", *each)
     console.print(table)
     saved = 100 * (1 - found["int4_bytes"] / found["fp16_bytes"])
     sizes = ", ".join(str(size) for size in found["group_sizes"])
     console.print(f"backend   {found['backend']} ({found['device']})")
     console.print(f"weights   {found['weights']}", soft_wrap=True)
     console.print(f"layers    {found['linear_layers']} in int4, group size {sizes}: {saved:.1f} % smaller than fp16")
-    console.print(f"mean      {found['mean_cosine_fp32']:.4f} against fp32, at least {MEAN_LIMIT} is asked for")
-    console.print(f"least     {found['min_cosine_dequantised']:.7f} against dequantised, at least {EACH_LIMIT}")
-    console.print("Both bounds hold." if found["passed"] else "A bound is MISSED.")
+    console.print(f"mean      {found['mean_cosine_fp32']:.4f} of int4 with fp32, at least {MEAN_LIMIT} is asked for")
+    console.print(f"least     {found['min_cosine_dequantized']:.7f} of int4 with dequantized, at least {EACH_LIMIT}")
+    console.print(f"least     {found['min_cosine_fp16']:.7f} of fp16 with fp32, at least {EACH_LIMIT}")
+    console.print("All bounds hold." if found["passed"] else "A bound is MISSED.")
 
 
-def _place(backend: str) -> tuple[Any, str]:
-    """The array module of a backend, and the device's name. DriverError for "cuda" without a GPU."""
+def _place(backend: str) -> Place:
+    """Where a backend computes. DriverError for "cuda" without a GPU."""
     if backend == "reference":
-        return np, "the CPU"
+        return Place(np, backend, "the CPU")
     cudatma.detect()
     try:
         import cupy
     except ImportError as error:
         remedy = "run: pip install cupy-cuda13x, or cupy-cuda12x for CUDA 12"
         raise ArgumentError("cupy", f"not installed ({error})", "CuPy, for arrays on the GPU", remedy) from error
-    return cupy, cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+    return Place(cupy, None, cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -229,11 +268,11 @@ def _run(options: argparse.Namespace) -> int:
     backend = cudatma.selected_backend(None if options.backend == "auto" else options.backend)
     if backend == "emulator":
         backend = "reference"  # the emulator would need hours for a whole model
-    xp, device = _place(backend)
+    place = _place(backend)
     choice = Choice(options.group_size, not options.asymmetric, not options.no_clip_search)
     sentences = read_sentences(options.sentences)
-    found = compare(model, sentences, choice, xp=xp, batch=options.batch, show=True)
-    found |= {"backend": backend, "device": device}
+    found = compare(model, sentences, choice, place=place, batch=options.batch, show=True)
+    found |= {"backend": backend, "device": place.device}
     _print(found)
     if options.json is not None:
         try:

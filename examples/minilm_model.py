@@ -1,23 +1,28 @@
 """MiniLM's forward pass (BERT, post-norm) in plain fp32 array code, alike for NumPy and CuPy.
 
-The linear layers are handed in, so that one encoder runs with dense fp32 weights and another with int4. Sources:
-Devlin et al., "BERT"; Wang et al., "MiniLM"; the model's config.json; sentence-transformers' pooling (mean over the
-tokens of a sentence, then unit length).
+The caller passes the linear layers and the attention: one encoder runs in fp32, another on cudatma's kernels. The
+sentences of a batch lie one after the other, without padding. Sources: Devlin et al., "BERT"; Wang et al., "MiniLM";
+the model's config.json; sentence-transformers' pooling (mean over the tokens of a sentence, then unit length).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from cudatma.errors import ArgumentError, WeightFileError
 
-#: A linear layer: fp32 (batch, tokens, K) -> fp32 (batch, tokens, N).
+#: A linear layer: fp32 (tokens, K) -> fp32 (tokens, N).
 Linear = Callable[[Any], Any]
+
+#: Attention within each sentence: q, k, v, fp32 (tokens, heads, dim), and the first token of each sentence, with the
+#: number of tokens at the end -> fp32 (tokens, heads, dim).
+Attention = Callable[[Any, Any, Any, Sequence[int]], Any]
 
 #: The linear layers of one encoder layer, by the names that BERT checkpoints give them.
 LINEARS = (
@@ -122,7 +127,7 @@ class DenseLinear:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HalfLinear:
-    """A layer that computes in fp16, as MarlinLinear does: fp32 in, rounded to fp16, its result widened to fp32."""
+    """A layer that computes in fp16, as MarlinLinear and gemm do: fp32 in, rounded to fp16, its result widened."""
 
     layer: Callable[[Any], Any]
 
@@ -130,9 +135,26 @@ class HalfLinear:
         return self.layer(x.astype(np.float16)).astype(np.float32)
 
 
+@dataclass(frozen=True, slots=True)
+class DenseAttention:
+    """Attention in fp32, a sentence at a time. xp: the module of the arrays."""
+
+    xp: Any
+
+    def __call__(self, q: Any, k: Any, v: Any, starts: Sequence[int]) -> Any:
+        heads = [array.swapaxes(0, 1) for array in (q, k, v)]
+        mixed = []
+        for first, end in pairwise(starts):
+            query, key, value = (array[:, first:end] for array in heads)
+            scores = query @ key.swapaxes(1, 2) / math.sqrt(query.shape[-1])
+            mixed.append(softmax(scores, self.xp) @ value)
+        return self.xp.concatenate(mixed, axis=1).swapaxes(0, 1)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoder:
-    """The encoder with its tensors (fp32 arrays of ``xp``, by the checkpoint's names) and its linear layers by name.
+    """The encoder with its tensors (fp32 arrays of ``xp``, by the checkpoint's names), its linear layers by name, and
+    its attention.
 
     xp: the module ``numpy`` or ``cupy`` that all arrays belong to.
     """
@@ -140,6 +162,7 @@ class Encoder:
     config: EncoderConfig
     tensors: Mapping[str, Any]
     linears: Mapping[str, Linear]
+    attention: Attention
     xp: Any
 
     def embed(self, ids: Any, mask: Any) -> Any:
@@ -149,15 +172,12 @@ class Encoder:
         not fit or a sentence without a token.
         """
         self._check(ids, mask)
-        xp = self.xp
-        hidden = self._embeddings(ids)
-        blocked = xp.zeros(mask.shape, np.float32)
-        blocked[~mask] = -np.inf
+        hidden = self._embeddings(ids, mask)
+        starts = [0, *np.cumsum(mask.sum(axis=1).tolist()).tolist()]
         for prefix in self.config.prefixes:
-            hidden = self._layer(prefix, hidden, blocked[:, None, None, :])
-        kept = mask[:, :, None].astype(np.float32)
-        mean = (hidden * kept).sum(axis=1) / kept.sum(axis=1)
-        return mean / xp.sqrt((mean * mean).sum(axis=-1, keepdims=True))
+            hidden = self._layer(prefix, hidden, starts)
+        mean = self.xp.stack([hidden[first:end].mean(axis=0) for first, end in pairwise(starts)])
+        return mean / self.xp.sqrt((mean * mean).sum(axis=-1, keepdims=True))
 
     def _check(self, ids: Any, mask: Any) -> None:
         if ids.ndim != 2 or not 1 <= ids.shape[1] <= self.config.positions:
@@ -167,32 +187,27 @@ class Encoder:
         if not bool(mask.any(axis=1).all()):
             raise ArgumentError("mask", "a row without True", "a token in every sentence", "leave empty sentences out")
 
-    def _embeddings(self, ids: Any) -> Any:
+    def _embeddings(self, ids: Any, mask: Any) -> Any:
+        """(tokens, hidden): the tokens of all sentences, without padding."""
         word, position, kind = (self.tensors[f"embeddings.{table}_embeddings.weight"] for table in _TABLES)
-        return self._norm("embeddings.LayerNorm", word[ids] + position[: ids.shape[1]] + kind[0])
+        _, at = self.xp.nonzero(mask)
+        return self._norm("embeddings.LayerNorm", word[ids[mask]] + position[at] + kind[0])
 
-    def _layer(self, prefix: str, hidden: Any, blocked: Any) -> Any:
+    def _layer(self, prefix: str, hidden: Any, starts: Sequence[int]) -> Any:
         linears = self.linears
-        attended = linears[f"{prefix}.attention.output.dense"](self._attention(prefix, hidden, blocked))
+        q, k, v = (
+            linears[f"{prefix}.attention.self.{part}"](hidden).reshape(len(hidden), self.config.heads, -1)
+            for part in ("query", "key", "value")
+        )
+        mixed = self.attention(q, k, v, starts).reshape(hidden.shape)
+        attended = linears[f"{prefix}.attention.output.dense"](mixed)
         hidden = self._norm(f"{prefix}.attention.output.LayerNorm", hidden + attended)
         inner = gelu(linears[f"{prefix}.intermediate.dense"](hidden), self.xp)
         return self._norm(f"{prefix}.output.LayerNorm", hidden + linears[f"{prefix}.output.dense"](inner))
 
-    def _attention(self, prefix: str, hidden: Any, blocked: Any) -> Any:
-        """(batch, tokens, hidden) -> the same shape; ``blocked``, 0 or -inf, is added to the scores of each key."""
-        batch, tokens, width = hidden.shape
-        heads = self.config.heads
-        query, key, value = (
-            self.linears[f"{prefix}.attention.self.{part}"](hidden).reshape(batch, tokens, heads, -1).swapaxes(1, 2)
-            for part in ("query", "key", "value")
-        )
-        scores = query @ key.swapaxes(2, 3) / math.sqrt(width // heads)
-        mixed = softmax(scores + blocked, self.xp) @ value
-        return mixed.swapaxes(1, 2).reshape(batch, tokens, width)
-
     def _norm(self, name: str, x: Any) -> Any:
         """Layer norm over the last axis, with the biased variance."""
-        centred = x - x.mean(axis=-1, keepdims=True)
-        variance = (centred * centred).mean(axis=-1, keepdims=True)
-        normal = centred / self.xp.sqrt(variance + self.config.norm_eps)
+        centered = x - x.mean(axis=-1, keepdims=True)
+        variance = (centered * centered).mean(axis=-1, keepdims=True)
+        normal = centered / self.xp.sqrt(variance + self.config.norm_eps)
         return normal * self.tensors[f"{name}.weight"] + self.tensors[f"{name}.bias"]

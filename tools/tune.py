@@ -272,7 +272,7 @@ def _parser() -> Parser:
     add("--json", action="store_true", help="print the outcome, or the plan, as JSON")
     cores = usable_cores()
     help_jobs = (
-        f"processes that compile before measuring; 1: compile each kernel right before it runs (default: {cores})"
+        "processes that compile before measuring; 1: compile each kernel right before it runs (default: one a core)"
     )
     add("--jobs", type=_at_least_one, default=cores, metavar="N", help=help_jobs)
     instead = parser.add_mutually_exclusive_group().add_argument

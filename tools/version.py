@@ -13,10 +13,10 @@ if __name__ == "__main__":  # as a file it is the subcommand; the checkout need 
 
 import json
 import platform
-import re
 from collections.abc import Sequence
 from importlib import metadata
 
+from cudatma import __version__
 from cudatma.errors import CudaTmaError
 
 from .command_line import Parser
@@ -37,15 +37,6 @@ def package_version(*names: str) -> str | None:
     return None
 
 
-def cudatma_version() -> str:
-    """The installed version; in a plain checkout the one that pyproject.toml states."""
-    if installed := package_version("cudatma"):
-        return installed
-    project = Path(__file__).resolve().parents[1] / "pyproject.toml"
-    stated = re.search(r'^version = "([^"]+)"', project.read_text(), re.MULTILINE) if project.is_file() else None
-    return stated[1] if stated else "unknown"
-
-
 def nvrtc_version_text() -> str | None:
     """NVRTC's version as ``"13.0"``, or None where it cannot be loaded."""
     try:
@@ -59,7 +50,7 @@ def nvrtc_version_text() -> str | None:
 def versions() -> dict[str, str | None]:
     """Name -> version, None where it is not installed. Touches no GPU."""
     return {
-        "cudatma": cudatma_version(),
+        "cudatma": __version__,
         "python": platform.python_version(),
         "nvrtc": nvrtc_version_text(),
         "cuda-bindings": package_version("cuda-bindings"),

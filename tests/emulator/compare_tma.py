@@ -84,7 +84,8 @@ def main() -> None:
     for case in cases:
         what = difference(case, answer(case))
         if what:
-            found[(*kind_of(case), what)].append(case["n"])
+            kind = (*kind_of(case), what)
+            found[kind].append(case["n"])
     for kind, numbers in sorted(found.items()):
         print(len(numbers), *kind, numbers[:5])
     print(f"{len(cases)} cases, {sum(map(len, found.values()))} differ")

@@ -18,9 +18,9 @@ from cudatma.kernels.attention.decode_request import check_decode
 from cudatma.kernels.attention.decode_sample import decode_sample
 from cudatma.kernels.attention.decode_spec import AttentionDecode
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.target import get_target
+from cudatma.target import Target, get_target
 
-SM90A = get_target("sm_90a")
+SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
 #: ||out - reference|| / ||reference|| that rounding the probabilities and the result keeps.
 LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
 #: No page of the cache, in the table behind a sequence's end: it is not read.
@@ -62,7 +62,13 @@ def in_pages(given: dict[str, Any], page_size: int) -> dict[str, Any]:
 
 
 def check(
-    given: dict[str, Any], *, parts: int = 0, schedules: int = 2, fields: dict[str, Any] | None = None, **options: Any
+    given: dict[str, Any],
+    *,
+    parts: int = 0,
+    schedules: int = 2,
+    fields: dict[str, Any] | None = None,
+    target: Target = SM90A,
+    **options: Any,
 ) -> Any:
     """The result, which is right, as is lse; nothing else changes."""
     q, dim = given["q"], given["v_cache"].shape[3]
@@ -71,10 +77,10 @@ def check(
     lse, sums = (np.full((q.shape[0], q.shape[2], q.shape[1]), np.nan, np.float32) for _ in range(2))
     request, _, result = check_decode(**given, out=out, return_lse=True, **options)
     assert result is not None
-    spec = replace(decode_spec(request, SM90A), **(fields or {}))
-    work = divide(request, imagined_gpu(SM90A, 4), spec, parts)
+    spec = replace(decode_spec(request, target), **(fields or {}))
+    work = divide(request, imagined_gpu(target, 4), spec, parts)
     space = HostParts.of(work)
-    report = plan_decode(request, result, describe(lse), work, SM90A, space).emulate(SM90A, schedules=schedules)
+    report = plan_decode(request, result, describe(lse), work, target, space).emulate(target, schedules=schedules)
     assert report.is_clean, str(report)
     decode_reference(request, describe(exact), describe(sums))
     difference = out.astype(np.float64) - exact.astype(np.float64)
@@ -104,23 +110,27 @@ CASES: dict[str, tuple[list[int], int, int, tuple[int, int], int, int, int, dict
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_results_are_right_and_clean(case: str) -> None:
+@pytest.mark.parametrize(
+    ("case", "target"),
+    [*((case, SM90A) for case in CASES), *((case, SM120A) for case in list(CASES)[::2])],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_results_are_right_and_clean(case: str, target: Target) -> None:
     lengths, heads, kv_heads, dims, q_length, page_size, parts, options = CASES[case]
     dtype = ("float16", "bfloat16")[len(case) % 2]
-    check(make(lengths, heads, kv_heads, dims, q_length, page_size, dtype), parts=parts, **options)
+    check(make(lengths, heads, kv_heads, dims, q_length, page_size, dtype), parts=parts, target=target, **options)
 
 
-@pytest.mark.parametrize("page_size", [0, 16, 5])
-def test_rings_wrap(page_size: int) -> None:
+@pytest.mark.parametrize(("page_size", "target"), [(0, SM90A), (16, SM120A), (5, SM90A)])
+def test_rings_wrap(page_size: int, target: Target) -> None:
     given = make([300, 230], 2, 1, (32, 32), 1, page_size, "float16")
-    check(given, parts=1, schedules=4, fields={"stages": 2})
+    check(given, parts=1, schedules=4, fields={"stages": 2}, target=target)
 
 
-@pytest.mark.parametrize("page_size", [0, 5])
-def test_twenty_schedules_are_clean(page_size: int) -> None:
+@pytest.mark.parametrize(("page_size", "target"), [(0, SM90A), (5, SM90A), (16, SM120A), (5, SM120A)])
+def test_twenty_schedules_are_clean(page_size: int, target: Target) -> None:
     given = make([200, 65], 2, 1, (32, 32), 1, page_size, "float16")
-    check(given, parts=2, schedules=20, fields={"stages": 2})
+    check(given, parts=2, schedules=20, fields={"stages": 2}, target=target)
 
 
 def test_pages_and_a_contiguous_cache_give_the_same_bits() -> None:

@@ -12,11 +12,12 @@ from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.kernels.attention.plan import plan_attention
 from cudatma.kernels.attention.reference import attend
+from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.varlen_request import check_varlen
-from cudatma.kernels.attention.versions import AttentionA3
+from cudatma.kernels.attention.versions import AttentionA3, AttentionP1
 from cudatma.target import get_target
 
-SM90A = get_target("sm_90a")
+SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
 LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
 #: Queries and keys of each sequence, heads, heads of k and v, options of the call.
 CASES: dict[str, tuple[list[int], list[int], int, int, dict[str, Any]]] = {
@@ -37,7 +38,13 @@ def make(q_lengths: list[int], k_lengths: list[int], heads: int, kv_heads: int, 
     return given | {"max_seqlen_q": max(q_lengths), "max_seqlen_k": max(k_lengths) + 3}
 
 
-def run(given: dict[str, Any], schedules: int = 2, fields: dict[str, Any] | None = None, **options: Any) -> Any:
+def run(
+    given: dict[str, Any],
+    schedules: int = 2,
+    fields: dict[str, Any] | None = None,
+    kind: type[AttentionSpec] = AttentionA3,
+    **options: Any,
+) -> Any:
     """(result, lse, request)."""
     q = given["q"]
     whole = np.full((*q.shape[:2], q.shape[2] + 8), 7, q.dtype)
@@ -46,8 +53,9 @@ def run(given: dict[str, Any], schedules: int = 2, fields: dict[str, Any] | None
     assert result is not None
     masks = request.mask.is_causal, request.mask.has_window, request.softcap > 0
     small = {"block_m": 128, "block_n": 64, "warpgroups": 2, "is_varlen": True} | (fields or {})
-    spec = AttentionA3(q.dtype.name, q.shape[2], q.shape[2], *masks, **small)
-    report = plan_attention(request, result, describe(lse), spec, SM90A, 2).emulate(SM90A, schedules=schedules)
+    spec = kind(q.dtype.name, q.shape[2], q.shape[2], *masks, **small)
+    target = SM90A if kind is AttentionA3 else SM120A
+    report = plan_attention(request, result, describe(lse), spec, target, 2).emulate(target, schedules=schedules)
     assert report.is_clean, str(report)
     assert (whole[..., q.shape[2] :] == 7).all()
     return out, lse, request
@@ -64,11 +72,12 @@ def is_right(given: dict[str, Any], out: Any, lse: Any, request: Any, sequences:
         np.testing.assert_allclose(lse[:, rows], sums, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [AttentionA3, AttentionP1])
 @pytest.mark.parametrize("case", CASES)
-def test_results_are_right_and_clean(case: str) -> None:
+def test_results_are_right_and_clean(case: str, kind: type[AttentionSpec]) -> None:
     q_lengths, k_lengths, heads, kv_heads, options = CASES[case]
     given = make(q_lengths, k_lengths, heads, kv_heads, 64, ("float16", "bfloat16")[len(case) % 2])
-    is_right(given, *run(given, **options))
+    is_right(given, *run(given, kind=kind, **options))
 
 
 def test_one_warpgroup_and_three() -> None:
@@ -78,11 +87,12 @@ def test_one_warpgroup_and_three() -> None:
         is_right(given, *run(given, 4, fields, causal=True))
 
 
-def test_a_sequence_does_not_see_what_the_next_one_holds() -> None:
+@pytest.mark.parametrize("kind", [AttentionA3, AttentionP1])
+def test_a_sequence_does_not_see_what_the_next_one_holds(kind: type[AttentionSpec]) -> None:
     given = make([70, 70], [70, 70], 1, 1, 64, "float16")
     for name in ("q", "k", "v"):
         given[name][70:] = np.nan
-    is_right(given, *run(given), [0])
+    is_right(given, *run(given, kind=kind), sequences=[0])
 
 
 def test_offsets_that_a_device_must_not_trust() -> None:

@@ -301,7 +301,7 @@ def convolved(
     for n, *at in np.ndindex(*result.shape[:-1]):
         for tap in np.ndindex(*taps):
             place = tuple(a * s + t * d for a, s, t, d in zip(at, stride, tap, step, strict=True))
-            result[(n, *at)] += padded[(n, *place)] @ weight[tap]
+            result[n][tuple(at)] += padded[n][place] @ weight[tap]
     return result
 
 

@@ -130,7 +130,7 @@ def test_the_sample(options: dict[str, Any]) -> None:
 
 def test_the_sample_takes_the_former_name_of_path() -> None:
     with pytest.warns(DeprecationWarning, match="way= is now called path="):
-        made = sample(SM90A, way="copy")
+        made = sample(SM90A, way="copy")  # type: ignore[call-arg]
     assert "copied" in made.title
 
 

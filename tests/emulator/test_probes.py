@@ -271,7 +271,7 @@ def test_im2col(rank: int) -> None:
     for pixel in range(32):
         place = [p + o for p, o in zip(position, offset, strict=True)]
         if image < 2 and all(0 <= p < n for p, n in zip(place, spatial, strict=True)):
-            wanted[pixel] = array[(image, *reversed(place), slice(8, 16))]
+            wanted[pixel] = array[image][tuple(reversed(place))][8:16]
         for k in range(rank - 2):
             position[k] += 1
             if position[k] <= spatial[k] - 1 + high[k]:

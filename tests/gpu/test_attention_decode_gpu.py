@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,16 @@ import pytest
 
 from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.attention.decode import attention_decode
+from cudatma.kernels.attention.decode_plan import decode_spec, divide, plan_decode
+from cudatma.kernels.attention.decode_request import check_decode
 from cudatma.kernels.attention.problem import HEAD_DIMS
 from cudatma.kernels.attention.repeated import KNOWN_CALLS
 from cudatma.kernels.attention.varlen import attention_varlen
+from cudatma.kernels.attention.versions import AttentionP1
+from cudatma.kernels.choosing import pinned
+from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.stream_workspaces import workspace_bytes
-from cudatma.target import detect
+from cudatma.target import detect, get_target
 
 pytestmark = pytest.mark.gpu
 
@@ -21,8 +27,6 @@ try:
     TARGET = detect()
 except (DriverError, TargetError, ImportError) as reason:
     pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
-if not TARGET.has_wgmma:
-    pytest.skip("the kernels need wgmma", allow_module_level=True)
 
 cupy = pytest.importorskip("cupy")
 
@@ -174,9 +178,36 @@ def test_a_call_like_an_earlier_one_is_known() -> None:
     assert len(KNOWN_CALLS) == before
 
 
+@pytest.mark.parametrize("page_size", [0, 16, 5])
+@pytest.mark.parametrize("dims", HEAD_DIMS, ids=str)
+def test_the_mma_sync_kernel(dims: tuple[int, int], page_size: int) -> None:
+    """SM120's kernel, within its shared memory, compiled for this GPU."""
+    given = make(LENGTHS, dims=dims)
+    given = in_pages(given, page_size) if page_size else given
+    arrays = to_gpu(given)
+    out = cupy.empty((*given["q"].shape[:3], dims[1]), np.float16)
+    request, _, result = check_decode(**arrays, out=out)
+    assert result is not None
+    spec = decode_spec(request, get_target("sm_120a"))
+    work = divide(request, gpu_of(0), spec)
+    partials, counters = cupy.empty(work.partials_bytes // 4 + 4, np.float32), cupy.zeros(work.tiles, np.uint32)
+    launch = plan_decode(request, result, None, work, TARGET, partials.data.ptr, counters.data.ptr)
+    launch.plan(launch.kernel(TARGET), 0).launch(cupy.cuda.get_current_stream().ptr)
+    check(out.get(), attention_decode(**given, backend="reference"))
+    assert not counters.any()
+
+
+def mma_sync_spec(dims: tuple[int, int], options: dict[str, Any]) -> AttentionP1:
+    """SM120's kernel for fp16 sequences."""
+    masks = [name in options for name in ("causal", "window", "softcap")]
+    block_n = 64 if dims[0] <= 128 else 32
+    return AttentionP1("float16", *dims, *masks, block_m=64, block_n=block_n, warpgroups=1, is_varlen=True)
+
+
+@pytest.mark.parametrize("version", ["auto", "p1"])
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (60, 10)}, {"softcap": 2.0}], ids=str)
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256)], ids=str)
-def test_sequences_one_after_the_other(dims: tuple[int, int], options: dict[str, Any]) -> None:
+def test_sequences_one_after_the_other(dims: tuple[int, int], options: dict[str, Any], version: str) -> None:
     q_lengths, k_lengths = [65, 1, 0, 300, 512], [130, 64, 40, 0, 1030]
     begins = [np.cumsum([0, *lengths]).astype(np.int32) for lengths in (q_lengths, k_lengths)]
     q, k = numbers(sum(q_lengths), 4, dims[0]), numbers(sum(k_lengths), 2, dims[0], seed=1)
@@ -185,7 +216,8 @@ def test_sequences_one_after_the_other(dims: tuple[int, int], options: dict[str,
     longest: Any = {"max_seqlen_q": max(q_lengths), "max_seqlen_k": max(k_lengths)}
     wanted, sums = attention_varlen(**given, **longest, **options, return_lse=True, backend="reference")
     for _ in range(2):  # the second call is a known one
-        out, lse = attention_varlen(**to_gpu(given), **longest, **options, return_lse=True)
+        with pinned(mma_sync_spec(dims, options)) if version == "p1" else nullcontext():
+            out, lse = attention_varlen(**to_gpu(given), **longest, **options, return_lse=True)
         check(out.get(), wanted)
         found = lse.get()
         np.testing.assert_array_equal(np.isneginf(found), np.isneginf(sums))

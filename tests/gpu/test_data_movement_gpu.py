@@ -259,7 +259,8 @@ def test_im2col(shape: tuple[int, ...], taps: Any, stride: Any, padding: Any, di
             slice(t * d, t * d + (count - 1) * s + 1, s)
             for t, d, s, count in zip(tap, dilation, stride, result.shape[1 : 1 + spatial], strict=True)
         ]
-        wanted = padded[(slice(None), *seen)]
+        window = (slice(None), *seen)
+        wanted = padded[window]
         assert (result[(slice(None),) * (1 + spatial) + tap] == wanted).all()
 
 

@@ -314,7 +314,7 @@ def columns(image: Array, spec: Im2colSpec, at: Sequence[int], offsets: Sequence
     for row in result:
         place = [p + o for p, o in zip(pixel, offsets, strict=True)]
         if n < image.shape[0] and all(0 <= p < size for p, size in zip(place, spatial, strict=True)):
-            row[:] = image[(n, *reversed(place))][at[0] : at[0] + spec.channels_per_pixel]
+            row[:] = image[n][tuple(reversed(place))][at[0] : at[0] + spec.channels_per_pixel]
         for axis, (low, high) in enumerate(zip(spec.lower_corner, spec.upper_corner, strict=True)):
             pixel[axis] += 1
             if pixel[axis] < spatial[axis] + high:

@@ -15,7 +15,7 @@ from cudatma.target import detect
 pytestmark = pytest.mark.gpu
 
 try:
-    TARGET = detect()
+    detect()
 except (DriverError, TargetError, ImportError) as reason:
     pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
 
@@ -28,8 +28,7 @@ from cudatma.integrations.torch import MarlinLinear  # noqa: E402
 
 K, N = 1024, 768
 TYPES = [torch.float16, torch.bfloat16]
-ROUNDING = {torch.float16: 1e-3, torch.bfloat16: 8e-3}
-needs_wgmma = pytest.mark.skipif(not TARGET.has_wgmma, reason="a kernel of SM90")
+ROUNDING = {torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 
 
 def draw(*shape: int, dtype: Any = torch.float16, seed: int = 0) -> Any:
@@ -107,7 +106,6 @@ def test_gemm_and_attention_against_float64(dtype: Any) -> None:
         check(out, sdpa(q, k, v))
 
 
-@needs_wgmma
 def test_attention_of_sequences_and_of_a_cache_against_float64() -> None:
     q, k, v = heads(torch.bfloat16)
     for _ in range(2):
@@ -129,16 +127,18 @@ def test_opcheck(dtype: Any) -> None:
         (ops.marlin_gemm, (x, *operands(layer)), {}),
         (ops.gemm, (x, draw(K, 64, dtype=dtype)), {"activation": "silu"}),
         (ops.attention, q, {"causal": True}),
+        (ops.attention_decode, (q[0][:, :1], *q[1:], ints(200, 190)), {}),
     ]
-    if TARGET.has_wgmma:
-        cases.append((ops.attention_decode, (q[0][:, :1], *q[1:], ints(200, 190)), {}))
     for operator, arguments, options in cases:
         torch.library.opcheck(operator.default, arguments, options)
         out = torch.empty_like(operator(*arguments, **options))
         torch.library.opcheck(getattr(ops, f"{operator.__name__}_out").default, arguments, {**options, "out": out})
 
 
-class Block(torch.nn.Module):  # type: ignore[misc]
+Module: Any = torch.nn.Module
+
+
+class Block(Module):
     """Every operator that a layer of a transformer calls."""
 
     def __init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,12 @@ def test_both_calls_of_a_pair_give_the_same_and_are_timed() -> None:
     assert cell["overhead_us"] == cell["operator"]["median_us"] - cell["direct"]["median_us"]
 
 
-def test_the_first_result_is_timed_in_fresh_processes() -> None:
+def test_the_first_result_is_timed_in_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = torch_ops.first_result("cpu", 128, 64, 1)
     assert 0 < cell["warm_s"] < 300, cell
-    assert "child ended" in torch_ops.first_result("nowhere", 128, 64, 1)["error"]
+    failed = subprocess.CompletedProcess([], 3, "", "a warning\nout of memory\n")
+    monkeypatch.setattr(torch_ops.subprocess, "run", lambda *_, **__: failed)
+    assert "child ended with 3: out of memory" in torch_ops.first_result("cpu", 128, 64, 1)["error"]
 
 
 def test_tables_and_bars() -> None:

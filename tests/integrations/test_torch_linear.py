@@ -21,7 +21,6 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
 from cudatma.integrations.torch import MarlinLinear
 
 K, N = 160, 136  # no multiples of a block
-FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "quantization"
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +108,7 @@ def test_transposed_activations_are_taken_as_torch_takes_them() -> None:
     torch.testing.assert_close(layer(x.transpose(0, 1)), layer(x).transpose(0, 1), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("made_of", ["gptq", "awq", "compressed_tensors"])
+@pytest.mark.parametrize("made_of", ["gptq", "awq", "compressed_tensors", "marlin"])
 def test_imported_tensors_give_the_layer_that_the_importer_gives(made_of: str) -> None:
     draw = np.random.default_rng(3)
 
@@ -122,6 +121,7 @@ def test_imported_tensors_give_the_layer_that_the_importer_gives(made_of: str) -
         "gptq": (words(16, 64), words(4, 8), scales),
         "awq": (words(128, 8), words(4, 8), scales),
         "compressed_tensors": (words(64, 16), scales.T.contiguous(), (64, 128)),
+        "marlin": (words(8, 128), scales),
     }
     options = {"zero_point_format": "v2"} if made_of == "gptq" else {}
     packed = getattr(cudatma, f"from_{made_of}")(*tensors[made_of], **options)

@@ -64,7 +64,8 @@ def weight(dtype: Any, *, perm: bool = False) -> list[Any]:
 
 def marlin(x: Any, *rest: Any, **_: Any) -> Any:
     *parts, bias, k, n, group_size = rest[:8]
-    y = x.double() @ torch.from_numpy(packed_weight(*parts, k, n, group_size).dequantize())
+    weight: Any = [*parts, k, n, group_size]
+    y = x.double() @ torch.from_numpy(packed_weight(*weight).dequantize())
     return y if bias is None else y + bias.double()
 
 
@@ -190,7 +191,15 @@ def test_functions_compile_into_one_graph_with_out_and_any_length() -> None:
         z = torch.zeros_like(y)
         torch.ops.cudatma.gemm_out(y, w, bias=None, out=z)
         q = (y + z)[:, :64].reshape(1, -1, 2, 32)
-        return torch.ops.cudatma.attention(q, q, q, causal=True)
+        lengths, rows = torch.arange(2, dtype=torch.int32) * q.shape[1], q[0]
+        return (
+            torch.ops.cudatma.attention(q, q, q, causal=True),
+            torch.ops.cudatma.attention_varlen(
+                rows, rows, rows, lengths, lengths, max_seqlen_q=q.shape[1], max_seqlen_k=q.shape[1]
+            ),
+            torch.ops.cudatma.attention_decode(q[:, -1:], q, q, lengths[1:]),
+            torch.ops.cudatma.gemm(q.transpose(1, 2)[0].contiguous(), w[None, :32, :8].contiguous()),
+        )
 
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
     for m in (5, 1, 9):
@@ -238,6 +247,7 @@ def wrong_calls() -> dict[str, tuple[Call, str]]:
     wrong("marlin_gemm", "bias", "bias.shape", 5, draw(N + 1))
     wrong("marlin_gemm", "group size", "group_size", 8, 48)
     wrong("marlin_gemm", "gradient", "x", 0, draw(2, K).requires_grad_())
+    wrong("marlin_gemm", "gradient of scales", "scales", 2, weight(torch.float16)[1].requires_grad_())
     wrong("marlin_gemm", "gradient of bias", "bias", 5, draw(N).requires_grad_())
     wrong("gemm", "K", "b.shape", 1, draw(41, 16))
     wrong("gemm", "dimensions", "a.shape", 0, draw(40))

@@ -13,12 +13,14 @@ torch = pytest.importorskip("torch")
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import cudatma
+from cudatma.arrays import ArrayInfo
+from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentTypeError, QuantizationError
 from cudatma.integrations.torch import weights
 from cudatma.integrations.torch.weights import forget, packed_weight, weight_tensors
 
 K, N = 128, 64
-SIZES = (K, N, 32)
+SIZES: Any = (K, N, 32)
 
 
 def tensors(seed: int = 0, *, dtype: str = "float16", symmetric: bool = True) -> list[Any]:
@@ -106,10 +108,25 @@ def test_freed_weights_are_forgotten_and_nothing_keeps_them_alive() -> None:
     assert len(weights._known) == 1
 
 
+@pytest.mark.parametrize("dtype", [np.dtype(np.uint8), np.dtype(np.float16), BFLOAT16, np.dtype(np.int32)])
+def test_memory_of_a_device_is_seen_as_a_cupy_array(dtype: np.dtype[Any]) -> None:
+    pytest.importorskip("cupy")
+    info = ArrayInfo(0x7000_0100, (3, 8), (8 * dtype.itemsize, dtype.itemsize), dtype, 1, None, "torch")
+    array = weights._view(info)
+    assert (array.data.ptr, array.shape, array.strides, array.dtype) == (
+        info.pointer,
+        (3, 8),
+        info.strides_bytes,
+        dtype,
+    )
+    assert (array.device.id, array.flags.c_contiguous) == (1, True)
+
+
 def test_other_sizes_of_the_same_tensors_are_another_weight() -> None:
     parts = tensors()
     first = packed_weight(*parts, *SIZES)
-    second = packed_weight(*parts, K - 1, N, 32)
+    fewer: Any = (K - 1, N, 32)
+    second = packed_weight(*parts, *fewer)
     assert second is not first
     assert second.shape == (K - 1, N)
 

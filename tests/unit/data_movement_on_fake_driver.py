@@ -101,7 +101,7 @@ fake.cuda = types.SimpleNamespace(
     runtime=types.SimpleNamespace(CUDARuntimeError=type("CUDARuntimeError", (Exception,), {})),
 )
 sys.modules["cupy"] = fake
-Launch.kernel = kernel_of  # type: ignore[method-assign]
+Launch.kernel = kernel_of  # type: ignore[method-assign, assignment]
 
 
 def launched() -> tuple[Any, ...]:

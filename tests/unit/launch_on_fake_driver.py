@@ -216,9 +216,9 @@ def case_a_producers_stream() -> None:
     kernel.launch(1, 1, (array, *args()[1:]), stream=0x55)
     assert (record.recorded_on, record.waited_on, record.events) == (0x66, 0x55 + 1, 0)
     # That of the array of a tensor map, as the array says it now.
-    described = Map()
-    described.owner = Array(0x7000)
-    described.owner.__cuda_array_interface__["stream"] = 0x67
+    described, owner = Map(), Array(0x7000)
+    described.owner = owner  # type: ignore[assignment]
+    owner.__cuda_array_interface__["stream"] = 0x67
     kernel.launch(1, 1, (*args()[:3], described), stream=0x55)
     assert (record.recorded_on, record.waited_on, record.events) == (0x67, 0x55 + 1, 0)
 

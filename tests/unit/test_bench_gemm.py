@@ -306,7 +306,7 @@ def test_the_best_algorithms_of_cublaslt_take_part(monkeypatch: pytest.MonkeyPat
 
     def quick(stream: Any, way: Contender, launches: int) -> Measured:
         way.run(0)
-        return Measured({way.name: Timing(*[speed[way.name]] * 3, 1)})
+        return Measured({way.name: Timing(*[speed[way.name]] * 3, 1)})  # type: ignore[call-arg]
 
     monkeypatch.setattr(dense, "quick", quick)
     operands = Operands(Product(40, 24, 64, "CR", "float16"), False)

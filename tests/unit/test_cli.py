@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cudatma import cli
+from cudatma import __version__, cli
 from cudatma.errors import ArgumentError, CacheError, CompileError, TargetError, counted, similar
 from cudatma.target import FEATURES, TARGETS
 from tools import artifacts, bench, dump_kernels
@@ -185,7 +185,7 @@ def test_targets_as_data(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_version_as_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["version", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["cudatma"] == "0.1.0"
+    assert json.loads(capsys.readouterr().out)["cudatma"] == __version__
 
 
 def test_cache_is_measured_and_cleared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

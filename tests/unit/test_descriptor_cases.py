@@ -179,7 +179,7 @@ def test_what_the_bindings_refuse_is_no_crash(modules: Any) -> None:
     def refuse(*arguments: Any) -> None:
         raise ValueError("Argument 'elementStrides' too long, must be <= 5")
 
-    names = ("cuuint64_t", "cuuint32_t", "CUtensorMapDataType", "CUtensorMapInterleave", "CUtensorMapSwizzle")
-    names += ("CUtensorMapL2promotion", "CUtensorMapFloatOOBfill")
+    names = ["cuuint64_t", "cuuint32_t", "CUtensorMapDataType", "CUtensorMapInterleave", "CUtensorMapSwizzle"]
+    names += ["CUtensorMapL2promotion", "CUtensorMapFloatOOBfill"]
     driver = SimpleNamespace(**dict.fromkeys(names, int), cuTensorMapEncodeTiled=refuse)
     assert modules.capture.ask_driver(driver, FIELDS | {"dims": [16] * 6}) == ("bindings", None)

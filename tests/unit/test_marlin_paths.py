@@ -395,7 +395,7 @@ def test_captures_are_torchs_alone(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(LaunchError, match="CuPy"):
         cublas.choose_product(x, out, None, STREAM)
     torchs = [cublas.Rows(replace(rows.info, kind="torch"), 1, 64) for rows in (x, out)]
-    assert cublas.choose_product(*torchs, None, STREAM) is cublas.by_torch
+    assert cublas.choose_product(*torchs, None, STREAM) is cublas.by_torch  # type: ignore[call-arg]
 
 
 class Tensor:

@@ -198,7 +198,7 @@ def test_the_ctas_of_a_cluster_own_all_rows_and_hold_the_sums_of_each_other(
 def test_chunks_of_staging_rows() -> None:
     """As many rows as the limit allows: a row of 64 columns takes 144 bytes, one of 128 takes 272."""
     tiles = ((8, 1, 1), (24, 1, 1), (40, 1, 2), (64, 1, 2), (88, 2, 1), (96, 2, 2), (64, 3, 1))
-    found = [WgmmaSpec("float16", 128, False, tile, 64, *columns, 2).staging_rows for tile, *columns in tiles]
+    found = [WgmmaSpec("float16", 128, False, m, 64, groups, stack, 2).staging_rows for m, groups, stack in tiles]
     assert found == [8, 16, 32, 64, 64, 32, 32]
     assert WIDE.staging_rows == 32
     assert replace(WIDE, warpgroups=3, consumer_registers=152, block_m=160).staging_rows == 16

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import cudatma
 from cudatma.cli import COMMANDS
 from cudatma.errors import CUDA_PACKAGES
-from tools.dev import readme_tables
+from tools.dev import readme_tables, release
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -79,7 +80,7 @@ def test_nothing_tells_to_install_cudatma_from_an_index() -> None:
 
 @pytest.mark.parametrize(("name", "cuda"), list(zip(CONSTRAINTS, ("cuda13", "cuda12"), strict=True)))
 def test_everything_that_is_installed_is_pinned(name: str, cuda: str) -> None:
-    assert required(cuda, "sass", "dev") - set(pins(name)) == set()
+    assert required(cuda, "sass", "dev", "docs", "release") - set(pins(name)) == set()
 
 
 def test_the_pins_of_cuda_13_are_those_of_the_measured_machines() -> None:
@@ -104,7 +105,7 @@ def test_the_wheel_holds_templates_and_tools(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     for folder in ("cudatma", "tools", "ptx_templates"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pyproject.toml", "README.md", "LICENSE"):
+    for file in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, copy / file)
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     done = subprocess.run(
@@ -114,12 +115,15 @@ def test_the_wheel_holds_templates_and_tools(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     templates = {f"cudatma/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "ptx_templates").rglob("*.j2")}
+    templates = {name for name in templates if not name.startswith("cudatma/ptx_templates/probes/")}
     assert templates
     assert templates <= names
     assert {f"cudatma/tools/{path.name}" for path in (ROOT / "tools").glob("*.py")} <= names
-    assert not [name for name in names if name.startswith("cudatma/tools/dev/")]
+    release.check_wheel(wheel)
     assert {"cudatma/py.typed", "cudatma/kernels/marlin/tuned.json"} <= names
-    assert {name.split("/")[0] for name in names} <= {"cudatma", f"cudatma-{PROJECT['project']['version']}.dist-info"}
+    about = zipfile.ZipFile(wheel).read(f"cudatma-{cudatma.__version__}.dist-info/METADATA").decode()
+    assert "![" not in about, "package indexes have no pictures"
+    assert not re.search(r"\]\((?!https?:)", about), "nor the files that README.md links to"
 
 
 def test_every_shipped_tool_serves_a_subcommand() -> None:

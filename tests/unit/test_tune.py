@@ -98,7 +98,7 @@ def test_of_many_candidates_the_fastest_at_screening_are_measured(file: Path) ->
             raise RuntimeError("no graph")
         return 1.0 if one is first else bench.us(one)
 
-    bench.screen = look  # type: ignore[method-assign]
+    bench.screen = look  # type: ignore[method-assign, assignment]
     again = tune_run.tune_problem(task, bench, 1.0)
     assert again.winner == wanted
     assert again.times[first.label] == 7.0

@@ -45,7 +45,7 @@ def marlin_gemm(
     if bias is not None:
         _check_like("bias", bias, scales, "the weight")
         _check_shape("bias", bias, (n,))
-    _check_gradients(x=x, bias=bias)
+    _check_gradients(x=x, scales=scales, bias=bias)
     return x.new_empty((*x.shape[:-1], n))
 
 

@@ -166,8 +166,9 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         options: dict[str, Any],
     ) -> MarlinLinear:
         layer = cls.from_packed(function(*tensors, **options), bias, batch_invariant=batch_invariant)
-        first = tensors[0] if tensors else next(iter(options.values()))
-        return layer.to(first.device) if isinstance(first, torch.Tensor) else layer
+        given = (each for each in (*tensors, *options.values()) if isinstance(each, torch.Tensor))
+        first = next(given, None)
+        return layer if first is None else layer.to(first.device)
 
     @property
     def dtype(self) -> Any:
@@ -177,6 +178,8 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
     def dequantize(self, *, dtype: Any = None) -> Any:
         """W as torch.nn.Linear keeps it, (N, K), on the layer's device; dtype: torch's, None is the layer's."""
         kind = self.dtype if dtype is None else dtype
+        if self.qweight.is_cuda:  # CuPy reads on a stream of its own
+            torch.cuda.current_stream(self.qweight.device).synchronize()
         values = torch.from_numpy(
             self._packed_weight().dequantize(dtype="float64" if kind == torch.float64 else "float32")
         )

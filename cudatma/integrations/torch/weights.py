@@ -21,6 +21,7 @@ from cudatma import context
 from cudatma.arrays import ArrayInfo, describe, with_cupy
 from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
 from cudatma.errors import ArgumentTypeError
+from cudatma.kernels.checks import check_gradient
 from cudatma.kernels.host import host_array
 from cudatma.kernels.workspace import refuse_in_capture
 from cudatma.library_streams import current_stream
@@ -36,9 +37,12 @@ def packed_weight(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: i
     """The PackedWeight over a weight's tensors, which are not copied; layout and dtypes as PackedWeight has them.
 
     Inference tensors have no version counters: after changing them in place, call forget(). Raises what PackedWeight
-    raises for wrong shapes and values, ArgumentTypeError, and LaunchError where the weight is not known yet and the
-    current stream is being captured, since the values have to be read.
+    raises for wrong shapes and values, ArgumentTypeError, ArgumentError where torch records a gradient of the scales,
+    and LaunchError where the weight is not known yet and the current stream is being captured, since the values have to
+    be read.
     """
+    if scales.requires_grad:
+        check_gradient(describe(scales, "scales"), "scales", "marlin_gemm")
     facts = (
         qweight.untyped_storage()._cdata,
         qweight.shape,
@@ -69,7 +73,10 @@ def forget(qweight: Any) -> None:
 
 def weight_tensors(weight: PackedWeight) -> dict[str, Any]:
     """Copies of a weight's arrays on its device: qweight, scales, zeros and perm, of which the last two may be None."""
-    return {name: _as_tensor(getattr(weight, name)) for name in ("qweight", "scales", "zeros", "perm")}
+    tensors = {name: _as_tensor(getattr(weight, name)) for name in ("qweight", "scales", "zeros", "perm")}
+    if weight.device is not None:  # CuPy may use the memory again once the weight is dropped
+        torch.cuda.current_stream(weight.device).synchronize()
+    return tensors
 
 
 def _facts(tensor: Any) -> tuple[Any, ...]:
@@ -115,10 +122,9 @@ def _view(info: ArrayInfo) -> Any:
     def of_cupy(cupy: Any) -> Any:
         kind = "uint16" if info.dtype == BFLOAT16 else info.dtype
         memory = cupy.cuda.UnownedMemory(info.pointer, info.size_elems * info.dtype.itemsize, None, info.device)
-        with cupy.cuda.Device(info.device):
-            start = cupy.cuda.MemoryPointer(memory, 0)
-            array = cupy.ndarray(info.shape, kind, start, strides=info.strides_bytes)
-            return bfloat16_view(array) if info.dtype == BFLOAT16 else array
+        start = cupy.cuda.MemoryPointer(memory, 0)
+        array = cupy.ndarray(info.shape, kind, start, strides=info.strides_bytes)
+        return bfloat16_view(array) if info.dtype == BFLOAT16 else array
 
     return with_cupy("cupy.ndarray", of_cupy)
 

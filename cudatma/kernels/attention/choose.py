@@ -10,7 +10,14 @@ from typing import Any
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES, Problem
 from cudatma.kernels.attention.spec import SPEC_FIELDS, AttentionSpec
-from cudatma.kernels.attention.versions import VERSIONS, AttentionA3, AttentionA4, AttentionP1, AttentionPhase1
+from cudatma.kernels.attention.versions import (
+    VERSIONS,
+    AttentionA3,
+    AttentionA4,
+    AttentionP1,
+    AttentionPhase1,
+    AttentionWithProducer,
+)
 from cudatma.kernels.candidates import Candidate
 from cudatma.kernels.family import Family, Option
 from cudatma.kernels.gpu import Gpu
@@ -72,7 +79,8 @@ def _tiles_of(kind: type[AttentionSpec], problem: Problem) -> Iterator[dict[str,
                 continue  # two CTAs that share an SM do what a persistent one does
             fields["ping_pong"] = problem.head_dim < _FREE_HEAD_DIM and warpgroups > 1
             fields["blocks_per_sm"] = 2 if warpgroups == 1 else 1
-            fields["is_varlen"] = problem.is_varlen and kind is AttentionA3
+        if issubclass(kind, AttentionWithProducer):
+            fields["is_varlen"] = problem.is_varlen and True in kind.allowed["is_varlen"]
         yield from ({**fields, "q_stages": q} for q in (2, 1)) if issubclass(kind, AttentionA4) else (fields,)
 
 
@@ -80,7 +88,7 @@ def _deepest(spec: AttentionSpec, target: Target, least_stages: int) -> Attentio
     """With as many stages as shared memory holds. Two are enough, as each has keys and values of its own; without a
     producer there are no more, so that several CTAs share an SM."""
     del least_stages
-    stages = range(_MOST_STAGES, 1, -1) if isinstance(spec, AttentionA3 | AttentionP1) else (spec.stages,)
+    stages = range(_MOST_STAGES, 1, -1) if isinstance(spec, AttentionWithProducer) else (spec.stages,)
     for longer in (replace(spec, stages=count) for count in stages):
         if longer.smem_bytes <= target.smem_share_bytes(spec.blocks_per_sm):
             return longer
@@ -158,7 +166,8 @@ def dump_specs(version: str, target: Target) -> list[AttentionSpec]:
             if longest is not None and _runs(longest, problem, target):
                 found.append(longest)
     # Sequences of different lengths add little: a few stand for all.
-    return found + [replace(spec, is_varlen=True) for spec in found[::4] if type(spec) is AttentionA3]
+    some = [spec for spec in found[::4] if isinstance(spec, AttentionWithProducer)]
+    return found + [replace(spec, is_varlen=True) for spec in some if True in spec.allowed["is_varlen"]]
 
 
 phase1_specs, a1_specs, a2_specs, a3_specs, a4_specs, p1_specs = (partial(dump_specs, version) for version in VERSIONS)

@@ -12,7 +12,7 @@ from cudatma.arrays import ArrayInfo, describe
 from cudatma.descriptor import L2Promotion
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.decode_request import DecodeRequest
-from cudatma.kernels.attention.decode_spec import LEAST_BOX_ROWS, AttentionDecode
+from cudatma.kernels.attention.decode_spec import LEAST_BOX_ROWS, AttentionDecode, AttentionDecodeP1
 from cudatma.kernels.attention.plan import FAR, LOG2_E, tensor_map
 from cudatma.kernels.family import MAX_EXTENT
 from cudatma.kernels.gpu import Gpu
@@ -22,7 +22,7 @@ from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES, 
 from cudatma.target import Target, get_target
 
 #: (CTAs of an SM, keys of a block): the first that holds so many stages is taken.
-_SHAPES, _ENOUGH_STAGES, _MOST_STAGES = ((2, 64), (1, 64)), 3, 8
+_SHAPES, _ENOUGH_STAGES, _MOST_STAGES = ((2, 64), (1, 64), (1, 32), (1, 16)), 3, 8
 #: Parts of a sequence's keys at most. Microseconds that adding them up takes, and those of each part. [inferred]
 _MOST_PARTS, _COMBINE_US, _PART_US = 64, 1.2, 0.05
 _COUNTER_BYTES = 4
@@ -72,7 +72,7 @@ def fitted_spec(
 ) -> AttentionDecode:
     """The kernel with as long a ring as shared memory holds. dims: of heads of k and of v. page_size: 0 without pages.
     Two CTAs share an SM where each has stages enough."""
-    target.require("wgmma", "attention_decode")
+    kind = AttentionDecode if target.has("wgmma") else AttentionDecodeP1
     fitting: list[AttentionDecode] = []
     for blocks_per_sm, block_n in _SHAPES:
         common = math.gcd(page_size, block_n)
@@ -80,7 +80,7 @@ def fitted_spec(
         rest: dict[str, Any] = {"is_paged": page_size > 0, "box_rows": box_rows, "block_n": block_n}
         rest["blocks_per_sm"] = blocks_per_sm
         for stages in range(_MOST_STAGES, 1, -1):
-            spec = AttentionDecode(dtype, *dims, *masks, stages=stages, **rest)
+            spec = kind(dtype, *dims, *masks, stages=stages, **rest)
             if spec.smem_bytes <= target.smem_share_bytes(blocks_per_sm):
                 if stages >= _ENOUGH_STAGES:
                     return spec

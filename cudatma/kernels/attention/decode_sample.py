@@ -26,8 +26,6 @@ _LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
 
 def dump_specs(target: Target) -> list[AttentionDecode]:
     """Each pair of head dims once; each kind of mask; each way to load."""
-    if not target.has("wgmma"):
-        return []
     masks = ((False, False, False), (True, False, False), (True, True, False), (False, True, True))
     page_sizes = (0, 16, 64, 5)
     found = []

@@ -1,4 +1,4 @@
-"""The kernel of attention_decode: one warpgroup for all queries of a head of k and v, a warp that loads."""
+"""The kernels of attention_decode: four warps for all queries of a head of k and v, one that loads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.spec import MEMBERS, OUTPUT_ROWS
-from cudatma.kernels.attention.versions import AttentionA3
+from cudatma.kernels.attention.versions import AttentionWithProducer
 from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.work_struct import in_order
 
@@ -43,8 +43,8 @@ _ROWS = ("pages", *(f"{name}_{step}" for name in ("k", "v") for step in ("pitch"
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionDecode(AttentionA3):
-    """A CTA has 64 rows: queries of the heads that share a head of k and v, and a part of a sequence's keys.
+class AttentionDecode(AttentionWithProducer):
+    """A CTA has 64 rows: queries of the heads that share a head of k and v, and a part of a sequence's keys. By wgmma.
 
     is_paged: whether the cache consists of pages. box_rows: keys of one box of TMA, which lie in one page; 0: cp.async
     copies each row by itself."""
@@ -52,20 +52,16 @@ class AttentionDecode(AttentionA3):
     block_m: int = 64
     block_n: int = 64
     warpgroups: int = 1
-    ping_pong: bool = False
+    blocks_per_sm: int = 1  # type: ignore[misc]
     is_paged: bool = False
     box_rows: int = 64
 
     version: ClassVar[str] = "decode"
     template: ClassVar[str] = "kernels/attention_decode.cu.j2"
     is_decode: ClassVar[bool] = True
-    producer_warps: ClassVar[int] = 1
-    #: ptxas has enough for all threads.
-    consumer_registers: ClassVar[int] = 0
-    producer_registers: ClassVar[int] = 0
-    features: ClassVar[tuple[str, ...]] = ("tma", "wgmma", "stmatrix")
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **AttentionA3.allowed,
+        **AttentionWithProducer.allowed,
+        "blocks_per_sm": (1, 2),
         "is_varlen": (False,),
         "is_paged": (False, True),
     }
@@ -132,3 +128,12 @@ class AttentionDecode(AttentionA3):
     def partial_row_bytes(self) -> int:
         """Of a row that the workspace holds: sums, their maximum and the sum of exponentials."""
         return 4 * (self.v_head_dim + 2)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionDecodeP1(AttentionDecode):
+    """The same by mma.sync, for SM120."""
+
+    version: ClassVar[str] = "decode_p1"
+    has_wgmma: ClassVar[bool] = False
+    features: ClassVar[tuple[str, ...]] = ("tma", "mma_sync", "stmatrix")

@@ -47,7 +47,7 @@ def attention_varlen(
     backend: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """attention() of sequences of different lengths, each by itself; on a GPU by version a3.
+    """attention() of sequences of different lengths, each by itself; on a GPU by version a3, on SM120 by p1.
 
     q: (total_q, heads, dim), k: (total_k, kv_heads, dim), v: (total_k, kv_heads, v_dim). Sequence i has the rows
     cu_seqlens_q[i] to cu_seqlens_q[i + 1] of q, and so on: int32 arrays of one element more than there are sequences,

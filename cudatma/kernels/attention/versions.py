@@ -99,14 +99,44 @@ class AttentionA2(AttentionSpec):
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionA3(AttentionSpec):
-    """A warp of its own loads, keys and values in rings of their own; warpgroups overlap softmax and products.
-    ping_pong: whether they issue products in turn. blocks_per_sm: CTAs that share an SM, with one warpgroup each.
+class AttentionWithProducer(AttentionSpec):
+    """A warp of its own loads; keys and values are in rings of their own.
     is_varlen: whether sequences of different lengths lie one after the other."""
 
-    ping_pong: bool = True
-    blocks_per_sm: int = 1  # type: ignore[misc]
     is_varlen: bool = False  # type: ignore[misc]
+
+    #: Whether warpgroups issue products in turn.
+    ping_pong: ClassVar[bool] = False
+    producer_warps: ClassVar[int] = 1
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionSpec.allowed, "is_varlen": (False, True)}
+
+    def ring_barriers(self) -> tuple[tuple[str, int], ...]:
+        """(name, bytes) of the barriers of the rings of keys and of values."""
+        size = self.stages * MBARRIER_BYTES
+        return tuple((f"{of}_{kind}_barriers", size) for of in ("k", "v") for kind in ("full", "empty"))
+
+    def smem_layout(self) -> list[tuple[str, int, int]]:
+        """As TiledKernel's, with barriers for each of the two rings."""
+        layout = [part for part in super(AttentionWithProducer, self).smem_layout() if part[0] not in _ONE_RING]
+        _, offset, size = layout[-1]
+        for name, its in self.ring_barriers():
+            offset += size
+            layout.append((name, offset, size := its))
+        return layout
+
+    @property
+    def smem_bytes(self) -> int:
+        _, offset, size = self.smem_layout()[-1]
+        return offset + size
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionA3(AttentionWithProducer):
+    """A producer; warpgroups overlap softmax and products. ping_pong: whether they issue products in turn.
+    blocks_per_sm: CTAs that share an SM, with one warpgroup each."""
+
+    ping_pong: bool = True  # type: ignore[misc]
+    blocks_per_sm: int = 1  # type: ignore[misc]
 
     version: ClassVar[str] = "a3"
     template: ClassVar[str] = "kernels/attention_a3.cu.j2"
@@ -118,10 +148,9 @@ class AttentionA3(AttentionSpec):
     #: One loads; setmaxnreg acts on whole warpgroups.
     producer_warps: ClassVar[int] = 4
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **AttentionSpec.allowed,
+        **AttentionWithProducer.allowed,
         "ping_pong": (False, True),
         "blocks_per_sm": (1, 2),
-        "is_varlen": (False, True),
     }
     features: ClassVar[tuple[str, ...]] = (*AttentionSpec.features, "setmaxnreg")
 
@@ -175,25 +204,6 @@ class AttentionA3(AttentionSpec):
             raise ArgumentError("spec.stages", self.stages, f"stages of at most {share} bytes, an SM's for each CTA")
         super(AttentionA3, self).check(problem, target)
 
-    def ring_barriers(self) -> tuple[tuple[str, int], ...]:
-        """(name, bytes) of the barriers of the rings of keys and of values."""
-        size = self.stages * MBARRIER_BYTES
-        return tuple((f"{of}_{kind}_barriers", size) for of in ("k", "v") for kind in ("full", "empty"))
-
-    def smem_layout(self) -> list[tuple[str, int, int]]:
-        """As TiledKernel's, with barriers for each of the two rings."""
-        layout = [part for part in super(AttentionA3, self).smem_layout() if part[0] not in _ONE_RING]
-        _, offset, size = layout[-1]
-        for name, its in self.ring_barriers():
-            offset += size
-            layout.append((name, offset, size := its))
-        return layout
-
-    @property
-    def smem_bytes(self) -> int:
-        _, offset, size = self.smem_layout()[-1]
-        return offset + size
-
 
 @dataclass(frozen=True, slots=True)
 class AttentionA4(AttentionA3):
@@ -240,17 +250,16 @@ class AttentionA4(AttentionA3):
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionP1(AttentionSpec):
-    """mma.sync in the place of wgmma, out of a ring that a warp of its own fills by TMA; for 99 KB of shared memory."""
+class AttentionP1(AttentionWithProducer):
+    """mma.sync in the place of wgmma; for 99 KB of shared memory."""
 
     version: ClassVar[str] = "p1"
     template: ClassVar[str] = "kernels/attention_p1.cu.j2"
     #: An estimate: mma.sync of a GeForce, which has an eighth of the rate. Not measured.
     clocks_by_warpgroups: ClassVar[Mapping[int, Clocks]] = {1: Clocks(2000, 12), 2: Clocks(2000, 10)}
     has_wgmma: ClassVar[bool] = False
-    producer_warps: ClassVar[int] = 1
     features: ClassVar[tuple[str, ...]] = ("tma", "mma_sync", "stmatrix")
-    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionSpec.allowed, "warpgroups": (1, 2)}
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionWithProducer.allowed, "warpgroups": (1, 2)}
 
 
 VERSIONS: dict[str, type[AttentionSpec]] = {

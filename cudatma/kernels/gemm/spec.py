@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.cost import Cost
+from cudatma.kernels.gemm.members import MEMBERS
 from cudatma.kernels.gemm.problem import (
     EPILOGUES,
     LAYOUTS,
@@ -24,7 +25,7 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.schedule import Schedule, ceil_div, schedule
 from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP, TiledKernel
-from cudatma.kernels.work_struct import MEMBERS, RASTER, RESULT, in_order
+from cudatma.kernels.work_struct import RASTER, RESULT, in_order
 from cudatma.pipeline import Operand
 from cudatma.target import Target, get_target
 
@@ -39,33 +40,6 @@ FIRST_STAGE, _STAGE_LATENCY, _LOADED_BYTES, _STORED_BYTES, _MEETING, _SUMS_BYTES
 _SPAN_BYTES = 128
 #: A slot's two mbarriers; stages beyond which nothing is gained.
 _RING_BYTES, _MOST_STAGES = 16, 8
-_MEMBERS = MEMBERS | {
-    member.name: member
-    for member in (
-        Member("output_by_tma", "u32", "1: TMA can write the result"),
-        Member("matrix_tiles_m", "u32", "tiles along M of one matrix of the batch"),
-        Member("alpha", "float", "factor of the products"),
-        Member("beta", "float", "factor of what the result held before"),
-        Member("by_matrix_tiles_m", "Divisor", "divides by matrix_tiles_m"),
-        Member("output_batch", "u64", "elements from one matrix of the result to the next"),
-        Member("a_box_rows", "u32", "rows of a box of A"),
-        Member("stage_bytes", "u32", "that the boxes of a stage deliver"),
-        Member("a_pitch", "u64", "elements from one row of A to the next, or from one column"),
-        Member("b_pitch", "u64", "elements from one row of B to the next, or from one column"),
-        Member("a_batch", "u64", "elements from one matrix of A to the next"),
-        Member("b_batch", "u64", "elements from one matrix of B to the next"),
-        Member("a_scale_row", "u64", "elements from one row's scale to the next; 0: one for all"),
-        Member(
-            "b_scale_column",
-            "u64",
-            "elements from the scale of one column, or block of them, to the next; 0: one for all",
-        ),
-        Member("a_scale_k", "u64", "elements from the scale of one block of K to the next"),
-        Member("b_scale_k", "u64", "the same of B"),
-        Member("a_scale_batch", "u64", "elements from the scales of one matrix to the next"),
-        Member("b_scale_batch", "u64", "the same of B"),
-    )
-}
 _SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 _EPILOGUE = ("alpha", "beta")
 _VECTOR_SCALES = ("a_scale_row", "b_scale_column")
@@ -189,7 +163,7 @@ class GemmSpec(TiledKernel):
 
     @property
     def problem_members(self) -> tuple[Member, ...]:
-        return in_order(_MEMBERS, self.problem_names)
+        return in_order(MEMBERS, self.problem_names)
 
     @property
     def entry(self) -> str:

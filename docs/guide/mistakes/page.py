@@ -15,7 +15,7 @@ FOLDER = Path(__file__).resolve().parent
 PAGE = FOLDER.parent / "mistakes.md"
 _HEAD = """# The most common mistakes, and the reports of cudatma
 
-Each mistake has a file in [mistakes/](mistakes/). `python docs/guide/mistakes/m06_parity.py` prints the whole report,
+Each mistake has a file in `docs/guide/mistakes`. `python docs/guide/mistakes/m06_parity.py` prints the whole report,
 with lines, CTAs, warps and bytes; `--mended` runs the corrected kernel. None needs a GPU. `mistakes/page.py` writes
 this page.
 """

@@ -10,7 +10,8 @@
 //   block_n = 64
 //   stages = 2
 //   warpgroups = 1
-// 4 warps consume, 1 produce; a CTA takes 41000 B.
+//   is_varlen = False
+// 4 warps consume, 1 produce; a CTA takes 41032 B.
 // One stage holds
 //     8192 B  k 64 x 64 bfloat16, 128B swizzle
 //     8192 B  v 64 x 64 bfloat16, 128B swizzle
@@ -19,8 +20,10 @@
 //    16384  v, 16384 B
 //    32768  q, 8192 B
 //    40960  q_barrier, 8 B
-//    40968  full_barriers, 16 B
-//    40984  empty_barriers, 16 B
+//    40968  k_full_barriers, 16 B
+//    40984  k_empty_barriers, 16 B
+//    41000  v_full_barriers, 16 B
+//    41016  v_empty_barriers, 16 B
 
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
 constexpr u32 BLOCK_M = 64;   // queries of a CTA's tile
@@ -331,65 +334,79 @@ __device__ __forceinline__ void load_keys(u32 target, const TensorMap* map, u32 
 __device__ __forceinline__ void load_values(u32 target, const TensorMap* map, u32 barrier, u32 block, const Place& place) {
     load_rows<BLOCK_N, V_HEAD_DIM>(target, map, barrier, block * BLOCK_N, place.kv_head, place.batch);
 }
-constexpr u32 Q_BARRIER = 40960;
-constexpr u32 RING_BARRIERS = 40968;
+constexpr u32 K_BARRIERS = 40968;
+constexpr u32 V_BARRIERS = 41000;
 using Ring = TmaPipeline<STAGES>;
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
 // The last block comes first.
-__device__ __forceinline__ void produce(Ring& ring, u32 smem, const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map,
-                                        const Blocks& blocks, const Place& place) {
-    mbarrier_arrive_expect_tx(smem + Q_BARRIER, Q_BYTES);
-    load_queries(smem + Q, q_map, smem + Q_BARRIER, place);
-    for (u32 block = blocks.end; block-- > blocks.begin; ring.advance()) {
-        ring.acquire();
-        ring.expect_tx(K_STAGE_BYTES + V_STAGE_BYTES);
-        load_keys(smem + K + ring.stage * K_STAGE_BYTES, k_map, ring.get_barrier(), block, place);
-        load_values(smem + V + ring.stage * V_STAGE_BYTES, v_map, ring.get_barrier(), block, place);
-    }
+__device__ __forceinline__ void produce_keys(Ring& ring, u32 smem, const TensorMap* map, u32 block, const Place& place) {
+    ring.acquire();
+    ring.expect_tx(K_STAGE_BYTES);
+    load_keys(smem + K + ring.stage * K_STAGE_BYTES, map, ring.get_barrier(), block, place);
+    ring.advance();
+}
+
+__device__ __forceinline__ void produce_values(Ring& ring, u32 smem, const TensorMap* map, u32 block, const Place& place) {
+    ring.acquire();
+    ring.expect_tx(V_STAGE_BYTES);
+    load_values(smem + V + ring.stage * V_STAGE_BYTES, map, ring.get_barrier(), block, place);
+    ring.advance();
 }
 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
-// One block of keys: scores, softmax, product with the values. k, v: slots. row0: of the warp in the tile; row: of the thread.
+// One block of keys: scores, softmax, product with the values. q: slot of the queries. row0: of the warp in the tile; row: of the
+// thread.
 template <bool IsMasked>
-__device__ __forceinline__ void attend_block(Output& output, Rows& rows, const Problem& problem, u32 q, u32 k, u32 v, u32 block, u32 row0,
-                                             u32 row, u32 lane) {
+__device__ __forceinline__ void attend_block(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem, u32 smem,
+                                             u32 q, u32 block, u32 row0, u32 row, u32 lane) {
     Scores scores;
-    multiply_keys(scores, q, k, row0, lane);
+    k_ring.wait();
+    multiply_keys(scores, q, smem + K + k_ring.stage * K_STAGE_BYTES, row0, lane);
+    k_ring.release_used_by_warp(k_ring.stage, lane);   // the scores are complete
+    k_ring.advance();
     float rescale[2];
     softmax<IsMasked>(scores, rows, rescale, problem, row, block * BLOCK_N, lane);
     rescale_output(output, rescale);
     Probabilities p;
     round_scores(p, scores);
-    multiply_values(output, p, v, lane);
+    v_ring.wait();
+    multiply_values(output, p, smem + V + v_ring.stage * V_STAGE_BYTES, lane);
+    v_ring.release_used_by_warp(v_ring.stage, lane);
+    v_ring.advance();
 }
 
-// A warp's 16 queries, which begin at row0 of the tile.
-__device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 smem, u16* output_rows, float* lse, const Blocks& blocks,
-                                        const Place& place, u32 row0, u32 lane) {
-    const u32 first_row = place.row0 + row0, row = first_row + lane / 4, last_row = min(first_row + 16, problem.q_length) - 1;
+// The blocks of a warp's 16 queries, the last one first. q: slot of the queries. row0: the first query of its four warps.
+__device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem,
+                                         const Blocks& blocks, u32 smem, u32 q, u32 row0, u32 warpgroup, u32 warp, u32 lane) {
+    const u32 in_tile = 64 * warpgroup + 16 * warp, first_row = row0 + 16 * warp, row = first_row + lane / 4;
+    const u32 last_row = min(first_row + 16, problem.q_length) - 1;
     // Blocks from all_seen_begin to all_seen_end - 1 are seen by all queries.
     const u32 all_seen_begin = (first_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N, all_seen_end = end_key(problem, first_row) / BLOCK_N;
+    for (u32 block = blocks.end; block-- > blocks.begin;) {
+        if (block >= all_seen_begin && block < all_seen_end)
+            attend_block<false>(output, rows, k_ring, v_ring, problem, smem, q, block, in_tile, row, lane);
+        else
+            attend_block<true>(output, rows, k_ring, v_ring, problem, smem, q, block, in_tile, row, lane);
+    }
+}
+constexpr u32 Q_BARRIER = 40960;
+
+__device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Problem& problem, u32 smem, u16* output_rows, float* lse,
+                                        const Place& place, const Blocks& blocks, u32 warpgroup, u32 warp, u32 lane) {
+    const u32 row0 = 64 * warpgroup + 16 * warp;   // in the tile
     Output output;
     Rows rows;
     clear(output, rows);
     mbarrier_wait_parity(smem + Q_BARRIER, 0);
-    for (u32 block = blocks.end; block-- > blocks.begin; ring.advance()) {
-        const u32 k = smem + K + ring.stage * K_STAGE_BYTES, v = smem + V + ring.stage * V_STAGE_BYTES;
-        ring.wait();
-        if (block >= all_seen_begin && block < all_seen_end)
-            attend_block<false>(output, rows, problem, smem + Q, k, v, block, row0, row, lane);
-        else
-            attend_block<true>(output, rows, problem, smem + Q, k, v, block, row0, row, lane);
-        ring.release_used_by_warp(ring.stage, lane);   // the MMAs have used all values
-    }
-    finish_rows(output, rows, problem, lse, place, row, lane);
+    mainloop(output, rows, k_ring, v_ring, problem, blocks, smem, smem + Q, place.row0 + 64 * warpgroup, warpgroup, warp, lane);
+    finish_rows(output, rows, problem, lse, place, place.row0 + row0 + lane / 4, lane);
     __syncwarp();   // the warp has read its queries, whose place the results take
     store_rows(output, problem, output_rows, smem + Q, place, row0, lane);
 }
 }  // namespace cudatma
 
-// Attention, version p1: mma.sync in the place of wgmma, out of a ring that a warp of its own fills by TMA. Each CTA computes one tile.
+// Attention, version p1: mma.sync in the place of wgmma, out of rings that a warp of its own fills by TMA. Each CTA computes one tile.
 extern "C" __global__ void __launch_bounds__(160, 1)
 attention_p1_bf16_d64_causal_64x64_s2(
     const __grid_constant__ cudatma::TensorMap q_map,
@@ -407,12 +424,21 @@ attention_p1_bf16_d64_causal_64x64_s2(
     const Blocks blocks = key_blocks(problem, place);
 
     if (threadIdx.x == 0) mbarrier_init(smem + Q_BARRIER, 1);
-    Ring ring;
-    ring.init(smem + RING_BARRIERS, 1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
-    if (warp_index == CONSUMER_WARPS) {
-        if (elect_sync()) produce(ring, smem, &q_map, &k_map, &v_map, blocks, place);
-        __syncwarp();
-    } else {
-        consume(ring, problem, smem, output_rows, lse, blocks, place, 16 * warp_index, laneid());
+    Ring k_ring, v_ring;
+    k_ring.attach(smem + K_BARRIERS);
+    if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
+    v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);
+    if (warp_index < CONSUMER_WARPS) {
+        consume(k_ring, v_ring, problem, smem, output_rows, lse, place, blocks, warp_index / 4, warp_index % 4, laneid());
+        return;
     }
+    if (elect_sync()) {
+        mbarrier_arrive_expect_tx(smem + Q_BARRIER, Q_BYTES);
+        load_queries(smem + Q, &q_map, smem + Q_BARRIER, place);
+        for (u32 block = blocks.end; block-- > blocks.begin;) {
+            produce_keys(k_ring, smem, &k_map, block, place);
+            produce_values(v_ring, smem, &v_map, block, place);
+        }
+    }
+    __syncwarp();
 }

@@ -1,0 +1,209 @@
+"""Sphinx's configuration: `make docs` builds the site out of the Markdown of this repository and the docstrings.
+
+The repository is the source folder, so that the links between pages work on the site as they do in a checkout. A file
+that a page links to (a step of the guide, a template) becomes a page of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import cudatma
+from tools.dev import site_cli
+from tools.dev.site_docstrings import to_rst
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: Page -> captions of the sidebar -> pages below it. A page that is nowhere fails the build.
+CONTENTS: dict[str, dict[str, list[str]]] = {
+    "README": {
+        "Start": ["docs/guide/README", "docs/guide/mistakes", "docs/configuration"],
+        "Int4 GEMM": [
+            "docs/quantization",
+            "docs/tuning",
+            "docs/performance/marlin_skinny",
+            "docs/performance/marlin_wgmma",
+            "docs/performance/marlin_mma_sync",
+            "docs/performance/marlin_paths",
+        ],
+        "Dense GEMM and attention": ["docs/gemm", "docs/attention"],
+        "In a model": [  # those that there are
+            "docs/torch*",
+            "docs/transformers*",
+            "docs/vllm*",
+            "docs/parallel*",
+        ],
+        "Arrays": ["docs/operations", "docs/streams"],
+        "Kernels of your own": [
+            "docs/kernels",
+            "docs/descriptors",
+            "docs/device_functions",
+            "docs/adding_a_kernel",
+        ],
+        "Testing and debugging": [
+            "docs/testing_your_kernel",
+            "docs/emulator",
+            "docs/emulator_coverage",
+            "docs/mutants",
+            "docs/debugging",
+        ],
+        "Reference": [
+            "docs/reference/weights",
+            "docs/reference/int4_gemm",
+            "docs/reference/gemm_attention",
+            "docs/reference/arrays",
+            "docs/reference/tensor_maps",
+            "docs/reference/kernels",
+            "docs/reference/emulator",
+            "docs/reference/targets",
+            "docs/reference/errors",
+            "docs/reference/command_line",
+        ],
+        "Performance": [
+            "docs/performance/benchmarks",
+            "docs/performance/benchmark",
+            "docs/performance/method",
+            "docs/performance/model",
+            "docs/performance/traps",
+            "docs/performance/emulator",
+            "docs/performance/log",
+        ],
+        "Development": ["docs/architecture", "CONTRIBUTING", "CHANGELOG"],
+    },
+    "docs/guide/README": {"": ["docs/guide/steps/*"]},
+    "docs/gemm": {"": ["docs/gemm/v*", "docs/gemm/*"]},
+    "docs/attention": {"": ["docs/attention/phase1", "docs/attention/*"]},
+}
+#: Pages for developers of cudatma alone, which the repository has and the site does not.
+LEFT_OUT = ["docs/status.md"]
+LANGUAGES = {".py": "python", ".j2": "cuda"}
+
+
+def linked_sources() -> list[str]:
+    """The files in LANGUAGES that a page links to, by their paths in the repository."""
+    found = set()
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            file = (page.parent / link).resolve()
+            if file.suffix in LANGUAGES and file.is_file():
+                found.add(file.relative_to(ROOT).as_posix())
+    return sorted(found)
+
+
+project = "cudatma"
+version = release = cudatma.__version__
+copyright = "the authors of cudatma"
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
+root_doc = "README"
+include_patterns = ["*.md", "docs/*.md", "docs/*/*.md", "docs/reference/*.rst", *linked_sources()]
+exclude_patterns = [*LEFT_OUT, ".*", "build", "dist", "out", "tests", "benchmarks"]
+source_suffix = {".md": "markdown", ".rst": "restructuredtext", **dict.fromkeys(LANGUAGES, "restructuredtext")}
+myst_heading_anchors = 4
+
+nitpicky = True
+# Types in signatures are often those of other libraries or of modules that are not public.
+nitpick_ignore_regex = [("py:class", ".*")]
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+python_maximum_signature_line_length = 72
+python_use_unqualified_type_names = True
+add_module_names = False
+toc_object_entries_show_parents = "hide"
+
+html_theme = "furo"
+html_title = "cudatma"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_show_sphinx = False
+html_copy_source = False
+html_show_sourcelink = False
+html_theme_options = {"navigation_with_keys": True}
+highlight_language = "none"
+smartquotes = False  # what is quoted is often to be typed
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"
+
+
+def role_of(name: str) -> str:
+    """How Sphinx's Python domain calls what a public name stands for."""
+    value = getattr(cudatma, name)
+    if inspect.isclass(value):
+        return "exc" if issubclass(value, BaseException) else "class"
+    return "func" if callable(value) else "data"
+
+
+PUBLIC = {name: role_of(name) for name in cudatma.__all__}
+
+
+def read_page(app: Any, docname: str, source: list[str]) -> None:
+    """Add the contents of CONTENTS, the commands, and the code of files that pages link to."""
+    path = Path(app.env.doc2path(docname))
+    if path.suffix in LANGUAGES:
+        source[0] = code_page(path, source[0])
+    if docname == "docs/reference/command_line":
+        source[0] = site_cli.page()
+    if path.suffix == ".md":  # a link whose text is a file's name shows the page's title
+        source[0] = re.sub(r"\[[\w./]+\.md\](?=\()", "[]", source[0])
+    for caption, patterns in CONTENTS.get(docname, {}).items():
+        pages = [pattern for pattern in patterns if any(ROOT.glob(f"{pattern}.*"))]
+        options = [":hidden:", ":glob:", *([f":caption: {caption}"] if caption else [])]
+        source[0] += "\n".join(["\n\n```{toctree}", *options, "", *(f"/{page}" for page in pages), "```\n"])
+
+
+def code_page(path: Path, text: str) -> str:
+    """A file as a page. A step of the guide has its docstring as text and the first words of it as the title."""
+    name = path.relative_to(ROOT).as_posix()
+    step = re.match(r'"""Step (\d+)\. (([^:.\n]+).*?)\n?"""\n+', text, re.DOTALL)
+    title = f"Step {step[1]}: {step[3]}" if step else name
+    lines = [title, "=" * len(title), ""] if step else [":orphan:", "", title, "=" * len(title), ""]
+    if step:
+        lines += [*to_rst(step[2].splitlines(), (), PUBLIC), f"``{name}``:", ""]
+        text = text[step.end() :]
+    return "\n".join(
+        [*lines, f".. code-block:: {LANGUAGES[path.suffix]}", "", *(f"   {x}" for x in text.splitlines()), ""]
+    )
+
+
+def read_docstring(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """Make reStructuredText of a docstring. A method that has the name of a public function is not linked to it."""
+    owner = getattr(cudatma, name.split(".")[1], None)
+    own = set(dir(owner)) if inspect.isclass(owner) else {name.split(".")[1]}
+    try:
+        parameters = set(inspect.signature(value).parameters)
+    except (TypeError, ValueError):
+        parameters = set()
+    if inspect.isclass(value):
+        attributes = set(re.findall(r"\bself\.(\w+)", inspect.getsource(value)))
+        parameters |= {*attributes, *getattr(value, "__slots__", ()), *getattr(value, "__annotations__", ())}
+    lines[:] = to_rst(lines, parameters, {public: role for public, role in PUBLIC.items() if public not in own})
+
+
+def skip_former_names(app: Any, what: str, name: str, value: Any, skip: bool, options: Any) -> bool | None:
+    return True if (inspect.getdoc(value) or "").startswith("Former name") else None
+
+
+def link_type(app: Any, env: Any, node: Any, content: Any) -> Any:
+    """A type in a signature is named as its module calls it: the public name leads to its entry."""
+    name = str(node.get("reftarget", "")).rpartition(".")[2]
+    if node.get("refdomain") != "py" or name not in PUBLIC or node["reftarget"] == f"cudatma.{name}":
+        return None
+    python = env.get_domain("py")
+    return python.resolve_xref(env, node["refdoc"], app.builder, PUBLIC[name], f"cudatma.{name}", node, content)
+
+
+def write_index(app: Any, error: Exception | None) -> None:
+    if error is None and app.builder.name == "html":
+        shutil.copy(Path(app.outdir) / "README.html", Path(app.outdir) / "index.html")
+
+
+def setup(app: Any) -> None:
+    app.connect("source-read", read_page)
+    app.connect("autodoc-process-docstring", read_docstring)
+    app.connect("autodoc-skip-member", skip_former_names)
+    app.connect("missing-reference", link_type)
+    app.connect("build-finished", write_index)

@@ -1,0 +1,82 @@
+"""The documentation site: the API reference has every public name once, the command-line reference every option."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import cudatma
+from cudatma import cli
+from tools.dev import site_cli
+from tools.dev.site_docstrings import inline, to_rst
+
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
+PUBLIC = {"copy": "func", "TensorMap": "class", "ArgumentError": "exc"}
+
+
+def test_every_public_name_is_in_the_reference_once() -> None:
+    pages = "\n".join(page.read_text() for page in REFERENCE.glob("*.rst"))
+    listed = Counter(re.findall(r"^\.\. auto\w+:: cudatma\.(\w+)$", pages, re.MULTILINE))
+    assert set(listed) == set(cudatma.__all__)
+    assert max(listed.values()) == 1
+
+
+def test_what_is_said_of_parameters_becomes_a_list() -> None:
+    docstring = ["x: rows; any pitch. w,", "b (optional): more. Raises ArgumentError.", "", "Of y: nothing."]
+    assert to_rst(docstring, {"x", "w", "b"}, PUBLIC) == [
+        *("- **x**: rows; any pitch.", ""),
+        *("- **w**, **b** (optional): more.", ""),
+        *("Raises :py:exc:`~cudatma.ArgumentError`.", ""),
+        *("Of y: nothing.", ""),
+    ]
+
+
+def test_a_line_that_ends_early_ends_its_paragraph() -> None:
+    assert to_rst(["x: rows.", "Safe in threads."], {"x"}, {}) == ["- **x**: rows.", "", "Safe in threads.", ""]
+    long = "x: " + 20 * "rows " + "rows."
+    assert to_rst([long, "Safe in threads."], {"x"}, {}) == [f"- **x**: {long[3:]} Safe in threads.", ""]
+
+
+def test_blocks_of_code_are_left_alone() -> None:
+    assert to_rst([">>> f(*x)", "", "    a | b"], {"x"}, {}) == [">>> f(*x)", "", "    a | b", ""]
+
+
+@pytest.mark.parametrize(
+    ("text", "rst"),
+    [
+        ("||a|| * b_ of `full`", r"\|\|a\|\| \* b\_ of ``full``"),
+        ("``a*b_`` and __init__", r"``a*b_`` and __init\_\_"),
+        ("copy() of a TensorMap, copy and MyTensorMap", ":py:func:`~cudatma.copy` of a :py:class:`~cudatma.TensorMap`, "
+         "copy and MyTensorMap"),
+        ("``copy()``, x.copy()", "``copy()``, x.copy()"),
+        ("see docs/performance/log.md.", "see :doc:`/docs/performance/log`."),
+    ],
+)  # fmt: skip
+def test_plain_text_means_the_same_as_restructuredtext(text: str, rst: str) -> None:
+    assert inline(text, PUBLIC) == rst
+
+
+@pytest.fixture(scope="module")
+def sections() -> dict[str, str]:
+    """Command -> its section of the command-line reference."""
+    parts = re.split(r"^\.\. _cudatma-(\w+):$", site_cli.page(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_every_command_has_a_section(sections: dict[str, str]) -> None:
+    assert list(sections) == list(cli.COMMANDS)
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_option_of_a_command_is_listed(
+    command: str, sections: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    shown = set(re.findall(r"^  (--?[a-z][\w-]*)", capsys.readouterr().out, re.MULTILINE)) - {"-h"}
+    listed = re.findall(r"^\.\. option:: (-[\w-]+)", sections[command], re.MULTILINE)
+    assert set(listed) == shown
+    assert len(listed) == len(shown)

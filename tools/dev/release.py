@@ -1,0 +1,152 @@
+"""Build the wheel and the sdist, check what is in them, and try both in clean environments: `make release`.
+
+Refuses a checkout with changes, and a CHANGELOG whose first section with entries is not that of the version. With
+--packages it takes any checkout and makes no environments: `make packages`, which CI runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import cudatma
+
+ROOT = Path(__file__).resolve().parents[2]
+DIST = ROOT / "dist"
+WHEEL_BYTES = 1 << 20
+#: What only one of the repository and its sdist has; folders that a wheel has not.
+ONLY_IN_GIT = {".gitignore"}
+ONLY_IN_SDIST = re.compile(r"PKG-INFO|setup\.cfg|cudatma\.egg-info/.*|")
+NOT_IN_WHEEL = ("cudatma/tools/dev/", "cudatma/ptx_templates/probes/")
+#: Tests that show within a minute that an unpacked sdist is complete.
+SDIST_TESTS = ["tests/unit/test_packaging.py", "tests/unit/test_render.py", "tests/golden/test_marlin_golden.py"]
+
+
+class ReleaseError(Exception):
+    """The release cannot be made; says why."""
+
+
+def run(*command: str | Path, folder: Path = ROOT) -> None:
+    """Run a command that sees nothing of this checkout but its working folder. Raises ReleaseError where it fails."""
+    print("+", *command, flush=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if subprocess.run([str(word) for word in command], cwd=folder, env=environment, check=False).returncode:
+        raise ReleaseError(f"failed: {' '.join(map(str, command))}")
+
+
+def git(*arguments: str) -> list[str]:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ReleaseError(f"git {arguments[0]}: {done.stderr.strip()}")
+    return done.stdout.splitlines()
+
+
+def changelog_version(changelog: str) -> str:
+    """The title of the first section that has entries."""
+    for section in re.split(r"^## ", changelog, flags=re.MULTILINE)[1:]:
+        title, _, entries = section.partition("\n")
+        if entries.strip():
+            return title.partition(" ")[0].strip("[]")
+    return ""
+
+
+def check_checkout() -> None:
+    """Raise ReleaseError unless what is here is committed and the CHANGELOG describes this version."""
+    if changes := git("status", "--porcelain"):
+        raise ReleaseError(f"the checkout has changes, commit them first: {', '.join(changes)}")
+    described = changelog_version((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))
+    if described != cudatma.__version__:
+        raise ReleaseError(
+            f"the version is {cudatma.__version__} (cudatma/__init__.py), but the first section of CHANGELOG.md with "
+            f"entries is {described or 'missing'}"
+        )
+
+
+def build() -> tuple[Path, Path]:
+    """The wheel, which is built from the sdist, and the sdist, new in dist/."""
+    for old in DIST.glob("cudatma-*"):
+        old.unlink()
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", DIST)
+    (wheel,), (sdist,) = DIST.glob("*.whl"), DIST.glob("*.tar.gz")
+    return wheel, sdist
+
+
+def check_wheel(wheel: Path) -> None:
+    """Raise ReleaseError unless the wheel is pure Python, small, and has the package alone."""
+    if wheel.name != f"cudatma-{cudatma.__version__}-py3-none-any.whl":
+        raise ReleaseError(f"{wheel.name}: not a pure wheel of version {cudatma.__version__}")
+    if wheel.stat().st_size > WHEEL_BYTES:
+        raise ReleaseError(f"{wheel.name}: {wheel.stat().st_size} bytes, allowed: {WHEEL_BYTES}")
+    names = zipfile.ZipFile(wheel).namelist()
+    own = ("cudatma/", f"cudatma-{cudatma.__version__}.dist-info/")
+    if foreign := [name for name in names if not name.startswith(own) or name.startswith(NOT_IN_WHEEL)]:
+        raise ReleaseError(f"{wheel.name} has {', '.join(foreign[:5])}")
+
+
+def check_sdist(sdist: Path) -> None:
+    """Raise ReleaseError unless the sdist has the files of the repository and no others."""
+    with tarfile.open(sdist) as archive:
+        found = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
+    known = {*git("ls-files", "--cached", "--others", "--exclude-standard")}
+    if missing := sorted(known - found - ONLY_IN_GIT):
+        raise ReleaseError(f"{sdist.name} lacks {', '.join(missing[:5])}; see MANIFEST.in")
+    if foreign := sorted(name for name in found - known if not ONLY_IN_SDIST.fullmatch(name)):
+        raise ReleaseError(f"{sdist.name} has {', '.join(foreign[:5])}, which the repository has not")
+
+
+def clean_environment(folder: Path, requirement: str) -> Path:
+    """A new environment with a package alone; the folder of its commands."""
+    run(sys.executable, "-m", "venv", folder)
+    run(folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", requirement)
+    return folder / "bin"
+
+
+def try_wheel(wheel: Path, folder: Path) -> None:
+    """Install the wheel as a user does, and run the demo's GEMM on the emulator."""
+    commands = clean_environment(folder / "wheel", f"{wheel}[cuda13]")
+    run(commands / "cudatma", "version", folder=folder)
+    run(commands / "cudatma", "demo", "--backend", "emulator", "--out", folder / "demo", folder=folder)
+
+
+def try_sdist(sdist: Path, folder: Path, python: Path) -> None:
+    """Run some tests of the sdist where it is unpacked."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    run(python, "-m", "pytest", "-q", *SDIST_TESTS, folder=folder / sdist.name.removesuffix(".tar.gz"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="tools/dev/release.py", description=__doc__)
+    parser.add_argument("--packages", action="store_true", help="of any checkout, and without clean environments")
+    options = parser.parse_args(argv)
+    try:
+        if not options.packages:
+            check_checkout()
+        wheel, sdist = build()
+        check_wheel(wheel)
+        check_sdist(sdist)
+        run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist)
+        with tempfile.TemporaryDirectory() as name:
+            python, folder = Path(sys.executable), Path(name)
+            if not options.packages:
+                try_wheel(wheel, folder)
+                python = clean_environment(folder / "sdist", f"{sdist}[cuda13,dev]") / "python"
+            try_sdist(sdist, folder, python)
+    except ReleaseError as error:
+        print(f"release: {error}", file=sys.stderr)
+        return 1
+    for package in (wheel, sdist):
+        print(f"{package.relative_to(ROOT)}  {package.stat().st_size:,} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

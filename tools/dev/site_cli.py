@@ -1,0 +1,84 @@
+"""The command-line reference of the documentation site, out of the parsers that the commands use."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+from collections.abc import Iterator
+from typing import Any, NoReturn
+from unittest import mock
+
+from cudatma import cli
+from tools.dev.site_docstrings import inline
+
+TITLE = "Command line"
+INTRODUCTION = """\
+``cudatma COMMAND --help`` shows what this page says of a command. The exit status is 0 where all is well, 1 where a
+check failed, and 2 for a wrong call or an error, which is one line on standard error.
+"""
+
+
+class _Reached(Exception):  # noqa: N818
+    """Carries the parser of a command whose ``main`` was about to parse."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self.parser = parser
+
+
+def parser_of(command: str) -> argparse.ArgumentParser:
+    """The parser that a subcommand of ``cudatma`` reads its arguments with."""
+    tools = cli.tools_package().__name__
+    parser = importlib.import_module(f"{tools}.command_line").Parser
+
+    def stop(self: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        raise _Reached(self)
+
+    with mock.patch.object(parser, "parse_args", stop), mock.patch.object(parser, "parse_known_args", stop):
+        try:
+            importlib.import_module(f"{tools}.{cli.COMMANDS[command][0]}").main([])
+        except _Reached as reached:
+            return reached.parser
+    raise AssertionError(f"cudatma {command} parsed nothing")
+
+
+def page() -> str:
+    """The page as reStructuredText: a section for each subcommand."""
+    commands = cli.available()
+    lines = [TITLE, "=" * len(TITLE), "", INTRODUCTION, ".. list-table::", ""]
+    for command, summary in commands.items():
+        lines += [f"   * - :ref:`cudatma {command} <cudatma-{command}>`", f"     - {inline(summary, {})}"]
+    with mock.patch.dict(os.environ, COLUMNS="88"):
+        for command in commands:
+            lines += ["", *_section(command, parser_of(command))]
+    return "\n".join(lines) + "\n"
+
+
+def _section(command: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    yield from (f".. _cudatma-{command}:", "", parser.prog, "-" * len(parser.prog), "")
+    for paragraph in (parser.description or "").strip().split("\n\n"):
+        yield from (inline(" ".join(paragraph.split()), {}), "")
+    yield from _literal(parser.format_usage().removeprefix("usage: "))
+    yield from (f".. program:: {parser.prog}", "")
+    for group in parser._action_groups:
+        actions = [a for a in group._group_actions if a.help != argparse.SUPPRESS and a.dest != "help"]
+        if actions and group.title not in ("options", "positional arguments"):
+            about = f": {group.description}" if group.description else ""
+            yield from (f".. rubric:: {inline(f'{group.title}{about}', {})}", "")
+        for action in actions:
+            yield from _option(parser, action)
+    yield from _literal(parser.epilog or "")
+
+
+def _option(parser: argparse.ArgumentParser, action: argparse.Action) -> Iterator[str]:
+    formatter = parser._get_formatter()
+    default = formatter._get_default_metavar_for_optional(action)
+    value = formatter._format_args(action, default) if action.nargs != 0 else ""
+    if not action.option_strings:
+        value = str(action.metavar or action.dest)
+    shown = ", ".join(f"{name} {value}".strip() for name in action.option_strings) or value
+    yield from (f".. option:: {shown}", "", f"   {inline(formatter._expand_help(action), {})}", "")
+
+
+def _literal(text: str) -> Iterator[str]:
+    yield from (".. code-block:: text", "", *(f"   {line}" for line in text.strip().splitlines()), "")

@@ -1,0 +1,89 @@
+"""Docstrings for the documentation site: cudatma's are plain text with ``code``, Sphinx reads reStructuredText.
+
+What a docstring says of a parameter or field ("name: text") becomes an item of a list, the rest paragraphs. Public
+names of cudatma become links.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+#: A line of a docstring that could have taken the next line's first word ends a paragraph.
+LINE_WIDTH = 108
+_CODE = re.compile(r"(``.+?``)", re.DOTALL)
+_SPECIAL = re.compile(r"[\\*|]|_(?=_*(?!\w))")
+_PARAMETER = r"\w+(?: \([^()]*\))?"
+_ITEM = re.compile(
+    rf"(?:^|(?<=[.)]\s)|(?<=\n))({_PARAMETER}(?:,\s+{_PARAMETER})*):\s+|(?:(?<=[.)]\s)|(?<=\n))(?=Raises )"
+)
+_PAGE = re.compile(r"\b(docs/[\w/]+)\.md\b")
+_NAME = re.compile(r"(?<![\w.])([A-Za-z]\w+)(\(\))?(?![\w(])")
+
+
+def to_rst(docstring: Sequence[str], parameters: Collection[str], public: Mapping[str, str]) -> list[str]:
+    """The lines of a docstring as lines of reStructuredText.
+
+    parameters: names of parameters and fields. public: the role ("func", "class", "exc") of each public name; functions
+    are linked where they are written with parentheses.
+    """
+    lines: list[str] = []
+    for paragraph in _paragraphs(docstring):
+        if paragraph[0].startswith((" ", ">>>", "- ")):
+            lines += [*paragraph, ""]
+            continue
+        for names, text in _items("\n".join(paragraph), parameters):
+            shown = inline(" ".join(text.split()), public)
+            lines += [f"- {re.sub(_PARAMETER, _bold, names)}: {shown}" if names else shown, ""]
+    return lines
+
+
+def _paragraphs(docstring: Sequence[str]) -> list[list[str]]:
+    """Lines between empty lines; a line that ends early after a sentence ends its paragraph too."""
+    found: list[list[str]] = [[]]
+    for line, after in zip(docstring, [*docstring[1:], ""], strict=True):
+        if line.strip():
+            found[-1].append(line)
+        word = after.partition(" ")[0]
+        ends_early = line.endswith(".") and word[:1].isupper() and len(line) + 1 + len(word) <= LINE_WIDTH
+        if found[-1] and (not line.strip() or ends_early):
+            found.append([])
+    return [paragraph for paragraph in found if paragraph]
+
+
+def _bold(parameter: re.Match[str]) -> str:
+    name, space, rest = parameter[0].partition(" ")
+    return f"**{name}**{space}{rest}"
+
+
+def _items(text: str, parameters: Collection[str]) -> list[tuple[str, str]]:
+    """(names, what is said of them), in order; no names where the text is not about parameters."""
+    found: list[tuple[str, str]] = []
+    names, begin = "", 0
+    for match in _ITEM.finditer(text):
+        said = " ".join((match[1] or "").split())
+        if {name.partition(" ")[0] for name in re.findall(_PARAMETER, said)} <= set(parameters):
+            found.append((names, text[begin : match.start()]))
+            names, begin = said, match.end()
+    found.append((names, text[begin:]))
+    return [(names, said) for names, said in found if said.strip()]
+
+
+def inline(text: str, public: Mapping[str, str]) -> str:
+    """Plain text with ``code`` as reStructuredText, public names as links."""
+    parts = _CODE.split(text)
+    for index in range(0, len(parts), 2):
+        pieces = re.split(r"(`[^`]+`)", parts[index])
+        plain = [_linked(piece, public) if i % 2 == 0 else f"`{piece}`" for i, piece in enumerate(pieces)]
+        parts[index] = "".join(plain)
+    return "".join(parts)
+
+
+def _linked(text: str, public: Mapping[str, str]) -> str:
+    def link(match: re.Match[str]) -> str:
+        role = public.get(match[1])
+        if role is None or (role == "func") != bool(match[2]):
+            return match[0]
+        return rf":py:{role}:`~cudatma.{match[1]}`"
+
+    return _PAGE.sub(r":doc:`/\1`", _NAME.sub(link, _SPECIAL.sub(r"\\\g<0>", text)))
