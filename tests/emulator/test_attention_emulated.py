@@ -57,6 +57,7 @@ def check(
     fields: dict[str, Any] | None = None,
     schedules: int = 2,
     target: Target = SM90A,
+    sink: Any = None,
     **options: Any,
 ) -> None:
     q = operand(batch, q_length, heads, dims[0], dtype, 0)
@@ -64,14 +65,14 @@ def check(
     v = operand(batch, k_length, kv_heads, dims[1], dtype, 2)
     whole = np.full((batch, q_length, heads, dims[1] + 8), 7, q.dtype)
     out, lse = whole[..., : dims[1]], np.full((batch, heads, q_length), np.nan, np.float32)
-    request, _, result = check_call(q, k, v, out=out, return_lse=True, **options)
+    request, _, result = check_call(q, k, v, out=out, return_lse=True, sink=sink, **options)
     assert result is not None
-    masks = request.mask.is_causal, request.mask.has_window, request.softcap > 0
+    masks = request.mask.is_causal, request.mask.has_window, request.softcap > 0, sink is not None
     spec = VERSIONS[version](dtype, *dims, *masks, **(SMALL[version] | (fields or {})))
     report = plan_attention(request, result, describe(lse), spec, target, SMS).emulate(target, schedules=schedules)
     assert report.is_clean, str(report)
     for index in range(batch):
-        wanted, sums = attend(q[index], k[index], v[index], request.scale, request.mask, request.softcap)
+        wanted, sums = attend(q[index], k[index], v[index], request.scale, request.mask, request.softcap, sink)
         difference = out[index].astype(np.float64) - wanted
         assert np.linalg.norm(difference) <= LIMITS[dtype] * np.linalg.norm(wanted)
         np.testing.assert_allclose(lse[index], sums, rtol=1e-5, atol=1e-5)
@@ -86,6 +87,13 @@ def test_results_are_right_and_clean(version: str, case: str) -> None:
     dtype = ("float16", "bfloat16")[len(case) % 2]
     schedules = 1 if version == "phase1" else 2
     check(version, heads, kv_heads, q_length, k_length, dtype=dtype, schedules=schedules, **options)
+
+
+@pytest.mark.parametrize("version", ["a1", "a2", "a3", "a4", "p1"])
+def test_sinks(version: str) -> None:
+    """Greater than all scores, less, and none; queries that see no key have nothing else."""
+    sink = np.array([9, -4, -np.inf, 0.5], np.float32)
+    check(version, 4, 2, 70, 65, causal=True, sink=sink, target=SM120A if version == "p1" else SM90A)
 
 
 @pytest.mark.sweep(4)

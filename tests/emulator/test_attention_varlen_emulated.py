@@ -25,6 +25,7 @@ CASES: dict[str, tuple[list[int], list[int], int, int, dict[str, Any]]] = {
     "causal": ([130, 0, 70, 1], [130, 40, 200, 300], 2, 2, {"causal": True}),
     "without_keys": ([65, 130], [0, 65], 1, 1, {"causal": True}),
     "window": ([140, 65], [200, 65], 1, 1, {"window": (60, 10)}),
+    "sinks": ([65, 20], [70, 0], 2, 1, {"sink": np.array([4, -1], np.float32)}),
     "softcap": ([65, 20], [70, 90], 1, 1, {"softcap": 2.0, "causal": True}),
 }
 
@@ -51,7 +52,7 @@ def run(
     out, lse = whole[..., : q.shape[2]], np.full((q.shape[1], q.shape[0]), np.nan, np.float32)
     request, _, result = check_varlen(**given, out=out, return_lse=True, **options)
     assert result is not None
-    masks = request.mask.is_causal, request.mask.has_window, request.softcap > 0
+    masks = request.mask.is_causal, request.mask.has_window, request.softcap > 0, request.sink is not None
     small = {"block_m": 128, "block_n": 64, "warpgroups": 2, "is_varlen": True} | (fields or {})
     spec = kind(q.dtype.name, q.shape[2], q.shape[2], *masks, **small)
     target = SM90A if kind is AttentionA3 else SM120A
@@ -65,8 +66,8 @@ def is_right(given: dict[str, Any], out: Any, lse: Any, request: Any, sequences:
     begins = given["cu_seqlens_q"], given["cu_seqlens_k"]
     for index in range(len(begins[0]) - 1) if sequences is None else sequences:
         rows, keys = (slice(begin[index], begin[index + 1]) for begin in begins)
-        mask, cap = request.mask, request.softcap
-        wanted, sums = attend(given["q"][rows], given["k"][keys], given["v"][keys], request.scale, mask, cap)
+        asked = request.scale, request.mask, request.softcap, None if request.sink is None else request.sink.owner
+        wanted, sums = attend(given["q"][rows], given["k"][keys], given["v"][keys], *asked)
         difference = out[rows].astype(np.float64) - wanted
         assert np.linalg.norm(difference) <= LIMITS[out.dtype.name] * np.linalg.norm(wanted)
         np.testing.assert_allclose(lse[:, rows], sums, rtol=1e-5, atol=1e-5)

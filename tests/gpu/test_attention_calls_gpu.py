@@ -33,6 +33,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"window": (40, 7)},
     {"window": (70, None), "causal": True},
     {"softcap": 2.0, "scale": 0.3},
+    {"sink": np.array([3, -1, -np.inf, 0.5], np.float32), "causal": True},
 ]
 
 
@@ -50,7 +51,8 @@ def compared(q: Any, k: Any, v: Any, **options: Any) -> None:
     """The result and lse on the GPU with those of the reference, of NumPy arrays."""
     version = options.pop("version", "auto")
     on_gpu = (cupy.asarray(each) for each in (q, k, v))
-    out, lse = attention(*on_gpu, return_lse=True, version=version, **options)
+    sink = cupy.asarray(options["sink"]) if "sink" in options else None
+    out, lse = attention(*on_gpu, return_lse=True, version=version, **(options | {"sink": sink}))
     wanted, sums = attention(q, k, v, return_lse=True, backend="reference", **options)
     check(out.get(), wanted, ALLOWED["float16"])
     found = lse.get()
@@ -60,7 +62,9 @@ def compared(q: Any, k: Any, v: Any, **options: Any) -> None:
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("version", VERSIONS)
-def test_masks_softcap_and_lse(version: str, options: dict[str, Any]) -> None:
+def test_masks_softcap_sinks_and_lse(version: str, options: dict[str, Any]) -> None:
+    if "sink" in options and version == "phase1":
+        pytest.skip("phase1 has no sinks")
     q, k, v = numbers(2, 133, 4, 64), numbers(2, 260, 2, 64, seed=1), numbers(2, 260, 2, 64, seed=2)
     compared(q, k, v, version=version, **options)
 
@@ -84,7 +88,7 @@ def test_lengths(version: str, causal: bool, q_length: int, k_length: int) -> No
 @pytest.mark.parametrize("shape", [(2, 0, 4, 64), (0, 7, 4, 64), (2, 7, 4, 64)])
 def test_no_queries_or_no_keys(shape: tuple[int, ...]) -> None:
     q, k = cupy.ones(shape, np.float16), cupy.ones((shape[0], 0, 4, 64), np.float16)
-    out, lse = attention(q, k, k, return_lse=True)
+    out, lse = attention(q, k, k, return_lse=True, sink=cupy.full(4, -np.inf, np.float32))
     assert (out.shape, lse.shape) == (shape, (shape[0], shape[2], shape[1]))
     assert not out.any()
     assert cupy.isneginf(lse).all()

@@ -78,7 +78,8 @@ def check(found: Any, wanted: Any) -> None:
 
 
 def compared(given: dict[str, Any], **options: Any) -> Any:
-    out, lse = attention_decode(**to_gpu(given), return_lse=True, **options)
+    sink = {"sink": cupy.asarray(options["sink"])} if "sink" in options else {}
+    out, lse = attention_decode(**to_gpu(given), return_lse=True, **(options | sink))
     wanted, sums = attention_decode(**given, return_lse=True, backend="reference", **options)
     check(out.get(), wanted)
     found = lse.get()
@@ -102,6 +103,7 @@ def test_head_dims_and_pages(dims: tuple[int, int], page_size: int) -> None:
         (64, 1, 3, {}),
         (8, 2, 2, {"window": (100, 0)}),
         (8, 2, 1, {"softcap": 2.0, "scale": 0.3}),
+        (4, 2, 1, {"sink": np.array([3, -1, -np.inf, 0.5], np.float32)}),
     ],
 )
 def test_groups_queries_and_masks(heads: int, kv_heads: int, q_length: int, options: dict[str, Any]) -> None:

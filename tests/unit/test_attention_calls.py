@@ -118,6 +118,13 @@ OPTIONS: list[tuple[dict[str, Any], type[FieldError], str]] = [
     *[({"scale": scale}, ArgumentTypeError, "scale") for scale in ("1", True, 1j, [1.0], np.ones(2))],
     *[({"softcap": cap}, ArgumentError, "softcap") for cap in (0, -30.0, math.nan, math.inf, 1e300)],
     *[({"softcap": cap}, ArgumentTypeError, "softcap") for cap in ("30", False, [30.0])],
+    ({"sink": [0.0]}, ArgumentTypeError, "sink"),
+    ({"sink": np.zeros(SHAPES["q"][2], np.float16)}, ArgumentTypeError, "sink.dtype"),
+    *[
+        ({"sink": np.zeros(shape, np.float32)}, ArgumentError, "sink.shape")
+        for shape in ((), (1,), (1, SHAPES["q"][2]))
+    ],
+    ({"sink": np.zeros(2 * SHAPES["q"][2], np.float32)[::2]}, ArgumentError, "sink.strides"),
     *[({"window": window}, ArgumentTypeError, "window") for window in (3, 3.0, "ab", {1, 2}, True)],
     *[({"window": window}, ArgumentError, "window") for window in ((), (1,), [1, 2, 3])],
     ({"window": (-1, 0)}, ArgumentError, "window[0]"),
@@ -364,6 +371,7 @@ WRONG_DECODE: list[tuple[dict[str, Any], type[FieldError], str]] = [
     ({"window": 5}, ArgumentTypeError, "window"),
     ({"scale": -1}, ArgumentError, "scale"),
     ({"softcap": 0.0}, ArgumentError, "softcap"),
+    ({"sink": np.zeros(H + 1, np.float32)}, ArgumentError, "sink.shape"),
     ({"return_lse": 1}, ArgumentTypeError, "return_lse"),
     ({"backend": "cuda"}, ArgumentError, "q.device"),
     ({"backend": "gpu"}, ArgumentError, "backend"),

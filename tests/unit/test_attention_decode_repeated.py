@@ -61,15 +61,16 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[FakeReplay]:
 def on_device(shapes: dict[str, tuple[int, ...]]) -> dict[str, ArrayInfo]:
     found = {}
     for index, (name, shape) in enumerate(shapes.items()):
-        dtype = np.dtype(np.int32 if name in ("seqlens", "page_table") else np.float16)
+        dtype = np.dtype({"seqlens": np.int32, "page_table": np.int32, "sink": np.float32}.get(name, np.float16))
         strides = dense_strides(shape, dtype)
         found[name] = ArrayInfo(0x7F0000000000 + (index << 32), shape, strides, dtype, 0, None, "cai")
     return found
 
 
-@pytest.mark.parametrize("page_size", [0, 16, 5])
-def test_each_address_goes_to_its_argument(replays: list[FakeReplay], page_size: int) -> None:
+@pytest.mark.parametrize(("page_size", "has_sink"), [(0, False), (16, True), (5, False), (0, True)])
+def test_each_address_goes_to_its_argument(replays: list[FakeReplay], page_size: int, has_sink: bool) -> None:
     shapes = SHAPES | (PAGED if page_size else {}) | {"out": SHAPES["q"]}
+    shapes |= {"sink": SHAPES["q"][2:3]} if has_sink else {}
     if page_size == 5:
         shapes |= dict.fromkeys(("k_cache", "v_cache"), (512, 5, 2, 64))
     given: Any = on_device(shapes)
@@ -77,15 +78,14 @@ def test_each_address_goes_to_its_argument(replays: list[FakeReplay], page_size:
         assert decode.attention_decode(**given) is given["out"]
     (replay,) = replays
     names = replay.launch.spec.parameter_names
-    wanted = ["q", "k_cache", "v_cache", "seqlens", "page_table", "out"]
+    wanted = ["q", "k_cache", "v_cache", "seqlens", "page_table", "sink", "out"]
     for base, index, name in zip(replay.bases, replay.moving, wanted, strict=False):
         if index is None:
-            assert name == "page_table"
-            assert not page_size
+            assert name not in given
         else:
             assert _address(replay.launch.args[index]) == base == given[name].pointer
-    assert replay.moving[6] is None  # no lse
-    assert [names[index] for index in replay.moving[7:] if index is not None] == ["partials", "counters"]
+    assert replay.moving[7] is None  # no lse
+    assert [names[index] for index in replay.moving[8:] if index is not None] == ["partials", "counters"]
     addresses = tuple(given[name].pointer if name in given else 0 for name in wanted)
     assert replay.runs == [((*addresses, 0, 0x5000, 0x6000), 7)] * 2
 

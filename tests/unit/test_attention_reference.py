@@ -35,7 +35,15 @@ def tensor(*shape: int, dtype: Any = np.float16, seed: int = 0) -> Any:
 
 
 def expected(
-    q: Any, k: Any, v: Any, *, causal: bool = False, scale: float = 0.0, window: Any = None, softcap: float = 0.0
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    scale: float = 0.0,
+    window: Any = None,
+    softcap: float = 0.0,
+    sink: Any = None,
 ) -> tuple[Any, Any]:
     """One sequence: (rows, lse), by loops in double precision."""
     (q_length, heads, dim), (k_length, kv_heads, v_dim) = q.shape, v.shape
@@ -57,6 +65,9 @@ def expected(
                 logit = math.fsum(a * b for a, b in pairs) * (scale or 1 / math.sqrt(dim))
                 logits.append(softcap * math.tanh(logit / softcap) if softcap else logit)
                 rows.append(v[key, of_key].astype(np.float64))
+            if sink is not None and sink[head] > -math.inf:
+                logits.append(float(sink[head]))
+                rows.append(np.zeros(v_dim))
             if logits:
                 most = max(logits)
                 weights = [math.exp(logit - most) for logit in logits]
@@ -107,6 +118,16 @@ def test_scale_and_softcap(options: dict[str, Any]) -> None:
     wanted, sums = expected(q[0], k[0], v[0], **given)
     close(out[0], wanted)
     close(lse[0], sums)
+
+
+def test_a_sink_is_one_more_key_without_a_value() -> None:
+    q, k, v = tensor(1, 7, 4, 64), tensor(1, 5, 2, 64, seed=1), tensor(1, 5, 2, 64, seed=2)
+    sink = np.array([1.5, -math.inf, 30, -3], np.float32)
+    for options in ({"causal": True}, {"window": (1, 0), "softcap": 2.0}):  # two queries see no key
+        out, lse = attention(q, k, v, sink=sink, return_lse=True, backend="reference", **options)
+        wanted, sums = expected(q[0], k[0], v[0], sink=sink, **options)
+        close(out[0], wanted)
+        close(lse[0], sums)
 
 
 def test_queries_that_see_no_key_have_zeros_and_an_lse_of_minus_infinity() -> None:

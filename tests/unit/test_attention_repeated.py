@@ -140,5 +140,6 @@ def test_addresses_that_need_a_look_launch_nothing(changes: dict[str, Any]) -> N
 def test_every_address_of_a_launch_is_an_argument(version: str) -> None:
     kind = VERSIONS[version]
     names = (*kind.operand_names, "output_map" if kind.stores_by_tma else "output_rows", "lse", "problem")
-    assert _moving(names, True) == [0, 1, 2, 3, 4]
-    assert _moving(names, False) == [0, 1, 2, 3, None]
+    assert _moving(names, True) == [0, 1, 2, None, 3, 4]
+    assert _moving(names, False) == [0, 1, 2, None, 3, None]
+    assert _moving((*names[:-1], "sink", "problem"), True) == [0, 1, 2, 5, 3, 4]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from cudatma import context
@@ -12,9 +11,9 @@ from cudatma.build.kernel import debug_scope, default_target, wants_debug
 from cudatma.kernels.attention.choose import ATTENTION
 from cudatma.kernels.attention.plan import plan_attention
 from cudatma.kernels.attention.reference import reference
-from cudatma.kernels.attention.repeated import KNOWN_CALLS, KnownCall, known_key
+from cudatma.kernels.attention.repeated import KNOWN_CALLS, KnownCall, extents, known_key
 from cudatma.kernels.attention.request import Request, check_call
-from cudatma.kernels.attention.results import fill, make_lse, make_result
+from cudatma.kernels.attention.results import fill_empty, make_lse, make_result
 from cudatma.kernels.attention.version import chosen_version
 from cudatma.kernels.checks import check_backend
 from cudatma.kernels.choosing import decide, pinned_scope
@@ -37,6 +36,7 @@ def attention(
     scale: float | None = None,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
+    sink: Any = None,
     out: Any = None,
     return_lse: bool = False,
     version: str = "auto",
@@ -54,6 +54,7 @@ def attention(
     keys from ``left`` before that one to ``right`` behind it, None for all. A query that sees no key has a result of
     zeros and an lse of -inf.
     scale: above 0, None: 1 / sqrt(dim). softcap: logits x become softcap tanh(x / softcap).
+    sink: (heads,) in fp32, for each head the logit of one more key, which all its queries see and whose value is zero.
     out: (batch, q_length, heads, v_dim), made by q's library if None. lse: (batch, heads, q_length) in fp32, the
     logarithm of the sum of the exponentials of a query's logits.
     version: ``"auto"``, or one of docs/attention.md; see kernels/version.py for where else it may be set. backend: as
@@ -64,7 +65,7 @@ def attention(
     LaunchError, HazardError (emulator).
     """
     number, _ = chosen_version(version)
-    arrays, key = (q, k, v, out), None
+    arrays, key = (q, k, v, sink, out), None
     if backend is None and debug_scope.get() is None and pinned_scope.get() is None:
         key = known_key(arrays, window, (causal, scale, softcap, return_lse, number))
         if key is not None and (known := KNOWN_CALLS.get(key)) is not None:
@@ -72,7 +73,7 @@ def attention(
             if done is not None:
                 return done
     chosen = backend_for("attention", backend)
-    request, shape, given = check_call(q, k, v, causal, scale, window, softcap, out, return_lse)
+    request, shape, given = check_call(q, k, v, causal, scale, window, softcap, sink, out, return_lse)
     check_backend(request.q, "q", chosen)
     return _first(request, shape, out, given, number, chosen, stream, key)
 
@@ -99,9 +100,7 @@ def _first(
     if backend == "reference":
         reference(request, result, sums)
     elif not request.lengths[1]:
-        fill(result, 0.0, handle)
-        if sums is not None:
-            fill(sums, -math.inf, handle)
+        fill_empty(result, sums, request.sink, handle)
     elif device is None or handle is None:
         target = default_target()
         spec = decide(ATTENTION, request.problem(version), imagined_gpu(target, H200.sm_count)).spec
@@ -111,9 +110,8 @@ def _first(
         replay = _replay(request, result, sums, version, device, handle)
         replay.run(_addresses(request, result, sums), handle)
         if key is not None:
-            q, k, v, to = (info.extent[1] - info.pointer for info in (request.q, request.k, request.v, result))
-            known = KnownCall(replay, shape, lse_shape, lse.dtype if request.has_lse else None, (q, k, v, to))
-            KNOWN_CALLS.put(key, known)
+            dtype = lse.dtype if request.has_lse else None
+            KNOWN_CALLS.put(key, KnownCall(replay, shape, lse_shape, dtype, extents((*request.read, result))))
     return done
 
 
@@ -121,7 +119,7 @@ def _replay(
     request: Request, result: ArrayInfo, lse: ArrayInfo | None, version: str, device: int, stream: int
 ) -> Replay:
     """The plan of calls whose arrays lie like these."""
-    layouts = tuple([(info.shape, info.strides_bytes) for info in (request.q, request.k, request.v, result)])
+    layouts = tuple([(info.shape, info.strides_bytes) for info in (*request.arrays().values(), result)])
     asked = request.q.dtype.name, request.scale, request.mask, request.softcap, request.has_lse, version
     key = device, layouts, asked, wants_debug(None), pinned_scope.get()
     replay = _PLANS.get(key)
@@ -138,11 +136,11 @@ def _replay(
 
 def _addresses(request: Request, result: ArrayInfo, lse: ArrayInfo | None) -> tuple[int, ...]:
     """Of a Replay."""
-    return request.q.pointer, request.k.pointer, request.v.pointer, result.pointer, 0 if lse is None else lse.pointer
+    return tuple([0 if info is None else info.pointer for info in (*request.read, result, lse)])
 
 
 def _moving(names: tuple[str, ...], has_lse: bool) -> list[int | None]:
     """The indices of the launch's arguments that hold _addresses(); None for one that it does not have."""
-    wanted = (("q", "q_map"), ("k", "k_map"), ("v", "v_map"), ("output_rows", "output_map"), ("lse",))
+    wanted = (("q", "q_map"), ("k", "k_map"), ("v", "v_map"), ("sink",), ("output_rows", "output_map"), ("lse",))
     found = [next((names.index(name) for name in either if name in names), None) for either in wanted]
     return found if has_lse else [*found[:-1], None]

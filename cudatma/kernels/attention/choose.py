@@ -58,7 +58,8 @@ def _tiles(problem: Problem, versions: Iterable[str]) -> Iterator[AttentionSpec]
     given: dict[str, Any] = {name: getattr(problem, name) for name in SPEC_FIELDS}
     for version in versions:
         kind = VERSIONS[version]
-        yield from (kind(**given, **fields) for fields in _tiles_of(kind, problem))
+        if problem.has_sink in kind.allowed["has_sink"]:
+            yield from (kind(**given, **fields) for fields in _tiles_of(kind, problem))
 
 
 def _tiles_of(kind: type[AttentionSpec], problem: Problem) -> Iterator[dict[str, Any]]:
@@ -151,6 +152,7 @@ def dump_specs(version: str, target: Target) -> list[AttentionSpec]:
     every other tile, of the versions without a producer with one; each kind of mask."""
     found: list[AttentionSpec] = []
     masks = ((False, False, False), (True, False, False), (True, True, False), (False, True, True))
+    can_sink = True in VERSIONS[version].allowed["has_sink"]
     for index, (head_dim, v_head_dim) in enumerate(HEAD_DIMS):
         dtype = tuple(OPERAND_TYPES)[index % 2]
         problem = Problem(1, 1, 1, 1024, 1024, head_dim, v_head_dim, dtype)
@@ -162,6 +164,7 @@ def dump_specs(version: str, target: Target) -> list[AttentionSpec]:
         for number, spec in enumerate(chosen):
             is_causal, has_window, has_softcap = masks[(index + number) % len(masks)]
             masked = replace(spec, is_causal=is_causal, has_window=has_window, has_softcap=has_softcap)
+            masked = replace(masked, has_sink=can_sink and has_window and not has_softcap)
             longest = _deepest(masked, target, 2)
             if longest is not None and _runs(longest, problem, target):
                 found.append(longest)

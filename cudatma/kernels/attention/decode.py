@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from cudatma import context
@@ -13,8 +12,8 @@ from cudatma.kernels.attention.decode_plan import HostParts, divide, plan_decode
 from cudatma.kernels.attention.decode_reference import decode_reference
 from cudatma.kernels.attention.decode_repeated import DecodeReplay
 from cudatma.kernels.attention.decode_request import NAME, DecodeRequest, check_decode
-from cudatma.kernels.attention.repeated import KNOWN_CALLS, KnownCall, known_key
-from cudatma.kernels.attention.results import fill, make_lse, make_result
+from cudatma.kernels.attention.repeated import KNOWN_CALLS, KnownCall, extents, known_key
+from cudatma.kernels.attention.results import fill_empty, make_lse, make_result
 from cudatma.kernels.checks import check_backend
 from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
 from cudatma.kernels.replay import PlanCache, Replay
@@ -36,6 +35,7 @@ def attention_decode(
     scale: float | None = None,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
+    sink: Any = None,
     out: Any = None,
     return_lse: bool = False,
     backend: str | None = None,
@@ -55,7 +55,7 @@ def attention_decode(
 
     Raises what attention() raises.
     """
-    arrays, key = (q, k_cache, v_cache, seqlens, page_table, out), None
+    arrays, key = (q, k_cache, v_cache, seqlens, page_table, sink, out), None
     if backend is None and debug_scope.get() is None:
         key = known_key(arrays, window, (scale, softcap, return_lse))
         if key is not None and (known := KNOWN_CALLS.get(key)) is not None:
@@ -72,6 +72,7 @@ def attention_decode(
         scale=scale,
         window=window,
         softcap=softcap,
+        sink=sink,
         out=out,
         return_lse=return_lse,
     )
@@ -100,9 +101,7 @@ def _first(
     if backend == "reference":
         decode_reference(request, result, sums)
     elif not request.k.size_elems or not request.capacity:
-        fill(result, 0.0, handle)
-        if sums is not None:
-            fill(sums, -math.inf, handle)
+        fill_empty(result, sums, request.sink, handle)
     elif device is None or handle is None:
         target = default_target()
         work = divide(request, imagined_gpu(target, H200.sm_count))
@@ -112,10 +111,8 @@ def _first(
         replay = _replay(request, result, sums, device, handle)
         replay.run(_addresses(request, result, sums), handle)
         if key is not None:
-            named = (*request.arrays().values(), *((None,) if request.page_table is None else ()), result)
-            extents = tuple([0 if info is None else info.extent[1] - info.pointer for info in named])
             dtype = lse.dtype if request.has_lse else None
-            KNOWN_CALLS.put(key, KnownCall(replay, shape, lse_shape, dtype, extents))
+            KNOWN_CALLS.put(key, KnownCall(replay, shape, lse_shape, dtype, extents((*request.read, result))))
     return done
 
 
@@ -138,14 +135,12 @@ def _replay(request: DecodeRequest, result: ArrayInfo, lse: ArrayInfo | None, de
 
 def _addresses(request: DecodeRequest, result: ArrayInfo, lse: ArrayInfo | None) -> tuple[int, ...]:
     """Of a DecodeReplay."""
-    cache = request.q.pointer, request.k.pointer, request.v.pointer, request.seqlens.pointer
-    table = 0 if request.page_table is None else request.page_table.pointer
-    return *cache, table, result.pointer, 0 if lse is None else lse.pointer
+    return tuple([0 if info is None else info.pointer for info in (*request.read, result, lse)])
 
 
 def _moving(names: tuple[str, ...], has_lse: bool) -> list[int | None]:
     """The indices of the launch's arguments that hold _addresses(), partial sums and counters; None for one that it
     does not have."""
     last = (("lse",) if has_lse else (), ("partials",), ("counters",))
-    wanted = (("q",), ("k", "k_map"), ("v", "v_map"), ("seqlens",), ("page_table",), ("output_rows",), *last)
+    wanted = (("q",), ("k", "k_map"), ("v", "v_map"), ("seqlens",), ("page_table",), ("sink",), ("output_rows",), *last)
     return [next((names.index(name) for name in either if name in names), None) for either in wanted]

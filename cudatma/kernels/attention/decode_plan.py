@@ -62,13 +62,13 @@ class HostParts:
 def decode_spec(request: DecodeRequest, target: Target) -> AttentionDecode:
     """The kernel for a request."""
     mask = request.mask
-    masks = mask.is_causal, mask.has_window, request.softcap > 0
+    masks = mask.is_causal, mask.has_window, request.softcap > 0, request.sink is not None
     dims, page_size = (request.q.shape[3], request.v.shape[3]), request.k.shape[1]
     return fitted_spec(request.q.dtype.name, dims, masks, 0 if request.page_table is None else page_size, target)
 
 
 def fitted_spec(
-    dtype: str, dims: tuple[int, int], masks: tuple[bool, bool, bool], page_size: int, target: Target
+    dtype: str, dims: tuple[int, int], masks: tuple[bool, bool, bool, bool], page_size: int, target: Target
 ) -> AttentionDecode:
     """The kernel with as long a ring as shared memory holds. dims: of heads of k and of v. page_size: 0 without pages.
     Two CTAs share an SM where each has stages enough."""
@@ -137,7 +137,7 @@ def plan_decode(
         batch, row, head, element = info.strides_bytes
         values |= {f"{name}_batch": batch // element, f"{name}_pitch": row // element, f"{name}_head": head // element}
     args: dict[str, Any] = {name: arrays[name] for name in ("q", "k", "v")}
-    args |= {"output_rows": result, "lse": 0 if lse is None else lse, "seqlens": request.seqlens}
+    args |= {"output_rows": result, "lse": 0 if lse is None else lse, "seqlens": request.seqlens, "sink": request.sink}
     args |= {"page_table": request.page_table, "problem": pack(spec.problem_members, values)}
     touched = [result, *([] if lse is None else [lse]), *request.arrays().values()]
     if isinstance(partials, HostParts):

@@ -13,10 +13,11 @@ def decode_reference(request: DecodeRequest, result: ArrayInfo, lse: ArrayInfo |
     q, k, v, out = (host_array(info) for info in (request.q, request.k, request.v, result))
     table = None if request.page_table is None else host_array(request.page_table)
     sums = None if lse is None else host_array(lse)
+    sink = None if request.sink is None else host_array(request.sink)
     for index, length in enumerate(host_array(request.seqlens).tolist()):
         pages = None if table is None else table[index]
         keys, values = (_sequence(cache, index, length, pages) for cache in (k, v))
-        found = attend(q[index], keys, values, request.scale, request.mask, request.softcap)
+        found = attend(q[index], keys, values, request.scale, request.mask, request.softcap, sink)
         written(found, out[index], None if sums is None else sums[index])
 
 

@@ -14,6 +14,7 @@ from cudatma.kernels.attention.request import (
     checked_flag,
     checked_mask,
     checked_scale,
+    checked_sink,
     checked_softcap,
 )
 from cudatma.kernels.attention.tensors import addressable, check_heads, operand
@@ -27,7 +28,8 @@ NAME = "attention_decode"
 @dataclass(frozen=True, slots=True)
 class DecodeRequest:
     """q: (batch, q_length, heads, head_dim). k, v: (batch, capacity, kv_heads, dim), or (pages, page_size, kv_heads,
-    dim) with a page_table (batch, pages of a sequence). seqlens: (batch,). Each as a kernel sees it."""
+    dim) with a page_table (batch, pages of a sequence). seqlens: (batch,). sink: (heads,), fp32. Each as
+    a kernel sees it."""
 
     q: ArrayInfo
     k: ArrayInfo
@@ -38,11 +40,17 @@ class DecodeRequest:
     mask: Mask
     softcap: float = 0.0
     has_lse: bool = False
+    sink: ArrayInfo | None = None
 
     @property
     def capacity(self) -> int:
         """Keys that a sequence may have."""
         return self.k.shape[1] * (1 if self.page_table is None else self.page_table.shape[1])
+
+    @property
+    def read(self) -> tuple[ArrayInfo | None, ...]:
+        """What a launch reads, with None for what this one does not."""
+        return self.q, self.k, self.v, self.seqlens, self.page_table, self.sink
 
     @property
     def rows(self) -> int:
@@ -52,7 +60,8 @@ class DecodeRequest:
     def arrays(self) -> dict[str, ArrayInfo]:
         """Those that a kernel reads, by the names of the function's arguments."""
         named = {"q": self.q, "k_cache": self.k, "v_cache": self.v, "seqlens": self.seqlens}
-        return named if self.page_table is None else named | {"page_table": self.page_table}
+        named |= {} if self.page_table is None else {"page_table": self.page_table}
+        return named if self.sink is None else named | {"sink": self.sink}
 
 
 def check_decode(
@@ -65,6 +74,7 @@ def check_decode(
     scale: Any = None,
     window: Any = None,
     softcap: Any = None,
+    sink: Any = None,
     out: Any = None,
     return_lse: Any = False,
 ) -> tuple[DecodeRequest, tuple[int, ...], ArrayInfo | None]:
@@ -100,11 +110,12 @@ def check_decode(
         checked_mask(True, window, query.shape[1], capacity),
         checked_softcap(softcap),
         checked_flag(return_lse, "return_lse"),
+        checked_sink(sink, query, NAME),
     )
     if query.device is None:
         _check_content(request)
     shape = *query.shape[:3], value.shape[3]
-    return request, shape, None if out is None else check_result(out, shape, named | found, NAME)
+    return request, shape, None if out is None else check_result(out, shape, request.arrays(), NAME)
 
 
 def _check_content(request: DecodeRequest) -> None:

@@ -26,7 +26,8 @@ _LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
 
 def dump_specs(target: Target) -> list[AttentionDecode]:
     """Each pair of head dims once; each kind of mask; each way to load."""
-    masks = ((False, False, False), (True, False, False), (True, True, False), (False, True, True))
+    yes, no = True, False
+    masks = ((no, no, no, yes), (yes, no, no, no), (yes, yes, no, no), (no, yes, yes, yes))
     page_sizes = (0, 16, 64, 5)
     found = []
     for index, dims in enumerate(HEAD_DIMS):

@@ -103,7 +103,8 @@ class AttentionDecode(AttentionWithProducer):
     def parameter_names(self) -> tuple[str, ...]:
         cache = ("k_map", "v_map") if self.by_tma else ("k", "v")
         table = ("page_table",) if self.is_paged else ()
-        return ("q", *cache, "seqlens", *table, "output_rows", "lse", "partials", "counters", "problem")
+        written = ("output_rows", "lse", *self.sink_names, "partials", "counters")
+        return ("q", *cache, "seqlens", *table, *written, "problem")
 
     @property
     def problem_names(self) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ def attention_explain(
     scale: float | None = None,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
+    sink: Any = None,
     out: Any = None,
     return_lse: bool = False,
     version: str = "auto",
@@ -37,7 +38,7 @@ def attention_explain(
     nothing here. Raises as attention does, and ArgumentError where there is nothing to compute.
     """
     name, asked_by = chosen_version(version)
-    request, _, _ = check_call(q, k, v, causal, scale, window, softcap, out, return_lse)
+    request, _, _ = check_call(q, k, v, causal, scale, window, softcap, sink, out, return_lse)
     if backend is not None:
         check_backend(request.q, "q", backend_for("attention", backend))
     device = request.q.device

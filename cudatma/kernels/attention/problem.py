@@ -23,9 +23,9 @@ class Problem:
 
     heads: of q; kv_heads: of k and v, which groups of heads // kv_heads share. dtype: one of OPERAND_TYPES. is_causal:
     query i sees keys up to i + k_length - q_length. has_window: it sees keys near that one only. has_softcap: whether
-    logits are capped. has_lse: whether the logarithms of the sums are a result too. is_varlen: sequences of different
-    lengths lie one after the other; q_length and k_length are then the longest. version: one of VERSION_NAMES, "" for
-    any. Raises ArgumentError, ArgumentTypeError.
+    logits are capped. has_sink: whether each head has a sink. has_lse: whether the logarithms of the sums are a result
+    too. is_varlen: sequences of different lengths lie one after the other; q_length and k_length are then the longest.
+    version: one of VERSION_NAMES, "" for any. Raises ArgumentError, ArgumentTypeError.
     """
 
     batch: int
@@ -39,6 +39,7 @@ class Problem:
     is_causal: bool = False
     has_window: bool = False
     has_softcap: bool = False
+    has_sink: bool = False
     has_lse: bool = False
     is_varlen: bool = False
     version: str = ""
@@ -98,7 +99,7 @@ class Problem:
         told += [f"{self.heads} heads" if self.group == 1 else f"{self.heads}/{self.kv_heads} heads"]
         told += [f"batch of {self.batch}"] if self.batch > 1 else []
         kinds = {"is_causal": "causal", "has_window": "window", "has_softcap": "softcap", "has_lse": "lse"}
-        kinds["is_varlen"] = "of different lengths"
+        kinds |= {"has_sink": "sinks", "is_varlen": "of different lengths"}
         return ", ".join([*told, *(words for name, words in kinds.items() if getattr(self, name))])
 
     def as_json(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def reference(request: Request, result: ArrayInfo, lse: ArrayInfo | None) -> Non
     if there is one. All in host memory."""
     q, k, v, out = (host_array(info) for info in (request.q, request.k, request.v, result))
     sums = None if lse is None else host_array(lse)
-    asked = request.scale, request.mask, request.softcap
+    asked = request.scale, request.mask, request.softcap, None if request.sink is None else host_array(request.sink)
     if request.sequences is None:
         for index in range(len(q)):
             written(attend(q[index], k[index], v[index], *asked), out[index], None if sums is None else sums[index])
@@ -41,11 +41,15 @@ def written(found: tuple[Array, Array], out: Array, lse: Array | None) -> None:
             lse[...] = found[1]
 
 
-def attend(q: Array, k: Array, v: Array, scale: float, mask: Mask, softcap: float = 0.0) -> tuple[Array, Array]:
+def attend(
+    q: Array, k: Array, v: Array, scale: float, mask: Mask, softcap: float = 0.0, sink: Array | None = None
+) -> tuple[Array, Array]:
     """(result (q_length, heads, v_head_dim), lse (heads, q_length)) in float64, of one sequence: q (q_length, heads,
-    head_dim), k and v with kv_heads. A query that sees no key has a result of zeros and an lse of -inf."""
+    head_dim), k and v with kv_heads, sink (heads,). A query that sees no key has a result of zeros, and an lse of -inf
+    or the sink."""
     (q_length, heads, _), (k_length, kv_heads, v_head_dim) = q.shape, v.shape
-    out, lse = np.zeros((q_length, heads, v_head_dim)), np.full((heads, q_length), -np.inf)
+    sinks = np.full(heads, -np.inf) if sink is None else sink.astype(np.float64)
+    out, lse = np.zeros((q_length, heads, v_head_dim)), np.repeat(sinks[:, None], q_length, 1)
     group = heads // kv_heads
     rows = max(1, _ELEMENTS // max(1, group * k_length))
     with np.errstate(all="ignore"):
@@ -60,7 +64,7 @@ def attend(q: Array, k: Array, v: Array, scale: float, mask: Mask, softcap: floa
                 keys, values = (each[first:end, head].astype(np.float64) for each in (k, v))
                 logits = scale * (queries @ keys.T)
                 logits = softcap * np.tanh(logits / softcap) if softcap else logits
-                sums, lse[own, taken] = _softmax(np.where(is_seen, logits, -np.inf))
+                sums, lse[own, taken] = _softmax(np.where(is_seen, logits, -np.inf), sinks[own, None, None])
                 out[taken, own] = (sums @ values).swapaxes(0, 1)
     return out, lse
 
@@ -82,9 +86,10 @@ def _is_seen(positions: Array, keys: Array, mask: Mask) -> Array:
     return seen
 
 
-def _softmax(logits: Array) -> tuple[Array, Array]:
-    """(weights, lse) along the last axis; zeros and -inf where all logits are -inf."""
-    most = logits.max(-1, keepdims=True)
-    weights = np.exp(logits - np.where(np.isneginf(most), 0, most))
-    total = weights.sum(-1, keepdims=True)
+def _softmax(logits: Array, sinks: Array) -> tuple[Array, Array]:
+    """(weights, lse) along the last axis, with one more logit; zeros and -inf where all logits are -inf."""
+    most = np.maximum(logits.max(-1, keepdims=True), sinks)
+    offset = np.where(np.isneginf(most), 0, most)
+    weights = np.exp(logits - offset)
+    total = weights.sum(-1, keepdims=True) + np.exp(sinks - offset)
     return weights / np.where(total == 0, 1, total), (most + np.log(total))[..., 0]

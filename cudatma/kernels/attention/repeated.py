@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cudatma import context
+from cudatma.arrays import ArrayInfo
 from cudatma.kernels.attention.tensors import ALIGNMENT
 from cudatma.kernels.known_call import address_of, call_key, new_result
 from cudatma.kernels.replay import PlanCache
@@ -36,7 +37,8 @@ class KnownCall:
 
     def run(self, library: str, arrays: tuple[Any, ...], stream: Any) -> Any:
         """What the call gives back; None, and nothing is launched, where the full checks have to look. arrays: q, k, v,
-        what else is read, int32, and the result. Alignment and overlap are all that addresses can still get wrong."""
+        what else is read, of four bytes each element, and the result. Alignment and overlap are all that addresses can
+        still get wrong."""
         *read, out = arrays
         device = self.replay.device
         handle = current_stream(library, device) if stream is None else stream_handle(stream, library, device)
@@ -57,6 +59,11 @@ class KnownCall:
         lse = new_result(library, read[0], self.lse_shape, self.lse_dtype, handle)
         self.replay.run((*places, to, address_of(library, lse)), handle)
         return out, lse
+
+
+def extents(arrays: tuple[ArrayInfo | None, ...]) -> tuple[int, ...]:
+    """Of a KnownCall; 0 for None."""
+    return tuple([0 if info is None else info.extent[1] - info.pointer for info in arrays])
 
 
 #: By their keys.

@@ -16,6 +16,8 @@ from cudatma.kernels.attention.problem import Problem
 from cudatma.kernels.attention.tensors import addressable, check_disjoint, check_heads, operand
 from cudatma.kernels.checks import check_place, real_number
 
+_FLOAT32 = np.dtype(np.float32)
+
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
@@ -54,7 +56,7 @@ class Mask:
 class Request:
     """q: (batch, q_length, heads, head_dim), k: (batch, k_length, kv_heads, head_dim), v: (batch, k_length, kv_heads,
     v_head_dim), of strides that tensor maps accept. Of sequences that lie one after the other batch is 1, and the
-    lengths are the totals. scale: above 0, of the products of q and k. softcap: 0 for none."""
+    lengths are the totals. scale: above 0, of the products of q and k. softcap: 0 for none. sink: (heads,), fp32."""
 
     q: ArrayInfo
     k: ArrayInfo
@@ -64,6 +66,7 @@ class Request:
     softcap: float = 0.0
     has_lse: bool = False
     sequences: Sequences | None = None
+    sink: ArrayInfo | None = None
 
     @property
     def heads(self) -> int:
@@ -77,6 +80,12 @@ class Request:
     def batch(self) -> int:
         """Sequences."""
         return self.sequences.count if self.sequences else self.q.shape[0]
+
+    @property
+    def read(self) -> tuple[ArrayInfo | None, ...]:
+        """What a launch reads, with None for what this one does not."""
+        lengths = () if self.sequences is None else (self.sequences.q, self.sequences.k)
+        return (self.q, self.k, self.v, *lengths, self.sink)
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -96,6 +105,7 @@ class Request:
             self.mask.is_causal,
             self.mask.has_window,
             self.softcap > 0,
+            self.sink is not None,
             self.has_lse,
             self.sequences is not None,
             version,
@@ -106,7 +116,7 @@ class Request:
         named = {"q": self.q, "k": self.k, "v": self.v}
         if self.sequences:
             named |= {"cu_seqlens_q": self.sequences.q, "cu_seqlens_k": self.sequences.k}
-        return named
+        return named if self.sink is None else named | {"sink": self.sink}
 
 
 def check_call(
@@ -117,6 +127,7 @@ def check_call(
     scale: Any = None,
     window: Any = None,
     softcap: Any = None,
+    sink: Any = None,
     out: Any = None,
     return_lse: Any = False,
 ) -> tuple[Request, tuple[int, ...], ArrayInfo | None]:
@@ -140,9 +151,10 @@ def check_call(
         checked_mask(causal, window, query.shape[1], key.shape[1]),
         checked_softcap(softcap),
         checked_flag(return_lse, "return_lse"),
+        sink=checked_sink(sink, query, "attention"),
     )
-    shape = *query.shape[:3], value.shape[3]
-    return request, shape, None if out is None else check_result(out, shape, named, "attention")
+    shape, read = (*query.shape[:3], value.shape[3]), request.arrays()
+    return request, shape, None if out is None else check_result(out, shape, read, "attention")
 
 
 def check_types(named: dict[str, ArrayInfo]) -> None:
@@ -168,6 +180,21 @@ def check_result(out: Any, shape: tuple[int, ...], named: dict[str, ArrayInfo], 
             raise ArgumentError("out", f"memory that overlaps {name}", "memory of its own")
     check_disjoint(info, "out")
     return addressable(info, "out")
+
+
+def checked_sink(sink: Any, q: ArrayInfo, function: str) -> ArrayInfo | None:
+    """Of a call with these queries."""
+    if sink is None:
+        return None
+    info = describe(sink, "sink")
+    if info.dtype != _FLOAT32:
+        raise ArgumentTypeError("sink.dtype", str(info.dtype), "float32", "convert it")
+    if info.shape != q.shape[-2:-1]:
+        raise ArgumentError("sink.shape", info.shape, f"{q.shape[-2:-1]}, a number for each head of q")
+    if not info.is_contiguous or info.pointer % _FLOAT32.itemsize:
+        raise ArgumentError("sink.strides", info.strides_bytes, "contiguous elements", "copy it")
+    check_place(info, "sink", q, "q", function)
+    return info
 
 
 def checked_flag(value: Any, field: str) -> bool:

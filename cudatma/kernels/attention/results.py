@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -30,18 +31,30 @@ def make_lse(
     return made, describe(made) if is_wanted else None
 
 
-def fill(info: ArrayInfo, value: float, stream: int | None) -> None:
-    """Fill an array; one on a device on a stream, by its handle."""
+def fill_empty(result: ArrayInfo, lse: ArrayInfo | None, sink: ArrayInfo | None, stream: int | None) -> None:
+    """Write the results of queries that see no key; on a device on a stream, by its handle."""
+    _fill(result, 0.0, stream)
+    if lse is not None:
+        _fill(lse, -math.inf if sink is None else sink, stream)
+
+
+def _fill(info: ArrayInfo, value: float | ArrayInfo, stream: int | None) -> None:
+    """Write a number, or one for each head, the last dimension but one, to all elements of an array."""
     if info.device is None:
-        host_array(info)[...] = value
+        host_array(info)[...] = host_array(value)[:, None] if isinstance(value, ArrayInfo) else value
         return
+
+    def write(array: Any, of_heads: Any) -> None:
+        array[...] = value if of_heads is None else of_heads[:, None]
+
+    owner = value.owner if isinstance(value, ArrayInfo) else None
     if info.kind == "torch":
         with working_on("torch", info.device, stream):
-            info.owner.fill_(value)  # type: ignore[attr-defined]
+            write(info.owner, owner)
         return
 
     def of_cupy(cupy: Any) -> None:
         with cupy.cuda.Device(info.device), working_on("cupy", info.device, stream):
-            cupy.asarray(info.owner).fill(value)
+            write(cupy.asarray(info.owner), None if owner is None else cupy.asarray(owner))
 
     with_cupy("cupy.ndarray.fill", of_cupy)

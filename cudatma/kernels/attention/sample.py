@@ -54,7 +54,7 @@ def sample(
     shapes = ((batch, q_length, heads, head_dim), *[(batch, k_length, kv_heads, head_dim)] * 2)
     q, k, v = (random.standard_normal(shape, np.float32).astype(kind) for shape in shapes)
     out, exact = np.full(q.shape, np.nan, kind), np.empty(q.shape, kind)
-    request, _, result = check_call(q, k, v, causal, None, None, None, out)
+    request, _, result = check_call(q, k, v, causal, out=out)
     if result is None:
         raise AssertionError("check_call() describes the out that it is given")
     spec = VERSIONS[version](dtype, head_dim, head_dim, request.mask.is_causal, **SMALL[version])

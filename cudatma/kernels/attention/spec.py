@@ -55,11 +55,12 @@ _OFFSETS = ("cu_seqlens_q", "cu_seqlens_k")
 #: What results by vectors need.
 OUTPUT_ROWS = ("output_pitch", "output_head", "output_batch")
 #: Fields of a spec that the problem gives.
-SPEC_FIELDS = ("dtype", "head_dim", "v_head_dim", "is_causal", "has_window", "has_softcap")
+SPEC_FIELDS = ("dtype", "head_dim", "v_head_dim", "is_causal", "has_window", "has_softcap", "has_sink")
 _ALLOWED: Mapping[str, tuple[Any, ...]] = {
     "is_causal": (False, True),
     "has_window": (False, True),
     "has_softcap": (False, True),
+    "has_sink": (False, True),
     "block_m": (64, 128, 192),
     "block_n": tuple(range(16, 257, 16)),
     "stages": tuple(range(2, 9)),
@@ -81,8 +82,8 @@ class Clocks:
 @dataclass(frozen=True, slots=True)
 class AttentionSpec(TiledKernel):
     """One instance of a version's template. head_dim: of q and k. dtype, v_head_dim, is_causal, has_window,
-    has_softcap: as Problem has them. block_m: queries of a CTA's tile. block_n: keys of a stage. warpgroups: that
-    multiply, 64 queries each. Raises ArgumentError, ArgumentTypeError."""
+    has_softcap, has_sink: as Problem has them. block_m: queries of a CTA's tile. block_n: keys of a stage. warpgroups:
+    that multiply, 64 queries each. Raises ArgumentError, ArgumentTypeError."""
 
     dtype: str
     head_dim: int
@@ -90,6 +91,7 @@ class AttentionSpec(TiledKernel):
     is_causal: bool = False
     has_window: bool = False
     has_softcap: bool = False
+    has_sink: bool = False
     block_m: int = 128
     block_n: int = 128
     stages: int = 2
@@ -142,14 +144,24 @@ class AttentionSpec(TiledKernel):
     def parameter_names(self) -> tuple[str, ...]:
         output = "output_map" if self.stores_by_tma else "output_rows"
         offsets = _OFFSETS if self.is_varlen else ()
-        return (*self.operand_names, *offsets, output, "lse", "problem")
+        return (*self.operand_names, *offsets, output, "lse", *self.sink_names, "problem")
 
     @property
     def parameters(self) -> tuple[tuple[str, str], ...]:
         rows = "const cudatma::u16*"
         kinds = {"q": rows, "k": rows, "v": rows, "output_rows": "cudatma::u16*", "lse": "float*", "problem": PROBLEM}
-        kinds |= dict.fromkeys(_OFFSETS, "const int*")
+        kinds |= dict.fromkeys(_OFFSETS, "const int*") | {"sink": "const float*"}
         return tuple((name, kinds.get(name, TENSOR_MAP)) for name in self.parameter_names)
+
+    @property
+    def sink_names(self) -> tuple[str, ...]:
+        """The kernel's parameter for sinks, if it has one."""
+        return ("sink",) if self.has_sink else ()
+
+    @property
+    def log_sums(self) -> str:
+        """The kernel's LogSums in CUDA."""
+        return f"LogSums{{{', '.join(('lse', *self.sink_names))}}}"
 
     @property
     def has_upper(self) -> bool:
@@ -172,7 +184,7 @@ class AttentionSpec(TiledKernel):
     def entry(self) -> str:
         dims = str(self.head_dim) if self.head_dim == self.v_head_dim else f"{self.head_dim}_{self.v_head_dim}"
         kinds = {"causal": self.is_causal, "window": self.has_window, "softcap": self.has_softcap}
-        kinds["varlen"] = self.is_varlen
+        kinds |= {"sink": self.has_sink, "varlen": self.is_varlen}
         told = [self.version, self.mma_type, f"d{dims}", *(name for name, has in kinds.items() if has)]
         return f"attention_{'_'.join(told)}_{self.tile_name}"
 

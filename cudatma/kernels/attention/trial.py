@@ -46,10 +46,11 @@ class AttentionTrial:
         right = 0 if problem.is_causal else None
         mask = Mask(_WINDOW if problem.has_window else None, right)
         cap = _SOFTCAP if problem.has_softcap else 0.0
+        sink = describe(cupy.zeros(problem.heads, "float32")) if problem.has_sink else None
         size_bytes = 2 * problem.batch * problem.k_length * problem.kv_heads * (problem.head_dim + problem.v_head_dim)
         for copy in range(cold_copies(size_bytes)):
             k, v = _operand(of_k, problem.dtype, 2 * copy + 1), _operand(of_v, problem.dtype, 2 * copy + 2)
-            self._requests.append(Request(q, k, v, problem.head_dim**-0.5, mask, cap))
+            self._requests.append(Request(q, k, v, problem.head_dim**-0.5, mask, cap, sink=sink))
         self.out = empty_rows(of_out[0] * of_out[1] * of_out[2], of_out[3], problem.dtype)
         self._result = _shaped(self.out, of_out)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from cudatma import context
@@ -13,9 +12,9 @@ from cudatma.kernels.attention.choose import ATTENTION
 from cudatma.kernels.attention.decode_repeated import DecodeReplay
 from cudatma.kernels.attention.plan import plan_attention
 from cudatma.kernels.attention.reference import reference
-from cudatma.kernels.attention.repeated import KNOWN_CALLS, KnownCall, known_key
+from cudatma.kernels.attention.repeated import KNOWN_CALLS, KnownCall, extents, known_key
 from cudatma.kernels.attention.request import Request
-from cudatma.kernels.attention.results import fill, make_lse, make_result
+from cudatma.kernels.attention.results import fill_empty, make_lse, make_result
 from cudatma.kernels.attention.varlen_request import NAME, check_varlen
 from cudatma.kernels.checks import check_backend
 from cudatma.kernels.choosing import decide, pinned_scope
@@ -42,6 +41,7 @@ def attention_varlen(
     scale: float | None = None,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
+    sink: Any = None,
     out: Any = None,
     return_lse: bool = False,
     backend: str | None = None,
@@ -57,7 +57,7 @@ def attention_varlen(
 
     Raises what attention() raises.
     """
-    arrays, key = (q, k, v, cu_seqlens_q, cu_seqlens_k, out), None
+    arrays, key = (q, k, v, cu_seqlens_q, cu_seqlens_k, sink, out), None
     if backend is None and debug_scope.get() is None and pinned_scope.get() is None:
         key = known_key(arrays, window, (max_seqlen_q, max_seqlen_k, causal, scale, softcap, return_lse))
         if key is not None and (known := KNOWN_CALLS.get(key)) is not None:
@@ -77,6 +77,7 @@ def attention_varlen(
         scale=scale,
         window=window,
         softcap=softcap,
+        sink=sink,
         out=out,
         return_lse=return_lse,
     )
@@ -105,9 +106,7 @@ def _first(
     if backend == "reference":
         reference(request, result, sums)
     elif not request.k.size_elems or not all(request.lengths) or not request.batch:
-        fill(result, 0.0, handle)
-        if sums is not None:
-            fill(sums, -math.inf, handle)
+        fill_empty(result, sums, request.sink, handle)
     elif device is None or handle is None:
         target = default_target()
         spec = decide(ATTENTION, request.problem(), imagined_gpu(target, H200.sm_count)).spec
@@ -117,9 +116,8 @@ def _first(
         replay = _replay(request, result, sums, device, handle)
         replay.run(_addresses(request, result, sums), handle)
         if key is not None:
-            extents = tuple([info.extent[1] - info.pointer for info in (*request.arrays().values(), result)])
             dtype = lse.dtype if request.has_lse else None
-            KNOWN_CALLS.put(key, KnownCall(replay, shape, lse_shape, dtype, extents))
+            KNOWN_CALLS.put(key, KnownCall(replay, shape, lse_shape, dtype, extents((*request.read, result))))
     return done
 
 
@@ -134,8 +132,8 @@ def _replay(request: Request, result: ArrayInfo, lse: ArrayInfo | None, device: 
         spec = decide(ATTENTION, request.problem(), gpu).spec
         launch = plan_attention(request, result, lse, spec, target, gpu.sm_count)
         kernel = launch.loaded(target, device, stream)
-        names = "q_map", "k_map", "v_map", "cu_seqlens_q", "cu_seqlens_k", "output_rows", "lse"
-        moving: list[int | None] = [spec.parameter_names.index(name) for name in names]
+        names = "q_map", "k_map", "v_map", "cu_seqlens_q", "cu_seqlens_k", "sink", "output_rows", "lse"
+        moving = [spec.parameter_names.index(name) if name in spec.parameter_names else None for name in names]
         if lse is None:
             moving[-1] = None
         bases = *_addresses(request, result, lse), 0, 0
@@ -146,5 +144,4 @@ def _replay(request: Request, result: ArrayInfo, lse: ArrayInfo | None, device: 
 
 def _addresses(request: Request, result: ArrayInfo, lse: ArrayInfo | None) -> tuple[int, ...]:
     """Of a Replay."""
-    read = tuple([info.pointer for info in request.arrays().values()])
-    return *read, result.pointer, 0 if lse is None else lse.pointer
+    return tuple([0 if info is None else info.pointer for info in (*request.read, result, lse)])

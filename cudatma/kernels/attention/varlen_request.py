@@ -17,6 +17,7 @@ from cudatma.kernels.attention.request import (
     checked_flag,
     checked_mask,
     checked_scale,
+    checked_sink,
     checked_softcap,
 )
 from cudatma.kernels.attention.tensors import addressable, check_heads, operand
@@ -40,6 +41,7 @@ def check_varlen(
     scale: Any = None,
     window: Any = None,
     softcap: Any = None,
+    sink: Any = None,
     out: Any = None,
     return_lse: Any = False,
 ) -> tuple[Request, tuple[int, ...], ArrayInfo | None]:
@@ -74,9 +76,10 @@ def check_varlen(
         checked_softcap(softcap),
         checked_flag(return_lse, "return_lse"),
         Sequences(of_q, of_k, *longest),
+        checked_sink(sink, named["q"], NAME),
     )
     result = *shapes[0][:2], shapes[2][-1]
-    return request, result, None if out is None else check_result(out, result, named | found, NAME)
+    return request, result, None if out is None else check_result(out, result, request.arrays(), NAME)
 
 
 def int32_array(array: Any, field: str, rank: int) -> ArrayInfo:

@@ -34,6 +34,7 @@ class AttentionPhase1(AttentionSpec):
     consumer_warps: ClassVar[int] = 4
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **AttentionSpec.allowed,
+        "has_sink": (False,),
         "block_m": (32,),
         "block_n": (16, 32),
         "stages": (1,),

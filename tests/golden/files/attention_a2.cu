@@ -6,6 +6,7 @@
 //   is_causal = False
 //   has_window = False
 //   has_softcap = True
+//   has_sink = False
 //   block_m = 64
 //   block_n = 64
 //   stages = 2
@@ -288,26 +289,33 @@ __device__ __forceinline__ void clear(Output& output, Rows& rows) {
 }
 
 // ---- Results ----------------------------------------------------------------------------------------------------------
-// The natural logarithm of a row's sum of exp(scale score); minus infinity where it has seen no key.
-__device__ __forceinline__ float log_of_sum(const Problem& problem, float maximum, float sum) {
-    return sum == 0.0f ? -INF : 0.69314718f * (maximum * problem.scale_log2 + __log2f(sum));
+// Where the logarithms of the rows' sums go; nullptr: nowhere.
+struct LogSums {
+    float* lse;
+};
+
+// The natural logarithm of a row's sum of exp(scale score); minus infinity where it has seen no key. maximum: in powers of 2, which
+// the sum is relative to.
+__device__ __forceinline__ float log_of_sum(float maximum, float sum) {
+    return sum == 0.0f ? -INF : 0.69314718f * (maximum + __log2f(sum));
 }
 
-// Divides the output by the rows' sums, and writes their logarithms if lse is not nullptr. row: of the thread's first one.
-__device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, const Problem& problem, float* lse, const Place& place,
+// Divides the output by the rows' sums, and writes their logarithms. row: of the thread's first one.
+__device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, const Problem& problem, const LogSums& logs, const Place& place,
                                             u32 row, u32 lane) {
-    float sums[2], inverse[2];
+    float sums[2], maxima[2], inverse[2];
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
         sums[r] = rows.sum[r] + __shfl_xor_sync(0xffffffffu, rows.sum[r], 1);
         sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 2);
+        maxima[r] = rows.maximum[r] * problem.scale_log2;
         inverse[r] = sums[r] == 0.0f ? 0.0f : __fdividef(1.0f, sums[r]);
     }
-    if (lse != nullptr && lane % 4 == 0) {
-        float* head = lse + ((u64)place.batch * problem.heads + place.head) * problem.q_length;
+    if (logs.lse != nullptr && lane % 4 == 0) {
+        float* head = logs.lse + ((u64)place.batch * problem.heads + place.head) * problem.q_length;
 #pragma unroll
         for (u32 r = 0; r < 2; ++r)
-            if (row + 8 * r < problem.q_length) head[row + 8 * r] = log_of_sum(problem, rows.maximum[r], sums[r]);
+            if (row + 8 * r < problem.q_length) head[row + 8 * r] = log_of_sum(maxima[r], sums[r]);
     }
     __syncwarp();
     rescale_output(output, inverse);
@@ -462,7 +470,7 @@ attention_a2_bf16_d64_softcap_64x64_s2(
             --next;
         }
     }
-    finish_rows(output, rows, problem, lse, place, place.row0 + row0 + lane / 4, lane);
+    finish_rows(output, rows, problem, LogSums{lse}, place, place.row0 + row0 + lane / 4, lane);
     bar_sync_one_of<1, WARPGROUPS>(warpgroup, 128);   // the warpgroup has read its queries, whose place the results take
     store_rows(output, problem, output_rows, smem + Q, place, row0, lane);
 }

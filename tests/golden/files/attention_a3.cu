@@ -6,6 +6,7 @@
 //   is_causal = True
 //   has_window = True
 //   has_softcap = False
+//   has_sink = False
 //   block_m = 128
 //   block_n = 64
 //   stages = 2
@@ -305,26 +306,33 @@ __device__ __forceinline__ void clear(Output& output, Rows& rows) {
 }
 
 // ---- Results ----------------------------------------------------------------------------------------------------------
-// The natural logarithm of a row's sum of exp(scale score); minus infinity where it has seen no key.
-__device__ __forceinline__ float log_of_sum(const Problem& problem, float maximum, float sum) {
-    return sum == 0.0f ? -INF : 0.69314718f * (maximum * problem.scale_log2 + __log2f(sum));
+// Where the logarithms of the rows' sums go; nullptr: nowhere.
+struct LogSums {
+    float* lse;
+};
+
+// The natural logarithm of a row's sum of exp(scale score); minus infinity where it has seen no key. maximum: in powers of 2, which
+// the sum is relative to.
+__device__ __forceinline__ float log_of_sum(float maximum, float sum) {
+    return sum == 0.0f ? -INF : 0.69314718f * (maximum + __log2f(sum));
 }
 
-// Divides the output by the rows' sums, and writes their logarithms if lse is not nullptr. row: of the thread's first one.
-__device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, const Problem& problem, float* lse, const Place& place,
+// Divides the output by the rows' sums, and writes their logarithms. row: of the thread's first one.
+__device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, const Problem& problem, const LogSums& logs, const Place& place,
                                             u32 row, u32 lane) {
-    float sums[2], inverse[2];
+    float sums[2], maxima[2], inverse[2];
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
         sums[r] = rows.sum[r] + __shfl_xor_sync(0xffffffffu, rows.sum[r], 1);
         sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 2);
+        maxima[r] = rows.maximum[r] * problem.scale_log2;
         inverse[r] = sums[r] == 0.0f ? 0.0f : __fdividef(1.0f, sums[r]);
     }
-    if (lse != nullptr && lane % 4 == 0) {
-        float* head = lse + ((u64)place.batch * problem.heads + place.head) * problem.q_length;
+    if (logs.lse != nullptr && lane % 4 == 0) {
+        float* head = logs.lse + ((u64)place.batch * problem.heads + place.head) * problem.q_length;
 #pragma unroll
         for (u32 r = 0; r < 2; ++r)
-            if (row + 8 * r < problem.q_length) head[row + 8 * r] = log_of_sum(problem, rows.maximum[r], sums[r]);
+            if (row + 8 * r < problem.q_length) head[row + 8 * r] = log_of_sum(maxima[r], sums[r]);
     }
     __syncwarp();
     rescale_output(output, inverse);
@@ -516,8 +524,8 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
 }
 constexpr u32 Q_BARRIER = 49152;
 
-__device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Problem& problem, u32 smem, u16* output_rows, float* lse,
-                                        const Place& place, u32 warpgroup, u32 warp, u32 lane) {
+__device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Problem& problem, u32 smem, u16* output_rows,
+                                        const LogSums& logs, const Place& place, u32 warpgroup, u32 warp, u32 lane) {
     const Blocks blocks = key_blocks(problem, place);
     const u32 row0 = place.row0 + 64 * warpgroup;
     Output output;
@@ -528,7 +536,7 @@ __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Proble
     if (blocks.begin < blocks.end)
         mainloop(output, rows, k_ring, v_ring, problem, blocks, smem, smem + Q, row0, warpgroup, warp, lane);
     if (warpgroup == 0) wait_for_turn(warpgroup);   // the turn that nobody takes
-    finish_rows(output, rows, problem, lse, place, row0 + 16 * warp + lane / 4, lane);
+    finish_rows(output, rows, problem, logs, place, row0 + 16 * warp + lane / 4, lane);
     warpgroup_sync(warpgroup);   // it has read its queries, whose place the results take
     store_rows(output, problem, output_rows, smem + Q, place, 64 * warpgroup + 16 * warp, lane);
 }
@@ -569,6 +577,6 @@ attention_a3_bf16_d64_causal_window_128x64_s2(
         __syncwarp();
     } else {
         setmaxnreg_inc<240>();
-        consume(k_ring, v_ring, problem, smem, output_rows, lse, place, warp_index / 4, warp_index % 4, laneid());
+        consume(k_ring, v_ring, problem, smem, output_rows, LogSums{lse}, place, warp_index / 4, warp_index % 4, laneid());
     }
 }

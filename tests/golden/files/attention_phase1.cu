@@ -6,6 +6,7 @@
 //   is_causal = True
 //   has_window = False
 //   has_softcap = False
+//   has_sink = False
 //   block_m = 32
 //   block_n = 32
 //   stages = 1

@@ -1,0 +1,52 @@
+"""cudatma in vLLM: the plugin that puts the W4A16 GEMM first among vLLM's mixed-precision linear kernels."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import logging
+import os
+
+from cudatma.errors import INSTALL_CUDA, ArgumentError
+
+__all__ = ["register"]
+
+#: Environment variable; "0" leaves vLLM as it is.
+SWITCH = "CUDATMA_VLLM"
+
+
+def register() -> None:
+    """Put CudatmaW4A16LinearKernel first where vLLM looks for a kernel of a 4-bit layer on CUDA devices.
+
+    vLLM calls it in each of its processes through the entry point group ``vllm.general_plugins``. Further calls change
+    nothing. The kernel refuses layers and GPUs that it cannot serve, and vLLM takes its next one. Does nothing with
+    CUDATMA_VLLM=0; warns and does nothing without CuPy, and where vLLM has no such list. Raises ArgumentError for other
+    values than 0 and 1.
+    """
+    switch = os.environ.get(SWITCH, "1")
+    if switch not in ("0", "1"):
+        raise ArgumentError(SWITCH, switch, "0, 1")
+    if switch == "0":
+        return
+    log = logging.getLogger(__name__)
+    if importlib.util.find_spec("cupy") is None:
+        log.warning("cudatma leaves vLLM its own kernels: CuPy is not installed. %s", INSTALL_CUDA)
+        return
+    try:
+        from vllm import envs
+        from vllm.model_executor.kernels import linear
+        from vllm.platforms import PlatformEnum
+
+        from cudatma.integrations.vllm.kernel import CudatmaW4A16LinearKernel
+
+        kernels, variables = linear._POSSIBLE_KERNELS[PlatformEnum.CUDA], envs.environment_variables
+    except (ImportError, AttributeError, KeyError) as error:
+        cause = f"{type(error).__name__}: {error}"
+        log.warning("cudatma leaves vLLM its own kernels: it does not know this version of vLLM (%s)", cause)
+        return
+    if CudatmaW4A16LinearKernel not in kernels:
+        kernels.insert(0, CudatmaW4A16LinearKernel)
+    # vLLM loads compiled models from disk by a digest of such values. One that was compiled for other kernels would
+    # call them with our weights.
+    version = importlib.metadata.version("cudatma")
+    variables[SWITCH] = lambda: version

@@ -1,0 +1,66 @@
+"""Weights of vLLM packed by torch, against quantization.pack; vLLM itself is not needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+torch = pytest.importorskip("torch")
+
+from cudatma.errors import QuantizationError
+from cudatma.integrations.vllm.repack import repack
+from cudatma.quantization.packing import pack
+
+
+def words(values: NDArray[np.uint8]) -> Any:
+    """uint8 (R, C) -> int32 (R, ceil(C / 8)): eight columns in a word, lowest nibble first."""
+    padded = np.pad(values, ((0, 0), (0, -values.shape[1] % 8))).astype(np.uint32)
+    parts = [padded[:, place::8] << np.uint32(4 * place) for place in range(8)]
+    return torch.from_numpy(np.bitwise_or.reduce(parts).view(np.int32))
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize(
+    ("k", "n", "group_size", "asymmetric"),
+    [
+        (128, 64, 32, False),
+        (256, 192, 128, True),
+        (96, 72, 32, True),
+        (64, 100, 64, False),
+        (40, 20, -1, True),
+        (8, 3, -1, False),
+    ],
+)
+def test_repacked_weights_equal_packed_ones(
+    k: int, n: int, group_size: int, asymmetric: bool, is_transposed: bool
+) -> None:
+    rng = np.random.default_rng(k + n)
+    groups = 1 if group_size == -1 else k // group_size
+    q = rng.integers(0, 16, (k, n), dtype=np.uint8)
+    scales = rng.standard_normal((groups, n)).astype(np.float16)
+    zeros = rng.integers(0, 16, (groups, n), dtype=np.uint8) if asymmetric else None
+    loaded = [words(q.T).T, torch.from_numpy(scales), None if zeros is None else words(zeros)]
+    loaded = [part if part is None else part.contiguous() for part in loaded]
+    if is_transposed:  # compressed-tensors has N first
+        loaded = [part if part is None else part.t().contiguous().t() for part in loaded]
+    expected = pack(q, scales, zeros, group_size=group_size)
+    qweight, stored_scales, stored_zeros = repack(*loaded, n=n, group_size=group_size)
+    np.testing.assert_array_equal(qweight.numpy(), expected.qweight)
+    np.testing.assert_array_equal(stored_scales.numpy(), expected.scales)
+    assert (stored_zeros is None) == (expected.zeros is None)
+    if stored_zeros is not None:
+        np.testing.assert_array_equal(stored_zeros.numpy(), expected.zeros)
+
+
+def test_tensors_that_contradict_each_other_are_refused() -> None:
+    weight, scales = torch.zeros((16, 64), dtype=torch.int32), torch.ones((1, 64), dtype=torch.float16)
+    for loaded, n, field in (
+        ((weight, scales), 72, r"words: got \(16, 64\)"),
+        ((weight, scales[:, :32]), 64, r"scales: got \(1, 32\)"),
+        ((weight, scales, weight[:1]), 64, r"zero_words: got \(1, 64\); allowed: \(1, 8\)"),
+    ):
+        with pytest.raises(QuantizationError, match=field):
+            repack(*loaded, n=n, group_size=128)

@@ -1,0 +1,157 @@
+"""Layers of vLLM with weights in the formats that it loads, on the CPU; what is pretended for them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import ml_dtypes
+import numpy as np
+import torch
+import vllm.model_executor.layers.quantization.online.fp8  # noqa: F401  asks vLLM's CUDA library where it sees a GPU
+from numpy.typing import NDArray
+from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+from vllm.distributed import init_distributed_environment, initialize_model_parallel
+from vllm.model_executor.layers.quantization.auto_awq import AutoAWQConfig
+from vllm.model_executor.layers.quantization.auto_gptq import AutoGPTQConfig
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
+from vllm.platforms import PlatformEnum, current_platform
+from vllm.platforms.interface import DeviceCapability
+
+#: The column that AWQ stores in each nibble of a word.
+_AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@contextlib.contextmanager
+def pretended_gpu(major: int, minor: int = 0) -> Iterator[None]:
+    """vLLM's platform, which on a machine without a GPU is unspecified, says CUDA and this compute capability."""
+
+    def capability(cls: Any, device_id: int = 0) -> DeviceCapability:
+        return DeviceCapability(major, minor)
+
+    answers = {"_enum": PlatformEnum.CUDA, "get_device_capability": classmethod(capability)}
+    with mock.patch.multiple(type(current_platform), **answers):
+        yield
+
+
+def join_ranks(rank: int, ranks: int, meeting_file: Path) -> None:
+    """vLLM's process groups, over gloo, of as many ranks as tensor parallelism has."""
+    with configured():
+        init_distributed_environment(ranks, rank, f"file://{meeting_file}", rank, "gloo")
+        initialize_model_parallel(ranks)
+
+
+@functools.cache
+def join_one_rank() -> None:
+    """Once a process, as vLLM has it."""
+    with tempfile.TemporaryDirectory() as folder:
+        join_ranks(0, 1, Path(folder, "meeting"))
+
+
+@contextlib.contextmanager
+def configured() -> Iterator[VllmConfig]:
+    config = VllmConfig(device_config=DeviceConfig("cpu"))
+    with set_current_vllm_config(config):
+        yield config
+
+
+@dataclass(frozen=True)
+class Integers:
+    """q uint8 (K, N), scales fp16 or bf16 (G, N), zeros uint8 (G, N) or None; group_size -1 is the whole column."""
+
+    q: NDArray[np.uint8]
+    scales: NDArray[Any]
+    zeros: NDArray[np.uint8] | None
+    group_size: int
+
+    def dense(self) -> NDArray[np.float64]:
+        """W (K, N)."""
+        group = np.arange(len(self.q)) // (len(self.q) if self.group_size == -1 else self.group_size)
+        zeros = np.full(self.scales.shape, 8.0) if self.zeros is None else self.zeros.astype(np.float64)
+        return (self.q - zeros[group]) * self.scales[group].astype(np.float64)
+
+    def product(self, x: Any) -> NDArray[np.float64]:
+        """x W."""
+        product: NDArray[np.float64] = x.double().numpy() @ self.dense()
+        return product
+
+    def tensors(self, form: str) -> dict[str, Any]:
+        """What a checkpoint holds of the weight."""
+        return {"gptq": self._gptq, "awq": self._awq, "compressed-tensors": self._compressed_tensors}[form]()
+
+    def _gptq(self) -> dict[str, Any]:
+        stored = np.full(self.scales.shape, 7, np.uint8)  # zero points minus one
+        return {"qweight": _words(self.q.T).T, "scales": _tensor(self.scales), "qzeros": _words(stored)}
+
+    def _awq(self) -> dict[str, Any]:
+        def awq_order(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+            return rows.reshape(len(rows), -1, 8)[:, :, _AWQ_COLUMNS].reshape(rows.shape)
+
+        assert self.zeros is not None
+        words = {"qweight": _words(awq_order(self.q)), "qzeros": _words(awq_order(self.zeros))}
+        return {**words, "scales": _tensor(self.scales)}
+
+    def _compressed_tensors(self) -> dict[str, Any]:
+        shape = torch.tensor(self.q.T.shape)
+        parts = {"weight_packed": _words(self.q.T), "weight_scale": _tensor(self.scales).T, "weight_shape": shape}
+        return parts if self.zeros is None else {**parts, "weight_zero_point": _words(self.zeros).T}
+
+
+def integers(k: int, n: int, group_size: int, asymmetric: bool, dtype: Any, *, seed: int = 0) -> Integers:
+    rng = np.random.default_rng(seed)
+    groups = 1 if group_size == -1 else k // group_size
+    kind = ml_dtypes.bfloat16 if dtype == torch.bfloat16 else np.float16
+    scales = rng.uniform(0.01, 0.03, (groups, n)).astype(kind)
+    zeros = rng.integers(0, 16, (groups, n), dtype=np.uint8) if asymmetric else None
+    return Integers(rng.integers(0, 16, (k, n), dtype=np.uint8), scales, zeros, group_size)
+
+
+def quant_config(form: str, group_size: int, asymmetric: bool) -> Any:
+    """vLLM's configuration, from what a checkpoint's config.json says."""
+    if form == "gptq":
+        said: dict[str, Any] = {"bits": 4, "group_size": group_size, "desc_act": False, "sym": not asymmetric}
+        return AutoGPTQConfig.from_config(said)
+    if form == "awq":
+        return AutoAWQConfig.from_config({"bits": 4, "group_size": group_size, "zero_point": asymmetric})
+    strategy = {"strategy": "channel"} if group_size == -1 else {"strategy": "group", "group_size": group_size}
+    weights = {"num_bits": 4, "type": "int", "symmetric": not asymmetric, **strategy}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    said = {"config_groups": {"group_0": group}, "format": "pack-quantized", "ignore": []}
+    return CompressedTensorsConfig.from_config({**said, "quant_method": "compressed-tensors"})
+
+
+def kernel_of(layer: Any) -> Any:
+    """The linear kernel that vLLM chose for a layer."""
+    return layer.scheme.kernel if hasattr(layer, "scheme") else layer.quant_method.kernel
+
+
+def load(layer: Any, tensors: dict[str, Any]) -> None:
+    """As vLLM's model loader: each tensor by its parameter's weight_loader, which takes the rank's part; then pack."""
+    fill(layer, tensors)
+    layer.quant_method.process_weights_after_loading(layer)
+
+
+def fill(layer: Any, tensors: dict[str, Any]) -> None:
+    for name, tensor in tensors.items():
+        parameter = getattr(layer, name)
+        parameter.weight_loader(parameter, tensor.contiguous())
+
+
+def _tensor(array: NDArray[Any]) -> Any:
+    if array.dtype == np.float16:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+
+
+def _words(values: NDArray[np.uint8]) -> Any:
+    """uint8 (R, C) -> int32 (R, C / 8): eight columns in a word, lowest nibble first."""
+    words = np.zeros((len(values), values.shape[1] // 8), np.uint32)
+    for place in range(8):
+        words |= values[:, place::8].astype(np.uint32) << np.uint32(4 * place)
+    return torch.from_numpy(words.view(np.int32))

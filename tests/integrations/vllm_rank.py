@@ -1,0 +1,53 @@
+"""python vllm_rank.py RANK MEETING_FILE: one of two ranks of vLLM's tensor parallelism, over gloo, on the CPU.
+
+A column-parallel layer and then a row-parallel one, whose results vLLM adds over the ranks; exit status 0 where each
+rank has the product of the whole weights.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import vllm_layers
+from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
+from vllm_layers import integers, kernel_of, load
+
+from cudatma.integrations.vllm import register
+from cudatma.integrations.vllm.kernel import CudatmaW4A16LinearKernel
+
+RANKS = 2
+K, INNER, N = 256, 512, 144
+CASES = [("gptq", 128, False), ("gptq", -1, False), ("awq", 64, True), ("compressed-tensors", -1, True)]
+
+
+def check(form: str, size: int, asymmetric: bool) -> None:
+    quant_config = vllm_layers.quant_config(form, size, asymmetric)
+    options = {"bias": False, "quant_config": quant_config, "params_dtype": torch.bfloat16}
+    with vllm_layers.pretended_gpu(9):
+        up = ColumnParallelLinear(K, INNER, prefix="model.up_proj", **options)
+        down = RowParallelLinear(INNER, N, prefix="model.down_proj", **options)
+    for layer, part in ((up, (K, INNER // RANKS)), (down, (INNER // RANKS, N))):
+        assert type(kernel_of(layer)) is CudatmaW4A16LinearKernel
+        assert kernel_of(layer).config.partition_weight_shape == part
+    weights = [integers(k, n, size, asymmetric, torch.bfloat16, seed=n) for k, n in ((K, INNER), (INNER, N))]
+    for layer, weight in zip((up, down), weights, strict=True):
+        load(layer, weight.tensors(form))
+    x = torch.randn(5, K, generator=torch.Generator().manual_seed(1)).bfloat16()
+    y = down(up(x)[0])[0].double().numpy()
+    expected = x.double().numpy() @ weights[0].dense() @ weights[1].dense()
+    assert np.abs(y - expected).max() < 1e-2 * np.abs(expected).max()
+
+
+def main() -> None:
+    register()
+    vllm_layers.join_ranks(int(sys.argv[1]), RANKS, Path(sys.argv[2]))
+    with vllm_layers.configured():
+        for case in CASES:
+            check(*case)
+
+
+if __name__ == "__main__":
+    main()
