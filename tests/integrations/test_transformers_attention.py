@@ -126,7 +126,7 @@ def test_generation_gives_what_sdpa_gives(
 ) -> None:
     made = calls(monkeypatch)
     model = models[name]
-    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "disable_compile": True,
+    options: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "disable_compile": True,
                "return_dict_in_generate": True, "output_logits": True}  # fmt: skip
     options["attention_mask"] = torch.ones_like(LEFT) if mask is None else mask
     if cache == "static":
@@ -284,7 +284,7 @@ def test_random_lengths_caches_patterns_and_padding_give_what_sdpa_gives() -> No
         expected = sdpa_attention_forward(module, q, k, v, sdpas, scaling=0.3, is_causal=False)[0]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            half = (tensor.half() for tensor in (q, k, v))
+            half = q.half(), k.half(), v.half()
             got = attention.attention_forward(module, *half, ours, scaling=0.3, sliding_window=window)[0]
         real = sdpas.any(-1)[:, 0]  # a query of padding has any result
         if case["attention_mask"] is not None:
