@@ -12,7 +12,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 import cudatma.integrations.torch  # noqa: F401  (defines torch.ops.cudatma)
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError
-from cudatma.integrations.transformers.masks import dense_mask, has_lengths, is_causal, is_decode
+from cudatma.integrations.transformers.masks import dense_mask, is_causal, is_decode
 from cudatma.kernels.attention.problem import HEAD_DIMS
 
 #: Reasons that were told.
@@ -79,8 +79,6 @@ def _why_not(query: Any, key: Any, value: Any, mask: Any, dropout: float, option
         return f"tensors of {query.dtype}"
     if (query.shape[-1], value.shape[-1]) not in HEAD_DIMS:
         return f"a head dimension of {query.shape[-1]}"
-    if mask is not None and not has_lengths(query.device):
-        return "a cache or padding on this GPU"
     given = [name for name in ("position_bias", "s_aux", "head_mask") if options.get(name) is not None]
     return given[0] if given else ""
 

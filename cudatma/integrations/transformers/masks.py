@@ -46,7 +46,7 @@ def attention_mask(
     """
     first = q_offset - kv_offset  # the first query, counted as keys are
     causal = _causality(mask_function, local_size, allow_is_causal_skip, options.get("config"))
-    if causal is not None and has_lengths(device):
+    if causal is not None:
         end = first + q_length if causal else kv_length
         if attention_mask is None:
             return _without_padding(causal, batch_size, q_length, kv_length, end, device)
@@ -75,12 +75,6 @@ def attention_mask(
         device=device,
         **options,
     )
-
-
-def has_lengths(device: Any) -> bool:
-    """Whether there are kernels of attention_decode() and attention_varlen() for a device."""
-    device = torch.device(device)
-    return device.type == "cpu" or (device.type == "cuda" and bool(torch.cuda.get_device_properties(device).major == 9))
 
 
 def dense_mask(mask: Any, query: Any, key: Any, causal: bool, window: int | None) -> Any:
