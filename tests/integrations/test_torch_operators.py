@@ -79,7 +79,16 @@ def product(a: Any, b: Any, *, bias: Any = None, alpha: float = 1.0, **options: 
     return torch.nn.functional.silu(c) if options.get("activation") == "silu" else c
 
 
-def sdpa(q: Any, k: Any, v: Any, *, causal: bool = False, left: int | None = None, right: int | None = None) -> Any:
+def sdpa(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    left: int | None = None,
+    right: int | None = None,
+    sink: Any = None,
+) -> Any:
     """q, k, v: (batch, length, heads, dim)."""
     q, k, v = (each.double().transpose(1, 2) for each in (q, k, v))
     behind = k.shape[2] - q.shape[2]
@@ -88,8 +97,13 @@ def sdpa(q: Any, k: Any, v: Any, *, causal: bool = False, left: int | None = Non
     seen &= distance <= 0 if causal else seen
     seen &= seen if left is None else distance >= -left
     seen &= seen if right is None else distance <= right
-    done = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
-    return done.transpose(1, 2)
+    if sink is None:
+        done = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+        return done.transpose(1, 2)
+    k, v = (each.repeat_interleave(q.shape[1] // each.shape[1], 1) for each in (k, v))
+    logits = (q @ k.transpose(2, 3) / q.shape[3] ** 0.5).masked_fill(~seen, -torch.inf)
+    logits = torch.cat([logits, sink.double()[:, None, None].expand(*logits.shape[:3], 1)], -1)
+    return (logits.softmax(-1)[..., :-1] @ v).transpose(1, 2)
 
 
 def varlen(q: Any, k: Any, v: Any, of_q: Any, of_k: Any, *, causal: bool = False, **_: Any) -> Any:
@@ -132,6 +146,7 @@ def calls(dtype: Any) -> dict[str, Call]:
             "gemm", (heads(8, 32), heads(32, 16)), product, {"a_scale": torch.rand(8), "b_scale": torch.rand(16)}
         ),
         "attention": Call("attention", (q, k, v), sdpa, {"causal": True}),
+        "attention, sink": Call("attention", (q, k, v), sdpa, {"causal": True, "sink": draw(4).float()}),
         "attention, window": Call("attention", (q, k, v), sdpa, {"left": 3, "right": 1}),
         "attention_varlen": Call(
             "attention_varlen", packed, varlen, {"max_seqlen_q": 5, "max_seqlen_k": 7, "causal": True}
@@ -266,6 +281,8 @@ def wrong_calls() -> dict[str, tuple[Call, str]]:
     wrong("attention", "type", "v.dtype", 2, draw(2, 7, 2, 32, dtype=torch.bfloat16))
     wrong("attention", "dimensions", "q.shape", 0, draw(5, 4, 32))
     wrong("attention", "gradient", "v", 2, draw(2, 7, 2, 32).requires_grad_())
+    wrong("attention, sink", "heads of sink", "sink.shape", "sink", torch.zeros(3))
+    wrong("attention, sink", "type of sink", "sink.dtype", "sink", torch.zeros(4).half())
     wrong("attention_varlen", "offsets", "cu_seqlens_k.shape", 4, ints(0, 12))
     wrong("attention_varlen", "type of offsets", "cu_seqlens_q.dtype", 3, torch.tensor([0, 4, 9]))
     wrong("attention_varlen", "length", "v.shape", 2, draw(11, 2, 32))

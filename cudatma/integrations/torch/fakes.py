@@ -93,9 +93,10 @@ def gemm_out(a: Any, b: Any, *, out: Any, beta: float = 0.0, **options: Any) -> 
     _check_out(out, gemm(a, b, out_dtype=out.dtype, **options))
 
 
-def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
+def attention(q: Any, k: Any, v: Any, *, sink: Any = None, **options: Any) -> Any:
     _check_ranks(4, q=q, k=k, v=v)
     check_heads(_shape(q), _shape(k), _shape(v))
+    _check_sink(sink, q)
     if k.shape[0] != q.shape[0]:
         raise ArgumentError("k.shape", tuple(k.shape), f"a batch of {q.shape[0]}, as q")
     if v.shape[0] != k.shape[0] or v.shape[1] != k.shape[1]:
@@ -108,9 +109,12 @@ def attention_out(q: Any, k: Any, v: Any, *, out: Any, **options: Any) -> None:
     _check_out(out, attention(q, k, v, **options))
 
 
-def attention_varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, **options: Any) -> Any:
+def attention_varlen(
+    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, *, sink: Any = None, **options: Any
+) -> Any:
     _check_ranks(3, q=q, k=k, v=v)
     check_heads(_shape(q), _shape(k), _shape(v))
+    _check_sink(sink, q)
     if v.shape[0] != k.shape[0]:
         raise ArgumentError("v.shape", tuple(v.shape), f"a length of {k.shape[0]}, as k")
     _check_offsets(q, 1, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
@@ -123,10 +127,11 @@ def attention_varlen_out(*arrays: Any, out: Any, **options: Any) -> None:
 
 
 def attention_decode(
-    q: Any, k_cache: Any, v_cache: Any, seqlens: Any, *, page_table: Any = None, **options: Any
+    q: Any, k_cache: Any, v_cache: Any, seqlens: Any, *, page_table: Any = None, sink: Any = None, **options: Any
 ) -> Any:
     _check_ranks(4, q=q, k_cache=k_cache, v_cache=v_cache)
     check_heads(_shape(q), _shape(k_cache), _shape(v_cache), ("k_cache", "v_cache"))
+    _check_sink(sink, q)
     if v_cache.shape[0] != k_cache.shape[0] or v_cache.shape[1] != k_cache.shape[1]:
         raise ArgumentError("v_cache.shape", tuple(v_cache.shape), f"{tuple(k_cache.shape[:2])} in front, as k_cache")
     if page_table is None and k_cache.shape[0] != q.shape[0]:
@@ -199,6 +204,17 @@ def _check_offsets(q: Any, rank: int, **tensors: Any) -> None:
             raise ArgumentError(f"{field}.shape", tuple(tensor.shape), f"{rank} dimension{'s' if rank > 1 else ''}")
         if tensor.device != q.device:
             raise ArgumentError(f"{field}.device", str(tensor.device), f"{q.device}, where q is")
+
+
+def _check_sink(sink: Any, q: Any) -> None:
+    if sink is None:
+        return
+    if sink.dtype != torch.float32:
+        raise ArgumentTypeError("sink.dtype", _name(sink.dtype), "float32", "convert it")
+    _check_shape("sink", sink, (q.shape[-2],))
+    if sink.device != q.device:
+        raise ArgumentError("sink.device", str(sink.device), f"{q.device}, where q is")
+    _check_gradients(sink=sink)
 
 
 def _check_gradients(**tensors: Any) -> None:

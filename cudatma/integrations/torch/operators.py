@@ -24,7 +24,7 @@ _GEMM = (
     "Tensor a, Tensor b, *, Tensor? bias=None, float alpha=1.0, {beta}str? activation=None, {out_dtype}"
     "Tensor? a_scale=None, Tensor? b_scale=None, bool batch_invariant=False"
 )
-_MASK = "float? scale=None, SymInt? left=None, SymInt? right=None, float? softcap=None"
+_MASK = "float? scale=None, SymInt? left=None, SymInt? right=None, float? softcap=None, Tensor? sink=None"
 _ATTENTION = f"Tensor q, Tensor k, Tensor v, *, bool causal=False, {_MASK}"
 _VARLEN = (
     "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, *, SymInt max_seqlen_q, "
