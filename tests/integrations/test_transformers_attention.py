@@ -57,6 +57,9 @@ def models() -> dict[str, Any]:
                 **{**SIZES, "intermediate_size_mlp": 128}, attention_chunk_size=4, num_local_experts=2
             )
         ),
+        "gpt-oss": auto.from_config(
+            transformers.GptOssConfig(**SIZES, sliding_window=5, num_local_experts=2, num_experts_per_tok=1)
+        ),
         "bert": transformers.AutoModel.from_config(
             transformers.BertConfig(
                 hidden_size=128, intermediate_size=128, num_attention_heads=4, num_hidden_layers=2, vocab_size=96
@@ -86,10 +89,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-EAGER = {"gemma2": "eager"}  # sdpa ignores softcap
+EAGER = {"gemma2": "eager", "gpt-oss": "eager"}  # sdpa ignores softcap and sinks
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "bert"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt-oss", "bert"])
 @pytest.mark.parametrize("mask", [None, LEFT, RIGHT], ids=["whole", "left", "right"])
 def test_patterns_and_padding_give_what_sdpa_gives(
     models: dict[str, Any], name: str, mask: Any, monkeypatch: pytest.MonkeyPatch

@@ -372,6 +372,8 @@ def test_quantized_and_float_models_are_told_apart(tmp_path: Path) -> None:
     write_awq(tmp_path / "awq")
     with pytest.raises(ArgumentError, match="--quantize"):
         convert_checkpoint(tmp_path / "float", tmp_path / "out")
+    with pytest.raises(ArgumentError, match="exclude"):
+        convert_checkpoint(tmp_path / "awq", tmp_path / "out", exclude=["*.0.*"])
     with pytest.raises(ArgumentError, match=r"quantized \(awq\)"):
         convert_checkpoint(tmp_path / "awq", tmp_path / "out", quantize=True)
 

@@ -29,9 +29,11 @@ def attention_forward(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Any = None,
     **options: Any,
 ) -> tuple[Any, None]:
-    """transformers' interface of attention: q (batch, heads, q_length, dim), k and v (batch, kv_heads, kv_length, dim).
+    """transformers' interface of attention: q (batch, heads, q_length, dim), k and v (batch, kv_heads, kv_length, dim),
+    s_aux (heads,), the attention sinks.
 
     Returns (batch, q_length, heads, dim) and None. The views of q, k and v are read as they are, except with padding.
     What our kernels do not compute goes to sdpa, or where sdpa would ignore an option to the model's own eager
@@ -44,8 +46,11 @@ def attention_forward(
     why = _why_not(query, key, value, attention_mask, dropout, options)
     if why:
         call = {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window, "softcap": softcap, **options}
+        call |= {} if s_aux is None else {"s_aux": s_aux}
         return _elsewhere(why, module, query, key, value, attention_mask, causal, call)
     limits = {"scale": scaling, "softcap": softcap or None}
+    if s_aux is not None:
+        limits["sink"] = s_aux.detach().float()
     if causal and sliding_window is not None:
         limits["left"] = sliding_window - 1
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
@@ -79,7 +84,7 @@ def _why_not(query: Any, key: Any, value: Any, mask: Any, dropout: float, option
         return f"tensors of {query.dtype}"
     if (query.shape[-1], value.shape[-1]) not in HEAD_DIMS:
         return f"a head dimension of {query.shape[-1]}"
-    given = [name for name in ("position_bias", "s_aux", "head_mask") if options.get(name) is not None]
+    given = [name for name in ("position_bias", "head_mask") if options.get(name) is not None]
     return given[0] if given else ""
 
 

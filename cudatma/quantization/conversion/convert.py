@@ -67,6 +67,8 @@ def convert_checkpoint(
     folder, target = as_path(source), as_path(out)
     check_folders(folder, target)
     check_group_size(group_size)
+    if exclude and not quantize:
+        raise ArgumentError("exclude", list(exclude), "with quantize=True", "a quantized checkpoint keeps its layers")
     if type(shard_bytes) is not int or shard_bytes < 1:
         raise ArgumentError("shard_bytes", shard_bytes, "bytes, at least 1")
     opened = open_source(folder, quantize=quantize, exclude=exclude)

@@ -66,4 +66,4 @@ class Conversion:
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
-        return {**asdict(self), "layers": [asdict(layer) for layer in self.layers]}
+        return asdict(self)
