@@ -65,7 +65,7 @@ def other_tensors(dtype: str, seed: int) -> Tensors:
     ]
     return {
         "model.embed_tokens.weight": rng.standard_normal((VOCAB, HIDDEN)).astype(kind),
-        "lm_head.weight": (rng.standard_normal((VOCAB, HIDDEN)) / HIDDEN**0.5).astype(kind),
+        "lm_head.weight": (rng.standard_normal((VOCAB, HIDDEN)) / (2 * HIDDEN**0.5)).astype(kind),
         **{f"{name}.weight": (1 + 0.1 * rng.standard_normal(HIDDEN)).astype(kind) for name in norms},
     }
 
