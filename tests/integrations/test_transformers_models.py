@@ -130,6 +130,31 @@ def test_the_base_model_of_a_converted_folder(tmp_path: Path) -> None:
         assert torch.equal(base(TOKENS).last_hidden_state, whole.model(TOKENS).last_hidden_state)
 
 
+def test_layers_that_transformers_renames(tmp_path: Path) -> None:
+    """Files of models for text and images keep the names of former classes."""
+    vision = transformers.SiglipVisionConfig(
+        hidden_size=128, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4, image_size=28, patch_size=14
+    )
+    text = transformers.LlamaConfig(
+        hidden_size=128, intermediate_size=128, num_attention_heads=4, num_hidden_layers=1, vocab_size=VOCAB
+    )
+    config = transformers.LlavaConfig(text_config=text, vision_config=vision, image_token_index=VOCAB - 1)
+    transformers.LlavaForConditionalGeneration(config).half().save_pretrained(tmp_path / "in")
+    auto = transformers.AutoModelForImageTextToText
+    loaded = auto.from_pretrained(tmp_path / "in", quantization_config=CudatmaConfig())
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "converted", quantize=True)
+    model = auto.from_pretrained(tmp_path / "converted")
+    packed = {name for name, module in model.named_modules() if isinstance(module, MarlinLinear)}
+    assert packed == {name for name, module in loaded.named_modules() if isinstance(module, MarlinLinear)}
+    assert len(packed) == len(done.layers) > 0
+    assert packed.isdisjoint(layer.name for layer in done.layers)
+    model.save_pretrained(tmp_path / "saved")
+    again = auto.from_pretrained(tmp_path / "saved")
+    for other in (model, again):
+        for name in packed:
+            assert torch.equal(other.get_submodule(name).qweight, loaded.get_submodule(name).qweight)
+
+
 def test_a_head_that_the_checkpoint_quantized(tmp_path: Path) -> None:
     weights = write_gptq(tmp_path / "in", group=64)
     tensors = load_file(tmp_path / "in" / "model.safetensors")

@@ -7,7 +7,6 @@ compressed-tensors, which are packed as they are read; and float layers, which a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,11 +17,10 @@ from transformers.utils import logging
 from cudatma.errors import WeightFileError
 from cudatma.integrations.torch import MarlinLinear
 from cudatma.integrations.transformers.config import CudatmaConfig
+from cudatma.integrations.transformers.names import opened_files, renaming, require_arrays, require_linear
 from cudatma.integrations.transformers.operations import Pack, Quantize, packing_conversion
-from cudatma.quantization.checkpoint import Checkpoint
 from cudatma.quantization.conversion.scheme import Scheme, read_scheme
 from cudatma.quantization.conversion.source import quantized_layers, unsuitable
-from cudatma.quantization.safetensors_file import open_safetensors
 
 _DTYPES = (torch.float16, torch.bfloat16)
 _log = logging.get_logger(__name__)
@@ -61,17 +59,19 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
                     # The float weight is read under this name.
                     layer.register_parameter("weight", torch.nn.Parameter(linear.weight.to("meta"), False))
             return
-        checkpoint, linears = _checkpoint(checkpoint_files), dict(_linears(model))
+        checkpoint, linears, renamed = opened_files(checkpoint_files), dict(_linears(model)), renaming(model)
         facts: dict[str, dict[str, Any]]
         if self.scheme is not None:
             facts = {name: {} for name, _ in quantized_layers(checkpoint, self.scheme, "the checkpoint")}
         else:
             facts = {name: config.facts(name) for name in config.layers or ()}
-        modules = {name: _module_name(name, linears, model.base_model_prefix) for name in facts}
+        modules = {renamed(name): known for name, known in facts.items()}
+        for name, module in zip(facts, modules, strict=True):
+            require_linear(name, module, linears)
         if self.scheme is None:
-            _check_tensors(checkpoint, facts)
-        for name, own in modules.items():
-            _replace(model, own, linears[own], facts[name])
+            require_arrays(checkpoint, modules, renamed)
+        for module, known in modules.items():
+            _replace(model, module, linears[module], known)
 
     def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
         """Whether a tensor is the float weight of a layer that becomes a MarlinLinear."""
@@ -125,40 +125,17 @@ def _replace(model: Any, name: str, linear: Any, facts: dict[str, Any]) -> Marli
     sizes = linear.in_features, linear.out_features, linear.bias is not None
     layer = MarlinLinear(*sizes, dtype=linear.weight.dtype, device="meta", **facts)
     model.set_submodule(name, layer)
+    # transformers initializes every module that is not marked, and reads .weight of what it takes for nn.Linear.
+    layer._is_hf_initialized = True
+    parent = model.get_submodule(name.rpartition(".")[0])
+    if not [*parent.parameters(recurse=False), *parent.buffers(recurse=False)]:
+        parent._is_hf_initialized = True
     return layer
-
-
-def _module_name(layer: str, linears: dict[str, Any], prefix: str) -> str:
-    """The nn.Linear that a checkpoint's layer belongs to, where one has the base model's prefix and the other not."""
-    for name in (layer, layer.removeprefix(f"{prefix}."), f"{prefix}.{layer}"):
-        if name in linears:
-            return name
-    known = ", ".join(list(linears)[:3])
-    remedy = "this model class keeps other names or other modules than the checkpoint"
-    raise WeightFileError(layer, "no nn.Linear of the model", f"one of its layers: {known} ...", remedy)
-
-
-def _checkpoint(files: Iterable[str] | None) -> Checkpoint:
-    opened = [open_safetensors(file) for file in files or ()]
-    found = {name: file for file in opened for name in file.tensors}
-    return Checkpoint(opened[0].path if opened else Path(), found)
 
 
 def _facts(layer: MarlinLinear) -> dict[str, Any]:
     order = layer.perm is not None
     return {"group_size": layer.group_size, "symmetric": layer.zeros is None, "act_order": order}
-
-
-def _check_tensors(checkpoint: Checkpoint, layers: dict[str, dict[str, Any]]) -> None:
-    """WeightFileError where packed layers lack a tensor: transformers would make one up."""
-    for layer, facts in layers.items():
-        wanted = ["qweight", "scales"]
-        wanted += [
-            name for name, is_there in (("zeros", not facts["symmetric"]), ("perm", facts["act_order"])) if is_there
-        ]
-        missing = [name for name in wanted if f"{layer}.{name}" not in checkpoint.files]
-        if missing:
-            raise WeightFileError(layer, f"no {' and no '.join(missing)}", ", ".join(wanted), "convert the model again")
 
 
 def _packs(conversion: Any) -> bool:

@@ -25,6 +25,10 @@ from cudatma.quantization.conversion.scheme import METHODS
 from cudatma.quantization.model_config import quantization_section
 
 
+#: Options of from_pretrained() that say where a configuration is, too.
+_WHERE = ("revision", "subfolder", "token", "cache_dir", "local_files_only", "trust_remote_code")
+
+
 def register() -> None:
     """Tell transformers of the quantization method and of the attention "cudatma". May be called again."""
     if METHOD not in AUTO_QUANTIZATION_CONFIG_MAPPING:
@@ -46,7 +50,8 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: An
     """
     register()
     loader = auto_class or transformers.AutoModelForCausalLM
-    config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(model)
+    where = {name: options[name] for name in _WHERE if name in options}
+    config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(model, **where)
     section = _section(model, config)
     method = str(section.get("quant_method"))
     if method == METHOD:

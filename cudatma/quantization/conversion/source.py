@@ -139,20 +139,19 @@ def _matrices(checkpoint: Checkpoint) -> list[str]:
 def _why_not(checkpoint: Checkpoint, layer: str, exclude: tuple[str, ...]) -> str:
     """Why a matrix is not quantized; "" where it is."""
     entry = checkpoint.files[f"{layer}.weight"].tensors[f"{layer}.weight"]
-    last = layer.rpartition(".")[2]
     for pattern in exclude:
         if fnmatchcase(layer, pattern):
             return f"excluded by {pattern}"
     if entry.dtype not in _FLOATS:
         return f"its type is {entry.dtype}"
-    if last == "lm_head" or not re.search(r"\.\d+\.", layer):
-        return "outside the model's numbered blocks, as the head and the embedding"
     return unsuitable(layer, entry.shape)
 
 
 def unsuitable(layer: str, shape: tuple[int, ...]) -> str:
     """Why a matrix of this name and shape is not quantized unless its checkpoint was; "" where it is."""
     last = layer.rpartition(".")[2]
+    if last == "lm_head" or not re.search(r"\.\d+\.", layer):
+        return "outside the model's numbered blocks, as the head and the embedding"
     if "embed" in last or "norm" in last:
         return "an embedding or a norm by its name"
     if _is_expert(layer) or last in ("gate", "router"):
