@@ -24,7 +24,6 @@ from cudatma.quantization.conversion.folder import METHOD
 from cudatma.quantization.conversion.scheme import METHODS
 from cudatma.quantization.model_config import quantization_section
 
-
 #: Options of from_pretrained() that say where a configuration is, too.
 _WHERE = ("revision", "subfolder", "token", "cache_dir", "local_files_only", "trust_remote_code")
 
