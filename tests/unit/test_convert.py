@@ -21,7 +21,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from cudatma import cli
-from cudatma.errors import ArgumentError, QuantizationError, WeightFileError
+from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError, WeightFileError
 from cudatma.quantization import PackedWeight, open_checkpoint
 from cudatma.quantization.conversion import convert_checkpoint, folder, shard_writer
 from cudatma.quantization.safetensors_file import open_safetensors
@@ -372,6 +372,8 @@ def test_quantized_and_float_models_are_told_apart(tmp_path: Path) -> None:
     write_awq(tmp_path / "awq")
     with pytest.raises(ArgumentError, match="--quantize"):
         convert_checkpoint(tmp_path / "float", tmp_path / "out")
+    with pytest.raises(ArgumentTypeError, match="exclude"):
+        convert_checkpoint(tmp_path / "float", tmp_path / "out", quantize=True, exclude="*.mlp.*")
     with pytest.raises(ArgumentError, match="exclude"):
         convert_checkpoint(tmp_path / "awq", tmp_path / "out", exclude=["*.0.*"])
     with pytest.raises(ArgumentError, match=r"quantized \(awq\)"):

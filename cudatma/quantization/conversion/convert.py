@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cudatma.dtypes import ACTIVATION_TYPES, activation_type
-from cudatma.errors import ArgumentError, FieldError
+from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError
 from cudatma.quantization.conversion.folder import check_disk, check_folders, copy_files, write_config, write_index
 from cudatma.quantization.conversion.journal import Journal, Shard
 from cudatma.quantization.conversion.measure import scale_error, weight_error
@@ -67,6 +67,8 @@ def convert_checkpoint(
     folder, target = as_path(source), as_path(out)
     check_folders(folder, target)
     check_group_size(group_size)
+    if isinstance(exclude, str):
+        raise ArgumentTypeError("exclude", "str", "a list of patterns")
     if exclude and not quantize:
         raise ArgumentError("exclude", list(exclude), "with quantize=True", "a quantized checkpoint keeps its layers")
     if type(shard_bytes) is not int or shard_bytes < 1:
