@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("bench", "run the benchmarks of a checkout"),
     "tune": ("tune", "find the fastest configurations of a GEMM on this GPU, and keep them for its calls"),
     "targets": ("targets", "the architectures and their features"),
+    "convert": ("convert", "convert a model of Hugging Face into one with packed int4 layers"),
     "cache": ("artifacts", "where the compiled kernels are, how much space they take, and how to clear them"),
     "version": ("version", "versions of cudatma and of what it uses"),
 }

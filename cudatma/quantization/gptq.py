@@ -14,14 +14,14 @@ the addition returns it.
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.errors import QuantizationError, WeightFileError
-from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint, read_json
+from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
 from cudatma.quantization.formats import GPTQ, check_arrays, check_layer
 from cudatma.quantization.importing import (
     WORD_VALUES,
@@ -32,6 +32,7 @@ from cudatma.quantization.importing import (
     nibbles_along_rows,
     require_shape,
 )
+from cudatma.quantization.model_config import quantization_section
 from cudatma.quantization.namespaces import host_array
 from cudatma.quantization.packed import PackedWeight
 
@@ -91,14 +92,15 @@ def load_gptq(
     """from_gptq() for the tensors ``{layer}.qweight`` ... of a checkpoint (a path, or what open_checkpoint returned).
 
     zero_point_format: None: what "checkpoint_format" of the quantize_config.json or config.json in the same folder
-    asks for, "v1" where neither is there or says it.
+    asks for, "v1" where neither is there or says it, "v1_borrow" where they say that GPTQModel wrote asymmetric ones.
     Raises WeightFileError for files that cannot be read, lack a tensor or are of another tool, QuantizationError for
     wrong contents.
     """
     checkpoint = open_checkpoint(path)
     check_layer(checkpoint, layer, GPTQ)
     if zero_point_format is None:
-        zero_point_format = _configured_format(checkpoint.path.parent)
+        folder = checkpoint.path.parent
+        zero_point_format = configured_format(quantization_section(folder), str(folder))
     return from_gptq(
         checkpoint.read(f"{layer}.qweight"),
         checkpoint.read(f"{layer}.qzeros"),
@@ -111,28 +113,18 @@ def load_gptq(
     )
 
 
-def _configured_format(folder: Path) -> str:
-    """The zero_point_format that the configurations of a folder ask for; "v1" where they say nothing."""
-    said: dict[str, str] = {}
-    for file in ("quantize_config.json", "config.json"):
-        if not (folder / file).is_file():
-            continue
-        content = read_json(folder / file)
-        section = content.get("quantization_config") if file == "config.json" and isinstance(content, dict) else content
-        named = section.get("checkpoint_format") if isinstance(section, dict) else None
-        if named is None:
-            continue
-        if str(named) not in _CHECKPOINT_FORMATS:
-            field, remedy = (
-                f"{folder / file}: checkpoint_format",
-                f"say zero_point_format={_QUOTED} to read it all the same",
-            )
-            raise WeightFileError(field, named, ", ".join(_CHECKPOINT_FORMATS), remedy)
-        said[file] = _CHECKPOINT_FORMATS[str(named)]
-    if len(set(said.values())) > 1:
-        got = ", ".join(f"{stored} in {file}" for file, stored in said.items())
-        raise WeightFileError(f"{folder}: checkpoint_format", got, "one of them", f"say zero_point_format={_QUOTED}")
-    return next(iter(said.values()), "v1")
+def configured_format(section: Mapping[str, Any], where: str) -> str:
+    """The zero_point_format of a GPTQ configuration: "checkpoint_format", and for asymmetric weights of the first
+    format, which tool wrote it. WeightFileError for a format that is neither."""
+    named = str(section.get("checkpoint_format") or "gptq")
+    if named not in _CHECKPOINT_FORMATS:
+        remedy = f"say zero_point_format={_QUOTED} to read it all the same"
+        raise WeightFileError(f"{where}: checkpoint_format", named, ", ".join(_CHECKPOINT_FORMATS), remedy)
+    meta = section.get("meta")
+    tool = str(meta.get("quantizer", "")) if isinstance(meta, Mapping) else ""
+    borrows = "gptqmodel" in tool.lower() and section.get("sym") is False
+    found = _CHECKPOINT_FORMATS[named]
+    return "v1_borrow" if found == "v1" and borrows else found
 
 
 def _zero_points(qzeros: Any, zero_point_format: str) -> NDArray[np.uint8]:

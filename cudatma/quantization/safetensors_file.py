@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,12 +60,8 @@ class SafetensorsFile:
         dtype = _DTYPES.get(entry.dtype)
         if dtype is None:
             raise WeightFileError(name, f"dtype {entry.dtype} in {self.path}", ", ".join(sorted(_DTYPES)))
+        self.check_bytes(name)
         count = math.prod(entry.shape)
-        if count * dtype.itemsize != entry.end - entry.begin:
-            got = f"{entry.end - entry.begin} bytes in {self.path}"
-            raise WeightFileError(
-                name, got, f"{count * dtype.itemsize} bytes for {entry.dtype} {entry.shape}", _COPY_AGAIN
-            )
         try:
             data = np.fromfile(self.path, dtype=dtype, count=count, offset=entry.begin)
         except OSError as error:
@@ -73,6 +69,32 @@ class SafetensorsFile:
         if data.size != count:
             raise WeightFileError(name, f"{self.path} ends inside it", f"{count} elements", _COPY_AGAIN)
         return data.reshape(entry.shape)
+
+    def check_bytes(self, name: str) -> None:
+        """WeightFileError where a tensor's bytes are not those of its shape. Types that NumPy lacks are not checked."""
+        entry = self.tensors[name]
+        dtype = _DTYPES.get(entry.dtype)
+        if dtype is None:
+            return
+        wanted, held = math.prod(entry.shape) * dtype.itemsize, entry.end - entry.begin
+        if wanted != held:
+            allowed = f"{wanted} bytes for {entry.dtype} {entry.shape}"
+            raise WeightFileError(name, f"{held} bytes in {self.path}", allowed, _COPY_AGAIN)
+
+    def raw(self, name: str, chunk_bytes: int = 1 << 24) -> Iterator[bytes]:
+        """A tensor's bytes as the file holds them, in chunks. Raises WeightFileError."""
+        entry = self.tensors[name]
+        left = entry.end - entry.begin
+        try:
+            with self.path.open("rb") as file:
+                file.seek(entry.begin)
+                while left and (chunk := file.read(min(left, chunk_bytes))):
+                    left -= len(chunk)
+                    yield chunk
+        except OSError as error:
+            raise WeightFileError(name, f"{error}", f"a readable file {self.path}", _COPY_AGAIN) from error
+        if left:
+            raise WeightFileError(name, f"{self.path} ends inside it", f"{left} bytes more", _COPY_AGAIN)
 
 
 def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
@@ -89,7 +111,7 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise WeightFileError(str(path), f"{error}", "a readable safetensors file", "check the path") from error
     try:
-        header = json.loads(text)
+        header = json.loads(text, object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
         raise WeightFileError(str(path), f"header: {error}", "JSON", _COPY_AGAIN) from error
     if not isinstance(header, dict):
@@ -100,6 +122,11 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
     data_at = 8 + length
     tensors = {name: _entry(path, name, value, data_at, size) for name, value in header.items()}
     return SafetensorsFile(path, tensors, metadata)
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """The format's name of a NumPy type that it has."""
+    return next(name for name, known in _DTYPES.items() if known == dtype)
 
 
 def as_path(path: object) -> Path:
@@ -121,6 +148,14 @@ def _entry(path: Path, name: str, value: Any, data_at: int, size: int) -> Tensor
     if end > size:
         raise WeightFileError(place, f"data up to byte {end}", f"the file's {size} bytes: it is truncated", _COPY_AGAIN)
     return TensorEntry(value["dtype"], shape, begin, end)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in found if names.count(name) > 1)!r} occurs twice")
+    return found
 
 
 def _extents(value: Any) -> tuple[int, ...] | None:

@@ -16,7 +16,20 @@ from cudatma.target import FEATURES, TARGETS
 from tools import artifacts, bench, dump_kernels
 
 ROOT = Path(__file__).resolve().parents[2]
-ALWAYS = {"doctor", "demo", "dump", "inspect", "emulate", "header", "bench", "tune", "targets", "cache", "version"}
+ALWAYS = {
+    "convert",
+    "doctor",
+    "demo",
+    "dump",
+    "inspect",
+    "emulate",
+    "header",
+    "bench",
+    "tune",
+    "targets",
+    "cache",
+    "version",
+}
 
 
 def cudatma(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -132,6 +132,8 @@ def test_test_files(block: Block, folder: Path, pytester: pytest.Pytester) -> No
 def test_python(block: Block) -> None:
     if "cudatma.integrations" in block.text:
         pytest.importorskip("torch")
+    if "cudatma.integrations.transformers" in block.text:
+        pytest.importorskip("transformers", minversion="5.17")
     name = f"{block.page}:{block.line}"
     if block.after == "Instead:" or (block.needs_gpu and not has_gpu()):
         with pytest.raises(CudaTmaError):

@@ -373,10 +373,24 @@ def test_the_format_of_zero_points_is_what_the_configuration_says(tmp_path: Path
     expect(load_gptq(tmp_path, "asym", zero_point_format="v2"), tensors, 32)
     configure("gptq_v2")
     configure("gptq", "config.json" if file == "quantize_config.json" else "quantize_config.json")
-    with pytest.raises(
-        WeightFileError, match=r"v. in quantize_config\.json, v. in config\.json.*zero_point_format='v1' or"
-    ):
+    with pytest.raises(WeightFileError, match=r"gptq\S* in quantize_config\.json, gptq\S* in config\.json.*='v1' or"):
         load_gptq(tmp_path, "asym")
+
+
+def test_zero_points_of_gptqmodel_borrow_where_its_first_format_is_asymmetric(tmp_path: Path) -> None:
+    zeros = np.array([[0, 8, 3, 15, 1, 0, 0, 7]] * 2, np.uint8)
+    whole = np.bitwise_or.reduce(zeros.astype(np.uint32) << (4 * np.arange(8, dtype=np.uint32)), axis=1)
+    tensors = {
+        "layer.qweight": np.zeros((8, 8), np.int32),
+        "layer.qzeros": (whole - np.uint32(0x11111111)).view(np.int32).reshape(2, 1),
+        "layer.scales": np.ones((2, 8), np.float16),
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    said = {"bits": 4, "checkpoint_format": "gptq", "sym": False, "meta": {"quantizer": ["gptqmodel:5.6.0"]}}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": said}))
+    np.testing.assert_array_equal(unpack(load_gptq(tmp_path, "layer")).zeros, zeros)
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": said | {"sym": True}}))
+    assert (unpack(load_gptq(tmp_path, "layer")).zeros != zeros).any()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,85 @@
+"""CudatmaConfig: the quantization_config of models whose linear layers are MarlinLinear."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
+from cudatma.quantization.conversion.folder import METHOD, quantization_config
+from cudatma.quantization.converters import supported_versions
+from cudatma.quantization.layout_v1 import LAYOUT_VERSION
+from cudatma.quantization.packed import check_group_size
+
+_FACTS = ("group_size", "symmetric", "act_order")
+
+
+class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
+    """How transformers quantizes a float model while it loads it, or what a converted model's config.json says.
+
+    group_size, symmetric, clip_search: as in cudatma.quantize(). modules_to_not_convert: names of modules that stay as
+    they are, as transformers matches them: the whole name, its end, or a prefix; None: the head and tied weights, which
+    stay in any case. The other arguments are written by `cudatma convert` and save_pretrained(): dtype, the scales',
+    layers, the packed layers by name with the facts that differ from group_size, symmetric and act_order, and source,
+    the quantization_config of the checkpoint that load() packs.
+
+    Raises ArgumentError, ArgumentTypeError, QuantizationError.
+    """
+
+    def __init__(
+        self,
+        group_size: int = 128,
+        symmetric: bool = True,
+        clip_search: bool = False,
+        modules_to_not_convert: Sequence[str] | None = None,
+        *,
+        dtype: str | None = None,
+        act_order: bool = False,
+        layers: Mapping[str, Mapping[str, Any]] | None = None,
+        source: Mapping[str, Any] | None = None,
+        bits: int = 4,
+        layout_version: int = LAYOUT_VERSION,
+        quant_method: str = METHOD,
+    ) -> None:
+        check_group_size(group_size)
+        for name, flag in (("symmetric", symmetric), ("clip_search", clip_search), ("act_order", act_order)):
+            if type(flag) is not bool:
+                raise ArgumentTypeError(name, type(flag).__name__, "bool")
+        if bits != 4:
+            raise QuantizationError("bits", bits, "4")
+        if layout_version not in supported_versions():
+            known = ", ".join(map(str, supported_versions()))
+            raise QuantizationError("layout_version", layout_version, known, "convert the checkpoint again")
+        if isinstance(modules_to_not_convert, str):
+            raise ArgumentTypeError("modules_to_not_convert", "str", "a list of names")
+        for name, facts in (layers or {}).items():
+            if not isinstance(facts, Mapping) or not set(facts) <= set(_FACTS):
+                raise ArgumentError(f"layers[{name!r}]", repr(facts)[:80], f"an object of {', '.join(_FACTS)}")
+        self.quant_method = METHOD
+        self.bits, self.layout_version, self.dtype = bits, layout_version, dtype
+        self.group_size, self.symmetric, self.act_order = group_size, symmetric, act_order
+        self.clip_search = clip_search
+        self.modules_to_not_convert = None if modules_to_not_convert is None else list(modules_to_not_convert)
+        self.layers = None if layers is None else {name: dict(facts) for name, facts in layers.items()}
+        self.source = None if source is None else dict(source)
+
+    def facts(self, layer: str) -> dict[str, Any]:
+        """group_size, symmetric and act_order of a packed layer."""
+        own = (self.layers or {}).get(layer, {})
+        return {name: own.get(name, getattr(self, name)) for name in _FACTS}
+
+    def describe(self, layers: Mapping[str, Mapping[str, Any]], dtype: str) -> None:
+        """Note the layers of a loaded model, by name with their facts, as save_pretrained() will write them."""
+        if layers:
+            found = quantization_config({name: dict(facts) for name, facts in layers.items()}, dtype)
+            for name in ("dtype", "layers", *_FACTS):
+                setattr(self, name, found[name])
+        self.source = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """What config.json holds: nothing that has its default."""
+        left_out = {"modules_to_not_convert", "layers", "source", "dtype"}
+        found: dict[str, Any] = super().to_dict()
+        return {name: value for name, value in found.items() if value is not None or name not in left_out}

@@ -1,0 +1,142 @@
+"""The quantizer that transformers calls while it loads a model: its linear layers become MarlinLinear.
+
+Three kinds of checkpoints: packed layers, as `cudatma convert` and save_pretrained() write them; layers of GPTQ, AWQ or
+compressed-tensors, which are packed as they are read; and float layers, which are quantized as they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from transformers.quantizers.base import HfQuantizer
+from transformers.quantizers.quantizers_utils import should_convert_module
+from transformers.utils import logging
+
+from cudatma.errors import WeightFileError
+from cudatma.integrations.torch import MarlinLinear
+from cudatma.integrations.transformers.config import CudatmaConfig
+from cudatma.integrations.transformers.names import opened_files, renaming, require_arrays, require_linear
+from cudatma.integrations.transformers.operations import Pack, Quantize, packing_conversion
+from cudatma.quantization.conversion.scheme import Scheme, read_scheme
+from cudatma.quantization.conversion.source import quantized_layers, unsuitable
+
+_DTYPES = (torch.float16, torch.bfloat16)
+_log = logging.get_logger(__name__)
+
+
+class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
+    """quantization_config: a CudatmaConfig; what it lacks is filled in when the model is loaded."""
+
+    requires_calibration = False
+    quantization_config: CudatmaConfig
+
+    def __init__(self, quantization_config: CudatmaConfig, **options: Any) -> None:
+        super().__init__(quantization_config, **options)
+        source = quantization_config.source
+        self.scheme: Scheme | None = None if source is None else read_scheme(source, "quantization_config")
+
+    def update_dtype(self, dtype: Any) -> Any:
+        """That of converted layers; otherwise the model's, float16 where that is neither fp16 nor bf16."""
+        named = self.quantization_config.dtype
+        wanted = getattr(torch, named) if named else dtype if dtype in _DTYPES else torch.float16
+        if wanted != dtype:
+            _log.warning_once(f"cudatma: the model is loaded in {wanted}, the type of its int4 layers, not in {dtype}.")
+        return wanted
+
+    def _process_model_before_weight_loading(
+        self, model: Any, checkpoint_files: Iterable[str] | None = None, **_: Any
+    ) -> None:
+        config = self.quantization_config
+        if not self.pre_quantized:
+            skipped = self.get_modules_to_not_convert(
+                model, config.modules_to_not_convert, model._keep_in_fp32_modules, add_default_skips=True
+            )
+            for name, linear in _linears(model):
+                if should_convert_module(name, skipped) and not unsuitable(name, tuple(linear.weight.shape)):
+                    layer = _replace(model, name, linear, config.facts(name))
+                    # The float weight is read under this name.
+                    layer.register_parameter("weight", torch.nn.Parameter(linear.weight.to("meta"), False))
+            return
+        checkpoint, linears, renamed = opened_files(checkpoint_files), dict(_linears(model)), renaming(model)
+        facts: dict[str, dict[str, Any]]
+        if self.scheme is not None:
+            facts = {name: {} for name, _ in quantized_layers(checkpoint, self.scheme, "the checkpoint")}
+        else:
+            facts = {name: config.facts(name) for name in config.layers or ()}
+        modules = {renamed(name): known for name, known in facts.items()}
+        for name, module in zip(facts, modules, strict=True):
+            require_linear(name, module, linears)
+        if self.scheme is None:
+            require_arrays(checkpoint, modules, renamed)
+        for module, known in modules.items():
+            _replace(model, module, linears[module], known)
+
+    def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
+        """Whether a tensor is the float weight of a layer that becomes a MarlinLinear."""
+        layer, tensor = param_name.rpartition(".")[::2]
+        return tensor == "weight" and isinstance(model.get_submodule(layer), MarlinLinear)
+
+    def get_quantize_ops(self) -> Any:
+        """What turns such a weight into the layer's arrays."""
+        return Quantize(self.quantization_config)
+
+    def get_weight_conversions(self) -> list[Any]:
+        """What turns the tensors of another tool's layers into ours."""
+        return [] if self.scheme is None else [packing_conversion(self.scheme)]
+
+    def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
+        layers = {name: module for name, module in model.named_modules() if isinstance(module, MarlinLinear)}
+        if left := [name for name, layer in layers.items() if "weight" in layer._parameters]:
+            raise WeightFileError(
+                ", ".join(left[:4]), "no weights for these layers", "a whole checkpoint", "see the load report"
+            )
+        dtypes = {str(layer.dtype).removeprefix("torch.") for layer in layers.values()}
+        self.quantization_config.describe(
+            {name: _facts(layer) for name, layer in layers.items()}, next(iter(dtypes), "float16")
+        )
+        self.scheme = None
+        # What was converted is saved as it is now, not as it was.
+        model._weight_conversions = [one for one in model._weight_conversions or () if not _packs(one)]
+        return model
+
+    def is_serializable(self) -> bool:
+        """Whether save_pretrained() works."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """There is no backward pass."""
+        return False
+
+    @property
+    def is_compileable(self) -> bool:
+        """Whether generate() may compile the model."""
+        return True
+
+
+def _linears(model: Any) -> Iterator[tuple[str, Any]]:
+    return ((name, module) for name, module in list(model.named_modules()) if type(module) is torch.nn.Linear)
+
+
+def _replace(model: Any, name: str, linear: Any, facts: dict[str, Any]) -> MarlinLinear:
+    """Put a MarlinLinear without memory in the place of an nn.Linear."""
+    sizes = linear.in_features, linear.out_features, linear.bias is not None
+    layer = MarlinLinear(*sizes, dtype=linear.weight.dtype, device="meta", **facts)
+    model.set_submodule(name, layer)
+    # transformers initializes every module that is not marked, and reads .weight of what it takes for nn.Linear.
+    layer._is_hf_initialized = True
+    parent = model.get_submodule(name.rpartition(".")[0])
+    if not [*parent.parameters(recurse=False), *parent.buffers(recurse=False)]:
+        parent._is_hf_initialized = True
+    return layer
+
+
+def _facts(layer: MarlinLinear) -> dict[str, Any]:
+    order = layer.perm is not None
+    return {"group_size": layer.group_size, "symmetric": layer.zeros is None, "act_order": order}
+
+
+def _packs(conversion: Any) -> bool:
+    return any(isinstance(operation, Pack) for operation in getattr(conversion, "operations", ()))

@@ -1,0 +1,7 @@
+"""Whole models: a Hugging Face checkpoint's folder to one whose linear layers are packed."""
+
+from cudatma.quantization.conversion.convert import convert_checkpoint
+from cudatma.quantization.conversion.report import Conversion, LayerReport
+from cudatma.quantization.conversion.scheme import Scheme, read_scheme
+
+__all__ = ["Conversion", "LayerReport", "Scheme", "convert_checkpoint", "read_scheme"]

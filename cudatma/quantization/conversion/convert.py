@@ -1,0 +1,198 @@
+"""convert_checkpoint(): a checkpoint's folder to one with packed linear layers, file by file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cudatma.dtypes import ACTIVATION_TYPES, activation_type
+from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError
+from cudatma.quantization.conversion.folder import check_disk, check_folders, copy_files, write_config, write_index
+from cudatma.quantization.conversion.journal import Journal, Shard
+from cudatma.quantization.conversion.measure import scale_error, weight_error
+from cudatma.quantization.conversion.plan import ARRAYS, ShardPlan, Unit, plan_shards
+from cudatma.quantization.conversion.report import Conversion, LayerReport
+from cudatma.quantization.conversion.shard_writer import ShardWriter
+from cudatma.quantization.conversion.source import Source, open_source
+from cudatma.quantization.layout_v1 import LAYOUT_VERSION
+from cudatma.quantization.packed import PackedWeight, check_group_size
+from cudatma.quantization.rounding import quantize_linear
+from cudatma.quantization.safetensors_file import as_path
+
+SHARD_BYTES = 4_000_000_000
+
+#: Called with what is being done, the bytes of the source that are done, and all of them.
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    quantize: bool
+    group_size: int
+    symmetric: bool
+    clip_search: bool
+    dtype: str
+
+
+def convert_checkpoint(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    quantize: bool = False,
+    group_size: int = 128,
+    symmetric: bool = True,
+    clip_search: bool = False,
+    dtype: str | None = None,
+    exclude: Sequence[str] = (),
+    shard_bytes: int = SHARD_BYTES,
+    progress: Progress | None = None,
+) -> Conversion:
+    """Convert a Hugging Face checkpoint's folder into another folder, whose linear layers are packed.
+
+    A GPTQ, AWQ (gemm) or compressed-tensors (pack-quantized W4A16) checkpoint keeps its integers. With ``quantize`` a
+    float checkpoint is quantized: the matrices in the model's numbered blocks, with ``group_size``, ``symmetric`` and
+    ``clip_search`` as in quantize(), except those whose names match a pattern of ``exclude``. All other tensors are
+    copied as they are.
+
+    dtype: of the scales, "float16" or "bfloat16", which activations have to share; None: the model's own, else the
+    first layer's. shard_bytes: of a file, at most, unless one tensor is larger. progress: called often.
+
+    A call that was interrupted can be repeated: finished files are checked and kept. No more than one layer is in
+    memory. Raises WeightFileError, QuantizationError and ArgumentError before anything is written where the folders
+    or the configuration are wrong, and where the disk is too small.
+    """
+    folder, target = as_path(source), as_path(out)
+    check_folders(folder, target)
+    check_group_size(group_size)
+    if isinstance(exclude, str):
+        raise ArgumentTypeError("exclude", "str", "a list of patterns")
+    if exclude and not quantize:
+        raise ArgumentError("exclude", list(exclude), "with quantize=True", "a quantized checkpoint keeps its layers")
+    if type(shard_bytes) is not int or shard_bytes < 1:
+        raise ArgumentError("shard_bytes", shard_bytes, "bytes, at least 1")
+    opened = open_source(folder, quantize=quantize, exclude=exclude)
+    options = _Options(quantize, group_size, symmetric, clip_search, _dtype(opened, dtype))
+    shards = plan_shards(opened, shard_bytes, group_size)
+    journal = Journal(target, _identity(opened, options, exclude, shard_bytes))
+    check_disk(target, sum(shard.most_bytes for shard in shards if shard.name not in journal.shards))
+    with journal.begin():
+        report = progress or (lambda what, done, total: None)
+        total = sum(opened.tensor_bytes(unit.source) for shard in shards for unit in shard.units)
+        done = _verify(journal, opened, shards, report, total)
+        kept = len(journal.shards)
+        for shard in shards:
+            if shard.name not in journal.shards:
+                journal.add(shard.name, _write_shard(shard, target, opened, options, report, done, total))
+                done += _shard_source_bytes(shard, opened)
+        not_copied = copy_files(folder, target, (file.path.name for file in opened.checkpoint.files.values()))
+        finished = [journal.shards[shard.name] for shard in shards]
+        layers = tuple(layer for shard in finished for layer in shard.layers)
+        write_index(target, {shard.name: journal.shards[shard.name].tensors for shard in shards})
+        write_config(target, opened.config, layers, options.dtype)
+    return Conversion(
+        source=str(folder),
+        out=str(target),
+        method=opened.scheme.method if opened.scheme else "float",
+        dtype=options.dtype,
+        layers=layers,
+        skipped=opened.skipped,
+        not_copied=not_copied,
+        source_bytes=total,
+        out_bytes=sum(sum(shard.tensors.values()) for shard in finished),
+        shards=len(shards),
+        kept_shards=kept,
+    )
+
+
+def _dtype(source: Source, asked: str | None) -> str:
+    if asked is not None:
+        return activation_type(asked).name
+    text = source.config.get("text_config")
+    for config in (source.config, text if isinstance(text, dict) else {}):
+        named = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
+        if named in ACTIVATION_TYPES:
+            return named
+    if source.scheme is not None:
+        scales = next(iter(source.layers.values()))[source.scheme.scales]
+        stored = source.checkpoint.files[scales].tensors[scales].dtype
+        return "bfloat16" if stored == "BF16" else "float16"
+    return "float16"
+
+
+def _identity(source: Source, options: _Options, exclude: Sequence[str], shard_bytes: int) -> dict[str, Any]:
+    chosen: dict[str, Any] = {"dtype": options.dtype, "shard_bytes": shard_bytes, "layout_version": LAYOUT_VERSION}
+    if options.quantize:
+        chosen |= {name: getattr(options, name) for name in ("group_size", "symmetric", "clip_search")}
+        chosen["exclude"] = sorted(exclude)
+    return {"source": source.fingerprint(), "options": chosen}
+
+
+def _verify(journal: Journal, source: Source, shards: Sequence[ShardPlan], report: Progress, total: int) -> int:
+    """Check the finished files; returns the bytes of the source that they stand for."""
+    size = {shard.name: _shard_source_bytes(shard, source) for shard in shards}
+    done = 0
+    for name in journal.keep_intact():
+        done += size.get(name, 0) if name in journal.shards else 0
+        report(f"checked {name}", done, total)
+    return done
+
+
+def _shard_source_bytes(shard: ShardPlan, source: Source) -> int:
+    return sum(source.tensor_bytes(unit.source) for unit in shard.units)
+
+
+def _write_shard(
+    shard: ShardPlan, out: Path, source: Source, options: _Options, report: Progress, done: int, total: int
+) -> Shard:
+    layers, tensors = [], {}
+    with ShardWriter(out / shard.name, shard.room_bytes) as writer:
+        for unit in shard.units:
+            report(unit.name, done, total)
+            if unit.is_layer:
+                layer, weight = _pack(unit, source, options)
+                layers.append(layer)
+                for part in ARRAYS:
+                    if (array := getattr(weight, part)) is not None:
+                        writer.add(f"{unit.name}.{part}", array)
+                        tensors[f"{unit.name}.{part}"] = array.nbytes
+            else:
+                writer.copy(unit.name, source.checkpoint.files[unit.name])
+                tensors[unit.name] = unit.most_bytes
+            done += source.tensor_bytes(unit.source)
+            report(unit.name, done, total)
+        size, digest = writer.finish()
+    return Shard(size, digest, tensors, tuple(layers))
+
+
+def _pack(unit: Unit, source: Source, options: _Options) -> tuple[LayerReport, PackedWeight]:
+    parts = {part: source.checkpoint.read(name) for part, name in source.layers[unit.name].items()}
+    try:
+        if source.scheme is None:
+            weight = quantize_linear(
+                parts["weight"],
+                group_size=options.group_size,
+                symmetric=options.symmetric,
+                dtype=options.dtype,
+                clip_search=options.clip_search,
+            )
+            errors = weight_error(parts["weight"], weight)
+        else:
+            weight = source.scheme.pack(parts, dtype=options.dtype)
+            errors = scale_error(parts[source.scheme.scales], ACTIVATION_TYPES[options.dtype].numpy)
+    except FieldError as error:
+        raise error.renamed({error.field: f"{unit.name}: {error.field}"}) from error
+    report = LayerReport(
+        name=unit.name,
+        shape=weight.shape,
+        group_size=weight.group_size,
+        symmetric=weight.symmetric,
+        act_order=weight.perm is not None,
+        source_bytes=source.tensor_bytes(unit.source),
+        packed_bytes=weight.nbytes,
+        max_error=errors[0],
+        mean_error=errors[1],
+    )
+    return report, weight

@@ -1,0 +1,69 @@
+"""What a conversion did to each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from cudatma.errors import WeightFileError
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReport:
+    """A packed layer. shape: (K, N). source_bytes, packed_bytes: of its tensors, without its bias.
+
+    Errors are relative, 0.0 where nothing was rounded. Of an imported layer they compare scales, each with its own
+    value before it was rounded to the model's type. Of a quantized layer they compare weights: max_error is the
+    largest deviation over the largest weight, mean_error the sum of all deviations over the sum of all weights.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    group_size: int
+    symmetric: bool
+    act_order: bool
+    source_bytes: int
+    packed_bytes: int
+    max_error: float
+    mean_error: float
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a reader of the packed arrays has to know before it sees them."""
+        return {"group_size": self.group_size, "symmetric": self.symmetric, "act_order": self.act_order}
+
+    @classmethod
+    def from_dict(cls, value: Any, where: str) -> LayerReport:
+        """The report that asdict() made, out of a file. WeightFileError where it is something else."""
+        names = {field.name for field in fields(cls)}
+        if not isinstance(value, Mapping) or set(value) != names or not isinstance(value["name"], str):
+            raise WeightFileError(where, repr(value)[:80], ", ".join(sorted(names)), "convert into another folder")
+        return cls(**{**value, "shape": tuple(value["shape"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A conversion that is done.
+
+    source, out: folders. method: of the source, "float" where this conversion quantized it. dtype: of the scales.
+    layers: in the model's order. skipped: matrices that were left as they are, with the reason. not_copied: entries of
+    the source's folder that the new one lacks, with the reason. source_bytes, out_bytes: of all tensors. kept_shards:
+    how many an earlier run had finished.
+    """
+
+    source: str
+    out: str
+    method: str
+    dtype: str
+    layers: tuple[LayerReport, ...]
+    skipped: dict[str, str]
+    not_copied: dict[str, str]
+    source_bytes: int
+    out_bytes: int
+    shards: int
+    kept_shards: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        return asdict(self)

@@ -1,0 +1,149 @@
+"""Writes a safetensors file tensor by tensor, holding no more than one of them.
+
+The header comes first in the file and is known last: its place is reserved, and what it does not need is filled with
+spaces, as the format allows. Tensors have no gaps between them, and readers want each to begin at a multiple of its
+element's size: those that would misalign their successor are written last, the widest elements first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudatma.errors import WeightFileError
+from cudatma.quantization.safetensors_file import SafetensorsFile, dtype_name
+
+#: What files have until they are whole.
+PARTIAL = ".cudatma-partial"
+_ALIGNED_BYTES = 8
+_METADATA = {"format": "pt"}  # transformers reads no file without it
+_CHUNK_BYTES = 1 << 24
+
+_Late = tuple[int, str, str, tuple[int, ...], Callable[[], Iterable[Any]]]
+
+
+def header_room(tensors: Iterable[tuple[str, int]]) -> int:
+    """Bytes that are enough for the header of tensors with these names and numbers of dimensions."""
+    needed = 64 + sum(len(json.dumps(name)) + 96 + 21 * dimensions for name, dimensions in tensors)
+    return -(-needed // _ALIGNED_BYTES) * _ALIGNED_BYTES
+
+
+class ShardWriter:
+    """A context in which tensors are added; finish() renames the file into place, anything else removes it.
+
+    Raises WeightFileError where it cannot be written.
+    """
+
+    def __init__(self, path: Path, room_bytes: int) -> None:
+        self.path, self.room_bytes = path, room_bytes
+        self.aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+        self.entries: dict[str, Any] = {}
+        self._late: list[_Late] = []
+        self._digest, self._end = hashlib.blake2b(digest_size=16), 0
+        try:
+            self._file = self.aside.open("xb")
+            self._file.seek(8 + room_bytes)
+        except OSError as error:
+            raise self._error(error) from error
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+        self.aside.unlink(missing_ok=True)
+
+    def add(self, name: str, array: NDArray[Any]) -> None:
+        """Write an array, C order."""
+        data = array.reshape(-1).view(np.uint8)
+        chunks = [data[begin : begin + _CHUNK_BYTES] for begin in range(0, data.size, _CHUNK_BYTES)]
+        self._add(name, dtype_name(array.dtype), array.shape, array.nbytes, lambda: chunks)
+
+    def copy(self, name: str, source: SafetensorsFile) -> None:
+        """Write a tensor of another file, of any type, as it is."""
+        entry = source.tensors[name]
+        self._add(name, entry.dtype, entry.shape, entry.end - entry.begin, lambda: source.raw(name))
+
+    def finish(self) -> tuple[int, str]:
+        """Write what is left, rename the file into place and return its bytes and digest (file_digest())."""
+        for _, name, dtype, shape, chunks in sorted(self._late, key=lambda late: -late[0]):
+            self._write(name, dtype, shape, chunks)
+        header = json.dumps({"__metadata__": _METADATA, **self.entries}, separators=(",", ":")).encode()
+        if len(header) > self.room_bytes:
+            raise WeightFileError(str(self.path), f"a header of {len(header)} bytes", f"{self.room_bytes} at most")
+        first = self.room_bytes.to_bytes(8, "little") + header.ljust(self.room_bytes)
+        try:
+            self._file.seek(0)
+            self._file.write(first)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            os.replace(self.aside, self.path)
+        except OSError as error:
+            raise self._error(error) from error
+        return len(first) + self._end, _joined(first, self._digest)
+
+    def _add(
+        self, name: str, dtype: str, shape: tuple[int, ...], nbytes: int, chunks: Callable[[], Iterable[Any]]
+    ) -> None:
+        if nbytes % _ALIGNED_BYTES:
+            elements = int(np.prod(shape, dtype=np.int64)) or 1
+            self._late.append((nbytes // elements, name, dtype, shape, chunks))
+        else:
+            self._write(name, dtype, shape, chunks)
+
+    def _write(self, name: str, dtype: str, shape: tuple[int, ...], chunks: Callable[[], Iterable[Any]]) -> None:
+        begin = self._end
+        try:
+            for chunk in chunks():
+                self._file.write(chunk)
+                self._digest.update(chunk)
+                self._end += len(chunk)
+        except OSError as error:
+            raise self._error(error) from error
+        self.entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, self._end]}
+
+    def _error(self, error: OSError) -> WeightFileError:
+        return WeightFileError(str(self.path), f"{error}", "a file that can be written", "check folder and space")
+
+
+def file_digest(path: Path) -> str:
+    """The digest of a whole file, as ShardWriter.finish() returned it. WeightFileError where it cannot be read."""
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        with path.open("rb") as file:
+            length = file.read(8)
+            first = length + file.read(min(int.from_bytes(length, "little"), path.stat().st_size))
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    except OSError as error:
+        raise WeightFileError(str(path), f"{error}", "a readable file", "check the path") from error
+    return _joined(first, digest)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file aside and rename it into place. WeightFileError where that fails."""
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+    try:
+        with aside.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except OSError as error:
+        raise WeightFileError(str(path), f"{error}", "a file that can be written", "check folder and space") from error
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _joined(first: bytes, data: Any) -> str:
+    """The digest of a file by its header and the digest of its data, which is known before."""
+    return hashlib.blake2b(first + data.digest(), digest_size=16).hexdigest()

@@ -1,0 +1,182 @@
+"""The checkpoint that is converted: its tensors, its configuration, and which of its matrices are packed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from cudatma.errors import ArgumentError, FieldError, WeightFileError
+from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
+from cudatma.quantization.conversion.scheme import Scheme, read_scheme
+from cudatma.quantization.layout_v1 import BLOCK
+from cudatma.quantization.model_config import quantization_section, read_config
+
+_FLOATS = ("F16", "BF16", "F32", "F64")
+#: Names that transformers looks for first, where a folder holds other files of weights too.
+_MAIN_FILES = ("model.safetensors.index.json", "model.safetensors")
+#: Architectures whose projections are stored (K, N), as transformers' Conv1D, under the name of nn.Linear's.
+_CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
+_SAMPLES, _SAMPLE_BYTES = 64, 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """scheme: None for a float checkpoint. layers: name -> its tensors by their names without the layer's, in the
+    model's order. skipped: matrices that stay as they are, with the reason."""
+
+    folder: Path
+    config: dict[str, Any]
+    checkpoint: Checkpoint
+    scheme: Scheme | None
+    layers: dict[str, dict[str, str]]
+    skipped: dict[str, str]
+
+    def tensor_bytes(self, names: Iterable[str]) -> int:
+        """Bytes of these tensors in the checkpoint."""
+        entries = (self.checkpoint.files[name].tensors[name] for name in names)
+        return sum(entry.end - entry.begin for entry in entries)
+
+    def shapes(self, layer: str) -> dict[str, tuple[int, ...]]:
+        """The shapes of a layer's tensors."""
+        files = self.checkpoint.files
+        return {part: files[name].tensors[name].shape for part, name in self.layers[layer].items()}
+
+    def fingerprint(self) -> dict[str, str]:
+        """File -> digest of its size, header and samples of its data, enough to tell two trainings of a model apart."""
+        files = {file.path for file in self.checkpoint.files.values()} | {self.folder / "config.json"}
+        return {path.name: _fingerprint(path) for path in sorted(files)}
+
+
+def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = ()) -> Source:
+    """Read a checkpoint's headers and configuration and check both.
+
+    quantize: whether the caller wants a float checkpoint quantized. exclude: patterns (fnmatch) of layers that stay.
+    Raises WeightFileError and QuantizationError for what cannot be converted, ArgumentError for quantize where the
+    checkpoint is or is not quantized.
+    """
+    if not folder.is_dir():
+        raise WeightFileError(str(folder), "no folder", "a checkpoint's folder, with config.json and .safetensors")
+    config, section = read_config(folder), quantization_section(folder)
+    main = [folder / name for name in _MAIN_FILES if (folder / name).is_file()]
+    checkpoint = open_checkpoint(main[0] if main else folder)
+    for name, file in checkpoint.files.items():
+        file.check_bytes(name)
+    if section and quantize:
+        got = f"a checkpoint that is quantized ({section.get('quant_method', 'gptq')})"
+        raise ArgumentError("quantize", got, "a float checkpoint", "leave the option out: its layers are packed as is")
+    if not section and not quantize:
+        remedy = "--quantize quantizes it, rounding to nearest"
+        raise ArgumentError("quantize", f"a float checkpoint: {folder}", "a quantized one", remedy)
+    if not section:
+        layers, skipped = _float_layers(checkpoint, config, tuple(exclude), str(folder))
+        return Source(folder, config, checkpoint, None, layers, skipped)
+    scheme = read_scheme(section, f"{folder}: quantization_config")
+    layers = dict(quantized_layers(checkpoint, scheme, str(folder)))
+    skipped = dict.fromkeys(_matrices(checkpoint), "not quantized in the checkpoint")
+    return Source(folder, config, checkpoint, scheme, layers, skipped)
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """A sorting key under which layer 2 comes before layer 10."""
+    parts = name.split(".")
+    return tuple((0, int(part), "") if part.isascii() and part.isdecimal() else (1, 0, part) for part in parts)
+
+
+def quantized_layers(checkpoint: Checkpoint, scheme: Scheme, where: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Each layer of a quantized checkpoint, in the model's order, and its tensors by their names without the layer's.
+
+    where: the checkpoint, for errors. Raises WeightFileError and QuantizationError for layers that cannot be packed.
+    """
+    ending = f".{scheme.required[0]}"
+    found = sorted((name.removesuffix(ending) for name in checkpoint.names if name.endswith(ending)), key=natural)
+    if not found:
+        raise WeightFileError(where, "no quantized layer", f"tensors that end in {ending}, as {scheme.method} has them")
+    for layer in found:
+        if _is_expert(layer):
+            remedy = "mixtures of experts cannot be converted"
+            raise WeightFileError(layer, "a quantized expert", "linear layers of dense models", remedy)
+        parts = {part: f"{layer}.{part}" for part in (*scheme.required, *scheme.optional)}
+        held = {part: name for part, name in parts.items() if name in checkpoint.files}
+        if missing := scheme.missing(held):
+            got = f"no {' and no '.join(missing)}"
+            raise WeightFileError(layer, got, ", ".join(parts), "copy or download the checkpoint again")
+        try:
+            scheme.extent({part: checkpoint.files[name].tensors[name].shape for part, name in held.items()})
+        except FieldError as error:
+            raise error.renamed({error.field: f"{layer}.{error.field}"}) from error
+        yield layer, held
+
+
+def _float_layers(
+    checkpoint: Checkpoint, config: Mapping[str, Any], exclude: tuple[str, ...], where: str
+) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    if config.get("model_type") in _CONV1D_MODELS:
+        remedy = "its matrices are transposed; quantize its layers with cudatma.quantize"
+        raise WeightFileError(f"{where}: model_type", config["model_type"], "models of nn.Linear", remedy)
+    layers, skipped = {}, {}
+    for layer in _matrices(checkpoint):
+        if why := _why_not(checkpoint, layer, exclude):
+            skipped[layer] = why
+        else:
+            layers[layer] = {"weight": f"{layer}.weight"}
+    if not layers:
+        raise WeightFileError(where, "no layer to quantize", "matrices named *.N.*.weight, in fp16, bf16 or fp32")
+    return layers, skipped
+
+
+def _matrices(checkpoint: Checkpoint) -> list[str]:
+    """Modules whose weight has two dimensions, in the model's order."""
+    files = checkpoint.files
+    found = (name for name in files if name.endswith(".weight") and len(files[name].tensors[name].shape) == 2)
+    return sorted((name.removesuffix(".weight") for name in found), key=natural)
+
+
+def _why_not(checkpoint: Checkpoint, layer: str, exclude: tuple[str, ...]) -> str:
+    """Why a matrix is not quantized; "" where it is."""
+    entry = checkpoint.files[f"{layer}.weight"].tensors[f"{layer}.weight"]
+    for pattern in exclude:
+        if fnmatchcase(layer, pattern):
+            return f"excluded by {pattern}"
+    if entry.dtype not in _FLOATS:
+        return f"its type is {entry.dtype}"
+    return unsuitable(layer, entry.shape)
+
+
+def unsuitable(layer: str, shape: tuple[int, ...]) -> str:
+    """Why a matrix of this name and shape is not quantized unless its checkpoint was; "" where it is."""
+    last = layer.rpartition(".")[2]
+    if last == "lm_head" or not re.search(r"\.\d+\.", layer):
+        return "outside the model's numbered blocks, as the head and the embedding"
+    if "embed" in last or "norm" in last:
+        return "an embedding or a norm by its name"
+    if _is_expert(layer) or last in ("gate", "router"):
+        return "an expert or a router"
+    if min(shape) < BLOCK:
+        return f"smaller than {BLOCK} x {BLOCK}"
+    return ""
+
+
+def _is_expert(layer: str) -> bool:
+    return re.search(r"\.experts\.", layer) is not None
+
+
+def _fingerprint(path: Path) -> str:
+    try:
+        size = path.stat().st_size
+        digest = hashlib.blake2b(str(size).encode(), digest_size=16)
+        with path.open("rb") as file:
+            if path.suffix == ".safetensors":
+                digest.update(file.read(int.from_bytes(file.read(8), "little")))
+                for sample in range(_SAMPLES):
+                    file.seek(max(0, (size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1)))
+                    digest.update(file.read(_SAMPLE_BYTES))
+            else:
+                digest.update(file.read())
+    except OSError as error:
+        raise WeightFileError(str(path), f"{error}", "a readable file", "check the path") from error
+    return digest.hexdigest()

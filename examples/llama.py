@@ -1,0 +1,279 @@
+"""A Llama with random weights in transformers: fp16 against int4 by cudatma, in tokens/s, memory and logits.
+
+    python examples/llama.py --size tiny                    # on the CPU, through the reference backend
+    python examples/llama.py --size 8b --batch 1,16,64      # the sizes of Llama-3-8B, on a GPU with 48 GB
+    python examples/llama.py --size 8b --compile --json llama.json
+
+The fp16 model attends by sdpa. The int4 model is made by from_pretrained(quantization_config=CudatmaConfig(...)) from
+the same weights, and attends by cudatma. Both decode with a static cache; on a GPU one step is a CUDA graph, which the
+measurement replays. Logits of a prompt are compared with those of (a) the fp16 model, which shows what four bits cost
+random weights, and (b) an fp16 model of the dequantized weights, which shows what the kernels cost. Exit status: 0 if
+(b) is within 2 % of the largest logit, 1 beyond, 2 for a wrong call. Needs torch and transformers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from cudatma.errors import ArgumentError, BackendWarning, CudaTmaError
+from cudatma.integrations.torch import MarlinLinear
+from cudatma.integrations.transformers import CudatmaConfig, register
+
+#: hidden_size, intermediate_size, layers, heads, heads of keys and values, vocabulary.
+SIZES = {
+    "tiny": (128, 192, 2, 4, 2, 96),
+    "1b": (2048, 8192, 16, 32, 8, 128256),
+    "8b": (4096, 14336, 32, 32, 8, 128256),
+}
+#: The largest difference of (b), relative to the largest logit.
+KERNEL_LIMIT = 0.02
+_WARM_UPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Decoding with one batch: tokens/s of both models, and how many times as fast int4 is."""
+
+    batch: int
+    fp16_tokens_per_s: float
+    int4_tokens_per_s: float
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Logits against another model's: the largest difference, both over the largest logit; the mean cosine; and the
+    part of positions whose largest logit is the same."""
+
+    max_relative: float
+    mean_cosine: float
+    same_choice: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """fp16_bytes, int4_bytes: of all parameters and buffers. peak_bytes: of torch's allocator while int4 decoded the
+    largest batch, both models included; 0 on the CPU."""
+
+    size: str
+    device: str
+    compiled: bool
+    group_size: int
+    fp16_bytes: int
+    int4_bytes: int
+    peak_bytes: int
+    speeds: tuple[Speed, ...]
+    to_fp16: Difference
+    to_dequantized: Difference
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the example; returns the exit status."""
+    try:
+        options = _parse(argv)
+        report = measure(options)
+    except CudaTmaError as error:
+        print(f"llama: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        options.json.write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
+    print(_text(report))
+    return int(report.to_dequantized.max_relative > KERNEL_LIMIT)
+
+
+def measure(options: argparse.Namespace) -> Report:
+    """Both models, measured one after the other."""
+    register()
+    device = torch.device(options.device)
+    if device.type == "cpu":
+        os.environ.setdefault("CUDATMA_BACKEND", "reference")
+        warnings.simplefilter("ignore", BackendWarning)
+    elif options.size == "tiny":
+        raise ArgumentError("--size", "tiny", "1b, 8b on a GPU", "tiny is for the CPU")
+    dense = _random_model(options.size, device)
+    packed = _quantized(dense, options.group_size, device)
+    prompt = torch.randint(3, dense.config.vocab_size, (1, options.prompt), device=device)
+    logits = _logits(packed, prompt)
+    to_fp16 = _difference(logits, _logits(dense, prompt))
+    sizes = _bytes_of(dense), _bytes_of(packed)
+    pairs = []
+    for batch in options.batch:
+        fp16 = tokens_per_second(dense, batch, options)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        pairs.append((batch, fp16, tokens_per_second(packed, batch, options)))
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    _dequantize_into(dense, packed)
+    return Report(
+        size=options.size,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        compiled=options.compile,
+        group_size=options.group_size,
+        fp16_bytes=sizes[0],
+        int4_bytes=sizes[1],
+        peak_bytes=peak,
+        speeds=tuple(Speed(batch, fp16, int4, int4 / fp16) for batch, fp16, int4 in pairs),
+        to_fp16=to_fp16,
+        to_dequantized=_difference(logits, _logits(dense, prompt)),
+    )
+
+
+def _random_model(size: str, device: Any) -> Any:
+    hidden, ffn, layers, heads, kv_heads, vocabulary = SIZES[size]
+    config = transformers.LlamaConfig(
+        hidden_size=hidden,
+        intermediate_size=ffn,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        vocab_size=vocabulary,
+        max_position_embeddings=8192,
+        rope_theta=500000.0,
+    )
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float16)
+    model.set_attn_implementation("sdpa")
+    return model.eval()
+
+
+def _quantized(dense: Any, group_size: int, device: Any) -> Any:
+    """The same model in int4, quantized by transformers as it would load it from a folder."""
+    model = type(dense).from_pretrained(
+        None,
+        config=dense.config,
+        state_dict=dense.state_dict(),
+        quantization_config=CudatmaConfig(group_size=group_size),
+        dtype=torch.float16,
+        attn_implementation="cudatma",
+    )
+    return model.to(device).eval()
+
+
+def tokens_per_second(model: Any, batch: int, options: argparse.Namespace) -> float:
+    """Of decoding: options.tokens steps of ``batch`` sequences after a prompt, with a static cache."""
+    device, graph = model.device, None
+    length = options.prompt + options.tokens + 2 * _WARM_UPS
+    cache = transformers.StaticCache(config=model.config, max_cache_len=length)
+    token = torch.randint(3, model.config.vocab_size, (batch, 1), device=device)
+    forward = torch.compile(model, fullgraph=True, dynamic=False) if options.compile else model
+
+    def step() -> None:
+        token.copy_(forward(token, past_key_values=cache).logits[:, -1:].argmax(-1))
+
+    with torch.no_grad():
+        prompt = torch.randint(3, model.config.vocab_size, (batch, options.prompt), device=device)
+        model(prompt, past_key_values=cache, logits_to_keep=1)
+        if device.type == "cuda":
+            side = torch.cuda.Stream(device)
+            side.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(side):
+                for _ in range(_WARM_UPS):
+                    step()
+            torch.cuda.current_stream(device).wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step()
+        run = step if graph is None else graph.replay
+        for _ in range(_WARM_UPS):
+            run()
+        _wait(device)
+        begin = time.perf_counter()
+        for _ in range(options.tokens):
+            run()
+        _wait(device)
+    return float(batch * options.tokens / (time.perf_counter() - begin))
+
+
+def _wait(device: Any) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _logits(model: Any, prompt: Any) -> Any:
+    with torch.no_grad():
+        return model(prompt).logits[0].float()
+
+
+def _difference(logits: Any, others: Any) -> Difference:
+    return Difference(
+        max_relative=float((logits - others).abs().max() / others.abs().max()),
+        mean_cosine=float(torch.nn.functional.cosine_similarity(logits, others).mean()),
+        same_choice=float((logits.argmax(-1) == others.argmax(-1)).float().mean()),
+    )
+
+
+def _dequantize_into(dense: Any, packed: Any) -> None:
+    """Put the values of the int4 weights into the fp16 model."""
+    with torch.no_grad():
+        for name, layer in packed.named_modules():
+            if isinstance(layer, MarlinLinear):
+                dense.get_submodule(name).weight.copy_(layer.dequantize())
+
+
+def _bytes_of(model: Any) -> int:
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+
+
+def _text(report: Report) -> str:
+    lines = [f"Llama {report.size} on {report.device}, groups of {report.group_size}{', compiled' * report.compiled}"]
+    lines.append(f"weights: fp16 {report.fp16_bytes / 1e9:.3f} GB, int4 {report.int4_bytes / 1e9:.3f} GB")
+    if report.device == "cpu":
+        lines.append("on the CPU, tokens/s show that the example runs, not how fast the kernels are")
+    for speed in report.speeds:
+        rates = f"fp16 {speed.fp16_tokens_per_s:.1f}, int4 {speed.int4_tokens_per_s:.1f} tokens/s"
+        lines.append(f"batch {speed.batch}: {rates}, {speed.ratio:.2f} times")
+    for what, off in (("fp16", report.to_fp16), ("dequantized", report.to_dequantized)):
+        lines.append(
+            f"logits against {what}: largest difference {off.max_relative:.2%}, "
+            f"mean cosine {off.mean_cosine:.5f}, same choice {off.same_choice:.1%}"
+        )
+    return "\n".join(lines)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0] if __doc__ else "",
+        epilog=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--size", choices=SIZES, default="tiny", help="of the model (default: tiny)")
+    add("--batch", type=_numbers, default=None, metavar="N,N,..", help="sequences (default: 1,16,64; on the CPU 1,2)")
+    add("--prompt", type=int, default=None, metavar="N", help="tokens before decoding (default: 128; on the CPU 12)")
+    add("--tokens", type=int, default=None, metavar="N", help="decoded and timed (default: 128; on the CPU 4)")
+    add("--group-size", type=int, choices=(32, 64, 128, -1), default=128, metavar="N", help="32, 64, 128 or -1")
+    add("--device", default=None, help="as torch names it (default: cuda; cpu for tiny)")
+    add("--compile", action="store_true", help="torch.compile both models' decoding step")
+    add("--json", type=Path, metavar="FILE", help="also write the report there")
+    options = parser.parse_args(argv)
+    on_cpu = options.size == "tiny"
+    options.device = options.device or ("cpu" if on_cpu else "cuda")
+    options.batch = options.batch or ([1, 2] if on_cpu else [1, 16, 64])
+    options.prompt = options.prompt or (12 if on_cpu else 128)
+    options.tokens = options.tokens or (4 if on_cpu else 128)
+    if options.device != "cpu" and not torch.cuda.is_available():
+        raise ArgumentError("--device", options.device, "a GPU that torch can use", "--size tiny runs on the CPU")
+    return options
+
+
+def _numbers(text: str) -> list[int]:
+    if not all(part.isdecimal() and int(part) > 0 for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text}; allowed: integers above 0 with commas")
+    return [int(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""examples/llama.py on the CPU: both models decode, and the int4 one computes what its weights stand for."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers", minversion="5.17")
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
+llama = importlib.import_module("llama")
+
+
+def test_the_tiny_model_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDATMA_BACKEND", "reference")
+    assert llama.main(["--size", "tiny", "--batch", "1,3", "--tokens", "2", "--json", str(tmp_path / "r.json")]) == 0
+    assert "batch 3: fp16" in capsys.readouterr().out
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert [speed["batch"] for speed in report["speeds"]] == [1, 3]
+    assert all(speed["int4_tokens_per_s"] > 0 for speed in report["speeds"])
+    assert report["int4_bytes"] < 0.4 * report["fp16_bytes"]
+    assert report["to_dequantized"]["max_relative"] < 0.01
+    assert 0.01 < report["to_fp16"]["max_relative"] < 0.5
+    assert report["to_dequantized"]["same_choice"] > 0.9
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it would run")
+def test_a_gpu_is_needed_for_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert llama.main(["--size", "8b"]) == 2
+    assert "--device: got cuda" in capsys.readouterr().err

@@ -1,0 +1,231 @@
+"""Folders of tiny Llamas as Hugging Face has them: float, or quantized by GPTQ, AWQ or compressed-tensors.
+
+The integers are packed here by plain loops over nibbles, not by cudatma; each writer returns the weights that its
+integers stand for, so that tests can compare with them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+HIDDEN, FFN, HEADS, KV_HEADS, VOCAB, BLOCKS = 128, 192, 4, 2, 96, 2
+TYPES: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+Tensors = dict[str, NDArray[Any]]
+
+
+def linear_shapes() -> dict[str, tuple[int, int]]:
+    """Layer -> (K, N)."""
+    kv = HIDDEN * KV_HEADS // HEADS
+    inside = {
+        "self_attn.q_proj": (HIDDEN, HIDDEN),
+        "self_attn.k_proj": (HIDDEN, kv),
+        "self_attn.v_proj": (HIDDEN, kv),
+        "self_attn.o_proj": (HIDDEN, HIDDEN),
+        "mlp.gate_proj": (HIDDEN, FFN),
+        "mlp.up_proj": (HIDDEN, FFN),
+        "mlp.down_proj": (FFN, HIDDEN),
+    }
+    return {f"model.layers.{b}.{name}": shape for b in range(BLOCKS) for name, shape in inside.items()}
+
+
+def config(dtype: str = "float16", quantization: dict[str, Any] | None = None) -> dict[str, Any]:
+    found = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "intermediate_size": FFN,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "num_hidden_layers": BLOCKS,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "torch_dtype": dtype,
+    }
+    return found if quantization is None else {**found, "quantization_config": quantization}
+
+
+def other_tensors(dtype: str, seed: int) -> Tensors:
+    """Embedding, head and norms."""
+    rng = np.random.default_rng(seed)
+    kind = TYPES[dtype]
+    norms = ["model.norm"] + [
+        f"model.layers.{b}.{n}" for b in range(BLOCKS) for n in ("input_layernorm", "post_attention_layernorm")
+    ]
+    return {
+        "model.embed_tokens.weight": rng.standard_normal((VOCAB, HIDDEN)).astype(kind),
+        "lm_head.weight": (rng.standard_normal((VOCAB, HIDDEN)) / (2 * HIDDEN**0.5)).astype(kind),
+        **{f"{name}.weight": (1 + 0.1 * rng.standard_normal(HIDDEN)).astype(kind) for name in norms},
+    }
+
+
+def write_folder(folder: Path, tensors: Tensors, config_json: dict[str, Any], shards: int = 1) -> None:
+    """Weights in one file or several, the configuration, and what else such folders hold."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = list(tensors)
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    else:
+        files = {name: f"model-{i * shards // len(names) + 1:05}-of-{shards:05}.safetensors"
+                 for i, name in enumerate(names)}  # fmt: skip
+        for file in set(files.values()):
+            part = {name: tensors[name] for name in names if files[name] == file}
+            save_file(part, folder / file, metadata={"format": "pt"})
+        index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": files}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text(json.dumps(config_json))
+    (folder / "generation_config.json").write_text(json.dumps({"max_new_tokens": 4}))
+
+
+def write_float(folder: Path, dtype: str = "float16", *, shards: int = 1, seed: int = 0) -> Tensors:
+    """A float model; returns its linear layers' weights (N, K) in float32."""
+    rng = np.random.default_rng(seed)
+    weights = {
+        f"{layer}.weight": (rng.standard_normal((n, k)) / k**0.5).astype(TYPES[dtype])
+        for layer, (k, n) in linear_shapes().items()
+    }
+    write_folder(folder, {**weights, **other_tensors(dtype, seed + 1)}, config(dtype), shards)
+    return {name: weight.astype(np.float32) for name, weight in weights.items()}
+
+
+class Quantized:
+    """Random integers q (K, N), scales and zero points (G, N), and the group of each row."""
+
+    def __init__(self, rng: np.random.Generator, k: int, n: int, group: int, sym: bool, order: bool, dtype: str):
+        size = k if group == -1 else group
+        groups = -(-k // size)
+        self.q = rng.integers(0, 16, (k, n), dtype=np.uint8)
+        self.zeros = np.full((groups, n), 8, np.uint8) if sym else rng.integers(1, 16, (groups, n), dtype=np.uint8)
+        self.scales = ((0.5 + rng.random((groups, n))) * 0.2 / k**0.5).astype(TYPES[dtype])
+        self.index = (np.arange(k) // size).astype(np.int32)
+        if order:
+            rng.shuffle(self.index)
+
+    def weight(self) -> NDArray[Any]:
+        """(N, K) in float32."""
+        level = self.q.astype(np.float32) - self.zeros[self.index].astype(np.float32)
+        return np.ascontiguousarray((level * self.scales[self.index].astype(np.float32)).T)
+
+
+def words(values: NDArray[Any], order: tuple[int, ...] = tuple(range(8))) -> NDArray[np.int32]:
+    """(R, 8 C) -> int32 (R, C): column 8 c + order[i] in nibble i."""
+    rows, columns = values.shape
+    out = np.zeros((rows, columns // 8), np.uint32)
+    for nibble, column in enumerate(order):
+        out |= values[:, column::8].astype(np.uint32) << np.uint32(4 * nibble)
+    return out.view(np.int32)
+
+
+def _write(
+    folder: Path,
+    section: dict[str, Any],
+    tensors_of: Callable[[Quantized], Tensors],
+    *,
+    group: int,
+    sym: bool,
+    order: bool,
+    dtype: str,
+    shards: int,
+    seed: int,
+) -> Tensors:
+    rng = np.random.default_rng(seed)
+    tensors: Tensors = {}
+    weights: Tensors = {}
+    for layer, (k, n) in linear_shapes().items():
+        made = Quantized(rng, k, n, group, sym, order, dtype)
+        tensors |= {f"{layer}.{name}": np.ascontiguousarray(array) for name, array in tensors_of(made).items()}
+        weights[f"{layer}.weight"] = made.weight()
+    write_folder(folder, {**tensors, **other_tensors(dtype, seed + 1)}, config(dtype, section), shards)
+    return weights
+
+
+def write_gptq(
+    folder: Path,
+    *,
+    form: str = "v1",
+    group: int = 32,
+    sym: bool = False,
+    order: bool = False,
+    dtype: str = "float16",
+    shards: int = 1,
+    seed: int = 0,
+) -> Tensors:
+    """A GPTQ model; form: of the zero points, "v1", "v2" or "v1_borrow" (GPTQModel)."""
+
+    def tensors_of(made: Quantized) -> Tensors:
+        plain = words(made.zeros).view(np.uint32)
+        stored = {"v1": words((made.zeros - 1) & 15), "v2": plain, "v1_borrow": plain - np.uint32(0x11111111)}[form]
+        return {
+            "qweight": words(made.q.T).T,
+            "qzeros": stored.view(np.int32),
+            "scales": made.scales,
+            "g_idx": made.index,
+        }
+
+    section: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": group, "desc_act": order, "sym": sym}
+    section["checkpoint_format"] = "gptq_v2" if form == "v2" else "gptq"
+    if form == "v1_borrow":
+        section["meta"] = {"quantizer": ["gptqmodel:5.6.0"]}
+    return _write(folder, section, tensors_of, group=group, sym=sym, order=order, dtype=dtype, shards=shards, seed=seed)
+
+
+def write_awq(folder: Path, *, group: int = 64, dtype: str = "float16", shards: int = 1, seed: int = 0) -> Tensors:
+    """An AWQ model, asymmetric."""
+
+    def tensors_of(made: Quantized) -> Tensors:
+        order = (0, 2, 4, 6, 1, 3, 5, 7)
+        return {"qweight": words(made.q, order), "qzeros": words(made.zeros, order), "scales": made.scales}
+
+    section = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}
+    return _write(
+        folder, section, tensors_of, group=group, sym=False, order=False, dtype=dtype, shards=shards, seed=seed
+    )
+
+
+def write_compressed(
+    folder: Path,
+    *,
+    group: int = 64,
+    sym: bool = True,
+    order: bool = False,
+    dtype: str = "bfloat16",
+    shards: int = 1,
+    seed: int = 0,
+) -> Tensors:
+    """A compressed-tensors model, pack-quantized."""
+
+    def tensors_of(made: Quantized) -> Tensors:
+        k, n = made.q.shape
+        found = {
+            "weight_packed": words(made.q.T),
+            "weight_scale": made.scales.T,
+            "weight_shape": np.array([n, k], np.int64),
+        }
+        if not sym:
+            found["weight_zero_point"] = words(made.zeros).T
+        if order:
+            found["weight_g_idx"] = made.index
+        return found
+
+    weights = {"num_bits": 4, "type": "int", "symmetric": sym, "strategy": "channel" if group == -1 else "group"}
+    weights["group_size"] = None if group == -1 else group
+    weights["actorder"] = "group" if order else None
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}
+    section = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": groups,
+        "ignore": ["lm_head"],
+    }
+    return _write(folder, section, tensors_of, group=group, sym=sym, order=order, dtype=dtype, shards=shards, seed=seed)

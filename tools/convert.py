@@ -1,0 +1,149 @@
+"""Convert a Hugging Face checkpoint into one whose linear layers are packed for marlin_gemm.
+
+CHECKPOINT is a folder with config.json and safetensors files: a model quantized by GPTQ, AWQ or compressed-tensors, or
+with --quantize a float model. OUT is a new folder, which transformers loads after
+cudatma.integrations.transformers.register(). The same command continues a conversion that was interrupted. It needs no
+GPU and no torch, and holds one layer in memory.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # as a file it is the subcommand; the checkout need not be installed
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from cudatma.cli import main as cudatma_main
+
+    raise SystemExit(cudatma_main(["convert", *sys.argv[1:]]))
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from cudatma.errors import ArgumentError, counted
+from cudatma.kernels.table_text import table_text
+from cudatma.quantization.conversion import Conversion, LayerReport, convert_checkpoint
+from cudatma.quantization.packed import GROUP_SIZES
+
+from .command_line import Parser
+
+EXAMPLES = """examples:
+  cudatma convert Llama-3.1-8B-Instruct-GPTQ-INT4 llama-cudatma
+  cudatma convert Llama-3.1-8B-Instruct llama-cudatma --quantize --group-size 64 --asymmetric
+  cudatma convert Qwen2.5-VL-7B-Instruct qwen-cudatma --quantize --exclude 'visual.*' --json
+"""
+#: Options that only make sense where weights are quantized.
+_QUANTIZING = {"group_size": "--group-size", "asymmetric": "--asymmetric", "clip_search": "--clip-search"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``cudatma convert``; returns the exit status. Raises what convert_checkpoint() raises."""
+    options = _parser().parse_args(argv)
+    if not options.quantize:
+        given = [name for field, name in _QUANTIZING.items() if getattr(options, field)]
+        given += ["--exclude"] if options.exclude else []
+        if given:
+            raise ArgumentError(given[0], "without --quantize", "with --quantize", "a quantized model keeps its layers")
+    console = Console(stderr=True)
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), *times)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("reading", total=None)
+
+        def show(what: str, done: int, total: int) -> None:
+            progress.update(bar, description=what, completed=done, total=total)
+
+        done = convert_checkpoint(
+            options.checkpoint,
+            options.out,
+            quantize=options.quantize,
+            group_size=options.group_size or 128,
+            symmetric=not options.asymmetric,
+            clip_search=options.clip_search,
+            dtype=options.dtype,
+            exclude=options.exclude,
+            progress=show,
+        )
+    print(json.dumps(done.as_dict(), indent=1) if options.json else _text(done))
+    return 0
+
+
+def _text(done: Conversion) -> str:
+    """The report: layers of one name together, then what was left out, then the totals."""
+    kinds: dict[tuple[str, ...], list[LayerReport]] = defaultdict(list)
+    for layer in done.layers:
+        kinds[_kind(layer)].append(layer)
+    rows = []
+    for (name, shape, group, zeros, order), layers in kinds.items():
+        size = sum(layer.source_bytes for layer in layers), sum(layer.packed_bytes for layer in layers)
+        mean = sum(layer.mean_error for layer in layers) / len(layers)
+        errors = f"{max(layer.max_error for layer in layers):.2g}", f"{mean:.2g}"
+        rows.append((name, str(len(layers)), shape, group, zeros, order, _bytes(size[0]), _bytes(size[1]), *errors))
+    header = ("name", "count", "K x N", "group", "zeros", "order", "before", "after", "max error", "mean error")
+    lines = [table_text("packed layers", header, rows), _what_errors_are(done)]
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for name, reason in done.skipped.items():
+        reasons[reason].append(name)
+    lines += [f"not packed, {reason}: {_names(names)}" for reason, names in reasons.items()]
+    lines += [f"not copied: {name} ({reason})" for name, reason in done.not_copied.items()]
+    kept = f", {done.kept_shards} of them from an earlier run" if done.kept_shards else ""
+    lines += [
+        f"{counted(len(done.layers), 'layer')} of {done.source} ({done.method}) packed, scales in {done.dtype}",
+        f"{_bytes(done.source_bytes)} became {_bytes(done.out_bytes)} in {counted(done.shards, 'file')}{kept}",
+        f"wrote {done.out}",
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def _kind(layer: LayerReport) -> tuple[str, ...]:
+    """What layers have in common that share a row."""
+    group = "column" if layer.group_size == -1 else str(layer.group_size)
+    zeros, order = "no" if layer.symmetric else "yes", "yes" if layer.act_order else "no"
+    return layer.name.rpartition(".")[2], f"{layer.shape[0]} x {layer.shape[1]}", group, zeros, order
+
+
+def _what_errors_are(done: Conversion) -> str:
+    if done.method == "float":
+        return "errors: of weights, the largest over the layer's largest weight, and the mean over the mean weight"
+    if any(layer.max_error for layer in done.layers):
+        return f"errors: relative, of scales that were rounded to {done.dtype}; the integers are unchanged"
+    return "nothing was rounded: integers, zero points and scales are unchanged"
+
+
+def _names(layers: Sequence[str]) -> str:
+    return ", ".join(layers[:4]) + (f" and {len(layers) - 4} more" if len(layers) > 4 else "")
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count} B"
+
+
+def _parser() -> Parser:
+    parser = Parser("cudatma convert", __doc__, EXAMPLES)
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", type=Path, help="the folder of the model")
+    add("out", metavar="OUT", type=Path, help="a new folder, or that of a conversion that was interrupted")
+    add("--quantize", action="store_true", help="round a float model's weights to int4")
+    sizes = ", ".join(map(str, GROUP_SIZES))
+    add("--group-size", type=_group_size, metavar="N", help=f"weights that share a scale: {sizes} (default: 128)")
+    add("--asymmetric", action="store_true", help="with zero points")
+    add("--clip-search", action="store_true", help="per group the range with the least squared error; 20 times slower")
+    add("--exclude", action="append", default=[], metavar="PATTERN", help="layers to leave as they are, repeatable")
+    help_dtype = "of scales and activations (default: the model's own)"
+    add("--dtype", choices=("float16", "bfloat16"), metavar="TYPE", help=f"float16 or bfloat16, {help_dtype}")
+    add("--json", action="store_true", help="print the report as JSON")
+    return parser
+
+
+def _group_size(text: str) -> int:
+    if text not in map(str, GROUP_SIZES):
+        raise argparse.ArgumentTypeError(f"{text}; allowed: {', '.join(map(str, GROUP_SIZES))}")
+    return int(text)
