@@ -45,15 +45,15 @@ def register() -> None:
     gemm_schema = _GEMM.format(beta="", out_dtype="ScalarType? out_dtype=None, ")
     gemm_out_schema = _GEMM.format(beta="float beta=0.0, ", out_dtype="")
     _define(library, "marlin_gemm", _MARLIN, _marlin_gemm, fakes.marlin_gemm)
-    _define(library, "marlin_gemm_out", f"{_MARLIN}, *{_OUT}", _marlin_gemm_out, fakes.marlin_gemm_out)
+    _define(library, "marlin_gemm_out", f"{_MARLIN}, *{_OUT}", _writes(_marlin_gemm), fakes.marlin_gemm_out)
     _define(library, "gemm", gemm_schema, _gemm, fakes.gemm)
-    _define(library, "gemm_out", f"{gemm_out_schema}{_OUT}", _gemm_out, fakes.gemm_out)
+    _define(library, "gemm_out", f"{gemm_out_schema}{_OUT}", _writes(_gemm), fakes.gemm_out)
     _define(library, "attention", _ATTENTION, _attention, fakes.attention)
-    _define(library, "attention_out", f"{_ATTENTION}{_OUT}", _attention_out, fakes.attention_out)
+    _define(library, "attention_out", f"{_ATTENTION}{_OUT}", _writes(_attention), fakes.attention_out)
     _define(library, "attention_varlen", _VARLEN, _attention_varlen, fakes.attention_varlen)
-    _define(library, "attention_varlen_out", f"{_VARLEN}{_OUT}", _attention_varlen_out, fakes.attention_varlen_out)
+    _define(library, "attention_varlen_out", f"{_VARLEN}{_OUT}", _writes(_attention_varlen), fakes.attention_varlen_out)
     _define(library, "attention_decode", _DECODE, _attention_decode, fakes.attention_decode)
-    _define(library, "attention_decode_out", f"{_DECODE}{_OUT}", _attention_decode_out, fakes.attention_decode_out)
+    _define(library, "attention_decode_out", f"{_DECODE}{_OUT}", _writes(_attention_decode), fakes.attention_decode_out)
     _libraries.append(library)
 
 
@@ -67,6 +67,16 @@ def _define(library: Any, name: str, arguments: str, function: Callable[..., Any
     torch.library.register_fake(f"cudatma::{name}", fake, lib=library)
 
 
+def _writes(function: Callable[..., Any]) -> Callable[..., None]:
+    """The function's variant that writes to ``out``, whose version counter tells autograd and packed_weight() so."""
+
+    def write(*operands: Any, out: Any, **options: Any) -> None:
+        function(*operands, out=out, **options)
+        torch.autograd.graph.increment_version(out)
+
+    return write
+
+
 def _marlin_gemm(
     x: Any,
     qweight: Any,
@@ -78,27 +88,11 @@ def _marlin_gemm(
     n: int,
     group_size: int,
     batch_invariant: bool = False,
+    *,
+    out: Any = None,
 ) -> Any:
     weight = packed_weight(qweight, scales, zeros, perm, k, n, group_size)
-    return marlin_gemm(x, weight, None, _plain(bias), batch_invariant=batch_invariant)
-
-
-def _marlin_gemm_out(
-    x: Any,
-    qweight: Any,
-    scales: Any,
-    zeros: Any,
-    perm: Any,
-    bias: Any,
-    k: int,
-    n: int,
-    group_size: int,
-    batch_invariant: bool = False,
-    *,
-    out: Any,
-) -> None:
-    weight = packed_weight(qweight, scales, zeros, perm, k, n, group_size)
-    marlin_gemm(x, weight, out, _plain(bias), batch_invariant=batch_invariant)
+    return marlin_gemm(x, weight, out, _plain(bias), batch_invariant=batch_invariant)
 
 
 def _plain(tensor: Any) -> Any:
@@ -110,32 +104,16 @@ def _gemm(a: Any, b: Any, **options: Any) -> Any:
     return gemm(a, b, **options)
 
 
-def _gemm_out(a: Any, b: Any, **options: Any) -> None:
-    gemm(a, b, **options)
-
-
 def _attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
     return attention(q, k, v, **_windowed(options))
-
-
-def _attention_out(q: Any, k: Any, v: Any, **options: Any) -> None:
-    attention(q, k, v, **_windowed(options))
 
 
 def _attention_varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, **options: Any) -> Any:
     return attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **_windowed(options))
 
 
-def _attention_varlen_out(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, **options: Any) -> None:
-    attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, **_windowed(options))
-
-
 def _attention_decode(q: Any, k_cache: Any, v_cache: Any, seqlens: Any, **options: Any) -> Any:
     return attention_decode(q, k_cache, v_cache, seqlens, **_windowed(options))
-
-
-def _attention_decode_out(q: Any, k_cache: Any, v_cache: Any, seqlens: Any, **options: Any) -> None:
-    attention_decode(q, k_cache, v_cache, seqlens, **_windowed(options))
 
 
 def _windowed(options: dict[str, Any]) -> dict[str, Any]:
