@@ -2,8 +2,8 @@
 
 An operator is called with tensors, and the kernels' launch plans belong to a PackedWeight. One is remembered for the
 address of qweight, and serves only tensors that are the same memory: the same storages, at the same places, of the same
-shapes and types, whose version counters have not moved. Weak references to the storages are kept with it: a storage
-that lives or is weakly referenced shares its address with no other one, and what was freed is forgotten.
+shapes, strides and types, whose version counters have not moved. Weak references to the storages are kept with it: a
+storage that lives or is weakly referenced shares its address with no other one, and what was freed is forgotten.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def packed_weight(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: i
     facts = (
         qweight.untyped_storage()._cdata,
         qweight.shape,
+        qweight.stride(),
         (k, n, group_size),
         _facts(scales),
         None if zeros is None else _facts(zeros),
@@ -82,7 +83,7 @@ def weight_tensors(weight: PackedWeight) -> dict[str, Any]:
 def _facts(tensor: Any) -> tuple[Any, ...]:
     """What tells apart memory whose values were read: inference tensors count no versions."""
     version = -1 if tensor.is_inference() else tensor._version
-    return tensor.untyped_storage()._cdata, tensor.data_ptr(), version, tensor.shape, tensor.dtype
+    return tensor.untyped_storage()._cdata, tensor.data_ptr(), version, tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _made(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, group_size: int) -> PackedWeight:
