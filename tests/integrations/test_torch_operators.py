@@ -176,9 +176,10 @@ def test_an_operator_writes_out(name: str) -> None:
     wanted = call.run()
     out, options = torch.full_like(wanted, float("nan")), dict(call.options)
     options.pop("out_dtype", None)
-    operator = getattr(torch.ops.cudatma, f"{call.operator}_out")
+    operator, version = getattr(torch.ops.cudatma, f"{call.operator}_out"), out._version
     assert operator(*call.arguments, **options, out=out) is None
     torch.testing.assert_close(out, wanted, rtol=0, atol=0)
+    assert out._version > version  # autograd and packed_weight() see the change
 
 
 @pytest.mark.parametrize("name", NAMES)

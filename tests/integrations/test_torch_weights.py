@@ -94,6 +94,19 @@ def test_scales_elsewhere_in_the_same_storage_are_another_weight() -> None:
     np.testing.assert_array_equal(found[1], 2 * found[0])
 
 
+def test_transposed_tensors_are_not_the_weight_that_is_known() -> None:
+    square: Any = (8192, 64, 128)
+    qweight, scales = torch.zeros(128, 2048, dtype=torch.uint8), torch.ones(64, 64).half()
+    packed_weight(qweight, scales, None, None, *square)
+    with pytest.raises(QuantizationError, match=r"^scales: got strides"):
+        packed_weight(qweight, scales.T, None, None, *square)
+    square = (8192, 1024, -1)
+    qweight, scales = torch.zeros(2048, 2048, dtype=torch.uint8), torch.ones(1, 1024).half()
+    packed_weight(qweight, scales, None, None, *square)
+    with pytest.raises(QuantizationError, match=r"^qweight: got strides"):
+        packed_weight(qweight.T, scales, None, None, *square)
+
+
 def test_freed_weights_are_forgotten_and_nothing_keeps_them_alive() -> None:
     weights._known.clear()
     several = [tensors(seed) for seed in range(6)]

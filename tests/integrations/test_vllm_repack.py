@@ -32,6 +32,7 @@ def words(values: NDArray[np.uint8]) -> Any:
         (64, 100, 64, False),
         (40, 20, -1, True),
         (8, 3, -1, False),
+        (64, 1, 32, True),
     ],
 )
 def test_repacked_weights_equal_packed_ones(

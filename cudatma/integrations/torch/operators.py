@@ -64,15 +64,18 @@ def _define(library: Any, name: str, arguments: str, function: Callable[..., Any
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
     library.define(f"{name}({arguments}) -> {'()' if has_out else 'Tensor'}", tags=tags)
     for key in ("CPU", "CUDA"):
-        library.impl(name, _without_result(function) if has_out else function, key)
+        library.impl(name, _writes(function) if has_out else function, key)
     torch.library.register_fake(f"cudatma::{name}", fake, lib=library)
 
 
-def _without_result(function: Callable[..., Any]) -> Callable[..., None]:
-    def call(*arguments: Any, **options: Any) -> None:
-        function(*arguments, **options)
+def _writes(function: Callable[..., Any]) -> Callable[..., None]:
+    """The function's variant that writes to ``out``, and counts a version of it for autograd and packed_weight()."""
 
-    return call
+    def write(*operands: Any, out: Any, **options: Any) -> None:
+        function(*operands, out=out, **options)
+        torch.autograd.graph.increment_version(out)
+
+    return write
 
 
 def _with_sides(function: Callable[..., Any]) -> Callable[..., Any]:

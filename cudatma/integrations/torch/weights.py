@@ -1,9 +1,9 @@
 """The PackedWeight of a weight's tensors: made at the first call, found at later ones, replaced if the tensors change.
 
 An operator gets tensors, and the kernels' launch plans belong to a PackedWeight. A table holds one for the address of
-qweight. It serves only tensors that are the same memory: the same storages, at the same places, of the same shapes and
-dtypes, with the same version counters. The table keeps weak references to the storages: no other storage gets the
-address of one that is alive or weakly referenced. Entries whose storages were freed are removed.
+qweight. It serves only tensors that are the same memory: the same storages, at the same places, of the same shapes,
+strides and dtypes, with the same version counters. The table keeps weak references to the storages: no other storage
+gets the address of one that is alive or weakly referenced. Entries whose storages were freed are removed.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ def packed_weight(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: i
     facts = (
         qweight.untyped_storage()._cdata,
         qweight.shape,
+        qweight.stride(),
         (k, n, group_size),
         _facts(scales),
         None if zeros is None else _facts(zeros),
@@ -82,7 +83,7 @@ def weight_tensors(weight: PackedWeight) -> dict[str, Any]:
 def _facts(tensor: Any) -> tuple[Any, ...]:
     """What identifies memory and its values; inference tensors have no version counter."""
     version = -1 if tensor.is_inference() else tensor._version
-    return tensor.untyped_storage()._cdata, tensor.data_ptr(), version, tensor.shape, tensor.dtype
+    return tensor.untyped_storage()._cdata, tensor.data_ptr(), version, tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _made(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, group_size: int) -> PackedWeight:

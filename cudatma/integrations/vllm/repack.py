@@ -48,7 +48,8 @@ def _require(field: str, tensor: Any, shape: tuple[int, int]) -> None:
 
 def _bytes(words: Any) -> Any:
     """int32 (R, C) -> uint8 (R, C, 4), least significant first."""
-    return words.contiguous().view(torch.uint8).reshape(*words.shape, 4)
+    words = words.clone(memory_format=torch.contiguous_format)  # contiguous() would keep a single column's stride
+    return words.view(torch.uint8).reshape(*words.shape, 4)
 
 
 def _nibbles(words: Any) -> Any:
