@@ -38,6 +38,7 @@ def test_two_gpus_give_what_two_processes_on_the_cpu_give(tmp_path: Path) -> Non
         found[backend] = [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
     for wanted, got in zip(found["gloo"], found["nccl"], strict=True):
         for name, tensor in got.items():
-            torch.testing.assert_close(tensor.double(), wanted[name].double(), rtol=2e-2, atol=6e-2)
+            same = wanted["mlp, float16" if name == "compiled" else name]
+            torch.testing.assert_close(tensor.double(), same.double(), rtol=2e-2, atol=6e-2)
     for name in ("mlp, float16", "mlp, bfloat16", "compiled"):
         assert torch.equal(found["nccl"][0][name], found["nccl"][1][name])

@@ -47,7 +47,8 @@ def results(device: str) -> dict[str, Any]:
         found[f"gathered, {dtype}"] = ColumnParallel.from_packed(up, first, gather_output=True).to(device)(x)
         model = torch.nn.Sequential(columns, torch.nn.SiLU(), rows)
         found[f"mlp, {dtype}"] = model(x)
-    found["compiled"] = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")(x)
+    if device != "cpu":  # test_torch_parallel.py compiles without another process
+        found["compiled"] = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")(x)
     return found
 
 
