@@ -365,6 +365,12 @@ __device__ __forceinline__ void produce_values(Ring& ring, u32 smem, const Tenso
 }
 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
+// Gives a warp's slot back. The arrival must not overtake ldmatrix.
+__device__ __forceinline__ void release_read_by_warp(const Ring& ring, u32 lane) {
+    __syncwarp();
+    if (lane == 0) ring.release();
+}
+
 // One block of keys: scores, softmax, product with the values. q: slot of the queries. tile_row: the warp's first query, in the tile.
 // row: the thread's first query, in the sequence.
 template <bool IsMasked>
@@ -373,7 +379,7 @@ __device__ __forceinline__ void attend_block(Output& output, Rows& rows, Ring& k
     Scores scores;
     k_ring.wait();
     multiply_keys(scores, q, smem + K + k_ring.stage * K_STAGE_BYTES, tile_row, lane);
-    k_ring.release_used_by_warp(k_ring.stage, lane);   // the scores are complete
+    release_read_by_warp(k_ring, lane);
     k_ring.advance();
     float rescale[2];
     softmax<IsMasked>(scores, rows, rescale, problem, row, block * BLOCK_N, lane);
@@ -382,7 +388,7 @@ __device__ __forceinline__ void attend_block(Output& output, Rows& rows, Ring& k
     round_scores(p, scores);
     v_ring.wait();
     multiply_values(output, p, smem + V + v_ring.stage * V_STAGE_BYTES, lane);
-    v_ring.release_used_by_warp(v_ring.stage, lane);
+    release_read_by_warp(v_ring, lane);
     v_ring.advance();
 }
 
