@@ -156,7 +156,7 @@ REGISTRY: dict[str, KernelEntry] = {
             "attention_decode",
             "kernels/attention_decode.cu.j2",
             "cudatma.kernels.attention.decode_sample:dump_specs",
-            "attention of a few queries to a cache, wgmma, keys divided among CTAs",
+            "attention of a few queries to a cache, wgmma or mma.sync, keys divided among CTAs",
             "cudatma.kernels.attention.decode_sample:decode_sample",
         ),
         KernelEntry(
