@@ -144,6 +144,16 @@ def test_a_state_dict_fills_a_module_that_was_made_with_the_same_arguments(tmp_p
         torch.testing.assert_close(other(x), layer(x), rtol=0, atol=0)
 
 
+def test_parameters_may_take_the_buffers_places() -> None:
+    layer = MarlinLinear.from_linear(torch.nn.Linear(64, 32), group_size=32, symmetric=False)
+    x = torch.randn(3, 64, dtype=torch.float16)
+    expected = layer(x)
+    given = {name: torch.nn.Parameter(tensor, False) for name, tensor in layer.state_dict().items()}
+    layer.load_state_dict(given, assign=True)
+    assert len(list(layer.parameters())) == 4
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=0)
+
+
 def test_a_layer_without_memory_gives_results_without_memory() -> None:
     layer = MarlinLinear(K, N, device="meta")
     assert layer(torch.empty(2, K, dtype=torch.float16, device="meta")).shape == (2, N)

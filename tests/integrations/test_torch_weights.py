@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,25 @@ def test_freed_weights_are_forgotten_and_nothing_keeps_them_alive() -> None:
     kept = tensors()
     packed_weight(*kept, *SIZES)
     assert len(weights._known) == 1
+
+
+def test_a_finalizer_may_forget_a_weight_while_another_one_is_looked_for() -> None:
+    weights._known.clear()
+    parts, others = tensors(), tensors(1)
+    packed_weight(*parts, *SIZES)
+
+    class Finalized:
+        def expired(self) -> bool:
+            forget(parts[0])
+            return True
+
+    address = parts[0].data_ptr()
+    facts, weight, _ = weights._known[address]
+    weights._known[address] = facts, weight, (Finalized(),)  # type: ignore[assignment]
+    looking = threading.Thread(target=packed_weight, args=(*others, *SIZES), daemon=True)
+    looking.start()
+    looking.join(timeout=20)
+    assert list(weights._known) == [others[0].data_ptr()]
 
 
 @pytest.mark.parametrize("dtype", [np.dtype(np.uint8), np.dtype(np.float16), BFLOAT16, np.dtype(np.int32)])

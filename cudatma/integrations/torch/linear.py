@@ -182,6 +182,8 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
     def forward(self, x: Any) -> Any:
         """x (..., K) of the layer's dtype, on its device -> (..., N). On the CPU, $CUDATMA_BACKEND says how."""
         tensors = self._buffers  # each attribute of a module costs 0.5 us more
+        if self._parameters:  # a buffer that was replaced by a Parameter
+            tensors = {**tensors, **self._parameters}
         return torch.ops.cudatma.marlin_gemm.default(
             x.contiguous(),
             tensors["qweight"],

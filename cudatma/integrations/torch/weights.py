@@ -9,7 +9,6 @@ gets the address of one that is alive or weakly referenced. Entries whose storag
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,9 +27,9 @@ from cudatma.library_streams import current_stream
 from cudatma.quantization import PackedWeight
 from cudatma.quantization.namespaces import bfloat16_view
 
-#: Address of qweight -> what of the tensors the weight depends on, the weight, and the storages.
+#: Address of qweight -> what of the tensors the weight depends on, the weight, and the storages. Without a lock, which
+#: a forked child could find locked, and so could a finalizer that calls forget().
 _known: dict[int, tuple[tuple[Any, ...], PackedWeight, tuple[StorageWeakRef, ...]]] = {}
-_lock = threading.Lock()
 
 
 def packed_weight(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, group_size: int) -> PackedWeight:
@@ -58,18 +57,16 @@ def packed_weight(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: i
     tensors = [tensor for tensor in (qweight, scales, zeros, perm) if tensor is not None]
     weight = _made(qweight, scales, zeros, perm, k, n, group_size)
     storages = tuple([StorageWeakRef(tensor.untyped_storage()) for tensor in tensors])
-    with _lock:
-        for address, (_, _, held) in list(_known.items()):
-            if any(storage.expired() for storage in held):
-                del _known[address]
-        _known[qweight.data_ptr()] = facts, weight, storages
+    for address, (_, _, held) in list(_known.items()):
+        if any(storage.expired() for storage in held):
+            _known.pop(address, None)
+    _known[qweight.data_ptr()] = facts, weight, storages
     return weight
 
 
 def forget(qweight: Any) -> None:
     """Make the next call with this weight read its values again."""
-    with _lock:
-        _known.pop(qweight.data_ptr(), None)
+    _known.pop(qweight.data_ptr(), None)
 
 
 def weight_tensors(weight: PackedWeight) -> dict[str, Any]:
