@@ -23,7 +23,7 @@ def register() -> None:
     CUDATMA_VLLM=0; warns and does nothing without CuPy, and where vLLM has no such list. Raises ArgumentError for other
     values than 0 and 1.
     """
-    switch = os.environ.get(SWITCH, "1")
+    switch = os.environ.get(SWITCH) or "1"
     if switch not in ("0", "1"):
         raise ArgumentError(SWITCH, switch, "0, 1")
     if switch == "0":
