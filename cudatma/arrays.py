@@ -307,6 +307,10 @@ def empty_in_cupy(shape: tuple[int, ...], dtype: np.dtype[Any], device: int, str
     return with_cupy("cupy.empty", make)
 
 
+#: cudaErrorInsufficientDriver, which is also said where there is no driver, and cudaErrorNoDevice.
+_NO_GPU = (35, 100)
+
+
 def with_cupy(call: str, function: Callable[[Any], Any]) -> Any:
     """``function(cupy)``. DriverError that names ``call`` where CuPy is not installed, finds no driver or GPU, or is
     refused by the CUDA runtime."""
@@ -317,7 +321,9 @@ def with_cupy(call: str, function: Callable[[Any], Any]) -> Any:
     try:
         return function(cupy)
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise DriverError(call, int(error.status), str(error)) from error
+        status = int(error.status)
+        remedy = "cudatma doctor says what is missing; NumPy arrays and backend='emulator' compute on the CPU"
+        raise DriverError(call, status, str(error), remedy if status in _NO_GPU else "") from error
 
 
 def is_torch(owner: object) -> bool:

@@ -36,8 +36,9 @@ def backend_for(function: str, explicit: str | None) -> str:
         is_automatic = _named(explicit) == "auto"
         why = "there is no usable NVIDIA GPU here" if is_automatic else f"{BACKEND_VARIABLE} asks for it"
         warnings.warn(
-            f"{function} computes on the CPU ({chosen}): {why}. Silence this with backend={chosen!r} or "
-            "warnings.filterwarnings('ignore', category=cudatma.BackendWarning)",
+            f"{function} computes on the CPU ({chosen}): {why}. Silence this with "
+            f"warnings.filterwarnings('ignore', category=cudatma.BackendWarning), or in cudatma's own functions with "
+            f"backend={chosen!r}",
             BackendWarning,
             stacklevel=user_stacklevel(),
         )

@@ -58,17 +58,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         def show(what: str, done: int, total: int) -> None:
             progress.update(bar, description=what, completed=done, total=total)
 
-        done = convert_checkpoint(
-            options.checkpoint,
-            options.out,
-            quantize=options.quantize,
-            group_size=options.group_size or 128,
-            symmetric=not options.asymmetric,
-            clip_search=options.clip_search,
-            dtype=options.dtype,
-            exclude=options.exclude,
-            progress=show,
-        )
+        try:
+            done = convert_checkpoint(
+                options.checkpoint,
+                options.out,
+                quantize=options.quantize,
+                group_size=options.group_size or 128,
+                symmetric=not options.asymmetric,
+                clip_search=options.clip_search,
+                dtype=options.dtype,
+                exclude=options.exclude,
+                progress=show,
+            )
+        except KeyboardInterrupt:
+            progress.stop()
+            print("cudatma: interrupted; the same command goes on, after the last finished file", file=sys.stderr)
+            return 130
     print(json.dumps(done.as_dict(), indent=1) if options.json else _text(done))
     return 0
 
@@ -136,7 +141,8 @@ def _parser() -> Parser:
     add("--group-size", type=_group_size, metavar="N", help=f"weights that share a scale: {sizes} (default: 128)")
     add("--asymmetric", action="store_true", help="with zero points")
     add("--clip-search", action="store_true", help="per group the range with the least squared error; 20 times slower")
-    add("--exclude", action="append", default=[], metavar="PATTERN", help="layers to leave as they are, repeatable")
+    help_exclude = "layers to leave as they are, by name: 'model.layers.0.*'; quote it; repeatable"
+    add("--exclude", action="append", default=[], metavar="PATTERN", help=help_exclude)
     help_dtype = "of scales and activations (default: the model's own)"
     add("--dtype", choices=("float16", "bfloat16"), metavar="TYPE", help=f"float16 or bfloat16, {help_dtype}")
     add("--json", action="store_true", help="print the report as JSON")

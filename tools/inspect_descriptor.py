@@ -229,7 +229,7 @@ def _parser() -> Parser:
         "--theme",
         default="auto",
         choices=("auto", "light", "dark"),
-        help="colours of the picture (default: the reader's)",
+        help="colors of the picture (default: the reader's)",
     )
     add("--bits", action="store_true", help="name every one of the 1024 bits and say how it is known")
     add("--wide", action="store_true", help="with --bits: an im2col wide map, whose own bits are not published")

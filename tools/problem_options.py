@@ -19,8 +19,9 @@ def add_problem_options(add: Any) -> None:
             add(flag, dest=first.name, action="store_true", default=None, help=help)
         else:
             allowed = list(dict.fromkeys(value for option in of.values() for value in option.allowed))
-            help += f" (default: {first.default})"
-            add(flag, dest=first.name, type=type(first.default), choices=allowed, help=help)
+            help += f" (default: {first.default})" if first.default != "" else ""
+            shown = f"{{{','.join(str(value) for value in allowed if value != '')}}}"
+            add(flag, dest=first.name, type=type(first.default), choices=allowed, metavar=shown, help=help)
 
 
 def given_options(given: argparse.Namespace) -> list[str]:

@@ -57,7 +57,7 @@ def quantize(
     device. group_size: 32, 64, 128 or -1. dtype: of the scales, fp16 or bf16. clip_search: for each group try the
     ranges of CLIP_RATIOS and keep the one of least squared error (some 20 times slower).
     Ties round to even. Raises QuantizationError for NaN or infinite elements (with their index) and for groups whose
-    dequantised values exceed the dtype's range (with the group); ArgumentTypeError for an object that is no float
+    dequantized values exceed the dtype's range (with the group); ArgumentTypeError for an object that is no float
     array.
     """
     return _quantize(native_array(weight, "weight"), group_size, symmetric, activation_type(dtype), clip_search)
@@ -212,7 +212,7 @@ def _refuse(weight: Any, fits: Any, group_rows: int, dtype: ActivationType, xp: 
     group, column = (int(i) for i in xp.argwhere(~fits)[0])
     values = _float32(weight[group * group_rows : (group + 1) * group_rows, column], xp)
     got = f"values from {min(float(values.min()), 0):g} to {max(float(values.max()), 0):g}"
-    allowed = f"dequantised values that {dtype.name} holds, up to {_largest(dtype):g}"
+    allowed = f"dequantized values that {dtype.name} holds, up to {_largest(dtype):g}"
     remedy = "scale the weight down" if dtype.name == "bfloat16" else "use dtype='bfloat16' or scale the weight down"
     raise QuantizationError(f"weight[group {group}, column {column}]", got, allowed, remedy)
 

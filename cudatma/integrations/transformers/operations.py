@@ -62,14 +62,12 @@ def packing_conversion(scheme: Scheme) -> Any:
 
 
 def _fill(module: MarlinLinear, layer: str, weight: PackedWeight, device: Any) -> dict[str, Any]:
-    """The layer's buffers by their full names; the module gets those that it was not known to need."""
+    """The layer's buffers by their full names. The module gets them too: its shapes are compared."""
     found = {}
     module.group_size = weight.group_size
     for name, tensor in weight_tensors(weight).items():
-        if tensor is None:
-            setattr(module, name, None)
-            continue
-        found[f"{layer}.{name}"] = tensor = tensor.to(device)
-        if getattr(module, name) is None:
-            setattr(module, name, tensor)
+        tensor = None if tensor is None else tensor.to(device)
+        setattr(module, name, tensor)
+        if tensor is not None:
+            found[f"{layer}.{name}"] = tensor
     return found

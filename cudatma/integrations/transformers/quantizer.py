@@ -82,6 +82,10 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         """What turns such a weight into the layer's arrays."""
         return Quantize(self.quantization_config)
 
+    def get_new_dtype(self, converter: Any, param: Any, dtype: Any) -> Any:
+        """The type in which a tensor is read; None keeps that of the file. transformers before 5.21 does not ask."""
+        return None if _packs(converter) else super().get_new_dtype(converter, param, dtype)
+
     def get_weight_conversions(self) -> list[Any]:
         """What turns the tensors of another tool's layers into ours."""
         return [] if self.scheme is None else [packing_conversion(self.scheme)]

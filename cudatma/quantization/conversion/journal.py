@@ -86,10 +86,12 @@ class Journal:
         if not isinstance(content, dict) or (content.get("format"), content.get("version")) != (_FORMAT, _VERSION):
             raise WeightFileError(str(self.path), "another format", f"{_FORMAT}, version {_VERSION}", _ELSEWHERE)
         for part, wanted in self.identity.items():
-            if content.get(part) != json.loads(json.dumps(wanted)):
-                got = f"a conversion with other {part}"
-                shown = "" if part == "source" else f", {part} {json.dumps(wanted)}"
-                raise WeightFileError(str(self.path), got, f"the same source and options{shown}", _ELSEWHERE)
+            there, here = content.get(part), json.loads(json.dumps(wanted))
+            if there != here:
+                got, allowed = f"a conversion with other {part}", "the same source and options"
+                if part == "options" and isinstance(there, dict):
+                    got, allowed = f"{got}: {_without(there, here)}", f"{allowed}: {_without(here, there)}"
+                raise WeightFileError(str(self.path), got, allowed, _ELSEWHERE)
         shards = content.get("shards")
         for name, shard in shards.items() if isinstance(shards, dict) else ():
             self.shards[name] = self._shard(name, shard)
@@ -113,6 +115,11 @@ def _lock(folder: int, out: Path) -> None:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise WeightFileError(str(out), "another conversion writes to it", "one at a time", "wait for it") from error
+
+
+def _without(options: dict[str, Any], others: dict[str, Any]) -> str:
+    """The options that are not the same in others."""
+    return json.dumps({name: value for name, value in options.items() if name not in others or others[name] != value})
 
 
 def _is_ours(entry: Path) -> bool:

@@ -60,8 +60,13 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = ()) ->
     checkpoint is or is not quantized.
     """
     if not folder.is_dir():
-        raise WeightFileError(str(folder), "no folder", "a checkpoint's folder, with config.json and .safetensors")
+        remedy = "check the path; a model of the Hub has to be downloaded first: hf download MODEL --local-dir FOLDER"
+        allowed = "a checkpoint's folder, with config.json and .safetensors"
+        raise WeightFileError(str(folder), "no folder", allowed, remedy)
     config, section = read_config(folder), quantization_section(folder)
+    if section.get("quant_method") == "cudatma":
+        remedy = "transformers loads it after cudatma.integrations.transformers.register()"
+        raise WeightFileError(str(folder), "a folder that is converted already", "one that is not", remedy)
     main = [folder / name for name in _MAIN_FILES if (folder / name).is_file()]
     checkpoint = open_checkpoint(main[0] if main else folder)
     for name, file in checkpoint.files.items():
