@@ -22,7 +22,7 @@ from cudatma.quantization.packed import PackedWeight, check_group_size
 from cudatma.quantization.rounding import quantize_linear
 from cudatma.quantization.safetensors_file import as_path
 
-SHARD_BYTES = 4_000_000_000
+SHARD_BYTES = 1_000_000_000
 
 #: Called with what is being done, the bytes of the source that are done, and all of them.
 Progress = Callable[[str, int, int], None]

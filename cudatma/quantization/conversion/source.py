@@ -123,8 +123,12 @@ def _float_layers(
     if config.get("model_type") in _CONV1D_MODELS:
         remedy = "its matrices are transposed; quantize its layers with cudatma.quantize"
         raise WeightFileError(f"{where}: model_type", config["model_type"], "models of nn.Linear", remedy)
-    layers, skipped = {}, {}
-    for layer in _matrices(checkpoint):
+    layers, skipped, matrices = {}, {}, _matrices(checkpoint)
+    for pattern in exclude:
+        if not any(fnmatchcase(layer, pattern) for layer in matrices):
+            remedy = f"its first layers are {', '.join(matrices[:3])}"
+            raise ArgumentError("exclude", pattern, "a pattern that a layer of the checkpoint matches", remedy)
+    for layer in matrices:
         if why := _why_not(checkpoint, layer, exclude):
             skipped[layer] = why
         else:
