@@ -58,6 +58,7 @@ CONTENTS: dict[str, dict[str, list[str]]] = {
             "docs/reference/int4_gemm",
             "docs/reference/gemm_attention",
             "docs/reference/torch",
+            "docs/reference/transformers",
             "docs/reference/arrays",
             "docs/reference/tensor_maps",
             "docs/reference/kernels",
@@ -112,7 +113,7 @@ nitpicky = True
 # Types in signatures are often those of other libraries or of modules that are not public.
 nitpick_ignore_regex = [("py:class", ".*")]
 autodoc_member_order = "bysource"
-autodoc_mock_imports = ["torch"]  # the site is built without it
+autodoc_mock_imports = ["torch", "transformers"]  # the site is built without them
 autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 72
 python_use_unqualified_type_names = True
