@@ -25,11 +25,11 @@ TRIALS = trials()
 SCHEDULES = 6
 #: Mutants that are tried of a kernel's first launch, at most, and the part of them of its further ones, which share
 #: most of their code with it.
-MOST, FURTHER = 60, 0.3
+MOST, FURTHER = 50, 0.3
 #: What has to be reported of a launch's mutants that are not exempt.
 LEAST = 0.88
 #: The same of a drawn part, in which few mutants decide.
-LEAST_OF_PART = 0.8
+LEAST_OF_PART = 0.7
 #: Probes without a synchronization, the one that only takes requests of the hardware capture, and the one that looks at
 #: a barrier's bits, which are no data.
 _WITHOUT = {"mma", "every_primitive", "tma_case", "mbarrier_bits"}
