@@ -1,8 +1,10 @@
 """A few small launches for the sanitizers: Marlin's every load path, shared tiles, tails, clusters, dependent launches;
-the dense GEMM's every version and layout; attention's every version, masks and grouped heads.
+the dense GEMM's every version and layout; attention's every version, masks and grouped heads; sequences of different
+lengths, and a cache, contiguous and in pages.
 
 compute-sanitizer --tool memcheck python3 tests/gpu/sanitize.py      (or racecheck, synccheck, initcheck)
 compute-sanitizer --tool racecheck python3 tests/gpu/sanitize.py --part 3/8      (which is slow: parts, side by side)
+compute-sanitizer --tool racecheck python3 tests/gpu/sanitize.py --only attention
 
 Every array has a cudaMalloc of its own, so that memcheck knows where it ends; references are computed on the host, so
 that the tools see few kernels but these.
@@ -25,7 +27,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from marlin_operands import LOAD_PATHS, POISON, TOLERANCE, Options, use_load_path
 
-from cudatma import MarlinWorkspace, PackedWeight, attention, gemm, marlin_gemm
+from cudatma import (
+    MarlinWorkspace,
+    PackedWeight,
+    attention,
+    attention_decode,
+    attention_varlen,
+    gemm,
+    marlin_gemm,
+)
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.kernels.attention.choose import candidates as attention_candidates
@@ -190,6 +200,46 @@ def run_attention(version: str, case: str) -> str:
     return ""
 
 
+def run_varlen(dim: int) -> str:
+    """Sequences one after the other, some of which are empty."""
+    q_lengths, k_lengths = (65, 1, 0, 200), (130, 64, 40, 300)
+    begins = [np.cumsum([0, *lengths]).astype(np.int32) for lengths in (q_lengths, k_lengths)]
+    q = values((sum(q_lengths), 4, dim), "float16")
+    k, v = (values((sum(k_lengths), 2, dim), "float16") for _ in range(2))
+    options: dict[str, Any] = {"max_seqlen_q": max(q_lengths), "max_seqlen_k": max(k_lengths), "causal": True}
+    wanted = attention_varlen(q, k, v, *begins, backend="reference", **options)
+    found = attention_varlen(*(upload(each) for each in (q, k, v)), *(upload_words(each) for each in begins), **options)
+    return wrong(found.get(), wanted)
+
+
+def run_decode(page_size: int, dim: int) -> str:
+    """New queries to a cache that several CTAs of a sequence read. page_size: 0 for one without pages."""
+    lengths, capacity, pages = np.array([0, 1, 900, 2048], np.int32), 2048, 0
+    q = values((len(lengths), 2, 8, dim), "float16")
+    k, v = (values((len(lengths), capacity, 2, dim), "float16") for _ in range(2))
+    table = None
+    if page_size:
+        pages = capacity // page_size
+        k, v = (each[:, : pages * page_size].reshape(-1, page_size, 2, dim) for each in (k, v))
+        table = RNG.permutation(len(lengths) * pages).reshape(len(lengths), pages).astype(np.int32)
+        lengths = np.minimum(lengths, pages * page_size).astype(np.int32)
+    wanted = attention_decode(q, k, v, lengths, page_table=table, backend="reference")
+    given = None if table is None else upload_words(table)
+    found = attention_decode(*(upload(each) for each in (q, k, v)), upload_words(lengths), page_table=given)
+    return wrong(found.get(), wanted)
+
+
+def upload_words(array: Any) -> Any:
+    import cupy
+
+    return cupy.asarray(array)
+
+
+def wrong(found: Any, wanted: Any) -> str:
+    error = np.linalg.norm(found.astype(np.float64) - wanted) / np.linalg.norm(wanted.astype(np.float64))
+    return "" if error < 1e-3 else f"off by {error:.1e}"
+
+
 def cases(space: MarlinWorkspace) -> dict[str, Callable[[], str]]:
     """What to run, by name."""
     named: dict[str, Callable[[], str]] = {
@@ -215,6 +265,12 @@ def cases(space: MarlinWorkspace) -> dict[str, Callable[[], str]]:
         for case in ATTENTION_CASES
         if detect().has_wgmma
     }
+    of_attention |= {f"attention_varlen {dim}": functools.partial(run_varlen, dim) for dim in (64, 128)}
+    of_attention |= {
+        f"attention_decode {dim}, pages of {size}": functools.partial(run_decode, size, dim)
+        for size in (0, 16, 5)
+        for dim in (64, 128)
+    }
     return named | {"chain": functools.partial(run_chain, space)} | dense | of_attention
 
 
@@ -230,9 +286,12 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", type=part_of, default=(1, 1), metavar="I/N", help="every N-th case, from the I-th on")
-    part, parts = parser.parse_args().part
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases with this in their names")
+    options = parser.parse_args()
+    part, parts = options.part
     cupy.cuda.set_allocator(None)
-    mine = list(cases(MarlinWorkspace(0)).items())[part - 1 :: parts]
+    named = cases(MarlinWorkspace(0)).items()
+    mine = [(case, run) for case, run in named if options.only in case][part - 1 :: parts]
     failures = 0
     for case, run in mine:
         problem = run()
