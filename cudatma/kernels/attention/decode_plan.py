@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe
-from cudatma.descriptor import L2Promotion
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.decode_request import DecodeRequest
 from cudatma.kernels.attention.decode_spec import LEAST_BOX_ROWS, AttentionDecode, AttentionDecodeP1
@@ -30,14 +29,12 @@ _COUNTER_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class DecodeWork:
-    """tiles: of rows, of all sequences and heads of k and v. parts: CTAs of a tile at most. partial_rows: of a tile.
-    l2_promotion: bytes of k and v that L2 fetches at a time."""
+    """tiles: of rows, of all sequences and heads of k and v. parts: CTAs of a tile at most. partial_rows: of a tile."""
 
     spec: AttentionDecode
     tiles: int
     parts: int
     partial_rows: int
-    l2_promotion: L2Promotion = L2Promotion.B256
 
     @property
     def partials_bytes(self) -> int:
@@ -148,7 +145,7 @@ def plan_decode(
         args |= {"partials": partials, "counters": counters}
     if spec.by_tma:
         for name in ("k", "v"):
-            args[f"{name}_map"] = tensor_map(arrays[name], spec.kv_box, spec.swizzle, target, work.l2_promotion)
+            args[f"{name}_map"] = tensor_map(arrays[name], spec.kv_box, spec.swizzle, target)
     ordered = tuple([args[name] for name in spec.parameter_names])
     return Launch(spec.template, spec, (work.tiles, work.parts), ordered, tuple(touched))
 

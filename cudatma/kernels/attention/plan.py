@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from cudatma.arrays import ArrayInfo
-from cudatma.descriptor import L2Promotion, TensorMap
+from cudatma.descriptor import TensorMap
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.order import Order, choose_order
 from cudatma.kernels.attention.request import Request
@@ -99,7 +99,6 @@ def tensor_map(
     box: tuple[int, int, int, int],
     swizzle: str,
     target: Target,
-    l2_promotion: L2Promotion = L2Promotion.NONE,
 ) -> TensorMap:
     """Of (batch, length, heads, head_dim), heads outside of rows whatever the order of their strides."""
     # The launch keeps the array. An axis of one element may have any stride: TMA gets one that it takes.
@@ -107,4 +106,4 @@ def tensor_map(
         step if extent > 1 else 16 for extent, step in zip(info.shape[:3], info.strides_bytes[:3], strict=True)
     )
     info = replace(info, owner=None, strides_bytes=(*strides, info.strides_bytes[3]))
-    return TensorMap.from_array(info, box, axes=(3, 1, 2, 0), swizzle=swizzle, target=target, l2_promotion=l2_promotion)
+    return TensorMap.from_array(info, box, axes=(3, 1, 2, 0), swizzle=swizzle, target=target)
