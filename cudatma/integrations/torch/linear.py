@@ -10,6 +10,7 @@ import torch
 from cudatma.arrays import describe
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.integrations.torch.operators import MARLIN_GEMM
 from cudatma.integrations.torch.weights import forget, packed_weight, weight_tensors
 from cudatma.kernels.marlin.dequantize import dequantize
 from cudatma.kernels.marlin.linear import MarlinLinear as ArrayLayer
@@ -193,7 +194,9 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         tensors = self._buffers  # each attribute of a module costs 0.5 us more
         if self._parameters:  # a buffer that was replaced by a Parameter
             tensors = {**tensors, **self._parameters}
-        return torch.ops.cudatma.marlin_gemm.default(
+        # What MARLIN_GEMM calls: its own Python frame costs 0.2 us. torch.compile knows only the operator.
+        operator = MARLIN_GEMM if torch.compiler.is_compiling() else MARLIN_GEMM._op
+        return operator(
             x.contiguous(),
             tensors["qweight"],
             tensors["scales"],
