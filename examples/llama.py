@@ -5,10 +5,13 @@
     python examples/llama.py --size 8b --compile --json llama.json
 
 The fp16 model attends by sdpa. The int4 model is made by from_pretrained(quantization_config=CudatmaConfig(...)) from
-the same weights, and attends by cudatma. Both decode with a static cache; on a GPU one step is a CUDA graph, which the
-measurement replays. Logits of a prompt are compared with those of (a) the fp16 model, which shows what four bits cost
-random weights, and (b) an fp16 model of the dequantized weights, which shows what the kernels cost. Exit status: 0 if
-(b) is within 2 % of the largest logit, 1 beyond, 2 for a wrong call. Needs torch and transformers.
+the same weights, and attends by cudatma. Logits of a prompt are compared with those of (a) the fp16 model, which shows
+what four bits cost random weights, and (b) the fp16 model with the dequantized weights, which shows what the kernels
+cost; it keeps them. Then both decode with a static cache; on a GPU one step is a CUDA graph, which the measurement
+replays. Stages and their seconds go to stderr.
+
+Exit status: 0 if (b) is within 2 % of the largest logit, 1 beyond, 2 for a wrong call. Needs torch and transformers;
+with accelerate the int4 model is loaded onto the GPU without a copy in host memory, and shares what stays in fp16.
 """
 
 from __future__ import annotations
@@ -19,13 +22,15 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from transformers.utils import is_accelerate_available
 
 from cudatma.errors import ArgumentError, BackendWarning, CudaTmaError
 from cudatma.integrations.torch import MarlinLinear
@@ -65,7 +70,7 @@ class Difference:
 @dataclass(frozen=True, slots=True)
 class Report:
     """fp16_bytes, int4_bytes: of all parameters and buffers. peak_bytes: of torch's allocator while int4 decoded the
-    largest batch, both models included; 0 on the CPU."""
+    last batch, both models included; 0 on the CPU."""
 
     size: str
     device: str
@@ -73,10 +78,10 @@ class Report:
     group_size: int
     fp16_bytes: int
     int4_bytes: int
-    peak_bytes: int
-    speeds: tuple[Speed, ...]
     to_fp16: Difference
     to_dequantized: Difference
+    peak_bytes: int = 0
+    speeds: tuple[Speed, ...] = ()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,14 +92,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CudaTmaError as error:
         print(f"llama: {error}", file=sys.stderr)
         return 2
-    if options.json:
-        options.json.write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
     print(_text(report))
     return int(report.to_dequantized.max_relative > KERNEL_LIMIT)
 
 
 def measure(options: argparse.Namespace) -> Report:
-    """Both models, measured one after the other."""
+    """Both models' logits, then their speed with one batch after the other; --json is written after each."""
     register()
     device = torch.device(options.device)
     if device.type == "cpu":
@@ -102,32 +105,60 @@ def measure(options: argparse.Namespace) -> Report:
         warnings.simplefilter("ignore", BackendWarning)
     elif options.size == "tiny":
         raise ArgumentError("--size", "tiny", "1b, 8b on a GPU", "tiny is for the CPU")
-    dense = _random_model(options.size, device)
-    packed = _quantized(dense, options.group_size, device)
-    prompt = torch.randint(3, dense.config.vocab_size, (1, options.prompt), device=device)
-    logits = _logits(packed, prompt)
-    to_fp16 = _difference(logits, _logits(dense, prompt))
-    sizes = _bytes_of(dense), _bytes_of(packed)
-    pairs = []
-    for batch in options.batch:
-        fp16 = tokens_per_second(dense, batch, options)
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        pairs.append((batch, fp16, tokens_per_second(packed, batch, options)))
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-    _dequantize_into(dense, packed)
-    return Report(
+    with _stage("random fp16 model", device):
+        dense = _random_model(options.size, device)
+    with _stage("int4 model", device):
+        packed = _quantized(dense, options.group_size, device)
+    with _stage("logits", device):
+        prompt = torch.randint(3, dense.config.vocab_size, (1, options.prompt), device=device)
+        logits = _logits(packed, prompt)
+        to_fp16 = _difference(logits, _logits(dense, prompt))
+    with _stage("logits of the dequantized weights", device):
+        _dequantize_into(dense, packed)
+        to_dequantized = _difference(logits, _logits(dense, prompt))
+    report = Report(
         size=options.size,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         compiled=options.compile,
         group_size=options.group_size,
-        fp16_bytes=sizes[0],
-        int4_bytes=sizes[1],
-        peak_bytes=peak,
-        speeds=tuple(Speed(batch, fp16, int4, int4 / fp16) for batch, fp16, int4 in pairs),
+        fp16_bytes=_bytes_of(dense),
+        int4_bytes=_bytes_of(packed),
         to_fp16=to_fp16,
-        to_dequantized=_difference(logits, _logits(dense, prompt)),
+        to_dequantized=to_dequantized,
     )
+    _write(report, options.json)
+    for batch in options.batch:
+        report = _with_batch(report, dense, packed, batch, options)
+        _write(report, options.json)
+    return report
+
+
+def _write(report: Report, path: Path | None) -> None:
+    if path is not None:
+        path.write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
+
+
+def _with_batch(report: Report, dense: Any, packed: Any, batch: int, options: argparse.Namespace) -> Report:
+    """The report and the speed of both models with one more batch."""
+    device, peak = dense.device, 0
+    with _stage(f"batch {batch}, fp16", device):
+        fp16 = tokens_per_second(dense, batch, options)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with _stage(f"batch {batch}, int4", device):
+        int4 = tokens_per_second(packed, batch, options)
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+    return replace(report, speeds=(*report.speeds, Speed(batch, fp16, int4, int4 / fp16)), peak_bytes=peak)
+
+
+@contextmanager
+def _stage(name: str, device: Any) -> Iterator[None]:
+    """Say on stderr how long this took."""
+    begin = time.perf_counter()
+    yield
+    _wait(device)
+    print(f"llama: {name}: {time.perf_counter() - begin:.1f} s", file=sys.stderr, flush=True)
 
 
 def _random_model(size: str, device: Any) -> Any:
@@ -151,6 +182,7 @@ def _random_model(size: str, device: Any) -> Any:
 
 def _quantized(dense: Any, group_size: int, device: Any) -> Any:
     """The same model in int4, quantized by transformers as it would load it from a folder."""
+    where = {"device_map": device} if is_accelerate_available() else {}
     model = type(dense).from_pretrained(
         None,
         config=dense.config,
@@ -158,6 +190,7 @@ def _quantized(dense: Any, group_size: int, device: Any) -> Any:
         quantization_config=CudatmaConfig(group_size=group_size),
         dtype=torch.float16,
         attn_implementation="cudatma",
+        **where,
     )
     return model.to(device).eval()
 

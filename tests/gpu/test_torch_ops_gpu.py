@@ -91,6 +91,17 @@ def test_layers_and_operators_against_float64(dtype: Any, act_order: bool) -> No
 
 
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("act_order", [False, True])
+def test_a_layer_is_dequantized_on_the_gpu(dtype: Any, act_order: bool) -> None:
+    layer = layer_of(dtype, act_order=act_order)
+    found = layer.dequantize()
+    assert found.is_cuda
+    assert torch.equal(found, layer.dequantize(dtype=torch.float64).to(dtype))
+    odd = MarlinLinear.from_linear(torch.nn.Linear(K, 77, device="cuda"), dtype=dtype)
+    assert torch.equal(odd.dequantize(), odd.cpu().dequantize().cuda())
+
+
+@pytest.mark.parametrize("dtype", TYPES)
 def test_gemm_and_attention_against_float64(dtype: Any) -> None:
     a, b, bias = draw(200, 320, dtype=dtype), draw(320, 264, dtype=dtype, seed=1), draw(264, dtype=dtype, seed=2)
     for _ in range(2):

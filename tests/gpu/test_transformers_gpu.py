@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers", minversion="5.17")
 from model_folders import VOCAB, write_awq, write_compressed, write_float, write_gptq  # noqa: E402
 
 from cudatma.integrations.torch import MarlinLinear  # noqa: E402
-from cudatma.integrations.transformers import CudatmaConfig, load, register  # noqa: E402
+from cudatma.integrations.transformers import CudatmaConfig, load, operations, register  # noqa: E402
 from cudatma.quantization import open_checkpoint  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -74,6 +74,26 @@ def test_a_float_model_is_quantized_on_the_gpu(tmp_path: Path) -> None:
             weights[f"{name}.weight"] = layer.dequantize(dtype=torch.float32).cpu().numpy().copy()
     expected = logits(dense(tmp_path / "in", weights))
     assert (logits(model) - expected).abs().max() < 1e-2 * expected.abs().max()
+
+
+def test_a_model_on_the_cpu_gets_the_integers_of_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_float(tmp_path / "in", "bfloat16")
+    states, devices, quantize = [], [], operations.quantize_linear
+
+    def recorded(weight: Any, **options: Any) -> Any:
+        devices.append(weight.device.type)
+        return quantize(weight, **options)
+
+    monkeypatch.setattr(operations, "quantize_linear", recorded)
+    for backend in ("cuda", "reference"):
+        monkeypatch.setenv("CUDATMA_BACKEND", backend)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            tmp_path / "in", quantization_config=CudatmaConfig(group_size=64, symmetric=False)
+        )
+        states.append(model.state_dict())
+    assert devices == ["cuda"] * (len(devices) // 2) + ["cpu"] * (len(devices) // 2)
+    for name, tensor in states[0].items():
+        assert torch.equal(tensor, states[1][name]), name
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])

@@ -14,10 +14,12 @@ transformers = pytest.importorskip("transformers", minversion="5.17")
 
 from model_folders import VOCAB, linear_shapes, write_awq, write_compressed, write_float, write_gptq
 from safetensors.numpy import load_file, save_file
+from transformers.integrations.accelerate import compute_module_sizes
 
 from cudatma.errors import ArgumentError, QuantizationError, WeightFileError
 from cudatma.integrations.torch import MarlinLinear
 from cudatma.integrations.transformers import CudatmaConfig, load, register
+from cudatma.integrations.transformers.quantizer import CudatmaHfQuantizer
 from cudatma.quantization import open_checkpoint
 from cudatma.quantization.conversion import convert_checkpoint
 
@@ -103,6 +105,45 @@ def test_a_float_model_is_quantized_while_it_is_loaded(tmp_path: Path) -> None:
     assert (logits(model) - logits(dense(tmp_path / "in", weights))).abs().max() < 1e-2
     model.save_pretrained(tmp_path / "saved")
     assert torch.equal(logits(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")), logits(model))
+
+
+@pytest.mark.parametrize("backend", ["cuda", "reference"])
+def test_weights_on_the_cpu_are_quantized_on_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """With a pretended GPU: what moves a weight there is recorded, and the weight stays."""
+    write_float(tmp_path / "in")
+    moved: list[Any] = []
+    monkeypatch.setenv("CUDATMA_BACKEND", backend)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    to = torch.Tensor.to
+
+    def recorded(tensor: Any, *where: Any, **options: Any) -> Any:
+        if where and isinstance(where[0], torch.device) and where[0].type == "cuda":
+            moved.append((tuple(tensor.shape), where[0].index))
+            return tensor
+        return to(tensor, *where, **options)
+
+    monkeypatch.setattr(torch.Tensor, "to", recorded)
+    options = {"quantization_config": CudatmaConfig(group_size=64)}
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "in", **options)
+    expect_packed(model)
+    assert all(tensor.device.type == "cpu" for tensor in model.state_dict().values())
+    assert sorted(moved) == sorted((shape[::-1], 3) for shape in linear_shapes().values() if backend == "cuda")
+
+
+def test_a_device_map_counts_the_packed_weights(tmp_path: Path) -> None:
+    write_float(tmp_path / "in")
+    options = {"quantization_config": CudatmaConfig(group_size=64)}
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "in", **options)
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "in")
+    with torch.device("meta"):
+        planned = transformers.LlamaForCausalLM._from_config(config, dtype=torch.float16)
+    quantizer = CudatmaHfQuantizer(CudatmaConfig(group_size=64), pre_quantized=False)
+    quantizer.preprocess_model(planned)
+    sizes, _ = compute_module_sizes(planned, quantizer)
+    assert sizes[""] == sum(tensor.nbytes for tensor in (*loaded.parameters(), *loaded.buffers()))
 
 
 def test_tied_embeddings_and_biases(tmp_path: Path) -> None:

@@ -78,6 +78,12 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         layer, tensor = param_name.rpartition(".")[::2]
         return tensor == "weight" and isinstance(model.get_submodule(layer), MarlinLinear)
 
+    def param_element_size(self, model: Any, param_name: str, param: Any) -> float:
+        """Bytes of an element in the loaded model, for device_map="auto": a float weight does not stay."""
+        if self.param_needs_quantization(model, param_name):
+            return 0
+        return float(super().param_element_size(model, param_name, param))
+
     def get_quantize_ops(self) -> Any:
         """What turns such a weight into the layer's arrays."""
         return Quantize(self.quantization_config)
