@@ -69,8 +69,11 @@ def check(
     assert result is not None
     masks = request.mask.is_causal, request.mask.has_window, request.softcap > 0, sink is not None
     spec = VERSIONS[version](dtype, *dims, *masks, **(SMALL[version] | (fields or {})))
-    report = plan_attention(request, result, describe(lse), spec, target, SMS).emulate(target, schedules=schedules)
+    launch = plan_attention(request, result, describe(lse), spec, target, SMS)
+    report = launch.emulate(target, schedules=schedules)
     assert report.is_clean, str(report)
+    for info in launch.touched:
+        assert info.dtype != np.uint32 or not np.any(info.owner), "the next launch would begin with a later tile"
     for index in range(batch):
         wanted, sums = attend(q[index], k[index], v[index], request.scale, request.mask, request.softcap, sink)
         difference = out[index].astype(np.float64) - wanted

@@ -131,18 +131,36 @@ def test_a_repeated_call_looks_at_the_arrays_that_it_is_given() -> None:
         attention(*given[0], window=(30, 0), return_lse=True, out=given[0][1])
 
 
-def test_a_graph_replays_a_call() -> None:
-    q, k, v = (cupy.asarray(numbers(2, 200, 2, 64, seed=seed)) for seed in range(3))
+@pytest.mark.parametrize("version", ["a3", "a4"])
+def test_a_graph_replays_a_call(version: str) -> None:
+    """With more tiles than SMs."""
+    q, k, v = (cupy.asarray(numbers(8, 1000, 8, 64, seed=seed)) for seed in range(3))
     out, stream = cupy.zeros_like(q), cupy.cuda.Stream(non_blocking=True)
-    wanted = attention(q, k, v, causal=True)
+    wanted = attention(q, k, v, causal=True, version=version)
     cupy.cuda.Device().synchronize()
     with stream:
         stream.begin_capture()
-        attention(q, k, v, causal=True, out=out)
+        attention(q, k, v, causal=True, version=version, out=out)
         graph = stream.end_capture()
-        graph.launch(stream)
-    stream.synchronize()
-    cupy.testing.assert_array_equal(out, wanted)
+        for _ in range(3):
+            out.fill(0)
+            graph.launch(stream)
+            stream.synchronize()
+            cupy.testing.assert_array_equal(out, wanted)
+
+
+def test_streams_do_not_share_a_counter_of_tiles() -> None:
+    q, k, v = (cupy.asarray(numbers(4, 1000, 8, 64, seed=seed)) for seed in range(3))
+    wanted = attention(q, k, v, causal=True, version="a4")
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(4)]
+    outs = [cupy.empty_like(q) for _ in streams]
+    cupy.cuda.Device().synchronize()
+    for _ in range(50):
+        for stream, out in zip(streams, outs, strict=True):
+            attention(q, k, v, causal=True, version="a4", out=out, stream=stream)
+    cupy.cuda.Device().synchronize()
+    for out in outs:
+        cupy.testing.assert_array_equal(out, wanted)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from cudatma.arrays import ArrayInfo, dense_strides
-from cudatma.kernels.attention import decode, decode_repeated, repeated
-from cudatma.kernels.attention.decode_repeated import DecodeReplay
+from cudatma.kernels.attention import decode, repeated, workspace_replay
 from cudatma.kernels.attention.repeated import KnownCall
+from cudatma.kernels.attention.workspace_replay import WorkspaceReplay
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.launch import Launch
 from cudatma.kernels.replay import _address
@@ -52,7 +52,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[FakeReplay]:
     monkeypatch.setattr(decode, "stream_handle", lambda stream, kind, device: 7)
     monkeypatch.setattr(decode, "order_after_producers", lambda *given: None)
     monkeypatch.setattr(decode, "backend_for", lambda name, backend: "cuda")
-    monkeypatch.setattr(decode_repeated, "stream_workspace", lambda device, stream, size: SPACE)
+    monkeypatch.setattr(workspace_replay, "stream_workspace", lambda device, stream, size: SPACE)
     monkeypatch.setattr(Launch, "loaded", lambda *given: None)
     decode._PLANS.clear()
     return made
@@ -92,7 +92,7 @@ def test_each_address_goes_to_its_argument(replays: list[FakeReplay], page_size:
 
 def test_one_part_needs_no_workspace() -> None:
     replay: Any = FakeReplay()
-    DecodeReplay(replay, 0, 0).run((1, 2, 3), 9)
+    WorkspaceReplay(replay, 0, None).run((1, 2, 3), 9)
     assert replay.runs == [((1, 2, 3, 0, 0), 9)]
 
 
@@ -109,7 +109,7 @@ def known(monkeypatch: pytest.MonkeyPatch, **addresses: int) -> tuple[Any, FakeR
         "out": 0x60000,
     } | addresses
     arrays = tuple(SimpleNamespace(data=SimpleNamespace(ptr=place)) for place in places.values())
-    call = KnownCall(DecodeReplay(replay, 0, 0), (1,), (1,), None, (4096,) * 6)
+    call = KnownCall(WorkspaceReplay(replay, 0, None), (1,), (1,), None, (4096,) * 6)
     return call.run("cupy", arrays, None), replay  # type: ignore[arg-type]
 
 

@@ -14,6 +14,7 @@ import pytest
 from cudatma.kernels import tensor_library
 from cudatma.kernels.attention.attention import _moving
 from cudatma.kernels.attention.repeated import KnownCall, known_key
+from cudatma.kernels.attention.sample import SMALL
 from cudatma.kernels.attention.versions import VERSIONS
 
 SHAPES = {"q": (1, 4, 2, 32), "k": (1, 6, 1, 32), "v": (1, 6, 1, 32), "out": (1, 4, 2, 32)}
@@ -139,7 +140,8 @@ def test_addresses_that_need_a_look_launch_nothing(changes: dict[str, Any]) -> N
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_address_of_a_launch_is_an_argument(version: str) -> None:
     kind = VERSIONS[version]
-    names = (*kind.operand_names, "output_map" if kind.stores_by_tma else "output_rows", "lse", "problem")
-    assert _moving(names, True) == [0, 1, 2, None, 3, 4]
-    assert _moving(names, False) == [0, 1, 2, None, 3, None]
-    assert _moving((*names[:-1], "sink", "problem"), True) == [0, 1, 2, 5, 3, 4]
+    names = kind("float16", 64, 64, **SMALL[version]).parameter_names
+    counter = 5 if kind.is_persistent else None
+    assert _moving(names, True) == [0, 1, 2, None, 3, 4, None, counter]
+    assert _moving(names, False) == [0, 1, 2, None, 3, None, None, counter]
+    assert _moving((*names[:-1], "sink", "problem"), True) == [0, 1, 2, len(names) - 1, 3, 4, None, counter]

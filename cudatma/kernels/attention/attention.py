@@ -15,6 +15,7 @@ from cudatma.kernels.attention.repeated import KNOWN_CALLS, KnownCall, addresses
 from cudatma.kernels.attention.request import Request, check_call
 from cudatma.kernels.attention.results import fill_empty, make_lse, make_result
 from cudatma.kernels.attention.version import chosen_version
+from cudatma.kernels.attention.workspace_replay import WorkspaceReplay
 from cudatma.kernels.checks import check_backend
 from cudatma.kernels.choosing import decide, pinned_scope
 from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
@@ -23,7 +24,7 @@ from cudatma.library_streams import stream_handle
 from cudatma.runtime.streams import order_after_producers
 from cudatma.target import detect
 
-_PLANS: PlanCache[Replay] = PlanCache(1024)
+_PLANS: PlanCache[WorkspaceReplay] = PlanCache(1024)
 context.after_fork(_PLANS, PlanCache.clear)
 
 
@@ -117,7 +118,7 @@ def _first(
 
 def _replay(
     request: Request, result: ArrayInfo, lse: ArrayInfo | None, version: str, device: int, stream: int
-) -> Replay:
+) -> WorkspaceReplay:
     """The plan of calls whose arrays lie like these."""
     layouts = tuple([(info.shape, info.strides_bytes) for info in (*request.arrays().values(), result)])
     asked = request.q.dtype.name, request.scale, request.mask, request.softcap, request.has_lse, version
@@ -126,15 +127,16 @@ def _replay(
     if replay is None:
         gpu, target = gpu_of(device), detect(device)
         spec = decide(ATTENTION, request.problem(version), gpu).spec
-        launch = plan_attention(request, result, lse, spec, target, gpu.sm_count)
+        launch = plan_attention(request, result, lse, spec, target, gpu.sm_count, tile_counter=0)
         kernel = launch.loaded(target, device, stream)
-        moving = _moving(spec.parameter_names, lse is not None)
-        replay = Replay(launch, kernel, device, addresses((*request.read, result, lse)), moving)
+        bases, moving = addresses((*request.read, result, lse)), _moving(spec.parameter_names, lse is not None)
+        found = Replay(launch, kernel, device, (*bases, 0, 0), moving)
+        replay = WorkspaceReplay(found, device, 0 if spec.is_persistent else None)
         _PLANS.put(key, replay)
     return replay
 
 
 def _moving(names: tuple[str, ...], has_lse: bool) -> list[int | None]:
-    """argument_indices() of what is read, the result and lse."""
-    written = ("output_rows", "output_map"), ("lse",) if has_lse else ()
+    """argument_indices() of what is read, the result, lse, partial sums, of which there are none, and counters."""
+    written = ("output_rows", "output_map"), ("lse",) if has_lse else (), (), ("tile_counter",)
     return argument_indices(names, (("q", "q_map"), ("k", "k_map"), ("v", "v_map"), ("sink",), *written))

@@ -10,10 +10,10 @@ from cudatma.backend import backend_for
 from cudatma.build.kernel import debug_scope, default_target, wants_debug
 from cudatma.kernels.attention.decode_plan import HostParts, divide, plan_decode
 from cudatma.kernels.attention.decode_reference import decode_reference
-from cudatma.kernels.attention.decode_repeated import DecodeReplay
 from cudatma.kernels.attention.decode_request import NAME, DecodeRequest, check_decode
 from cudatma.kernels.attention.repeated import KNOWN_CALLS, KnownCall, addresses, argument_indices, extents, known_key
 from cudatma.kernels.attention.results import fill_empty, make_lse, make_result
+from cudatma.kernels.attention.workspace_replay import WorkspaceReplay
 from cudatma.kernels.checks import check_backend
 from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
 from cudatma.kernels.replay import PlanCache, Replay
@@ -21,7 +21,7 @@ from cudatma.library_streams import stream_handle
 from cudatma.runtime.streams import order_after_producers
 from cudatma.target import detect
 
-_PLANS: PlanCache[DecodeReplay] = PlanCache(1024)
+_PLANS: PlanCache[WorkspaceReplay] = PlanCache(1024)
 context.after_fork(_PLANS, PlanCache.clear)
 
 
@@ -116,7 +116,9 @@ def _first(
     return done
 
 
-def _replay(request: DecodeRequest, result: ArrayInfo, lse: ArrayInfo | None, device: int, stream: int) -> DecodeReplay:
+def _replay(
+    request: DecodeRequest, result: ArrayInfo, lse: ArrayInfo | None, device: int, stream: int
+) -> WorkspaceReplay:
     """The plan of calls whose arrays lie like these."""
     layouts = tuple([(info.shape, info.strides_bytes) for info in (*request.arrays().values(), result)])
     asked = request.q.dtype.name, request.scale, request.mask, request.softcap, request.has_lse
@@ -128,7 +130,7 @@ def _replay(request: DecodeRequest, result: ArrayInfo, lse: ArrayInfo | None, de
         kernel = launch.loaded(target, device, stream)
         bases = (*addresses((*request.read, result, lse)), 0, 0)
         moving = _moving(work.spec.parameter_names, lse is not None)
-        replay = DecodeReplay(Replay(launch, kernel, device, bases, moving), device, work.partials_bytes)
+        replay = WorkspaceReplay(Replay(launch, kernel, device, bases, moving), device, work.partials_bytes or None)
         _PLANS.put(key, replay)
     return replay
 

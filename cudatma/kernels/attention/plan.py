@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from cudatma.arrays import ArrayInfo
+import numpy as np
+
+from cudatma.arrays import ArrayInfo, describe
 from cudatma.descriptor import TensorMap
 from cudatma.errors import ArgumentError
-from cudatma.kernels.attention.order import Order, choose_order
 from cudatma.kernels.attention.request import Request
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.family import MAX_EXTENT
@@ -20,6 +21,8 @@ from cudatma.target import Target
 LOG2_E = 1.4426950408889634
 #: A distance beyond every length.
 FAR = 1 << 30
+#: Bytes of k and v that CTAs which run at the same time share in L2. [inferred: H200's L2 has 50 MB]
+_L2_BYTES = 32 << 20
 
 
 def plan_attention(
@@ -29,20 +32,28 @@ def plan_attention(
     spec: AttentionSpec,
     target: Target,
     sm_count: int,
-    order: Order | None = None,
+    tile_counter: int | None = None,
 ) -> Launch:
     """The launch for a request. result: (batch, q_length, heads, v_head_dim); lse: (batch, heads, q_length) without
-    gaps, or None. order: None: choose_order()'s. Raises TargetError, ArgumentError."""
+    gaps, or None. tile_counter: where persistent CTAs count the tiles that they have taken, four bytes that are zero
+    before and after the launch; None: in host memory. Raises TargetError, ArgumentError."""
     spec.check_target(target)
-    order = order or _order(request, spec, sm_count * spec.blocks_per_sm)
+    problem = request.problem(spec.version)
+    if spec.tiles(problem) > MAX_EXTENT:
+        raise ArgumentError(
+            "q.shape", request.q.shape, f"at most {MAX_EXTENT} tiles of {spec.block_m} queries of a head"
+        )
+    counter: Any = tile_counter
+    if counter is None and spec.is_persistent:
+        counter = describe(np.zeros(1, np.uint32))
     arrays = {"q": request.q, "k": request.k, "v": request.v, "output": result}
-    values = _values(request, spec, order.heads) | {"work_ranges": order.ctas}
+    values = _values(request, spec)
     for name, info in arrays.items():
         batch, row, head, element = info.strides_bytes
         values |= {f"{name}_batch": batch // element, f"{name}_pitch": row // element, f"{name}_head": head // element}
     if request.sequences:  # they begin where the kernel reads
         values["output_batch"] = 0
-    args: dict[str, Any] = {"output_rows": result, "lse": 0 if lse is None else lse}
+    args: dict[str, Any] = {"output_rows": result, "lse": 0 if lse is None else lse, "tile_counter": counter}
     args |= {name: info for name, info in request.arrays().items() if name in spec.parameter_names}
     args["problem"] = pack(spec.problem_members, values)
     boxes = {"q": spec.q_box, "k": spec.kv_box, "v": spec.kv_box, "output": spec.output_box}
@@ -50,23 +61,25 @@ def plan_attention(
         if f"{name}_map" in spec.parameter_names:
             args[f"{name}_map"] = tensor_map(arrays[name], box, spec.swizzle, target)
     ordered = tuple([args[name] for name in spec.parameter_names])
-    touched = (result, *([] if lse is None else [lse]), *request.arrays().values())
-    return Launch(spec.template, spec, order.ctas, ordered, touched)
+    written = (result, *[info for info in (lse, counter) if isinstance(info, ArrayInfo)])
+    return Launch(spec.template, spec, spec.ctas(problem, sm_count), ordered, (*written, *request.arrays().values()))
 
 
-def _order(request: Request, spec: AttentionSpec, resident: int) -> Order:
-    """Which tiles CTAs take. resident: CTAs that run at a time. ArgumentError for too many tiles."""
-    (q_length, k_length), rows = request.lengths, request.batch * request.heads
-    if rows * ceil_div(q_length, spec.block_m) > MAX_EXTENT:
-        raise ArgumentError(
-            "q.shape", request.q.shape, f"at most {MAX_EXTENT} tiles of {spec.block_m} queries of a head"
-        )
-    group = request.heads // request.kv_heads
-    return choose_order(spec, rows, group, q_length, k_length, request.mask, resident)
+def heads_by_turns(spec: AttentionSpec, request: Request) -> int:
+    """Heads of q, of the whole batch, whose tiles are numbered by turns, the longest first; then come those of the next
+    heads. As many as share keys and values that L2 holds, in groups of the same size: the last one ends with short
+    tiles. Tiles that take the same time come head by head."""
+    if not spec.is_causal:
+        return 1
+    kv_bytes = 2 * request.lengths[1] * (spec.head_dim + spec.v_head_dim)
+    kv_heads = request.batch * request.kv_heads
+    groups = ceil_div(kv_heads, max(1, _L2_BYTES // kv_bytes))
+    return ceil_div(kv_heads, groups) * (request.heads // request.kv_heads)
 
 
-def _values(request: Request, spec: AttentionSpec, raster: int) -> dict[str, Any]:
-    """Members of the kernels' Problem, all but strides. raster: heads whose tiles are numbered by turns."""
+def _values(request: Request, spec: AttentionSpec) -> dict[str, Any]:
+    """Members of the kernels' Problem, all but strides."""
+    raster = heads_by_turns(spec, request)
     problem = request.problem(spec.version)
     is_varlen = request.sequences is not None
     rows, columns = problem.batch * problem.heads, ceil_div(problem.q_length, spec.block_m)

@@ -144,13 +144,14 @@ class AttentionSpec(TiledKernel):
     def parameter_names(self) -> tuple[str, ...]:
         output = "output_map" if self.stores_by_tma else "output_rows"
         offsets = _OFFSETS if self.is_varlen else ()
-        return (*self.operand_names, *offsets, output, "lse", *self.sink_names, "problem")
+        counter = ("tile_counter",) if self.is_persistent else ()
+        return (*self.operand_names, *offsets, output, "lse", *self.sink_names, *counter, "problem")
 
     @property
     def parameters(self) -> tuple[tuple[str, str], ...]:
         rows = "const cudatma::u16*"
         kinds = {"q": rows, "k": rows, "v": rows, "output_rows": "cudatma::u16*", "lse": "float*", "problem": PROBLEM}
-        kinds |= dict.fromkeys(_OFFSETS, "const int*") | {"sink": "const float*"}
+        kinds |= dict.fromkeys(_OFFSETS, "const int*") | {"sink": "const float*", "tile_counter": "cudatma::u32*"}
         return tuple((name, kinds.get(name, TENSOR_MAP)) for name in self.parameter_names)
 
     @property

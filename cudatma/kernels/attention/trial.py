@@ -13,6 +13,7 @@ from cudatma.kernels.attention.request import Mask, Request
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.shortlist import Listed
+from cudatma.kernels.stream_workspaces import stream_workspace
 from cudatma.kernels.trial import Launch, cold_copies, empty_rows, in_turn, random_rows
 from cudatma.target import detect
 
@@ -57,8 +58,9 @@ class AttentionTrial:
     def launcher(self, candidate: Listed[AttentionSpec], copies: int, stream: int) -> Launch:
         """launch(i) enqueues the candidate on the i-th of so many copies of k and v; its kernel is loaded now."""
         target, sm_count = detect(self.device), gpu_of(self.device).sm_count
+        counter = stream_workspace(self.device, stream).flags_pointer
         launches = [
-            plan_attention(request, self._result, None, candidate.spec, target, sm_count)
+            plan_attention(request, self._result, None, candidate.spec, target, sm_count, counter)
             for request in self._requests[:copies]
         ]
         kernel = launches[0].loaded(target, self.device, stream)

@@ -9,7 +9,6 @@ from cudatma.arrays import ArrayInfo
 from cudatma.backend import backend_for
 from cudatma.build.kernel import debug_scope, default_target, wants_debug
 from cudatma.kernels.attention.choose import ATTENTION
-from cudatma.kernels.attention.decode_repeated import DecodeReplay
 from cudatma.kernels.attention.plan import plan_attention
 from cudatma.kernels.attention.reference import reference
 from cudatma.kernels.attention.repeated import KNOWN_CALLS, KnownCall, addresses, argument_indices, extents, known_key
@@ -24,7 +23,7 @@ from cudatma.library_streams import stream_handle
 from cudatma.runtime.streams import order_after_producers
 from cudatma.target import detect
 
-_PLANS: PlanCache[DecodeReplay] = PlanCache(1024)
+_PLANS: PlanCache[Replay] = PlanCache(1024)
 context.after_fork(_PLANS, PlanCache.clear)
 
 
@@ -121,7 +120,7 @@ def _first(
     return done
 
 
-def _replay(request: Request, result: ArrayInfo, lse: ArrayInfo | None, device: int, stream: int) -> DecodeReplay:
+def _replay(request: Request, result: ArrayInfo, lse: ArrayInfo | None, device: int, stream: int) -> Replay:
     """The plan of calls whose arrays lie like these."""
     layouts = tuple([(info.shape, info.strides_bytes) for info in (*request.arrays().values(), result)])
     asked = request.q.dtype.name, request.scale, request.mask, request.softcap, request.has_lse, request.lengths
@@ -134,8 +133,7 @@ def _replay(request: Request, result: ArrayInfo, lse: ArrayInfo | None, device: 
         kernel = launch.loaded(target, device, stream)
         read = ("q_map",), ("k_map",), ("v_map",), ("cu_seqlens_q",), ("cu_seqlens_k",), ("sink",)
         wanted = *read, ("output_rows",), () if lse is None else ("lse",)
-        moving = [*argument_indices(spec.parameter_names, wanted), None, None]
-        bases = *addresses((*request.read, result, lse)), 0, 0
-        replay = DecodeReplay(Replay(launch, kernel, device, bases, moving), device, 0)
+        moving = argument_indices(spec.parameter_names, wanted)
+        replay = Replay(launch, kernel, device, addresses((*request.read, result, lse)), moving)
         _PLANS.put(key, replay)
     return replay

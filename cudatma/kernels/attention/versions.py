@@ -222,7 +222,7 @@ class AttentionA4(AttentionA3):
         "is_varlen": (False,),
         "q_stages": (1, 2),
     }
-    work_names: ClassVar[tuple[str, ...]] = ("work_ranges",)
+    work_names: ClassVar[tuple[str, ...]] = ()
 
     @property
     def tile_name(self) -> str:
@@ -244,10 +244,10 @@ class AttentionA4(AttentionA3):
         return min(self.tiles(problem), sm_count * self.blocks_per_sm)
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
-        """Queries, whose place the results take, and the barriers of both."""
+        """Queries, whose place the results take, the numbers of their tiles, and the barriers of all."""
         size = self.q_stages * MBARRIER_BYTES
         barriers = (("q_full_barriers", size), ("q_empty_barriers", size), ("staged_barriers", size))
-        return (("q", self.q_stages * 2 * self.block_m * self.head_dim), *barriers)
+        return (("q", self.q_stages * 2 * self.block_m * self.head_dim), ("tiles", 8), *barriers)
 
 
 @dataclass(frozen=True, slots=True)

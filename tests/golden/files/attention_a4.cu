@@ -15,7 +15,7 @@
 //   q_stages = 1
 //   is_varlen = False
 //   ping_pong = True
-// 8 warps consume, 4 produce; a CTA takes 49240 B.
+// 8 warps consume, 4 produce; a CTA takes 49248 B.
 // One stage holds
 //     8192 B  k 64 x 64 bfloat16, 128B swizzle
 //     8192 B  v 64 x 64 bfloat16, 128B swizzle
@@ -23,13 +23,14 @@
 //        0  k, 16384 B
 //    16384  v, 16384 B
 //    32768  q, 16384 B
-//    49152  q_full_barriers, 8 B
-//    49160  q_empty_barriers, 8 B
-//    49168  staged_barriers, 8 B
-//    49176  k_full_barriers, 16 B
-//    49192  k_empty_barriers, 16 B
-//    49208  v_full_barriers, 16 B
-//    49224  v_empty_barriers, 16 B
+//    49152  tiles, 8 B
+//    49160  q_full_barriers, 8 B
+//    49168  q_empty_barriers, 8 B
+//    49176  staged_barriers, 8 B
+//    49184  k_full_barriers, 16 B
+//    49200  k_empty_barriers, 16 B
+//    49216  v_full_barriers, 16 B
+//    49232  v_empty_barriers, 16 B
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Where an operand lies in shared memory. For rows of K under
 // a swizzle: stride_bytes from 8 rows to the next 8, leading_bytes unused. swizzle: 0 none, 1 128B, 2 64B, 3 32B: the numbers run
@@ -84,7 +85,6 @@ struct Problem {
     u32 tiles_m;                    // output tiles along M
     u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
     u32 raster_m;                   // rows of tiles of a raster group
-    u32 work_ranges;                // what the work is divided into: one range a cluster, or a CTA without clusters
     u32 q_length;                   // queries of a sequence
     u32 k_length;                   // keys of a sequence
     u32 heads;                      // of q, in a sequence
@@ -396,8 +396,8 @@ __device__ __forceinline__ void load_values(u32 target, const TensorMap* map, u3
 }
 
 // ---- Rings of stages: one of keys, one of values ------------------------------------------------------------------------
-constexpr u32 K_BARRIERS = 49176;
-constexpr u32 V_BARRIERS = 49208;
+constexpr u32 K_BARRIERS = 49184;
+constexpr u32 V_BARRIERS = 49216;
 using Ring = TmaPipeline<STAGES>;
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
@@ -501,52 +501,68 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
     v_ring.advance();
 }
 constexpr u32 Q_STAGES = 1;   // tiles of queries, whose place the results take
-constexpr u32 Q_BARRIERS = 49152;
-constexpr u32 STAGED_BARRIERS = 49168;
+constexpr u32 Q_BARRIERS = 49160;
+constexpr u32 STAGED_BARRIERS = 49176;
 using Queries = TmaPipeline<Q_STAGES>;   // released by the thread that stores the results
 using Staged = TmaPipeline<Q_STAGES>;    // results in shared memory
 
 // ---- Tiles to CTAs ----------------------------------------------------------------------------------------------------
-// Each CTA takes one tile in a round; every other round runs backwards, so that the CTA with the longest tile of a round gets the
-// shortest of the next one.
-struct TileQueue {
-    u32 first, round;
+// The first tile of a CTA is its own index. The producer takes each later one from a counter in global memory, so that a CTA with
+// short tiles computes more of them, and stores its number next to the slot of its queries: full barriers publish both.
+constexpr u32 TILES = 49152;   // the number for each slot of queries
 
-    __device__ __forceinline__ TileQueue() : first(0), round(0) {}
+// Called once after each tile, by whoever computes it: the last of all these calls makes the counter 0 again.
+__device__ __forceinline__ u32 take_tile(u32* counter, u32 tiles) {
+    u32 taken;
+    asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;"
+                 : "=r"(taken)
+                 : "l"(__cvta_generic_to_global(counter)), "r"(tiles - 1)
+                 : "memory");
+    return gridDim.x + taken;
+}
 
-    __device__ __forceinline__ bool next(const Problem& problem, u32& tile) {
-        tile = first + (round % 2 ? problem.work_ranges - 1 - blockIdx.x : blockIdx.x);
-        first += problem.work_ranges;
-        ++round;
-        return tile < problem.tiles_m * problem.tiles_n;
-    }
-};
+__device__ __forceinline__ void publish_tile(const Queries& queries, u32 smem, u32 tile) {
+    asm volatile("st.shared.u32 [%0], %1;" : : "r"(smem + TILES + 4 * queries.stage), "r"(tile) : "memory");
+}
+
+// Waits for the next slot of queries. False: there are no more tiles.
+__device__ __forceinline__ bool next_tile(const Queries& queries, const Problem& problem, u32 smem, u32& tile) {
+    queries.wait();
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(tile) : "r"(smem + TILES + 4 * queries.stage) : "memory");
+    return tile < problem.tiles_m * problem.tiles_n;
+}
 
 // ---- Loads: one thread ------------------------------------------------------------------------------------------------
-// Goes on to the next tile while the consumers still compute this one: its first keys need not wait for a slot of queries.
+// Goes on to the next tile while the consumers still compute this one: its first keys need not wait for a slot of queries. It takes
+// that tile as late as its rings allow.
 __device__ __forceinline__ void produce(Queries& queries, Ring& k_ring, Ring& v_ring, const Problem& problem, u32 smem,
-                                        const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map) {
-    TileQueue queue;
-    for (u32 tile; queue.next(problem, tile); queries.advance()) {
+                                        const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map, u32* tile_counter) {
+    const u32 tiles = problem.tiles_m * problem.tiles_n;
+    u32 tile = blockIdx.x;
+    for (; tile < tiles; tile = take_tile(tile_counter, tiles)) {
         const Place place = tile_place(problem, tile);
         const Blocks blocks = key_blocks(problem, place);
         if (blocks.begin < blocks.end) produce_keys(k_ring, smem, k_map, blocks.end - 1, place);
         queries.acquire();
+        publish_tile(queries, smem, tile);
         queries.expect_tx(Q_BYTES);
         load_queries(smem + Q + queries.stage * Q_BYTES, q_map, queries.get_barrier(), place);
         for (u32 block = blocks.end; block-- > blocks.begin;) {
             if (block + 1 < blocks.end) produce_keys(k_ring, smem, k_map, block, place);
             produce_values(v_ring, smem, v_map, block, place);
         }
+        queries.advance();
     }
+    queries.acquire();
+    publish_tile(queries, smem, tile);   // the end
+    queries.arrive();
 }
 
 // ---- Stores: one thread of another warp -----------------------------------------------------------------------------------
 // Rows outside of the tensor are not written. A slot is released when the stores have read it.
-__device__ __forceinline__ void store_tiles(Staged& staged, const Queries& queries, const Problem& problem, u32 smem,
+__device__ __forceinline__ void store_tiles(Staged& staged, Queries& queries, const Problem& problem, u32 smem,
                                             const TensorMap* output_map) {
-    TileQueue queue;
-    for (u32 tile; queue.next(problem, tile); staged.advance()) {
+    for (u32 tile; next_tile(queries, problem, smem, tile); queries.advance()) {
         const Place place = tile_place(problem, tile);
         staged.wait();
 #pragma unroll
@@ -556,6 +572,7 @@ __device__ __forceinline__ void store_tiles(Staged& staged, const Queries& queri
         cp_async_bulk_commit_group();
         cp_async_bulk_wait_group_read<0>();
         queries.release_used(staged.stage);
+        staged.advance();
     }
     cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads
 }
@@ -563,15 +580,13 @@ __device__ __forceinline__ void store_tiles(Staged& staged, const Queries& queri
 __device__ __forceinline__ void consume(Queries& queries, const Staged& staged, Ring& k_ring, Ring& v_ring, const Problem& problem,
                                         u32 smem, const LogSums& logs, u32 warpgroup, u32 warp, u32 lane) {
     if (warpgroup == WARPGROUPS - 1) pass_turn(warpgroup);   // the first one begins
-    TileQueue queue;
-    for (u32 tile; queue.next(problem, tile); queries.advance()) {
+    for (u32 tile; next_tile(queries, problem, smem, tile); queries.advance()) {
         const Place place = tile_place(problem, tile);
         const Blocks blocks = key_blocks(problem, place);
         const u32 q = smem + Q + queries.stage * Q_BYTES, row0 = place.row0 + 64 * warpgroup;
         Output output;
         Rows rows;
         clear(output, rows);
-        queries.wait();
         if (blocks.begin < blocks.end) mainloop(output, rows, k_ring, v_ring, problem, blocks, smem, q, row0, warpgroup, warp, lane);
         finish_rows(output, rows, problem, logs, place, row0 + 16 * warp + lane / 4, lane);
         warpgroup_sync(warpgroup);   // it has read its queries, whose place the results take
@@ -593,6 +608,7 @@ attention_a4_bf16_d64_causal_128x64_s2_q1(
     const __grid_constant__ cudatma::TensorMap v_map,
     const __grid_constant__ cudatma::TensorMap output_map,
     float* lse,
+    cudatma::u32* tile_counter,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
@@ -614,7 +630,7 @@ attention_a4_bf16_d64_causal_128x64_s2_q1(
     v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);
     if (warp_index >= CONSUMER_WARPS) {
         setmaxnreg_dec<24>();
-        if (warp_index == CONSUMER_WARPS && elect_sync()) produce(queries, k_ring, v_ring, problem, smem, &q_map, &k_map, &v_map);
+        if (warp_index == CONSUMER_WARPS && elect_sync()) produce(queries, k_ring, v_ring, problem, smem, &q_map, &k_map, &v_map, tile_counter);
         if (warp_index == CONSUMER_WARPS + 1 && elect_sync()) store_tiles(staged, queries, problem, smem, &output_map);
         __syncwarp();
     } else {

@@ -1,4 +1,4 @@
-"""What a repeated call of attention_decode and attention_varlen launches: with the workspace of its stream."""
+"""What a repeated call launches where its kernel may need the workspace of its stream."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from cudatma.kernels.stream_workspaces import stream_workspace
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeReplay:
-    """A launch, and the partial sums that it needs of a workspace; 0 for none."""
+class WorkspaceReplay:
+    """A launch whose last two arrays are partial sums and counters. partials_bytes: of the partial sums; None where it
+    needs no workspace."""
 
     replay: Replay
     device: int
-    partials_bytes: int
+    partials_bytes: int | None
 
     def run(self, addresses: tuple[int, ...], stream: int) -> None:
         """addresses: of the arrays that are read, the result and lse, 0 for what there is not."""
-        if not self.partials_bytes:
+        if self.partials_bytes is None:
             self.replay.run((*addresses, 0, 0), stream)
             return
         space = stream_workspace(self.device, stream, self.partials_bytes)

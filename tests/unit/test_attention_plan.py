@@ -1,0 +1,59 @@
+"""The order of attention's tiles: work that is nearly equal for all SMs, keys and values that L2 holds."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+import pytest
+
+from cudatma.arrays import ArrayInfo, dense_strides
+from cudatma.kernels.attention.plan import heads_by_turns
+from cudatma.kernels.attention.request import Mask, Request
+from cudatma.kernels.attention.versions import AttentionA4
+
+SMS = 132
+
+
+def request(batch: int, heads: int, kv_heads: int, length: int) -> Request:
+    def operand(heads: int) -> ArrayInfo:
+        shape, kind = (batch, length, heads, 128), np.dtype(np.float16)
+        return ArrayInfo(0, shape, dense_strides(shape, kind), kind, 0, None, "cai")
+
+    return Request(operand(heads), operand(kv_heads), operand(kv_heads), 1.0, Mask(None, 0), 0.0)
+
+
+def causal(block_m: int = 128, block_n: int = 128) -> AttentionA4:
+    return AttentionA4("float16", 128, 128, True, block_m=block_m, block_n=block_n, warpgroups=block_m // 64)
+
+
+@pytest.mark.parametrize("length", [512, 1024, 2048, 4096, 16384])
+@pytest.mark.parametrize(("block_m", "block_n"), [(128, 128), (192, 80)])
+def test_sms_that_take_the_next_tile_end_together(length: int, block_m: int, block_n: int) -> None:
+    spec, asked = causal(block_m, block_n), request(16384 // length, 16, 16, length)
+    heads, rows = heads_by_turns(spec, asked), 16 * 16384 // length
+    ends = [min(length, row0 + block_m) for row0 in range(0, length, block_m)]
+    blocks = [-(-end // block_n) for end in reversed(ends)]
+    busy = [0] * SMS
+    for first in range(0, rows, heads):
+        for count in blocks:
+            for _ in range(min(heads, rows - first)):
+                heapq.heapreplace(busy, busy[0] + count)
+    assert max(busy) <= 1.04 * sum(busy) / SMS
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4, 16])
+@pytest.mark.parametrize(("batch", "length"), [(1, 512), (9, 2048), (3, 16384), (1, 1 << 20)])
+def test_heads_that_take_turns_fit_l2(batch: int, length: int, kv_heads: int) -> None:
+    heads, group = heads_by_turns(causal(), request(batch, 16, kv_heads, length)), 16 // kv_heads
+    assert heads % group == 0
+    assert heads == group or heads // group * length * 512 <= 32 << 20
+
+
+def test_the_last_heads_are_not_few() -> None:
+    """Their longest tiles would come last, with too few of them for all SMs."""
+    assert heads_by_turns(causal(), request(5, 7, 7, 2048)) == 18  # of 35; L2 holds 32
+
+
+def test_tiles_of_one_length_come_head_by_head() -> None:
+    assert heads_by_turns(AttentionA4("float16", 128, 128), request(2, 7, 7, 300)) == 1
