@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.harness import Contender, cold, measuring_stream, require_gpu
 from benchmarks.report import Cell, Result, Table, failure, shown
+from benchmarks.turns import precompile
 from cudatma.kernels.candidates import ranked
 from cudatma.kernels.family import imported
 from cudatma.kernels.gpu import gpu_of
@@ -100,6 +101,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     result = Result({"replays": options.replays, "operands": "warm in L2"}, tiles_table, options.json)
     trial = imported(of.trial)(0)
     with measuring_stream() as stream:
+        try:
+            every = (spec for problem in problems for spec, _ in ranked(of.candidates(problem, gpu_of(trial.device))))
+            result.say(precompile(every))
+        except Exception as error:  # each product compiles its own then
+            result.say(f"nothing compiled beforehand: {failure(error)}")
         for number, problem in enumerate(problems, 1):
             cell = measure(stream, of, trial, problem, options.replays)
             best = next(iter(cell["us"].items()), ("nothing measured", 0.0))

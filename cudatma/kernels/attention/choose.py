@@ -49,8 +49,6 @@ _P1_TILES: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
     (256, 256): ((1, 32),),
 }
 _MOST_STAGES = 4
-#: Heads so wide that warpgroups need not issue their products in turn.
-_FREE_HEAD_DIM = 192
 
 
 def _tiles(problem: Problem, versions: Iterable[str]) -> Iterator[AttentionSpec]:
@@ -75,14 +73,17 @@ def _tiles_of(kind: type[AttentionSpec], problem: Problem) -> Iterator[dict[str,
         fields: dict[str, Any] = {"block_m": 64 * warpgroups, "block_n": block_n, "warpgroups": warpgroups}
         if tiles is _PLAIN_TILES and problem.head_dim <= _NARROW_HEAD_DIM and block_n == 128:
             continue
-        if has_producer:
-            if warpgroups == 1 and kind is AttentionA4:
-                continue  # two CTAs that share an SM do what a persistent one does
-            fields["ping_pong"] = problem.head_dim < _FREE_HEAD_DIM and warpgroups > 1
-            fields["blocks_per_sm"] = 2 if warpgroups == 1 else 1
         if issubclass(kind, AttentionWithProducer):
             fields["is_varlen"] = problem.is_varlen and True in kind.allowed["is_varlen"]
-        yield from ({**fields, "q_stages": q} for q in (2, 1)) if issubclass(kind, AttentionA4) else (fields,)
+        if not has_producer:
+            yield fields
+            continue
+        if warpgroups == 1 and kind is AttentionA4:
+            continue  # two CTAs that share an SM do what a persistent one does
+        fields["blocks_per_sm"] = 2 if warpgroups == 1 else 1
+        slots: list[dict[str, Any]] = [{"q_stages": 2}, {"q_stages": 1}] if kind is AttentionA4 else [{}]
+        for ping_pong in (True, False) if warpgroups > 1 else (False,):
+            yield from ({**fields, "ping_pong": ping_pong, **slot} for slot in slots)
 
 
 def _deepest(spec: AttentionSpec, target: Target, least_stages: int) -> AttentionSpec | None:

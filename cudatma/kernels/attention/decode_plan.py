@@ -22,8 +22,9 @@ from cudatma.target import Target, get_target
 
 #: (CTAs of an SM, keys of a block): the first that holds so many stages is taken.
 _SHAPES, _ENOUGH_STAGES, _MOST_STAGES = ((2, 64), (1, 64), (1, 32), (1, 16)), 3, 8
-#: Parts of a sequence's keys at most. Microseconds that adding them up takes, and those of each part. [inferred]
-_MOST_PARTS, _COMBINE_US, _PART_US = 64, 1.2, 0.05
+#: Parts of a sequence's keys at most. Microseconds that adding up takes for each of them, and that an SM takes to begin
+#: and end a CTA. [H200, attention_decode of 2 to 1024 tiles]
+_MOST_PARTS, _PART_US, _CTA_US = 64, 0.14, 0.4
 _COUNTER_BYTES = 4
 
 
@@ -107,13 +108,11 @@ def divide(request: DecodeRequest, gpu: Gpu, spec: AttentionDecode | None = None
 
 
 def _time_us(tiles: int, blocks: int, parts: int, spec: AttentionDecode, gpu: Gpu) -> float:
-    """Of a launch whose sequences have as many keys as they may: waves at the memory's rate, of which each SM has its
-    part; then the parts are added up."""
-    resident = gpu.sm_count * spec.blocks_per_sm
-    waves, rest = divmod(tiles * parts, resident)
-    loads = waves * resident + (max(rest, gpu.sm_count) if rest else 0)
-    loads_us = loads * ceil_div(blocks, parts) * spec.loaded_stage_bytes / gpu.memory_bytes_per_us
-    return loads_us + (_COMBINE_US + _PART_US * parts if parts > 1 else 0.0)
+    """Of a launch whose sequences have as many keys as they may: the CTAs of the SM that has the most of them, at the
+    SM's part of the memory's rate; then the parts are added up."""
+    ctas = ceil_div(tiles * parts, gpu.sm_count)
+    loads_us = ctas * gpu.sm_count * ceil_div(blocks, parts) * spec.loaded_stage_bytes / gpu.memory_bytes_per_us
+    return loads_us + ctas * _CTA_US + (parts * _PART_US if parts > 1 else 0.0)
 
 
 def plan_decode(

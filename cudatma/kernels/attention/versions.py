@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from cudatma.errors import ArgumentError
@@ -141,10 +141,13 @@ class AttentionA3(AttentionWithProducer):
 
     version: ClassVar[str] = "a3"
     template: ClassVar[str] = "kernels/attention_a3.cu.j2"
-    clocks_by_warpgroups: ClassVar[Mapping[int, Clocks]] = {
-        1: Clocks(1960, 1.15, 720),
-        2: Clocks(5600, 0.77, 1100),
-        3: Clocks(6400, 0.96, 690),
+    #: By warpgroups that multiply, ping_pong and q_stages. [fitted to benchmarks/results/attention_tiles.json]
+    clocks_by_turns: ClassVar[Mapping[tuple[int, bool, int], Clocks]] = {
+        (1, False, 1): Clocks(2197, 1.007, 341, 167),
+        (2, False, 1): Clocks(6197, 0.833, 322, 596),
+        (2, True, 1): Clocks(6082, 0.838, 307, 617),
+        (3, False, 1): Clocks(5568, 0.0, 202, 2214),
+        (3, True, 1): Clocks(5620, 0.0, 105, 2363),
     }
     #: One loads; setmaxnreg acts on whole warpgroups.
     producer_warps: ClassVar[int] = 4
@@ -169,11 +172,9 @@ class AttentionA3(AttentionWithProducer):
         share = min(self.blocks_per_sm, ceil_div(tiles, sm_count))
         return float(ceil_div(tiles, sm_count * share) * share)
 
-    def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
-        """Shorter rings; warpgroups in turn or not."""
-        yield from super(AttentionA3, self).variants(problem)
-        if self.warpgroups > 1:
-            yield {"ping_pong": not self.ping_pong}
+    @property
+    def clocks(self) -> Clocks:
+        return self.clocks_by_turns[self.warpgroups, self.ping_pong, self.q_stages]
 
     @property
     def tile_name(self) -> str:
@@ -223,16 +224,21 @@ class AttentionA4(AttentionA3):
         "q_stages": (1, 2),
     }
     work_names: ClassVar[tuple[str, ...]] = ()
+    #: With a second slot of queries a tile begins while the one before is stored.
+    clocks_by_turns: ClassVar[Mapping[tuple[int, bool, int], Clocks]] = {
+        (2, False, 1): Clocks(5521, 0.845, 353, 568),
+        (2, False, 2): Clocks(1796, 0.666, 908, 353),
+        (2, True, 1): Clocks(5260, 0.854, 329, 594),
+        (2, True, 2): Clocks(1667, 0.619, 970, 388),
+        (3, False, 1): Clocks(5268, 0.876, 762, 0),
+        (3, False, 2): Clocks(1569, 0.0, 177, 2274),
+        (3, True, 1): Clocks(5385, 0.0, 117, 2340),
+        (3, True, 2): Clocks(1305, 0.0, 163, 2331),
+    }
 
     @property
     def tile_name(self) -> str:
         return super(AttentionA4, self).tile_name + f"_q{self.q_stages}"
-
-    @property
-    def clocks(self) -> Clocks:
-        """As version a3's; with a second slot of queries a tile begins while the one before is stored."""
-        around = {1: (1600, 1000), 2: (5300, 1750), 3: (5500, 1600)}[self.warpgroups][self.q_stages - 1]
-        return replace(self.clocks_by_warpgroups[self.warpgroups], around=around)
 
     @property
     def output_box(self) -> tuple[int, int, int, int]:

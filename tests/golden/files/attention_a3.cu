@@ -221,7 +221,8 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
 }
 
 // ---- Softmax ------------------------------------------------------------------------------------------------------------
-// Of a thread's two rows: the largest score so far, and its own part of the sum of exp(scale (score - maximum)).
+// Of a thread's two rows: the largest score when the row was last rescaled, and its own part of the sum of exp(scale (score - maximum)).
+constexpr float MOST_POWER = 8.0f;   // of 2, that an exponential may reach before the rows of its warp are rescaled
 struct Rows {
     float maximum[2], sum[2];
 };
@@ -248,34 +249,47 @@ __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32
     }
 }
 
-// Scores become exp(scale (score - maximum)), where the maximum includes this block's. rescale: factors of what the rows
-// added up before.
+// Scores become exp(scale (score - maximum)). True where the maxima of the warp's rows rose: rescale are the factors of the output
+// that the rows added up before.
 template <bool IsMasked>
-__device__ __forceinline__ void softmax(Scores& scores, Rows& rows, float (&rescale)[2], const Problem& problem, u32 row, u32 key0,
+__device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&rescale)[2], const Problem& problem, u32 row, u32 key0,
                                         u32 lane) {
     if constexpr (IsMasked) mask(scores, problem, row, key0, lane);
+    float maximum[2];
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
-        float maximum = rows.maximum[r];
+        maximum[r] = rows.maximum[r];
 #pragma unroll
-        for (u32 f = 0; f < SCORE_FRAGMENTS; ++f) maximum = fmaxf(maximum, fmaxf(scores[f][2 * r], scores[f][2 * r + 1]));
-        maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 1));
-        maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 2));
+        for (u32 f = 0; f < SCORE_FRAGMENTS; ++f) maximum[r] = fmaxf(maximum[r], fmaxf(scores[f][2 * r], scores[f][2 * r + 1]));
+    }
+    // NaN, of a row that still sees no key, is no growth.
+    const float growth = fmaxf(maximum[0] - rows.maximum[0], maximum[1] - rows.maximum[1]) * problem.scale_log2;
+    const bool rises = __any_sync(0xffffffffu, growth > MOST_POWER);
+    if (rises) {
+#pragma unroll
+        for (u32 r = 0; r < 2; ++r) {
+            maximum[r] = fmaxf(maximum[r], __shfl_xor_sync(0xffffffffu, maximum[r], 1));
+            maximum[r] = fmaxf(maximum[r], __shfl_xor_sync(0xffffffffu, maximum[r], 2));
+            const float offset = (IsMasked && maximum[r] == -INF ? 0.0f : maximum[r]) * problem.scale_log2;
+            rescale[r] = exp2_approx(rows.maximum[r] * problem.scale_log2 - offset);
+            rows.maximum[r] = maximum[r];
+            rows.sum[r] *= rescale[r];
+        }
+    }
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
         // A row that has seen no key yet: its exponents must be minus infinity, not NaN.
-        const float offset = (IsMasked && maximum == -INF ? 0.0f : maximum) * problem.scale_log2;
-        rescale[r] = exp2_approx(rows.maximum[r] * problem.scale_log2 - offset);
-        rows.maximum[r] = maximum;
-        float sum = rows.sum[r] * rescale[r];
+        const float offset = (IsMasked && rows.maximum[r] == -INF ? 0.0f : rows.maximum[r]) * problem.scale_log2;
 #pragma unroll
         for (u32 f = 0; f < SCORE_FRAGMENTS; ++f)
 #pragma unroll
             for (u32 i = 0; i < 2; ++i) {
                 float& score = scores[f][2 * r + i];
                 score = exp2_approx(score * problem.scale_log2 - offset);
-                sum += score;
+                rows.sum[r] += score;
             }
-        rows.sum[r] = sum;
     }
+    return rises;
 }
 
 // Two fragments of 8 keys make an operand of 16.
@@ -465,7 +479,7 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     pass_turn(warpgroup);
     wgmma_wait_group<1>();   // the scores are complete
     float rescale[2];
-    softmax<IsMasked>(scores, rows, rescale, problem, row, block * BLOCK_N, lane);
+    const bool rises = softmax<IsMasked>(scores, rows, rescale, problem, row, block * BLOCK_N, lane);
     // ptxas would move the next wait ahead of the exponentials, but not ahead of an arrival that needs their sums. They are never
     // negative.
     __syncwarp();
@@ -475,7 +489,7 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     v_ring.release_used_by_warp(v_ring.stage, lane);
     v_ring.advance();
     round_scores(p, scores);
-    rescale_output(output, rescale);
+    if (rises) rescale_output(output, rescale);
 }
 
 // Turns keep a warpgroup within a lap of those that read the slots.
