@@ -37,6 +37,8 @@ _RATE, _TWO_ALONG_M = {64: 0.71, 128: 0.765, 192: 0.865, 256: 1.0}, 1.18
 #: Clocks until the first stage is there, and from asking for a later one until it is; bytes a clock that an SM loads
 #: beside its products, and that it stores; clocks until CTAs of a cluster have met, and bytes of sums a clock.
 FIRST_STAGE, _STAGE_LATENCY, _LOADED_BYTES, _STORED_BYTES, _MEETING, _SUMS_BYTES = 1900, 2900, 500, 11, 400, 8
+#: Bytes a clock that L2 sends where neighboring CTAs do not read the same, as those that divide K.
+_L2_BYTES = 4500
 _SPAN_BYTES = 128
 #: A slot's two mbarriers; stages beyond which nothing is gained.
 _RING_BYTES, _MOST_STAGES = 16, 8
@@ -352,15 +354,21 @@ class GemmSpec(TiledKernel):
         return replace(self, **{name: getattr(problem, name) for name in names})
 
     def cost(self, problem: Problem, gpu: Gpu) -> Cost:
-        """Predicted time: waves of tiles, each stage bound by the tensor cores or by the latency of its loads."""
-        tiles = problem.batch * ceil_div(problem.m, self.cluster_m) * ceil_div(problem.n, self.block_n)
+        """Predicted time: waves of tiles, each stage bound by the tensor cores, the latency of its loads, or L2."""
+        tiles_m, tiles_n = ceil_div(problem.m, self.cluster_m), ceil_div(problem.n, self.block_n)
+        tiles = problem.batch * tiles_m * tiles_n
         waves = ceil_div(tiles, max(1, gpu.sm_count // self.launch_cluster))
         macs = _MAC_BYTES // self.element_bytes
         rate = macs * _RATE[self.block_n] * (_TWO_ALONG_M if self.block_m == 128 * self.warpgroups else 1)
         products = self.block_m * self.block_n * self.block_k / rate
         latency = _STAGE_LATENCY / max(1, self.most_stages(get_target(gpu.target)))
         gap = self.stage_gap / self.warpgroups**2  # others multiply meanwhile
-        stage = max(products, latency) + self.stage_bytes(problem.m) / _LOADED_BYTES + gap
+        l2 = 0.0
+        if self.cluster_k > 1:  # an operand of which all tiles read the same rows is merged all the same
+            rows = self.block_m * (tiles_m > 1) + self.block_n * (tiles_n > 1)
+            ctas = min(tiles * self.cluster_k, gpu.sm_count)
+            l2 = ctas * rows * self.block_k * self.element_bytes / _L2_BYTES
+        stage = max(products, latency, l2) + self.stage_bytes(problem.m) / _LOADED_BYTES + gap
         mainloop = waves * ceil_div(ceil_div(problem.k, self.block_k), self.cluster_k) * stage
         tile = self.block_m * self.block_n // self.cluster_k
         stored = self.out_bytes * tile / _STORED_BYTES
