@@ -76,6 +76,19 @@ def test_products_are_right_and_clean(version: int | str, m: int, n: int, k: int
     check(VERSIONS[version](layout=layout, **given), m, n, k)
 
 
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("block_m", [64, 128])
+@pytest.mark.parametrize(("m", "layout"), [(3, "CR"), (20, "CC"), (20, "RC"), (57, "CR")])
+@pytest.mark.parametrize("version", [version for version in VERSIONS if version != 1])
+def test_boxes_of_a_have_no_more_rows_than_a(version: int | str, m: int, layout: str, block_m: int) -> None:
+    fields = {**SMALL, "block_m": block_m, "block_n": 128 if version in (5, 6) else 64}
+    spec = VERSIONS[version]("float16", layout, **fields)
+    rows = min(-(-m // 8) * 8, block_m)
+    assert rows in spec.a_box(m)
+    assert spec.stage_bytes(m) == 2 * spec.block_k * (rows * (block_m // 64 if layout[0] == "C" else 1) + spec.block_n)
+    check(spec, m, 72, 200)
+
+
 @pytest.mark.sweep(6)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("version", VERSIONS)

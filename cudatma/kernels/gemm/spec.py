@@ -257,8 +257,12 @@ class GemmSpec(TiledKernel):
     def a_box(self, m: int) -> tuple[int, int, int]:
         """Matrices, rows and columns of a box of A, or of A transposed where that has the contiguous rows. m: of A."""
         if not self.is_a_k_major:
-            return (1, self.block_k, self.span)
-        return (1, min(self.block_m, ceil_div(m, 8) * 8), self.span_k)
+            return (1, self.block_k, self.a_box_rows(m))
+        return (1, self.a_box_rows(m), self.span_k)
+
+    def a_box_rows(self, m: int) -> int:
+        """Rows of A in a box: whole vectors of 16 bytes where they are contiguous, and no more than A has."""
+        return min(self.block_m if self.is_a_k_major else self.span, ceil_div(m, 8) * 8)
 
     @property
     def b_box(self) -> tuple[int, int, int]:
@@ -269,7 +273,7 @@ class GemmSpec(TiledKernel):
 
     def stage_bytes(self, m: int) -> int:
         """That the boxes of a stage deliver to a CTA."""
-        rows = self.a_box(m)[1] if self.is_a_k_major else self.block_m
+        rows = self.a_box_rows(m) * (1 if self.is_a_k_major else self.block_m // self.span)
         return self.element_bytes * self.block_k * (rows + self.block_n)
 
     @property
@@ -277,9 +281,9 @@ class GemmSpec(TiledKernel):
         """Elements of K in a row of a box of a K-major operand."""
         return min(self.span, self.block_k)
 
-    def swizzle(self, box: tuple[int, int, int]) -> str:
-        """Of a box of A or B: as wide as its rows."""
-        return f"{box[2] * self.element_bytes}B"
+    def swizzle(self, is_k_major: bool) -> str:
+        """Of an operand: of M-major and N-major ones 128 bytes, to which TMA pads the rows of narrower boxes."""
+        return f"{self.span_k * self.element_bytes if is_k_major else _SPAN_BYTES}B"
 
     @property
     def staged_n(self) -> int:
@@ -330,7 +334,7 @@ class GemmSpec(TiledKernel):
         """(what, bytes) that one stage holds."""
         a, b = (operand.footprint_bytes for operand in self.stage_operands())
         majors = "K" if self.is_a_k_major else "M", "K" if self.is_b_k_major else "N"
-        swizzles = [self.swizzle(box) for box in (self.a_box(self.block_m), self.b_box)]
+        swizzles = [self.swizzle(is_k_major) for is_k_major in (self.is_a_k_major, self.is_b_k_major)]
         return [
             (f"a {self.block_m} x {self.block_k} {self.dtype}, {majors[0]}-major, {swizzles[0]} swizzle", a),
             (f"b {self.block_k} x {self.block_n} {self.dtype}, {majors[1]}-major, {swizzles[1]} swizzle", b),
