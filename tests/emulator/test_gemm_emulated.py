@@ -76,6 +76,19 @@ def test_products_are_right_and_clean(version: int | str, m: int, n: int, k: int
     check(VERSIONS[version](layout=layout, **given), m, n, k)
 
 
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("block_m", [64, 128])
+@pytest.mark.parametrize(("m", "layout"), [(3, "CR"), (20, "CC"), (20, "RC"), (57, "CR")])
+@pytest.mark.parametrize("version", [version for version in VERSIONS if version != 1])
+def test_boxes_of_a_have_no_more_rows_than_a(version: int | str, m: int, layout: str, block_m: int) -> None:
+    fields = {**SMALL, "block_m": block_m, "block_n": 128 if version in (5, 6) else 64}
+    spec = VERSIONS[version]("float16", layout, **fields)
+    rows = min(-(-m // 8) * 8, block_m)
+    assert rows in spec.a_box(m)
+    assert spec.stage_bytes(m) == 2 * spec.block_k * (rows * (block_m // 64 if layout[0] == "C" else 1) + spec.block_n)
+    check(spec, m, 72, 200)
+
+
 @pytest.mark.sweep(6)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("version", VERSIONS)
@@ -180,13 +193,15 @@ def test_matrices_of_a_result_off_16_bytes() -> None:
     assert np.isnan(whole).sum() == whole.size - out.size
 
 
-def run_small(version: int | str, request: Request, result: ArrayInfo, target: Target = SM90A) -> None:
+def run_small(
+    version: int | str, request: Request, result: ArrayInfo, target: Target = SM90A, block_m: int = 64
+) -> None:
     ready = arranged(request, "emulator", None)
     problem = ready.problem()
     if version == "p1" and is_fp8(problem.dtype):
         target = SM120A
     block_k = 128 // element_bytes(problem.dtype)
-    spec = VERSIONS[version](problem.dtype, problem.layout, 64, 128 if version in (5, 6) else 64, block_k, 2, 1)
+    spec = VERSIONS[version](problem.dtype, problem.layout, block_m, 128 if version in (5, 6) else 64, block_k, 2, 1)
     report = plan_gemm(ready, result, spec.adapted(problem), target, SMS).emulate(target, schedules=2)
     assert report.is_clean, str(report)
 
@@ -195,16 +210,17 @@ def run_small(version: int | str, request: Request, result: ArrayInfo, target: T
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("version", [4, 5])
 def test_scales_of_blocks(version: int, batch: int) -> None:
-    """Those of A as a matrix's columns, as DeepGEMM has them; in a batch with a bias and an activation."""
-    a, b = numbers(batch, 70, 400, dtype=E4M3), numbers(batch, 200, 400, dtype=E4M3).swapaxes(1, 2)
-    a_scale = abs(numbers(batch, 4, 70, dtype=np.float32)).swapaxes(1, 2)
-    options: dict[str, Any] = {"a_scale": a_scale, "b_scale": numbers(4, 2, dtype=np.float32)}
+    """Those of A as a matrix's columns, as DeepGEMM has them; in a batch with a bias and an activation, and two wgmmas
+    of 64 rows. More blocks than are loaded at a time."""
+    a, b = numbers(batch, 70, 720, dtype=E4M3), numbers(batch, 200, 720, dtype=E4M3).swapaxes(1, 2)
+    a_scale = abs(numbers(batch, 6, 70, dtype=np.float32)).swapaxes(1, 2)
+    options: dict[str, Any] = {"a_scale": a_scale, "b_scale": numbers(6, 2, dtype=np.float32)}
     if batch > 1:
-        options["b_scale"] = numbers(batch, 4, 4, dtype=np.float32)[..., ::2]
+        options["b_scale"] = numbers(batch, 6, 4, dtype=np.float32)[..., ::2]
         options |= {"bias": numbers(200, dtype=np.float32), "activation": "silu", "out_dtype": "float32", "alpha": 0.5}
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
-    run_small(version, *check_call_into(a, b, out, **options))
+    run_small(version, *check_call_into(a, b, out, **options), block_m=64 * batch)
     found, exact = out.astype(np.float64), wanted.astype(np.float64)
     assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
 

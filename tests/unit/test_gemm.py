@@ -380,12 +380,11 @@ def test_the_choice_loses_little_against_the_versions() -> None:
 
 
 def test_the_choice_loses_little_against_every_tile() -> None:
-    """Of small, odd and large products; one of them, 512 x 1024 x 8192, is known to lose 39 %."""
+    """Of small, odd and large products."""
     found = []
     for cell in json.loads((RESULTS / "gemm_tiles.json").read_text())["cells"]:
         us = cell.pop("us")
         cell.pop("rivals")
         found.append(lost(Problem(**cell), us))
-    assert sorted(found)[-2] < 1.12
-    assert max(found) < 1.4
-    assert sum(found) / len(found) < 1.025
+    assert max(found) < 1.12
+    assert sum(found) / len(found) < 1.012

@@ -32,15 +32,16 @@ def plan_gemm(request: Request, result: ArrayInfo, spec: GemmSpec, target: Targe
     for name, rows in (("a", a_rows), ("b", b_rows)):
         step, pitch, element = rows.strides_bytes
         values |= {f"{name}_batch": step // element, f"{name}_pitch": pitch // element}
-    a_box = spec.a_box(request.sizes[0])
-    values |= {"a_box_rows": a_box[1], "stage_bytes": spec.stage_bytes(request.sizes[0])}
+    m = request.sizes[0]
+    values |= {"a_box_rows": spec.a_box_rows(m), "stage_bytes": spec.stage_bytes(m)}
     args: dict[str, Any] = dict.fromkeys(OPTIONAL, 0) | request.arrays()
     args |= {"a": a_rows, "b": b_rows, "output": result, "problem": pack(spec.problem_members, values)}
-    for name, rows, box in (("a_map", a_rows, a_box), ("b_map", b_rows, spec.b_box)):
+    maps = (("a_map", a_rows, spec.a_box(m), spec.is_a_k_major), ("b_map", b_rows, spec.b_box, spec.is_b_k_major))
+    for name, rows, box, is_k_major in maps:
         if name in spec.parameter_names:
-            args[name] = _tensor_map(rows, box, target)
+            args[name] = _tensor_map(rows, box, spec.swizzle(is_k_major), target)
     if "output_map" in spec.parameter_names:
-        args["output_map"] = _tensor_map(result, spec.output_box, target) if by_tma else args["a_map"]
+        args["output_map"] = _tensor_map(result, spec.output_box, "128B", target) if by_tma else args["a_map"]
     ordered = tuple([args[name] for name in spec.parameter_names])
     touched = (result, *request.arrays().values())
     return Launch(spec.template, spec, work.ctas, ordered, touched, cluster=spec.launch_cluster)
@@ -62,9 +63,8 @@ def _values(request: Request, result: ArrayInfo, spec: GemmSpec, work: Schedule)
     return values | {"output_batch": step // element, "alpha": request.alpha, "beta": request.beta}
 
 
-def _tensor_map(rows: ArrayInfo, box: tuple[int, int, int], target: Target) -> TensorMap:
-    """Of (batch, rows, columns), with a swizzle as wide as the box's rows."""
+def _tensor_map(rows: ArrayInfo, box: tuple[int, int, int], swizzle: str, target: Target) -> TensorMap:
+    """Of (batch, rows, columns)."""
     kind = "uint8" if rows.dtype.itemsize == 1 else None
-    swizzle = f"{box[2] * rows.dtype.itemsize}B"
     rows = replace(rows, owner=None)  # the launch has it
     return TensorMap.from_array(rows, box, dtype=kind, axes=(2, 1, 0), swizzle=swizzle, target=target)

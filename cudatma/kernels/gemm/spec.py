@@ -37,6 +37,8 @@ _RATE, _TWO_ALONG_M = {64: 0.71, 128: 0.765, 192: 0.865, 256: 1.0}, 1.18
 #: Clocks until the first stage is there, and from asking for a later one until it is; bytes a clock that an SM loads
 #: beside its products, and that it stores; clocks until CTAs of a cluster have met, and bytes of sums a clock.
 FIRST_STAGE, _STAGE_LATENCY, _LOADED_BYTES, _STORED_BYTES, _MEETING, _SUMS_BYTES = 1900, 2900, 500, 11, 400, 8
+#: Bytes a clock that L2 sends where neighboring CTAs do not read the same, as those that divide K.
+_L2_BYTES = 4500
 _SPAN_BYTES = 128
 #: A slot's two mbarriers; stages beyond which nothing is gained.
 _RING_BYTES, _MOST_STAGES = 16, 8
@@ -255,8 +257,12 @@ class GemmSpec(TiledKernel):
     def a_box(self, m: int) -> tuple[int, int, int]:
         """Matrices, rows and columns of a box of A, or of A transposed where that has the contiguous rows. m: of A."""
         if not self.is_a_k_major:
-            return (1, self.block_k, self.span)
-        return (1, min(self.block_m, ceil_div(m, 8) * 8), self.span_k)
+            return (1, self.block_k, self.a_box_rows(m))
+        return (1, self.a_box_rows(m), self.span_k)
+
+    def a_box_rows(self, m: int) -> int:
+        """Rows of A in a box: whole vectors of 16 bytes where they are contiguous, and no more than A has."""
+        return min(self.block_m if self.is_a_k_major else self.span, ceil_div(m, 8) * 8)
 
     @property
     def b_box(self) -> tuple[int, int, int]:
@@ -267,7 +273,7 @@ class GemmSpec(TiledKernel):
 
     def stage_bytes(self, m: int) -> int:
         """That the boxes of a stage deliver to a CTA."""
-        rows = self.a_box(m)[1] if self.is_a_k_major else self.block_m
+        rows = self.a_box_rows(m) * (1 if self.is_a_k_major else self.block_m // self.span)
         return self.element_bytes * self.block_k * (rows + self.block_n)
 
     @property
@@ -275,9 +281,9 @@ class GemmSpec(TiledKernel):
         """Elements of K in a row of a box of a K-major operand."""
         return min(self.span, self.block_k)
 
-    def swizzle(self, box: tuple[int, int, int]) -> str:
-        """Of a box of A or B: as wide as its rows."""
-        return f"{box[2] * self.element_bytes}B"
+    def swizzle(self, is_k_major: bool) -> str:
+        """Of an operand: of M-major and N-major ones 128 bytes, to which TMA pads the rows of narrower boxes."""
+        return f"{self.span_k * self.element_bytes if is_k_major else _SPAN_BYTES}B"
 
     @property
     def staged_n(self) -> int:
@@ -328,7 +334,7 @@ class GemmSpec(TiledKernel):
         """(what, bytes) that one stage holds."""
         a, b = (operand.footprint_bytes for operand in self.stage_operands())
         majors = "K" if self.is_a_k_major else "M", "K" if self.is_b_k_major else "N"
-        swizzles = [self.swizzle(box) for box in (self.a_box(self.block_m), self.b_box)]
+        swizzles = [self.swizzle(is_k_major) for is_k_major in (self.is_a_k_major, self.is_b_k_major)]
         return [
             (f"a {self.block_m} x {self.block_k} {self.dtype}, {majors[0]}-major, {swizzles[0]} swizzle", a),
             (f"b {self.block_k} x {self.block_n} {self.dtype}, {majors[1]}-major, {swizzles[1]} swizzle", b),
@@ -352,15 +358,21 @@ class GemmSpec(TiledKernel):
         return replace(self, **{name: getattr(problem, name) for name in names})
 
     def cost(self, problem: Problem, gpu: Gpu) -> Cost:
-        """Predicted time: waves of tiles, each stage bound by the tensor cores or by the latency of its loads."""
-        tiles = problem.batch * ceil_div(problem.m, self.cluster_m) * ceil_div(problem.n, self.block_n)
+        """Predicted time: waves of tiles, each stage bound by the tensor cores, the latency of its loads, or L2."""
+        tiles_m, tiles_n = ceil_div(problem.m, self.cluster_m), ceil_div(problem.n, self.block_n)
+        tiles = problem.batch * tiles_m * tiles_n
         waves = ceil_div(tiles, max(1, gpu.sm_count // self.launch_cluster))
         macs = _MAC_BYTES // self.element_bytes
         rate = macs * _RATE[self.block_n] * (_TWO_ALONG_M if self.block_m == 128 * self.warpgroups else 1)
         products = self.block_m * self.block_n * self.block_k / rate
         latency = _STAGE_LATENCY / max(1, self.most_stages(get_target(gpu.target)))
         gap = self.stage_gap / self.warpgroups**2  # others multiply meanwhile
-        stage = max(products, latency) + self.stage_bytes(problem.m) / _LOADED_BYTES + gap
+        l2 = 0.0
+        if self.cluster_k > 1:  # an operand of which all tiles read the same rows is merged all the same
+            rows = self.block_m * (tiles_m > 1) + self.block_n * (tiles_n > 1)
+            ctas = min(tiles * self.cluster_k, gpu.sm_count)
+            l2 = ctas * rows * self.block_k * self.element_bytes / _L2_BYTES
+        stage = max(products, latency, l2) + self.stage_bytes(problem.m) / _LOADED_BYTES + gap
         mainloop = waves * ceil_div(ceil_div(problem.k, self.block_k), self.cluster_k) * stage
         tile = self.block_m * self.block_n // self.cluster_k
         stored = self.out_bytes * tile / _STORED_BYTES

@@ -252,8 +252,8 @@ constexpr u32 RING_BARRIERS = 98304;
 using Ring = TmaPipeline<STAGES>;
 
 // ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
-// K-major: boxes of a span of K, all rows; of A no more rows than it has, since TMA fills slower than it reads. M-major or N-major:
-// boxes of SPAN rows, transposed, all of the stage's K.
+// K-major: boxes of a span of K, all rows. M-major or N-major: boxes of SPAN rows, transposed, all of the stage's K. Of A no more rows
+// than it has, since TMA fills slower than it reads; under a swizzle narrower boxes have the same pitch.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch) {
     if constexpr (IsKMajor) {
@@ -269,11 +269,13 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
 
 // Rows of A's slots that no box reaches are zero, for products read them. All threads call it, before a barrier of theirs.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
-    constexpr u32 ROW_BYTES = BLOCK_K < SPAN ? BLOCK_K * ELEMENT_BYTES : SPAN_BYTES, BOX_BYTES = BLOCK_M * ROW_BYTES;
-    if (!A_IS_K_MAJOR || problem.m >= BLOCK_M) return;
-    for (u32 box = 0; box < STAGES * A_STAGE_BYTES; box += BOX_BYTES)
-        for (u32 offset = problem.a_box_rows * ROW_BYTES + 16 * threadIdx.x; offset < BOX_BYTES; offset += 16 * THREADS)
-            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(smem + A + box + offset), "r"(0) : "memory");
+    if (problem.m >= (A_IS_K_MAJOR ? BLOCK_M : SPAN)) return;
+    constexpr u32 ROW_BYTES = BLOCK_K < SPAN ? BLOCK_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
+    for (u32 offset = 16 * threadIdx.x; offset < STAGES * A_STAGE_BYTES; offset += 16 * THREADS) {
+        const u32 row = A_IS_K_MAJOR ? offset / ROW_BYTES % BLOCK_M : (offset / 16 ^ offset / SPAN_BYTES) % 8 * 8;   // swizzled
+        if (row >= problem.a_box_rows)
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(smem + A + offset), "r"(0) : "memory");
+    }
     fence_proxy_async_shared_cta();   // before what wgmma reads
 }
 

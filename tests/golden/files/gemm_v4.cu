@@ -110,31 +110,44 @@ __device__ __forceinline__ void wgmma_m64n256k16_f32_f16_ss(float (&d)[32][4], u
         : "memory");
 }
 
-// Rows from `row` on, MMA_K of K from k on, of an operand's slot.
+// Bytes from an operand's slot to its rows from `row` on, at k.
 template <bool IsKMajor, u32 Rows>
-__device__ __forceinline__ u64 descriptor(u32 slot, u32 row, u32 k) {
-    if constexpr (IsKMajor)
-        return matrix_descriptor(slot + (k / SPAN * Rows + row) * SPAN_BYTES + ELEMENT_BYTES * (k % SPAN), 16, SWIZZLE_REPEAT_BYTES,
-                                 SWIZZLE_128B);
-    return matrix_descriptor(slot + row / SPAN * MN_BOX_BYTES + k * SPAN_BYTES, MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
+__device__ __forceinline__ constexpr u32 operand_offset(u32 row, u32 k) {
+    return IsKMajor ? (k / SPAN * Rows + row) * SPAN_BYTES + ELEMENT_BYTES * (k % SPAN) : row / SPAN * MN_BOX_BYTES + k * SPAN_BYTES;
 }
 
-__device__ __forceinline__ u64 a_descriptor(u32 smem, u32 slot, u32 row, u32 k) {
-    return descriptor<A_IS_K_MAJOR, BLOCK_M>(smem + A + slot * A_STAGE_BYTES, row, k);
+// Of an operand's slots from this address on.
+template <bool IsKMajor>
+__device__ __forceinline__ u64 operand_descriptor(u32 address) {
+    return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 }
 
-__device__ __forceinline__ u64 b_descriptor(u32 smem, u32 slot, u32 k) {
-    return descriptor<B_IS_K_MAJOR, BLOCK_N>(smem + B + slot * B_STAGE_BYTES, 0, k);
+// What lies so many bytes further: one addition, for the low bits of a descriptor are the address without its last four, which
+// does not overflow in shared memory.
+__device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
+    return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
+}
+
+// Of a warpgroup's rows of A, and of B, in a slot.
+__device__ __forceinline__ u64 a_descriptor(u32 smem, u32 slot, u32 warpgroup) {
+    const u32 rows = operand_offset<A_IS_K_MAJOR, BLOCK_M>(warpgroup * WARPGROUP_M, 0);
+    return advanced(operand_descriptor<A_IS_K_MAJOR>(smem + A + rows), slot * A_STAGE_BYTES);
+}
+
+__device__ __forceinline__ u64 b_descriptor(u32 smem, u32 slot) {
+    return advanced(operand_descriptor<B_IS_K_MAJOR>(smem + B), slot * B_STAGE_BYTES);
 }
 
 // The products of a slot, as one commit group.
 __device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, u32 warpgroup) {
+    const u64 a = a_descriptor(smem, slot, warpgroup), b = b_descriptor(smem, slot);
     wgmma_fence();
 #pragma unroll
     for (u32 k = 0; k < BLOCK_K; k += MMA_K)
 #pragma unroll
         for (u32 m = 0; m < FRAGMENTS_16; ++m)
-            wgmma_m64n256k16_f32_f16_ss(acc[m], a_descriptor(smem, slot, warpgroup * WARPGROUP_M + 64 * m, k), b_descriptor(smem, slot, k));
+            wgmma_m64n256k16_f32_f16_ss(acc[m], advanced(a, operand_offset<A_IS_K_MAJOR, BLOCK_M>(64 * m, k)),
+                          advanced(b, operand_offset<B_IS_K_MAJOR, BLOCK_N>(0, k)));
     wgmma_commit_group();
 }
 
@@ -264,8 +277,8 @@ constexpr u32 RING_BARRIERS = 180224;
 using Ring = TmaPipeline<STAGES>;
 
 // ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
-// K-major: boxes of a span of K, all rows; of A no more rows than it has, since TMA fills slower than it reads. M-major or N-major:
-// boxes of SPAN rows, transposed, all of the stage's K.
+// K-major: boxes of a span of K, all rows. M-major or N-major: boxes of SPAN rows, transposed, all of the stage's K. Of A no more rows
+// than it has, since TMA fills slower than it reads; under a swizzle narrower boxes have the same pitch.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch) {
     if constexpr (IsKMajor) {
@@ -281,11 +294,13 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
 
 // Rows of A's slots that no box reaches are zero, for products read them. All threads call it, before a barrier of theirs.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
-    constexpr u32 ROW_BYTES = BLOCK_K < SPAN ? BLOCK_K * ELEMENT_BYTES : SPAN_BYTES, BOX_BYTES = BLOCK_M * ROW_BYTES;
-    if (!A_IS_K_MAJOR || problem.m >= BLOCK_M) return;
-    for (u32 box = 0; box < STAGES * A_STAGE_BYTES; box += BOX_BYTES)
-        for (u32 offset = problem.a_box_rows * ROW_BYTES + 16 * threadIdx.x; offset < BOX_BYTES; offset += 16 * THREADS)
-            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(smem + A + box + offset), "r"(0) : "memory");
+    if (problem.m >= (A_IS_K_MAJOR ? BLOCK_M : SPAN)) return;
+    constexpr u32 ROW_BYTES = BLOCK_K < SPAN ? BLOCK_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
+    for (u32 offset = 16 * threadIdx.x; offset < STAGES * A_STAGE_BYTES; offset += 16 * THREADS) {
+        const u32 row = A_IS_K_MAJOR ? offset / ROW_BYTES % BLOCK_M : (offset / 16 ^ offset / SPAN_BYTES) % 8 * 8;   // swizzled
+        if (row >= problem.a_box_rows)
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(smem + A + offset), "r"(0) : "memory");
+    }
     fence_proxy_async_shared_cta();   // before what wgmma reads
 }
 
