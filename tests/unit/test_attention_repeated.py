@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from cudatma.kernels import tensor_library
-from cudatma.kernels.attention.attention import _moving
-from cudatma.kernels.attention.repeated import KnownCall, known_key
+from cudatma.kernels.attention.repeated import KnownCall, argument_indices, known_key
 from cudatma.kernels.attention.versions import VERSIONS
 
 SHAPES = {"q": (1, 4, 2, 32), "k": (1, 6, 1, 32), "v": (1, 6, 1, 32), "out": (1, 4, 2, 32)}
@@ -140,6 +139,7 @@ def test_addresses_that_need_a_look_launch_nothing(changes: dict[str, Any]) -> N
 def test_every_address_of_a_launch_is_an_argument(version: str) -> None:
     kind = VERSIONS[version]
     names = (*kind.operand_names, "output_map" if kind.stores_by_tma else "output_rows", "lse", "problem")
-    assert _moving(names, True) == [0, 1, 2, None, 3, 4]
-    assert _moving(names, False) == [0, 1, 2, None, 3, None]
-    assert _moving((*names[:-1], "sink", "problem"), True) == [0, 1, 2, 5, 3, 4]
+    read, workspace = ("q", "k", "v", "sink"), [None, None]
+    assert argument_indices(names, read, True) == [0, 1, 2, None, 3, 4, *workspace]
+    assert argument_indices(names, read, False) == [0, 1, 2, None, 3, None, *workspace]
+    assert argument_indices((*names[:-1], "sink", "problem"), read, True) == [0, 1, 2, 5, 3, 4, *workspace]
