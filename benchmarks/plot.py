@@ -192,6 +192,8 @@ class _Axes:
 
 def crosses(box: Box, x0: float, y0: float, x1: float, y1: float) -> bool:
     """Whether a straight line, about 4 pixels wide, runs through a box."""
+    if max(x0, x1) < box[0] - 2 or min(x0, x1) > box[2] + 2 or max(y0, y1) < box[1] - 2 or min(y0, y1) > box[3] + 2:
+        return False
     steps = max(1, math.ceil(math.hypot(x1 - x0, y1 - y0) / 2))
     along = ((x0 + (x1 - x0) * n / steps, y0 + (y1 - y0) * n / steps) for n in range(steps + 1))
     return any(box[0] - 2 <= x <= box[2] + 2 and box[1] - 2 <= y <= box[3] + 2 for x, y in along)

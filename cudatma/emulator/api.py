@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 import cudatma.emulator.instructions  # noqa: F401
 from cudatma.emulator.errors import EmulatorError, ResidencyError, StepLimitError, TrapError
-from cudatma.emulator.hazards.findings import trapped_at
+from cudatma.emulator.hazards.findings import Found, trapped_at
 from cudatma.emulator.hazards.global_watch import prepare
 from cudatma.emulator.hazards.observer import Findings, Observer, report_deadlock
 from cudatma.emulator.hazards.report import Report
@@ -84,6 +85,7 @@ class EmulatedModule:
         registers: int | None = None,
         trace: Trace | None = None,
         progress: Callable[[int], None] | None = None,
+        stop_at: Iterable[str] = (),
     ) -> Report:
         """Run a kernel under several schedules and report its hazards.
 
@@ -98,7 +100,8 @@ class EmulatedModule:
         have not started.
         registers: of a thread when the kernel begins, as its cubin has them (0: ptxas ignores setmaxnreg); by default
         what .maxnreg and the launch bounds say. trace: records the events of the last schedule, or of the first with
-        a hazard. progress: is called after each schedule with the number of schedules that have run.
+        a hazard. progress: is called after each schedule with the number of schedules that have run. stop_at: kinds of
+        hazard; a schedule ends at the first of one, whatever the kernel has still to write.
 
         programmatic: as in a programmatic dependent launch, the previous grid may still run: all writes to global
         memory, and all reads of the arrays ``produced_by_previous``, must come after griddepcontrol.wait. Arrays there
@@ -145,7 +148,7 @@ class EmulatedModule:
         setup.extra.update(_dependence(memory, programmatic, produced_by_previous), track_all=replay is not None)
         setup.extra["target"] = _target_of(target, self.module.target)
         setup.extra["names_cluster"] = cluster is not None or "reqnctapercluster" in program.function.directives
-        findings = Findings(program.function.name)
+        findings = Findings(program.function.name, stop_at)
         chosen = _target_of(target, self.module.target)
         _check_setup(setup, chosen, self.image.shared_layout(program.function.name)[1])
         if chosen is not None:
@@ -159,7 +162,8 @@ class EmulatedModule:
             for done, number in enumerate([replay] if replay is not None else range(schedules), 1):
                 if done > 1:
                     memory.restore(before)
-                self._run_one(setup, number, seed, report, findings, hazards)
+                with suppress(Found):
+                    self._run_one(setup, number, seed, report, findings, hazards)
                 if findings.hazards():
                     setup.trace = None
                 if progress is not None:

@@ -111,6 +111,7 @@ CASES: dict[str, tuple[list[int], int, int, tuple[int, int], int, int, int, dict
 }
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize(
     ("case", "target"),
     [*((case, SM90A) for case in CASES), *((case, SM120A) for case in [*list(CASES)[::2], "sinks"])],
@@ -128,6 +129,7 @@ def test_rings_wrap(page_size: int, target: Target) -> None:
     check(given, parts=1, schedules=4, fields={"stages": 2}, target=target)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("page_size", "target"), [(0, SM90A), (5, SM90A), (16, SM120A), (5, SM120A)])
 def test_twenty_schedules_are_clean(page_size: int, target: Target) -> None:
     given = make([200, 65], 2, 1, (32, 32), 1, page_size, "float16")

@@ -92,6 +92,7 @@ def test_results_are_right_and_clean(version: str, case: str) -> None:
     check(version, heads, kv_heads, q_length, k_length, dtype=dtype, schedules=schedules, **options)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("version", ["a1", "a2", "a3", "a4", "p1"])
 def test_sinks(version: str) -> None:
     """Greater than all scores, less, and none; queries that see no key have nothing else."""

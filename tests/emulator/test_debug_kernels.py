@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import probe_subjects
 import pytest
+from ptx_of import ptx_alone
 from registry_subjects import registry_subjects
 from subject import Subject
 
-from cudatma.build.nvrtc import compile_source
 from cudatma.build.render import render
 from cudatma.emulator import load
 from cudatma.errors import PipelineHang
@@ -47,7 +47,7 @@ def module(subject: Subject, *changes: tuple[str, str]) -> ListeningModule:
         text = text.replace(old, new)
     layout = getattr(subject.spec, "smem_layout", tuple)()
     entry = getattr(subject.spec, "entry", subject.kernel)
-    return ListeningModule(load(str(compile_source(text, target).ptx)), Names(entry, text, layout))
+    return ListeningModule(load(ptx_alone(text, target)), Names(entry, text, layout))
 
 
 def arrays(call: Call) -> Iterator[np.ndarray[Any, Any]]:

@@ -113,7 +113,9 @@ extern "C" __global__ void __launch_bounds__(128) relay(const u32* in, u32* out,
 """
 
 
-def relay(*defines: str, schedules: int = 8, tiles: int = 5, shared_bytes: int = 3072 + 48) -> tuple[Report, Any, Any]:
+def relay(
+    *defines: str, schedules: int = 8, tiles: int = 5, shared_bytes: int = 3072 + 48, stop_at: tuple[str, ...] = ()
+) -> tuple[Report, Any, Any]:
     source = "".join(f"#define {d}\n" for d in defines) + RELAY
     given = np.random.default_rng(0).integers(0, 1000, tiles * 256, dtype=np.uint32)
     out = np.zeros_like(given)
@@ -126,6 +128,7 @@ def relay(*defines: str, schedules: int = 8, tiles: int = 5, shared_bytes: int =
         schedules=schedules,
         hazards="collect",
         step_limit=200_000,
+        stop_at=stop_at,
     )
     return report, given, out
 
@@ -170,11 +173,21 @@ def test_the_relay_without_a_bug_is_clean() -> None:
 def test_a_bug_is_reported_with_its_kind(define: str, kind: str) -> None:
     report, _, _ = relay(define)
     assert kind in report.kinds, str(report)
+    stopped, _, _ = relay(define, stop_at=(kind,))
+    assert kind in stopped.kinds
+    assert stopped.steps <= report.steps
     hazard = next(h for h in report.findings if h.kind == kind)
     assert hazard.cause == CAUSES[kind]
     assert hazard.kernel == "relay"
     assert hazard.ptx_line > 0
     assert hazard.source.startswith("kernel.cu:")
+
+
+def test_a_schedule_ends_at_a_kind_that_is_asked_for() -> None:
+    whole, stopped = (relay("BUG_FULL_WAIT", stop_at=stop_at)[0] for stop_at in ((), ("read_before_load", "trap")))
+    assert stopped.kinds <= whole.kinds
+    assert stopped.steps < whole.steps / 2
+    assert relay("BUG_FULL_WAIT", stop_at=("data_race",))[0].findings == whole.findings
 
 
 def test_a_failing_schedule_can_be_replayed() -> None:

@@ -1,4 +1,4 @@
-"""The skinny GEMM on the CPU: right, and free of hazards in 8 schedules, however the N tiles lie."""
+"""The skinny GEMM on the CPU: right, and free of hazards in several schedules, however the N tiles lie."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from marlin_runner import TOLERANCE, launch_programmatically, operands, relative
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.marlin.skinny import SkinnySpec
 
-SCHEDULES = 8
+SCHEDULES = 5  # tests/mutants runs these kernels in 8
 
 
 def spec(**fields: Any) -> SkinnySpec:
@@ -72,6 +72,7 @@ def test_blocks_of_a_cluster_divide_k(name: str) -> None:
     assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", ["3_columns_for_8", "32_tokens_bf16_zeros"])
 def test_a_cluster_adds_up_in_a_fixed_order(name: str) -> None:
     """Whoever comes first: sums wait in places of their own."""

@@ -28,6 +28,7 @@ def arrays(count: int, dtype: str, seed: int) -> tuple[list[Any], list[Any], lis
     return sources, destinations, buffers
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("target", "dtype"), [("sm_90a", "uint8"), ("sm_120a", "float64")])
 def test_every_array_arrives_and_nothing_else_changes(target: str, dtype: str) -> None:
     sources, destinations, buffers = arrays(24, dtype, 3)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cudatma.build.nvrtc import compile_source
+from ptx_of import ptx_alone
+
 from cudatma.build.render import render
 from cudatma.mutants.call import Call
 from cudatma.mutants.trial import Trial
 from cudatma.target import get_target
-
-#: Source lines in the PTX, so that hazards name them.
-_OPTIONS = ("--generate-line-info",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class Subject:
     def ptx(self) -> str:
         """What NVRTC makes of the template. Raises CompileError, DriverError (no NVRTC)."""
         target = get_target(self.target)
-        return str(compile_source(render(self.template, self.spec, target), target, options=_OPTIONS).ptx)
+        return ptx_alone(render(self.template, self.spec, target), target)
 
     def trial(self) -> Trial:
         """The subject's mutants, ready to run."""

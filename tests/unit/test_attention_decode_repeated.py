@@ -1,4 +1,5 @@
-"""attention_decode on a device: which argument holds which address, the workspace, and calls like an earlier one."""
+"""attention_decode and attention_varlen on a device: which argument holds which address, the workspace, and calls like
+an earlier one."""
 
 from __future__ import annotations
 
@@ -10,9 +11,8 @@ import numpy as np
 import pytest
 
 from cudatma.arrays import ArrayInfo, dense_strides
-from cudatma.kernels.attention import decode, repeated, workspace_replay
+from cudatma.kernels.attention import decode, first_call, repeated, varlen
 from cudatma.kernels.attention.repeated import KnownCall
-from cudatma.kernels.attention.workspace_replay import WorkspaceReplay
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.launch import Launch
 from cudatma.kernels.replay import _address
@@ -46,22 +46,24 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[FakeReplay]:
         made.append(FakeReplay(*given))
         return made[-1]
 
-    monkeypatch.setattr(decode, "Replay", replay)
-    monkeypatch.setattr(decode, "detect", lambda device: SM90A)
-    monkeypatch.setattr(decode, "gpu_of", lambda device: imagined_gpu(SM90A, 132))
-    monkeypatch.setattr(decode, "stream_handle", lambda stream, kind, device: 7)
-    monkeypatch.setattr(decode, "order_after_producers", lambda *given: None)
-    monkeypatch.setattr(decode, "backend_for", lambda name, backend: "cuda")
-    monkeypatch.setattr(workspace_replay, "stream_workspace", lambda device, stream, size: SPACE)
+    monkeypatch.setattr(first_call, "Replay", replay)
+    monkeypatch.setattr(first_call, "detect", lambda device: SM90A)
+    monkeypatch.setattr(first_call, "gpu_of", lambda device: imagined_gpu(SM90A, 132))
+    monkeypatch.setattr(first_call, "stream_handle", lambda stream, kind, device: 7)
+    monkeypatch.setattr(first_call, "order_after_producers", lambda *given: None)
+    for module in (decode, varlen):
+        monkeypatch.setattr(module, "backend_for", lambda name, backend: "cuda")
+    monkeypatch.setattr(repeated, "stream_workspace", lambda device, stream, size: SPACE)
     monkeypatch.setattr(Launch, "loaded", lambda *given: None)
-    decode._PLANS.clear()
+    first_call._PLANS.clear()
     return made
 
 
 def on_device(shapes: dict[str, tuple[int, ...]]) -> dict[str, ArrayInfo]:
     found = {}
     for index, (name, shape) in enumerate(shapes.items()):
-        dtype = np.dtype({"seqlens": np.int32, "page_table": np.int32, "sink": np.float32}.get(name, np.float16))
+        is_integer = "seqlens" in name or name == "page_table"
+        dtype = np.dtype(np.int32 if is_integer else {"sink": np.float32}.get(name, np.float16))
         strides = dense_strides(shape, dtype)
         found[name] = ArrayInfo(0x7F0000000000 + (index << 32), shape, strides, dtype, 0, None, "cai")
     return found
@@ -90,10 +92,26 @@ def test_each_address_goes_to_its_argument(replays: list[FakeReplay], page_size:
     assert replay.runs == [((*addresses, 0, 0x5000, 0x6000), 7)] * 2
 
 
-def test_one_part_needs_no_workspace() -> None:
-    replay: Any = FakeReplay()
-    WorkspaceReplay(replay, 0, None).run((1, 2, 3), 9)
-    assert replay.runs == [((1, 2, 3, 0, 0), 9)]
+def test_one_part_needs_no_workspace(replays: list[FakeReplay]) -> None:
+    short = on_device(SHAPES | dict.fromkeys(("k_cache", "v_cache"), (2, 64, 2, 64)) | {"out": SHAPES["q"]})
+    decode.attention_decode(**short)
+    ((addresses, _),) = replays[0].runs
+    read = [short[name].pointer for name in ("q", "k_cache", "v_cache", "seqlens")]
+    assert addresses == replays[0].bases == (*read, 0, 0, short["out"].pointer, 0)
+    assert len(replays[0].moving) == len(addresses)
+
+
+def test_sequences_of_other_greatest_lengths_are_another_plan(replays: list[FakeReplay]) -> None:
+    shapes = {"q": (40, 8, 64), "k": (40, 2, 64), "v": (40, 2, 64), "cu_seqlens_q": (3,), "cu_seqlens_k": (3,)}
+    given: Any = on_device(shapes | {"out": shapes["q"]})
+    for longest in (20, 30, 20):
+        assert varlen.attention_varlen(**given, max_seqlen_q=longest, max_seqlen_k=40) is given["out"]
+    assert [len(replay.runs) for replay in replays] == [2, 1]
+    addresses = (*(given[name].pointer for name in shapes), 0, given["out"].pointer, 0)
+    for replay in replays:
+        assert replay.runs[0] == (addresses, 7)
+        held = [index if index is None else _address(replay.launch.args[index]) for index in replay.moving]
+        assert held == [address or None for address in addresses]
 
 
 def known(monkeypatch: pytest.MonkeyPatch, **addresses: int) -> tuple[Any, FakeReplay]:
@@ -109,14 +127,14 @@ def known(monkeypatch: pytest.MonkeyPatch, **addresses: int) -> tuple[Any, FakeR
         "out": 0x60000,
     } | addresses
     arrays = tuple(SimpleNamespace(data=SimpleNamespace(ptr=place)) for place in places.values())
-    call = KnownCall(WorkspaceReplay(replay, 0, None), (1,), (1,), None, (4096,) * 6)
+    call = KnownCall(replay, (1,), (1,), None, (4096,) * 6)
     return call.run("cupy", arrays, None), replay  # type: ignore[arg-type]
 
 
 def test_a_known_call_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     done, replay = known(monkeypatch)
     assert done is not None
-    assert replay.runs == [((0x10000, 0x20000, 0x30000, 0x40004, 0x50004, 0x60000, 0, 0, 0), 9)]
+    assert replay.runs == [((0x10000, 0x20000, 0x30000, 0x40004, 0x50004, 0x60000, 0), 9)]
 
 
 @pytest.mark.parametrize("moved", [{"q": 0x10008}, {"seqlens": 0x40002}, {"out": 0x4F00}, {"out": 0x50000}])

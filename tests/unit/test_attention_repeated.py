@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from cudatma.kernels import tensor_library
-from cudatma.kernels.attention.attention import _moving
-from cudatma.kernels.attention.repeated import KnownCall, known_key
+from cudatma.kernels.attention.repeated import KnownCall, argument_indices, known_key
 from cudatma.kernels.attention.sample import SMALL
 from cudatma.kernels.attention.versions import VERSIONS
 
@@ -141,7 +140,8 @@ def test_addresses_that_need_a_look_launch_nothing(changes: dict[str, Any]) -> N
 def test_every_address_of_a_launch_is_an_argument(version: str) -> None:
     kind = VERSIONS[version]
     names = kind("float16", 64, 64, **SMALL[version]).parameter_names
-    counter = 5 if kind.is_persistent else None
-    assert _moving(names, True) == [0, 1, 2, None, 3, 4, None, counter]
-    assert _moving(names, False) == [0, 1, 2, None, 3, None, None, counter]
-    assert _moving((*names[:-1], "sink", "problem"), True) == [0, 1, 2, len(names) - 1, 3, 4, None, counter]
+    read, workspace = ("q", "k", "v", "sink"), [None, 5 if kind.is_persistent else None]
+    assert argument_indices(names, read, True) == [0, 1, 2, None, 3, 4, *workspace]
+    assert argument_indices(names, read, False) == [0, 1, 2, None, 3, None, *workspace]
+    with_sink = argument_indices((*names[:-1], "sink", "problem"), read, True)
+    assert with_sink == [0, 1, 2, len(names) - 1, 3, 4, *workspace]

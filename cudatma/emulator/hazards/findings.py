@@ -18,11 +18,16 @@ from cudatma.emulator.ptx.model import Instruction
 from cudatma.errors import counted
 
 
-class Findings:
-    """Hazards by kind and place, the source line where it is known; a second one at the same place only counts."""
+class Found(Exception):  # noqa: N818 - it is no error
+    """Ends a run at a hazard of a kind that was asked for."""
 
-    def __init__(self, kernel: str) -> None:
-        self.kernel = kernel
+
+class Findings:
+    """Hazards by kind and place, the source line where it is known; a second one at the same place only counts. The
+    first of a kind in ``stop_at`` raises Found."""
+
+    def __init__(self, kernel: str, stop_at: Iterable[str] = ()) -> None:
+        self.kernel, self._stop_at = kernel, frozenset(stop_at)
         self._found: dict[tuple[str, str, Any], Finding] = {}
         self._warned: dict[tuple[str, str, Any], Finding] = {}
         #: (function, instruction) -> how many more reads of swizzled tiles there are to be looked at.
@@ -49,6 +54,8 @@ class Findings:
         found = self._warned if is_warning else self._found
         known = self._add(kind, message, launch, program, at, warp.block.index, warp.index, advice, found)
         known.touch(places, is_derived)
+        if kind in self._stop_at and not is_warning:
+            raise Found
 
     def _add(
         self,

@@ -4,28 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudatma import context
-from cudatma.arrays import ArrayInfo
 from cudatma.backend import backend_for
-from cudatma.build.kernel import debug_scope, default_target, wants_debug
-from cudatma.kernels.attention.choose import ATTENTION
-from cudatma.kernels.attention.plan import plan_attention
+from cudatma.build.kernel import debug_scope
+from cudatma.kernels.attention.first_call import first_call, planner
 from cudatma.kernels.attention.reference import reference
-from cudatma.kernels.attention.repeated import KNOWN_CALLS, KnownCall, addresses, argument_indices, extents, known_key
-from cudatma.kernels.attention.request import Request, check_call
-from cudatma.kernels.attention.results import fill_empty, make_lse, make_result
+from cudatma.kernels.attention.repeated import KNOWN_CALLS, known_key
+from cudatma.kernels.attention.request import check_call
 from cudatma.kernels.attention.version import chosen_version
-from cudatma.kernels.attention.workspace_replay import WorkspaceReplay
-from cudatma.kernels.checks import check_backend
-from cudatma.kernels.choosing import decide, pinned_scope
-from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
-from cudatma.kernels.replay import PlanCache, Replay
-from cudatma.library_streams import stream_handle
-from cudatma.runtime.streams import order_after_producers
-from cudatma.target import detect
-
-_PLANS: PlanCache[WorkspaceReplay] = PlanCache(1024)
-context.after_fork(_PLANS, PlanCache.clear)
+from cudatma.kernels.choosing import pinned_scope
 
 
 def attention(
@@ -74,69 +60,5 @@ def attention(
             if done is not None:
                 return done
     chosen = backend_for("attention", backend)
-    request, shape, given = check_call(q, k, v, causal, scale, window, softcap, sink, out, return_lse)
-    check_backend(request.q, "q", chosen)
-    return _first(request, shape, out, given, number, chosen, stream, key)
-
-
-def _first(
-    request: Request,
-    shape: tuple[int, ...],
-    out: Any,
-    given: ArrayInfo | None,
-    version: str,
-    backend: str,
-    stream: Any,
-    key: tuple[Any, ...] | None,
-) -> Any:
-    """A call after its checks; keeps the launch for later calls of the same kind."""
-    device = request.q.device
-    handle = None if device is None else stream_handle(stream, request.q.kind, device)
-    out, result = make_result(out, given, request.q, shape, handle)
-    lse_shape = shape[0], shape[2], shape[1]
-    lse, sums = make_lse(request.has_lse, request.q, lse_shape, handle)
-    done = (out, lse) if request.has_lse else out
-    if not result.size_elems:
-        return done
-    if backend == "reference":
-        reference(request, result, sums)
-    elif not request.lengths[1]:
-        fill_empty(result, sums, request.sink, handle)
-    elif device is None or handle is None:
-        target = default_target()
-        spec = decide(ATTENTION, request.problem(version), imagined_gpu(target, H200.sm_count)).spec
-        plan_attention(request, result, sums, spec, target, H200.sm_count).emulate(target, schedules=1)
-    else:
-        order_after_producers(handle, device, result, *request.arrays().values())
-        replay = _replay(request, result, sums, version, device, handle)
-        replay.run(addresses((*request.read, result, sums)), handle)
-        if key is not None:
-            dtype = lse.dtype if request.has_lse else None
-            KNOWN_CALLS.put(key, KnownCall(replay, shape, lse_shape, dtype, extents((*request.read, result))))
-    return done
-
-
-def _replay(
-    request: Request, result: ArrayInfo, lse: ArrayInfo | None, version: str, device: int, stream: int
-) -> WorkspaceReplay:
-    """The plan of calls whose arrays lie like these."""
-    layouts = tuple([(info.shape, info.strides_bytes) for info in (*request.arrays().values(), result)])
-    asked = request.q.dtype.name, request.scale, request.mask, request.softcap, request.has_lse, version
-    key = device, layouts, asked, wants_debug(None), pinned_scope.get()
-    replay = _PLANS.get(key)
-    if replay is None:
-        gpu, target = gpu_of(device), detect(device)
-        spec = decide(ATTENTION, request.problem(version), gpu).spec
-        launch = plan_attention(request, result, lse, spec, target, gpu.sm_count, tile_counter=0)
-        kernel = launch.loaded(target, device, stream)
-        bases, moving = addresses((*request.read, result, lse)), _moving(spec.parameter_names, lse is not None)
-        found = Replay(launch, kernel, device, (*bases, 0, 0), moving)
-        replay = WorkspaceReplay(found, device, 0 if spec.is_persistent else None)
-        _PLANS.put(key, replay)
-    return replay
-
-
-def _moving(names: tuple[str, ...], has_lse: bool) -> list[int | None]:
-    """argument_indices() of what is read, the result, lse, partial sums, of which there are none, and counters."""
-    written = ("output_rows", "output_map"), ("lse",) if has_lse else (), (), ("tile_counter",)
-    return argument_indices(names, (("q", "q_map"), ("k", "k_map"), ("v", "v_map"), ("sink",), *written))
+    checked = check_call(q, k, v, causal, scale, window, softcap, sink, out, return_lse)
+    return first_call(checked, out, (number,), chosen, stream, key, reference, planner(number))

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudatma import context
 from cudatma.arrays import ArrayInfo
 from cudatma.backend import backend_for
-from cudatma.build.kernel import debug_scope, default_target, wants_debug
+from cudatma.build.kernel import debug_scope
 from cudatma.kernels.attention.decode_plan import HostParts, divide, plan_decode
 from cudatma.kernels.attention.decode_reference import decode_reference
 from cudatma.kernels.attention.decode_request import NAME, DecodeRequest, check_decode
-from cudatma.kernels.attention.repeated import KNOWN_CALLS, KnownCall, addresses, argument_indices, extents, known_key
-from cudatma.kernels.attention.results import fill_empty, make_lse, make_result
-from cudatma.kernels.attention.workspace_replay import WorkspaceReplay
-from cudatma.kernels.checks import check_backend
-from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
-from cudatma.kernels.replay import PlanCache, Replay
-from cudatma.library_streams import stream_handle
-from cudatma.runtime.streams import order_after_producers
-from cudatma.target import detect
-
-_PLANS: PlanCache[WorkspaceReplay] = PlanCache(1024)
-context.after_fork(_PLANS, PlanCache.clear)
+from cudatma.kernels.attention.first_call import first_call
+from cudatma.kernels.attention.repeated import KNOWN_CALLS, known_key
+from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.launch import Launch
+from cudatma.target import Target
 
 
 def attention_decode(
@@ -63,7 +55,7 @@ def attention_decode(
             if done is not None:
                 return done
     chosen = backend_for(NAME, backend)
-    request, shape, given = check_decode(
+    checked = check_decode(
         q,
         k_cache,
         v_cache,
@@ -76,67 +68,13 @@ def attention_decode(
         out=out,
         return_lse=return_lse,
     )
-    check_backend(request.q, "q", chosen)
-    return _first(request, shape, out, given, chosen, stream, key)
+    return first_call(checked, out, (), chosen, stream, key, decode_reference, _plan)
 
 
-def _first(
-    request: DecodeRequest,
-    shape: tuple[int, ...],
-    out: Any,
-    given: ArrayInfo | None,
-    backend: str,
-    stream: Any,
-    key: tuple[Any, ...] | None,
-) -> Any:
-    """A call after its checks; keeps the launch for later calls of the same kind."""
-    device = request.q.device
-    handle = None if device is None else stream_handle(stream, request.q.kind, device)
-    out, result = make_result(out, given, request.q, shape, handle)
-    lse_shape = shape[0], shape[2], shape[1]
-    lse, sums = make_lse(request.has_lse, request.q, lse_shape, handle)
-    done = (out, lse) if request.has_lse else out
-    if not result.size_elems:
-        return done
-    if backend == "reference":
-        decode_reference(request, result, sums)
-    elif not request.k.size_elems or not request.capacity:
-        fill_empty(result, sums, request.sink, handle)
-    elif device is None or handle is None:
-        target = default_target()
-        work = divide(request, imagined_gpu(target, H200.sm_count))
-        plan_decode(request, result, sums, work, target, HostParts.of(work)).emulate(target, schedules=1)
-    else:
-        order_after_producers(handle, device, result, *request.arrays().values())
-        replay = _replay(request, result, sums, device, handle)
-        replay.run(addresses((*request.read, result, sums)), handle)
-        if key is not None:
-            dtype = lse.dtype if request.has_lse else None
-            KNOWN_CALLS.put(key, KnownCall(replay, shape, lse_shape, dtype, extents((*request.read, result))))
-    return done
-
-
-def _replay(
-    request: DecodeRequest, result: ArrayInfo, lse: ArrayInfo | None, device: int, stream: int
-) -> WorkspaceReplay:
-    """The plan of calls whose arrays lie like these."""
-    layouts = tuple([(info.shape, info.strides_bytes) for info in (*request.arrays().values(), result)])
-    asked = request.q.dtype.name, request.scale, request.mask, request.softcap, request.has_lse
-    key = device, layouts, asked, wants_debug(None)
-    replay = _PLANS.get(key)
-    if replay is None:
-        target, work = detect(device), divide(request, gpu_of(device))
-        launch = plan_decode(request, result, lse, work, target)
-        kernel = launch.loaded(target, device, stream)
-        bases = (*addresses((*request.read, result, lse)), 0, 0)
-        moving = _moving(work.spec.parameter_names, lse is not None)
-        replay = WorkspaceReplay(Replay(launch, kernel, device, bases, moving), device, work.partials_bytes or None)
-        _PLANS.put(key, replay)
-    return replay
-
-
-def _moving(names: tuple[str, ...], has_lse: bool) -> list[int | None]:
-    """argument_indices() of what is read, the result, lse, partial sums and counters."""
-    read = ("q",), ("k", "k_map"), ("v", "v_map"), ("seqlens",), ("page_table",), ("sink",)
-    written = ("output_rows",), ("lse",) if has_lse else (), ("partials",), ("counters",)
-    return argument_indices(names, (*read, *written))
+def _plan(
+    request: DecodeRequest, result: ArrayInfo, lse: ArrayInfo | None, gpu: Gpu, target: Target, on_host: bool
+) -> tuple[Launch, int | None]:
+    """A Planner."""
+    work = divide(request, gpu)
+    launch = plan_decode(request, result, lse, work, target, HostParts.of(work) if on_host else 0)
+    return launch, work.partials_bytes or None

@@ -48,9 +48,14 @@ class DecodeRequest:
         return self.k.shape[1] * (1 if self.page_table is None else self.page_table.shape[1])
 
     @property
-    def read(self) -> tuple[ArrayInfo | None, ...]:
-        """What a launch reads, with None for what this one does not."""
-        return self.q, self.k, self.v, self.seqlens, self.page_table, self.sink
+    def has_keys(self) -> bool:
+        return bool(self.k.size_elems and self.capacity)
+
+    @property
+    def read(self) -> dict[str, ArrayInfo | None]:
+        """What a launch reads, by the kernel's names, with None for what this one does not."""
+        cache = {"q": self.q, "k": self.k, "v": self.v}
+        return {**cache, "seqlens": self.seqlens, "page_table": self.page_table, "sink": self.sink}
 
     @property
     def rows(self) -> int:
@@ -59,9 +64,8 @@ class DecodeRequest:
 
     def arrays(self) -> dict[str, ArrayInfo]:
         """Those that a kernel reads, by the names of the function's arguments."""
-        named = {"q": self.q, "k_cache": self.k, "v_cache": self.v, "seqlens": self.seqlens}
-        named |= {} if self.page_table is None else {"page_table": self.page_table}
-        return named if self.sink is None else named | {"sink": self.sink}
+        of_function = {"k": "k_cache", "v": "v_cache"}
+        return {of_function.get(name, name): info for name, info in self.read.items() if info is not None}
 
 
 def check_decode(

@@ -11,18 +11,33 @@ from cudatma import context
 from cudatma.arrays import ArrayInfo
 from cudatma.kernels.attention.tensors import ALIGNMENT
 from cudatma.kernels.known_call import address_of, call_key, new_result
-from cudatma.kernels.replay import PlanCache
+from cudatma.kernels.replay import PlanCache, Replay
+from cudatma.kernels.stream_workspaces import stream_workspace
 from cudatma.library_streams import current_stream, stream_handle
 
 _INT32_BYTES = 4
 
 
 class Launcher(Protocol):
-    """A Replay, or what adds a workspace to one."""
+    """A Replay, or what adds a workspace to one. Addresses are those of the arrays that are read, the result and lse,
+    0 for what there is not."""
 
     @property
     def device(self) -> int: ...
     def run(self, addresses: tuple[int, ...], stream: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceReplay:
+    """A launch that needs partial sums or counters of its stream's workspace."""
+
+    replay: Replay
+    device: int
+    partials_bytes: int
+
+    def run(self, addresses: tuple[int, ...], stream: int) -> None:
+        space = stream_workspace(self.device, stream, self.partials_bytes)
+        self.replay.run((*addresses, space.partials_pointer, space.flags_pointer), stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +87,12 @@ def addresses(arrays: tuple[ArrayInfo | None, ...]) -> tuple[int, ...]:
     return tuple([0 if info is None else info.pointer for info in arrays])
 
 
-def argument_indices(names: tuple[str, ...], wanted: Iterable[tuple[str, ...]]) -> list[int | None]:
-    """Where the arguments of a launch have one of the wanted names each; None where there is no such argument."""
-    return [next((names.index(name) for name in either if name in names), None) for either in wanted]
+def argument_indices(names: tuple[str, ...], read: Iterable[str], has_lse: bool) -> list[int | None]:
+    """Where a launch's arguments, by name, have the addresses of what is read, the result, lse, partial sums and
+    counters; None where there is no such argument."""
+    found = {name.removesuffix("_map").removesuffix("_rows"): index for index, name in enumerate(names)}
+    counters = found.get("counters", found.get("tile_counter"))
+    return [*(found.get(name) for name in (*read, "output", "lse" if has_lse else "", "partials")), counters]
 
 
 #: By their keys.

@@ -82,10 +82,16 @@ class Request:
         return self.sequences.count if self.sequences else self.q.shape[0]
 
     @property
-    def read(self) -> tuple[ArrayInfo | None, ...]:
-        """What a launch reads, with None for what this one does not."""
-        lengths = () if self.sequences is None else (self.sequences.q, self.sequences.k)
-        return (self.q, self.k, self.v, *lengths, self.sink)
+    def has_keys(self) -> bool:
+        return bool(self.k.size_elems and self.batch and all(self.lengths))
+
+    @property
+    def read(self) -> dict[str, ArrayInfo | None]:
+        """What a launch reads, by the kernel's names, with None for what this one does not."""
+        named = {"q": self.q, "k": self.k, "v": self.v}
+        if self.sequences:
+            named |= {"cu_seqlens_q": self.sequences.q, "cu_seqlens_k": self.sequences.k}
+        return {**named, "sink": self.sink}
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -113,10 +119,7 @@ class Request:
 
     def arrays(self) -> dict[str, ArrayInfo]:
         """Those that a kernel reads, by the names of the function's arguments."""
-        named = {"q": self.q, "k": self.k, "v": self.v}
-        if self.sequences:
-            named |= {"cu_seqlens_q": self.sequences.q, "cu_seqlens_k": self.sequences.k}
-        return named if self.sink is None else named | {"sink": self.sink}
+        return {name: info for name, info in self.read.items() if info is not None}
 
 
 def check_call(
