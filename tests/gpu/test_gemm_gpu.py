@@ -111,6 +111,17 @@ def test_every_tile_is_right(version: int | str, layout: str) -> None:
             check(download(gemm(left, right)), a, b.T)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("m", [1, 16, 20, 57])
+def test_few_rows_with_every_tile(m: int, layout: str) -> None:
+    """Boxes of A hold no more rows than A has."""
+    (a, left), (b, right) = stored(m, 1000, layout[0], "float16", 0), stored(1000, 904, layout[1], "float16", 1)
+    for version in USABLE:
+        for spec, _ in ranked(candidates(Problem(m, 904, 1000, "float16", layout, version), gpu_of(0))):
+            with pinned(spec):
+                check(download(gemm(left, right)), a, b.T)
+
+
 @pytest.mark.parametrize(("pitch", "offset"), [(272, 8), (272, 1), (261, 0)])
 @pytest.mark.parametrize("version", ["auto", "p1"])
 def test_what_surrounds_the_result_is_left_alone(version: str, pitch: int, offset: int) -> None:
