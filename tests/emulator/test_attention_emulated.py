@@ -108,10 +108,10 @@ def test_sinks(version: str) -> None:
         ((96, 96), {"block_n": 80}),
         ((128, 128), {"block_n": 176}),
         ((128, 128), {"block_m": 192, "block_n": 80, "warpgroups": 3}),
-        ((192, 192), {"block_n": 112, "ping_pong": False}),
+        ((192, 192), {"block_n": 112}),
         ((192, 128), {"block_n": 48}),
-        ((256, 256), {"block_n": 80, "ping_pong": False}),
-        ((64, 64), {"block_m": 64, "warpgroups": 1, "ping_pong": False, "stages": 4}),
+        ((256, 256), {"block_n": 80}),
+        ((64, 64), {"block_m": 64, "warpgroups": 1, "stages": 4}),
     ],
     ids=str,
 )
@@ -173,7 +173,6 @@ def test_three_warpgroups_take_turns() -> None:
         ({"block_m": 64}, "^block_m: got 64; allowed: 128"),
         ({"block_n": 72}, "^block_n: got 72"),
         ({"head_dim": 80}, "^head_dim: got 80"),
-        ({"block_m": 64, "warpgroups": 1}, "^ping_pong: got True"),
     ],
 )
 def test_specs_that_cannot_be(fields: dict[str, Any], message: str) -> None:

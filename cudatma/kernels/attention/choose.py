@@ -82,8 +82,7 @@ def _tiles_of(kind: type[AttentionSpec], problem: Problem) -> Iterator[dict[str,
             continue  # two CTAs that share an SM do what a persistent one does
         fields["blocks_per_sm"] = 2 if warpgroups == 1 else 1
         slots: list[dict[str, Any]] = [{"q_stages": 2}, {"q_stages": 1}] if kind is AttentionA4 else [{}]
-        for ping_pong in (True, False) if warpgroups > 1 else (False,):
-            yield from ({**fields, "ping_pong": ping_pong, **slot} for slot in slots)
+        yield from ({**fields, **slot} for slot in slots)
 
 
 def _deepest(spec: AttentionSpec, target: Target, least_stages: int) -> AttentionSpec | None:
@@ -106,11 +105,11 @@ def _runs(spec: AttentionSpec, problem: Problem, target: Target) -> bool:
 
 
 def _pays(spec: AttentionSpec, problem: Problem, target: Target) -> bool:
-    """Whether no other candidate is the same and better: one slot of queries is for tiles that leave no place for
-    two."""
-    if not isinstance(spec, AttentionA4) or spec.q_stages > 1:
-        return True
-    return not _runs(replace(spec, q_stages=2), problem, target)
+    """Whether no other candidate is the same and better: persistent CTAs, where a version may be chosen, for tiles of
+    several warpgroups; one slot of queries for tiles that leave no place for two."""
+    if isinstance(spec, AttentionA4):
+        return spec.q_stages > 1 or not _runs(replace(spec, q_stages=2), problem, target)
+    return not isinstance(spec, AttentionA3) or bool(problem.version) or spec.warpgroups == 1 or problem.is_varlen
 
 
 def candidates(problem: Problem, gpu: Gpu) -> list[Candidate[AttentionSpec]]:

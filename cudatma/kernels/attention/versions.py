@@ -66,8 +66,8 @@ class AttentionA1(AttentionSpec):
     version: ClassVar[str] = "a1"
     template: ClassVar[str] = "kernels/attention_a1.cu.j2"
     clocks_by_warpgroups: ClassVar[Mapping[int, Clocks]] = {
-        1: Clocks(1040, 3.0),
-        2: Clocks(3000, 2.48, block=72),
+        1: Clocks(864, 3.14),
+        2: Clocks(3395, 2.299, 518),
         3: Clocks(4500, 2.48, block=72),
     }
     operand_names: ClassVar[tuple[str, ...]] = ("q", "k", "v")
@@ -93,8 +93,8 @@ class AttentionA2(AttentionSpec):
     version: ClassVar[str] = "a2"
     template: ClassVar[str] = "kernels/attention_a2.cu.j2"
     clocks_by_warpgroups: ClassVar[Mapping[int, Clocks]] = {
-        1: Clocks(1200, 1.82, block=88),
-        2: Clocks(3100, 1.56, block=331),
+        1: Clocks(1399, 2.118),
+        2: Clocks(4133, 1.318, 732, 81),
         3: Clocks(4600, 1.56, block=331),
     }
 
@@ -106,8 +106,6 @@ class AttentionWithProducer(AttentionSpec):
 
     is_varlen: bool = False  # type: ignore[misc]
 
-    #: Whether warpgroups issue products in turn.
-    ping_pong: ClassVar[bool] = False
     producer_warps: ClassVar[int] = 1
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionSpec.allowed, "is_varlen": (False, True)}
 
@@ -133,35 +131,28 @@ class AttentionWithProducer(AttentionSpec):
 
 @dataclass(frozen=True, slots=True)
 class AttentionA3(AttentionWithProducer):
-    """A producer; warpgroups overlap softmax and products. ping_pong: whether they issue products in turn.
-    blocks_per_sm: CTAs that share an SM, with one warpgroup each."""
+    """A producer; warpgroups overlap softmax and products. blocks_per_sm: CTAs that share an SM, with one warpgroup
+    each."""
 
-    ping_pong: bool = True  # type: ignore[misc]
     blocks_per_sm: int = 1  # type: ignore[misc]
 
     version: ClassVar[str] = "a3"
     template: ClassVar[str] = "kernels/attention_a3.cu.j2"
-    #: By warpgroups that multiply, ping_pong and q_stages. [fitted to benchmarks/results/attention_tiles.json]
-    clocks_by_turns: ClassVar[Mapping[tuple[int, bool, int], Clocks]] = {
-        (1, False, 1): Clocks(2197, 1.007, 341, 167),
-        (2, False, 1): Clocks(6197, 0.833, 322, 596),
-        (2, True, 1): Clocks(6082, 0.838, 307, 617),
-        (3, False, 1): Clocks(5568, 0.0, 202, 2214),
-        (3, True, 1): Clocks(5620, 0.0, 105, 2363),
+    clocks_by_warpgroups: ClassVar[Mapping[int, Clocks]] = {
+        1: Clocks(2157, 0.807, 741, 149),
+        2: Clocks(6640, 0.781, 458, 471),
+        3: Clocks(6150, 0.683, 894),
     }
     #: One loads; setmaxnreg acts on whole warpgroups.
     producer_warps: ClassVar[int] = 4
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **AttentionWithProducer.allowed,
-        "ping_pong": (False, True),
         "blocks_per_sm": (1, 2),
     }
     features: ClassVar[tuple[str, ...]] = (*AttentionSpec.features, "setmaxnreg")
 
     def __post_init__(self) -> None:
         super(AttentionA3, self).__post_init__()
-        if self.ping_pong and self.warpgroups == 1:
-            raise ArgumentError("ping_pong", True, "False for one warpgroup")
         if self.blocks_per_sm > 1 and self.warpgroups > 1:
             raise ArgumentError("blocks_per_sm", self.blocks_per_sm, "1 for several warpgroups")
 
@@ -173,12 +164,8 @@ class AttentionA3(AttentionWithProducer):
         return float(ceil_div(tiles, sm_count * share) * share)
 
     @property
-    def clocks(self) -> Clocks:
-        return self.clocks_by_turns[self.warpgroups, self.ping_pong, self.q_stages]
-
-    @property
     def tile_name(self) -> str:
-        name = super(AttentionA3, self).tile_name + ("" if self.ping_pong else "_free")
+        name = super(AttentionA3, self).tile_name
         return name + (f"_b{self.blocks_per_sm}" if self.blocks_per_sm > 1 else "")
 
     @property
@@ -224,17 +211,17 @@ class AttentionA4(AttentionA3):
         "q_stages": (1, 2),
     }
     work_names: ClassVar[tuple[str, ...]] = ()
-    #: With a second slot of queries a tile begins while the one before is stored.
-    clocks_by_turns: ClassVar[Mapping[tuple[int, bool, int], Clocks]] = {
-        (2, False, 1): Clocks(5521, 0.845, 353, 568),
-        (2, False, 2): Clocks(1796, 0.666, 908, 353),
-        (2, True, 1): Clocks(5260, 0.854, 329, 594),
-        (2, True, 2): Clocks(1667, 0.619, 970, 388),
-        (3, False, 1): Clocks(5268, 0.876, 762, 0),
-        (3, False, 2): Clocks(1569, 0.0, 177, 2274),
-        (3, True, 1): Clocks(5385, 0.0, 117, 2340),
-        (3, True, 2): Clocks(1305, 0.0, 163, 2331),
+    #: By warpgroups and q_stages: with a second slot of queries a tile begins while the one before is stored.
+    clocks_by_slots: ClassVar[Mapping[tuple[int, int], Clocks]] = {
+        (2, 1): Clocks(7479, 0.954, 317, 147),
+        (2, 2): Clocks(2447, 0.62, 949, 276),
+        (3, 1): Clocks(6150, 0.683, 894),
+        (3, 2): Clocks(2161, 0.762, 799),
     }
+
+    @property
+    def clocks(self) -> Clocks:
+        return self.clocks_by_slots[self.warpgroups, self.q_stages]
 
     @property
     def tile_name(self) -> str:

@@ -358,7 +358,6 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
         bar_sync_one_of<First + 1, Count - 1>(index - 1, threads);
     }
 }
-
 __device__ __forceinline__ uint4 load_vector(u32 smem) {
     uint4 values;
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"

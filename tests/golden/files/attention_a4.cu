@@ -14,7 +14,6 @@
 //   blocks_per_sm = 1
 //   q_stages = 1
 //   is_varlen = False
-//   ping_pong = True
 // 8 warps consume, 4 produce; a CTA takes 49248 B.
 // One stage holds
 //     8192 B  k 64 x 64 bfloat16, 128B swizzle
@@ -45,11 +44,6 @@ __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes,
 template <u32 Newest>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
-}
-
-// [PTX ISA, bar] Counts towards such a barrier without waiting; others wait with bar_sync and the same `threads`.
-__device__ __forceinline__ void bar_arrive(u32 id, u32 threads) {
-    asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(threads) : "memory");
 }
 
 // [PTX ISA, setmaxnreg] A whole warpgroup raises its registers a thread to Registers (24..256, a multiple of 8); waits
@@ -376,18 +370,6 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     }
 }
 
-// The same for bar_arrive().
-template <u32 First, u32 Count>
-__device__ __forceinline__ void bar_arrive_one_of(u32 index, u32 threads) {
-    if constexpr (Count == 1) {
-        bar_arrive(First, threads);
-    } else if (index == 0) {
-        bar_arrive(First, threads);
-    } else {
-        bar_arrive_one_of<First + 1, Count - 1>(index - 1, threads);
-    }
-}
-
 // ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
 // Boxes of a span, Rows rows each.
 template <u32 Rows, u32 Columns>
@@ -431,16 +413,9 @@ __device__ __forceinline__ void produce_values(Ring& ring, u32 smem, const Tenso
 }
 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
-constexpr u32 TURNS = 1, WARPGROUP_BARRIERS = TURNS + WARPGROUPS;   // numbers of named barriers
+constexpr u32 WARPGROUP_BARRIERS = 1;   // number of the first named barrier, one for each warpgroup
 
 __device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<WARPGROUP_BARRIERS, WARPGROUPS>(warpgroup, 128); }
-
-// Warpgroups issue their products in turn: one computes its softmax while the tensor cores have the products of another.
-__device__ __forceinline__ void wait_for_turn(u32 warpgroup) { bar_sync_one_of<TURNS, WARPGROUPS>(warpgroup, 256); }
-
-__device__ __forceinline__ void pass_turn(u32 warpgroup) {
-    bar_arrive_one_of<TURNS, WARPGROUPS>(warpgroup + 1 == WARPGROUPS ? 0 : warpgroup + 1, 256);
-}
 
 // Computes the scores and the softmax of a block, and meanwhile the products of the block before, whose probabilities are p,
 // with its values.
@@ -449,11 +424,9 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
                                            u32 smem, u32 q, u32 block, u32 row, u32 warpgroup, u32 lane) {
     Scores scores;
     k_ring.wait();
-    wait_for_turn(warpgroup);
     multiply_keys(scores, q, smem + K + k_ring.stage * K_STAGE_BYTES, warpgroup);
     v_ring.wait();
     multiply_values(output, p, smem + V + v_ring.stage * V_STAGE_BYTES);
-    pass_turn(warpgroup);
     wgmma_wait_group<1>();   // the scores are complete
     float rescale[2];
     const bool rises = softmax<IsMasked>(scores, rows, rescale, problem, row, block * BLOCK_N, lane);
@@ -469,10 +442,10 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     if (rises) rescale_output(output, rescale);
 }
 
-// Turns keep a warpgroup within a lap of those that read the slots.
-__device__ __forceinline__ void skip_block(Ring& k_ring, Ring& v_ring, u32 warpgroup, u32 lane) {
-    wait_for_turn(warpgroup);
-    pass_turn(warpgroup);
+// Waits for the slots, which keeps a warpgroup within a lap of those that read them.
+__device__ __forceinline__ void skip_block(Ring& k_ring, Ring& v_ring, u32 lane) {
+    k_ring.wait();
+    v_ring.wait();
     k_ring.release_used_by_warp(k_ring.stage, lane);
     k_ring.advance();
     v_ring.release_used_by_warp(v_ring.stage, lane);
@@ -490,7 +463,7 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
     // Blocks that only later warpgroups see are released at once.
     const u32 own_end = max(blocks.begin + 1, (end_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N);
 #pragma unroll 1
-    for (; n + 1 > own_end; --n) skip_block(k_ring, v_ring, warpgroup, lane);
+    for (; n + 1 > own_end; --n) skip_block(k_ring, v_ring, lane);
     Probabilities p;
     {
         Scores scores;
@@ -593,7 +566,6 @@ __device__ __forceinline__ void store_tiles(Staged& staged, Queries& queries, co
 
 __device__ __forceinline__ void consume(Queries& queries, const Staged& staged, Ring& k_ring, Ring& v_ring, const Problem& problem,
                                         u32 smem, const LogSums& logs, u32 warpgroup, u32 warp, u32 lane) {
-    if (warpgroup == WARPGROUPS - 1) pass_turn(warpgroup);   // the first one begins
     for (u32 tile; next_tile(queries, problem, smem, tile); queries.advance()) {
         const Place place = tile_place(problem, tile);
         const Blocks blocks = key_blocks(problem, place);
@@ -609,7 +581,6 @@ __device__ __forceinline__ void consume(Queries& queries, const Staged& staged, 
         __syncwarp();
         if (lane == 0) staged.arrive(queries.stage);
     }
-    if (warpgroup == 0) wait_for_turn(warpgroup);   // the turn that nobody takes
 }
 }  // namespace cudatma
 
