@@ -1,4 +1,4 @@
-"""Write the tables of README.md, docs/performance/benchmarks.md and docs/gemm.md from the files of benchmarks/results.
+"""Write the tables of README.md and of some pages of docs from the files of benchmarks/results.
 
 A marker pair ``<!-- table: NAME -->`` .. ``<!-- end table -->`` holds what benchmarks/results/NAME.json says under
 ``"table"``: ``{"columns": [text], "rows": [[text or number]], "note": text}``, and the machine under ``"machine"``.
@@ -23,7 +23,7 @@ from cudatma.errors import ArgumentError, CudaTmaError
 
 ROOT = Path(__file__).resolve().parents[2]
 MISSING = "*Not measured yet.*"
-PAGES = ("README.md", "docs/performance/benchmarks.md", "docs/gemm.md")
+PAGES = ("README.md", "docs/performance/benchmarks.md", "docs/gemm.md", "docs/attention.md")
 _MARKED = re.compile(
     r"(?P<open><!-- table: (?P<name>[\w.-]+)(?:, first (?P<rows>\d+) rows)? -->\n)"
     r"(?P<body>.*?)(?P<close><!-- end table -->)",
