@@ -508,8 +508,6 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
     v_ring.wait();
     multiply_values(output, p, smem + V + v_ring.stage * V_STAGE_BYTES);
     wgmma_wait_group<0>();
-    v_ring.release_used_by_warp(v_ring.stage, lane);
-    v_ring.advance();
 }
 constexpr u32 Q_BARRIER = 49152;
 
