@@ -13,7 +13,7 @@ from cudatma.emulator.errors import EmulatorError, ResidencyError, StepLimitErro
 from cudatma.emulator.hazards.findings import Found, trapped_at
 from cudatma.emulator.hazards.global_watch import prepare
 from cudatma.emulator.hazards.observer import Findings, Observer, report_deadlock
-from cudatma.emulator.hazards.report import Report
+from cudatma.emulator.hazards.report import CAUSES, Report
 from cudatma.emulator.machine.arguments import pack_arguments, register_array
 from cudatma.emulator.machine.image import Image
 from cudatma.emulator.machine.launch import GridLaunch, Setup
@@ -115,6 +115,10 @@ class EmulatedModule:
         program = self.image.entry(name)
         if hazards not in ("raise", "collect", "off"):
             raise ArgumentError("hazards", hazards, "raise, collect, off")
+        stop_at = tuple(stop_at)
+        for kind in stop_at:
+            if kind not in CAUSES:
+                raise ArgumentError("stop_at", kind, f"a sequence of {', '.join(CAUSES)}")
         schedules, seed = _natural("schedules", schedules, 1), _natural("seed", seed)
         replay = None if replay is None else _natural("replay", replay)
         if trace is not None and not isinstance(trace, Trace):

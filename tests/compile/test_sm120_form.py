@@ -1,6 +1,6 @@
 """The sm_120a source of a kernel is its sm_90a source, but for comments.
 
-So what ran on an SM90 card is the SM120 form too, as far as that card can show it. (Marlin's choices for sm_120a differ
+So what ran on an SM90 GPU is the SM120 form too, as far as that GPU can show it. (Marlin's choices for sm_120a differ
 from those for sm_90a; they are run by tests/gpu/test_marlin_gpu.py.)
 """
 

@@ -111,7 +111,7 @@ def test_sinks(version: str) -> None:
         ((192, 192), {"block_n": 112}),
         ((192, 128), {"block_n": 48}),
         ((256, 256), {"block_n": 80}),
-        ((64, 64), {"block_m": 64, "warpgroups": 1, "stages": 4}),
+        ((64, 64), {"stages": 4}),
     ],
     ids=str,
 )
@@ -163,8 +163,10 @@ def test_persistent_ctas_take_several_tiles(q_stages: int) -> None:
     )
 
 
-def test_three_warpgroups_take_turns() -> None:
-    check("a3", 1, 1, 200, 200, (32, 32), fields={"block_m": 192, "block_n": 32, "warpgroups": 3}, schedules=5)
+@pytest.mark.parametrize("warpgroups", [1, 3])
+def test_one_warpgroup_and_three(warpgroups: int) -> None:
+    fields = {"block_m": 64 * warpgroups, "block_n": 32, "warpgroups": warpgroups}
+    check("a3", 1, 1, 200, 200, (32, 32), fields=fields, schedules=5)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from ptx_lines import kernel
 from ptx_of import module_of
 
 from cudatma.emulator import CAUSES, Report
-from cudatma.errors import HazardError
+from cudatma.errors import ArgumentError, HazardError
 
 #: A ring of two slots filled by bulk copies, read by three warps, added 1, staged and stored by bulk copies.
 RELAY = """
@@ -188,6 +188,12 @@ def test_a_schedule_ends_at_a_kind_that_is_asked_for() -> None:
     assert stopped.kinds <= whole.kinds
     assert stopped.steps < whole.steps / 2
     assert relay("BUG_FULL_WAIT", stop_at=("data_race",))[0].findings == whole.findings
+
+
+@pytest.mark.parametrize("stop_at", [("races",), "data_race"])
+def test_a_kind_to_stop_at_that_there_is_not(stop_at: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"^stop_at: got .*data_race"):
+        relay(stop_at=stop_at)
 
 
 def test_a_failing_schedule_can_be_replayed() -> None:

@@ -98,7 +98,7 @@ def test_a_layer_on_a_gpu_is_dequantized_as_on_the_cpu(n: int) -> None:
     """By the reference of the kernel that a GPU runs."""
     made = cudatma.quantize(np.random.default_rng(4).standard_normal((K, n)), dtype="bfloat16", symmetric=False)
     layer = MarlinLinear.from_packed(made)
-    torch.testing.assert_close(layer._dequantize_there(), layer.dequantize(), rtol=0, atol=0)
+    torch.testing.assert_close(layer._dequantize_by_kernel(), layer.dequantize(), rtol=0, atol=0)
 
 
 def test_a_layer_does_not_share_memory_with_the_weight_that_it_was_made_of() -> None:

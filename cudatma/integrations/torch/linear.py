@@ -177,14 +177,14 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         kind = self.dtype if dtype is None else dtype
         if self.qweight.is_cuda:
             if kind == self.dtype:
-                return self._dequantize_there()
+                return self._dequantize_by_kernel()
             torch.cuda.current_stream(self.qweight.device).synchronize()  # CuPy reads on a stream of its own
         values = torch.from_numpy(
             self._packed_weight().dequantize(dtype="float64" if kind == torch.float64 else "float32")
         )
         return values.T.contiguous().to(self.scales.device, kind)
 
-    def _dequantize_there(self) -> Any:
+    def _dequantize_by_kernel(self) -> Any:
         """dequantize() by the kernel, in the layer's dtype. It writes (K, N), each row padded to 16 bytes."""
         rows = self.scales.new_empty((self.in_features, align_up(self.out_features, 8)))[:, : self.out_features]
         return dequantize(self._packed_weight(), out=rows).T.contiguous()

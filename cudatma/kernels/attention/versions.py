@@ -68,12 +68,11 @@ class AttentionA1(AttentionSpec):
     clocks_by_warpgroups: ClassVar[Mapping[int, Clocks]] = {
         1: Clocks(864, 3.14),
         2: Clocks(3395, 2.299, 518),
-        3: Clocks(4500, 2.48, block=72),
     }
     operand_names: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     work_names: ClassVar[tuple[str, ...]] = (*OUTPUT_ROWS, *_OPERAND_ROWS)
     features: ClassVar[tuple[str, ...]] = ("wgmma", "stmatrix")
-    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionSpec.allowed, "stages": (2,)}
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionSpec.allowed, "stages": (2,), "warpgroups": (1, 2)}
 
     def smem_layout(self) -> list[tuple[str, int, int]]:
         """As TiledKernel's, without barriers."""
@@ -95,8 +94,8 @@ class AttentionA2(AttentionSpec):
     clocks_by_warpgroups: ClassVar[Mapping[int, Clocks]] = {
         1: Clocks(1399, 2.118),
         2: Clocks(4133, 1.318, 732, 81),
-        3: Clocks(4600, 1.56, block=331),
     }
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionSpec.allowed, "warpgroups": (1, 2)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +206,8 @@ class AttentionA4(AttentionA3):
     stores_by_tma: ClassVar[bool] = True
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **AttentionA3.allowed,
+        "warpgroups": (2, 3),
+        "blocks_per_sm": (1,),
         "is_varlen": (False,),
         "q_stages": (1, 2),
     }
@@ -234,7 +235,7 @@ class AttentionA4(AttentionA3):
 
     def ctas(self, problem: Problem, sm_count: int) -> int:
         """CTAs of a launch: one an SM, unless there are fewer tiles."""
-        return min(self.tiles(problem), sm_count * self.blocks_per_sm)
+        return min(self.tiles(problem), sm_count)
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
         """Queries, whose place the results take, the numbers of their tiles, and the barriers of all."""

@@ -202,8 +202,10 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
 }
 
 // ---- Softmax ------------------------------------------------------------------------------------------------------------
-// Of a thread's two rows: the largest score when the row was last rescaled, and its own part of the sum of exp(scale (score - maximum)).
 constexpr float MOST_POWER = 8.0f;   // of 2, that an exponential may reach before the rows of its warp are rescaled
+
+// Of a thread's two rows: the largest score when the row was last rescaled, and the thread's part of the sum of
+// exp(scale (score - maximum)).
 struct Rows {
     float maximum[2], sum[2];
 };
@@ -230,8 +232,8 @@ __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32
     }
 }
 
-// Scores become exp(scale (score - maximum)). True where the maxima of the warp's rows rose: rescale are the factors of the output
-// that the rows added up before.
+// Scores become exp(scale (score - maximum)). True where a maximum of the warp's rows rose by more than MOST_POWER: rows have their new
+// maxima, and the caller multiplies what they added up before by rescale, which is not written otherwise.
 template <bool IsMasked>
 __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&rescale)[2], const Problem& problem, u32 row, u32 key0,
                                         u32 lane) {
