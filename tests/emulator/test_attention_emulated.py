@@ -202,14 +202,16 @@ def test_the_sample() -> None:
         a4_sample(SM90A, kv_heads=3)
 
 
+@pytest.mark.parametrize("scale", [0.5, 8.0])
 @pytest.mark.parametrize("version", ["a1", "a3", "a4"])
-def test_rows_whose_maximum_rises_again_and_again(version: str) -> None:
-    """The last block comes first; logits of earlier keys are greater, some by little."""
+def test_rows_whose_maximum_rises_again_and_again(version: str, scale: float) -> None:
+    """The last block comes first; logits of earlier keys are greater, some by little, whatever the scale."""
     q, k, v = (operand(1, 140, 1, 64, "float16", seed) for seed in (0, 1, 2))
     q[..., 0] = np.abs(q[..., 0]) + 1
     k[..., 0] = np.linspace(60, 0, 140)[None, :, None]
+    q *= np.float16(0.5 / scale)
     out, lse = np.empty(v.shape, np.float16), np.empty((1, 1, 140), np.float32)
-    request, _, result = check_call(q, k, v, out=out, scale=0.5, return_lse=True)
+    request, _, result = check_call(q, k, v, out=out, scale=scale, return_lse=True)
     spec = VERSIONS[version]("float16", 64, 64, **(SMALL[version] | {"block_n": 16}))
     assert plan_attention(request, result, describe(lse), spec, SM90A, SMS).emulate(SM90A, schedules=1).is_clean
     wanted, sums = attend(q[0], k[0], v[0], request.scale, request.mask, request.softcap)
