@@ -105,6 +105,7 @@ def test_instructions(spec: WgmmaSpec) -> None:
     assert found["UTMASTG"] == 0
 
 
+@pytest.mark.slow
 def test_what_two_forms_save_is_not_in_their_loops() -> None:
     """From the wait for a stage to the last product; with zero points of whole columns there are more of them."""
     if find_program("nvdisasm") is None:

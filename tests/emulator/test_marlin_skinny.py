@@ -72,6 +72,7 @@ def test_blocks_of_a_cluster_divide_k(name: str) -> None:
     assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", ["3_columns_for_8", "32_tokens_bf16_zeros"])
 def test_a_cluster_adds_up_in_a_fixed_order(name: str) -> None:

@@ -59,6 +59,7 @@ def test_prefetched_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert relative_error(out, x, w) < TOLERANCE[of.dtype]
 
 
+@pytest.mark.slow
 def test_the_order_of_additions_is_fixed() -> None:
     """Whatever order CTAs run in, the bits are the same; and those of a window of a larger array."""
     m, k, n, of = CASES["several_tiles"]

@@ -214,6 +214,7 @@ def test_a_head_that_the_checkpoint_quantized(tmp_path: Path) -> None:
     converted.save_pretrained(tmp_path / "saved")
 
 
+@pytest.mark.slow
 def test_it_compiles_as_one_graph(tmp_path: Path) -> None:
     weights = write_gptq(tmp_path / "in", order=True)
     model = load(tmp_path / "in", attn_implementation="cudatma")
