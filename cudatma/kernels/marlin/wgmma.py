@@ -282,6 +282,12 @@ class WgmmaSpec(StagedTile):
         return self.block_m // self.cluster
 
     @property
+    def keeps_activations(self) -> bool:
+        """Whether activations are the last to leave L2: where weights stay for several tiles of M, columns of tiles
+        follow each other in a raster group, and each reads the group's activations again."""
+        return self.cluster > 1 and self.weight_policy == "evict_normal"
+
+    @property
     def cluster_mask(self) -> int:
         return (1 << self.cluster) - 1
 

@@ -702,10 +702,12 @@ __device__ __forceinline__ void load_activations(const Ring& ring, u32 slot, con
                                                  u32 smem, u32 rank) {
     const u32 row = rank * LOADED_M;
     const u32 target = smem + ACTIVATIONS + slot * ACTIVATION_STAGE_BYTES + row * ROW_BYTES;
+    const u64 policy = createpolicy_evict_last();   // each column of tiles reads them again
 #pragma unroll
     for (u32 i = 0; i < K64_PER_STAGE; ++i)
-        cp_async_bulk_tensor_2d_load_multicast(target + i * BLOCK_M * ROW_BYTES, operands.activation_map, ring.get_barrier(slot),
-                                               at.k * BLOCK_K + i * 64, at.tile_m * BLOCK_M + row, CLUSTER_MASK);
+        cp_async_bulk_tensor_2d_load_multicast_hint(target + i * BLOCK_M * ROW_BYTES, operands.activation_map,
+                                                    ring.get_barrier(slot), at.k * BLOCK_K + i * 64, at.tile_m * BLOCK_M + row,
+                                                    CLUSTER_MASK, policy);
 }
 
 // The first lap of the ring, for which no slot has to be released. Weights, scales and zero points do not depend on the kernel
