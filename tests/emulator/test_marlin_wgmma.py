@@ -26,6 +26,7 @@ def spec(**fields: Any) -> WgmmaSpec:
 #: Several tiles a CTA, tiles of several CTAs, a ring that wraps, tails in M, N and K.
 CASES = {
     "stream_k": (13, 384, 136, 2, spec()),
+    "stream_k_of_three_ctas": (13, 384, 64, 3, spec()),
     "stack_2_odd_chunks": (20, 200, 136, 1, spec(block_m=24, block_k=128, stack=2, stages=3)),
     "multicast_stream_k": (13, 384, 200, 6, spec(cluster=2)),
     "multicast_whole_tiles_setmaxnreg": (
