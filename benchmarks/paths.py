@@ -1,4 +1,4 @@
-"""The paths to a product: ordered and act-order weights, dense ones by torch, and the kernels between by themselves."""
+"""The paths to a product: ordered and act-order weights, and the kernels before it by themselves."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ import numpy as np
 from benchmarks.harness import Contender, Measured, cold, launches_for, measuring_stream, require_gpu, sustained
 from benchmarks.layer import Layer, make_layer, ours
 from benchmarks.operands import GROUP_SIZE, packed_bytes
-from benchmarks.plan import SUSTAINED_FROM, expected_us
+from benchmarks.plan import SUSTAINED_FROM
 from benchmarks.report import Cell, Result, Table, failure, print_table, ratio, shown
 from benchmarks.shapes import parse_m_values, parse_shapes
 
 SHAPES, M_VALUES = ((8192, 28672), (4096, 4096)), (1, 16, 64, 256, 1024, 4096)
-#: Contender -> its title. "dense" is what dense_bytes= leaves: cuBLAS on a weight that is there already.
+#: Contender -> its title.
 WAYS = {
     "ordered": "ordered",
     "act_order": "act-order",
-    "dense": "dense, cuBLAS",
     "dequantize": "dequantize alone",
     "dequantize_rows": "the same, act-order",
 }
@@ -54,53 +53,37 @@ def dequantizer(layer: Layer, name: str) -> Contender:
     return Contender(name, lambda i: cudatma.dequantize(weights[i % len(weights)], out=dense), len(weights), launches)
 
 
-def dense_product(layer: Layer, m: int) -> Contender:
-    """torch.mm of each dense weight in turn."""
-    import torch
-
-    from benchmarks.operands import to_torch
-
-    x, out = to_torch(layer.x[:m]), to_torch(layer.out[:m])
-    weights = [flat.view(layer.k, layer.n) for flat in layer.dense]
-    expected = expected_us(layer.k, layer.n, m, layer.dense_bytes)
-    launches = launches_for(layer.dense_bytes, len(weights), expected)
-    return Contender("dense", lambda i: torch.mm(x, weights[i % len(weights)], out=out), len(weights), launches)
-
-
 def measure(stream: Any, layer: Layer, permuted: Layer, m: int, options: argparse.Namespace) -> Measured:
     """All paths of one cell, taking turns. What does not depend on M is in every cell: a check of the run."""
     contenders = [ours(layer, m, "ordered"), ours(permuted, m, "act_order")]
     contenders += [dequantizer(layer, "dequantize"), dequantizer(permuted, "dequantize_rows")]
-    if layer.dense:
-        contenders.append(dense_product(layer, m))
     if m < SUSTAINED_FROM:
         return cold(stream, contenders, options.replays)
     return sustained(stream, contenders, options.seconds)
 
 
 def make_cell(k: int, n: int, m: int, measured: Measured) -> Cell:
-    """Microseconds by path; what act-order costs of the ordered time; how much faster the dense product is."""
+    """Microseconds by path; what act-order costs of the ordered time."""
     times = {name: measured.us(name) for name in WAYS}
     cell: Cell = {"k": k, "n": n, "m": m, "us": times}
     cell["act_order_costs"] = ratio(times["act_order"], times["ordered"])
-    cell["dense_speed_up"] = ratio(times["ordered"], times["dense"])
     if measured.errors:
         cell["error"] = "; ".join(f"{name}: {text}" for name, text in measured.errors.items())
     return cell
 
 
 def paths_table(cells: Sequence[Cell]) -> Table:
-    """Times, and the two ratios."""
+    """Times, and what act-order costs."""
     rows = [
         (
             *(f"{c['k']} x {c['n']}", c["m"]),
             *(shown(c.get("us", {}).get(name)) for name in WAYS),
-            *(shown(c.get("act_order_costs")), shown(c.get("dense_speed_up"))),
+            shown(c.get("act_order_costs")),
         )
         for c in cells
     ]
-    columns = ("K x N", "M", *WAYS.values(), "act-order / ordered", "ordered / dense")
-    note = "Microseconds, weights cold in L2, group 128, fp16. The last column decides FROM_M of marlin/dense.py."
+    columns = ("K x N", "M", *WAYS.values(), "act-order / ordered")
+    note = "Microseconds, weights cold in L2, group 128, fp16."
     return Table(columns, tuple(rows), note)
 
 
@@ -115,14 +98,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _has_torch() -> bool:
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """``cudatma bench paths``; returns the exit status: 1 if a cell could not be measured."""
     parser = _parser()
@@ -130,14 +105,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     require_gpu(parser)
     settings = {"dtype": "float16", "group_size": GROUP_SIZE, "replays": options.replays}
     result = Result({**settings, "sustained_seconds": options.seconds}, paths_table, options.json)
-    with_dense = _has_torch()  # imported before the stream is made, so that torch works on it too
     with measuring_stream() as stream:
         for k, n in options.shapes:
             layers: tuple[Layer, Layer] | None = None
             for m in options.tokens:
                 try:
                     if layers is None:
-                        layer = make_layer(k, n, "float16", max(options.tokens), with_dense=with_dense)
+                        layer = make_layer(k, n, "float16", max(options.tokens), with_dense=False)
                         layers = layer, act_order(layer)
                     cell = make_cell(k, n, m, measure(stream, *layers, m, options))
                 except Exception as error:

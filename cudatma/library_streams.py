@@ -38,7 +38,7 @@ class _Foreign:
         return 0, self.handle
 
 
-def cupy_stream(library: Any, stream: int, device: int) -> Any:
+def _cupy_stream(library: Any, stream: int, device: int) -> Any:
     """CuPy's stream of a handle on the current device, which owns nothing. library: ``cupy.cuda``."""
     made = getattr(getattr(library, "Stream", None), "from_external", None)
     return made(_Foreign(stream)) if made else library.ExternalStream(stream, device)  # CuPy 13 has only the latter
@@ -51,7 +51,7 @@ def working_on(kind: str, device: int | None, stream: int | None) -> contextlib.
         return contextlib.nullcontext()
     library: Any = sys.modules[kind].cuda
     if kind != "torch":
-        return cupy_stream(library, stream, device)  # type: ignore[no-any-return]
+        return _cupy_stream(library, stream, device)  # type: ignore[no-any-return]
     # torch takes an external stream of handle 0 for a new one.
     known = library.ExternalStream(stream, device=device) if stream else library.default_stream(device)
     return library.stream(known)  # type: ignore[no-any-return]

@@ -12,7 +12,6 @@ from cudatma import ArgumentError, marlin_gemm, quantize
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.marlin.dense import FROM_M
 from cudatma.kernels.marlin.emulated import emulated_gemm
 from cudatma.kernels.marlin.mma_sync import LoadPaths
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
@@ -139,21 +138,6 @@ def test_a_view_at_any_element() -> None:
         buffer[:, offset : offset + 128] = x
         y = marlin_gemm(buffer[:, offset : offset + 128], weight, bias=bias, backend="emulator")
         assert np.array_equal(y, marlin_gemm(x, weight, bias=bias, backend="emulator"))
-
-
-def test_the_dense_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From this M on and within the budget: the weight by its kernel, bit for bit, and NumPy's product."""
-    monkeypatch.setitem(FROM_M, "sm_90a", 8)
-    x, weight, bias = operands(8, 130, 72, group_size=32, symmetric=False)
-    permuted = replace(weight, perm=RNG.permutation(130).astype(np.int32))
-    y = marlin_gemm(x, permuted, bias=bias, backend="emulator", dense_bytes=130 * 72 * 2)
-    dense = permuted.dequantize(dtype="float16").astype(np.float32)
-    wanted = x.astype(np.float32) @ dense + bias.astype(np.float32)
-    assert np.array_equal(y, wanted.astype(np.float16))
-    for m, budget in ((7, 130 * 72 * 2), (8, 130 * 72 * 2 - 1)):
-        few = x[:m]
-        packed = marlin_gemm(few, permuted, bias=bias, backend="emulator")
-        assert np.array_equal(marlin_gemm(few, permuted, bias=bias, backend="emulator", dense_bytes=budget), packed)
 
 
 def test_a_row_is_the_same_in_every_batch() -> None:

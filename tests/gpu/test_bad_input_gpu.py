@@ -229,7 +229,6 @@ CASES = [
     Case("workspace an array", ArgumentTypeError, "workspace", "ndarray", lambda b: b.gemm(workspace=b.x())),
     Case("stream by name", ArgumentTypeError, "stream", "str", lambda b: b.gemm(stream="default")),
     Case("programmatic a number", ArgumentTypeError, "programmatic", "int", lambda b: b.gemm(programmatic=1)),
-    Case("budget a float", ArgumentTypeError, "dense_bytes", "float", lambda b: b.gemm(dense_bytes=1e9)),
     Case("programmatic a list", ArgumentTypeError, "programmatic", "list", lambda b: b.gemm(programmatic=[])),
     # torch
     Case("torch: float32", ArgumentTypeError, "x.dtype", "float32", lambda b: b.gemm(x=b.torch(dtype="float32"))),

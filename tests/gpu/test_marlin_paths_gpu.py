@@ -18,17 +18,15 @@ from marlin_operands import (
     bits,
     compare,
     is_poison,
-    make_bias,
     make_weight,
     poisoned,
     to_float64,
 )
 
 import cudatma
-from cudatma import LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm
+from cudatma import MarlinLinear, MarlinWorkspace, marlin_gemm
 from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError, TargetError
-from cudatma.kernels.marlin import dense
 from cudatma.kernels.marlin.permute_columns import (
     TEMPLATE,
     choose_permute,
@@ -240,107 +238,6 @@ def test_a_workspace_of_ones_own_grows_in_a_capture() -> None:
     stream.synchronize()
     assert space.rows.nbytes > 0
     assert bool((bits(out) == bits(wanted)).all())
-
-
-# ---- The dense path ----
-
-
-@pytest.fixture
-def from_64_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(dense.FROM_M, TARGET.name, 64)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("act_order", [True, False])
-@pytest.mark.parametrize(("k", "n"), [(1024, 2048), (333, 77)])
-def test_the_dense_path(from_64_tokens: None, dtype: str, act_order: bool, k: int, n: int) -> None:
-    weight, bias = make_weight(k, n, Options(dtype, 64, False, act_order=act_order)), make_bias(n, dtype)
-    x_buffer, buffer = poisoned((100, k + 3), dtype), poisoned((100, n + 5), dtype)
-    x, out = x_buffer[:, :k], buffer[:, :n]
-    bits(x)[...] = bits(activations((100, k), dtype))
-    reference = to_float64(contiguous(x)) @ weight.dense
-    budget = dense.dense_nbytes(weight.packed)
-    stream = new_stream()
-    for added, wanted in ((None, reference), (bias, reference + to_float64(bias))):
-        with stream:
-            bits(out).fill(0xFFFF)
-            assert marlin_gemm(x, weight.packed, out, added, dense_bytes=budget) is out
-        stream.synchronize()
-        check(contiguous(out), wanted)
-        assert is_poison(contiguous(buffer[:, n:]))
-    assert dense.dense_bytes_in_use(0) >= budget
-    # With a smaller M, or less memory, the weight stays packed: the bits are those of a call without a budget.
-    for m, allowed in ((63, budget), (100, budget - 1)):
-        few = contiguous(x[:m])
-        plain = marlin_gemm(few, weight.packed)
-        assert bool((bits(marlin_gemm(few, weight.packed, dense_bytes=allowed)) == bits(plain)).all())
-
-
-def test_rows_that_are_one_row_made_dense(from_64_tokens: None) -> None:
-    weight = make_weight(256, 128)
-    row = activations((256,), "float16")
-    out = marlin_gemm(cupy.broadcast_to(row, (70, 256)), weight.packed, dense_bytes=1 << 20)
-    check(out, cupy.broadcast_to(to_float64(row) @ weight.dense, (70, 128)))
-
-
-def test_the_budget_is_kept(from_64_tokens: None) -> None:
-    weights = [make_weight(1024, 1024, seed=seed) for seed in range(3)]
-    size = dense.dense_nbytes(weights[0].packed)
-    x = activations((64, 1024), "float16")
-    for number in (0, 1, 2, 0, 2, 1):
-        check(marlin_gemm(x, weights[number].packed, dense_bytes=2 * size), to_float64(x) @ weights[number].dense)
-        assert dense.dense_bytes_in_use(0) <= 2 * size
-    weights.clear()
-    gc.collect()
-    assert dense.dense_bytes_in_use(0) == 0
-
-
-def test_cupy_captures_no_dense_product(from_64_tokens: None) -> None:
-    weight = make_weight(1024, 1024)
-    layer, stream = MarlinLinear(weight.packed, dense_bytes=1 << 30), new_stream()
-    x, out = activations((64, 1024), "float16"), poisoned((64, 1024), "float16")
-    layer.warm_up([1, 64], stream=stream)
-    with stream:
-        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
-        with pytest.raises(LaunchError, match="CuPy"):
-            layer(x, out)
-        layer(x[:1], out[:1])
-        graph = stream.end_capture()
-        graph.launch(stream)
-    stream.synchronize()
-    check(out[:1], to_float64(x[:1]) @ weight.dense)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bias", [True, False])
-def test_torchs_dense_product_and_its_capture(from_64_tokens: None, dtype: str, bias: bool) -> None:
-    torch = pytest.importorskip("torch")
-    weight = make_weight(1024, 512, Options(dtype))
-    kind = getattr(torch, dtype)
-
-    def as_torch(array: Any) -> Any:
-        return torch.from_dlpack(array.view(np.int16)).view(kind)
-
-    x, addend = activations((2, 40, 1024), dtype), make_bias(512, dtype)
-    reference = to_float64(x) @ weight.dense + (to_float64(addend) if bias else 0)
-    layer = MarlinLinear(weight.packed, as_torch(addend) if bias else None, dense_bytes=1 << 30)
-    given = as_torch(x)
-    cupy.cuda.Device().synchronize()
-    out = layer(given)
-    torch.cuda.synchronize()
-    found = cupy.from_dlpack(out.view(torch.int16)).view(x.dtype)
-    check(found, reference)
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        layer(given, out)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        layer(given, out)
-    out.zero_()
-    graph.replay()
-    torch.cuda.synchronize()
-    check(found, reference)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

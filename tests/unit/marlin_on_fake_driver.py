@@ -25,7 +25,7 @@ from cudatma.arrays import dense_strides
 from cudatma.kernels import stream_workspaces
 from cudatma.kernels.choosing import Decision
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.marlin import arranged, gemm, plan
+from cudatma.kernels.marlin import arranged, plan
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.quantization.packing import pack
@@ -610,14 +610,6 @@ def case_a_ragged_copy_waits_where_it_is_made() -> None:
     assert counts.synchronized != 0x67, "a stream that is captured cannot be waited for"
     assert waits(lambda: copy.run(0x50)) is None
     assert kernel.streams == [0x50]
-
-
-def case_the_dense_path_waits_too() -> None:
-    given, seen = Foreign((M, K), 0x66), []
-    gemm.serves_dense = lambda *_: True  # type: ignore[assignment]
-    gemm.dense_gemm = lambda *args: seen.append((args[-1], record.waited_on - 1))  # type: ignore[assignment]
-    assert waits(lambda: c.marlin_gemm(given, w, out, stream=0x50, dense_bytes=1 << 30)) == (0x50, 0x66)
-    assert seen == [(0x50, 0x50)]
 
 
 if __name__ == "__main__":

@@ -11,12 +11,10 @@ from cudatma.arrays import ArrayInfo, describe
 from cudatma.build.kernel import default_target
 from cudatma.emulator import Report
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.host import host_array, host_bytes
+from cudatma.kernels.host import host_bytes
 from cudatma.kernels.launch import Launch
 from cudatma.kernels.marlin.arranged import arranged_rows, choose_arrangement, needs_arranging
 from cudatma.kernels.marlin.choose import decide
-from cudatma.kernels.marlin.dense import serves_dense
-from cudatma.kernels.marlin.dequantize import check_dense, dense_pitch_bytes, emulate
 from cudatma.kernels.marlin.launch import gemm_launch
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.permute_columns import TEMPLATE, permute_arguments, permute_grid, result_pitch_bytes
@@ -72,21 +70,18 @@ def emulated_gemm(
     bias: ArrayInfo | None,
     *,
     target: Target | None = None,
-    dense_bytes: int = 0,
     batch_invariant: bool = False,
     schedules: int = 1,
     **options: Any,
 ) -> Report:
     """Run the kernels for these operands, all on the host; out holds the result. The report is the last kernel's.
 
-    target: None is default_target(). dense_bytes, batch_invariant: as in marlin_gemm; NumPy stands in for cuBLAS.
+    target: None is default_target(). batch_invariant: as in marlin_gemm.
     schedules: interleavings to try; the first is in order, the second delays every completion as far as it can.
     options: of ``EmulatedModule.launch``, for the GEMM itself.
     Raises HazardError where a kernel races, hangs or miscounts, CompileError, DriverError (no NVRTC).
     """
     target = default_target() if target is None else target
-    if dense_bytes and serves_dense(w, x.rows, dense_bytes, target):
-        return _dense(x, w, out, bias, target, schedules)
     k, n = w.shape
     arranged = needs_arranging(w, x)
     if arranged:
@@ -111,15 +106,3 @@ def _arranged(x: Rows, w: PackedWeight, target: Target, schedules: int) -> Rows:
     launch = Launch(TEMPLATE, spec, permute_grid(spec, x.rows, k, _SM_COUNT), args, touched)
     launch.emulate(target, schedules=schedules, produced_by_previous=(source,))
     return arranged_rows(x, result.ctypes.data, result)
-
-
-def _dense(x: Rows, w: PackedWeight, out: Rows, bias: ArrayInfo | None, target: Target, schedules: int) -> Report:
-    """The weight dequantized by its kernel, and the product in fp32 by NumPy, rounded once."""
-    k, n = w.shape
-    whole = np.empty((k, dense_pitch_bytes(n) // 2), x.info.dtype)
-    report = emulate(w, check_dense(whole[:, :n], w), target, schedules=schedules)
-    values = host_array(x.info).astype(np.float32) @ whole[:, :n].astype(np.float32)
-    if bias is not None:
-        values += host_array(bias).astype(np.float32)
-    host_array(out.info)[...] = values.astype(out.info.dtype)
-    return report

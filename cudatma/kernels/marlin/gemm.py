@@ -14,7 +14,6 @@ from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.choosing import pinned_scope
 from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.arranged import ArrangedPlan, needs_arranging
-from cudatma.kernels.marlin.dense import check_budget, dense_gemm, serves_dense
 from cudatma.kernels.marlin.operands import Rows, check_bias, check_input, check_output, check_weight
 from cudatma.kernels.marlin.plan import Plan
 from cudatma.kernels.marlin.repeated import call_key, new_result, run_again
@@ -25,7 +24,6 @@ from cudatma.kernels.workspace import MarlinWorkspace, check_workspace
 from cudatma.library_streams import stream_handle
 from cudatma.quantization import PackedWeight
 from cudatma.runtime.streams import order_after_producers
-from cudatma.target import detect
 
 #: A weight's attachment: its PlanCache. Decoding meets a few hundred batch sizes, each plan takes some 5 KB.
 _PLANS, _MOST_PLANS = "plans", 2048
@@ -41,7 +39,6 @@ def marlin_gemm(
     backend: str | None = None,
     workspace: MarlinWorkspace | None = None,
     programmatic: bool = False,
-    dense_bytes: int = 0,
     batch_invariant: bool = False,
     debug: bool | None = None,
 ) -> Any:
@@ -60,9 +57,6 @@ def marlin_gemm(
     None: the stream's own, in a capture that of the graph's branch, which is freed with the graph (workspace_bytes()).
     programmatic: launch as a programmatic dependent of the kernel before it. Activations, workspace and out are touched
     only once that kernel has ended; the weight is read before: that kernel must not write it.
-    dense_bytes: device memory that all dequantized weights of a device may take. On SM90 from M = 1024 on, elsewhere
-    from 2048 (dense.py), a weight whose K N 2 bytes fit is dequantized once, kept, and multiplied by cuBLAS;
-    workspace and programmatic do not matter then. M and the budget alone decide. See docs/performance/marlin_paths.md.
     batch_invariant: a row's bits do not depend on M, at some cost in speed (invariant.py).
     There is no backward pass: tensors that require grad raise while torch records.
     debug: run kernels whose waits end and say what they waited for (docs/debugging.md); the call waits for their end.
@@ -72,11 +66,11 @@ def marlin_gemm(
     inside a graph capture), TargetError, CompileError, DriverError, HazardError (emulator); nothing is launched then.
     PipelineHang (debug).
     """
-    demands = (programmatic, dense_bytes, batch_invariant)
+    demands = (programmatic, batch_invariant)
     if debug is not None:
         with debugging(debug):
             return _first(x, check_weight(w), out, bias, stream, backend, workspace, *demands)
-    plain = backend is None and workspace is None and dense_bytes.__class__ is int
+    plain = backend is None and workspace is None
     plain = plain and programmatic.__class__ is bool and batch_invariant.__class__ is bool
     library = library_of_tensor(x) if plain and debug_scope.get() is None and pinned_scope.get() is None else ""
     if library and w.__class__ is PackedWeight:
@@ -99,18 +93,15 @@ def _first(
     backend: str | None,
     workspace: MarlinWorkspace | None,
     programmatic: bool,
-    dense_bytes: int,
     batch_invariant: bool,
 ) -> Any:
     """A call with full checks; keeps a plan for later calls of the same kind."""
     for field, flag in (("programmatic", programmatic), ("batch_invariant", batch_invariant)):
         if type(flag) is not bool:
             raise ArgumentTypeError(field, type(flag).__name__, "bool")
-    if check_budget(dense_bytes) and batch_invariant:
-        raise ArgumentError("dense_bytes", dense_bytes, "0 with batch_invariant", "cuBLAS' order depends on the batch")
     chosen = backend_for("marlin_gemm", backend)
     if chosen != "cuda":
-        return _on_host(x, w, out, bias, chosen, dense_bytes, batch_invariant)
+        return _on_host(x, w, out, bias, chosen, batch_invariant)
     rows = check_input(x, w)
     device = rows.info.device
     if device is None:
@@ -126,9 +117,6 @@ def _first(
         return out
     context.require_no_fork()
     order_after_producers(handle, device, rows.info, target.info, addend)
-    if dense_bytes and serves_dense(w, rows.rows, dense_bytes, detect(device)):
-        dense_gemm(rows, w, target, addend, dense_bytes, handle)
-        return out
     plan = _plan(w, rows, target, programmatic, batch_invariant, handle, space)
     if plan.needs_workspace:
         space = stream_workspace(device, handle, plan.partials_bytes) if space is None else space
@@ -137,7 +125,7 @@ def _first(
     library = library_of_tensor(x)
     # A repeated call looks at no address: a plan for rows off 16 bytes would serve aligned ones too, but slower.
     if library and rows.info.pointer % 16 == 0 and debug_scope.get() is None and pinned_scope.get() is None:
-        key = call_key(library, x, out, bias, (programmatic, dense_bytes, batch_invariant))
+        key = call_key(library, x, out, bias, (programmatic, batch_invariant))
         if key is not None:
             _plans(w).put(key, plan)
     return out
@@ -177,7 +165,6 @@ def _on_host(
     out: Any,
     bias: Any,
     backend: str,
-    dense_bytes: int,
     batch_invariant: bool,
 ) -> Any:
     """The result on the CPU: by the emulator, or as fp32 products of the dequantized weight, rounded once."""
@@ -191,8 +178,7 @@ def _on_host(
     if rows.rows and backend == "emulator":
         from cudatma.kernels.marlin.emulated import emulated_gemm  # only this backend needs the emulator
 
-        options: dict[str, Any] = {"dense_bytes": dense_bytes, "batch_invariant": batch_invariant}
-        emulated_gemm(rows, w, target, addend, **options)
+        emulated_gemm(rows, w, target, addend, batch_invariant=batch_invariant)
     elif rows.rows:
         with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
             values = host_array(rows.info).astype(np.float32) @ w.dequantize(dtype=np.float32)

@@ -15,7 +15,6 @@ from cudatma.deprecation import former_arguments
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.marlin.arranged import arranged_bytes, configure_arrangement
-from cudatma.kernels.marlin.dense import check_budget, dense_copy, serves_dense
 from cudatma.kernels.marlin.gemm import marlin_gemm
 from cudatma.kernels.marlin.operands import check_weight
 from cudatma.kernels.marlin.plan import configure
@@ -33,8 +32,8 @@ _ALIGNED_ELEMS = 8
 class MarlinLinear:
     """y = x W + b with W in int4; called like a function.
 
-    weight: PackedWeight (K, N). bias: (N,) of the weight's dtype on its device, or None. dense_bytes,
-    batch_invariant: as in marlin_gemm. in_features is K, out_features N. Raises ArgumentError, ArgumentTypeError.
+    weight: PackedWeight (K, N). bias: (N,) of the weight's dtype on its device, or None. batch_invariant: as in
+    marlin_gemm. in_features is K, out_features N. Raises ArgumentError, ArgumentTypeError.
     """
 
     def __init__(
@@ -42,17 +41,12 @@ class MarlinLinear:
         weight: PackedWeight,
         bias: Any = None,
         *,
-        dense_bytes: int = 0,
         batch_invariant: bool = False,
     ) -> None:
         self.weight = check_weight(weight)
-        self.dense_bytes, self.batch_invariant = check_budget(dense_bytes), batch_invariant
+        self.batch_invariant = batch_invariant
         if type(batch_invariant) is not bool:
             raise ArgumentTypeError("batch_invariant", type(batch_invariant).__name__, "bool")
-        if batch_invariant and dense_bytes:
-            raise ArgumentError(
-                "dense_bytes", dense_bytes, "0 with batch_invariant", "cuBLAS' order depends on the batch"
-            )
         self.in_features, self.out_features = weight.shape
         if bias is not None:
             info = describe(bias, "bias")
@@ -91,22 +85,17 @@ class MarlinLinear:
         """This layer with weight and bias on ``device`` (an ordinal; None is CuPy's current one)."""
         weight = self.weight.to_device(device)
         if weight is self.weight or self.bias is None:
-            return MarlinLinear(weight, self.bias, **self._options)
-        return MarlinLinear(weight, _upload(self.bias, weight.device or 0), **self._options)
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        """Those of marlin_gemm that belong to the layer."""
-        return {"dense_bytes": self.dense_bytes, "batch_invariant": self.batch_invariant}
+            return MarlinLinear(weight, self.bias, batch_invariant=self.batch_invariant)
+        bias = _upload(self.bias, weight.device or 0)
+        return MarlinLinear(weight, bias, batch_invariant=self.batch_invariant)
 
     def __call__(self, x: Any, out: Any = None, stream: Any = None, **options: Any) -> Any:
         """x (..., K) -> (..., N); options: those of marlin_gemm, ``backend`` among them."""
-        return marlin_gemm(x, self.weight, out, self.bias, stream, **self._options, **options)
+        return marlin_gemm(x, self.weight, out, self.bias, stream, batch_invariant=self.batch_invariant, **options)
 
     @former_arguments("stream", tokens="m_values")
     def warm_up(self, m_values: Iterable[int], *, stream: Any = None) -> None:
-        """Compile and load what calls with these M need, make the stream's workspace, and dequantize the weight if one
-        of them takes the dense path.
+        """Compile and load what calls with these M need, and make the stream's workspace.
 
         For dense activations that begin at multiples of 16 bytes; other layouts may need one more kernel. Call it
         before a graph capture, or at start-up, to keep requests from waiting for a compiler. A capture takes its
@@ -124,14 +113,10 @@ class MarlinLinear:
             if type(m) is not int or not 0 <= m < 2**31:
                 raise ArgumentError("m_values", m, "ints from 0 to 2**31 - 1")
         device = self.weight.device
-        target = detect(device)  # first: a missing driver is the error to report
-        handle = stream_handle(stream, "cupy", device)
-        space = stream_workspace(device, handle)
+        detect(device)  # first: a missing driver is the error to report
+        space = stream_workspace(device, stream_handle(stream, "cupy", device))
         for m in filter(None, batches):
-            if self.dense_bytes and serves_dense(self.weight, m, self.dense_bytes, target):
-                dense_copy(self.weight, self.dense_bytes, handle)
-            else:
-                self._warm(m, space)
+            self._warm(m, space)
 
     def _warm(self, m: int, space: MarlinWorkspace) -> None:
         """Load the kernels, and reserve the memory, for m dense rows."""
@@ -144,9 +129,8 @@ class MarlinLinear:
                 space.rows.room(arranged_bytes(m, k))
 
     def __repr__(self) -> str:
-        dense = f", dense_bytes={self.dense_bytes}" if self.dense_bytes else ""
         invariant = ", batch_invariant=True" if self.batch_invariant else ""
-        return f"MarlinLinear({self.weight!r}, bias={self.bias is not None}{dense}{invariant})"
+        return f"MarlinLinear({self.weight!r}, bias={self.bias is not None}{invariant})"
 
 
 def converted_bias(bias: Any, dtype: str) -> NDArray[Any]:
