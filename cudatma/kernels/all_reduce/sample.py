@@ -71,7 +71,9 @@ def sample(
     kernel = launch.kernel(target)
 
     def run(**options: Any) -> Report:
-        return launch.emulate(target, kernel=kernel, **{"arrays": (*memories, failure, result)} | options)
+        # As behind a GEMM of a programmatic chain, which writes the message.
+        given = {"arrays": (*memories, failure, result), "produced_by_previous": (result,)}
+        return launch.emulate(target, kernel=kernel, **given | options)
 
     def error() -> float:
         exact = messages.astype(np.float64).sum(0)
