@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -66,6 +67,7 @@ class AllReduce:
         self.timeout_s = timeout_s
         self._plans: PlanCache[Replay] = PlanCache(_MOST_PLANS)
         self._peers: list[int] = []
+        self._memory: Any = None
         if self.max_bytes:
             self._device = torch.cuda.current_device() if device is None else device
             self._connect()
@@ -73,34 +75,53 @@ class AllReduce:
         _known[self._number] = self
 
     def _connect(self) -> None:
-        """Make the inbox, and map those of the peers."""
-        inbox, failed = Inbox(self.ranks, self.max_bytes), ""
+        """Make the inbox and map those of the peers. What fails on one rank is an error on all of them."""
+        inbox = Inbox(self.ranks, self.max_bytes)
+        own, error = self._attempt(lambda: self._make(inbox))
+        everyone = self._gathered((socket.gethostname(), own, error))
+        if not any(error for _, _, error in everyone):
+            _, error = self._attempt(lambda: self._map(inbox, [(host, handle) for host, handle, _ in everyone]))
+            everyone = self._gathered((socket.gethostname(), b"", error))
+        if found := [f"rank {rank}: {error}" for rank, (_, _, error) in enumerate(everyone) if error]:
+            self._disconnect()
+            raise DriverError("AllReduce", None, "; ".join(found), "max_bytes=0 leaves all to the group's all-reduce")
+
+    def _attempt(self, function: Callable[[], bytes]) -> tuple[bytes, str]:
+        """What it returns, and what went wrong."""
+        try:
+            return function(), ""
+        except CudaTmaError as error:
+            return b"", str(error)
+
+    def _gathered(self, mine: tuple[str, bytes, str]) -> list[tuple[str, bytes, str]]:
+        everyone: list[Any] = [None] * self.ranks
+        dist.all_gather_object(everyone, mine, group=self.group)
+        return everyone
+
+    def _make(self, inbox: Inbox) -> bytes:
+        """This rank's memory; its handle."""
         self._memory = shareable_memory(inbox.nbytes, self._device)
         self._memory.write(initial_state())
+        return memory_handle(self._memory)
+
+    def _map(self, inbox: Inbox, everyone: Sequence[tuple[str, bytes]]) -> bytes:
+        """The peers' memory, and launches of the kernels: a capture then finds them loaded."""
+        memories = []
+        for peer, (host, handle) in enumerate(everyone):
+            if host != socket.gethostname():
+                raise ArgumentError("group", f"ranks on {host} and {socket.gethostname()}", "ranks on one host")
+            if peer == self.rank:
+                memories.append(self._memory.pointer)
+            else:
+                memories.append(open_memory(handle, self._device))
+                self._peers.append(memories[-1])
         self._failure = torch.zeros(1, dtype=torch.int64, pin_memory=True)
         self._failed = self._failure.numpy()
-        everyone: list[Any] = [None] * self.ranks
-        dist.all_gather_object(everyone, (socket.gethostname(), memory_handle(self._memory)), group=self.group)
-        memories = [self._memory.pointer] * self.ranks
-        try:
-            for peer, (host, handle) in enumerate(everyone):
-                if host != socket.gethostname():
-                    raise ArgumentError("group", f"ranks on {host} and {socket.gethostname()}", "ranks on one host")
-                if peer != self.rank:
-                    memories[peer] = open_memory(handle, self._device)
-                    self._peers.append(memories[peer])
-            target, sm_count = detect(self._device), context.device(self._device).sm_count
-            member = inbox.member(self.rank, memories, self._failure.data_ptr(), int(self.timeout_s * 1e9))
-            self._launched = target, member, sm_count
-            for name in ACTIVATION_TYPES:  # now, so that a capture finds the kernels loaded
-                self._plan(torch.empty(2, dtype=getattr(torch, name), device=self._device))
-        except CudaTmaError as error:
-            failed = f"rank {self.rank}: {error}"
-        dist.all_gather_object(everyone, failed, group=self.group)
-        if any(everyone):
-            self._disconnect()
-            remedy = "max_bytes=0 leaves all to the group's all-reduce"
-            raise DriverError("AllReduce", None, "; ".join(filter(None, everyone)), remedy)
+        member = inbox.member(self.rank, memories, self._failure.data_ptr(), int(self.timeout_s * 1e9))
+        self._launched = detect(self._device), member, context.device(self._device).sm_count
+        for name in ACTIVATION_TYPES:
+            self._plan(torch.empty(2, dtype=getattr(torch, name), device=f"cuda:{self._device}"))
+        return b""
 
     def __call__(self, x: Any) -> Any:
         """x, a contiguous tensor of the same shape and dtype on every rank, which becomes the sum of all.
@@ -165,8 +186,7 @@ class AllReduce:
         dist.barrier(self.group)  # no rank has this one's memory mapped any more
         self._peers.clear()
         self._plans.clear()
-        self.max_bytes = 0
-        del self._memory
+        self.max_bytes, self._memory = 0, None
 
 
 def _all_reduce(x: Any, number: int) -> None:
