@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(100)]
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("torch sees no GPU", allow_module_level=True)
@@ -27,7 +27,7 @@ def run(folder: Path, ranks: int, part: str) -> list[int]:
     command = [sys.executable, "-W", "ignore", str(WORKER), str(folder)]
     started = [subprocess.Popen([*command, str(rank), str(ranks), part], env=environment) for rank in range(ranks)]
     try:
-        return [process.wait(timeout=300) for process in started]
+        return [process.wait(timeout=90) for process in started]
     finally:
         for process in started:
             process.kill()

@@ -36,7 +36,7 @@ class Memory:
         self.words.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
 
 
-class OnGpu(torch.Tensor):  # type: ignore[misc]
+class OnGpu(torch.Tensor):  # type: ignore[misc,name-defined]
     """A tensor of the host that says it is on a GPU."""
 
     is_cuda = True
