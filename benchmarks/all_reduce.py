@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.harness import require_gpu
 from benchmarks.report import ROOT, Cell, Result, Table, failure, print_table, shown
+from cudatma.errors import counted
 
 K, N = 28672, 8192
 M_VALUES = (1, 16, 64, 256, 4096)
@@ -36,8 +37,53 @@ _ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"
 Step = Callable[[int], object]
 
 
+class Loopback:
+    """AllReduce for two ranks on one GPU: what goes to the peer arrives as the peer's. Its times lack the link."""
+
+    def __init__(self) -> None:
+        import torch
+
+        from cudatma import context
+        from cudatma.kernels.all_reduce.spec import PACKET_BYTES, Inbox, initial_state, longest_message_bytes
+        from cudatma.runtime.device_memory import DeviceMemory
+        from cudatma.target import detect
+
+        self.device, self.max_bytes = torch.cuda.current_device(), longest_message_bytes(2)
+        self.target, self.sm_count = detect(self.device), context.device(self.device).sm_count
+        inbox = Inbox(2, self.max_bytes)
+        shift = inbox.slot_packets * PACKET_BYTES  # from where rank 0's packets go to where rank 1's are looked for
+        self._memory = DeviceMemory(inbox.nbytes + shift, self.device)
+        self._memory.clear(0, self._memory.nbytes)
+        self._memory.write(initial_state())
+        self._failure = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+        at = self._memory.pointer
+        self._member = inbox.member(0, [at, at + shift], self._failure.data_ptr(), 10**9)
+        self._plans: dict[Any, Any] = {}
+
+    def __call__(self, x: Any) -> Any:
+        """Twice x, in place."""
+        import torch
+
+        from cudatma.arrays import describe
+        from cudatma.kernels.all_reduce.spec import AllReduceSpec, all_reduce_launch
+        from cudatma.kernels.replay import Replay
+
+        if x.shape not in self._plans:
+            launch = all_reduce_launch(AllReduceSpec(2, "float16"), self._member, describe(x), self.sm_count)
+            kernel = launch.kernel(self.target)
+            kernel.load(self.device)
+            self._plans[x.shape] = Replay(launch, kernel, self.device, (x.data_ptr(),), launch.moving)
+        self._plans[x.shape].run((x.data_ptr(),), torch.cuda.current_stream().cuda_stream)
+        return x
+
+    def close(self) -> None:
+        """Nobody else has its memory."""
+
+
 def steps(layers: Sequence[Any], reduce: Any, x: Any) -> dict[str, Step]:
     """Name -> GEMM and all-reduce of the i-th layer for x."""
+    if isinstance(reduce, Loopback):
+        return {"gemm": lambda i: layers[i](x), "cudatma": lambda i: reduce(layers[i](x))}
     import torch
     import torch.distributed as dist
     from torch.distributed import _symmetric_memory as symm_mem
@@ -124,8 +170,8 @@ def unequal_runs(layer: Any, reduce: Any, x: Any) -> int:
     return int(different)
 
 
-def rank_main(folder: Path, rank: int, ranks: int, m_values: Sequence[int]) -> int:
-    """One rank. Rank 0 prints a cell a line."""
+def rank_main(folder: Path, rank: int, gpus: int, m_values: Sequence[int]) -> int:
+    """One rank; on one GPU, the only one, with a Loopback. Rank 0 prints a cell a line."""
     import torch
     import torch.distributed as dist
 
@@ -134,7 +180,9 @@ def rank_main(folder: Path, rank: int, ranks: int, m_values: Sequence[int]) -> i
     torch.cuda.set_device(rank)
     store = f"file://{folder}/store"
     device = torch.device("cuda", rank)
-    dist.init_process_group("nccl", init_method=store, rank=rank, world_size=ranks, device_id=device)
+    backend: dict[str, Any] = {"backend": "nccl", "device_id": device} if gpus > 1 else {"backend": "gloo"}
+    dist.init_process_group(init_method=store, rank=rank, world_size=gpus, **backend)
+    ranks = max(2, gpus)
     layers = []
     for seed in range(LAYERS):
         generator = torch.Generator("cuda").manual_seed(seed * ranks + rank)
@@ -142,9 +190,11 @@ def rank_main(folder: Path, rank: int, ranks: int, m_values: Sequence[int]) -> i
         layer.qweight.random_(0, 256, generator=generator)
         layer.scales.fill_(0.01)
         layers.append(layer)
-    reduce = AllReduce()
+    reduce: Any = AllReduce() if gpus > 1 else Loopback()
     with torch.inference_mode():
         for m in m_values:
+            if gpus == 1 and m * N * 2 > reduce.max_bytes:
+                continue
             x = torch.randn(m, K // ranks, device="cuda", dtype=torch.float16) / 8
             cell: Cell = {"m": m, "one_shot": m * N * 2 <= reduce.max_bytes}
             cell |= timed(steps(layers, reduce, x))
@@ -158,19 +208,19 @@ def rank_main(folder: Path, rank: int, ranks: int, m_values: Sequence[int]) -> i
     return 0
 
 
-def cells(ranks: int, m_values: Sequence[int]) -> Iterator[Cell]:
-    """Start the ranks and give rank 0's cells as they come; a cell with an error where a rank fails."""
+def cells(gpus: int, m_values: Sequence[int]) -> Iterator[Cell]:
+    """Start a rank for each GPU and give rank 0's cells as they come; a cell with an error where a rank fails."""
     paths = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
     environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": paths}
-    command = [sys.executable, str(Path(__file__).resolve()), "--gpus", str(ranks), "--m", ",".join(map(str, m_values))]
+    command = [sys.executable, str(Path(__file__).resolve()), "--gpus", str(gpus), "--m", ",".join(map(str, m_values))]
     with tempfile.TemporaryDirectory(prefix="cudatma-all-reduce-") as folder:
         printed, running = Path(folder, "rank0"), []
-        for rank in range(ranks):
+        for rank in range(gpus):
             place = ["--rank", str(rank), "--folder", folder]
             with Path(folder, f"rank{rank}").open("w") as out, Path(folder, f"log{rank}").open("w") as log:
                 running.append(subprocess.Popen([*command, *place], env=environment, stdout=out, stderr=log))
         taken, until = 0, time.monotonic() + _TIMEOUT_S
-        codes: list[int | None] = [None] * ranks
+        codes: list[int | None] = [None] * gpus
         try:
             while None in codes and not any(codes) and time.monotonic() < until:
                 time.sleep(0.2)
@@ -227,7 +277,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="cudatma bench all_reduce", description=__doc__)
     add = parser.add_argument
     add("--json", type=Path, metavar="FILE", help="also write the results there")
-    add("--gpus", type=int, default=2, help="ranks, each on a GPU of its own (default: 2)")
+    add("--gpus", type=int, default=2, help="a rank on each; 1: the kernel alone, its packets come back (default: 2)")
     add("--m", default=",".join(map(str, M_VALUES)), help="values of M, with commas (default: %(default)s)")
     add("--check", action="store_true", help="exit status 1 if a bar for two H200s is missed")
     add("--rank", type=int, help=argparse.SUPPRESS)
@@ -239,15 +289,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     require_gpu(parser)
     import torch
 
-    if (count := torch.cuda.device_count()) < max(2, options.gpus):
-        parser.exit(2, f"{parser.prog} measures on {options.gpus} GPUs, and torch sees {count}\n")
+    if (count := torch.cuda.device_count()) < options.gpus:
+        remedy = "--gpus 1 measures the kernel alone, without a peer"
+        parser.exit(2, f"{parser.prog} measures on {options.gpus} GPUs, and torch sees {count}; {remedy}\n")
     result = Result({"gpus": options.gpus, "k": K, "n": N, "rounds": ROUNDS}, all_reduce_table, options.json)
     for cell in cells(options.gpus, m_values):
         times = ", ".join(f"{name[:-3]} {shown(us)} us" for name, us in cell.items() if name.endswith("_us"))
         result.add(cell, f"M = {cell['m']}: {times}")
-    print_table(result.console, all_reduce_table(result.cells), f"GEMM and all-reduce on {options.gpus} GPUs")
+    print_table(
+        result.console, all_reduce_table(result.cells), f"GEMM and all-reduce on {counted(options.gpus, 'GPU')}"
+    )
     missed = misses(result.cells)
-    result.say("\n".join(missed) if missed else "met: every bar, the same bits on all ranks in all runs")
+    met = "met: every bar, " if options.gpus > 1 else ""
+    result.say("\n".join(missed) if missed else f"{met}the same bits on all ranks in all runs")
     return int(options.check and bool(missed))
 
 
