@@ -69,7 +69,8 @@ class Loopback:
         from cudatma.kernels.replay import Replay
 
         if x.shape not in self._plans:
-            launch = all_reduce_launch(AllReduceSpec(2, "float16"), self._member, describe(x), self.sm_count)
+            spec = AllReduceSpec.for_message(2, "float16", x.numel() * 2)
+            launch = all_reduce_launch(spec, self._member, describe(x), self.sm_count)
             kernel = launch.kernel(self.target)
             kernel.load(self.device)
             self._plans[x.shape] = Replay(launch, kernel, self.device, (x.data_ptr(),), launch.moving)

@@ -120,7 +120,8 @@ class AllReduce:
         member = inbox.member(self.rank, memories, self._failure.data_ptr(), int(self.timeout_s * 1e9))
         self._launched = detect(self._device), member, context.device(self._device).sm_count
         for name in ACTIVATION_TYPES:
-            self._plan(torch.empty(2, dtype=getattr(torch, name), device=f"cuda:{self._device}"))
+            for size in (2, max(2, self.max_bytes // 2)):
+                self._plan(torch.empty(size, dtype=getattr(torch, name), device=f"cuda:{self._device}"))
         return b""
 
     def __call__(self, x: Any) -> Any:
@@ -160,11 +161,12 @@ class AllReduce:
 
     def _plan(self, x: Any) -> Replay:
         target, member, sm_count = self._launched
-        spec = AllReduceSpec(self.ranks, str(x.dtype).removeprefix("torch."))
+        nbytes = x.numel() * x.element_size()
+        spec = AllReduceSpec.for_message(self.ranks, str(x.dtype).removeprefix("torch."), nbytes)
         launch = all_reduce_launch(spec, member, describe(x, "x"), sm_count)
         kernel = launch.loaded(target, self._device, current_stream("torch", self._device))
         plan = Replay(launch, kernel, self._device, (x.data_ptr(),), launch.moving)
-        self._plans.put((x.dtype, x.numel() * x.element_size()), plan)
+        self._plans.put((x.dtype, nbytes), plan)
         return plan
 
     def check(self) -> None:
