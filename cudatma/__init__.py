@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         DriverError,
         HazardError,
         LaunchError,
+        PeerTimeout,
         PipelineHang,
         QuantizationError,
         TargetError,
@@ -111,6 +112,7 @@ __all__ = [
     "OobFill",
     "Operand",
     "PackedWeight",
+    "PeerTimeout",
     "PipelineHang",
     "PipelineSpec",
     "QuantizationError",
@@ -183,7 +185,7 @@ _PUBLIC = {
     ),
     "errors": (
         "ArgumentError ArgumentTypeError BackendWarning CacheError CompileError CudaTmaError DescriptorError "
-        "DriverError HazardError LaunchError PipelineHang QuantizationError TargetError TemplateError "
+        "DriverError HazardError LaunchError PeerTimeout PipelineHang QuantizationError TargetError TemplateError "
         "TuneFileWarning WeightFileError"
     ),
     "inspection": "Inspection inspect",

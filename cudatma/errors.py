@@ -187,6 +187,22 @@ class PipelineHang(CudaTmaError, RuntimeError):  # noqa: N818
         return (type(self), (self.message, self.waits, self.kernel))
 
 
+class PeerTimeout(CudaTmaError, RuntimeError):  # noqa: N818
+    """A rank of a process group did not send its part of an all-reduce in time: it ended, or it is still busy.
+
+    Attributes: ``rank`` (the one that did not send), ``launch`` (the number of the all-reduce), ``seconds`` (of
+    waiting). The GPU context of the process that waited is lost.
+    """
+
+    def __init__(self, rank: int, launch: int, seconds: float) -> None:
+        self.rank, self.launch, self.seconds = rank, launch, seconds
+        text = f"rank {rank} did not send its part of all-reduce number {launch} within {seconds:g} s"
+        super().__init__(f"{text}: it has ended, or it needs more time (timeout_s); restart this process")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.rank, self.launch, self.seconds))
+
+
 def no_driver(call: str, error: Exception) -> NoReturn:
     """Turn cuda.bindings' missing-library exception into a DriverError. [cuda.bindings raises instead of returning]"""
     remedy = "install NVIDIA's driver, or compute on the CPU: NumPy arrays and backend='emulator'"

@@ -247,6 +247,13 @@ REGISTRY: dict[str, KernelEntry] = {
             "packed int4 weight to a dense matrix",
             "cudatma.kernels.marlin.dequantize:sample",
         ),
+        KernelEntry(
+            "all_reduce",
+            "kernels/all_reduce.cu.j2",
+            "cudatma.kernels.all_reduce.spec:dump_specs",
+            "one-shot all-reduce over memory of other GPUs",
+            "cudatma.kernels.all_reduce.sample:sample",
+        ),
     )
 }
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import cudatma
-from cudatma.integrations.torch import ColumnParallel, RowParallel
+from cudatma.integrations.torch import AllReduce, ColumnParallel, RowParallel
 
 K, HIDDEN, N = 128, 192, 72
 
@@ -47,6 +47,10 @@ def results(device: str) -> dict[str, Any]:
         found[f"gathered, {dtype}"] = ColumnParallel.from_packed(up, first, gather_output=True).to(device)(x)
         model = torch.nn.Sequential(columns, torch.nn.SiLU(), rows)
         found[f"mlp, {dtype}"] = model(x)
+        reduce = AllReduce(timeout_s=30)
+        found[f"one-shot, {dtype}"] = RowParallel(rows.layer, all_reduce=reduce)(model[:2](x))
+        reduce.check()
+        reduce.close()
     if device != "cpu":  # test_torch_parallel.py compiles without another process
         found["compiled"] = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")(x)
     return found

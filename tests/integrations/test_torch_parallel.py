@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -15,8 +16,8 @@ torch = pytest.importorskip("torch")
 import parallel_worker as worker
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.integrations.torch import ColumnParallel, MarlinLinear, RowParallel
+from cudatma.errors import ArgumentError, ArgumentTypeError, PeerTimeout
+from cudatma.integrations.torch import AllReduce, ColumnParallel, MarlinLinear, RowParallel
 
 ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = {"float16": 2**-8, "bfloat16": 2**-5}
@@ -57,7 +58,8 @@ def test_two_ranks_give_what_the_whole_layers_give(dtype: str, ended: tuple[Path
     for each in found:
         torch.testing.assert_close(each[f"gathered, {dtype}"], columns, rtol=0, atol=0)
         torch.testing.assert_close(each[f"mlp, {dtype}"].double(), result, **allowed)
-        torch.testing.assert_close(each[f"mlp, {dtype}"], found[0][f"mlp, {dtype}"], rtol=0, atol=0)
+        for name in (f"mlp, {dtype}", f"one-shot, {dtype}"):  # which is the group's all-reduce on the CPU
+            torch.testing.assert_close(each[name], found[0][f"mlp, {dtype}"], rtol=0, atol=0)
 
 
 def test_a_rank_that_dies_ends_the_other_with_an_error(ended: tuple[Path, list[int]]) -> None:
@@ -67,9 +69,10 @@ def test_a_rank_that_dies_ends_the_other_with_an_error(ended: tuple[Path, list[i
 
 
 def test_without_a_process_group_the_remedy_is_said() -> None:
-    for kind in (ColumnParallel, RowParallel):
+    makers = (ColumnParallel.from_packed, RowParallel.from_packed, lambda _: AllReduce())
+    for make in makers:
         with pytest.raises(ArgumentError, match=r"^group: got no process group.*init_process_group"):
-            kind.from_packed(worker.weight(128, 64, 0))
+            make(worker.weight(128, 64, 0))
 
 
 @pytest.fixture
@@ -93,11 +96,33 @@ def two_ranks() -> Any:
 def test_parallel_layers_compile_into_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDATMA_BACKEND", "reference")
     columns = ColumnParallel.from_packed(worker.weight(128, 192, 1))
-    model = torch.nn.Sequential(columns, torch.nn.SiLU(), RowParallel.from_packed(worker.weight(192, 72, 2)))
-    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
-    for rows in (1, 5):
-        x = torch.randn(rows, 128, generator=torch.Generator().manual_seed(rows)).half()
-        torch.testing.assert_close(compiled(x), model(x), rtol=0, atol=0)
+    for reduce in (None, AllReduce()):
+        down = RowParallel.from_packed(worker.weight(192, 72, 2), all_reduce=reduce)
+        model = torch.nn.Sequential(columns, torch.nn.SiLU(), down)
+        compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+        for rows in (1, 5):
+            x = torch.randn(rows, 128, generator=torch.Generator().manual_seed(rows)).half()
+            torch.testing.assert_close(compiled(x), model(x), rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_what_an_all_reduce_refuses() -> None:
+    for options, field in (({"timeout_s": 0}, "timeout_s"), ({"max_bytes": -1}, "max_bytes")):
+        with pytest.raises(ArgumentError, match=f"^{field}"):
+            AllReduce(**options)
+    reduce = AllReduce()
+    layer = MarlinLinear(128, 64, False)
+    reduce.ranks = 3
+    with pytest.raises(ArgumentError, match=r"^all_reduce: got one for rank 0 of 3; allowed: .*rank 0 of 2"):
+        RowParallel(layer, all_reduce=reduce)
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_a_launch_that_waited_in_vain_is_an_error_that_names_the_rank() -> None:
+    reduce = AllReduce(timeout_s=2)
+    reduce.max_bytes, reduce._failed = 1024, np.array([-(2**63) + 5 * 2**32 + 4], np.int64)  # as the kernel writes it
+    with pytest.raises(PeerTimeout, match=r"^rank 3 did not send its part of all-reduce number 2147483653 within 2 s"):
+        reduce.check()
 
 
 @pytest.mark.usefixtures("alone")

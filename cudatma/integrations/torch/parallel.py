@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from cudatma.arrays import describe
 from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.integrations.torch.all_reduce import AllReduce
 from cudatma.integrations.torch.linear import MarlinLinear
 from cudatma.quantization import PackedWeight
 from cudatma.quantization.sharding import shard
@@ -64,14 +65,17 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
     """Each rank has some of the inputs: x[..., r K / ranks :][..., : K / ranks] on rank r, as ColumnParallel gives it.
 
     The partial results are added up by an all-reduce, which gives every rank the same y. layer: the rank's own
-    MarlinLinear; rank 0 alone has the bias, which is added once. group: None is torch's default group. Raises
-    ArgumentError, ArgumentTypeError.
+    MarlinLinear; rank 0 alone has the bias, which is added once. group: None is torch's default group. all_reduce: an
+    AllReduce of the same group, which layers share; None is the group's own. Raises ArgumentError, ArgumentTypeError.
     """
 
-    def __init__(self, layer: MarlinLinear, *, group: Any = None) -> None:
+    def __init__(self, layer: MarlinLinear, *, group: Any = None, all_reduce: AllReduce | None = None) -> None:
         super().__init__()
-        self.layer, self.group = _checked(layer), group
+        self.layer, self.group, self.all_reduce = _checked(layer), group, all_reduce
         self.rank, self.ranks = _place(group)
+        if all_reduce is not None and (all_reduce.rank, all_reduce.ranks) != (self.rank, self.ranks):
+            got = f"one for rank {all_reduce.rank} of {all_reduce.ranks}"
+            raise ArgumentError("all_reduce", got, f"one of the same group, rank {self.rank} of {self.ranks}")
         if self.rank and layer.bias is not None:
             raise ArgumentError(
                 "layer.bias", f"a bias on rank {self.rank}", "a bias on rank 0 alone", "it is added once"
@@ -79,17 +83,25 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
 
     @classmethod
     def from_packed(
-        cls, weight: PackedWeight, bias: Any = None, *, group: Any = None, batch_invariant: bool = False
+        cls,
+        weight: PackedWeight,
+        bias: Any = None,
+        *,
+        group: Any = None,
+        batch_invariant: bool = False,
+        all_reduce: AllReduce | None = None,
     ) -> RowParallel:
         """The rank's part of a weight, which every rank gives whole, with the bias. Raises what shard() raises."""
         rank, ranks = _place(group)
         part = shard(weight, rank, ranks, by="rows")
         layer = MarlinLinear.from_packed(part, None if rank else bias, batch_invariant=batch_invariant)
-        return cls(layer, group=group)
+        return cls(layer, group=group, all_reduce=all_reduce)
 
     def forward(self, x: Any) -> Any:
         """x (..., K / ranks) -> (..., N), the same on every rank."""
         y = self.layer(x)
+        if self.all_reduce is not None:
+            return self.all_reduce(y)
         if self.ranks > 1:
             dist.all_reduce(y, group=self.group)
         return y

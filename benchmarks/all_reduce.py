@@ -1,0 +1,310 @@
+"""GEMM and all-reduce of a layer that GPUs divide by rows: AllReduce, NCCL and torch's one-shot."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # the checkout need not be installed
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from benchmarks.harness import require_gpu
+from benchmarks.report import ROOT, Cell, Result, Table, failure, print_table, shown
+from cudatma.errors import counted
+
+K, N = 28672, 8192
+M_VALUES = (1, 16, 64, 256, 4096)
+#: Layers that take turns: together their weights are larger than any L2. Times that a graph runs all of them; replays.
+LAYERS, REPEATS, ROUNDS = 4, 4, 15
+EQUAL_RUNS = 200
+#: Above it torch's one-shot is not measured: it is not meant for such messages.
+_MOST_ONE_SHOT_M = 256
+BAR_OVER_NCCL, BAR_AT_LARGE_M = 1.15, 0.97
+_TIMEOUT_S = 400
+# NVLink multicast stays off, and entries of a user's tuning file are not used.
+_ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "CUDATMA_TUNE_FILE": "none"}
+
+Step = Callable[[int], object]
+
+
+class Loopback:
+    """AllReduce for two ranks on one GPU: what goes to the peer arrives as the peer's. Its times lack the link."""
+
+    def __init__(self) -> None:
+        import torch
+
+        from cudatma import context
+        from cudatma.kernels.all_reduce.spec import PACKET_BYTES, Inbox, initial_state, longest_message_bytes
+        from cudatma.runtime.device_memory import DeviceMemory
+        from cudatma.target import detect
+
+        self.device, self.max_bytes = torch.cuda.current_device(), longest_message_bytes(2)
+        self.target, self.sm_count = detect(self.device), context.device(self.device).sm_count
+        inbox = Inbox(2, self.max_bytes)
+        shift = inbox.slot_packets * PACKET_BYTES  # from where rank 0's packets go to where rank 1's are looked for
+        self._memory = DeviceMemory(inbox.nbytes + shift, self.device)
+        self._memory.clear(0, self._memory.nbytes)
+        self._memory.write(initial_state())
+        self._failure = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+        at = self._memory.pointer
+        self._member = inbox.member(0, [at, at + shift], self._failure.data_ptr(), 10**9)
+        self._plans: dict[Any, Any] = {}
+
+    def __call__(self, x: Any) -> Any:
+        """Twice x, in place."""
+        import torch
+
+        from cudatma.arrays import describe
+        from cudatma.kernels.all_reduce.spec import AllReduceSpec, all_reduce_launch
+        from cudatma.kernels.replay import Replay
+
+        if x.shape not in self._plans:
+            spec = AllReduceSpec.for_message(2, "float16", x.numel() * 2)
+            launch = all_reduce_launch(spec, self._member, describe(x), self.sm_count)
+            kernel = launch.kernel(self.target)
+            kernel.load(self.device)
+            self._plans[x.shape] = Replay(launch, kernel, self.device, (x.data_ptr(),), launch.moving)
+        self._plans[x.shape].run((x.data_ptr(),), torch.cuda.current_stream().cuda_stream)
+        return x
+
+    def close(self) -> None:
+        """Nobody else has its memory."""
+
+
+def steps(layers: Sequence[Any], reduce: Any, x: Any) -> dict[str, Step]:
+    """Name -> GEMM and all-reduce of the i-th layer for x."""
+    if isinstance(reduce, Loopback):
+        return {"gemm": lambda i: layers[i](x), "cudatma": lambda i: reduce(layers[i](x))}
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import _symmetric_memory as symm_mem
+
+    group = dist.group.WORLD
+
+    def nccl(i: int) -> None:
+        dist.all_reduce(layers[i](x))
+
+    found: dict[str, Step] = {
+        "gemm": lambda i: layers[i](x),
+        "nccl": nccl,
+        "cudatma": lambda i: reduce(layers[i](x)),
+    }
+    if len(x) <= _MOST_ONE_SHOT_M:
+        shared = symm_mem.empty((len(x), N), dtype=x.dtype, device=x.device)
+        symm_mem.rendezvous(shared, group)
+
+        def torch_one_shot(i: int) -> None:
+            part = layers[i]
+            parts = (part.qweight, part.scales, part.zeros, part.perm, part.bias)
+            sizes = (part.in_features, part.out_features, part.group_size)
+            torch.ops.cudatma.marlin_gemm_out(x, *parts, *sizes, out=shared)
+            torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", group.group_name)
+
+        found["torch"] = torch_one_shot
+    return found
+
+
+def timed(calls: dict[str, Step]) -> Cell:
+    """Microseconds of a layer for each, in turns, of the slower rank; what fails on a rank fails on all of them."""
+    import torch
+    import torch.distributed as dist
+
+    graphs: dict[str, Any] = {}
+    cell: Cell = {}
+    for name, step in calls.items():
+        problem = ""
+        try:
+            for i in range(LAYERS):
+                step(i)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            # Threads of NCCL call CUDA at any time.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                for i in range(LAYERS * REPEATS):
+                    step(i % LAYERS)
+        except Exception as error:
+            problem = failure(error)
+        problems: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(problems, problem)
+        if any(problems):
+            cell[f"{name}_error"] = next(filter(None, problems))
+        else:
+            graphs[name] = graph
+    samples: dict[str, list[float]] = {name: [] for name in graphs}
+    for _ in range(ROUNDS):
+        for name, graph in graphs.items():
+            dist.barrier()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            graph.replay()  # ranks begin together after it
+            begin.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            samples[name].append(begin.elapsed_time(end) * 1e3 / (LAYERS * REPEATS))
+    for name, times in samples.items():
+        slowest = torch.tensor([statistics.median(times)], device="cuda")
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        cell[f"{name}_us"] = float(slowest)
+    return cell
+
+
+def unequal_runs(layer: Any, reduce: Any, x: Any) -> int:
+    """How many of EQUAL_RUNS results on all ranks differ from the first one of rank 0 in any bit."""
+    import torch
+    import torch.distributed as dist
+
+    results = [reduce(layer(x)).view(torch.int16) for _ in range(EQUAL_RUNS)]
+    first = results[0].clone()
+    dist.broadcast(first.view(torch.uint8), 0)
+    different = torch.tensor([sum(not torch.equal(each, first) for each in results)], device="cuda")
+    dist.all_reduce(different)
+    return int(different)
+
+
+def rank_main(folder: Path, rank: int, gpus: int, m_values: Sequence[int]) -> int:
+    """One rank; on one GPU, the only one, with a Loopback. Rank 0 prints a cell a line."""
+    import torch
+    import torch.distributed as dist
+
+    from cudatma.integrations.torch import AllReduce, MarlinLinear
+
+    torch.cuda.set_device(rank)
+    store = f"file://{folder}/store"
+    device = torch.device("cuda", rank)
+    backend: dict[str, Any] = {"backend": "nccl", "device_id": device} if gpus > 1 else {"backend": "gloo"}
+    dist.init_process_group(init_method=store, rank=rank, world_size=gpus, **backend)
+    ranks = max(2, gpus)
+    layers = []
+    for seed in range(LAYERS):
+        generator = torch.Generator("cuda").manual_seed(seed * ranks + rank)
+        layer = MarlinLinear(K // ranks, N, False, device="cuda")
+        layer.qweight.random_(0, 256, generator=generator)
+        layer.scales.fill_(0.01)
+        layers.append(layer)
+    reduce: Any = AllReduce() if gpus > 1 else Loopback()
+    with torch.inference_mode():
+        for m in m_values:
+            if gpus == 1 and m * N * 2 > reduce.max_bytes:
+                continue
+            x = torch.randn(m, K // ranks, device="cuda", dtype=torch.float16) / 8
+            cell: Cell = {"m": m, "one_shot": m * N * 2 <= reduce.max_bytes}
+            cell |= timed(steps(layers, reduce, x))
+            if cell["one_shot"]:
+                cell["unequal"] = unequal_runs(layers[0], reduce, x)
+            if rank == 0:
+                print(json.dumps(cell), flush=True)
+    torch.cuda.synchronize()
+    reduce.close()
+    dist.destroy_process_group()
+    return 0
+
+
+def cells(gpus: int, m_values: Sequence[int]) -> Iterator[Cell]:
+    """Start a rank for each GPU and give rank 0's cells as they come; a cell with an error where a rank fails."""
+    paths = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
+    environment = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": paths}
+    command = [sys.executable, str(Path(__file__).resolve()), "--gpus", str(gpus), "--m", ",".join(map(str, m_values))]
+    with tempfile.TemporaryDirectory(prefix="cudatma-all-reduce-") as folder:
+        printed, running = Path(folder, "rank0"), []
+        for rank in range(gpus):
+            place = ["--rank", str(rank), "--folder", folder]
+            with Path(folder, f"rank{rank}").open("w") as out, Path(folder, f"log{rank}").open("w") as log:
+                running.append(subprocess.Popen([*command, *place], env=environment, stdout=out, stderr=log))
+        taken, until = 0, time.monotonic() + _TIMEOUT_S
+        codes: list[int | None] = [None] * gpus
+        try:
+            while None in codes and not any(codes) and time.monotonic() < until:
+                time.sleep(0.2)
+                codes = [process.poll() for process in running]
+                whole = [line for line in printed.read_text().splitlines(keepends=True) if line.endswith("\n")]
+                yield from map(json.loads, whole[taken:])
+                taken = len(whole)
+        finally:
+            for process in running:
+                process.kill()
+        for rank, code in enumerate(codes):
+            if code:
+                words = Path(folder, f"log{rank}").read_text().strip().splitlines()
+                yield {"m": 0, "error": f"rank {rank} ended with {code}: {words[-1] if words else 'no message'}"}
+        if None in codes and not any(codes):
+            yield {"m": 0, "error": f"not finished after {_TIMEOUT_S} s"}
+
+
+def all_reduce_table(cells: Sequence[Cell]) -> Table:
+    names = {"gemm": "GEMM alone", "nccl": "with NCCL", "torch": "with torch's one-shot", "cudatma": "with AllReduce"}
+    rows = []
+    for cell in cells:
+        if "cudatma_us" in cell:
+            times = (shown(cell.get(f"{name}_us")) for name in names)
+            rows.append((cell["m"], *times, shown(_ratio(cell, "nccl")), shown(_ratio(cell, "torch"))))
+    note = "Microseconds of a layer in CUDA graphs, of the slower rank. Over: its time divided by AllReduce's."
+    return Table(("M", *names.values(), "over NCCL", "over torch"), tuple(rows), note)
+
+
+def _ratio(cell: Cell, name: str) -> float | None:
+    times = cell.get(f"{name}_us"), cell.get("cudatma_us")
+    return times[0] / times[1] if times[0] and times[1] else None
+
+
+def misses(cells: Sequence[Cell]) -> list[str]:
+    """What is under the bars: up to M = 64 1.15 over NCCL, and no slower than torch's one-shot; 0.97 over NCCL at 4096.
+    Failures, and results whose bits differ, are misses too."""
+    found = []
+    for cell in cells:
+        m = cell["m"]
+        found += [f"M = {m}: {name}: {words}" for name, words in cell.items() if name.endswith("error")]
+        if cell.get("unequal"):
+            found.append(f"M = {m}: {cell['unequal']} results have other bits")
+        bars = {"nccl": BAR_OVER_NCCL, "torch": 1.0} if m <= 64 else {"nccl": BAR_AT_LARGE_M} if m >= 4096 else {}
+        for name, bar in bars.items():
+            ratio = _ratio(cell, name)
+            if ratio is not None and ratio < bar:
+                found.append(f"M = {m}: {ratio:.3f} over {name}, wanted {bar:g}")
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``cudatma bench all_reduce``; returns the exit status: with --check 1 if a bar is missed."""
+    parser = argparse.ArgumentParser(prog="cudatma bench all_reduce", description=__doc__)
+    add = parser.add_argument
+    add("--json", type=Path, metavar="FILE", help="also write the results there")
+    add("--gpus", type=int, default=2, help="a rank on each; 1: the kernel alone, its packets come back (default: 2)")
+    add("--m", default=",".join(map(str, M_VALUES)), help="values of M, with commas (default: %(default)s)")
+    add("--check", action="store_true", help="exit status 1 if a bar for two H200s is missed")
+    add("--rank", type=int, help=argparse.SUPPRESS)
+    add("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    m_values = [int(m) for m in options.m.split(",")]
+    if options.rank is not None:
+        return rank_main(options.folder, options.rank, options.gpus, m_values)
+    require_gpu(parser)
+    import torch
+
+    if (count := torch.cuda.device_count()) < options.gpus:
+        remedy = "--gpus 1 measures the kernel alone, without a peer"
+        parser.exit(2, f"{parser.prog} measures on {options.gpus} GPUs, and torch sees {count}; {remedy}\n")
+    result = Result({"gpus": options.gpus, "k": K, "n": N, "rounds": ROUNDS}, all_reduce_table, options.json)
+    for cell in cells(options.gpus, m_values):
+        times = ", ".join(f"{name[:-3]} {shown(us)} us" for name, us in cell.items() if name.endswith("_us"))
+        result.add(cell, f"M = {cell['m']}: {times}")
+    print_table(
+        result.console, all_reduce_table(result.cells), f"GEMM and all-reduce on {counted(options.gpus, 'GPU')}"
+    )
+    missed = misses(result.cells)
+    met = "met: every bar, " if options.gpus > 1 else ""
+    result.say("\n".join(missed) if missed else f"{met}the same bits on all ranks in all runs")
+    return int(options.check and bool(missed))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

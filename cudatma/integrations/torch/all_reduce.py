@@ -1,0 +1,210 @@
+"""AllReduce: sums of small tensors over the GPUs of a host, by one kernel that writes to the other GPUs' memory."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cudatma import context
+from cudatma.arrays import describe
+from cudatma.dtypes import ACTIVATION_TYPES
+from cudatma.errors import ArgumentError, CudaTmaError, DriverError, PeerTimeout
+from cudatma.kernels.all_reduce.spec import (
+    MOST_RANKS,
+    AllReduceSpec,
+    Inbox,
+    all_reduce_launch,
+    initial_state,
+    longest_message_bytes,
+)
+from cudatma.kernels.checks import check_gradient
+from cudatma.kernels.replay import PlanCache, Replay
+from cudatma.library_streams import current_stream
+from cudatma.runtime.peer_memory import close_memory, memory_handle, open_memory, shareable_memory
+from cudatma.target import detect
+
+_MOST_PLANS = 256
+#: By the number that the operator gets. An object stays until close(): peers write to its memory.
+_known: dict[int, AllReduce] = {}
+#: Kept for the life of the process, even if this module is reloaded: a library takes its operators with it.
+_libraries: list[Any] = globals().get("_libraries", [])
+
+
+class AllReduce:
+    """Adds up tensors over the ranks of a process group, in place: each rank gets the same bits.
+
+    Up to ``max_bytes`` of fp16 or bf16 in one shot: one kernel writes the tensor to the memory of all peers, and adds
+    up what the peers wrote, in fp32 and in the order of the ranks. Anything else by the group's all-reduce.
+
+    All ranks make the object, call it and close it in the same order. group: None is torch's default group, of 2 to 8
+    ranks on one host whose GPUs reach each other's memory. device: an ordinal, None is torch's current device; without
+    CUDA every call is the group's. max_bytes: None is what a model of both says; inboxes take
+    8/3 ranks max_bytes of device memory. timeout_s: how long a kernel waits for a peer. It then ends with an error of
+    CUDA, and calls and check() raise PeerTimeout. The calls of a rank are in one stream, or ordered by events.
+
+    Raises ArgumentError, DriverError on every rank if any of them cannot reach a peer's memory.
+    """
+
+    def __init__(
+        self, group: Any = None, *, device: int | None = None, max_bytes: int | None = None, timeout_s: float = 30.0
+    ) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            remedy = "call torch.distributed.init_process_group()"
+            raise ArgumentError("group", "no process group", "one of torch.distributed", remedy)
+        self.group, self.rank, self.ranks = group, dist.get_rank(group), dist.get_world_size(group)
+        if not 0 <= self.rank < self.ranks <= MOST_RANKS:
+            raise ArgumentError("group", f"rank {self.rank} of {self.ranks}", f"1 to {MOST_RANKS} ranks, this one too")
+        if not 0 < timeout_s < 2**32:
+            raise ArgumentError("timeout_s", timeout_s, "seconds, above 0")
+        if max_bytes is not None and not 0 <= max_bytes <= 1 << 30:
+            raise ArgumentError("max_bytes", max_bytes, "None, or 0 to 2**30")
+        limit = longest_message_bytes(max(2, self.ranks)) if max_bytes is None else max_bytes
+        self.max_bytes = limit if self.ranks > 1 and torch.cuda.is_available() else 0
+        self.timeout_s = timeout_s
+        self._plans: PlanCache[Replay] = PlanCache(_MOST_PLANS)
+        self._peers: list[int] = []
+        self._memory: Any = None
+        if self.max_bytes:
+            self._device = torch.cuda.current_device() if device is None else device
+            self._connect()
+        self._number = max(_known, default=0) + 1
+        _known[self._number] = self
+
+    def _connect(self) -> None:
+        """Make the inbox and map those of the peers. What fails on one rank is an error on all of them."""
+        inbox = Inbox(self.ranks, self.max_bytes)
+        own, error = self._attempt(lambda: self._make(inbox))
+        everyone = self._gathered((socket.gethostname(), own, error))
+        if not any(error for _, _, error in everyone):
+            _, error = self._attempt(lambda: self._map(inbox, [(host, handle) for host, handle, _ in everyone]))
+            everyone = self._gathered((socket.gethostname(), b"", error))
+        if found := [f"rank {rank}: {error}" for rank, (_, _, error) in enumerate(everyone) if error]:
+            self._disconnect()
+            raise DriverError("AllReduce", None, "; ".join(found), "max_bytes=0 leaves all to the group's all-reduce")
+
+    def _attempt(self, function: Callable[[], bytes]) -> tuple[bytes, str]:
+        """What it returns, and what went wrong."""
+        try:
+            return function(), ""
+        except CudaTmaError as error:
+            return b"", str(error)
+
+    def _gathered(self, mine: tuple[str, bytes, str]) -> list[tuple[str, bytes, str]]:
+        everyone: list[Any] = [None] * self.ranks
+        dist.all_gather_object(everyone, mine, group=self.group)
+        return everyone
+
+    def _make(self, inbox: Inbox) -> bytes:
+        """This rank's memory; its handle."""
+        self._memory = shareable_memory(inbox.nbytes, self._device)
+        self._memory.write(initial_state())
+        return memory_handle(self._memory)
+
+    def _map(self, inbox: Inbox, everyone: Sequence[tuple[str, bytes]]) -> bytes:
+        """The peers' memory, and launches of the kernels: a capture then finds them loaded."""
+        memories = []
+        for peer, (host, handle) in enumerate(everyone):
+            if host != socket.gethostname():
+                raise ArgumentError("group", f"ranks on {host} and {socket.gethostname()}", "ranks on one host")
+            if peer == self.rank:
+                memories.append(self._memory.pointer)
+            else:
+                memories.append(open_memory(handle, self._device))
+                self._peers.append(memories[-1])
+        self._failure = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+        self._failed = self._failure.numpy()
+        member = inbox.member(self.rank, memories, self._failure.data_ptr(), int(self.timeout_s * 1e9))
+        self._launched = detect(self._device), member, context.device(self._device).sm_count
+        for name in ACTIVATION_TYPES:
+            for size in (2, max(2, self.max_bytes // 2)):
+                self._plan(torch.empty(size, dtype=getattr(torch, name), device=f"cuda:{self._device}"))
+        return b""
+
+    def __call__(self, x: Any) -> Any:
+        """x, a contiguous tensor of the same shape and dtype on every rank, which becomes the sum of all.
+
+        Raises ArgumentError, PeerTimeout, and what torch's all_reduce raises.
+        """
+        if torch.compiler.is_compiling():
+            torch.ops.cudatma.all_reduce_(x, self._number)
+        else:
+            self._run(x)
+        return x
+
+    def _run(self, x: Any) -> None:
+        nbytes = x.numel() * x.element_size()
+        if not self._is_one_shot(x, nbytes):
+            if self.ranks > 1:
+                dist.all_reduce(x, group=self.group)
+            return
+        self.check()
+        if not x.is_contiguous() or x.data_ptr() % 4 or x.device.index != self._device:
+            got = f"strides {x.stride()} on {x.device}"
+            raise ArgumentError("x", got, f"a contiguous tensor on cuda:{self._device}, at a multiple of 4 bytes")
+        check_gradient(x, "x", "AllReduce")
+        plan = self._plans.get((x.dtype, nbytes)) or self._plan(x)
+        try:
+            plan.run((x.data_ptr(),), current_stream("torch", self._device))
+        except DriverError:
+            self.check()  # the context may be lost for this reason
+            raise
+        torch.autograd.graph.increment_version(x)
+
+    def _is_one_shot(self, x: Any, nbytes: int) -> bool:
+        """Only what is the same on all ranks decides."""
+        known = x.dtype in (torch.float16, torch.bfloat16) and x.is_cuda
+        return known and 0 < nbytes <= self.max_bytes and nbytes % 4 == 0
+
+    def _plan(self, x: Any) -> Replay:
+        target, member, sm_count = self._launched
+        nbytes = x.numel() * x.element_size()
+        spec = AllReduceSpec.for_message(self.ranks, str(x.dtype).removeprefix("torch."), nbytes)
+        launch = all_reduce_launch(spec, member, describe(x, "x"), sm_count)
+        kernel = launch.loaded(target, self._device, current_stream("torch", self._device))
+        plan = Replay(launch, kernel, self._device, (x.data_ptr(),), launch.moving)
+        self._plans.put((x.dtype, nbytes), plan)
+        return plan
+
+    def check(self) -> None:
+        """Raise PeerTimeout if a launch that has run waited too long for a peer."""
+        if self.max_bytes and (what := int(self._failed[0]) & (1 << 64) - 1):
+            raise PeerTimeout((what & 0xFFFFFFFF) - 1, what >> 32, self.timeout_s)
+
+    def close(self) -> None:
+        """Free the inboxes, when no launch and no captured graph needs them any more. All ranks call it."""
+        if _known.pop(self._number, None) is None or not self.max_bytes:
+            return
+        torch.cuda.synchronize(self._device)
+        dist.barrier(self.group)  # no rank writes to another one's memory any more
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        for pointer in self._peers:
+            close_memory(pointer, self._device)
+        dist.barrier(self.group)  # no rank has this one's memory mapped any more
+        self._peers.clear()
+        self._plans.clear()
+        self.max_bytes, self._memory = 0, None
+
+
+def _all_reduce(x: Any, number: int) -> None:
+    _known[number]._run(x)
+
+
+def _register() -> None:
+    """The operator for torch.compile, once a process."""
+    if hasattr(torch.ops.cudatma, "all_reduce_"):
+        return
+    library = torch.library.Library("cudatma", "FRAGMENT")
+    library.define("all_reduce_(Tensor(a!) x, int number) -> ()", tags=(torch.Tag.pt2_compliant_tag,))
+    for key in ("CPU", "CUDA"):
+        library.impl("all_reduce_", _all_reduce, key)
+    torch.library.register_fake("cudatma::all_reduce_", lambda x, number: None, lib=library)
+    _libraries.append(library)
+
+
+_register()

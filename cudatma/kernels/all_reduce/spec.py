@@ -1,0 +1,145 @@
+"""The kernel of the one-shot all-reduce, the inbox that each rank has for it, and its launch."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cudatma.arrays import ArrayInfo
+from cudatma.dtypes import activation_type
+from cudatma.errors import ArgumentError
+from cudatma.kernels.launch import Launch
+from cudatma.kernels.schedule import ceil_div
+from cudatma.target import Target
+
+TEMPLATE = "kernels/all_reduce.cu.j2"
+#: Ranks that send to each other: the GPUs of a host.
+MOST_RANKS = 8
+#: Of a packet: three words of the message, two elements each, and the number of the launch.
+PACKET_BYTES, PACKET_WORDS = 16, 3
+WORD_BYTES = 4
+_SLOTS = 2
+#: CTAs of a launch at most, and what stands in front of the packets: the number of the next launch, for each of them.
+_MOST_CTAS = 256
+STATE_BYTES = _MOST_CTAS * WORD_BYTES
+#: Threads of a CTA for messages up to _SHORT_BYTES, and for longer ones. A dependent launch's CTAs go to whichever SMs
+#: have room first: with 512 threads up to four share an SM, and others get none. Measured behind a GEMM on an H200, its
+#: packets coming back: 1 MiB takes 4.2 us with 512 threads and 2.7 us with 1024, 16 KiB 1.7 us and 2.2 us.
+_SHORT_THREADS, _LONG_THREADS = 512, 1024
+_SHORT_BYTES = 512 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduceSpec:
+    """One instance of ``kernels/all_reduce.cu.j2``. ranks: 2 to 8. dtype: of the message. Raises ArgumentError."""
+
+    ranks: int
+    dtype: str
+    threads: int = _SHORT_THREADS
+    entry: str = "all_reduce"
+
+    @classmethod
+    def for_message(cls, ranks: int, dtype: str, nbytes: int) -> AllReduceSpec:
+        """The instance for a message of this length; any other one gives the same bits."""
+        return cls(ranks, dtype, _SHORT_THREADS if nbytes <= _SHORT_BYTES else _LONG_THREADS)
+
+    def __post_init__(self) -> None:
+        activation_type(self.dtype)
+        if not 2 <= self.ranks <= MOST_RANKS:
+            raise ArgumentError("ranks", self.ranks, f"2 to {MOST_RANKS}")
+        if self.threads % 32 or not 32 <= self.threads <= 1024:
+            raise ArgumentError("threads", self.threads, "a multiple of 32, 32 to 1024")
+
+    @property
+    def is_bf16(self) -> bool:
+        return self.dtype == "bfloat16"
+
+    @property
+    def batch(self) -> int:
+        """Packets of each rank that a thread has in registers, four each: as many as need no spills."""
+        return max(1, 4 // self.ranks)
+
+    @property
+    def smem_bytes(self) -> int:
+        return 0
+
+    def check_target(self, target: Target) -> None:
+        """TargetError unless the target can start a kernel before the one in front of it has ended."""
+        target.require("griddepcontrol", self.entry)
+
+
+@dataclass(frozen=True, slots=True)
+class Inbox:
+    """The layout of the memory that a rank receives in: state, then packets [slot][rank][packet].
+
+    ranks: in the group. message_bytes: of the longest message.
+    """
+
+    ranks: int
+    message_bytes: int
+
+    @property
+    def slot_packets(self) -> int:
+        """That a slot holds of each rank."""
+        return ceil_div(self.message_bytes, PACKET_WORDS * WORD_BYTES)
+
+    @property
+    def nbytes(self) -> int:
+        return STATE_BYTES + _SLOTS * self.ranks * self.slot_packets * PACKET_BYTES
+
+    def member(self, rank: int, memories: Sequence[int], failure: int, timeout_ns: int) -> bytes:
+        """The kernel's struct Member. memories: addresses of all ranks' memory, as this rank reaches it; it begins as
+        initial_state() says. failure: address of 8 bytes of the host's memory."""
+
+        class Member(ctypes.Structure):
+            _fields_ = (
+                ("inboxes", ctypes.c_uint64 * self.ranks),
+                ("next_launch", ctypes.c_uint64),
+                ("failure", ctypes.c_uint64),
+                ("timeout_ns", ctypes.c_uint64),
+                ("slot_packets", ctypes.c_uint32),
+                ("rank", ctypes.c_uint32),
+            )
+
+        inboxes = (ctypes.c_uint64 * self.ranks)(*(memory + STATE_BYTES for memory in memories))
+        return bytes(Member(inboxes, memories[rank], failure, timeout_ns, self.slot_packets, rank))
+
+
+def initial_state() -> bytes:
+    """What a rank's memory begins with; zeros follow."""
+    return (1).to_bytes(WORD_BYTES, "little") * _MOST_CTAS
+
+
+def all_reduce_launch(spec: AllReduceSpec, member: bytes, message: ArrayInfo, sm_count: int) -> Launch:
+    """Add up the message of all ranks in place. message: contiguous, an even number of elements, not empty.
+
+    The grid depends on the GPU alone, since each CTA counts launches. All CTAs fit on the GPU at once: CTAs that wait
+    for a peer must not keep others from sending to it.
+    """
+    words = message.size_elems // 2
+    return Launch(TEMPLATE, spec, min(sm_count, _MOST_CTAS), (member, message, words), (message,), programmatic=True)
+
+
+def longest_message_bytes(ranks: int) -> int:
+    """The longest message for which sending it whole to every peer is faster than NCCL's all-reduce, by a model.
+
+    One shot sends 4/3 (ranks - 1) bytes for each byte of the message, packets included; a ring, or reduce-scatter and
+    all-gather, sends 2 (ranks - 1) / ranks. The latter starts, signals and ends later by a fixed time. The two
+    constants are assumptions about NVLink 4, not measurements.
+    """
+    sooner_us, link_bytes_per_us = 8.0, 380e3
+    more_bytes = (ranks - 1) * (4 / 3 - 2 / ranks)
+    return min(_MOST_BYTES, int(sooner_us * link_bytes_per_us / more_bytes))
+
+
+#: Bounds the memory of an inbox: 22 MiB for two ranks.
+_MOST_BYTES = 4 << 20
+
+
+def dump_specs(target: Target) -> list[AllReduceSpec]:
+    """Both dtypes and several numbers of ranks; none if the target cannot run them."""
+    if not target.has("griddepcontrol"):
+        return []
+    specs = [AllReduceSpec.for_message(2, "float16", nbytes) for nbytes in (_SHORT_BYTES, _MOST_BYTES)]
+    return [*specs, AllReduceSpec(2, "bfloat16"), AllReduceSpec(8, "bfloat16")]

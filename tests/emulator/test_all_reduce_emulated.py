@@ -1,0 +1,184 @@
+"""The one-shot all-reduce: one rank among prepared peers, and ranks that run at the same time, as rows of CTAs."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cudatma
+from cudatma.arrays import describe
+from cudatma.build.render import render
+from cudatma.emulator import TrapError
+from cudatma.errors import ArgumentError, HazardError
+from cudatma.kernels.all_reduce.sample import memory, packets, received, sample
+from cudatma.kernels.all_reduce.spec import (
+    STATE_BYTES,
+    TEMPLATE,
+    AllReduceSpec,
+    Inbox,
+    all_reduce_launch,
+    longest_message_bytes,
+)
+from cudatma.runtime.launch import Kernel
+from cudatma.target import get_target
+
+TARGET = get_target("sm_90a")
+RANKS = 3
+#: Launches of a rank one after another, in one kernel: ranks get ahead of each other, and each row of CTAs is a rank.
+ROUNDS = """
+using namespace cudatma;
+extern "C" __global__ void ranks(const Member* members, u32* const* messages, const u32* words, u32 rounds) {
+    const Member member = members[blockIdx.y];
+    u32* message = messages[blockIdx.y];
+    for (u32 round = 0; round < rounds; ++round) {
+        cudatma::all_reduce(member, message, words[round]);
+        message += words[round];
+        __syncthreads();   // the next launch begins when this one has ended
+    }
+}
+"""
+
+
+def drawn(ranks: int, elements: int, dtype: str, seed: int = 0) -> Any:
+    values = np.random.default_rng(seed).standard_normal((ranks, elements), np.float32)
+    return values.astype(cudatma.dtypes.activation_type(dtype).numpy)
+
+
+def in_order(messages: Any) -> Any:
+    """The sum in fp32 and in the order of the ranks."""
+    total = messages[0].astype(np.float32)
+    for message in messages[1:]:
+        total = total + message.astype(np.float32)
+    return total.astype(messages.dtype)
+
+
+@pytest.mark.parametrize(("ranks", "rank", "elements", "dtype"), [
+    (2, 0, 2, "float16"), (2, 1, 4, "bfloat16"), (3, 1, 1030, "float16"), (4, 3, 6, "bfloat16"), (8, 5, 770, "float16"),
+])  # fmt: skip
+def test_a_rank_sends_its_message_and_adds_up_what_it_gets(ranks: int, rank: int, elements: int, dtype: str) -> None:
+    messages, inbox = drawn(ranks, elements, dtype), Inbox(ranks, 2 * elements + 24)
+    memories, failure = [memory(inbox) for _ in range(ranks)], np.zeros(1, np.uint64)
+    for peer in range(ranks):
+        sent = packets(messages[peer], 1)
+        received(memories[rank], inbox, 1, peer)[: len(sent)] = sent
+    wanted = [each.copy() for each in memories]
+    for each in wanted:
+        sent = packets(messages[rank], 1)
+        received(each, inbox, 1, rank)[: len(sent)] = sent
+    ctas = 3
+    wanted[rank][:ctas] = 2  # launches that each CTA has counted
+    result = messages[rank].copy()
+    member = inbox.member(rank, [each.ctypes.data for each in memories], failure.ctypes.data, 10**9)
+    received(memories[rank], inbox, 1, rank)[:] = 0  # it sends to itself, too
+    launch = all_reduce_launch(AllReduceSpec(ranks, dtype, threads=32), member, describe(result), ctas)
+    launch.emulate(TARGET, arrays=(*memories, failure, result), produced_by_previous=(result,), schedules=4)
+    assert np.array_equal(result.view(np.uint16), in_order(messages).view(np.uint16))
+    for got, want in zip(memories, wanted, strict=True):
+        assert np.array_equal(got, want)
+    assert failure[0] == 0
+
+
+@cache
+def kernel(*changes: tuple[str, str]) -> Kernel:
+    """The kernel of RANKS ranks with ROUNDS, and with changes to its text."""
+    source = render(TEMPLATE, AllReduceSpec(RANKS, "float16", threads=32), TARGET) + ROUNDS
+    for before, after in changes:
+        assert before in source
+        source = source.replace(before, after)
+    return cudatma.compile(source, target=TARGET, entry="ranks")
+
+
+def run_ranks(tested: Kernel, schedule: int, *, ctas: int = 2, first: int = 1) -> bool:
+    """Rounds of several lengths by all ranks at once, from the launch of this number on. Whether each got all sums.
+    Raises HazardError, TrapError."""
+    words = np.array([40, 1, 40, 7, 41, 41], np.uint32)
+    messages, inbox = drawn(RANKS, 2 * int(words.sum()), "float16"), Inbox(RANKS, 4 * 41)
+    memories, failure = [memory(inbox) for _ in range(RANKS)], np.zeros(1, np.uint64)
+    for each in memories:
+        each[: STATE_BYTES // 4] = first
+    pointers = [each.ctypes.data for each in memories]
+    members = [inbox.member(rank, pointers, failure.ctypes.data, 10**9) for rank in range(RANKS)]
+    structs = np.frombuffer(b"".join(members), np.uint8).copy()
+    results = [message.copy() for message in messages]
+    places = np.array([result.ctypes.data for result in results], np.uint64)
+    tested.emulate(
+        (ctas, RANKS), 32, (structs, places, words, len(words)),
+        arrays=(*memories, failure, *results), replay=schedule,
+    )  # fmt: skip
+    wanted = in_order(messages).view(np.uint16)
+    return all(np.array_equal(result.view(np.uint16), wanted) for result in results)
+
+
+@pytest.mark.parametrize("ctas", [1, 2])
+def test_ranks_that_get_ahead_of_each_other_all_get_the_sum(ctas: int) -> None:
+    assert all(run_ranks(kernel(), schedule, ctas=ctas) for schedule in range(20))
+
+
+def test_the_number_of_the_launch_wraps() -> None:
+    """It skips 0, which empty inboxes hold, and 1: even numbers follow odd ones."""
+    assert all(run_ranks(kernel(), schedule, first=0xFFFFFFFD) for schedule in range(5))
+
+
+def test_a_peer_that_does_not_send_ends_the_launch() -> None:
+    gone = ("u32 rounds) {", "u32 rounds) { if (blockIdx.y == 1) return;")
+    with pytest.raises(TrapError, match="executed trap"):
+        run_ranks(kernel(gone), 0)
+
+
+def test_the_message_is_read_after_the_kernel_in_front_has_written_it() -> None:
+    messages, inbox = drawn(2, 10, "float16"), Inbox(2, 20)
+    memories, failure = [memory(inbox) for _ in range(2)], np.zeros(1, np.uint64)
+    received(memories[0], inbox, 1, 1)[:] = packets(messages[1], 1)
+    member = inbox.member(0, [each.ctypes.data for each in memories], failure.ctypes.data, 10**9)
+    source = render(TEMPLATE, AllReduceSpec(2, "float16", threads=32), TARGET)
+    early = source.replace("    griddepcontrol_wait();", "")
+    assert early != source
+    given: dict[str, Any] = {"arrays": (*memories, failure, messages), "produced_by_previous": (messages,)}
+    for text, allowed in ((source, True), (early, False)):
+        tested = cudatma.compile(text, target=TARGET, entry="all_reduce")
+        report = tested.emulate(1, 32, (member, messages.ctypes.data, 5), hazards="collect", **given)
+        assert report.is_clean == allowed
+
+
+PLANTED = {
+    "one slot for all launches": (("const u32 slot = launch % 2 * RANKS", "const u32 slot = 0 * RANKS"),),
+    "packets of another launch are taken": (
+        ("packet.w != launch;", "packet.w == 0;"), ("if (packet.w == launch) return;", "if (packet.w) return;"),
+    ),
+    "the number of the launch stays": (("launch == 0xffffffffu ? 2 : launch + 1", "launch"),),
+    "packets are stored as four words": (
+        ("st.relaxed.sys.global.b128 [%0], packet;", "st.global.v2.b64 [%0], {low, high};"),
+    ),
+    "nobody waits": (("if (packet.w == launch) return;", "return;"),),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_mistake_is_found(name: str) -> None:
+    """By a hazard, by a launch that waits in vain, or by a wrong sum."""
+    for schedule in range(30):
+        try:
+            if not run_ranks(kernel(*PLANTED[name]), schedule):
+                return
+        except (HazardError, TrapError):
+            return
+    pytest.fail("30 schedules were clean, and every sum right")
+
+
+def test_the_model_sends_long_messages_to_the_group() -> None:
+    limits = [longest_message_bytes(ranks) for ranks in range(2, 9)]
+    assert limits == sorted(limits, reverse=True)
+    assert limits[0] >= 64 * 8192 * 2  # 64 rows of 8192 columns
+    assert limits[-1] >= 16 * 8192 * 2
+
+
+def test_what_the_spec_and_the_sample_refuse() -> None:
+    for fields, field in (((1, "float16"), "ranks"), ((9, "float16"), "ranks"), ((2, "float16", 33), "threads")):
+        with pytest.raises(ArgumentError, match=f"^{field}"):
+            AllReduceSpec(*fields)
+    for options, field in (({"elements": 3}, "elements"), ({"rank": 3}, "rank"), ({"blocks": 0}, "rank, blocks")):
+        with pytest.raises(ArgumentError, match=f"^{field}"):
+            sample(TARGET, **options)

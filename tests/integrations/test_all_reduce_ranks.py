@@ -1,0 +1,225 @@
+"""AllReduce's host side with threads as ranks, and memory of the host in place of the GPUs'. Launches are recorded; the
+emulator then runs them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cudatma.arrays import describe
+from cudatma.errors import ArgumentError, DriverError, LaunchError
+from cudatma.integrations.torch import AllReduce, all_reduce
+from cudatma.kernels.all_reduce.sample import packets, received
+from cudatma.kernels.all_reduce.spec import Inbox
+from cudatma.kernels.launch import Launch
+from cudatma.target import get_target
+
+RANKS, LONGEST_BYTES = 3, 400
+TARGET = get_target("sm_90a")
+
+
+class Memory:
+    """A rank's memory. The handle of one is its number."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.words = np.zeros(nbytes // 4, np.uint32)
+        self.pointer = self.words.ctypes.data
+
+    def write(self, data: bytes) -> None:
+        self.words.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
+
+
+class OnGpu(torch.Tensor):  # type: ignore[misc,name-defined]
+    """A tensor of the host that says it is on a GPU."""
+
+    is_cuda = True
+
+
+class Ranks:
+    """What the module reaches of torch.distributed, CUDA and the driver, for ranks that are threads."""
+
+    def __init__(self) -> None:
+        self.local, self.meeting = threading.local(), threading.Barrier(RANKS, timeout=60)
+        self.given: list[Any] = [None] * RANKS
+        self.memories: dict[int, Memory] = {}
+        self.opened: list[tuple[int, int]] = []
+        self.closed: list[tuple[int, int]] = []
+        self.launches: list[tuple[int, Launch, int]] = []
+        self.by_group = 0
+
+    @property
+    def rank(self) -> int:
+        return int(self.local.rank)
+
+    def gather(self, everyone: list[Any], mine: Any, *, group: Any) -> None:
+        self.given[self.rank] = mine
+        self.meeting.wait()
+        everyone[:] = self.given
+        self.meeting.wait()
+
+    def sum_by_group(self, x: Any, *, group: Any) -> None:
+        self.by_group += 1
+
+    def share(self, nbytes: int, device: Any) -> Memory:
+        self.memories[self.rank] = Memory(nbytes)
+        return self.memories[self.rank]
+
+    def open(self, handle: bytes, device: Any) -> int:
+        self.opened.append((self.rank, handle[0]))
+        return self.memories[handle[0]].pointer
+
+    def close(self, pointer: int, device: Any) -> None:
+        owner = next(rank for rank, memory in self.memories.items() if memory.pointer == pointer)
+        self.closed.append((self.rank, owner))
+
+    def run(self, work: Callable[[], Any]) -> list[Any]:
+        """What each rank returns, or its exception."""
+        found: list[Any] = [None] * RANKS
+
+        def of_rank(rank: int) -> None:
+            self.local.rank = rank
+            try:
+                found[rank] = work()
+            except Exception as error:
+                found[rank] = error
+
+        threads = [threading.Thread(target=of_rank, args=(rank,)) for rank in range(RANKS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return found
+
+
+class FakeTorch:
+    """torch with a GPU whose memory is the host's. Its number is None, as of a tensor on the CPU."""
+
+    cuda = SimpleNamespace(is_available=lambda: True, current_device=lambda: None, synchronize=lambda device: None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def zeros(self, *shape: int, dtype: Any, pin_memory: bool) -> Any:
+        return torch.zeros(*shape, dtype=dtype)
+
+    def empty(self, *shape: int, dtype: Any, device: str) -> Any:
+        return torch.empty(*shape, dtype=dtype)
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    fake = Ranks()
+
+    class Recorded:
+        def __init__(self, launch: Launch, kernel: Any, device: Any, bases: Any, arguments: Any) -> None:
+            assert arguments == (1,)  # the message
+            self.launch = launch
+
+        def run(self, addresses: tuple[int], stream: int) -> None:
+            fake.launches.append((fake.rank, self.launch, addresses[0]))
+
+    group = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        get_rank=lambda group: fake.rank,
+        get_world_size=lambda group: RANKS,
+        all_gather_object=fake.gather,
+        all_reduce=fake.sum_by_group,
+        barrier=lambda group: fake.meeting.wait(),
+    )
+    for name, value in {
+        "dist": group,
+        "torch": FakeTorch(),
+        "Replay": Recorded,
+        "shareable_memory": fake.share,
+        "memory_handle": lambda memory: bytes([fake.rank]),
+        "open_memory": fake.open,
+        "close_memory": fake.close,
+        "detect": lambda device: TARGET,
+        "context": SimpleNamespace(device=lambda device: SimpleNamespace(sm_count=2)),
+        "current_stream": lambda library, device: 0,
+    }.items():
+        monkeypatch.setattr(all_reduce, name, value)
+    monkeypatch.setattr(Launch, "loaded", lambda self, target, device, stream: None)
+    return fake
+
+
+def test_the_launch_of_each_rank_reaches_the_memory_of_all(ranks: Ranks) -> None:
+    made = ranks.run(lambda: AllReduce(max_bytes=LONGEST_BYTES))
+    assert sorted(ranks.opened) == [(a, b) for a in range(RANKS) for b in range(RANKS) if a != b]
+    inbox = Inbox(RANKS, LONGEST_BYTES)
+    memories = [ranks.memories[rank].words for rank in range(RANKS)]
+    for number, (size, dtype) in enumerate(((200, torch.float16), (2, torch.bfloat16), (96, torch.float16)), 1):
+        parts = [torch.randn(size).to(dtype) for _ in range(RANKS)]
+        total = (parts[0].float() + parts[1].float() + parts[2].float()).to(dtype)
+        ranks.launches.clear()
+        ranks.run(lambda parts=parts: made[ranks.rank](parts[ranks.rank].as_subclass(OnGpu)))
+        assert len(ranks.launches) == RANKS
+        sent = [packets(part.view(torch.int16).numpy().copy(), number) for part in parts]
+        for rank, launch, address in ranks.launches:
+            for peer in range(RANKS):
+                received(memories[rank], inbox, number, peer)[: len(sent[peer])] = sent[peer]
+            arrays = (*memories, describe(parts[rank].view(torch.int16).numpy()).owner, made[rank]._failed)
+            args = (launch.args[0], address, launch.args[2])
+            launch.kernel(TARGET).emulate(launch.grid, launch.spec.threads, args, arrays=arrays, schedules=1)
+        assert all(torch.equal(part, total) for part in parts)
+    assert ranks.by_group == 0
+    ranks.run(lambda: made[ranks.rank].close())
+    assert sorted(ranks.closed) == sorted(ranks.opened)
+
+
+def test_what_the_group_adds_up_instead(ranks: Ranks) -> None:
+    made = ranks.run(lambda: AllReduce(max_bytes=LONGEST_BYTES))
+    ranks.local.rank = 0
+    half = {"dtype": torch.float16}
+    others = (
+        torch.ones(8, **half),
+        torch.ones(202, **half),
+        torch.ones(3, **half),
+        torch.ones(0, **half),
+        torch.ones(8),
+    )
+    for count, x in enumerate(others):
+        made[0](x if count == 0 else x.as_subclass(OnGpu))
+        assert ranks.by_group == count + 1
+    for x in (torch.ones(4, 4, **half).t(), torch.ones(9, **half)[1:]):
+        with pytest.raises(ArgumentError, match=r"^x: .*contiguous tensor"):
+            made[0](x.as_subclass(OnGpu))
+    assert ranks.launches == []
+
+
+def test_what_fails_on_one_rank_is_an_error_of_all(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_memory(handle: bytes, device: Any) -> int:
+        if (ranks.rank, handle[0]) == (1, 2):
+            raise DriverError("cuIpcOpenMemHandle", 217, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED")
+        return ranks.open(handle, device)
+
+    monkeypatch.setattr(all_reduce, "open_memory", open_memory)
+    for found in ranks.run(AllReduce):
+        assert isinstance(found, DriverError)
+        assert "rank 1: cuIpcOpenMemHandle failed: CUDA_ERROR_PEER_ACCESS_UNSUPPORTED; max_bytes=0" in str(found)
+    assert sorted(ranks.closed) == sorted(ranks.opened)
+
+    def share(nbytes: int, device: Any) -> Memory:
+        if ranks.rank == 0:
+            raise LaunchError("device", 9, "0..1")
+        return ranks.share(nbytes, device)
+
+    ranks.opened.clear()
+    monkeypatch.setattr(all_reduce, "shareable_memory", share)
+    for found in ranks.run(AllReduce):
+        assert "rank 0: device: got 9" in str(found)
+    assert ranks.opened == []
+
+
+def test_ranks_of_two_hosts_are_refused(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_reduce, "socket", SimpleNamespace(gethostname=lambda: f"host{ranks.rank // 2}"))
+    for found in ranks.run(AllReduce):
+        assert "ranks on host1 and host0" in str(found)
