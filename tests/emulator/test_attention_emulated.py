@@ -10,7 +10,7 @@ import pytest
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
-from cudatma.kernels.attention.plan import plan_attention
+from cudatma.kernels.attention.plan import HostCounter, plan_attention
 from cudatma.kernels.attention.reference import attend
 from cudatma.kernels.attention.request import check_call
 from cudatma.kernels.attention.sample import SMALL, a4_sample
@@ -69,11 +69,11 @@ def check(
     assert result is not None
     masks = request.mask.is_causal, request.mask.has_window, request.softcap > 0, sink is not None
     spec = VERSIONS[version](dtype, *dims, *masks, **(SMALL[version] | (fields or {})))
-    launch = plan_attention(request, result, describe(lse), spec, target, SMS)
+    counter = HostCounter()
+    launch = plan_attention(request, result, describe(lse), spec, target, SMS, counter)
     report = launch.emulate(target, schedules=schedules)
     assert report.is_clean, str(report)
-    for info in launch.touched:
-        assert info.dtype != np.uint32 or not np.any(info.owner), "the next launch would begin with a later tile"
+    assert not counter.taken.any(), "the next launch would begin with a later tile"
     for index in range(batch):
         wanted, sums = attend(q[index], k[index], v[index], request.scale, request.mask, request.softcap, sink)
         difference = out[index].astype(np.float64) - wanted
@@ -189,7 +189,7 @@ def test_large_logits() -> None:
     request, _, result = check_call(q, k, v, out=out, scale=1.0)
     assert result is not None
     spec: AttentionSpec = VERSIONS["a4"]("float16", 64, 64, **SMALL["a4"])
-    assert plan_attention(request, result, None, spec, SM90A, SMS).emulate(SM90A, schedules=1).is_clean
+    assert plan_attention(request, result, None, spec, SM90A, SMS, HostCounter()).emulate(SM90A, schedules=1).is_clean
     wanted, _ = attend(q[0], k[0], v[0], request.scale, request.mask, request.softcap)
     np.testing.assert_allclose(out[0].astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
 
@@ -213,7 +213,8 @@ def check_operands(
     dims = q.shape[3], v.shape[3]
     spec = VERSIONS[version](q.dtype.name, *dims, *masks, **(SMALL[version] | {"block_n": 16} | (fields or {})))
     target = SM120A if version == "p1" else SM90A
-    assert plan_attention(request, result, describe(lse), spec, target, SMS).emulate(target, schedules=1).is_clean
+    launch = plan_attention(request, result, describe(lse), spec, target, SMS, HostCounter())
+    assert launch.emulate(target, schedules=1).is_clean
     wanted, sums = attend(q[0], k[0], v[0], request.scale, request.mask, request.softcap, sink)
     np.testing.assert_allclose(out[0].astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
     np.testing.assert_allclose(lse[0], sums, rtol=1e-5, atol=1e-4)
