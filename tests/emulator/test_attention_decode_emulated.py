@@ -143,6 +143,39 @@ def test_pages_and_a_contiguous_cache_give_the_same_bits() -> None:
         assert (check(in_pages(given, page_size), parts=3, schedules=1) == first).all()
 
 
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("options", [{}, {"window": (140, 0)}, {"sink": np.array([6, -np.inf], np.float32)}], ids=str)
+@pytest.mark.parametrize("target", [SM90A, SM120A], ids=lambda target: target.name)
+def test_rows_whose_maximum_rises_again_and_again(target: Target, options: dict[str, Any]) -> None:
+    """The last block comes first; logits of earlier keys are greater, within a part and from part to part."""
+    given = make([300], 2, 1, (64, 64), 1, 16, "float16")
+    given["q"][..., 0] = np.abs(given["q"][..., 0]) + 1
+    contiguous = given["page_table"][0, :19]
+    ramp = np.linspace(60, 0, 19 * 16).reshape(19, 16)
+    for scale in (0.5, 8.0):
+        given["k_cache"][contiguous, ..., 0] = ramp[..., None]
+        check(
+            given | {"q": given["q"] * np.float16(0.5 / scale)},
+            parts=2,
+            schedules=1,
+            target=target,
+            scale=scale,
+            **options,
+        )
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("infinite", [slice(64, None), slice(0, 128), slice(64, 192), slice(0, None)], ids=str)
+@pytest.mark.parametrize("target", [SM90A, SM120A], ids=lambda target: target.name)
+def test_blocks_of_logits_of_minus_infinity(target: Target, infinite: slice) -> None:
+    """Count as keys that are not seen; of a block, of a part, of all."""
+    given = make([300, 200], 2, 1, (64, 64), 1, 0, "float16")
+    given["q"][..., 0] = np.abs(given["q"][..., 0]) + 1
+    given["k_cache"][:, infinite, :, 0] = -np.inf
+    for parts in (1, 3):
+        check(given, parts=parts, schedules=1, target=target)
+
+
 def test_lengths_and_pages_that_a_device_must_not_trust() -> None:
     """Nothing outside of the cache is read: a page that there is not is zeros, lengths are limited."""
     for page_size in (16, 5):

@@ -10,7 +10,7 @@ import pytest
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
-from cudatma.kernels.attention.plan import plan_attention
+from cudatma.kernels.attention.plan import HostCounter, plan_attention
 from cudatma.kernels.attention.reference import attend
 from cudatma.kernels.attention.request import check_call
 from cudatma.kernels.attention.sample import SMALL, a4_sample
@@ -69,11 +69,11 @@ def check(
     assert result is not None
     masks = request.mask.is_causal, request.mask.has_window, request.softcap > 0, sink is not None
     spec = VERSIONS[version](dtype, *dims, *masks, **(SMALL[version] | (fields or {})))
-    launch = plan_attention(request, result, describe(lse), spec, target, SMS)
+    counter = HostCounter()
+    launch = plan_attention(request, result, describe(lse), spec, target, SMS, counter)
     report = launch.emulate(target, schedules=schedules)
     assert report.is_clean, str(report)
-    for info in launch.touched:
-        assert info.dtype != np.uint32 or not np.any(info.owner), "the next launch would begin with a later tile"
+    assert not counter.taken.any(), "the next launch would begin with a later tile"
     for index in range(batch):
         wanted, sums = attend(q[index], k[index], v[index], request.scale, request.mask, request.softcap, sink)
         difference = out[index].astype(np.float64) - wanted
@@ -189,7 +189,7 @@ def test_large_logits() -> None:
     request, _, result = check_call(q, k, v, out=out, scale=1.0)
     assert result is not None
     spec: AttentionSpec = VERSIONS["a4"]("float16", 64, 64, **SMALL["a4"])
-    assert plan_attention(request, result, None, spec, SM90A, SMS).emulate(SM90A, schedules=1).is_clean
+    assert plan_attention(request, result, None, spec, SM90A, SMS, HostCounter()).emulate(SM90A, schedules=1).is_clean
     wanted, _ = attend(q[0], k[0], v[0], request.scale, request.mask, request.softcap)
     np.testing.assert_allclose(out[0].astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
 
@@ -202,18 +202,58 @@ def test_the_sample() -> None:
         a4_sample(SM90A, kv_heads=3)
 
 
+def check_operands(
+    version: str, q: Any, k: Any, v: Any, *, sink: Any = None, fields: dict[str, Any] | None = None, **options: Any
+) -> tuple[Any, Any]:
+    """The result and lse of one sequence, which are right, by blocks of 16 keys."""
+    out, lse = np.empty(q.shape, q.dtype), np.empty((1, q.shape[2], q.shape[1]), np.float32)
+    request, _, result = check_call(q, k, v, out=out, return_lse=True, sink=sink, **options)
+    assert result is not None
+    masks = request.mask.is_causal, request.mask.has_window, request.softcap > 0, sink is not None
+    dims = q.shape[3], v.shape[3]
+    spec = VERSIONS[version](q.dtype.name, *dims, *masks, **(SMALL[version] | {"block_n": 16} | (fields or {})))
+    target = SM120A if version == "p1" else SM90A
+    launch = plan_attention(request, result, describe(lse), spec, target, SMS, HostCounter())
+    assert launch.emulate(target, schedules=1).is_clean
+    wanted, sums = attend(q[0], k[0], v[0], request.scale, request.mask, request.softcap, sink)
+    np.testing.assert_allclose(out[0].astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(lse[0], sums, rtol=1e-5, atol=1e-4)
+    return out, lse
+
+
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"window": (50, 20)}, {"sink": np.array([6, -np.inf], np.float32)}],
+    ids=["full", "causal", "window", "sink"],
+)
 @pytest.mark.parametrize("scale", [0.5, 8.0])
-@pytest.mark.parametrize("version", ["a1", "a3", "a4"])
-def test_rows_whose_maximum_rises_again_and_again(version: str, scale: float) -> None:
+@pytest.mark.parametrize("version", ["a1", "a3", "a4", "p1"])
+def test_rows_whose_maximum_rises_again_and_again(version: str, scale: float, options: dict[str, Any]) -> None:
     """The last block comes first; logits of earlier keys are greater, some by little, whatever the scale."""
-    q, k, v = (operand(1, 140, 1, 64, "float16", seed) for seed in (0, 1, 2))
+    q, k, v = (operand(1, 140, 2, 64, "float16", seed) for seed in (0, 1, 2))
     q[..., 0] = np.abs(q[..., 0]) + 1
     k[..., 0] = np.linspace(60, 0, 140)[None, :, None]
     q *= np.float16(0.5 / scale)
-    out, lse = np.empty(v.shape, np.float16), np.empty((1, 1, 140), np.float32)
-    request, _, result = check_call(q, k, v, out=out, scale=scale, return_lse=True)
-    spec = VERSIONS[version]("float16", 64, 64, **(SMALL[version] | {"block_n": 16}))
-    assert plan_attention(request, result, describe(lse), spec, SM90A, SMS).emulate(SM90A, schedules=1).is_clean
-    wanted, sums = attend(q[0], k[0], v[0], request.scale, request.mask, request.softcap)
-    np.testing.assert_allclose(out[0].astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
-    np.testing.assert_allclose(lse[0], sums, rtol=1e-5, atol=1e-4)
+    check_operands(version, q, k, v, scale=scale, **options)
+
+
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("infinite", [slice(32, None), slice(0, 32), slice(16, 48), slice(0, None)], ids=str)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_blocks_of_logits_of_minus_infinity(version: str, infinite: slice) -> None:
+    """Count as keys that are not seen: the last blocks, which come first, the first ones, some in between, and all."""
+    q, k, v = (operand(1, 70, 1, 64, "float16", seed) for seed in (0, 1, 2))
+    q[..., 0] = np.abs(q[..., 0]) + 1
+    k[:, infinite, :, 0] = -np.inf
+    fields = {"block_n": 32} if version == "phase1" else {}
+    for scale in (1.0, 1e-6, 1e6):
+        check_operands(version, q, k, v, scale=scale, fields=fields)
+
+
+def test_logits_that_overflow_to_minus_infinity() -> None:
+    """In fp32; in float64 they are numbers so small that they count as little."""
+    q, k, v = (operand(1, 70, 1, 64, "bfloat16", seed) for seed in (0, 1, 2))
+    q[..., 0], k[..., 0] = 1e30, 0
+    k[:, 32:, :, 0] = -1e30
+    check_operands("a4", q, k, v)

@@ -97,6 +97,15 @@ def test_a_sequence_does_not_see_what_the_next_one_holds(kind: type[AttentionSpe
     is_right(given, *run(given, kind=kind), sequences=[0])
 
 
+@pytest.mark.parametrize("kind", [AttentionA3, AttentionP1])
+def test_blocks_of_logits_of_minus_infinity(kind: type[AttentionSpec]) -> None:
+    """Count as keys that are not seen: of one sequence the last block, of another one all."""
+    given = make([70, 70], [200, 70], 1, 1, 64, "float16")
+    given["q"][..., 0] = np.abs(given["q"][..., 0]) + 1
+    given["k"][100:, :, 0] = -np.inf
+    is_right(given, *run(given, kind=kind))
+
+
 def test_offsets_that_a_device_must_not_trust() -> None:
     given = make([70, 70], [70, 70], 1, 1, 32, "float16")
     out, lse = np.full_like(given["q"], 7), np.zeros((1, 140), np.float32)

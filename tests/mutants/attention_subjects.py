@@ -13,7 +13,7 @@ from cudatma.arrays import describe
 from cudatma.kernels.attention.decode_plan import DecodeWork, HostParts, plan_decode
 from cudatma.kernels.attention.decode_request import check_decode
 from cudatma.kernels.attention.decode_spec import AttentionDecode
-from cudatma.kernels.attention.plan import plan_attention
+from cudatma.kernels.attention.plan import HostCounter, plan_attention
 from cudatma.kernels.attention.request import check_call
 from cudatma.kernels.attention.sample import SMALL
 from cudatma.kernels.attention.spec import AttentionSpec
@@ -41,7 +41,7 @@ def _attention_call(spec: AttentionSpec) -> Callable[[], Call]:
         out, lse = np.zeros_like(q), np.zeros((1, 1, q_length), np.float32)
         request, _, result = check_call(q, k, v, causal=spec.is_causal, out=out, return_lse=True)
         assert result is not None
-        launch = plan_attention(request, result, describe(lse), spec, get_target(_TARGET), 1)
+        launch = plan_attention(request, result, describe(lse), spec, get_target(_TARGET), 1, HostCounter())
         arrays = tuple(host_bytes(info) for info in launch.touched)
         return Call(
             spec.entry,

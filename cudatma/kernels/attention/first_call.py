@@ -11,7 +11,7 @@ from cudatma.arrays import ArrayInfo
 from cudatma.build.kernel import default_target, wants_debug
 from cudatma.kernels.attention.choose import ATTENTION
 from cudatma.kernels.attention.decode_request import DecodeRequest
-from cudatma.kernels.attention.plan import plan_attention
+from cudatma.kernels.attention.plan import HostCounter, plan_attention
 from cudatma.kernels.attention.repeated import (
     KNOWN_CALLS,
     KnownCall,
@@ -118,7 +118,8 @@ def planner(version: str = "") -> Planner[Request]:
         request: Request, result: ArrayInfo, lse: ArrayInfo | None, gpu: Gpu, target: Target, on_host: bool
     ) -> tuple[Launch, int | None]:
         spec = decide(ATTENTION, request.problem(version), gpu).spec
-        launch = plan_attention(request, result, lse, spec, target, gpu.sm_count, tile_counter=None if on_host else 0)
+        counter = HostCounter() if on_host else 0
+        launch = plan_attention(request, result, lse, spec, target, gpu.sm_count, counter)
         return launch, 0 if spec.is_persistent else None
 
     return plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,13 @@ FAR = 1 << 30
 _L2_BYTES = 32 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class HostCounter:
+    """In host memory, how many tiles persistent CTAs have taken: zero before and after a launch."""
+
+    taken: np.ndarray[Any, np.dtype[np.uint32]] = field(default_factory=lambda: np.zeros(1, np.uint32))
+
+
 def plan_attention(
     request: Request,
     result: ArrayInfo,
@@ -32,20 +39,18 @@ def plan_attention(
     spec: AttentionSpec,
     target: Target,
     sm_count: int,
-    tile_counter: int | None = None,
+    tile_counter: int | HostCounter = 0,
 ) -> Launch:
     """The launch for a request. result: (batch, q_length, heads, v_head_dim); lse: (batch, heads, q_length) without
     gaps, or None. tile_counter: where persistent CTAs count the tiles that they have taken, four bytes that are zero
-    before and after the launch; None: in host memory. Raises TargetError, ArgumentError."""
+    before and after the launch. Raises TargetError, ArgumentError."""
     spec.check_target(target)
     problem = request.problem(spec.version)
     if spec.tiles(problem) > MAX_EXTENT:
         raise ArgumentError(
             "q.shape", request.q.shape, f"at most {MAX_EXTENT} tiles of {spec.block_m} queries of a head"
         )
-    counter: Any = tile_counter
-    if counter is None and spec.is_persistent:
-        counter = describe(np.zeros(1, np.uint32))
+    counter = describe(tile_counter.taken) if isinstance(tile_counter, HostCounter) else tile_counter
     arrays = {"q": request.q, "k": request.k, "v": request.v, "output": result}
     values = _values(request, spec)
     for name, info in arrays.items():
@@ -61,7 +66,7 @@ def plan_attention(
         if f"{name}_map" in spec.parameter_names:
             args[f"{name}_map"] = tensor_map(arrays[name], box, spec.swizzle, target)
     ordered = tuple([args[name] for name in spec.parameter_names])
-    written = (result, *[info for info in (lse, counter) if isinstance(info, ArrayInfo)])
+    written = [info for info in (result, lse, counter) if isinstance(info, ArrayInfo)]
     return Launch(spec.template, spec, spec.ctas(problem, sm_count), ordered, (*written, *request.arrays().values()))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import counted
-from cudatma.kernels.attention.plan import plan_attention
+from cudatma.kernels.attention.plan import HostCounter, plan_attention
 from cudatma.kernels.attention.problem import Problem
 from cudatma.kernels.attention.reference import reference
 from cudatma.kernels.attention.request import check_call
@@ -58,7 +58,7 @@ def sample(
     if result is None:
         raise AssertionError("check_call() describes the out that it is given")
     spec = VERSIONS[version](dtype, head_dim, head_dim, request.mask.is_causal, **SMALL[version])
-    launch = plan_attention(request, result, None, spec, target, sm_count)
+    launch = plan_attention(request, result, None, spec, target, sm_count, HostCounter())
     reference(request, describe(exact), None)
     wanted = exact.astype(np.float64)
 

@@ -116,8 +116,8 @@ class AttentionSpec(TiledKernel):
     is_varlen: ClassVar[bool] = False
     #: Whether TMA writes the result.
     stores_by_tma: ClassVar[bool] = False
-    #: By warpgroups that multiply. [fitted to benchmarks/results/attention_tiles.json]
-    clocks_by_warpgroups: ClassVar[Mapping[int, Clocks]]
+    #: By warpgroups that multiply and slots of q. [fitted to benchmarks/results/attention_tiles.json]
+    clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]]
     operand_names: ClassVar[tuple[str, ...]] = ("q_map", "k_map", "v_map")
     work_names: ClassVar[tuple[str, ...]] = OUTPUT_ROWS
     features: ClassVar[tuple[str, ...]] = ("tma", "wgmma", "stmatrix")
@@ -323,7 +323,7 @@ class AttentionSpec(TiledKernel):
     @property
     def clocks(self) -> Clocks:
         """Of a tile."""
-        return self.clocks_by_warpgroups[self.warpgroups]
+        return self.clocks_of[self.warpgroups, self.q_stages]
 
     def tile_clocks(self, keys: float) -> float:
         """Of an SM, for a tile that sees so many keys."""

@@ -27,7 +27,7 @@ class AttentionPhase1(AttentionSpec):
 
     version: ClassVar[str] = "phase1"
     template: ClassVar[str] = "kernels/attention_phase1.cu.j2"
-    clocks_by_warpgroups: ClassVar[Mapping[int, Clocks]] = {1: Clocks(2000, 40)}
+    clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]] = {(1, 1): Clocks(2000, 40)}
     operand_names: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     work_names: ClassVar[tuple[str, ...]] = (*OUTPUT_ROWS, *_OPERAND_ROWS)
     features: ClassVar[tuple[str, ...]] = ()
@@ -65,9 +65,9 @@ class AttentionA1(AttentionSpec):
 
     version: ClassVar[str] = "a1"
     template: ClassVar[str] = "kernels/attention_a1.cu.j2"
-    clocks_by_warpgroups: ClassVar[Mapping[int, Clocks]] = {
-        1: Clocks(864, 3.14),
-        2: Clocks(3395, 2.299, 518),
+    clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]] = {
+        (1, 1): Clocks(864, 3.14),
+        (2, 1): Clocks(3395, 2.299, 518),
     }
     operand_names: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     work_names: ClassVar[tuple[str, ...]] = (*OUTPUT_ROWS, *_OPERAND_ROWS)
@@ -91,9 +91,9 @@ class AttentionA2(AttentionSpec):
 
     version: ClassVar[str] = "a2"
     template: ClassVar[str] = "kernels/attention_a2.cu.j2"
-    clocks_by_warpgroups: ClassVar[Mapping[int, Clocks]] = {
-        1: Clocks(1399, 2.118),
-        2: Clocks(4133, 1.318, 732, 81),
+    clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]] = {
+        (1, 1): Clocks(1399, 2.118),
+        (2, 1): Clocks(4133, 1.318, 732, 81),
     }
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionSpec.allowed, "warpgroups": (1, 2)}
 
@@ -137,10 +137,10 @@ class AttentionA3(AttentionWithProducer):
 
     version: ClassVar[str] = "a3"
     template: ClassVar[str] = "kernels/attention_a3.cu.j2"
-    clocks_by_warpgroups: ClassVar[Mapping[int, Clocks]] = {
-        1: Clocks(2157, 0.807, 741, 149),
-        2: Clocks(6640, 0.781, 458, 471),
-        3: Clocks(6150, 0.683, 894),
+    clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]] = {
+        (1, 1): Clocks(2157, 0.807, 741, 149),
+        (2, 1): Clocks(6640, 0.781, 458, 471),
+        (3, 1): Clocks(6150, 0.683, 894),
     }
     #: One loads; setmaxnreg acts on whole warpgroups.
     producer_warps: ClassVar[int] = 4
@@ -212,17 +212,13 @@ class AttentionA4(AttentionA3):
         "q_stages": (1, 2),
     }
     work_names: ClassVar[tuple[str, ...]] = ()
-    #: By warpgroups and q_stages: with a second slot of queries a tile begins while the one before is stored.
-    clocks_by_slots: ClassVar[Mapping[tuple[int, int], Clocks]] = {
+    #: With a second slot of queries a tile begins while the one before is stored.
+    clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]] = {
         (2, 1): Clocks(7479, 0.954, 317, 147),
         (2, 2): Clocks(2447, 0.62, 949, 276),
         (3, 1): Clocks(6150, 0.683, 894),
         (3, 2): Clocks(2161, 0.762, 799),
     }
-
-    @property
-    def clocks(self) -> Clocks:
-        return self.clocks_by_slots[self.warpgroups, self.q_stages]
 
     @property
     def tile_name(self) -> str:
@@ -251,7 +247,7 @@ class AttentionP1(AttentionWithProducer):
     version: ClassVar[str] = "p1"
     template: ClassVar[str] = "kernels/attention_p1.cu.j2"
     #: An estimate: mma.sync of a GeForce, which has an eighth of the rate. Not measured.
-    clocks_by_warpgroups: ClassVar[Mapping[int, Clocks]] = {1: Clocks(2000, 12), 2: Clocks(2000, 10)}
+    clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]] = {(1, 1): Clocks(2000, 12), (2, 1): Clocks(2000, 10)}
     has_wgmma: ClassVar[bool] = False
     features: ClassVar[tuple[str, ...]] = ("tma", "mma_sync", "stmatrix")
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionWithProducer.allowed, "warpgroups": (1, 2)}

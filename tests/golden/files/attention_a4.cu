@@ -217,8 +217,12 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
 // ---- Softmax ------------------------------------------------------------------------------------------------------------
 constexpr float MOST_POWER = 8.0f;   // of 2, that an exponential may reach before the rows of its warp are rescaled
 
-// Of a thread's two rows: the largest score when the row was last rescaled, and the thread's part of the sum of
-// exp(scale (score - maximum)).
+// Below every scaled score but minus infinity, in powers of 2. What a row's exponents refer to until it sees a key: exponents of
+// scores of minus infinity are then minus infinity too, and not NaN.
+constexpr float LEAST_POWER = -3.402823466e38f;
+
+// Of a thread's two rows: the largest scaled score when the row was last rescaled, in powers of 2, and the thread's part of the sum
+// of 2^(scaled score - maximum).
 struct Rows {
     float maximum[2], sum[2];
 };
@@ -245,7 +249,7 @@ __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32
     }
 }
 
-// Scores become exp(scale (score - maximum)). True where a maximum of the warp's rows rose by more than MOST_POWER: rows have their new
+// Scores become 2^(scaled score - maximum). True where a maximum of the warp's rows rose by more than MOST_POWER: rows have their new
 // maxima, and the caller multiplies what they added up before by rescale, which is not written otherwise.
 template <bool IsMasked>
 __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&rescale)[2], const Problem& problem, u32 row, u32 key0,
@@ -254,37 +258,34 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
     float maximum[2];
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
-        maximum[r] = rows.maximum[r];
+        maximum[r] = fmaxf(scores[0][2 * r], scores[0][2 * r + 1]);
 #pragma unroll
-        for (u32 f = 0; f < SCORE_FRAGMENTS; ++f) maximum[r] = fmaxf(maximum[r], fmaxf(scores[f][2 * r], scores[f][2 * r + 1]));
+        for (u32 f = 1; f < SCORE_FRAGMENTS; ++f) maximum[r] = fmaxf(maximum[r], fmaxf(scores[f][2 * r], scores[f][2 * r + 1]));
+        maximum[r] *= problem.scale_log2;
     }
-    // NaN, of a row that still sees no key, is no growth.
-    const float growth = fmaxf(maximum[0] - rows.maximum[0], maximum[1] - rows.maximum[1]) * problem.scale_log2;
+    const float growth = fmaxf(maximum[0] - rows.maximum[0], maximum[1] - rows.maximum[1]);
     const bool rises = __any_sync(0xffffffffu, growth > MOST_POWER);
     if (rises) {
 #pragma unroll
         for (u32 r = 0; r < 2; ++r) {
+            maximum[r] = fmaxf(maximum[r], rows.maximum[r]);
             maximum[r] = fmaxf(maximum[r], __shfl_xor_sync(0xffffffffu, maximum[r], 1));
             maximum[r] = fmaxf(maximum[r], __shfl_xor_sync(0xffffffffu, maximum[r], 2));
-            const float offset = (IsMasked && maximum[r] == -INF ? 0.0f : maximum[r]) * problem.scale_log2;
-            rescale[r] = exp2_approx(rows.maximum[r] * problem.scale_log2 - offset);
+            rescale[r] = exp2_approx(rows.maximum[r] - maximum[r]);
             rows.maximum[r] = maximum[r];
             rows.sum[r] *= rescale[r];
         }
     }
 #pragma unroll
-    for (u32 r = 0; r < 2; ++r) {
-        // A row that has seen no key yet: its exponents must be minus infinity, not NaN.
-        const float offset = (IsMasked && rows.maximum[r] == -INF ? 0.0f : rows.maximum[r]) * problem.scale_log2;
+    for (u32 r = 0; r < 2; ++r)
 #pragma unroll
         for (u32 f = 0; f < SCORE_FRAGMENTS; ++f)
 #pragma unroll
             for (u32 i = 0; i < 2; ++i) {
                 float& score = scores[f][2 * r + i];
-                score = exp2_approx(score * problem.scale_log2 - offset);
+                score = exp2_approx(score * problem.scale_log2 - rows.maximum[r]);
                 rows.sum[r] += score;
             }
-    }
     return rises;
 }
 
@@ -310,7 +311,7 @@ __device__ __forceinline__ void clear(Output& output, Rows& rows) {
         for (u32 i = 0; i < 4; ++i) output[f][i] = 0.0f;
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
-        rows.maximum[r] = -INF;
+        rows.maximum[r] = LEAST_POWER;
         rows.sum[r] = 0.0f;
     }
 }
@@ -335,7 +336,7 @@ __device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, co
     for (u32 r = 0; r < 2; ++r) {
         sums[r] = rows.sum[r] + __shfl_xor_sync(0xffffffffu, rows.sum[r], 1);
         sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 2);
-        maxima[r] = rows.maximum[r] * problem.scale_log2;
+        maxima[r] = rows.maximum[r];
         inverse[r] = sums[r] == 0.0f ? 0.0f : __fdividef(1.0f, sums[r]);
     }
     if (logs.lse != nullptr && lane % 4 == 0) {
@@ -492,7 +493,7 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
 constexpr u32 Q_STAGES = 1;   // tiles of queries, whose place the results take
 constexpr u32 Q_BARRIERS = 49160;
 constexpr u32 STAGED_BARRIERS = 49176;
-using Queries = TmaPipeline<Q_STAGES>;   // released by the thread that stores the results
+using Queries = TmaPipeline<Q_STAGES>;   // released by the consumer warps, and by the thread that stores the results
 using Staged = TmaPipeline<Q_STAGES>;    // results in shared memory
 
 // ---- Tiles to CTAs ----------------------------------------------------------------------------------------------------
@@ -563,7 +564,6 @@ __device__ __forceinline__ void store_tiles(Staged& staged, Queries& queries, co
         queries.release_used(staged.stage);
         staged.advance();
     }
-    cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads
 }
 
 __device__ __forceinline__ void consume(Queries& queries, const Staged& staged, Ring& k_ring, Ring& v_ring, const Problem& problem,
@@ -581,7 +581,10 @@ __device__ __forceinline__ void consume(Queries& queries, const Staged& staged, 
         stage_output(output, q, 64 * warpgroup + 16 * warp, lane);
         fence_proxy_async_shared_cta();
         __syncwarp();
-        if (lane == 0) staged.arrive(queries.stage);
+        if (lane == 0) {
+            staged.arrive(queries.stage);
+            queries.release_used(queries.stage);   // it has read the number of its tile, too
+        }
     }
 }
 }  // namespace cudatma
@@ -610,7 +613,7 @@ attention_a4_bf16_d64_causal_128x64_s2_q1(
     staged.attach(smem + STAGED_BARRIERS);
     k_ring.attach(smem + K_BARRIERS);
     if (threadIdx.x == 0) {
-        queries.init_barriers(1, 1);   // one thread loads them, another one stores what takes their place
+        queries.init_barriers(1, 1 + CONSUMER_WARPS);   // one thread loads them, another one stores what takes their place
         staged.init_full_barriers(CONSUMER_WARPS);
         k_ring.init_barriers(1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
     }
