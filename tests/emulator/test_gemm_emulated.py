@@ -21,7 +21,7 @@ from cudatma.kernels.gemm.request import Request, check_call_into
 from cudatma.kernels.gemm.sample import v3_sample
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.versions import VERSIONS, GemmV3, GemmV4, GemmV6
-from cudatma.target import Target, get_target
+from cudatma.target import SMEM_RESERVED_BYTES, Target, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
 #: ||y - reference|| / ||reference|| that one rounding after fp32 accumulation keeps.
@@ -46,7 +46,8 @@ def check(
     a, b = matrix(m, k, spec.layout[0], spec.dtype, 0), matrix(k, n, spec.layout[1], spec.dtype, 1)
     y = np.full((m, n), np.nan, a.dtype) if out is None else out
     request, result = check_call_into(a, b, y)
-    report = plan_gemm(request, result, spec, target, SMS).emulate(target, schedules=schedules)
+    launch = plan_gemm(request, result, spec, target, SMS)
+    report = launch.emulate(target, schedules=schedules, produced_by_previous=(a, b))
     assert report.is_clean, str(report)
     wanted = a.astype(np.float64) @ b.astype(np.float64)
     assert np.linalg.norm(y.astype(np.float64) - wanted) <= LIMITS[spec.dtype] * np.linalg.norm(wanted)
@@ -308,6 +309,16 @@ def test_the_public_function_runs_the_kernel() -> None:
     with pinned(GemmV3("float16", "RC", **SMALL)):
         y = gemm(a, b, backend="emulator")
     np.testing.assert_array_equal(y, gemm(a, b, backend="reference"))
+
+
+@pytest.mark.parametrize(("rows", "alone"), [(128, True), (129, False)])
+def test_a_wave_of_ctas_leaves_the_next_kernel_no_room_beside_them(rows: int, alone: bool) -> None:
+    """Its CTAs, which may start before this one has ended, would gather on some SMs."""
+    spec = GemmV3("float16", "RC", **SMALL)
+    a, b = np.ones((rows, 64), np.float16), np.ones((64, 64), np.float16).T
+    launch = plan_gemm(*check_call_into(a, b, np.ones((rows, 64), np.float16)), spec, SM90A, SMS)
+    assert launch.programmatic
+    assert (2 * (launch.shared_bytes + SMEM_RESERVED_BYTES) > SM90A.smem_per_sm_bytes) == alone
 
 
 def test_the_sample() -> None:

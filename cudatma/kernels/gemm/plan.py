@@ -44,7 +44,17 @@ def plan_gemm(request: Request, result: ArrayInfo, spec: GemmSpec, target: Targe
         args["output_map"] = _tensor_map(result, spec.output_box, "128B", target) if by_tma else args["a_map"]
     ordered = tuple([args[name] for name in spec.parameter_names])
     touched = (result, *request.arrays().values())
-    return Launch(spec.template, spec, work.ctas, ordered, touched, cluster=spec.launch_cluster)
+    shared_bytes = target.smem_share_bytes(2) + 1 if work.ctas <= sm_count else 0  # the next kernel finds no room twice
+    return Launch(
+        spec.template,
+        spec,
+        work.ctas,
+        ordered,
+        touched,
+        cluster=spec.launch_cluster,
+        shared_bytes=shared_bytes,
+        programmatic=target.has("griddepcontrol"),
+    )
 
 
 def _is_aligned(result: ArrayInfo) -> bool:

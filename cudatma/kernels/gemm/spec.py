@@ -80,7 +80,7 @@ class GemmSpec(TiledKernel):
     version: ClassVar[int | str]
     template: ClassVar[str]
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = _ALLOWED
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
     #: CTAs side by side along M that load a tile of B together; CTAs that divide K.
     cluster: ClassVar[int] = 1
     cluster_k: ClassVar[int] = 1

@@ -36,6 +36,17 @@ __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
 }
 
+// [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
+// Returns at once unless the launch was a programmatic dependent one.
+__device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// [PTX ISA, griddepcontrol] The next kernel may start once all CTAs have said so or ended.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
 constexpr u32 BLOCK_M = 128;     // of a CTA's tile
 constexpr u32 BLOCK_N = 256;
@@ -173,6 +184,13 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
+}
+
+// What comes before overlaps the end of the kernel before this one in the stream, and the next kernel's part before its own wait the end
+// of this one: no global memory is touched there.
+__device__ __forceinline__ void wait_for_previous_grid() {
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
 }
 
 // Rows and columns of C from which on a tile lies, or a part of it; the matrix of the batch.
@@ -350,6 +368,7 @@ gemm_v3_f16_cc_128x256x64_w2_s3(
     clear_unloaded(problem, smem);
     Ring ring;
     ring.init(smem + RING_BARRIERS, 1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
+    wait_for_previous_grid();
     if (warp_index == CONSUMER_WARPS) {
         if (elect_sync()) produce(ring, problem, smem, &a_map, &b_map, place);
         return;

@@ -49,6 +49,17 @@ __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
 }
 
+// [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
+// Returns at once unless the launch was a programmatic dependent one.
+__device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// [PTX ISA, griddepcontrol] The next kernel may start once all CTAs have said so or ended.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+
 // [PTX ISA, setmaxnreg] A whole warpgroup raises its registers a thread to Registers (24..256, a multiple of 8); waits
 // until the CTA's pool has them.
 template <u32 Registers>
@@ -201,6 +212,13 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
+}
+
+// What comes before overlaps the end of the kernel before this one in the stream, and the next kernel's part before its own wait the end
+// of this one: no global memory is touched there.
+__device__ __forceinline__ void wait_for_previous_grid() {
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
 }
 
 // Rows and columns of C from which on a tile lies, or a part of it; the matrix of the batch.
@@ -488,6 +506,7 @@ gemm_v5_f16_rr_128x256x64_w2_s3_c2(
     if (threadIdx.x == 0) ring.init_barriers(1, CLUSTER * CONSUMER_WARPS);   // each consumer warp of the cluster releases a slot
     barrier_cluster_arrive();
     barrier_cluster_wait();   // the barriers of all CTAs are initialized
+    wait_for_previous_grid();
     const u32 rank = cluster_ctarank();
     if (warp_index >= CONSUMER_WARPS) {
         setmaxnreg_dec<40>();
