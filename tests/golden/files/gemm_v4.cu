@@ -420,9 +420,13 @@ __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ void release_slot(Ring& ring, u32 slot, u32 lane) { ring.release_used_by_warp(slot, lane); }
 
+struct TileScales {   // none that the main loop applies
+    __device__ __forceinline__ TileScales(const Problem&, const Result&, const Place&, u32, u32) {}
+};
+
 // The products of one stage are in flight while the next stage is waited for. A slot is released when they are complete.
-__device__ __forceinline__ void mainloop(Accumulators& acc, Ring& ring, const Problem& problem, const Result&, const Place&, u32 smem,
-                                         u32 warpgroup, u32, u32 lane) {
+__device__ __forceinline__ void mainloop(Accumulators& acc, Ring& ring, const Problem& problem, TileScales&, u32 smem, u32 warpgroup,
+                                         u32 lane) {
     u32 previous = 0;
     for (u32 k = 0; k < problem.k_iterations; ++k, ring.advance()) {
         ring.wait();
@@ -434,20 +438,36 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, Ring& ring, const Pr
     wgmma_wait_group<0>();
     release_slot(ring, previous, lane);
 }
-__device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 smem, const TensorMap* output_map,
-                                        const Result& result, u32 warpgroup, u32 warp, u32 lane) {
-    WorkQueue queue(problem, blockIdx.x);
-    WorkUnit unit;
-    u32 stores = 0;
-    while (queue.next(problem, unit)) {
+
+// One tile after the other. The next tile's scales are on their way while the results of this one are stored. Cluster: CTAs side by
+// side along M; rank: of this one.
+template <u32 Cluster = 1>
+__device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 smem, const TensorMap* output_map, const Result& result,
+                                        u32 warpgroup, u32 warp, u32 lane, u32 rank = 0) {
+    WorkQueue queue(problem, blockIdx.x / Cluster);
+    WorkUnit unit{0, 0, 0};
+    const auto next_place = [&] {   // of the warpgroup
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
-        Place place = tile_place(problem, tile_m, tile_n);
+        Place place = tile_place<Cluster>(problem, tile_m, tile_n, rank);
         place.row0 += warpgroup * WARPGROUP_M;
+        return place;
+    };
+    queue.next(problem, unit);   // there are no more CTAs than tiles
+    Place place = next_place();
+    TileScales scales(problem, result, place, warp, lane);
+    u32 stores = 0;
+    for (bool is_last = false; !is_last;) {
         Accumulators acc;
         clear(acc);
-        mainloop(acc, ring, problem, result, place, smem, warpgroup, warp, lane);
-        store_tile(acc, stores, problem, result, smem, output_map, place, warpgroup, warp, lane);
+        mainloop(acc, ring, problem, scales, smem, warpgroup, lane);
+        const Place done = place;
+        is_last = !queue.next(problem, unit);
+        if (!is_last) {
+            place = next_place();
+            scales = TileScales(problem, result, place, warp, lane);
+        }
+        store_tile(acc, stores, problem, result, smem, output_map, done, warpgroup, warp, lane);
     }
     if (lane == 0) cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads
 }
