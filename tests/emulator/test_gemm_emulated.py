@@ -20,7 +20,7 @@ from cudatma.kernels.gemm.problem import LAYOUTS, element_bytes, is_fp8
 from cudatma.kernels.gemm.request import Request, check_call_into
 from cudatma.kernels.gemm.sample import v3_sample
 from cudatma.kernels.gemm.spec import GemmSpec
-from cudatma.kernels.gemm.versions import VERSIONS, GemmV3, GemmV4, GemmV6
+from cudatma.kernels.gemm.versions import VERSIONS, GemmV3, GemmV4, GemmV5, GemmV6
 from cudatma.target import SMEM_RESERVED_BYTES, Target, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
@@ -95,6 +95,16 @@ def test_boxes_of_a_have_no_more_rows_than_a(version: int | str, m: int, layout:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_layout(version: int | str, layout: str) -> None:
     check(VERSIONS[version]("float16", layout, 64, 128, stages=2, warpgroups=1), 66, 136, 72, schedules=2)
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize(("m", "n", "stages"), [(300, 200, 3), (24, 200, 2), (100, 72, 2)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ctas_of_a_cluster_share_the_larger_tile(layout: str, m: int, n: int, stages: int) -> None:
+    """Of A here: they lie along N, and the last of them may have no columns; an A with fewer rows than one loads."""
+    spec = GemmV5("bfloat16", layout, 128, 64, stages=stages, warpgroups=2)
+    assert (spec.cluster_m, spec.cluster_n) == (128, 128)
+    check(spec, m, n, 200)
 
 
 @pytest.mark.sweep(1)
@@ -223,6 +233,20 @@ def test_scales_of_blocks(version: int, batch: int) -> None:
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
     run_small(version, *check_call_into(a, b, out, **options), block_m=64 * batch)
+    found, exact = out.astype(np.float64), wanted.astype(np.float64)
+    assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
+
+
+def test_scales_of_blocks_beyond_the_last_column_are_not_read() -> None:
+    """The second CTA of the cluster has no columns, which lie along N."""
+    a, b = numbers(270, 400, dtype=E4M3), numbers(100, 400, dtype=E4M3).T
+    options = {"a_scale": abs(numbers(270, 4, dtype=np.float32)), "b_scale": numbers(4, 1, dtype=np.float32)}
+    wanted = gemm(a, b, backend="reference", **options)
+    out = np.full_like(wanted, np.nan)
+    request, result = check_call_into(a, b, out, **options)
+    spec = GemmV5(a.dtype.name, "RC", 256, 128, 128, 2, 2).adapted(request.problem())
+    report = plan_gemm(request, result, spec, SM90A, SMS).emulate(SM90A, schedules=2)
+    assert report.is_clean, str(report)
     found, exact = out.astype(np.float64), wanted.astype(np.float64)
     assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
 

@@ -200,12 +200,12 @@ struct Place {
     u32 row0, column0, batch;
 };
 
-// tile_m counts the tiles of all matrices of the batch, in turn: those of clusters whose CTAs lie side by side along M. rank: of
-// the CTA.
-template <u32 Cluster = 1>
+// tile_m counts the tiles of all matrices of the batch, in turn. Of a cluster whose CTAs lie side by side along M or N: its tile's
+// number, and the CTA's rank.
+template <u32 ClusterM = 1, u32 ClusterN = 1>
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank = 0) {
-    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m);
-    return Place{((tile_m - batch * problem.matrix_tiles_m) * Cluster + rank) * BLOCK_M, tile_n * BLOCK_N, batch};
+    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m), along_m = (tile_m - batch * problem.matrix_tiles_m) * ClusterM;
+    return Place{(along_m + rank % ClusterM) * BLOCK_M, (tile_n * ClusterN + rank % ClusterN) * BLOCK_N, batch};
 }
 
 // Where the results go, and what is applied to them.

@@ -213,12 +213,12 @@ struct Place {
     u32 row0, column0, batch;
 };
 
-// tile_m counts the tiles of all matrices of the batch, in turn: those of clusters whose CTAs lie side by side along M. rank: of
-// the CTA.
-template <u32 Cluster = 1>
+// tile_m counts the tiles of all matrices of the batch, in turn. Of a cluster whose CTAs lie side by side along M or N: its tile's
+// number, and the CTA's rank.
+template <u32 ClusterM = 1, u32 ClusterN = 1>
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank = 0) {
-    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m);
-    return Place{((tile_m - batch * problem.matrix_tiles_m) * Cluster + rank) * BLOCK_M, tile_n * BLOCK_N, batch};
+    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m), along_m = (tile_m - batch * problem.matrix_tiles_m) * ClusterM;
+    return Place{(along_m + rank % ClusterM) * BLOCK_M, (tile_n * ClusterN + rank % ClusterN) * BLOCK_N, batch};
 }
 
 // Where the results go, and what is applied to them.
@@ -439,17 +439,17 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, Ring& ring, const Pr
     release_slot(ring, previous, lane);
 }
 
-// One tile after the other. The next tile's scales are on their way while the results of this one are stored. Cluster: CTAs side by
-// side along M; rank: of this one.
-template <u32 Cluster = 1>
+// One tile after the other. The next tile's scales are on their way while the results of this one are stored. ClusterM, ClusterN: CTAs
+// side by side; rank: of this one.
+template <u32 ClusterM = 1, u32 ClusterN = 1>
 __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 smem, const TensorMap* output_map, const Result& result,
                                         u32 warpgroup, u32 warp, u32 lane, u32 rank = 0) {
-    WorkQueue queue(problem, blockIdx.x / Cluster);
+    WorkQueue queue(problem, blockIdx.x / (ClusterM * ClusterN));
     WorkUnit unit{0, 0, 0};
     const auto next_place = [&] {   // of the warpgroup
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
-        Place place = tile_place<Cluster>(problem, tile_m, tile_n, rank);
+        Place place = tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank);
         place.row0 += warpgroup * WARPGROUP_M;
         return place;
     };
