@@ -19,6 +19,9 @@ from cudatma.target import Target
 #: Arrays that a call may do without; the kernel gets the address 0.
 OPTIONAL = ("bias", "a_scale", "b_scale")
 
+#: Operands that L2 may still hold, and m n / (m + n) below which reading them takes longer than multiplying. [H200]
+_IN_L2_BYTES, _BOUND_BY_MEMORY = 50 << 20, 180
+
 
 def plan_gemm(request: Request, result: ArrayInfo, spec: GemmSpec, target: Target, sm_count: int) -> Launch:
     """The launch for a request whose layout is the spec's, after arranged(). result: (batch, M, N), of result_rows().
@@ -53,8 +56,15 @@ def plan_gemm(request: Request, result: ArrayInfo, spec: GemmSpec, target: Targe
         touched,
         cluster=spec.launch_cluster,
         shared_bytes=shared_bytes,
-        programmatic=target.has("griddepcontrol"),
+        programmatic=target.has("griddepcontrol") and not _streams(request),
     )
+
+
+def _streams(request: Request) -> bool:
+    """Whether memory bounds the launch: few rows or columns, operands that L2 does not hold. While the kernel before
+    this one ends, CTAs would be placed where SMs become free, and share the ways to memory unevenly. [H200]"""
+    (m, n, k), element = request.sizes, request.a.dtype.itemsize
+    return request.batch * element * k * (m + n) > _IN_L2_BYTES and m * n < _BOUND_BY_MEMORY * (m + n)
 
 
 def _is_aligned(result: ArrayInfo) -> bool:
@@ -69,6 +79,7 @@ def _values(request: Request, result: ArrayInfo, spec: GemmSpec, work: Schedule)
     values = request.scales.strides() | work_values(
         work, m, n, k, spec.cluster_m, output_pitch=pitch // element, output_vectors=_is_aligned(result)
     )
+    values |= {"alternates": int(not request.batch_invariant)}  # which tiles are added up backwards depends on M
     values |= {"matrix_tiles_m": tiles_m, "by_matrix_tiles_m": DivisorStruct.of(tiles_m)}
     return values | {"output_batch": step // element, "alpha": request.alpha, "beta": request.beta}
 

@@ -68,7 +68,7 @@ class GemmV4(GemmSpec):
     consumer_register_count: ClassVar[int] = 232
     producer_registers: ClassVar[int] = 40
     operand_names: ClassVar[tuple[str, ...]] = ("a_map", "b_map", "output_map", "output")
-    work_names: ClassVar[tuple[str, ...]] = ("k_iterations", "work_ranges", "output_by_tma")
+    work_names: ClassVar[tuple[str, ...]] = ("k_iterations", "work_ranges", "alternates", "output_by_tma")
 
     @property
     def consumer_registers(self) -> int:

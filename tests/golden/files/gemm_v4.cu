@@ -183,6 +183,7 @@ struct Problem {
     u32 work_ranges;                // what the work is divided into: one range a cluster, or a CTA without clusters
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
     u32 output_by_tma;              // 1: TMA can write the result
+    u32 alternates;                 // 1: every other tile of a CTA goes through K backwards
     u32 matrix_tiles_m;             // tiles along M of one matrix of the batch
     u32 a_box_rows;                 // rows of a box of A
     u32 stage_bytes;                // that the boxes of a stage deliver
@@ -409,11 +410,15 @@ struct StageCursor {
 };
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
-// Goes on to the next tile while the consumers still store this one.
+// Goes on to the next tile while the consumers still store this one. Every other tile goes through K backwards: of what both need, L2
+// still has the end.
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const TensorMap* a_map, const TensorMap* b_map) {
+    bool is_backward = true;
     for (StageCursor at(problem, blockIdx.x); at.next(problem); ring.advance()) {
+        if (at.k == 0) is_backward = problem.alternates && !is_backward;   // a tile begins
+        const u32 k = is_backward ? problem.k_iterations - 1 - at.k : at.k;
         ring.acquire();
-        load_stage(problem, ring, smem, a_map, b_map, at.k, tile_place(problem, at.tile_m, at.tile_n));
+        load_stage(problem, ring, smem, a_map, b_map, k, tile_place(problem, at.tile_m, at.tile_n));
     }
 }
 
@@ -421,7 +426,7 @@ __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 
 __device__ __forceinline__ void release_slot(Ring& ring, u32 slot, u32 lane) { ring.release_used_by_warp(slot, lane); }
 
 struct TileScales {   // none that the main loop applies
-    __device__ __forceinline__ TileScales(const Problem&, const Result&, const Place&, u32, u32) {}
+    __device__ __forceinline__ TileScales(const Problem&, const Result&, const Place&, bool, u32, u32) {}
 };
 
 // The products of one stage are in flight while the next stage is waited for. A slot is released when they are complete.
@@ -455,7 +460,8 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
     };
     queue.next(problem, unit);   // there are no more CTAs than tiles
     Place place = next_place();
-    TileScales scales(problem, result, place, warp, lane);
+    bool is_backward = false;   // as the producer loads them
+    TileScales scales(problem, result, place, is_backward, warp, lane);
     u32 stores = 0;
     for (bool is_last = false; !is_last;) {
         Accumulators acc;
@@ -465,7 +471,8 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
         is_last = !queue.next(problem, unit);
         if (!is_last) {
             place = next_place();
-            scales = TileScales(problem, result, place, warp, lane);
+            is_backward = problem.alternates && !is_backward;
+            scales = TileScales(problem, result, place, is_backward, warp, lane);
         }
         store_tile(acc, stores, problem, result, smem, output_map, done, warpgroup, warp, lane);
     }

@@ -196,6 +196,7 @@ struct Problem {
     u32 work_ranges;                // what the work is divided into: one range a cluster, or a CTA without clusters
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
     u32 output_by_tma;              // 1: TMA can write the result
+    u32 alternates;                 // 1: every other tile of a CTA goes through K backwards
     u32 matrix_tiles_m;             // tiles along M of one matrix of the batch
     u32 a_box_rows;                 // rows of a box of A
     u32 stage_bytes;                // that the boxes of a stage deliver
@@ -442,17 +443,20 @@ struct StageCursor {
 // consumers of all of them.
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const TensorMap* a_map, const TensorMap* b_map,
                                         u32 rank) {
+    bool is_backward = true;
     for (StageCursor at(problem, blockIdx.x / CLUSTER); at.next(problem); ring.advance()) {
+        if (at.k == 0) is_backward = problem.alternates && !is_backward;   // a tile begins
+        const u32 k = is_backward ? problem.k_iterations - 1 - at.k : at.k;
         const Place place = tile_place<CLUSTER_M, CLUSTER_N>(problem, at.tile_m, at.tile_n, rank);
-        const u32 a = smem + A + ring.stage * A_STAGE_BYTES, b = smem + B + ring.stage * B_STAGE_BYTES, k = at.k * BLOCK_K;
+        const u32 a = smem + A + ring.stage * A_STAGE_BYTES, b = smem + B + ring.stage * B_STAGE_BYTES;
         ring.acquire();
         ring.expect_tx(problem.stage_bytes);
         if constexpr (A_IS_SHARED) {
-            load_part<A_IS_K_MAJOR, BLOCK_M>(a, a_map, ring.get_barrier(), k, place.row0, place.batch, rank);
-            load_box<B_IS_K_MAJOR, BLOCK_N>(b, b_map, ring.get_barrier(), k, place.column0, place.batch);
+            load_part<A_IS_K_MAJOR, BLOCK_M>(a, a_map, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch, rank);
+            load_box<B_IS_K_MAJOR, BLOCK_N>(b, b_map, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
         } else {
-            load_box<A_IS_K_MAJOR, BLOCK_M>(a, a_map, ring.get_barrier(), k, place.row0, place.batch);
-            load_part<B_IS_K_MAJOR, BLOCK_N>(b, b_map, ring.get_barrier(), k, place.column0, place.batch, rank);
+            load_box<A_IS_K_MAJOR, BLOCK_M>(a, a_map, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
+            load_part<B_IS_K_MAJOR, BLOCK_N>(b, b_map, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch, rank);
         }
     }
 }
@@ -461,7 +465,7 @@ __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 
 __device__ __forceinline__ void release_slot(Ring& ring, u32 slot, u32 lane) { ring.release_used_to_cluster<CLUSTER>(slot, lane); }
 
 struct TileScales {   // none that the main loop applies
-    __device__ __forceinline__ TileScales(const Problem&, const Result&, const Place&, u32, u32) {}
+    __device__ __forceinline__ TileScales(const Problem&, const Result&, const Place&, bool, u32, u32) {}
 };
 
 // The products of one stage are in flight while the next stage is waited for. A slot is released when they are complete.
@@ -495,7 +499,8 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
     };
     queue.next(problem, unit);   // there are no more CTAs than tiles
     Place place = next_place();
-    TileScales scales(problem, result, place, warp, lane);
+    bool is_backward = false;   // as the producer loads them
+    TileScales scales(problem, result, place, is_backward, warp, lane);
     u32 stores = 0;
     for (bool is_last = false; !is_last;) {
         Accumulators acc;
@@ -505,7 +510,8 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
         is_last = !queue.next(problem, unit);
         if (!is_last) {
             place = next_place();
-            scales = TileScales(problem, result, place, warp, lane);
+            is_backward = problem.alternates && !is_backward;
+            scales = TileScales(problem, result, place, is_backward, warp, lane);
         }
         store_tile(acc, stores, problem, result, smem, output_map, done, warpgroup, warp, lane);
     }
