@@ -30,7 +30,7 @@ def plan_gemm(request: Request, result: ArrayInfo, spec: GemmSpec, target: Targe
     work = spec.schedule(request.problem(), sm_count)
     operands = zip((request.a, request.b), spec.layout, strict=True)
     a_rows, b_rows = (dense_rows(as_rows(info, letter)) for info, letter in operands)
-    by_tma = _is_aligned(result) and result.shape[2] * result.dtype.itemsize % ALIGNMENT == 0
+    by_tma = spec.stores_by_tma and _is_aligned(result) and result.shape[2] * result.dtype.itemsize % ALIGNMENT == 0
     values = _values(request, result, spec, work) | {"output_by_tma": int(by_tma)}
     for name, rows in (("a", a_rows), ("b", b_rows)):
         step, pitch, element = rows.strides_bytes
@@ -79,7 +79,8 @@ def _values(request: Request, result: ArrayInfo, spec: GemmSpec, work: Schedule)
     values = request.scales.strides() | work_values(
         work, m, n, k, spec.cluster_m, output_pitch=pitch // element, output_vectors=_is_aligned(result)
     )
-    values |= {"alternates": int(not request.batch_invariant)}  # which tiles are added up backwards depends on M
+    alternates = not request.batch_invariant and not spec.block_scales  # which tiles these are depends on M
+    values |= {"alternates": int(alternates)}
     values |= {"matrix_tiles_m": tiles_m, "by_matrix_tiles_m": DivisorStruct.of(tiles_m)}
     return values | {"output_batch": step // element, "alpha": request.alpha, "beta": request.beta}
 

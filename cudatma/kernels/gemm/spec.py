@@ -304,6 +304,11 @@ class GemmSpec(TiledKernel):
         return _SPAN_BYTES // self.out_bytes
 
     @property
+    def stores_by_tma(self) -> bool:
+        """Whether TMA stores results where it can: 128 x 256 of 16 bits are up to 1.5 % faster without. [H200]"""
+        return is_fp8(self.dtype) or (self.block_m, self.block_n) != (128, 256)
+
+    @property
     def output_box(self) -> tuple[int, int, int]:
         """Matrices, rows and columns that a warp stores at a time."""
         return (1, 16, self.staged_n)

@@ -464,13 +464,9 @@ __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
 __device__ __forceinline__ void release_slot(Ring& ring, u32 slot, u32 lane) { ring.release_used_to_cluster<CLUSTER>(slot, lane); }
 
-struct TileScales {   // none that the main loop applies
-    __device__ __forceinline__ TileScales(const Problem&, const Result&, const Place&, bool, u32, u32) {}
-};
-
 // The products of one stage are in flight while the next stage is waited for. A slot is released when they are complete.
-__device__ __forceinline__ void mainloop(Accumulators& acc, Ring& ring, const Problem& problem, TileScales&, u32 smem, u32 warpgroup,
-                                         u32 lane) {
+__device__ __forceinline__ void mainloop(Accumulators& acc, Ring& ring, const Problem& problem, const Result&, const Place&, u32 smem,
+                                         u32 warpgroup, u32, u32 lane) {
     u32 previous = 0;
     for (u32 k = 0; k < problem.k_iterations; ++k, ring.advance()) {
         ring.wait();
@@ -483,37 +479,22 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, Ring& ring, const Pr
     release_slot(ring, previous, lane);
 }
 
-// One tile after the other. The next tile's scales are on their way while the results of this one are stored. ClusterM, ClusterN: CTAs
-// side by side; rank: of this one.
+// One tile after the other. ClusterM, ClusterN: CTAs side by side; rank: of this one.
 template <u32 ClusterM = 1, u32 ClusterN = 1>
 __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 smem, const TensorMap* output_map, const Result& result,
                                         u32 warpgroup, u32 warp, u32 lane, u32 rank = 0) {
     WorkQueue queue(problem, blockIdx.x / (ClusterM * ClusterN));
-    WorkUnit unit{0, 0, 0};
-    const auto next_place = [&] {   // of the warpgroup
+    WorkUnit unit;
+    u32 stores = 0;
+    while (queue.next(problem, unit)) {
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
         Place place = tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank);
         place.row0 += warpgroup * WARPGROUP_M;
-        return place;
-    };
-    queue.next(problem, unit);   // there are no more CTAs than tiles
-    Place place = next_place();
-    bool is_backward = false;   // as the producer loads them
-    TileScales scales(problem, result, place, is_backward, warp, lane);
-    u32 stores = 0;
-    for (bool is_last = false; !is_last;) {
         Accumulators acc;
         clear(acc);
-        mainloop(acc, ring, problem, scales, smem, warpgroup, lane);
-        const Place done = place;
-        is_last = !queue.next(problem, unit);
-        if (!is_last) {
-            place = next_place();
-            is_backward = problem.alternates && !is_backward;
-            scales = TileScales(problem, result, place, is_backward, warp, lane);
-        }
-        store_tile(acc, stores, problem, result, smem, output_map, done, warpgroup, warp, lane);
+        mainloop(acc, ring, problem, result, place, smem, warpgroup, warp, lane);
+        store_tile(acc, stores, problem, result, smem, output_map, place, warpgroup, warp, lane);
     }
     if (lane == 0) cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads
 }

@@ -57,11 +57,6 @@ __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] The next kernel may start once all CTAs have said so or ended.
-__device__ __forceinline__ void griddepcontrol_launch_dependents() {
-    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
-}
-
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
 constexpr u32 BLOCK_M = 128;     // of a CTA's tile
 constexpr u32 BLOCK_N = 256;
@@ -199,13 +194,6 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
-}
-
-// What comes before overlaps the end of the kernel before this one in the stream, and the next kernel's part before its own wait the end
-// of this one: no global memory is touched there.
-__device__ __forceinline__ void wait_for_previous_grid() {
-    griddepcontrol_wait();
-    griddepcontrol_launch_dependents();
 }
 
 // Rows and columns of C from which on a tile lies, or a part of it; the matrix of the batch.
@@ -460,7 +448,7 @@ gemm_v6_f16_cr_128x256x64_w2_s3_k2(
     }
     __syncthreads();                    // the barriers are initialized
     barrier_cluster_arrive_relaxed();   // reduce_cluster() waits; fence_mbarrier_init() has ordered the barriers
-    wait_for_previous_grid();
+    griddepcontrol_wait();   // no trigger for the next kernel: clusters that are placed early were slower
     if (warp_index == CONSUMER_WARPS) {
         if (elect_sync()) produce(ring, problem, k_begin, k_end, smem, &a_map, &b_map, place);
         __syncwarp();
