@@ -164,7 +164,8 @@ def schedule(
     if not spec.partial_bytes:
         if k_iterations < spec.cluster_k:
             raise ArgumentError("spec.cluster_k", spec.cluster_k, f"at most {k_iterations}, K's stages")
-        clusters = min(resident, tiles) if spec.is_persistent else tiles
+        turns = ceil_div(tiles, resident)
+        clusters = ceil_div(tiles, turns) if spec.is_persistent else tiles  # as few as need no more turns
         return Schedule(clusters * spec.launch_cluster, tiles_m, tiles_n, k_iterations, 0, cluster)
     if tiles * k_iterations > _MAX_UNITS:
         raise ArgumentError("m", m, f"at most {_MAX_UNITS} stages altogether", "split the batch")

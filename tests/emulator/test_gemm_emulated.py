@@ -20,8 +20,8 @@ from cudatma.kernels.gemm.problem import LAYOUTS, element_bytes, is_fp8
 from cudatma.kernels.gemm.request import Request, check_call_into
 from cudatma.kernels.gemm.sample import v3_sample
 from cudatma.kernels.gemm.spec import GemmSpec
-from cudatma.kernels.gemm.versions import VERSIONS, GemmV3, GemmV4, GemmV6
-from cudatma.target import Target, get_target
+from cudatma.kernels.gemm.versions import VERSIONS, GemmV3, GemmV4, GemmV5, GemmV6
+from cudatma.target import SMEM_RESERVED_BYTES, Target, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
 #: ||y - reference|| / ||reference|| that one rounding after fp32 accumulation keeps.
@@ -46,7 +46,8 @@ def check(
     a, b = matrix(m, k, spec.layout[0], spec.dtype, 0), matrix(k, n, spec.layout[1], spec.dtype, 1)
     y = np.full((m, n), np.nan, a.dtype) if out is None else out
     request, result = check_call_into(a, b, y)
-    report = plan_gemm(request, result, spec, target, SMS).emulate(target, schedules=schedules)
+    launch = plan_gemm(request, result, spec, target, SMS)
+    report = launch.emulate(target, schedules=schedules, produced_by_previous=(a, b))
     assert report.is_clean, str(report)
     wanted = a.astype(np.float64) @ b.astype(np.float64)
     assert np.linalg.norm(y.astype(np.float64) - wanted) <= LIMITS[spec.dtype] * np.linalg.norm(wanted)
@@ -94,6 +95,16 @@ def test_boxes_of_a_have_no_more_rows_than_a(version: int | str, m: int, layout:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_layout(version: int | str, layout: str) -> None:
     check(VERSIONS[version]("float16", layout, 64, 128, stages=2, warpgroups=1), 66, 136, 72, schedules=2)
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize(("m", "n", "stages"), [(300, 200, 3), (24, 200, 2), (100, 72, 2)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ctas_of_a_cluster_share_the_larger_tile(layout: str, m: int, n: int, stages: int) -> None:
+    """Of A here: they lie along N, and the last of them may have no columns; an A with fewer rows than one loads."""
+    spec = GemmV5("bfloat16", layout, 128, 64, stages=stages, warpgroups=2)
+    assert (spec.cluster_m, spec.cluster_n) == (128, 128)
+    check(spec, m, n, 200)
 
 
 @pytest.mark.sweep(1)
@@ -226,6 +237,20 @@ def test_scales_of_blocks(version: int, batch: int) -> None:
     assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
 
 
+def test_scales_of_blocks_beyond_the_last_column_are_not_read() -> None:
+    """The second CTA of the cluster has no columns, which lie along N."""
+    a, b = numbers(270, 400, dtype=E4M3), numbers(100, 400, dtype=E4M3).T
+    options = {"a_scale": abs(numbers(270, 4, dtype=np.float32)), "b_scale": numbers(4, 1, dtype=np.float32)}
+    wanted = gemm(a, b, backend="reference", **options)
+    out = np.full_like(wanted, np.nan)
+    request, result = check_call_into(a, b, out, **options)
+    spec = GemmV5(a.dtype.name, "RC", 256, 128, 128, 2, 2).adapted(request.problem())
+    report = plan_gemm(request, result, spec, SM90A, SMS).emulate(SM90A, schedules=2)
+    assert report.is_clean, str(report)
+    found, exact = out.astype(np.float64), wanted.astype(np.float64)
+    assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
+
+
 @pytest.mark.parametrize("call", ["tanh_fp32", "batch", "fp8_strided_scales"])
 def test_p1_for_sm_120a(call: str) -> None:
     a, b, options, _ = CALLS[call]
@@ -308,6 +333,16 @@ def test_the_public_function_runs_the_kernel() -> None:
     with pinned(GemmV3("float16", "RC", **SMALL)):
         y = gemm(a, b, backend="emulator")
     np.testing.assert_array_equal(y, gemm(a, b, backend="reference"))
+
+
+@pytest.mark.parametrize(("rows", "alone"), [(128, True), (129, False)])
+def test_a_wave_of_ctas_leaves_the_next_kernel_no_room_beside_them(rows: int, alone: bool) -> None:
+    """Its CTAs, which may start before this one has ended, would gather on some SMs."""
+    spec = GemmV3("float16", "RC", **SMALL)
+    a, b = np.ones((rows, 64), np.float16), np.ones((64, 64), np.float16).T
+    launch = plan_gemm(*check_call_into(a, b, np.ones((rows, 64), np.float16)), spec, SM90A, SMS)
+    assert launch.programmatic
+    assert (2 * (launch.shared_bytes + SMEM_RESERVED_BYTES) > SM90A.smem_per_sm_bytes) == alone
 
 
 def test_the_sample() -> None:

@@ -177,6 +177,7 @@ def _gemm_call(spec: GemmSpec) -> Callable[[], Call]:
             cluster=spec.launch_cluster if spec.launch_cluster > 1 else None,
             shared_bytes=spec.smem_bytes,
             arrays=arrays,
+            options=(("produced_by_previous", (a, b)),),
             keep=launch,
         )
 

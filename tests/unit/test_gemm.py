@@ -353,6 +353,12 @@ def test_the_kernel_of_a_problem_is_dumped(tmp_path: Path, capsys: pytest.Captur
     assert report["name"] == f"{decide(GEMM, replace(PROBLEM, dtype='bfloat16'), H200).spec.entry}_sm_90a"
 
 
+@pytest.mark.parametrize(("m", "n", "ctas"), [(4096, 4096, 128), (2048, 2304, 72), (1024, 128, 8)])
+def test_persistent_ctas_are_as_few_as_need_no_more_turns(m: int, n: int, ctas: int) -> None:
+    """On 132 SMs 512, 144 and 8 tiles take 4 turns, 2, and 1."""
+    assert GemmV4("float16", "RC", 128, 256).schedule(Problem(m, n, 4096, "float16"), 132).ctas == ctas
+
+
 def test_one_sm_is_enough_to_choose() -> None:
     assert decide(GEMM, PROBLEM, imagined_gpu("sm_90a", 1)).spec.block_m in (64, 128, 256)
 

@@ -9,6 +9,7 @@ MEMBERS = WORK_MEMBERS | {
     member.name: member
     for member in (
         Member("output_by_tma", "u32", "1: TMA can write the result"),
+        Member("alternates", "u32", "1: every other tile of a CTA goes through K backwards"),
         Member("matrix_tiles_m", "u32", "tiles along M of one matrix of the batch"),
         Member("alpha", "float", "factor of the products"),
         Member("beta", "float", "factor of what the result held before"),

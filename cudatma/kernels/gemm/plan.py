@@ -19,6 +19,9 @@ from cudatma.target import Target
 #: Arrays that a call may do without; the kernel gets the address 0.
 OPTIONAL = ("bias", "a_scale", "b_scale")
 
+#: Operands that L2 may still hold, and m n / (m + n) below which reading them takes longer than multiplying. [H200]
+_IN_L2_BYTES, _BOUND_BY_MEMORY = 50 << 20, 180
+
 
 def plan_gemm(request: Request, result: ArrayInfo, spec: GemmSpec, target: Target, sm_count: int) -> Launch:
     """The launch for a request whose layout is the spec's, after arranged(). result: (batch, M, N), of result_rows().
@@ -27,7 +30,7 @@ def plan_gemm(request: Request, result: ArrayInfo, spec: GemmSpec, target: Targe
     work = spec.schedule(request.problem(), sm_count)
     operands = zip((request.a, request.b), spec.layout, strict=True)
     a_rows, b_rows = (dense_rows(as_rows(info, letter)) for info, letter in operands)
-    by_tma = _is_aligned(result) and result.shape[2] * result.dtype.itemsize % ALIGNMENT == 0
+    by_tma = spec.stores_by_tma and _is_aligned(result) and result.shape[2] * result.dtype.itemsize % ALIGNMENT == 0
     values = _values(request, result, spec, work) | {"output_by_tma": int(by_tma)}
     for name, rows in (("a", a_rows), ("b", b_rows)):
         step, pitch, element = rows.strides_bytes
@@ -44,7 +47,24 @@ def plan_gemm(request: Request, result: ArrayInfo, spec: GemmSpec, target: Targe
         args["output_map"] = _tensor_map(result, spec.output_box, "128B", target) if by_tma else args["a_map"]
     ordered = tuple([args[name] for name in spec.parameter_names])
     touched = (result, *request.arrays().values())
-    return Launch(spec.template, spec, work.ctas, ordered, touched, cluster=spec.launch_cluster)
+    shared_bytes = target.smem_share_bytes(2) + 1 if work.ctas <= sm_count else 0  # the next kernel finds no room twice
+    return Launch(
+        spec.template,
+        spec,
+        work.ctas,
+        ordered,
+        touched,
+        cluster=spec.launch_cluster,
+        shared_bytes=shared_bytes,
+        programmatic=target.has("griddepcontrol") and not _streams(request),
+    )
+
+
+def _streams(request: Request) -> bool:
+    """Whether memory bounds the launch: few rows or columns, operands that L2 does not hold. While the kernel before
+    this one ends, CTAs would be placed where SMs become free, and share the ways to memory unevenly. [H200]"""
+    (m, n, k), element = request.sizes, request.a.dtype.itemsize
+    return request.batch * element * k * (m + n) > _IN_L2_BYTES and m * n < _BOUND_BY_MEMORY * (m + n)
 
 
 def _is_aligned(result: ArrayInfo) -> bool:
@@ -59,6 +79,8 @@ def _values(request: Request, result: ArrayInfo, spec: GemmSpec, work: Schedule)
     values = request.scales.strides() | work_values(
         work, m, n, k, spec.cluster_m, output_pitch=pitch // element, output_vectors=_is_aligned(result)
     )
+    alternates = not request.batch_invariant and not spec.block_scales  # which tiles these are depends on M
+    values |= {"alternates": int(alternates)}
     values |= {"matrix_tiles_m": tiles_m, "by_matrix_tiles_m": DivisorStruct.of(tiles_m)}
     return values | {"output_batch": step // element, "alpha": request.alpha, "beta": request.beta}
 

@@ -68,7 +68,7 @@ class GemmV4(GemmSpec):
     consumer_register_count: ClassVar[int] = 232
     producer_registers: ClassVar[int] = 40
     operand_names: ClassVar[tuple[str, ...]] = ("a_map", "b_map", "output_map", "output")
-    work_names: ClassVar[tuple[str, ...]] = ("k_iterations", "work_ranges", "output_by_tma")
+    work_names: ClassVar[tuple[str, ...]] = ("k_iterations", "work_ranges", "alternates", "output_by_tma")
 
     @property
     def consumer_registers(self) -> int:
@@ -94,7 +94,7 @@ class GemmV4(GemmSpec):
 
 @dataclass(frozen=True, slots=True)
 class GemmV5(GemmV4):
-    """Clusters: CTAs side by side along M load a tile of B together."""
+    """Clusters: CTAs side by side along M load a tile of B together, or along N of A, the larger one."""
 
     cluster: int = 2  # type: ignore[misc]
 
@@ -104,9 +104,12 @@ class GemmV5(GemmV4):
     stage_gap: ClassVar[int] = 250
 
     def check_target(self, target: Target) -> None:
-        """As GemmSpec's, and clusters; each CTA loads whole spans of 64 columns of an N-major B."""
-        if not self.is_b_k_major and self.block_n // self.cluster % 64:
-            raise ArgumentError("block_n", self.block_n, f"a multiple of {64 * self.cluster} for {self.layout}")
+        """As GemmSpec's, and clusters; each CTA loads whole spans of 64 rows of an operand that is not K-major."""
+        majors = self.is_a_k_major, self.is_b_k_major
+        for field, is_k_major, rows in zip(("block_m", "block_n"), majors, self.loaded_rows, strict=True):
+            if not is_k_major and rows % self.span:
+                least = self.span * getattr(self, field) // rows
+                raise ArgumentError(field, getattr(self, field), f"a multiple of {least} for {self.layout}")
         for feature in ("cluster", "multicast"):
             target.require(feature, "gemm")
         super(GemmV5, self).check_target(target)

@@ -21,6 +21,17 @@
 //    98304  full_barriers, 32 B
 //    98336  empty_barriers, 32 B
 
+// [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
+// Returns at once unless the launch was a programmatic dependent one.
+__device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// [PTX ISA, griddepcontrol] The next kernel may start once all CTAs have said so or ended.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+
 // [PTX ISA, setmaxnreg] A whole warpgroup raises its registers a thread to Registers (24..256, a multiple of 8); waits
 // until the CTA's pool has them.
 template <u32 Registers>
@@ -177,17 +188,24 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     return d;
 }
 
+// What comes before overlaps the end of the kernel before this one in the stream, and the next kernel's part before its own wait the end
+// of this one: no global memory is touched there.
+__device__ __forceinline__ void wait_for_previous_grid() {
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
+}
+
 // Rows and columns of C from which on a tile lies, or a part of it; the matrix of the batch.
 struct Place {
     u32 row0, column0, batch;
 };
 
-// tile_m counts the tiles of all matrices of the batch, in turn: those of clusters whose CTAs lie side by side along M. rank: of
-// the CTA.
-template <u32 Cluster = 1>
+// tile_m counts the tiles of all matrices of the batch, in turn. Of a cluster whose CTAs lie side by side along M or N: its tile's
+// number, and the CTA's rank.
+template <u32 ClusterM = 1, u32 ClusterN = 1>
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank = 0) {
-    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m);
-    return Place{((tile_m - batch * problem.matrix_tiles_m) * Cluster + rank) * BLOCK_M, tile_n * BLOCK_N, batch};
+    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m), along_m = (tile_m - batch * problem.matrix_tiles_m) * ClusterM;
+    return Place{(along_m + rank % ClusterM) * BLOCK_M, (tile_n * ClusterN + rank % ClusterN) * BLOCK_N, batch};
 }
 
 // Where the results go, and what is applied to them.
@@ -433,6 +451,7 @@ gemm_p1_f16_cc_128x256x32_w2_s4(
     clear_unloaded(problem, smem);
     Ring ring;
     ring.init(smem + RING_BARRIERS, 1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
+    wait_for_previous_grid();
     if (warp_index >= CONSUMER_WARPS) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, problem, smem, &a_map, &b_map);

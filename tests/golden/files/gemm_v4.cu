@@ -36,6 +36,17 @@ __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
 }
 
+// [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
+// Returns at once unless the launch was a programmatic dependent one.
+__device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// [PTX ISA, griddepcontrol] The next kernel may start once all CTAs have said so or ended.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+
 // [PTX ISA, setmaxnreg] A whole warpgroup raises its registers a thread to Registers (24..256, a multiple of 8); waits
 // until the CTA's pool has them.
 template <u32 Registers>
@@ -172,6 +183,7 @@ struct Problem {
     u32 work_ranges;                // what the work is divided into: one range a cluster, or a CTA without clusters
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
     u32 output_by_tma;              // 1: TMA can write the result
+    u32 alternates;                 // 1: every other tile of a CTA goes through K backwards
     u32 matrix_tiles_m;             // tiles along M of one matrix of the batch
     u32 a_box_rows;                 // rows of a box of A
     u32 stage_bytes;                // that the boxes of a stage deliver
@@ -190,17 +202,24 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     return d;
 }
 
+// What comes before overlaps the end of the kernel before this one in the stream, and the next kernel's part before its own wait the end
+// of this one: no global memory is touched there.
+__device__ __forceinline__ void wait_for_previous_grid() {
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
+}
+
 // Rows and columns of C from which on a tile lies, or a part of it; the matrix of the batch.
 struct Place {
     u32 row0, column0, batch;
 };
 
-// tile_m counts the tiles of all matrices of the batch, in turn: those of clusters whose CTAs lie side by side along M. rank: of
-// the CTA.
-template <u32 Cluster = 1>
+// tile_m counts the tiles of all matrices of the batch, in turn. Of a cluster whose CTAs lie side by side along M or N: its tile's
+// number, and the CTA's rank.
+template <u32 ClusterM = 1, u32 ClusterN = 1>
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank = 0) {
-    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m);
-    return Place{((tile_m - batch * problem.matrix_tiles_m) * Cluster + rank) * BLOCK_M, tile_n * BLOCK_N, batch};
+    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m), along_m = (tile_m - batch * problem.matrix_tiles_m) * ClusterM;
+    return Place{(along_m + rank % ClusterM) * BLOCK_M, (tile_n * ClusterN + rank % ClusterN) * BLOCK_N, batch};
 }
 
 // Where the results go, and what is applied to them.
@@ -391,11 +410,15 @@ struct StageCursor {
 };
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
-// Goes on to the next tile while the consumers still store this one.
+// Goes on to the next tile while the consumers still store this one. Every other tile goes through K backwards: of what both need, L2
+// still has the end.
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const TensorMap* a_map, const TensorMap* b_map) {
+    bool is_backward = true;
     for (StageCursor at(problem, blockIdx.x); at.next(problem); ring.advance()) {
+        if (at.k == 0) is_backward = problem.alternates && !is_backward;   // a tile begins
+        const u32 k = is_backward ? problem.k_iterations - 1 - at.k : at.k;
         ring.acquire();
-        load_stage(problem, ring, smem, a_map, b_map, at.k, tile_place(problem, at.tile_m, at.tile_n));
+        load_stage(problem, ring, smem, a_map, b_map, k, tile_place(problem, at.tile_m, at.tile_n));
     }
 }
 
@@ -416,15 +439,18 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, Ring& ring, const Pr
     wgmma_wait_group<0>();
     release_slot(ring, previous, lane);
 }
-__device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 smem, const TensorMap* output_map,
-                                        const Result& result, u32 warpgroup, u32 warp, u32 lane) {
-    WorkQueue queue(problem, blockIdx.x);
+
+// One tile after the other. ClusterM, ClusterN: CTAs side by side; rank: of this one.
+template <u32 ClusterM = 1, u32 ClusterN = 1>
+__device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 smem, const TensorMap* output_map, const Result& result,
+                                        u32 warpgroup, u32 warp, u32 lane, u32 rank = 0) {
+    WorkQueue queue(problem, blockIdx.x / (ClusterM * ClusterN));
     WorkUnit unit;
     u32 stores = 0;
     while (queue.next(problem, unit)) {
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
-        Place place = tile_place(problem, tile_m, tile_n);
+        Place place = tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank);
         place.row0 += warpgroup * WARPGROUP_M;
         Accumulators acc;
         clear(acc);
@@ -453,6 +479,7 @@ gemm_v4_f16_rc_128x256x64_w2_s3(
     clear_unloaded(problem, smem);
     Ring ring;
     ring.init(smem + RING_BARRIERS, 1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
+    wait_for_previous_grid();
     if (warp_index >= CONSUMER_WARPS) {
         setmaxnreg_dec<40>();
         if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, problem, smem, &a_map, &b_map);

@@ -49,6 +49,17 @@ __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
 }
 
+// [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
+// Returns at once unless the launch was a programmatic dependent one.
+__device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// [PTX ISA, griddepcontrol] The next kernel may start once all CTAs have said so or ended.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+
 // [PTX ISA, setmaxnreg] A whole warpgroup raises its registers a thread to Registers (24..256, a multiple of 8); waits
 // until the CTA's pool has them.
 template <u32 Registers>
@@ -185,6 +196,7 @@ struct Problem {
     u32 work_ranges;                // what the work is divided into: one range a cluster, or a CTA without clusters
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
     u32 output_by_tma;              // 1: TMA can write the result
+    u32 alternates;                 // 1: every other tile of a CTA goes through K backwards
     u32 matrix_tiles_m;             // tiles along M of one matrix of the batch
     u32 a_box_rows;                 // rows of a box of A
     u32 stage_bytes;                // that the boxes of a stage deliver
@@ -203,17 +215,24 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     return d;
 }
 
+// What comes before overlaps the end of the kernel before this one in the stream, and the next kernel's part before its own wait the end
+// of this one: no global memory is touched there.
+__device__ __forceinline__ void wait_for_previous_grid() {
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
+}
+
 // Rows and columns of C from which on a tile lies, or a part of it; the matrix of the batch.
 struct Place {
     u32 row0, column0, batch;
 };
 
-// tile_m counts the tiles of all matrices of the batch, in turn: those of clusters whose CTAs lie side by side along M. rank: of
-// the CTA.
-template <u32 Cluster = 1>
+// tile_m counts the tiles of all matrices of the batch, in turn. Of a cluster whose CTAs lie side by side along M or N: its tile's
+// number, and the CTA's rank.
+template <u32 ClusterM = 1, u32 ClusterN = 1>
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank = 0) {
-    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m);
-    return Place{((tile_m - batch * problem.matrix_tiles_m) * Cluster + rank) * BLOCK_M, tile_n * BLOCK_N, batch};
+    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m), along_m = (tile_m - batch * problem.matrix_tiles_m) * ClusterM;
+    return Place{(along_m + rank % ClusterM) * BLOCK_M, (tile_n * ClusterN + rank % ClusterN) * BLOCK_N, batch};
 }
 
 // Where the results go, and what is applied to them.
@@ -349,23 +368,26 @@ __device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const
 }
 
 // ---- Clusters -----------------------------------------------------------------------------------------------------------
-constexpr u32 CLUSTER = 2;   // CTAs, along M
+constexpr u32 CLUSTER = 2;   // CTAs, which share the larger one of the operands' tiles
+constexpr bool A_IS_SHARED = BLOCK_M > BLOCK_N;
+constexpr u32 CLUSTER_M = A_IS_SHARED ? 1 : CLUSTER, CLUSTER_N = A_IS_SHARED ? CLUSTER : 1;   // along M or along N
 constexpr u16 CLUSTER_MASK = (1 << CLUSTER) - 1;
-constexpr u32 LOADED_N = BLOCK_N / CLUSTER;   // that each of them loads of a tile of B
 
-__device__ __forceinline__ void load_part_of_b(u32 slot, const TensorMap* map, u32 barrier, u32 k, const Place& place,
-                                               u32 rank) {
-    const u32 first = rank * LOADED_N, column0 = place.column0 + first;
-    if constexpr (B_IS_K_MAJOR) {
+// Each CTA loads as many rows of the shared operand's slot, into all of them.
+template <bool IsKMajor, u32 Rows>
+__device__ __forceinline__ void load_part(u32 slot, const TensorMap* map, u32 barrier, u32 k, u32 row0, u32 batch, u32 rank) {
+    constexpr u32 LOADED = Rows / CLUSTER;
+    const u32 first = rank * LOADED, row = row0 + first;
+    if constexpr (IsKMajor) {
 #pragma unroll
         for (u32 i = 0; i < BLOCK_K; i += SPAN)
-            cp_async_bulk_tensor_3d_load_multicast(slot + (i / SPAN * BLOCK_N + first) * SPAN_BYTES, map, barrier, k + i, column0,
-                                                   place.batch, CLUSTER_MASK);
+            cp_async_bulk_tensor_3d_load_multicast(slot + (i / SPAN * Rows + first) * SPAN_BYTES, map, barrier, k + i, row, batch,
+                                                   CLUSTER_MASK);
     } else {
 #pragma unroll
-        for (u32 i = 0; i < LOADED_N; i += SPAN)
-            cp_async_bulk_tensor_3d_load_multicast(slot + (first + i) / SPAN * MN_BOX_BYTES, map, barrier, column0 + i, k,
-                                                   place.batch, CLUSTER_MASK);
+        for (u32 i = 0; i < LOADED; i += SPAN)
+            cp_async_bulk_tensor_3d_load_multicast(slot + (first + i) / SPAN * MN_BOX_BYTES, map, barrier, row + i, k, batch,
+                                                   CLUSTER_MASK);
     }
 }
 
@@ -417,17 +439,25 @@ struct StageCursor {
 };
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
-// Each CTA loads its rows of A, and its part of B's tile into every CTA of the cluster. acquire() waits for the consumers of
-// all of them.
+// Each CTA loads its tile of one operand, and its part of the shared one into every CTA of the cluster. acquire() waits for the
+// consumers of all of them.
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const TensorMap* a_map, const TensorMap* b_map,
                                         u32 rank) {
+    bool is_backward = true;
     for (StageCursor at(problem, blockIdx.x / CLUSTER); at.next(problem); ring.advance()) {
-        const Place place = tile_place<CLUSTER>(problem, at.tile_m, at.tile_n, rank);
+        if (at.k == 0) is_backward = problem.alternates && !is_backward;   // a tile begins
+        const u32 k = is_backward ? problem.k_iterations - 1 - at.k : at.k;
+        const Place place = tile_place<CLUSTER_M, CLUSTER_N>(problem, at.tile_m, at.tile_n, rank);
+        const u32 a = smem + A + ring.stage * A_STAGE_BYTES, b = smem + B + ring.stage * B_STAGE_BYTES;
         ring.acquire();
         ring.expect_tx(problem.stage_bytes);
-        load_box<A_IS_K_MAJOR, BLOCK_M>(smem + A + ring.stage * A_STAGE_BYTES, a_map, ring.get_barrier(), at.k * BLOCK_K, place.row0,
-                                        place.batch);
-        load_part_of_b(smem + B + ring.stage * B_STAGE_BYTES, b_map, ring.get_barrier(), at.k * BLOCK_K, place, rank);
+        if constexpr (A_IS_SHARED) {
+            load_part<A_IS_K_MAJOR, BLOCK_M>(a, a_map, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch, rank);
+            load_box<B_IS_K_MAJOR, BLOCK_N>(b, b_map, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
+        } else {
+            load_box<A_IS_K_MAJOR, BLOCK_M>(a, a_map, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
+            load_part<B_IS_K_MAJOR, BLOCK_N>(b, b_map, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch, rank);
+        }
     }
 }
 
@@ -448,15 +478,18 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, Ring& ring, const Pr
     wgmma_wait_group<0>();
     release_slot(ring, previous, lane);
 }
-__device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 smem, const TensorMap* output_map,
-                                        const Result& result, u32 rank, u32 warpgroup, u32 warp, u32 lane) {
-    WorkQueue queue(problem, blockIdx.x / CLUSTER);
+
+// One tile after the other. ClusterM, ClusterN: CTAs side by side; rank: of this one.
+template <u32 ClusterM = 1, u32 ClusterN = 1>
+__device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 smem, const TensorMap* output_map, const Result& result,
+                                        u32 warpgroup, u32 warp, u32 lane, u32 rank = 0) {
+    WorkQueue queue(problem, blockIdx.x / (ClusterM * ClusterN));
     WorkUnit unit;
     u32 stores = 0;
     while (queue.next(problem, unit)) {
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
-        Place place = tile_place<CLUSTER>(problem, tile_m, tile_n, rank);
+        Place place = tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank);
         place.row0 += warpgroup * WARPGROUP_M;
         Accumulators acc;
         clear(acc);
@@ -467,8 +500,8 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
 }
 }  // namespace cudatma
 
-// C = A B, version 5: CTAs of a cluster, side by side along M, share a tile of B: each loads a part of it for all. Else as
-// version 4.
+// C = A B, version 5: CTAs of a cluster share a tile of B, side by side along M, or of A, along N: each loads a part of it for
+// all. Else as version 4.
 extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_v5_f16_rr_128x256x64_w2_s3_c2(
     const __grid_constant__ cudatma::TensorMap a_map,
@@ -488,6 +521,7 @@ gemm_v5_f16_rr_128x256x64_w2_s3_c2(
     if (threadIdx.x == 0) ring.init_barriers(1, CLUSTER * CONSUMER_WARPS);   // each consumer warp of the cluster releases a slot
     barrier_cluster_arrive();
     barrier_cluster_wait();   // the barriers of all CTAs are initialized
+    wait_for_previous_grid();
     const u32 rank = cluster_ctarank();
     if (warp_index >= CONSUMER_WARPS) {
         setmaxnreg_dec<40>();
@@ -495,7 +529,7 @@ gemm_v5_f16_rr_128x256x64_w2_s3_c2(
         __syncwarp();
     } else {
         setmaxnreg_inc<232>();
-        consume(ring, problem, smem, &output_map, Result{output}, rank, warp_index / 4, warp_index % 4, laneid());
+        consume<CLUSTER_M, CLUSTER_N>(ring, problem, smem, &output_map, Result{output}, warp_index / 4, warp_index % 4, laneid(), rank);
     }
     // A CTA must not exit while another one may still send to its shared memory or arrive at its barriers.
     barrier_cluster_arrive();

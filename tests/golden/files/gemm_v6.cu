@@ -51,6 +51,12 @@ __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
 }
 
+// [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
+// Returns at once unless the launch was a programmatic dependent one.
+__device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
 constexpr u32 BLOCK_M = 128;     // of a CTA's tile
 constexpr u32 BLOCK_N = 256;
@@ -195,12 +201,12 @@ struct Place {
     u32 row0, column0, batch;
 };
 
-// tile_m counts the tiles of all matrices of the batch, in turn: those of clusters whose CTAs lie side by side along M. rank: of
-// the CTA.
-template <u32 Cluster = 1>
+// tile_m counts the tiles of all matrices of the batch, in turn. Of a cluster whose CTAs lie side by side along M or N: its tile's
+// number, and the CTA's rank.
+template <u32 ClusterM = 1, u32 ClusterN = 1>
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank = 0) {
-    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m);
-    return Place{((tile_m - batch * problem.matrix_tiles_m) * Cluster + rank) * BLOCK_M, tile_n * BLOCK_N, batch};
+    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m), along_m = (tile_m - batch * problem.matrix_tiles_m) * ClusterM;
+    return Place{(along_m + rank % ClusterM) * BLOCK_M, (tile_n * ClusterN + rank % ClusterN) * BLOCK_N, batch};
 }
 
 // Where the results go, and what is applied to them.
@@ -442,6 +448,7 @@ gemm_v6_f16_cr_128x256x64_w2_s3_k2(
     }
     __syncthreads();                    // the barriers are initialized
     barrier_cluster_arrive_relaxed();   // reduce_cluster() waits; fence_mbarrier_init() has ordered the barriers
+    griddepcontrol_wait();   // no trigger for the next kernel: clusters that are placed early were slower
     if (warp_index == CONSUMER_WARPS) {
         if (elect_sync()) produce(ring, problem, k_begin, k_end, smem, &a_map, &b_map, place);
         __syncwarp();
