@@ -16,23 +16,23 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_char_p, c_int, c_size_t, c_void_p
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Contender, copies_for, launches_for, quick
+from benchmarks.harness import Contender, copies_for, launches_for
 from benchmarks.layer import Layer
 from benchmarks.operands import GROUP_SIZE, filled, packed_bytes, random_words, to_torch
 from benchmarks.plan import expected_us
-from benchmarks.report import failure
 from benchmarks.rivals.check import check
 from benchmarks.rivals.cublas import current_stream
+from benchmarks.rivals.fastest import fastest
 from benchmarks.rivals.tinygemm import abs_scales
 
 #: Marlin's scratch: fp32 partial sums of a tile of 64 tokens for each SM, and locks, as vLLM makes them.
 _PARTIALS_PER_SM, _LOCKS_PER_SM = 64 * 256, 4
 #: A tile of few tokens is no choice for many: it would read the weights once for each.
 _MOST_TILES, _LARGE_TILE = 8, 64
-_CHOOSING_LAUNCHES_US = 4000
 
 _MARLIN = {
     "marlin_error": (c_char_p, ()),
@@ -196,21 +196,12 @@ class Machete(_Vllm):
     def contenders(self, stream: Any, m: int, count: int) -> list[Contender]:
         """The fastest ``count`` in a short run of all. A schedule that cannot run is an error of its own."""
         self.errors.clear()
-        expected = expected_us(self.layer.k, self.layer.n, m)
-        took: list[tuple[float, Contender]] = []
-        for number, (name, tile) in self.schedules.items():
-            if tile < _LARGE_TILE and m > _MOST_TILES * tile:
-                continue
-            try:
-                way = self._schedule(number, f"{self.name} {name}", m)
-                launches = max(2, min(way.launches, int(_CHOOSING_LAUNCHES_US / expected)))
-                measured = quick(stream, way, launches)
-                if (us := measured.us(way.name)) is not None:
-                    took.append((us, way))
-                self.errors |= measured.errors
-            except Exception as error:
-                self.errors[f"{self.name} {name}"] = failure(error)
-        return [way for _, way in sorted(took, key=lambda item: item[0])[:count]]
+        makers = {
+            f"{self.name} {name}": partial(self._schedule, number, f"{self.name} {name}", m)
+            for number, (name, tile) in self.schedules.items()
+            if tile >= _LARGE_TILE or m <= _MOST_TILES * tile
+        }
+        return fastest(stream, makers, expected_us(self.layer.k, self.layer.n, m), count, self.errors)
 
     def _schedule(self, number: int, name: str, m: int) -> Contender:
         import cupy

@@ -16,7 +16,7 @@ import pytest
 from benchmarks import rivals
 from benchmarks.harness import Contender, Measured, Timing
 from benchmarks.layer import Layer
-from benchmarks.rivals import vllm
+from benchmarks.rivals import fastest, vllm
 
 K, N, GROUP, SMS = 256, 128, 128, 3
 
@@ -176,7 +176,7 @@ def test_the_fastest_schedules_of_machete_take_part(layer: Layer, monkeypatch: p
         us = speed[way.name]
         return Measured({way.name: Timing(us, us, us, 1)})
 
-    monkeypatch.setattr(vllm, "quick", quick)
+    monkeypatch.setattr(fastest, "quick", quick)
     library = NumpyLibrary(schedules, {"unable": 1000})
     rival = vllm.Machete(layer, (5, 600), None, library)
     ways = rival.contenders(None, 5, 2)
