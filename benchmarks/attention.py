@@ -45,7 +45,7 @@ EXAMPLES = """examples:
   cudatma bench attention --json attention.json --plot attention.svg
   cudatma bench attention --head-dim 128 --length 8192 --causal --version a4 --rivals fa4
   cudatma bench attention --head-dim 128 --length 4096 --full --counters
-  cudatma bench attention --decode --batch 8 --length 4096 --rivals flashinfer
+  cudatma bench attention --decode --batch 8 --length 4096 --rivals fa4 flashinfer
 """
 
 

@@ -1,8 +1,8 @@
 """Attention of one new query a sequence to a cache: `cudatma bench attention --decode`.
 
 Ours reads a contiguous cache, and one in pages of 16 keys; cuDNN and FlashAttention-2 through torch, FlashAttention-3
-where a package brings its library, and on request FlashInfer, in pages. As many copies of the cache take turns as keep
-L2 cold.
+where a package brings its library, and on request FlashAttention-4, which on Hopper does not split the keys, and
+FlashInfer, in pages, on tensor cores and on CUDA cores. As many copies of the cache take turns as keep L2 cold.
 """
 
 from __future__ import annotations
@@ -18,7 +18,16 @@ from benchmarks.attention_shapes import GROUPED, REST_S
 from benchmarks.compare import compared, present, summary_line, times_as_fast
 from benchmarks.harness import Contender, copies_for, launches_for, measuring_stream
 from benchmarks.report import Cell, Result, Table, failure, print_table, shown
-from benchmarks.rivals.attention import CUDNN, FA2, FA3, FLASHINFER, fa3_forward, flashinfer_workspace
+from benchmarks.rivals.attention import (
+    CUDNN,
+    FA2,
+    FA3,
+    FA4,
+    FLASHINFER,
+    fa3_forward,
+    fa4_forward,
+    flashinfer_workspace,
+)
 from benchmarks.turns import Entrant, Rival, chosen, entered, field_of, judged, timed
 from cudatma.kernels.attention.decode import attention_decode
 
@@ -26,7 +35,9 @@ BATCHES, LENGTHS = (1, 8, 32, 128), (1024, 4096, 16384)
 #: Keys of a page.
 PAGE = 16
 OURS, PAGED, BEST = "contiguous", f"pages of {PAGE}", "best"
-RIVALS = (CUDNN, FA2, FA3, FLASHINFER)
+#: FlashInfer's kernel without tensor cores.
+FLASHINFER_CUDA_CORES = f"{FLASHINFER}, CUDA cores"
+RIVALS = (CUDNN, FA2, FA3, FA4, FLASHINFER, FLASHINFER_CUDA_CORES)
 #: Part of the result's root mean square by which it may be off; weights and the result are rounded.
 _ALLOWED = 1.2e-2
 #: Sequences that are compared with float64.
@@ -124,25 +135,49 @@ def _fa3(library: Any, stream: Any, caches: Caches) -> list[Entrant]:
     return [caches.entrant(FA3, run, out)]
 
 
+def _fa4(stream: Any, caches: Caches) -> list[Entrant]:
+    forward, out = fa4_forward(), caches.out()
+
+    def run(index: int) -> None:
+        forward(caches.q, *caches.contiguous[index % caches.copies], out=out)
+
+    run(0)
+    return [caches.entrant(FA4, run, out)]
+
+
 def _flashinfer(stream: Any, caches: Caches) -> list[Entrant]:
+    given = [caches.pages(copy) for copy in range(caches.copies)]
+    return [_flashinfer_on(name, caches, given) for name in (FLASHINFER, FLASHINFER_CUDA_CORES)]
+
+
+def _flashinfer_on(name: str, caches: Caches, given: Sequence[tuple[Any, Any]]) -> Entrant:
     import torch
     from flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
     heads, kv_heads, dim = GROUPED
     batch, pages = caches.table.shape
-    wrapper = BatchDecodeWithPagedKVCacheWrapper(flashinfer_workspace(), "NHD", use_tensor_cores=True)
-    begins = torch.arange(batch + 1, device="cuda", dtype=torch.int32) * pages
-    last = torch.full((batch,), PAGE, device="cuda", dtype=torch.int32)
+    tensor_cores = name == FLASHINFER
+    wrapper = BatchDecodeWithPagedKVCacheWrapper(flashinfer_workspace(name), "NHD", use_tensor_cores=tensor_cores)
+    device = caches.table.device
+    begins = torch.arange(batch + 1, device=device, dtype=torch.int32) * pages
+    last = torch.full((batch,), PAGE, device=device, dtype=torch.int32)
     kinds = {"q_data_type": caches.q.dtype, "kv_data_type": caches.q.dtype}
     wrapper.plan(begins, caches.table.flatten(), last, heads, kv_heads, dim, PAGE, **kinds)
-    given, out = [caches.pages(copy) for copy in range(caches.copies)], caches.out()
+    out = caches.out()
     to = out.flatten(0, 1)
 
     def run(index: int) -> None:
         wrapper.run(caches.q.flatten(0, 1), given[index % caches.copies], out=to)
 
     run(0)
-    return [caches.entrant(FLASHINFER, run, out)]
+    return caches.entrant(name, run, out)
+
+
+#: By the names that --rivals takes, as in rivals.attention.
+OPTIONAL: dict[str, tuple[str, str, Rival]] = {
+    "fa4": (FA4, "flash_attn.cute", _fa4),
+    "flashinfer": (FLASHINFER, "flashinfer", _flashinfer),
+}
 
 
 def errors(caches: Caches, outs: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
@@ -156,7 +191,7 @@ def errors(caches: Caches, outs: Mapping[str, Any]) -> dict[str, tuple[float, fl
         wanted = []
         for sequence in taken:
             keys, values = k[sequence], v[sequence]
-            if name in (PAGED, FLASHINFER):
+            if name in (PAGED, FLASHINFER, FLASHINFER_CUDA_CORES):
                 pages = caches.table[sequence].long()
                 keys, values = (each[pages].flatten(0, 1) for each in caches.pages(caches.copies - 1))
             q = caches.q[sequence, 0].double().reshape(kv_heads, heads // kv_heads, dim)
@@ -234,10 +269,11 @@ def run_decode(options: argparse.Namespace) -> int:
         FA2: partial(_sdpa, FA2, "FLASH_ATTENTION"),
         FA3: partial(_fa3, options.fa3),
     }
-    optional = {"flashinfer": (FLASHINFER, "flashinfer", _flashinfer)}
-    field, told = field_of(always, optional, [name for name in options.rivals if name in optional])
+    field, told = field_of(always, OPTIONAL, options.rivals)
     settings = {"replays": options.replays, "rivals": told, "page": PAGE}
     result = Result(settings, decode_table, options.json, lambda cells: {"summary": decode_summary(cells)})
+    for name, what in told.items():
+        result.say(f"{name}: {what}")
     calls = calls_of(options.batch or BATCHES, options.length or LENGTHS)
     with measuring_stream() as stream:
         for number, call in enumerate(calls, 1):

@@ -25,12 +25,14 @@ from benchmarks.plot import write_picture
 from benchmarks.power import find_reader
 from benchmarks.read_floor import FloorBench
 from benchmarks.report import Cell, Result, failure, machine_facts, print_table
-from benchmarks.rivals import RIVALS, VLLM
+from benchmarks.rivals import BF16_ONLY, RIVALS, VLLM
 from benchmarks.rivals.vllm import version_of
 from benchmarks.shapes import FIVE, M_VALUES, parse_m_values, parse_shapes
 from cudatma.errors import ArgumentError
 
 QUICK_SHAPES, QUICK_M_VALUES, QUICK_SECONDS = ((4096, 4096), (8192, 28672)), (1, 16, 64, 256, 1024), 0.5
+#: Rivals that a package brings.
+_PACKAGES = {"humming": "humming-kernels", "quack": "quack-kernels"}
 #: Settings and facts of the machine that must agree for the cells of two runs to be in one file.
 _SAME_SETTINGS, _SAME_MACHINE = ("dtype", "group_size", "symmetric"), ("card", "driver")
 EXAMPLES = """examples:
@@ -94,7 +96,7 @@ def _version(rival: str, vllm: Path | None) -> str:
     """A rival's version where it is not torch's."""
     if rival in VLLM:
         return version_of(vllm)
-    return package_version("humming-kernels") if rival == "humming" else ""
+    return package_version(_PACKAGES[rival]) if rival in _PACKAGES else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -187,7 +189,7 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
     options.shapes = options.shapes or (QUICK_SHAPES if options.quick else FIVE)
     options.tokens = options.tokens or (QUICK_M_VALUES if options.quick else M_VALUES)
     if options.rivals is None:
-        absent = {"tinygemm"} if options.dtype == "float16" else set()
+        absent = set(BF16_ONLY) if options.dtype == "float16" else set()
         absent |= set() if options.vllm else set(VLLM)
         options.rivals = tuple(name for name in RIVALS if name not in absent)
     if options.quick:
@@ -212,7 +214,7 @@ def _parser() -> argparse.ArgumentParser:
         "--shapes", type=parse_shapes, metavar="S", help="five, all, a model's name or KxN, with commas (default: five)"
     )
     add("--tokens", type=parse_m_values, metavar="M,..", help="values of M (default: 1 to 8192)")
-    add("--rivals", type=parse_rivals, metavar="R,..", help=f"of {', '.join(RIVALS)} (bf16 only); none")
+    add("--rivals", type=parse_rivals, metavar="R,..", help=f"of {', '.join(RIVALS)} (the last two: bf16 only); none")
     add("--vllm", type=Path, metavar="FOLDER", help="with libraries of vLLM's Marlin and Machete: rivals/vllm.py")
     add("--replays", type=int, default=11, help="timed replays for M < 256 (default: 11)")
     add("--seconds", type=float, default=3.0, help="how long a pair alternates from M = 256 on (default: 3)")

@@ -25,7 +25,7 @@ _SHAPE_TIERS = ((*FIVE, *LARGE), (*model_shapes("llama3-70b"), *model_shapes("ll
 _BYTES_PER_US, _FLOP_PER_US, _LAUNCH_US = 4.0e6, 6.0e8, 4.0
 #: Seconds for a layer's operands and its F; for what a rival compiles; for a cell's captures and checks.
 _SHAPE_S, _CELL_S = 3.0, 0.4
-_RIVAL_S = {"cublas": 0.5, "humming": 15.0, "marlin": 0.5, "machete": 0.5, "tinygemm": 1.0}
+_RIVAL_S = {"cublas": 0.5, "humming": 15.0, "marlin": 0.5, "machete": 0.5, "quack": 3.0, "tinygemm": 1.0}
 #: Takes part at small M only.
 _SMALL_M = "tinygemm"
 #: Ways among which cuBLAS' fastest is chosen, and Machete's, and how often each runs.

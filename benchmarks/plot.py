@@ -34,11 +34,19 @@ _NAMES = {
     "humming": "Humming",
     "machete": "Machete",
     "marlin": "Marlin",
+    "quack": "QuACK",
     "tinygemm": "torch's int4",
 }
 #: Okabe and Ito's colors, which differ for color-blind readers too.
 _OURS, _OTHER_LAYERS = "#0072b2", "#3d8fbf"
-_COLOURS = {"cublas": INK, "humming": "#d55e00", "machete": "#00805f", "marlin": "#a8508a", "tinygemm": "#9a6a00"}
+_COLOURS = {
+    "cublas": INK,
+    "humming": "#d55e00",
+    "machete": "#00805f",
+    "marlin": "#a8508a",
+    "quack": "#5c4b8a",
+    "tinygemm": "#9a6a00",
+}
 #: Where along each segment of a line its label is tried.
 _WHERE = (0.0, 0.25, 0.5, 0.75, 1.0)
 

@@ -18,8 +18,11 @@ RIVALS = {
     "humming": ("benchmarks.rivals.humming", "Humming"),
     "marlin": ("benchmarks.rivals.vllm", "Marlin"),
     "machete": ("benchmarks.rivals.vllm", "Machete"),
+    "quack": ("benchmarks.rivals.quack", "Quack"),
     "tinygemm": ("benchmarks.rivals.tinygemm", "Tinygemm"),
 }
+#: Those that take bf16 alone.
+BF16_ONLY = ("quack", "tinygemm")
 #: Those whose kernels come from a folder of libraries.
 VLLM = ("marlin", "machete")
 

@@ -78,15 +78,21 @@ def _in_packages(patterns: tuple[str, ...]) -> Iterator[Path]:
 
 def fa4(stream: Any, operands: Operands) -> list[Entrant]:
     """FlashAttention-4's forward pass, in CuTe DSL, which compiles at the first call."""
-    from flash_attn.cute.interface import _flash_attn_fwd
-
-    out = operands.out()
+    forward, out = fa4_forward(), operands.out()
 
     def run(index: int) -> None:
-        _flash_attn_fwd(operands.q, operands.k, operands.v, causal=operands.shape.is_causal, out=out)
+        forward(operands.q, operands.k, operands.v, causal=operands.shape.is_causal, out=out)
 
     run(0)
     return [entrant(stream, FA4, run, out)]
+
+
+def fa4_forward() -> Callable[..., Any]:
+    """FA4's forward pass of torch tensors (batch, length, heads, dim), which makes no array when given ``out``."""
+    from flash_attn.cute.interface import _flash_attn_fwd
+
+    forward: Callable[..., Any] = _flash_attn_fwd
+    return forward
 
 
 def flashinfer(stream: Any, operands: Operands) -> list[Entrant]:
@@ -95,7 +101,7 @@ def flashinfer(stream: Any, operands: Operands) -> list[Entrant]:
     from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
     shape, out = operands.shape, operands.out()
-    wrapper = BatchPrefillWithRaggedKVCacheWrapper(flashinfer_workspace(), "NHD")
+    wrapper = BatchPrefillWithRaggedKVCacheWrapper(flashinfer_workspace(FLASHINFER), "NHD")
     begins = torch.arange(shape.batch + 1, device="cuda", dtype=torch.int32) * shape.length
     wrapper.plan(
         begins,
@@ -115,9 +121,9 @@ def flashinfer(stream: Any, operands: Operands) -> list[Entrant]:
     return [entrant(stream, FLASHINFER, run, out)]
 
 
-@lru_cache(maxsize=1)
-def flashinfer_workspace() -> Any:
-    """Device memory for its kernels."""
+@lru_cache(maxsize=2)
+def flashinfer_workspace(name: str) -> Any:
+    """Device memory for the kernels of a contender."""
     import torch
 
     return torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")

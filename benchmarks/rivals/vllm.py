@@ -1,11 +1,11 @@
-"""vLLM's W4A16 kernels, Marlin and Machete, without vLLM: fp16, group 128, symmetric.
+"""vLLM's W4A16 kernels, Marlin (fp16) and Machete (fp16, bf16), without vLLM: group 128, symmetric.
 
-They come from two libraries in a folder that ``--vllm`` names. To build them (nvcc 13, some 12 minutes on one core, no
+They come from libraries in a folder that ``--vllm`` names. To build them (nvcc 13, some 20 minutes on one core, no
 GPU), with vLLM's source distribution, unpacked, and a checkout of CUTLASS:
 
     curl -LO https://files.pythonhosted.org/.../vllm-0.33.0.tar.gz      # "Download files" of pypi.org/project/vllm
     git clone --depth 1 https://github.com/NVIDIA/cutlass               # 4.7
-    benchmarks/rivals/vllm_build/build.sh vllm-0.33.0 cutlass FOLDER    # FOLDER/libmarlin.so, libmachete.so, VERSION
+    benchmarks/rivals/vllm_build/build.sh vllm-0.33.0 cutlass FOLDER    # FOLDER/lib*.so, VERSION
 
 The folder travels to the machine with the GPU. Marlin runs what vLLM chooses. Machete runs every tile that vLLM's
 heuristic knows, and the fastest take part.
@@ -16,23 +16,24 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_char_p, c_int, c_size_t, c_void_p
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Contender, copies_for, launches_for, quick
+from benchmarks.harness import Contender, copies_for, launches_for
 from benchmarks.layer import Layer
 from benchmarks.operands import GROUP_SIZE, filled, packed_bytes, random_words, to_torch
 from benchmarks.plan import expected_us
-from benchmarks.report import failure
 from benchmarks.rivals.check import check
 from benchmarks.rivals.cublas import current_stream
+from benchmarks.rivals.fastest import fastest
 from benchmarks.rivals.tinygemm import abs_scales
+from cudatma.dtypes import BFLOAT16
 
 #: Marlin's scratch: fp32 partial sums of a tile of 64 tokens for each SM, and locks, as vLLM makes them.
 _PARTIALS_PER_SM, _LOCKS_PER_SM = 64 * 256, 4
 #: A tile of few tokens is no choice for many: it would read the weights once for each.
 _MOST_TILES, _LARGE_TILE = 8, 64
-_CHOOSING_LAUNCHES_US = 4000
 
 _MARLIN = {
     "marlin_error": (c_char_p, ()),
@@ -79,12 +80,17 @@ def processors() -> int:
 
 
 def dense_weight(xp: Any, words: Any, scales: Any) -> Any:
-    """(K, N) fp16: the weight that ``words`` (N, K / 8), eight codes along K from the low nibble on, and scales
-    (K / 128, N) mean: (code - 8) * scale."""
+    """(K, N), of the type of scales: the weight that ``words`` (N, K / 8), eight codes along K from the low nibble on,
+    and scales (K / 128, N) mean: (code - 8) * scale."""
     shifts = xp.arange(0, 32, 4, dtype=xp.uint32)
     codes = (words.view(xp.uint32)[:, :, None] >> shifts) & xp.uint32(15)
     values = codes.astype(xp.float16).reshape(len(words), -1) - xp.float16(8)
-    return values.T * xp.repeat(scales, GROUP_SIZE, axis=0)
+    if scales.dtype != BFLOAT16:
+        return values.T * xp.repeat(scales, GROUP_SIZE, axis=0)
+    wide = (scales.view(xp.uint16).astype(xp.uint32) << xp.uint32(16)).view(xp.float32)
+    bits = (values.T * xp.repeat(wide, GROUP_SIZE, axis=0)).view(xp.uint32)
+    bits += xp.uint32(0x7FFF) + ((bits >> xp.uint32(16)) & xp.uint32(1))  # to the nearest, ties to even
+    return (bits >> xp.uint32(16)).astype(xp.uint16).view(BFLOAT16)
 
 
 def marlin_scales(scales: Any) -> Any:
@@ -103,8 +109,6 @@ class _Weights:
         import cupy
 
         k, n = layer.k, layer.n
-        if layer.dtype != "float16":
-            raise ValueError("fp16 only")
         if k % GROUP_SIZE or n % multiple_of_n:
             raise ValueError(f"K = {k} is no multiple of {GROUP_SIZE}, or N = {n} none of {multiple_of_n}")
         # Any code is a valid weight. Scales in a band like that of our own weights.
@@ -126,7 +130,7 @@ class _Vllm:
     def checked(self, name: str, run: Callable[[int], None], m: int) -> Contender:
         """The contender, after its result was compared. Raises what its launch raises, or that it is wrong."""
         layer, copies = self.layer, len(self.weights.addresses)
-        layer.out[:m].fill(0)
+        layer.out[:m].view("uint16").fill(0)  # as integers: not every CuPy fills bf16
         run(0)
         check(to_torch(layer.out[:m]), to_torch(layer.x[:m]), self.weights.reference)
         nbytes = packed_bytes(layer.k, layer.n)
@@ -141,6 +145,8 @@ class Marlin(_Vllm):
     def __init__(self, layer: Layer, m_values: Sequence[int], folder: Path | None, library: Any = None) -> None:
         import cupy
 
+        if layer.dtype != "float16":
+            raise ValueError("fp16 only")
         self.library = load(self.name, _MARLIN, folder, library)
         self.sms = processors()
         self.partials = cupy.zeros(self.sms * _PARTIALS_PER_SM, cupy.float32)
@@ -179,7 +185,8 @@ class Machete(_Vllm):
     name = "machete"
 
     def __init__(self, layer: Layer, m_values: Sequence[int], folder: Path | None, library: Any = None) -> None:
-        self.library = load(self.name, _MACHETE, folder, library)
+        name = self.name if layer.dtype == "float16" else f"{self.name}_bf16"
+        self.library = load(name, _MACHETE, folder, library)
         numbers = range(self.library.machete_count())
         #: Number -> (name, tokens of a tile).
         self.schedules = {i: (self.library.machete_name(i).decode(), self.library.machete_tokens(i)) for i in numbers}
@@ -196,21 +203,12 @@ class Machete(_Vllm):
     def contenders(self, stream: Any, m: int, count: int) -> list[Contender]:
         """The fastest ``count`` in a short run of all. A schedule that cannot run is an error of its own."""
         self.errors.clear()
-        expected = expected_us(self.layer.k, self.layer.n, m)
-        took: list[tuple[float, Contender]] = []
-        for number, (name, tile) in self.schedules.items():
-            if tile < _LARGE_TILE and m > _MOST_TILES * tile:
-                continue
-            try:
-                way = self._schedule(number, f"{self.name} {name}", m)
-                launches = max(2, min(way.launches, int(_CHOOSING_LAUNCHES_US / expected)))
-                measured = quick(stream, way, launches)
-                if (us := measured.us(way.name)) is not None:
-                    took.append((us, way))
-                self.errors |= measured.errors
-            except Exception as error:
-                self.errors[f"{self.name} {name}"] = failure(error)
-        return [way for _, way in sorted(took, key=lambda item: item[0])[:count]]
+        makers = {
+            f"{self.name} {name}": partial(self._schedule, number, f"{self.name} {name}", m)
+            for number, (name, tile) in self.schedules.items()
+            if tile >= _LARGE_TILE or m <= _MOST_TILES * tile
+        }
+        return fastest(stream, makers, expected_us(self.layer.k, self.layer.n, m), count, self.errors)
 
     def _schedule(self, number: int, name: str, m: int) -> Contender:
         import cupy

@@ -235,5 +235,5 @@ def test_settings_name_the_rivals() -> None:
     by_default = {
         dtype: marlin._parsed(marlin._parser(), ["--dtype", dtype]).rivals for dtype in ("float16", "bfloat16")
     }
-    assert by_default == {"float16": ("cublas", "humming"), "bfloat16": ("cublas", "humming", "tinygemm")}
+    assert by_default == {"float16": ("cublas", "humming"), "bfloat16": ("cublas", "humming", "quack", "tinygemm")}
     assert marlin.package_version("no-such-distribution") == "none"

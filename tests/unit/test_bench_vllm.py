@@ -16,7 +16,8 @@ import pytest
 from benchmarks import rivals
 from benchmarks.harness import Contender, Measured, Timing
 from benchmarks.layer import Layer
-from benchmarks.rivals import vllm
+from benchmarks.rivals import fastest, vllm
+from cudatma.dtypes import BFLOAT16
 
 K, N, GROUP, SMS = 256, 128, 128, 3
 
@@ -47,8 +48,10 @@ def codes_of(words: Any, axis: int) -> Any:
 class NumpyLibrary:
     """Functions of both libraries. Their packings keep the words as they come, so that what is packed can be read."""
 
-    def __init__(self, schedules: dict[str, int] | None = None, failing: dict[str, int] | None = None) -> None:
-        self.schedules, self.failing = schedules or {}, failing or {}
+    def __init__(
+        self, schedules: dict[str, int] | None = None, failing: dict[str, int] | None = None, dtype: Any = np.float16
+    ) -> None:
+        self.schedules, self.failing, self.dtype = schedules or {}, failing or {}, dtype
         self.names = [create_string_buffer(name.encode()) for name in self.schedules]
         self.reason = create_string_buffer(b"check failed: thread_k")
         self.workspaces: list[tuple[int, ...]] = []
@@ -110,8 +113,8 @@ class NumpyLibrary:
         name = self.names[number].value.decode()
         self.weights_read.append(weight)
         codes = codes_of(array(weight, (n, k // 8), np.uint32), 1).T
-        result = product(array(x, (m, k), np.float16), codes, array(scales, (k // group, n), np.float16))
-        array(out, (m, n), np.float16)[...] = result if name != "wrong" else 0
+        result = product(array(x, (m, k), self.dtype), codes, array(scales, (k // group, n), self.dtype))
+        array(out, (m, n), self.dtype)[...] = result if name != "wrong" else 0
         return self.failing.get(name, 0)
 
 
@@ -176,7 +179,7 @@ def test_the_fastest_schedules_of_machete_take_part(layer: Layer, monkeypatch: p
         us = speed[way.name]
         return Measured({way.name: Timing(us, us, us, 1)})
 
-    monkeypatch.setattr(vllm, "quick", quick)
+    monkeypatch.setattr(fastest, "quick", quick)
     library = NumpyLibrary(schedules, {"unable": 1000})
     rival = vllm.Machete(layer, (5, 600), None, library)
     ways = rival.contenders(None, 5, 2)
@@ -197,11 +200,29 @@ def test_the_fastest_schedules_of_machete_take_part(layer: Layer, monkeypatch: p
     assert "machete small" not in asked
 
 
-@pytest.mark.parametrize(("k", "n", "dtype"), [(192, 128, "float16"), (256, 64, "float16"), (256, 128, "bfloat16")])
-def test_other_layers_are_refused(layer: Layer, k: int, n: int, dtype: str) -> None:
-    other = Layer(k, n, dtype, [], [], layer.x, layer.out)
-    with pytest.raises(ValueError, match=r"no multiple|fp16 only"):
+def test_machete_takes_bf16(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
+    took = {"machete small": Timing(2.0, 2.0, 2.0, 1)}
+    monkeypatch.setattr(fastest, "quick", lambda stream, way, launches: Measured(took))
+    other = Layer(K, N, "bfloat16", [], [], layer.x.astype(BFLOAT16), layer.out.astype(BFLOAT16))
+    rival = vllm.Machete(other, (5,), None, NumpyLibrary({"small": 16}, dtype=BFLOAT16))
+    (way,) = rival.contenders(None, 5, 1)
+    other.out.fill(0)
+    way.run(1)
+    check(other.out[:5], other.x[:5], rival.weights.reference)
+    codes, scales = codes_of(rival.weights.arrays[0][0].view(np.uint32), 1).T, rival.weights.arrays[0][1]
+    exact = (codes.astype(np.float64) - 8) * np.repeat(scales, GROUP, axis=0).astype(np.float64)
+    np.testing.assert_array_equal(rival.weights.reference, exact.astype(BFLOAT16))
+    field = rivals.make_field(("machete",), other, (5,), Path("no such folder"))
+    assert "libmachete_bf16.so" in field.errors["machete"]
+
+
+@pytest.mark.parametrize(("k", "n"), [(192, 128), (256, 64)])
+def test_other_layers_are_refused(layer: Layer, k: int, n: int) -> None:
+    other = Layer(k, n, "float16", [], [], layer.x, layer.out)
+    with pytest.raises(ValueError, match="no multiple"):
         vllm.Machete(other, (1,), None, NumpyLibrary({"small": 16}))
+    with pytest.raises(ValueError, match="fp16 only"):
+        vllm.Marlin(Layer(K, N, "bfloat16", [], [], layer.x, layer.out), (1,), None, NumpyLibrary())
 
 
 def test_without_a_folder_or_a_library_the_cell_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 #!/bin/bash
-# build.sh VLLM CUTLASS FOLDER: libmarlin.so, libmachete.so and VERSION in FOLDER, for sm_90 and fp16.
+# build.sh VLLM CUTLASS FOLDER: libmarlin.so (fp16), libmachete.so (fp16), libmachete_bf16.so and VERSION in FOLDER, for
+# sm_90.
 # VLLM: its unpacked source distribution (0.33.0). CUTLASS: a checkout (4.7). JOBS=4: so many compiles at once (1).
 # Objects stay in FOLDER/objects; what is there is not compiled again.
 set -euo pipefail
@@ -32,22 +33,29 @@ compile() { # OBJECT SOURCE FLAGS...
 }
 # As vLLM builds it for Hopper: from the PTX of compute_80.
 compile marlin.o marlin.cu -gencode arch=compute_80,code=sm_90 -I"$marlin"
-compile machete_prepack.o machete.cu "${hopper[@]}" -DMACHETE_PREPACK
 # Channels, tokens, CTAs of a cluster along the channels: all tiles of vLLM's heuristic.
 schedules=("128 256 2" "128 128 2" "256 128 2" "128 64 2" "256 64 2" "128 32 2" "256 32 2" "128 16 1" "256 16 1")
 entries=
 for schedule in "${schedules[@]}"; do
-  read -r channels tokens cluster <<<"$schedule"
-  name=${channels}_${tokens}_$cluster
-  entries+="ENTRY(entry_$name) "
-  compile "machete_$name.o" machete.cu "${hopper[@]}" -DSCHEDULE_NAME="entry_$name" -DTILE_CHANNELS="$channels" -DTILE_TOKENS="$tokens" -DTILE_CLUSTER="$cluster"
+  entries+="ENTRY(entry_${schedule// /_}) "
+done
+for dtype in fp16 bf16; do
+  element=()
+  [ $dtype = fp16 ] || element=(-DMACHETE_BF16)
+  compile "machete_${dtype}_prepack.o" machete.cu "${hopper[@]}" "${element[@]}" -DMACHETE_PREPACK
+  for schedule in "${schedules[@]}"; do
+    read -r channels tokens cluster <<<"$schedule"
+    name=${schedule// /_}
+    compile "machete_${dtype}_$name.o" machete.cu "${hopper[@]}" "${element[@]}" -DSCHEDULE_NAME="entry_$name" -DTILE_CHANNELS="$channels" -DTILE_TOKENS="$tokens" -DTILE_CLUSTER="$cluster"
+  done
 done
 echo "${#commands[@]} to compile"
 [ ${#commands[@]} -eq 0 ] || printf '%s\0' "${commands[@]}" | xargs -0 -P "${JOBS:-1}" -n 1 bash -c
 
 echo "$entries" >"$objects/machete_entries.inc"
 link=("$nvcc" "${flags[@]}" -shared -cudart static)
-"${link[@]}" "$here/machete_table.cu" "$objects"/machete_*.o -o "$folder/libmachete.so"
+"${link[@]}" "$here/machete_table.cu" "$objects"/machete_fp16_*.o -o "$folder/libmachete.so"
+"${link[@]}" "$here/machete_table.cu" "$objects"/machete_bf16_*.o -o "$folder/libmachete_bf16.so"
 "${link[@]}" "$objects/marlin.o" -o "$folder/libmarlin.so"
 sed -n 's/^Version: /vLLM /p' "$vllm/PKG-INFO" >"$folder/VERSION"
 ls -l "$folder"/*.so

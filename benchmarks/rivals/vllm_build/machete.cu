@@ -1,5 +1,5 @@
-// C functions around vLLM's Machete: fp16 activations and scales, u4b8 weights. With -DPREPACK the packing, else one
-// schedule (-DNAME, -DCHANNELS, -DTOKENS, -DCLUSTER).
+// C functions around vLLM's Machete: fp16 activations and scales (-DMACHETE_BF16: bf16), u4b8 weights. With
+// -DMACHETE_PREPACK the packing, else one schedule (-DSCHEDULE_NAME, -DTILE_CHANNELS, -DTILE_TOKENS, -DTILE_CLUSTER).
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,7 +11,11 @@
 #include "machete.h"
 
 namespace machete {
+#ifdef MACHETE_BF16
+using Element = cutlass::bfloat16_t;
+#else
 using Element = cutlass::half_t;
+#endif
 
 #ifdef MACHETE_PREPACK
 using Prepacked = PrepackedLayoutBTemplate<Element, cutlass::uint4b_t, Element, float, cutlass::layout::ColumnMajor,

@@ -1,0 +1,79 @@
+"""Rivals of decoding that packages bring, without a GPU: their functions written with torch on the CPU."""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import attention_decode as decoding
+from benchmarks.attention_decode import Decoding
+from benchmarks.turns import entered, field_of
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+
+def exact(q: Any, k: Any, v: Any) -> Any:
+    """Of one query (heads, dim) and the keys and values of a sequence (length, kv_heads, dim)."""
+    k, v = (each.double().repeat_interleave(len(q) // each.shape[1], 1) for each in (k, v))
+    weights = torch.einsum("hd,khd->hk", q.double(), k).mul(q.shape[1] ** -0.5).softmax(-1)
+    return torch.einsum("hk,khd->hd", weights, v)
+
+
+class Paged:
+    """BatchDecodeWithPagedKVCacheWrapper of FlashInfer."""
+
+    def __init__(self, workspace: Any, layout: str, *, use_tensor_cores: bool) -> None:
+        assert layout == "NHD"
+        self.workspace = workspace
+
+    def plan(
+        self, begins: Any, pages: Any, last: Any, heads: int, kv_heads: int, dim: int, page: int, **kinds: Any
+    ) -> None:
+        self.lists = [pages[begin:end].long() for begin, end in pairwise(begins)]
+        assert last.tolist() == [page] * len(self.lists)
+
+    def run(self, q: Any, cache: tuple[Any, Any], *, out: Any) -> None:
+        for sequence, pages in enumerate(self.lists):
+            out[sequence] = exact(q[sequence], *(each[pages].flatten(0, 1) for each in cache))
+
+
+def forward(q: Any, k: Any, v: Any, *, out: Any) -> None:
+    """_flash_attn_fwd of FA4."""
+    for sequence in range(len(q)):
+        out[sequence, 0] = exact(q[sequence, 0], k[sequence], v[sequence])
+
+
+def test_fa4_and_flashinfer_read_the_cache_that_ours_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=Paged)
+    monkeypatch.setitem(sys.modules, "flashinfer", package)
+    monkeypatch.setattr(decoding, "fa4_forward", lambda: forward)
+    monkeypatch.setattr(decoding, "flashinfer_workspace", lambda name: name)
+    monkeypatch.setattr(decoding, "copies_for", lambda nbytes: 2)
+    monkeypatch.setattr(decoding, "launches_for", lambda nbytes, copies: 2)
+    caches = decoding.Caches(Decoding(3, 48))
+    entrants = [*decoding._fa4(None, caches), *decoding._flashinfer(None, caches)]
+    assert [each.rival for each in entrants] == ["FA4", "FlashInfer", "FlashInfer, CUDA cores"]
+    assert {each.rival for each in entrants} <= set(decoding.RIVALS)
+    for each in entrants:
+        each.contender.run(caches.copies - 1)
+    for rms, _ in decoding.errors(caches, {each.rival: each.out for each in entrants}).values():
+        assert rms < decoding._ALLOWED
+    for each in entrants:
+        each.contender.run(0)  # the first copy, which the result is not compared with
+    assert min(rms for rms, _ in decoding.errors(caches, {each.rival: each.out for each in entrants}).values()) > 0.5
+
+
+def test_who_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "copies_for", lambda nbytes: 1)
+    monkeypatch.setattr(decoding, "launches_for", lambda nbytes, copies: 1)
+    for name in ("flash_attn", "flashinfer"):
+        monkeypatch.setitem(sys.modules, name, None)
+    field, told = field_of({}, decoding.OPTIONAL, ["fa4", "flashinfer"])
+    assert all(what.startswith("absent: ") for what in told.values())
+    found, refused = entered(None, decoding.Caches(Decoding(1, 16)), field)
+    assert not found
+    assert set(refused) == {"FA4", "FlashInfer"}
