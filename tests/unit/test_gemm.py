@@ -376,10 +376,14 @@ def lost(problem: Problem, us: dict[str, float]) -> float:
 
 
 def test_the_choice_loses_little_against_the_versions() -> None:
-    """With the tile that was measured for each (cudatma bench gemm)."""
+    """With the tile that was measured for each (cudatma bench gemm). `auto` and a version may be the same kernel, which
+    was then measured twice: the mean counts."""
     found = []
     for cell in json.loads((RESULTS / "gemm.json").read_text())["cells"]:
-        us = {entry: cell["us"][name] for name, entry in cell["entries"].items()}
+        readings: dict[str, list[float]] = {}
+        for name, entry in cell["entries"].items():
+            readings.setdefault(entry, []).append(cell["us"][name])
+        us = {entry: sum(times) / len(times) for entry, times in readings.items()}
         found.append(lost(Problem(*(cell[name] for name in ("m", "n", "k", "dtype", "layout"))), us))
     assert max(found) < 1.08
     assert sum(found) / len(found) < 1.01
