@@ -4,17 +4,19 @@ alternating within one loop, medians.
 Each launch of a graph reads another buffer: L2 (60 MB on an H200) has dropped a buffer long before it is read again.
 Before each turn the GPU rests for some milliseconds, or its power limit would decide. Each turn begins with an untimed
 replay, in which the TLBs still hold the addresses of the previous contender. Long runs have no rests: they measure at
-the power limit.
+the power limit. Who comes before decides there what power is left (up to 12 % of one kernel's time): so the order is
+shuffled for each turn, and every second turn reverses the one before it.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -176,15 +178,16 @@ def _captured(stream: Any, contenders: Sequence[Contender], into: Measured) -> d
 
 
 def cold(stream: Any, contenders: Sequence[Contender], replays: int = REPLAYS, rest_s: float = REST_S) -> Measured:
-    """Time contenders with cold weights: their graphs take turns, ``replays`` times, each turn beginning with another,
-    on a GPU that has rested for ``rest_s``.
+    """Time contenders with cold weights: their graphs take turns, ``replays`` times, in a changing order, on a GPU that
+    has rested for ``rest_s``.
 
     What cannot be run is an error of its contender, not an exception.
     """
     measured = Measured()
     graphs = _captured(stream, contenders, measured)
     try:
-        spans = [_turn(stream, graphs, {}, number, rest_s) for number in range(replays)]
+        orders = _orders(graphs)
+        spans = [_turn(stream, graphs, {}, next(orders), rest_s) for _ in range(replays)]
         stream.synchronize()
         for name, (_, launches) in graphs.items():
             measured.timings[name] = summary([_us(turn[name]) / launches for turn in spans])
@@ -201,19 +204,20 @@ def quick(stream: Any, contender: Contender, launches: int, replays: int = 2) ->
 def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 3.0, block_s: float = BLOCK_S) -> Measured:
     """Time contenders on a GPU that is as warm, and its clock as low, as in long runs.
 
-    They alternate in periods of about ``block_s`` for about ``seconds``, each round beginning with the next one; the
-    second half of the rounds counts.
+    They alternate in periods of about ``block_s`` for about ``seconds``, each round in another order; the second half of
+    the rounds counts.
     """
     measured = Measured()
     graphs = _captured(stream, contenders, measured)
     try:
-        first = _turn(stream, graphs, {}, 0)
+        orders = _orders(graphs)
+        first = _turn(stream, graphs, {}, next(orders))
         stream.synchronize()
         repeats = {name: max(1, round(block_s * 1e6 / _us(span))) for name, span in first.items()}
         round_s = sum(_us(span) * (repeats[name] + WARM_REPLAYS) for name, span in first.items()) * 1e-6
         rounds = []
-        for number in range(max(4, round(seconds / round_s)) if round_s else 0):
-            rounds.append(_turn(stream, graphs, repeats, number))
+        for _ in range(max(4, round(seconds / round_s)) if round_s else 0):
+            rounds.append(_turn(stream, graphs, repeats, next(orders)))
             stream.synchronize()  # a period is far longer than what the host needs to begin the next
         for name, (_, launches) in graphs.items():
             samples = [_us(each[name]) / (launches * repeats[name]) for each in rounds[len(rounds) // 2 :]]
@@ -223,20 +227,28 @@ def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 3.0
     return measured
 
 
-def _turn(
-    stream: Any, graphs: Mapping[str, tuple[Any, int]], repeats: Mapping[str, int], number: int, rest_s: float = 0.0
-) -> dict[str, tuple[Any, Any]]:
-    """Enqueue each graph, WARM_REPLAYS times and then ``repeats`` times (once unless named) between two events.
+def _orders(names: Iterable[str]) -> Iterator[list[str]]:
+    """Of each turn: shuffled, and then the reverse of that. The same in each run."""
+    each, shuffled = list(names), random.Random(1)
+    while True:
+        order = shuffled.sample(each, len(each))
+        yield order
+        yield order[::-1]
 
-    number: of the turn; the contender that begins moves on by one from turn to turn. rest_s: time that the
-    GPU is idle before each graph.
-    """
+
+def _turn(
+    stream: Any,
+    graphs: Mapping[str, tuple[Any, int]],
+    repeats: Mapping[str, int],
+    order: Sequence[str],
+    rest_s: float = 0.0,
+) -> dict[str, tuple[Any, Any]]:
+    """Enqueue each graph in this order, WARM_REPLAYS times and then ``repeats`` times (once unless named) between two
+    events. rest_s: time that the GPU is idle before each graph."""
     import cupy
 
-    names = list(graphs)
-    first = number % len(names) if names else 0
     spans = {}
-    for name in names[first:] + names[:first]:
+    for name in order:
         graph = graphs[name][0]
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()
         if rest_s:

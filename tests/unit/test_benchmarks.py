@@ -3,6 +3,7 @@ SASS loops on code written by hand and on one real compilation. test_bench_*.py 
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -60,7 +61,14 @@ def test_cold_takes_turns_and_gives_the_time_of_one_launch(gpu: FakeGpu) -> None
     measured = harness.cold(gpu, [steady(gpu, "a", 5.0), steady(gpu, "b", 7.0, launches=40)], replays=3)
     assert measured.timings == {"a": Timing(5.0, 5.0, 5.0, 3), "b": Timing(7.0, 7.0, 7.0, 3)}
     a, b = [100.0] * 2, [280.0] * 2
-    assert gpu.log == ["upload", "upload", *a, *b, *b, *a, *a, *b], "each replays once untimed, and begins in turn"
+    assert gpu.log == ["upload", "upload", *a, *b, *b, *a, *b, *a], "each replays once untimed"
+
+
+def test_orders_are_shuffled_and_reversed() -> None:
+    names = ["a", "b", "c", "d"]
+    orders = list(itertools.islice(harness._orders(names), 40))
+    assert all(orders[i + 1] == orders[i][::-1] and sorted(orders[i]) == names for i in range(0, 40, 2))
+    assert len({tuple(order) for order in orders}) > 10
 
 
 def test_a_library_that_refuses_capture_is_called_behind_a_delay(gpu: FakeGpu) -> None:
