@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from ptx_of import module_of
+
+from cudatma.emulator.errors import TrapError
 
 EXCHANGE = """
 extern "C" __global__ void __cluster_dims__(2, 1, 1) k(u32* out) {
@@ -37,6 +40,31 @@ def test_blocks_write_into_each_other() -> None:
     for rank in range(2):
         assert out[rank, :64].tolist() == [1000 * (1 - rank) + t for t in range(64)]
         assert out[rank, 64:].tolist() == [7 * t + 1 - rank for t in range(32)]
+
+
+TO_ITSELF = """
+extern "C" __global__ void CLUSTER k(u32* out) {
+    __shared__ u32 word;
+    __shared__ __align__(8) u64 barrier;
+    const u32 bar = shared_address(&barrier);
+    if (threadIdx.x == 0) { mbarrier_init(bar, 1); fence_mbarrier_init(); }
+    __syncwarp();
+    if (threadIdx.x == 0) {
+        mbarrier_arrive_expect_tx(bar, 4);
+        st_async_u32(shared_address(&word), 77, bar);
+    }
+    mbarrier_wait_parity(bar, 0);
+    out[threadIdx.x] = word;
+}"""
+
+
+def test_st_async_to_its_own_block_needs_a_cluster_of_one() -> None:
+    """As on an H200: an illegal instruction without one."""
+    out = np.zeros(32, np.uint32)
+    assert module_of(TO_ITSELF.replace("CLUSTER", "__cluster_dims__(1, 1, 1)")).launch("k", 1, 32, (out,)).is_clean
+    assert (out == 77).all()
+    with pytest.raises(TrapError, match=r"st\.async in a launch without a cluster"):
+        module_of(TO_ITSELF.replace("CLUSTER", "")).launch("k", 1, 32, (out,))
 
 
 REDUCE = """

@@ -61,10 +61,11 @@ def check_run(w: Warp, at: int, size: int, *addresses: int) -> int:
     return moved
 
 
-def check_cluster(w: Warp, at: int) -> None:
-    """Bulk copies between shared memories trap in a launch that names no cluster, of one CTA at least (measured)."""
+def check_cluster(w: Warp, at: int, what: str) -> None:
+    """What writes to a CTA's shared memory asynchronously traps in a launch that names no cluster, of one CTA at least:
+    bulk copies between shared memories and st.async (measured on an H200)."""
     if not w.launch.setup.extra.get("names_cluster", True):
-        access.trap(w, at, "a bulk copy between shared memories in a launch without a cluster")
+        access.trap(w, at, f"{what} in a launch without a cluster; __cluster_dims__(1, 1, 1) makes one")
 
 
 def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast: int | None, from_shared: bool) -> None:
@@ -72,7 +73,7 @@ def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast:
     size = check_run(w, at, size, to, source)
     to = strip(to)
     if from_shared:
-        check_cluster(w, at)
+        check_cluster(w, at, "a bulk copy between shared memories")
         source_block, source_offset = shared_run(w, at, source, size, "source")
         origin = source_block.shared.data
     else:

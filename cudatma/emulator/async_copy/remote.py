@@ -36,6 +36,7 @@ def _later(w: Warp, at: int, block: Any, offset: int, size: int, barrier: MBarri
 
 def store(w: Warp, at: int, to: Array, code: str, values: tuple[Array, ...], bar: Array, mask: Array | None) -> None:
     """st.async: one vector of elements a lane."""
+    bulk.check_cluster(w, at, "st.async")
     for lane in groups.lanes(mask):
         data = np.array([value[lane] for value in values], NUMPY[code]).view(np.uint8)
         block, offset = bulk.shared_run(w, at, int(to[lane]), data.size, "destination")
@@ -65,7 +66,7 @@ def reduce(
 def reduce_shared(w: Warp, at: int, to: int, source: int, size: int, bar: int, operation: str, kind: str) -> None:
     """cp.reduce.async.bulk between shared memories of a cluster."""
     size = bulk.check_run(w, at, size, to, source)
-    bulk.check_cluster(w, at)
+    bulk.check_cluster(w, at, "a bulk reduction between shared memories")
     origin, source_offset = bulk.shared_run(w, at, source, size, "source")
     block, offset = bulk.shared_run(w, at, to, size, "destination")
     barrier = find(w, at, bulk.strip(bar), "cp.reduce.async.bulk")

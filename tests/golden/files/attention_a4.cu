@@ -511,8 +511,10 @@ __device__ __forceinline__ u32 take_tile(u32* counter, u32 tiles) {
     return gridDim.x + taken;
 }
 
-__device__ __forceinline__ void publish_tile(const Queries& queries, u32 smem, u32 tile) {
-    asm volatile("st.shared.u32 [%0], %1;" : : "r"(smem + TILES + 4 * queries.stage), "r"(tile) : "memory");
+// bytes: of the queries that the same slot is waiting for.
+__device__ __forceinline__ void publish_tile(const Queries& queries, u32 smem, u32 tile, u32 bytes) {
+    queries.expect_tx(bytes + sizeof(tile));
+    st_async_u32(smem + TILES + sizeof(tile) * queries.stage, tile, queries.get_barrier());
 }
 
 // Waits for the next slot of queries. False: there are no more tiles.
@@ -534,8 +536,7 @@ __device__ __forceinline__ void produce(Queries& queries, Ring& k_ring, Ring& v_
         const Blocks blocks = key_blocks(problem, place);
         if (blocks.begin < blocks.end) produce_keys(k_ring, smem, k_map, blocks.end - 1, place);
         queries.acquire();
-        publish_tile(queries, smem, tile);
-        queries.expect_tx(Q_BYTES);
+        publish_tile(queries, smem, tile, Q_BYTES);
         load_queries(smem + Q + queries.stage * Q_BYTES, q_map, queries.get_barrier(), place);
         for (u32 block = blocks.end; block-- > blocks.begin;) {
             if (block + 1 < blocks.end) produce_keys(k_ring, smem, k_map, block, place);
@@ -544,8 +545,7 @@ __device__ __forceinline__ void produce(Queries& queries, Ring& k_ring, Ring& v_
         queries.advance();
     }
     queries.acquire();
-    publish_tile(queries, smem, tile);   // the end
-    queries.arrive();
+    publish_tile(queries, smem, tile, 0);   // the end
 }
 
 // ---- Stores: one thread of another warp -----------------------------------------------------------------------------------
@@ -590,8 +590,8 @@ __device__ __forceinline__ void consume(Queries& queries, const Staged& staged, 
 }  // namespace cudatma
 
 // Attention, version a4: as many CTAs as run at a time, each with one tile after the other; results leave by TMA while the next
-// tile is computed. Else as version a3.
-extern "C" __global__ void __launch_bounds__(384, 1)
+// tile is computed. Else as version a3. A cluster of one CTA, for st.async is an illegal instruction without.
+extern "C" __global__ void __cluster_dims__(1, 1, 1) __launch_bounds__(384, 1)
 attention_a4_bf16_d64_causal_128x64_s2_q1(
     const __grid_constant__ cudatma::TensorMap q_map,
     const __grid_constant__ cudatma::TensorMap k_map,

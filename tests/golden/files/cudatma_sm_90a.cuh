@@ -344,11 +344,20 @@ __device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
 }
 
 // [PTX ISA, st.async] Four values to `addr` in a CTA of the cluster; when they are there, 16 bytes are counted at its barrier
-// `bar`. Both are from mapa_shared_cluster, in the same CTA.
+// `bar`. Both are from mapa_shared_cluster, in the same CTA; or this CTA's own. An illegal instruction in a kernel that is launched
+// without clusters [H200]; __cluster_dims__(1, 1, 1) is enough.
 __device__ __forceinline__ void st_async_v4_f32(u32 addr, const float (&value)[4], u32 bar) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
                  :
                  : "r"(addr), "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3]), "r"(bar)
+                 : "memory");
+}
+
+// [PTX ISA, st.async] The same for one word, 4 bytes.
+__device__ __forceinline__ void st_async_u32(u32 addr, u32 value, u32 bar) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
+                 :
+                 : "r"(addr), "r"(value), "r"(bar)
                  : "memory");
 }
 
