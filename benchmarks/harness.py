@@ -204,8 +204,8 @@ def quick(stream: Any, contender: Contender, launches: int, replays: int = 2) ->
 def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 3.0, block_s: float = BLOCK_S) -> Measured:
     """Time contenders on a GPU that is as warm, and its clock as low, as in long runs.
 
-    They alternate in periods of about ``block_s`` for about ``seconds``, each round in another order; the second half of
-    the rounds counts.
+    They alternate in periods of about ``block_s`` for about ``seconds``, in a changing order; the second half of the
+    rounds counts.
     """
     measured = Measured()
     graphs = _captured(stream, contenders, measured)
