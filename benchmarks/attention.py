@@ -204,7 +204,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--counters", action="store_true", help="hardware counters of each version instead, by ncu; no grouped heads")
     add("--decode", action="store_true", help="one query a sequence to a cache instead: --length are its keys")
     add("--batch", type=_length, action="append", metavar="N", help="sequences, with --decode, repeatable")
-    add("--launch", choices=(*LADDER, AUTO), help="launch the first call once, for a profiler")
+    add(
+        "--launch",
+        choices=(*LADDER, AUTO),
+        action="append",
+        help="launch the first call once, for a profiler; repeatable",
+    )
     add("--fa3", type=Path, metavar="FILE.so", help="FlashAttention-3's library (default: found in the packages)")
     return parser
 

@@ -1,17 +1,18 @@
-"""Hardware counters of each version of attention: Nsight Compute on one launch with cold caches."""
+"""Hardware counters of each version of attention: Nsight Compute on one launch of each, with cold caches."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.attention_shapes import Operands, Shape
 from benchmarks.ncu import ProfilerError, Run, profile, stalls_text
 from benchmarks.report import Cell, Result, Table, print_table, shown
+from benchmarks.turns import precompile
 from cudatma.kernels.attention.attention import attention
 
 NOTE = (
@@ -20,33 +21,38 @@ NOTE = (
 )
 
 
-def child_of(shape: Shape, version: str) -> list[str]:
-    """The process whose one launch ncu looks at."""
+def child_of(shape: Shape, versions: Iterable[str]) -> list[str]:
+    """The process whose launches ncu looks at: one for all versions, as its start takes longer than a launch."""
     script = str(Path(__file__).resolve().with_name("attention.py"))
     mask = "--causal" if shape.is_causal else "--full"
     sizes = ["--head-dim", str(shape.head_dim), "--length", str(shape.length), "--dtype", shape.dtype]
-    return [sys.executable, script, "--launch", version, mask, *sizes, "--no-gqa"]
+    launches = [word for version in versions for word in ("--launch", version)]
+    return [sys.executable, script, *launches, mask, *sizes, "--no-gqa"]
 
 
-def launch_once(shape: Shape, version: str) -> None:
-    """One launch for a profiler to look at; waits for its end."""
+def launch_once(shape: Shape, versions: Iterable[str]) -> None:
+    """One launch of each version for a profiler to look at; waits for their end."""
     import torch
 
     operands = Operands(shape)
-    attention(operands.q, operands.k, operands.v, causal=shape.is_causal, version=version)
+    for version in versions:
+        attention(operands.q, operands.k, operands.v, causal=shape.is_causal, version=version)
     torch.cuda.synchronize()
 
 
 def counted(shape: Shape, specs: Mapping[str, Any], run: Run = subprocess.run) -> dict[str, Any]:
-    """By version, the figures of its longest kernel, or ``{"error": why}``. specs: what each would run."""
-    found = {}
-    for version, spec in specs.items():
-        try:
-            figures = max(profile(child_of(shape, version), run, "attention"), key=lambda each: each["us"] or 0.0)
-        except ProfilerError as error:
-            figures = {"error": str(error)}
-        found[version] = {**figures, "shared_bytes": spec.smem_bytes, "entry": spec.entry}
-    return found
+    """By version, the figures of its kernel, or ``{"error": why}``. specs: what each would run."""
+    why, by_entry = "ncu did not see its kernel", dict[str, dict[str, Any]]()
+    try:
+        by_entry = {
+            each["kernel"].partition("(")[0]: each for each in profile(child_of(shape, specs), run, "attention")
+        }
+    except ProfilerError as error:
+        why = str(error)
+    return {
+        version: by_entry.get(spec.entry, {"error": why}) | {"shared_bytes": spec.smem_bytes, "entry": spec.entry}
+        for version, spec in specs.items()
+    }
 
 
 def counters_table(cells: Sequence[Cell]) -> Table:
@@ -77,12 +83,13 @@ def run_counters(cells: Sequence[tuple[Shape, Cell, Mapping[str, Any]]], path: P
         print("ncu (Nsight Compute) is not on the PATH", file=sys.stderr)
         return 2
     result = Result({}, counters_table, path)
+    result.say(precompile(spec for _, _, specs in cells for spec in specs.values()))
     for number, (shape, facts, specs) in enumerate(cells, 1):
         found = counted(shape, specs)
         cell: Cell = {**facts, "ncu": found}
-        if why := [f"{version}: {each['error']}" for version, each in found.items() if "error" in each]:
-            cell["error"] = "; ".join(why)
-        told = "; ".join(f"{version} {stalls_text(each)}" for version, each in found.items())
+        if failed := {version: each["error"] for version, each in found.items() if "error" in each}:
+            cell["error"] = "; ".join(f"{version}: {why}" for version, why in failed.items())
+        told = "; ".join(f"{version} {failed.get(version) or stalls_text(each)}" for version, each in found.items())
         result.add(cell, f"[{number}/{len(cells)}] {shape}: {told}")
     print_table(result.console, counters_table(result.cells), "Counters of attention")
     return int(any(cell.get("error") for cell in result.cells))

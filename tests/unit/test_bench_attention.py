@@ -205,35 +205,40 @@ def test_counters_of_each_version_are_a_table(
 
     def profile(child: list[str], run: Any, kernels: str) -> list[dict[str, Any]]:
         asked.append([*child[2:], kernels])
-        if child[3] == "a4":
+        if "--causal" in child:
             raise ProfilerError("ERR_NVGPUCTRPERM")
-        return [{"us": us, "dram_pct": 12.0, "l2_hit_pct": 80.0, "stalls": {"wait": 1.0}} for us in (10.0, 100.0)]
+        rest = {"dram_pct": 12.0, "l2_hit_pct": 80.0, "stalls": {"wait": 1.0}}
+        return [{"kernel": f"{name}(unsigned int)", "us": us, **rest} for name, us in (("other", 10.0), ("a2", 100.0))]
 
     specs = {name: SimpleNamespace(entry=name, smem_bytes=65536) for name in ("a2", "a4", "auto")}
     monkeypatch.setattr(attention, "specs_of", lambda shape, versions, refused: specs)
     monkeypatch.setattr(attention_counters, "profile", profile)
     monkeypatch.setattr(attention_counters.shutil, "which", lambda name: name)  # type: ignore[attr-defined]
+    monkeypatch.setattr(attention_counters, "precompile", lambda specs: f"{len([*specs])} kernels")
     where = tmp_path / "it.json"
-    given = ["--counters", "--head-dim", "128", "--length", "1024", "--full", "--json", str(where)]
+    given = ["--counters", "--head-dim", "128", "--length", "1024", "--json", str(where)]
     assert attention.main(given) == 1
-    child = ["--full", "--head-dim", "128", "--length", "1024", "--dtype", "bfloat16", "--no-gqa", "attention"]
-    assert asked == [["--launch", name, *child] for name in ("a2", "a4")]
+    child = ["--head-dim", "128", "--length", "1024", "--dtype", "bfloat16", "--no-gqa", "attention"]
+    assert asked == [["--launch", "a2", "--launch", "a4", mask, *child] for mask in ("--causal", "--full")]
     stored = json.loads(where.read_text())
-    assert stored["cells"][0]["error"] == "a4: ERR_NVGPUCTRPERM"
-    first, second = stored["table"]["rows"]
+    assert [cell["error"] for cell in stored["cells"]] == [
+        "a2: ERR_NVGPUCTRPERM; a4: ERR_NVGPUCTRPERM",
+        "a4: ncu did not see its kernel",
+    ]
+    rows = stored["table"]["rows"]
     call = ["16 x 1024", 128, "full", "bfloat16"]
-    assert first == [*call, "a2", "100.0", "1374.4", "12.0", "80.0", "-", "64", "-", "wait 1.0"]
-    assert second == [*call, "a4", *["-"] * 5, "64", "-", "-"]
+    assert rows[2] == [*call, "a2", "100.0", "1374.4", "12.0", "80.0", "-", "64", "-", "wait 1.0"]
+    assert rows[3] == [*call, "a4", *["-"] * 5, "64", "-", "-"]
     monkeypatch.setattr(attention_counters.shutil, "which", lambda name: None)  # type: ignore[attr-defined]
     assert attention.main(given) == 2
     assert "not on the PATH" in capsys.readouterr().err
 
 
-def test_a_profiler_is_shown_one_launch(world: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched: list[tuple[str, str]] = []
-    monkeypatch.setattr(attention, "launch_once", lambda shape, version: launched.append((str(shape), version)))
-    attention.main(attention_counters.child_of(SMALL, "a2")[2:])
-    assert launched == [("341 x 48, 32 heads of 64, causal, bfloat16", "a2")]
+def test_a_profiler_is_shown_one_launch_of_each_version(world: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(attention, "launch_once", lambda shape, versions: launched.append((str(shape), versions)))
+    attention.main(attention_counters.child_of(SMALL, ("a2", "a4"))[2:])
+    assert launched == [("341 x 48, 32 heads of 64, causal, bfloat16", ["a2", "a4"])]
 
 
 # ---- What is said ---------------------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def test_ncu_is_run_on_one_launch() -> None:
     (command,) = run.commands
     assert command[0] == "/opt/ncu"
     text = " ".join(command)
-    assert "--set full" in text
+    assert "--section SpeedOfLight" in text
     assert "--clock-control none" in text, "the GPU's settings are left alone"
     assert text.endswith("ncu.py --launch cp_async --cells 8192x28672:16")
     assert ncu.parse_cells("8192x28672:16,64x64:1") == (KEY, CellKey(64, 64, 1))
