@@ -383,15 +383,20 @@ __device__ __forceinline__ void store_rows(const Output& output, const Problem& 
     }
 }
 
-// One block of keys after the other: scores, softmax, product with the values. q, k, v: slots in shared memory. row: of the
-// thread's first one.
-__device__ __forceinline__ void attend_block(Output& output, Rows& rows, const Problem& problem, u32 q, u32 k, u32 v, u32 block, u32 row,
+// One block of keys after the other: scores, softmax, product with the values. q, k, v: slots in shared memory. row0: of the
+// warp's 16 rows.
+__device__ __forceinline__ void attend_block(Output& output, Rows& rows, const Problem& problem, u32 q, u32 k, u32 v, u32 block, u32 row0,
                                              u32 warpgroup, u32 lane) {
     Scores scores;
     multiply_keys(scores, q, k, warpgroup);
     wgmma_wait_group<0>();
+    const u32 row = row0 + lane / 4;
+    const int key = block * BLOCK_N;
+    const bool all_seen = first_key(problem, row0 + 15) <= key && end_key(problem, row0) >= key + (int)BLOCK_N;
     float rescale[2];
-    if (softmax<true>(scores, rows, rescale, problem, row, block * BLOCK_N, lane)) rescale_output(output, rescale);
+    const bool rises = all_seen ? softmax<false>(scores, rows, rescale, problem, row, key, lane)
+                                : softmax<true>(scores, rows, rescale, problem, row, key, lane);
+    if (rises) rescale_output(output, rescale);
     Probabilities p;
     round_scores(p, scores);
     multiply_values(output, p, v);
@@ -461,7 +466,7 @@ attention_a1_bf16_d64_64x64_s2(
         __syncthreads();                  // those of all threads; and all have multiplied the block before
         load_stage(problem, smem, slot ^ 1, k_head, v_head, block - 1, block > blocks.begin);
         attend_block(output, rows, problem, smem + Q, smem + K + slot * K_STAGE_BYTES, smem + V + slot * V_STAGE_BYTES, block,
-                     place.row0 + row0 + lane / 4, warpgroup, lane);
+                     place.row0 + row0, warpgroup, lane);
     }
     finish_rows(output, rows, problem, LogSums{lse}, place, place.row0 + row0 + lane / 4, lane);
     bar_sync_one_of<1, WARPGROUPS>(warpgroup, 128);   // the warpgroup has read its queries, whose place the results take

@@ -406,15 +406,20 @@ __device__ __forceinline__ void load_values(u32 target, const TensorMap* map, u3
     load_rows<BLOCK_N, V_HEAD_DIM>(target, map, barrier, block * BLOCK_N, place.kv_head, place.batch);
 }
 
-// One block of keys after the other: scores, softmax, product with the values. q, k, v: slots in shared memory. row: of the
-// thread's first one.
-__device__ __forceinline__ void attend_block(Output& output, Rows& rows, const Problem& problem, u32 q, u32 k, u32 v, u32 block, u32 row,
+// One block of keys after the other: scores, softmax, product with the values. q, k, v: slots in shared memory. row0: of the
+// warp's 16 rows.
+__device__ __forceinline__ void attend_block(Output& output, Rows& rows, const Problem& problem, u32 q, u32 k, u32 v, u32 block, u32 row0,
                                              u32 warpgroup, u32 lane) {
     Scores scores;
     multiply_keys(scores, q, k, warpgroup);
     wgmma_wait_group<0>();
+    const u32 row = row0 + lane / 4;
+    const int key = block * BLOCK_N;
+    const bool all_seen = first_key(problem, row0 + 15) <= key && end_key(problem, row0) >= key + (int)BLOCK_N;
     float rescale[2];
-    if (softmax<true>(scores, rows, rescale, problem, row, block * BLOCK_N, lane)) rescale_output(output, rescale);
+    const bool rises = all_seen ? softmax<false>(scores, rows, rescale, problem, row, key, lane)
+                                : softmax<true>(scores, rows, rescale, problem, row, key, lane);
+    if (rises) rescale_output(output, rescale);
     Probabilities p;
     round_scores(p, scores);
     multiply_values(output, p, v);
@@ -473,7 +478,7 @@ attention_a2_bf16_d64_softcap_64x64_s2(
     for (u32 block = blocks.end; block-- > blocks.begin; reads.advance()) {
         reads.wait();
         attend_block(output, rows, problem, smem + Q, smem + K + reads.stage * K_STAGE_BYTES, smem + V + reads.stage * V_STAGE_BYTES, block,
-                     place.row0 + row0 + lane / 4, warpgroup, lane);
+                     place.row0 + row0, warpgroup, lane);
         reads.release_used_by_warp(reads.stage, lane);
         if (warp_index == 0 && next > blocks.begin) {   // the same slot, when all warps have released it
             if (elect_sync()) {
