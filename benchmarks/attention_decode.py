@@ -1,8 +1,9 @@
 """Attention of one new query a sequence to a cache: `cudatma bench attention --decode`.
 
-Ours reads a contiguous cache, and one in pages of 16 keys; cuDNN and FlashAttention-2 through torch, FlashAttention-3
-where a package brings its library, and on request FlashAttention-4, which on Hopper does not split the keys, and
-FlashInfer, in pages, on tensor cores and on CUDA cores. As many copies of the cache take turns as keep L2 cold.
+Ours reads a contiguous cache, one in pages of 16 keys, and such pages in e4m3; cuDNN and FlashAttention-2 through
+torch, FlashAttention-3 where a package brings its library, and on request FlashAttention-4, which on Hopper does not
+split the keys, and FlashInfer, in pages, on tensor cores and on CUDA cores. As many copies of the cache take turns as
+keep L2 cold. FlashInfer reads pages in e4m3, too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import argparse
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from benchmarks.attention_shapes import GROUPED, REST_S
@@ -34,9 +35,11 @@ from cudatma.kernels.attention.decode import attention_decode
 BATCHES, LENGTHS = (1, 8, 32, 128), (1024, 4096, 16384)
 #: Keys of a page.
 PAGE = 16
-OURS, PAGED, BEST = "contiguous", f"pages of {PAGE}", "best"
+OURS, PAGED, FP8, BEST = "contiguous", f"pages of {PAGE}", "in e4m3", "best"
 #: FlashInfer's kernel without tensor cores.
 FLASHINFER_CUDA_CORES = f"{FLASHINFER}, CUDA cores"
+FLASHINFER_FP8 = f"{FLASHINFER}, e4m3"
+IN_E4M3 = (FP8, FLASHINFER_FP8)
 RIVALS = (CUDNN, FA2, FA3, FA4, FLASHINFER, FLASHINFER_CUDA_CORES)
 #: Part of the result's root mean square by which it may be off; weights and the result are rounded.
 _ALLOWED = 1.2e-2
@@ -94,16 +97,38 @@ class Caches:
 
         return torch.full_like(self.q, math.nan)
 
+    def given(self, name: str) -> list[tuple[Any, Any]]:
+        """The copies that a contender reads. Those in e4m3 have half the bytes: as many as keep L2 cold."""
+        if name in IN_E4M3:
+            return self._rounded
+        return self.contiguous if name == OURS else [self.pages(copy) for copy in range(self.copies)]
+
+    @cached_property
+    def _rounded(self) -> list[tuple[Any, Any]]:
+        """The last copy is the last one of all contenders."""
+        copies = copies_for(self.call.bytes // 2)
+        pages = [self.pages((copy - copies) % self.copies) for copy in range(copies)]
+        return [(in_e4m3(k), in_e4m3(v)) for k, v in pages]
+
     def entrant(self, name: str, run: Any, out: Any) -> Entrant:
-        return Entrant(name, Contender(name, run, self.copies, self.launches), out)
+        copies, launches = self.copies, self.launches
+        if name in IN_E4M3:
+            copies = len(self._rounded)
+            launches = launches_for(self.call.bytes // 2, copies)
+        return Entrant(name, Contender(name, run, copies, launches), out)
+
+
+def in_e4m3(cache: Any) -> Any:
+    import torch
+
+    return cache.to(torch.float8_e4m3fn)
 
 
 def _ours(name: str, stream: Any, caches: Caches) -> list[Entrant]:
-    out, table = caches.out(), caches.table if name == PAGED else None
-    given = [caches.pages(copy) if name == PAGED else caches.contiguous[copy] for copy in range(caches.copies)]
+    out, table, given = caches.out(), None if name == OURS else caches.table, caches.given(name)
 
     def run(index: int) -> None:
-        attention_decode(caches.q, *given[index % caches.copies], caches.seqlens, page_table=table, out=out)
+        attention_decode(caches.q, *given[index % len(given)], caches.seqlens, page_table=table, out=out)
 
     return [caches.entrant(name, run, out)]
 
@@ -145,29 +170,29 @@ def _fa4(stream: Any, caches: Caches) -> list[Entrant]:
     return [caches.entrant(FA4, run, out)]
 
 
-def _flashinfer(stream: Any, caches: Caches) -> list[Entrant]:
-    given = [caches.pages(copy) for copy in range(caches.copies)]
-    return [_flashinfer_on(name, caches, given) for name in (FLASHINFER, FLASHINFER_CUDA_CORES)]
+def _flashinfer(*names: str) -> Rival:
+    return lambda stream, caches: [_flashinfer_on(name, caches) for name in names]
 
 
-def _flashinfer_on(name: str, caches: Caches, given: Sequence[tuple[Any, Any]]) -> Entrant:
+def _flashinfer_on(name: str, caches: Caches) -> Entrant:
     import torch
     from flashinfer import BatchDecodeWithPagedKVCacheWrapper
 
     heads, kv_heads, dim = GROUPED
+    given = caches.given(name)
     batch, pages = caches.table.shape
-    tensor_cores = name == FLASHINFER
+    tensor_cores = name != FLASHINFER_CUDA_CORES
     wrapper = BatchDecodeWithPagedKVCacheWrapper(flashinfer_workspace(name), "NHD", use_tensor_cores=tensor_cores)
     device = caches.table.device
     begins = torch.arange(batch + 1, device=device, dtype=torch.int32) * pages
     last = torch.full((batch,), PAGE, device=device, dtype=torch.int32)
-    kinds = {"q_data_type": caches.q.dtype, "kv_data_type": caches.q.dtype}
+    kinds = {"q_data_type": caches.q.dtype, "kv_data_type": given[0][0].dtype}
     wrapper.plan(begins, caches.table.flatten(), last, heads, kv_heads, dim, PAGE, **kinds)
     out = caches.out()
     to = out.flatten(0, 1)
 
     def run(index: int) -> None:
-        wrapper.run(caches.q.flatten(0, 1), given[index % caches.copies], out=to)
+        wrapper.run(caches.q.flatten(0, 1), given[index % len(given)], out=to)
 
     run(0)
     return caches.entrant(name, run, out)
@@ -176,7 +201,7 @@ def _flashinfer_on(name: str, caches: Caches, given: Sequence[tuple[Any, Any]]) 
 #: By the names that --rivals takes, as in rivals.attention.
 OPTIONAL: dict[str, tuple[str, str, Rival]] = {
     "fa4": (FA4, "flash_attn.cute", _fa4),
-    "flashinfer": (FLASHINFER, "flashinfer", _flashinfer),
+    "flashinfer": (FLASHINFER, "flashinfer", _flashinfer(FLASHINFER, FLASHINFER_CUDA_CORES)),
 }
 
 
@@ -191,9 +216,11 @@ def errors(caches: Caches, outs: Mapping[str, Any]) -> dict[str, tuple[float, fl
         wanted = []
         for sequence in taken:
             keys, values = k[sequence], v[sequence]
-            if name in (PAGED, FLASHINFER, FLASHINFER_CUDA_CORES):
+            if name in (PAGED, FP8, FLASHINFER, FLASHINFER_CUDA_CORES, FLASHINFER_FP8):
                 pages = caches.table[sequence].long()
                 keys, values = (each[pages].flatten(0, 1) for each in caches.pages(caches.copies - 1))
+            if name in IN_E4M3:
+                keys, values = in_e4m3(keys), in_e4m3(values)
             q = caches.q[sequence, 0].double().reshape(kv_heads, heads // kv_heads, dim)
             logits = torch.einsum("hgd,khd->hgk", q, keys.double()) * dim**-0.5
             wanted.append(torch.einsum("hgk,khd->hgd", logits.softmax(-1), values.double()).reshape(heads, dim))
@@ -210,7 +237,7 @@ def measure(stream: Any, call: Decoding, field: Mapping[str, Rival], replays: in
     """One call, by all contenders. A rival that cannot run it is named with the reason."""
     caches = Caches(call)
     entrants, refused = entered(stream, caches, field)
-    ours, unable = entered(stream, caches, {name: partial(_ours, name) for name in (OURS, PAGED)})
+    ours, unable = entered(stream, caches, {name: partial(_ours, name) for name in (OURS, PAGED, FP8)})
     refused |= unable
     cell: Cell = {"batch": call.batch, "length": call.length, "bytes": call.bytes, "us": {}}
     timed(stream, REST_S, [*entrants, *ours], replays, cell, refused, (OURS,))
@@ -221,7 +248,7 @@ def measure(stream: Any, call: Decoding, field: Mapping[str, Rival], replays: in
 def _rate(cell: Cell, name: str) -> float | None:
     """TB/s of keys and values."""
     us = cell.get("us", {}).get(name)
-    return None if not us else 1e-6 * cell["bytes"] / us
+    return None if not us else 1e-6 * cell["bytes"] / (2 if name in IN_E4M3 else 1) / us
 
 
 def with_best(cell: Cell) -> Cell:
@@ -232,7 +259,7 @@ def with_best(cell: Cell) -> Cell:
 
 def decode_table(cells: Sequence[Cell]) -> Table:
     """Microseconds and TB/s of each contender, and how many times as fast as the fastest rival ours is."""
-    names = [*present(cells, RIVALS), *present(cells, (OURS, PAGED))]
+    names = [*present(cells, RIVALS), *present(cells, (FLASHINFER_FP8, OURS, PAGED, FP8))]
     rows = []
     for cell in cells:
         times = [shown(cell.get("us", {}).get(name), 1) for name in names]
@@ -248,7 +275,7 @@ def decode_summary(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """Ours against the fastest rival and each one, and pages against a contiguous cache."""
     found = []
     whole = [with_best(cell) for cell in cells]
-    for ours, rivals in ((OURS, (BEST, *RIVALS)), (PAGED, (OURS,))):
+    for ours, rivals in ((OURS, (BEST, *RIVALS)), (PAGED, (OURS,)), (FP8, (PAGED, FLASHINFER_FP8))):
         for rival in rivals:
             entry = compared(whole, rival, lambda cell: f"{cell['batch']} x {cell['length']}", ours)
             found += [] if entry is None else [{"group": "decoding", "ours": ours, **entry}]
@@ -270,6 +297,8 @@ def run_decode(options: argparse.Namespace) -> int:
         FA3: partial(_fa3, options.fa3),
     }
     field, told = field_of(always, OPTIONAL, options.rivals)
+    if FLASHINFER in field:
+        field[FLASHINFER_FP8] = _flashinfer(FLASHINFER_FP8)
     settings = {"replays": options.replays, "rivals": told, "page": PAGE}
     result = Result(settings, decode_table, options.json, lambda cells: {"summary": decode_summary(cells)})
     for name, what in told.items():

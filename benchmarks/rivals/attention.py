@@ -121,7 +121,7 @@ def flashinfer(stream: Any, operands: Operands) -> list[Entrant]:
     return [entrant(stream, FLASHINFER, run, out)]
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=3)
 def flashinfer_workspace(name: str) -> Any:
     """Device memory for the kernels of a contender."""
     import torch

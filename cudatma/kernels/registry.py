@@ -160,6 +160,13 @@ REGISTRY: dict[str, KernelEntry] = {
             "cudatma.kernels.attention.decode_sample:decode_sample",
         ),
         KernelEntry(
+            "attention_decode_fp8",
+            "kernels/attention_decode_fp8.cu.j2",
+            "cudatma.kernels.attention.decode_sample:fp8_dump_specs",
+            "attention of a few queries to an e4m3 cache, mma.sync, keys divided among CTAs and warps",
+            "cudatma.kernels.attention.decode_sample:fp8_sample",
+        ),
+        KernelEntry(
             "tile_copy",
             "kernels/tile_copy.cu.j2",
             "cudatma.kernels.data_movement.tile_copy:dump_specs",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -15,8 +16,8 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.decode_plan import HostParts, decode_spec, divide, plan_decode
 from cudatma.kernels.attention.decode_reference import decode_reference
 from cudatma.kernels.attention.decode_request import check_decode
-from cudatma.kernels.attention.decode_sample import decode_sample
-from cudatma.kernels.attention.decode_spec import AttentionDecode
+from cudatma.kernels.attention.decode_sample import decode_sample, fp8_sample
+from cudatma.kernels.attention.decode_spec import AttentionDecode, AttentionDecodeFp8
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.target import Target, get_target
 
@@ -176,6 +177,63 @@ def test_blocks_of_logits_of_minus_infinity(target: Target, infinite: slice) -> 
         check(given, parts=parts, schedules=1, target=target)
 
 
+def in_e4m3(given: dict[str, Any]) -> dict[str, Any]:
+    """The same call with its cache rounded."""
+    names = ("k_cache", "v_cache")
+    return given | {name: given[name].astype(np.float32).astype(ml_dtypes.float8_e4m3fn) for name in names}
+
+
+#: Scales of an e4m3 cache with two heads.
+SCALES: list[dict[str, Any]] = [
+    {},
+    {"k_scale": 0.5, "v_scale": 3},
+    {"k_scale": np.array([0.3, 1.5], np.float32), "v_scale": np.array(0.7, np.float32)},
+    {"k_scale": np.array([0.4], np.float32), "v_scale": np.array([2, 0.25], np.float32)},
+]
+#: Keys of each sequence, head dims, queries, page size, parts, options of the call.
+FP8_CASES: dict[str, tuple[list[int], tuple[int, int], int, int, int, dict[str, Any]]] = {
+    "contiguous": ([300, 65], (128, 128), 1, 0, 2, {}),
+    "pages_of_16": ([300, 65, 0, 1], (128, 128), 1, 16, 3, {}),
+    "pages_of_24": ([300, 128], (64, 64), 1, 24, 1, {}),
+    "one_block_of_a_page": ([300, 127], (96, 96), 1, 128, 1, {}),
+    "three_tiles_of_rows": ([200, 3], (32, 32), 12, 0, 2, {}),
+    "window": ([300, 200], (192, 128), 2, 16, 2, {"window": (140, 0)}),
+    "softcap": ([130], (64, 64), 1, 8, 1, {"softcap": 2.0, "scale": 0.5}),
+    "sinks": ([0, 1, 130], (192, 192), 2, 0, 2, {"sink": np.array([3, -np.inf, 0, -2] * 2, np.float32)}),
+    "wide": ([300], (256, 256), 1, 16, 1, {}),
+}
+
+
+@pytest.mark.sweep(6)
+@pytest.mark.parametrize("target", [SM90A, SM120A], ids=lambda target: target.name)
+@pytest.mark.parametrize("case", FP8_CASES)
+def test_an_e4m3_cache(case: str, target: Target) -> None:
+    lengths, dims, q_length, page_size, parts, options = FP8_CASES[case]
+    number = list(FP8_CASES).index(case)
+    given = in_e4m3(make(lengths, 8, 2, dims, q_length, page_size, ("float16", "bfloat16")[number % 2]))
+    check(given | SCALES[number % 4], parts=parts, target=target, **options)
+
+
+@pytest.mark.parametrize("page_size", [0, 16])
+def test_the_ring_of_an_e4m3_cache_wraps(page_size: int) -> None:
+    given = in_e4m3(make([600, 500], 2, 1, (32, 32), 1, page_size, "float16"))
+    for fields in ({"stages": 2}, {"stages": 2, "block_n": 64, "box_rows": page_size or 64}):
+        check(given, parts=1, schedules=10, fields=fields)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_finite_e4m3_number_is_exact(dtype: str) -> None:
+    """One key a sequence: each head takes one of its columns, and all take its values. Subnormal numbers too."""
+    numbers = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
+    numbers[np.isnan(numbers.astype(np.float32))] = 0
+    k = numbers.reshape(8, 1, 1, 32)
+    q = np.broadcast_to(np.eye(32, dtype=activation_type(dtype).numpy), (8, 1, 32, 32)).copy()
+    given = {"q": q, "k_cache": k, "v_cache": k[::-1].copy(), "seqlens": np.ones(8, np.int32), "scale": 1.0}
+    out, lse = cudatma.attention_decode(**given, return_lse=True, backend="emulator")
+    np.testing.assert_allclose(lse.ravel(), numbers.astype(np.float32), rtol=2e-7)  # to base 2 and back
+    np.testing.assert_array_equal(out.astype(np.float32), np.repeat(k[::-1].astype(np.float32), 32, axis=2))
+
+
 def test_lengths_and_pages_that_a_device_must_not_trust() -> None:
     """Nothing outside of the cache is read: a page that there is not is zeros, lengths are limited."""
     for page_size in (16, 5):
@@ -241,3 +299,12 @@ def test_the_sample() -> None:
     made = decode_sample(SM90A, k_length=100, page_size=16, dtype="bfloat16")
     assert made.run(schedules=2).is_clean
     assert made.error() <= made.limit
+    made = fp8_sample(SM90A, k_length=100, page_size=16)
+    assert made.run(schedules=2).is_clean
+    assert made.error() <= made.limit
+
+
+@pytest.mark.parametrize("fields", [{"box_rows": 0, "is_paged": True}, {"block_m": 64}, {"block_n": 32}])
+def test_e4m3_specs_that_cannot_be(fields: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=f"^{next(iter(fields))}: got"):
+        AttentionDecodeFp8(**{"dtype": "float16", "head_dim": 64, "v_head_dim": 64, **fields})

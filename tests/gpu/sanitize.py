@@ -212,7 +212,7 @@ def run_varlen(dim: int) -> str:
     return wrong(found.get(), wanted)
 
 
-def run_decode(page_size: int, dim: int) -> str:
+def run_decode(page_size: int, dim: int, has_fp8_cache: bool = False) -> str:
     """New queries to a cache that several CTAs of a sequence read. page_size: 0 for one without pages."""
     lengths, capacity, pages = np.array([0, 1, 900, 2048], np.int32), 2048, 0
     q = values((len(lengths), 2, 8, dim), "float16")
@@ -223,10 +223,18 @@ def run_decode(page_size: int, dim: int) -> str:
         k, v = (each[:, : pages * page_size].reshape(-1, page_size, 2, dim) for each in (k, v))
         table = RNG.permutation(len(lengths) * pages).reshape(len(lengths), pages).astype(np.int32)
         lengths = np.minimum(lengths, pages * page_size).astype(np.int32)
+    if has_fp8_cache:
+        k, v = (each.astype(ml_dtypes.float8_e4m3fn) for each in (k, v))
     wanted = attention_decode(q, k, v, lengths, page_table=table, backend="reference")
     given = None if table is None else upload_words(table)
-    found = attention_decode(*(upload(each) for each in (q, k, v)), upload_words(lengths), page_table=given)
+    caches = [upload_bytes(each) if has_fp8_cache else upload(each) for each in (k, v)]
+    found = attention_decode(upload(q), *caches, upload_words(lengths), page_table=given)
     return wrong(found.get(), wanted)
+
+
+def upload_bytes(array: Any) -> Any:
+    """CuPy has no fp8: its bytes are described."""
+    return replace(describe(upload_words(array.view(np.uint8))), dtype=array.dtype)
 
 
 def upload_words(array: Any) -> Any:
@@ -270,6 +278,9 @@ def cases(space: MarlinWorkspace) -> dict[str, Callable[[], str]]:
         f"attention_decode {dim}, pages of {size}": functools.partial(run_decode, size, dim)
         for size in (0, 16, 5)
         for dim in (64, 128)
+    }
+    of_attention |= {
+        f"attention_decode e4m3, pages of {size}": functools.partial(run_decode, size, 128, True) for size in (0, 16)
     }
     return named | {"chain": functools.partial(run_chain, space)} | dense | of_attention
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+from cudatma.arrays import describe
 from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.attention.decode import attention_decode
 from cudatma.kernels.attention.decode_plan import decode_spec, divide, plan_decode
@@ -197,6 +200,27 @@ def test_the_mma_sync_kernel(dims: tuple[int, int], page_size: int) -> None:
     launch.plan(launch.kernel(TARGET), 0).launch(cupy.cuda.get_current_stream().ptr)
     check(out.get(), attention_decode(**given, backend="reference"))
     assert not counters.any()
+
+
+@pytest.mark.parametrize("page_size", [0, 16, 64])
+@pytest.mark.parametrize("dims", HEAD_DIMS, ids=str)
+def test_an_e4m3_cache(dims: tuple[int, int], page_size: int) -> None:
+    """Scales by heads, in memory, and one for all, as a number. CuPy has no fp8, so that bits are described."""
+    given = make(LENGTHS, dims=dims)
+    given = in_pages(given, page_size) if page_size else given
+    names = ("k_cache", "v_cache")
+    given |= {name: given[name].astype(np.float32).astype(ml_dtypes.float8_e4m3fn) for name in names}
+    scales: Any = {"k_scale": np.array([0.5, 1.5], np.float32), "v_scale": 0.7}
+    arrays = to_gpu({name: array for name, array in given.items() if name not in names})
+    arrays |= {
+        name: replace(describe(cupy.asarray(given[name].view(np.uint8))), dtype=given[name].dtype) for name in names
+    }
+    arrays["k_scale"] = cupy.asarray(scales["k_scale"])
+    wanted, sums = attention_decode(**given, **scales, return_lse=True, backend="reference")
+    for _ in range(2):
+        out, lse = attention_decode(**arrays, v_scale=0.7, return_lse=True)
+        check(out.get(), wanted)
+        np.testing.assert_allclose(lse.get(), sums, rtol=1e-3, atol=1e-3)
 
 
 def mma_sync_spec(dims: tuple[int, int], options: dict[str, Any]) -> AttentionP1:

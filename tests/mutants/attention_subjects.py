@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 from subject import Subject
 
 from cudatma.arrays import describe
 from cudatma.kernels.attention.decode_plan import DecodeWork, HostParts, plan_decode
 from cudatma.kernels.attention.decode_request import check_decode
-from cudatma.kernels.attention.decode_spec import AttentionDecode
+from cudatma.kernels.attention.decode_spec import AttentionDecode, AttentionDecodeFp8
 from cudatma.kernels.attention.plan import HostCounter, plan_attention
 from cudatma.kernels.attention.request import check_call
 from cudatma.kernels.attention.sample import SMALL
@@ -63,9 +64,8 @@ def _decode_call(spec: AttentionDecode) -> Callable[[], Call]:
         length, page_size = 15 * spec.block_n - 3, spec.box_rows or 5
         random, pages = np.random.default_rng(7), -(-length // page_size)
         q = random.standard_normal((1, 1, 2, _HEAD_DIM), np.float32).astype(np.float16)
-        k, v = (
-            random.standard_normal((pages, page_size, 1, _HEAD_DIM), np.float32).astype(np.float16) for _ in range(2)
-        )
+        kind = np.float16 if spec.kv_bytes == 2 else ml_dtypes.float8_e4m3fn
+        k, v = (random.standard_normal((pages, page_size, 1, _HEAD_DIM), np.float32).astype(kind) for _ in range(2))
         table = random.permutation(pages).astype(np.int32)[None]
         out, lse = np.zeros_like(q), np.zeros((1, 2, 1), np.float32)
         given = check_decode(q, k, v, np.array([length], np.int32), page_table=table, out=out, return_lse=True)
@@ -88,12 +88,14 @@ def _decode_call(spec: AttentionDecode) -> Callable[[], Call]:
 
 
 def decode_subjects() -> list[Subject]:
-    """Pages by TMA and by cp.async."""
-    found = []
-    for name, box_rows in (("boxes", 16), ("rows", 0)):
-        spec = AttentionDecode("float16", _HEAD_DIM, _HEAD_DIM, block_n=16, stages=2, is_paged=True, box_rows=box_rows)
-        found.append(Subject(f"attention_decode/{name}", spec.template, spec, _decode_call(spec), _TARGET))
-    return found
+    """Pages by TMA and by cp.async; keys and values in e4m3."""
+    dims, rest = ("float16", _HEAD_DIM, _HEAD_DIM), {"stages": 2, "is_paged": True}
+    specs = {
+        "attention_decode/boxes": AttentionDecode(*dims, block_n=16, box_rows=16, **rest),
+        "attention_decode/rows": AttentionDecode(*dims, block_n=16, box_rows=0, **rest),
+        "attention_decode_fp8/boxes": AttentionDecodeFp8(*dims, block_n=64, box_rows=16, **rest),
+    }
+    return [Subject(name, spec.template, spec, _decode_call(spec), _TARGET) for name, spec in specs.items()]
 
 
 def attention_subjects() -> list[Subject]:

@@ -342,6 +342,7 @@ DECODE: dict[str, Any] = {
     "backend": "reference",
 }
 CONTIGUOUS: dict[str, Any] = {"k_cache": DECODE["k_cache"][:2], "v_cache": DECODE["v_cache"][:2], "page_table": None}
+FP8: dict[str, Any] = {name: DECODE[name].astype(ml_dtypes.float8_e4m3fn) for name in ("k_cache", "v_cache")}
 WRONG_DECODE: list[tuple[dict[str, Any], type[FieldError], str]] = [
     ({"q": np.zeros((2, H, D), np.float16)}, ArgumentError, "q.shape"),
     ({"q": np.zeros((2, 1, 3, D), np.float16)}, ArgumentError, "k_cache.shape"),
@@ -375,6 +376,16 @@ WRONG_DECODE: list[tuple[dict[str, Any], type[FieldError], str]] = [
     ({"return_lse": 1}, ArgumentTypeError, "return_lse"),
     ({"backend": "cuda"}, ArgumentError, "q.device"),
     ({"backend": "gpu"}, ArgumentError, "backend"),
+    ({"k_scale": 2.0}, ArgumentError, "k_scale"),
+    ({"k_cache": FP8["k_cache"]}, ArgumentTypeError, "v_cache.dtype"),
+    ({"q": FP8["k_cache"][:2, :1]}, ArgumentTypeError, "q.dtype"),
+    ({**FP8, "k_scale": 0.0}, ArgumentError, "k_scale"),
+    ({**FP8, "v_scale": float("nan")}, ArgumentError, "v_scale"),
+    ({**FP8, "v_scale": True}, ArgumentTypeError, "v_scale"),
+    ({**FP8, "v_scale": np.ones(KV, np.float64)}, ArgumentTypeError, "v_scale.dtype"),
+    ({**FP8, "k_scale": np.ones(KV + 1, np.float32)}, ArgumentError, "k_scale.shape"),
+    ({**FP8, "k_scale": np.ones(2 * KV, np.float32)[::2]}, ArgumentError, "k_scale.strides"),
+    ({name: cache[:, :12] for name, cache in FP8.items()}, ArgumentError, "k_cache.shape"),
 ]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -59,35 +60,41 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[FakeReplay]:
     return made
 
 
-def on_device(shapes: dict[str, tuple[int, ...]]) -> dict[str, ArrayInfo]:
-    found = {}
+def on_device(shapes: dict[str, tuple[int, ...]], of_cache: Any = np.float16) -> dict[str, ArrayInfo]:
+    found, kinds = {}, dict.fromkeys(("k_cache", "v_cache"), of_cache)
+    kinds |= dict.fromkeys(("sink", "k_scale", "v_scale"), np.float32)
     for index, (name, shape) in enumerate(shapes.items()):
         is_integer = "seqlens" in name or name == "page_table"
-        dtype = np.dtype(np.int32 if is_integer else {"sink": np.float32}.get(name, np.float16))
+        dtype = np.dtype(np.int32 if is_integer else kinds.get(name, np.float16))
         strides = dense_strides(shape, dtype)
         found[name] = ArrayInfo(0x7F0000000000 + (index << 32), shape, strides, dtype, 0, None, "cai")
     return found
 
 
 @pytest.mark.parametrize(("page_size", "has_sink"), [(0, False), (16, True), (5, False), (0, True)])
-def test_each_address_goes_to_its_argument(replays: list[FakeReplay], page_size: int, has_sink: bool) -> None:
+@pytest.mark.parametrize("scales", [(), ("k_scale",), ("v_scale", "k_scale")])
+def test_each_address_goes_to_its_argument(
+    replays: list[FakeReplay], page_size: int, has_sink: bool, scales: tuple[str, ...]
+) -> None:
     shapes = SHAPES | (PAGED if page_size else {}) | {"out": SHAPES["q"]}
     shapes |= {"sink": SHAPES["q"][2:3]} if has_sink else {}
     if page_size == 5:
-        shapes |= dict.fromkeys(("k_cache", "v_cache"), (512, 5, 2, 64))
-    given: Any = on_device(shapes)
+        shapes |= dict.fromkeys(("k_cache", "v_cache"), (512, 5 if not scales else 8, 2, 64))
+    given: Any = on_device(shapes | dict.fromkeys(scales, (2,)), ml_dtypes.float8_e4m3fn if scales else np.float16)
     for _ in range(2):
         assert decode.attention_decode(**given) is given["out"]
     (replay,) = replays
     names = replay.launch.spec.parameter_names
-    wanted = ["q", "k_cache", "v_cache", "seqlens", "page_table", "sink", "out"]
+    wanted = ["q", "k_cache", "v_cache", "seqlens", "page_table", "sink", "k_scale", "v_scale", "out"]
     for base, index, name in zip(replay.bases, replay.moving, wanted, strict=False):
         if index is None:
             assert name not in given
-        else:
+        elif name in given:
             assert _address(replay.launch.args[index]) == base == given[name].pointer
-    assert replay.moving[7] is None  # no lse
-    assert [names[index] for index in replay.moving[8:] if index is not None] == ["partials", "counters"]
+        else:
+            assert (name, replay.launch.args[index], base) == ("v_scale", 0, 0)
+    assert replay.moving[9] is None  # no lse
+    assert [names[index] for index in replay.moving[10:] if index is not None] == ["partials", "counters"]
     addresses = tuple(given[name].pointer if name in given else 0 for name in wanted)
     assert replay.runs == [((*addresses, 0, 0x5000, 0x6000), 7)] * 2
 
@@ -97,7 +104,7 @@ def test_one_part_needs_no_workspace(replays: list[FakeReplay]) -> None:
     decode.attention_decode(**short)
     ((addresses, _),) = replays[0].runs
     read = [short[name].pointer for name in ("q", "k_cache", "v_cache", "seqlens")]
-    assert addresses == replays[0].bases == (*read, 0, 0, short["out"].pointer, 0)
+    assert addresses == replays[0].bases == (*read, 0, 0, 0, 0, short["out"].pointer, 0)
     assert len(replays[0].moving) == len(addresses)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks import attention
-from benchmarks.attention_decode import OURS, PAGED, Decoding, calls_of, decode_summary, decode_table
+from benchmarks.attention_decode import FP8, OURS, PAGED, Decoding, calls_of, decode_summary, decode_table
 from tools.bench import benchmarks as scripts
 
 
 def cell(batch: int, **us: float) -> dict[str, Any]:
-    named = {"cuDNN": 10.0, "FA3": 8.0, OURS: 5.0, PAGED: 6.0} | us
+    named = {"cuDNN": 10.0, "FA3": 8.0, OURS: 5.0, PAGED: 6.0, FP8: 4.0} | us
     return {"batch": batch, "length": 1024, "bytes": 4 << 20, "us": named}
 
 
@@ -28,8 +28,8 @@ def test_the_command_line() -> None:
 
 def test_the_table_compares_with_the_fastest_rival() -> None:
     table = decode_table([cell(1), cell(8, FA3=12.0)])
-    assert table.columns == ("batch x keys", "cuDNN", "FA3", OURS, PAGED, f"{OURS} / best")
-    assert table.rows[0] == ("1 x 1024", "10.0 (0.42)", "8.0 (0.52)", "5.0 (0.84)", "6.0 (0.70)", "1.600")
+    assert table.columns == ("batch x keys", "cuDNN", "FA3", OURS, PAGED, FP8, f"{OURS} / best")
+    assert table.rows[0] == ("1 x 1024", "10.0 (0.42)", "8.0 (0.52)", "5.0 (0.84)", "6.0 (0.70)", "4.0 (0.52)", "1.600")
     assert table.rows[1][-1] == "2.000"
 
 
@@ -38,3 +38,4 @@ def test_the_summary() -> None:
     assert found[OURS, "best"]["geometric_mean"] == 1.6
     assert found[OURS, "cuDNN"]["geometric_mean"] == 2.0
     assert round(found[PAGED, OURS]["geometric_mean"], 4) == round(5 / 6, 4)
+    assert found[FP8, PAGED]["geometric_mean"] == 1.5

@@ -55,9 +55,10 @@ def test_fa4_and_flashinfer_read_the_cache_that_ours_reads(monkeypatch: pytest.M
     monkeypatch.setattr(decoding, "copies_for", lambda nbytes: 2)
     monkeypatch.setattr(decoding, "launches_for", lambda nbytes, copies: 2)
     caches = decoding.Caches(Decoding(3, 48))
-    entrants = [*decoding._fa4(None, caches), *decoding._flashinfer(None, caches)]
-    assert [each.rival for each in entrants] == ["FA4", "FlashInfer", "FlashInfer, CUDA cores"]
-    assert {each.rival for each in entrants} <= set(decoding.RIVALS)
+    rivals = [*(rival for _, _, rival in decoding.OPTIONAL.values()), decoding._flashinfer(decoding.FLASHINFER_FP8)]
+    entrants = [each for rival in rivals for each in rival(None, caches)]
+    assert [each.rival for each in entrants] == ["FA4", "FlashInfer", "FlashInfer, CUDA cores", "FlashInfer, e4m3"]
+    assert {each.rival for each in entrants[:3]} <= set(decoding.RIVALS)
     for each in entrants:
         each.contender.run(caches.copies - 1)
     for rms, _ in decoding.errors(caches, {each.rival: each.out for each in entrants}).values():

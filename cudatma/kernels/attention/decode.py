@@ -24,6 +24,8 @@ def attention_decode(
     seqlens: Any,
     *,
     page_table: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
     scale: float | None = None,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
@@ -42,14 +44,20 @@ def attention_decode(
     a captured graph sees what they hold when it runs. Of arrays on a device it takes a length below 0 as 0 and one
     beyond the capacity as that; keys and values of a page that the cache does not have are zeros. Entries of pages
     behind a sequence's end are not read. lse is (batch, heads, q_length), the rest as attention() has it.
+    Both caches may also be float8_e4m3fn, whatever q is; pages then have a multiple of 8 keys. k_scale, v_scale: what
+    their elements are multiplied by, None for 1, a number, or an fp32 array of one element or of one for each of their
+    heads, which the kernel reads.
     Sequences are divided by the capacity; parts are added up in a fixed order: the result is the same bits in every
     call. TMA loads pages whose size has a common divisor of at least 8 with 64; others are copied row by row.
 
     Raises what attention() raises.
     """
-    arrays, key = (q, k_cache, v_cache, seqlens, page_table, sink, out), None
+    scales = k_scale, v_scale
+    numbers = tuple([each if each is None or isinstance(each, (int, float)) else "array" for each in scales])
+    of_heads = [each if number == "array" else None for each, number in zip(scales, numbers, strict=True)]
+    arrays, key = (q, k_cache, v_cache, seqlens, page_table, sink, *of_heads, out), None
     if backend is None and debug_scope.get() is None:
-        key = known_key(arrays, window, (scale, softcap, return_lse))
+        key = known_key(arrays, window, (scale, softcap, return_lse, *numbers))
         if key is not None and (known := KNOWN_CALLS.get(key)) is not None:
             done = known.run(key[0], arrays, stream)
             if done is not None:
@@ -61,6 +69,8 @@ def attention_decode(
         v_cache,
         seqlens,
         page_table=page_table,
+        k_scale=k_scale,
+        v_scale=v_scale,
         scale=scale,
         window=window,
         softcap=softcap,
@@ -68,7 +78,7 @@ def attention_decode(
         out=out,
         return_lse=return_lse,
     )
-    return first_call(checked, out, (), chosen, stream, key, decode_reference, _plan)
+    return first_call(checked, out, numbers, chosen, stream, key, decode_reference, _plan)
 
 
 def _plan(

@@ -11,7 +11,12 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.decode_request import DecodeRequest
-from cudatma.kernels.attention.decode_spec import LEAST_BOX_ROWS, AttentionDecode, AttentionDecodeP1
+from cudatma.kernels.attention.decode_spec import (
+    LEAST_BOX_ROWS,
+    AttentionDecode,
+    AttentionDecodeFp8,
+    AttentionDecodeP1,
+)
 from cudatma.kernels.attention.plan import FAR, LOG2_E, tensor_map
 from cudatma.kernels.family import MAX_EXTENT
 from cudatma.kernels.gpu import Gpu
@@ -22,6 +27,7 @@ from cudatma.target import Target, get_target
 
 #: (CTAs of an SM, keys of a block): the first that holds so many stages is taken.
 _SHAPES, _ENOUGH_STAGES, _MOST_STAGES = ((2, 64), (1, 64), (1, 32), (1, 16)), 3, 8
+_FP8_SHAPES = ((2, 128), (1, 128), (1, 64))
 #: Parts of a sequence's keys at most. Microseconds that adding up takes for each of them, and that an SM takes to begin
 #: and end a CTA. [H200, attention_decode of 2 to 1024 tiles]
 _MOST_PARTS, _PART_US, _CTA_US = 64, 0.14, 0.4
@@ -62,17 +68,24 @@ def decode_spec(request: DecodeRequest, target: Target) -> AttentionDecode:
     mask = request.mask
     masks = mask.is_causal, mask.has_window, request.softcap > 0, request.sink is not None
     dims, page_size = (request.q.shape[3], request.v.shape[3]), request.k.shape[1]
-    return fitted_spec(request.q.dtype.name, dims, masks, 0 if request.page_table is None else page_size, target)
+    if request.page_table is None:
+        page_size = 0
+    return fitted_spec(request.q.dtype.name, dims, masks, page_size, target, request.has_fp8_cache)
 
 
 def fitted_spec(
-    dtype: str, dims: tuple[int, int], masks: tuple[bool, bool, bool, bool], page_size: int, target: Target
+    dtype: str,
+    dims: tuple[int, int],
+    masks: tuple[bool, bool, bool, bool],
+    page_size: int,
+    target: Target,
+    has_fp8_cache: bool = False,
 ) -> AttentionDecode:
     """The kernel with as long a ring as shared memory holds. dims: of heads of k and of v. page_size: 0 without pages.
     Two CTAs share an SM where each has stages enough."""
-    kind = AttentionDecode if target.has("wgmma") else AttentionDecodeP1
+    kind = AttentionDecodeFp8 if has_fp8_cache else AttentionDecode if target.has("wgmma") else AttentionDecodeP1
     fitting: list[AttentionDecode] = []
-    for blocks_per_sm, block_n in _SHAPES:
+    for blocks_per_sm, block_n in _FP8_SHAPES if has_fp8_cache else _SHAPES:
         common = math.gcd(page_size, block_n)
         box_rows = block_n if not page_size else common if common >= LEAST_BOX_ROWS else 0
         rest: dict[str, Any] = {"is_paged": page_size > 0, "box_rows": box_rows, "block_n": block_n}
@@ -135,6 +148,7 @@ def plan_decode(
     args: dict[str, Any] = {name: arrays[name] for name in ("q", "k", "v")}
     args |= {"output_rows": result, "lse": 0 if lse is None else lse, "seqlens": request.seqlens, "sink": request.sink}
     args |= {"page_table": request.page_table, "problem": pack(spec.problem_members, values)}
+    args |= {name: request.read[name] or 0 for name in ("k_scale", "v_scale")}
     touched = [result, *([] if lse is None else [lse]), *request.arrays().values()]
     if isinstance(partials, HostParts):
         held = describe(partials.partials), describe(partials.counters)
@@ -174,7 +188,11 @@ def _values(request: DecodeRequest, work: DecodeWork) -> dict[str, Any]:
         "by_page_size": DivisorStruct.of(max(1, page_size)),
         "pages": pages,
         "table_pitch": 0 if table is None else table.shape[1],
+        "v_scale": request.v_scale if isinstance(request.v_scale, float) else 1.0,
     }
+    for name, of_cache in (("k_scale_step", request.k_scale), ("v_scale_step", request.v_scale)):
+        values[name] = int(isinstance(of_cache, ArrayInfo) and of_cache.size_elems > 1)
+    scale = request.scale * (request.k_scale if isinstance(request.k_scale, float) else 1.0)
     if not (cap := request.softcap):
-        return values | {"scale_log2": request.scale * LOG2_E}
-    return values | {"scale_log2": cap * LOG2_E, "cap_scale": request.scale / cap}
+        return values | {"scale_log2": scale * LOG2_E}
+    return values | {"scale_log2": cap * LOG2_E, "cap_scale": scale / cap}

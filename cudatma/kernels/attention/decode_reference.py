@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from cudatma.arrays import ArrayInfo
 from cudatma.kernels.attention.decode_request import DecodeRequest
 from cudatma.kernels.attention.reference import Array, attend, written
@@ -14,11 +16,20 @@ def decode_reference(request: DecodeRequest, result: ArrayInfo, lse: ArrayInfo |
     table = None if request.page_table is None else host_array(request.page_table)
     sums = None if lse is None else host_array(lse)
     sink = None if request.sink is None else host_array(request.sink)
+    if request.has_fp8_cache:
+        k, v = (_scaled(cache, scale) for cache, scale in ((k, request.k_scale), (v, request.v_scale)))
     for index, length in enumerate(host_array(request.seqlens).tolist()):
         pages = None if table is None else table[index]
         keys, values = (_sequence(cache, index, length, pages) for cache in (k, v))
         found = attend(q[index], keys, values, request.scale, request.mask, request.softcap, sink)
         written(found, out[index], None if sums is None else sums[index])
+
+
+def _scaled(cache: Array, scale: float | ArrayInfo) -> Array:
+    """In float64, by heads."""
+    factors = np.float64(scale) if isinstance(scale, float) else host_array(scale).astype(np.float64).reshape(-1, 1)
+    whole: Array = cache.astype(np.float64) * factors
+    return whole
 
 
 def _sequence(cache: Array, index: int, length: int, pages: Array | None) -> Array:

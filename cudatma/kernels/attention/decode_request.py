@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cudatma.arrays import ArrayInfo
-from cudatma.errors import ArgumentError
+from cudatma.arrays import ArrayInfo, describe
+from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.attention.decode_spec import LEAST_BOX_ROWS
+from cudatma.kernels.attention.problem import CACHE_TYPE, OPERAND_TYPES
 from cudatma.kernels.attention.request import (
+    FLOAT32,
     Mask,
     check_result,
     check_types,
@@ -16,6 +19,7 @@ from cudatma.kernels.attention.request import (
     checked_scale,
     checked_sink,
     checked_softcap,
+    positive,
 )
 from cudatma.kernels.attention.tensors import addressable, check_shapes, operand
 from cudatma.kernels.attention.varlen_request import int32_array
@@ -29,7 +33,7 @@ NAME = "attention_decode"
 class DecodeRequest:
     """q: (batch, q_length, heads, head_dim). k, v: (batch, capacity, kv_heads, dim), or (pages, page_size, kv_heads,
     dim) with a page_table (batch, pages of a sequence). seqlens: (batch,). sink: (heads,), fp32. Each as
-    a kernel sees it."""
+    a kernel sees it. k_scale, v_scale: of an e4m3 cache, numbers or arrays of one for each head or for all."""
 
     q: ArrayInfo
     k: ArrayInfo
@@ -41,6 +45,8 @@ class DecodeRequest:
     softcap: float = 0.0
     has_lse: bool = False
     sink: ArrayInfo | None = None
+    k_scale: float | ArrayInfo = 1.0
+    v_scale: float | ArrayInfo = 1.0
 
     @property
     def capacity(self) -> int:
@@ -55,7 +61,13 @@ class DecodeRequest:
     def read(self) -> dict[str, ArrayInfo | None]:
         """What a launch reads, by the kernel's names, with None for what this one does not."""
         cache = {"q": self.q, "k": self.k, "v": self.v}
-        return {**cache, "seqlens": self.seqlens, "page_table": self.page_table, "sink": self.sink}
+        scales = {"k_scale": self.k_scale, "v_scale": self.v_scale}
+        arrays = {name: scale if isinstance(scale, ArrayInfo) else None for name, scale in scales.items()}
+        return {**cache, "seqlens": self.seqlens, "page_table": self.page_table, "sink": self.sink, **arrays}
+
+    @property
+    def has_fp8_cache(self) -> bool:
+        return bool(self.k.dtype.name == CACHE_TYPE)
 
     @property
     def rows(self) -> int:
@@ -75,6 +87,8 @@ def check_decode(
     seqlens: Any,
     *,
     page_table: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
     scale: Any = None,
     window: Any = None,
     softcap: Any = None,
@@ -84,10 +98,13 @@ def check_decode(
 ) -> tuple[DecodeRequest, tuple[int, ...], ArrayInfo | None]:
     """The request, the shape of the result, and ``out`` if there is one. Lengths and pages are compared in host memory
     only. Raises ArgumentError, ArgumentTypeError."""
-    given = (("q", q), ("k_cache", k_cache), ("v_cache", v_cache))
-    named = {name: operand(array, name) for name, array in given}
+    caches = {
+        name: operand(array, name, types=(*OPERAND_TYPES, CACHE_TYPE))
+        for name, array in (("k_cache", k_cache), ("v_cache", v_cache))
+    }
+    named = {"q": operand(q, "q"), **caches}
     query, key, value = named.values()
-    check_types(named)
+    check_types(caches if key.dtype.name == CACHE_TYPE else named)
     check_shapes(query.shape, key.shape, value.shape, has_batch=page_table is None, is_cache=True)
     batch = query.shape[0]
     found = {"seqlens": int32_array(seqlens, "seqlens", 1)}
@@ -111,11 +128,38 @@ def check_decode(
         checked_softcap(softcap),
         checked_flag(return_lse, "return_lse"),
         checked_sink(sink, query, NAME),
+        _checked_kv_scale(k_scale, "k_scale", key, query),
+        _checked_kv_scale(v_scale, "v_scale", key, query),
     )
+    if request.has_fp8_cache and table is not None and key.shape[1] % LEAST_BOX_ROWS:
+        raise ArgumentError(
+            "k_cache.shape", key.shape, f"pages of a multiple of {LEAST_BOX_ROWS} keys, in {CACHE_TYPE}"
+        )
     if query.device is None:
         _check_content(request)
     shape = *query.shape[:3], value.shape[3]
     return request, shape, None if out is None else check_result(out, shape, request.arrays(), NAME)
+
+
+def _checked_kv_scale(scale: Any, field: str, cache: ArrayInfo, q: ArrayInfo) -> float | ArrayInfo:
+    """A finite number above 0, or an array that the kernel reads: one for each head of the cache, or one for all."""
+    if scale is None:
+        return 1.0
+    if cache.dtype.name != CACHE_TYPE:
+        raise ArgumentError(field, "a scale", f"None for a cache of {cache.dtype}")
+    if isinstance(scale, (int, float)):
+        return positive(scale, field, "None for 1")
+    info = describe(scale, field)
+    if info.dtype != FLOAT32:
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), "float32", "convert it")
+    if info.shape not in ((), (1,), (cache.shape[2],)):
+        raise ArgumentError(
+            f"{field}.shape", info.shape, f"({cache.shape[2]},), a number for each head of the cache, or (1,)"
+        )
+    if not info.is_contiguous or info.pointer % FLOAT32.itemsize:
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "contiguous elements", "copy it")
+    check_place(info, field, q, "q", NAME)
+    return info
 
 
 def _check_content(request: DecodeRequest) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 
 from cudatma.arrays import describe
@@ -24,19 +26,21 @@ if TYPE_CHECKING:
 _LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
 
 
-def dump_specs(target: Target) -> list[AttentionDecode]:
+def dump_specs(target: Target, has_fp8_cache: bool = False) -> list[AttentionDecode]:
     """Each pair of head dims once; each kind of mask; each way to load."""
     yes, no = True, False
     masks = ((no, no, no, yes), (yes, no, no, no), (yes, yes, no, no), (no, yes, yes, yes))
-    page_sizes = (0, 16, 64, 5)
+    page_sizes = (0, 16, 64, 8 if has_fp8_cache else 5)
     found = []
     for index, dims in enumerate(HEAD_DIMS):
         dtype = tuple(OPERAND_TYPES)[index % 2]
-        found.append(fitted_spec(dtype, dims, masks[index % 4], page_sizes[(index + index // 4) % 4], target))
+        page_size = page_sizes[(index + index // 4) % 4]
+        found.append(fitted_spec(dtype, dims, masks[index % 4], page_size, target, has_fp8_cache))
     return found
 
 
-def decode_sample(
+def _sample(
+    has_fp8_cache: bool,
     target: Target,
     *,
     batch: int = 2,
@@ -61,7 +65,9 @@ def decode_sample(
         table = random.permutation(batch * pages).reshape(batch, pages).astype(np.int32)
         cache = batch * pages, page_size, kv_heads, head_dim
     of_q = batch, q_length, heads, head_dim
-    q, k, v = (random.standard_normal(shape, np.float32).astype(kind) for shape in (of_q, cache, cache))
+    of_cache = ml_dtypes.float8_e4m3fn if has_fp8_cache else kind
+    shapes = ((of_q, kind), (cache, of_cache), (cache, of_cache))
+    q, k, v = (random.standard_normal(shape, np.float32).astype(its) for shape, its in shapes)
     out, exact = np.full(q.shape, np.nan, kind), np.empty(q.shape, kind)
     request, _, result = check_decode(q, k, v, lengths, page_table=table, out=out)
     if result is None:
@@ -77,6 +83,10 @@ def decode_sample(
     def error() -> float:
         return float(np.linalg.norm(out.astype(np.float64) - wanted) / np.linalg.norm(wanted))
 
-    parts = f"{counted(work.tiles, 'tile')} in {counted(work.parts, 'part')}"
+    parts = f"{counted(work.tiles, 'tile')} in {counted(work.parts, 'part')}{' of e4m3' * has_fp8_cache}"
     title = f"attention_decode, {batch} x {k_length} keys, {heads}/{kv_heads} heads of {head_dim}, {dtype}, {parts}"
     return Sample(title, launch.kernel(target), run, error, _LIMITS[dtype])
+
+
+decode_sample, fp8_sample = partial(_sample, False), partial(_sample, True)
+fp8_dump_specs = partial(dump_specs, has_fp8_cache=True)

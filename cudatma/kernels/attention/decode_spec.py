@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -31,6 +32,9 @@ _MEMBERS = MEMBERS | {
         Member("page_size", "u32", "keys of a page"),
         Member("by_page_size", "Divisor", "divides by page_size"),
         Member("pages", "u32", "of the cache"),
+        Member("v_scale", "float", "scale of v, if the kernel is given no array of them"),
+        Member("k_scale_step", "u32", "from the scale of a head of k to that of the next"),
+        Member("v_scale_step", "u32", "from the scale of a head of v to that of the next"),
         Member("table_pitch", "u32", "entries from one sequence's pages to the next one's"),
     )
 }
@@ -138,3 +142,56 @@ class AttentionDecodeP1(AttentionDecode):
     version: ClassVar[str] = "decode_p1"
     has_wgmma: ClassVar[bool] = False
     features: ClassVar[tuple[str, ...]] = ("tma", "mma_sync", "stmatrix")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionDecodeFp8(AttentionDecode):
+    """AttentionDecode of e4m3 keys and values, by mma.sync: a CTA has 16 rows, and each warp a quarter of a block's
+    keys, which it converts in registers."""
+
+    block_m: int = 16
+    block_n: int = 128
+    box_rows: int = 128
+
+    version: ClassVar[str] = "decode_fp8"
+    template: ClassVar[str] = "kernels/attention_decode_fp8.cu.j2"
+    kv_bytes: ClassVar[int] = 1
+    has_wgmma: ClassVar[bool] = False
+    features: ClassVar[tuple[str, ...]] = ("tma", "mma_sync")
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **AttentionDecode.allowed,
+        "block_m": (16,),
+        "block_n": (64, 128),
+        "warpgroups": (1,),
+    }
+
+    def __post_init__(self) -> None:
+        super(AttentionDecodeFp8, self).__post_init__()
+        if not self.by_tma:
+            raise ArgumentError("box_rows", self.box_rows, "rows that TMA loads")
+
+    def check_block_m(self) -> None:
+        """All warps have the same rows."""
+
+    @property
+    def span_bytes(self) -> int:
+        """The widest swizzle of which rows of both operands are multiples."""
+        return math.gcd(self.head_dim, self.v_head_dim, 128)
+
+    @property
+    def parameters(self) -> tuple[tuple[str, str], ...]:
+        inherited = super(AttentionDecodeFp8, self).parameters
+        return tuple((name, "const float*" if name.endswith("_scale") else kind) for name, kind in inherited)
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        *others, problem = super(AttentionDecodeFp8, self).parameter_names
+        return (*others, "k_scale", "v_scale", problem)
+
+    @property
+    def problem_names(self) -> tuple[str, ...]:
+        return (*super(AttentionDecodeFp8, self).problem_names, "v_scale", "k_scale_step", "v_scale_step")
+
+    def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
+        """Each warp's maxima and sums, and whether the CTA is the last one of its tile."""
+        return (("warp_sums", 8 * self.consumer_warps * self.block_m), ("is_last", 8))

@@ -124,4 +124,5 @@ def tensor_map(
         step if extent > 1 else 16 for extent, step in zip(info.shape[:3], info.strides_bytes[:3], strict=True)
     )
     info = replace(info, owner=None, strides_bytes=(*strides, info.strides_bytes[3]))
-    return TensorMap.from_array(info, box, axes=(3, 1, 2, 0), swizzle=swizzle, target=target)
+    kind = "uint8" if info.dtype.itemsize == 1 else None
+    return TensorMap.from_array(info, box, dtype=kind, axes=(3, 1, 2, 0), swizzle=swizzle, target=target)

@@ -11,6 +11,8 @@ from cudatma.kernels.family import MAX_EXTENT
 
 #: Types of q, k, v and the result, and their names in wgmma.
 OPERAND_TYPES = {"float16": "f16", "bfloat16": "bf16"}
+#: What a cache of keys and values may be instead, in attention_decode().
+CACHE_TYPE = "float8_e4m3fn"
 #: Head dims of q and k, and of v.
 HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128))
 #: Versions of the kernel, the baseline first.

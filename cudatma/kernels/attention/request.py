@@ -16,7 +16,7 @@ from cudatma.kernels.attention.problem import Problem
 from cudatma.kernels.attention.tensors import addressable, check_disjoint, check_shapes, operand
 from cudatma.kernels.checks import check_place, real_number
 
-_FLOAT32 = np.dtype(np.float32)
+FLOAT32 = np.dtype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +186,11 @@ def checked_sink(sink: Any, q: ArrayInfo, function: str) -> ArrayInfo | None:
     if sink is None:
         return None
     info = describe(sink, "sink")
-    if info.dtype != _FLOAT32:
+    if info.dtype != FLOAT32:
         raise ArgumentTypeError("sink.dtype", str(info.dtype), "float32", "convert it")
     if info.shape != q.shape[-2:-1]:
         raise ArgumentError("sink.shape", info.shape, f"{q.shape[-2:-1]}, a number for each head of q")
-    if not info.is_contiguous or info.pointer % _FLOAT32.itemsize:
+    if not info.is_contiguous or info.pointer % FLOAT32.itemsize:
         raise ArgumentError("sink.strides", info.strides_bytes, "contiguous elements", "copy it")
     check_place(info, "sink", q, "q", function)
     return info
@@ -204,15 +204,16 @@ def checked_flag(value: Any, field: str) -> bool:
 
 def checked_scale(scale: Any, head_dim: int) -> float:
     """In fp32; None is 1 / sqrt(head_dim)."""
-    return head_dim**-0.5 if scale is None else _positive(scale, "scale", "None for 1 / sqrt(head dim)")
+    return head_dim**-0.5 if scale is None else positive(scale, "scale", "None for 1 / sqrt(head dim)")
 
 
 def checked_softcap(softcap: Any) -> float:
     """In fp32, 0 for none."""
-    return 0.0 if softcap is None else _positive(softcap, "softcap", "None for no cap")
+    return 0.0 if softcap is None else positive(softcap, "softcap", "None for no cap")
 
 
-def _positive(value: Any, field: str, remedy: str) -> float:
+def positive(value: Any, field: str, remedy: str) -> float:
+    """A number in fp32."""
     number = real_number(value, field)
     if not 0 < number < math.inf:
         raise ArgumentError(field, value, "a finite number above 0 in single precision", remedy)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES, Problem
+from cudatma.kernels.attention.problem import CACHE_TYPE, HEAD_DIMS, OPERAND_TYPES, Problem
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import Member
@@ -114,6 +114,8 @@ class AttentionSpec(TiledKernel):
     is_decode: ClassVar[bool] = False
     #: Whether it is attention_varlen()'s kernel.
     is_varlen: ClassVar[bool] = False
+    #: Bytes of an element of k and v.
+    kv_bytes: ClassVar[int] = 2
     #: Whether TMA writes the result.
     stores_by_tma: ClassVar[bool] = False
     #: By warpgroups that multiply and slots of q. [fitted to benchmarks/results/attention_tiles.json]
@@ -213,7 +215,7 @@ class AttentionSpec(TiledKernel):
     @property
     def span(self) -> int:
         """Elements of a span."""
-        return self.span_bytes // 2
+        return self.span_bytes // self.kv_bytes
 
     @property
     def swizzle(self) -> str:
@@ -276,10 +278,11 @@ class AttentionSpec(TiledKernel):
 
     @property
     def loaded_stage_bytes(self) -> int:
-        return 2 * self.block_n * (self.head_dim + self.v_head_dim)
+        return self.kv_bytes * self.block_n * (self.head_dim + self.v_head_dim)
 
     def stage_operands(self) -> tuple[Operand, ...]:
-        sizes = (("k", 2 * self.block_n * self.head_dim), ("v", 2 * self.block_n * self.v_head_dim))
+        dims = {"k": self.head_dim, "v": self.v_head_dim}
+        sizes = [(name, self.kv_bytes * self.block_n * dim) for name, dim in dims.items()]
         return tuple(Operand(name, size, size, 1024) for name, size in sizes)
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
@@ -289,9 +292,10 @@ class AttentionSpec(TiledKernel):
     def stage_layout(self) -> list[tuple[str, int]]:
         """(what, bytes) that one stage holds."""
         k, v = (operand.footprint_bytes for operand in self.stage_operands())
+        dtype = self.dtype if self.kv_bytes == 2 else CACHE_TYPE
         return [
-            (f"k {self.block_n} x {self.head_dim} {self.dtype}, {self.swizzle} swizzle", k),
-            (f"v {self.block_n} x {self.v_head_dim} {self.dtype}, {self.swizzle} swizzle", v),
+            (f"k {self.block_n} x {self.head_dim} {dtype}, {self.swizzle} swizzle", k),
+            (f"v {self.block_n} x {self.v_head_dim} {dtype}, {self.swizzle} swizzle", v),
         ]
 
     def check_target(self, target: Target) -> None:

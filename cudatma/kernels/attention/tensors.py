@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +16,11 @@ ALIGNMENT, STRIDE_LIMIT = 16, 1 << 40
 _AXES = {4: "(batch, length, heads, dim)", 3: "(total length, heads, dim)"}
 
 
-def operand(array: Any, field: str, rank: int = 4) -> ArrayInfo:
+def operand(array: Any, field: str, rank: int = 4, types: Iterable[str] = OPERAND_TYPES) -> ArrayInfo:
     """q, k or v, of these many dimensions; addressable() has to follow. Raises ArgumentError, ArgumentTypeError."""
     info = describe(array, field)
-    if info.dtype.name not in OPERAND_TYPES or not info.dtype.isnative:
-        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), ", ".join(OPERAND_TYPES))
+    if info.dtype.name not in types or not info.dtype.isnative:
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), ", ".join(types))
     if len(info.shape) != rank:
         raise ArgumentError(f"{field}.shape", info.shape, _AXES[rank])
     return info
