@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cudatma
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
@@ -249,6 +250,18 @@ def test_blocks_of_logits_of_minus_infinity(version: str, infinite: slice) -> No
     fields = {"block_n": 32} if version == "phase1" else {}
     for scale in (1.0, 1e-6, 1e6):
         check_operands(version, q, k, v, scale=scale, fields=fields)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_only_rows_with_a_logit_of_plus_infinity_are_nan(version: str) -> None:
+    """As with torch.softmax: inf - inf. Their neighbors in a tile are as they were."""
+    q, k, v = (operand(1, 70, 1, 64, "float16", seed) for seed in (0, 1, 2))
+    k[:, 50, :, 0] = np.inf
+    out, lse = cudatma.attention(q, k, v, causal=True, return_lse=True, version=version, backend="emulator")
+    exact, sums = cudatma.attention(q, k, v, causal=True, return_lse=True, backend="reference")
+    assert 5 < np.isnan(exact).all(-1).sum() < 15
+    np.testing.assert_allclose(out, exact, atol=2e-3)
+    np.testing.assert_allclose(lse, sums, atol=1e-3)
 
 
 def test_logits_that_overflow_to_minus_infinity() -> None:
