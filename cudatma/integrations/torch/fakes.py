@@ -5,13 +5,14 @@ torch.compile and torch.export call these functions with tensors that have no me
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
+from cudatma.kernels.attention.problem import CACHE_TYPE
 from cudatma.kernels.attention.tensors import check_shapes
 from cudatma.kernels.checks import check_gradient
 from cudatma.kernels.gemm.problem import ACTIVATIONS, OPERAND_TYPES, RESULT_TYPES, default_result
@@ -110,10 +111,25 @@ def attention_varlen(
 
 
 def attention_decode(
-    q: Any, k_cache: Any, v_cache: Any, seqlens: Any, *, page_table: Any = None, sink: Any = None, **options: Any
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    seqlens: Any,
+    *,
+    page_table: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    sink: Any = None,
+    **options: Any,
 ) -> Any:
-    _check_ranks(4, q=q, k_cache=k_cache, v_cache=v_cache)
+    if _name(k_cache.dtype) == CACHE_TYPE:
+        _check_ranks(4, q=q)
+        _check_ranks(4, (CACHE_TYPE,), k_cache=k_cache, v_cache=v_cache)
+        _check_device("k_cache", k_cache, q, "q")
+    else:
+        _check_ranks(4, q=q, k_cache=k_cache, v_cache=v_cache)
     check_shapes(_shape(q), _shape(k_cache), _shape(v_cache), has_batch=page_table is None, is_cache=True)
+    _check_kv_scales(k_cache, k_scale=k_scale, v_scale=v_scale)
     _check_sink(sink, q)
     _check_offsets(q, 1, seqlens=seqlens)
     _check_shape("seqlens", seqlens, (q.shape[0],))
@@ -154,6 +170,10 @@ def _check_like(field: str, tensor: Any, other: Any, name: str) -> None:
     """ArgumentError or ArgumentTypeError unless two tensors share dtype and device."""
     if tensor.dtype != other.dtype:
         raise ArgumentTypeError(f"{field}.dtype", _name(tensor.dtype), f"{_name(other.dtype)}, as {name}")
+    _check_device(field, tensor, other, name)
+
+
+def _check_device(field: str, tensor: Any, other: Any, name: str) -> None:
     if tensor.device != other.device:
         raise ArgumentError(f"{field}.device", str(tensor.device), f"{other.device}, where {name} is")
 
@@ -169,10 +189,10 @@ def _check_out(out: Any, result: Any) -> None:
     _check_gradients(out=out)
 
 
-def _check_ranks(rank: int, **tensors: Any) -> None:
+def _check_ranks(rank: int, types: Iterable[str] = ACTIVATION_TYPES, /, **tensors: Any) -> None:
     first, its = next(iter(tensors.items()))
-    if _name(its.dtype) not in ACTIVATION_TYPES:
-        raise ArgumentTypeError(f"{first}.dtype", _name(its.dtype), ", ".join(ACTIVATION_TYPES))
+    if _name(its.dtype) not in types:
+        raise ArgumentTypeError(f"{first}.dtype", _name(its.dtype), ", ".join(types))
     for field, tensor in tensors.items():
         _check_like(field, tensor, its, first)
         if tensor.dim() != rank:
@@ -186,8 +206,7 @@ def _check_offsets(q: Any, rank: int, **tensors: Any) -> None:
             raise ArgumentTypeError(f"{field}.dtype", _name(tensor.dtype), "int32")
         if tensor.dim() != rank:
             raise ArgumentError(f"{field}.shape", tuple(tensor.shape), f"{rank} dimension{'s' if rank > 1 else ''}")
-        if tensor.device != q.device:
-            raise ArgumentError(f"{field}.device", str(tensor.device), f"{q.device}, where q is")
+        _check_device(field, tensor, q, "q")
 
 
 def _check_sink(sink: Any, q: Any) -> None:
@@ -196,9 +215,22 @@ def _check_sink(sink: Any, q: Any) -> None:
     if sink.dtype != torch.float32:
         raise ArgumentTypeError("sink.dtype", _name(sink.dtype), "float32", "convert it")
     _check_shape("sink", sink, (q.shape[-2],))
-    if sink.device != q.device:
-        raise ArgumentError("sink.device", str(sink.device), f"{q.device}, where q is")
+    _check_device("sink", sink, q, "q")
     _check_gradients(sink=sink)
+
+
+def _check_kv_scales(cache: Any, **scales: Any) -> None:
+    for field, scale in scales.items():
+        if scale is None:
+            continue
+        if _name(cache.dtype) != CACHE_TYPE:
+            raise ArgumentError(field, "a scale", f"None for a cache of {_name(cache.dtype)}")
+        if scale.dtype != torch.float32:
+            raise ArgumentTypeError(f"{field}.dtype", _name(scale.dtype), "float32", "convert it")
+        if tuple(scale.shape) not in ((), (1,)):
+            _check_shape(field, scale, (cache.shape[-2],))
+        _check_device(field, scale, cache, "k_cache")
+        _check_gradients(**{field: scale})
 
 
 def _check_gradients(**tensors: Any) -> None:

@@ -30,7 +30,10 @@ _VARLEN = (
     "Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, *, SymInt max_seqlen_q, "
     f"SymInt max_seqlen_k, bool causal=False, {_MASK}"
 )
-_DECODE = f"Tensor q, Tensor k_cache, Tensor v_cache, Tensor seqlens, *, Tensor? page_table=None, {_MASK}"
+_DECODE = (
+    "Tensor q, Tensor k_cache, Tensor v_cache, Tensor seqlens, *, Tensor? page_table=None, "
+    f"Tensor? k_scale=None, Tensor? v_scale=None, {_MASK}"
+)
 _OUT = ", Tensor(a!) out"
 
 #: Kept for the life of the process, even if this module is reloaded: a library takes its operators with it.
