@@ -99,6 +99,14 @@ def test_each_address_goes_to_its_argument(
     assert replay.runs == [((*addresses, 0, 0x5000, 0x6000), 7)] * 2
 
 
+def test_a_scale_of_keys_is_not_one_of_values(replays: list[FakeReplay]) -> None:
+    given: Any = on_device(SHAPES | {"out": SHAPES["q"], "k_scale": (2,)}, ml_dtypes.float8_e4m3fn)
+    scale = given.pop("k_scale")
+    for name in ("k_scale", "v_scale"):
+        decode.attention_decode(**given, **{name: scale})
+    assert len(replays) == 2
+
+
 def test_one_part_needs_no_workspace(replays: list[FakeReplay]) -> None:
     short = on_device(SHAPES | dict.fromkeys(("k_cache", "v_cache"), (2, 64, 2, 64)) | {"out": SHAPES["q"]})
     decode.attention_decode(**short)

@@ -52,12 +52,11 @@ def attention_decode(
 
     Raises what attention() raises.
     """
-    scales = k_scale, v_scale
-    numbers = tuple([each if each is None or isinstance(each, (int, float)) else "array" for each in scales])
-    of_heads = [each if number == "array" else None for each, number in zip(scales, numbers, strict=True)]
-    arrays, key = (q, k_cache, v_cache, seqlens, page_table, sink, *of_heads, out), None
+    k_number, k_array = (k_scale, None) if k_scale is None or isinstance(k_scale, (int, float)) else ("array", k_scale)
+    v_number, v_array = (v_scale, None) if v_scale is None or isinstance(v_scale, (int, float)) else ("array", v_scale)
+    arrays, key = (q, k_cache, v_cache, seqlens, page_table, sink, k_array, v_array, out), None
     if backend is None and debug_scope.get() is None:
-        key = known_key(arrays, window, (scale, softcap, return_lse, *numbers))
+        key = known_key(arrays, window, (scale, softcap, return_lse, k_number, v_number))
         if key is not None and (known := KNOWN_CALLS.get(key)) is not None:
             done = known.run(key[0], arrays, stream)
             if done is not None:
@@ -78,7 +77,7 @@ def attention_decode(
         out=out,
         return_lse=return_lse,
     )
-    return first_call(checked, out, numbers, chosen, stream, key, decode_reference, _plan)
+    return first_call(checked, out, (k_number, v_number), chosen, stream, key, decode_reference, _plan)
 
 
 def _plan(
