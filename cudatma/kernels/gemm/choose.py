@@ -31,7 +31,7 @@ from cudatma.target import Target, get_target
 _TILES = (
     (64, 64, 64, 1), (64, 64, 128, 1), (64, 128, 64, 1), (64, 128, 128, 1), (64, 192, 64, 1), (64, 256, 64, 1),
     (128, 64, 128, 2), (128, 128, 64, 2), (128, 192, 64, 2), (128, 256, 64, 2), (192, 128, 64, 3), (256, 128, 64, 2),
-    (256, 192, 64, 2),
+    (256, 192, 64, 2), (256, 208, 64, 2),
 )  # fmt: skip
 #: What "auto" chooses from where there is wgmma: the versions that are the fastest for some product. [H200]
 _LADDER, _MMA_SYNC = (6, 4, 3), ("p1",)

@@ -33,7 +33,7 @@ from cudatma.target import Target, get_target
 _MAC_BYTES = 4096
 #: The part of them that one wgmma of so many columns after the other reaches, and how many times as much those of
 #: warpgroups that have two side by side along M. [H200, this and what follows]
-_RATE, _TWO_ALONG_M = {64: 0.71, 128: 0.765, 192: 0.865, 256: 1.0}, 1.18
+_RATE, _TWO_ALONG_M = {64: 0.71, 128: 0.765, 192: 0.865, 208: 0.857, 256: 1.0}, 1.18
 #: Clocks until the first stage is there, and from asking for a later one until it is; bytes a clock that an SM loads
 #: beside its products, and that it stores; clocks until CTAs of a cluster have met, and bytes of sums a clock.
 FIRST_STAGE, _STAGE_LATENCY, _LOADED_BYTES, _STORED_BYTES, _MEETING, _SUMS_BYTES = 1900, 2900, 500, 11, 400, 8
@@ -50,7 +50,7 @@ PLACES = (*RASTER, *RESULT, "matrix_tiles_m", "by_matrix_tiles_m", "output_batch
 _ALLOWED: Mapping[str, tuple[Any, ...]] = {
     "layout": LAYOUTS,
     "block_m": (64, 128, 192, 256),
-    "block_n": tuple(_RATE),
+    "block_n": (64, 128, 192, 256),
     "block_k": (64, 128, 256),
     "stages": tuple(range(2, 13)),
     "warpgroups": (1, 2, 3),
@@ -136,7 +136,7 @@ class GemmSpec(TiledKernel):
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
-        names = self.operand_names
+        names = tuple(name for name in self.operand_names if name != "output_map" or self.stores_by_tma)
         names += ("bias",) if self.has_epilogue else ()
         names += ("a_scale", "b_scale") if self.has_scales else ()
         return (*names, "problem")
@@ -158,6 +158,7 @@ class GemmSpec(TiledKernel):
     @property
     def problem_names(self) -> tuple[str, ...]:
         names = (*self.work_names, *self.box_names, *PLACES)
+        names += ("output_by_tma",) if "output_map" in self.parameter_names else ()
         names += _EPILOGUE if self.has_epilogue else ()
         if self.has_scales:
             names += _BLOCK_SCALES if self.block_scales else _VECTOR_SCALES
@@ -305,8 +306,9 @@ class GemmSpec(TiledKernel):
 
     @property
     def stores_by_tma(self) -> bool:
-        """Whether TMA stores results where it can: 128 x 256 of 16 bits are up to 1.5 % faster without. [H200]"""
-        return is_fp8(self.dtype) or (self.block_m, self.block_n) != (128, 256)
+        """Whether TMA stores whole boxes where it can: 128 x 256 of 16 bits are up to 1.5 % faster without. [H200]"""
+        is_whole = self.block_n % self.staged_n == 0
+        return is_whole and (is_fp8(self.dtype) or (self.block_m, self.block_n) != (128, 256))
 
     @property
     def output_box(self) -> tuple[int, int, int]:
