@@ -39,6 +39,8 @@ _RATE, _TWO_ALONG_M = {64: 0.71, 128: 0.765, 192: 0.865, 208: 0.857, 256: 1.0}, 
 FIRST_STAGE, _STAGE_LATENCY, _LOADED_BYTES, _STORED_BYTES, _MEETING, _SUMS_BYTES = 1900, 2900, 500, 11, 400, 8
 #: Bytes a clock that L2 sends where neighboring CTAs do not read the same, as those that divide K.
 _L2_BYTES = 4500
+#: Clocks that an epilogue takes for each sum of a thread. [H200]
+_EPILOGUE_CLOCKS = {"none": 0, "linear": 10, "relu": 10, "gelu": 52, "gelu_tanh": 38, "silu": 36}
 _SPAN_BYTES = 128
 #: A slot's two mbarriers; stages beyond which nothing is gained.
 _RING_BYTES, _MOST_STAGES = 16, 8
@@ -377,6 +379,10 @@ class GemmSpec(TiledKernel):
         names = ("dtype", "layout", "out_dtype", "epilogue", "block_scales")
         return replace(self, **{name: getattr(problem, name) for name in names})
 
+    def store_clocks(self, tiles: int, stored: float, products: float) -> float:
+        """Clocks in which a CTA stores its tiles and does not multiply. stored, products: clocks of one tile."""
+        return tiles * stored
+
     def cost(self, problem: Problem, gpu: Gpu) -> Cost:
         """Predicted time: waves of tiles, each stage bound by the tensor cores, the latency of its loads, or L2."""
         tiles_m, tiles_n = ceil_div(problem.m, self.cluster_m), ceil_div(problem.n, self.cluster_n)
@@ -395,8 +401,9 @@ class GemmSpec(TiledKernel):
         stage = max(products, latency, l2) + self.stage_bytes(problem.m) / _LOADED_BYTES + gap
         mainloop = waves * ceil_div(ceil_div(problem.k, self.block_k), self.cluster_k) * stage
         tile = self.block_m * self.block_n // self.cluster_k
-        stored = self.out_bytes * tile / _STORED_BYTES
-        around = waves * stored + (1 if self.is_persistent else waves) * FIRST_STAGE
+        sums_of_thread = tile / (128 * self.warpgroups)
+        stored = self.out_bytes * tile / _STORED_BYTES + _EPILOGUE_CLOCKS[self.epilogue] * sums_of_thread
+        around = self.store_clocks(waves, stored, mainloop / waves) + (1 if self.is_persistent else waves) * FIRST_STAGE
         sums = waves * (_MEETING + 4 * (self.cluster_k - 1) * tile / _SUMS_BYTES) if self.cluster_k > 1 else 0.0
         operands = problem.batch * self.element_bytes * problem.k * (problem.m + problem.n)
         memory_us = max(0.0, operands / gpu.memory_bytes_per_us - mainloop / gpu.sm_clock_mhz)

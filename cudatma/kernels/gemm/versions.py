@@ -74,7 +74,7 @@ class GemmV4(GemmSpec):
     @property
     def consumer_registers(self) -> int:
         """0: registers stay as they are launched."""
-        return self.consumer_register_count if self.warpgroups == 2 else 0
+        return self.consumer_register_count if self.consumer_warps == 8 else 0
 
     @property
     def output_map(self) -> str:
@@ -159,6 +159,29 @@ class GemmV6(GemmSpec):
         super(GemmV6, self).check_target(target)
 
 
+@dataclass(frozen=True, slots=True)
+class GemmV7(GemmV4):
+    """Two warpgroups, each with tiles of its own: one stores while the other multiplies. warpgroups: of a tile."""
+
+    block_n: int = 128
+    stages: int = 4
+    warpgroups: int = 1
+
+    version: ClassVar[int] = 7
+    template: ClassVar[str] = "kernels/gemm_v7.cu.j2"
+    stage_gap: ClassVar[int] = 40
+    scales_blocks: ClassVar[bool] = False
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**GemmSpec.allowed, "warpgroups": (1,)}
+
+    @property
+    def consumer_warps(self) -> int:
+        return 8
+
+    def store_clocks(self, tiles: int, stored: float, products: float) -> float:
+        """The last tile's, and what the other warpgroup's products do not hide."""
+        return stored + tiles * max(0.0, stored - products) / 2
+
+
 VERSIONS: dict[int | str, type[GemmSpec]] = {
-    kind.version: kind for kind in (GemmV1, GemmV2, GemmV3, GemmV4, GemmV5, GemmV6, GemmP1)
+    kind.version: kind for kind in (GemmV1, GemmV2, GemmV3, GemmV4, GemmV5, GemmV6, GemmV7, GemmP1)
 }
