@@ -104,6 +104,13 @@ REGISTRY: dict[str, KernelEntry] = {
             "cudatma.kernels.gemm.sample:v6_sample",
         ),
         KernelEntry(
+            "gemm_v7",
+            "kernels/gemm_v7.cu.j2",
+            "cudatma.kernels.gemm.choose:v7_specs",
+            "dense GEMM, wgmma, version 7: a tile for each warpgroup",
+            "cudatma.kernels.gemm.sample:v7_sample",
+        ),
+        KernelEntry(
             "gemm_p1",
             "kernels/gemm_p1.cu.j2",
             "cudatma.kernels.gemm.choose:p1_specs",

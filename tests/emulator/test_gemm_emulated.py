@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -74,6 +75,8 @@ def test_products_are_right_and_clean(version: int | str, m: int, n: int, k: int
         m, n = min(m, 130), min(n, 136)
     if version in (5, 6):
         given["block_n"] = max(128, given["block_n"])
+    if version == 7:  # a tile for each warpgroup
+        given |= {"block_m": min(128, given["block_m"]), "warpgroups": 1}
     check(VERSIONS[version](layout=layout, **given), m, n, k)
 
 
@@ -105,6 +108,19 @@ def test_ctas_of_a_cluster_share_the_larger_tile(layout: str, m: int, n: int, st
     spec = GemmV5("bfloat16", layout, 128, 64, stages=stages, warpgroups=2)
     assert (spec.cluster_m, spec.cluster_n) == (128, 128)
     check(spec, m, n, 200)
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize(("m", "n", "k", "out_dtype"), [(257, 424, 72, ""), (40, 215, 200, "float32")])
+@pytest.mark.parametrize(("kind", "layout"), [(GemmV4, "RC"), (GemmV4, "CC"), (GemmV5, "RC")])
+def test_tiles_whose_columns_are_not_whole_boxes(
+    kind: type[GemmSpec], layout: str, m: int, n: int, k: int, out_dtype: str
+) -> None:
+    spec = kind("bfloat16", layout, 256, 208, stages=2, warpgroups=2, out_dtype=out_dtype)
+    out = np.full((m, n), np.nan, np.float32) if out_dtype else None
+    check(spec, m, n, k, out)
+    with pytest.raises(ArgumentError, match=r"^block_n: got 208; allowed: a multiple of (64|128) for"):
+        replace(spec, layout=f"{layout[0]}R").check_target(SM90A)
 
 
 @pytest.mark.sweep(1)

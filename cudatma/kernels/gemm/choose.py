@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.candidates import Candidate
@@ -31,16 +32,18 @@ from cudatma.target import Target, get_target
 _TILES = (
     (64, 64, 64, 1), (64, 64, 128, 1), (64, 128, 64, 1), (64, 128, 128, 1), (64, 192, 64, 1), (64, 256, 64, 1),
     (128, 64, 128, 2), (128, 128, 64, 2), (128, 192, 64, 2), (128, 256, 64, 2), (192, 128, 64, 3), (256, 128, 64, 2),
-    (256, 192, 64, 2),
+    (256, 192, 64, 2), (256, 208, 64, 2),
 )  # fmt: skip
+#: Of versions with tiles of their own.
+_TILES_OF: dict[int | str, tuple[tuple[int, ...], ...]] = {7: ((128, 128, 64, 1),), "p1": p1.TILES}
 #: What "auto" chooses from where there is wgmma: the versions that are the fastest for some product. [H200]
-_LADDER, _MMA_SYNC = (6, 4, 3), ("p1",)
+_LADDER, _MMA_SYNC = (6, 7, 4, 3), ("p1",)
 
 
 def _tiles(problem: Problem, versions: Iterable[int | str]) -> Iterator[GemmSpec]:
     """Every tile of these versions that can serve the problem, with the shortest ring."""
     for version in versions:
-        for block_m, block_n, block_k, *others in p1.TILES if version in _MMA_SYNC else _TILES:
+        for block_m, block_n, block_k, *others in _TILES_OF.get(version, _TILES):
             yield from _of_tile(VERSIONS[version], problem, block_m, block_n, block_k, others)
 
 
@@ -127,7 +130,7 @@ def dump_specs(version: int | str, target: Target) -> list[GemmSpec]:
     problem = Problem(1, 1, 1024, "float16")
     for spec in _tiles(problem, [version]):
         tiles.setdefault((spec.block_m, spec.block_n, spec.block_k, spec.blocks_per_sm), []).append(spec)
-    for index, same in enumerate(tiles.values()):
+    for index, same in zip(range(max(len(tiles), 2 * len(LAYOUTS))), cycle(tiles.values())):
         dtype, first = ("float16", "bfloat16")[index % 2], index // 2 % len(LAYOUTS)
         out_dtype, epilogue = ("", "", "float32")[index % 3], (*EPILOGUES, "none")[index % 7]
         spec = replace(same[index % len(same)], dtype=dtype)
@@ -142,6 +145,6 @@ def dump_specs(version: int | str, target: Target) -> list[GemmSpec]:
     return list(dict.fromkeys(spec for spec in longest if spec is not None and _runs(spec, problem, target)))
 
 
-v1_specs, v2_specs, v3_specs, v4_specs, v5_specs, v6_specs, p1_specs = (
+v1_specs, v2_specs, v3_specs, v4_specs, v5_specs, v6_specs, v7_specs, p1_specs = (
     partial(dump_specs, version) for version in VERSIONS
 )

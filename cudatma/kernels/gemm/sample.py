@@ -65,6 +65,6 @@ def sample(
     return Sample(title, launch.kernel(target), run, error, _LIMITS[dtype])
 
 
-v1_sample, v2_sample, v3_sample, v4_sample, v5_sample, v6_sample, p1_sample = (
+v1_sample, v2_sample, v3_sample, v4_sample, v5_sample, v6_sample, v7_sample, p1_sample = (
     partial(sample, version) for version in VERSIONS
 )

@@ -33,12 +33,14 @@ from cudatma.target import Target, get_target
 _MAC_BYTES = 4096
 #: The part of them that one wgmma of so many columns after the other reaches, and how many times as much those of
 #: warpgroups that have two side by side along M. [H200, this and what follows]
-_RATE, _TWO_ALONG_M = {64: 0.71, 128: 0.765, 192: 0.865, 256: 1.0}, 1.18
+_RATE, _TWO_ALONG_M = {64: 0.71, 128: 0.765, 192: 0.865, 208: 0.857, 256: 1.0}, 1.18
 #: Clocks until the first stage is there, and from asking for a later one until it is; bytes a clock that an SM loads
 #: beside its products, and that it stores; clocks until CTAs of a cluster have met, and bytes of sums a clock.
 FIRST_STAGE, _STAGE_LATENCY, _LOADED_BYTES, _STORED_BYTES, _MEETING, _SUMS_BYTES = 1900, 2900, 500, 11, 400, 8
 #: Bytes a clock that L2 sends where neighboring CTAs do not read the same, as those that divide K.
 _L2_BYTES = 4500
+#: Clocks that an epilogue takes for each sum of a thread. [H200]
+_EPILOGUE_CLOCKS = {"none": 0, "linear": 10, "relu": 10, "gelu": 52, "gelu_tanh": 38, "silu": 36}
 _SPAN_BYTES = 128
 #: A slot's two mbarriers; stages beyond which nothing is gained.
 _RING_BYTES, _MOST_STAGES = 16, 8
@@ -50,7 +52,7 @@ PLACES = (*RASTER, *RESULT, "matrix_tiles_m", "by_matrix_tiles_m", "output_batch
 _ALLOWED: Mapping[str, tuple[Any, ...]] = {
     "layout": LAYOUTS,
     "block_m": (64, 128, 192, 256),
-    "block_n": tuple(_RATE),
+    "block_n": (64, 128, 192, 256),
     "block_k": (64, 128, 256),
     "stages": tuple(range(2, 13)),
     "warpgroups": (1, 2, 3),
@@ -136,7 +138,7 @@ class GemmSpec(TiledKernel):
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
-        names = self.operand_names
+        names = tuple(name for name in self.operand_names if name != "output_map" or self.stores_by_tma)
         names += ("bias",) if self.has_epilogue else ()
         names += ("a_scale", "b_scale") if self.has_scales else ()
         return (*names, "problem")
@@ -158,6 +160,7 @@ class GemmSpec(TiledKernel):
     @property
     def problem_names(self) -> tuple[str, ...]:
         names = (*self.work_names, *self.box_names, *PLACES)
+        names += ("output_by_tma",) if "output_map" in self.parameter_names else ()
         names += _EPILOGUE if self.has_epilogue else ()
         if self.has_scales:
             names += _BLOCK_SCALES if self.block_scales else _VECTOR_SCALES
@@ -305,8 +308,9 @@ class GemmSpec(TiledKernel):
 
     @property
     def stores_by_tma(self) -> bool:
-        """Whether TMA stores results where it can: 128 x 256 of 16 bits are up to 1.5 % faster without. [H200]"""
-        return is_fp8(self.dtype) or (self.block_m, self.block_n) != (128, 256)
+        """Whether TMA stores whole boxes where it can: 128 x 256 of 16 bits are up to 1.5 % faster without. [H200]"""
+        is_whole = self.block_n % self.staged_n == 0
+        return is_whole and (is_fp8(self.dtype) or (self.block_m, self.block_n) != (128, 256))
 
     @property
     def output_box(self) -> tuple[int, int, int]:
@@ -375,6 +379,10 @@ class GemmSpec(TiledKernel):
         names = ("dtype", "layout", "out_dtype", "epilogue", "block_scales")
         return replace(self, **{name: getattr(problem, name) for name in names})
 
+    def store_clocks(self, tiles: int, stored: float, products: float) -> float:
+        """Clocks in which a CTA stores its tiles and does not multiply. stored, products: clocks of one tile."""
+        return tiles * stored
+
     def cost(self, problem: Problem, gpu: Gpu) -> Cost:
         """Predicted time: waves of tiles, each stage bound by the tensor cores, the latency of its loads, or L2."""
         tiles_m, tiles_n = ceil_div(problem.m, self.cluster_m), ceil_div(problem.n, self.cluster_n)
@@ -393,8 +401,9 @@ class GemmSpec(TiledKernel):
         stage = max(products, latency, l2) + self.stage_bytes(problem.m) / _LOADED_BYTES + gap
         mainloop = waves * ceil_div(ceil_div(problem.k, self.block_k), self.cluster_k) * stage
         tile = self.block_m * self.block_n // self.cluster_k
-        stored = self.out_bytes * tile / _STORED_BYTES
-        around = waves * stored + (1 if self.is_persistent else waves) * FIRST_STAGE
+        sums_of_thread = tile / (128 * self.warpgroups)
+        stored = self.out_bytes * tile / _STORED_BYTES + _EPILOGUE_CLOCKS[self.epilogue] * sums_of_thread
+        around = self.store_clocks(waves, stored, mainloop / waves) + (1 if self.is_persistent else waves) * FIRST_STAGE
         sums = waves * (_MEETING + 4 * (self.cluster_k - 1) * tile / _SUMS_BYTES) if self.cluster_k > 1 else 0.0
         operands = problem.batch * self.element_bytes * problem.k * (problem.m + problem.n)
         memory_us = max(0.0, operands / gpu.memory_bytes_per_us - mainloop / gpu.sm_clock_mhz)

@@ -63,22 +63,28 @@ class GemmV4(GemmSpec):
     staging_buffers: ClassVar[int] = 2
     is_persistent: ClassVar[bool] = True
     scales_blocks: ClassVar[bool] = True
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**GemmSpec.allowed, "block_n": (64, 128, 192, 208, 256)}
     #: Registers of a thread that setmaxnreg asks for, of two warpgroups that multiply and one that loads: without it
     #: ptxas has 168 for each.
-    consumer_register_count: ClassVar[int] = 232
-    producer_registers: ClassVar[int] = 40
+    consumer_register_count: ClassVar[int] = 240
+    producer_registers: ClassVar[int] = 24
     operand_names: ClassVar[tuple[str, ...]] = ("a_map", "b_map", "output_map", "output")
-    work_names: ClassVar[tuple[str, ...]] = ("k_iterations", "work_ranges", "alternates", "output_by_tma")
+    work_names: ClassVar[tuple[str, ...]] = ("k_iterations", "work_ranges", "alternates")
 
     @property
     def consumer_registers(self) -> int:
         """0: registers stay as they are launched."""
-        return self.consumer_register_count if self.warpgroups == 2 else 0
+        return self.consumer_register_count if self.consumer_warps == 8 else 0
+
+    @property
+    def output_map(self) -> str:
+        """The address of the result's tensor map, in CUDA."""
+        return "&output_map" if self.stores_by_tma else "nullptr"
 
     @property
     def most_sums(self) -> int:  # type: ignore[override]
         """More than GemmSpec's where nothing is applied to them."""
-        return 128 if self.has_epilogue else 192
+        return 128 if self.has_epilogue else 208
 
     @property
     def producer_warps(self) -> int:  # type: ignore[override]
@@ -86,7 +92,12 @@ class GemmV4(GemmSpec):
         return 4 if self.consumer_registers else 1
 
     def check_target(self, target: Target) -> None:
-        """As GemmSpec's, and setmaxnreg where the kernel uses it."""
+        """As GemmSpec's; setmaxnreg where the kernel uses it; whole spans of rows of an operand that is not K-major."""
+        majors = self.is_a_k_major, self.is_b_k_major
+        for field, is_k_major, rows in zip(("block_m", "block_n"), majors, self.loaded_rows, strict=True):
+            if not is_k_major and rows % self.span:
+                least = self.span * getattr(self, field) // rows
+                raise ArgumentError(field, getattr(self, field), f"a multiple of {least} for {self.layout}")
         if self.consumer_registers:
             target.require("setmaxnreg", "gemm")
         super(GemmV4, self).check_target(target)
@@ -104,12 +115,7 @@ class GemmV5(GemmV4):
     stage_gap: ClassVar[int] = 250
 
     def check_target(self, target: Target) -> None:
-        """As GemmSpec's, and clusters; each CTA loads whole spans of 64 rows of an operand that is not K-major."""
-        majors = self.is_a_k_major, self.is_b_k_major
-        for field, is_k_major, rows in zip(("block_m", "block_n"), majors, self.loaded_rows, strict=True):
-            if not is_k_major and rows % self.span:
-                least = self.span * getattr(self, field) // rows
-                raise ArgumentError(field, getattr(self, field), f"a multiple of {least} for {self.layout}")
+        """As GemmV4's, and clusters."""
         for feature in ("cluster", "multicast"):
             target.require(feature, "gemm")
         super(GemmV5, self).check_target(target)
@@ -153,6 +159,29 @@ class GemmV6(GemmSpec):
         super(GemmV6, self).check_target(target)
 
 
+@dataclass(frozen=True, slots=True)
+class GemmV7(GemmV4):
+    """Two warpgroups, each with tiles of its own: one stores while the other multiplies. warpgroups: of a tile."""
+
+    block_n: int = 128
+    stages: int = 4
+    warpgroups: int = 1
+
+    version: ClassVar[int] = 7
+    template: ClassVar[str] = "kernels/gemm_v7.cu.j2"
+    stage_gap: ClassVar[int] = 40
+    scales_blocks: ClassVar[bool] = False
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**GemmSpec.allowed, "warpgroups": (1,)}
+
+    @property
+    def consumer_warps(self) -> int:
+        return 8
+
+    def store_clocks(self, tiles: int, stored: float, products: float) -> float:
+        """The last tile's, and what the other warpgroup's products do not hide."""
+        return stored + tiles * max(0.0, stored - products) / 2
+
+
 VERSIONS: dict[int | str, type[GemmSpec]] = {
-    kind.version: kind for kind in (GemmV1, GemmV2, GemmV3, GemmV4, GemmV5, GemmV6, GemmP1)
+    kind.version: kind for kind in (GemmV1, GemmV2, GemmV3, GemmV4, GemmV5, GemmV6, GemmV7, GemmP1)
 }

@@ -243,11 +243,11 @@ constexpr u32 STAGING = 147456;
 constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // a warp's 16 rows
 constexpr u32 STAGED_N = 64;                  // columns that it stages at a time
 
-// STAGED_N columns of a warp's 16 rows, from column 8 n on, in the 128-byte swizzle.
+// STAGED_N columns of a warp's 16 rows, or what is left of them, from column 8 n on, in the 128-byte swizzle.
 __device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][4], u32 staging, u32 n, u32 lane) {
     const u32 row = lane % 16;
 #pragma unroll
-    for (u32 i = 0; i < STAGED_N / 8; i += 2) {   // 16 columns
+    for (u32 i = 0; i < min(STAGED_N / 8, FRAGMENTS_8 - n); i += 2) {   // 16 columns
         const float(&low)[4] = acc[n + i], (&high)[4] = acc[n + i + 1];
         const u32 pairs[4] = {to_pair(low[0], low[1]), to_pair(low[2], low[3]), to_pair(high[0], high[1]), to_pair(high[2], high[3])};
         stmatrix_x4(staging + row * SPAN_BYTES + ((i + lane / 16) ^ (row & 7)) * 16, pairs);
@@ -271,9 +271,10 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
             __syncwarp();
 #pragma unroll
             for (u32 i = 0; i < 16; i += ROWS) {
-                const u32 row = i + lane / VECTORS, vector = lane % VECTORS;
+                const u32 row = i + lane / VECTORS, vector = lane % VECTORS, column = 8 * n + 16 / sizeof(Out) * vector;
+                if (column >= BLOCK_N) continue;   // the last ones are fewer
                 store_vector(problem, output, load_vector(staging + row * SPAN_BYTES + (vector ^ (row & 7)) * 16),
-                             place.row0 + FRAGMENT_STRIDE_M * m + row, place.column0 + 8 * n + 16 / sizeof(Out) * vector);
+                             place.row0 + FRAGMENT_STRIDE_M * m + row, place.column0 + column);
             }
         }
 }

@@ -195,7 +195,6 @@ struct Problem {
     u32 k_iterations;               // stages that one tile takes
     u32 work_ranges;                // what the work is divided into: one range a cluster, or a CTA without clusters
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
-    u32 output_by_tma;              // 1: TMA can write the result
     u32 alternates;                 // 1: every other tile of a CTA goes through K backwards
     u32 matrix_tiles_m;             // tiles along M of one matrix of the batch
     u32 a_box_rows;                 // rows of a box of A
@@ -271,11 +270,11 @@ constexpr u32 STAGING = 147456;
 constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // a warp's 16 rows
 constexpr u32 STAGED_N = 64;                  // columns that it stages at a time
 
-// STAGED_N columns of a warp's 16 rows, from column 8 n on, in the 128-byte swizzle.
+// STAGED_N columns of a warp's 16 rows, or what is left of them, from column 8 n on, in the 128-byte swizzle.
 __device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][4], u32 staging, u32 n, u32 lane) {
     const u32 row = lane % 16;
 #pragma unroll
-    for (u32 i = 0; i < STAGED_N / 8; i += 2) {   // 16 columns
+    for (u32 i = 0; i < min(STAGED_N / 8, FRAGMENTS_8 - n); i += 2) {   // 16 columns
         const float(&low)[4] = acc[n + i], (&high)[4] = acc[n + i + 1];
         const u32 pairs[4] = {to_pair(low[0], low[1]), to_pair(low[2], low[3]), to_pair(high[0], high[1]), to_pair(high[2], high[3])};
         stmatrix_x4(staging + row * SPAN_BYTES + ((i + lane / 16) ^ (row & 7)) * 16, pairs);
@@ -299,9 +298,10 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
             __syncwarp();
 #pragma unroll
             for (u32 i = 0; i < 16; i += ROWS) {
-                const u32 row = i + lane / VECTORS, vector = lane % VECTORS;
+                const u32 row = i + lane / VECTORS, vector = lane % VECTORS, column = 8 * n + 16 / sizeof(Out) * vector;
+                if (column >= BLOCK_N) continue;   // the last ones are fewer
                 store_vector(problem, output, load_vector(staging + row * SPAN_BYTES + (vector ^ (row & 7)) * 16),
-                             place.row0 + FRAGMENT_STRIDE_M * m + row, place.column0 + 8 * n + 16 / sizeof(Out) * vector);
+                             place.row0 + FRAGMENT_STRIDE_M * m + row, place.column0 + column);
             }
         }
 }
@@ -336,35 +336,13 @@ __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem)
     fence_proxy_async_shared_cta();   // before what wgmma reads
 }
 
-// ---- Results, by TMA --------------------------------------------------------------------------------------------------
-// Each warp stores 16 rows x 128 bytes at a time, from one of its two buffers in the 128-byte swizzle: TMA reads one while the warp
-// fills the other, and while the next tile is computed. Warps do not wait for each other.
-
-// stores: how many this warp has issued. place: of the warpgroup. What lies outside of the result is not written.
+// ---- Results -----------------------------------------------------------------------------------------------------------
+// place: of the warpgroup. What lies outside of the result is not written.
 __device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const Problem& problem, const Result& result, u32 smem,
                                            const TensorMap* map, const Place& place, u32 warpgroup, u32 warp, u32 lane) {
     const Place of_warp{place.row0 + 16 * warp, place.column0, place.batch};
     const u32 buffers = smem + STAGING + 2 * (4 * warpgroup + warp) * WARP_STAGING_BYTES;
-    if (!problem.output_by_tma) {   // rows that TMA cannot write
-        store_rows(acc, problem, result, buffers, of_warp, lane);
-        return;
-    }
-#pragma unroll
-    for (u32 m = 0; m < FRAGMENTS_16; ++m)
-#pragma unroll
-        for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
-            const u32 buffer = buffers + stores % 2 * WARP_STAGING_BYTES;
-            if (lane == 0) cp_async_bulk_wait_group_read<1>();   // the store before the last has read this buffer
-            __syncwarp();
-            stage_fragments(acc[m], buffer, n, lane);
-            fence_proxy_async_shared_cta();
-            __syncwarp();
-            if (lane == 0) {
-                cp_async_bulk_tensor_3d_store(map, buffer, of_warp.column0 + 8 * n, of_warp.row0 + FRAGMENT_STRIDE_M * m, place.batch);
-                cp_async_bulk_commit_group();
-            }
-            ++stores;
-        }
+    store_rows(acc, problem, result, buffers, of_warp, lane);
 }
 
 // ---- Clusters -----------------------------------------------------------------------------------------------------------
@@ -506,7 +484,6 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_v5_f16_rr_128x256x64_w2_s3_c2(
     const __grid_constant__ cudatma::TensorMap a_map,
     const __grid_constant__ cudatma::TensorMap b_map,
-    const __grid_constant__ cudatma::TensorMap output_map,
     cudatma::u16* output,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
@@ -524,12 +501,12 @@ gemm_v5_f16_rr_128x256x64_w2_s3_c2(
     wait_for_previous_grid();
     const u32 rank = cluster_ctarank();
     if (warp_index >= CONSUMER_WARPS) {
-        setmaxnreg_dec<40>();
+        setmaxnreg_dec<24>();
         if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, problem, smem, &a_map, &b_map, rank);
         __syncwarp();
     } else {
-        setmaxnreg_inc<232>();
-        consume<CLUSTER_M, CLUSTER_N>(ring, problem, smem, &output_map, Result{output}, warp_index / 4, warp_index % 4, laneid(), rank);
+        setmaxnreg_inc<240>();
+        consume<CLUSTER_M, CLUSTER_N>(ring, problem, smem, nullptr, Result{output}, warp_index / 4, warp_index % 4, laneid(), rank);
     }
     // A CTA must not exit while another one may still send to its shared memory or arrive at its barriers.
     barrier_cluster_arrive();
