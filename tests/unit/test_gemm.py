@@ -16,6 +16,7 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
 from cudatma.kernels import tuning, version
 from cudatma.kernels.candidates import ranked
 from cudatma.kernels.choosing import decide, pinned
+from cudatma.kernels.clusters import clusters_at_once
 from cudatma.kernels.gemm.choose import GEMM, candidates, dump_specs
 from cudatma.kernels.gemm.explain import gemm_explain
 from cudatma.kernels.gemm.p1 import TILES, GemmP1
@@ -365,6 +366,15 @@ def test_short_k_has_a_tile_for_each_warpgroup(k: int, version: int) -> None:
     assert decide(GEMM, problem, H200).spec.version == version
 
 
+@pytest.mark.parametrize(("m", "n"), [(1, 2048), (64, 2048), (128, 1024), (256, 1024)])
+def test_clusters_run_at_the_same_time(m: int, n: int) -> None:
+    """An H200 holds 30 clusters of four, not 33."""
+    problem = Problem(m, n, 4096, "float16")
+    spec = decide(GEMM, problem, H200).spec
+    assert spec.version == 6
+    assert spec.schedule(problem, 132).ctas <= spec.cluster_k * clusters_at_once(spec.cluster_k, 132)
+
+
 def test_one_sm_is_enough_to_choose() -> None:
     assert decide(GEMM, PROBLEM, imagined_gpu("sm_90a", 1)).spec.block_m in (64, 128, 256)
 
@@ -372,6 +382,11 @@ def test_one_sm_is_enough_to_choose() -> None:
 #: As the driver describes the H200 that measured.
 DESCRIBED = replace(H200, memory_bus_bits=6016)
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+
+
+def cells_of(name: str) -> list[dict[str, Any]]:
+    cells: list[dict[str, Any]] = json.loads((RESULTS / name).read_text())["cells"]
+    return cells
 
 
 def lost(problem: Problem, us: dict[str, float]) -> float:
@@ -385,20 +400,22 @@ def test_the_choice_loses_little_against_the_versions() -> None:
     """With the tile that was measured for each (cudatma bench gemm). `auto` and a version may be the same kernel, which
     was then measured twice: the mean counts."""
     found = []
-    for cell in json.loads((RESULTS / "gemm.json").read_text())["cells"]:
+    for cell in cells_of("gemm.json"):
+        problem = Problem(*(cell[name] for name in ("m", "n", "k", "dtype", "layout")))
         readings: dict[str, list[float]] = {}
         for name, entry in cell["entries"].items():
             readings.setdefault(entry, []).append(cell["us"][name])
         us = {entry: sum(times) / len(times) for entry, times in readings.items()}
-        found.append(lost(Problem(*(cell[name] for name in ("m", "n", "k", "dtype", "layout"))), us))
+        found.append(lost(problem, us))
     assert max(found) < 1.08
     assert sum(found) / len(found) < 1.01
 
 
-def test_the_choice_loses_little_against_every_tile() -> None:
-    """Of small, odd and large products."""
+@pytest.mark.parametrize("name", ["gemm_tiles.json", "gemm_few_rows.json"])
+def test_the_choice_loses_little_against_every_tile(name: str) -> None:
+    """Of small, odd and large products; of few rows."""
     found = []
-    for cell in json.loads((RESULTS / "gemm_tiles.json").read_text())["cells"]:
+    for cell in cells_of(name):
         us = cell.pop("us")
         cell.pop("rivals")
         found.append(lost(Problem(**cell), us))

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudatma.kernels.candidates import ranked
+from cudatma.kernels.clusters import clusters_at_once
 from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
 from cudatma.kernels.marlin import mma_sync_candidates
 from cudatma.kernels.marlin.choose import MARLIN, candidates, choose_by_cost
-from cudatma.kernels.marlin.clusters import clusters_at_once
 from cudatma.kernels.marlin.mma_sync import LOAD_PATHS, LoadPaths, MmaSyncSpec
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync, dump_specs
 from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem

@@ -28,9 +28,9 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
 
-#: (block_m, block_n, block_k, warpgroups)
+#: (block_m, block_n, block_k, warpgroups); of those that are predicted to be equal, the first one.
 _TILES = (
-    (64, 64, 64, 1), (64, 64, 128, 1), (64, 128, 64, 1), (64, 128, 128, 1), (64, 192, 64, 1), (64, 256, 64, 1),
+    (64, 64, 128, 1), (64, 64, 64, 1), (64, 128, 64, 1), (64, 128, 128, 1), (64, 192, 64, 1), (64, 256, 64, 1),
     (128, 64, 128, 2), (128, 128, 64, 2), (128, 192, 64, 2), (128, 256, 64, 2), (192, 128, 64, 3), (256, 128, 64, 2),
     (256, 192, 64, 2), (256, 208, 64, 2),
 )  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.clusters import clusters_at_once
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gemm.members import MEMBERS
 from cudatma.kernels.gemm.problem import (
@@ -387,7 +388,7 @@ class GemmSpec(TiledKernel):
         """Predicted time: waves of tiles, each stage bound by the tensor cores, the latency of its loads, or L2."""
         tiles_m, tiles_n = ceil_div(problem.m, self.cluster_m), ceil_div(problem.n, self.cluster_n)
         tiles = problem.batch * tiles_m * tiles_n
-        waves = ceil_div(tiles, max(1, gpu.sm_count // self.launch_cluster))
+        waves = ceil_div(tiles, max(1, clusters_at_once(self.launch_cluster, gpu.sm_count)))
         macs = _MAC_BYTES // self.element_bytes
         rate = macs * _RATE[self.block_n] * (_TWO_ALONG_M if self.block_m == 128 * self.warpgroups else 1)
         products = self.block_m * self.block_n * self.block_k / rate
