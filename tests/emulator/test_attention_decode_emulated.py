@@ -97,7 +97,7 @@ CASES: dict[str, tuple[list[int], int, int, tuple[int, int], int, int, int, dict
     "grouped": ([300, 65], 8, 1, (128, 128), 1, 0, 3, {}),
     "short": ([0, 1, 63, 64, 65], 2, 1, (64, 64), 1, 0, 0, {}),
     "every_head": ([130], 4, 4, (64, 64), 1, 0, 1, {}),
-    "pages_of_16": ([300, 65, 0], 8, 1, (64, 64), 1, 16, 2, {}),
+    "pages_of_16": ([304, 65, 0], 8, 1, (64, 64), 1, 16, 2, {}),  # the first one fills its pages
     "pages_of_24": ([300, 63], 8, 1, (64, 64), 1, 24, 2, {}),
     "large_pages": ([300, 1], 4, 2, (64, 64), 1, 128, 0, {}),
     "pages_of_5": ([200, 65], 2, 1, (64, 64), 1, 5, 2, {}),
@@ -212,6 +212,13 @@ def test_an_e4m3_cache(case: str, target: Target) -> None:
     number = list(FP8_CASES).index(case)
     given = in_e4m3(make(lengths, 8, 2, dims, q_length, page_size, ("float16", "bfloat16")[number % 2]))
     check(given | SCALES[number % 4], parts=parts, target=target, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0}, {"window": (70, 0)}], ids=str)
+def test_a_scale_of_keys_that_is_zero_or_less_counts_as_zero(options: dict[str, Any]) -> None:
+    """Zero is what the largest element of a head of zeros gives."""
+    given = in_e4m3(make([3, 200], 8, 2, (64, 64), 1, 0, "float16"))
+    check(given | {"k_scale": np.array([0.0, -1.0], np.float32)}, parts=1, schedules=1, **options)
 
 
 @pytest.mark.parametrize("page_size", [0, 16])

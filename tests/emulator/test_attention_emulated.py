@@ -264,6 +264,14 @@ def test_only_rows_with_a_logit_of_plus_infinity_are_nan(version: str) -> None:
     np.testing.assert_allclose(lse, sums, atol=1e-3)
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_query_with_a_nan_is_nan_alone(version: str) -> None:
+    q, k, v = (operand(1, 70, 1, 64, "float16", seed) for seed in (0, 1, 2))
+    q[0, 3, 0, 5] = np.nan
+    out, lse = cudatma.attention(q, k, v, causal=True, version=version, return_lse=True, backend="emulator")
+    assert np.isnan(out).any((0, 2, 3)).nonzero()[0].tolist() == [3] == np.isnan(lse).any((0, 1)).nonzero()[0].tolist()
+
+
 def test_logits_that_overflow_to_minus_infinity() -> None:
     """In fp32; in float64 they are numbers so small that they count as little."""
     q, k, v = (operand(1, 70, 1, 64, "bfloat16", seed) for seed in (0, 1, 2))

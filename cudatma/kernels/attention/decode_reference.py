@@ -17,7 +17,7 @@ def decode_reference(request: DecodeRequest, result: ArrayInfo, lse: ArrayInfo |
     sums = None if lse is None else host_array(lse)
     sink = None if request.sink is None else host_array(request.sink)
     if request.has_fp8_cache:
-        k, v = (_scaled(cache, scale) for cache, scale in ((k, request.k_scale), (v, request.v_scale)))
+        k, v = _scaled(k, request.k_scale, 0.0), _scaled(v, request.v_scale)
     for index, length in enumerate(host_array(request.seqlens).tolist()):
         pages = None if table is None else table[index]
         keys, values = (_sequence(cache, index, length, pages) for cache in (k, v))
@@ -25,10 +25,10 @@ def decode_reference(request: DecodeRequest, result: ArrayInfo, lse: ArrayInfo |
         written(found, out[index], None if sums is None else sums[index])
 
 
-def _scaled(cache: Array, scale: float | ArrayInfo) -> Array:
-    """In float64, by heads."""
+def _scaled(cache: Array, scale: float | ArrayInfo, least: float = -np.inf) -> Array:
+    """In float64, by heads; scales below ``least`` count as that."""
     factors = np.float64(scale) if isinstance(scale, float) else host_array(scale).astype(np.float64).reshape(-1, 1)
-    whole: Array = cache.astype(np.float64) * factors
+    whole: Array = cache.astype(np.float64) * np.maximum(factors, least)
     return whole
 
 

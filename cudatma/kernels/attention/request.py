@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,9 @@ from cudatma.kernels.attention.tensors import addressable, check_disjoint, check
 from cudatma.kernels.checks import check_place, real_number
 
 FLOAT32 = np.dtype(np.float32)
+
+#: What softcap may be at most; what other numbers are below, so that they are finite times log2(e), too.
+MOST_SOFTCAP, MOST_NUMBER = 4096, 2.0**127
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,15 +210,18 @@ def checked_scale(scale: Any, head_dim: int) -> float:
 
 
 def checked_softcap(softcap: Any) -> float:
-    """In fp32, 0 for none."""
-    return 0.0 if softcap is None else positive(softcap, "softcap", "None for no cap")
+    """In fp32, 0 for none. Kernels compute tanh within 2**-22, which a larger cap would make an error of the scores."""
+    number = 0.0 if softcap is None else positive(softcap, "softcap", "None for no cap")
+    if number > MOST_SOFTCAP:
+        raise ArgumentError("softcap", softcap, f"above 0, at most {MOST_SOFTCAP}", "None for no cap")
+    return number
 
 
 def positive(value: Any, field: str, remedy: str) -> float:
     """A number in fp32."""
     number = real_number(value, field)
-    if not 0 < number < math.inf:
-        raise ArgumentError(field, value, "a finite number above 0 in single precision", remedy)
+    if not 0 < number < MOST_NUMBER:
+        raise ArgumentError(field, value, "a number above 0 and below 2**127", remedy)
     return number
 
 

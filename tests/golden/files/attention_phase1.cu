@@ -196,8 +196,8 @@ attention_phase1_bf16_d64_causal_32x32_s1(
             scores[n] = at < end && at >= first ? score * problem.scale_log2 : -INF;
             highest = fmaxf(highest, scores[n]);
         }
-        if (highest == -INF) continue;   // the query has seen no key yet; its four threads agree
-        const float rescale = exp2f(maximum - highest);
+        // A query that has seen no key yet has sums of zeros, or of NaNs if it holds one: its scores, NaNs too, raise no maximum.
+        const float base = highest == -INF ? 0.0f : highest, rescale = exp2f(maximum - base);
         maximum = highest;
         sum *= rescale;
 #pragma unroll
@@ -206,7 +206,7 @@ attention_phase1_bf16_d64_causal_32x32_s1(
             for (u32 e = 0; e < 8; ++e) output[i][e] *= rescale;
 #pragma unroll
         for (u32 n = 0; n < BLOCK_N; ++n) {
-            const float p = exp2f(scores[n] - maximum);
+            const float p = exp2f(scores[n] - base);
             sum += p;
 #pragma unroll
             for (u32 i = 0; i < V_VECTORS; ++i) {
