@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.compare import AUTO, summary_line
 from benchmarks.gemm_plot import write_picture
-from benchmarks.gemm_products import LARGEST, SIZES, Operands, Product, errors, squares, transformer
+from benchmarks.gemm_products import LARGEST, LONGEST, SIZES, Operands, Product, errors, squares, transformer
 from benchmarks.gemm_table import COLD, LADDER, WARM, gemm_summary, gemm_table, rates_line
 from benchmarks.harness import measuring_stream, require_gpu
 from benchmarks.report import Cell, Result, failure, print_table
@@ -43,6 +43,7 @@ ALLOWED = {"float16": 1e-3, "bfloat16": 6e-3}
 EXAMPLES = """examples:
   cudatma bench gemm --transformer --dtype float16 --dtype bfloat16 --json gemm.json --plot gemm.svg
   cudatma bench gemm --size 4096 --size 16384 --layout RC --rivals triton deepgemm quack
+  cudatma bench gemm --product 1024 5120 5120 --layout RC --dtype bfloat16
   cudatma bench gemm --fp8 --rivals deepgemm
 """
 
@@ -114,8 +115,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """``cudatma bench gemm``; returns the exit status: 1 if ours or torch.mm failed, or a result was wrong."""
     parser = _parser()
     options = parser.parse_args(argv)
-    if options.fp8 and (options.size or options.layout or options.dtype or options.transformer or options.plot):
-        parser.error("--fp8 has its own shapes, and neither --size, --layout, --dtype, --transformer nor --plot")
+    shaped = options.size or options.product or options.layout or options.dtype or options.transformer
+    if options.fp8 and (shaped or options.plot):
+        parser.error(
+            "--fp8 has its own shapes, and neither --size, --product, --layout, --dtype, --transformer nor --plot"
+        )
     require_gpu(parser)
     try:
         import torch  # before measuring_stream(), which makes its stream current for torch too
@@ -160,11 +164,14 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _products(options: argparse.Namespace) -> list[Product]:
-    """By type: the squares, then the transformer layers. --transformer without --size measures both as well."""
-    found = []
+    """By type: the squares, then the transformer layers, then single products. --transformer without --size measures
+    the squares, too."""
+    found, layouts = [], options.layout or LAYOUTS
+    sizes = options.size or (() if options.product and not options.transformer else SIZES)
     for dtype in options.dtype or ("float16",):
-        found += squares(options.size or SIZES, options.layout or LAYOUTS, dtype)
-        found += transformer(options.layout or LAYOUTS, dtype) if options.transformer else []
+        found += squares(sizes, layouts, dtype)
+        found += transformer(layouts, dtype) if options.transformer else []
+        found += [Product(m, n, k, layout, dtype) for m, n, k in options.product for layout in layouts]
     return found
 
 
@@ -180,9 +187,9 @@ def _cell(stream: Any, product: Product, field: Mapping[str, Rival], options: ar
             torch.cuda.empty_cache()
 
 
-def _size(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= LARGEST:
-        raise argparse.ArgumentTypeError(f"{text}: 1 to {LARGEST}")
+def _size(text: str, largest: int = LARGEST) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= largest:
+        raise argparse.ArgumentTypeError(f"{text}: 1 to {largest}")
     return int(text)
 
 
@@ -199,6 +206,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--plot", type=Path, metavar="FILE.svg", help="draw TFLOP/s over the size of the squares")
     add("--replays", type=int, default=11, help="timed turns of each (default: 11)")
     add("--size", type=_size, action="append", metavar="N", help=f"N cubed, repeatable (default: {sizes})")
+    length = partial(_size, largest=LONGEST)
+    shape = ("M", "N", "K")
+    add("--product", type=length, nargs=3, action="append", default=[], metavar=shape, help="a shape, repeatable")
     add("--layout", choices=LAYOUTS, action="append", help=f"repeatable (default: {', '.join(LAYOUTS)})")
     add("--dtype", choices=tuple(ACTIVATION_TYPES), action="append", help="repeatable (default: float16)")
     add("--transformer", action="store_true", help="also twelve layers of Llama-3 and Qwen2.5, prefill and decode")

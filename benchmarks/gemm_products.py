@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks.harness import Contender, copies_for
 from tools.model_layers import MODELS
 
-#: M = N = K, measured unless --size names others, which go up to LARGEST.
-SIZES, LARGEST = (256, 512, 1024, 2048, 4096, 8192), 16384
+#: M = N = K, measured unless --size names others, which go up to LARGEST; a single product's M, N, K go up to LONGEST.
+SIZES, LARGEST, LONGEST = (256, 512, 1024, 2048, 4096, 8192), 16384, 131072
 #: Layers of decoders with M rows of activations: prefill, then decode.
 _LAYERS = (
     *((8192, "llama3-8b", "qkv"), (8192, "llama3-8b", "gate_up"), (8192, "llama3-8b", "down")),

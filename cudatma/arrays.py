@@ -141,8 +141,10 @@ def _from_numpy(array: np.ndarray[Any, np.dtype[Any]], owner: object, kind: str)
 
 def _from_torch(torch: Any, tensor: Any, field: str) -> ArrayInfo:
     place = tensor.device.type
-    if tensor.layout is not torch.strided or place not in ("cuda", "cpu"):
-        raise ArgumentTypeError(field, f"a {tensor.layout} tensor on {place}", "a strided tensor on cuda or cpu")
+    is_nested = getattr(tensor, "is_nested", False)
+    if tensor.layout is not torch.strided or is_nested or place not in ("cuda", "cpu"):
+        kind = "nested" if is_nested else str(tensor.layout)
+        raise ArgumentTypeError(field, f"a {kind} tensor on {place}", "a strided tensor on cuda or cpu")
     dtype = _TORCH_DTYPES.get(str(tensor.dtype)[len("torch.") :])
     if dtype is None:
         raise ArgumentTypeError(field, str(tensor.dtype), ", ".join(_TORCH_DTYPES), "view it as uint8")

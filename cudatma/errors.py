@@ -78,7 +78,8 @@ class FieldError(CudaTmaError):
 
     def __init__(self, field: str, got: object, allowed: str, remedy: str = "") -> None:
         self.field, self.got, self.allowed, self.remedy = field, got, allowed, remedy
-        meant = similar(got, allowed.split(", ")) if isinstance(got, str) else ""
+        is_type = field.endswith(".dtype")  # an array's, which is no typing error
+        meant = similar(got, allowed.split(", ")) if isinstance(got, str) and not is_type else ""
         text = f"{field}: got {_given(got)}{f' ({meant})' if meant else ''}; allowed: {allowed}"
         super().__init__(f"{text}. {remedy}" if remedy else text)
 
@@ -191,13 +192,13 @@ class PeerTimeout(CudaTmaError, RuntimeError):  # noqa: N818
     """A rank of a process group did not send its part of an all-reduce in time: it ended, or it is still busy.
 
     Attributes: ``rank`` (the one that did not send), ``launch`` (the number of the all-reduce), ``seconds`` (of
-    waiting). The GPU context of the process that waited is lost.
+    waiting). The results since then are NaNs, and the group's AllReduce is of no more use.
     """
 
     def __init__(self, rank: int, launch: int, seconds: float) -> None:
         self.rank, self.launch, self.seconds = rank, launch, seconds
         text = f"rank {rank} did not send its part of all-reduce number {launch} within {seconds:g} s"
-        super().__init__(f"{text}: it has ended, or it needs more time (timeout_s); restart this process")
+        super().__init__(f"{text}: it has ended, or it needs more time (timeout_s); results since then are NaNs")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.rank, self.launch, self.seconds))

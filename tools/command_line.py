@@ -57,7 +57,8 @@ class Parser(argparse.ArgumentParser):
         """Raise ArgumentError for arguments that neither this parser nor the other parsers know."""
         known = [name for parser in (self, *others) for action in parser._actions for name in action.option_strings]
         got = "an argument too many" if not rest[0].startswith("-") else "an unknown option"
-        meant = similar(rest[0].partition("=")[0], known)
+        words = [name.lstrip("-") for name in known]
+        meant = similar(rest[0].partition("=")[0].lstrip("-"), words).replace("mean ", "mean --")
         raise ArgumentError(rest[0], f"{got} ({meant})" if meant else got, f"what {self.prog} --help lists")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

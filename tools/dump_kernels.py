@@ -44,6 +44,7 @@ EXAMPLES = """examples:
   cudatma dump tile_copy --target sm_90a --config stages=3  the same specs with a field changed
   cudatma dump marlin --m 16 --n 28672 --k 8192             the kernel that marlin_gemm runs for these sizes on an H200
   cudatma dump gemm --m 4096 --n 4096 --k 4096 --layout RR  the same of gemm
+  cudatma dump attention --m 4096 --n 128 --k 4096          of attention: 4096 queries and keys, head dim 128
 """
 
 
@@ -209,7 +210,7 @@ def _file(path: Path, ending: str) -> Path:
     return path.with_name(f"{path.name}.{ending}")
 
 
-def _listing(targets: Sequence[Target]) -> list[dict[str, Any]]:
+def _listing(entries: Sequence[KernelEntry], targets: Sequence[Target]) -> list[dict[str, Any]]:
     return [
         {
             "kernel": entry.name,
@@ -217,7 +218,7 @@ def _listing(targets: Sequence[Target]) -> list[dict[str, Any]]:
             "template": entry.template,
             "specs": {t.name: [job.name for job in jobs_for(entry, t, {})] for t in targets},
         }
-        for entry in REGISTRY.values()
+        for entry in entries
     ]
 
 
@@ -250,7 +251,12 @@ def _parser() -> Parser:
     add("--out", type=Path, default=Path("out"), metavar="DIR", help="folder to write to (default: out)")
     add("--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the specs, repeatable")
     sizes = parser.add_argument_group("the kernel of a problem", f"with --m, --n and --k: of {' or '.join(FAMILIES)}")
-    for name, what in (("--m", "rows of the result"), ("--n", "its columns"), ("--k", "elements that are added up")):
+    meanings = {
+        "--m": "rows of the result; of attention its queries",
+        "--n": "its columns; of attention the head dim",
+        "--k": "elements that are added up; of attention its keys",
+    }
+    for name, what in meanings.items():
         sizes.add_argument(name, type=int, metavar="SIZE", help=what)
     add_problem_options(sizes.add_argument)
     help = f"of the GPU that it would run on (default: {H200.sm_count}, an H200's)"
@@ -269,7 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.list:
         names = options.target or ["sm_90a", "sm_120a", "sm_121a"]
-        listing = _listing([get_target(name) for name in names])
+        listing = _listing(entries_of(options.kernel or "all"), [get_target(name) for name in names])
         print(json.dumps(listing, indent=2)) if options.json else _print_listing(listing)
         return 0
     if options.kernel is None:

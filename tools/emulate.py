@@ -1,9 +1,8 @@
 """Run a kernel on the CPU, under many schedules, and list its hazards.
 
 KERNEL is a .ptx or .cu file, a launch file (.toml, .json), or one of cudatma's kernels with made-up operands, whose
-sizes are options: marlin_mma_sync (--m --n --k --dtype --group-size --processors), tile_copy (--rows --columns --dtype
---stages --blocks), and the operations of docs/operations.md: window_copy, run_copy, transpose, gather_boxes, im2col,
-broadcast. --coverage runs nothing: it lists which instructions of a PTX file the emulator supports.
+sizes are options that `cudatma emulate KERNEL --help` lists. --coverage runs nothing: it lists which instructions of a
+PTX file the emulator supports.
 
 Exit status: 0 no hazard and the expected result; 1 a hazard or a wrong result; 2 a wrong call.
 """
@@ -134,8 +133,19 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
 
 def _sample_options(name: str, rest: Sequence[str]) -> dict[str, Any]:
     """The sizes of a registry kernel from the rest of the command line; they are its sample's keyword arguments."""
+    parser = _sample_parser(name)
+    found, unknown = parser.parse_known_args(list(rest))
+    if unknown:
+        parser.refuse(unknown, _parser())
+    return vars(found)
+
+
+def _sample_parser(name: str) -> Parser:
     make = _sample_of(name)
-    parser = Parser(f"cudatma emulate {name}")
+    parser = Parser(
+        f"cudatma emulate {name}",
+        f"{REGISTRY[name].summary}. Its sizes; what every kernel takes, `cudatma emulate --help` lists.",
+    )
     formers: dict[str, str] = getattr(make, "former_names", {})
     for parameter in list(inspect.signature(make).parameters.values())[1:]:
         if parameter.name == "seed":
@@ -144,13 +154,21 @@ def _sample_options(name: str, rest: Sequence[str]) -> dict[str, Any]:
         if parameter.name in formers.values():
             # Either name may be given: the function has the default, and warns of the former name.
             default, former = argparse.SUPPRESS, [old for old, new in formers.items() if new == parameter.name]
-        parser.add_argument(f"--{parameter.name.replace('_', '-')}", type=kind, default=default)
+        flag, help = f"--{parameter.name.replace('_', '-')}", f"default: {parameter.default}"
+        if kind is bool:
+            parser.add_argument(flag, type=_flag, nargs="?", const=True, default=default, metavar="true", help=help)
+        else:
+            parser.add_argument(flag, type=kind, default=default, metavar=kind.__name__, help=help)
         for old in former:
             parser.add_argument(f"--{old.replace('_', '-')}", type=kind, default=default, help=argparse.SUPPRESS)
-    found, unknown = parser.parse_known_args(list(rest))
-    if unknown:
-        parser.refuse(unknown, _parser())
-    return vars(found)
+    return parser
+
+
+def _flag(text: str) -> bool:
+    """ "true" or "false" of the command line."""
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text}; allowed: true, false")
+    return text == "true"
 
 
 def _sample_of(name: str) -> Callable[..., Any]:
@@ -178,8 +196,12 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> Outcome:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``cudatma emulate``; returns the exit status."""
-    parser = _parser()
-    options, rest = parser.parse_known_args(argv)
+    parser, words = _parser(), list(sys.argv[1:] if argv is None else argv)
+    asked = [name for name in map(current_name, words) if name in REGISTRY]
+    if asked and {"-h", "--help"} & set(words):
+        _sample_parser(asked[0]).print_help()
+        return 0
+    options, rest = parser.parse_known_args(words)
     options.kernel = options.kernel and current_name(options.kernel)
     if (options.kernel is None) == (options.coverage is None):
         got = "none" if options.kernel is None else f"{options.kernel} and --coverage"

@@ -38,7 +38,7 @@ class Report:
     target: str
     nvrtc: str
     compile_seconds: float
-    spec: dict[str, str]
+    spec: dict[str, Any]
     resources: Resources | None
     threads: int | None
     dynamic_smem_bytes: int | None
@@ -63,11 +63,12 @@ class Report:
         return {**asdict(self), "smem_total_bytes": self.smem_total_bytes}
 
 
-def spec_fields(spec: object) -> dict[str, str]:
-    """The init fields of a spec as text, in their order."""
+def spec_fields(spec: object) -> dict[str, Any]:
+    """The init fields of a spec in their order: numbers and flags as such, all else as text."""
     if not is_dataclass(spec):
         return {}
-    return {field.name: str(getattr(spec, field.name)) for field in fields(spec) if field.init}
+    found = {field.name: getattr(spec, field.name) for field in fields(spec) if field.init}
+    return {name: value if isinstance(value, (bool, int, float)) else str(value) for name, value in found.items()}
 
 
 def offered(spec: object, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Device functions that a rendered source never calls are left out of it. Pure.
+"""Device functions that a rendered source never calls, and constants that it never names, are left out of it. Pure.
 
 Templates include whole files of primitives. In their text a function is `__device__ __forceinline__` at the beginning
 of a line, perhaps after a `template <..>` line, and ends with a `}` there; a member function is indented by four
@@ -9,6 +9,7 @@ alone.
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 _FUNCTION = re.compile(
     r"^(?P<indent>(?:    )?)(?P<comment>(?:(?!// ----)//.*\n(?P=indent))*)(?:template <.*>\s(?P=indent))?"
@@ -18,6 +19,9 @@ _FUNCTION = re.compile(
 )
 _NO_CODE = re.compile(r'//.*|"(?:[^"\\\n]|\\.)*"')  # comments and strings: `asm` names instructions, not functions
 _NAME = re.compile(r"[A-Za-z_]\w*")
+#: Constants of one line at its beginning; a comment behind them goes with them.
+_CONSTANTS = re.compile(r"^constexpr \w+ [^;\n]*;.*\n", re.MULTILINE)
+_DECLARED = re.compile(r"(\w+) = ")
 _DIGITS = re.compile(r"\d+")
 _EMPTY = re.compile(r"namespace cudatma \{\n\s*\}  // namespace cudatma\n")
 _BETWEEN = re.compile(r"\n*\}  // namespace cudatma\n\s*namespace cudatma \{\n+")
@@ -42,8 +46,23 @@ def without_unused(source: str) -> str:
         called = set(_NAME.findall(_NO_CODE.sub("", waiting.pop()))) & functions.keys() - used
         used |= called
         waiting.extend(text for name in called for text in functions[name])
-    kept = _without_functions(source, functions.keys() - used)
+    kept = _without_constants(_without_functions(source, functions.keys() - used))
     return _BETWEEN.sub("\n\n", _EMPTY.sub("", kept))
+
+
+def _without_constants(source: str) -> str:
+    """Lines stay whole: with one of their constants all others."""
+    while True:
+        counts = Counter(_NAME.findall(_NO_CODE.sub("", source)))
+
+        def leave(found: re.Match[str], counts: Counter[str] = counts) -> str:
+            names = _DECLARED.findall(_NO_CODE.sub("", found[0]))
+            return "" if names and all(counts[name] == 1 for name in names) else found[0]
+
+        kept = _CONSTANTS.sub(leave, source)
+        if kept == source:
+            return kept
+        source = kept
 
 
 def _without_functions(source: str, names: set[str]) -> str:

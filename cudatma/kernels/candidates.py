@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
+from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.cost import Cost
+from cudatma.kernels.gpu import Gpu
+from cudatma.target import Target, get_target
 
 Spec = TypeVar("Spec", covariant=True)
+S = TypeVar("S")
 
 #: A ring of fewer stages loads nothing while one is computed. The cost model does not know the ring: candidates with a
 #: shorter one are ranked last.
@@ -22,6 +27,28 @@ class Candidate(Generic[Spec]):
 
     cost: Cost
     build: Callable[[int], Spec | None]
+
+
+def runs(spec: Any, problem: Any, target: Target) -> bool:
+    """Whether the spec's check() raises nothing."""
+    try:
+        spec.check(problem, target)
+    except (ArgumentError, TargetError):
+        return False
+    return True
+
+
+def candidates_of(
+    specs: Iterable[S], problem: Any, gpu: Gpu, deepest: Callable[[S, Target, int], S | None]
+) -> list[Candidate[S]]:
+    """Those of the specs that can serve a problem of a family with versions. deepest: what builds one, as Candidate has
+    it. ArgumentError where there is none."""
+    target = get_target(gpu.target)
+    able: list[Any] = [spec for spec in specs if runs(spec, problem, target)]
+    if not able:
+        allowed = f"one with a kernel for {problem.description}"
+        raise ArgumentError("version", problem.version, allowed, 'version="auto"')
+    return [Candidate(spec.cost(problem, gpu), partial(deepest, spec, target)) for spec in able]
 
 
 def ranked(candidates: Iterable[Candidate[Spec]]) -> Iterator[tuple[Spec, Cost]]:

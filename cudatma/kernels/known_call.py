@@ -34,7 +34,10 @@ def call_key(arrays: Sequence[Any], options: tuple[Any, ...]) -> tuple[Any, ...]
         elif array.requires_grad:
             return None
         else:
-            facts.append((array.shape, array.stride(), array.dtype, array.device))
+            try:
+                facts.append((array.shape, array.stride(), array.dtype, array.device))
+            except RuntimeError:  # a nested tensor has none of them
+                return None
     return (*facts, options, tuple([type(option) for option in options]))
 
 

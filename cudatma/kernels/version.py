@@ -19,6 +19,8 @@ else:
 
 FILE = "cudatma.toml"
 ANY = "auto"
+#: The sections of the file: families whose kernels have versions.
+SECTIONS = ("gemm", "attention")
 
 V = TypeVar("V")
 
@@ -48,9 +50,15 @@ class Versions(Generic[V]):
         path, content = _file()
         if not path:
             return self.unspecified, ""
+        for name in content:
+            if name not in SECTIONS:
+                raise ArgumentError(f"{path}: {name}", "an unknown name", ", ".join(f"[{each}]" for each in SECTIONS))
         section = content.get(self.family, {})
         if not isinstance(section, dict):
             raise ArgumentError(f"{path}: {self.family}", section, f"a section, [{self.family}]")
+        for name in section:
+            if name != "version":
+                raise ArgumentError(f"{path}: {self.family}.{name}", "an unknown name", "version")
         return self._known(f"{path}: {self.family}.version", section.get("version", ANY)), path
 
     def _known(self, field: str, value: object) -> V:

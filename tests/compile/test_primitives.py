@@ -101,7 +101,6 @@ def expected_instructions(target: str) -> dict[str, str]:
         wait = "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64"
         table["mbarrier_wait_parity_acquire_cluster"] = wait
         table["st_async_v4_f32"] = f"st.async.weak.shared::cluster.{COMPLETE}.v4.f32"
-        table["st_async_u32"] = f"st.async.weak.shared::cluster.{COMPLETE}.u32"
         table["barrier_cluster_wait"] = "barrier.cluster.wait.acquire.aligned"
     if has("setmaxnreg"):
         table["setmaxnreg_inc"] = "setmaxnreg.inc.sync.aligned.u32"

@@ -186,7 +186,7 @@ def in_e4m3(given: dict[str, Any]) -> dict[str, Any]:
 #: Scales of an e4m3 cache with two heads.
 SCALES: list[dict[str, Any]] = [
     {},
-    {"k_scale": 0.5, "v_scale": 3},
+    {"k_scale": np.float32(0.5), "v_scale": np.int64(3)},
     {"k_scale": np.array([0.3, 1.5], np.float32), "v_scale": np.array(0.7, np.float32)},
     {"k_scale": np.array([0.4], np.float32), "v_scale": np.array([2, 0.25], np.float32)},
 ]

@@ -175,7 +175,7 @@ def test_one_warpgroup_and_three(warpgroups: int) -> None:
     [
         ({"block_m": 64}, "^block_m: got 64; allowed: 128"),
         ({"block_n": 72}, "^block_n: got 72"),
-        ({"head_dim": 80}, "^head_dim: got 80"),
+        ({"head_dim": 80}, "^head_dim, v_head_dim: got .80"),
     ],
 )
 def test_specs_that_cannot_be(fields: dict[str, Any], message: str) -> None:

@@ -43,26 +43,27 @@ def test_blocks_write_into_each_other() -> None:
 
 
 TO_ITSELF = """
-extern "C" __global__ void CLUSTER k(u32* out) {
-    __shared__ u32 word;
+extern "C" __global__ void CLUSTER k(float* out) {
+    __shared__ __align__(16) float words[4];
     __shared__ __align__(8) u64 barrier;
     const u32 bar = shared_address(&barrier);
     if (threadIdx.x == 0) { mbarrier_init(bar, 1); fence_mbarrier_init(); }
     __syncwarp();
     if (threadIdx.x == 0) {
-        mbarrier_arrive_expect_tx(bar, 4);
-        st_async_u32(shared_address(&word), 77, bar);
+        const float sent[4] = {1.0f, 2.0f, 3.0f, 4.0f};
+        mbarrier_arrive_expect_tx(bar, 16);
+        st_async_v4_f32(shared_address(words), sent, bar);
     }
     mbarrier_wait_parity(bar, 0);
-    out[threadIdx.x] = word;
+    out[threadIdx.x] = words[threadIdx.x % 4];
 }"""
 
 
 def test_st_async_to_its_own_block_needs_a_cluster_of_one() -> None:
     """As on an H200: an illegal instruction without one."""
-    out = np.zeros(32, np.uint32)
+    out = np.zeros(32, np.float32)
     assert module_of(TO_ITSELF.replace("CLUSTER", "__cluster_dims__(1, 1, 1)")).launch("k", 1, 32, (out,)).is_clean
-    assert (out == 77).all()
+    assert (out == 1 + np.arange(32) % 4).all()
     with pytest.raises(TrapError, match=r"st\.async in a launch without a cluster"):
         module_of(TO_ITSELF.replace("CLUSTER", "")).launch("k", 1, 32, (out,))
 

@@ -78,6 +78,16 @@ def test_a_condition_that_is_the_same_in_all_lanes_is_clean(name: str, limit: in
     assert report.is_clean, str(report)
 
 
+@pytest.mark.parametrize("limit", [16, 32])
+@pytest.mark.parametrize("name", ["shfl", "vote", "redux", "bar.warp.sync"])
+def test_lanes_that_their_own_mask_does_not_name_are_reported(name: str, limit: int) -> None:
+    """All 32 lanes, or 16 of them, with a mask of the first eight."""
+    report = run(EVERY[name].replace("0xffffffff", "0xff"), "guard", limit)
+    assert report.kinds == {"divergent_warp"}, str(report)
+    lanes = "0xffffff00" if limit == 32 else "0xff00"
+    assert f"lanes {lanes} execute" in str(report)
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_lanes_that_have_left_count_for_matrices_alone(name: str) -> None:
     report = run(EVERY[name], "exit", 16)

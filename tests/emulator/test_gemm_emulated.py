@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -112,15 +111,30 @@ def test_ctas_of_a_cluster_share_the_larger_tile(layout: str, m: int, n: int, st
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(("m", "n", "k", "out_dtype"), [(257, 424, 72, ""), (40, 215, 200, "float32")])
-@pytest.mark.parametrize(("kind", "layout"), [(GemmV4, "RC"), (GemmV4, "CC"), (GemmV5, "RC")])
-def test_tiles_whose_columns_are_not_whole_boxes(
-    kind: type[GemmSpec], layout: str, m: int, n: int, k: int, out_dtype: str
-) -> None:
-    spec = kind("bfloat16", layout, 256, 208, stages=2, warpgroups=2, out_dtype=out_dtype)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tiles_whose_columns_are_not_whole_boxes(layout: str, m: int, n: int, k: int, out_dtype: str) -> None:
+    """Of an N-major B a slot holds whole boxes."""
+    spec = GemmV4("bfloat16", layout, 256, 208, stages=2, warpgroups=2, out_dtype=out_dtype)
     out = np.full((m, n), np.nan, np.float32) if out_dtype else None
     check(spec, m, n, k, out)
-    with pytest.raises(ArgumentError, match=r"^block_n: got 208; allowed: a multiple of (64|128) for"):
-        replace(spec, layout=f"{layout[0]}R").check_target(SM90A)
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("out_dtype", ["float16", "float32"])
+@pytest.mark.parametrize(("block_m", "block_n"), [(64, 80), (128, 144), (192, 112), (64, 240)])
+@pytest.mark.parametrize("kind", [GemmV3, GemmV4])
+def test_an_epilogue_of_tiles_of_any_columns(kind: type[GemmSpec], block_m: int, block_n: int, out_dtype: str) -> None:
+    layout = LAYOUTS[(block_n // 16 + kind.version) % 4]
+    m, n, k = block_m - 3, block_n + 5, 136
+    a, b = matrix(m, k, layout[0], "float16", 0), matrix(k, n, layout[1], "float16", 1)
+    options: dict[str, Any] = {"bias": numbers(n, dtype=np.dtype(out_dtype)), "beta": 0.5, "activation": "relu"}
+    y, wanted = np.ones((2, m, n), np.dtype(out_dtype))
+    gemm(a, b, out=wanted, backend="reference", **options)
+    request, result = check_call_into(a, b, y, **options)
+    kinds = {"out_dtype": request.problem().out_dtype, "epilogue": "relu"}
+    spec = kind("float16", layout, block_m, block_n, stages=2, warpgroups=block_m // 64, **kinds)
+    assert plan_gemm(request, result, spec, SM90A, SMS).emulate(SM90A, schedules=3).is_clean
+    assert np.allclose(y, wanted, atol=0.05, rtol=2e-3)
 
 
 @pytest.mark.sweep(1)

@@ -9,6 +9,7 @@ import datetime
 import faulthandler
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -136,26 +137,34 @@ def main(folder: Path, rank: int, ranks: int, part: str) -> None:
 
 
 def dies(folder: Path, reduce: AllReduce) -> None:
-    """The last rank ends before its second launch. The others write down what they then get, and how soon."""
+    """The last rank is killed before its second launch. The others write down what they then get, and how soon."""
     x = torch.ones(8192, dtype=torch.float16, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = [reduce(x[:size] * 1) for size in (64, 8192)]
     reduce(x)
     torch.cuda.synchronize()
     dist.barrier()
     if reduce.rank == reduce.ranks - 1:
-        os._exit(3)
-    began, found = time.monotonic(), {"cuda": "", "next": "", "rank": -1}
-    try:
-        reduce(x)
-        torch.cuda.synchronize()
-    except RuntimeError as error:
-        found["cuda"] = f"{type(error).__name__}: {error}".splitlines()[0]
-    try:
-        reduce(x)
-    except PeerTimeout as error:
-        found |= {"next": str(error), "rank": error.rank}
-    print(f"rank {reduce.rank}: ended after {time.monotonic() - began:.1f} s", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    began, found = time.monotonic(), {}
+    graph.replay()
+    torch.cuda.synchronize()
+    found["waited"] = time.monotonic() - began
+    for name, call in (("check", reduce.check), ("call", lambda: reduce(x))):
+        try:
+            call()
+        except PeerTimeout as error:
+            found |= {name: str(error), "rank": error.rank}
+    began = time.monotonic()
+    for _ in range(100):
+        graph.replay()
+    torch.cuda.synchronize()
+    found |= {"replays": time.monotonic() - began, "nans": all(bool(y.isnan().all()) for y in outputs)}
+    found["sum"] = torch.arange(100, device="cuda").sum().item()  # the context works
+    print(f"rank {reduce.rank}: {found}", flush=True)
     (folder / f"rank{reduce.rank}.json").write_text(json.dumps(found))
-    os._exit(0)  # neither the group nor the context can be ended in order
+    os._exit(0)  # the group cannot be ended in order
 
 
 if __name__ == "__main__":

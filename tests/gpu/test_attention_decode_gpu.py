@@ -122,11 +122,11 @@ def test_pages_and_a_contiguous_cache_give_the_same_bits() -> None:
         assert (compared(in_pages(given, page_size)) == first).all()
 
 
-def test_a_hundred_runs_are_equal() -> None:
+def test_five_hundred_runs_are_equal() -> None:
     given = to_gpu(make([4096, 777]))
     first = attention_decode(**given)
     out = cupy.empty_like(first)
-    for _ in range(100):
+    for _ in range(500):
         out.fill(cupy.nan)
         assert (attention_decode(**given, out=out) == first).all()
 

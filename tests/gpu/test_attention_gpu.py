@@ -145,11 +145,11 @@ def test_what_surrounds_the_result_is_left_alone(version: str, causal: bool) -> 
 
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128)], ids=str)
 @pytest.mark.parametrize("version", USABLE)
-def test_a_hundred_calls_give_the_same_bits(version: str, dims: tuple[int, int]) -> None:
+def test_five_hundred_calls_give_the_same_bits(version: str, dims: tuple[int, int]) -> None:
     q, k, v = operands((2, 40, 8, 700, 700), dims, "bfloat16")
     out = cupy.empty((2, 700, 40, dims[1]), np.uint16)
     first: tuple[Any, Any] | None = None
-    for _ in range(100):
+    for _ in range(500):
         out.fill(NAN)
         _, lse = attention(q, k, v, causal=True, out=out.view(DTYPES["bfloat16"]), return_lse=True, version=version)
         if first is None:

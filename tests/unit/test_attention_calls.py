@@ -133,7 +133,7 @@ OPTIONS: list[tuple[dict[str, Any], type[FieldError], str]] = [
     ({"window": ("3", 0)}, ArgumentTypeError, "window[0]"),
     ({"window": (0, True)}, ArgumentTypeError, "window[1]"),
     ({"window": (0, math.inf)}, ArgumentTypeError, "window[1]"),
-    *[({"causal": causal}, ArgumentTypeError, "causal") for causal in (1, None, "yes", np.True_)],
+    *[({"causal": causal}, ArgumentTypeError, "causal") for causal in (1, None, "yes", np.int64(1))],
     *[({"return_lse": wanted}, ArgumentTypeError, "return_lse") for wanted in (1, None)],
     *[({"version": version}, ArgumentError, "version") for version in ("a9", "A1", 1, None, True, ["a1"], "")],
     *[({"backend": backend}, ArgumentError, "backend") for backend in ("cpu", "torch", "")],
@@ -195,7 +195,7 @@ def test_a_tensor_that_requires_grad_is_refused_while_grad_is_enabled(
 
 def test_a_problem_says_what_a_call_asks_for() -> None:
     arrays = {each: on_device(each) for each in ("q", "k", "v")}
-    problem = check_call(**arrays, causal=True, window=(2, 3), softcap=5, return_lse=True)[0].problem("a2")
+    problem = check_call(**arrays, causal=np.True_, window=(2, 3), softcap=5, return_lse=True)[0].problem("a2")
     assert (problem.batch, problem.heads, problem.kv_heads, problem.q_length, problem.k_length) == (B, H, KV, LQ, LK)
     assert (problem.head_dim, problem.v_head_dim, problem.dtype, problem.version) == (D, D, "float16", "a2")
     assert problem.is_causal
@@ -260,8 +260,10 @@ def test_an_explanation_names_what_runs_and_who_asked(monkeypatch: pytest.Monkey
     free = attention_explain(Q, K, K)
     assert free.decision.source == "rule"
     assert free.as_dict()["layer"]["heads"] == H
-    with pytest.raises(ArgumentError, match=r"^q_length: got 0"):
+    with pytest.raises(ArgumentError, match=r"^q\.shape, k\.shape: got"):
         attention_explain(Q[:, :0], K, K)
+    with pytest.raises(ArgumentError, match=r"^sink: got an array; allowed: None for version phase1"):
+        attention_explain(Q, K, K, version="phase1", sink=np.zeros(H, np.float32))
 
 
 # ---- attention_varlen

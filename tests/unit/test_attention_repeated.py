@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cudatma.kernels import tensor_library
-from cudatma.kernels.attention.repeated import KnownCall, argument_indices, known_key
+from cudatma.kernels.attention.repeated import KnownCall, argument_indices, repeated
 from cudatma.kernels.attention.sample import SMALL
 from cudatma.kernels.attention.versions import VERSIONS
 
@@ -54,7 +54,7 @@ def arrays(**changes: Any) -> Any:
 
 
 def key(window: Any = None, options: tuple[Any, ...] = OPTIONS, **changes: Any) -> Any:
-    return known_key(arrays(**changes), window, options)
+    return repeated(arrays(**changes), window, options, None, None)[0]
 
 
 def test_addresses_do_not_count() -> None:

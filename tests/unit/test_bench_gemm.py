@@ -208,6 +208,7 @@ def test_a_picture_has_a_panel_a_layout_and_the_speed_over_cublaslt() -> None:
     [
         (["--size", "0"], "1 to 16384"),
         (["--size", "16385"], "1 to 16384"),
+        (["--product", "1", "1", "131073"], "1 to 131072"),
         (["--layout", "XX"], "invalid choice"),
         (["--rivals", "nobody"], "invalid choice"),
         (["--rivals"], "expected at least one argument"),
@@ -239,6 +240,14 @@ def test_transformer_layers_come_after_the_squares_of_each_type() -> None:
     found = gemm._products(options)
     assert found[0] == squares([512], ["RC"], "bfloat16")[0]
     assert len(found) == 13
+
+
+def test_a_product_of_the_users_is_measured_alone_unless_sizes_are_named() -> None:
+    given = ["--product", "1024", "100000", "512", "--layout", "RC"]
+    product = Product(1024, 100000, 512, "RC", "float16")
+    assert gemm._products(gemm._parser().parse_args(given)) == [product]
+    found = gemm._products(gemm._parser().parse_args([*given, "--size", "512"]))
+    assert found == [*squares([512], ["RC"], "float16"), product]
 
 
 # ---- fp8 ------------------------------------------------------------------------------------------------------------

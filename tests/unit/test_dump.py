@@ -82,7 +82,7 @@ def test_every_file_is_written_and_the_report_is_true(tmp_path: Path, capsys: py
     assert first["smem_total_bytes"] == 256 + 128
     assert first["resources"]["named_barriers"] == 1
     assert 0 < first["resources"]["registers"] < 64
-    assert first["spec"] == {"threads": "64"}
+    assert first["spec"] == {"threads": 64}
     for ending in ("cu", "ptx", "cubin", "report.txt"):
         assert (tmp_path / f"tiny_64_sm_120a.{ending}").stat().st_size > 0
     assert (tmp_path / "tiny_64_sm_120a.cubin").read_bytes()[:4] == b"\x7fELF"
@@ -197,3 +197,10 @@ def test_several_processes_give_the_reports_in_order(tmp_path: Path, capsys: pyt
     names = [report["name"] for report in json.loads(capsys.readouterr().out)]
     assert names == [job.name for job in dump_kernels.jobs_for(REGISTRY["transpose"], get_target("sm_90a"), {})]
     assert len(names) > 1
+
+
+def test_the_list_is_of_what_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dump_kernels.main(["attention_a3", "--list", "--json", "--target", "sm_90a"]) == 0
+    assert [each["kernel"] for each in json.loads(capsys.readouterr().out)] == ["attention_a3"]
+    assert dump_kernels.main(["attention", "--list", "--target", "sm_90a"]) == 0
+    assert "marlin" not in capsys.readouterr().out

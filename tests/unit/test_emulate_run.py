@@ -246,6 +246,7 @@ def test_registry_kernels(name: str, sizes: list[str], capsys: pytest.CaptureFix
         (["marlin_mma_sync", "--schedule", "3"], "--schedule: got an unknown option (did you mean --schedules?)"),
         (["marlin_wgmma", "--target", "sm_120a"], "target: got sm_120a; allowed: a target with wgmma"),
         (["marlin_mma_sync", "--m", "many"], "--m: got many; allowed: an integer"),
+        (["attention_a3", "--causal", "0"], "--causal: got 0; allowed: true, false"),
         (["reverse.cu", "--grid", "0"], "; allowed: one to three numbers"),
         (["reverse.cu", "--grid", "1,2,3,4"], "; allowed: one to three numbers"),
     ],
@@ -255,6 +256,13 @@ def test_wrong_options_of_the_parser(
 ) -> None:
     assert emulate(*arguments) == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_help_of_a_kernel_lists_its_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert emulate("attention_a3", "--help") == 0
+    said = capsys.readouterr().out
+    assert "--head-dim int" in said
+    assert "--causal [true]" in said
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,14 @@ def test_who_asks_for_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     with pytest.raises(ArgumentError, match=r"^CUDATMA_GEMM_VERSION: got 'six'; allowed"):
         found()
     monkeypatch.delenv("CUDATMA_GEMM_VERSION")
-    for text, field in (("[gemm]\nversion = '3'\n", "gemm.version"), ("gemm = 3\n", "gemm"), ("[gemm", "TOML")):
+    for text, field in (
+        ("[gemm]\nversion = '3'\n", "gemm.version"),
+        ("gemm = 3\n", "gemm"),
+        ("[gemm", "TOML"),
+        ("[gem]\nversion = 3\n", r"gem: got an unknown name; allowed: \[gemm\]"),
+        ("version = 3\n", "version: got an unknown"),
+        ("[gemm]\nVersion = 3\n", r"gemm\.Version: got an unknown name; allowed: version"),
+    ):
         here.write_text(text)
         with pytest.raises(ArgumentError, match=field):
             found()

@@ -120,5 +120,11 @@ def test_every_function_of_a_kernel_is_called(name: str, debug: bool) -> None:
         assert [one for one in sorted(defined) if len(re.findall(rf"\b{one}\b", source)) < 2] == []
 
 
+def test_constants_that_nothing_names_go_line_by_line() -> None:
+    unused = "constexpr u32 A = 1, B = 2;   // C\nconstexpr u32 C = A;   // A, B\n"
+    used = "constexpr u32 D = 3, E = 4;\nint d = D;\n"
+    assert without_unused(unused + used) == used
+
+
 def test_a_users_text_stays_as_it_is() -> None:
     assert "unused_one" in render("__device__ __forceinline__ void unused_one() {}\n", None, "sm_90a", is_source=True)

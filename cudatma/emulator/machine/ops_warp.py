@@ -21,7 +21,7 @@ _LANE = np.arange(LANES, dtype=np.int64)
 def _members(e: SegmentWriter, i: Instruction, position: int) -> None:
     """The lanes of the member mask meet; check it where it is not the constant of all lanes in a full warp."""
     operand = i.operands[position]
-    if e.masked or e.guarded or not isinstance(operand, Imm):
+    if e.masked or e.guarded or not isinstance(operand, Imm) or ~operand.bits & 0xFFFFFFFF:
         e.line(f"members(w, {e.at}, {e.src(operand, 'u32')}, {e.mask}, {i.opcode!r})")
     else:
         e.line("w.meetings += 1")

@@ -172,10 +172,15 @@ def _bits(mask: Array) -> int:
 
 
 def check_members(w: Warp, at: int, member: Array, mask: Array | None, what: str) -> None:
-    """Report a warp-wide instruction whose member mask names live lanes that do not execute it. mask: who does."""
+    """Report a warp-wide instruction whose member mask lacks lanes that execute it, or names live lanes that do not.
+    mask: who does. [PTX ISA, shfl.sync: undefined if the executing thread is not in the membermask]"""
     observer = w.block.cluster.observer
     here = w.split.mask if mask is None else mask
-    if observer is None or here.all():
+    if observer is None:
+        return
+    if outside := _bits(here & (member.astype(np.int64) >> np.arange(LANES) & 1 == 0)):
+        observer.report("divergent_warp", w, at, f"lanes {outside:#x} execute {what}, whose mask does not name them")
+    if here.all():
         return
     missing = int(member[here.argmax()]) & _bits(w.alive & ~here)
     if missing:

@@ -43,8 +43,9 @@ class AllReduce:
     All ranks make the object, call it and close it in the same order. group: None is torch's default group, of 2 to 8
     ranks on one host whose GPUs reach each other's memory. device: an ordinal, None is torch's current device; without
     CUDA every call is the group's. max_bytes: None is what a model of both says; inboxes take
-    8/3 ranks max_bytes of device memory. timeout_s: how long a kernel waits for a peer. It then ends with an error of
-    CUDA, and calls and check() raise PeerTimeout. The calls of a rank are in one stream, or ordered by events.
+    8/3 ranks max_bytes of device memory. timeout_s: how long a kernel waits for a peer. The sums that it
+    lacks and the results of all later launches, replays of graphs too, are then NaNs; calls and check() raise
+    PeerTimeout. The calls of a rank are in one stream, or ordered by events.
 
     Raises ArgumentError, DriverError on every rank if any of them cannot reach a peer's memory.
     """
@@ -147,11 +148,7 @@ class AllReduce:
             raise ArgumentError("x", got, f"a contiguous tensor on cuda:{self._device}, at a multiple of 4 bytes")
         check_gradient(x, "x", "AllReduce")
         plan = self._plans.get((x.dtype, nbytes)) or self._plan(x)
-        try:
-            plan.run((x.data_ptr(),), current_stream("torch", self._device))
-        except DriverError:
-            self.check()  # the context may be lost for this reason
-            raise
+        plan.run((x.data_ptr(),), current_stream("torch", self._device))
         torch.autograd.graph.increment_version(x)
 
     def _is_one_shot(self, x: Any, nbytes: int) -> bool:

@@ -20,9 +20,11 @@ MOST_RANKS = 8
 PACKET_BYTES, PACKET_WORDS = 16, 3
 WORD_BYTES = 4
 _SLOTS = 2
-#: CTAs of a launch at most, and what stands in front of the packets: the number of the next launch, for each of them.
+#: CTAs of a launch at most, and what stands in front of the packets: the number of the next launch for each of them,
+#: and whether a launch gave up, in 16 bytes.
 _MOST_CTAS = 256
-STATE_BYTES = _MOST_CTAS * WORD_BYTES
+GAVE_UP_BYTES = _MOST_CTAS * WORD_BYTES
+STATE_BYTES = GAVE_UP_BYTES + 16
 #: Threads of a CTA for messages up to _SHORT_BYTES, and for longer ones. A dependent launch's CTAs go to whichever SMs
 #: have room first: with 512 threads up to four share an SM, and others get none. Measured behind a GEMM on an H200, its
 #: packets coming back: 1 MiB takes 4.2 us with 512 threads and 2.7 us with 1024, 16 KiB 1.7 us and 2.2 us.
@@ -96,6 +98,7 @@ class Inbox:
             _fields_ = (
                 ("inboxes", ctypes.c_uint64 * self.ranks),
                 ("next_launch", ctypes.c_uint64),
+                ("gave_up", ctypes.c_uint64),
                 ("failure", ctypes.c_uint64),
                 ("timeout_ns", ctypes.c_uint64),
                 ("slot_packets", ctypes.c_uint32),
@@ -103,7 +106,8 @@ class Inbox:
             )
 
         inboxes = (ctypes.c_uint64 * self.ranks)(*(memory + STATE_BYTES for memory in memories))
-        return bytes(Member(inboxes, memories[rank], failure, timeout_ns, self.slot_packets, rank))
+        state = memories[rank], memories[rank] + GAVE_UP_BYTES
+        return bytes(Member(inboxes, *state, failure, timeout_ns, self.slot_packets, rank))
 
 
 def initial_state() -> bytes:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from cudatma.backend import backend_for
-from cudatma.build.kernel import debug_scope
 from cudatma.kernels.attention.first_call import first_call, planner
 from cudatma.kernels.attention.reference import reference
-from cudatma.kernels.attention.repeated import KNOWN_CALLS, known_key
+from cudatma.kernels.attention.repeated import repeated
 from cudatma.kernels.attention.request import check_call
 from cudatma.kernels.attention.version import chosen_version
-from cudatma.kernels.choosing import pinned_scope
 
 
 def attention(
@@ -52,13 +50,10 @@ def attention(
     LaunchError, HazardError (emulator).
     """
     number, _ = chosen_version(version)
-    arrays, key = (q, k, v, sink, out), None
-    if backend is None and debug_scope.get() is None and pinned_scope.get() is None:
-        key = known_key(arrays, window, (causal, scale, softcap, return_lse, number))
-        if key is not None and (known := KNOWN_CALLS.get(key)) is not None:
-            done = known.run(key[0], arrays, stream)
-            if done is not None:
-                return done
+    options = causal, scale, softcap, return_lse, number
+    key, done = repeated((q, k, v, sink, out), window, options, backend, stream)
+    if done is not None:
+        return done
     chosen = backend_for("attention", backend)
     checked = check_call(q, k, v, causal, scale, window, softcap, sink, out, return_lse)
     return first_call(checked, out, (number,), chosen, stream, key, reference, planner(number))

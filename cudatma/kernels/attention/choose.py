@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from cudatma.errors import ArgumentError, TargetError
+from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES, Problem
 from cudatma.kernels.attention.spec import SPEC_FIELDS, AttentionSpec
 from cudatma.kernels.attention.versions import (
@@ -18,12 +18,12 @@ from cudatma.kernels.attention.versions import (
     AttentionPhase1,
     AttentionWithProducer,
 )
-from cudatma.kernels.candidates import Candidate
+from cudatma.kernels.candidates import Candidate, candidates_of, runs
 from cudatma.kernels.family import Family, Option
 from cudatma.kernels.gpu import Gpu
 from cudatma.target import Target, get_target
 
-#: Head dims of q and k, and of v -> (warpgroups, block_n) of the versions with a producer. Registers of a thread hold
+#: Head dims of q and k, and of v -> (warpgroups, block_n) of versions a3 and a4. Registers of a thread hold
 #: the scores and the probabilities of a block, and the output.
 _TILES: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
     (32, 32): ((3, 128), (2, 192), (2, 128)),
@@ -49,6 +49,8 @@ _P1_TILES: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
     (256, 256): ((1, 32),),
 }
 _MOST_STAGES = 4
+#: What "auto" chooses from; of versions that are predicted to be equal, the first one.
+_LADDER, _MMA_SYNC = ("a4", "a3", "a2", "a1"), ("p1",)
 
 
 def _tiles(problem: Problem, versions: Iterable[str]) -> Iterator[AttentionSpec]:
@@ -66,16 +68,16 @@ def _tiles_of(kind: type[AttentionSpec], problem: Problem) -> Iterator[dict[str,
         block_n = 32 if problem.head_dim <= _NARROW_HEAD_DIM else 16  # its loops are unrolled
         yield {"block_m": 32, "block_n": block_n, "stages": 1, "warpgroups": 1}
         return
-    has_producer = issubclass(kind, AttentionA3)
+    is_a3_or_a4 = issubclass(kind, AttentionA3)
     dims = problem.head_dim, problem.v_head_dim
-    tiles = _P1_TILES[dims] if kind is AttentionP1 else _TILES[dims] if has_producer else _PLAIN_TILES
+    tiles = _P1_TILES[dims] if kind is AttentionP1 else _TILES[dims] if is_a3_or_a4 else _PLAIN_TILES
     for warpgroups, block_n in tiles:
         fields: dict[str, Any] = {"block_m": 64 * warpgroups, "block_n": block_n, "warpgroups": warpgroups}
         if tiles is _PLAIN_TILES and problem.head_dim <= _NARROW_HEAD_DIM and block_n == 128:
             continue
         if issubclass(kind, AttentionWithProducer):
             fields["is_varlen"] = problem.is_varlen and True in kind.allowed["is_varlen"]
-        if not has_producer:
+        if not is_a3_or_a4:
             yield fields
             continue
         if warpgroups == 1 and kind is AttentionA4:
@@ -96,19 +98,11 @@ def _deepest(spec: AttentionSpec, target: Target, least_stages: int) -> Attentio
     return None
 
 
-def _runs(spec: AttentionSpec, problem: Problem, target: Target) -> bool:
-    try:
-        spec.check(problem, target)
-    except (ArgumentError, TargetError):
-        return False
-    return True
-
-
 def _pays(spec: AttentionSpec, problem: Problem, target: Target) -> bool:
     """Whether no other candidate is the same and better: persistent CTAs, where a version may be chosen, for tiles of
     several warpgroups; one slot of queries for tiles that leave no place for two."""
     if isinstance(spec, AttentionA4):
-        return spec.q_stages > 1 or not _runs(replace(spec, q_stages=2), problem, target)
+        return spec.q_stages > 1 or not runs(replace(spec, q_stages=2), problem, target)
     return not isinstance(spec, AttentionA3) or bool(problem.version) or spec.warpgroups == 1 or problem.is_varlen
 
 
@@ -117,19 +111,14 @@ def candidates(problem: Problem, gpu: Gpu) -> list[Candidate[AttentionSpec]]:
     all. TargetError for a GPU that the version does not run on; ArgumentError for one that has no kernel for the
     problem."""
     target = get_target(gpu.target)
-    kind = VERSIONS.get(problem.version, AttentionP1)
+    versions = (problem.version,) if problem.version else _LADDER if target.has_wgmma else _MMA_SYNC
+    kind, user = VERSIONS[versions[0]], f"version {problem.version} of attention" if problem.version else "attention"
     for feature in kind.features:
-        target.require(feature, "attention")
-    found = [
-        Candidate(spec.cost(problem, gpu), partial(_deepest, spec, target))
-        for spec in _tiles(problem, (problem.version,) if problem.version in VERSIONS else reversed(VERSIONS))
-        if _runs(spec, problem, target) and _pays(spec, problem, target)
-    ]
-    if not found:
-        raise ArgumentError(
-            "version", problem.version, f"one with a kernel for {problem.description}", 'version="auto"'
-        )
-    return found
+        target.require(feature, user)
+    if problem.has_sink and True not in kind.allowed["has_sink"]:
+        raise ArgumentError("sink", "an array", f"None for version {problem.version}", 'version="auto"')
+    specs = (spec for spec in _tiles(problem, versions) if _pays(spec, problem, target))
+    return candidates_of(specs, problem, gpu, _deepest)
 
 
 ATTENTION: Family[Problem, AttentionSpec] = Family(
@@ -166,7 +155,7 @@ def dump_specs(version: str, target: Target) -> list[AttentionSpec]:
             masked = replace(spec, is_causal=is_causal, has_window=has_window, has_softcap=has_softcap)
             masked = replace(masked, has_sink=can_sink and has_window and not has_softcap)
             longest = _deepest(masked, target, 2)
-            if longest is not None and _runs(longest, problem, target):
+            if longest is not None and runs(longest, problem, target):
                 found.append(longest)
     # Sequences of different lengths add little: a few stand for all.
     some = [spec for spec in found[::4] if isinstance(spec, AttentionWithProducer)]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
 from cudatma.arrays import ArrayInfo
 from cudatma.backend import backend_for
-from cudatma.build.kernel import debug_scope
 from cudatma.kernels.attention.decode_plan import HostParts, divide, plan_decode
 from cudatma.kernels.attention.decode_reference import decode_reference
 from cudatma.kernels.attention.decode_request import NAME, DecodeRequest, check_decode
 from cudatma.kernels.attention.first_call import first_call
-from cudatma.kernels.attention.repeated import KNOWN_CALLS, known_key
+from cudatma.kernels.attention.repeated import repeated
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch import Launch
 from cudatma.target import Target
@@ -48,19 +48,16 @@ def attention_decode(
     their elements are multiplied by, None for 1, a number, or an fp32 array of one element or of one for each of their
     heads, which the kernel reads.
     Sequences are divided by the capacity; parts are added up in a fixed order: the result is the same bits in every
-    call. TMA loads pages whose size has a common divisor of at least 8 with 64; others are copied row by row.
+    call. TMA loads pages of a multiple of 8 keys; others are copied row by row.
 
     Raises what attention() raises.
     """
-    k_number, k_array = (k_scale, None) if k_scale is None or isinstance(k_scale, (int, float)) else ("array", k_scale)
-    v_number, v_array = (v_scale, None) if v_scale is None or isinstance(v_scale, (int, float)) else ("array", v_scale)
-    arrays, key = (q, k_cache, v_cache, seqlens, page_table, sink, k_array, v_array, out), None
-    if backend is None and debug_scope.get() is None:
-        key = known_key(arrays, window, (scale, softcap, return_lse, k_number, v_number))
-        if key is not None and (known := KNOWN_CALLS.get(key)) is not None:
-            done = known.run(key[0], arrays, stream)
-            if done is not None:
-                return done
+    k_number, k_array = (k_scale, None) if k_scale is None or isinstance(k_scale, Real) else ("array", k_scale)
+    v_number, v_array = (v_scale, None) if v_scale is None or isinstance(v_scale, Real) else ("array", v_scale)
+    arrays = q, k_cache, v_cache, seqlens, page_table, sink, k_array, v_array, out
+    key, done = repeated(arrays, window, (scale, softcap, return_lse, k_number, v_number), backend, stream)
+    if done is not None:
+        return done
     chosen = backend_for(NAME, backend)
     checked = check_decode(
         q,

@@ -17,7 +17,7 @@ from cudatma.kernels.attention.decode_spec import (
     AttentionDecodeFp8,
     AttentionDecodeP1,
 )
-from cudatma.kernels.attention.plan import FAR, LOG2_E, tensor_map
+from cudatma.kernels.attention.plan import FAR, score_values, stride_values, tensor_map
 from cudatma.kernels.family import MAX_EXTENT
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch import Launch
@@ -25,7 +25,7 @@ from cudatma.kernels.launch_struct import pack
 from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES, DivisorStruct, ceil_div
 from cudatma.target import Target, get_target
 
-#: (CTAs of an SM, keys of a block): the first that holds so many stages is taken.
+#: (CTAs of an SM, keys of a block): the first that holds so many stages is taken, else the first that holds two.
 _SHAPES, _ENOUGH_STAGES, _MOST_STAGES = ((2, 64), (1, 64), (1, 32), (1, 16)), 3, 8
 _FP8_SHAPES = ((2, 128), (1, 128), (1, 64))
 #: Parts of a sequence's keys at most. Microseconds that adding up takes for each of them, and that an SM takes to begin
@@ -110,7 +110,7 @@ def divide(request: DecodeRequest, gpu: Gpu, spec: AttentionDecode | None = None
     partial_rows = min(rows, spec.block_m)
     blocks = ceil_div(request.capacity, spec.block_n)
     if request.mask.left is not None:
-        seen = request.mask.left + 1 + request.q.shape[1] + (request.mask.right or 0)
+        seen = request.mask.left + 1 + request.q.shape[1]
         blocks = min(blocks, ceil_div(seen, spec.block_n) + 1)
     most = min(blocks, _MOST_PARTS)
     most = min(most, gpu.sm_count * PARTIALS_PER_SM_BYTES // (tiles * partial_rows * spec.partial_row_bytes()))
@@ -142,9 +142,7 @@ def plan_decode(
     spec.check_target(target)
     arrays = {"q": request.q, "k": request.k, "v": request.v, "output": result}
     values = _values(request, work)
-    for name, info in arrays.items():
-        batch, row, head, element = info.strides_bytes
-        values |= {f"{name}_batch": batch // element, f"{name}_pitch": row // element, f"{name}_head": head // element}
+    values |= stride_values(arrays)
     args: dict[str, Any] = {name: arrays[name] for name in ("q", "k", "v")}
     args |= {"output_rows": result, "lse": 0 if lse is None else lse, "seqlens": request.seqlens, "sink": request.sink}
     args |= {"page_table": request.page_table, "problem": pack(spec.problem_members, values)}
@@ -182,7 +180,7 @@ def _values(request: DecodeRequest, work: DecodeWork) -> dict[str, Any]:
         "by_group": DivisorStruct.of(heads // kv_heads),
         "by_kv_heads": DivisorStruct.of(kv_heads),
         "by_row_tiles": DivisorStruct.of(row_tiles),
-        "upper": (1 - queries + (FAR if right is None else min(right, FAR))) & 0xFFFFFFFF,
+        "upper": (1 - queries + (FAR if right is None else 0)) & 0xFFFFFFFF,
         "lower": (-queries - (FAR if left is None else min(left, FAR))) & 0xFFFFFFFF,
         "page_size": page_size,
         "by_page_size": DivisorStruct.of(max(1, page_size)),
@@ -193,6 +191,4 @@ def _values(request: DecodeRequest, work: DecodeWork) -> dict[str, Any]:
     for name, of_cache in (("k_scale_step", request.k_scale), ("v_scale_step", request.v_scale)):
         values[name] = int(isinstance(of_cache, ArrayInfo) and of_cache.size_elems > 1)
     scale = request.scale * (request.k_scale if isinstance(request.k_scale, float) else 1.0)
-    if not (cap := request.softcap):
-        return values | {"scale_log2": scale * LOG2_E}
-    return values | {"scale_log2": cap * LOG2_E, "cap_scale": scale / cap}
+    return values | score_values(scale, request.softcap)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
-from cudatma.arrays import ArrayInfo, describe
-from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.arrays import ArrayInfo
+from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.decode_spec import LEAST_BOX_ROWS
 from cudatma.kernels.attention.problem import CACHE_TYPE, OPERAND_TYPES
 from cudatma.kernels.attention.request import (
-    FLOAT32,
     Mask,
     check_result,
     check_types,
@@ -21,8 +21,7 @@ from cudatma.kernels.attention.request import (
     checked_softcap,
     positive,
 )
-from cudatma.kernels.attention.tensors import addressable, check_shapes, operand
-from cudatma.kernels.attention.varlen_request import int32_array
+from cudatma.kernels.attention.tensors import addressable, check_shapes, operand, plain_array
 from cudatma.kernels.checks import check_place
 from cudatma.kernels.host import host_array
 
@@ -107,13 +106,16 @@ def check_decode(
     check_types(caches if key.dtype.name == CACHE_TYPE else named)
     check_shapes(query.shape, key.shape, value.shape, has_batch=page_table is None, is_cache=True)
     batch = query.shape[0]
-    found = {"seqlens": int32_array(seqlens, "seqlens", 1)}
+    lengths = f"({batch},), a length for each sequence of q"
+    found = {"seqlens": plain_array(seqlens, "seqlens", "int32", [(batch,)], lengths)}
     if page_table is not None:
-        found["page_table"] = int32_array(page_table, "page_table", 2)
+        found["page_table"] = plain_array(page_table, "page_table", "int32")
+        if len(shape := found["page_table"].shape) != 2 or shape[0] != batch:
+            raise ArgumentError(
+                "page_table.shape", shape, f"({batch}, pages of a sequence), a row for each sequence of q"
+            )
     for name, info in (named | found).items():
         check_place(info, name, query, "q", NAME)
-        if name in found and info.shape[0] != batch:
-            raise ArgumentError(f"{name}.shape", info.shape, f"a batch of {batch}, as q")
     query, key, value = (addressable(info, name) for name, info in named.items())
     table = found.get("page_table")
     capacity = key.shape[1] * (1 if table is None else table.shape[1])
@@ -137,8 +139,8 @@ def check_decode(
         )
     if query.device is None:
         _check_content(request)
-    shape = *query.shape[:3], value.shape[3]
-    return request, shape, None if out is None else check_result(out, shape, request.arrays(), NAME)
+    result = *query.shape[:3], value.shape[3]
+    return request, result, None if out is None else check_result(out, result, request.arrays(), NAME)
 
 
 def _checked_kv_scale(scale: Any, field: str, cache: ArrayInfo, q: ArrayInfo) -> float | ArrayInfo:
@@ -147,17 +149,11 @@ def _checked_kv_scale(scale: Any, field: str, cache: ArrayInfo, q: ArrayInfo) ->
         return 1.0
     if cache.dtype.name != CACHE_TYPE:
         raise ArgumentError(field, "a scale", f"None for a cache of {cache.dtype}")
-    if isinstance(scale, (int, float)):
+    if isinstance(scale, Real):
         return positive(scale, field, "None for 1")
-    info = describe(scale, field)
-    if info.dtype != FLOAT32:
-        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), "float32", "convert it")
-    if info.shape not in ((), (1,), (cache.shape[2],)):
-        raise ArgumentError(
-            f"{field}.shape", info.shape, f"({cache.shape[2]},), a number for each head of the cache, or (1,)"
-        )
-    if not info.is_contiguous or info.pointer % FLOAT32.itemsize:
-        raise ArgumentError(f"{field}.strides", info.strides_bytes, "contiguous elements", "copy it")
+    heads = cache.shape[2:3]
+    allowed = f"{heads}, a number for each head of the cache, or (1,)"
+    info = plain_array(scale, field, "float32", [(), (1,), heads], allowed, "None, a number above 0, or ")
     check_place(info, field, q, "q", NAME)
     return info
 
@@ -166,6 +162,8 @@ def _check_content(request: DecodeRequest) -> None:
     """ArgumentError for a length that the cache cannot have, or a page that it has not."""
     table = None if request.page_table is None else host_array(request.page_table)
     pages, page_size = request.k.shape[:2]
+    if not pages and host_array(request.seqlens).any():
+        raise ArgumentError("k_cache.shape", request.k.shape, "a page and more, for seqlens has keys")
     for index, length in enumerate(host_array(request.seqlens).tolist()):
         if not 0 <= length <= request.capacity:
             allowed = f"0 to {request.capacity}, the keys that a sequence may have in the cache"

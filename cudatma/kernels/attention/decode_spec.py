@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -77,11 +77,6 @@ class AttentionDecode(AttentionWithProducer):
         if self.box_rows and (self.box_rows < LEAST_BOX_ROWS or self.block_n % self.box_rows):
             raise ArgumentError("box_rows", self.box_rows, f"0, or {LEAST_BOX_ROWS} and more that divide block_n")
 
-    def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
-        """None."""
-        del problem
-        return iter(())
-
     @property
     def by_tma(self) -> bool:
         """Whether TMA loads keys and values."""
@@ -98,12 +93,6 @@ class AttentionDecode(AttentionWithProducer):
         return (1, self.box_rows, 1, self.span)
 
     @property
-    def parameters(self) -> tuple[tuple[str, str], ...]:
-        words = {"seqlens": "const int*", "page_table": "const int*", "partials": "float*", "counters": "cudatma::u32*"}
-        inherited = super(AttentionDecode, self).parameters
-        return tuple((name, words.get(name, kind)) for name, kind in inherited)
-
-    @property
     def parameter_names(self) -> tuple[str, ...]:
         cache = ("k_map", "v_map") if self.by_tma else ("k", "v")
         table = ("page_table",) if self.is_paged else ()
@@ -112,10 +101,7 @@ class AttentionDecode(AttentionWithProducer):
 
     @property
     def problem_names(self) -> tuple[str, ...]:
-        names = _NAMES + (_PAGES if self.is_paged else ()) + (() if self.by_tma else _ROWS)
-        names += ("upper",) if self.has_upper else ()
-        names += ("lower",) if self.has_window else ()
-        return (*names, "cap_scale") if self.has_softcap else names
+        return _NAMES + (_PAGES if self.is_paged else ()) + (() if self.by_tma else _ROWS) + self.mask_names
 
     @property
     def problem_members(self) -> tuple[Member, ...]:
@@ -177,11 +163,6 @@ class AttentionDecodeFp8(AttentionDecode):
     def span_bytes(self) -> int:
         """The widest swizzle of which rows of both operands are multiples."""
         return math.gcd(self.head_dim, self.v_head_dim, 128)
-
-    @property
-    def parameters(self) -> tuple[tuple[str, str], ...]:
-        inherited = super(AttentionDecodeFp8, self).parameters
-        return tuple((name, "const float*" if name.endswith("_scale") else kind) for name, kind in inherited)
 
     @property
     def parameter_names(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from cudatma.backend import backend_for
 from cudatma.build.kernel import default_target
+from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.choose import ATTENTION
 from cudatma.kernels.attention.request import check_call
 from cudatma.kernels.attention.version import chosen_version
@@ -41,6 +42,9 @@ def attention_explain(
     request, _, _ = check_call(q, k, v, causal, scale, window, softcap, sink, out, return_lse)
     if backend is not None:
         check_backend(request.q, "q", backend_for("attention", backend))
+    if not (request.q.size_elems and request.has_keys):
+        shapes = request.q.shape, request.k.shape
+        raise ArgumentError("q.shape, k.shape", shapes, "a batch and lengths above 0", "nothing is launched here")
     device = request.q.device
     gpu = imagined_gpu(default_target(), H200.sm_count) if device is None else gpu_of(device)
     problem = request.problem(name)

@@ -65,6 +65,8 @@ def first_call(
     done = (out, lse) if request.has_lse else out
     if not result.size_elems:
         return done
+    if device is not None and handle is not None:
+        order_after_producers(handle, device, result, *request.arrays().values())
     if backend == "reference":
         reference(request, result, sums)
     elif not request.has_keys:
@@ -74,7 +76,6 @@ def first_call(
         launch, _ = plan(request, result, sums, imagined_gpu(target, H200.sm_count), target, True)
         launch.emulate(target, schedules=1)
     else:
-        order_after_producers(handle, device, result, *request.arrays().values())
         replay = _replay(request, result, sums, options, device, handle, plan)
         replay.run(addresses((*request.read.values(), result, sums)), handle)
         if key is not None:

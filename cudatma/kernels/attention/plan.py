@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -53,15 +54,13 @@ def plan_attention(
     counter = describe(tile_counter.taken) if isinstance(tile_counter, HostCounter) else tile_counter
     arrays = {"q": request.q, "k": request.k, "v": request.v, "output": result}
     values = _values(request, spec)
-    for name, info in arrays.items():
-        batch, row, head, element = info.strides_bytes
-        values |= {f"{name}_batch": batch // element, f"{name}_pitch": row // element, f"{name}_head": head // element}
+    values |= stride_values(arrays)
     if request.sequences:  # they begin where the kernel reads
         values["output_batch"] = 0
     args: dict[str, Any] = {"output_rows": result, "lse": 0 if lse is None else lse, "tile_counter": counter}
     args |= {name: info for name, info in request.arrays().items() if name in spec.parameter_names}
     args["problem"] = pack(spec.problem_members, values)
-    boxes = {"q": spec.q_box, "k": spec.kv_box, "v": spec.kv_box, "output": spec.output_box}
+    boxes = {"q": spec.q_box, "k": spec.kv_box, "v": spec.kv_box, "output": spec.q_box}
     for name, box in boxes.items():
         if f"{name}_map" in spec.parameter_names:
             args[f"{name}_map"] = tensor_map(arrays[name], box, spec.swizzle, target)
@@ -107,9 +106,23 @@ def _values(request: Request, spec: AttentionSpec) -> dict[str, Any]:
         "upper": (diagonal + 1 + (FAR if right is None else min(right, FAR))) & 0xFFFFFFFF,
         "lower": (diagonal - (FAR if left is None else min(left, FAR))) & 0xFFFFFFFF,
     }
-    if not (cap := request.softcap):
-        return values | {"scale_log2": request.scale * LOG2_E}
-    return values | {"scale_log2": cap * LOG2_E, "cap_scale": request.scale / cap}
+    return values | score_values(request.scale, request.softcap)
+
+
+def stride_values(arrays: Mapping[str, ArrayInfo]) -> dict[str, int]:
+    """Members of Problem: elements from one batch, row and head of each array to the next."""
+    values: dict[str, int] = {}
+    for name, info in arrays.items():
+        batch, row, head, element = info.strides_bytes
+        values |= {f"{name}_batch": batch // element, f"{name}_pitch": row // element, f"{name}_head": head // element}
+    return values
+
+
+def score_values(scale: float, softcap: float) -> dict[str, float]:
+    """Members of Problem: what makes scores of products. softcap: 0 for none."""
+    if not softcap:
+        return {"scale_log2": scale * LOG2_E}
+    return {"scale_log2": softcap * LOG2_E, "cap_scale": scale / softcap}
 
 
 def tensor_map(

@@ -9,7 +9,9 @@ from typing import Any, Protocol
 
 from cudatma import context
 from cudatma.arrays import ArrayInfo
+from cudatma.build.kernel import debug_scope
 from cudatma.kernels.attention.tensors import ALIGNMENT
+from cudatma.kernels.choosing import pinned_scope
 from cudatma.kernels.known_call import address_of, call_key, new_result
 from cudatma.kernels.replay import PlanCache, Replay
 from cudatma.kernels.stream_workspaces import stream_workspace
@@ -100,10 +102,16 @@ KNOWN_CALLS: PlanCache[KnownCall] = PlanCache(1024)
 context.after_fork(KNOWN_CALLS, PlanCache.clear)
 
 
-def known_key(arrays: tuple[Any, ...], window: Any, options: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """call_key() of a call with a window, as it is given."""
+def repeated(
+    arrays: tuple[Any, ...], window: Any, options: tuple[Any, ...], backend: str | None, stream: Any
+) -> tuple[tuple[Any, ...] | None, Any]:
+    """A call's key in KNOWN_CALLS, None where it gets none, and what it gives back if it is like an earlier one."""
     if window is None:
         window = (None, None)
-    elif type(window) is not tuple:
-        return None
-    return call_key(arrays, (*window, *options))
+    if backend is not None or type(window) is not tuple:
+        return None, None
+    if debug_scope.get() is not None or pinned_scope.get() is not None:
+        return None, None
+    key = call_key(arrays, (*window, *options))
+    known = None if key is None else KNOWN_CALLS.get(key)
+    return key, None if key is None or known is None else known.run(key[0], arrays, stream)

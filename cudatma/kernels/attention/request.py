@@ -12,10 +12,8 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, describe, overlaps
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.attention.problem import Problem
-from cudatma.kernels.attention.tensors import addressable, check_disjoint, check_shapes, operand
+from cudatma.kernels.attention.tensors import addressable, check_disjoint, check_shapes, operand, plain_array
 from cudatma.kernels.checks import check_place, real_number
-
-FLOAT32 = np.dtype(np.float32)
 
 #: What softcap may be at most; what other numbers are below, so that they are finite times log2(e), too.
 MOST_SOFTCAP, MOST_NUMBER = 4096, 2.0**127
@@ -187,21 +185,16 @@ def checked_sink(sink: Any, q: ArrayInfo, function: str) -> ArrayInfo | None:
     """Of a call with these queries."""
     if sink is None:
         return None
-    info = describe(sink, "sink")
-    if info.dtype != FLOAT32:
-        raise ArgumentTypeError("sink.dtype", str(info.dtype), "float32", "convert it")
-    if info.shape != q.shape[-2:-1]:
-        raise ArgumentError("sink.shape", info.shape, f"{q.shape[-2:-1]}, a number for each head of q")
-    if not info.is_contiguous or info.pointer % FLOAT32.itemsize:
-        raise ArgumentError("sink.strides", info.strides_bytes, "contiguous elements", "copy it")
+    heads = q.shape[-2:-1]
+    info = plain_array(sink, "sink", "float32", [heads], f"{heads}, a number for each head of q", "None, or ")
     check_place(info, "sink", q, "q", function)
     return info
 
 
 def checked_flag(value: Any, field: str) -> bool:
-    if type(value) is not bool:
+    if not isinstance(value, (bool, np.bool_)):
         raise ArgumentTypeError(field, type(value).__name__, "bool")
-    return value
+    return bool(value)
 
 
 def checked_scale(scale: Any, head_dim: int) -> float:
@@ -211,8 +204,8 @@ def checked_scale(scale: Any, head_dim: int) -> float:
 
 def checked_softcap(softcap: Any) -> float:
     """In fp32, 0 for none. Kernels compute tanh within 2**-22, which a larger cap would make an error of the scores."""
-    number = 0.0 if softcap is None else positive(softcap, "softcap", "None for no cap")
-    if number > MOST_SOFTCAP:
+    number = 0.0 if softcap is None else real_number(softcap, "softcap")
+    if softcap is not None and not 0 < number <= MOST_SOFTCAP:
         raise ArgumentError("softcap", softcap, f"above 0, at most {MOST_SOFTCAP}", "None for no cap")
     return number
 
@@ -245,15 +238,17 @@ def _sides(window: Any) -> tuple[int | None, int | None]:
 
 
 def _side(value: Any, index: int) -> int | None:
-    field, allowed = f"window[{index}]", "a number of keys from 0 on, or None for all"
-    if value is None:
-        return None
+    return None if value is None else count(value, f"window[{index}]", "a number of keys from 0 on, or None for all")
+
+
+def count(value: Any, field: str, allowed: str) -> int:
+    """A whole number from 0 on."""
     try:
-        keys = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+        found = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
-        keys = None
-    if keys is None:
+        found = None
+    if found is None:
         raise ArgumentTypeError(field, type(value).__name__, allowed)
-    if keys < 0:
-        raise ArgumentError(field, keys, allowed)
-    return keys
+    if found < 0:
+        raise ArgumentError(field, found, allowed)
+    return found

@@ -56,6 +56,16 @@ _OFFSETS = ("cu_seqlens_q", "cu_seqlens_k")
 OUTPUT_ROWS = ("output_pitch", "output_head", "output_batch")
 #: Fields of a spec that the problem gives.
 SPEC_FIELDS = ("dtype", "head_dim", "v_head_dim", "is_causal", "has_window", "has_softcap", "has_sink")
+_PARAMETER_TYPES: Mapping[str, str] = {
+    **dict.fromkeys(("q_map", "k_map", "v_map", "output_map"), TENSOR_MAP),
+    **dict.fromkeys(("q", "k", "v"), "const cudatma::u16*"),
+    **dict.fromkeys((*_OFFSETS, "seqlens", "page_table"), "const int*"),
+    **dict.fromkeys(("sink", "k_scale", "v_scale"), "const float*"),
+    **dict.fromkeys(("lse", "partials"), "float*"),
+    **dict.fromkeys(("tile_counter", "counters"), "cudatma::u32*"),
+    "output_rows": "cudatma::u16*",
+    "problem": PROBLEM,
+}
 _ALLOWED: Mapping[str, tuple[Any, ...]] = {
     "is_causal": (False, True),
     "has_window": (False, True),
@@ -97,6 +107,7 @@ class AttentionSpec(TiledKernel):
     stages: int = 2
     warpgroups: int = 2
 
+    parameter_types: ClassVar[Mapping[str, str]] = _PARAMETER_TYPES
     version: ClassVar[str]
     template: ClassVar[str]
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = _ALLOWED
@@ -128,7 +139,8 @@ class AttentionSpec(TiledKernel):
         if not isinstance(self.dtype, str) or self.dtype not in OPERAND_TYPES:
             raise ArgumentTypeError("dtype", self.dtype, ", ".join(OPERAND_TYPES))
         if (self.head_dim, self.v_head_dim) not in HEAD_DIMS:
-            raise ArgumentError("head_dim", f"{self.head_dim}, {self.v_head_dim}", ", ".join(map(str, HEAD_DIMS)))
+            dims = self.head_dim, self.v_head_dim
+            raise ArgumentError("head_dim, v_head_dim", dims, ", ".join(map(str, HEAD_DIMS)))
         for field in fields(self):
             value, allowed = getattr(self, field.name), self.allowed.get(field.name)
             if allowed is not None and (type(value) is not type(allowed[0]) or value not in allowed):
@@ -150,13 +162,6 @@ class AttentionSpec(TiledKernel):
         return (*self.operand_names, *offsets, output, "lse", *self.sink_names, *counter, "problem")
 
     @property
-    def parameters(self) -> tuple[tuple[str, str], ...]:
-        rows = "const cudatma::u16*"
-        kinds = {"q": rows, "k": rows, "v": rows, "output_rows": "cudatma::u16*", "lse": "float*", "problem": PROBLEM}
-        kinds |= dict.fromkeys(_OFFSETS, "const int*") | {"sink": "const float*", "tile_counter": "cudatma::u32*"}
-        return tuple((name, kinds.get(name, TENSOR_MAP)) for name in self.parameter_names)
-
-    @property
     def sink_names(self) -> tuple[str, ...]:
         """The kernel's parameter for sinks, if it has one."""
         return ("sink",) if self.has_sink else ()
@@ -174,10 +179,13 @@ class AttentionSpec(TiledKernel):
     @property
     def problem_names(self) -> tuple[str, ...]:
         names = (*_PLACES, *self.work_names)
-        names += ("upper",) if self.has_upper else ()
-        names += ("lower",) if self.has_window else ()
-        names += ("q_total", "k_total") if self.is_varlen else ()
-        return (*names, "cap_scale") if self.has_softcap else names
+        return names + self.mask_names + (("q_total", "k_total") if self.is_varlen else ())
+
+    @property
+    def mask_names(self) -> tuple[str, ...]:
+        """What the masks and the cap need."""
+        wanted = {"upper": self.has_upper, "lower": self.has_window, "cap_scale": self.has_softcap}
+        return tuple(name for name, has in wanted.items() if has)
 
     @property
     def problem_members(self) -> tuple[Member, ...]:
@@ -248,11 +256,6 @@ class AttentionSpec(TiledKernel):
         return (1, self.block_n, 1, self.span)
 
     @property
-    def output_box(self) -> tuple[int, int, int, int]:
-        """What a warpgroup stores at a time, as the array has its axes."""
-        return (1, 64, 1, self.span)
-
-    @property
     def block_k(self) -> int:
         """Keys of one stage: the products of a tile run along them."""
         return self.block_n
@@ -285,6 +288,11 @@ class AttentionSpec(TiledKernel):
         sizes = [(name, self.kv_bytes * self.block_n * dim) for name, dim in dims.items()]
         return tuple(Operand(name, size, size, 1024) for name, size in sizes)
 
+    @property
+    def smem_bytes(self) -> int:
+        _, offset, size = self.smem_layout()[-1]
+        return offset + size
+
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
         """What a tile keeps besides the ring: its queries, whose place the results take, and their barrier."""
         return (("q", 2 * self.block_m * self.head_dim), ("q_barrier", 8))
@@ -308,7 +316,7 @@ class AttentionSpec(TiledKernel):
         """Raise ArgumentError or TargetError unless the kernel can run the problem on the target."""
         if problem.is_varlen != self.is_varlen:
             raise ArgumentError("is_varlen", problem.is_varlen, f"{self.is_varlen} for {self.entry}")
-        self.check_target(target)
+        super(AttentionSpec, self).check(problem, target)
 
     # What the choice and the tuner read.
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from cudatma.arrays import ArrayInfo, dense_strides, describe
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES
@@ -23,6 +25,24 @@ def operand(array: Any, field: str, rank: int = 4, types: Iterable[str] = OPERAN
         raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), ", ".join(types))
     if len(info.shape) != rank:
         raise ArgumentError(f"{field}.shape", info.shape, _AXES[rank])
+    return info
+
+
+def plain_array(
+    array: Any, field: str, dtype: str, shapes: Sequence[tuple[int, ...]] = (), allowed: str = "", others: str = ""
+) -> ArrayInfo:
+    """Contiguous elements of this type. shapes: one of these, in words ``allowed``; any if there are none. others: what
+    the caller takes besides an array, for the error of what is none."""
+    try:
+        info = describe(array, field)
+    except ArgumentTypeError as error:
+        raise ArgumentTypeError(field, error.got, f"{others}{error.allowed}", f"its dtype is {dtype}") from None
+    if info.dtype != np.dtype(dtype):
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), dtype, "convert it")
+    if shapes and info.shape not in shapes:
+        raise ArgumentError(f"{field}.shape", info.shape, allowed)
+    if not info.is_contiguous or info.pointer % info.dtype.itemsize:
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "contiguous elements", "copy it")
     return info
 
 
@@ -59,13 +79,15 @@ def check_shapes(
     k_name, v_name = ("k_cache", "v_cache") if is_cache else ("k", "v")
     known = dict.fromkeys(q_dim for q_dim, _ in HEAD_DIMS)
     if dim not in known:
-        raise ArgumentError("q.shape", tuple(q), f"a head dim of {', '.join(map(str, known))}")
+        remedy = "zeros may fill it up, with scale= as it was"
+        raise ArgumentError("q.shape", tuple(q), f"a head dim of {', '.join(map(str, known))}", remedy)
     if not heads:
         raise ArgumentError("q.shape", tuple(q), "heads of 1 and more")
     if k_dim != dim:
         raise ArgumentError(f"{k_name}.shape", tuple(k), f"a head dim of {dim}, as q")
     if not kv_heads or heads % kv_heads:
-        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a number of heads that divides the {heads} of q")
+        remedy = f"axes are {_AXES[len(q)]}"
+        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a number of heads that divides the {heads} of q", remedy)
     if has_batch and k[0] != q[0]:
         remedy = "pages need a page_table" if is_cache else ""
         raise ArgumentError(f"{k_name}.shape", tuple(k), f"a batch of {q[0]}, as q", remedy)

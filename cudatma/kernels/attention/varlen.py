@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from cudatma.backend import backend_for
-from cudatma.build.kernel import debug_scope
 from cudatma.kernels.attention.first_call import first_call, planner
 from cudatma.kernels.attention.reference import reference
-from cudatma.kernels.attention.repeated import KNOWN_CALLS, known_key
+from cudatma.kernels.attention.repeated import repeated
 from cudatma.kernels.attention.varlen_request import NAME, check_varlen
-from cudatma.kernels.choosing import pinned_scope
 
 
 def attention_varlen(
@@ -42,13 +40,10 @@ def attention_varlen(
 
     Raises what attention() raises.
     """
-    arrays, key = (q, k, v, cu_seqlens_q, cu_seqlens_k, sink, out), None
-    if backend is None and debug_scope.get() is None and pinned_scope.get() is None:
-        key = known_key(arrays, window, (max_seqlen_q, max_seqlen_k, causal, scale, softcap, return_lse))
-        if key is not None and (known := KNOWN_CALLS.get(key)) is not None:
-            done = known.run(key[0], arrays, stream)
-            if done is not None:
-                return done
+    options = max_seqlen_q, max_seqlen_k, causal, scale, softcap, return_lse
+    key, done = repeated((q, k, v, cu_seqlens_q, cu_seqlens_k, sink, out), window, options, backend, stream)
+    if done is not None:
+        return done
     chosen = backend_for(NAME, backend)
     checked = check_varlen(
         q,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo, describe
-from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.arrays import ArrayInfo
+from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.request import (
     Request,
     Sequences,
@@ -19,13 +18,13 @@ from cudatma.kernels.attention.request import (
     checked_scale,
     checked_sink,
     checked_softcap,
+    count,
 )
-from cudatma.kernels.attention.tensors import addressable, check_shapes, operand
+from cudatma.kernels.attention.tensors import addressable, check_shapes, operand, plain_array
 from cudatma.kernels.checks import check_place
 from cudatma.kernels.host import host_array
 
 NAME = "attention_varlen"
-_INT32 = np.dtype(np.int32)
 
 
 def check_varlen(
@@ -52,19 +51,21 @@ def check_varlen(
     shapes = [info.shape for info in named.values()]
     check_shapes(shapes[0], shapes[1], shapes[2], has_batch=False)
     offsets = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    found = {name: int32_array(array, name, 1) for name, array in offsets.items()}
+    found = {name: plain_array(array, name, "int32") for name, array in offsets.items()}
     for name, info in (named | found).items():
         check_place(info, name, named["q"], "q", NAME)
     named = {name: addressable(info, name) for name, info in named.items()}
     of_q, of_k = found.values()
-    if not of_q.size_elems:
+    if len(of_q.shape) != 1 or not of_q.size_elems:
         raise ArgumentError("cu_seqlens_q.shape", of_q.shape, "(sequences + 1,)")
     if of_k.shape != of_q.shape:
         raise ArgumentError("cu_seqlens_k.shape", of_k.shape, f"{of_q.shape}, as cu_seqlens_q")
-    longest = [_length(max_seqlen_q, "max_seqlen_q"), _length(max_seqlen_k, "max_seqlen_k")]
+    whole = "an int from 0 on"
+    longest = [count(max_seqlen_q, "max_seqlen_q", whole), count(max_seqlen_k, "max_seqlen_k", whole)]
     for letter, info, most, shape in zip("qk", (of_q, of_k), longest, shapes, strict=False):
         if info.device is None:
             _check_offsets(host_array(info), letter, most, shape[0])
+    longest = [min(most, shape[0]) for most, shape in zip(longest, shapes, strict=False)]
     request = Request(
         named["q"],
         named["k"],
@@ -80,32 +81,10 @@ def check_varlen(
     return request, result, None if out is None else check_result(out, result, request.arrays(), NAME)
 
 
-def int32_array(array: Any, field: str, rank: int) -> ArrayInfo:
-    """A contiguous array of int32."""
-    info = describe(array, field)
-    if info.dtype != _INT32:
-        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), "int32")
-    if len(info.shape) != rank:
-        raise ArgumentError(f"{field}.shape", info.shape, f"{rank} dimension{'s' if rank > 1 else ''}")
-    if not info.is_contiguous or info.pointer % _INT32.itemsize:
-        raise ArgumentError(f"{field}.strides", info.strides_bytes, "contiguous elements", "copy it")
-    return info
-
-
-def _length(value: Any, field: str) -> int:
-    try:
-        found = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
-    except TypeError:
-        found = None
-    if found is None:
-        raise ArgumentTypeError(field, type(value).__name__, "int")
-    if found < 0:
-        raise ArgumentError(field, found, "0 and more")
-    return found
-
-
 def _check_offsets(offsets: Any, letter: str, most: int, total: int) -> None:
     field = f"cu_seqlens_{letter}"
+    if len(offsets) == 1 and total:
+        raise ArgumentError(f"{field}.shape", (1,), f"(sequences + 1,), for {letter} has {total} rows")
     if offsets[0]:
         raise ArgumentError(f"{field}[0]", int(offsets[0]), "0")
     lengths = np.diff(offsets.astype(np.int64))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -49,15 +49,6 @@ class AttentionPhase1(AttentionSpec):
         k, v = (operand.footprint_bytes for operand in self.stage_operands())
         return [("k", 0, k), ("v", k, v)]
 
-    @property
-    def smem_bytes(self) -> int:
-        return self.loaded_stage_bytes
-
-    def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
-        """None."""
-        del problem
-        return iter(())
-
 
 @dataclass(frozen=True, slots=True)
 class AttentionA1(AttentionSpec):
@@ -78,11 +69,6 @@ class AttentionA1(AttentionSpec):
         """As TiledKernel's, without barriers."""
         layout = super(AttentionA1, self).smem_layout()
         return [part for part in layout if not part[0].endswith(("_barrier", "_barriers"))]
-
-    @property
-    def smem_bytes(self) -> int:
-        _, offset, size = self.smem_layout()[-1]
-        return offset + size
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +107,6 @@ class AttentionWithProducer(AttentionSpec):
             offset += size
             layout.append((name, offset, size := its))
         return layout
-
-    @property
-    def smem_bytes(self) -> int:
-        _, offset, size = self.smem_layout()[-1]
-        return offset + size
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +169,6 @@ class AttentionA3(AttentionWithProducer):
         if self.held_registers > most:
             allowed = f"scores, probabilities and output of at most {most} registers, not {self.held_registers}"
             raise ArgumentError("spec.block_n", self.block_n, allowed)
-        if self.smem_bytes > (share := target.smem_share_bytes(self.blocks_per_sm)):
-            raise ArgumentError("spec.stages", self.stages, f"stages of at most {share} bytes, an SM's for each CTA")
         super(AttentionA3, self).check(problem, target)
 
 
@@ -223,11 +202,6 @@ class AttentionA4(AttentionA3):
     @property
     def tile_name(self) -> str:
         return super(AttentionA4, self).tile_name + f"_q{self.q_stages}"
-
-    @property
-    def output_box(self) -> tuple[int, int, int, int]:
-        """What a thread stores at a time, as the array has its axes."""
-        return (1, self.block_m, 1, self.span)
 
     def ctas(self, problem: Problem, sm_count: int) -> int:
         """CTAs of a launch: one an SM, unless there are fewer tiles."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from itertools import cycle
 
-from cudatma.errors import ArgumentError, TargetError
-from cudatma.kernels.candidates import Candidate
+from cudatma.errors import ArgumentError
+from cudatma.kernels.candidates import Candidate, candidates_of, runs
 from cudatma.kernels.family import Family, Option
 from cudatma.kernels.gemm import p1
 from cudatma.kernels.gemm.problem import (
@@ -28,23 +28,45 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
 
-#: (block_m, block_n, block_k, warpgroups); of those that are predicted to be equal, the first one.
+#: Waves of tiles of 128 x 256 from which on it matters little how full the last one is.
+_MANY_WAVES = 8
+#: (block_m, block_n, block_k, warpgroups); of those that are predicted to be equal, the first one. Products of many
+#: waves take one of these.
 _TILES = (
     (64, 64, 128, 1), (64, 64, 64, 1), (64, 128, 64, 1), (64, 128, 128, 1), (64, 192, 64, 1), (64, 256, 64, 1),
     (128, 64, 128, 2), (128, 128, 64, 2), (128, 192, 64, 2), (128, 256, 64, 2), (192, 128, 64, 3), (256, 128, 64, 2),
     (256, 192, 64, 2), (256, 208, 64, 2),
 )  # fmt: skip
+#: Others take any of these, so that fewer SMs have none in the last wave.
+_ALL_TILES = _TILES + tuple(
+    tile
+    for block_m, most, warpgroups in ((64, 256, 1), (128, 256, 2), (192, 192, 3), (256, 208, 2))
+    for block_n in range(80, most + 1, 16)
+    if (tile := (block_m, block_n, 64, warpgroups)) not in _TILES
+)
 #: Of versions with tiles of their own.
 _TILES_OF: dict[int | str, tuple[tuple[int, ...], ...]] = {7: ((128, 128, 64, 1),), "p1": p1.TILES}
 #: What "auto" chooses from where there is wgmma: the versions that are the fastest for some product. [H200]
 _LADDER, _MMA_SYNC = (6, 7, 4, 3), ("p1",)
 
 
-def _tiles(problem: Problem, versions: Iterable[int | str]) -> Iterator[GemmSpec]:
-    """Every tile of these versions that can serve the problem, with the shortest ring."""
+def _tiles(
+    problem: Problem, versions: Iterable[int | str], tiles: Sequence[tuple[int, ...]] = _ALL_TILES
+) -> Iterator[GemmSpec]:
+    """Every one of these tiles with which a version can serve the problem, with the shortest ring. tiles: of versions
+    that have none of their own."""
     for version in versions:
-        for block_m, block_n, block_k, *others in _TILES_OF.get(version, _TILES):
-            yield from _of_tile(VERSIONS[version], problem, block_m, block_n, block_k, others)
+        kind = VERSIONS[version]
+        for block_m, block_n, block_k, *others in _TILES_OF.get(version, tiles):
+            if block_n in kind.allowed["block_n"]:
+                yield from _of_tile(kind, problem, block_m, block_n, block_k, others)
+
+
+def _tiles_for(problem: Problem, gpu: Gpu) -> Sequence[tuple[int, ...]]:
+    """Those worth ranking: of a product of few waves, and not many more rows than it has."""
+    if problem.batch * problem.m * problem.n > _MANY_WAVES * gpu.sm_count * 128 * 256:
+        return _TILES
+    return [tile for tile in _ALL_TILES if tile in _TILES or tile[0] < 2 * max(problem.m, 64)]
 
 
 def _of_tile(
@@ -72,14 +94,6 @@ def _deepest(spec: GemmSpec, target: Target, least_stages: int) -> GemmSpec | No
     return replace(spec, stages=stages) if stages >= least_stages else None
 
 
-def _runs(spec: GemmSpec, problem: Problem, target: Target) -> bool:
-    try:
-        spec.check(problem, target)
-    except (ArgumentError, TargetError):
-        return False
-    return True
-
-
 def candidates(problem: Problem, gpu: Gpu) -> list[Candidate[GemmSpec]]:
     """Each tile of each version with as deep a ring as shared memory holds: of the version that is asked for; else of
     the ladder, or of p1 where there is no wgmma. TargetError for a version of the ladder, or scales of blocks, where
@@ -92,16 +106,7 @@ def candidates(problem: Problem, gpu: Gpu) -> list[Candidate[GemmSpec]]:
     if is_fp8(problem.dtype) and (problem.version == "p1" or not target.has_wgmma):
         target.require("mma_sync_fp8", "gemm of fp8 without wgmma")
     versions = (problem.version,) if problem.version else _LADDER if target.has_wgmma else _MMA_SYNC
-    found = [
-        Candidate(spec.cost(problem, gpu), partial(_deepest, spec, target))
-        for spec in _tiles(problem, versions)
-        if _runs(spec, problem, target)
-    ]
-    if not found:
-        raise ArgumentError(
-            "version", problem.version, f"one with a kernel for {problem.description}", 'version="auto"'
-        )
-    return found
+    return candidates_of(_tiles(problem, versions, _tiles_for(problem, gpu)), problem, gpu, _deepest)
 
 
 GEMM: Family[Problem, GemmSpec] = Family(
@@ -137,12 +142,12 @@ def dump_specs(version: int | str, target: Target) -> list[GemmSpec]:
         layouts = (*LAYOUTS[first:], *LAYOUTS[:first])
         if spec.block_m * spec.block_n <= GemmSpec.most_sums * 128 * spec.warpgroups:  # others have no epilogue
             spec = replace(spec, out_dtype=out_dtype, epilogue=epilogue)
-        found += [one for layout in layouts if _runs(one := replace(spec, layout=layout), problem, target)][:1]
+        found += [one for layout in layouts if runs(one := replace(spec, layout=layout), problem, target)][:1]
     for dtype, blocks in (("float8_e4m3fn", False), ("float8_e5m2", True)):
         problem = Problem(1, 1, 1024, dtype, version=version, epilogue="linear", block_scales=blocks)
         found += [spec for spec in _tiles(problem, [version]) if spec.block_m == spec.block_n == SCALE_BLOCK]
     longest = (_deepest(spec, target, 2) for spec in found)
-    return list(dict.fromkeys(spec for spec in longest if spec is not None and _runs(spec, problem, target)))
+    return list(dict.fromkeys(spec for spec in longest if spec is not None and runs(spec, problem, target)))
 
 
 v1_specs, v2_specs, v3_specs, v4_specs, v5_specs, v6_specs, v7_specs, p1_specs = (

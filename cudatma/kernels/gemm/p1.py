@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
+from cudatma.kernels.gemm.cost import FIRST_STAGE_CLOCKS
 from cudatma.kernels.gemm.problem import Problem, is_fp8
-from cudatma.kernels.gemm.spec import FIRST_STAGE, GemmSpec
+from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
@@ -131,7 +132,7 @@ class GemmP1(GemmSpec):
         mainloop = waves * ceil_div(problem.k, self.block_k) * stage
         # Of CTAs that share an SM, one multiplies while the other one stores.
         stored = self.out_bytes * self.block_m * self.block_n / _STORED_BYTES
-        around = FIRST_STAGE + (stored if sharing > 1 else waves * stored)
+        around = FIRST_STAGE_CLOCKS + (stored if sharing > 1 else waves * stored)
         operands = problem.batch * self.element_bytes * problem.k * (problem.m + problem.n)
         memory_us = max(0.0, operands / gpu.memory_bytes_per_us - mainloop / gpu.sm_clock_mhz)
         return Cost(self.launch_us + around / gpu.sm_clock_mhz, mainloop / gpu.sm_clock_mhz, 0.0, memory_us, 0.0)

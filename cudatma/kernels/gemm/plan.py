@@ -7,6 +7,7 @@ from typing import Any
 
 from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import TensorMap
+from cudatma.kernels.gemm.cost import IN_L2_BYTES
 from cudatma.kernels.gemm.matrices import ALIGNMENT, as_rows, dense_rows
 from cudatma.kernels.gemm.request import Request
 from cudatma.kernels.gemm.spec import GemmSpec
@@ -19,8 +20,8 @@ from cudatma.target import Target
 #: Arrays that a call may do without; the kernel gets the address 0.
 OPTIONAL = ("bias", "a_scale", "b_scale")
 
-#: Operands that L2 may still hold, and m n / (m + n) below which reading them takes longer than multiplying. [H200]
-_IN_L2_BYTES, _BOUND_BY_MEMORY = 50 << 20, 180
+#: m n / (m + n) below which reading operands takes longer than multiplying. [H200]
+_BOUND_BY_MEMORY = 180
 
 
 def plan_gemm(request: Request, result: ArrayInfo, spec: GemmSpec, target: Target, sm_count: int) -> Launch:
@@ -64,7 +65,7 @@ def _streams(request: Request) -> bool:
     """Whether memory bounds the launch: few rows or columns, operands that L2 does not hold. While the kernel before
     this one ends, CTAs would be placed where SMs become free, and share the ways to memory unevenly. [H200]"""
     (m, n, k), element = request.sizes, request.a.dtype.itemsize
-    return request.batch * element * k * (m + n) > _IN_L2_BYTES and m * n < _BOUND_BY_MEMORY * (m + n)
+    return request.batch * element * k * (m + n) > IN_L2_BYTES and m * n < _BOUND_BY_MEMORY * (m + n)
 
 
 def _is_aligned(result: ArrayInfo) -> bool:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.clusters import clusters_at_once
 from cudatma.kernels.cost import Cost
+from cudatma.kernels.gemm.cost import gemm_cost
 from cudatma.kernels.gemm.members import MEMBERS
 from cudatma.kernels.gemm.problem import (
     EPILOGUES,
@@ -28,20 +28,8 @@ from cudatma.kernels.schedule import Schedule, ceil_div, schedule
 from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP, TiledKernel
 from cudatma.kernels.work_struct import RASTER, RESULT, in_order
 from cudatma.pipeline import Operand
-from cudatma.target import Target, get_target
+from cudatma.target import Target
 
-#: Bytes of operands that the tensor cores of an SM multiply with as many others in a clock. [H100 white paper]
-_MAC_BYTES = 4096
-#: The part of them that one wgmma of so many columns after the other reaches, and how many times as much those of
-#: warpgroups that have two side by side along M. [H200, this and what follows]
-_RATE, _TWO_ALONG_M = {64: 0.71, 128: 0.765, 192: 0.865, 208: 0.857, 256: 1.0}, 1.18
-#: Clocks until the first stage is there, and from asking for a later one until it is; bytes a clock that an SM loads
-#: beside its products, and that it stores; clocks until CTAs of a cluster have met, and bytes of sums a clock.
-FIRST_STAGE, _STAGE_LATENCY, _LOADED_BYTES, _STORED_BYTES, _MEETING, _SUMS_BYTES = 1900, 2900, 500, 11, 400, 8
-#: Bytes a clock that L2 sends where neighboring CTAs do not read the same, as those that divide K.
-_L2_BYTES = 4500
-#: Clocks that an epilogue takes for each sum of a thread. [H200]
-_EPILOGUE_CLOCKS = {"none": 0, "linear": 10, "relu": 10, "gelu": 52, "gelu_tanh": 38, "silu": 36}
 _SPAN_BYTES = 128
 #: A slot's two mbarriers; stages beyond which nothing is gained.
 _RING_BYTES, _MOST_STAGES = 16, 8
@@ -265,6 +253,11 @@ class GemmSpec(TiledKernel):
         return (1, self.a_box_rows(m), self.span_k)
 
     @property
+    def slot_n(self) -> int:
+        """Columns of B in a slot: of an N-major one whole boxes."""
+        return self.block_n if self.is_b_k_major else ceil_div(self.block_n, self.span) * self.span
+
+    @property
     def shares_a(self) -> bool:
         """Whether the CTAs of a cluster, side by side along N, load a tile of A together; else along M, and of B."""
         return self.cluster > 1 and self.block_m > self.block_n
@@ -273,8 +266,8 @@ class GemmSpec(TiledKernel):
     def loaded_rows(self) -> tuple[int, int]:
         """Rows of A's tile and of B's, transposed, that one CTA loads."""
         if self.shares_a:
-            return self.block_m // self.cluster, self.block_n
-        return self.block_m, self.block_n // self.cluster
+            return self.block_m // self.cluster, self.slot_n
+        return self.block_m, self.slot_n // self.cluster
 
     def a_box_rows(self, m: int) -> int:
         """Rows of A in a box: whole vectors of 16 bytes where they are contiguous, and no more than A has."""
@@ -291,7 +284,7 @@ class GemmSpec(TiledKernel):
         """That the boxes of a stage deliver to a CTA."""
         box_rows = self.loaded_rows[0] if self.is_a_k_major else self.span
         rows = self.a_box_rows(m) * (self.block_m // box_rows)
-        return self.element_bytes * self.block_k * (rows + self.block_n)
+        return self.element_bytes * self.block_k * (rows + self.slot_n)
 
     @property
     def span_k(self) -> int:
@@ -347,7 +340,7 @@ class GemmSpec(TiledKernel):
 
     def stage_operands(self) -> tuple[Operand, ...]:
         k_bytes = self.element_bytes * self.block_k
-        sizes = (("a", k_bytes * self.block_m), ("b", k_bytes * self.block_n))
+        sizes = (("a", k_bytes * self.block_m), ("b", k_bytes * self.slot_n))
         return tuple(Operand(name, size, size, 1024) for name, size in sizes)
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
@@ -360,7 +353,7 @@ class GemmSpec(TiledKernel):
         swizzles = [self.swizzle(is_k_major) for is_k_major in (self.is_a_k_major, self.is_b_k_major)]
         return [
             (f"a {self.block_m} x {self.block_k} {self.dtype}, {majors[0]}-major, {swizzles[0]} swizzle", a),
-            (f"b {self.block_k} x {self.block_n} {self.dtype}, {majors[1]}-major, {swizzles[1]} swizzle", b),
+            (f"b {self.block_k} x {self.slot_n} {self.dtype}, {majors[1]}-major, {swizzles[1]} swizzle", b),
         ]
 
     def check_target(self, target: Target) -> None:
@@ -385,29 +378,5 @@ class GemmSpec(TiledKernel):
         return tiles * stored
 
     def cost(self, problem: Problem, gpu: Gpu) -> Cost:
-        """Predicted time: waves of tiles, each stage bound by the tensor cores, the latency of its loads, or L2."""
-        tiles_m, tiles_n = ceil_div(problem.m, self.cluster_m), ceil_div(problem.n, self.cluster_n)
-        tiles = problem.batch * tiles_m * tiles_n
-        waves = ceil_div(tiles, max(1, clusters_at_once(self.launch_cluster, gpu.sm_count)))
-        macs = _MAC_BYTES // self.element_bytes
-        rate = macs * _RATE[self.block_n] * (_TWO_ALONG_M if self.block_m == 128 * self.warpgroups else 1)
-        products = self.block_m * self.block_n * self.block_k / rate
-        latency = _STAGE_LATENCY / max(1, self.most_stages(get_target(gpu.target)))
-        gap = self.stage_gap / self.warpgroups**2  # others multiply meanwhile
-        l2 = 0.0
-        if self.cluster_k > 1:  # an operand of which all tiles read the same rows is merged all the same
-            rows = self.block_m * (tiles_m > 1) + self.block_n * (tiles_n > 1)
-            ctas = min(tiles * self.cluster_k, gpu.sm_count)
-            l2 = ctas * rows * self.block_k * self.element_bytes / _L2_BYTES
-        stage = max(products, latency, l2) + self.stage_bytes(problem.m) / _LOADED_BYTES + gap
-        mainloop = waves * ceil_div(ceil_div(problem.k, self.block_k), self.cluster_k) * stage
-        tile = self.block_m * self.block_n // self.cluster_k
-        sums_of_thread = tile / (128 * self.warpgroups)
-        stored = self.out_bytes * tile / _STORED_BYTES + _EPILOGUE_CLOCKS[self.epilogue] * sums_of_thread
-        around = self.store_clocks(waves, stored, mainloop / waves) + (1 if self.is_persistent else waves) * FIRST_STAGE
-        sums = waves * (_MEETING + 4 * (self.cluster_k - 1) * tile / _SUMS_BYTES) if self.cluster_k > 1 else 0.0
-        operands = problem.batch * self.element_bytes * problem.k * (problem.m + problem.n)
-        memory_us = max(0.0, operands / gpu.memory_bytes_per_us - mainloop / gpu.sm_clock_mhz)
-        clocks = around, mainloop, sums
-        around_us, mainloop_us, sums_us = (one / gpu.sm_clock_mhz for one in clocks)
-        return Cost(self.launch_us + around_us, mainloop_us, sums_us, memory_us, 0.0)
+        """As gemm_cost()."""
+        return gemm_cost(self, problem, gpu)

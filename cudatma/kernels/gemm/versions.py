@@ -12,6 +12,9 @@ from cudatma.kernels.gemm.problem import Problem
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.target import Target
 
+#: What versions 3 and 4 allow: tiles of any multiple of 16 columns.
+_ANY_COLUMNS: Mapping[str, tuple[Any, ...]] = {**GemmSpec.allowed, "block_n": tuple(range(64, 257, 16))}
+
 
 @dataclass(frozen=True, slots=True)
 class GemmV1(GemmSpec):
@@ -51,6 +54,7 @@ class GemmV3(GemmSpec):
 
     version: ClassVar[int] = 3
     template: ClassVar[str] = "kernels/gemm_v3.cu.j2"
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = _ANY_COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class GemmV4(GemmSpec):
     staging_buffers: ClassVar[int] = 2
     is_persistent: ClassVar[bool] = True
     scales_blocks: ClassVar[bool] = True
-    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**GemmSpec.allowed, "block_n": (64, 128, 192, 208, 256)}
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = _ANY_COLUMNS
     #: Registers of a thread that setmaxnreg asks for, of two warpgroups that multiply and one that loads: without it
     #: ptxas has 168 for each.
     consumer_register_count: ClassVar[int] = 240
@@ -92,12 +96,7 @@ class GemmV4(GemmSpec):
         return 4 if self.consumer_registers else 1
 
     def check_target(self, target: Target) -> None:
-        """As GemmSpec's; setmaxnreg where the kernel uses it; whole spans of rows of an operand that is not K-major."""
-        majors = self.is_a_k_major, self.is_b_k_major
-        for field, is_k_major, rows in zip(("block_m", "block_n"), majors, self.loaded_rows, strict=True):
-            if not is_k_major and rows % self.span:
-                least = self.span * getattr(self, field) // rows
-                raise ArgumentError(field, getattr(self, field), f"a multiple of {least} for {self.layout}")
+        """As GemmSpec's, and setmaxnreg where the kernel uses it."""
         if self.consumer_registers:
             target.require("setmaxnreg", "gemm")
         super(GemmV4, self).check_target(target)
@@ -113,11 +112,17 @@ class GemmV5(GemmV4):
     template: ClassVar[str] = "kernels/gemm_v5.cu.j2"
     launch_us: ClassVar[float] = 1.2
     stage_gap: ClassVar[int] = 250
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = GemmSpec.allowed
 
     def check_target(self, target: Target) -> None:
-        """As GemmV4's, and clusters."""
+        """As GemmV4's, and clusters, whose CTAs load whole spans of rows of an operand that is not K-major."""
         for feature in ("cluster", "multicast"):
             target.require(feature, "gemm")
+        majors = self.is_a_k_major, self.is_b_k_major
+        for field, is_k_major, rows in zip(("block_m", "block_n"), majors, self.loaded_rows, strict=True):
+            if not is_k_major and rows % self.span:
+                least = self.span * getattr(self, field) // rows
+                raise ArgumentError(field, getattr(self, field), f"a multiple of {least} for {self.layout}")
         super(GemmV5, self).check_target(target)
 
 

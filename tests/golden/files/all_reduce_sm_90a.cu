@@ -44,6 +44,7 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
 struct Member {
     uint4* inboxes[RANKS];   // of all ranks, in memory of their GPUs
     u32* next_launch;        // for each CTA the number of the next launch, from 1 on
+    u32* gave_up;            // not 0 after a peer did not send
     u64* failure;            // in the host's memory: a rank whose packet did not come, and the launch
     u64 timeout_ns;
     u32 slot_packets;        // that a slot holds of each rank
@@ -88,35 +89,26 @@ __device__ __forceinline__ u64 globaltimer() {
     return now;
 }
 
-// Tells the host which rank's packet did not come. The load comes back after the store has arrived there.
-__device__ __forceinline__ bool report(u64* failure, u32 peer, u32 launch) {
+// Tells the host which rank's packet did not come.
+__device__ __forceinline__ void report(u64* failure, u32 peer, u32 launch) {
     const u64 what = (u64)launch << 32 | (peer + 1);
-    u64 arrived;
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(failure), "l"(what) : "memory");
-    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(arrived) : "l"(failure) : "memory");
-    return arrived != 0;
 }
 
-// [PTX ISA, trap] Ends the launch, and with it this process's use of the GPU.
-__device__ __forceinline__ void trap_if(bool condition) {
-    asm volatile(
-        "{\n"
-        ".reg .pred p;\n"
-        "setp.ne.u32 p, %0, 0;\n"
-        "@p trap;\n"
-        "}"
-        : : "r"((u32)condition) : "memory");
-}
-
-// Waits until a packet of this launch is there. A peer may be late by whole kernels, and it may be gone.
-__device__ __forceinline__ void wait_for_packet(uint4& packet, const uint4* from, const Member& member, u32 peer, u32 launch) {
-    if (packet.w == launch) return;
+// Waits until a packet of this launch is there. A peer may be late by whole kernels, and it may be gone: after timeout_ns the thread
+// gives up. It then has NaNs as the packet and 0 as the number of the launch, and waits for no other packet.
+__device__ __forceinline__ void wait_for_packet(uint4& packet, const uint4* from, const Member& member, u32 peer, u32& launch) {
+    if (packet.w == launch && launch != 0) return;
     const u64 began = globaltimer();
-    for (u32 tries = 1; packet.w != launch; ++tries) {
-        const bool is_late = tries % 64 == 0 && globaltimer() - began > member.timeout_ns;
-        trap_if(is_late && report(member.failure, peer, launch));
+    for (u32 tries = 1; launch != 0 && packet.w != launch; ++tries) {
+        if (tries % 64 == 0 && globaltimer() - began > member.timeout_ns) {
+            report(member.failure, peer, launch);
+            *(volatile u32*)member.gave_up = 1;
+            launch = 0;
+        }
         packet = load_packet(from);
     }
+    if (launch == 0) packet = make_uint4(0xffffffffu, 0xffffffffu, 0xffffffffu, 0);   // two NaNs in each word
 }
 
 // Words 3 index .. of the message; the last packet may have fewer, and zeros after them.
@@ -159,15 +151,19 @@ __device__ __forceinline__ void store_sum(u32* message, u32 words, u32 index, co
 // Two slots are enough. A rank writes packets of launch n + 2 over those of launch n after its launch n + 1 has ended. That one ended
 // when a packet of launch n + 1 had come from every peer. The peer sent it after its launch n had ended, and with it all reads of the
 // packets of launch n. Launches of a rank follow each other: they are in one stream, or ordered by events.
+//
+// After a peer did not send, results are NaNs: launches neither send nor wait any more, and the host finds its word.
 __device__ __forceinline__ void all_reduce(const Member& member, u32* message, u32 words) {
     griddepcontrol_launch_dependents();   // the next kernel may start and load its weights
     griddepcontrol_wait();                // the kernels before this one write the message and the numbers of the launch
-    const u32 launch = member.next_launch[blockIdx.x];
+    u32* const next_launch = member.next_launch + blockIdx.x;
+    const u32 number = *next_launch;
+    u32 launch = *(volatile const u32*)member.gave_up ? 0 : number;   // other CTAs may give up at this moment
     const u32 slot = launch % 2 * RANKS * member.slot_packets;
     const u32 packets = (words + WORDS - 1) / WORDS;
     const u32 thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
 
-    for (u32 first = thread; first < packets; first += BATCH * threads) {
+    for (u32 first = thread; launch != 0 && first < packets; first += BATCH * threads) {
         uint4 batch[BATCH];
 #pragma unroll
         for (u32 i = 0; i < BATCH; ++i)
@@ -200,10 +196,8 @@ __device__ __forceinline__ void all_reduce(const Member& member, u32* message, u
         }
     }
 
-    __syncwarp();      // lanes with fewer packets come earlier
     __syncthreads();   // all threads of the CTA have read the number of the launch
-    // Never 0, which empty inboxes hold; odd and even numbers in turns.
-    if (threadIdx.x == 0) member.next_launch[blockIdx.x] = launch == 0xffffffffu ? 2 : launch + 1;
+    if (threadIdx.x == 0) *next_launch = number == 0xffffffffu ? 2 : number + 1;   // odd and even numbers in turns, never 0
 }
 }  // namespace cudatma
 

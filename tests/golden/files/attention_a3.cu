@@ -60,7 +60,8 @@ constexpr u32 BLOCK_M = 128;   // queries of a CTA's tile
 constexpr u32 BLOCK_N = 64;   // keys of a block
 constexpr u32 HEAD_DIM = 64;   // of q and k
 constexpr u32 V_HEAD_DIM = 64;   // of v and the result
-constexpr bool IS_CAUSAL = true, HAS_WINDOW = true;
+constexpr bool IS_CAUSAL = true;
+constexpr bool HAS_WINDOW = true;
 
 #define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
 
@@ -151,7 +152,8 @@ constexpr u32 STAGES = 2;   // blocks of keys, and of values
 constexpr u32 Q = 32768;   // offsets from a 1024-byte aligned base
 constexpr u32 K = 0;
 constexpr u32 V = 16384;
-constexpr u32 Q_BYTES = 2 * BLOCK_M * HEAD_DIM, K_STAGE_BYTES = 2 * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = 2 * BLOCK_N * V_HEAD_DIM;
+constexpr u32 Q_BYTES = 2 * BLOCK_M * HEAD_DIM;
+constexpr u32 K_STAGE_BYTES = 2 * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = 2 * BLOCK_N * V_HEAD_DIM;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / 2, SPAN_VECTORS = SPAN_BYTES / 16;
 constexpr u32 SWIZZLE = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
 // Where 16 bytes of a row lie in a span.
@@ -422,8 +424,7 @@ constexpr u32 K_BARRIERS = 49160;
 constexpr u32 V_BARRIERS = 49192;
 using Ring = TmaPipeline<STAGES>;
 
-// ---- Producer: one thread -------------------------------------------------------------------------------------------
-// The last block comes first.
+// One thread, the producer, loads the blocks. The last one comes first.
 __device__ __forceinline__ void produce_keys(Ring& ring, u32 smem, const TensorMap* map, u32 block, const Place& place) {
     ring.acquire();
     ring.expect_tx(K_STAGE_BYTES);

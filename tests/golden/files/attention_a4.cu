@@ -64,7 +64,8 @@ constexpr u32 BLOCK_M = 128;   // queries of a CTA's tile
 constexpr u32 BLOCK_N = 64;   // keys of a block
 constexpr u32 HEAD_DIM = 64;   // of q and k
 constexpr u32 V_HEAD_DIM = 64;   // of v and the result
-constexpr bool IS_CAUSAL = true, HAS_WINDOW = false;
+constexpr bool IS_CAUSAL = true;
+constexpr bool HAS_WINDOW = false;
 
 #define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
 
@@ -151,7 +152,8 @@ constexpr u32 STAGES = 2;   // blocks of keys, and of values
 constexpr u32 Q = 32768;   // offsets from a 1024-byte aligned base
 constexpr u32 K = 0;
 constexpr u32 V = 16384;
-constexpr u32 Q_BYTES = 2 * BLOCK_M * HEAD_DIM, K_STAGE_BYTES = 2 * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = 2 * BLOCK_N * V_HEAD_DIM;
+constexpr u32 Q_BYTES = 2 * BLOCK_M * HEAD_DIM;
+constexpr u32 K_STAGE_BYTES = 2 * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = 2 * BLOCK_N * V_HEAD_DIM;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / 2, SPAN_VECTORS = SPAN_BYTES / 16;
 constexpr u32 SWIZZLE = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
 // Where 16 bytes of a row lie in a span.
@@ -399,8 +401,7 @@ constexpr u32 K_BARRIERS = 49184;
 constexpr u32 V_BARRIERS = 49216;
 using Ring = TmaPipeline<STAGES>;
 
-// ---- Producer: one thread -------------------------------------------------------------------------------------------
-// The last block comes first.
+// One thread, the producer, loads the blocks. The last one comes first.
 __device__ __forceinline__ void produce_keys(Ring& ring, u32 smem, const TensorMap* map, u32 block, const Place& place) {
     ring.acquire();
     ring.expect_tx(K_STAGE_BYTES);
@@ -493,7 +494,7 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
 constexpr u32 Q_STAGES = 1;   // tiles of queries, whose place the results take
 constexpr u32 Q_BARRIERS = 49160;
 constexpr u32 STAGED_BARRIERS = 49176;
-using Queries = TmaPipeline<Q_STAGES>;   // released by the consumer warps, and by the thread that stores the results
+using Queries = TmaPipeline<Q_STAGES>;   // released by the consumer threads, and by the one that stores the results
 using Staged = TmaPipeline<Q_STAGES>;    // results in shared memory
 
 // ---- Tiles to CTAs ----------------------------------------------------------------------------------------------------
@@ -513,8 +514,8 @@ __device__ __forceinline__ u32 take_tile(u32* counter, u32 tiles) {
 
 // bytes: of the queries that the same slot is waiting for.
 __device__ __forceinline__ void publish_tile(const Queries& queries, u32 smem, u32 tile, u32 bytes) {
-    queries.expect_tx(bytes + sizeof(tile));
-    st_async_u32(smem + TILES + sizeof(tile) * queries.stage, tile, queries.get_barrier());
+    asm volatile("st.shared.u32 [%0], %1;" : : "r"(smem + TILES + 4 * queries.stage), "r"(tile) : "memory");
+    queries.expect_tx(bytes);
 }
 
 // Waits for the next slot of queries. False: there are no more tiles.
@@ -581,17 +582,15 @@ __device__ __forceinline__ void consume(Queries& queries, const Staged& staged, 
         stage_output(output, q, 64 * warpgroup + 16 * warp, lane);
         fence_proxy_async_shared_cta();
         __syncwarp();
-        if (lane == 0) {
-            staged.arrive(queries.stage);
-            queries.release_used(queries.stage);   // it has read the number of its tile, too
-        }
+        if (lane == 0) staged.arrive(queries.stage);
+        queries.release_used(queries.stage);   // each lane has read the number of its tile
     }
 }
 }  // namespace cudatma
 
 // Attention, version a4: as many CTAs as run at a time, each with one tile after the other; results leave by TMA while the next
-// tile is computed. Else as version a3. A cluster of one CTA, for st.async is an illegal instruction without.
-extern "C" __global__ void __cluster_dims__(1, 1, 1) __launch_bounds__(384, 1)
+// tile is computed. Else as version a3.
+extern "C" __global__ void __launch_bounds__(384, 1)
 attention_a4_bf16_d64_causal_128x64_s2_q1(
     const __grid_constant__ cudatma::TensorMap q_map,
     const __grid_constant__ cudatma::TensorMap k_map,
@@ -613,7 +612,9 @@ attention_a4_bf16_d64_causal_128x64_s2_q1(
     staged.attach(smem + STAGED_BARRIERS);
     k_ring.attach(smem + K_BARRIERS);
     if (threadIdx.x == 0) {
-        queries.init_barriers(1, 1 + CONSUMER_WARPS);   // one thread loads them, another one stores what takes their place
+        // One thread loads them, another one stores what takes their place. All consumer threads release them: after an arrival for a
+        // whole warp racecheck reports the next tile's number.
+        queries.init_barriers(1, 1 + 32 * CONSUMER_WARPS);
         staged.init_full_barriers(CONSUMER_WARPS);
         k_ring.init_barriers(1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
     }

@@ -24,7 +24,7 @@ constexpr u32 BLOCK_M = 32;   // queries of a CTA's tile
 constexpr u32 BLOCK_N = 32;   // keys of a block
 constexpr u32 HEAD_DIM = 64;   // of q and k
 constexpr u32 V_HEAD_DIM = 64;   // of v and the result
-constexpr bool IS_CAUSAL = true, HAS_WINDOW = false;
+constexpr bool IS_CAUSAL = true;
 
 #define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
 

@@ -353,14 +353,6 @@ __device__ __forceinline__ void st_async_v4_f32(u32 addr, const float (&value)[4
                  : "memory");
 }
 
-// [PTX ISA, st.async] The same for one word, 4 bytes.
-__device__ __forceinline__ void st_async_u32(u32 addr, u32 value, u32 bar) {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
-                 :
-                 : "r"(addr), "r"(value), "r"(bar)
-                 : "memory");
-}
-
 // [PTX ISA, mbarrier.try_wait] Waits until the phase of this parity has ended, with acquire order in the cluster: what other
 // CTAs sent by st.async can be read afterwards.
 __device__ __forceinline__ void mbarrier_wait_parity_acquire_cluster(u32 bar, u32 parity) {

@@ -51,16 +51,16 @@ constexpr u32 BLOCK_N = 256;
 constexpr u32 BLOCK_K = 64;      // of one stage
 constexpr u32 STAGES = 3;
 constexpr u32 THREADS = 256;
-constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = false;   // else M-major, N-major
 
 // ---- Shared memory: STAGES slots of each operand; offsets from a 1024-byte aligned base --------------------------------
 constexpr u32 ELEMENT_BYTES = 2;   // of A and B
-constexpr u32 A_STAGE_BYTES = BLOCK_M * BLOCK_K * ELEMENT_BYTES, B_STAGE_BYTES = BLOCK_N * BLOCK_K * ELEMENT_BYTES;
 constexpr u32 A = 0;
 constexpr u32 B = 49152;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // of the 128-byte swizzle, and its elements
 constexpr u32 MN_BOX_BYTES = BLOCK_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
+constexpr u32 B_SLOT_N = B_IS_K_MAJOR ? BLOCK_N : (BLOCK_N + SPAN - 1) / SPAN * SPAN;   // columns of B in a slot: whole boxes
+constexpr u32 A_STAGE_BYTES = BLOCK_M * BLOCK_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * BLOCK_K * ELEMENT_BYTES;
 constexpr u32 WARPGROUPS = 2;    // along M
 constexpr u32 WARPGROUP_M = BLOCK_M / WARPGROUPS;   // in wgmmas of 64 rows
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor

@@ -1,0 +1,93 @@
+"""What versions 1 to 7 of the dense GEMM take on a GPU, predicted: it ranks every tile of every version.
+
+The factors were fitted on an H200 to ``benchmarks/results/gemm_tiles.json``; tests/unit/test_gemm.py bounds what the
+choice loses. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudatma.kernels.clusters import clusters_at_once
+from cudatma.kernels.cost import Cost
+from cudatma.kernels.gemm.problem import Problem
+from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.schedule import ceil_div
+from cudatma.target import get_target
+
+#: Bytes of operands that the tensor cores of an SM multiply with as many others in a clock. [H100 white paper]
+_MAC_BYTES = 4096
+#: The part of _MAC_BYTES that wgmmas reach, if each took as long as one of so many more columns; rows that one
+#: multiplies.
+_RATE_PART = 0.92
+_MORE_COLUMNS = 12
+_WGMMA_M = 64
+#: Bytes a clock of shared memory, which wgmmas read and TMA writes.
+_SHARED_BYTES = 141
+#: Bytes a clock that an SM loads beside its products.
+_LOADED_BYTES = 330
+#: The same of a box's columns that a tile does not have.
+_UNUSED_BYTES = 20
+#: Bytes a clock that L2 sends where neighboring CTAs do not read the same, as those that divide K.
+_L2_BYTES = 6600
+#: Until the first stage of a tile is there; from asking for a later one until it is.
+FIRST_STAGE_CLOCKS = 2700
+_LATENCY_CLOCKS = 2355
+#: A stage's scales of blocks; storing a thread's sum as 16 bits.
+_SCALES_CLOCKS = 168
+_STORE_CLOCKS = 17.5
+#: Until CTAs of a cluster have met; bytes of sums a clock that they send.
+_MEETING_CLOCKS = 380
+_SUMS_BYTES = 9.6
+#: A single wave on more than this part of all SMs leaves the next launch none to begin on, which costs microseconds.
+_FULL_PART = 0.97
+_FULL_US = 1.0
+#: Operands that L2 may still hold. The part of the time of reading larger ones by which tiles of so many rows, which
+#: read the same columns one after the other, take longer.
+IN_L2_BYTES = 50 << 20
+_DRIFT_PART = 0.23
+_DRIFTING_M = 64
+#: Clocks that an epilogue takes for each sum of a thread.
+_EPILOGUE_CLOCKS = {"none": 0, "linear": 10, "relu": 10, "gelu": 52, "gelu_tanh": 38, "silu": 36}
+
+
+def _stage_clocks(spec: Any) -> float:
+    """Clocks of a stage that is there: of the tensor cores, or of shared memory."""
+    k_bytes, wgmmas = spec.element_bytes * spec.block_k, spec.block_m // _WGMMA_M
+    products = spec.block_m * (spec.block_n + _MORE_COLUMNS) * k_bytes / (_MAC_BYTES * _RATE_PART)
+    gap = spec.stage_gap / spec.warpgroups**2  # others multiply meanwhile
+    moved = k_bytes * (wgmmas * (_WGMMA_M + spec.block_n) + spec.block_m + spec.slot_n)
+    clocks: float = max(products + gap + _SCALES_CLOCKS * spec.block_scales, moved / _SHARED_BYTES)
+    return clocks
+
+
+def gemm_cost(spec: Any, problem: Problem, gpu: Gpu) -> Cost:
+    """Predicted time of a GemmSpec: waves of tiles, whose stages the tensor cores, the loads' latency or L2 bound."""
+    tiles_m, tiles_n = ceil_div(problem.m, spec.cluster_m), ceil_div(problem.n, spec.cluster_n)
+    tiles = problem.batch * tiles_m * tiles_n
+    waves = ceil_div(tiles, max(1, clusters_at_once(spec.launch_cluster, gpu.sm_count)))
+    latency = _LATENCY_CLOCKS / max(1, spec.most_stages(get_target(gpu.target)))
+    l2 = 0.0
+    if spec.cluster_k > 1:  # an operand of which all tiles read the same rows is merged all the same
+        rows = spec.block_m * (tiles_m > 1) + spec.block_n * (tiles_n > 1)
+        ctas = min(tiles * spec.cluster_k, gpu.sm_count)
+        l2 = ctas * rows * spec.block_k * spec.element_bytes / _L2_BYTES
+    unused = (spec.slot_n - spec.block_n) * spec.block_k * spec.element_bytes
+    stage = max(_stage_clocks(spec), latency, l2) + spec.stage_bytes(problem.m) / _LOADED_BYTES + unused / _UNUSED_BYTES
+    mainloop = waves * ceil_div(ceil_div(problem.k, spec.block_k), spec.cluster_k) * stage
+    tile = spec.block_m * spec.block_n // spec.cluster_k
+    sums_of_thread = tile / (128 * spec.warpgroups)
+    stored = (_STORE_CLOCKS * spec.out_bytes / 2 + _EPILOGUE_CLOCKS[spec.epilogue]) * sums_of_thread
+    firsts = 1 if spec.is_persistent else waves
+    around = spec.store_clocks(waves, stored, mainloop / waves) + firsts * FIRST_STAGE_CLOCKS
+    sums = waves * (_MEETING_CLOCKS + 4 * (spec.cluster_k - 1) * tile / _SUMS_BYTES) if spec.cluster_k > 1 else 0.0
+    operands = problem.batch * spec.element_bytes * problem.k * (problem.m + problem.n)
+    read_us = operands / gpu.memory_bytes_per_us
+    memory_us = max(0.0, read_us - mainloop / gpu.sm_clock_mhz)
+    if operands > IN_L2_BYTES and spec.block_m == _DRIFTING_M and tiles_m > 1:
+        memory_us += _DRIFT_PART * read_us
+    clocks = around, mainloop, sums
+    around_us, mainloop_us, sums_us = (one / gpu.sm_clock_mhz for one in clocks)
+    is_full = waves == 1 and tiles * spec.cluster_k > _FULL_PART * gpu.sm_count
+    launch_us = spec.launch_us + _FULL_US * is_full
+    return Cost(launch_us + around_us, mainloop_us, sums_us, memory_us, 0.0)

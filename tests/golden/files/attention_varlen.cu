@@ -1,0 +1,615 @@
+// cudatma: kernels/attention_a3.cu.j2 for sm_90a
+// spec: AttentionA3
+//   dtype = 'bfloat16'
+//   head_dim = 64
+//   v_head_dim = 64
+//   is_causal = True
+//   has_window = False
+//   has_softcap = False
+//   has_sink = False
+//   block_m = 128
+//   block_n = 64
+//   stages = 2
+//   warpgroups = 2
+//   blocks_per_sm = 1
+//   is_varlen = True
+// 8 warps consume, 4 produce; a CTA takes 49224 B.
+// One stage holds
+//     8192 B  k 64 x 64 bfloat16, 128B swizzle
+//     8192 B  v 64 x 64 bfloat16, 128B swizzle
+// Shared memory, by offset
+//        0  k, 16384 B
+//    16384  v, 16384 B
+//    32768  q, 16384 B
+//    49152  q_barrier, 8 B
+//    49160  k_full_barriers, 16 B
+//    49176  k_empty_barriers, 16 B
+//    49192  v_full_barriers, 16 B
+//    49208  v_empty_barriers, 16 B
+
+// [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Where an operand lies in shared memory. For rows of K under
+// a swizzle: stride_bytes from 8 rows to the next 8, leading_bytes unused. swizzle: 0 none, 1 128B, 2 64B, 3 32B: the numbers run
+// the other way than a tensor map's. A later k16 step of the same rows is 32 bytes further: 2 in the descriptor's low bits.
+// For rows of M or N (a transposed operand): stride_bytes from 8 of K to the next 8, leading_bytes from 64 of M or N to the next.
+__device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
+    return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
+           static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
+}
+
+// [PTX ISA, wgmma.wait_group] Waits until at most the Newest (0..7) latest groups are in flight.
+template <u32 Newest>
+__device__ __forceinline__ void wgmma_wait_group() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
+}
+
+// [PTX ISA, setmaxnreg] A whole warpgroup raises its registers a thread to Registers (24..256, a multiple of 8); waits
+// until the CTA's pool has them.
+template <u32 Registers>
+__device__ __forceinline__ void setmaxnreg_inc() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
+}
+
+// [PTX ISA, setmaxnreg] A whole warpgroup gives registers back to the CTA's pool.
+template <u32 Registers>
+__device__ __forceinline__ void setmaxnreg_dec() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
+}
+
+// ---- The tile, as named constants -----------------------------------------------------------------------------------
+constexpr u32 BLOCK_M = 128;   // queries of a CTA's tile
+constexpr u32 BLOCK_N = 64;   // keys of a block
+constexpr u32 HEAD_DIM = 64;   // of q and k
+constexpr u32 V_HEAD_DIM = 64;   // of v and the result
+constexpr bool IS_CAUSAL = true;
+constexpr bool HAS_WINDOW = false;
+
+#define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
+
+// Divides 0 .. 2^31 - 1 by a number that the host knows, with a multiplication; a division takes some 25 instructions.
+struct Divisor {
+    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+};
+
+__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
+// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
+struct Problem {
+    u32 tiles_m;                    // output tiles along M
+    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
+    u32 raster_m;                   // rows of tiles of a raster group
+    u32 q_length;                   // queries of a sequence
+    u32 k_length;                   // keys of a sequence
+    u32 heads;                      // of q, in a sequence
+    u32 q_total;                    // queries of all sequences
+    u32 k_total;                    // keys of all sequences
+    u32 upper;                      // query i sees keys below i + upper, a signed number
+    float scale_log2;               // scale of the scores, or the cap's, in powers of 2
+    Divisor by_raster_group;        // divides by the tiles of a raster group
+    Divisor by_raster_group_rows;   // divides by raster_m
+    Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
+    Divisor by_heads;               // divides by heads
+    Divisor by_group;               // divides by the heads of q that share one of k and v
+    u64 output_pitch;               // elements from one row to the next
+    u64 output_head;                // elements from one head of the result to the next
+    u64 output_batch;               // elements from one sequence of the result to the next
+};
+
+// ---- Between bfloat16 and fp32: two values in a register -------------------------------------------------------------
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+// Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
+// that run at the same time share both operands in L2.
+__device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
+    const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
+    const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
+    const bool is_last = rows_left <= problem.raster_m;
+    tile_n = divide(inside, is_last ? problem.by_last_rows : problem.by_raster_group_rows);
+    tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
+}
+
+// ---- Where a tile lies ----------------------------------------------------------------------------------------------
+// Queries from row0 on of a head of q, which sees the keys of a head of k and v; of one sequence of the batch.
+struct Place {
+    u32 row0, head, kv_head, batch;
+    u32 q_begin, k_begin;   // first rows of the sequence, in q and in k and v
+};
+
+// Rows of tiles are the heads of the whole batch, columns are queries. The last queries see the most keys if it is causal: they
+// come first, and the short tiles fill the gaps at the end.
+__device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
+    u32 any_head, column;
+    tile_position(problem, tile, any_head, column);
+    const u32 batch = divide(any_head, problem.by_heads), head = any_head - batch * problem.heads;
+    return Place{(IS_CAUSAL ? problem.tiles_n - 1 - column : column) * BLOCK_M, head, divide(head, problem.by_group), batch};
+}
+
+// Rows of a sequence, of an array that has `total`: begin and how many, inside of the array whatever the offsets are.
+__device__ __forceinline__ u32 sequence_rows(const int* offsets, u32 sequence, u32 total, u32& begin) {
+    const u32 end = min((u32)max(0, offsets[sequence + 1]), total);
+    begin = min((u32)max(0, offsets[sequence]), end);
+    return end - begin;
+}
+
+// The problem of a tile's sequence, with its own lengths; sets where the sequence begins.
+__device__ __forceinline__ Problem sequence_problem(const Problem& problem, const int* q_offsets, const int* k_offsets, Place& place) {
+    Problem sequence = problem;
+    sequence.q_length = min(sequence_rows(q_offsets, place.batch, problem.q_total, place.q_begin), problem.q_length);
+    sequence.k_length = min(sequence_rows(k_offsets, place.batch, problem.k_total, place.k_begin), problem.k_length);
+    sequence.upper += sequence.k_length - sequence.q_length;
+    return sequence;
+}
+
+// ---- Which keys a query sees ------------------------------------------------------------------------------------------
+// Query i sees keys first_key(i) to end_key(i) - 1.
+__device__ __forceinline__ int end_key(const Problem& problem, u32 query) {
+    return min((int)problem.k_length, max(0, (int)(query + problem.upper)));
+}
+
+__device__ __forceinline__ int first_key(const Problem& problem, u32 query) {
+    return 0;
+}
+
+// Blocks of keys that the queries of a tile see, all of them or some: begin to end - 1.
+struct Blocks {
+    u32 begin, end;
+};
+
+__device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
+    const u32 last_row = min(place.row0 + BLOCK_M, problem.q_length) - 1;
+    const u32 end = (end_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N;
+    return Blocks{min(end, first_key(problem, place.row0) / BLOCK_N), end};
+}
+
+// ---- Shared memory: slots of rows of 16-bit elements, in spans as wide as the swizzle -------------------------------------
+constexpr u32 WARPGROUPS = 2;   // 64 queries each
+constexpr u32 CONSUMER_WARPS = 8;
+constexpr u32 STAGES = 2;   // blocks of keys, and of values
+constexpr u32 Q = 32768;   // offsets from a 1024-byte aligned base
+constexpr u32 K = 0;
+constexpr u32 V = 16384;
+constexpr u32 Q_BYTES = 2 * BLOCK_M * HEAD_DIM;
+constexpr u32 K_STAGE_BYTES = 2 * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = 2 * BLOCK_N * V_HEAD_DIM;
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / 2, SPAN_VECTORS = SPAN_BYTES / 16;
+constexpr u32 SWIZZLE = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+// Where 16 bytes of a row lie in a span.
+__device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
+    return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
+}
+
+// ---- Products ---------------------------------------------------------------------------------------------------------
+// A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
+constexpr u32 SCORE_FRAGMENTS = BLOCK_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
+typedef float Scores[SCORE_FRAGMENTS][4];
+typedef float Output[OUTPUT_FRAGMENTS][4];
+typedef u32 Probabilities[BLOCK_N / 16][4];   // operand A of the second product, 16 keys each
+
+__device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss_first(float (&d)[8][4], u64 a, u64 b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, %32, %33, 0, 1, 1, 0, 0;"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+        : "l"(a), "l"(b)
+        : "memory");
+}
+
+__device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
+        : "memory");
+}
+
+// Issues scores = q k^T of a warpgroup's queries and a block of keys, as one commit group.
+__device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 warpgroup) {
+    const u64 queries = matrix_descriptor(q + warpgroup * 64 * SPAN_BYTES, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
+    const u64 keys = matrix_descriptor(k, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
+    wgmma_fence();
+#pragma unroll
+    for (u32 d = 0; d < HEAD_DIM; d += 16) {
+        const u64 q_at = queries + (d / SPAN * BLOCK_M * SPAN_BYTES + d % SPAN * 2) / 16;
+        const u64 k_at = keys + (d / SPAN * BLOCK_N * SPAN_BYTES + d % SPAN * 2) / 16;
+        if (d == 0) wgmma_m64n64k16_f32_bf16_ss_first(scores, q_at, k_at);
+        else wgmma_m64n64k16_f32_bf16_ss(scores, q_at, k_at);
+    }
+    wgmma_commit_group();
+}
+
+// Issues output += p v for a block of values, as one commit group.
+__device__ __forceinline__ void multiply_values(Output& output, const Probabilities& p, u32 v) {
+    const u64 values = matrix_descriptor(v, BLOCK_N * SPAN_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE);
+    wgmma_fence();
+#pragma unroll
+    for (u32 n = 0; n < BLOCK_N; n += 16) wgmma_m64n64k16_f32_bf16_nt(output, p[n / 16], values + n * SPAN_BYTES / 16);
+    wgmma_commit_group();
+}
+
+// ---- Softmax ------------------------------------------------------------------------------------------------------------
+constexpr float MOST_POWER = 8.0f;   // of 2, that an exponential may reach before the rows of its warp are rescaled
+
+// Below every scaled score but minus infinity, in powers of 2. What a row's exponents refer to until it sees a key: exponents of
+// scores of minus infinity are then minus infinity too, and not NaN.
+constexpr float LEAST_POWER = -3.402823466e38f;
+
+// Of a thread's two rows: the largest scaled score when the row was last rescaled, in powers of 2, and the thread's part of the sum
+// of 2^(scaled score - maximum).
+struct Rows {
+    float maximum[2], sum[2];
+};
+
+__device__ __forceinline__ float exp2_approx(float x) {
+    float y;
+    asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Scores of keys that a row does not see become minus infinity. row: of the thread's first one. key0: of the block.
+__device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32 row, u32 key0, u32 lane) {
+    const int column = key0 + lane % 4 * 2;
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+        const int end = end_key(problem, row + 8 * r) - column, first = first_key(problem, row + 8 * r) - column;
+#pragma unroll
+        for (u32 f = 0; f < SCORE_FRAGMENTS; ++f)
+#pragma unroll
+            for (u32 i = 0; i < 2; ++i) {
+                const int at = 8 * f + i;
+                if (at >= end || (HAS_WINDOW && at < first)) scores[f][2 * r + i] = -INF;
+            }
+    }
+}
+
+// Scores become 2^(scaled score - maximum). True where a maximum of the warp's rows rose by more than MOST_POWER: rows have their new
+// maxima, and the caller multiplies what they added up before by rescale, which is not written otherwise.
+template <bool IsMasked>
+__device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&rescale)[2], const Problem& problem, u32 row, u32 key0,
+                                        u32 lane) {
+    if constexpr (IsMasked) mask(scores, problem, row, key0, lane);
+    float maximum[2];
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+        maximum[r] = fmaxf(scores[0][2 * r], scores[0][2 * r + 1]);
+#pragma unroll
+        for (u32 f = 1; f < SCORE_FRAGMENTS; ++f) maximum[r] = fmaxf(maximum[r], fmaxf(scores[f][2 * r], scores[f][2 * r + 1]));
+        maximum[r] *= problem.scale_log2;
+    }
+    const float growth = fmaxf(maximum[0] - rows.maximum[0], maximum[1] - rows.maximum[1]);
+    const bool rises = __any_sync(0xffffffffu, growth > MOST_POWER);
+    if (rises) {
+#pragma unroll
+        for (u32 r = 0; r < 2; ++r) {
+            maximum[r] = fmaxf(maximum[r], rows.maximum[r]);
+            maximum[r] = fmaxf(maximum[r], __shfl_xor_sync(0xffffffffu, maximum[r], 1));
+            maximum[r] = fmaxf(maximum[r], __shfl_xor_sync(0xffffffffu, maximum[r], 2));
+            rescale[r] = exp2_approx(rows.maximum[r] - maximum[r]);
+            rows.maximum[r] = maximum[r];
+            rows.sum[r] *= rescale[r];
+        }
+    }
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r)
+#pragma unroll
+        for (u32 f = 0; f < SCORE_FRAGMENTS; ++f)
+#pragma unroll
+            for (u32 i = 0; i < 2; ++i) {
+                float& score = scores[f][2 * r + i];
+                score = exp2_approx(score * problem.scale_log2 - rows.maximum[r]);
+                rows.sum[r] += score;
+            }
+    return rises;
+}
+
+// Two fragments of 8 keys make an operand of 16.
+__device__ __forceinline__ void round_scores(Probabilities& p, const Scores& scores) {
+#pragma unroll
+    for (u32 n = 0; n < BLOCK_N / 16; ++n)
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) p[n][i] = to_pair(scores[2 * n + i / 2][i % 2 * 2], scores[2 * n + i / 2][i % 2 * 2 + 1]);
+}
+
+__device__ __forceinline__ void rescale_output(Output& output, const float (&rescale)[2]) {
+#pragma unroll
+    for (u32 f = 0; f < OUTPUT_FRAGMENTS; ++f)
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) output[f][i] *= rescale[i / 2];
+}
+
+__device__ __forceinline__ void clear(Output& output, Rows& rows) {
+#pragma unroll
+    for (u32 f = 0; f < OUTPUT_FRAGMENTS; ++f)
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) output[f][i] = 0.0f;
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+        rows.maximum[r] = LEAST_POWER;
+        rows.sum[r] = 0.0f;
+    }
+}
+
+// ---- Results ----------------------------------------------------------------------------------------------------------
+// lse: where the logarithms of the rows' sums go; nullptr: nowhere.
+struct LogSums {
+    float* lse;
+};
+
+// The natural logarithm of a row's sum of exp(scale score); minus infinity where it has seen no key. maximum: in powers of 2, which
+// the sum is relative to.
+__device__ __forceinline__ float log_of_sum(float maximum, float sum) {
+    return sum == 0.0f ? -INF : 0.69314718f * (maximum + __log2f(sum));
+}
+
+// Divides the output by the rows' sums, and writes their logarithms. row: of the thread's first one.
+__device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, const Problem& problem, const LogSums& logs, const Place& place,
+                                            u32 row, u32 lane) {
+    float sums[2], maxima[2], inverse[2];
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+        sums[r] = rows.sum[r] + __shfl_xor_sync(0xffffffffu, rows.sum[r], 1);
+        sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 2);
+        maxima[r] = rows.maximum[r];
+        inverse[r] = sums[r] == 0.0f ? 0.0f : __fdividef(1.0f, sums[r]);
+    }
+    if (logs.lse != nullptr && lane % 4 == 0) {
+        float* head = logs.lse + (u64)place.head * problem.q_total + place.q_begin;
+#pragma unroll
+        for (u32 r = 0; r < 2; ++r)
+            if (row + 8 * r < problem.q_length) head[row + 8 * r] = log_of_sum(maxima[r], sums[r]);
+    }
+    __syncwarp();
+    rescale_output(output, inverse);
+}
+
+// A warp's 16 rows, in the order of the loads' swizzle; staging: of a whole tile, BLOCK_M rows a span. row0: of the warp in it.
+__device__ __forceinline__ void stage_output(const Output& output, u32 staging, u32 row0, u32 lane) {
+    const u32 row = row0 + lane % 16;
+#pragma unroll
+    for (u32 f = 0; f < OUTPUT_FRAGMENTS; f += 2) {   // 16 columns
+        const float(&low)[4] = output[f], (&high)[4] = output[f + 1];
+        const u32 pairs[4] = {to_pair(low[0], low[1]), to_pair(low[2], low[3]), to_pair(high[0], high[1]), to_pair(high[2], high[3])};
+        stmatrix_x4(staging + f / SPAN_VECTORS * BLOCK_M * SPAN_BYTES + vector_offset(row, f % SPAN_VECTORS + lane / 16), pairs);
+    }
+}
+
+// bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: ptxas sets all 16 barriers
+// aside for a number that it does not know.
+template <u32 First, u32 Count>
+__device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
+    if constexpr (Count == 1) {
+        bar_sync(First, threads);
+    } else if (index == 0) {
+        bar_sync(First, threads);
+    } else {
+        bar_sync_one_of<First + 1, Count - 1>(index - 1, threads);
+    }
+}
+__device__ __forceinline__ uint4 load_vector(u32 smem) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
+                 : "r"(smem) : "memory");
+    return values;
+}
+
+// A warp's rows, through shared memory, which held q, to 16-byte stores.
+__device__ __forceinline__ void store_rows(const Output& output, const Problem& problem, u16* result, u32 staging, const Place& place,
+                                           u32 row0, u32 lane) {
+    constexpr u32 VECTORS = V_HEAD_DIM / 8;   // of a row
+    stage_output(output, staging, row0, lane);
+    __syncwarp();
+    u16* head = result + place.batch * problem.output_batch + place.head * problem.output_head;
+#pragma unroll
+    for (u32 i = 0; i < 16 * VECTORS; i += 32) {
+        const u32 row = row0 + (i + lane) / VECTORS, vector = (i + lane) % VECTORS;
+        const u32 from = staging + vector / SPAN_VECTORS * BLOCK_M * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS);
+        const uint4 values = load_vector(from);
+        if (place.row0 + row < problem.q_length) *(uint4*)(head + (place.row0 + row) * problem.output_pitch + 8 * vector) = values;
+    }
+}
+
+// ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
+// Boxes of a span, Rows rows each.
+template <u32 Rows, u32 Columns>
+__device__ __forceinline__ void load_rows(u32 target, const TensorMap* map, u32 barrier, u32 row, u32 head, u32 batch) {
+#pragma unroll
+    for (u32 i = 0; i < Columns; i += SPAN)
+        cp_async_bulk_tensor_4d_load(target + i / SPAN * Rows * SPAN_BYTES, map, barrier, i, row, head, batch);
+}
+
+__device__ __forceinline__ void load_queries(u32 target, const TensorMap* map, u32 barrier, const Place& place) {
+    load_rows<BLOCK_M, HEAD_DIM>(target, map, barrier, place.q_begin + place.row0, place.head, 0);
+}
+
+__device__ __forceinline__ void load_keys(u32 target, const TensorMap* map, u32 barrier, u32 block, const Place& place) {
+    load_rows<BLOCK_N, HEAD_DIM>(target, map, barrier, place.k_begin + block * BLOCK_N, place.kv_head, 0);
+}
+
+__device__ __forceinline__ void load_values(u32 target, const TensorMap* map, u32 barrier, u32 block, const Place& place) {
+    load_rows<BLOCK_N, V_HEAD_DIM>(target, map, barrier, place.k_begin + block * BLOCK_N, place.kv_head, 0);
+}
+
+// ---- Rings of stages: one of keys, one of values ------------------------------------------------------------------------
+constexpr u32 K_BARRIERS = 49160;
+constexpr u32 V_BARRIERS = 49192;
+using Ring = TmaPipeline<STAGES>;
+
+// One thread, the producer, loads the blocks. The last one comes first.
+__device__ __forceinline__ void produce_keys(Ring& ring, u32 smem, const TensorMap* map, u32 block, const Place& place) {
+    ring.acquire();
+    ring.expect_tx(K_STAGE_BYTES);
+    load_keys(smem + K + ring.stage * K_STAGE_BYTES, map, ring.get_barrier(), block, place);
+    ring.advance();
+}
+
+__device__ __forceinline__ void produce_values(Ring& ring, u32 smem, const TensorMap* map, u32 block, const Place& place) {
+    ring.acquire();
+    ring.expect_tx(V_STAGE_BYTES);
+    load_values(smem + V + ring.stage * V_STAGE_BYTES, map, ring.get_barrier(), block, place);
+    ring.advance();
+}
+
+// ---- Consumers ------------------------------------------------------------------------------------------------------
+constexpr u32 WARPGROUP_BARRIERS = 1;   // number of the first named barrier, one for each warpgroup
+
+__device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<WARPGROUP_BARRIERS, WARPGROUPS>(warpgroup, 128); }
+
+// Computes the scores and the softmax of a block, and meanwhile the products of the block before, whose probabilities are p,
+// with its values.
+template <bool IsMasked>
+__device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabilities& p, Ring& k_ring, Ring& v_ring, const Problem& problem,
+                                           u32 smem, u32 q, u32 block, u32 row, u32 warpgroup, u32 lane) {
+    Scores scores;
+    k_ring.wait();
+    multiply_keys(scores, q, smem + K + k_ring.stage * K_STAGE_BYTES, warpgroup);
+    v_ring.wait();
+    multiply_values(output, p, smem + V + v_ring.stage * V_STAGE_BYTES);
+    wgmma_wait_group<1>();   // the scores are complete
+    float rescale[2];
+    const bool rises = softmax<IsMasked>(scores, rows, rescale, problem, row, block * BLOCK_N, lane);
+    // ptxas would move the next wait ahead of the exponentials, but not ahead of an arrival that needs their sums. They are never
+    // negative.
+    __syncwarp();
+    if (lane == 0 && !(rows.sum[0] + rows.sum[1] < 0.0f)) k_ring.release_used(k_ring.stage);
+    k_ring.advance();
+    wgmma_wait_group<0>();   // the output is complete, and p may change
+    v_ring.release_used_by_warp(v_ring.stage, lane);
+    v_ring.advance();
+    round_scores(p, scores);
+    if (rises) rescale_output(output, rescale);
+}
+
+// Waits for the slots, which keeps a warpgroup within a lap of those that read them.
+__device__ __forceinline__ void skip_block(Ring& k_ring, Ring& v_ring, u32 lane) {
+    k_ring.wait();
+    v_ring.wait();
+    k_ring.release_used_by_warp(k_ring.stage, lane);
+    k_ring.advance();
+    v_ring.release_used_by_warp(v_ring.stage, lane);
+    v_ring.advance();
+}
+
+// The blocks of a warpgroup's queries, the last one first; there is at least one. Those in the middle need no mask. q: slot of the
+// queries. row0: the warpgroup's first one.
+__device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem,
+                                         const Blocks& blocks, u32 smem, u32 q, u32 row0, u32 warpgroup, u32 warp, u32 lane) {
+    const u32 row = row0 + 16 * warp + lane / 4, last_row = min(row0 + 64, problem.q_length) - 1;
+    // Blocks from all_seen_begin to all_seen_end - 1 are seen by all queries.
+    const u32 all_seen_begin = (first_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N, all_seen_end = end_key(problem, row0) / BLOCK_N;
+    u32 n = blocks.end - 1;
+    // Blocks that only later warpgroups see are released at once.
+    const u32 own_end = max(blocks.begin + 1, (end_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N);
+#pragma unroll 1
+    for (; n + 1 > own_end; --n) skip_block(k_ring, v_ring, lane);
+    Probabilities p;
+    {
+        Scores scores;
+        float rescale[2];
+        k_ring.wait();
+        multiply_keys(scores, q, smem + K + k_ring.stage * K_STAGE_BYTES, warpgroup);
+        wgmma_wait_group<0>();
+        k_ring.release_used_by_warp(k_ring.stage, lane);
+        k_ring.advance();
+        if (n >= all_seen_begin && n < all_seen_end) softmax<false>(scores, rows, rescale, problem, row, n * BLOCK_N, lane);
+        else softmax<true>(scores, rows, rescale, problem, row, n * BLOCK_N, lane);
+        round_scores(p, scores);
+    }
+    while (n > max(blocks.begin, all_seen_end))
+        next_block<true>(output, rows, p, k_ring, v_ring, problem, smem, q, --n, row, warpgroup, lane);
+    while (n > max(blocks.begin, all_seen_begin))
+        next_block<false>(output, rows, p, k_ring, v_ring, problem, smem, q, --n, row, warpgroup, lane);
+    v_ring.wait();
+    multiply_values(output, p, smem + V + v_ring.stage * V_STAGE_BYTES);
+    wgmma_wait_group<0>();
+}
+
+// ---- Values beyond the end of a sequence ----------------------------------------------------------------------------------
+__device__ __forceinline__ void store_zeros(u32 smem) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" : : "r"(smem), "r"(0) : "memory");
+}
+
+// Writes zeros over the values beyond the sequence's end in the slot of its last block: their probabilities are zero, but they may be
+// NaNs. All threads of the consumer warps call it, and meet before they use the slot.
+__device__ __forceinline__ void clear_values(u32 slot, u32 first_row) {
+    constexpr u32 VECTORS = V_STAGE_BYTES / BLOCK_N / 16;   // of a row
+    for (u32 i = first_row * VECTORS + threadIdx.x; i < BLOCK_N * VECTORS; i += 32 * CONSUMER_WARPS) {
+        const u32 row = i / VECTORS, vector = i % VECTORS;
+        store_zeros(slot + vector / SPAN_VECTORS * BLOCK_N * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS));
+    }
+    fence_proxy_async_shared_cta();   // TMA fills the slot again, and wgmma would read it, through the async proxy
+}
+constexpr u32 CONSUMERS_BARRIER = WARPGROUP_BARRIERS + WARPGROUPS;   // number of a named barrier
+
+constexpr u32 Q_BARRIER = 49152;
+
+__device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Problem& problem, u32 smem, u16* output_rows,
+                                        const LogSums& logs, const Place& place, u32 warpgroup, u32 warp, u32 lane) {
+    const Blocks blocks = key_blocks(problem, place);
+    const u32 row0 = place.row0 + 64 * warpgroup;
+    Output output;
+    Rows rows;
+    clear(output, rows);
+    mbarrier_wait_parity(smem + Q_BARRIER, 0);
+    if (blocks.begin < blocks.end && blocks.end * BLOCK_N > problem.k_length) {   // the block runs into the next sequence
+        v_ring.wait();
+        clear_values(smem + V, BLOCK_N - (blocks.end * BLOCK_N - problem.k_length));
+        bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);
+    }
+    if (blocks.begin < blocks.end)
+        mainloop(output, rows, k_ring, v_ring, problem, blocks, smem, smem + Q, row0, warpgroup, warp, lane);
+    finish_rows(output, rows, problem, logs, place, row0 + 16 * warp + lane / 4, lane);
+    warpgroup_sync(warpgroup);   // it has read its queries, whose place the results take
+    store_rows(output, problem, output_rows + place.q_begin * problem.output_pitch, smem + Q, place, 64 * warpgroup + 16 * warp, lane);
+}
+}  // namespace cudatma
+
+// Attention, version a3: a warp of its own loads; warpgroups overlap their softmax with products, their own and each other's.
+// Each CTA computes one tile.
+extern "C" __global__ void __launch_bounds__(384, 1)
+attention_a3_bf16_d64_causal_varlen_128x64_s2(
+    const __grid_constant__ cudatma::TensorMap q_map,
+    const __grid_constant__ cudatma::TensorMap k_map,
+    const __grid_constant__ cudatma::TensorMap v_map,
+    const int* cu_seqlens_q,
+    const int* cu_seqlens_k,
+    cudatma::u16* output_rows,
+    float* lse,
+    const __grid_constant__ cudatma::Problem problem) {
+    using namespace cudatma;
+    extern __shared__ __align__(1024) u8 dynamic_shared[];
+    const u32 smem = shared_address(dynamic_shared);
+    // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
+    const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    Place place = tile_place(problem, blockIdx.x);
+    const Problem sequence = sequence_problem(problem, cu_seqlens_q, cu_seqlens_k, place);
+    if (place.row0 >= sequence.q_length) return;   // the sequence is shorter than the longest
+    if (threadIdx.x == 0) mbarrier_init(smem + Q_BARRIER, 1);
+    Ring k_ring, v_ring;
+    k_ring.attach(smem + K_BARRIERS);
+    if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
+    v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
+    if (warp_index >= CONSUMER_WARPS) {
+        setmaxnreg_dec<24>();
+        if (warp_index == CONSUMER_WARPS && elect_sync()) {
+            mbarrier_arrive_expect_tx(smem + Q_BARRIER, Q_BYTES);
+            load_queries(smem + Q, &q_map, smem + Q_BARRIER, place);
+            const Blocks blocks = key_blocks(sequence, place);
+            for (u32 block = blocks.end; block-- > blocks.begin;) {
+                produce_keys(k_ring, smem, &k_map, block, place);
+                produce_values(v_ring, smem, &v_map, block, place);
+            }
+        }
+        __syncwarp();
+    } else {
+        setmaxnreg_inc<240>();
+        consume(k_ring, v_ring, sequence, smem, output_rows, LogSums{lse}, place, warp_index / 4, warp_index % 4, laneid());
+    }
+}
