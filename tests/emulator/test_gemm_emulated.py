@@ -267,6 +267,21 @@ def test_scales_of_blocks(version: int, batch: int) -> None:
     assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
 
 
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("block_m", [64, 128])
+@pytest.mark.parametrize("k", [100, 384, 512, 520, 1000])
+def test_no_more_blocks_of_scales_than_are_loaded_ahead(k: int, block_m: int) -> None:
+    """And one more, and several laps; one wgmma of 64 rows and two."""
+    blocks = -(-k // 128)
+    a, b = numbers(40, k, dtype=E4M3), numbers(72, k, dtype=E4M3).T
+    options = {"a_scale": abs(numbers(40, blocks, dtype=np.float32)), "b_scale": numbers(blocks, 1, dtype=np.float32)}
+    wanted = gemm(a, b, backend="reference", **options)
+    out = np.full_like(wanted, np.nan)
+    run_small(4, *check_call_into(a, b, out, **options), block_m=block_m)
+    found, exact = out.astype(np.float64), wanted.astype(np.float64)
+    assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
+
+
 def test_scales_of_blocks_beyond_the_last_column_are_not_read() -> None:
     """The second CTA of the cluster has no columns, which lie along N."""
     a, b = numbers(270, 400, dtype=E4M3), numbers(100, 400, dtype=E4M3).T

@@ -418,7 +418,7 @@ def test_the_choice_loses_little_against_the_versions() -> None:
     assert sum(found) / len(found) < 1.01
 
 
-@pytest.mark.parametrize("name", ["gemm_tiles.json", "gemm_few_rows.json"])
+@pytest.mark.parametrize("name", ["gemm_tiles.json", "gemm_few_rows.json", "gemm_block_scales_tiles.json"])
 def test_the_choice_loses_little_against_every_tile(name: str) -> None:
     """Of small, odd and large products; of few rows."""
     found = []
