@@ -15,7 +15,6 @@ if __name__ == "__main__":  # the checkout need not be installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import argparse
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -23,12 +22,13 @@ from typing import Any
 
 from benchmarks.attention_counters import launch_once, run_counters
 from benchmarks.attention_decode import run_decode
-from benchmarks.attention_plot import write_picture
+from benchmarks.attention_plot import picture
 from benchmarks.attention_shapes import HEAD_DIMS, LENGTHS, REST_S, Operands, Shape, entrant, errors, shapes
 from benchmarks.attention_table import LADDER, attention_summary, attention_table, rates_line
-from benchmarks.compare import AUTO, summary_line
+from benchmarks.compare import AUTO
+from benchmarks.contest import finished, measured
 from benchmarks.harness import measuring_stream, require_gpu
-from benchmarks.report import Cell, Result, failure, print_table
+from benchmarks.report import Cell, Result, failure
 from benchmarks.rivals.attention import ALWAYS, FA3, OPTIONAL, fa3
 from benchmarks.turns import Rival, chosen, entered, field_of, judged, precompile, timed
 from cudatma.dtypes import ACTIVATION_TYPES
@@ -140,19 +140,9 @@ def _run(options: argparse.Namespace) -> int:
             result.say(precompile(spec for call in calls for spec in specs_of(call, versions, {}).values()))
         except Exception as error:  # each call compiles its own then
             result.say(f"nothing compiled beforehand: {failure(error)}")
-        for number, call in enumerate(calls, 1):
-            cell = _cell(stream, call, field, versions, options.replays)
-            result.add(cell, rates_line(cell, f"[{number}/{len(calls)}] {call}"))
+        measured(result, calls, lambda call: measure(stream, call, field, versions, options.replays), facts, rates_line)
     result.say(f"{time.monotonic() - began:.0f} s")
-    print_table(result.console, attention_table(result.cells), "Attention, forward")
-    for entry in attention_summary(result.cells):
-        result.say(summary_line(entry))
-    if options.plot:
-        try:
-            write_picture(result.as_json(), options.plot)
-        except ValueError as error:
-            result.say(f"no picture: {error}")
-    return int(any(cell.get("error") for cell in result.cells))
+    return finished(result, "Attention, forward", picture, options.plot)
 
 
 def calls_of(options: argparse.Namespace) -> list[Shape]:
@@ -160,18 +150,6 @@ def calls_of(options: argparse.Namespace) -> list[Shape]:
     masks = [is_causal for is_causal in (True, False) if options.mask in (None, is_causal)]
     head_dims, lengths = options.head_dim or HEAD_DIMS, options.length or LENGTHS
     return shapes(lengths, head_dims, masks, options.dtype or ("bfloat16",), not options.no_gqa)
-
-
-def _cell(stream: Any, shape: Shape, field: Mapping[str, Rival], versions: Sequence[str], replays: int) -> Cell:
-    import torch
-
-    try:
-        return measure(stream, shape, field, versions, replays)
-    except Exception as error:
-        return {**facts(shape), "us": {}, "error": failure(error)}
-    finally:
-        with contextlib.suppress(Exception):  # after a trap not even memory can be given back
-            torch.cuda.empty_cache()
 
 
 def _length(text: str) -> int:

@@ -16,9 +16,10 @@ from functools import cached_property, partial
 from typing import Any
 
 from benchmarks.attention_shapes import GROUPED, REST_S
-from benchmarks.compare import compared, present, summary_line, times_as_fast
+from benchmarks.compare import compared, present, times_as_fast
+from benchmarks.contest import finished, measured
 from benchmarks.harness import Contender, copies_for, launches_for, measuring_stream
-from benchmarks.report import Cell, Result, Table, failure, print_table, shown
+from benchmarks.report import Cell, Result, Table, shown
 from benchmarks.rivals.attention import (
     CUDNN,
     FA2,
@@ -239,10 +240,18 @@ def measure(stream: Any, call: Decoding, field: Mapping[str, Rival], replays: in
     entrants, refused = entered(stream, caches, field)
     ours, unable = entered(stream, caches, {name: partial(_ours, name) for name in (OURS, PAGED, FP8)})
     refused |= unable
-    cell: Cell = {"batch": call.batch, "length": call.length, "bytes": call.bytes, "us": {}}
+    cell: Cell = {**_facts(call), "us": {}}
     timed(stream, REST_S, [*entrants, *ours], replays, cell, refused, (OURS,))
     judged(cell, errors(caches, chosen(cell, [*entrants, *ours])), _ALLOWED)
     return cell
+
+
+def _facts(call: Decoding) -> Cell:
+    return {"batch": call.batch, "length": call.length, "bytes": call.bytes}
+
+
+def _rates_line(cell: Cell, begin: str) -> str:
+    return f"{begin}: {', '.join(f'{name} {us:.1f} ({_rate(cell, name):.2f})' for name, us in cell['us'].items())}"
 
 
 def _rate(cell: Cell, name: str) -> float | None:
@@ -289,7 +298,6 @@ def calls_of(batches: Iterable[int], lengths: Iterable[int]) -> list[Decoding]:
 
 def run_decode(options: argparse.Namespace) -> int:
     """The exit status: 1 if ours failed, or a result was wrong."""
-    import torch
 
     always = {
         CUDNN: partial(_sdpa, CUDNN, "CUDNN_ATTENTION"),
@@ -305,16 +313,5 @@ def run_decode(options: argparse.Namespace) -> int:
         result.say(f"{name}: {what}")
     calls = calls_of(options.batch or BATCHES, options.length or LENGTHS)
     with measuring_stream() as stream:
-        for number, call in enumerate(calls, 1):
-            try:
-                cell = measure(stream, call, field, options.replays)
-            except Exception as error:
-                facts = {"batch": call.batch, "length": call.length, "bytes": call.bytes}
-                cell = {**facts, "us": {}, "error": failure(error)}
-            torch.cuda.empty_cache()
-            rates = ", ".join(f"{name} {us:.1f} ({_rate(cell, name):.2f})" for name, us in cell["us"].items())
-            result.add(cell, f"[{number}/{len(calls)}] {call}: {rates}")
-    print_table(result.console, decode_table(result.cells), "Attention, one query a sequence")
-    for entry in decode_summary(result.cells):
-        result.say(summary_line(entry, entry["ours"]))
-    return int(any(cell.get("error") for cell in result.cells))
+        measured(result, calls, lambda call: measure(stream, call, field, options.replays), _facts, _rates_line)
+    return finished(result, "Attention, one query a sequence")

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks.attention_table import BEST, LADDER, kind_of, tflops, with_best
 from benchmarks.compare import AUTO, present, times_as_fast
-from benchmarks.plot import LEFT, PANEL_GAP, PANEL_HEIGHT, WIDTH, Line, Panel, draw_legend, draw_panel, points_of
+from benchmarks.plot import Line, Panel, drawing, points_of
 from benchmarks.report import Cell
 from benchmarks.rivals.attention import CUDNN, FA2, FA3, FA4, FLASHINFER, RIVALS
-from cudatma.emulator.trace.svg import FAINT_INK, INK, Svg
+from cudatma.emulator.trace.svg import INK
 
-_SIZE, _LADDER, _LABEL = 12.5, "#7fa8c9", "queries and keys of a sequence"
+_LADDER, _LABEL = "#7fa8c9", "queries and keys of a sequence"
 #: Okabe and Ito's colors, as in the other pictures.
 _COLOURS = {
     CUDNN: INK,
@@ -52,28 +51,9 @@ def _lines(cells: list[Cell]) -> tuple[Line, ...]:
 
 def picture(result: Mapping[str, Any]) -> str:
     """A result as an SVG document. Raises ValueError where there is nothing to draw."""
-    panels = panels_of(result)
-    if not panels:
-        raise ValueError("the result has no measured call")
     machine = result.get("machine", {})
-    out, title, y = Svg(), "Attention, forward", 34.0
-    out.text(18, y, title, size=18, bold=True)
-    about = f"{machine.get('card', '')}, driver {machine.get('driver', '')}; causal calls counted half"
-    names = f"{', '.join(LADDER)}: the versions, auto: what attention chooses"
-    for text in (about, f"commit {result.get('commit') or 'unknown'}; {names}"):
-        y += 19
-        out.text(18, y, text, size=_SIZE, fill=FAINT_INK)
-    y += 46
-    unlabelled: list[Line] = []
-    for panel in panels:
-        unlabelled += draw_panel(out, panel, LEFT, y)
-        y += PANEL_HEIGHT + PANEL_GAP
-    end = draw_legend(out, unlabelled, y - 28) if unlabelled else y - 46
-    return out.document(WIDTH, end + 20, title)
-
-
-def write_picture(result: Mapping[str, Any], path: Path) -> None:
-    """Write the picture of a result. Raises ValueError where there is nothing to draw."""
-    text = picture(result)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    about = (
+        f"{machine.get('card', '')}, driver {machine.get('driver', '')}; causal calls counted half",
+        f"commit {result.get('commit') or 'unknown'}; {', '.join(LADDER)}: the versions, auto: what attention chooses",
+    )
+    return drawing("Attention, forward", about, panels_of(result))

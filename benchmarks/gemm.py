@@ -14,18 +14,18 @@ if __name__ == "__main__":  # the checkout need not be installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import argparse
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.compare import AUTO, summary_line
-from benchmarks.gemm_plot import write_picture
+from benchmarks.compare import AUTO
+from benchmarks.contest import finished, measured
+from benchmarks.gemm_plot import picture
 from benchmarks.gemm_products import LARGEST, LONGEST, SIZES, Operands, Product, errors, squares, transformer
 from benchmarks.gemm_table import COLD, LADDER, WARM, gemm_summary, gemm_table, rates_line
 from benchmarks.harness import measuring_stream, require_gpu
-from benchmarks.report import Cell, Result, failure, print_table
+from benchmarks.report import Cell, Result, failure
 from benchmarks.rivals.dense import ALWAYS, OPTIONAL, TORCH
 from benchmarks.turns import Entrant, Rival, chosen, entered, field_of, judged, precompile, timed
 from cudatma.dtypes import ACTIVATION_TYPES
@@ -148,19 +148,15 @@ def _run(options: argparse.Namespace) -> int:
             result.say(compile_before(products))
         except Exception as error:  # each product compiles its own then
             result.say(f"nothing compiled beforehand: {failure(error)}")
-        for number, product in enumerate(products, 1):
-            cell = _cell(stream, product, field, options)
-            result.add(cell, rates_line(cell, f"[{number}/{len(products)}] {product}"))
+        measured(
+            result,
+            products,
+            lambda product: measure(stream, product, field, options.replays, options.cold),
+            _facts,
+            rates_line,
+        )
     result.say(f"{time.monotonic() - began:.0f} s")
-    print_table(result.console, table(result.cells), f"Dense GEMM, {operands}")
-    for entry in gemm_summary(result.cells):
-        result.say(summary_line(entry))
-    if options.plot:
-        try:
-            write_picture(result.as_json(), options.plot)
-        except ValueError as error:
-            result.say(f"no picture: {error}")
-    return int(any(cell.get("error") for cell in result.cells))
+    return finished(result, f"Dense GEMM, {operands}", picture, options.plot)
 
 
 def _products(options: argparse.Namespace) -> list[Product]:
@@ -173,18 +169,6 @@ def _products(options: argparse.Namespace) -> list[Product]:
         found += transformer(layouts, dtype) if options.transformer else []
         found += [Product(m, n, k, layout, dtype) for m, n, k in options.product for layout in layouts]
     return found
-
-
-def _cell(stream: Any, product: Product, field: Mapping[str, Rival], options: argparse.Namespace) -> Cell:
-    import torch
-
-    try:
-        return measure(stream, product, field, options.replays, options.cold)
-    except Exception as error:
-        return {**_facts(product), "us": {}, "error": failure(error)}
-    finally:
-        with contextlib.suppress(Exception):  # after a trap not even memory can be given back
-            torch.cuda.empty_cache()
 
 
 def _size(text: str, largest: int = LARGEST) -> int:

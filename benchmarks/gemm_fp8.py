@@ -8,19 +8,19 @@ it asks for, made beforehand.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.compare import AUTO, present, summary_line
+from benchmarks.compare import AUTO, present
 from benchmarks.compare import times_as_fast as times
+from benchmarks.contest import finished, measured
 from benchmarks.gemm_products import Product, errors
 from benchmarks.gemm_table import COLD, WARM, compared, rates_line, size_of, tflops
 from benchmarks.harness import Contender, measuring_stream
-from benchmarks.report import Cell, Result, Table, failure, print_table, shown
+from benchmarks.report import Cell, Result, Table, shown
 from benchmarks.turns import Entrant, chosen, entered, judged, timed
 from cudatma.kernels.gemm.gemm import gemm
 
@@ -217,7 +217,6 @@ def fp8_summary(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 def run(options: argparse.Namespace, told: Mapping[str, str]) -> int:
     """The benchmark with ``--fp8``; returns its exit status."""
-    import torch
 
     operands = COLD if options.cold else WARM
     settings = {"replays": options.replays, "operands": operands, "rivals": dict(told)}
@@ -233,16 +232,12 @@ def run(options: argparse.Namespace, told: Mapping[str, str]) -> int:
     began = time.monotonic()
     products = [Fp8Product(*shape, "RC", FP8, scaling=scaling) for shape in SHAPES for scaling in SCALINGS]
     with measuring_stream() as stream:
-        for number, product in enumerate(products, 1):
-            try:
-                cell = measure(stream, product, told, options.replays, options.cold)
-            except Exception as error:
-                cell = {**_facts(product), "error": failure(error)}
-            with contextlib.suppress(Exception):  # after a trap not even memory can be given back
-                torch.cuda.empty_cache()
-            result.add(cell, rates_line(cell, f"[{number}/{len(products)}] {product}"))
+        measured(
+            result,
+            products,
+            lambda product: measure(stream, product, told, options.replays, options.cold),
+            _facts,
+            rates_line,
+        )
     result.say(f"{time.monotonic() - began:.0f} s")
-    print_table(result.console, fp8_table(result.cells, operands), f"Scaled fp8 GEMM, {operands}")
-    for entry in fp8_summary(result.cells):
-        result.say(summary_line(entry))
-    return int(any(cell.get("error") for cell in result.cells))
+    return finished(result, f"Scaled fp8 GEMM, {operands}")

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks.compare import AUTO, present
 from benchmarks.gemm_table import LADDER, RIVALS, tflops
-from benchmarks.plot import LEFT, PANEL_GAP, PANEL_HEIGHT, WIDTH, Line, Panel, draw_legend, draw_panel, points_of
+from benchmarks.plot import Line, Panel, drawing, points_of
 from benchmarks.report import Cell, ratio
 from benchmarks.rivals.dense import CUBLASLT, CUPY, TORCH
-from cudatma.emulator.trace.svg import FAINT_INK, INK, Svg
+from cudatma.emulator.trace.svg import INK
 
-_SIZE, _LADDER = 12.5, "#7fa8c9"
+_LADDER = "#7fa8c9"
 #: Okabe and Ito's colors, as in the other picture.
 _COLOURS = {
     TORCH: "#6b7280",
@@ -63,27 +62,9 @@ def _width(name: str) -> float:
 
 def picture(result: Mapping[str, Any]) -> str:
     """A result as an SVG document. Raises ValueError where there is nothing to draw."""
-    panels = panels_of(result)
-    if not panels:
-        raise ValueError("the result has no measured square")
     machine, settings = result.get("machine", {}), result.get("settings", {})
-    out, title, y = Svg(), "Dense GEMM", 34.0
-    out.text(18, y, title, size=18, bold=True)
-    about = f"{machine.get('card', '')}, driver {machine.get('driver', '')}; {settings.get('operands', '')}"
-    for text in (about, f"commit {result.get('commit') or 'unknown'}; v1 to v5: the versions, auto: what gemm chooses"):
-        y += 19
-        out.text(18, y, text, size=_SIZE, fill=FAINT_INK)
-    y += 46
-    unlabelled: list[Line] = []
-    for panel in panels:
-        unlabelled += draw_panel(out, panel, LEFT, y)
-        y += PANEL_HEIGHT + PANEL_GAP
-    end = draw_legend(out, unlabelled, y - 28) if unlabelled else y - 46
-    return out.document(WIDTH, end + 20, title)
-
-
-def write_picture(result: Mapping[str, Any], path: Path) -> None:
-    """Write the picture of a result. Raises ValueError where there is nothing to draw."""
-    text = picture(result)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    about = (
+        f"{machine.get('card', '')}, driver {machine.get('driver', '')}; {settings.get('operands', '')}",
+        f"commit {result.get('commit') or 'unknown'}; {', '.join(LADDER)}: the versions, auto: what gemm chooses",
+    )
+    return drawing("Dense GEMM", about, panels_of(result))

@@ -17,11 +17,12 @@ from typing import Any
 
 from benchmarks.bars import verdicts
 from benchmarks.cells import detail_table, key_of, summary_table
+from benchmarks.contest import drawn
 from benchmarks.harness import BLOCK_S, WARM_REPLAYS, measuring_stream, require_gpu
 from benchmarks.marlin_bench import GpuBench, run
 from benchmarks.operands import GROUP_SIZE, packed_bytes
 from benchmarks.plan import CellKey, Costs, all_cells, choose, described
-from benchmarks.plot import write_picture
+from benchmarks.plot import picture
 from benchmarks.power import find_reader
 from benchmarks.read_floor import FloorBench
 from benchmarks.report import Cell, Result, failure, machine_facts, print_table
@@ -175,10 +176,7 @@ def _told(result: Result, left_out: Sequence[CellKey], options: argparse.Namespa
         result.say(f"no time for {len(left_out)} cells: {described(left_out)}")
     result.write()
     if options.plot:
-        try:
-            write_picture(result.as_json(), options.plot)
-        except ValueError as error:
-            result.say(f"no picture: {error}")
+        drawn(result, picture, options.plot)
     return int(options.check and any(verdict.status != "met" for verdict in found))
 
 

@@ -323,12 +323,17 @@ def picture(result: Mapping[str, Any], *more: Mapping[str, Any]) -> str:
     more: results on the same machine that add rivals, or other layers.
     """
     results = (result, *more)
-    panels = panels_of(results)
+    return drawing("W4A16 Marlin GEMM", about(results), panels_of(results))
+
+
+def drawing(title: str, about: Sequence[str], panels: Sequence[Panel]) -> str:
+    """Panels below each other, under a title and some lines about them, as an SVG document. Raises ValueError where
+    there is nothing to draw."""
     if not panels:
         raise ValueError("the result has no measured cell")
-    out, title, y = Svg(), "W4A16 Marlin GEMM", 34.0
+    out, y = Svg(), 34.0
     out.text(18, y, title, size=18, bold=True)
-    for text in about(results):
+    for text in about:
         y += 19
         out.text(18, y, text, size=_SIZE, fill=FAINT_INK)
     y += 46
@@ -338,12 +343,6 @@ def picture(result: Mapping[str, Any], *more: Mapping[str, Any]) -> str:
         y += PANEL_HEIGHT + PANEL_GAP
     end = draw_legend(out, unlabelled, y - 28) if unlabelled else y - 46
     return out.document(WIDTH, end + 20, title)
-
-
-def write_picture(result: Mapping[str, Any], path: Path, *more: Mapping[str, Any]) -> None:
-    """Write the picture of results. Raises ValueError where there is nothing to draw."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(picture(result, *more))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -360,7 +359,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for reading in (options.result, *options.more):
             results.append(json.loads(reading.read_text()))
         reading = options.result
-        write_picture(results[0], to, *results[1:])
+        text = picture(*results)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        to.write_text(text)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         parser.exit(2, f"{parser.prog}: {reading}: {error}\n")
     print(to)

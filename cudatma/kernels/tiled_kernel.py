@@ -59,6 +59,13 @@ class TiledKernel:
         @property
         def producer_warps(self) -> int: ...
 
+    def check_values(self, allowed: Mapping[str, tuple[Any, ...]]) -> None:
+        """Raise ArgumentError for a field that is none of these values, or of another type."""
+        for name, values in allowed.items():
+            value = getattr(self, name)
+            if type(value) is not type(values[0]) or value not in values:
+                raise ArgumentError(name, value, ", ".join(map(str, values)))
+
     # What the kernel is launched with.
 
     @property

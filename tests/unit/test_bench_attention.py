@@ -295,7 +295,7 @@ def test_a_picture_has_a_panel_a_kind_and_the_speed_over_the_fastest_rival() -> 
     ]
     assert {line.name: line.points for line in panels[2].lines} == dict.fromkeys(kinds, ((512, 1.6), (1024, 1.6)))
     assert "H200" in attention_plot.picture(result)
-    with pytest.raises(ValueError, match="no measured call"):
+    with pytest.raises(ValueError, match="no measured cell"):
         attention_plot.picture({"cells": []})
 
 

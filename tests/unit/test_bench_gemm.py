@@ -196,7 +196,7 @@ def test_a_picture_has_a_panel_a_layout_and_the_speed_over_cublaslt() -> None:
     lines = {line.name: line.points for line in panels[2].lines}
     assert lines["auto"] == ((512, pytest.approx(1.6)), (1024, pytest.approx(1.6)))
     assert "H200" in gemm_plot.picture(result)
-    with pytest.raises(ValueError, match="no measured square"):
+    with pytest.raises(ValueError, match="no measured cell"):
         gemm_plot.picture({"cells": []})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from cudatma.errors import ArgumentError, ArgumentTypeError
@@ -141,10 +141,7 @@ class AttentionSpec(TiledKernel):
         if (self.head_dim, self.v_head_dim) not in HEAD_DIMS:
             dims = self.head_dim, self.v_head_dim
             raise ArgumentError("head_dim, v_head_dim", dims, ", ".join(map(str, HEAD_DIMS)))
-        for field in fields(self):
-            value, allowed = getattr(self, field.name), self.allowed.get(field.name)
-            if allowed is not None and (type(value) is not type(allowed[0]) or value not in allowed):
-                raise ArgumentError(field.name, value, ", ".join(map(str, allowed)))
+        self.check_values(self.allowed)
         self.check_block_m()
 
     def check_block_m(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from cudatma.errors import ArgumentError, ArgumentTypeError
@@ -99,10 +99,7 @@ class GemmSpec(TiledKernel):
         if not isinstance(self.dtype, str) or self.dtype not in OPERAND_TYPES:
             raise ArgumentTypeError("dtype", self.dtype, ", ".join(OPERAND_TYPES))
         check_result(self)
-        for field in fields(self):
-            value, allowed = getattr(self, field.name), self.allowed.get(field.name)
-            if allowed is not None and (type(value) is not type(allowed[0]) or value not in allowed):
-                raise ArgumentError(field.name, value, ", ".join(map(str, allowed)))
+        self.check_values(self.allowed)
         if self.block_m % (64 * self.warpgroups):
             raise ArgumentError("block_m", self.block_m, f"a multiple of {64 * self.warpgroups}, 64 a warpgroup")
         if self.block_m * self.block_n > self.most_sums * 128 * self.warpgroups:

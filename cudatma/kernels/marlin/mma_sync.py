@@ -88,9 +88,7 @@ class MmaSyncSpec(StagedTile):
             "warps_n": (1, 2, 4, 8),
             "slice_k": (1, 2, 4),
         }
-        for field, allowed in one_of.items():
-            if getattr(self, field) not in allowed:
-                raise ArgumentError(field, getattr(self, field), ", ".join(map(str, allowed)))
+        self.check_values(one_of)
         if type(self.stages) is not int:
             raise ArgumentError("stages", self.stages, "an int")
         if self.warp_n not in (16, 32, 64):

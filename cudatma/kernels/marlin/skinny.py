@@ -87,9 +87,7 @@ class SkinnySpec(StagedTile):
             "blocks_per_sm": (1, 2),
             "cluster_k": tuple(range(1, MAX_CLUSTER_K + 1)),
         }
-        for field, allowed in one_of.items():
-            if getattr(self, field) not in allowed:
-                raise ArgumentError(field, getattr(self, field), ", ".join(map(str, allowed)))
+        self.check_values(one_of)
         if type(self.deep_box) is not bool:
             raise ArgumentError("deep_box", self.deep_box, "a bool")
         if type(self.stages) is not int or not 2 <= self.stages <= 16:

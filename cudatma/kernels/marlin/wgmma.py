@@ -99,9 +99,7 @@ class WgmmaSpec(StagedTile):
             "fused": ("none", *FORMS),
             "cluster_k": tuple(range(1, MAX_CLUSTER_K + 1)),
         }
-        for field, allowed in one_of.items():
-            if getattr(self, field) not in allowed:
-                raise ArgumentError(field, getattr(self, field), ", ".join(map(str, allowed)))
+        self.check_values(one_of)
         for field in ("block_m", "stages"):
             if type(getattr(self, field)) is not int:
                 raise ArgumentError(field, getattr(self, field), "an int")
