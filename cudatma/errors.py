@@ -27,12 +27,12 @@ def counted(count: int, noun: str) -> str:
 
 
 def similar(got: str, known: Iterable[str]) -> str:
-    """``"did you mean marlin?"``, or "" if no name is similar. Names with other numbers do not count as similar:
+    """The name that may be meant, or "" if no name is similar. Names with other numbers do not count as similar:
     sm_80 is no typing error for sm_90."""
     digits = re.sub(r"\D", "", got)
     candidates = [name for name in known if " " not in name and re.sub(r"\D", "", name) == digits]
     found = difflib.get_close_matches(got, candidates, 1) if candidates and len(got) < _LONGEST_NAME else []
-    return f"did you mean {found[0]}?" if found and found[0] != got else ""
+    return found[0] if found and found[0] != got else ""
 
 
 def shown(value: object) -> str:
@@ -80,7 +80,7 @@ class FieldError(CudaTmaError):
         self.field, self.got, self.allowed, self.remedy = field, got, allowed, remedy
         is_type = field.endswith(".dtype")  # an array's, which is no typing error
         meant = similar(got, allowed.split(", ")) if isinstance(got, str) and not is_type else ""
-        text = f"{field}: got {_given(got)}{f' ({meant})' if meant else ''}; allowed: {allowed}"
+        text = f"{field}: got {_given(got)}{f' (did you mean {meant}?)' if meant else ''}; allowed: {allowed}"
         super().__init__(f"{text}. {remedy}" if remedy else text)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -192,7 +192,8 @@ class PeerTimeout(CudaTmaError, RuntimeError):  # noqa: N818
     """A rank of a process group did not send its part of an all-reduce in time: it ended, or it is still busy.
 
     Attributes: ``rank`` (the one that did not send), ``launch`` (the number of the all-reduce), ``seconds`` (of
-    waiting). The results since then are NaNs, and the group's AllReduce is of no more use.
+    waiting). The results since then are NaNs, and the group needs a new AllReduce. A rank that gave up sends
+    nothing any more: ``rank`` may itself have waited in vain for another one.
     """
 
     def __init__(self, rank: int, launch: int, seconds: float) -> None:

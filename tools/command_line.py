@@ -58,8 +58,10 @@ class Parser(argparse.ArgumentParser):
         known = [name for parser in (self, *others) for action in parser._actions for name in action.option_strings]
         got = "an argument too many" if not rest[0].startswith("-") else "an unknown option"
         words = [name.lstrip("-") for name in known]
-        meant = similar(rest[0].partition("=")[0].lstrip("-"), words).replace("mean ", "mean --")
-        raise ArgumentError(rest[0], f"{got} ({meant})" if meant else got, f"what {self.prog} --help lists")
+        meant = similar(rest[0].partition("=")[0].lstrip("-"), words)
+        raise ArgumentError(
+            rest[0], f"{got} (did you mean --{meant}?)" if meant else got, f"what {self.prog} --help lists"
+        )
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

@@ -144,7 +144,7 @@ def _sample_parser(name: str) -> Parser:
     make = _sample_of(name)
     parser = Parser(
         f"cudatma emulate {name}",
-        f"{REGISTRY[name].summary}. Its sizes; what every kernel takes, `cudatma emulate --help` lists.",
+        f"{REGISTRY[name].summary}. Its sizes; `cudatma emulate --help` lists the options of every kernel.",
     )
     formers: dict[str, str] = getattr(make, "former_names", {})
     for parameter in list(inspect.signature(make).parameters.values())[1:]:
@@ -197,12 +197,14 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> Outcome:
 def main(argv: Sequence[str] | None = None) -> int:
     """``cudatma emulate``; returns the exit status."""
     parser, words = _parser(), list(sys.argv[1:] if argv is None else argv)
-    asked = [name for name in map(current_name, words) if name in REGISTRY]
-    if asked and {"-h", "--help"} & set(words):
-        _sample_parser(asked[0]).print_help()
-        return 0
-    options, rest = parser.parse_known_args(words)
+    without_help = [word for word in words if word not in ("-h", "--help")]
+    options, rest = parser.parse_known_args(without_help)
     options.kernel = options.kernel and current_name(options.kernel)
+    if without_help != words:
+        if options.kernel not in REGISTRY:
+            parser.parse_args(["--help"])
+        _sample_parser(options.kernel).print_help()
+        return 0
     if (options.kernel is None) == (options.coverage is None):
         got = "none" if options.kernel is None else f"{options.kernel} and --coverage"
         raise ArgumentError("KERNEL", got, "either KERNEL or --coverage", "cudatma emulate --help shows examples")

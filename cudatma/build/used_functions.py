@@ -51,7 +51,7 @@ def without_unused(source: str) -> str:
 
 
 def _without_constants(source: str) -> str:
-    """Lines stay whole: with one of their constants all others."""
+    """A line stays as it is if any of its constants is used."""
     while True:
         counts = Counter(_NAME.findall(_NO_CODE.sub("", source)))
 

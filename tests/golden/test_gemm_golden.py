@@ -18,3 +18,10 @@ def test_the_source(
     layout, target = (LAYOUTS[version % len(LAYOUTS)], "sm_90a") if isinstance(version, int) else ("CC", "sm_120a")
     spec = VERSIONS[version]("float16", layout)
     golden(f"gemm_{kernel_name(version)}.cu", kernel_source(spec.template, spec, target))
+
+
+def test_the_source_with_scales_of_blocks(
+    golden: Callable[[str, str], None], kernel_source: Callable[[str, Any, str], str]
+) -> None:
+    spec = VERSIONS[4]("float8_e4m3fn", "RC", 256, 128, 128, 3, 2, "bfloat16", "none", True)
+    golden("gemm_v4_block_scales.cu", kernel_source(spec.template, spec, "sm_90a"))

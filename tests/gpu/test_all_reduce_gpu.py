@@ -47,7 +47,5 @@ def test_a_rank_that_dies_leaves_the_others_nans_an_error_and_their_context(rank
         assert found["rank"] == ranks - 1
         for name in ("check", "call"):
             assert f"rank {ranks - 1} did not send its part of all-reduce number 2 within 3 s" in found[name]
-        assert found["waited"] < 10
-        assert found["replays"] < 2
         assert found["nans"]
         assert found["sum"] == 4950

@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cudatma.arrays import describe
-from cudatma.errors import ArgumentError, DriverError, LaunchError
+from cudatma.errors import ArgumentError, DriverError, LaunchError, PeerTimeout
 from cudatma.integrations.torch import AllReduce, all_reduce
 from cudatma.kernels.all_reduce.sample import packets, received
 from cudatma.kernels.all_reduce.spec import Inbox
@@ -193,6 +193,16 @@ def test_what_the_group_adds_up_instead(ranks: Ranks) -> None:
         with pytest.raises(ArgumentError, match=r"^x: .*contiguous tensor"):
             made[0](x.as_subclass(OnGpu))
     assert ranks.launches == []
+
+
+def test_after_a_timeout_no_call_goes_to_the_group(ranks: Ranks) -> None:
+    made = ranks.run(lambda: AllReduce(max_bytes=LONGEST_BYTES))
+    ranks.local.rank = 0
+    made[0]._failed[0] = 7 << 32 | 2
+    for x in (torch.ones(8), torch.ones(8, dtype=torch.float16).as_subclass(OnGpu)):
+        with pytest.raises(PeerTimeout, match=r"^rank 1 did not send its part of all-reduce number 7"):
+            made[0](x)
+    assert (ranks.by_group, ranks.launches) == (0, [])
 
 
 def test_what_fails_on_one_rank_is_an_error_of_all(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 import cudatma
 import cudatma.integrations.torch
-from cudatma.errors import CudaTmaError, FieldError
+from cudatma.errors import ArgumentTypeError, CudaTmaError, FieldError
 from cudatma.integrations.torch.weights import packed_weight, weight_tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore::cudatma.BackendWarning")
@@ -349,3 +349,12 @@ def test_importing_again_registers_nothing_twice() -> None:
     sys.modules.update(kept)
     assert torch.ops.cudatma.marlin_gemm.default is before
     calls(torch.float16)["gemm"].run()
+
+
+def test_a_nested_tensor_is_refused() -> None:
+    """Also where an earlier call had tensors like it otherwise."""
+    whole, b = draw(2, 4, 16), draw(16, 8)
+    cudatma.gemm(whole, b)
+    nested = torch.nested.nested_tensor([draw(3, 16), draw(4, 16)])
+    with pytest.raises(ArgumentTypeError, match=r"^a: got a nested tensor on cpu; allowed: a strided tensor"):
+        cudatma.gemm(nested, b)

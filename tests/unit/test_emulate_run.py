@@ -259,10 +259,13 @@ def test_wrong_options_of_the_parser(
 
 
 def test_the_help_of_a_kernel_lists_its_sizes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert emulate("attention_a3", "--help") == 0
+    assert emulate("--seed", "3", "attention_a3", "--help") == 0
     said = capsys.readouterr().out
     assert "--head-dim int" in said
     assert "--causal [true]" in said
+    with pytest.raises(SystemExit):
+        emulate("foo.cu", "--entry", "attention_a3", "--help")
+    assert "--coverage" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -238,10 +238,12 @@ def _sides(window: Any) -> tuple[int | None, int | None]:
 
 
 def _side(value: Any, index: int) -> int | None:
-    return None if value is None else count(value, f"window[{index}]", "a number of keys from 0 on, or None for all")
+    if value is None:
+        return None
+    return checked_count(value, f"window[{index}]", "a number of keys from 0 on, or None for all")
 
 
-def count(value: Any, field: str, allowed: str) -> int:
+def checked_count(value: Any, field: str, allowed: str) -> int:
     """A whole number from 0 on."""
     try:
         found = None if isinstance(value, (bool, np.bool_)) else operator.index(value)

@@ -29,14 +29,19 @@ def operand(array: Any, field: str, rank: int = 4, types: Iterable[str] = OPERAN
 
 
 def plain_array(
-    array: Any, field: str, dtype: str, shapes: Sequence[tuple[int, ...]] = (), allowed: str = "", others: str = ""
+    array: Any,
+    field: str,
+    dtype: str,
+    shapes: Sequence[tuple[int, ...]] = (),
+    allowed: str = "",
+    also_allowed: str = "",
 ) -> ArrayInfo:
-    """Contiguous elements of this type. shapes: one of these, in words ``allowed``; any if there are none. others: what
-    the caller takes besides an array, for the error of what is none."""
+    """Contiguous elements of this type. shapes: one of these, in words ``allowed``; any if there are none.
+    also_allowed: what else the caller may pass, for the error of what is no array."""
     try:
         info = describe(array, field)
     except ArgumentTypeError as error:
-        raise ArgumentTypeError(field, error.got, f"{others}{error.allowed}", f"its dtype is {dtype}") from None
+        raise ArgumentTypeError(field, error.got, f"{also_allowed}{error.allowed}", f"its dtype is {dtype}") from None
     if info.dtype != np.dtype(dtype):
         raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), dtype, "convert it")
     if shapes and info.shape not in shapes:

@@ -13,12 +13,12 @@ from cudatma.kernels.attention.request import (
     Sequences,
     check_result,
     check_types,
+    checked_count,
     checked_flag,
     checked_mask,
     checked_scale,
     checked_sink,
     checked_softcap,
-    count,
 )
 from cudatma.kernels.attention.tensors import addressable, check_shapes, operand, plain_array
 from cudatma.kernels.checks import check_place
@@ -61,7 +61,7 @@ def check_varlen(
     if of_k.shape != of_q.shape:
         raise ArgumentError("cu_seqlens_k.shape", of_k.shape, f"{of_q.shape}, as cu_seqlens_q")
     whole = "an int from 0 on"
-    longest = [count(max_seqlen_q, "max_seqlen_q", whole), count(max_seqlen_k, "max_seqlen_k", whole)]
+    longest = [checked_count(max_seqlen_q, "max_seqlen_q", whole), checked_count(max_seqlen_k, "max_seqlen_k", whole)]
     for letter, info, most, shape in zip("qk", (of_q, of_k), longest, shapes, strict=False):
         if info.device is None:
             _check_offsets(host_array(info), letter, most, shape[0])

@@ -28,31 +28,27 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
 
-#: Waves of tiles of 128 x 256 from which on it matters little how full the last one is.
+#: From so many waves of tiles of 128 x 256 on, idle SMs in the last wave cost little.
 _MANY_WAVES = 8
-#: (block_m, block_n, block_k, warpgroups); of those that are predicted to be equal, the first one. Products of many
-#: waves take one of these.
+#: (block_m, block_n, block_k, warpgroups). Among tiles with equal predicted times the first one is chosen.
 _TILES = (
     (64, 64, 128, 1), (64, 64, 64, 1), (64, 128, 64, 1), (64, 128, 128, 1), (64, 192, 64, 1), (64, 256, 64, 1),
     (128, 64, 128, 2), (128, 128, 64, 2), (128, 192, 64, 2), (128, 256, 64, 2), (192, 128, 64, 3), (256, 128, 64, 2),
     (256, 192, 64, 2), (256, 208, 64, 2),
 )  # fmt: skip
-#: Others take any of these, so that fewer SMs have none in the last wave.
-_ALL_TILES = _TILES + tuple(
-    tile
-    for block_m, most, warpgroups in ((64, 256, 1), (128, 256, 2), (192, 192, 3), (256, 208, 2))
-    for block_n in range(80, most + 1, 16)
-    if (tile := (block_m, block_n, 64, warpgroups)) not in _TILES
-)
+#: A product of few waves may also take one of these, which may leave fewer SMs idle in the last wave. Of all multiples
+#: of 16 columns these are the fastest for some product of benchmarks/results/gemm_tiles.json.
+_LAST_WAVE_TILES = (
+    (64, 96, 64, 1), (128, 80, 64, 2), (128, 112, 64, 2), (128, 160, 64, 2), (128, 208, 64, 2), (128, 224, 64, 2),
+    (192, 96, 64, 3), (192, 112, 64, 3), (256, 160, 64, 2),
+)  # fmt: skip
 #: Of versions with tiles of their own.
 _TILES_OF: dict[int | str, tuple[tuple[int, ...], ...]] = {7: ((128, 128, 64, 1),), "p1": p1.TILES}
 #: What "auto" chooses from where there is wgmma: the versions that are the fastest for some product. [H200]
 _LADDER, _MMA_SYNC = (6, 7, 4, 3), ("p1",)
 
 
-def _tiles(
-    problem: Problem, versions: Iterable[int | str], tiles: Sequence[tuple[int, ...]] = _ALL_TILES
-) -> Iterator[GemmSpec]:
+def _tiles(problem: Problem, versions: Iterable[int | str], tiles: Sequence[tuple[int, ...]]) -> Iterator[GemmSpec]:
     """Every one of these tiles with which a version can serve the problem, with the shortest ring. tiles: of versions
     that have none of their own."""
     for version in versions:
@@ -63,10 +59,10 @@ def _tiles(
 
 
 def _tiles_for(problem: Problem, gpu: Gpu) -> Sequence[tuple[int, ...]]:
-    """Those worth ranking: of a product of few waves, and not many more rows than it has."""
+    """Those that a product ranks: tiles for the last wave if it has few waves, and half of their rows or more."""
     if problem.batch * problem.m * problem.n > _MANY_WAVES * gpu.sm_count * 128 * 256:
         return _TILES
-    return [tile for tile in _ALL_TILES if tile in _TILES or tile[0] < 2 * max(problem.m, 64)]
+    return [*_TILES, *(tile for tile in _LAST_WAVE_TILES if tile[0] < 2 * max(problem.m, 64))]
 
 
 def _of_tile(
@@ -133,7 +129,7 @@ def dump_specs(version: int | str, target: Target) -> list[GemmSpec]:
     found: list[GemmSpec] = []
     tiles: dict[tuple[int, ...], list[GemmSpec]] = {}
     problem = Problem(1, 1, 1024, "float16")
-    for spec in _tiles(problem, [version]):
+    for spec in _tiles(problem, [version], (*_TILES, *_LAST_WAVE_TILES)):
         tiles.setdefault((spec.block_m, spec.block_n, spec.block_k, spec.blocks_per_sm), []).append(spec)
     for index, same in zip(range(max(len(tiles), 2 * len(LAYOUTS))), cycle(tiles.values())):
         dtype, first = ("float16", "bfloat16")[index % 2], index // 2 % len(LAYOUTS)
@@ -145,7 +141,7 @@ def dump_specs(version: int | str, target: Target) -> list[GemmSpec]:
         found += [one for layout in layouts if runs(one := replace(spec, layout=layout), problem, target)][:1]
     for dtype, blocks in (("float8_e4m3fn", False), ("float8_e5m2", True)):
         problem = Problem(1, 1, 1024, dtype, version=version, epilogue="linear", block_scales=blocks)
-        found += [spec for spec in _tiles(problem, [version]) if spec.block_m == spec.block_n == SCALE_BLOCK]
+        found += [spec for spec in _tiles(problem, [version], _TILES) if spec.block_m == spec.block_n == SCALE_BLOCK]
     longest = (_deepest(spec, target, 2) for spec in found)
     return list(dict.fromkeys(spec for spec in longest if spec is not None and runs(spec, problem, target)))
 

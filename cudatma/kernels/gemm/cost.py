@@ -1,7 +1,7 @@
 """What versions 1 to 7 of the dense GEMM take on a GPU, predicted: it ranks every tile of every version.
 
-The factors were fitted on an H200 to ``benchmarks/results/gemm_tiles.json``; tests/unit/test_gemm.py bounds what the
-choice loses. Pure.
+The factors were fitted on an H200 to ``benchmarks/results/gemm_tiles.json``, _SCALES_CLOCKS to products with scales of
+blocks; tests/unit/test_gemm.py bounds what the choice loses. Pure.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from cudatma.target import get_target
 
 #: Bytes of operands that the tensor cores of an SM multiply with as many others in a clock. [H100 white paper]
 _MAC_BYTES = 4096
-#: The part of _MAC_BYTES that wgmmas reach, if each took as long as one of so many more columns; rows that one
-#: multiplies.
+#: wgmmas reach this part of _MAC_BYTES, if a wgmma is counted with so many more columns than it has.
 _RATE_PART = 0.92
 _MORE_COLUMNS = 12
+#: Rows of a wgmma.
 _WGMMA_M = 64
 #: Bytes a clock of shared memory, which wgmmas read and TMA writes.
 _SHARED_BYTES = 141
-#: Bytes a clock that an SM loads beside its products.
+#: Bytes a clock that an SM loads while it multiplies; of columns that are in a box of B and not in the tile.
 _LOADED_BYTES = 330
-#: The same of a box's columns that a tile does not have.
 _UNUSED_BYTES = 20
 #: Bytes a clock that L2 sends where neighboring CTAs do not read the same, as those that divide K.
 _L2_BYTES = 6600
-#: Until the first stage of a tile is there; from asking for a later one until it is.
-FIRST_STAGE_CLOCKS = 2700
+#: Until the first stage of a tile is there; from the request of a later stage until it is there.
+_FIRST_STAGE_CLOCKS = 2700
 _LATENCY_CLOCKS = 2355
 #: A stage's scales of blocks; storing a thread's sum as 16 bits.
 _SCALES_CLOCKS = 168
@@ -55,9 +54,9 @@ def _stage_clocks(spec: Any) -> float:
     """Clocks of a stage that is there: of the tensor cores, or of shared memory."""
     k_bytes, wgmmas = spec.element_bytes * spec.block_k, spec.block_m // _WGMMA_M
     products = spec.block_m * (spec.block_n + _MORE_COLUMNS) * k_bytes / (_MAC_BYTES * _RATE_PART)
-    gap = spec.stage_gap / spec.warpgroups**2  # others multiply meanwhile
-    moved = k_bytes * (wgmmas * (_WGMMA_M + spec.block_n) + spec.block_m + spec.slot_n)
-    clocks: float = max(products + gap + _SCALES_CLOCKS * spec.block_scales, moved / _SHARED_BYTES)
+    gap = spec.stage_gap / spec.warpgroups**2  # the other warpgroups multiply meanwhile
+    through_smem = k_bytes * (wgmmas * (_WGMMA_M + spec.block_n) + spec.block_m + spec.slot_n)
+    clocks: float = max(products + gap + _SCALES_CLOCKS * spec.block_scales, through_smem / _SHARED_BYTES)
     return clocks
 
 
@@ -79,7 +78,7 @@ def gemm_cost(spec: Any, problem: Problem, gpu: Gpu) -> Cost:
     sums_of_thread = tile / (128 * spec.warpgroups)
     stored = (_STORE_CLOCKS * spec.out_bytes / 2 + _EPILOGUE_CLOCKS[spec.epilogue]) * sums_of_thread
     firsts = 1 if spec.is_persistent else waves
-    around = spec.store_clocks(waves, stored, mainloop / waves) + firsts * FIRST_STAGE_CLOCKS
+    around = spec.store_clocks(waves, stored, mainloop / waves) + firsts * _FIRST_STAGE_CLOCKS
     sums = waves * (_MEETING_CLOCKS + 4 * (spec.cluster_k - 1) * tile / _SUMS_BYTES) if spec.cluster_k > 1 else 0.0
     operands = problem.batch * spec.element_bytes * problem.k * (problem.m + problem.n)
     read_us = operands / gpu.memory_bytes_per_us

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
-from cudatma.kernels.gemm.cost import FIRST_STAGE_CLOCKS
 from cudatma.kernels.gemm.problem import Problem, is_fp8
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gpu import Gpu
@@ -27,6 +26,8 @@ _MOST_WARP_ELEMS = 64 * 64
 _WARP_FLOPS, _BESIDE_LOADS = 535, 0.92
 #: The part of it that two CTAs of an SM reach; clocks of a stage in which its warps do not multiply. [H200]
 _TWO_CTAS, _STAGE_CLOCKS = 0.94, 60
+#: Until the first stage of a tile is there.
+_FIRST_STAGE_CLOCKS = 1900
 #: Bytes a clock that an SM reads from shared memory, from L2, and from L2 of a GeForce (estimate: 5 TB/s, 170 SMs);
 #: that it stores.
 _SMEM_BYTES, _L2_BYTES, _GEFORCE_L2_BYTES, _STORED_BYTES = 128, 56, 12, 32
@@ -132,7 +133,7 @@ class GemmP1(GemmSpec):
         mainloop = waves * ceil_div(problem.k, self.block_k) * stage
         # Of CTAs that share an SM, one multiplies while the other one stores.
         stored = self.out_bytes * self.block_m * self.block_n / _STORED_BYTES
-        around = FIRST_STAGE_CLOCKS + (stored if sharing > 1 else waves * stored)
+        around = _FIRST_STAGE_CLOCKS + (stored if sharing > 1 else waves * stored)
         operands = problem.batch * self.element_bytes * problem.k * (problem.m + problem.n)
         memory_us = max(0.0, operands / gpu.memory_bytes_per_us - mainloop / gpu.sm_clock_mhz)
         return Cost(self.launch_us + around / gpu.sm_clock_mhz, mainloop / gpu.sm_clock_mhz, 0.0, memory_us, 0.0)

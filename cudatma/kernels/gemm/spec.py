@@ -33,8 +33,9 @@ from cudatma.target import Target
 _SPAN_BYTES = 128
 #: A slot's two mbarriers; stages beyond which nothing is gained.
 _RING_BYTES, _MOST_STAGES = 16, 8
-#: Shared memory beyond which L1 has 28 KiB and not 60, too few for scales of blocks: 12 % slower at K of 16384. [H100]
-_BESIDE_SCALES_BYTES = 195 << 10
+#: Shared memory beyond which L1 has 28 KiB and not 60: too few for scales of blocks. Tiles of 256 x 128 are 12 % slower
+#: then at K of 16384, 11 % at 7168, not at 1536. [H100]
+_MOST_BYTES_BESIDE_L1 = 195 << 10
 _SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 _EPILOGUE = ("alpha", "beta")
 _VECTOR_SCALES = ("a_scale_row", "b_scale_column")
@@ -366,7 +367,7 @@ class GemmSpec(TiledKernel):
         of_stage = sum(operand.footprint_bytes for operand in self.stage_operands()) + _RING_BYTES
         rest = self.smem_bytes - self.stages * of_stage
         share = target.smem_share_bytes(self.blocks_per_sm)
-        most = min(share, _BESIDE_SCALES_BYTES) if self.block_scales else share
+        most = min(share, _MOST_BYTES_BESIDE_L1) if self.block_scales else share
         return min(_MOST_STAGES, (most - rest) // of_stage)
 
     def adapted(self, problem: Problem) -> GemmSpec:

@@ -44,7 +44,7 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
 struct Member {
     uint4* inboxes[RANKS];   // of all ranks, in memory of their GPUs
     u32* next_launch;        // for each CTA the number of the next launch, from 1 on
-    u32* gave_up;            // not 0 after a peer did not send
+    volatile u32* gave_up;   // not 0 after a peer did not send
     u64* failure;            // in the host's memory: a rank whose packet did not come, and the launch
     u64 timeout_ns;
     u32 slot_packets;        // that a slot holds of each rank
@@ -103,7 +103,7 @@ __device__ __forceinline__ void wait_for_packet(uint4& packet, const uint4* from
     for (u32 tries = 1; launch != 0 && packet.w != launch; ++tries) {
         if (tries % 64 == 0 && globaltimer() - began > member.timeout_ns) {
             report(member.failure, peer, launch);
-            *(volatile u32*)member.gave_up = 1;
+            *member.gave_up = 1;
             launch = 0;
         }
         packet = load_packet(from);
@@ -158,7 +158,7 @@ __device__ __forceinline__ void all_reduce(const Member& member, u32* message, u
     griddepcontrol_wait();                // the kernels before this one write the message and the numbers of the launch
     u32* const next_launch = member.next_launch + blockIdx.x;
     const u32 number = *next_launch;
-    u32 launch = *(volatile const u32*)member.gave_up ? 0 : number;   // other CTAs may give up at this moment
+    u32 launch = *member.gave_up ? 0 : number;   // other CTAs may give up at this moment
     const u32 slot = launch % 2 * RANKS * member.slot_packets;
     const u32 packets = (words + WORDS - 1) / WORDS;
     const u32 thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;

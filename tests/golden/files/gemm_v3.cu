@@ -62,7 +62,7 @@ constexpr u32 A = 0;
 constexpr u32 B = 49152;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // of the 128-byte swizzle, and its elements
 constexpr u32 MN_BOX_BYTES = BLOCK_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
-constexpr u32 B_SLOT_N = B_IS_K_MAJOR ? BLOCK_N : (BLOCK_N + SPAN - 1) / SPAN * SPAN;   // columns of B in a slot: whole boxes
+constexpr u32 B_SLOT_N = 256;   // columns of B in a slot: of an N-major one whole boxes
 constexpr u32 A_STAGE_BYTES = BLOCK_M * BLOCK_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * BLOCK_K * ELEMENT_BYTES;
 constexpr u32 WARPGROUPS = 2;    // along M
 constexpr u32 WARPGROUP_M = BLOCK_M / WARPGROUPS;   // in wgmmas of 64 rows

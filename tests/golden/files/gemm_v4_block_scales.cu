@@ -1,0 +1,567 @@
+// cudatma: kernels/gemm_v4.cu.j2 for sm_90a
+// spec: GemmV4
+//   dtype = 'float8_e4m3fn'
+//   layout = 'RC'
+//   block_m = 256
+//   block_n = 128
+//   block_k = 128
+//   stages = 3
+//   warpgroups = 2
+//   out_dtype = ''
+//   epilogue = 'none'
+//   block_scales = True
+// 8 warps consume, 4 produce; a CTA takes 180272 B.
+// One stage holds
+//    32768 B  a 256 x 128 float8_e4m3fn, K-major, 128B swizzle
+//    16384 B  b 128 x 128 float8_e4m3fn, K-major, 128B swizzle
+// Shared memory, by offset
+//        0  a, 98304 B
+//    98304  b, 49152 B
+//   147456  staging, 32768 B
+//   180224  full_barriers, 24 B
+//   180248  empty_barriers, 24 B
+
+// [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Where an operand lies in shared memory. For rows of K under
+// a swizzle: stride_bytes from 8 rows to the next 8, leading_bytes unused. swizzle: 0 none, 1 128B, 2 64B, 3 32B: the numbers run
+// the other way than a tensor map's. A later k16 step of the same rows is 32 bytes further: 2 in the descriptor's low bits.
+// For rows of M or N (a transposed operand): stride_bytes from 8 of K to the next 8, leading_bytes from 64 of M or N to the next.
+__device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
+    return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
+           static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
+}
+
+// [PTX ISA, wgmma.wait_group] Waits until at most the Newest (0..7) latest groups are in flight.
+template <u32 Newest>
+__device__ __forceinline__ void wgmma_wait_group() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
+}
+
+// [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
+// Returns at once unless the launch was a programmatic dependent one.
+__device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// [PTX ISA, griddepcontrol] The next kernel may start once all CTAs have said so or ended.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+
+// [PTX ISA, setmaxnreg] A whole warpgroup raises its registers a thread to Registers (24..256, a multiple of 8); waits
+// until the CTA's pool has them.
+template <u32 Registers>
+__device__ __forceinline__ void setmaxnreg_inc() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
+}
+
+// [PTX ISA, setmaxnreg] A whole warpgroup gives registers back to the CTA's pool.
+template <u32 Registers>
+__device__ __forceinline__ void setmaxnreg_dec() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
+}
+
+// ---- The tile, as named constants -----------------------------------------------------------------------------------
+constexpr u32 BLOCK_M = 256;     // of a CTA's tile
+constexpr u32 BLOCK_N = 128;
+constexpr u32 BLOCK_K = 128;      // of one stage
+constexpr u32 STAGES = 3;
+constexpr u32 THREADS = 384;
+constexpr u32 CONSUMER_WARPS = 8;
+constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = true;   // else M-major, N-major
+
+// ---- Shared memory: STAGES slots of each operand; offsets from a 1024-byte aligned base --------------------------------
+constexpr u32 ELEMENT_BYTES = 1;   // of A and B
+constexpr u32 A = 0;
+constexpr u32 B = 98304;
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // of the 128-byte swizzle, and its elements
+constexpr u32 MN_BOX_BYTES = BLOCK_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
+constexpr u32 B_SLOT_N = 128;   // columns of B in a slot: of an N-major one whole boxes
+constexpr u32 A_STAGE_BYTES = BLOCK_M * BLOCK_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * BLOCK_K * ELEMENT_BYTES;
+constexpr u32 WARPGROUPS = 2;    // along M
+constexpr u32 WARPGROUP_M = BLOCK_M / WARPGROUPS;   // in wgmmas of 64 rows
+constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+
+// ---- Products ---------------------------------------------------------------------------------------------------------
+// A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
+constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = BLOCK_N / 8;   // of a warp, along M and along N
+constexpr u32 FRAGMENT_STRIDE_M = 64;   // from the rows of one fragment to those of the next
+// A warp's accumulators: fragments of 16 x 8 values, four a lane.
+
+typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
+
+__device__ __forceinline__ void clear(Accumulators& acc) {
+#pragma unroll
+    for (u32 c = 0; c < FRAGMENTS_16; ++c)
+#pragma unroll
+        for (u32 r = 0; r < FRAGMENTS_8; ++r)
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
+}
+constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // of one wgmma
+__device__ __forceinline__ void wgmma_m64n128k32_f32_e4m3_ss(float (&d)[16][4], u64 a, u64 b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, %64, %65, 1, 1, 1;"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
+          "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
+          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
+        : "l"(a), "l"(b)
+        : "memory");
+}
+
+// Bytes from an operand's slot to its rows from `row` on, at k.
+template <bool IsKMajor, u32 Rows>
+__device__ __forceinline__ constexpr u32 operand_offset(u32 row, u32 k) {
+    return IsKMajor ? (k / SPAN * Rows + row) * SPAN_BYTES + ELEMENT_BYTES * (k % SPAN) : row / SPAN * MN_BOX_BYTES + k * SPAN_BYTES;
+}
+
+// Of an operand's slots from this address on.
+template <bool IsKMajor>
+__device__ __forceinline__ u64 operand_descriptor(u32 address) {
+    return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
+}
+
+// What lies so many bytes further: one addition, for the low bits of a descriptor are the address without its last four, which
+// does not overflow in shared memory.
+__device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
+    return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
+}
+
+// Of a warpgroup's rows of A, and of B, in a slot.
+__device__ __forceinline__ u64 a_descriptor(u32 smem, u32 slot, u32 warpgroup) {
+    const u32 rows = operand_offset<A_IS_K_MAJOR, BLOCK_M>(warpgroup * WARPGROUP_M, 0);
+    return advanced(operand_descriptor<A_IS_K_MAJOR>(smem + A + rows), slot * A_STAGE_BYTES);
+}
+
+__device__ __forceinline__ u64 b_descriptor(u32 smem, u32 slot) {
+    return advanced(operand_descriptor<B_IS_K_MAJOR>(smem + B), slot * B_STAGE_BYTES);
+}
+
+// ---- Results ----------------------------------------------------------------------------------------------------------
+
+typedef u16 Out;   // bits of an element of the result
+
+// Divides 0 .. 2^31 - 1 by a number that the host knows, with a multiplication; a division takes some 25 instructions.
+struct Divisor {
+    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+};
+
+__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
+// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
+struct Problem {
+    u32 m;                          // rows of the result
+    u32 n;                          // columns of the result
+    u32 tiles_m;                    // output tiles along M
+    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
+    u32 raster_m;                   // rows of tiles of a raster group
+    u32 k_iterations;               // stages that one tile takes
+    u32 work_ranges;                // what the work is divided into: one range a cluster, or a CTA without clusters
+    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    u32 output_by_tma;              // 1: TMA can write the result
+    u32 alternates;                 // 1: every other tile of a CTA goes through K backwards
+    u32 matrix_tiles_m;             // tiles along M of one matrix of the batch
+    u32 a_box_rows;                 // rows of a box of A
+    u32 stage_bytes;                // that the boxes of a stage deliver
+    Divisor by_raster_group;        // divides by the tiles of a raster group
+    Divisor by_raster_group_rows;   // divides by raster_m
+    Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
+    Divisor by_matrix_tiles_m;      // divides by matrix_tiles_m
+    u64 output_pitch;               // elements from one row to the next
+    u64 output_batch;               // elements from one matrix of the result to the next
+    u64 a_scale_row;                // elements from one row's scale to the next; 0: one for all
+    u64 b_scale_column;             // elements from the scale of one column, or block of them, to the next; 0: one for all
+    u64 a_scale_k;                  // elements from the scale of one block of K to the next
+    u64 b_scale_k;                  // the same of B
+    u64 a_scale_batch;              // elements from the scales of one matrix to the next
+    u64 b_scale_batch;              // the same of B
+};
+
+// ---- Between bfloat16 and fp32: two values in a register -------------------------------------------------------------
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+// What comes before overlaps the end of the kernel before this one in the stream, and the next kernel's part before its own wait the end
+// of this one: no global memory is touched there.
+__device__ __forceinline__ void wait_for_previous_grid() {
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
+}
+
+// Rows and columns of C from which on a tile lies, or a part of it; the matrix of the batch.
+struct Place {
+    u32 row0, column0, batch;
+};
+
+// tile_m counts the tiles of all matrices of the batch, in turn. Of a cluster whose CTAs lie side by side along M or N: its tile's
+// number, and the CTA's rank.
+template <u32 ClusterM = 1, u32 ClusterN = 1>
+__device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank = 0) {
+    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m), along_m = (tile_m - batch * problem.matrix_tiles_m) * ClusterM;
+    return Place{(along_m + rank % ClusterM) * BLOCK_M, (tile_n * ClusterN + rank % ClusterN) * BLOCK_N, batch};
+}
+
+// Where the results go, and what is applied to them.
+struct Result {
+    Out* output;
+    const float *a_scale, *b_scale;
+};
+
+// 16 bytes of one row, from shared memory ...
+__device__ __forceinline__ uint4 load_vector(u32 smem) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
+                 : "r"(smem) : "memory");
+    return values;
+}
+
+// ... to the result.
+template <typename Element>
+__device__ __forceinline__ void store_vector(const Problem& problem, Element* output, uint4 values, u32 row, u32 column) {
+    constexpr u32 COLUMNS = 16 / sizeof(Element);
+    if (row >= problem.m || column >= problem.n) return;
+    Element* target = output + row * problem.output_pitch + column;
+    if (problem.output_vectors && column + COLUMNS <= problem.n) {
+        *(uint4*)target = values;
+    } else {   // a row that is not 16-byte aligned, or the last columns
+        const u32 words[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+        for (u32 i = 0; i < COLUMNS; ++i) {
+            if (column + i >= problem.n) continue;
+            if constexpr (COLUMNS == 4) target[i] = __uint_as_float(words[i]);
+            else target[i] = (Element)(words[i / 2] >> (i % 2 * 16));
+        }
+    }
+}
+constexpr u32 STAGING = 147456;
+constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // a warp's 16 rows
+constexpr u32 STAGED_N = 64;                  // columns that it stages at a time
+
+// STAGED_N columns of a warp's 16 rows, or what is left of them, from column 8 n on, in the 128-byte swizzle.
+__device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][4], u32 staging, u32 n, u32 lane) {
+    const u32 row = lane % 16;
+#pragma unroll
+    for (u32 i = 0; i < min(STAGED_N / 8, FRAGMENTS_8 - n); i += 2) {   // 16 columns
+        const float(&low)[4] = acc[n + i], (&high)[4] = acc[n + i + 1];
+        const u32 pairs[4] = {to_pair(low[0], low[1]), to_pair(low[2], low[3]), to_pair(high[0], high[1]), to_pair(high[2], high[3])};
+        stmatrix_x4(staging + row * SPAN_BYTES + ((i + lane / 16) ^ (row & 7)) * 16, pairs);
+    }
+}
+
+// A warp's rows, through its staging rows to 16-byte stores. place: of the warp. part: of the Parts in which the columns are
+// divided, the one that is stored.
+template <u32 Parts = 1>
+__device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& problem, const Result& result, u32 staging, const Place& place,
+                                           u32 lane, u32 part = 0) {
+    constexpr u32 VECTORS = STAGED_N * sizeof(Out) / 16, ROWS = 32 / VECTORS;   // of a row; that a warp stores at a time
+    Out* output = result.output + place.batch * problem.output_batch;
+#pragma unroll
+    for (u32 m = 0; m < FRAGMENTS_16; ++m)
+#pragma unroll
+        for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
+            if (n / (FRAGMENTS_8 / Parts) != part) continue;
+            __syncwarp();   // all lanes have read the columns before
+            stage_fragments(acc[m], staging, n, lane);
+            __syncwarp();
+#pragma unroll
+            for (u32 i = 0; i < 16; i += ROWS) {
+                const u32 row = i + lane / VECTORS, vector = lane % VECTORS, column = 8 * n + 16 / sizeof(Out) * vector;
+                if (column >= BLOCK_N) continue;   // the last ones are fewer
+                store_vector(problem, output, load_vector(staging + row * SPAN_BYTES + (vector ^ (row & 7)) * 16),
+                             place.row0 + FRAGMENT_STRIDE_M * m + row, place.column0 + column);
+            }
+        }
+}
+constexpr u32 RING_BARRIERS = 180224;
+using Ring = TmaPipeline<STAGES>;
+
+// ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
+// K-major: boxes of a span of K, all rows. M-major or N-major: boxes of SPAN rows, transposed, all of the stage's K. Of A no more rows
+// than it has, since TMA fills slower than it reads; under a swizzle narrower boxes have the same pitch.
+template <bool IsKMajor, u32 Rows>
+__device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch) {
+    if constexpr (IsKMajor) {
+#pragma unroll
+        for (u32 i = 0; i < BLOCK_K; i += SPAN)
+            cp_async_bulk_tensor_3d_load(target + i / SPAN * Rows * SPAN_BYTES, map, barrier, k + i, row, batch);
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < Rows; i += SPAN)
+            cp_async_bulk_tensor_3d_load(target + i / SPAN * MN_BOX_BYTES, map, barrier, row + i, k, batch);
+    }
+}
+
+// Rows of A's slots that no box reaches are zero, for products read them. All threads call it, before a barrier of theirs.
+__device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
+    if (problem.m >= (A_IS_K_MAJOR ? BLOCK_M : SPAN)) return;
+    constexpr u32 ROW_BYTES = BLOCK_K < SPAN ? BLOCK_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
+    for (u32 offset = 16 * threadIdx.x; offset < STAGES * A_STAGE_BYTES; offset += 16 * THREADS) {
+        const u32 row = A_IS_K_MAJOR ? offset / ROW_BYTES % BLOCK_M : (offset / 16 ^ offset / SPAN_BYTES) % 8 * 8;   // swizzled
+        if (row >= problem.a_box_rows)
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(smem + A + offset), "r"(0) : "memory");
+    }
+    fence_proxy_async_shared_cta();   // before what wgmma reads
+}
+
+// One thread fills the ring's slot with the stage k of a tile.
+__device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const TensorMap* a_map,
+                                           const TensorMap* b_map, u32 k, const Place& place) {
+    ring.expect_tx(problem.stage_bytes);
+    load_box<A_IS_K_MAJOR, BLOCK_M>(smem + A + ring.stage * A_STAGE_BYTES, a_map, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
+    load_box<B_IS_K_MAJOR, BLOCK_N>(smem + B + ring.stage * B_STAGE_BYTES, b_map, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
+}
+
+// ---- Results -----------------------------------------------------------------------------------------------------------
+// Each warp stores 16 rows x 128 bytes at a time, from one of its two buffers in the 128-byte swizzle: TMA reads one while the warp
+// fills the other, and while the next tile is computed. Warps do not wait for each other.
+
+// stores: how many this warp has issued.
+// place: of the warpgroup. What lies outside of the result is not written.
+__device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const Problem& problem, const Result& result, u32 smem,
+                                           const TensorMap* map, const Place& place, u32 warpgroup, u32 warp, u32 lane) {
+    const Place of_warp{place.row0 + 16 * warp, place.column0, place.batch};
+    const u32 buffers = smem + STAGING + 2 * (4 * warpgroup + warp) * WARP_STAGING_BYTES;
+    if (!problem.output_by_tma) {   // rows that TMA cannot write
+        store_rows(acc, problem, result, buffers, of_warp, lane);
+        return;
+    }
+#pragma unroll
+    for (u32 m = 0; m < FRAGMENTS_16; ++m)
+#pragma unroll
+        for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
+            const u32 buffer = buffers + stores % 2 * WARP_STAGING_BYTES;
+            if (lane == 0) cp_async_bulk_wait_group_read<1>();   // the store before the last has read this buffer
+            __syncwarp();
+            stage_fragments(acc[m], buffer, n, lane);
+            fence_proxy_async_shared_cta();
+            __syncwarp();
+            if (lane == 0) {
+                cp_async_bulk_tensor_3d_store(map, buffer, of_warp.column0 + 8 * n, of_warp.row0 + FRAGMENT_STRIDE_M * m, place.batch);
+                cp_async_bulk_commit_group();
+            }
+            ++stores;
+        }
+}
+
+// Stages k_begin .. k_end - 1 of an output tile.
+struct WorkUnit {
+    u32 tile, k_begin, k_end;
+};
+
+// ---- Tiles to CTAs: whole tiles, in turn --------------------------------------------------------------------------------
+struct WorkQueue {
+    u32 tile, tiles;
+
+    __device__ __forceinline__ WorkQueue(const Problem& problem, u32 range) : tile(range), tiles(problem.tiles_m * problem.tiles_n) {}
+
+    __device__ __forceinline__ bool next(const Problem& problem, WorkUnit& unit) {
+        if (tile >= tiles) return false;
+        unit = WorkUnit{tile, 0, problem.k_iterations};
+        tile += problem.work_ranges;
+        return true;
+    }
+};
+
+// Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
+// that run at the same time share both operands in L2.
+__device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
+    const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
+    const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
+    const bool is_last = rows_left <= problem.raster_m;
+    tile_n = divide(inside, is_last ? problem.by_last_rows : problem.by_raster_group_rows);
+    tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
+}
+
+// The same work stage by stage, for the producer.
+struct StageCursor {
+    WorkQueue queue;
+    WorkUnit unit;
+    u32 k, tile_m, tile_n;
+
+    __device__ __forceinline__ StageCursor(const Problem& problem, u32 range)
+        : queue(problem, range), unit{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
+
+    __device__ __forceinline__ bool next(const Problem& problem) {
+        if (++k < unit.k_end) return true;
+        if (!queue.next(problem, unit)) return false;
+        k = unit.k_begin;
+        tile_position(problem, unit.tile, tile_m, tile_n);
+        return true;
+    }
+};
+
+// ---- Producer: one thread -------------------------------------------------------------------------------------------
+// Goes on to the next tile while the consumers still store this one. Every other tile goes through K backwards: of what both need, L2
+// still has the end.
+__device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const TensorMap* a_map, const TensorMap* b_map) {
+    bool is_backward = true;
+    for (StageCursor at(problem, blockIdx.x); at.next(problem); ring.advance()) {
+        if (at.k == 0) is_backward = problem.alternates && !is_backward;   // a tile begins
+        const u32 k = is_backward ? problem.k_iterations - 1 - at.k : at.k;
+        ring.acquire();
+        load_stage(problem, ring, smem, a_map, b_map, k, tile_place(problem, at.tile_m, at.tile_n));
+    }
+}
+
+// ---- Consumers ------------------------------------------------------------------------------------------------------
+__device__ __forceinline__ void release_slot(Ring& ring, u32 slot, u32 lane) { ring.release_used_by_warp(slot, lane); }
+
+// A stage is a block of K with scales of its own: its products are summed apart, scaled, and added in fp32.
+__device__ __forceinline__ void wgmma_m64n128k32_f32_e4m3_ss_first(float (&d)[16][4], u64 a, u64 b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, %64, %65, 0, 1, 1;"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
+          "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
+          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
+        : "l"(a), "l"(b)
+        : "memory");
+}
+
+// Blocks of K whose scales are loaded ahead. A stage of two commit groups takes longer than a load, one of a single group does not.
+constexpr u32 BLOCKS_AHEAD = FRAGMENTS_16 == 1 ? 4 : 1;
+
+// The scales of a thread's rows of A, and that of the tile's columns, of the next blocks of K.
+struct BlockScales {
+    const float *a, *b;             // of the block that was loaded last
+    u32 offsets[FRAGMENTS_16][2];   // of the thread's rows, elements; below 2^32
+    float rows[BLOCKS_AHEAD][FRAGMENTS_16][2], columns[BLOCKS_AHEAD];
+
+    __device__ __forceinline__ BlockScales(const Problem& problem, const Result& result, const Place& place, u32 warp, u32 lane)
+        : a(result.a_scale + place.batch * problem.a_scale_batch),
+          b(result.b_scale + place.batch * problem.b_scale_batch + min(place.column0, problem.n - 1) / 128 * problem.b_scale_column) {
+#pragma unroll
+        for (u32 m = 0; m < FRAGMENTS_16; ++m)
+#pragma unroll
+            for (u32 half = 0; half < 2; ++half)   // rows outside of A take the last one's
+                offsets[m][half] = min(place.row0 + 64 * m + 16 * warp + lane / 4 + 8 * half, problem.m - 1) * (u32)problem.a_scale_row;
+        load(0);
+#pragma unroll
+        for (u32 i = 1; i < BLOCKS_AHEAD; ++i)
+            if (i < problem.k_iterations) load_next(problem, i);
+    }
+
+    __device__ __forceinline__ void load(u32 i) {
+#pragma unroll
+        for (u32 m = 0; m < FRAGMENTS_16; ++m)
+#pragma unroll
+            for (u32 half = 0; half < 2; ++half) rows[i][m][half] = __ldg(a + offsets[m][half]);
+        columns[i] = __ldg(b);
+    }
+
+    __device__ __forceinline__ void load_next(const Problem& problem, u32 i) {
+        a += problem.a_scale_k, b += problem.b_scale_k;
+        load(i);
+    }
+
+    // The factors of a thread's rows in block k; loads a later block's scales. The branch keeps ptxas from moving these loads behind the
+    // wait for the products, where nothing hides them.
+    __device__ __forceinline__ void take(float (&factors)[FRAGMENTS_16][2], const Problem& problem, u32 k) {
+#pragma unroll
+        for (u32 m = 0; m < FRAGMENTS_16; ++m)
+#pragma unroll
+            for (u32 half = 0; half < 2; ++half) {
+                factors[m][half] = rows[0][m][half] * columns[0];
+#pragma unroll
+                for (u32 i = 1; i < BLOCKS_AHEAD; ++i) rows[i - 1][m][half] = rows[i][m][half];
+            }
+#pragma unroll
+        for (u32 i = 1; i < BLOCKS_AHEAD; ++i) columns[i - 1] = columns[i];
+        if (k + BLOCKS_AHEAD >= problem.k_iterations) return;
+        load_next(problem, BLOCKS_AHEAD - 1);
+    }
+};
+
+// While a warpgroup scales its sums the other one multiplies: little stands between its products, and what else there is to do follows
+// them. Unrolled, an iteration looks for the next slot, and computes its descriptors, while it scales.
+__device__ __forceinline__ void mainloop(Accumulators& acc, Ring& ring, const Problem& problem, const Result& result,
+                                         const Place& place, u32 smem, u32 warpgroup, u32 warp, u32 lane) {
+    BlockScales scales(problem, result, place, warp, lane);
+    float sums[FRAGMENTS_8][4] = {}, factors[FRAGMENTS_16][2];
+#pragma unroll 4
+    for (u32 k = 0; k < problem.k_iterations; ++k, ring.advance()) {
+        const u64 a = a_descriptor(smem, ring.stage, warpgroup), b = b_descriptor(smem, ring.stage);
+        ring.wait();
+#pragma unroll
+        for (u32 m = 0; m < FRAGMENTS_16; ++m) {
+            const u64 rows = advanced(a, operand_offset<true, BLOCK_M>(64 * m, 0));
+            wgmma_fence();
+            wgmma_m64n128k32_f32_e4m3_ss_first(sums, rows, b);
+#pragma unroll
+            for (u32 i = MMA_K; i < BLOCK_K; i += MMA_K) wgmma_m64n128k32_f32_e4m3_ss(sums, advanced(rows, i), advanced(b, i));
+            wgmma_commit_group();
+            if (m == 0) scales.take(factors, problem, k);
+            wgmma_wait_group<0>();
+            if (m + 1 == FRAGMENTS_16) release_slot(ring, ring.stage, lane);
+#pragma unroll
+            for (u32 n = 0; n < FRAGMENTS_8; ++n)
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) acc[m][n][i] += factors[m][i / 2] * sums[n][i];
+        }
+    }
+}
+
+// One tile after the other. ClusterM, ClusterN: CTAs side by side; rank: of this one.
+template <u32 ClusterM = 1, u32 ClusterN = 1>
+__device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 smem, const TensorMap* output_map, const Result& result,
+                                        u32 warpgroup, u32 warp, u32 lane, u32 rank = 0) {
+    WorkQueue queue(problem, blockIdx.x / (ClusterM * ClusterN));
+    WorkUnit unit;
+    u32 stores = 0;
+    while (queue.next(problem, unit)) {
+        u32 tile_m, tile_n;
+        tile_position(problem, unit.tile, tile_m, tile_n);
+        Place place = tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank);
+        place.row0 += warpgroup * WARPGROUP_M;
+        Accumulators acc;
+        clear(acc);
+        mainloop(acc, ring, problem, result, place, smem, warpgroup, warp, lane);
+        store_tile(acc, stores, problem, result, smem, output_map, place, warpgroup, warp, lane);
+    }
+    if (lane == 0) cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads
+}
+}  // namespace cudatma
+
+// C = A B, version 4: as many CTAs as run at a time, each with one tile after the other; results leave by TMA while the next
+// tile is computed.
+extern "C" __global__ void __launch_bounds__(384, 1)
+gemm_v4_e4m3_rc_blocks_256x128x128_w2_s3(
+    const __grid_constant__ cudatma::TensorMap a_map,
+    const __grid_constant__ cudatma::TensorMap b_map,
+    const __grid_constant__ cudatma::TensorMap output_map,
+    cudatma::u16* output,
+    const float* a_scale,
+    const float* b_scale,
+    const __grid_constant__ cudatma::Problem problem) {
+    using namespace cudatma;
+    extern __shared__ __align__(1024) u8 dynamic_shared[];
+    const u32 smem = shared_address(dynamic_shared);
+    // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
+    const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+
+    clear_unloaded(problem, smem);
+    Ring ring;
+    ring.init(smem + RING_BARRIERS, 1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
+    wait_for_previous_grid();
+    if (warp_index >= CONSUMER_WARPS) {
+        setmaxnreg_dec<24>();
+        if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, problem, smem, &a_map, &b_map);
+        __syncwarp();
+    } else {
+        setmaxnreg_inc<240>();
+        consume(ring, problem, smem, &output_map, Result{output, a_scale, b_scale}, warp_index / 4, warp_index % 4, laneid());
+    }
+}
