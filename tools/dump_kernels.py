@@ -44,7 +44,8 @@ EXAMPLES = """examples:
   cudatma dump tile_copy --target sm_90a --config stages=3  the same specs with a field changed
   cudatma dump marlin --m 16 --n 28672 --k 8192             the kernel that marlin_gemm runs for these sizes on an H200
   cudatma dump gemm --m 4096 --n 4096 --k 4096 --layout RR  the same of gemm
-  cudatma dump attention --m 4096 --n 128 --k 4096          of attention: 4096 queries and keys, head dim 128
+  cudatma dump attention --m 4096 --n 128 --k 4096 --heads 16 --batch 4
+                                                            of attention: 4096 queries and keys, head dim 128
 """
 
 
@@ -180,10 +181,13 @@ def entries_of(name: str) -> list[KernelEntry]:
 def job_of_problem(name: str, problem: dict[str, Any], target: Target, sm_count: int) -> Job:
     """The kernel that a family runs for a problem on a GPU of so many SMs. Raises ArgumentError, TargetError."""
     of = family(name)
-    decision = decide(of, of.read_problem(problem), imagined_gpu(target, sm_count))
+    asked, who = of.versions.chosen("auto") if of.versions else (None, "")
+    wanted = of.read_problem(problem | ({"version": asked} if asked else {}))
+    decision = decide(of, wanted, imagined_gpu(target, sm_count))
     spec = of.launched(decision.spec)
     entry = next(entry for entry in REGISTRY.values() if entry.template == spec.template)
-    note = f"chosen for {target.name}, {counted(sm_count, 'SM')}: {decision.source}: {decision.why}"
+    what = f"{wanted.description}, {target.name}, {counted(sm_count, 'SM')}"
+    note = f"chosen for {what}: {decision.source}: {decision.why}{f' by {who}' if asked else ''}"
     return Job(f"{spec.entry}_{target.name}", entry, spec, target, note)
 
 

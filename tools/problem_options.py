@@ -18,11 +18,11 @@ def add_problem_options(add: Any) -> None:
         if isinstance(first.default, bool):
             add(flag, dest=first.name, action="store_true", default=None, help=help)
         else:
-            allowed = list(dict.fromkeys(value for option in of.values() for value in option.allowed))
+            allowed = list(dict.fromkeys(value for option in of.values() for value in option.allowed)) or None
             defaults = {name: option.default for name, option in of.items() if option.default != first.default}
             others = "".join(f"; {name}: {default}" for name, default in defaults.items())
             help += f" (default: {first.default}{others})" if first.default != "" else ""
-            shown = f"{{{','.join(str(value) for value in allowed if value != '')}}}"
+            shown = f"{{{','.join(str(value) for value in allowed if value != '')}}}" if allowed else "N"
             add(flag, dest=first.name, type=type(first.default), choices=allowed, metavar=shown, help=help)
 
 

@@ -46,6 +46,8 @@ def candidates_of(
     target = get_target(gpu.target)
     able: list[Any] = [spec for spec in specs if runs(spec, problem, target)]
     if not able:
+        if not problem.version:
+            raise ArgumentError("problem", problem.description, f"one that a kernel for {gpu.target} serves")
         allowed = f"one with a kernel for {problem.description}"
         raise ArgumentError("version", problem.version, allowed, 'version="auto"')
     return [Candidate(spec.cost(problem, gpu), partial(deepest, spec, target)) for spec in able]

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 from cudatma.kernels.candidates import Candidate
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.version import Versions
 from cudatma.target import Target
 
 #: Largest size of a problem.
@@ -93,7 +94,7 @@ class Option:
     """A field of a problem besides its sizes, as command lines name it.
 
     name: of the field in as_json(). default: where the command line says nothing; of a bool, the flag takes no value.
-    allowed: its values. help: in words.
+    allowed: its values; none: any number that the problem takes. help: in words.
     """
 
     name: str
@@ -124,7 +125,7 @@ class Family(Generic[P, S]):
     (trial.py), which the tuner makes of a device's ordinal. index: fields of a tuning entry that must be a problem's
     for the entry to serve it. spec_fields: fields of a spec that the problem gives. table: the measured exceptions that
     ship; None for none. options: fields of a problem besides m, n and k, for command lines. launched: a chosen spec ->
-    the one that is compiled for it.
+    the one that is compiled for it. versions: of its kernels, and who may ask for one; None where it has none.
     """
 
     name: str
@@ -137,6 +138,7 @@ class Family(Generic[P, S]):
     table: Path | None = None
     options: tuple[Option, ...] = ()
     launched: Callable[[Any], Any] = _unchanged
+    versions: Versions[Any] | None = None
 
     def kernel_name(self, spec: object) -> str:
         """The name of a spec's kernel."""

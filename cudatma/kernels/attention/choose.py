@@ -10,6 +10,7 @@ from typing import Any
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES, Problem
 from cudatma.kernels.attention.spec import SPEC_FIELDS, AttentionSpec
+from cudatma.kernels.attention.version import CHOICE
 from cudatma.kernels.attention.versions import (
     VERSIONS,
     AttentionA3,
@@ -131,8 +132,12 @@ ATTENTION: Family[Problem, AttentionSpec] = Family(
     options=(
         Option("dtype", "bfloat16", tuple(OPERAND_TYPES), "of q, k, v and the result"),
         Option("is_causal", False, (False, True), "queries see keys up to their own"),
+        Option("batch", 1, (), "sequences"),
+        Option("heads", 1, (), "of q"),
+        Option("kv_heads", 0, (), "of k and v; 0: as many as of q"),
     ),
     trial="cudatma.kernels.attention.trial:AttentionTrial",
+    versions=CHOICE,
 )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.errors import ArgumentError, ArgumentTypeError, counted
 from cudatma.kernels.family import MAX_EXTENT
 
 #: Types of q, k, v and the result, and their names in wgmma.
@@ -97,8 +97,9 @@ class Problem:
     def description(self) -> str:
         """In words, for people."""
         dims = str(self.head_dim) if self.head_dim == self.v_head_dim else f"{self.head_dim}/{self.v_head_dim}"
-        told = [f"{self.q_length} queries, {self.k_length} keys, head dim {dims}, {self.dtype}"]
-        told += [f"{self.heads} heads" if self.group == 1 else f"{self.heads}/{self.kv_heads} heads"]
+        queries = "1 query" if self.q_length == 1 else f"{self.q_length} queries"
+        told = [f"{queries}, {counted(self.k_length, 'key')}, head dim {dims}, {self.dtype}"]
+        told += [counted(self.heads, "head") if self.group == 1 else f"{self.heads}/{self.kv_heads} heads"]
         told += [f"batch of {self.batch}"] if self.batch > 1 else []
         kinds = {"is_causal": "causal", "has_window": "window", "has_softcap": "softcap", "has_lse": "lse"}
         kinds |= {"has_sink": "sinks", "is_varlen": "of different lengths"}
@@ -114,5 +115,5 @@ class Problem:
         """From a tuning entry, or from m, n, k and options of a command line. Raises KeyError, ArgumentError,
         ArgumentTypeError."""
         given = {"q_length": raw["m"], "k_length": raw["k"], "v_head_dim": raw["n"], "head_dim": raw["n"]}
-        given |= {"batch": 1, "heads": 1, "kv_heads": 1}
-        return cls(**(given | {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}))
+        given |= {"batch": 1, "heads": 1} | {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
+        return cls(**(given | {"kv_heads": raw.get("kv_heads") or given["heads"]}))

@@ -23,6 +23,7 @@ from cudatma.kernels.gemm.problem import (
     kernel_name,
 )
 from cudatma.kernels.gemm.spec import GemmSpec
+from cudatma.kernels.gemm.version import CHOICE
 from cudatma.kernels.gemm.versions import VERSIONS, GemmV6
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
@@ -95,6 +96,9 @@ def candidates(problem: Problem, gpu: Gpu) -> list[Candidate[GemmSpec]]:
     the ladder, or of p1 where there is no wgmma. TargetError for a version of the ladder, or scales of blocks, where
     there is no wgmma; ArgumentError for a version that has no kernel for the problem."""
     target = get_target(gpu.target)
+    if problem.block_scales and problem.version and not VERSIONS[problem.version].scales_blocks:
+        able = ", ".join(str(version) for version, kind in VERSIONS.items() if kind.scales_blocks)
+        raise ArgumentError("version", problem.version, f"{able} for scales of blocks", 'version="auto"')
     if (problem.version and problem.version not in _MMA_SYNC) or problem.block_scales:
         target.require(
             "wgmma", "gemm with scales of blocks" if problem.block_scales else f"version {problem.version} of gemm"
@@ -118,8 +122,10 @@ GEMM: Family[Problem, GemmSpec] = Family(
         Option("out_dtype", "", ("", *RESULT_TYPES), "of the result, by default the operands', bfloat16 for fp8"),
         Option("epilogue", "none", EPILOGUES, "what is applied to the sums: alpha, beta, bias, scales, an activation"),
         Option("block_scales", False, (False, True), "fp8: a scale for each block of 128 of K"),
+        Option("batch", 1, (), "matrices"),
     ),
     trial="cudatma.kernels.gemm.trial:GemmTrial",
+    versions=CHOICE,
 )
 
 

@@ -93,6 +93,8 @@ class Problem:
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 raise ArgumentError(name, getattr(self, name), ", ".join(values))
+        if self.block_scales and not is_fp8(self.dtype):
+            raise ArgumentError("block_scales", True, f"False for {self.dtype}", "fp8 has scales of blocks")
 
     @property
     def result_dtype(self) -> str:
