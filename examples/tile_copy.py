@@ -45,6 +45,10 @@ def main() -> None:
         kernel = cudatma.compile(TEMPLATE, spec, target=options.target)
         print(f"{kernel}: {len(kernel.cubin)} bytes, {spec.smem_bytes} bytes of shared memory")
         return
+    try:
+        cudatma.detect()
+    except cudatma.errors.CudaTmaError as error:
+        parser.exit(2, f"no GPU to copy on ({error}); --emulator runs on the CPU\n")
     import cupy
 
     source = cupy.random.default_rng(0).random((8192, 8200), dtype=cupy.float32)

@@ -107,6 +107,14 @@ def test_parallel_layers_compile_into_one_graph(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("two_ranks")
 def test_what_an_all_reduce_refuses() -> None:
+    layer = MarlinLinear(128, 64, False)
+    for call, field in (
+        (lambda: AllReduce()(np.ones(2)), "x"),
+        (lambda: layer(np.ones((1, 128), np.float16)), "x"),
+        (lambda: RowParallel(layer, all_reduce=3), "all_reduce"),
+    ):
+        with pytest.raises(ArgumentTypeError, match=f"^{field}: got "):
+            call()
     for options, field in (({"timeout_s": 0}, "timeout_s"), ({"max_bytes": -1}, "max_bytes")):
         with pytest.raises(ArgumentError, match=f"^{field}"):
             AllReduce(**options)

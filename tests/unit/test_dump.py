@@ -168,6 +168,29 @@ def test_the_kernel_of_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert 'extern "C" __global__' in (tmp_path / f"{report['name']}.cu").read_text()
 
 
+@pytest.mark.parametrize(("family", "version"), [("attention", "a1"), ("gemm", "2")])
+def test_the_kernel_of_a_problem_is_of_the_version_that_the_environment_asks_for(
+    family: str, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [family, "--target", "sm_90a", "--m", "512", "--n", "128", "--k", "512", "--no-sass", "--json"]
+    variable = f"CUDATMA_{family.upper()}_VERSION"
+    monkeypatch.setenv(variable, version)
+    assert dump_kernels.main([*arguments, "--out", str(tmp_path)]) == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    assert report["name"].startswith(f"{family}_{version if family == 'attention' else f'v{version}'}_")
+    assert f"version {version} is asked for by ${variable}" in " ".join(report["notes"])
+    monkeypatch.setenv(variable, "zz")
+    with pytest.raises(ArgumentError, match=variable):
+        dump_kernels.main([*arguments, "--out", str(tmp_path)])
+
+
+def test_heads_and_batch_of_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["attention", "--target", "sm_90a", "--m", "512", "--n", "128", "--k", "512", "--no-sass", "--json"]
+    arguments += ["--heads", "8", "--kv-heads", "2", "--batch", "3", "--out", str(tmp_path)]
+    assert dump_kernels.main(arguments) == 0
+    assert "8/2 heads, batch of 3" in json.loads(capsys.readouterr().out)[0]["notes"][0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from cudatma import context
 from cudatma.arrays import describe
 from cudatma.dtypes import ACTIVATION_TYPES
-from cudatma.errors import ArgumentError, CudaTmaError, DriverError, PeerTimeout
+from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, DriverError, PeerTimeout
 from cudatma.kernels.all_reduce.spec import (
     MOST_RANKS,
     AllReduceSpec,
@@ -128,8 +128,10 @@ class AllReduce:
     def __call__(self, x: Any) -> Any:
         """x, a contiguous tensor of the same shape and dtype on every rank, which becomes the sum of all.
 
-        Raises ArgumentError, PeerTimeout, and what torch's all_reduce raises.
+        Raises ArgumentError, ArgumentTypeError, PeerTimeout, and what torch's all_reduce raises.
         """
+        if not isinstance(x, torch.Tensor):
+            raise ArgumentTypeError("x", type(x).__name__, "a torch tensor")
         if torch.compiler.is_compiling():
             torch.ops.cudatma.all_reduce_(x, self._number)
         else:

@@ -191,6 +191,8 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Any) -> Any:
         """x (..., K) of the layer's dtype, on its device -> (..., N). On the CPU, $CUDATMA_BACKEND says how."""
+        if not isinstance(x, torch.Tensor):
+            raise ArgumentTypeError("x", type(x).__name__, "a torch tensor")
         tensors = self._buffers  # each attribute of a module costs 0.5 us more
         if self._parameters:  # a buffer that was replaced by a Parameter
             tensors = {**tensors, **self._parameters}

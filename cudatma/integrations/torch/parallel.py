@@ -73,6 +73,8 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         self.layer, self.group, self.all_reduce = _checked(layer), group, all_reduce
         self.rank, self.ranks = _place(group)
+        if all_reduce is not None and not isinstance(all_reduce, AllReduce):
+            raise ArgumentTypeError("all_reduce", type(all_reduce).__name__, "AllReduce, or None")
         if all_reduce is not None and (all_reduce.rank, all_reduce.ranks) != (self.rank, self.ranks):
             got = f"one for rank {all_reduce.rank} of {all_reduce.ranks}"
             raise ArgumentError("all_reduce", got, f"one of the same group, rank {self.rank} of {self.ranks}")

@@ -42,6 +42,8 @@ def sample(
     for name, size in (("m", m), ("n", n), ("k", k)):
         if size % 8:
             raise ArgumentError(name, size, "a multiple of 8")
+    if dtype not in _LIMITS:
+        raise ArgumentError("dtype", dtype, ", ".join(_LIMITS))
     random, kind = np.random.default_rng(0), activation_type(dtype).numpy
     a, b = (
         random.standard_normal(shape if letter == "R" else shape[::-1], np.float32).astype(kind)
