@@ -21,6 +21,7 @@ from cudatma.kernels.gemm.request import Request, check_call_into
 from cudatma.kernels.gemm.sample import v3_sample
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.versions import VERSIONS, GemmV3, GemmV4, GemmV5, GemmV6
+from cudatma.kernels.host import host_bytes
 from cudatma.target import SMEM_RESERVED_BYTES, Target, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
@@ -244,7 +245,9 @@ def run_small(
         target = SM120A
     block_k = 128 // element_bytes(problem.dtype)
     spec = VERSIONS[version](problem.dtype, problem.layout, block_m, 128 if version in (5, 6) else 64, block_k, 2, 1)
-    report = plan_gemm(ready, result, spec.adapted(problem), target, SMS).emulate(target, schedules=2)
+    produced = tuple(host_bytes(info) for info in ready.arrays().values())
+    launch = plan_gemm(ready, result, spec.adapted(problem), target, SMS)
+    report = launch.emulate(target, schedules=2, produced_by_previous=produced)
     assert report.is_clean, str(report)
 
 
