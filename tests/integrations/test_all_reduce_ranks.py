@@ -229,6 +229,25 @@ def test_what_fails_on_one_rank_is_an_error_of_all(ranks: Ranks, monkeypatch: py
     assert ranks.opened == []
 
 
+def test_ranks_with_different_limits_are_refused(ranks: Ranks) -> None:
+    for rank, found in enumerate(ranks.run(lambda: AllReduce(max_bytes=4000 - 400 * (ranks.rank == 0)))):
+        assert isinstance(found, ArgumentError)
+        assert str(found).startswith(f"max_bytes: got {3600 if rank == 0 else 4000}; allowed: the same on all ranks")
+    assert ranks.opened == []
+
+
+def test_what_torch_raises_on_one_rank_is_an_error_of_all(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def share(nbytes: int, device: Any) -> Memory:
+        if ranks.rank == 1:
+            raise torch.OutOfMemoryError("no memory is left")
+        return ranks.share(nbytes, device)
+
+    monkeypatch.setattr(all_reduce, "shareable_memory", share)
+    for found in ranks.run(AllReduce):
+        assert isinstance(found, DriverError)
+        assert "rank 1: no memory is left" in str(found)
+
+
 def test_ranks_of_two_hosts_are_refused(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(all_reduce, "socket", SimpleNamespace(gethostname=lambda: f"host{ranks.rank // 2}"))
     for found in ranks.run(AllReduce):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from cudatma import context
 from cudatma.arrays import describe
 from cudatma.dtypes import ACTIVATION_TYPES
-from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, DriverError, PeerTimeout
+from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, PeerTimeout
 from cudatma.kernels.all_reduce.spec import (
     MOST_RANKS,
     AllReduceSpec,
@@ -77,6 +77,9 @@ class AllReduce:
 
     def _connect(self) -> None:
         """Make the inbox and map those of the peers. What fails on one rank is an error on all of them."""
+        limits = [int(limit) for limit, _, _ in self._gathered((str(self.max_bytes), b"", ""))]
+        if len(set(limits)) > 1:  # a rank would write beyond another one's inbox
+            raise ArgumentError("max_bytes", self.max_bytes, f"the same on all ranks, which have {limits}")
         inbox = Inbox(self.ranks, self.max_bytes)
         own, error = self._attempt(lambda: self._make(inbox))
         everyone = self._gathered((socket.gethostname(), own, error))
@@ -91,7 +94,7 @@ class AllReduce:
         """What it returns, and what went wrong."""
         try:
             return function(), ""
-        except CudaTmaError as error:
+        except Exception as error:  # torch's, too: the other ranks wait for this one
             return b"", str(error)
 
     def _gathered(self, mine: tuple[str, bytes, str]) -> list[tuple[str, bytes, str]]:
