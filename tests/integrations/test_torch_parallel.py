@@ -106,6 +106,17 @@ def test_parallel_layers_compile_into_one_graph(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("two_ranks")
+def test_a_compiled_call_of_a_closed_all_reduce_finds_no_other_one() -> None:
+    reduce = AllReduce()
+    compiled = torch.compile(lambda x: reduce(x), fullgraph=True, backend="aot_eager")
+    compiled(torch.ones(4))
+    reduce.close()
+    AllReduce()
+    with pytest.raises(ArgumentError, match=r"^number: got \d+; allowed: that of an AllReduce which is not closed"):
+        compiled(torch.ones(4))
+
+
+@pytest.mark.usefixtures("two_ranks")
 def test_what_an_all_reduce_refuses() -> None:
     layer = MarlinLinear(128, 64, False)
     for call, field in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,6 +31,8 @@ from cudatma.target import detect
 _MOST_PLANS = 256
 #: By the number that the operator gets. An object stays until close(): peers write to its memory.
 _known: dict[int, AllReduce] = {}
+#: Never one twice: a compiled graph may outlive the object that it calls.
+_numbers = itertools.count(1)
 #: Kept for the life of the process, even if this module is reloaded: a library takes its operators with it.
 _libraries: list[Any] = globals().get("_libraries", [])
 
@@ -72,7 +75,7 @@ class AllReduce:
         if self.max_bytes:
             self._device = torch.cuda.current_device() if device is None else device
             self._connect()
-        self._number = max(_known, default=0) + 1
+        self._number = next(_numbers)
         _known[self._number] = self
 
     def _connect(self) -> None:
@@ -194,6 +197,10 @@ class AllReduce:
 
 
 def _all_reduce(x: Any, number: int) -> None:
+    if number not in _known:
+        raise ArgumentError(
+            "number", number, "that of an AllReduce which is not closed", "compile again with a new one"
+        )
     _known[number]._run(x)
 
 
