@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import numbers
+import operator
 import sys
 from typing import Any
+
+import numpy as np
 
 from cudatma.arrays import ArrayInfo, place_name
 from cudatma.backend import device_remedy
@@ -41,6 +44,19 @@ def real_number(value: Any, field: str) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ArgumentTypeError(field, type(value).__name__, "a real number")
     return as_fp32(value, field)
+
+
+def checked_count(value: Any, field: str, allowed: str) -> int:
+    """A whole number from 0 on. ArgumentError, ArgumentTypeError for anything else."""
+    try:
+        found = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+    except TypeError:
+        found = None
+    if found is None:
+        raise ArgumentTypeError(field, type(value).__name__, allowed)
+    if found < 0:
+        raise ArgumentError(field, found, allowed)
+    return found
 
 
 def as_fp32(value: Any, field: str) -> float:

@@ -95,6 +95,7 @@ def check(
 #: Keys of each sequence, heads, heads of k and v, head dims, queries, page size, parts, options of the call.
 CASES: dict[str, tuple[list[int], int, int, tuple[int, int], int, int, int, dict[str, Any]]] = {
     "grouped": ([300, 65], 8, 1, (128, 128), 1, 0, 3, {}),
+    "many_parts": ([640], 2, 1, (32, 32), 1, 0, 10, {}),
     "short": ([0, 1, 63, 64, 65], 2, 1, (64, 64), 1, 0, 0, {}),
     "every_head": ([130], 4, 4, (64, 64), 1, 0, 1, {}),
     "pages_of_16": ([304, 65, 0], 8, 1, (64, 64), 1, 16, 2, {}),  # the first one fills its pages

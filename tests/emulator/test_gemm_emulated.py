@@ -187,6 +187,7 @@ CALLS: dict[str, tuple[Any, Any, dict[str, Any], tuple[int | str, ...]]] = {
     "tanh_fp32": (numbers(72, 70).T, numbers(72, 40), {"activation": "gelu_tanh", "out_dtype": "float32"}, (5, "p1")),
     "silu_to_bf16": (numbers(70, 136), numbers(136, 72), {"activation": "silu", "out_dtype": "bfloat16"}, (3, 6)),
     "relu_odd": (numbers(70, 131), numbers(131, 73), {"activation": "relu"}, (2, 5)),
+    "beta_odd": (numbers(66, 72), numbers(72, 67), {"beta": 2}, (3, "p1")),
     "batch": (numbers(3, 70, 72), numbers(3, 72, 136), {}, (3, 4, 5)),
     "batch_of_b": (
         numbers(70, 72, dtype=BF16),
@@ -217,7 +218,8 @@ def test_what_versions_share(call: str, version: int | str) -> None:
     """Against the reference; what surrounds the result is left alone."""
     a, b, options, _ = CALLS[call]
     wanted = np.ones_like(gemm(a, b, backend="reference", **(options | {"beta": 0})))
-    whole = np.ones((*wanted.shape[:-1], wanted.shape[-1] + 8), wanted.dtype)
+    n = wanted.shape[-1]
+    whole = np.ones((*wanted.shape[:-1], -(-n // 8) * 8 + 8), wanted.dtype)
     gemm(a, b, out=wanted, backend="reference", **options)
     request, result = check_call_into(a, b, whole[..., : wanted.shape[-1]], **options)
     run_small(version, request, result)
@@ -257,12 +259,12 @@ def run_small(
 def test_scales_of_blocks(version: int, batch: int) -> None:
     """Those of A as a matrix's columns, as DeepGEMM has them; in a batch with a bias and an activation, and two wgmmas
     of 64 rows. More blocks than are loaded at a time."""
-    a, b = numbers(batch, 70, 720, dtype=E4M3), numbers(batch, 200, 720, dtype=E4M3).swapaxes(1, 2)
+    a, b = numbers(batch, 70, 720, dtype=E4M3), numbers(batch, 296, 720, dtype=E4M3).swapaxes(1, 2)
     a_scale = abs(numbers(batch, 6, 70, dtype=np.float32)).swapaxes(1, 2)
-    options: dict[str, Any] = {"a_scale": a_scale, "b_scale": numbers(6, 2, dtype=np.float32)}
+    options: dict[str, Any] = {"a_scale": a_scale, "b_scale": numbers(6, 3, dtype=np.float32)}
     if batch > 1:
-        options["b_scale"] = numbers(batch, 6, 4, dtype=np.float32)[..., ::2]
-        options |= {"bias": numbers(200, dtype=np.float32), "activation": "silu", "out_dtype": "float32", "alpha": 0.5}
+        options["b_scale"] = numbers(batch, 6, 6, dtype=np.float32)[..., ::2]
+        options |= {"bias": numbers(296, dtype=np.float32), "activation": "silu", "out_dtype": "float32", "alpha": 0.5}
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
     run_small(version, *check_call_into(a, b, out, **options), block_m=64 * batch)

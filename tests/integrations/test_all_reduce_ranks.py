@@ -126,16 +126,13 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
             fake.launches.append((fake.rank, self.launch, addresses[0]))
 
     group = SimpleNamespace(
-        is_available=lambda: True,
-        is_initialized=lambda: True,
-        get_rank=lambda group: fake.rank,
-        get_world_size=lambda group: RANKS,
         all_gather_object=fake.gather,
         all_reduce=fake.sum_by_group,
         barrier=lambda group: fake.meeting.wait(),
     )
     for name, value in {
         "dist": group,
+        "place": lambda group: (fake.rank, list(range(RANKS))),
         "torch": FakeTorch(),
         "Replay": Recorded,
         "shareable_memory": fake.share,

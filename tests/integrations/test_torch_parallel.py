@@ -123,17 +123,20 @@ def test_what_an_all_reduce_refuses() -> None:
         (lambda: AllReduce()(np.ones(2)), "x"),
         (lambda: layer(np.ones((1, 128), np.float16)), "x"),
         (lambda: RowParallel(layer, all_reduce=3), "all_reduce"),
+        (lambda: AllReduce("tp"), "group"),
+        (lambda: AllReduce(max_bytes=1e6), "max_bytes"),
+        (lambda: AllReduce(timeout_s="30"), "timeout_s"),
     ):
         with pytest.raises(ArgumentTypeError, match=f"^{field}: got "):
             call()
     for options, field in (({"timeout_s": 0}, "timeout_s"), ({"max_bytes": -1}, "max_bytes")):
         with pytest.raises(ArgumentError, match=f"^{field}"):
             AllReduce(**options)
-    reduce = AllReduce()
-    layer = MarlinLinear(128, 64, False)
-    reduce.ranks = 3
-    with pytest.raises(ArgumentError, match=r"^all_reduce: got one for rank 0 of 3; allowed: .*rank 0 of 2"):
-        RowParallel(layer, all_reduce=reduce)
+    alone = AllReduce(torch.distributed.new_group([0]))
+    with pytest.raises(ArgumentError, match=r"^all_reduce: got one for ranks \[0\]; allowed: one for ranks \[0, 1\]"):
+        RowParallel(layer, all_reduce=alone)
+    with pytest.raises(ArgumentError, match=r"^group: got a group without this process"):
+        AllReduce(torch.distributed.new_group([1]))
 
 
 @pytest.mark.usefixtures("two_ranks")

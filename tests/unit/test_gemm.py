@@ -24,7 +24,7 @@ from cudatma.kernels.gemm.problem import LAYOUTS, Problem, kernel_name
 from cudatma.kernels.gemm.sample import v3_sample
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.version import chosen_version
-from cudatma.kernels.gemm.versions import VERSIONS, GemmV3, GemmV4, GemmV5, GemmV6
+from cudatma.kernels.gemm.versions import VERSIONS, GemmV2, GemmV3, GemmV4, GemmV5, GemmV6
 from cudatma.kernels.gpu import H200, imagined_gpu
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.shortlist import shortlist
@@ -203,6 +203,15 @@ def test_what_a_spec_refuses(field: str, value: Any) -> None:
     with pytest.raises((ArgumentError, ArgumentTypeError)) as caught:
         GemmV5(**{"dtype": "float16", "layout": "RC", field: value})
     assert caught.value.field == field
+
+
+def test_three_warpgroups_beside_a_producer_have_few_registers() -> None:
+    """ptxas gives each thread of 13 warps 128."""
+    for kind in (GemmV3, GemmV4):
+        kind("float16", "RC", 192, 192, warpgroups=3)
+        with pytest.raises(ArgumentError, match=r"^block_n: got 208; allowed: at most 192 for three warpgroups"):
+            kind("float16", "RC", 192, 208, warpgroups=3)
+    GemmV2("float16", "RC", 192, 256, warpgroups=3)
 
 
 @pytest.mark.parametrize(("field", "value"), [("block_n", 192), ("cluster_k", 1), ("cluster_k", 8)])

@@ -14,6 +14,7 @@ from cudatma import context
 from cudatma.arrays import describe
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, PeerTimeout
+from cudatma.integrations.torch.process_group import place
 from cudatma.kernels.all_reduce.spec import (
     MOST_RANKS,
     AllReduceSpec,
@@ -22,13 +23,14 @@ from cudatma.kernels.all_reduce.spec import (
     initial_state,
     longest_message_bytes,
 )
-from cudatma.kernels.checks import check_gradient
+from cudatma.kernels.checks import check_gradient, checked_count, real_number
 from cudatma.kernels.replay import PlanCache, Replay
 from cudatma.library_streams import current_stream
 from cudatma.runtime.peer_memory import close_memory, memory_handle, open_memory, shareable_memory
 from cudatma.target import detect
 
 _MOST_PLANS = 256
+_MOST_BYTES, _BYTES = 1 << 30, "None, or 0 to 2**30"
 #: By the number that the operator gets. An object stays until close(): peers write to its memory.
 _known: dict[int, AllReduce] = {}
 #: Never one twice: a compiled graph may outlive the object that it calls.
@@ -50,22 +52,20 @@ class AllReduce:
     long a kernel waits for a peer. The sums that it lacks and the results of all later launches, replays of graphs too,
     are then NaNs; calls and check() raise PeerTimeout. The calls of a rank are in one stream, or ordered by events.
 
-    Raises ArgumentError, DriverError on every rank if any of them cannot reach a peer's memory.
+    Raises ArgumentError, ArgumentTypeError; DriverError on every rank if any of them cannot reach a peer's memory.
     """
 
     def __init__(
         self, group: Any = None, *, device: int | None = None, max_bytes: int | None = None, timeout_s: float = 30.0
     ) -> None:
-        if not dist.is_available() or not dist.is_initialized():
-            remedy = "call torch.distributed.init_process_group()"
-            raise ArgumentError("group", "no process group", "one of torch.distributed", remedy)
-        self.group, self.rank, self.ranks = group, dist.get_rank(group), dist.get_world_size(group)
-        if not 0 <= self.rank < self.ranks <= MOST_RANKS:
-            raise ArgumentError("group", f"rank {self.rank} of {self.ranks}", f"1 to {MOST_RANKS} ranks, this one too")
-        if not 0 < timeout_s < 2**32:
+        self.rank, self.members = place(group)
+        self.group, self.ranks = group, len(self.members)
+        if self.ranks > MOST_RANKS:
+            raise ArgumentError("group", f"one of {self.ranks} ranks", f"1 to {MOST_RANKS} ranks")
+        if not 0 < real_number(timeout_s, "timeout_s") < 2**32:
             raise ArgumentError("timeout_s", timeout_s, "seconds, above 0")
-        if max_bytes is not None and not 0 <= max_bytes <= 1 << 30:
-            raise ArgumentError("max_bytes", max_bytes, "None, or 0 to 2**30")
+        if max_bytes is not None and checked_count(max_bytes, "max_bytes", _BYTES) > _MOST_BYTES:
+            raise ArgumentError("max_bytes", max_bytes, _BYTES)
         limit = longest_message_bytes(max(2, self.ranks)) if max_bytes is None else max_bytes
         self.max_bytes = limit if self.ranks > 1 and torch.cuda.is_available() else 0
         self.timeout_s = timeout_s

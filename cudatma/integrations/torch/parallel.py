@@ -11,6 +11,7 @@ from cudatma.arrays import describe
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.integrations.torch.all_reduce import AllReduce
 from cudatma.integrations.torch.linear import MarlinLinear
+from cudatma.integrations.torch.process_group import place
 from cudatma.quantization import PackedWeight
 from cudatma.quantization.sharding import shard
 
@@ -25,7 +26,8 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, layer: MarlinLinear, *, group: Any = None, gather_output: bool = False) -> None:
         super().__init__()
         self.layer, self.group, self.gather_output = _checked(layer), group, gather_output
-        self.rank, self.ranks = _place(group)
+        self.rank, members = place(group)
+        self.ranks = len(members)
 
     @classmethod
     def from_packed(
@@ -38,8 +40,8 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
         batch_invariant: bool = False,
     ) -> ColumnParallel:
         """The rank's part of a weight and bias, which every rank gives whole. Raises what shard() raises."""
-        rank, ranks = _place(group)
-        part = shard(weight, rank, ranks, by="columns")
+        rank, members = place(group)
+        part = shard(weight, rank, len(members), by="columns")
         if bias is not None:
             if (got := describe(bias, "bias").shape) != weight.shape[1:]:
                 raise ArgumentError("bias.shape", got, f"({weight.shape[1]},), the whole bias")
@@ -72,12 +74,12 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, layer: MarlinLinear, *, group: Any = None, all_reduce: AllReduce | None = None) -> None:
         super().__init__()
         self.layer, self.group, self.all_reduce = _checked(layer), group, all_reduce
-        self.rank, self.ranks = _place(group)
+        self.rank, members = place(group)
+        self.ranks = len(members)
         if all_reduce is not None and not isinstance(all_reduce, AllReduce):
             raise ArgumentTypeError("all_reduce", type(all_reduce).__name__, "AllReduce, or None")
-        if all_reduce is not None and (all_reduce.rank, all_reduce.ranks) != (self.rank, self.ranks):
-            got = f"one for rank {all_reduce.rank} of {all_reduce.ranks}"
-            raise ArgumentError("all_reduce", got, f"one of the same group, rank {self.rank} of {self.ranks}")
+        if all_reduce is not None and all_reduce.members != members:
+            raise ArgumentError("all_reduce", f"one for ranks {all_reduce.members}", f"one for ranks {members}")
         if self.rank and layer.bias is not None:
             raise ArgumentError(
                 "layer.bias", f"a bias on rank {self.rank}", "a bias on rank 0 alone", "it is added once"
@@ -94,8 +96,8 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
         all_reduce: AllReduce | None = None,
     ) -> RowParallel:
         """The rank's part of a weight, which every rank gives whole, with the bias. Raises what shard() raises."""
-        rank, ranks = _place(group)
-        part = shard(weight, rank, ranks, by="rows")
+        rank, members = place(group)
+        part = shard(weight, rank, len(members), by="rows")
         layer = MarlinLinear.from_packed(part, None if rank else bias, batch_invariant=batch_invariant)
         return cls(layer, group=group, all_reduce=all_reduce)
 
@@ -116,14 +118,3 @@ def _checked(layer: Any) -> MarlinLinear:
     if not isinstance(layer, MarlinLinear):
         raise ArgumentTypeError("layer", type(layer).__name__, "MarlinLinear", "from_packed() divides a weight")
     return layer
-
-
-def _place(group: Any) -> tuple[int, int]:
-    """This process's rank in a group, and how many there are. ArgumentError without a group, and outside of it."""
-    if not dist.is_available() or not dist.is_initialized():
-        remedy = "call torch.distributed.init_process_group(), or run under torchrun and do so"
-        raise ArgumentError("group", "no process group", "one of torch.distributed", remedy)
-    rank = dist.get_rank(group)
-    if rank < 0:
-        raise ArgumentError("group", "a group without this process", "one that it is in")
-    return rank, dist.get_world_size(group)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from cudatma.arrays import ArrayInfo, describe, overlaps
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.attention.problem import Problem
 from cudatma.kernels.attention.tensors import addressable, check_disjoint, check_shapes, operand, plain_array
-from cudatma.kernels.checks import check_place, real_number
+from cudatma.kernels.checks import check_place, checked_count, real_number
 
 #: What softcap may be at most; what other numbers are below, so that they are finite times log2(e), too.
 MOST_SOFTCAP, MOST_NUMBER = 4096, 2.0**127
@@ -241,16 +240,3 @@ def _side(value: Any, index: int) -> int | None:
     if value is None:
         return None
     return checked_count(value, f"window[{index}]", "a number of keys from 0 on, or None for all")
-
-
-def checked_count(value: Any, field: str, allowed: str) -> int:
-    """A whole number from 0 on."""
-    try:
-        found = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
-    except TypeError:
-        found = None
-    if found is None:
-        raise ArgumentTypeError(field, type(value).__name__, allowed)
-    if found < 0:
-        raise ArgumentError(field, found, allowed)
-    return found

@@ -36,6 +36,8 @@ _RING_BYTES, _MOST_STAGES = 16, 8
 #: Shared memory beyond which L1 has 28 KiB and not 60: too few for scales of blocks. Tiles of 256 x 128 are 12 % slower
 #: then at K of 16384, 11 % at 7168, not at 1536. [H100]
 _MOST_BYTES_BESIDE_L1 = 195 << 10
+#: Columns of tiles of three warpgroups beside a producer, whose threads have 128 registers, sums included.
+_MOST_COLUMNS_OF_THREE = 192
 _SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 _EPILOGUE = ("alpha", "beta")
 _VECTOR_SCALES = ("a_scale_row", "b_scale_column")
@@ -106,6 +108,9 @@ class GemmSpec(TiledKernel):
         if self.block_m * self.block_n > self.most_sums * 128 * self.warpgroups:
             least = ceil_div(self.block_m * self.block_n, self.most_sums * 128)
             raise ArgumentError("warpgroups", self.warpgroups, f"{least}: a thread holds at most {self.most_sums} sums")
+        if self.warpgroups == 3 and self.producer_warps and self.block_n > _MOST_COLUMNS_OF_THREE:
+            allowed = f"at most {_MOST_COLUMNS_OF_THREE} for three warpgroups: a thread has 128 registers"
+            raise ArgumentError("block_n", self.block_n, allowed)
         if self.block_k * self.element_bytes % self.least_k_bytes:
             raise ArgumentError("block_k", self.block_k, f"a multiple of {self.least_k_bytes // self.element_bytes}")
         if is_fp8(self.dtype) and self.layout != "RC":

@@ -1,0 +1,24 @@
+"""A process's place in a process group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from cudatma.errors import ArgumentError, ArgumentTypeError
+
+
+def place(group: Any) -> tuple[int, list[int]]:
+    """This process's rank in a group, and the ranks of all its members in the default group, which None stands for.
+
+    ArgumentError without a group, and outside of it; ArgumentTypeError.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        remedy = "call torch.distributed.init_process_group(), or run under torchrun and do so"
+        raise ArgumentError("group", "no process group", "one of torch.distributed", remedy)
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ArgumentError("group", "a group without this process", "one that it is in")
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise ArgumentTypeError("group", type(group).__name__, "None, or a ProcessGroup of torch.distributed")
+    return dist.get_rank(group), list(dist.get_process_group_ranks(group or dist.group.WORLD))
