@@ -13,6 +13,8 @@ from cudatma.target import Target, detect, get_target
 
 #: Part of the memory bus' rate that one kernel's bulk copies reach: 4.6 of 4.92 TB/s. [H200, the read floor F]
 _MEMORY_EFFICIENCY = 0.94
+#: Operands that L2 may still hold from one launch to the next. [H200]
+IN_L2_BYTES = 50 << 20
 #: mma.sync on Hopper: 628 TFLOP/s of 132 SMs at 1980 MHz [H200]. GeForce accumulates fp32 at half of the tensor cores'
 #: rate [NVIDIA RTX Blackwell white paper; not measured].
 _HOPPER_MMA_SYNC, _GEFORCE_MMA_SYNC = 2403, 512

@@ -35,10 +35,9 @@ _TILES: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
     (192, 128): ((2, 128), (2, 112), (2, 96)),
     (256, 256): ((2, 80), (2, 64)),
 }
-#: The same for the versions without.
-_PLAIN_TILES = ((1, 64), (2, 64), (2, 128))
-#: Heads so narrow that versions without a producer do not gain from blocks of 128 keys.
+#: The same for the versions without: of heads up to this dim, and of wider ones. [H100, attention_tiles.json]
 _NARROW_HEAD_DIM = 64
+_NARROW_TILES, _WIDE_TILES = ((1, 64),), ((2, 64), (1, 64))
 #: The same of version p1, within 99 KB.
 _P1_TILES: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
     (32, 32): ((2, 128), (1, 64)),
@@ -71,11 +70,10 @@ def _tiles_of(kind: type[AttentionSpec], problem: Problem) -> Iterator[dict[str,
         return
     is_a3_or_a4 = issubclass(kind, AttentionA3)
     dims = problem.head_dim, problem.v_head_dim
-    tiles = _P1_TILES[dims] if kind is AttentionP1 else _TILES[dims] if is_a3_or_a4 else _PLAIN_TILES
+    plain = _NARROW_TILES if problem.head_dim <= _NARROW_HEAD_DIM else _WIDE_TILES
+    tiles = _P1_TILES[dims] if kind is AttentionP1 else _TILES[dims] if is_a3_or_a4 else plain
     for warpgroups, block_n in tiles:
         fields: dict[str, Any] = {"block_m": 64 * warpgroups, "block_n": block_n, "warpgroups": warpgroups}
-        if tiles is _PLAIN_TILES and problem.head_dim <= _NARROW_HEAD_DIM and block_n == 128:
-            continue
         if issubclass(kind, AttentionWithProducer):
             fields["is_varlen"] = problem.is_varlen and True in kind.allowed["is_varlen"]
         if not is_a3_or_a4:

@@ -66,7 +66,15 @@ def plan_attention(
             args[f"{name}_map"] = tensor_map(arrays[name], box, spec.swizzle, target)
     ordered = tuple([args[name] for name in spec.parameter_names])
     written = [info for info in (result, lse, counter) if isinstance(info, ArrayInfo)]
-    return Launch(spec.template, spec, spec.ctas(problem, sm_count), ordered, (*written, *request.arrays().values()))
+    touched = (*written, *request.arrays().values())
+    return Launch(
+        spec.template,
+        spec,
+        spec.ctas(problem, sm_count),
+        ordered,
+        touched,
+        programmatic=True,
+    )
 
 
 def heads_by_turns(spec: AttentionSpec, request: Request) -> int:

@@ -57,8 +57,8 @@ class AttentionA1(AttentionSpec):
     version: ClassVar[str] = "a1"
     template: ClassVar[str] = "kernels/attention_a1.cu.j2"
     clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]] = {
-        (1, 1): Clocks(864, 3.14),
-        (2, 1): Clocks(3395, 2.1, 518),
+        (1, 1): Clocks(1546, 1.112, 764),
+        (2, 1): Clocks(5444, 1.546),
     }
     operand_names: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     work_names: ClassVar[tuple[str, ...]] = (*OUTPUT_ROWS, *_OPERAND_ROWS)
@@ -78,8 +78,8 @@ class AttentionA2(AttentionSpec):
     version: ClassVar[str] = "a2"
     template: ClassVar[str] = "kernels/attention_a2.cu.j2"
     clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]] = {
-        (1, 1): Clocks(1399, 2.118),
-        (2, 1): Clocks(4133, 1.318, 732, 81),
+        (1, 1): Clocks(1320, 0.895, 974),
+        (2, 1): Clocks(6070, 1.384),
     }
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionSpec.allowed, "warpgroups": (1, 2)}
 

@@ -11,7 +11,7 @@ from typing import Any
 from cudatma.kernels.clusters import clusters_at_once
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gemm.problem import Problem
-from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.gpu import IN_L2_BYTES, Gpu
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import get_target
 
@@ -41,9 +41,8 @@ _SUMS_BYTES = 9.6
 #: A single wave on more than this part of all SMs leaves the next launch none to begin on, which costs microseconds.
 _FULL_PART = 0.97
 _FULL_US = 1.0
-#: Operands that L2 may still hold. The part of the time of reading larger ones by which tiles of so many rows, which
-#: read the same columns one after the other, take longer.
-IN_L2_BYTES = 50 << 20
+#: The part of the time of reading operands that L2 does not hold by which tiles of so many rows, which read the same
+#: columns one after the other, take longer.
 _DRIFT_PART = 0.23
 _DRIFTING_M = 64
 #: Clocks that an epilogue takes for each sum of a thread.

@@ -7,10 +7,10 @@ from typing import Any
 
 from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import TensorMap
-from cudatma.kernels.gemm.cost import IN_L2_BYTES
 from cudatma.kernels.gemm.matrices import ALIGNMENT, as_rows, dense_rows
 from cudatma.kernels.gemm.request import Request
 from cudatma.kernels.gemm.spec import GemmSpec
+from cudatma.kernels.gpu import IN_L2_BYTES
 from cudatma.kernels.launch import Launch
 from cudatma.kernels.launch_struct import pack
 from cudatma.kernels.schedule import DivisorStruct, Schedule, ceil_div

@@ -35,6 +35,17 @@ __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
 }
 
+// [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
+// Returns at once unless the launch was a programmatic dependent one.
+__device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// [PTX ISA, griddepcontrol] The next kernel may start once all CTAs have said so or ended.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
 constexpr u32 BLOCK_M = 64;   // queries of a CTA's tile
 constexpr u32 BLOCK_N = 64;   // keys of a block
@@ -84,6 +95,13 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
+}
+
+// What comes before overlaps the end of the kernel before this one in the stream, and the next kernel's part before its own wait the end
+// of this one: no global memory is touched there.
+__device__ __forceinline__ void wait_for_previous_grid() {
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
 }
 
 // Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
@@ -404,19 +422,20 @@ __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const P
 
 // ---- Loads: each thread copies some vectors of 16 bytes to where the swizzle has them --------------------------------------
 constexpr u32 THREADS = 128 * WARPGROUPS;
+constexpr u32 ROWS = THREADS / SPAN_VECTORS;   // that all threads copy at a time, one span of each
+static_assert(ROWS % 8 == 0, "the swizzle repeats");
 
 // Rows from row0 on of a head with so many rows; what lies outside is zero. pitch: of rows, in elements.
 template <u32 Rows, u32 Columns>
 __device__ __forceinline__ void load_rows(u32 slot, const u16* head, u64 pitch, u32 row0, u32 rows) {
-    constexpr u32 VECTORS = Columns / 8;   // of a row
+    const u32 row = threadIdx.x / SPAN_VECTORS, vector = threadIdx.x % SPAN_VECTORS;
+    const u16* source = head + (row0 + row) * pitch + 8 * vector;
+    const u32 destination = slot + vector_offset(row, vector);
 #pragma unroll
-    for (u32 i = threadIdx.x; i < Rows * VECTORS; i += THREADS) {
-        const u32 row = i / VECTORS, vector = i % VECTORS;
-        const bool is_inside = row0 + row < rows;
-        const u16* source = head + (is_inside ? (row0 + row) * pitch + 8 * vector : 0);
-        const u32 offset = vector / SPAN_VECTORS * Rows * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS);
-        cp_async_16(slot + offset, source, is_inside ? 16 : 0);
-    }
+    for (u32 i = 0; i < Rows; i += ROWS)
+#pragma unroll
+        for (u32 j = 0; j < Columns; j += SPAN)
+            cp_async_16(destination + j / SPAN * Rows * SPAN_BYTES + i * SPAN_BYTES, source + i * pitch + j, row0 + row + i < rows ? 16 : 0);
 }
 
 // A block of keys and its values, as one group of this thread's copies; none if is_wanted is false.
@@ -450,6 +469,7 @@ attention_a1_bf16_d64_64x64_s2(
     const u16* k_head = k + place.batch * problem.k_batch + place.kv_head * problem.k_head;
     const u16* v_head = v + place.batch * problem.v_batch + place.kv_head * problem.v_head;
 
+    wait_for_previous_grid();
     const bool has_keys = blocks.begin < blocks.end;
     const u16* q_head = q + place.batch * problem.q_batch + place.head * problem.q_head;
     if (has_keys) load_rows<BLOCK_M, HEAD_DIM>(smem + Q, q_head, problem.q_pitch, place.row0, problem.q_length);

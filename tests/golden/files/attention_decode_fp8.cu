@@ -29,6 +29,17 @@
 //    33320  v_full_barriers, 16 B
 //    33336  v_empty_barriers, 16 B
 
+// [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
+// Returns at once unless the launch was a programmatic dependent one.
+__device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// [PTX ISA, griddepcontrol] The next kernel may start once all CTAs have said so or ended.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
 constexpr u32 BLOCK_M = 16;   // queries of a CTA's tile
 constexpr u32 BLOCK_N = 128;   // keys of a block
@@ -77,6 +88,13 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
+}
+
+// What comes before overlaps the end of the kernel before this one in the stream, and the next kernel's part before its own wait the end
+// of this one: no global memory is touched there.
+__device__ __forceinline__ void wait_for_previous_grid() {
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
 }
 
 // ---- Where a tile lies ----------------------------------------------------------------------------------------------
@@ -666,16 +684,16 @@ attention_decode_fp8_bf16_d64_n128_s2_b1_paged16(
         prefetch_tensormap(&k_map);
         prefetch_tensormap(&v_map);
     }
-    const Place place = tile_place(problem, blockIdx.x);
-    Problem sequence = sequence_problem(problem, seqlens, place.batch);
-    const Blocks of_tile = key_blocks(sequence, place);
-    const u32 parts = max(1, min(gridDim.y, of_tile.end - of_tile.begin));
-
     Ring k_ring, v_ring;
     k_ring.attach(smem + K_BARRIERS);
     if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);   // one thread arrives for a loaded slot; each consumer warp releases it
     v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
-    if (blockIdx.y >= parts) return;   // this sequence has fewer parts than the longest; its length arrives while the barriers are set up
+    wait_for_previous_grid();
+    const Place place = tile_place(problem, blockIdx.x);
+    Problem sequence = sequence_problem(problem, seqlens, place.batch);
+    const Blocks of_tile = key_blocks(sequence, place);
+    const u32 parts = max(1, min(gridDim.y, of_tile.end - of_tile.begin));
+    if (blockIdx.y >= parts) return;   // this sequence has fewer parts than the longest
     const Blocks blocks = part_of(of_tile, blockIdx.y, parts);
     if (warp_index < CONSUMER_WARPS) {
         // The scale of the keys is one of the scores, that of the values one of the result.

@@ -44,6 +44,17 @@ __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
 }
 
+// [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
+// Returns at once unless the launch was a programmatic dependent one.
+__device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// [PTX ISA, griddepcontrol] The next kernel may start once all CTAs have said so or ended.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
 constexpr u32 BLOCK_M = 64;   // queries of a CTA's tile
 constexpr u32 BLOCK_N = 64;   // keys of a block
@@ -96,6 +107,13 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
+}
+
+// What comes before overlaps the end of the kernel before this one in the stream, and the next kernel's part before its own wait the end
+// of this one: no global memory is touched there.
+__device__ __forceinline__ void wait_for_previous_grid() {
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
 }
 
 // ---- Where a tile lies ----------------------------------------------------------------------------------------------
@@ -700,16 +718,16 @@ attention_decode_f16_d64_n64_s2_b1_rows(
     const u32 smem = shared_address(dynamic_shared);
     // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-    const Place place = tile_place(problem, blockIdx.x);
-    const Problem sequence = sequence_problem(problem, seqlens, place.batch);
-    const Blocks of_tile = key_blocks(sequence, place);
-    const u32 parts = max(1, min(gridDim.y, of_tile.end - of_tile.begin));
-
     Ring k_ring, v_ring;
     k_ring.attach(smem + K_BARRIERS);
     if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);   // one thread arrives for a loaded slot; each consumer warp releases it
     v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
-    if (blockIdx.y >= parts) return;   // this sequence has fewer parts than the longest; its length arrives while the barriers are set up
+    wait_for_previous_grid();
+    const Place place = tile_place(problem, blockIdx.x);
+    const Problem sequence = sequence_problem(problem, seqlens, place.batch);
+    const Blocks of_tile = key_blocks(sequence, place);
+    const u32 parts = max(1, min(gridDim.y, of_tile.end - of_tile.begin));
+    if (blockIdx.y >= parts) return;   // this sequence has fewer parts than the longest
     const Blocks blocks = part_of(of_tile, blockIdx.y, parts);
     if (warp_index < CONSUMER_WARPS) {
         consume(k_ring, v_ring, sequence, smem, q, output_rows, LogSums{lse}, partials, counters, place, blocks, parts, warp_index, laneid());

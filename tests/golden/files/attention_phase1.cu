@@ -19,6 +19,17 @@
 //        0  k, 4096 B
 //     4096  v, 4096 B
 
+// [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
+// Returns at once unless the launch was a programmatic dependent one.
+__device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// [PTX ISA, griddepcontrol] The next kernel may start once all CTAs have said so or ended.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
 constexpr u32 BLOCK_M = 32;   // queries of a CTA's tile
 constexpr u32 BLOCK_N = 32;   // keys of a block
@@ -71,6 +82,13 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
+}
+
+// What comes before overlaps the end of the kernel before this one in the stream, and the next kernel's part before its own wait the end
+// of this one: no global memory is touched there.
+__device__ __forceinline__ void wait_for_previous_grid() {
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
 }
 
 // Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
@@ -161,6 +179,7 @@ attention_phase1_bf16_d64_causal_32x32_s1(
     extern __shared__ __align__(16) u8 dynamic_shared[];
     uint4* keys = (uint4*)(dynamic_shared + 0);
     uint4* values = (uint4*)(dynamic_shared + 4096);
+    wait_for_previous_grid();
     const Place place = tile_place(problem, blockIdx.x);
     const Blocks blocks = key_blocks(problem, place);
     const u16* k_head = k + place.batch * problem.k_batch + place.kv_head * problem.k_head;

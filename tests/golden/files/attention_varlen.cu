@@ -42,6 +42,17 @@ __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
 }
 
+// [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
+// Returns at once unless the launch was a programmatic dependent one.
+__device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// [PTX ISA, griddepcontrol] The next kernel may start once all CTAs have said so or ended.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+
 // [PTX ISA, setmaxnreg] A whole warpgroup raises its registers a thread to Registers (24..256, a multiple of 8); waits
 // until the CTA's pool has them.
 template <u32 Registers>
@@ -98,6 +109,13 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     u32 d;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
+}
+
+// What comes before overlaps the end of the kernel before this one in the stream, and the next kernel's part before its own wait the end
+// of this one: no global memory is touched there.
+__device__ __forceinline__ void wait_for_previous_grid() {
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
 }
 
 // Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
@@ -588,14 +606,15 @@ attention_a3_bf16_d64_causal_varlen_128x64_s2(
     const u32 smem = shared_address(dynamic_shared);
     // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
-    Place place = tile_place(problem, blockIdx.x);
-    const Problem sequence = sequence_problem(problem, cu_seqlens_q, cu_seqlens_k, place);
-    if (place.row0 >= sequence.q_length) return;   // the sequence is shorter than the longest
     if (threadIdx.x == 0) mbarrier_init(smem + Q_BARRIER, 1);
     Ring k_ring, v_ring;
     k_ring.attach(smem + K_BARRIERS);
     if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
     v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
+    wait_for_previous_grid();
+    Place place = tile_place(problem, blockIdx.x);
+    const Problem sequence = sequence_problem(problem, cu_seqlens_q, cu_seqlens_k, place);
+    if (place.row0 >= sequence.q_length) return;   // the sequence is shorter than the longest
     if (warp_index >= CONSUMER_WARPS) {
         setmaxnreg_dec<24>();
         if (warp_index == CONSUMER_WARPS && elect_sync()) {

@@ -431,14 +431,15 @@ __device__ __forceinline__ void wgmma_m64n128k32_f32_e4m3_ss_first(float (&d)[16
         : "memory");
 }
 
-// Blocks of K whose scales are loaded ahead. A stage of two commit groups takes longer than a load, one of a single group does not.
-constexpr u32 BLOCKS_AHEAD = FRAGMENTS_16 == 1 ? 4 : 1;
+// Blocks of K whose scales are loaded at a time, while the ones before are computed. A stage of two commit groups takes longer than a load,
+// one of a single group does not.
+constexpr u32 WINDOW = FRAGMENTS_16 == 1 ? 4 : 1;
 
-// The scales of a thread's rows of A, and that of the tile's columns, of the next blocks of K.
+// The scales of a thread's rows of A, and that of the tile's columns, of a window.
 struct BlockScales {
     const float *a, *b;             // of the block that was loaded last
     u32 offsets[FRAGMENTS_16][2];   // of the thread's rows, elements; below 2^32
-    float rows[BLOCKS_AHEAD][FRAGMENTS_16][2], columns[BLOCKS_AHEAD];
+    float rows[WINDOW][FRAGMENTS_16][2], columns[WINDOW];
 
     __device__ __forceinline__ BlockScales(const Problem& problem, const Result& result, const Place& place, u32 warp, u32 lane)
         : a(result.a_scale + place.batch * problem.a_scale_batch),
@@ -450,7 +451,7 @@ struct BlockScales {
                 offsets[m][half] = min(place.row0 + 64 * m + 16 * warp + lane / 4 + 8 * half, problem.m - 1) * (u32)problem.a_scale_row;
         load(0);
 #pragma unroll
-        for (u32 i = 1; i < BLOCKS_AHEAD; ++i)
+        for (u32 i = 1; i < WINDOW; ++i)
             if (i < problem.k_iterations) load_next(problem, i);
     }
 
@@ -467,21 +468,20 @@ struct BlockScales {
         load(i);
     }
 
-    // The factors of a thread's rows in block k; loads a later block's scales. The branch keeps ptxas from moving these loads behind the
-    // wait for the products, where nothing hides them.
-    __device__ __forceinline__ void take(float (&factors)[FRAGMENTS_16][2], const Problem& problem, u32 k) {
+    // The factors of a thread's rows in the blocks from k on; loads the next window. The branch keeps ptxas from moving these loads behind
+    // the wait for the products, where nothing hides them.
+    __device__ __forceinline__ void take(float (&factors)[WINDOW][FRAGMENTS_16][2], const Problem& problem, u32 k) {
 #pragma unroll
-        for (u32 m = 0; m < FRAGMENTS_16; ++m)
+        for (u32 i = 0; i < WINDOW; ++i)
 #pragma unroll
-            for (u32 half = 0; half < 2; ++half) {
-                factors[m][half] = rows[0][m][half] * columns[0];
+            for (u32 m = 0; m < FRAGMENTS_16; ++m)
 #pragma unroll
-                for (u32 i = 1; i < BLOCKS_AHEAD; ++i) rows[i - 1][m][half] = rows[i][m][half];
-            }
+                for (u32 half = 0; half < 2; ++half) factors[i][m][half] = rows[i][m][half] * columns[i];
 #pragma unroll
-        for (u32 i = 1; i < BLOCKS_AHEAD; ++i) columns[i - 1] = columns[i];
-        if (k + BLOCKS_AHEAD >= problem.k_iterations) return;
-        load_next(problem, BLOCKS_AHEAD - 1);
+        for (u32 i = 0; i < WINDOW; ++i) {
+            if (k + WINDOW + i >= problem.k_iterations) return;
+            load_next(problem, i);
+        }
     }
 };
 
@@ -490,26 +490,30 @@ struct BlockScales {
 __device__ __forceinline__ void mainloop(Accumulators& acc, Ring& ring, const Problem& problem, const Result& result,
                                          const Place& place, u32 smem, u32 warpgroup, u32 warp, u32 lane) {
     BlockScales scales(problem, result, place, warp, lane);
-    float sums[FRAGMENTS_8][4] = {}, factors[FRAGMENTS_16][2];
-#pragma unroll 4
-    for (u32 k = 0; k < problem.k_iterations; ++k, ring.advance()) {
-        const u64 a = a_descriptor(smem, ring.stage, warpgroup), b = b_descriptor(smem, ring.stage);
-        ring.wait();
+    float sums[FRAGMENTS_8][4] = {}, factors[WINDOW][FRAGMENTS_16][2];
+#pragma unroll(4 / WINDOW)
+    for (u32 k = 0; k < problem.k_iterations; k += WINDOW) {
 #pragma unroll
-        for (u32 m = 0; m < FRAGMENTS_16; ++m) {
-            const u64 rows = advanced(a, operand_offset<true, BLOCK_M>(64 * m, 0));
-            wgmma_fence();
-            wgmma_m64n128k32_f32_e4m3_ss_first(sums, rows, b);
+        for (u32 i = 0; i < WINDOW; ++i, ring.advance()) {
+            if (i > 0 && k + i == problem.k_iterations) break;
+            const u64 a = a_descriptor(smem, ring.stage, warpgroup), b = b_descriptor(smem, ring.stage);
+            ring.wait();
 #pragma unroll
-            for (u32 i = MMA_K; i < BLOCK_K; i += MMA_K) wgmma_m64n128k32_f32_e4m3_ss(sums, advanced(rows, i), advanced(b, i));
-            wgmma_commit_group();
-            if (m == 0) scales.take(factors, problem, k);
-            wgmma_wait_group<0>();
-            if (m + 1 == FRAGMENTS_16) release_slot(ring, ring.stage, lane);
+            for (u32 m = 0; m < FRAGMENTS_16; ++m) {
+                const u64 rows = advanced(a, operand_offset<true, BLOCK_M>(64 * m, 0));
+                wgmma_fence();
+                wgmma_m64n128k32_f32_e4m3_ss_first(sums, rows, b);
 #pragma unroll
-            for (u32 n = 0; n < FRAGMENTS_8; ++n)
+                for (u32 j = MMA_K; j < BLOCK_K; j += MMA_K) wgmma_m64n128k32_f32_e4m3_ss(sums, advanced(rows, j), advanced(b, j));
+                wgmma_commit_group();
+                if (i == 0 && m == 0) scales.take(factors, problem, k);
+                wgmma_wait_group<0>();
+                if (m + 1 == FRAGMENTS_16) release_slot(ring, ring.stage, lane);
 #pragma unroll
-                for (u32 i = 0; i < 4; ++i) acc[m][n][i] += factors[m][i / 2] * sums[n][i];
+                for (u32 n = 0; n < FRAGMENTS_8; ++n)
+#pragma unroll
+                    for (u32 j = 0; j < 4; ++j) acc[m][n][j] += factors[i][m][j / 2] * sums[n][j];
+            }
         }
     }
 }
