@@ -21,8 +21,8 @@ from cudatma.target import Target
 
 #: Multiplications that the tensor cores of an SM do in a clock. [H100 white paper]
 _MACS = 2048
-#: Microseconds of a launch. [H200]
-_LAUNCH_US = 2.0
+#: Microseconds of a launch. [H100]
+_LAUNCH_US = 1.0
 #: Part of the highest clock that long launches keep, as their power is limited. [H200]
 _CLOCK = 0.886
 MEMBERS = WORK_MEMBERS | {
@@ -81,12 +81,14 @@ _ALLOWED: Mapping[str, tuple[Any, ...]] = {
 @dataclass(frozen=True, slots=True)
 class Clocks:
     """What an SM takes for a tile. around: before the first and after the last block. products: parts of the tensor
-    cores' time that are not hidden. scores: for 2^14 of them, of what comes between the products. block: for each."""
+    cores' time that are not hidden. scores: for 2^14 of them, of what comes between the products. block: for each.
+    start: of a launch, until its first tile begins."""
 
     around: float
     products: float
     scores: float = 0.0
     block: float = 0.0
+    start: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +354,8 @@ class AttentionSpec(TiledKernel):
             beyond = self.block_m + self.block_n - math.gcd(self.block_m, self.block_n)
             keys = min(keys, keys - 0.5 * min(keys, problem.q_length) + 0.5 * beyond)
         clocks = self.waves(self.tiles(problem), gpu.sm_count) * self.tile_clocks(keys)
-        sm_us = max(clocks, self.tile_clocks(problem.k_length)) / (_CLOCK * gpu.sm_clock_mhz)
+        clocks = self.clocks.start + max(clocks, self.tile_clocks(problem.k_length))
+        sm_us = clocks / (_CLOCK * gpu.sm_clock_mhz)
         rows = problem.batch * (problem.q_length * problem.heads + problem.k_length * problem.kv_heads)
         memory_us = 2 * rows * (self.head_dim + self.v_head_dim) / gpu.memory_bytes_per_us
         return Cost(_LAUNCH_US, sm_us, 0.0, max(0.0, memory_us - sm_us), 0.0)

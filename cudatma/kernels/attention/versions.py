@@ -57,8 +57,8 @@ class AttentionA1(AttentionSpec):
     version: ClassVar[str] = "a1"
     template: ClassVar[str] = "kernels/attention_a1.cu.j2"
     clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]] = {
-        (1, 1): Clocks(1546, 1.112, 764),
-        (2, 1): Clocks(5444, 1.546),
+        (1, 1): Clocks(1758, 2.176, start=126),
+        (2, 1): Clocks(2852, 1.732, start=86),
     }
     operand_names: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     work_names: ClassVar[tuple[str, ...]] = (*OUTPUT_ROWS, *_OPERAND_ROWS)
@@ -78,8 +78,8 @@ class AttentionA2(AttentionSpec):
     version: ClassVar[str] = "a2"
     template: ClassVar[str] = "kernels/attention_a2.cu.j2"
     clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]] = {
-        (1, 1): Clocks(1320, 0.895, 974),
-        (2, 1): Clocks(6070, 1.384),
+        (1, 1): Clocks(1592, 2.221, start=756),
+        (2, 1): Clocks(3939, 1.504, start=56),
     }
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionSpec.allowed, "warpgroups": (1, 2)}
 
@@ -119,9 +119,9 @@ class AttentionA3(AttentionWithProducer):
     version: ClassVar[str] = "a3"
     template: ClassVar[str] = "kernels/attention_a3.cu.j2"
     clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]] = {
-        (1, 1): Clocks(2157, 0.807, 741, 149),
-        (2, 1): Clocks(6640, 0.781, 458, 471),
-        (3, 1): Clocks(6150, 0.683, 894),
+        (1, 1): Clocks(1842, 1.139, 682, 70, 1067),
+        (2, 1): Clocks(5880, 0.904, 314, 442),
+        (3, 1): Clocks(4972, 0.473, 750, 590),
     }
     #: One loads; setmaxnreg acts on whole warpgroups.
     producer_warps: ClassVar[int] = 4
@@ -193,10 +193,10 @@ class AttentionA4(AttentionA3):
     work_names: ClassVar[tuple[str, ...]] = ()
     #: With a second slot of queries a tile begins while the one before is stored.
     clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]] = {
-        (2, 1): Clocks(7479, 0.954, 317, 147),
-        (2, 2): Clocks(2447, 0.62, 949, 276),
-        (3, 1): Clocks(6150, 0.683, 894),
-        (3, 2): Clocks(2161, 0.762, 799),
+        (2, 1): Clocks(7298, 1.068, 224, 26),
+        (2, 2): Clocks(3554, 0.687, 1024, 34, 2184),
+        (3, 1): Clocks(4972, 0.473, 750, 590),
+        (3, 2): Clocks(2855, 0.649, 638, 362, 3223),
     }
 
     @property
