@@ -41,9 +41,9 @@ _SUMS_BYTES = 9.6
 #: A single wave on more than this part of all SMs leaves the next launch none to begin on, which costs microseconds.
 _FULL_PART = 0.97
 _FULL_US = 1.0
-#: Of the times of reading operands that L2 does not hold and of multiplying them: the part of the shorter one that the
-#: longer one does not hide. [H100, gemm.json]
-_UNHIDDEN_PART = 0.12
+#: Of the times of reading operands and of multiplying them: the part of the shorter one that the longer one does not
+#: hide. [H100, gemm.json]
+_UNHIDDEN_PART = 0.17
 #: The part of the time of reading operands that L2 does not hold by which tiles of so many rows, which read the same
 #: columns one after the other, take longer.
 _DRIFT_PART = 0.23
@@ -85,11 +85,9 @@ def gemm_cost(spec: Any, problem: Problem, gpu: Gpu) -> Cost:
     operands = problem.batch * spec.element_bytes * problem.k * (problem.m + problem.n)
     read_us = operands / gpu.memory_bytes_per_us
     around_us, mainloop_us, sums_us = (one / gpu.sm_clock_mhz for one in (around, mainloop, sums))
-    memory_us = max(0.0, read_us - mainloop_us)
-    if operands > IN_L2_BYTES:
-        memory_us += _UNHIDDEN_PART * min(read_us, mainloop_us)
-        if spec.block_m == _DRIFTING_M and tiles_m > 1:
-            memory_us += _DRIFT_PART * read_us
+    memory_us = max(0.0, read_us - mainloop_us) + _UNHIDDEN_PART * min(read_us, mainloop_us)
+    if operands > IN_L2_BYTES and spec.block_m == _DRIFTING_M and tiles_m > 1:
+        memory_us += _DRIFT_PART * read_us
     is_full = waves == 1 and tiles * spec.cluster_k > _FULL_PART * gpu.sm_count
     launch_us = spec.launch_us + _FULL_US * is_full
     return Cost(launch_us + around_us, mainloop_us, sums_us, memory_us, 0.0)
