@@ -63,10 +63,14 @@ class Launch:
         )
 
     def emulate(self, target: Target, *, kernel: Kernel | None = None, **options: Any) -> Report:
-        """Run it on the emulator. kernel: None compiles it. options: of ``EmulatedModule.launch``."""
+        """Run it on the emulator. kernel: None compiles it. options: of ``EmulatedModule.launch``. A programmatic
+        dependent runs as if the kernel before it wrote each of its arrays, unless the options name them."""
         arrays = tuple(host_bytes(info) for info in self.touched if info.size_elems)
         chosen = self.kernel(target) if kernel is None else kernel
-        given: dict[str, Any] = {"arrays": arrays, "target": target} | self._shape() | options
+        given: dict[str, Any] = {"arrays": arrays, "target": target} | self._shape()
+        if self.programmatic:
+            given["produced_by_previous"] = arrays
+        given |= options
         return chosen.emulate(self.grid, self.spec.threads, self.values, **given)
 
     @property

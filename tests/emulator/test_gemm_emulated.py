@@ -21,7 +21,6 @@ from cudatma.kernels.gemm.request import Request, check_call_into
 from cudatma.kernels.gemm.sample import v3_sample
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.versions import VERSIONS, GemmV3, GemmV4, GemmV5, GemmV6
-from cudatma.kernels.host import host_bytes
 from cudatma.target import SMEM_RESERVED_BYTES, Target, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
@@ -48,7 +47,7 @@ def check(
     y = np.full((m, n), np.nan, a.dtype) if out is None else out
     request, result = check_call_into(a, b, y)
     launch = plan_gemm(request, result, spec, target, SMS)
-    report = launch.emulate(target, schedules=schedules, produced_by_previous=(a, b))
+    report = launch.emulate(target, schedules=schedules)
     assert report.is_clean, str(report)
     wanted = a.astype(np.float64) @ b.astype(np.float64)
     assert np.linalg.norm(y.astype(np.float64) - wanted) <= LIMITS[spec.dtype] * np.linalg.norm(wanted)
@@ -247,9 +246,8 @@ def run_small(
         target = SM120A
     block_k = 128 // element_bytes(problem.dtype)
     spec = VERSIONS[version](problem.dtype, problem.layout, block_m, 128 if version in (5, 6) else 64, block_k, 2, 1)
-    produced = tuple(host_bytes(info) for info in ready.arrays().values())
     launch = plan_gemm(ready, result, spec.adapted(problem), target, SMS)
-    report = launch.emulate(target, schedules=2, produced_by_previous=produced)
+    report = launch.emulate(target, schedules=2)
     assert report.is_clean, str(report)
 
 
