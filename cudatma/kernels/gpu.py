@@ -1,5 +1,5 @@
-"""What the cost model must know of a GPU: SMs, clocks and width of the memory bus, which the driver reports, and the
-rate of mma.sync. A comment names the source of each number.
+"""What cost models and launches must know of a GPU: SMs, clocks and width of the memory bus, which the driver reports,
+the rate of mma.sync, and L2. A comment names the source of each number.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Gpu:
         return round(self.sm_clock_mhz, -2)
 
 
-#: The GPU that cost.py was fitted on. [driver 580.159, device attributes]
+#: The GPU that most cost models were fitted on. [driver 580.159, device attributes]
 H200 = Gpu("sm_90a", 132, 1980, 3201, 6144)
 #: Clocks and bus of other GPUs. [their data sheets; nothing here was measured on them]
 _KNOWN = (

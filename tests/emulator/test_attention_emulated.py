@@ -72,6 +72,7 @@ def check(
     spec = VERSIONS[version](dtype, *dims, *masks, **(SMALL[version] | (fields or {})))
     counter = HostCounter()
     launch = plan_attention(request, result, describe(lse), spec, target, SMS, counter)
+    assert launch.programmatic
     report = launch.emulate(target, schedules=schedules)
     assert report.is_clean, str(report)
     assert not counter.taken.any(), "the next launch would begin with a later tile"
@@ -125,7 +126,10 @@ def test_every_head_dim(version: str, dims: tuple[int, int], fields: dict[str, A
 @pytest.mark.parametrize("dims", [(32, 32), (96, 96), (192, 128), (256, 256)], ids=str)
 @pytest.mark.parametrize("version", ["phase1", "a1", "a2"])
 def test_every_head_dim_of_the_first_versions(version: str, dims: tuple[int, int]) -> None:
-    fields = {"block_n": 32}
+    """Of spans of 64 bytes and of 128, with one warpgroup and with two."""
+    fields: dict[str, Any] = {"block_n": 32}
+    if version != "phase1" and dims[0] > 64:
+        fields = {"block_m": 128, "block_n": 64, "warpgroups": 2}
     check(version, 1, 1, 40, 70, dims, fields=fields, schedules=1, dtype="bfloat16")
 
 

@@ -132,7 +132,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     )
     for name, value in {
         "dist": group,
-        "place": lambda group: (fake.rank, list(range(RANKS))),
+        "rank_and_members": lambda group: (fake.rank, list(range(RANKS))),
         "torch": FakeTorch(),
         "Replay": Recorded,
         "shareable_memory": fake.share,

@@ -107,6 +107,20 @@ def test_a_scale_of_keys_is_not_one_of_values(replays: list[FakeReplay]) -> None
     assert len(replays) == 2
 
 
+@pytest.mark.parametrize(("capacity", "of_cache", "overlaps"), [
+    (200000, np.float16, True), (200000, ml_dtypes.float8_e4m3fn, True), (210000, ml_dtypes.float8_e4m3fn, False),
+])  # fmt: skip
+def test_a_large_e4m3_cache_is_read_alone(
+    replays: list[FakeReplay], capacity: int, of_cache: Any, overlaps: bool
+) -> None:
+    """From 50 MiB on."""
+    caches = dict.fromkeys(("k_cache", "v_cache"), (1, capacity, 2, 64))
+    decode.attention_decode(
+        **on_device({"q": (1, 1, 8, 64)} | caches | {"seqlens": (1,), "out": (1, 1, 8, 64)}, of_cache)
+    )
+    assert replays[0].launch.programmatic == overlaps
+
+
 def test_one_part_needs_no_workspace(replays: list[FakeReplay]) -> None:
     short = on_device(SHAPES | dict.fromkeys(("k_cache", "v_cache"), (2, 64, 2, 64)) | {"out": SHAPES["q"]})
     decode.attention_decode(**short)

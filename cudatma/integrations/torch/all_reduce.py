@@ -14,7 +14,7 @@ from cudatma import context
 from cudatma.arrays import describe
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, PeerTimeout
-from cudatma.integrations.torch.process_group import place
+from cudatma.integrations.torch.process_group import rank_and_members
 from cudatma.kernels.all_reduce.spec import (
     MOST_RANKS,
     AllReduceSpec,
@@ -58,7 +58,7 @@ class AllReduce:
     def __init__(
         self, group: Any = None, *, device: int | None = None, max_bytes: int | None = None, timeout_s: float = 30.0
     ) -> None:
-        self.rank, self.members = place(group)
+        self.rank, self.members = rank_and_members(group)
         self.group, self.ranks = group, len(self.members)
         if self.ranks > MOST_RANKS:
             raise ArgumentError("group", f"one of {self.ranks} ranks", f"1 to {MOST_RANKS} ranks")

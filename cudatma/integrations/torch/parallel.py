@@ -11,7 +11,7 @@ from cudatma.arrays import describe
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.integrations.torch.all_reduce import AllReduce
 from cudatma.integrations.torch.linear import MarlinLinear
-from cudatma.integrations.torch.process_group import place
+from cudatma.integrations.torch.process_group import rank_and_members
 from cudatma.quantization import PackedWeight
 from cudatma.quantization.sharding import shard
 
@@ -26,7 +26,7 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, layer: MarlinLinear, *, group: Any = None, gather_output: bool = False) -> None:
         super().__init__()
         self.layer, self.group, self.gather_output = _checked(layer), group, gather_output
-        self.rank, members = place(group)
+        self.rank, members = rank_and_members(group)
         self.ranks = len(members)
 
     @classmethod
@@ -40,7 +40,7 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
         batch_invariant: bool = False,
     ) -> ColumnParallel:
         """The rank's part of a weight and bias, which every rank gives whole. Raises what shard() raises."""
-        rank, members = place(group)
+        rank, members = rank_and_members(group)
         part = shard(weight, rank, len(members), by="columns")
         if bias is not None:
             if (got := describe(bias, "bias").shape) != weight.shape[1:]:
@@ -74,7 +74,7 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, layer: MarlinLinear, *, group: Any = None, all_reduce: AllReduce | None = None) -> None:
         super().__init__()
         self.layer, self.group, self.all_reduce = _checked(layer), group, all_reduce
-        self.rank, members = place(group)
+        self.rank, members = rank_and_members(group)
         self.ranks = len(members)
         if all_reduce is not None and not isinstance(all_reduce, AllReduce):
             raise ArgumentTypeError("all_reduce", type(all_reduce).__name__, "AllReduce, or None")
@@ -96,7 +96,7 @@ class RowParallel(torch.nn.Module):  # type: ignore[misc]
         all_reduce: AllReduce | None = None,
     ) -> RowParallel:
         """The rank's part of a weight, which every rank gives whole, with the bias. Raises what shard() raises."""
-        rank, members = place(group)
+        rank, members = rank_and_members(group)
         part = shard(weight, rank, len(members), by="rows")
         layer = MarlinLinear.from_packed(part, None if rank else bias, batch_invariant=batch_invariant)
         return cls(layer, group=group, all_reduce=all_reduce)

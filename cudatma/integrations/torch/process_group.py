@@ -1,4 +1,4 @@
-"""A process's place in a process group."""
+"""A process's rank in a process group, and who its members are."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch.distributed as dist
 from cudatma.errors import ArgumentError, ArgumentTypeError
 
 
-def place(group: Any) -> tuple[int, list[int]]:
-    """This process's rank in a group, and the ranks of all its members in the default group, which None stands for.
+def rank_and_members(group: Any) -> tuple[int, list[int]]:
+    """This process's rank in a group, and all members' ranks in the default group. None is the default group.
 
     ArgumentError without a group, and outside of it; ArgumentTypeError.
     """
@@ -21,4 +21,4 @@ def place(group: Any) -> tuple[int, list[int]]:
         raise ArgumentError("group", "a group without this process", "one that it is in")
     if group is not None and not isinstance(group, dist.ProcessGroup):
         raise ArgumentTypeError("group", type(group).__name__, "None, or a ProcessGroup of torch.distributed")
-    return dist.get_rank(group), list(dist.get_process_group_ranks(group or dist.group.WORLD))
+    return dist.get_rank(group), list(dist.get_process_group_ranks(dist.group.WORLD if group is None else group))

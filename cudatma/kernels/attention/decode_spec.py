@@ -127,7 +127,7 @@ class AttentionDecodeP1(AttentionDecode):
 
     version: ClassVar[str] = "decode_p1"
     has_wgmma: ClassVar[bool] = False
-    features: ClassVar[tuple[str, ...]] = ("tma", "mma_sync", "stmatrix")
+    features: ClassVar[tuple[str, ...]] = ("griddepcontrol", "tma", "mma_sync", "stmatrix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class AttentionDecodeFp8(AttentionDecode):
     template: ClassVar[str] = "kernels/attention_decode_fp8.cu.j2"
     kv_bytes: ClassVar[int] = 1
     has_wgmma: ClassVar[bool] = False
-    features: ClassVar[tuple[str, ...]] = ("tma", "mma_sync")
+    features: ClassVar[tuple[str, ...]] = ("griddepcontrol", "tma", "mma_sync")
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **AttentionDecode.allowed,
         "block_m": (16,),

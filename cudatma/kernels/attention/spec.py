@@ -82,7 +82,7 @@ _ALLOWED: Mapping[str, tuple[Any, ...]] = {
 class Clocks:
     """What an SM takes for a tile. around: before the first and after the last block. products: parts of the tensor
     cores' time that are not hidden. scores: for 2^14 of them, of what comes between the products. block: for each.
-    start: of a launch, until its first tile begins."""
+    start: once a launch."""
 
     around: float
     products: float
@@ -135,7 +135,7 @@ class AttentionSpec(TiledKernel):
     clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]]
     operand_names: ClassVar[tuple[str, ...]] = ("q_map", "k_map", "v_map")
     work_names: ClassVar[tuple[str, ...]] = OUTPUT_ROWS
-    features: ClassVar[tuple[str, ...]] = ("tma", "wgmma", "stmatrix")
+    features: ClassVar[tuple[str, ...]] = ("griddepcontrol", "tma", "wgmma", "stmatrix")
 
     def __post_init__(self) -> None:
         if not isinstance(self.dtype, str) or self.dtype not in OPERAND_TYPES:

@@ -27,10 +27,10 @@ class AttentionPhase1(AttentionSpec):
 
     version: ClassVar[str] = "phase1"
     template: ClassVar[str] = "kernels/attention_phase1.cu.j2"
-    clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]] = {(1, 1): Clocks(2000, 40)}
+    clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]] = {(1, 1): Clocks(around=2000, products=40)}
     operand_names: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     work_names: ClassVar[tuple[str, ...]] = (*OUTPUT_ROWS, *_OPERAND_ROWS)
-    features: ClassVar[tuple[str, ...]] = ()
+    features: ClassVar[tuple[str, ...]] = ("griddepcontrol",)
     consumer_warps: ClassVar[int] = 4
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **AttentionSpec.allowed,
@@ -57,13 +57,19 @@ class AttentionA1(AttentionSpec):
     version: ClassVar[str] = "a1"
     template: ClassVar[str] = "kernels/attention_a1.cu.j2"
     clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]] = {
-        (1, 1): Clocks(1758, 2.176, start=126),
-        (2, 1): Clocks(2852, 1.732, start=86),
+        (1, 1): Clocks(around=1758, products=2.176, start=126),
+        (2, 1): Clocks(around=2852, products=1.732, start=86),
     }
     operand_names: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     work_names: ClassVar[tuple[str, ...]] = (*OUTPUT_ROWS, *_OPERAND_ROWS)
-    features: ClassVar[tuple[str, ...]] = ("wgmma", "stmatrix")
+    features: ClassVar[tuple[str, ...]] = ("griddepcontrol", "wgmma", "stmatrix")
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionSpec.allowed, "stages": (2,), "warpgroups": (1, 2)}
+
+    def __post_init__(self) -> None:
+        super(AttentionA1, self).__post_init__()
+        rows = 128 * self.warpgroups // (self.span_bytes // 16)
+        if self.block_n % rows:
+            raise ArgumentError("block_n", self.block_n, f"a multiple of {rows}, rows that all threads copy at a time")
 
     def smem_layout(self) -> list[tuple[str, int, int]]:
         """As TiledKernel's, without barriers."""
@@ -78,8 +84,8 @@ class AttentionA2(AttentionSpec):
     version: ClassVar[str] = "a2"
     template: ClassVar[str] = "kernels/attention_a2.cu.j2"
     clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]] = {
-        (1, 1): Clocks(1592, 2.221, start=756),
-        (2, 1): Clocks(3939, 1.504, start=56),
+        (1, 1): Clocks(around=1592, products=2.221, start=756),
+        (2, 1): Clocks(around=3939, products=1.504, start=56),
     }
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionSpec.allowed, "warpgroups": (1, 2)}
 
@@ -119,9 +125,9 @@ class AttentionA3(AttentionWithProducer):
     version: ClassVar[str] = "a3"
     template: ClassVar[str] = "kernels/attention_a3.cu.j2"
     clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]] = {
-        (1, 1): Clocks(1842, 1.139, 682, 70, 1067),
-        (2, 1): Clocks(5880, 0.904, 314, 442),
-        (3, 1): Clocks(4972, 0.473, 750, 590),
+        (1, 1): Clocks(around=1842, products=1.139, scores=682, block=70, start=1067),
+        (2, 1): Clocks(around=5880, products=0.904, scores=314, block=442),
+        (3, 1): Clocks(around=4972, products=0.473, scores=750, block=590),
     }
     #: One loads; setmaxnreg acts on whole warpgroups.
     producer_warps: ClassVar[int] = 4
@@ -193,10 +199,10 @@ class AttentionA4(AttentionA3):
     work_names: ClassVar[tuple[str, ...]] = ()
     #: With a second slot of queries a tile begins while the one before is stored.
     clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]] = {
-        (2, 1): Clocks(7298, 1.068, 224, 26),
-        (2, 2): Clocks(3554, 0.687, 1024, 34, 2184),
-        (3, 1): Clocks(4972, 0.473, 750, 590),
-        (3, 2): Clocks(2855, 0.649, 638, 362, 3223),
+        (2, 1): Clocks(around=7298, products=1.068, scores=224, block=26),
+        (2, 2): Clocks(around=3554, products=0.687, scores=1024, block=34, start=2184),
+        (3, 1): Clocks(around=4972, products=0.473, scores=750, block=590),
+        (3, 2): Clocks(around=2855, products=0.649, scores=638, block=362, start=3223),
     }
 
     @property
@@ -221,9 +227,12 @@ class AttentionP1(AttentionWithProducer):
     version: ClassVar[str] = "p1"
     template: ClassVar[str] = "kernels/attention_p1.cu.j2"
     #: An estimate: mma.sync of a GeForce, which has an eighth of the rate. Not measured.
-    clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]] = {(1, 1): Clocks(2000, 12), (2, 1): Clocks(2000, 10)}
+    clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]] = {
+        (1, 1): Clocks(around=2000, products=12),
+        (2, 1): Clocks(around=2000, products=10),
+    }
     has_wgmma: ClassVar[bool] = False
-    features: ClassVar[tuple[str, ...]] = ("tma", "mma_sync", "stmatrix")
+    features: ClassVar[tuple[str, ...]] = ("griddepcontrol", "tma", "mma_sync", "stmatrix")
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionWithProducer.allowed, "warpgroups": (1, 2)}
 
 

@@ -97,8 +97,8 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     return d;
 }
 
-// What comes before overlaps the end of the kernel before this one in the stream, and the next kernel's part before its own wait the end
-// of this one: no global memory is touched there.
+// Before this call a kernel touches no global memory: the kernel before it in the stream may still run. The next kernel may begin only
+// after the wait: what it reads before its own wait (Marlin its weights) was then written by kernels that have ended, if not by this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
@@ -423,11 +423,11 @@ __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const P
 // ---- Loads: each thread copies some vectors of 16 bytes to where the swizzle has them --------------------------------------
 constexpr u32 THREADS = 128 * WARPGROUPS;
 constexpr u32 ROWS = THREADS / SPAN_VECTORS;   // that all threads copy at a time, one span of each
-static_assert(ROWS % 8 == 0, "the swizzle repeats");
 
 // Rows from row0 on of a head with so many rows; what lies outside is zero. pitch: of rows, in elements.
 template <u32 Rows, u32 Columns>
 __device__ __forceinline__ void load_rows(u32 slot, const u16* head, u64 pitch, u32 row0, u32 rows) {
+    static_assert(Rows % ROWS == 0 && ROWS % 8 == 0, "all threads copy, and the swizzle repeats");
     const u32 row = threadIdx.x / SPAN_VECTORS, vector = threadIdx.x % SPAN_VECTORS;
     const u16* source = head + (row0 + row) * pitch + 8 * vector;
     const u32 destination = slot + vector_offset(row, vector);

@@ -110,8 +110,8 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     return d;
 }
 
-// What comes before overlaps the end of the kernel before this one in the stream, and the next kernel's part before its own wait the end
-// of this one: no global memory is touched there.
+// Before this call a kernel touches no global memory: the kernel before it in the stream may still run. The next kernel may begin only
+// after the wait: what it reads before its own wait (Marlin its weights) was then written by kernels that have ended, if not by this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
@@ -414,10 +414,17 @@ __device__ __forceinline__ void load_values(u32 target, const TensorMap* map, u3
     load_rows<BLOCK_N, V_HEAD_DIM>(target, map, barrier, block * BLOCK_N, place.kv_head, place.batch);
 }
 
-// ---- Rings of stages: one of keys, one of values ------------------------------------------------------------------------
+// ---- Rings of keys and of values ----------------------------------------------------------------------------------------
 constexpr u32 K_BARRIERS = 49184;
 constexpr u32 V_BARRIERS = 49216;
 using Ring = TmaPipeline<STAGES>;
+
+// All threads of the CTA call it. One thread arrives for a loaded slot; each consumer warp releases it.
+__device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem) {
+    k_ring.attach(smem + K_BARRIERS);
+    if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);
+    v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
+}
 
 // One thread, the producer, loads the blocks. The last one comes first.
 __device__ __forceinline__ void produce_keys(Ring& ring, u32 smem, const TensorMap* map, u32 block, const Place& place) {
@@ -628,15 +635,13 @@ attention_a4_bf16_d64_causal_128x64_s2_q1(
     Ring k_ring, v_ring;
     queries.attach(smem + Q_BARRIERS);
     staged.attach(smem + STAGED_BARRIERS);
-    k_ring.attach(smem + K_BARRIERS);
     if (threadIdx.x == 0) {
         // One thread loads them, another one stores what takes their place. All consumer threads release them: after an arrival for a
         // whole warp racecheck reports the next tile's number.
         queries.init_barriers(1, 1 + 32 * CONSUMER_WARPS);
         staged.init_full_barriers(CONSUMER_WARPS);
-        k_ring.init_barriers(1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
     }
-    v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);
+    init_rings(k_ring, v_ring, smem);
     wait_for_previous_grid();
     if (warp_index >= CONSUMER_WARPS) {
         setmaxnreg_dec<24>();

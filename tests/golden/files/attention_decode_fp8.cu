@@ -90,8 +90,8 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     return d;
 }
 
-// What comes before overlaps the end of the kernel before this one in the stream, and the next kernel's part before its own wait the end
-// of this one: no global memory is touched there.
+// Before this call a kernel touches no global memory: the kernel before it in the stream may still run. The next kernel may begin only
+// after the wait: what it reads before its own wait (Marlin its weights) was then written by kernels that have ended, if not by this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
@@ -150,14 +150,23 @@ constexpr u32 WARP_KEYS = BLOCK_N / CONSUMER_WARPS;   // of a block, that a warp
 constexpr u32 STAGES = 2;   // blocks of keys, and of values
 constexpr u32 K = 0;   // offsets from a 1024-byte aligned base
 constexpr u32 V = 16384;
-constexpr u32 K_BARRIERS = 33288;
-constexpr u32 V_BARRIERS = 33320;
 constexpr u32 WARP_SUMS = 32768;
 constexpr u32 IS_LAST = 33280;
 constexpr u32 K_STAGE_BYTES = BLOCK_N * HEAD_DIM, V_STAGE_BYTES = BLOCK_N * V_HEAD_DIM;
 constexpr u32 SPAN_BYTES = 64, SPAN = SPAN_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
 constexpr u32 CONSUMERS_BARRIER = 1;   // number of the named barrier of the consumer warps
+
+// ---- Rings of keys and of values ----------------------------------------------------------------------------------------
+constexpr u32 K_BARRIERS = 33288;
+constexpr u32 V_BARRIERS = 33320;
 using Ring = TmaPipeline<STAGES>;
+
+// All threads of the CTA call it. One thread arrives for a loaded slot; each consumer warp releases it.
+__device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem) {
+    k_ring.attach(smem + K_BARRIERS);
+    if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);
+    v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
+}
 
 // Where 16 bytes of a row lie in a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
@@ -685,9 +694,7 @@ attention_decode_fp8_bf16_d64_n128_s2_b1_paged16(
         prefetch_tensormap(&v_map);
     }
     Ring k_ring, v_ring;
-    k_ring.attach(smem + K_BARRIERS);
-    if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);   // one thread arrives for a loaded slot; each consumer warp releases it
-    v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
+    init_rings(k_ring, v_ring, smem);
     wait_for_previous_grid();
     const Place place = tile_place(problem, blockIdx.x);
     Problem sequence = sequence_problem(problem, seqlens, place.batch);

@@ -109,8 +109,8 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     return d;
 }
 
-// What comes before overlaps the end of the kernel before this one in the stream, and the next kernel's part before its own wait the end
-// of this one: no global memory is touched there.
+// Before this call a kernel touches no global memory: the kernel before it in the stream may still run. The next kernel may begin only
+// after the wait: what it reads before its own wait (Marlin its weights) was then written by kernels that have ended, if not by this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
@@ -369,10 +369,17 @@ __device__ __forceinline__ uint4 load_vector(u32 smem) {
 constexpr u32 CONSUMERS_BARRIER = 1;
 constexpr u32 IS_LAST = 40960;
 
-// ---- Rings of stages: one of keys, one of values ------------------------------------------------------------------------
+// ---- Rings of keys and of values ----------------------------------------------------------------------------------------
 constexpr u32 K_BARRIERS = 40968;
 constexpr u32 V_BARRIERS = 41000;
 using Ring = TmaPipeline<STAGES>;
+
+// All threads of the CTA call it. One thread arrives for a loaded slot; each consumer warp releases it.
+__device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem) {
+    k_ring.attach(smem + K_BARRIERS);
+    if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);
+    v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
+}
 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
 
@@ -719,9 +726,7 @@ attention_decode_f16_d64_n64_s2_b1_rows(
     // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
     const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     Ring k_ring, v_ring;
-    k_ring.attach(smem + K_BARRIERS);
-    if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);   // one thread arrives for a loaded slot; each consumer warp releases it
-    v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
+    init_rings(k_ring, v_ring, smem);
     wait_for_previous_grid();
     const Place place = tile_place(problem, blockIdx.x);
     const Problem sequence = sequence_problem(problem, seqlens, place.batch);

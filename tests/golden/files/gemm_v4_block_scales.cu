@@ -188,8 +188,8 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
     return d;
 }
 
-// What comes before overlaps the end of the kernel before this one in the stream, and the next kernel's part before its own wait the end
-// of this one: no global memory is touched there.
+// Before this call a kernel touches no global memory: the kernel before it in the stream may still run. The next kernel may begin only
+// after the wait: what it reads before its own wait (Marlin its weights) was then written by kernels that have ended, if not by this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
@@ -432,7 +432,8 @@ __device__ __forceinline__ void wgmma_m64n128k32_f32_e4m3_ss_first(float (&d)[16
 }
 
 // Blocks of K whose scales are loaded at a time, while the ones before are computed. A stage of two commit groups takes longer than a load,
-// one of a single group does not.
+// one of a single group does not: and ptxas gives all loads of a loop one scoreboard, so that a block whose scales were loaded four blocks
+// ahead would wait for those loaded one ahead.
 constexpr u32 WINDOW = FRAGMENTS_16 == 1 ? 4 : 1;
 
 // The scales of a thread's rows of A, and that of the tile's columns, of a window.
