@@ -72,7 +72,7 @@ def parse_config(pairs: Sequence[str]) -> dict[str, object]:
         if not equals or not field:
             raise ArgumentError("--config", pair, "FIELD=VALUE", "for example --config stages=3")
         try:
-            config[field] = ast.literal_eval(text)
+            config[field] = ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
         except (ValueError, SyntaxError):
             config[field] = text
     return config

@@ -199,7 +199,7 @@ def _gpu(options: argparse.Namespace, imagined: bool) -> Gpu:
             raise DriverError(error.call, error.code, error.detail, remedy) from error
         if not _needs_no_gpu(options):
             raise
-        return imagined_gpu(default_target(), H200.sm_count)
+        return imagined_gpu(default_target())
 
 
 def _file(named: Path | None) -> Path:

@@ -58,11 +58,12 @@ _KNOWN = (
 )
 
 
-def imagined_gpu(target: str | Target, sm_count: int) -> Gpu:
+def imagined_gpu(target: str | Target, sm_count: int | None = None) -> Gpu:
     """A known GPU of that target with ``sm_count`` SMs; else one with the clocks, and the memory bus of an SM, of the
-    nearest known."""
+    nearest known. sm_count: None for the first known one of the target, of sm_90a an H200."""
     name = get_target(target).name
     known = [gpu for gpu in (H200, *_KNOWN) if gpu.target == name] or [H200]
+    sm_count = known[0].sm_count if sm_count is None else sm_count
     nearest = min(known, key=lambda gpu: abs(gpu.sm_count - sm_count))
     if nearest.target == name and nearest.sm_count == sm_count:
         return nearest

@@ -86,7 +86,7 @@ REGISTRY: dict[str, KernelEntry] = {
             "gemm_v4",
             "kernels/gemm_v4.cu.j2",
             "cudatma.kernels.gemm.choose:v4_specs",
-            "dense GEMM, wgmma, version 4: persistent, results by TMA",
+            "dense GEMM, wgmma, version 4: persistent, results by TMA where the tile allows it",
             "cudatma.kernels.gemm.sample:v4_sample",
         ),
         KernelEntry(

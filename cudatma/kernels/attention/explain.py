@@ -13,7 +13,7 @@ from cudatma.kernels.attention.request import check_call
 from cudatma.kernels.attention.version import chosen_version
 from cudatma.kernels.checks import check_backend
 from cudatma.kernels.explain import Explanation, explained
-from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
+from cudatma.kernels.gpu import gpu_of, imagined_gpu
 from cudatma.kernels.schedule import Schedule, ceil_div
 
 
@@ -35,7 +35,7 @@ def attention_explain(
 ) -> Explanation:
     """What attention() would run with these arguments, why, and how long it should take. Launches and compiles nothing.
 
-    For host arrays on an imagined H200, or for $CUDATMA_TARGET. backend, stream: as attention takes them; they change
+    Host arrays: for an H200, or a GPU of $CUDATMA_TARGET. backend, stream: as attention takes them; they change
     nothing here. Raises as attention does, and ArgumentError where there is nothing to compute.
     """
     name, asked_by = chosen_version(version)
@@ -46,7 +46,7 @@ def attention_explain(
         shapes = request.q.shape, request.k.shape
         raise ArgumentError("q.shape, k.shape", shapes, "a batch and lengths above 0", "nothing is launched here")
     device = request.q.device
-    gpu = imagined_gpu(default_target(), H200.sm_count) if device is None else gpu_of(device)
+    gpu = imagined_gpu(default_target()) if device is None else gpu_of(device)
     problem = request.problem(name)
 
     def cut(spec: Any) -> Schedule:

@@ -28,6 +28,11 @@ _CLOCK = 0.886
 MEMBERS = WORK_MEMBERS | {
     member.name: member
     for member in (
+        Member("tiles_m", "u32", "heads of all sequences"),
+        Member("tiles_n", "u32", "tiles of queries of each of them"),
+        Member("raster_m", "u32", "heads whose tiles are numbered in turn: a group"),
+        Member("by_raster_group", "Divisor", "divides by the tiles of a group"),
+        Member("by_last_rows", "Divisor", "divides by the heads of the last group"),
         Member("q_length", "u32", "queries of a sequence"),
         Member("k_length", "u32", "keys of a sequence"),
         Member("heads", "u32", "of q, in a sequence"),

@@ -13,7 +13,7 @@ from cudatma.kernels.gemm.arrange import copied
 from cudatma.kernels.gemm.choose import GEMM
 from cudatma.kernels.gemm.request import check_call
 from cudatma.kernels.gemm.version import chosen_version
-from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
+from cudatma.kernels.gpu import gpu_of, imagined_gpu
 
 
 def gemm_explain(
@@ -35,7 +35,7 @@ def gemm_explain(
 ) -> Explanation:
     """What gemm() would run with these arguments, why, and how long it should take. Launches and compiles nothing.
 
-    For host arrays on an imagined H200, or for $CUDATMA_TARGET; the predicted time is the kernel's, without copies in
+    Host arrays: for an H200, or a GPU of $CUDATMA_TARGET; the predicted time is the kernel's, without copies in
     front of it. backend, stream: as gemm takes them; they change nothing here. Raises as gemm does, and
     ArgumentError for a result without elements.
     """
@@ -44,7 +44,7 @@ def gemm_explain(
     if backend is not None:
         check_backend(request.a, "a", backend_for("gemm", backend))
     device = request.a.device
-    gpu = imagined_gpu(default_target(), H200.sm_count) if device is None else gpu_of(device)
+    gpu = imagined_gpu(default_target()) if device is None else gpu_of(device)
     problem = request.problem(number)
     found = explained(GEMM, problem, gpu, cut=lambda spec: spec.schedule(problem, gpu.sm_count))
     why = found.decision.why + (f" by {asked_by}" if number else "")

@@ -12,7 +12,7 @@ from cudatma.build.kernel import default_target
 from cudatma.deprecation import former_arguments
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError
 from cudatma.kernels.explain import Explanation, explained
-from cudatma.kernels.gpu import H200, Gpu, gpu_of, imagined_gpu
+from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
 from cudatma.kernels.marlin.choose import MARLIN
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.specs import resolve_fused
@@ -54,7 +54,9 @@ def _layer_of(w: Any) -> tuple[LinearShape, PackedWeight | None]:
         return w, None
     packed = getattr(w, "weight", w)  # a MarlinLinear's
     if not isinstance(packed, PackedWeight):
-        raise ArgumentTypeError("w", type(w).__name__, "PackedWeight, MarlinLinear or LinearShape")
+        got = f"{type(w).__module__}.{type(w).__qualname__}"
+        allowed = "PackedWeight, cudatma.MarlinLinear or LinearShape"
+        raise ArgumentTypeError("w", got, allowed, "describe a torch module by LinearShape")
     return LinearShape.of(packed), packed
 
 
@@ -63,10 +65,9 @@ def _gpu(packed: PackedWeight | None, target: Any, sm_count: int | None, device:
     if named and device is not None:
         raise ArgumentError("device", device, "None with a target or sm_count", "name a GPU or imagine one")
     if named:
-        count = H200.sm_count if sm_count is None else sm_count
-        if type(count) is not int or count < 1:
+        if sm_count is not None and (type(sm_count) is not int or sm_count < 1):
             raise ArgumentError("sm_count", sm_count, "1 and more")
-        return imagined_gpu(default_target() if target is None else target, count)
+        return imagined_gpu(default_target() if target is None else target, sm_count)
     if device is None and packed is not None:
         device = packed.device
     if device is not None:
@@ -74,4 +75,4 @@ def _gpu(packed: PackedWeight | None, target: Any, sm_count: int | None, device:
     try:
         return gpu_of(context.current_device())
     except (CudaTmaError, ImportError):
-        return imagined_gpu(default_target(), H200.sm_count)
+        return imagined_gpu(default_target())

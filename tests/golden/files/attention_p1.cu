@@ -55,17 +55,17 @@ struct Divisor {
 __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
 struct Problem {
-    u32 tiles_m;                    // output tiles along M
-    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
-    u32 raster_m;                   // rows of tiles of a raster group
+    u32 tiles_m;                    // heads of all sequences
+    u32 tiles_n;                    // tiles of queries of each of them
+    u32 raster_m;                   // heads whose tiles are numbered in turn: a group
     u32 q_length;                   // queries of a sequence
     u32 k_length;                   // keys of a sequence
     u32 heads;                      // of q, in a sequence
     u32 upper;                      // query i sees keys below i + upper, a signed number
     float scale_log2;               // scale of the scores, or the cap's, in powers of 2
-    Divisor by_raster_group;        // divides by the tiles of a raster group
+    Divisor by_raster_group;        // divides by the tiles of a group
     Divisor by_raster_group_rows;   // divides by raster_m
-    Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
+    Divisor by_last_rows;           // divides by the heads of the last group
     Divisor by_heads;               // divides by heads
     Divisor by_group;               // divides by the heads of q that share one of k and v
     u64 output_pitch;               // elements from one row to the next
@@ -88,7 +88,7 @@ __device__ __forceinline__ void wait_for_previous_grid() {
 }
 
 // Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
-// that run at the same time share both operands in L2.
+// that run at the same time share operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;

@@ -45,7 +45,7 @@ __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
 }
 
-    // Consumer: the same without the fence. Right only if instructions issued before the call have used every value that was
+    // Consumer: this arrival's share of the slot has been read, without a fence. Right only if instructions issued before the call have used every value that was
     // read from the slot; then no read can still be under way. A loop that releases each slot one iteration after it read it
     // has that property. release_used_by_warp(): one arrival for the warp, whose lanes all call it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
@@ -326,7 +326,7 @@ struct WorkQueue {
 };
 
 // Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
-// that run at the same time share both operands in L2.
+// that run at the same time share operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;

@@ -318,7 +318,7 @@ __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& r
 }
 
 // Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
-// that run at the same time share both operands in L2.
+// that run at the same time share operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;

@@ -361,7 +361,7 @@ struct WorkQueue {
 };
 
 // Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
-// that run at the same time share both operands in L2.
+// that run at the same time share operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
@@ -436,12 +436,11 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
         mainloop(acc, ring, problem, result, place, smem, warpgroup, warp, lane);
         store_tile(acc, stores, problem, result, smem, output_map, place, warpgroup, warp, lane);
     }
-    if (lane == 0) cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads
 }
 }  // namespace cudatma
 
-// C = A B, version 4: as many CTAs as run at a time, each with one tile after the other; results leave by TMA while the next
-// tile is computed.
+// C = A B, version 4: as many CTAs as run at a time, each with one tile after the other. The next tile is loaded while
+// this one is stored.
 extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_v4_f16_rc_128x256x64_w2_s3(
     const __grid_constant__ cudatma::TensorMap a_map,

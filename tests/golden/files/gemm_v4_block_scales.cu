@@ -371,7 +371,7 @@ struct WorkQueue {
 };
 
 // Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
-// that run at the same time share both operands in L2.
+// that run at the same time share operands in L2.
 __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
     const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
     const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
@@ -540,8 +540,8 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
 }
 }  // namespace cudatma
 
-// C = A B, version 4: as many CTAs as run at a time, each with one tile after the other; results leave by TMA while the next
-// tile is computed.
+// C = A B, version 4: as many CTAs as run at a time, each with one tile after the other. The next tile is loaded while
+// this one's results leave, by TMA.
 extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_v4_e4m3_rc_blocks_256x128x128_w2_s3(
     const __grid_constant__ cudatma::TensorMap a_map,
