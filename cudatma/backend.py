@@ -7,7 +7,7 @@ import warnings
 from functools import lru_cache
 
 from cudatma.deprecation import former_arguments, user_stacklevel
-from cudatma.errors import ArgumentError, BackendWarning, DriverError, TargetError
+from cudatma.errors import ArgumentError, ArgumentTypeError, BackendWarning, DriverError, TargetError
 from cudatma.target import detect
 
 BACKENDS = ("auto", "cuda", "reference", "emulator")
@@ -59,6 +59,8 @@ def _named(explicit: str | None) -> str:
     named, field = explicit, "backend"
     if named is None:
         named, field = os.environ.get(BACKEND_VARIABLE) or "auto", BACKEND_VARIABLE
+    if not isinstance(named, str):
+        raise ArgumentTypeError(field, type(named).__name__, ", ".join(BACKENDS))
     if named not in BACKENDS:
         raise ArgumentError(field, named, ", ".join(BACKENDS))
     return named

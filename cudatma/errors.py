@@ -44,10 +44,8 @@ def shown(value: object) -> str:
 
 def _given(got: object) -> str:
     """A value in the first line of an error: text as it is, unless it would break the line or is too long."""
-    if not isinstance(got, str):
-        return shown(got)
-    text = got if got.isprintable() else repr(got)
-    return text if len(text) <= _LONG_TEXT else f"{text[:_LONG_TEXT]}... ({len(got)} characters)"
+    text = shown(got) if not isinstance(got, str) else got if got.isprintable() else repr(got)
+    return text if len(text) <= _LONG_TEXT else f"{text[:_LONG_TEXT]}... ({len(text)} characters)"
 
 
 #: By CUDA release: the packages of PyPI that bring the driver bindings, NVRTC and CuPy, as pyproject.toml's extras do.

@@ -24,11 +24,18 @@ def all_jobs(target: str) -> list[Job]:
 
 
 def jobs_to_compile() -> list[Job]:
-    """Every kernel for sm_90a and sm_120a. One of each entry for sm_121a, whose sources are those of sm_120a."""
+    """Every kernel for sm_120a; for sm_90a every second one of entries with many. One of each entry for sm_121a, whose
+    sources are those of sm_120a."""
     first = {job.entry.name: job for job in reversed(all_jobs("sm_121a"))}
-    return [*all_jobs("sm_90a"), *all_jobs("sm_120a"), *first.values()]
+    some: list[Job] = []
+    for entry in REGISTRY.values():
+        jobs = jobs_for(entry, get_target("sm_90a"), {})
+        some += jobs[:: 2 if len(jobs) > MANY else 1]
+    return [*some, *all_jobs("sm_120a"), *first.values()]
 
 
+#: Instances of an entry.
+MANY = 10
 JOBS = jobs_to_compile()
 
 

@@ -80,8 +80,7 @@ def test_products_are_right_and_clean(version: int | str, m: int, n: int, k: int
 
 
 @pytest.mark.sweep(4)
-@pytest.mark.parametrize("block_m", [64, 128])
-@pytest.mark.parametrize(("m", "layout"), [(3, "CR"), (20, "CC"), (20, "RC"), (57, "CR")])
+@pytest.mark.parametrize(("m", "layout", "block_m"), [(3, "CR", 64), (20, "CC", 128), (20, "RC", 64), (57, "CR", 128)])
 @pytest.mark.parametrize("version", [version for version in VERSIONS if version != 1])
 def test_boxes_of_a_have_no_more_rows_than_a(version: int | str, m: int, layout: str, block_m: int) -> None:
     fields = {**SMALL, "block_m": block_m, "block_n": 128 if version in (5, 6) else 64}
@@ -120,8 +119,10 @@ def test_tiles_whose_columns_are_not_whole_boxes(layout: str, m: int, n: int, k:
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("out_dtype", ["float16", "float32"])
-@pytest.mark.parametrize(("block_m", "block_n"), [(64, 80), (128, 144), (192, 112), (64, 240)])
+@pytest.mark.parametrize(
+    ("block_m", "block_n", "out_dtype"),
+    [(64, 80, "float16"), (128, 144, "float32"), (192, 112, "float16"), (64, 240, "float32")],
+)
 @pytest.mark.parametrize("kind", [GemmV3, GemmV4])
 def test_an_epilogue_of_tiles_of_any_columns(kind: type[GemmSpec], block_m: int, block_n: int, out_dtype: str) -> None:
     layout = LAYOUTS[(block_n // 16 + kind.version) % 4]
@@ -286,9 +287,9 @@ def test_no_more_blocks_of_scales_than_are_loaded_ahead(k: int, block_m: int) ->
 
 
 def test_scales_of_blocks_beyond_the_last_column_are_not_read() -> None:
-    """The second CTA of the cluster has no columns, which lie along N."""
-    a, b = numbers(270, 400, dtype=E4M3), numbers(100, 400, dtype=E4M3).T
-    options = {"a_scale": abs(numbers(270, 4, dtype=np.float32)), "b_scale": numbers(4, 1, dtype=np.float32)}
+    """The last cluster's second CTA has no columns, which lie along N."""
+    a, b = numbers(270, 400, dtype=E4M3), numbers(300, 400, dtype=E4M3).T
+    options = {"a_scale": abs(numbers(270, 4, dtype=np.float32)), "b_scale": numbers(4, 3, dtype=np.float32)}
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
     request, result = check_call_into(a, b, out, **options)

@@ -126,6 +126,9 @@ def test_what_an_all_reduce_refuses() -> None:
         (lambda: AllReduce("tp"), "group"),
         (lambda: AllReduce(max_bytes=1e6), "max_bytes"),
         (lambda: AllReduce(timeout_s="30"), "timeout_s"),
+        (lambda: AllReduce(np.ones(2)), "group"),
+        (lambda: AllReduce(device="cuda:0"), "device"),
+        (lambda: ColumnParallel(layer, gather_output=1), "gather_output"),
     ):
         with pytest.raises(ArgumentTypeError, match=f"^{field}: got "):
             call()

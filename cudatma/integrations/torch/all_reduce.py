@@ -62,13 +62,17 @@ class AllReduce:
         self.group, self.ranks = group, len(self.members)
         if self.ranks > MOST_RANKS:
             raise ArgumentError("group", f"one of {self.ranks} ranks", f"1 to {MOST_RANKS} ranks")
-        if not 0 < real_number(timeout_s, "timeout_s") < 2**32:
+        self.timeout_s = real_number(timeout_s, "timeout_s")
+        if not 0 < self.timeout_s < 2**32:
             raise ArgumentError("timeout_s", timeout_s, "seconds, above 0")
-        if max_bytes is not None and checked_count(max_bytes, "max_bytes", _BYTES) > _MOST_BYTES:
+        limit = longest_message_bytes(max(2, self.ranks))
+        if max_bytes is not None and (limit := checked_count(max_bytes, "max_bytes", _BYTES)) > _MOST_BYTES:
             raise ArgumentError("max_bytes", max_bytes, _BYTES)
-        limit = longest_message_bytes(max(2, self.ranks)) if max_bytes is None else max_bytes
         self.max_bytes = limit if self.ranks > 1 and torch.cuda.is_available() else 0
-        self.timeout_s = timeout_s
+        if device is not None:
+            device = checked_count(device, "device", "None, or a GPU's ordinal")
+            if self.max_bytes and device >= torch.cuda.device_count():
+                raise ArgumentError("device", device, f"below {torch.cuda.device_count()}")
         self._plans: PlanCache[Replay] = PlanCache(_MOST_PLANS)
         self._peers: list[int] = []
         self._memory: Any = None

@@ -25,6 +25,8 @@ class ColumnParallel(torch.nn.Module):  # type: ignore[misc]
 
     def __init__(self, layer: MarlinLinear, *, group: Any = None, gather_output: bool = False) -> None:
         super().__init__()
+        if type(gather_output) is not bool:
+            raise ArgumentTypeError("gather_output", type(gather_output).__name__, "bool")
         self.layer, self.group, self.gather_output = _checked(layer), group, gather_output
         self.rank, members = rank_and_members(group)
         self.ranks = len(members)

@@ -17,7 +17,7 @@ def rank_and_members(group: Any) -> tuple[int, list[int]]:
     if not dist.is_available() or not dist.is_initialized():
         remedy = "call torch.distributed.init_process_group(), or run under torchrun and do so"
         raise ArgumentError("group", "no process group", "one of torch.distributed", remedy)
-    if group == dist.GroupMember.NON_GROUP_MEMBER:
+    if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER:
         raise ArgumentError("group", "a group without this process", "one that it is in")
     if group is not None and not isinstance(group, dist.ProcessGroup):
         raise ArgumentTypeError("group", type(group).__name__, "None, or a ProcessGroup of torch.distributed")
