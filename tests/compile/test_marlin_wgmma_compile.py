@@ -21,12 +21,11 @@ from tools.sass import disassemble, find_program, parse_ptxas, parse_sass
 
 TARGET = get_target("sm_90a")
 LAYER = LinearShape(8192, 28672, 128, False, "float16")
-#: Every tile with its least and largest block_m.
+#: Every tile with its least and largest block_m, one in fp16 and one in bf16.
 TILES = [
     wgmma_candidates._fitting(wgmma_candidates._spec(tile, size, replace(LAYER, dtype=dtype), size), TARGET)
     for tile in wgmma_candidates._TILES
-    for size in dict.fromkeys((tile.least_m, tile.most_m))
-    for dtype in ("float16", "bfloat16")
+    for size, dtype in dict(zip((tile.least_m, tile.most_m), ("float16", "bfloat16"), strict=True)).items()
 ]
 #: Every feature, every tile of the list, and one whose last rows are stored by 8.
 SPECS = list(
