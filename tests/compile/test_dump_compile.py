@@ -24,18 +24,19 @@ def all_jobs(target: str) -> list[Job]:
 
 
 def jobs_to_compile() -> list[Job]:
-    """Every kernel for sm_120a; for sm_90a every second one of entries with many. One of each entry for sm_121a, whose
-    sources are those of sm_120a."""
+    """Each kernel, of entries with many every second one. Every second entry for sm_121a, whose sources are those of
+    sm_120a."""
+    found: list[Job] = []
+    for name in ("sm_90a", "sm_120a"):
+        for entry in REGISTRY.values():
+            jobs = jobs_for(entry, get_target(name), {})
+            found += jobs[:: 2 if len(jobs) > MANY else 1]
     first = {job.entry.name: job for job in reversed(all_jobs("sm_121a"))}
-    some: list[Job] = []
-    for entry in REGISTRY.values():
-        jobs = jobs_for(entry, get_target("sm_90a"), {})
-        some += jobs[:: 2 if len(jobs) > MANY else 1]
-    return [*some, *all_jobs("sm_120a"), *first.values()]
+    return [*found, *list(first.values())[::2]]
 
 
 #: Instances of an entry.
-MANY = 10
+MANY = 5
 JOBS = jobs_to_compile()
 
 

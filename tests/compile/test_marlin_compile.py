@@ -22,8 +22,8 @@ from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
 from tools.sass import disassemble, find_program, parse_ptxas, parse_sass, uses_cluster
 
-TARGETS = ("sm_90a", "sm_120a", "sm_121a")
-SM120 = ("sm_120a", "sm_121a")
+TARGETS = ("sm_90a", "sm_120a")
+SM120 = ("sm_120a",)
 REPRESENTATIVE = [(name, spec) for name in TARGETS for spec in dump_specs(get_target(name))]
 #: Local memory of a thread, spills included.
 MOST_LOCAL_BYTES = 96

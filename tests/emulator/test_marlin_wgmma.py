@@ -101,12 +101,8 @@ def test_prefetched_weights(name: str, stages: int, monkeypatch: pytest.MonkeyPa
     assert relative_error(out, x, w) < TOLERANCE[of.dtype]
 
 
-#: Every tile from which candidates are derived, with its smallest M and with its largest, one of them divided.
-TILES = [
-    (tile, size, number % 2 == which)
-    for number, tile in enumerate(_TILES)
-    for which, size in enumerate((tile.least_m, tile.most_m))
-]
+#: Every tile from which candidates are derived, with its smallest M or its largest, half of each divided.
+TILES = [(tile, (tile.least_m, tile.most_m)[number % 2], number // 2 % 2 == 1) for number, tile in enumerate(_TILES)]
 
 
 @pytest.mark.sweep(5)
