@@ -38,7 +38,7 @@ def compiled(spec: SkinnySpec, target: str) -> Kernel:
         pytest.skip(f"no NVRTC: {error}")
 
 
-@pytest.mark.sweep(10)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(("target", "spec"), CASES + OTHER_BOX, ids=ids)
 def test_resources_and_parameters(target: str, spec: SkinnySpec) -> None:
     kernel = compiled(spec, target)

@@ -113,7 +113,7 @@ CASES: dict[str, tuple[list[int], int, int, tuple[int, int], int, int, int, dict
 }
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize(
     ("case", "target"),
     [*((case, SM90A) for case in CASES), *((case, SM120A) for case in [*list(CASES)[::2], "sinks"])],
@@ -145,7 +145,7 @@ def test_pages_and_a_contiguous_cache_give_the_same_bits() -> None:
         assert (check(in_pages(given, page_size), parts=3, schedules=1) == first).all()
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("options", [{}, {"window": (140, 0)}, {"sink": np.array([6, -np.inf], np.float32)}], ids=str)
 @pytest.mark.parametrize("target", [SM90A, SM120A], ids=lambda target: target.name)
 def test_rows_whose_maximum_rises_again_and_again(target: Target, options: dict[str, Any]) -> None:
@@ -166,7 +166,7 @@ def test_rows_whose_maximum_rises_again_and_again(target: Target, options: dict[
         )
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("infinite", [slice(64, None), slice(0, 128), slice(64, 192), slice(0, None)], ids=str)
 @pytest.mark.parametrize("target", [SM90A, SM120A], ids=lambda target: target.name)
 def test_blocks_of_logits_of_minus_infinity(target: Target, infinite: slice) -> None:
@@ -205,7 +205,7 @@ FP8_CASES: dict[str, tuple[list[int], tuple[int, int], int, int, int, dict[str, 
 }
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("case", "target"),
     [*((case, SM90A) for case in FP8_CASES), *((case, SM120A) for case in list(FP8_CASES)[::2])],

@@ -56,7 +56,7 @@ def arrays(call: Call) -> Iterator[np.ndarray[Any, Any]]:
             yield value.reshape(-1).view(np.uint8)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", CHOSEN)
 def test_the_result_is_the_same(name: str) -> None:
     subject = SUBJECTS[name]
@@ -85,7 +85,7 @@ PLANTED = (
 )
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("name", "old", "new", "barrier", "cause"), PLANTED, ids=[name for name, *_ in PLANTED])
 def test_a_hang_in_a_kernel_of_the_registry_ends(name: str, old: str, new: str, barrier: str, cause: str) -> None:
     """With clusters, named barriers, setmaxnreg, stream-K flags and stores to other blocks around it."""

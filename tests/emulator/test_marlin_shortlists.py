@@ -33,7 +33,7 @@ KINDS: dict[str, tuple[str, Callable[[AnyMarlinSpec], bool]]] = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_of_each_kind(kind: str) -> None:
     layer, m = LinearShape(320, 264, 64, True, "float16"), 20

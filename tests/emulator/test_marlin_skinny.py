@@ -36,7 +36,7 @@ CASES = {
 }
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", CASES)
 def test_products_are_right_and_clean(name: str) -> None:
     m, k, n, of = CASES[name]
@@ -62,7 +62,7 @@ CLUSTERS = {
 }  # fmt: skip
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_blocks_of_a_cluster_divide_k(name: str) -> None:
     m, k, n, of = CLUSTERS[name]
@@ -102,7 +102,7 @@ DEEP = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", DEEP)
 def test_one_box_brings_what_several_do(name: str) -> None:
     m, k, n, of = DEEP[name]
@@ -134,7 +134,7 @@ FEW = {
 }  # fmt: skip
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", FEW)
 def test_a_tile_of_smaller_m_than_the_mma_has_columns(name: str) -> None:
     """The same bits as with eight, of which TMA fills most with zeros; what repeated columns hold goes nowhere."""
@@ -161,7 +161,7 @@ PREFETCHED["small_m"] = (2, 640, 96, spec(block_m=4, n_tiles=3, stages=3))
 PREFETCHED["deep_box"] = (3, 640, 290, spec(n_tiles=3, stages=3, deep_box=True))
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("stages", [1, 2, 16])
 @pytest.mark.parametrize("name", PREFETCHED)
 def test_prefetched_weights(name: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:

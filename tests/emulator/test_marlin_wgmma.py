@@ -77,7 +77,7 @@ def test_tiles_are_divided(name: str) -> None:
     assert schedule(of, m, n, k, processors, eager=True).stream_tiles
 
 
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", CASES)
 def test_products_are_right_and_clean(name: str) -> None:
     m, k, n, processors, of = CASES[name]
@@ -87,7 +87,7 @@ def test_products_are_right_and_clean(name: str) -> None:
     assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("stages", [1, 2, 16])
 @pytest.mark.parametrize("name", ["stream_k", "stack_2_odd_chunks", "multicast_stream_k", "depth_divided"])
 def test_prefetched_weights(name: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_prefetched_weights(name: str, stages: int, monkeypatch: pytest.MonkeyPa
 TILES = [(tile, (tile.least_m, tile.most_m)[number % 2], number // 2 % 2 == 1) for number, tile in enumerate(_TILES)]
 
 
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("tile", "size", "divide"),
     TILES,

@@ -107,7 +107,7 @@ def test_tiles_are_divided(name: str) -> None:
     assert schedule(of, m, n, k, processors, eager=True).stream_tiles
 
 
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", CASES)
 def test_the_bits_are_those_of_the_other_way(name: str) -> None:
     m, k, n, processors, of, (largest, fit) = CASES[name]
