@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_bench import FakeBench
-from measured_gpus import readings
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
 from cudatma.kernels import tuning, version
@@ -26,7 +25,7 @@ from cudatma.kernels.gemm.sample import v3_sample
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.version import chosen_version
 from cudatma.kernels.gemm.versions import VERSIONS, GemmV2, GemmV3, GemmV4, GemmV5, GemmV6
-from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
+from cudatma.kernels.gpu import H200, imagined_gpu
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.shortlist import shortlist
 from cudatma.kernels.tuning_file import Entry, GpuClass, parse_entry, store_entry
@@ -394,42 +393,3 @@ def test_clusters_run_at_the_same_time(m: int, n: int) -> None:
 
 def test_one_sm_is_enough_to_choose() -> None:
     assert decide(GEMM, PROBLEM, imagined_gpu("sm_90a", 1)).spec.block_m in (64, 128, 256)
-
-
-def lost(problem: Problem, gpu: Gpu, us: dict[str, float]) -> float:
-    """How many times as long as the fastest kernel takes the one that the model ranks first, of those that were
-    measured. us: by kernel."""
-    entry = next(spec.entry for spec, _ in ranked(candidates(problem, gpu)) if spec.entry in us)
-    return us[entry] / min(us.values())
-
-
-def test_the_choice_loses_little_against_the_versions() -> None:
-    """With the tile that was measured for each (cudatma bench gemm). `auto` and a version may be the same kernel, which
-    was then measured twice: the mean counts."""
-    found, of_few_rows = [], []
-    cells, gpu = readings("gemm.json")
-    for cell in cells:
-        problem = Problem(*(cell[name] for name in ("m", "n", "k", "dtype", "layout")))
-        times: dict[str, list[float]] = {}
-        for name, entry in cell["entries"].items():
-            times.setdefault(entry, []).append(cell["us"][name])
-        us = {entry: sum(each) / len(each) for entry, each in times.items()}
-        found.append(lost(problem, gpu, us))
-        if problem.m <= 128:
-            of_few_rows.append(found[-1])
-    assert max(found) < 1.04
-    assert sum(found) / len(found) < 1.005
-    assert sum(of_few_rows) / len(of_few_rows) < 1.005
-
-
-@pytest.mark.parametrize("name", ["gemm_tiles.json", "gemm_few_rows.json", "gemm_block_scales_tiles.json"])
-def test_the_choice_loses_little_against_every_tile(name: str) -> None:
-    """Of small, odd and large products; of few rows."""
-    found = []
-    cells, gpu = readings(name)
-    for cell in cells:
-        us = cell.pop("us")
-        cell.pop("rivals")
-        found.append(lost(Problem(**cell), gpu, us))
-    assert max(found) < 1.12
-    assert sum(found) / len(found) < 1.012

@@ -30,7 +30,7 @@ from cudatma.runtime.peer_memory import close_memory, memory_handle, open_memory
 from cudatma.target import detect
 
 _MOST_PLANS = 256
-_MOST_BYTES, _BYTES = 1 << 30, "None, or 0 to 2**30"
+_MOST_BYTES, _ALLOWED_BYTES = 1 << 30, "None, or 0 to 2**30"
 #: By the number that the operator gets. An object stays until close(): peers write to its memory.
 _known: dict[int, AllReduce] = {}
 #: Never one twice: a compiled graph may outlive the object that it calls.
@@ -66,13 +66,11 @@ class AllReduce:
         if not 0 < self.timeout_s < 2**32:
             raise ArgumentError("timeout_s", timeout_s, "seconds, above 0")
         limit = longest_message_bytes(max(2, self.ranks))
-        if max_bytes is not None and (limit := checked_count(max_bytes, "max_bytes", _BYTES)) > _MOST_BYTES:
-            raise ArgumentError("max_bytes", max_bytes, _BYTES)
+        if max_bytes is not None and (limit := checked_count(max_bytes, "max_bytes", _ALLOWED_BYTES)) > _MOST_BYTES:
+            raise ArgumentError("max_bytes", max_bytes, _ALLOWED_BYTES)
         self.max_bytes = limit if self.ranks > 1 and torch.cuda.is_available() else 0
         if device is not None:
             device = checked_count(device, "device", "None, or a GPU's ordinal")
-            if self.max_bytes and device >= torch.cuda.device_count():
-                raise ArgumentError("device", device, f"below {torch.cuda.device_count()}")
         self._plans: PlanCache[Replay] = PlanCache(_MOST_PLANS)
         self._peers: list[int] = []
         self._memory: Any = None

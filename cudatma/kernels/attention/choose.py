@@ -37,7 +37,8 @@ _TILES: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
 }
 #: The same for the versions without: of heads up to this dim, and of wider ones. [H100, attention_tiles.json]
 _NARROW_HEAD_DIM = 64
-_NARROW_TILES, _WIDE_TILES = ((1, 64),), ((2, 64), (1, 64))
+_NARROW_TILES: tuple[tuple[int, int], ...] = ((1, 64),)
+_WIDE_TILES = ((2, 64), (1, 64))
 #: The same of version p1, within 99 KB.
 _P1_TILES: Mapping[tuple[int, int], tuple[tuple[int, int], ...]] = {
     (32, 32): ((2, 128), (1, 64)),
@@ -70,8 +71,9 @@ def _tiles_of(kind: type[AttentionSpec], problem: Problem) -> Iterator[dict[str,
         return
     is_a3_or_a4 = issubclass(kind, AttentionA3)
     dims = problem.head_dim, problem.v_head_dim
-    plain = _NARROW_TILES if problem.head_dim <= _NARROW_HEAD_DIM else _WIDE_TILES
-    tiles = _P1_TILES[dims] if kind is AttentionP1 else _TILES[dims] if is_a3_or_a4 else plain
+    tiles = _NARROW_TILES if problem.head_dim <= _NARROW_HEAD_DIM else _WIDE_TILES
+    if is_a3_or_a4 or kind is AttentionP1:
+        tiles = (_TILES if is_a3_or_a4 else _P1_TILES)[dims]
     for warpgroups, block_n in tiles:
         fields: dict[str, Any] = {"block_m": 64 * warpgroups, "block_n": block_n, "warpgroups": warpgroups}
         if issubclass(kind, AttentionWithProducer):

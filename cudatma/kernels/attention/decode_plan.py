@@ -170,7 +170,7 @@ def plan_decode(
 
 def _overlaps(request: DecodeRequest) -> bool:
     """Whether the launch is a programmatic dependent. One of a large e4m3 cache takes up to 4 % longer while the kernel
-    before it ends; all others gain, small ones up to 9 %. [H100, attention_overlap.json]"""
+    before it ends; no other one loses, and small ones gain up to 9 %. [H100, attention_overlap.json]"""
     rows = request.q.shape[0] * request.capacity * request.k.shape[2]
     return not request.has_fp8_cache or rows * (request.k.shape[3] + request.v.shape[3]) <= IN_L2_BYTES
 

@@ -67,14 +67,7 @@ def plan_attention(
     ordered = tuple([args[name] for name in spec.parameter_names])
     written = [info for info in (result, lse, counter) if isinstance(info, ArrayInfo)]
     touched = (*written, *request.arrays().values())
-    return Launch(
-        spec.template,
-        spec,
-        spec.ctas(problem, sm_count),
-        ordered,
-        touched,
-        programmatic=True,
-    )
+    return Launch(spec.template, spec, spec.ctas(problem, sm_count), ordered, touched, programmatic=True)
 
 
 def heads_by_turns(spec: AttentionSpec, request: Request) -> int:

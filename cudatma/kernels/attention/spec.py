@@ -118,7 +118,7 @@ class AttentionSpec(TiledKernel):
     version: ClassVar[str]
     template: ClassVar[str]
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = _ALLOWED
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     cluster: ClassVar[int] = 1
     cluster_k: ClassVar[int] = 1
     blocks_per_sm: ClassVar[int] = 1

@@ -1,7 +1,7 @@
 """What versions 1 to 7 of the dense GEMM take on a GPU, predicted: it ranks every tile of every version.
 
 The factors were fitted on an H200 to ``benchmarks/results/gemm_tiles.json``, _SCALES_CLOCKS to products with scales of
-blocks, _UNHIDDEN_PART on an H100; tests/unit/test_gemm.py bounds what the choice loses. Pure.
+blocks, _UNHIDDEN_PART on an H100; tests/unit/test_gemm_choice.py bounds what the choice loses. Pure.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ def plan_gemm(request: Request, result: ArrayInfo, spec: GemmSpec, target: Targe
 
 
 def _is_memory_bound(request: Request) -> bool:
-    """Whether there are few rows or columns, and operands that L2 does not hold. While the kernel before
-    this one ends, CTAs would be placed where SMs become free, and share the ways to memory unevenly. [H200]"""
+    """Whether there are few rows or columns, and operands that L2 does not hold. While the kernel before this one ends,
+    CTAs would be placed where SMs become free, and share the ways to memory unevenly. [H200]"""
     (m, n, k), element = request.sizes, request.a.dtype.itemsize
     return request.batch * element * k * (m + n) > IN_L2_BYTES and m * n < _BOUND_BY_MEMORY * (m + n)
 

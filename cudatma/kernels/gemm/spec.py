@@ -76,7 +76,7 @@ class GemmSpec(TiledKernel):
     version: ClassVar[int | str]
     template: ClassVar[str]
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = _ALLOWED
-    revision: ClassVar[int] = 4
+    revision: ClassVar[int] = 5
     #: CTAs side by side that load a tile of B together, or of A; CTAs that divide K.
     cluster: ClassVar[int] = 1
     cluster_k: ClassVar[int] = 1

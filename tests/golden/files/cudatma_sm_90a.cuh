@@ -2282,9 +2282,10 @@ struct TmaPipeline {
     }
     __device__ __forceinline__ void release() const { release(stage); }
 
-    // Consumer: this arrival's share of the slot has been read, without a fence. Right only if instructions issued before the call have used every value that was
-    // read from the slot; then no read can still be under way. A loop that releases each slot one iteration after it read it
-    // has that property. release_used_by_warp(): one arrival for the warp, whose lanes all call it.
+    // Consumer: this arrival's share of the slot has been read; without a fence. Right only if instructions issued before the
+    // call have used every value that was read from the slot; then no read can still be under way. A loop that releases each
+    // slot one iteration after it read it has that property. release_used_by_warp(): one arrival for the warp, whose lanes all
+    // call it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
     __device__ __forceinline__ void release_used_by_warp(u32 slot, u32 lane) const {
         __syncwarp();

@@ -45,9 +45,10 @@ __device__ __forceinline__ void barrier_cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
 
-    // Consumer: this arrival's share of the slot has been read, without a fence. Right only if instructions issued before the call have used every value that was
-    // read from the slot; then no read can still be under way. A loop that releases each slot one iteration after it read it
-    // has that property. release_used_by_warp(): one arrival for the warp, whose lanes all call it.
+    // Consumer: this arrival's share of the slot has been read; without a fence. Right only if instructions issued before the
+    // call have used every value that was read from the slot; then no read can still be under way. A loop that releases each
+    // slot one iteration after it read it has that property. release_used_by_warp(): one arrival for the warp, whose lanes all
+    // call it.
     __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
     // Both: go on to the next slot; the parity toggles when the ring wraps.
     __device__ __forceinline__ void advance() {

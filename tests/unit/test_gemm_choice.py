@@ -1,0 +1,50 @@
+"""What the dense GEMM's choice loses to the fastest of the kernels that were measured."""
+
+from __future__ import annotations
+
+import pytest
+from measured_gpus import readings
+
+from cudatma.kernels.candidates import ranked
+from cudatma.kernels.gemm.choose import candidates
+from cudatma.kernels.gemm.problem import Problem
+from cudatma.kernels.gpu import Gpu
+
+
+def lost(problem: Problem, gpu: Gpu, us: dict[str, float]) -> float:
+    """How many times as long as the fastest kernel takes the one that the model ranks first, of those that were
+    measured. us: by kernel."""
+    entry = next(spec.entry for spec, _ in ranked(candidates(problem, gpu)) if spec.entry in us)
+    return us[entry] / min(us.values())
+
+
+def test_the_choice_loses_little_against_the_versions() -> None:
+    """With the tile that was measured for each (cudatma bench gemm). `auto` and a version may be the same kernel, which
+    was then measured twice: the mean counts."""
+    found, of_few_rows = [], []
+    cells, gpu = readings("gemm.json")
+    for cell in cells:
+        problem = Problem(*(cell[name] for name in ("m", "n", "k", "dtype", "layout")))
+        times: dict[str, list[float]] = {}
+        for name, entry in cell["entries"].items():
+            times.setdefault(entry, []).append(cell["us"][name])
+        us = {entry: sum(each) / len(each) for entry, each in times.items()}
+        found.append(lost(problem, gpu, us))
+        if problem.m <= 128:
+            of_few_rows.append(found[-1])
+    assert max(found) < 1.04
+    assert sum(found) / len(found) < 1.005
+    assert sum(of_few_rows) / len(of_few_rows) < 1.005
+
+
+@pytest.mark.parametrize("name", ["gemm_tiles.json", "gemm_few_rows.json", "gemm_block_scales_tiles.json"])
+def test_the_choice_loses_little_against_every_tile(name: str) -> None:
+    """Of small, odd and large products; of few rows."""
+    found = []
+    cells, gpu = readings(name)
+    for cell in cells:
+        us = cell.pop("us")
+        cell.pop("rivals")
+        found.append(lost(Problem(**cell), gpu, us))
+    assert max(found) < 1.12
+    assert sum(found) / len(found) < 1.012
