@@ -22,8 +22,9 @@ from cudatma.target import Target
 LOG2_E = 1.4426950408889634
 #: A distance beyond every length.
 FAR = 1 << 30
-#: Bytes of k and v that CTAs which run at the same time share in L2. [inferred: H200's L2 has 50 MB]
-_L2_BYTES = 32 << 20
+#: Bytes of keys and values that a turn has, and how many times as many heads the last turn has. [H100: turns of 4 to 8
+#: MB share them in L2 and read them evenly over time; with 32 MB the first tiles wait for memory]
+_TURN_BYTES, _LAST_TURNS = 4 << 20, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +71,20 @@ def plan_attention(
     return Launch(spec.template, spec, spec.ctas(problem, sm_count), ordered, touched, programmatic=True)
 
 
-def heads_by_turns(spec: AttentionSpec, request: Request) -> int:
-    """Heads of q, of the whole batch, whose tiles are numbered by turns, the longest first; then come those of the next
-    heads. As many as share keys and values that L2 holds, in groups of the same size: the last one ends with short
-    tiles. Tiles that take the same time come head by head."""
+def turns(spec: AttentionSpec, request: Request) -> tuple[int, int]:
+    """(heads of q, of the whole batch, whose tiles are numbered in turn, the longest first; first head of the last
+    turn, which has up to _LAST_TURNS times as many). Tiles that take the same time come head by head."""
     if not spec.is_causal:
-        return 1
+        return 1, 0
     kv_bytes = 2 * request.lengths[1] * (spec.head_dim + spec.v_head_dim)
     kv_heads = request.batch * request.kv_heads
-    groups = ceil_div(kv_heads, max(1, _L2_BYTES // kv_bytes))
-    return ceil_div(kv_heads, groups) * (request.heads // request.kv_heads)
+    turn, group = min(kv_heads, max(1, _TURN_BYTES // kv_bytes)), request.heads // request.kv_heads
+    return turn * group, max(0, ceil_div(kv_heads, turn) - _LAST_TURNS) * turn * group
 
 
 def _values(request: Request, spec: AttentionSpec) -> dict[str, Any]:
     """Members of the kernels' Problem, all but strides."""
-    raster = heads_by_turns(spec, request)
+    turn_heads, last_turn = turns(spec, request)
     problem = request.problem(spec.version)
     is_varlen = request.sequences is not None
     rows, columns = problem.batch * problem.heads, ceil_div(problem.q_length, spec.block_m)
@@ -93,10 +93,11 @@ def _values(request: Request, spec: AttentionSpec) -> dict[str, Any]:
     values: dict[str, Any] = {
         "tiles_m": rows,
         "tiles_n": columns,
-        "raster_m": raster,
-        "by_raster_group": DivisorStruct.of(raster * columns),
-        "by_raster_group_rows": DivisorStruct.of(raster),
-        "by_last_rows": DivisorStruct.of((rows - 1) % raster + 1),
+        "turn_heads": turn_heads,
+        "last_turn": last_turn,
+        "by_turn_tiles": DivisorStruct.of(turn_heads * columns),
+        "by_turn_heads": DivisorStruct.of(turn_heads),
+        "by_last_heads": DivisorStruct.of(rows - last_turn),
         "q_length": problem.q_length,
         "k_length": problem.k_length,
         "heads": problem.heads,

@@ -15,12 +15,14 @@ from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.schedule import ceil_div
 from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP, TiledKernel
 from cudatma.kernels.work_struct import MEMBERS as WORK_MEMBERS
-from cudatma.kernels.work_struct import RASTER, in_order
+from cudatma.kernels.work_struct import in_order
 from cudatma.pipeline import Operand
-from cudatma.target import Target
+from cudatma.target import Target, get_target
 
 #: Multiplications that the tensor cores of an SM do in a clock. [H100 white paper]
 _MACS = 2048
+#: Of 128 threads and up to 102 registers each, that an SM holds.
+_MOST_CTAS = 5
 #: Microseconds of a launch. [H100]
 _LAUNCH_US = 1.0
 #: Part of the highest clock that long launches keep, as their power is limited. [H200]
@@ -30,9 +32,11 @@ MEMBERS = WORK_MEMBERS | {
     for member in (
         Member("tiles_m", "u32", "heads of all sequences"),
         Member("tiles_n", "u32", "tiles of queries of each of them"),
-        Member("raster_m", "u32", "heads whose tiles are numbered in turn: a group"),
-        Member("by_raster_group", "Divisor", "divides by the tiles of a group"),
-        Member("by_last_rows", "Divisor", "divides by the heads of the last group"),
+        Member("turn_heads", "u32", "heads whose tiles are numbered in turn"),
+        Member("last_turn", "u32", "first head of the last turn"),
+        Member("by_turn_tiles", "Divisor", "divides by the tiles of a turn"),
+        Member("by_turn_heads", "Divisor", "divides by turn_heads"),
+        Member("by_last_heads", "Divisor", "divides by the heads of the last turn"),
         Member("q_length", "u32", "queries of a sequence"),
         Member("k_length", "u32", "keys of a sequence"),
         Member("heads", "u32", "of q, in a sequence"),
@@ -54,7 +58,9 @@ MEMBERS = WORK_MEMBERS | {
     )
 }
 #: What every version reads.
-_PLACES = (*RASTER, "q_length", "k_length", "heads", "by_heads", "by_group", "scale_log2")
+_PLACES = ("tiles_m", "tiles_n", "by_turn_tiles", "q_length", "k_length", "heads", "by_heads", "by_group", "scale_log2")
+#: What the order of causal tiles needs.
+_TURNS = ("turn_heads", "last_turn", "by_turn_heads", "by_last_heads")
 #: Where the sequences begin.
 _OFFSETS = ("cu_seqlens_q", "cu_seqlens_k")
 #: What results by vectors need.
@@ -87,13 +93,15 @@ _ALLOWED: Mapping[str, tuple[Any, ...]] = {
 class Clocks:
     """What an SM takes for a tile. around: before the first and after the last block. products: parts of the tensor
     cores' time that are not hidden. scores: for 2^14 of them, of what comes between the products. block: for each.
-    start: once a launch."""
+    start: once a launch. shared: n CTAs that share an SM are n to this power times as fast as one; 0: waves() counts
+    them."""
 
     around: float
     products: float
     scores: float = 0.0
     block: float = 0.0
     start: float = 0.0
+    shared: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +190,7 @@ class AttentionSpec(TiledKernel):
 
     @property
     def problem_names(self) -> tuple[str, ...]:
-        names = (*_PLACES, *self.work_names)
+        names = (*_PLACES, *(_TURNS if self.is_causal else ()), *self.work_names)
         return names + self.mask_names + (("q_total", "k_total") if self.is_varlen else ())
 
     @property
@@ -351,6 +359,14 @@ class AttentionSpec(TiledKernel):
         """Tiles that an SM takes one after the other. Several CTAs share an SM: there are parts of waves."""
         return max(1.0, tiles / sm_count)
 
+    def sharing(self, tiles_of_sm: float, target: Target) -> tuple[float, float]:
+        """CTAs that share an SM, where waves() does not count them, and how many times as fast as one they are."""
+        if not self.clocks.shared:
+            return 1.0, 1.0
+        fit = sum(self.smem_bytes <= target.smem_share_bytes(count) for count in range(1, _MOST_CTAS + 1))
+        share = min(float(fit), max(1.0, tiles_of_sm))
+        return share, share**self.clocks.shared
+
     def cost(self, problem: Problem, gpu: Gpu) -> Cost:
         """Predicted time: the tiles of an SM, each with the mean of their keys, or the longest tile."""
         keys = float(ceil_div(problem.k_length, self.block_n) * self.block_n)
@@ -358,8 +374,10 @@ class AttentionSpec(TiledKernel):
             # A triangle is left out. Tiles end with their own last query, in whole blocks.
             beyond = self.block_m + self.block_n - math.gcd(self.block_m, self.block_n)
             keys = min(keys, keys - 0.5 * min(keys, problem.q_length) + 0.5 * beyond)
-        clocks = self.waves(self.tiles(problem), gpu.sm_count) * self.tile_clocks(keys)
-        clocks = self.clocks.start + max(clocks, self.tile_clocks(problem.k_length))
+        tiles = self.tiles(problem)
+        share, faster = self.sharing(tiles / gpu.sm_count, get_target(gpu.target))
+        clocks = self.waves(tiles, gpu.sm_count) / faster * self.tile_clocks(keys)
+        clocks = self.clocks.start + max(clocks, share / faster * self.tile_clocks(problem.k_length))
         sm_us = clocks / (_CLOCK * gpu.sm_clock_mhz)
         rows = problem.batch * (problem.q_length * problem.heads + problem.k_length * problem.kv_heads)
         memory_us = 2 * rows * (self.head_dim + self.v_head_dim) / gpu.memory_bytes_per_us

@@ -57,8 +57,8 @@ class AttentionA1(AttentionSpec):
     version: ClassVar[str] = "a1"
     template: ClassVar[str] = "kernels/attention_a1.cu.j2"
     clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]] = {
-        (1, 1): Clocks(around=1758, products=2.176, start=126),
-        (2, 1): Clocks(around=2852, products=1.732, start=86),
+        (1, 1): Clocks(around=2307, products=1.943, scores=345, block=227, shared=0.373),
+        (2, 1): Clocks(around=3954, products=1.75, shared=0.274),
     }
     operand_names: ClassVar[tuple[str, ...]] = ("q", "k", "v")
     work_names: ClassVar[tuple[str, ...]] = (*OUTPUT_ROWS, *_OPERAND_ROWS)
@@ -84,8 +84,8 @@ class AttentionA2(AttentionSpec):
     version: ClassVar[str] = "a2"
     template: ClassVar[str] = "kernels/attention_a2.cu.j2"
     clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]] = {
-        (1, 1): Clocks(around=1592, products=2.221, start=756),
-        (2, 1): Clocks(around=3939, products=1.504, start=56),
+        (1, 1): Clocks(around=2572, products=1.867, scores=1678, block=13, shared=0.448),
+        (2, 1): Clocks(around=4662, products=1.486, shared=0.15),
     }
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**AttentionSpec.allowed, "warpgroups": (1, 2)}
 
@@ -199,10 +199,10 @@ class AttentionA4(AttentionA3):
     work_names: ClassVar[tuple[str, ...]] = ()
     #: With a second slot of queries a tile begins while the one before is stored.
     clocks_of: ClassVar[Mapping[tuple[int, int], Clocks]] = {
-        (2, 1): Clocks(around=7298, products=1.068, scores=224, block=26),
-        (2, 2): Clocks(around=3554, products=0.687, scores=1024, block=34, start=2184),
+        (2, 1): Clocks(around=7149, products=1.06, scores=244),
+        (2, 2): Clocks(around=2575, products=0.62, scores=1063, block=135, start=3209),
         (3, 1): Clocks(around=4972, products=0.473, scores=750, block=590),
-        (3, 2): Clocks(around=2855, products=0.649, scores=638, block=362, start=3223),
+        (3, 2): Clocks(around=2228, products=0.768, scores=711, block=100, start=3840),
     }
 
     @property

@@ -35,7 +35,6 @@ constexpr u32 BLOCK_M = 32;   // queries of a CTA's tile
 constexpr u32 BLOCK_N = 32;   // keys of a block
 constexpr u32 HEAD_DIM = 64;   // of q and k
 constexpr u32 V_HEAD_DIM = 64;   // of v and the result
-constexpr bool IS_CAUSAL = true;
 
 #define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
 
@@ -49,15 +48,16 @@ __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulh
 struct Problem {
     u32 tiles_m;                    // heads of all sequences
     u32 tiles_n;                    // tiles of queries of each of them
-    u32 raster_m;                   // heads whose tiles are numbered in turn: a group
+    u32 turn_heads;                 // heads whose tiles are numbered in turn
+    u32 last_turn;                  // first head of the last turn
     u32 q_length;                   // queries of a sequence
     u32 k_length;                   // keys of a sequence
     u32 heads;                      // of q, in a sequence
     u32 upper;                      // query i sees keys below i + upper, a signed number
     float scale_log2;               // scale of the scores, or the cap's, in powers of 2
-    Divisor by_raster_group;        // divides by the tiles of a group
-    Divisor by_raster_group_rows;   // divides by raster_m
-    Divisor by_last_rows;           // divides by the heads of the last group
+    Divisor by_turn_tiles;          // divides by the tiles of a turn
+    Divisor by_turn_heads;          // divides by turn_heads
+    Divisor by_last_heads;          // divides by the heads of the last turn
     Divisor by_heads;               // divides by heads
     Divisor by_group;               // divides by the heads of q that share one of k and v
     u64 output_pitch;               // elements from one row to the next
@@ -91,29 +91,23 @@ __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_launch_dependents();
 }
 
-// Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
-// that run at the same time share operands in L2.
-__device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
-    const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
-    const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
-    const bool is_last = rows_left <= problem.raster_m;
-    tile_n = divide(inside, is_last ? problem.by_last_rows : problem.by_raster_group_rows);
-    tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
-}
-
 // ---- Where a tile lies ----------------------------------------------------------------------------------------------
 // Queries from row0 on of a head of q, which sees the keys of a head of k and v; of one sequence of the batch.
 struct Place {
     u32 row0, head, kv_head, batch;
 };
 
-// Rows of tiles are the heads of the whole batch, columns are queries. The last queries see the most keys if it is causal: they
-// come first, and the short tiles fill the gaps at the end.
+// Tiles are numbered in turns, of heads whose keys and values stay in L2: first the last queries of each of them, which see the
+// most keys. The last turn has more heads, whose short tiles fill the gaps at the end.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
-    u32 any_head, column;
-    tile_position(problem, tile, any_head, column);
+    const u32 first_head = min(divide(tile, problem.by_turn_tiles) * problem.turn_heads, problem.last_turn);
+    const bool is_last = first_head == problem.last_turn;
+    const u32 inside = tile - first_head * problem.tiles_n;
+    const u32 column = divide(inside, is_last ? problem.by_last_heads : problem.by_turn_heads);
+    const u32 any_head = first_head + inside - column * (is_last ? problem.tiles_m - first_head : problem.turn_heads);
+    const u32 row0 = (problem.tiles_n - 1 - column) * BLOCK_M;
     const u32 batch = divide(any_head, problem.by_heads), head = any_head - batch * problem.heads;
-    return Place{(IS_CAUSAL ? problem.tiles_n - 1 - column : column) * BLOCK_M, head, divide(head, problem.by_group), batch};
+    return Place{row0, head, divide(head, problem.by_group), batch};
 }
 
 // ---- Which keys a query sees ------------------------------------------------------------------------------------------
