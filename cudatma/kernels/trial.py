@@ -63,15 +63,6 @@ def random_rows(rows: int, columns: int, dtype: str, seed: int) -> Any:
     return cupy.asarray(np.resize(bits, (rows, -(-columns // 8) * 8))).view(kind)[:, :columns]
 
 
-def copied_rows(rows: Any) -> Any:
-    """A copy of random_rows(), with rows that begin likewise."""
-    import cupy
-
-    bits = cupy.empty((rows.shape[0], rows.strides[0] // 2), np.uint16).view(rows.dtype)[:, : rows.shape[1]]
-    bits[...] = rows
-    return bits
-
-
 def empty_rows(rows: int, columns: int, dtype: str) -> Any:
     """(rows, columns) of fp16 or bf16, contiguous, on CuPy's current device."""
     import cupy

@@ -11,6 +11,7 @@ import cudatma
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
+from cudatma.kernels.attention import plan
 from cudatma.kernels.attention.plan import HostCounter, plan_attention
 from cudatma.kernels.attention.reference import attend
 from cudatma.kernels.attention.request import check_call
@@ -159,6 +160,15 @@ def test_twenty_schedules_are_clean(version: str) -> None:
     if version == "a4":
         fields["q_stages"] = 2
     check(version, 3, 3, 66, 150, (32, 32), causal=True, fields=fields, schedules=20)
+
+
+@pytest.mark.parametrize("version", ["a1", "a4"])
+@pytest.mark.parametrize("last", [1, 2, 9])
+def test_causal_tiles_in_raster_groups(version: str, last: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of one head of k, with the two of q that share it, and a longer last one."""
+    monkeypatch.setattr(plan, "_GROUP_BYTES", 1)
+    monkeypatch.setattr(plan, "_LAST_GROUPS", last)
+    check(version, 6, 3, 130, 130, (32, 32), batch=2, schedules=1, causal=True)
 
 
 @pytest.mark.parametrize("q_stages", [1, 2])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cudatma.arrays import ArrayInfo, dense_strides
-from cudatma.kernels.attention.plan import turns
+from cudatma.kernels.attention.plan import raster
 from cudatma.kernels.attention.request import Mask, Request
 from cudatma.kernels.attention.versions import AttentionA4
 
@@ -31,7 +31,7 @@ def causal(block_m: int = 128, block_n: int = 128) -> AttentionA4:
 @pytest.mark.parametrize(("block_m", "block_n"), [(128, 128), (192, 80)])
 def test_sms_that_take_the_next_tile_end_together(length: int, block_m: int, block_n: int) -> None:
     spec, asked = causal(block_m, block_n), request(16384 // length, 16, 16, length)
-    (heads, last), rows = turns(spec, asked), 16 * 16384 // length
+    (heads, last), rows = raster(spec, asked), 16 * 16384 // length
     ends = [min(length, row0 + block_m) for row0 in range(0, length, block_m)]
     blocks = [-(-end // block_n) for end in reversed(ends)]
     busy = [0] * SMS
@@ -44,17 +44,13 @@ def test_sms_that_take_the_next_tile_end_together(length: int, block_m: int, blo
 
 @pytest.mark.parametrize("kv_heads", [1, 4, 16])
 @pytest.mark.parametrize(("batch", "length"), [(1, 512), (9, 2048), (3, 16384), (1, 1 << 20)])
-def test_keys_and_values_of_a_turn_are_few_bytes(batch: int, length: int, kv_heads: int) -> None:
-    (heads, last), group = turns(causal(), request(batch, 16, kv_heads, length)), 16 // kv_heads
+def test_keys_and_values_of_a_raster_group_are_few_bytes(batch: int, length: int, kv_heads: int) -> None:
+    (heads, last), group = raster(causal(), request(batch, 16, kv_heads, length)), 16 // kv_heads
     assert heads % group == last % heads == 0
     assert heads == group or heads // group * length * 512 <= 4 << 20
     assert heads <= 16 * batch - last <= 4 * heads
 
 
-def test_the_last_turn_has_more_heads() -> None:
+def test_the_last_raster_group_has_more_heads() -> None:
     """The longest tiles of few heads would come last, with too few of them for all SMs."""
-    assert turns(causal(), request(5, 7, 7, 2048)) == (4, 20)  # of 35
-
-
-def test_tiles_of_one_length_come_head_by_head() -> None:
-    assert turns(AttentionA4("float16", 128, 128), request(2, 7, 7, 300)) == (1, 0)
+    assert raster(causal(), request(5, 7, 7, 2048)) == (4, 20)  # of 35

@@ -74,17 +74,23 @@ class AllReduce:
         self._plans: PlanCache[Replay] = PlanCache(_MOST_PLANS)
         self._peers: list[int] = []
         self._memory: Any = None
+        if self.ranks > 1:
+            self._check_limits()
         if self.max_bytes:
             self._device = torch.cuda.current_device() if device is None else device
             self._connect()
         self._number = next(_numbers)
         _known[self._number] = self
 
+    def _check_limits(self) -> None:
+        """Raise ArgumentError on every rank unless all have the same limit: one would write beyond another's inbox, or
+        wait for a rank that has none."""
+        limits = [int(limit) for limit, _, _ in self._gathered((str(self.max_bytes), b"", ""))]
+        if len(set(limits)) > 1:
+            raise ArgumentError("max_bytes", self.max_bytes, f"the same on all ranks, which have {limits}")
+
     def _connect(self) -> None:
         """Make the inbox and map those of the peers. What fails on one rank is an error on all of them."""
-        limits = [int(limit) for limit, _, _ in self._gathered((str(self.max_bytes), b"", ""))]
-        if len(set(limits)) > 1:  # a rank would write beyond another one's inbox
-            raise ArgumentError("max_bytes", self.max_bytes, f"the same on all ranks, which have {limits}")
         inbox = Inbox(self.ranks, self.max_bytes)
         own, error = self._attempt(lambda: self._make(inbox))
         everyone = self._gathered((socket.gethostname(), own, error))

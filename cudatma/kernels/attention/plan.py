@@ -22,9 +22,9 @@ from cudatma.target import Target
 LOG2_E = 1.4426950408889634
 #: A distance beyond every length.
 FAR = 1 << 30
-#: Bytes of keys and values that a turn has, and how many times as many heads the last turn has. [H100: turns of 4 to 8
-#: MB share them in L2 and read them evenly over time; with 32 MB the first tiles wait for memory]
-_TURN_BYTES, _LAST_TURNS = 4 << 20, 4
+#: Most bytes of keys and values of a raster group of several heads, and how many times as many heads the last group may
+#: have. [H100, docs/performance/log.md]
+_GROUP_BYTES, _LAST_GROUPS = 4 << 20, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +71,17 @@ def plan_attention(
     return Launch(spec.template, spec, spec.ctas(problem, sm_count), ordered, touched, programmatic=True)
 
 
-def turns(spec: AttentionSpec, request: Request) -> tuple[int, int]:
-    """(heads of q, of the whole batch, whose tiles are numbered in turn, the longest first; first head of the last
-    turn, which has up to _LAST_TURNS times as many). Tiles that take the same time come head by head."""
-    if not spec.is_causal:
-        return 1, 0
+def raster(spec: AttentionSpec, request: Request) -> tuple[int, int]:
+    """(heads of q, of the whole batch, of a raster group of causal tiles; first head of the last group)."""
     kv_bytes = 2 * request.lengths[1] * (spec.head_dim + spec.v_head_dim)
     kv_heads = request.batch * request.kv_heads
-    turn, group = min(kv_heads, max(1, _TURN_BYTES // kv_bytes)), request.heads // request.kv_heads
-    return turn * group, max(0, ceil_div(kv_heads, turn) - _LAST_TURNS) * turn * group
+    in_group, sharing = min(kv_heads, max(1, _GROUP_BYTES // kv_bytes)), request.heads // request.kv_heads
+    return in_group * sharing, max(0, ceil_div(kv_heads, in_group) - _LAST_GROUPS) * in_group * sharing
 
 
 def _values(request: Request, spec: AttentionSpec) -> dict[str, Any]:
     """Members of the kernels' Problem, all but strides."""
-    turn_heads, last_turn = turns(spec, request)
+    raster_heads, last_group = raster(spec, request)
     problem = request.problem(spec.version)
     is_varlen = request.sequences is not None
     rows, columns = problem.batch * problem.heads, ceil_div(problem.q_length, spec.block_m)
@@ -93,11 +90,12 @@ def _values(request: Request, spec: AttentionSpec) -> dict[str, Any]:
     values: dict[str, Any] = {
         "tiles_m": rows,
         "tiles_n": columns,
-        "turn_heads": turn_heads,
-        "last_turn": last_turn,
-        "by_turn_tiles": DivisorStruct.of(turn_heads * columns),
-        "by_turn_heads": DivisorStruct.of(turn_heads),
-        "by_last_heads": DivisorStruct.of(rows - last_turn),
+        "raster_heads": raster_heads,
+        "last_group": last_group,
+        "by_tiles_n": DivisorStruct.of(columns),
+        "by_raster_tiles": DivisorStruct.of(raster_heads * columns),
+        "by_raster_heads": DivisorStruct.of(raster_heads),
+        "by_last_heads": DivisorStruct.of(rows - last_group),
         "q_length": problem.q_length,
         "k_length": problem.k_length,
         "heads": problem.heads,

@@ -21,8 +21,8 @@ from cudatma.target import Target, get_target
 
 #: Multiplications that the tensor cores of an SM do in a clock. [H100 white paper]
 _MACS = 2048
-#: Of 128 threads and up to 102 registers each, that an SM holds.
-_MOST_CTAS = 5
+#: CTAs that an SM has registers for, by their warpgroups. [a1 and a2 with 96 registers of a thread]
+_MOST_CTAS: Mapping[int, int] = {1: 5, 2: 2}
 #: Microseconds of a launch. [H100]
 _LAUNCH_US = 1.0
 #: Part of the highest clock that long launches keep, as their power is limited. [H200]
@@ -32,11 +32,12 @@ MEMBERS = WORK_MEMBERS | {
     for member in (
         Member("tiles_m", "u32", "heads of all sequences"),
         Member("tiles_n", "u32", "tiles of queries of each of them"),
-        Member("turn_heads", "u32", "heads whose tiles are numbered in turn"),
-        Member("last_turn", "u32", "first head of the last turn"),
-        Member("by_turn_tiles", "Divisor", "divides by the tiles of a turn"),
-        Member("by_turn_heads", "Divisor", "divides by turn_heads"),
-        Member("by_last_heads", "Divisor", "divides by the heads of the last turn"),
+        Member("raster_heads", "u32", "heads of a raster group"),
+        Member("last_group", "u32", "first head of the last raster group"),
+        Member("by_tiles_n", "Divisor", "divides by tiles_n"),
+        Member("by_raster_tiles", "Divisor", "divides by the tiles of a raster group"),
+        Member("by_raster_heads", "Divisor", "divides by raster_heads"),
+        Member("by_last_heads", "Divisor", "divides by the heads of the last raster group"),
         Member("q_length", "u32", "queries of a sequence"),
         Member("k_length", "u32", "keys of a sequence"),
         Member("heads", "u32", "of q, in a sequence"),
@@ -58,9 +59,12 @@ MEMBERS = WORK_MEMBERS | {
     )
 }
 #: What every version reads.
-_PLACES = ("tiles_m", "tiles_n", "by_turn_tiles", "q_length", "k_length", "heads", "by_heads", "by_group", "scale_log2")
-#: What the order of causal tiles needs.
-_TURNS = ("turn_heads", "last_turn", "by_turn_heads", "by_last_heads")
+_PLACES = ("tiles_m", "tiles_n", "q_length", "k_length", "heads", "by_heads", "by_group", "scale_log2")
+#: What the order of causal tiles needs, and that of others.
+_RASTER, _HEAD_BY_HEAD = (
+    ("raster_heads", "last_group", "by_raster_tiles", "by_raster_heads", "by_last_heads"),
+    ("by_tiles_n",),
+)
 #: Where the sequences begin.
 _OFFSETS = ("cu_seqlens_q", "cu_seqlens_k")
 #: What results by vectors need.
@@ -93,8 +97,7 @@ _ALLOWED: Mapping[str, tuple[Any, ...]] = {
 class Clocks:
     """What an SM takes for a tile. around: before the first and after the last block. products: parts of the tensor
     cores' time that are not hidden. scores: for 2^14 of them, of what comes between the products. block: for each.
-    start: once a launch. shared: n CTAs that share an SM are n to this power times as fast as one; 0: waves() counts
-    them."""
+    start: once a launch. shared: n CTAs that share an SM are n to this power times as fast as one; 0: not counted."""
 
     around: float
     products: float
@@ -126,7 +129,7 @@ class AttentionSpec(TiledKernel):
     version: ClassVar[str]
     template: ClassVar[str]
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = _ALLOWED
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
     cluster: ClassVar[int] = 1
     cluster_k: ClassVar[int] = 1
     blocks_per_sm: ClassVar[int] = 1
@@ -190,7 +193,7 @@ class AttentionSpec(TiledKernel):
 
     @property
     def problem_names(self) -> tuple[str, ...]:
-        names = (*_PLACES, *(_TURNS if self.is_causal else ()), *self.work_names)
+        names = (*_PLACES, *(_RASTER if self.is_causal else _HEAD_BY_HEAD), *self.work_names)
         return names + self.mask_names + (("q_total", "k_total") if self.is_varlen else ())
 
     @property
@@ -355,17 +358,16 @@ class AttentionSpec(TiledKernel):
         products = scores * (self.head_dim + self.v_head_dim) / _MACS * clocks.products
         return clocks.around + products + scores / 2**14 * clocks.scores + keys / self.block_n * clocks.block
 
-    def waves(self, tiles: int, sm_count: int) -> float:
-        """Tiles that an SM takes one after the other. Several CTAs share an SM: there are parts of waves."""
-        return max(1.0, tiles / sm_count)
-
-    def sharing(self, tiles_of_sm: float, target: Target) -> tuple[float, float]:
-        """CTAs that share an SM, where waves() does not count them, and how many times as fast as one they are."""
+    def waves(self, tiles: int, gpu: Gpu) -> tuple[float, float]:
+        """(how many times what one tile takes an SM takes for all of its own, the same for those that it has at a
+        time). Several CTAs share an SM: there are parts of waves."""
+        of_sm = max(1.0, tiles / gpu.sm_count)
         if not self.clocks.shared:
-            return 1.0, 1.0
-        fit = sum(self.smem_bytes <= target.smem_share_bytes(count) for count in range(1, _MOST_CTAS + 1))
-        share = min(float(fit), max(1.0, tiles_of_sm))
-        return share, share**self.clocks.shared
+            return of_sm, 1.0
+        counts = range(1, _MOST_CTAS[self.warpgroups] + 1)
+        at_a_time = min(of_sm, sum(self.smem_bytes <= get_target(gpu.target).smem_share_bytes(n) for n in counts))
+        faster = at_a_time**self.clocks.shared
+        return of_sm / faster, at_a_time / faster
 
     def cost(self, problem: Problem, gpu: Gpu) -> Cost:
         """Predicted time: the tiles of an SM, each with the mean of their keys, or the longest tile."""
@@ -374,10 +376,9 @@ class AttentionSpec(TiledKernel):
             # A triangle is left out. Tiles end with their own last query, in whole blocks.
             beyond = self.block_m + self.block_n - math.gcd(self.block_m, self.block_n)
             keys = min(keys, keys - 0.5 * min(keys, problem.q_length) + 0.5 * beyond)
-        tiles = self.tiles(problem)
-        share, faster = self.sharing(tiles / gpu.sm_count, get_target(gpu.target))
-        clocks = self.waves(tiles, gpu.sm_count) / faster * self.tile_clocks(keys)
-        clocks = self.clocks.start + max(clocks, share / faster * self.tile_clocks(problem.k_length))
+        waves, at_least = self.waves(self.tiles(problem), gpu)
+        longest = at_least * self.tile_clocks(problem.k_length)
+        clocks = self.clocks.start + max(waves * self.tile_clocks(keys), longest)
         sm_us = clocks / (_CLOCK * gpu.sm_clock_mhz)
         rows = problem.batch * (problem.q_length * problem.heads + problem.k_length * problem.kv_heads)
         memory_us = 2 * rows * (self.head_dim + self.v_head_dim) / gpu.memory_bytes_per_us

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.problem import Problem
 from cudatma.kernels.attention.spec import OUTPUT_ROWS, AttentionSpec, Clocks
+from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 from cudatma.pipeline import MBARRIER_BYTES
 from cudatma.target import Target
@@ -142,12 +143,12 @@ class AttentionA3(AttentionWithProducer):
         if self.blocks_per_sm > 1 and self.warpgroups > 1:
             raise ArgumentError("blocks_per_sm", self.blocks_per_sm, "1 for several warpgroups")
 
-    def waves(self, tiles: int, sm_count: int) -> float:
+    def waves(self, tiles: int, gpu: Gpu) -> tuple[float, float]:
         """Where tiles take the same time, the last ones hold up all SMs."""
         if self.is_causal:
-            return super(AttentionA3, self).waves(tiles, sm_count)
-        share = min(self.blocks_per_sm, ceil_div(tiles, sm_count))
-        return float(ceil_div(tiles, sm_count * share) * share)
+            return super(AttentionA3, self).waves(tiles, gpu)
+        share = min(self.blocks_per_sm, ceil_div(tiles, gpu.sm_count))
+        return float(ceil_div(tiles, gpu.sm_count * share) * share), 1.0
 
     @property
     def tile_name(self) -> str:

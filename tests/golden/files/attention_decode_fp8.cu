@@ -116,13 +116,13 @@ __device__ __forceinline__ Problem sequence_problem(const Problem& problem, cons
     return sequence;
 }
 
-// ---- Which keys a row sees --------------------------------------------------------------------------------------------
+// ---- Which keys a row of q sees --------------------------------------------------------------------------------------
 // Row r sees keys first_key(r) to end_key(r) - 1.
-__device__ __forceinline__ int end_key(const Problem& sequence, u32 row) {
-    return sequence.k_length;
+__device__ __forceinline__ int end_key(const Problem& problem, u32 row) {
+    return problem.k_length;
 }
 
-__device__ __forceinline__ int first_key(const Problem& sequence, u32 row) {
+__device__ __forceinline__ int first_key(const Problem& problem, u32 row) {
     return 0;
 }
 
@@ -132,10 +132,10 @@ struct Blocks {
 };
 
 // Those that the rows of a tile see, all of them or some.
-__device__ __forceinline__ Blocks key_blocks(const Problem& sequence, const Place& place) {
-    const u32 last_row = min(place.row0 + BLOCK_M, sequence.q_length) - 1;
-    const u32 end = (end_key(sequence, last_row) + BLOCK_N - 1) / BLOCK_N;
-    return Blocks{min(end, first_key(sequence, place.row0) / BLOCK_N), end};
+__device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
+    const u32 last_row = min(place.row0 + BLOCK_M, problem.q_length) - 1;
+    const u32 end = (end_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N;
+    return Blocks{min(end, first_key(problem, place.row0) / BLOCK_N), end};
 }
 
 // One of the parts that CTAs take; no part is empty unless there are no blocks at all.
@@ -378,6 +378,20 @@ __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
     return sum == 0.0f ? -INF : 0.69314718f * (maximum + __log2f(sum));
 }
 
+// What a row's output is multiplied by to be divided by its sum; 0 where it has seen no key.
+__device__ __forceinline__ float inverse_of_sum(const LogSums& logs, u32 head, float& maximum, float& sum) {
+    return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
+}
+
+// The sums of a row's exponentials, of all its threads.
+__device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+        sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 1);
+        sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 2);
+    }
+}
+
 // ---- Values beyond the end of a sequence ----------------------------------------------------------------------------------
 __device__ __forceinline__ void store_zeros(u32 smem) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" : : "r"(smem), "r"(0) : "memory");
@@ -463,15 +477,6 @@ struct RowPlace {
     }
 };
 
-// The sums of a row's exponentials, of all its threads.
-__device__ __forceinline__ void add_up_sums(Rows& rows) {
-#pragma unroll
-    for (u32 r = 0; r < 2; ++r) {
-        rows.sum[r] += __shfl_xor_sync(0xffffffffu, rows.sum[r], 1);
-        rows.sum[r] += __shfl_xor_sync(0xffffffffu, rows.sum[r], 2);
-    }
-}
-
 // ---- Across CTAs: the parts of a tile's keys ----------------------------------------------------------------------------------
 // For each part of each tile, rows of fp32 sums; behind those of all parts, each row's maximum, in powers of 2, and sum.
 struct Partials {
@@ -507,7 +512,7 @@ __device__ __forceinline__ bool is_last_part(u32* counters, u32 smem, u32 parts)
 __device__ __forceinline__ void store_vector(const Problem& problem, const Place& place, u32 row, u32 vector, const float (&acc)[4],
                                              float maximum, float total, u16* result, const LogSums& logs) {
     const RowPlace to(problem, place, place.row0 + row);
-    const float inverse = total == 0.0f ? 0.0f : __fdividef(1.0f, total);
+    const float inverse = inverse_of_sum(logs, to.head, maximum, total);
     *(uint2*)(to.output(problem, place, result) + 4 * vector) =
         make_uint2(to_pair(acc[0] * inverse, acc[1] * inverse), to_pair(acc[2] * inverse, acc[3] * inverse));
     if (logs.lse != nullptr && vector == 0) to.store_lse(problem, place, logs.lse, log_of_sum(maximum, total));
@@ -658,7 +663,7 @@ __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Proble
         else
             attend_block<true>(output, rows, queries, k_ring, v_ring, sequence, smem, block, row, warp, lane);
     }
-    add_up_sums(rows);
+    add_up_sums(rows.sum);
     bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // all have read the keys and values, whose place their sums take
     store_warp_rows(output, rows, smem, warp, lane);
     bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);

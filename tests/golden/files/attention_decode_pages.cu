@@ -128,13 +128,13 @@ __device__ __forceinline__ Problem sequence_problem(const Problem& problem, cons
     return sequence;
 }
 
-// ---- Which keys a row sees --------------------------------------------------------------------------------------------
+// ---- Which keys a row of q sees --------------------------------------------------------------------------------------
 // Row r sees keys first_key(r) to end_key(r) - 1.
-__device__ __forceinline__ int end_key(const Problem& sequence, u32 row) {
-    return sequence.k_length;
+__device__ __forceinline__ int end_key(const Problem& problem, u32 row) {
+    return problem.k_length;
 }
 
-__device__ __forceinline__ int first_key(const Problem& sequence, u32 row) {
+__device__ __forceinline__ int first_key(const Problem& problem, u32 row) {
     return 0;
 }
 
@@ -144,10 +144,10 @@ struct Blocks {
 };
 
 // Those that the rows of a tile see, all of them or some.
-__device__ __forceinline__ Blocks key_blocks(const Problem& sequence, const Place& place) {
-    const u32 last_row = min(place.row0 + BLOCK_M, sequence.q_length) - 1;
-    const u32 end = (end_key(sequence, last_row) + BLOCK_N - 1) / BLOCK_N;
-    return Blocks{min(end, first_key(sequence, place.row0) / BLOCK_N), end};
+__device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
+    const u32 last_row = min(place.row0 + BLOCK_M, problem.q_length) - 1;
+    const u32 end = (end_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N;
+    return Blocks{min(end, first_key(problem, place.row0) / BLOCK_N), end};
 }
 
 // One of the parts that CTAs take; no part is empty unless there are no blocks at all.
@@ -340,13 +340,22 @@ __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
     return sum == 0.0f ? -INF : 0.69314718f * (maximum + __log2f(sum));
 }
 
-// Adds exp(sink) to a row's sum, which is relative to the maximum; the maximum, in powers of 2, becomes at least the sink. Returns the
-// factor by which the row's output has to be scaled.
-__device__ __forceinline__ float add_sink(float sink, float& maximum, float& sum) {
-    const float power = 1.44269504f * sink, most = fmaxf(maximum, power), factor = exp2_approx(maximum - most);
+// What a row's output is multiplied by to be divided by its sum; 0 where it has seen no key.
+// Before, exp(sink) is added to the sum, which is relative to the maximum; the maximum, in powers of 2, becomes at least the sink.
+__device__ __forceinline__ float inverse_of_sum(const LogSums& logs, u32 head, float& maximum, float& sum) {
+    const float power = 1.44269504f * logs.sink[head], most = fmaxf(maximum, power), factor = exp2_approx(maximum - most);
     maximum = most;
     sum = sum * factor + exp2_approx(power - most);
-    return factor;
+    return sum == 0.0f ? 0.0f : __fdividef(factor, sum);
+}
+
+// The sums of a row's exponentials, of all its threads.
+__device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+        sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 1);
+        sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 2);
+    }
 }
 
 // A warp's 16 rows, in the order of the loads' swizzle; staging: of a whole tile, BLOCK_M rows a span. row0: of the warp in it.
@@ -542,15 +551,6 @@ struct RowPlace {
     }
 };
 
-// The sums of a row's exponentials, of all its threads.
-__device__ __forceinline__ void add_up_sums(Rows& rows) {
-#pragma unroll
-    for (u32 r = 0; r < 2; ++r) {
-        rows.sum[r] += __shfl_xor_sync(0xffffffffu, rows.sum[r], 1);
-        rows.sum[r] += __shfl_xor_sync(0xffffffffu, rows.sum[r], 2);
-    }
-}
-
 // A warp's rows, divided by their sums, through shared memory, which held q, to 16-byte stores.
 __device__ __forceinline__ void store_rows(Output& output, const Rows& rows, const Problem& problem, u32 smem, u16* result,
                                            const LogSums& logs, const Place& place, u32 warp, u32 lane) {
@@ -561,8 +561,7 @@ __device__ __forceinline__ void store_rows(Output& output, const Rows& rows, con
         const u32 row = place.row0 + 16 * warp + lane / 4 + 8 * r;
         float maximum = rows.maximum[r], sum = rows.sum[r];
         const RowPlace to(problem, place, row);
-        const float factor = add_sink(logs.sink[to.head], maximum, sum);
-        inverse[r] = sum == 0.0f ? 0.0f : __fdividef(factor, sum);
+        inverse[r] = inverse_of_sum(logs, to.head, maximum, sum);
         if (logs.lse != nullptr && lane % 4 == 0 && row < problem.q_length) to.store_lse(problem, place, logs.lse, log_of_sum(maximum, sum));
     }
     __syncwarp();
@@ -628,8 +627,7 @@ __device__ __forceinline__ bool is_last_part(u32* counters, u32 smem, u32 parts)
 __device__ __forceinline__ void store_vector(const Problem& problem, const Place& place, u32 row, u32 vector, const float (&acc)[4],
                                              float maximum, float total, u16* result, const LogSums& logs) {
     const RowPlace to(problem, place, place.row0 + row);
-    const float factor = add_sink(logs.sink[to.head], maximum, total);
-    const float inverse = total == 0.0f ? 0.0f : __fdividef(factor, total);
+    const float inverse = inverse_of_sum(logs, to.head, maximum, total);
     *(uint2*)(to.output(problem, place, result) + 4 * vector) =
         make_uint2(to_pair(acc[0] * inverse, acc[1] * inverse), to_pair(acc[2] * inverse, acc[3] * inverse));
     if (logs.lse != nullptr && vector == 0) to.store_lse(problem, place, logs.lse, log_of_sum(maximum, total));
@@ -691,7 +689,7 @@ __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Proble
     bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // the queries, and the zeros
     if (blocks.begin < blocks.end)
         mainloop(output, rows, k_ring, v_ring, sequence, blocks, smem, smem + Q, place.row0, 0, warp, lane);
-    add_up_sums(rows);
+    add_up_sums(rows.sum);
     if (parts == 1) {
         bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // all have read the queries, whose place the results take
         store_rows(output, rows, sequence, smem, output_rows, logs, place, warp, lane);

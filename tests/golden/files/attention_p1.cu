@@ -56,16 +56,16 @@ __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulh
 struct Problem {
     u32 tiles_m;                    // heads of all sequences
     u32 tiles_n;                    // tiles of queries of each of them
-    u32 turn_heads;                 // heads whose tiles are numbered in turn
-    u32 last_turn;                  // first head of the last turn
+    u32 raster_heads;               // heads of a raster group
+    u32 last_group;                 // first head of the last raster group
     u32 q_length;                   // queries of a sequence
     u32 k_length;                   // keys of a sequence
     u32 heads;                      // of q, in a sequence
     u32 upper;                      // query i sees keys below i + upper, a signed number
     float scale_log2;               // scale of the scores, or the cap's, in powers of 2
-    Divisor by_turn_tiles;          // divides by the tiles of a turn
-    Divisor by_turn_heads;          // divides by turn_heads
-    Divisor by_last_heads;          // divides by the heads of the last turn
+    Divisor by_raster_tiles;        // divides by the tiles of a raster group
+    Divisor by_raster_heads;        // divides by raster_heads
+    Divisor by_last_heads;          // divides by the heads of the last raster group
     Divisor by_heads;               // divides by heads
     Divisor by_group;               // divides by the heads of q that share one of k and v
     u64 output_pitch;               // elements from one row to the next
@@ -93,34 +93,35 @@ struct Place {
     u32 row0, head, kv_head, batch;
 };
 
-// Tiles are numbered in turns, of heads whose keys and values stay in L2: first the last queries of each of them, which see the
-// most keys. The last turn has more heads, whose short tiles fill the gaps at the end.
+// Tiles are numbered in raster groups of heads, whose keys and values stay in L2: first the last queries of each of them, which see
+// the most keys. The last group has more heads, whose short tiles fill the gaps at the end.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
-    const u32 first_head = min(divide(tile, problem.by_turn_tiles) * problem.turn_heads, problem.last_turn);
-    const bool is_last = first_head == problem.last_turn;
+    const u32 first_head = min(divide(tile, problem.by_raster_tiles) * problem.raster_heads, problem.last_group);
+    const bool is_last = first_head == problem.last_group;
     const u32 inside = tile - first_head * problem.tiles_n;
-    const u32 column = divide(inside, is_last ? problem.by_last_heads : problem.by_turn_heads);
-    const u32 any_head = first_head + inside - column * (is_last ? problem.tiles_m - first_head : problem.turn_heads);
+    const u32 column = divide(inside, is_last ? problem.by_last_heads : problem.by_raster_heads);
+    const u32 any_head = first_head + inside - column * (is_last ? problem.tiles_m - first_head : problem.raster_heads);
     const u32 row0 = (problem.tiles_n - 1 - column) * BLOCK_M;
     const u32 batch = divide(any_head, problem.by_heads), head = any_head - batch * problem.heads;
     return Place{row0, head, divide(head, problem.by_group), batch};
 }
 
-// ---- Which keys a query sees ------------------------------------------------------------------------------------------
-// Query i sees keys first_key(i) to end_key(i) - 1.
-__device__ __forceinline__ int end_key(const Problem& problem, u32 query) {
-    return min((int)problem.k_length, max(0, (int)(query + problem.upper)));
+// ---- Which keys a row of q sees --------------------------------------------------------------------------------------
+// Row r sees keys first_key(r) to end_key(r) - 1.
+__device__ __forceinline__ int end_key(const Problem& problem, u32 row) {
+    return min((int)problem.k_length, max(0, (int)(row + problem.upper)));
 }
 
-__device__ __forceinline__ int first_key(const Problem& problem, u32 query) {
+__device__ __forceinline__ int first_key(const Problem& problem, u32 row) {
     return 0;
 }
 
-// Blocks of keys that the queries of a tile see, all of them or some: begin to end - 1.
+// Blocks of keys: begin to end - 1.
 struct Blocks {
     u32 begin, end;
 };
 
+// Those that the rows of a tile see, all of them or some.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
     const u32 last_row = min(place.row0 + BLOCK_M, problem.q_length) - 1;
     const u32 end = (end_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N;
@@ -297,17 +298,27 @@ __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
     return sum == 0.0f ? -INF : 0.69314718f * (maximum + __log2f(sum));
 }
 
+// What a row's output is multiplied by to be divided by its sum; 0 where it has seen no key.
+__device__ __forceinline__ float inverse_of_sum(const LogSums& logs, u32 head, float& maximum, float& sum) {
+    return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
+}
+
+// The sums of a row's exponentials, of all its threads.
+__device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+        sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 1);
+        sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 2);
+    }
+}
+
 // Divides the output by the rows' sums, and writes their logarithms. row: of the thread's first one.
 __device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, const Problem& problem, const LogSums& logs, const Place& place,
                                             u32 row, u32 lane) {
-    float sums[2], maxima[2], inverse[2];
+    float sums[2] = {rows.sum[0], rows.sum[1]}, maxima[2] = {rows.maximum[0], rows.maximum[1]}, inverse[2];
+    add_up_sums(sums);
 #pragma unroll
-    for (u32 r = 0; r < 2; ++r) {
-        sums[r] = rows.sum[r] + __shfl_xor_sync(0xffffffffu, rows.sum[r], 1);
-        sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 2);
-        maxima[r] = rows.maximum[r];
-        inverse[r] = sums[r] == 0.0f ? 0.0f : __fdividef(1.0f, sums[r]);
-    }
+    for (u32 r = 0; r < 2; ++r) inverse[r] = inverse_of_sum(logs, place.head, maxima[r], sums[r]);
     if (logs.lse != nullptr && lane % 4 == 0) {
         float* head = logs.lse + ((u64)place.batch * problem.heads + place.head) * problem.q_length;
 #pragma unroll
