@@ -34,9 +34,10 @@ def backend_for(function: str, explicit: str | None) -> str:
     chosen = selected_backend(explicit)
     if chosen != "cuda" and explicit in (None, "auto"):
         is_automatic = _named(explicit) == "auto"
+        faster = " backend='reference' (NumPy) is faster." if chosen == "emulator" else ""
         why = "there is no usable NVIDIA GPU here" if is_automatic else f"{BACKEND_VARIABLE} asks for it"
         warnings.warn(
-            f"{function} computes on the CPU ({chosen}): {why}. Silence this with "
+            f"{function} computes on the CPU ({chosen}): {why}.{faster} Silence this with "
             f"warnings.filterwarnings('ignore', category=cudatma.BackendWarning), or in cudatma's own functions with "
             f"backend={chosen!r}",
             BackendWarning,

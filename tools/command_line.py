@@ -16,6 +16,7 @@ _OF_ARGUMENT = re.compile(r"argument (?P<field>\S+): (?P<got>.*)", re.DOTALL)
 _WRONG_VALUE = re.compile(r"invalid (?P<kind>\w+) value: '(?P<got>.*)'", re.DOTALL)
 _KINDS = {"int": "an integer", "float": "a number"}
 _EXCLUDED = "not allowed with argument "
+_MISSING = "the following arguments are required: "
 
 
 class _FormerName(argparse.Action):
@@ -80,4 +81,6 @@ class Parser(argparse.ArgumentParser):
             got = f"together with {got[len(_EXCLUDED) :]}"
         elif got == "expected one argument":
             got = "no value"
+        elif got.startswith(_MISSING):
+            got = f"no {got[len(_MISSING) :]}"
         raise ArgumentError(field, got, allowed)

@@ -49,6 +49,7 @@ EXAMPLES = """examples:
   cudatma tune --model llama3-70b --dry-run --target sm_90a --sm-count 132
   cudatma tune --model llama3-70b --compile-only --target sm_90a --sm-count 132
   cudatma tune gemm --shape 8192x8192 --m 4096 --dtype bfloat16
+  cudatma tune attention --shape 4096x128 --m 4096 --heads 16 --batch 4 --is-causal
 """
 
 
@@ -60,9 +61,14 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu
     """
     options = _parser().parse_args(argv)
     measured = family(options.family)
-    shapes = shapes_of(options.shape, options.model, options.tensor_parallel)
-    if not shapes:
+    if measured.shape:  # which no model's layers have
+        if options.model or not options.shape:
+            field, got = ("--model", options.model[0]) if options.model else ("--shape", "none")
+            allowed = f"--shape KxN, {measured.shape}, for {measured.name}"
+            raise ArgumentError(field, got, allowed, "--m is its queries")
+    elif not (options.shape or options.model):
         raise ArgumentError("--shape", "none", "--shape KxN or --model NAME", f"known models: {', '.join(MODELS)}")
+    shapes = shapes_of(options.shape, options.model, options.tensor_parallel)
     imagined = options.target is not None or options.sm_count is not None
     if imagined and not _needs_no_gpu(options):
         allowed = "with --dry-run or --compile-only"
@@ -251,7 +257,7 @@ def _parser() -> Parser:
         action="append",
         default=[],
         metavar="KxN",
-        help="of b, or of a layer's weight; repeatable",
+        help="of b, or of a layer's weight; of attention keys x head dim; repeatable",
     )
     help_models = f"the layers of a model, repeatable: {', '.join(MODELS)}"
     add("--model", choices=MODELS, action="append", default=[], metavar="NAME", help=help_models)

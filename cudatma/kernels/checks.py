@@ -15,6 +15,13 @@ from cudatma.backend import device_remedy
 from cudatma.errors import ArgumentError, ArgumentTypeError
 
 
+def checked_flag(value: Any, field: str) -> bool:
+    """A bool, or NumPy's."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise ArgumentTypeError(field, type(value).__name__, "bool")
+    return bool(value)
+
+
 def check_backend(info: ArrayInfo, field: str, chosen: str) -> None:
     """ArgumentError unless an array, by its argument's name, is where a backend computes."""
     device = info.device

@@ -125,7 +125,8 @@ class Family(Generic[P, S]):
     (trial.py), which the tuner makes of a device's ordinal. index: fields of a tuning entry that must be a problem's
     for the entry to serve it. spec_fields: fields of a spec that the problem gives. table: the measured exceptions that
     ship; None for none. options: fields of a problem besides m, n and k, for command lines. launched: a chosen spec ->
-    the one that is compiled for it. versions: of its kernels, and who may ask for one; None where it has none.
+    the one that is compiled for it. versions: of its kernels, and who may ask for one; None where it has none. shape:
+    what k and n are, for command lines; "": a layer's.
     """
 
     name: str
@@ -139,6 +140,7 @@ class Family(Generic[P, S]):
     options: tuple[Option, ...] = ()
     launched: Callable[[Any], Any] = _unchanged
     versions: Versions[Any] | None = None
+    shape: str = ""
 
     def kernel_name(self, spec: object) -> str:
         """The name of a spec's kernel."""

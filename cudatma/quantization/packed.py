@@ -250,7 +250,7 @@ def _checked_scales(weight: PackedWeight) -> NDArray[Any]:
         group, position = (int(i) for i in np.argwhere(broken)[0])
         field = f"scales[{group}, {layout_v1.column_at(position)}]"
         raise QuantizationError(
-            field, str(scales[group, position]), "finite values", "the weight was not quantized well"
+            field, str(scales[group, position]), "finite values", "the weight was not loaded, or not quantized well"
         )
     return scales
 

@@ -323,7 +323,30 @@ def parts(source: Any) -> Any:
     return wanted
 
 
+# The lanes meet before stmatrix writes, and not after it.
+MATRICES = """
+extern "C" __global__ void k(const u32* in, u32* out) {
+    __shared__ __align__(128) u32 tile[128];
+    __shared__ __align__(8) u64 full;
+    const u32 lane = threadIdx.x % 32, bar = ADDRESS(&full);
+    if (threadIdx.x == 0) INIT(bar, 1);
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %1, %1, %1};"
+                     :: "r"(ADDRESS(tile) + 16 * lane), "r"(in[lane]) : "memory");
+#ifndef NO_MEETING
+        __syncwarp();
+#endif
+        if (lane == 0) ARRIVE(bar);
+    } else {
+        WAIT(bar, 0);
+        out[lane] = tile[lane] + tile[lane + 96];   //! NO_MEETING
+    }
+}
+"""
+
 CASES = [
+    Case("stmatrix", MATRICES, {"NO_MEETING": "data_race"}, filled(lambda a: 2 * a[:32]), block=64),
     Case("exchange", EXCHANGE, {"NO_FIRST": LANES, "NO_SECOND": LANES}, filled(exchanged, 64), block=64),
     Case(
         "parts of a warp",

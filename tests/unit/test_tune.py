@@ -263,6 +263,9 @@ def test_the_plan_as_text_and_as_json(capsys: pytest.CaptureFixture[str], file: 
 def test_wrong_options_are_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ArgumentError, match="--shape KxN or --model NAME"):
         tune.main([], FakeBench(), H200)
+    for words in (["--model", "llama3-8b"], []):
+        with pytest.raises(ArgumentError, match="allowed: --shape KxN, keys x head dim, for attention"):
+            tune.main(["attention", *words], FakeBench(), H200)
     with pytest.raises(ArgumentError, match="with --dry-run"):
         tune.main([*SHAPE, "--target", "sm_120a"], FakeBench(), H200)
     with pytest.raises(ArgumentError, match="--sm-count: got 100"):

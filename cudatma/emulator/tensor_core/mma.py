@@ -36,7 +36,7 @@ def _rows(w: Warp, at: int, addresses: Array, count: int, writes: bool) -> tuple
     observer = w.block.cluster.observer
     if observer is not None:
         if writes:
-            observer.generic_write(w, at, block, offsets, ROW_BYTES, "", True)
+            observer.generic_write(w, at, block, offsets, ROW_BYTES, "")  # the lanes met before it, not after it
         else:
             observer.generic_read(w, at, block, offsets, ROW_BYTES, "", True)
             observer.matrices_read(w, at, block, offsets)

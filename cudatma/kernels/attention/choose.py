@@ -139,6 +139,7 @@ ATTENTION: Family[Problem, AttentionSpec] = Family(
     ),
     trial="cudatma.kernels.attention.trial:AttentionTrial",
     versions=CHOICE,
+    shape="keys x head dim",
 )
 
 

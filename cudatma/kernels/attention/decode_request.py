@@ -14,7 +14,6 @@ from cudatma.kernels.attention.request import (
     Mask,
     check_result,
     check_types,
-    checked_flag,
     checked_mask,
     checked_scale,
     checked_sink,
@@ -22,7 +21,7 @@ from cudatma.kernels.attention.request import (
     positive,
 )
 from cudatma.kernels.attention.tensors import addressable, check_shapes, operand, plain_array
-from cudatma.kernels.checks import check_place
+from cudatma.kernels.checks import check_place, checked_flag
 from cudatma.kernels.host import host_array
 
 NAME = "attention_decode"

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from cudatma.arrays import ArrayInfo, describe, overlaps
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.attention.problem import Problem
 from cudatma.kernels.attention.tensors import addressable, check_disjoint, check_shapes, operand, plain_array
-from cudatma.kernels.checks import check_place, checked_count, real_number
+from cudatma.kernels.checks import check_place, checked_count, checked_flag, real_number
 
 #: What softcap may be at most; what other numbers are below, so that they are finite times log2(e), too.
 MOST_SOFTCAP, MOST_NUMBER = 4096, 2.0**127
@@ -188,12 +186,6 @@ def checked_sink(sink: Any, q: ArrayInfo, function: str) -> ArrayInfo | None:
     info = plain_array(sink, "sink", "float32", [heads], f"{heads}, a number for each head of q", "None, or ")
     check_place(info, "sink", q, "q", function)
     return info
-
-
-def checked_flag(value: Any, field: str) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
-        raise ArgumentTypeError(field, type(value).__name__, "bool")
-    return bool(value)
 
 
 def checked_scale(scale: Any, head_dim: int) -> float:

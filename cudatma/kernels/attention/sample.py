@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ _LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
 SMALL: dict[str, dict[str, Any]] = {
     "phase1": {"block_m": 32, "block_n": 32, "stages": 1, "warpgroups": 1},
     "a1": {"block_m": 64, "block_n": 64, "warpgroups": 1},
-    "a2": {"block_m": 64, "block_n": 64, "warpgroups": 1},
+    "a2": {"block_m": 128, "block_n": 64, "warpgroups": 2},
     "a3": {"block_m": 128, "block_n": 64, "warpgroups": 2},
     "a4": {"block_m": 128, "block_n": 64, "warpgroups": 2},
     "p1": {"block_m": 64, "block_n": 64, "warpgroups": 1},
@@ -57,8 +58,10 @@ def sample(
     request, _, result = check_call(q, k, v, causal, out=out)
     if result is None:
         raise AssertionError("check_call() describes the out that it is given")
-    spec = VERSIONS[version](dtype, head_dim, head_dim, request.mask.is_causal, **SMALL[version])
-    launch = plan_attention(request, result, None, spec, target, sm_count, HostCounter())
+    tile = SMALL["a3" if version == "a1" else version]  # warpgroups that drift apart show more
+    spec = VERSIONS[version](dtype, head_dim, head_dim, request.mask.is_causal, **tile)
+    counter = HostCounter()
+    launch = plan_attention(request, result, None, spec, target, sm_count, counter)
     reference(request, describe(exact), None)
     wanted = exact.astype(np.float64)
 
@@ -66,6 +69,8 @@ def sample(
         return launch.emulate(target, **options)
 
     def error() -> float:
+        if counter.taken.any():  # the next launch would begin with a later tile
+            return math.inf
         return float(np.linalg.norm(out.astype(np.float64) - wanted) / np.linalg.norm(wanted))
 
     ctas = counted(int(np.prod(launch.grid)), "CTA")

@@ -13,14 +13,13 @@ from cudatma.kernels.attention.request import (
     Sequences,
     check_result,
     check_types,
-    checked_flag,
     checked_mask,
     checked_scale,
     checked_sink,
     checked_softcap,
 )
 from cudatma.kernels.attention.tensors import addressable, check_shapes, operand, plain_array
-from cudatma.kernels.checks import check_place, checked_count
+from cudatma.kernels.checks import check_place, checked_count, checked_flag
 from cudatma.kernels.host import host_array
 
 NAME = "attention_varlen"

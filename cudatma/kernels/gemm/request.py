@@ -11,7 +11,7 @@ import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe, overlaps
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.checks import check_place, real_number
+from cudatma.kernels.checks import check_place, checked_flag, real_number
 from cudatma.kernels.gemm.matrices import batched, folded, follows, letter_of, result_rows
 from cudatma.kernels.gemm.problem import (
     ACTIVATIONS,
@@ -105,8 +105,7 @@ def check_call(
     batch = batches[0] if batches else 1
     if activation is not None and (not isinstance(activation, str) or activation not in ACTIVATIONS):
         raise ArgumentError("activation", activation, f"None, {', '.join(ACTIVATIONS)}")
-    if type(batch_invariant) is not bool:
-        raise ArgumentTypeError("batch_invariant", type(batch_invariant).__name__, "bool")
+    batch_invariant = checked_flag(batch_invariant, "batch_invariant")
     result = None if out is None else describe(out, "out")
     sizes = left.shape[-2], right.shape[-1], left.shape[-1]
     scales = check_scales(a_scale, b_scale, sizes, batch)
@@ -145,7 +144,8 @@ def check_call_into(a: Any, b: Any, out: Any, **options: Any) -> tuple[Request, 
 def product_batch(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     """(batch,) of the product of these shapes, () of two matrices. ArgumentError unless the shapes go together."""
     if b[-2] != a[-1]:
-        raise ArgumentError("b.shape", tuple(b), f"(.., {a[-1]}, N), for a of {tuple(a)}")
+        remedy = "its transposed view would fit: b.T, or b.mT of a batch" if b[-1] == a[-1] else ""
+        raise ArgumentError("b.shape", tuple(b), f"(.., {a[-1]}, N), for a of {tuple(a)}", remedy)
     batches = [shape[0] for shape in (a, b) if len(shape) == 3]
     several = [batch for batch in batches if batch != 1]
     if len(several) == 2 and several[0] != several[1]:
