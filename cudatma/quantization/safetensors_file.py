@@ -104,12 +104,13 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            if size < 8 or not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
-                got = f"{size} bytes with a header of {length}"
-                raise WeightFileError(str(path), got, "a safetensors file that holds its whole header", _COPY_AGAIN)
-            text = file.read(length)
+            is_whole = size >= 8 and 2 <= length <= min(size - 8, _MAX_HEADER_BYTES)
+            text = file.read(length) if is_whole else b""
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise WeightFileError(str(path), f"{error}", "a readable safetensors file", "check the path") from error
+    if not is_whole:
+        got = f"{size} bytes" + (f" with a header of {length}" if size >= 8 else "")
+        raise WeightFileError(str(path), got, "a safetensors file that holds its whole header", _COPY_AGAIN)
     try:
         header = json.loads(text, object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
@@ -121,6 +122,7 @@ def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
         raise WeightFileError(f"{path}: __metadata__", repr(metadata)[:80], "an object of strings", _COPY_AGAIN)
     data_at = 8 + length
     tensors = {name: _entry(path, name, value, data_at, size) for name, value in header.items()}
+    _check_order(path, tensors, data_at, size)
     return SafetensorsFile(path, tensors, metadata)
 
 
@@ -148,6 +150,18 @@ def _entry(path: Path, name: str, value: Any, data_at: int, size: int) -> Tensor
     if end > size:
         raise WeightFileError(place, f"data up to byte {end}", f"the file's {size} bytes: it is truncated", _COPY_AGAIN)
     return TensorEntry(value["dtype"], shape, begin, end)
+
+
+def _check_order(path: Path, tensors: dict[str, TensorEntry], data_at: int, size: int) -> None:
+    """WeightFileError unless one tensor's data begins where another one's ends, up to the end of the file."""
+    end = data_at
+    for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != end:
+            got = f"data from byte {entry.begin}"
+            raise WeightFileError(f"{path}: {name}", got, f"{end}, where the tensor before it ends", _COPY_AGAIN)
+        end = entry.end
+    if end != size:
+        raise WeightFileError(str(path), f"{size} bytes", f"{end}, where the last tensor ends", _COPY_AGAIN)
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

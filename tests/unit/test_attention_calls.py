@@ -117,6 +117,7 @@ OPTIONS: list[tuple[dict[str, Any], type[FieldError], str]] = [
     *[({"scale": scale}, ArgumentError, "scale") for scale in (math.nan, math.inf, 0, -1.0, 1e-60, 3e38, 10**400)],
     *[({"scale": scale}, ArgumentTypeError, "scale") for scale in ("1", True, 1j, [1.0], np.ones(2))],
     *[({"softcap": cap}, ArgumentError, "softcap") for cap in (0, -30.0, math.nan, math.inf, 4097.0)],
+    ({"softcap": 1e-39, "scale": 1e30}, ArgumentError, "softcap"),
     *[({"softcap": cap}, ArgumentTypeError, "softcap") for cap in ("30", False, [30.0])],
     ({"sink": [0.0]}, ArgumentTypeError, "sink"),
     ({"sink": np.zeros(SHAPES["q"][2], np.float16)}, ArgumentTypeError, "sink.dtype"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,24 @@ def test_contradicting_entries(tmp_path: Path, entry: dict[str, Any]) -> None:
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     with pytest.raises(WeightFileError):
         open_checkpoint(path).read("x")
+
+
+@pytest.mark.parametrize(
+    ("ends", "message"),
+    [
+        ([(0, 4), (0, 4)], "y: got data from byte {0}; allowed: {4}"),
+        ([(0, 4), (6, 10)], "y: got data from byte {6}; allowed: {4}"),
+        ([(2, 4), (4, 8)], "x: got data from byte {2}; allowed: {0}"),
+        ([(0, 4), (4, 6)], "got {10} bytes; allowed: {6}"),
+    ],
+)
+def test_data_that_overlaps_or_leaves_gaps(tmp_path: Path, ends: list[tuple[int, int]], message: str) -> None:
+    named = zip("xy", ends, strict=True)
+    entries = {name: {"dtype": "U8", "shape": [b - a], "data_offsets": [a, b]} for name, (a, b) in named}
+    header, path = json.dumps(entries).encode(), tmp_path / "file.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(10))
+    with pytest.raises(WeightFileError, match=re.escape(message.format(*range(8 + len(header), 30 + len(header))))):
+        open_checkpoint(path)
 
 
 def _facts(**changes: Any) -> dict[str, str]:

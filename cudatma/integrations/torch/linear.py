@@ -14,7 +14,7 @@ from cudatma.integrations.torch.operators import MARLIN_GEMM
 from cudatma.integrations.torch.weights import forget, packed_weight, weight_tensors
 from cudatma.kernels.marlin.dequantize import dequantize
 from cudatma.kernels.marlin.linear import MarlinLinear as ArrayLayer
-from cudatma.kernels.marlin.linear import converted_bias
+from cudatma.kernels.marlin.linear import checked_m_values, converted_bias
 from cudatma.kernels.marlin.operands import check_weight
 from cudatma.pipeline import align_up
 from cudatma.quantization import (
@@ -214,9 +214,10 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
     def warm_up(self, m_values: Iterable[int]) -> None:
         """Read the weight's values, and compile and load what calls with these M need: before a graph capture, or at
         start-up. M counts the rows of x, all its dimensions but the last. On the CPU the weight is read and checked."""
+        batches = checked_m_values(m_values)
         layer = ArrayLayer(self._packed_weight(), batch_invariant=self.batch_invariant)
         if self.qweight.is_cuda:
-            layer.warm_up(m_values, stream=torch.cuda.current_stream(self.qweight.device))
+            layer.warm_up(batches, stream=torch.cuda.current_stream(self.qweight.device))
 
     def _packed_weight(self) -> PackedWeight:
         """Over the buffers, which it does not keep alive."""

@@ -143,9 +143,9 @@ def check_call(
         named["q"],
         named["k"],
         named["v"],
-        checked_scale(scale, query.shape[3]),
+        factor := checked_scale(scale, query.shape[3]),
         checked_mask(causal, window, query.shape[1], key.shape[1]),
-        checked_softcap(softcap),
+        checked_softcap(softcap, factor),
         checked_flag(return_lse, "return_lse"),
         sink=checked_sink(sink, query, "attention"),
     )
@@ -193,11 +193,14 @@ def checked_scale(scale: Any, head_dim: int) -> float:
     return head_dim**-0.5 if scale is None else positive(scale, "scale", "None for 1 / sqrt(head dim)")
 
 
-def checked_softcap(softcap: Any) -> float:
-    """In fp32, 0 for none. Kernels compute tanh within 2**-22, which a larger cap would make an error of the scores."""
+def checked_softcap(softcap: Any, scale: float) -> float:
+    """In fp32, 0 for none. Kernels multiply by scale / softcap, and compute tanh within 2**-22, of which a larger cap
+    would make an error of the scores."""
     number = 0.0 if softcap is None else real_number(softcap, "softcap")
     if softcap is not None and not 0 < number <= MOST_SOFTCAP:
         raise ArgumentError("softcap", softcap, f"above 0, at most {MOST_SOFTCAP}", "None for no cap")
+    if number and scale / number >= MOST_NUMBER:
+        raise ArgumentError("softcap", softcap, f"above {scale / MOST_NUMBER:.3g}, scale / 2**127")
     return number
 
 

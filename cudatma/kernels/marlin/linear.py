@@ -102,16 +102,11 @@ class MarlinLinear:
         memory, that of copied activations too, from the device's reserve, not from the stream's workspace
         (docs/streams.md). On the CPU there is nothing to do.
         """
+        batches = checked_m_values(m_values)
         if self.weight.device is None:
             if selected_backend() != "cuda":
                 return
             raise ArgumentError("weight.device", "the host", "a CUDA device", "call to_device() first")
-        if not isinstance(m_values, Iterable):
-            raise ArgumentTypeError("m_values", type(m_values).__name__, "a sequence of ints, one for each M")
-        batches = list(m_values)
-        for m in batches:
-            if type(m) is not int or not 0 <= m < 2**31:
-                raise ArgumentError("m_values", m, "ints from 0 to 2**31 - 1")
         device = self.weight.device
         detect(device)  # first: a missing driver is the error to report
         space = stream_workspace(device, stream_handle(stream, "cupy", device))
@@ -151,3 +146,14 @@ def _upload(values: Any, device: int) -> Any:
 
     with context.using(device), cupy.cuda.Device(device):
         return cupy.asarray(values)
+
+
+def checked_m_values(m_values: Any) -> list[int]:
+    """Those of warm_up(). Raises ArgumentError, ArgumentTypeError."""
+    if not isinstance(m_values, Iterable):
+        raise ArgumentTypeError("m_values", type(m_values).__name__, "a sequence of ints, one for each M")
+    batches = list(m_values)
+    for m in batches:
+        if type(m) is not int or not 0 <= m < 2**31:
+            raise ArgumentError("m_values", m, "ints from 0 to 2**31 - 1")
+    return batches

@@ -7,21 +7,21 @@
 //   has_window = False
 //   has_softcap = True
 //   has_sink = False
-//   block_m = 64
+//   block_m = 128
 //   block_n = 64
 //   stages = 2
-//   warpgroups = 1
-// 4 warps consume, 0 produce; a CTA takes 41000 B.
+//   warpgroups = 2
+// 8 warps consume, 0 produce; a CTA takes 49192 B.
 // One stage holds
 //     8192 B  k 64 x 64 bfloat16, 128B swizzle
 //     8192 B  v 64 x 64 bfloat16, 128B swizzle
 // Shared memory, by offset
 //        0  k, 16384 B
 //    16384  v, 16384 B
-//    32768  q, 8192 B
-//    40960  q_barrier, 8 B
-//    40968  full_barriers, 16 B
-//    40984  empty_barriers, 16 B
+//    32768  q, 16384 B
+//    49152  q_barrier, 8 B
+//    49160  full_barriers, 16 B
+//    49176  empty_barriers, 16 B
 
 // [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Where an operand lies in shared memory. For rows of K under
 // a swizzle: stride_bytes from 8 rows to the next 8, leading_bytes unused. swizzle: 0 none, 1 128B, 2 64B, 3 32B: the numbers run
@@ -50,7 +50,7 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 }
 
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 BLOCK_M = 64;   // queries of a CTA's tile
+constexpr u32 BLOCK_M = 128;   // queries of a CTA's tile
 constexpr u32 BLOCK_N = 64;   // keys of a block
 constexpr u32 HEAD_DIM = 64;   // of q and k
 constexpr u32 V_HEAD_DIM = 64;   // of v and the result
@@ -131,8 +131,8 @@ __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place
 }
 
 // ---- Shared memory: slots of rows of 16-bit elements, in spans as wide as the swizzle -------------------------------------
-constexpr u32 WARPGROUPS = 1;   // 64 queries each
-constexpr u32 CONSUMER_WARPS = 4;
+constexpr u32 WARPGROUPS = 2;   // 64 queries each
+constexpr u32 CONSUMER_WARPS = 8;
 constexpr u32 STAGES = 2;   // blocks of keys, and of values
 constexpr u32 Q = 32768;   // offsets from a 1024-byte aligned base
 constexpr u32 K = 0;
@@ -440,8 +440,8 @@ __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const P
     multiply_values(output, p, v);
     wgmma_wait_group<0>();
 }
-constexpr u32 Q_BARRIER = 40960;
-constexpr u32 RING_BARRIERS = 40968;
+constexpr u32 Q_BARRIER = 49152;
+constexpr u32 RING_BARRIERS = 49160;
 using Ring = TmaPipeline<STAGES>;
 
 // One thread fills the ring's slot with a block of keys and its values.
@@ -455,8 +455,8 @@ __device__ __forceinline__ void load_stage(const Ring& ring, u32 smem, const Ten
 
 // Attention, version a2: TMA fills a ring of slots with keys and values. Each CTA computes one tile. All warps multiply; the
 // first thread also loads.
-extern "C" __global__ void __launch_bounds__(128, 1)
-attention_a2_bf16_d64_softcap_64x64_s2(
+extern "C" __global__ void __launch_bounds__(256, 1)
+attention_a2_bf16_d64_softcap_128x64_s2(
     const __grid_constant__ cudatma::TensorMap q_map,
     const __grid_constant__ cudatma::TensorMap k_map,
     const __grid_constant__ cudatma::TensorMap v_map,
