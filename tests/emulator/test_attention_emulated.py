@@ -162,6 +162,7 @@ def test_twenty_schedules_are_clean(version: str) -> None:
     check(version, 3, 3, 66, 150, (32, 32), causal=True, fields=fields, schedules=20)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("version", ["a1", "a4"])
 @pytest.mark.parametrize("last", [1, 2, 9])
 def test_causal_tiles_in_raster_groups(version: str, last: int, monkeypatch: pytest.MonkeyPatch) -> None:
