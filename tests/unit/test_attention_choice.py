@@ -39,6 +39,13 @@ def test_the_choice_loses_little_against_stored_measurements(version: str) -> No
     assert sum(lost) / len(lost) < 1.02
 
 
+def test_the_choice_for_other_head_dims() -> None:
+    cells, gpu = readings("attention_other_dims.json")
+    for cell in cells:
+        entry = decide(ATTENTION, Problem.from_json(cell), gpu).spec.entry
+        assert cell["us"][entry] < 1.08 * min(cell["us"].values()), entry
+
+
 @pytest.mark.parametrize("dims", HEAD_DIMS, ids=str)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_version_has_a_tile_for_every_head_dim(version: str, dims: tuple[int, int]) -> None:
