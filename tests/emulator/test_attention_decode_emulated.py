@@ -113,7 +113,7 @@ CASES: dict[str, tuple[list[int], int, int, tuple[int, int], int, int, int, dict
 }
 
 
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("case", "target"),
     [*((case, SM90A) for case in CASES), *((case, SM120A) for case in [*list(CASES)[::2], "sinks"])],
@@ -205,7 +205,7 @@ FP8_CASES: dict[str, tuple[list[int], tuple[int, int], int, int, int, dict[str, 
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("case", "target"),
     [*((case, SM90A) for case in FP8_CASES), *((case, SM120A) for case in list(FP8_CASES)[::2])],

@@ -58,7 +58,7 @@ def assert_same_bits(out: Any, w: PackedWeight) -> None:
         np.testing.assert_array_equal(out.view(np.uint16), w.dequantize(dtype=w.dtype).view(np.uint16))
 
 
-@pytest.mark.sweep(7)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("dtype", "group_size", "zeros", "act_order"),
     list(product(("float16", "bfloat16"), (32, 64, 128, -1), (False, True), (False, True))),

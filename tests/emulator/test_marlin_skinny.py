@@ -36,7 +36,7 @@ CASES = {
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", CASES)
 def test_products_are_right_and_clean(name: str) -> None:
     m, k, n, of = CASES[name]
