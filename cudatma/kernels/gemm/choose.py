@@ -45,7 +45,7 @@ _LAST_WAVE_TILES = (
 )  # fmt: skip
 #: Of versions with tiles of their own.
 _TILES_OF: dict[int | str, tuple[tuple[int, ...], ...]] = {7: ((128, 128, 64, 1),), "p1": p1.TILES}
-#: What "auto" chooses from where there is wgmma: no other version is 2 % faster for a measured product. [H100]
+#: What "auto" chooses from where there is wgmma: no other version is 2 % faster for a measured product. [H100, H200]
 _LADDER, _MMA_SYNC = (6, 7, 4, 3), ("p1",)
 
 
