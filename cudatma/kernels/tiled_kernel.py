@@ -172,10 +172,14 @@ class TiledKernel:
         return 1
 
     @property
+    def releasing_warps(self) -> int:
+        """Consumer warps that read a slot: each of them releases it."""
+        return self.consumer_warps
+
+    @property
     def ring(self) -> PipelineSpec:
-        """The ring of stages; each consumer warp releases a slot. A slot that CTAs of a cluster fill together is
-        released in each of them."""
-        arrivals = self.full_arrivals, self.consumer_warps
+        """The ring of stages. A slot that CTAs of a cluster fill together is released in each of them."""
+        arrivals = self.full_arrivals, self.releasing_warps
         return PipelineSpec(self.stages, self.stage_operands(), *arrivals, cluster=self.cluster, by_operand=True)
 
     @property

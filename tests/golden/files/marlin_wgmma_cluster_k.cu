@@ -16,6 +16,7 @@
 //   weight_policy = 'evict_first'
 //   fused = 'none'
 //   cluster_k = 3
+//   turns = 1
 // 8 warps consume, 1 produce; a CTA takes 197064 B.
 // One stage holds
 //    32768 B  activations 64 x 256 float16, 128B swizzle

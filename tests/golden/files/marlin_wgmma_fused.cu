@@ -16,6 +16,7 @@
 //   weight_policy = 'evict_first'
 //   fused = 'as_stored'
 //   cluster_k = 1
+//   turns = 1
 // 8 warps consume, 1 produce; a CTA takes 156736 B.
 // One stage holds
 //    16384 B  activations 64 x 128 float16, 128B swizzle

@@ -16,6 +16,7 @@
 //   weight_policy = 'evict_normal'
 //   fused = 'none'
 //   cluster_k = 1
+//   turns = 1
 // 8 warps consume, 4 produce; a CTA takes 193616 B.
 // One stage holds
 //    32768 B  activations 256 x 64 float16, 128B swizzle

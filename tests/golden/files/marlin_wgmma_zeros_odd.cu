@@ -16,6 +16,7 @@
 //   weight_policy = 'evict_first'
 //   fused = 'none'
 //   cluster_k = 1
+//   turns = 1
 // 8 warps consume, 1 produce; a CTA takes 111168 B.
 // One stage holds
 //     6144 B  activations 24 x 128 bfloat16, 128B swizzle
