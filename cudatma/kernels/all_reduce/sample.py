@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -18,11 +19,8 @@ from cudatma.kernels.all_reduce.spec import (
     all_reduce_launch,
     initial_state,
 )
-from cudatma.kernels.sample import Sample
+from cudatma.kernels.sample import Sample, relative_error
 from cudatma.target import Target
-
-if TYPE_CHECKING:
-    from cudatma.emulator import Report
 
 Array = np.ndarray[Any, Any]
 
@@ -70,14 +68,9 @@ def sample(
     launch = all_reduce_launch(spec, member, describe(result), blocks)
     kernel = launch.kernel(target)
 
-    def run(**options: Any) -> Report:
-        # As behind a GEMM of a programmatic chain, which writes the message.
-        given = {"arrays": (*memories, failure, result), "produced_by_previous": (result,)}
-        return launch.emulate(target, kernel=kernel, **given | options)
-
-    def error() -> float:
-        exact = messages.astype(np.float64).sum(0)
-        return float(np.linalg.norm(result.astype(np.float64) - exact) / np.linalg.norm(exact))
-
+    # As behind a GEMM of a programmatic chain, which writes the message.
+    given = {"arrays": (*memories, failure, result), "produced_by_previous": (result,)}
+    run = partial(launch.emulate, target, kernel=kernel, **given)
+    error = partial(relative_error, result, messages.astype(np.float64).sum(0))
     title = f"all-reduce of {elements} {dtype} by rank {rank} of {ranks}, {blocks} CTAs"
     return Sample(title, kernel, run, error, 2e-3 if dtype == "float16" else 1e-2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -18,13 +17,8 @@ from cudatma.kernels.attention.decode_request import check_decode
 from cudatma.kernels.attention.decode_spec import AttentionDecode
 from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.sample import Sample
+from cudatma.kernels.sample import LIMITS, Sample, relative_error
 from cudatma.target import Target
-
-if TYPE_CHECKING:
-    from cudatma.emulator import Report
-
-_LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
 
 
 def dump_specs(target: Target, has_fp8_cache: bool = False) -> list[AttentionDecode]:
@@ -79,17 +73,14 @@ def _sample(
     decode_reference(request, describe(exact), None)
     wanted = exact.astype(np.float64)
 
-    def run(**options: Any) -> Report:
-        return launch.emulate(target, **options)
-
     def error() -> float:
         if workspace.counters.any():  # the next launch would take another CTA for the last one
             return math.inf
-        return float(np.linalg.norm(out.astype(np.float64) - wanted) / np.linalg.norm(wanted))
+        return relative_error(out, wanted)
 
     parts = f"{counted(work.tiles, 'tile')} in {counted(work.parts, 'part')}{' of e4m3' * has_fp8_cache}"
     title = f"attention_decode, {batch} x {k_length} keys, {heads}/{kv_heads} heads of {head_dim}, {dtype}, {parts}"
-    return Sample(title, launch.kernel(target), run, error, _LIMITS[dtype])
+    return Sample(title, launch.kernel(target), partial(launch.emulate, target), error, LIMITS[dtype])
 
 
 decode_sample, fp8_sample = partial(_sample, False), partial(_sample, True)

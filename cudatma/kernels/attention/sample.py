@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,13 +16,9 @@ from cudatma.kernels.attention.problem import Problem
 from cudatma.kernels.attention.reference import reference
 from cudatma.kernels.attention.request import check_call
 from cudatma.kernels.attention.versions import VERSIONS
-from cudatma.kernels.sample import Sample
+from cudatma.kernels.sample import LIMITS, Sample, relative_error
 from cudatma.target import Target
 
-if TYPE_CHECKING:
-    from cudatma.emulator import Report
-
-_LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
 #: Small tiles of each version.
 SMALL: dict[str, dict[str, Any]] = {
     "phase1": {"block_m": 32, "block_n": 32, "stages": 1, "warpgroups": 1},
@@ -65,17 +61,14 @@ def sample(
     reference(request, describe(exact), None)
     wanted = exact.astype(np.float64)
 
-    def run(**options: Any) -> Report:
-        return launch.emulate(target, **options)
-
     def error() -> float:
         if counter.taken.any():  # the next launch would begin with a later tile
             return math.inf
-        return float(np.linalg.norm(out.astype(np.float64) - wanted) / np.linalg.norm(wanted))
+        return relative_error(out, wanted)
 
     ctas = counted(int(np.prod(launch.grid)), "CTA")
     title = f"attention, {request.problem().description}, {ctas} of {spec.threads} threads"
-    return Sample(title, launch.kernel(target), run, error, _LIMITS[dtype])
+    return Sample(title, launch.kernel(target), partial(launch.emulate, target), error, LIMITS[dtype])
 
 
 _SAMPLES = {version: partial(sample, version) for version in VERSIONS}

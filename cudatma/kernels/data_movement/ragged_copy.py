@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -329,12 +330,9 @@ def sample(target: Target, *, arrays: int = 12, dtype: str = "float16", blocks: 
     destinations = [np.zeros_like(source) for source in sources]
     copy = RaggedCopy(sources, destinations, backend="emulator", target=target)
 
-    def run(**options: Any) -> Report:
-        return copy.emulate(blocks=blocks, **options)
-
     def wrong() -> float:
         return float(np.mean([(a != b).mean() for a, b in zip(sources, destinations, strict=True)]))
 
     grid = f"{counted(min(blocks, copy.blocks), 'block')} of {THREADS} threads"
     title = f"ragged copy, {counted(arrays, 'array')} of {kind}, {grid}"
-    return Sample(title, copy.kernel, run, wrong, 0.0)
+    return Sample(title, copy.kernel, partial(copy.emulate, blocks=blocks), wrong, 0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -112,6 +112,6 @@ def _place(target: Target, blocks: int) -> Place:
 
 def _sample(title: str, target: Target, planned: Launch, result: Array, wanted: Array) -> Sample:
     planned.spec.check_target(target)
-    run: Callable[..., Any] = lambda **options: planned.emulate(target, **options)  # noqa: E731
+    run = partial(planned.emulate, target)
     shown = f"{title}, {counted(int(np.prod(planned.grid)), 'block')} of {planned.spec.threads} threads"
     return Sample(shown, planned.kernel(target), run, lambda: float((result != wanted).mean()), 0.0)

@@ -6,7 +6,8 @@ The smallest whole kernel: a spec, a template, and a function that makes the ten
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -22,9 +23,6 @@ from cudatma.library_streams import stream_handle
 from cudatma.runtime.launch import Kernel
 from cudatma.runtime.streams import order_after_producers
 from cudatma.target import Target, detect
-
-if TYPE_CHECKING:
-    from cudatma.emulator import Report
 
 TEMPLATE = "kernels/tile_copy.cu.j2"
 #: Two on each SM of an H200; every CTA copies several boxes.
@@ -128,9 +126,6 @@ def sample(
     src = np.random.default_rng(0).integers(0, 100, (rows, columns)).astype(kind)
     dst = np.zeros_like(src)
     kernel, grid, args, shared_bytes = prepare(src, dst, target, stages)
-
-    def run(**options: Any) -> Report:
-        return kernel.emulate(min(grid, blocks), THREADS, args, shared_bytes=shared_bytes, **options)
-
+    run = partial(kernel.emulate, min(grid, blocks), THREADS, args, shared_bytes=shared_bytes)
     title = f"tile copy, {rows} x {columns} {kind}, {counted(min(grid, blocks), 'block')} of {THREADS} threads"
     return Sample(title, kernel, run, lambda: float((src != dst).mean()), 0.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,13 +12,8 @@ from cudatma.kernels.gemm.plan import plan_gemm
 from cudatma.kernels.gemm.problem import Problem
 from cudatma.kernels.gemm.request import check_call_into
 from cudatma.kernels.gemm.versions import VERSIONS
-from cudatma.kernels.sample import Sample
+from cudatma.kernels.sample import LIMITS, Sample, relative_error
 from cudatma.target import Target
-
-if TYPE_CHECKING:
-    from cudatma.emulator import Report
-
-_LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
 
 
 def sample(
@@ -42,8 +36,8 @@ def sample(
     for name, size in (("m", m), ("n", n), ("k", k)):
         if size % 8:
             raise ArgumentError(name, size, "a multiple of 8")
-    if dtype not in _LIMITS:
-        raise ArgumentError("dtype", dtype, ", ".join(_LIMITS))
+    if dtype not in LIMITS:
+        raise ArgumentError("dtype", dtype, ", ".join(LIMITS))
     random, kind = np.random.default_rng(0), activation_type(dtype).numpy
     a, b = (
         random.standard_normal(shape if letter == "R" else shape[::-1], np.float32).astype(kind)
@@ -56,15 +50,10 @@ def sample(
     launch = plan_gemm(request, result, spec, target, sm_count)
     reference = a.astype(np.float64) @ b.astype(np.float64)
 
-    def run(**options: Any) -> Report:
-        return launch.emulate(target, **options)
-
-    def error() -> float:
-        return float(np.linalg.norm(out.astype(np.float64) - reference) / np.linalg.norm(reference))
-
     ctas = counted(int(np.prod(launch.grid)), "CTA")
     title = f"GEMM, M = {m}, N = {n}, K = {k}, {dtype}, {layout}, {ctas} of {spec.threads} threads"
-    return Sample(title, launch.kernel(target), run, error, _LIMITS[dtype])
+    error = partial(relative_error, out, reference)
+    return Sample(title, launch.kernel(target), partial(launch.emulate, target), error, LIMITS[dtype])
 
 
 v1_sample, v2_sample, v3_sample, v4_sample, v5_sample, v6_sample, v7_sample, p1_sample = (

@@ -7,7 +7,8 @@ because their rows are not aligned to 16 bytes. Bound by memory; docs/performanc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +18,6 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.sample import Sample
 from cudatma.pipeline import Operand, PipelineSpec, align_up
 from cudatma.target import KIB, Target
-
-if TYPE_CHECKING:
-    from cudatma.emulator import Report
 
 TEMPLATE = "kernels/permute_columns.cu.j2"
 ELEMENT_BYTES = 2
@@ -203,9 +201,7 @@ def sample(target: Target, *, rows: int = 9, columns: int = 520, path: str = "st
     kernel = load_kernel(TEMPLATE, spec, target)
     grid = permute_grid(spec, rows, columns, blocks)
     args = permute_arguments(source, order if permute else None, result, rows, columns, source.strides[0])
-
-    def run(**options: Any) -> Report:
-        return kernel.emulate(grid, spec.threads, args, shared_bytes=spec.smem_bytes, **options)
+    run = partial(kernel.emulate, grid, spec.threads, args, shared_bytes=spec.smem_bytes)
 
     def error() -> float:
         return float((result[:, :columns] != (source[:, order] if permute else source)).mean())

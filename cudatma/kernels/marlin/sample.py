@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from functools import partial
 
 import numpy as np
 
 from cudatma.dtypes import activation_type
-from cudatma.emulator import Report
 from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.candidates import Candidate, cheapest
 from cudatma.kernels.gpu import Gpu, imagined_gpu
-from cudatma.kernels.launch import Launch
 from cudatma.kernels.marlin.emulated import prepare
 from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_candidates
 from cudatma.kernels.marlin.operands import check_input, check_output
@@ -20,16 +18,14 @@ from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.marlin.skinny_candidates import skinny_candidates
 from cudatma.kernels.marlin.specs import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.wgmma_candidates import wgmma_candidates
-from cudatma.kernels.sample import Sample
+from cudatma.kernels.sample import LIMITS, Sample, relative_error
 from cudatma.kernels.schedule import schedule
 from cudatma.quantization import quantize
 from cudatma.target import Target
 
-#: ||out - reference|| / ||reference|| that one rounding to the dtype, after fp32 accumulation, must keep.
-_LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
 
-
-def mma_sync_sample(
+def _sample(
+    candidates: Callable[[Problem, Gpu], Iterable[Candidate[AnyMarlinSpec]]],
     target: Target,
     *,
     m: int = 16,
@@ -40,56 +36,11 @@ def mma_sync_sample(
     processors: int = 1,
     seed: int = 0,
 ) -> Sample:
-    """y = x W with x (m, k) and W (k, n) in int4, on the mma.sync kernel; k: a multiple of 8.
+    """y = x W with x (m, k) and W (k, n) in int4, on the kernel of these candidates, whatever M; k: a multiple of 8.
 
     processors: SMs of the imagined GPU. With few of them each gets many stages, and the ring wraps.
     Raises ArgumentError, QuantizationError, TargetError, CompileError, DriverError (no NVRTC).
     """
-    return _sample(target, mma_sync_candidates, m, n, k, dtype, group_size, processors, seed)
-
-
-def wgmma_sample(
-    target: Target,
-    *,
-    m: int = 64,
-    n: int = 256,
-    k: int = 512,
-    dtype: str = "float16",
-    group_size: int = 128,
-    processors: int = 1,
-    seed: int = 0,
-) -> Sample:
-    """The same on the wgmma kernel, whatever M; k: a multiple of 8."""
-    return _sample(target, wgmma_candidates, m, n, k, dtype, group_size, processors, seed)
-
-
-def skinny_sample(
-    target: Target,
-    *,
-    m: int = 8,
-    n: int = 256,
-    k: int = 512,
-    dtype: str = "float16",
-    group_size: int = 128,
-    processors: int = 2,
-    seed: int = 0,
-) -> Sample:
-    """The same on the skinny GEMM, whatever M; k: a multiple of 8."""
-    return _sample(target, skinny_candidates, m, n, k, dtype, group_size, processors, seed)
-
-
-def _sample(
-    target: Target,
-    candidates: Callable[[Problem, Gpu], Iterable[Candidate[AnyMarlinSpec]]],
-    m: int,
-    n: int,
-    k: int,
-    dtype: str,
-    group_size: int,
-    processors: int,
-    seed: int,
-) -> Sample:
-    """candidates: the kernel's function."""
     if candidates is wgmma_candidates:
         target.require("wgmma", "marlin_wgmma")
     if k % 8:  # marlin_gemm copies other rows first
@@ -107,15 +58,14 @@ def _sample(
         raise ArgumentError("m", m, "a number of rows that this kernel takes", "the kernels divide them: see --help")
     spec = resolve_fused(chosen, weight.scale_fit.form)
     work = schedule(spec, m, n, k, processors)
-    launch: Launch = prepare(rows, weight, check_output(out, rows, weight), None, spec, work, target)
-    kernel = launch.kernel(target)
+    launch = prepare(rows, weight, check_output(out, rows, weight), None, spec, work, target)
     reference = x.astype(np.float64) @ weight.dequantize(dtype=np.float64)
 
-    def run(**options: Any) -> Report:
-        return launch.emulate(target, **options)
-
-    def error() -> float:
-        return float(np.linalg.norm(out.astype(np.float64) - reference) / np.linalg.norm(reference))
-
+    error = partial(relative_error, out, reference)
     title = f"Marlin GEMM, M = {m}, N = {n}, K = {k}, {dtype}, {counted(work.ctas, 'CTA')} of {spec.threads} threads"
-    return Sample(title, kernel, run, error, _LIMITS[dtype])
+    return Sample(title, launch.kernel(target), partial(launch.emulate, target), error, LIMITS[dtype])
+
+
+mma_sync_sample = partial(_sample, mma_sync_candidates)
+wgmma_sample = partial(_sample, wgmma_candidates, m=64)
+skinny_sample = partial(_sample, skinny_candidates, m=8, processors=2)
