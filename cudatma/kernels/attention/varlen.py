@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from cudatma.backend import backend_for
-from cudatma.kernels.attention.first_call import first_call, planner
+from cudatma.kernels.attention.call import first_call, planner, repeated
 from cudatma.kernels.attention.reference import reference
-from cudatma.kernels.attention.repeated import repeated
 from cudatma.kernels.attention.varlen_request import NAME, check_varlen
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo, describe, overlaps
+from cudatma.arrays import ArrayInfo, describe
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.checks import check_place, checked_flag, real_number
+from cudatma.kernels.checks import check_out, check_place, checked_flag, real_number
 from cudatma.kernels.gemm.matrices import batched, folded, follows, letter_of, result_rows
 from cudatma.kernels.gemm.problem import (
     ACTIVATIONS,
@@ -74,11 +74,14 @@ class Request:
             self.batch_invariant,
         )
 
+    @property
+    def read(self) -> dict[str, ArrayInfo | None]:
+        """What a launch reads, by the names of gemm's arguments, with None for what this one does not."""
+        return {"a": self.a, "b": self.b, "bias": self.bias, "a_scale": self.scales.a, "b_scale": self.scales.b}
+
     def arrays(self) -> dict[str, ArrayInfo]:
-        """Those that a kernel reads, by the names of gemm's arguments."""
-        scales = {"a_scale": self.scales.a, "b_scale": self.scales.b}
-        named = {"a": self.a, "b": self.b, "bias": self.bias} | scales
-        return {name: info for name, info in named.items() if info is not None}
+        """Those that a kernel reads."""
+        return {name: info for name, info in self.read.items() if info is not None}
 
 
 def check_call(
@@ -124,7 +127,7 @@ def check_call(
     )
     _check_bias(request)
     for name, info in request.arrays().items():
-        _check_place(info, name, left)
+        check_place(info, name, left, "a", "gemm")
     shape = *batches, *sizes[:2]
     if result is None:
         if request.beta:
@@ -167,10 +170,6 @@ def _operand(array: Any, field: str) -> ArrayInfo:
     return info
 
 
-def _check_place(info: ArrayInfo, field: str, left: ArrayInfo) -> None:
-    check_place(info, field, left, "a", "gemm")
-
-
 def _result_type(out_dtype: Any, out: ArrayInfo | None, left: ArrayInfo) -> str:
     """The name of out_dtype: a name, or a type of NumPy, CuPy or torch."""
     if out_dtype is None:
@@ -200,16 +199,7 @@ def _check_bias(request: Request) -> None:
 
 def _result(info: ArrayInfo, request: Request, shape: tuple[int, ...]) -> ArrayInfo:
     """out as (batch, M, N), checked."""
-    if info.dtype != NUMPY[request.out_dtype]:
-        raise ArgumentTypeError("out.dtype", str(info.dtype), request.out_dtype)
-    if info.shape != shape:
-        raise ArgumentError("out.shape", info.shape, f"{shape}")
-    _check_place(info, "out", request.a)
-    if info.readonly:
-        raise ArgumentError("out", "a read-only array", "a writable array")
-    for name, other in request.arrays().items():
-        if overlaps(info, other):
-            raise ArgumentError("out", f"memory that overlaps {name}", "memory of its own")
+    check_out(info, NUMPY[request.out_dtype], request.out_dtype, shape, request.arrays(), "gemm")
     return result_rows(info if len(shape) == 3 else batched(info, 1))
 
 
