@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
-from cudatma.kernels.candidates import Candidate
-from cudatma.kernels.cost import Cost
+from cudatma.kernels.cost import Candidate, Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.version import Versions
 from cudatma.target import Target

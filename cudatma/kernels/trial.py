@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from cudatma.dtypes import activation_type
-from cudatma.kernels.shortlist import Listed
+from cudatma.kernels.choosing import Listed
 
 #: All copies of an operand together, several times any L2; while one is read, it pushes another out. Even the
 #: most copies of a tiny operand fit L2, but no load of it is slow.

@@ -12,8 +12,8 @@ import pytest
 
 from cudatma.errors import DriverError, LaunchError, TargetError
 from cudatma.kernels import tuning
-from cudatma.kernels.candidates import ranked
 from cudatma.kernels.choosing import decide, pinned
+from cudatma.kernels.cost import ranked
 from cudatma.kernels.gemm.choose import GEMM, candidates
 from cudatma.kernels.gemm.gemm import gemm
 from cudatma.kernels.gemm.problem import LAYOUTS, Problem

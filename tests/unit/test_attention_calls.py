@@ -20,7 +20,7 @@ from cudatma.kernels.attention.explain import attention_explain
 from cudatma.kernels.attention.request import check_call
 from cudatma.kernels.attention.varlen import attention_varlen
 from cudatma.kernels.attention.varlen_request import check_varlen
-from cudatma.kernels.attention.version import CHOICE
+from cudatma.kernels.attention.versions import CHOICE
 
 BF16, E4M3 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
 B, LQ, LK, H, KV, D = 2, 5, 7, 4, 2, 64

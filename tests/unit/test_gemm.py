@@ -14,20 +14,17 @@ from fake_bench import FakeBench
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
 from cudatma.kernels import tuning, version
-from cudatma.kernels.candidates import ranked
-from cudatma.kernels.choosing import decide, pinned
-from cudatma.kernels.clusters import clusters_at_once
+from cudatma.kernels.choosing import decide, pinned, shortlist
+from cudatma.kernels.cost import ranked
 from cudatma.kernels.gemm.choose import GEMM, candidates, dump_specs
 from cudatma.kernels.gemm.explain import gemm_explain
 from cudatma.kernels.gemm.p1 import TILES, GemmP1
 from cudatma.kernels.gemm.problem import LAYOUTS, Problem, kernel_name
 from cudatma.kernels.gemm.sample import v3_sample
 from cudatma.kernels.gemm.spec import GemmSpec
-from cudatma.kernels.gemm.version import chosen_version
-from cudatma.kernels.gemm.versions import VERSIONS, GemmV2, GemmV3, GemmV4, GemmV5, GemmV6
-from cudatma.kernels.gpu import H200, imagined_gpu
+from cudatma.kernels.gemm.versions import VERSIONS, GemmV2, GemmV3, GemmV4, GemmV5, GemmV6, chosen_version
+from cudatma.kernels.gpu import H200, clusters_at_once, imagined_gpu
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
-from cudatma.kernels.shortlist import shortlist
 from cudatma.kernels.tuning_file import Entry, GpuClass, parse_entry, store_entry
 from cudatma.target import get_target
 from tools import dump_kernels, tune

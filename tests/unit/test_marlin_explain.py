@@ -14,7 +14,7 @@ import pytest
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, LaunchError, TargetError
 from cudatma.kernels import tuning
-from cudatma.kernels.explain import Explanation
+from cudatma.kernels.explain import Explanation, plain_table, table_text
 from cudatma.kernels.gpu import H200, imagined_gpu
 from cudatma.kernels.marlin import explain
 from cudatma.kernels.marlin.choose import MARLIN, choose_by_cost
@@ -22,7 +22,6 @@ from cudatma.kernels.marlin.explain import marlin_explain
 from cudatma.kernels.marlin.linear import MarlinLinear
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.table_text import plain_table, table_text
 from cudatma.kernels.tuning_file import Entry, GpuClass, store_entry
 from cudatma.quantization import quantize
 

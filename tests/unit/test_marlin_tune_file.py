@@ -14,7 +14,6 @@ import pytest
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, TuneFileWarning
 from cudatma.kernels import tuning
-from cudatma.kernels.former_names import KERNELS, SPEC_FIELDS
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.choose import MARLIN, decide
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
@@ -22,6 +21,8 @@ from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.tuning_file import (
+    FORMER_FIELDS,
+    FORMER_KERNELS,
     Entry,
     GpuClass,
     entries_for,
@@ -137,7 +138,7 @@ def test_a_file_of_schema_2_is_read_under_the_names_of_today(file: Path, spec: A
     store_entry(file, GPU, MARLIN, entry(64, spec))
     content = json.loads(file.read_text())
     assert content["schema"] == 4
-    former = {new: old for names in (KERNELS, SPEC_FIELDS) for old, new in names.items()}
+    former = {new: old for names in (FORMER_KERNELS, FORMER_FIELDS) for old, new in names.items()}
     (stored,) = content["sections"][0]["entries"]
     stored["kernel"] = former.get(stored["kernel"], stored["kernel"])
     stored["spec"] = {former.get(name, name): value for name, value in stored["spec"].items()}

@@ -16,10 +16,10 @@ from cudatma import cli
 from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentError, CompileError, TuneFileWarning
 from cudatma.kernels import tuning
+from cudatma.kernels.choosing import Listed
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.choose import MARLIN, decide
 from cudatma.kernels.marlin.problem import LinearShape, Problem
-from cudatma.kernels.shortlist import Listed
 from cudatma.kernels.tuning_file import Entry, usable_entries
 from cudatma.target import get_target
 from tools import tune, tune_plan, tune_run

@@ -15,6 +15,7 @@ import pytest
 
 from cudatma.errors import LaunchError
 from cudatma.kernels import trial as operands
+from cudatma.kernels.choosing import Listed, shortlist
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin import trial
 from cudatma.kernels.marlin.choose import MARLIN, decide
@@ -22,7 +23,6 @@ from cudatma.kernels.marlin.plan import Plan
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.trial import MarlinTrial, random_weight
 from cudatma.kernels.schedule import schedule
-from cudatma.kernels.shortlist import Listed, shortlist
 from cudatma.quantization import PackedWeight
 from tools.tune_measure import GpuBench
 

@@ -8,7 +8,7 @@ from cudatma.backend import backend_for
 from cudatma.kernels.attention.call import first_call, planner, repeated
 from cudatma.kernels.attention.reference import reference
 from cudatma.kernels.attention.request import check_call
-from cudatma.kernels.attention.version import chosen_version
+from cudatma.kernels.attention.versions import chosen_version
 
 
 def attention(

@@ -10,8 +10,8 @@ from typing import Any
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES, Problem
 from cudatma.kernels.attention.spec import SPEC_FIELDS, AttentionSpec
-from cudatma.kernels.attention.version import CHOICE
 from cudatma.kernels.attention.versions import (
+    CHOICE,
     VERSIONS,
     AttentionA3,
     AttentionA4,
@@ -19,7 +19,7 @@ from cudatma.kernels.attention.versions import (
     AttentionPhase1,
     AttentionWithProducer,
 )
-from cudatma.kernels.candidates import Candidate, candidates_of, runs
+from cudatma.kernels.cost import Candidate, candidates_of, runs
 from cudatma.kernels.family import Family, Option
 from cudatma.kernels.gpu import Gpu
 from cudatma.target import Target, get_target

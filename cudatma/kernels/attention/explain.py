@@ -10,7 +10,7 @@ from cudatma.build.kernel import default_target
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.choose import ATTENTION
 from cudatma.kernels.attention.request import check_call
-from cudatma.kernels.attention.version import chosen_version
+from cudatma.kernels.attention.versions import chosen_version
 from cudatma.kernels.checks import check_backend
 from cudatma.kernels.explain import Explanation, explained
 from cudatma.kernels.gpu import gpu_of, imagined_gpu

@@ -11,8 +11,8 @@ from cudatma.kernels.attention.plan import plan_attention
 from cudatma.kernels.attention.problem import Problem
 from cudatma.kernels.attention.request import Mask, Request
 from cudatma.kernels.attention.spec import AttentionSpec
+from cudatma.kernels.choosing import Listed
 from cudatma.kernels.gpu import gpu_of
-from cudatma.kernels.shortlist import Listed
 from cudatma.kernels.stream_workspaces import stream_workspace
 from cudatma.kernels.trial import Launch, cold_copies, empty_rows, in_turn, random_rows
 from cudatma.target import detect

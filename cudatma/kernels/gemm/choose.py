@@ -8,7 +8,7 @@ from functools import partial
 from itertools import cycle
 
 from cudatma.errors import ArgumentError
-from cudatma.kernels.candidates import Candidate, candidates_of, runs
+from cudatma.kernels.cost import Candidate, candidates_of, runs
 from cudatma.kernels.family import Family, Option
 from cudatma.kernels.gemm import p1
 from cudatma.kernels.gemm.problem import (
@@ -23,8 +23,7 @@ from cudatma.kernels.gemm.problem import (
     kernel_name,
 )
 from cudatma.kernels.gemm.spec import GemmSpec
-from cudatma.kernels.gemm.version import CHOICE
-from cudatma.kernels.gemm.versions import VERSIONS, GemmV6
+from cudatma.kernels.gemm.versions import CHOICE, VERSIONS, GemmV6
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target

@@ -12,7 +12,7 @@ from cudatma.kernels.explain import Explanation, explained
 from cudatma.kernels.gemm.arrange import copied
 from cudatma.kernels.gemm.choose import GEMM
 from cudatma.kernels.gemm.request import check_call
-from cudatma.kernels.gemm.version import chosen_version
+from cudatma.kernels.gemm.versions import chosen_version
 from cudatma.kernels.gpu import gpu_of, imagined_gpu
 
 

@@ -19,7 +19,7 @@ from cudatma.kernels.gemm.problem import NUMPY
 from cudatma.kernels.gemm.reference import reference
 from cudatma.kernels.gemm.request import Request, check_call
 from cudatma.kernels.gemm.spec import GemmSpec
-from cudatma.kernels.gemm.version import chosen_version
+from cudatma.kernels.gemm.versions import chosen_version
 from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
 from cudatma.kernels.known_call import KnownCall, addresses, call_key
 from cudatma.kernels.launch import Launch

@@ -10,13 +10,13 @@ import ml_dtypes
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe
+from cudatma.kernels.choosing import Listed
 from cudatma.kernels.gemm.plan import plan_gemm
 from cudatma.kernels.gemm.problem import SCALE_BLOCK, Problem, element_bytes, is_fp8
 from cudatma.kernels.gemm.request import check_call_into
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.schedule import ceil_div
-from cudatma.kernels.shortlist import Listed
 from cudatma.kernels.trial import Launch, cold_copies, empty_rows, in_turn, random_rows
 from cudatma.target import detect
 

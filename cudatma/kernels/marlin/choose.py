@@ -6,8 +6,8 @@ from pathlib import Path
 
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.kernels import choosing
-from cudatma.kernels.candidates import Candidate
 from cudatma.kernels.choosing import Decision
+from cudatma.kernels.cost import Candidate
 from cudatma.kernels.family import Family, Option
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.marlin.invariant import choose_invariant

@@ -9,7 +9,7 @@ import numpy as np
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, counted
-from cudatma.kernels.candidates import Candidate, cheapest
+from cudatma.kernels.cost import Candidate, cheapest
 from cudatma.kernels.gpu import Gpu, imagined_gpu
 from cudatma.kernels.marlin.emulated import prepare
 from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_candidates

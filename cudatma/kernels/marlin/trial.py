@@ -9,12 +9,11 @@ import numpy as np
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import LaunchError
-from cudatma.kernels.choosing import pinned
+from cudatma.kernels.choosing import Listed, pinned
 from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.kernels.marlin.plan import Plan
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.specs import AnyMarlinSpec, resolve_fused
-from cudatma.kernels.shortlist import Listed
 from cudatma.kernels.stream_workspaces import stream_workspace
 from cudatma.kernels.trial import Launch, cold_copies, empty_rows, in_turn, random_rows
 from cudatma.quantization import PackedWeight
