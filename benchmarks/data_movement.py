@@ -239,7 +239,7 @@ def host_us(call: Callable[[], object], drain: Callable[[], object]) -> float:
 def _search(stream: Any, variants: Variants, replays: int) -> dict[str, float | str]:
     """Microseconds of every configuration of the launch that fits, the best first; errors as text."""
     from cudatma.context import current_device
-    from cudatma.kernels.data_movement.place import Place, sm_count
+    from cudatma.kernels.data_movement.call import Place, sm_count
     from cudatma.target import detect
 
     device = current_device()

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     )
     from cudatma.inspection import Inspection, inspect
     from cudatma.kernels.attention.attention import attention
+    from cudatma.kernels.attention.choose import attention_explain
     from cudatma.kernels.attention.decode import attention_decode
-    from cudatma.kernels.attention.explain import attention_explain
     from cudatma.kernels.attention.varlen import attention_varlen
     from cudatma.kernels.data_movement.broadcast import broadcast
     from cudatma.kernels.data_movement.copy import copy
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from cudatma.kernels.data_movement.tile_copy import tile_copy
     from cudatma.kernels.data_movement.transpose import transpose
     from cudatma.kernels.explain import Explanation
-    from cudatma.kernels.gemm.explain import gemm_explain
+    from cudatma.kernels.gemm.choose import gemm_explain
     from cudatma.kernels.gemm.gemm import gemm
     from cudatma.kernels.marlin.dequantize import dequantize
     from cudatma.kernels.marlin.explain import marlin_explain
@@ -191,7 +191,7 @@ _PUBLIC = {
     "inspection": "Inspection inspect",
     "kernels.attention.attention": "attention",
     "kernels.attention.decode": "attention_decode",
-    "kernels.attention.explain": "attention_explain",
+    "kernels.attention.choose": "attention_explain",
     "kernels.attention.varlen": "attention_varlen",
     "kernels.data_movement.broadcast": "broadcast",
     "kernels.data_movement.copy": "copy",
@@ -205,7 +205,7 @@ _PUBLIC = {
     "kernels.data_movement.transpose": "transpose",
     "kernels.marlin.dequantize": "dequantize",
     "kernels.explain": "Explanation",
-    "kernels.gemm.explain": "gemm_explain",
+    "kernels.gemm.choose": "gemm_explain",
     "kernels.gemm.gemm": "gemm",
     "kernels.marlin.explain": "marlin_explain",
     "kernels.marlin.gemm": "marlin_gemm",

@@ -96,14 +96,14 @@ REGISTRY: dict[str, KernelEntry] = {
         _entry(
             "attention_decode",
             "attention of a few queries to a cache, wgmma or mma.sync, keys divided among CTAs",
-            "attention.decode_sample:dump_specs",
-            "attention.decode_sample:decode_sample",
+            "attention.sample:decode_specs",
+            "attention.sample:decode_sample",
         ),
         _entry(
             "attention_decode_fp8",
             "attention of a few queries to an e4m3 cache, mma.sync, keys divided among CTAs and warps",
-            "attention.decode_sample:fp8_dump_specs",
-            "attention.decode_sample:fp8_sample",
+            "attention.sample:fp8_specs",
+            "attention.sample:fp8_sample",
         ),
         _entry(
             "tile_copy", "pipelined 2D copy", "data_movement.tile_copy:dump_specs", "data_movement.tile_copy:sample"
@@ -169,7 +169,7 @@ REGISTRY: dict[str, KernelEntry] = {
             "all_reduce",
             "one-shot all-reduce over memory of other GPUs",
             "all_reduce.spec:dump_specs",
-            "all_reduce.sample:sample",
+            "all_reduce.spec:sample",
         ),
     )
 }

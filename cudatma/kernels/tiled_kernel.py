@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudatma.errors import ArgumentError
-from cudatma.kernels import work_struct
+from cudatma.kernels import launch_struct
 from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.schedule import ceil_div, fits_workspace
 from cudatma.pipeline import MBARRIER_BYTES, Operand, PipelineSpec, align_up
@@ -91,7 +91,7 @@ class TiledKernel:
     @property
     def problem_members(self) -> tuple[Member, ...]:
         """The same in the order of the struct."""
-        return work_struct.in_order(work_struct.MEMBERS, self.problem_names)
+        return launch_struct.in_order(launch_struct.MEMBERS, self.problem_names)
 
     @property
     def problem_has_divisor(self) -> bool:

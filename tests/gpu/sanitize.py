@@ -46,8 +46,8 @@ from cudatma.kernels.cost import ranked
 from cudatma.kernels.gemm.problem import LAYOUTS, kernel_name
 from cudatma.kernels.gemm.versions import VERSIONS
 from cudatma.kernels.gpu import gpu_of
+from cudatma.kernels.marlin.choose import AnyMarlinSpec
 from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.specs import AnyMarlinSpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.quantization import pack
 from cudatma.target import detect

@@ -16,10 +16,10 @@ from cudatma.arrays import ArrayInfo, describe
 from cudatma.kernels import launch as launch_module
 from cudatma.kernels.data_movement import settings
 from cudatma.kernels.data_movement.broadcast import BroadcastSpec
+from cudatma.kernels.data_movement.call import Place
 from cudatma.kernels.data_movement.copy import plan_copy
 from cudatma.kernels.data_movement.gather import GatherSpec
 from cudatma.kernels.data_movement.im2col import Im2colCopySpec
-from cudatma.kernels.data_movement.place import Place
 from cudatma.kernels.data_movement.plans import plain_plan, run_plan, window_plan
 from cudatma.kernels.data_movement.prefetch import PrefetchSpec
 from cudatma.kernels.data_movement.ring import stages_for

@@ -16,8 +16,7 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
 from cudatma.kernels import tuning, version
 from cudatma.kernels.choosing import decide, pinned, shortlist
 from cudatma.kernels.cost import ranked
-from cudatma.kernels.gemm.choose import GEMM, candidates, dump_specs
-from cudatma.kernels.gemm.explain import gemm_explain
+from cudatma.kernels.gemm.choose import GEMM, candidates, dump_specs, gemm_explain
 from cudatma.kernels.gemm.p1 import TILES, GemmP1
 from cudatma.kernels.gemm.problem import LAYOUTS, Problem, kernel_name
 from cudatma.kernels.gemm.sample import v3_sample

@@ -17,12 +17,11 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Candidate, Cost, cheapest, ranked
 from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
 from cudatma.kernels.marlin import cost as cost_module
-from cudatma.kernels.marlin.choose import candidates, choose_by_cost
+from cudatma.kernels.marlin.choose import AnyMarlinSpec, candidates, choose_by_cost
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_candidates
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.specs import AnyMarlinSpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import ceil_div
 from cudatma.kernels.tuning_file import FORMER_FIELDS, renamed

@@ -20,9 +20,8 @@ from cudatma.build import kernel as build
 from cudatma.errors import ArgumentError, CompileError
 from cudatma.kernels import tuning
 from cudatma.kernels.gpu import H200
-from cudatma.kernels.marlin.choose import MARLIN
+from cudatma.kernels.marlin.choose import MARLIN, resolve_fused
 from cudatma.kernels.marlin.problem import Problem
-from cudatma.kernels.marlin.specs import resolve_fused
 from cudatma.target import get_target
 from tools import tune, tune_compile, tune_plan
 from tools.tune_compile import compile_tasks, specs_of

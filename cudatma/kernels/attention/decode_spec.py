@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.spec import MEMBERS, OUTPUT_ROWS
 from cudatma.kernels.attention.versions import AttentionWithProducer
-from cudatma.kernels.launch_struct import Member
-from cudatma.kernels.work_struct import in_order
+from cudatma.kernels.launch_struct import Member, in_order
 
 #: Rows of a box at least: the swizzle repeats after as many.
 LEAST_BOX_ROWS = 8

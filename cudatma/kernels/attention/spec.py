@@ -11,11 +11,10 @@ from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.attention.problem import CACHE_TYPE, HEAD_DIMS, OPERAND_TYPES, Problem
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.launch_struct import Member
+from cudatma.kernels.launch_struct import MEMBERS as WORK_MEMBERS
+from cudatma.kernels.launch_struct import Member, in_order
 from cudatma.kernels.schedule import ceil_div
 from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP, TiledKernel
-from cudatma.kernels.work_struct import MEMBERS as WORK_MEMBERS
-from cudatma.kernels.work_struct import in_order
 from cudatma.pipeline import Operand
 from cudatma.target import Target, get_target
 

@@ -14,9 +14,8 @@ from cudatma.deprecation import former_arguments
 from cudatma.descriptor import OobFill, check_load
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, DescriptorError
-from cudatma.kernels.data_movement.call import Call
+from cudatma.kernels.data_movement.call import Call, Place, described, tensor_map
 from cudatma.kernels.data_movement.copy import PADS, copy_on_host, nan_type, whole_numbers
-from cudatma.kernels.data_movement.place import Place, described, tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, slot_bytes, stages_for
 from cudatma.kernels.data_movement.specs import check_choice, check_rank, coordinates
 from cudatma.kernels.data_movement.table import int_table

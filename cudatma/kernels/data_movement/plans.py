@@ -12,7 +12,7 @@ from cudatma.descriptor import OobFill, check_load, check_reduce, check_store
 from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import DescriptorError
 from cudatma.kernels.data_movement import settings
-from cudatma.kernels.data_movement.place import Place, tensor_map
+from cudatma.kernels.data_movement.call import Place, tensor_map
 from cudatma.kernels.data_movement.ring import SMALL_SLOT_BYTES
 from cudatma.kernels.data_movement.settings import Setting
 from cudatma.kernels.data_movement.specs import PLAIN, RUN, WINDOW, PlainSpec, RunSpec, WindowSpec

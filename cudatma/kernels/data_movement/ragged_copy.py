@@ -21,7 +21,7 @@ from cudatma.build.kernel import default_target, load_kernel
 from cudatma.deprecation import former_arguments
 from cudatma.descriptor import TensorMap
 from cudatma.errors import ArgumentError, ArgumentTypeError, check, counted
-from cudatma.kernels.data_movement.box_ring import TMA_ALIGNMENT_BYTES, BoxRing
+from cudatma.kernels.data_movement.ring import TMA_ALIGNMENT_BYTES, BoxRing
 from cudatma.kernels.host import host_bytes
 from cudatma.kernels.sample import Sample
 from cudatma.library_streams import stream_handle

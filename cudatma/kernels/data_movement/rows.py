@@ -14,8 +14,7 @@ from cudatma.arrays import ArrayInfo
 from cudatma.deprecation import former_arguments
 from cudatma.descriptor import check_load, check_store
 from cudatma.errors import ArgumentError, DescriptorError
-from cudatma.kernels.data_movement.call import Call
-from cudatma.kernels.data_movement.place import Place, check_written, described, tensor_map
+from cudatma.kernels.data_movement.call import Call, Place, check_written, described, tensor_map
 from cudatma.kernels.data_movement.ring import LEAST_STAGES, SLOT_BYTES, CopyRing, stages_for
 from cudatma.kernels.data_movement.specs import check_choice
 from cudatma.kernels.data_movement.table import int_table

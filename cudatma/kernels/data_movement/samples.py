@@ -10,10 +10,10 @@ import numpy as np
 from cudatma.arrays import describe
 from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.data_movement.broadcast import plan_broadcast
+from cudatma.kernels.data_movement.call import Place
 from cudatma.kernels.data_movement.copy import check_window, plan_copy
 from cudatma.kernels.data_movement.gather import plan_boxes
 from cudatma.kernels.data_movement.im2col import columns_on_host, convolution, plan_im2col
-from cudatma.kernels.data_movement.place import Place
 from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
 from cudatma.kernels.data_movement.settings import BOXES
 from cudatma.kernels.data_movement.transpose import plan_transpose

@@ -17,7 +17,7 @@ from cudatma.build.kernel import default_target, load_kernel
 from cudatma.deprecation import former_arguments
 from cudatma.descriptor import TensorMap, check_store
 from cudatma.errors import ArgumentError, counted
-from cudatma.kernels.data_movement.box_ring import BoxRing
+from cudatma.kernels.data_movement.ring import BoxRing
 from cudatma.kernels.sample import Sample
 from cudatma.library_streams import stream_handle
 from cudatma.runtime.launch import Kernel

@@ -1,9 +1,12 @@
-"""gemm: c = a b in fp16, bf16 or fp8. Reads downwards: checks, plan, launch."""
+"""gemm: c = a b in fp16, bf16 or fp8. Reads downwards: checks, plan, launch; then the same in NumPy."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from cudatma import context
 from cudatma.arrays import ArrayInfo, dense_strides, describe, empty_like_library
@@ -11,16 +14,15 @@ from cudatma.backend import backend_for
 from cudatma.build.kernel import debug_scope, default_target, wants_debug
 from cudatma.kernels.checks import check_backend
 from cudatma.kernels.choosing import decide, pinned_scope
-from cudatma.kernels.gemm.arrange import arranged
 from cudatma.kernels.gemm.choose import GEMM
 from cudatma.kernels.gemm.matrices import ALIGNMENT
-from cudatma.kernels.gemm.plan import OPTIONAL, plan_gemm
-from cudatma.kernels.gemm.problem import NUMPY
-from cudatma.kernels.gemm.reference import reference
+from cudatma.kernels.gemm.plan import OPTIONAL, arranged, plan_gemm
+from cudatma.kernels.gemm.problem import NUMPY, SCALE_BLOCK
 from cudatma.kernels.gemm.request import Request, check_call
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.versions import chosen_version
 from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
+from cudatma.kernels.host import host_array
 from cudatma.kernels.known_call import KnownCall, addresses, call_key
 from cudatma.kernels.launch import Launch
 from cudatma.kernels.replay import PlanCache, Replay
@@ -150,3 +152,41 @@ def _moving(spec: GemmSpec, launch: Launch, result: ArrayInfo) -> list[int | Non
     wanted = (("a", "a_map"), ("b", "b_map"), *((name,) for name in (*OPTIONAL, "output", "output_map")))
     used = [next((name for name in names if given.get(name, 0) != 0), None) for names in wanted]
     return [None if name is None else spec.parameter_names.index(name) for name in used]
+
+
+def reference(request: Request, result: ArrayInfo) -> None:
+    """Write the result. request, result: in host memory."""
+    with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
+        out, (_, n, k) = host_array(result), request.sizes
+        a, b = (host_array(info).astype(np.float32) for info in (request.a, request.b))
+        scales = [np.ones((1, 1), np.float32) if one is None else host_array(one) for one in request.scales.arrays]
+        scales = [one.reshape(1, 1) if one.size == 1 else one for one in scales]
+        if request.scales.of_blocks:
+            a_blocks, b_blocks = (_repeated(one, -1) for one in scales)
+            a = a * a_blocks[..., :k]
+            b = b * _repeated(b_blocks[..., :n], -2)[..., :k, :]
+            values = np.float32(request.alpha) * (a @ b)
+        else:
+            values = np.float32(request.alpha) * (a @ b) * scales[0].reshape(-1, 1) * scales[1].reshape(1, -1)
+        if request.beta:
+            values += np.float32(request.beta) * out.astype(np.float32)
+        if request.bias is not None:
+            values += host_array(request.bias).astype(np.float32)
+        out[...] = _activated(values, request.activation).astype(out.dtype)
+
+
+def _repeated(scales: Any, axis: int) -> Any:
+    """Each scale for the elements of its block."""
+    return np.repeat(scales, SCALE_BLOCK, axis=axis)
+
+
+def _activated(x: Any, name: str | None) -> Any:
+    if name == "relu":
+        return np.where(x < 0, np.float32(0), x)
+    if name == "gelu":
+        return np.float32(0.5) * x * (1 + np.vectorize(math.erf, otypes=[np.float32])(x * np.float32(math.sqrt(0.5))))
+    if name == "gelu_tanh":
+        return (
+            np.float32(0.5) * x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)))
+        )
+    return x / (1 + np.exp(-x)) if name == "silu" else x

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gemm.cost import gemm_cost
-from cudatma.kernels.gemm.members import MEMBERS
 from cudatma.kernels.gemm.problem import (
     EPILOGUES,
     LAYOUTS,
+    MEMBERS,
     OPERAND_TYPES,
     SCALE_BLOCK,
     Problem,
@@ -23,10 +23,9 @@ from cudatma.kernels.gemm.problem import (
     kernel_name,
 )
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.launch_struct import Member
+from cudatma.kernels.launch_struct import RASTER, RESULT, Member, in_order
 from cudatma.kernels.schedule import Schedule, ceil_div, schedule
 from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP, TiledKernel
-from cudatma.kernels.work_struct import RASTER, RESULT, in_order
 from cudatma.pipeline import Operand
 from cudatma.target import Target
 

@@ -13,9 +13,8 @@ from cudatma.deprecation import former_arguments
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError
 from cudatma.kernels.explain import Explanation, explained
 from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
-from cudatma.kernels.marlin.choose import MARLIN
+from cudatma.kernels.marlin.choose import MARLIN, resolve_fused
 from cudatma.kernels.marlin.problem import LinearShape, Problem
-from cudatma.kernels.marlin.specs import resolve_fused
 from cudatma.quantization import PackedWeight
 from cudatma.target import Target
 

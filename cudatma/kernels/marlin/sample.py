@@ -1,26 +1,31 @@
-"""A small Marlin GEMM for the emulator: random operands, and its error against float64."""
+"""Made-up operands: a small Marlin GEMM for the emulator, and what the tuner launches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from cudatma.dtypes import activation_type
-from cudatma.errors import ArgumentError, counted
+from cudatma.errors import ArgumentError, LaunchError, counted
+from cudatma.kernels.choosing import Listed, pinned
 from cudatma.kernels.cost import Candidate, cheapest
 from cudatma.kernels.gpu import Gpu, imagined_gpu
+from cudatma.kernels.marlin.choose import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.emulated import prepare
 from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_candidates
 from cudatma.kernels.marlin.operands import check_input, check_output
-from cudatma.kernels.marlin.problem import Problem
+from cudatma.kernels.marlin.plan import Plan
+from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny_candidates import skinny_candidates
-from cudatma.kernels.marlin.specs import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.wgmma_candidates import wgmma_candidates
 from cudatma.kernels.sample import LIMITS, Sample, relative_error
 from cudatma.kernels.schedule import schedule
-from cudatma.quantization import quantize
+from cudatma.kernels.stream_workspaces import stream_workspace
+from cudatma.kernels.trial import Launch, cold_copies, empty_rows, in_turn, random_rows
+from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import Target
 
 
@@ -69,3 +74,70 @@ def _sample(
 mma_sync_sample = partial(_sample, mma_sync_candidates)
 wgmma_sample = partial(_sample, wgmma_candidates, m=64)
 skinny_sample = partial(_sample, skinny_candidates, m=8, processors=2)
+
+
+class MarlinTrial:
+    """A Trial (kernels/trial.py). Raises DriverError without CuPy or a GPU."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self.out: Any = None
+        self._layer: LinearShape | None = None
+        self._weights: list[PackedWeight] = []
+        self._x: Any = None
+
+    @property
+    def copies(self) -> int:
+        return len(self._weights)
+
+    def prepare(self, problem: Problem) -> None:
+        """Random weights, unless they are there, and M rows of x."""
+        import cupy
+
+        layer, m = problem.layer, problem.m
+        if layer != self._layer:
+            self._layer, self._weights = None, []
+            cupy.get_default_memory_pool().free_all_blocks()
+            host = random_weight(layer)
+            self._weights = [host.to_device(self.device) for _ in range(cold_copies(host.nbytes))]
+            self._layer = layer
+        self._x, self.out = random_rows(m, layer.k, layer.dtype, m), empty_rows(m, layer.n, layer.dtype)
+
+    def launcher(self, candidate: Listed[AnyMarlinSpec], copies: int, stream: int) -> Launch:
+        """launch(i) enqueues the candidate on the i-th of so many copies of the weight; its kernel is loaded now.
+
+        Raises LaunchError if it would not be launched as it says, and what a launch raises.
+        """
+        space = stream_workspace(self.device, stream)
+        x = check_input(self._x, self._weights[0])
+        out = check_output(self.out, x, self._weights[0])
+        with pinned(candidate.spec):
+            plans = [
+                Plan(weight, x, out, programmatic=False, batch_invariant=False, stream=stream)
+                for weight in self._weights[:copies]
+            ]
+        spec, work = plans[0].spec, plans[0].schedule
+        if resolve_fused(spec, "none") != candidate.spec:
+            raise LaunchError("candidate", f"{spec.entry}, {work}", f"what was asked for: {candidate.label}")
+        space.require_room(spec, work)
+
+        given = x.info.pointer, out.info.pointer, 0, space, stream
+        return in_turn([partial(plan.run, *given) for plan in plans])
+
+
+def random_weight(layer: LinearShape) -> PackedWeight:
+    """A weight of random values on the host whose results are near 1: what a tensor core draws depends on them."""
+    rng = np.random.default_rng((layer.k, layer.n))
+    k64, n64 = -(-layer.k // 64), -(-layer.n // 64)
+    groups = 1 if layer.group_size == -1 else -(-layer.k // layer.group_size)
+    scales = rng.uniform(0.5, 1.5, (groups, 64 * n64)) / (4.8 * layer.k**0.5)
+    zeros = rng.integers(0, 16, (groups, 64 * n64), dtype=np.uint8) if layer.has_zeros else None
+    return PackedWeight(
+        qweight=rng.integers(0, 256, (n64 * k64, 2048), dtype=np.uint8),
+        scales=scales.astype(activation_type(layer.dtype).numpy),
+        zeros=zeros,
+        perm=None,
+        shape=(layer.k, layer.n),
+        group_size=layer.group_size,
+        dtype=layer.dtype,
+    )

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudatma.dtypes import ActivationType, activation_type
 from cudatma.kernels.launch_struct import Member
-from cudatma.kernels.marlin.problem import Problem
-from cudatma.kernels.marlin.problem_struct import members
+from cudatma.kernels.marlin.problem import Problem, members
 from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP, TiledKernel
 from cudatma.pipeline import Operand
 from cudatma.target import KIB, Target
