@@ -273,8 +273,7 @@ def _rings(
     from cudatma.arrays import describe
     from cudatma.kernels.data_movement.copy import window_of
     from cudatma.kernels.data_movement.plans import run_plan, window_plan
-    from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
-    from cudatma.kernels.data_movement.settings import Setting
+    from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM, Setting
     from cudatma.kernels.data_movement.window import carried, cropped, simplify
 
     arrays = describe(source), describe(result)

@@ -13,8 +13,7 @@ from cudatma.build import kernel as build
 from cudatma.kernels import tuning
 from cudatma.kernels.choosing import Listed, shortlist
 from cudatma.kernels.gpu import gpu_of
-from cudatma.kernels.marlin.choose import MARLIN, decide, resolve_fused
-from cudatma.kernels.marlin.explain import marlin_explain
+from cudatma.kernels.marlin.choose import MARLIN, decide, marlin_explain, resolve_fused
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.sample import MarlinTrial, random_weight
 from cudatma.kernels.tuning_file import usable_entries

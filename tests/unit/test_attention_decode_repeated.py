@@ -13,10 +13,9 @@ import pytest
 
 from cudatma.arrays import ArrayInfo, dense_strides
 from cudatma.kernels import known_call
-from cudatma.kernels.attention import call, decode, varlen
+from cudatma.kernels.attention import attention, call, decode
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.launch import Launch
-from cudatma.kernels.replay import _address
+from cudatma.kernels.launch import Launch, _address
 from cudatma.target import get_target
 
 SM90A = get_target("sm_90a")
@@ -52,7 +51,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[FakeReplay]:
     monkeypatch.setattr(call, "gpu_of", lambda device: imagined_gpu(SM90A, 132))
     monkeypatch.setattr(call, "stream_handle", lambda stream, kind, device: 7)
     monkeypatch.setattr(call, "order_after_producers", lambda *given: None)
-    for module in (decode, varlen):
+    for module in (attention, decode):
         monkeypatch.setattr(module, "backend_for", lambda name, backend: "cuda")
     monkeypatch.setattr(call, "stream_workspace", lambda device, stream, size: SPACE)
     monkeypatch.setattr(Launch, "loaded", lambda *given: None)
@@ -134,7 +133,7 @@ def test_sequences_of_other_greatest_lengths_are_another_plan(replays: list[Fake
     shapes = {"q": (40, 8, 64), "k": (40, 2, 64), "v": (40, 2, 64), "cu_seqlens_q": (3,), "cu_seqlens_k": (3,)}
     given: Any = on_device(shapes | {"out": shapes["q"]})
     for longest in (20, 30, 20):
-        assert varlen.attention_varlen(**given, max_seqlen_q=longest, max_seqlen_k=40) is given["out"]
+        assert attention.attention_varlen(**given, max_seqlen_q=longest, max_seqlen_k=40) is given["out"]
     assert [len(replay.runs) for replay in replays] == [2, 1]
     addresses = (*(given[name].pointer for name in shapes), 0, given["out"].pointer, 0)
     for replay in replays:

@@ -16,9 +16,8 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, Launch
 from cudatma.kernels import tuning
 from cudatma.kernels.explain import Explanation, plain_table, table_text
 from cudatma.kernels.gpu import H200, imagined_gpu
-from cudatma.kernels.marlin import explain
-from cudatma.kernels.marlin.choose import MARLIN, choose_by_cost
-from cudatma.kernels.marlin.explain import marlin_explain
+from cudatma.kernels.marlin import choose
+from cudatma.kernels.marlin.choose import MARLIN, choose_by_cost, marlin_explain
 from cudatma.kernels.marlin.linear import MarlinLinear
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
@@ -153,7 +152,7 @@ def test_without_a_gpu_an_h200_is_imagined(monkeypatch: pytest.MonkeyPatch) -> N
     def none() -> int:
         raise DriverError("cuInit", None, "no driver")
 
-    monkeypatch.setattr(explain.context, "current_device", none)
+    monkeypatch.setattr(choose.context, "current_device", none)
     assert marlin_explain(LAYER, 1).gpu == H200
     monkeypatch.setenv("CUDATMA_TARGET", "sm_120a")
     assert marlin_explain(LAYER, 1).gpu.target == "sm_120a"

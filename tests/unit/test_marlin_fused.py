@@ -14,8 +14,7 @@ from test_marlin_gemm import close, make, values
 
 from cudatma import ArgumentError, MarlinLinear, PackedWeight, marlin_gemm
 from cudatma.kernels.marlin import plan
-from cudatma.kernels.marlin.choose import resolve_fused
-from cudatma.kernels.marlin.explain import marlin_explain
+from cudatma.kernels.marlin.choose import marlin_explain, resolve_fused
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.plan import _scale_exponent
 from cudatma.kernels.marlin.problem import LinearShape

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from cudatma.errors import LaunchError
-from cudatma.kernels import trial as operands
+from cudatma.kernels import sample as operands
 from cudatma.kernels.choosing import Listed, shortlist
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin import sample

@@ -23,8 +23,7 @@ from cudatma.kernels.choosing import decide, pinned_scope
 from cudatma.kernels.gpu import H200, Gpu, gpu_of, imagined_gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.known_call import KnownCall, Launcher, addresses, call_key
-from cudatma.kernels.launch import Launch
-from cudatma.kernels.replay import PlanCache, Replay
+from cudatma.kernels.launch import Launch, PlanCache, Replay
 from cudatma.kernels.stream_workspaces import stream_workspace
 from cudatma.library_streams import stream_handle, working_on
 from cudatma.runtime.streams import order_after_producers

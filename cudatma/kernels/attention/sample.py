@@ -24,9 +24,8 @@ from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import VERSIONS
 from cudatma.kernels.choosing import Listed
 from cudatma.kernels.gpu import gpu_of, imagined_gpu
-from cudatma.kernels.sample import LIMITS, Sample, relative_error
+from cudatma.kernels.sample import LIMITS, Launch, Sample, cold_copies, empty_rows, in_turn, random_rows, relative_error
 from cudatma.kernels.stream_workspaces import stream_workspace
-from cudatma.kernels.trial import Launch, cold_copies, empty_rows, in_turn, random_rows
 from cudatma.target import Target, detect
 
 #: Small tiles of each version.
@@ -154,7 +153,7 @@ fp8_specs = partial(decode_specs, has_fp8_cache=True)
 
 
 class AttentionTrial:
-    """A Trial (kernels/trial.py). Raises DriverError without CuPy or a GPU."""
+    """A Trial (kernels/sample.py). Raises DriverError without CuPy or a GPU."""
 
     def __init__(self, device: int) -> None:
         self.device = device

@@ -21,8 +21,7 @@ from cudatma.build.kernel import default_target, wants_debug
 from cudatma.descriptor import TensorMap
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
-from cudatma.kernels.launch import Launch
-from cudatma.kernels.replay import EmulatedReplay, PlanCache, Replay, relative
+from cudatma.kernels.launch import EmulatedReplay, Launch, PlanCache, Replay, relative
 from cudatma.library_streams import stream_handle
 from cudatma.runtime.streams import order_after_producers
 from cudatma.target import Target, detect

@@ -14,8 +14,7 @@ from cudatma.kernels.data_movement.call import Place
 from cudatma.kernels.data_movement.copy import check_window, plan_copy
 from cudatma.kernels.data_movement.gather import plan_boxes
 from cudatma.kernels.data_movement.im2col import columns_on_host, convolution, plan_im2col
-from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
-from cudatma.kernels.data_movement.settings import BOXES
+from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM, BOXES
 from cudatma.kernels.data_movement.transpose import plan_transpose
 from cudatma.kernels.launch import Launch
 from cudatma.kernels.sample import Sample

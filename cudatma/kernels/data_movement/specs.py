@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from cudatma.descriptor import REDUCE_TYPES
 from cudatma.errors import ArgumentError
-from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, stages_for
-from cudatma.kernels.data_movement.settings import BOXES
+from cudatma.kernels.data_movement.ring import BOXES, SLOT_BYTES, CopyRing, stages_for
 from cudatma.target import Target
 
 WINDOW, RUN, PLAIN = "kernels/window_copy.cu.j2", "kernels/run_copy.cu.j2", "kernels/plain_copy.cu.j2"

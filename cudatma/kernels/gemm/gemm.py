@@ -24,8 +24,7 @@ from cudatma.kernels.gemm.versions import chosen_version
 from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.known_call import KnownCall, addresses, call_key
-from cudatma.kernels.launch import Launch
-from cudatma.kernels.replay import PlanCache, Replay
+from cudatma.kernels.launch import Launch, PlanCache, Replay
 from cudatma.library_streams import stream_handle
 from cudatma.runtime.streams import order_after_producers
 from cudatma.target import detect

@@ -19,9 +19,8 @@ from cudatma.kernels.gemm.request import check_call_into
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.versions import VERSIONS
 from cudatma.kernels.gpu import gpu_of
-from cudatma.kernels.sample import LIMITS, Sample, relative_error
+from cudatma.kernels.sample import LIMITS, Launch, Sample, cold_copies, empty_rows, in_turn, random_rows, relative_error
 from cudatma.kernels.schedule import ceil_div
-from cudatma.kernels.trial import Launch, cold_copies, empty_rows, in_turn, random_rows
 from cudatma.target import Target, detect
 
 
@@ -71,7 +70,7 @@ v1_sample, v2_sample, v3_sample, v4_sample, v5_sample, v6_sample, v7_sample, p1_
 
 
 class GemmTrial:
-    """A Trial (kernels/trial.py). Raises DriverError without CuPy or a GPU."""
+    """A Trial (kernels/sample.py). Raises DriverError without CuPy or a GPU."""
 
     def __init__(self, device: int) -> None:
         self.device = device

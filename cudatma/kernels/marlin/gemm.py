@@ -15,10 +15,10 @@ from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.choosing import pinned_scope
 from cudatma.kernels.host import host_array
 from cudatma.kernels.known_call import library_of_tensor
-from cudatma.kernels.marlin.arranged import ArrangedPlan, needs_arranging
+from cudatma.kernels.launch import PlanCache
 from cudatma.kernels.marlin.operands import Rows, check_bias, check_input, check_output, check_weight
+from cudatma.kernels.marlin.permute_columns import ArrangedPlan, needs_arranging
 from cudatma.kernels.marlin.plan import Plan
-from cudatma.kernels.replay import PlanCache
 from cudatma.kernels.stream_workspaces import stream_workspace
 from cudatma.kernels.workspace import MarlinWorkspace, check_workspace
 from cudatma.library_streams import current_stream, stream_handle, working_on

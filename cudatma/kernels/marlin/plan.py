@@ -17,12 +17,11 @@ from cudatma.descriptor import (
 )
 from cudatma.errors import ArgumentError
 from cudatma.kernels.gpu import gpu_of
-from cudatma.kernels.launch import Launch
+from cudatma.kernels.launch import Launch, Replay
 from cudatma.kernels.launch_struct import pack
 from cudatma.kernels.marlin.choose import AnyMarlinSpec, decide, resolve_fused
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.problem import Problem, problem_values
-from cudatma.kernels.replay import Replay
 from cudatma.kernels.schedule import Schedule, ceil_div, schedule
 from cudatma.kernels.workspace import MarlinWorkspace, refuse_in_capture
 from cudatma.quantization import PackedWeight

@@ -21,10 +21,9 @@ from cudatma.kernels.marlin.plan import Plan
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny_candidates import skinny_candidates
 from cudatma.kernels.marlin.wgmma_candidates import wgmma_candidates
-from cudatma.kernels.sample import LIMITS, Sample, relative_error
+from cudatma.kernels.sample import LIMITS, Launch, Sample, cold_copies, empty_rows, in_turn, random_rows, relative_error
 from cudatma.kernels.schedule import schedule
 from cudatma.kernels.stream_workspaces import stream_workspace
-from cudatma.kernels.trial import Launch, cold_copies, empty_rows, in_turn, random_rows
 from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import Target
 
@@ -77,7 +76,7 @@ skinny_sample = partial(_sample, skinny_candidates, m=8, processors=2)
 
 
 class MarlinTrial:
-    """A Trial (kernels/trial.py). Raises DriverError without CuPy or a GPU."""
+    """A Trial (kernels/sample.py). Raises DriverError without CuPy or a GPU."""
 
     def __init__(self, device: int) -> None:
         self.device = device
