@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from cudatma.dtypes import activation_type
+from cudatma.errors import ArgumentError
 
 if TYPE_CHECKING:
     from cudatma.emulator import Report
@@ -42,6 +43,14 @@ class Sample:
     run: Callable[..., Report]
     error: Callable[[], float]
     limit: float
+
+
+def sample_dtype(dtype: str) -> np.dtype[Any]:
+    """NumPy's, by its name. ArgumentError for no dtype."""
+    try:
+        return np.dtype(dtype)
+    except TypeError as error:
+        raise ArgumentError("dtype", dtype, "a NumPy dtype") from error
 
 
 def relative_error(result: np.ndarray[Any, Any], reference: np.ndarray[Any, Any]) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, LaunchError, TargetError
-from cudatma.kernels import tuning
+from cudatma.kernels import choosing
 from cudatma.kernels.explain import Explanation, plain_table, table_text
 from cudatma.kernels.gpu import H200, imagined_gpu
 from cudatma.kernels.marlin import choose
@@ -85,9 +85,9 @@ def test_a_tuning_entry_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path:
     path, spec = tmp_path / "tuned.json", SkinnySpec("float16", 128, False, 16, 1, 256, 4, 5)
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
     store_entry(path, GpuClass.of(H200), MARLIN, Entry(Problem(LAYER, 16), spec, 5.5, 5.9))
-    tuning.forget()
+    choosing.forget()
     said = explained(LAYER, 13)
-    tuning.forget()
+    choosing.forget()
     assert (said.decision.source, said.spec) == ("tuned", spec)
     assert f"{path} has this problem, measured at M = 16: 5.5 us, where the cost model's choice took 5.9" in str(said)
     assert "marlin_skinny_f16_g128_16x32x256_k4_s5" in str(said)

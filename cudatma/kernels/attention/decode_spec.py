@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.spec import MEMBERS, OUTPUT_ROWS
 from cudatma.kernels.attention.versions import AttentionWithProducer
-from cudatma.kernels.launch_struct import Member, in_order
+from cudatma.kernels.launch_struct import Member
 
 #: Rows of a box at least: the swizzle repeats after as many.
 LEAST_BOX_ROWS = 8
@@ -62,6 +62,7 @@ class AttentionDecode(AttentionWithProducer):
     version: ClassVar[str] = "decode"
     template: ClassVar[str] = "kernels/attention_decode.cu.j2"
     is_decode: ClassVar[bool] = True
+    struct_members: ClassVar[Mapping[str, Member]] = _MEMBERS
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **AttentionWithProducer.allowed,
         "blocks_per_sm": (1, 2),
@@ -101,10 +102,6 @@ class AttentionDecode(AttentionWithProducer):
     @property
     def problem_names(self) -> tuple[str, ...]:
         return _NAMES + (_PAGES if self.is_paged else ()) + (() if self.by_tma else _ROWS) + self.mask_names
-
-    @property
-    def problem_members(self) -> tuple[Member, ...]:
-        return in_order(_MEMBERS, self.problem_names)
 
     @property
     def tile_name(self) -> str:

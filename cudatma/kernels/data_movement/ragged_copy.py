@@ -23,7 +23,7 @@ from cudatma.descriptor import TensorMap
 from cudatma.errors import ArgumentError, ArgumentTypeError, check, counted
 from cudatma.kernels.data_movement.ring import TMA_ALIGNMENT_BYTES, BoxRing
 from cudatma.kernels.host import host_bytes
-from cudatma.kernels.sample import Sample
+from cudatma.kernels.sample import Sample, sample_dtype
 from cudatma.library_streams import stream_handle
 from cudatma.runtime.device_memory import DeviceMemory
 from cudatma.runtime.streams import wait_for_producers
@@ -317,10 +317,7 @@ def dump_specs(target: Target) -> list[RaggedCopySpec]:
 
 def sample(target: Target, *, arrays: int = 12, dtype: str = "float16", blocks: int = 2, seed: int = 0) -> Sample:
     """Copies of random arrays of random shapes, for `cudatma emulate ragged_copy`. blocks: the most CTAs."""
-    try:
-        kind = np.dtype(dtype)
-    except TypeError as error:
-        raise ArgumentError("dtype", dtype, "a NumPy dtype") from error
+    kind = sample_dtype(dtype)
     if min(arrays, blocks) < 1:
         raise ArgumentError("arrays, blocks", (arrays, blocks), "1 and more each")
     rng = np.random.default_rng(seed)

@@ -17,7 +17,7 @@ from cudatma.kernels.data_movement.im2col import columns_on_host, convolution, p
 from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM, BOXES
 from cudatma.kernels.data_movement.transpose import plan_transpose
 from cudatma.kernels.launch import Launch
-from cudatma.kernels.sample import Sample
+from cudatma.kernels.sample import Sample, sample_dtype
 from cudatma.target import Target
 
 Array = np.ndarray[Any, Any]
@@ -94,10 +94,7 @@ def broadcast_sample(target: Target, *, elements: int = 40_000, copies: int = 2,
 
 def _numbers(shape: tuple[int, ...], dtype: str) -> Array:
     """Small integers. Raises ArgumentError for no dtype, or extents below 1."""
-    try:
-        kind = np.dtype(dtype)
-    except TypeError as error:
-        raise ArgumentError("dtype", dtype, "a NumPy dtype") from error
+    kind = sample_dtype(dtype)
     if min(shape) < 1:
         raise ArgumentError("shape", shape, "1 and more each")
     return np.random.default_rng(0).integers(0, 100, shape).astype(kind)

@@ -18,7 +18,7 @@ from cudatma.deprecation import former_arguments
 from cudatma.descriptor import TensorMap, check_store
 from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.data_movement.ring import BoxRing
-from cudatma.kernels.sample import Sample
+from cudatma.kernels.sample import Sample, sample_dtype
 from cudatma.library_streams import stream_handle
 from cudatma.runtime.launch import Kernel
 from cudatma.runtime.streams import order_after_producers
@@ -117,10 +117,7 @@ def sample(
     target: Target, *, rows: int = 300, columns: int = 200, dtype: str = "float32", stages: int = 4, blocks: int = 2
 ) -> Sample:
     """A copy of a random array, for `cudatma emulate tile_copy`. blocks: the most CTAs."""
-    try:
-        kind = np.dtype(dtype)
-    except TypeError as error:
-        raise ArgumentError("dtype", dtype, "a NumPy dtype") from error
+    kind = sample_dtype(dtype)
     if min(rows, columns, blocks) < 1:
         raise ArgumentError("rows, columns, blocks", (rows, columns, blocks), "1 and more each")
     src = np.random.default_rng(0).integers(0, 100, (rows, columns)).astype(kind)

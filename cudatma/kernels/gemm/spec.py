@@ -23,7 +23,7 @@ from cudatma.kernels.gemm.problem import (
     kernel_name,
 )
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.launch_struct import RASTER, RESULT, Member, in_order
+from cudatma.kernels.launch_struct import RASTER, RESULT, Member
 from cudatma.kernels.schedule import Schedule, ceil_div, schedule
 from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP, TiledKernel
 from cudatma.pipeline import Operand
@@ -74,6 +74,7 @@ class GemmSpec(TiledKernel):
 
     version: ClassVar[int | str]
     template: ClassVar[str]
+    struct_members: ClassVar[Mapping[str, Member]] = MEMBERS
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = _ALLOWED
     revision: ClassVar[int] = 5
     #: CTAs side by side that load a tile of B together, or of A; CTAs that divide K.
@@ -158,10 +159,6 @@ class GemmSpec(TiledKernel):
         if self.has_scales:
             names += _BLOCK_SCALES if self.block_scales else _VECTOR_SCALES
         return tuple(dict.fromkeys(names))
-
-    @property
-    def problem_members(self) -> tuple[Member, ...]:
-        return in_order(MEMBERS, self.problem_names)
 
     @property
     def entry(self) -> str:

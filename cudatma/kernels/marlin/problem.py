@@ -3,7 +3,7 @@ tells it the kernel. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from cudatma.dtypes import ACTIVATION_TYPES, activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels import launch_struct
 from cudatma.kernels.family import MAX_EXTENT
+from cudatma.kernels.launch_struct import MEMBERS as WORK_MEMBERS
 from cudatma.kernels.launch_struct import Member, work_values
 from cudatma.kernels.schedule import Schedule, ceil_div
 from cudatma.quantization import PackedWeight
@@ -20,7 +20,8 @@ from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
 
 #: Elements of K that share a scale; -1: one scale for each column of N.
 GROUP_SIZES = (32, 64, 128, -1)
-_MEMBERS = launch_struct.MEMBERS | {
+#: Of the launch struct.
+MEMBERS = WORK_MEMBERS | {
     member.name: member
     for member in (
         Member("weight_rows", "u32", "64 x 64 blocks of packed weights"),
@@ -142,11 +143,6 @@ class ProblemSpec(Protocol):
     @property
     def block_m(self) -> int: ...
     def prefetch_stages(self, weight_bytes: int) -> int: ...
-
-
-def members(names: Iterable[str]) -> tuple[Member, ...]:
-    """The members of these names, in the struct's order."""
-    return launch_struct.in_order(_MEMBERS, names)
 
 
 def problem_values(
