@@ -104,6 +104,12 @@ def stages_for(
     return max(LEAST_STAGES, min(most_stages, target.smem_share_bytes(blocks_per_sm) // (stage_bytes + MBARRIER_BYTES)))
 
 
+def usual_ring(target: Target, slot_bytes: int = SLOT_BYTES) -> tuple[int, int, int]:
+    """(stage_bytes, stages, in_flight) of a CopyRing with slots of this size: half of them may be in stores."""
+    stages = stages_for(target, slot_bytes)
+    return slot_bytes, stages, stages // 2
+
+
 class BoxRing:
     """Base of their specs.
 
