@@ -9,8 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cudatma.arrays import ArrayInfo, dense_strides
 from cudatma.kernels import known_call
-from cudatma.kernels.known_call import KnownCall, call_key
+from cudatma.kernels.choosing import decide
+from cudatma.kernels.gemm.choose import GEMM
+from cudatma.kernels.gemm.gemm import _moving
+from cudatma.kernels.gemm.plan import plan_gemm
+from cudatma.kernels.gemm.request import check_call_into
+from cudatma.kernels.gpu import imagined_gpu
+from cudatma.kernels.known_call import KnownCall, addresses, call_key
+from cudatma.kernels.launch import _address
+from cudatma.target import get_target
 
 
 class Array:
@@ -117,3 +126,22 @@ def test_addresses_that_need_a_look_launch_nothing(changes: dict[str, Any]) -> N
     known = call()
     assert known.run("cupy", arrays(**changes), 7) is None
     assert not known.replay.runs  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("version", [1, 3, 4, "p1"])
+@pytest.mark.parametrize("options", [(), ("bias",), ("bias", "a_scale", "b_scale")], ids=len)
+def test_every_address_of_a_launch_is_an_argument(version: int | str, options: tuple[str, ...]) -> None:
+    shapes = {"a": (128, 64), "b": (64, 64), "out": (128, 64), "bias": (64,), "a_scale": (128,), "b_scale": (64,)}
+    given: dict[str, Any] = {}
+    for index, name in enumerate(("a", "b", "out", *options)):
+        dtype, shape = np.dtype(np.float32 if "scale" in name else np.float16), shapes[name]
+        given[name] = ArrayInfo(0x10000 * (index + 1), shape, dense_strides(shape, dtype), dtype, 0, None, "cai")
+    request, result = check_call_into(**given)
+    target = get_target("sm_120a" if version == "p1" else "sm_90a")
+    spec = decide(GEMM, request.problem(version), imagined_gpu(target, 132)).spec
+    launch = plan_gemm(request, result, spec, target, 132)
+    bases = addresses((*request.read.values(), result, result))
+    moving = _moving(spec, launch, result)
+    held = [None if index is None else _address(launch.args[index]) for index in moving]
+    has_map = "output_map" in spec.parameter_names
+    assert held == [*(base or None for base in bases[:-1]), bases[-1] if has_map else None]
