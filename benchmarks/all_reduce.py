@@ -66,7 +66,7 @@ class Loopback:
 
         from cudatma.arrays import describe
         from cudatma.kernels.all_reduce.spec import AllReduceSpec, all_reduce_launch
-        from cudatma.kernels.replay import Replay
+        from cudatma.kernels.launch import Replay
 
         if x.shape not in self._plans:
             spec = AllReduceSpec.for_message(2, "bfloat16", x.numel() * 2)

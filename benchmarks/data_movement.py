@@ -239,7 +239,7 @@ def host_us(call: Callable[[], object], drain: Callable[[], object]) -> float:
 def _search(stream: Any, variants: Variants, replays: int) -> dict[str, float | str]:
     """Microseconds of every configuration of the launch that fits, the best first; errors as text."""
     from cudatma.context import current_device
-    from cudatma.kernels.data_movement.place import Place, sm_count
+    from cudatma.kernels.data_movement.call import Place, sm_count
     from cudatma.target import detect
 
     device = current_device()
@@ -273,8 +273,7 @@ def _rings(
     from cudatma.arrays import describe
     from cudatma.kernels.data_movement.copy import window_of
     from cudatma.kernels.data_movement.plans import run_plan, window_plan
-    from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
-    from cudatma.kernels.data_movement.settings import Setting
+    from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM, Setting
     from cudatma.kernels.data_movement.window import carried, cropped, simplify
 
     arrays = describe(source), describe(result)

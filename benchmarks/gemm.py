@@ -30,7 +30,7 @@ from benchmarks.rivals.dense import ALWAYS, OPTIONAL, TORCH
 from benchmarks.turns import Entrant, Rival, chosen, entered, field_of, judged, precompile, timed
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, TargetError
-from cudatma.kernels.gemm.explain import gemm_explain
+from cudatma.kernels.gemm.choose import gemm_explain
 from cudatma.kernels.gemm.gemm import gemm
 from cudatma.kernels.gemm.problem import LAYOUTS
 from cudatma.kernels.gemm.versions import VERSIONS

@@ -6,9 +6,9 @@ import contextlib
 import tempfile
 from pathlib import Path
 
+from cudatma.kernels.marlin.choose import AnyMarlinSpec
 from cudatma.kernels.marlin.mma_sync import LoadPaths, MmaSyncSpec
 from cudatma.kernels.marlin.problem import LinearShape, Problem
-from cudatma.kernels.marlin.specs import AnyMarlinSpec
 from cudatma.target import Target
 from tools.model_layers import Shape
 from tools.sass import disassemble

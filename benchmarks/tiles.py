@@ -21,11 +21,11 @@ from typing import Any
 from benchmarks.harness import Contender, cold, measuring_stream, require_gpu
 from benchmarks.report import Cell, Result, Table, failure, shown
 from benchmarks.turns import precompile
-from cudatma.kernels.candidates import ranked
+from cudatma.kernels.choosing import Listed
+from cudatma.kernels.cost import ranked
 from cudatma.kernels.family import imported
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.registry import FAMILIES, family
-from cudatma.kernels.shortlist import Listed
 from cudatma.library_streams import stream_handle
 
 #: A graph takes about this long, and has at most so many launches.

@@ -41,10 +41,9 @@ if TYPE_CHECKING:
         WeightFileError,
     )
     from cudatma.inspection import Inspection, inspect
-    from cudatma.kernels.attention.attention import attention
+    from cudatma.kernels.attention.attention import attention, attention_varlen
+    from cudatma.kernels.attention.choose import attention_explain
     from cudatma.kernels.attention.decode import attention_decode
-    from cudatma.kernels.attention.explain import attention_explain
-    from cudatma.kernels.attention.varlen import attention_varlen
     from cudatma.kernels.data_movement.broadcast import broadcast
     from cudatma.kernels.data_movement.copy import copy
     from cudatma.kernels.data_movement.gather import gather, halo_tiles
@@ -56,10 +55,10 @@ if TYPE_CHECKING:
     from cudatma.kernels.data_movement.tile_copy import tile_copy
     from cudatma.kernels.data_movement.transpose import transpose
     from cudatma.kernels.explain import Explanation
-    from cudatma.kernels.gemm.explain import gemm_explain
+    from cudatma.kernels.gemm.choose import gemm_explain
     from cudatma.kernels.gemm.gemm import gemm
+    from cudatma.kernels.marlin.choose import marlin_explain
     from cudatma.kernels.marlin.dequantize import dequantize
-    from cudatma.kernels.marlin.explain import marlin_explain
     from cudatma.kernels.marlin.gemm import marlin_gemm
     from cudatma.kernels.marlin.linear import MarlinLinear
     from cudatma.kernels.marlin.problem import LinearShape
@@ -189,10 +188,9 @@ _PUBLIC = {
         "TuneFileWarning WeightFileError"
     ),
     "inspection": "Inspection inspect",
-    "kernels.attention.attention": "attention",
+    "kernels.attention.attention": "attention attention_varlen",
     "kernels.attention.decode": "attention_decode",
-    "kernels.attention.explain": "attention_explain",
-    "kernels.attention.varlen": "attention_varlen",
+    "kernels.attention.choose": "attention_explain",
     "kernels.data_movement.broadcast": "broadcast",
     "kernels.data_movement.copy": "copy",
     "kernels.data_movement.gather": "gather halo_tiles",
@@ -205,9 +203,9 @@ _PUBLIC = {
     "kernels.data_movement.transpose": "transpose",
     "kernels.marlin.dequantize": "dequantize",
     "kernels.explain": "Explanation",
-    "kernels.gemm.explain": "gemm_explain",
+    "kernels.gemm.choose": "gemm_explain",
     "kernels.gemm.gemm": "gemm",
-    "kernels.marlin.explain": "marlin_explain",
+    "kernels.marlin.choose": "marlin_explain",
     "kernels.marlin.gemm": "marlin_gemm",
     "kernels.marlin.linear": "MarlinLinear",
     "kernels.marlin.problem": "LinearShape",

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from cudatma.errors import ArgumentError, counted
-from cudatma.kernels.table_text import table_text
+from cudatma.kernels.explain import table_text
 from cudatma.quantization.conversion import Conversion, LayerReport, convert_checkpoint
 from cudatma.quantization.packed import GROUP_SIZES
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from cudatma.errors import LaunchError
-from cudatma.kernels.shortlist import Listed
-from cudatma.kernels.trial import Launch, Trial
+from cudatma.kernels.choosing import Listed
+from cudatma.kernels.sample import Launch, Trial
 from cudatma.library_streams import stream_handle
 
 #: Time of a graph, against which its own launch (some microseconds) is negligible; and most launches in it.

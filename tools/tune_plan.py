@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cudatma.kernels.choosing import Listed, shortlist
 from cudatma.kernels.family import MAX_EXTENT, Family
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.shortlist import Listed, shortlist
 
 from .model_layers import model_shapes
 

@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from cudatma.errors import CudaTmaError, LaunchError
+from cudatma.kernels.choosing import Listed
 from cudatma.kernels.family import Family
-from cudatma.kernels.shortlist import Listed
 from cudatma.kernels.tuning_file import Entry, GpuClass, store_entry
 
 from .tune_check import difference

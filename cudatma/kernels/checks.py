@@ -6,11 +6,12 @@ import ctypes
 import numbers
 import operator
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo, place_name
+from cudatma.arrays import ArrayInfo, overlaps, place_name
 from cudatma.backend import device_remedy
 from cudatma.errors import ArgumentError, ArgumentTypeError
 
@@ -37,6 +38,24 @@ def check_place(info: ArrayInfo, field: str, first: ArrayInfo, first_field: str,
         where = f"{place_name(first.device)}, where {first_field} is"
         raise ArgumentError(f"{field}.device", place_name(info.device), where)
     check_gradient(info.owner, field, function)
+
+
+def check_out(
+    info: ArrayInfo, dtype: Any, allowed: str, shape: tuple[int, ...], read: Mapping[str, ArrayInfo], function: str
+) -> None:
+    """ArgumentTypeError unless ``out`` has this dtype, in words ``allowed``; ArgumentError unless it has this shape, is
+    on the device of the first array that is read, can be written, and shares memory with none of them."""
+    if info.dtype != dtype:
+        raise ArgumentTypeError("out.dtype", str(info.dtype), allowed)
+    if info.shape != shape:
+        raise ArgumentError("out.shape", info.shape, f"{shape}")
+    first, its = next(iter(read.items()))
+    check_place(info, "out", its, first, function)
+    if info.readonly:
+        raise ArgumentError("out", "a read-only array", "a writable array")
+    for name, other in read.items():
+        if overlaps(info, other):
+            raise ArgumentError("out", f"memory that overlaps {name}", "memory of its own")
 
 
 def check_gradient(array: Any, field: str, function: str) -> None:

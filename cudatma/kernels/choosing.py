@@ -1,23 +1,52 @@
-"""Which configuration serves a problem: a pinned one, else a measured exception, else the cheapest candidate."""
+"""Which configuration serves a problem: a pinned one, else a measured exception, else the cheapest candidate; and which
+are worth measuring.
+
+The exceptions are tuning entries, of the user's file, then of the table that ships, each read once a process. An entry
+was measured for one problem. It also serves nearby values of M, by nearest(): the tile then cuts M into as many tiles,
+and the work is the same. Where no entry of the same problem serves, one with the same index fields (for Marlin K and N)
+does, adapted to the rest of the problem if its tile fits: the work is divided in the same way.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import os
+import warnings
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice, zip_longest
+from pathlib import Path
 from typing import Any, Generic
 
-from cudatma.errors import ArgumentError, ArgumentTypeError, counted
-from cudatma.kernels.candidates import ranked
-from cudatma.kernels.cost import Cost
+from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TargetError, TuneFileWarning, counted, shown
+from cudatma.kernels.cost import Cost, ranked
 from cudatma.kernels.family import Family, KernelSpec, P, S
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.tuning import lookup
-from cudatma.target import get_target
+from cudatma.kernels.schedule import ceil_div
+from cudatma.kernels.tuning_file import (
+    FILE_VARIABLE,
+    NOTHING,
+    Entry,
+    entries_for,
+    entry_fault,
+    entry_sizes,
+    parse_entry,
+    user_file,
+)
+from cudatma.target import Target, get_target
 
 #: What pinned() holds.
 pinned_scope: ContextVar[Any] = ContextVar("pinned configuration", default=None)
+#: Part of a short list that different tiles take; the rest are variants of the two best.
+_TILES = 2 / 3
+#: A configuration whose predicted time is more than so many times the first's is not measured.
+_HOPELESS = 1.25
+#: From so many tiles of M on, one more or fewer changes little: entries serve up to twice their M.
+_MANY_TILES = 8
+#: Most that an entry's M may be, as a multiple of the M that it serves.
+_LARGER_M = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +110,169 @@ def cheapest_of(family: Family[P, S], problem: P, gpu: Gpu) -> tuple[S, Cost, in
     for spec, cost in ranked(listed):
         return spec, cost, len(listed)
     raise ArgumentError("target", gpu.target, f"a target that runs one of the {family.name} kernels")
+
+
+@dataclass(frozen=True, slots=True)
+class Listed(Generic[S]):
+    """A configuration and its predicted cost."""
+
+    spec: S
+    cost: Cost
+
+    @property
+    def label(self) -> str:
+        """The kernel's entry, and the field that it does not show: unique among a problem's configurations."""
+        ctas = f" x{self.spec.blocks_per_sm}" if self.spec.blocks_per_sm > 1 else ""
+        return f"{self.spec.entry}{ctas}"
+
+
+def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Listed[S]]:
+    """The cost model's choice, which is to be beaten, then up to ``limit`` - 1 more: the next best tiles, and
+    variants of the two best."""
+    tiles = [Listed(spec, cost) for spec, cost in islice(ranked(family.candidates(problem, gpu)), limit)]
+    turns = zip_longest(*(variants(one.spec, problem, get_target(gpu.target)) for one in tiles[:2]))
+    changed = (Listed(one, one.cost(problem, gpu)) for turn in turns for one in turn if one is not None)
+    most_tiles = max(1, round(limit * _TILES))
+    kept: dict[str, Listed[S]] = {}
+    # Where there are too few variants, more tiles take their places.
+    for one in (*tiles[:most_tiles], *changed, *tiles[most_tiles:]):
+        if one.cost.us <= _HOPELESS * tiles[0].cost.us:
+            kept.setdefault(one.label, one)
+    return list(kept.values())[:limit]
+
+
+def variants(spec: S, problem: P, target: Target) -> Iterator[S]:
+    """The same tile with other pipelines or rings; each can run the problem on the target."""
+    for change in spec.variants(problem):
+        with contextlib.suppress(ArgumentError, TargetError):
+            changed: Any = replace(spec, **change)  # type: ignore[type-var]
+            if changed != spec:
+                changed.check(problem, target)
+                yield changed
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An entry, and the file that it comes from. shipped: whether that is cudatma's own. exact: whether the entry is
+    the problem's own but for M; else it was adapted."""
+
+    entry: Entry[Any, Any]
+    path: Path
+    shipped: bool
+    exact: bool = True
+
+
+def lookup(family: Family[P, S], problem: P, gpu: Gpu) -> Found | None:
+    """The tuning entry that serves a problem, the user's before a shipped one; None where there is none.
+
+    Never raises for what files hold: a TuneFileWarning says, once a process, what is ignored.
+    """
+    if os.environ.get(FILE_VARIABLE) == NOTHING:
+        return None
+    raw = problem.as_json()
+    index = tuple(raw[name] for name in family.index)
+    files = [(_entries(path, family, gpu, index), path, shipped) for path, shipped in _files(family)]
+    for entries, path, shipped in files:
+        if (entry := nearest([one for one in entries if one.problem.fixed == problem.fixed], problem.m)) is not None:
+            return Found(entry, path, shipped)
+    for entries, path, shipped in files:
+        if (alike := _alike(entries, problem, get_target(gpu.target))) is not None:
+            return Found(alike, path, shipped, exact=False)
+    return None
+
+
+def _alike(entries: Sequence[Entry[Any, Any]], problem: Any, target: Target) -> Entry[Any, Any] | None:
+    """An entry of another problem with the same index, its spec adapted to this one."""
+    by_fixed = {
+        one.problem.fixed: [same for same in entries if same.problem.fixed == one.problem.fixed] for one in entries
+    }
+    found = (nearest(of, problem.m) for of in by_fixed.values())
+    for entry in sorted(
+        (one for one in found if one), key=lambda one: (abs(one.problem.m - problem.m), repr(one.problem.fixed))
+    ):
+        with contextlib.suppress(ArgumentError, TargetError):
+            spec = entry.spec.adapted(problem)
+            if spec is not None:
+                spec.check(problem, target)
+                return replace(entry, spec=spec)
+    return None
+
+
+def nearest(entries: Sequence[Entry[Any, Any]], m: int) -> Entry[Any, Any] | None:
+    """The entry for M among entries that differ in M alone: of those that serve, the one with the largest M up to it,
+    else the one with the smallest above.
+
+    An entry serves where its tile cuts both M into as many tiles; one for a larger M only if that is at most a quarter
+    larger: the cost model cuts tiles to M. From 8 tiles on, any up to twice its M.
+    """
+    serving = [entry for entry in entries if _serves(entry, m)]
+    below = [entry for entry in serving if entry.problem.m <= m]
+    if below:
+        return max(below, key=lambda entry: entry.problem.m)
+    return min(serving, key=lambda entry: entry.problem.m, default=None)
+
+
+def _serves(entry: Entry[Any, Any], m: int) -> bool:
+    measured = entry.problem.m
+    here, there = ceil_div(m, entry.spec.block_m), ceil_div(measured, entry.spec.block_m)
+    if here == there:
+        return bool(measured <= _LARGER_M * m)
+    return bool(min(here, there) >= _MANY_TILES and measured <= m < 2 * measured)
+
+
+def _files(family: Family[Any, Any]) -> list[tuple[Path, bool]]:
+    try:
+        path = user_file()
+    except ArgumentError as error:
+        _warn(str(error))
+        path = None
+    table = shipped(family)
+    return ([] if path is None else [(path, False)]) + ([] if table is None else [(table, True)])
+
+
+def shipped(family: Family[Any, Any]) -> Path | None:
+    """The table that ships with a family."""
+    return family.table
+
+
+@lru_cache(maxsize=16)
+def _by_index(path: Path, family: Family[Any, Any], gpu: Gpu) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    """A file's entries by their index fields, not yet parsed: a first call looks at one problem's."""
+    try:
+        raws = entries_for(path, family, gpu)
+    except (OSError, ValueError) as error:
+        _warn(f"{path}: not used: {error}")
+        return {}
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for raw in raws:
+        index = tuple(raw.get(name) for name in family.index)
+        if all(type(size) is int for size in index):
+            found.setdefault(index, []).append(raw)
+        else:
+            sizes = ", ".join(f"{name} {shown(size)}" for name, size in zip(family.index, index, strict=True))
+            _warn(f"{path}: an entry is not used: {sizes}: its sizes must be integers")
+    return found
+
+
+@lru_cache(maxsize=256)
+def _entries(path: Path, family: Family[Any, Any], gpu: Gpu, index: tuple[Any, ...]) -> list[Entry[Any, Any]]:
+    """The usable entries of one index; read once."""
+    found, target = [], get_target(gpu.target)
+    for raw in _by_index(path, family, gpu).get(index, []):
+        try:
+            found.append(parse_entry(raw, family, target))
+        except (CudaTmaError, KeyError, TypeError, ValueError) as error:
+            _warn(f"{path}: an entry is not used: {entry_sizes(raw, family)}: {entry_fault(error)}")
+    return found
+
+
+@lru_cache(maxsize=64)
+def _warn(text: str) -> None:
+    """Once a process."""
+    warnings.warn(text, TuneFileWarning, stacklevel=2)
+
+
+def forget() -> None:
+    """Read the files again at the next look: after tuning, and in tests."""
+    for cached in (_by_index, _entries, _warn):
+        cached.cache_clear()

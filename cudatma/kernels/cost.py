@@ -1,9 +1,22 @@
-"""What a kernel is predicted to take, and what bounds it. Pure; each family has formulas of its own."""
+"""What a configuration is predicted to take, and those that may serve a problem, ranked by it. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from cudatma.errors import ArgumentError, TargetError
+from cudatma.kernels.gpu import Gpu
+from cudatma.target import Target, get_target
+
+Spec = TypeVar("Spec", covariant=True)
+S = TypeVar("S")
+
+#: A ring of fewer stages loads nothing while one is computed. The cost model does not know the ring: candidates with a
+#: shorter one are ranked last.
+LEAST_STAGES, _SHORTEST_RING = 3, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +46,54 @@ class Cost:
     def as_dict(self) -> dict[str, Any]:
         """As JSON."""
         return {"us": self.us, "bound": self.bound} | {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate(Generic[Spec]):
+    """cost: predicted. build(least_stages): the spec with as many stages as are useful, None where the target's shared
+    memory does not hold ``least_stages``. Choosing among some hundred candidates builds the first alone."""
+
+    cost: Cost
+    build: Callable[[int], Spec | None]
+
+
+def runs(spec: Any, problem: Any, target: Target) -> bool:
+    """Whether the spec's check() raises nothing."""
+    try:
+        spec.check(problem, target)
+    except (ArgumentError, TargetError):
+        return False
+    return True
+
+
+def candidates_of(
+    specs: Iterable[S], problem: Any, gpu: Gpu, deepest: Callable[[S, Target, int], S | None]
+) -> list[Candidate[S]]:
+    """Those of the specs that can serve a problem of a family with versions. deepest: what builds one, as Candidate has
+    it. ArgumentError where there is none."""
+    target = get_target(gpu.target)
+    able: list[Any] = [spec for spec in specs if runs(spec, problem, target)]
+    if not able:
+        if not problem.version:
+            raise ArgumentError("problem", problem.description, f"one that a kernel for {gpu.target} serves")
+        allowed = f"one with a kernel for {problem.description}"
+        raise ArgumentError("version", problem.version, allowed, 'version="auto"')
+    return [Candidate(spec.cost(problem, gpu), partial(deepest, spec, target)) for spec in able]
+
+
+def ranked(candidates: Iterable[Candidate[Spec]]) -> Iterator[tuple[Spec, Cost]]:
+    """Those that fit the target, the cheapest first; of equal ones the first."""
+    short = []
+    for candidate in sorted(candidates, key=lambda one: round(one.cost.us, 6)):
+        if (spec := candidate.build(LEAST_STAGES)) is not None:
+            yield spec, candidate.cost
+        else:
+            short.append(candidate)
+    for candidate in short:
+        if (spec := candidate.build(_SHORTEST_RING)) is not None:
+            yield spec, candidate.cost
+
+
+def cheapest(candidates: Iterable[Candidate[Spec]]) -> Spec | None:
+    """The first of ranked(); None where none fits."""
+    return next((spec for spec, _ in ranked(candidates)), None)

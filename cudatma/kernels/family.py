@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
-from cudatma.kernels.candidates import Candidate
-from cudatma.kernels.cost import Cost
+from cudatma.kernels.cost import Candidate, Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.version import Versions
 from cudatma.target import Target
@@ -122,7 +121,7 @@ def _unchanged(spec: Any) -> Any:
 class Family(Generic[P, S]):
     """name: of the family. kernels: its specs' classes by the kernels' names. read_problem(raw): a problem from a
     tuning entry. candidates(problem, gpu): the configurations that may serve. trial: ``"module:class"``, a Trial
-    (trial.py), which the tuner makes of a device's ordinal. index: fields of a tuning entry that must be a problem's
+    (sample.py), which the tuner makes of a device's ordinal. index: fields of a tuning entry that must be a problem's
     for the entry to serve it. spec_fields: fields of a spec that the problem gives. table: the measured exceptions that
     ship; None for none. options: fields of a problem besides m, n and k, for command lines. launched: a chosen spec ->
     the one that is compiled for it. versions: of its kernels, and who may ask for one; None where it has none. shape:

@@ -1,6 +1,5 @@
-"""What cost models and launches must know of a GPU: SMs, clocks and width of the memory bus, which the driver reports,
-the rate of mma.sync, and L2. A comment names the source of each number.
-"""
+"""What cost models and launches must know of a GPU: SMs, clusters, clocks and width of the memory bus, which the driver
+reports, the rate of mma.sync, and L2. A comment names the source of each number."""
 
 from __future__ import annotations
 
@@ -18,6 +17,12 @@ IN_L2_BYTES = 50 << 20
 #: mma.sync on Hopper: 628 TFLOP/s of 132 SMs at 1980 MHz [H200]. GeForce accumulates fp32 at half of the tensor cores'
 #: rate [NVIDIA RTX Blackwell white paper; not measured].
 _HOPPER_MMA_SYNC, _GEFORCE_MMA_SYNC = 2403, 512
+#: CTAs of a cluster -> part of a GPU's SMs that clusters of this size can use. A GPU with 132 SMs, in GPCs of 18 and
+#: fewer, runs 66, 39, 30, 22, 17 and 15 clusters of 2, 3, 4, 5, 6 and 8 CTAs, one CTA on an SM.
+#: [H200, cuOccupancyMaxActiveClusters]
+_IN_CLUSTERS = {1: 1.0, 2: 1.0, 3: 0.88, 4: 0.91, 5: 0.84, 6: 0.78, 8: 0.91}
+#: Numbers of CTAs that may divide K.
+CLUSTER_K = tuple(_IN_CLUSTERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +100,8 @@ def gpu_of(device: int) -> Gpu:
         memory_khz // 1000 or known.memory_clock_mhz,
         bus or known.memory_bus_bits,
     )
+
+
+def clusters_at_once(cluster_k: int, sm_count: int) -> int:
+    """Clusters of ``cluster_k`` CTAs that run at the same time, each CTA on an SM of its own."""
+    return int(sm_count * _IN_CLUSTERS[cluster_k]) // cluster_k

@@ -1,17 +1,23 @@
-"""One launch of a family's kernel, with its arguments: the same for a GPU and for the emulator."""
+"""One launch of a family's kernel, with its arguments, for a GPU and for the emulator; and the same launch again with
+other addresses, which is how every repeated call runs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from collections.abc import Hashable, Sequence
+from ctypes import addressof, c_uint64
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from cudatma import context
 from cudatma.arrays import ArrayInfo
 from cudatma.build.kernel import load_kernel, wants_debug
 from cudatma.descriptor import TensorMap
+from cudatma.descriptor.driver import replace_address
 from cudatma.kernels.host import host_bytes
 from cudatma.runtime.launch import Kernel, LaunchPlan
+from cudatma.runtime.launch_args import marshal
 from cudatma.runtime.loading import refuse_capture
 from cudatma.target import Target
 
@@ -87,3 +93,127 @@ class Launch:
 def _kernel(template: str, spec: Any, target: Target, debug: bool) -> Kernel:
     """load_kernel() without the digests of all that a kernel depends on, which cost more than a launch."""
     return load_kernel(template, spec, target, debug=debug)
+
+
+T = TypeVar("T")
+
+
+class Replay:
+    """A launch whose arrays may lie elsewhere the next time, at addresses equal to these modulo 16.
+
+    Keeps no array alive. Safe from many threads.
+    """
+
+    __slots__ = ("_addresses", "_by_driver", "_launch", "_lock", "_words", "device")
+
+    def __init__(
+        self, launch: Launch, kernel: Kernel, device: int, bases: Sequence[int], arguments: Sequence[int | None]
+    ) -> None:
+        """bases: addresses of the call's arrays now. arguments: for each array, the index of the argument that holds
+        its address, with whatever offset; None for none. Raises what Kernel.plan() raises."""
+        plan = launch.plan(kernel, device)
+        self.device, self._launch, self._lock = device, plan.launch, threading.Lock()
+        self._addresses: tuple[int, ...] | None = None  # of the last launch
+        self._words, self._by_driver = _moving(
+            launch.args, plan.arguments, bases, arguments, kernel.target.tensormap_knows_allocation
+        )
+
+    def run(self, addresses: tuple[int, ...], stream: int) -> None:
+        """Launch on a stream, by its handle, for arrays at these addresses, as many and in the order of ``bases``.
+
+        Raises DriverError, LaunchError (a forked process), PipelineHang (debug).
+        """
+        with self._lock:
+            # The same address may belong to another allocation by now: the driver reads it each time.
+            if addresses != self._addresses or self._by_driver:
+                self._move(addresses)
+            self._launch(stream)
+
+    def _move(self, addresses: tuple[int, ...]) -> None:
+        """Write the addresses into the arguments."""
+        self._addresses = None  # whatever fails below
+        for word, index, offset in self._words:
+            word[0] = addresses[index] + offset
+        if self._by_driver:
+            with context.using(self.device):  # the driver looks the allocation up in the current context
+                for place, index, offset in self._by_driver:
+                    replace_address(place, addresses[index] + offset)
+        self._addresses = addresses
+
+
+class EmulatedReplay:
+    """The same on the emulator, for arrays in host memory."""
+
+    __slots__ = ("_kernel", "_launch", "_lock", "_touched", "_values", "_words")
+
+    def __init__(self, launch: Launch, kernel: Kernel, arrays: Sequence[ArrayInfo]) -> None:
+        """arrays: one for each that the launch touches, and for each of its moving arguments."""
+        self._kernel, self._lock = kernel, threading.Lock()
+        self._touched = [relative(part, array) for part, array in zip(launch.touched, arrays, strict=True)]
+        self._launch = replace(launch, args=(), touched=())
+        self._values = marshal(kernel.parameters, launch.values).values
+        bases = [array.pointer for array in arrays]
+        self._words, _ = _moving(launch.args, self._values, bases, launch.moving, by_driver=False)
+
+    def run(self, addresses: Sequence[int], stream: int) -> None:
+        """One schedule, for arrays at these addresses. Raises HazardError."""
+        pairs = zip(self._touched, addresses, strict=True)
+        reached = [replace(part, pointer=address + part.pointer) for part, address in pairs]
+        with self._lock:
+            for word, index, offset in self._words:
+                word[0] = addresses[index] + offset
+            launch = replace(self._launch, args=tuple(self._values), touched=tuple(reached))
+            launch.emulate(self._kernel.target, kernel=self._kernel, schedules=1)
+
+
+#: (the argument's word, index of the array, offset from its base); a tensor map begins with its address.
+_Word: TypeAlias = tuple[Any, int, int]
+#: (host address of a map, index, offset): where a map holds more of the allocation than its address, only the driver
+#: may change it.
+_MapAddress: TypeAlias = tuple[int, int, int]
+
+
+def _moving(
+    args: Sequence[Any], values: Sequence[Any], bases: Sequence[int], arguments: Sequence[int | None], by_driver: bool
+) -> tuple[list[_Word], list[_MapAddress]]:
+    """What has to be written before a launch. args: as they were given; values: marshalled."""
+    words: list[_Word] = []
+    maps: list[_MapAddress] = []
+    for index, (base, argument) in enumerate(zip(bases, arguments, strict=True)):
+        if argument is not None and by_driver and isinstance(args[argument], TensorMap):
+            maps.append((addressof(values[argument]), index, args[argument].address - base))
+        elif argument is not None:
+            words.append(((c_uint64 * 1).from_buffer(values[argument]), index, _address(args[argument]) - base))
+    return words, maps
+
+
+def relative(info: ArrayInfo, array: ArrayInfo) -> ArrayInfo:
+    """An array by its place relative to another one; keeps nothing alive."""
+    return replace(info, pointer=info.pointer - array.pointer, owner=None)
+
+
+def _address(argument: Any) -> int:
+    if isinstance(argument, ArrayInfo):
+        return argument.pointer
+    return int(argument.address if isinstance(argument, TensorMap) else argument)
+
+
+class PlanCache(dict[Hashable, T]):
+    """Plans that calls keep for later calls, by what determines a launch: the newest, at most ``most`` of them.
+
+    Looked up without a lock. Safe from many threads.
+    """
+
+    __slots__ = ("__weakref__", "most")
+    __hash__ = object.__hash__  # type: ignore[assignment]  # by identity, for context.after_fork()
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def put(self, key: Hashable, plan: T) -> None:
+        """Keep a plan. Drops the older half where there are ``most`` already."""
+        if len(self) >= self.most:
+            for old in list(self)[: max(1, self.most // 2)]:
+                self.pop(old, None)
+        self[key] = plan

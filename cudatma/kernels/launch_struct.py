@@ -1,18 +1,19 @@
 """A struct that a launch passes to its kernel by value: its members, and its bytes as the device reads them. Pure.
 
 A kernel's spec names the members that the kernel reads; the template declares the struct from them
-(``parts/problem.cuh.j2``), and ``pack()`` lays the values out as C does.
+(``parts/problem.cuh.j2``), and ``pack()`` lays the values out as C does. MEMBERS are of kernels that compute tiles of
+a result: sizes, schedule, raster, rows; ``parts/schedule.cuh.j2`` and ``parts/epilogue.cuh.j2`` read them.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from cudatma.kernels.schedule import DivisorStruct
+from cudatma.kernels.schedule import DivisorStruct, Schedule
 
 _TYPES: dict[str, Any] = {
     "u32": ctypes.c_uint32,
@@ -20,6 +21,12 @@ _TYPES: dict[str, Any] = {
     "float": ctypes.c_float,
     "Divisor": DivisorStruct,
 }
+#: What parts/raster.cuh.j2 reads, and parts/schedule.cuh.j2.
+RASTER = ("tiles_m", "tiles_n", "raster_m", "by_raster_group", "by_raster_group_rows", "by_last_rows")
+STREAM_K = ("k_iterations", "work_ranges", "stream_tiles", "stream_stages", "stream_extra", "by_k_iterations", *RASTER)
+#: What parts/epilogue.cuh.j2 reads.
+RESULT = ("m", "n", "output_vectors", "output_pitch")
+_ORDER = ("u32", "float", "Divisor", "u64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,33 @@ class Member:
     def declaration(self) -> str:
         """The member in CUDA, padded to the width of the longest: comments line up."""
         return f"{self.type} {self.name};".ljust(32)
+
+
+#: Rows of the result of a raster group of tiles. A wave computes a group by columns of tiles: L2 then holds both
+#: operands.
+_RASTER_GROUP_M = 2048
+MEMBERS: dict[str, Member] = {
+    member.name: member
+    for member in (
+        Member("m", "u32", "rows of the result"),
+        Member("n", "u32", "columns of the result"),
+        Member("k", "u32", "products that one element of the result adds up"),
+        Member("tiles_m", "u32", "output tiles along M"),
+        Member("tiles_n", "u32", "output tiles along N, each of one CTA or cluster"),
+        Member("raster_m", "u32", "rows of tiles of a raster group"),
+        Member("k_iterations", "u32", "stages that one tile takes"),
+        Member("work_ranges", "u32", "what the work is divided into: one range a cluster, or a CTA without clusters"),
+        Member("stream_tiles", "u32", "the first tiles, which are divided among all work ranges"),
+        Member("stream_stages", "u32", "stages of them in every work range ..."),
+        Member("stream_extra", "u32", "... and the number of ranges that have one more: the first ones"),
+        Member("output_vectors", "u32", "1: every row of the result is aligned to 16 bytes"),
+        Member("by_k_iterations", "Divisor", "divides by k_iterations"),
+        Member("by_raster_group", "Divisor", "divides by the tiles of a raster group"),
+        Member("by_raster_group_rows", "Divisor", "divides by raster_m"),
+        Member("by_last_rows", "Divisor", "divides by the rows of tiles of the last raster group"),
+        Member("output_pitch", "u64", "elements from one row to the next"),
+    )
+}
 
 
 @lru_cache(maxsize=64)
@@ -56,3 +90,38 @@ def offsets(members: tuple[Member, ...]) -> dict[str, int]:
 def size_bytes(members: tuple[Member, ...]) -> int:
     """What a kernel's parameter of the struct takes."""
     return ctypes.sizeof(_structure(members))
+
+
+def in_order(known: Mapping[str, Member], names: Iterable[str]) -> tuple[Member, ...]:
+    """The members of these names: 32-bit ones, divisors, 64-bit ones, and among them in the order of ``known``."""
+    wanted = set(names)
+    found = [member for member in known.values() if member.name in wanted]
+    return tuple(sorted(found, key=lambda member: _ORDER.index(member.type)))
+
+
+def work_values(
+    work: Schedule, m: int, n: int, k: int, block_m: int, *, output_pitch: int = 0, output_vectors: bool = False
+) -> dict[str, Any]:
+    """Every member's value by name. output_pitch: elements. output_vectors: whether the result's rows are aligned to 16
+    bytes."""
+    raster_m = min(max(1, _RASTER_GROUP_M // block_m), work.tiles_m)
+    stream_stages, stream_extra = divmod(work.stream_units, work.work_ranges)
+    return {
+        "m": m,
+        "n": n,
+        "k": k,
+        "tiles_m": work.tiles_m,
+        "tiles_n": work.tiles_n,
+        "raster_m": raster_m,
+        "k_iterations": work.k_iterations,
+        "work_ranges": work.work_ranges,
+        "stream_tiles": work.stream_tiles,
+        "stream_stages": stream_stages,
+        "stream_extra": stream_extra,
+        "output_vectors": int(output_vectors),
+        "by_k_iterations": DivisorStruct.of(work.k_iterations),
+        "by_raster_group": DivisorStruct.of(raster_m * work.tiles_n),
+        "by_raster_group_rows": DivisorStruct.of(raster_m),
+        "by_last_rows": DivisorStruct.of((work.tiles_m - 1) % raster_m + 1),
+        "output_pitch": output_pitch,
+    }

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudatma.errors import ArgumentError
-from cudatma.kernels import work_struct
-from cudatma.kernels.launch_struct import Member
+from cudatma.kernels.launch_struct import MEMBERS, Member, in_order
 from cudatma.kernels.schedule import ceil_div, fits_workspace
 from cudatma.pipeline import MBARRIER_BYTES, Operand, PipelineSpec, align_up
 from cudatma.target import Target
@@ -27,6 +26,8 @@ class TiledKernel:
 
     #: Launch parameters by name, and their types in CUDA.
     parameter_types: ClassVar[Mapping[str, str]] = {}
+    #: The members of ``Problem`` that the family's kernels may read, by name, in the order of the struct.
+    struct_members: ClassVar[Mapping[str, Member]] = MEMBERS
     #: Whether a CTA takes several tiles where tiles are never divided.
     is_persistent: ClassVar[bool] = False
     #: Arrays of shared memory that some instances of the template do not have.
@@ -91,7 +92,7 @@ class TiledKernel:
     @property
     def problem_members(self) -> tuple[Member, ...]:
         """The same in the order of the struct."""
-        return work_struct.in_order(work_struct.MEMBERS, self.problem_names)
+        return in_order(self.struct_members, self.problem_names)
 
     @property
     def problem_has_divisor(self) -> bool:

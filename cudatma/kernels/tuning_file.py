@@ -25,7 +25,6 @@ from cudatma.build.filelock import locked
 from cudatma.build.regular_file import read_regular
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TuneFileWarning, shown
 from cudatma.kernels.family import Family, P, S
-from cudatma.kernels.former_names import renamed_section
 from cudatma.kernels.gpu import Gpu
 from cudatma.target import Target, get_target
 
@@ -36,6 +35,18 @@ FILE_VARIABLE = "CUDATMA_TUNE_FILE"
 #: Value of the variable that turns every tuning entry off, the shipped ones too.
 NOTHING = "none"
 _LOCK_SECONDS = 60.0
+#: Former names, which files of schemas 2 and 3 and benchmarks/results/ still have: kernels of entries, fields of specs.
+FORMER_KERNELS = {"strip": "skinny", "portable": "mma_sync"}
+FORMER_FIELDS = {
+    "strips": "n_tiles",
+    "blocks_k": "cluster_k",
+    "steps": "mmas_per_commit",
+    "in_flight": "commits_in_flight",
+    "warps_k": "slice_k",
+    "feed_weight": "weight_load_path",
+    "feed_scale": "scale_load_path",
+    "feed_activation": "activation_load_path",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,3 +288,25 @@ def entry_sizes(raw: Mapping[str, Any], family: Family[Any, Any]) -> str:
 def entry_fault(error: Exception) -> str:
     """What parse_entry() found wrong, in a line."""
     return f"missing {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+
+
+def renamed(fields: dict[str, Any], names: dict[str, str] = FORMER_FIELDS) -> dict[str, Any]:
+    """Fields under their present names."""
+    return {names.get(name, name): value for name, value in fields.items()}
+
+
+def renamed_entry(entry: dict[str, Any]) -> dict[str, Any]:
+    """A tuning entry of schema 2 or 3 under present names. Damaged fields stay unchanged: the reader reports them."""
+    kernel, spec = entry.get("kernel"), entry.get("spec")
+    found = {"family": "marlin"} | entry
+    if isinstance(kernel, str):
+        found["kernel"] = FORMER_KERNELS.get(kernel, kernel)
+    if isinstance(spec, dict):
+        found["spec"] = renamed(spec)
+    return found
+
+
+def renamed_section(section: dict[str, Any]) -> dict[str, Any]:
+    """A section of a tuning file of schema 2 or 3, its GPU and entries under present names."""
+    gpu = renamed(section["gpu"], {"multiprocessors": "sm_count"})
+    return section | {"gpu": gpu, "entries": [renamed_entry(raw) for raw in section["entries"]]}

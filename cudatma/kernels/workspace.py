@@ -3,8 +3,8 @@
 CTAs that share a tile leave fp32 partial sums and a flag there, persistent CTAs of attention count tiles in the first
 flag; the kernel leaves all flags zero. Two launches that may run at the same time must not share a workspace. It
 belongs to a stream or to a branch of a graph (stream_workspaces.py), or the caller passes it in. Activations that TMA
-cannot load as they lie are copied to rows there first (marlin/arranged.py), whose memory grows to the largest batch
-that needs it.
+cannot load as they lie are copied to rows there first (marlin/permute_columns.py), whose memory grows to the largest
+batch that needs it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 
 from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError
-from cudatma.kernels.candidates import ranked
+from cudatma.kernels.cost import ranked
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.launch_struct import size_bytes
 from cudatma.kernels.marlin.problem import LinearShape, Problem

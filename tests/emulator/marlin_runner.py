@@ -15,11 +15,10 @@ from cudatma.emulator import Report, load
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.host import host_bytes
 from cudatma.kernels.launch import Launch
-from cudatma.kernels.marlin.choose import choose_by_cost
+from cudatma.kernels.marlin.choose import AnyMarlinSpec, choose_by_cost
 from cudatma.kernels.marlin.emulated import HostWorkspace, prepare
 from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.kernels.marlin.problem import Problem
-from cudatma.kernels.marlin.specs import AnyMarlinSpec
 from cudatma.kernels.schedule import schedule
 from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import get_target

@@ -12,7 +12,6 @@ import cudatma
 from cudatma.arrays import describe
 from cudatma.build.render import render
 from cudatma.errors import ArgumentError, HazardError
-from cudatma.kernels.all_reduce.sample import memory, packets, received, sample
 from cudatma.kernels.all_reduce.spec import (
     GAVE_UP_BYTES,
     TEMPLATE,
@@ -20,6 +19,10 @@ from cudatma.kernels.all_reduce.spec import (
     Inbox,
     all_reduce_launch,
     longest_message_bytes,
+    memory,
+    packets,
+    received,
+    sample,
 )
 from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target

@@ -14,10 +14,10 @@ from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.decode_plan import HostParts, decode_spec, divide, plan_decode
-from cudatma.kernels.attention.decode_reference import decode_reference
 from cudatma.kernels.attention.decode_request import check_decode
-from cudatma.kernels.attention.decode_sample import decode_sample, fp8_sample
 from cudatma.kernels.attention.decode_spec import AttentionDecode, AttentionDecodeFp8
+from cudatma.kernels.attention.reference import decode_reference
+from cudatma.kernels.attention.sample import decode_sample, fp8_sample
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.target import Target, get_target
 

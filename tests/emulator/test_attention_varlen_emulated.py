@@ -10,10 +10,10 @@ import pytest
 import cudatma
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
+from cudatma.kernels.attention.attention import check_varlen
 from cudatma.kernels.attention.plan import plan_attention
 from cudatma.kernels.attention.reference import attend
 from cudatma.kernels.attention.spec import AttentionSpec
-from cudatma.kernels.attention.varlen_request import check_varlen
 from cudatma.kernels.attention.versions import AttentionA3, AttentionP1
 from cudatma.target import get_target
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudatma.arrays import describe
-from cudatma.kernels.data_movement import settings as chosen
+from cudatma.kernels.data_movement import ring as chosen
+from cudatma.kernels.data_movement.call import Place
 from cudatma.kernels.data_movement.copy import plan_copy, window_of
-from cudatma.kernels.data_movement.place import Place
 from cudatma.kernels.data_movement.plans import run_plan, window_plan
-from cudatma.kernels.data_movement.settings import Setting
+from cudatma.kernels.data_movement.ring import Setting
 from cudatma.kernels.data_movement.window import carried, cropped, simplify
 from cudatma.kernels.launch import Launch
 from cudatma.target import get_target

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import cudatma as c
 from cudatma.arrays import describe
+from cudatma.kernels.data_movement.call import Place
 from cudatma.kernels.data_movement.copy import plan_copy
-from cudatma.kernels.data_movement.place import Place
 from cudatma.kernels.data_movement.specs import PlainSpec, RunSpec, WindowSpec
 from cudatma.kernels.registry import REGISTRY
 from cudatma.kernels.sample import Sample

@@ -12,10 +12,9 @@ from cudatma.arrays import ArrayInfo
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.choosing import pinned
-from cudatma.kernels.gemm.arrange import arranged
 from cudatma.kernels.gemm.gemm import gemm
 from cudatma.kernels.gemm.p1 import GemmP1
-from cudatma.kernels.gemm.plan import plan_gemm
+from cudatma.kernels.gemm.plan import arranged, plan_gemm
 from cudatma.kernels.gemm.problem import LAYOUTS, element_bytes, is_fp8
 from cudatma.kernels.gemm.request import Request, check_call_into
 from cudatma.kernels.gemm.sample import v3_sample

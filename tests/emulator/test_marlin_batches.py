@@ -7,8 +7,7 @@ import pytest
 from marlin_runner import relative_error, run_marlin
 
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.marlin.choose import choose_by_cost
-from cudatma.kernels.marlin.invariant import choose_invariant
+from cudatma.kernels.marlin.choose import choose_by_cost, choose_invariant
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.quantization import quantize
 

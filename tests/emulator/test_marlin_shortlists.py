@@ -9,18 +9,16 @@ import numpy as np
 import pytest
 from marlin_runner import relative_error, run_marlin
 
-from cudatma.kernels.choosing import pinned
+from cudatma.kernels.choosing import pinned, shortlist
 from cudatma.kernels.gpu import H200, imagined_gpu
 from cudatma.kernels.marlin import emulated
-from cudatma.kernels.marlin.choose import MARLIN
+from cudatma.kernels.marlin.choose import MARLIN, AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.gemm import marlin_gemm
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.specs import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import schedule
-from cudatma.kernels.shortlist import shortlist
 from cudatma.quantization import quantize
 
 PROCESSORS = 4

@@ -11,7 +11,7 @@ import pytest
 import cudatma as c
 from cudatma.arrays import describe
 from cudatma.emulator.hazards.observer import Observer
-from cudatma.kernels.data_movement.place import Place
+from cudatma.kernels.data_movement.call import Place
 from cudatma.kernels.data_movement.transpose import TransposeSpec, choose_transpose, plan_transpose, tile_plan
 from cudatma.layout import WARP_LANES, bank_conflicts
 from cudatma.target import get_target

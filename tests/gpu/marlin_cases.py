@@ -41,10 +41,9 @@ from marlin_operands import (
 from cudatma import detect, marlin_gemm
 from cudatma.build.kernel import load_kernel
 from cudatma.kernels.gpu import Gpu, gpu_of
-from cudatma.kernels.marlin.choose import decide
+from cudatma.kernels.marlin.choose import AnyMarlinSpec, decide, resolve_fused
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import LinearShape
-from cudatma.kernels.marlin.specs import AnyMarlinSpec, resolve_fused
 
 ROOT = Path(__file__).resolve().parents[2]
 M_VALUES = (0, 1, 2, 7, 16, 17, 64, 100, 128, 333, 1024, 4096)

@@ -41,13 +41,13 @@ from cudatma.dtypes import activation_type
 from cudatma.kernels.attention.choose import candidates as attention_candidates
 from cudatma.kernels.attention.problem import Problem as AttentionProblem
 from cudatma.kernels.attention.versions import VERSIONS as ATTENTION_VERSIONS
-from cudatma.kernels.candidates import ranked
 from cudatma.kernels.choosing import pinned
+from cudatma.kernels.cost import ranked
 from cudatma.kernels.gemm.problem import LAYOUTS, kernel_name
 from cudatma.kernels.gemm.versions import VERSIONS
 from cudatma.kernels.gpu import gpu_of
+from cudatma.kernels.marlin.choose import AnyMarlinSpec
 from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.specs import AnyMarlinSpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.quantization import pack
 from cudatma.target import detect

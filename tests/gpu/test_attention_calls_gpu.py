@@ -9,8 +9,8 @@ import pytest
 
 from cudatma.errors import ArgumentError, DriverError, TargetError
 from cudatma.kernels.attention.attention import attention
+from cudatma.kernels.attention.call import KNOWN_CALLS
 from cudatma.kernels.attention.problem import HEAD_DIMS
-from cudatma.kernels.attention.repeated import KNOWN_CALLS
 from cudatma.kernels.attention.versions import VERSIONS
 from cudatma.target import detect
 

@@ -12,12 +12,12 @@ import pytest
 
 from cudatma.arrays import describe
 from cudatma.errors import DriverError, TargetError
+from cudatma.kernels.attention.attention import attention_varlen
+from cudatma.kernels.attention.call import KNOWN_CALLS
 from cudatma.kernels.attention.decode import attention_decode
 from cudatma.kernels.attention.decode_plan import decode_spec, divide, plan_decode
 from cudatma.kernels.attention.decode_request import check_decode
 from cudatma.kernels.attention.problem import HEAD_DIMS
-from cudatma.kernels.attention.repeated import KNOWN_CALLS
-from cudatma.kernels.attention.varlen import attention_varlen
 from cudatma.kernels.attention.versions import AttentionP1
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import gpu_of

@@ -17,8 +17,8 @@ from cudatma.kernels.attention.choose import candidates
 from cudatma.kernels.attention.problem import HEAD_DIMS, Problem
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import VERSIONS
-from cudatma.kernels.candidates import ranked
 from cudatma.kernels.choosing import pinned
+from cudatma.kernels.cost import ranked
 from cudatma.kernels.gpu import gpu_of
 from cudatma.target import detect
 

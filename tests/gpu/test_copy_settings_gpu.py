@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from cudatma.arrays import describe
+from cudatma.kernels.data_movement.call import place_of
 from cudatma.kernels.data_movement.copy import window_of
-from cudatma.kernels.data_movement.place import place_of
 from cudatma.kernels.data_movement.plans import run_plan, window_plan
-from cudatma.kernels.data_movement.settings import BOXES, Setting
+from cudatma.kernels.data_movement.ring import BOXES, Setting
 from cudatma.kernels.data_movement.window import carried, cropped, simplify
 from cudatma.library_streams import current_stream
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cudatma as c
-from cudatma.kernels.data_movement.known import CALLS
+from cudatma.kernels.data_movement.call import CALLS
 from cudatma.target import detect
 
 pytestmark = pytest.mark.gpu

@@ -12,8 +12,8 @@ import pytest
 
 from cudatma.arrays import describe
 from cudatma.errors import DriverError, LaunchError, TargetError
-from cudatma.kernels.candidates import ranked
 from cudatma.kernels.choosing import pinned
+from cudatma.kernels.cost import ranked
 from cudatma.kernels.gemm.choose import candidates
 from cudatma.kernels.gemm.gemm import gemm
 from cudatma.kernels.gemm.problem import ACTIVATIONS, LAYOUTS, Problem

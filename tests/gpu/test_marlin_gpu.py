@@ -34,11 +34,10 @@ from cudatma.errors import ArgumentError, DriverError, TargetError
 from cudatma.kernels.choosing import Decision
 from cudatma.kernels.gpu import Gpu, imagined_gpu
 from cudatma.kernels.marlin import plan, skinny_candidates, wgmma_candidates
-from cudatma.kernels.marlin.choose import decide
+from cudatma.kernels.marlin.choose import AnyMarlinSpec, decide
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.specs import AnyMarlinSpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, detect, get_target

@@ -25,7 +25,7 @@ from cudatma.dtypes import activation_type
 from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.choosing import Decision
 from cudatma.kernels.marlin import plan
-from cudatma.kernels.marlin.specs import resolve_fused
+from cudatma.kernels.marlin.choose import resolve_fused
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import schedule
 from cudatma.quantization.scale_range import ScaleFit

@@ -10,14 +10,12 @@ import pytest
 
 import cudatma
 from cudatma.build import kernel as build
-from cudatma.kernels import tuning
+from cudatma.kernels import choosing
+from cudatma.kernels.choosing import Listed, shortlist
 from cudatma.kernels.gpu import gpu_of
-from cudatma.kernels.marlin.choose import MARLIN, decide
-from cudatma.kernels.marlin.explain import marlin_explain
+from cudatma.kernels.marlin.choose import MARLIN, decide, marlin_explain, resolve_fused
 from cudatma.kernels.marlin.problem import LinearShape, Problem
-from cudatma.kernels.marlin.specs import resolve_fused
-from cudatma.kernels.marlin.trial import MarlinTrial, random_weight
-from cudatma.kernels.shortlist import Listed, shortlist
+from cudatma.kernels.marlin.sample import MarlinTrial, random_weight
 from cudatma.kernels.tuning_file import usable_entries
 from tools import tune
 from tools.tune_check import difference
@@ -33,7 +31,7 @@ M_VALUES = (5, 64, 300)
 def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     path = tmp_path / "tuned.json"
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
-    tuning.forget()
+    choosing.forget()
     return path
 
 
@@ -60,7 +58,7 @@ def test_it_tunes_and_the_gemm_follows(file: Path, capsys: pytest.CaptureFixture
     assert {entry.problem.m for entry in entries} == set(M_VALUES)
     assert all(1 < entry.us <= entry.rule_us < 1000 for entry in entries)
 
-    tuning.forget()
+    choosing.forget()
     weight = random_weight(LAYER)
     dense = weight.dequantize(dtype=np.float64)
     on_gpu = weight.to_device(0)

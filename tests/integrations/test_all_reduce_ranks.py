@@ -16,8 +16,7 @@ torch = pytest.importorskip("torch")
 from cudatma.arrays import describe
 from cudatma.errors import ArgumentError, DriverError, LaunchError, PeerTimeout
 from cudatma.integrations.torch import AllReduce, all_reduce
-from cudatma.kernels.all_reduce.sample import packets, received
-from cudatma.kernels.all_reduce.spec import Inbox
+from cudatma.kernels.all_reduce.spec import Inbox, packets, received
 from cudatma.kernels.launch import Launch
 from cudatma.target import get_target
 

@@ -11,10 +11,10 @@ from subject import Subject
 
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.kernels.data_movement.broadcast import BroadcastSpec, plan_broadcast
+from cudatma.kernels.data_movement.call import Place
 from cudatma.kernels.data_movement.copy import plan_copy, window_of
 from cudatma.kernels.data_movement.gather import plan_boxes
 from cudatma.kernels.data_movement.im2col import convolution, plan_im2col
-from cudatma.kernels.data_movement.place import Place
 from cudatma.kernels.data_movement.plans import plain_plan, window_plan
 from cudatma.kernels.data_movement.prefetch import plan_prefetch
 from cudatma.kernels.data_movement.reduce import plan_reduce

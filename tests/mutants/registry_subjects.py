@@ -23,11 +23,11 @@ from cudatma.kernels.gemm.request import check_call_into
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.versions import VERSIONS
 from cudatma.kernels.host import host_bytes
+from cudatma.kernels.marlin.choose import AnyMarlinSpec
 from cudatma.kernels.marlin.emulated import prepare
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.specs import AnyMarlinSpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import schedule
 from cudatma.mutants.call import Call

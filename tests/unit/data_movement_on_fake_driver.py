@@ -23,7 +23,7 @@ from fake_records import Record, Setup, raises, run_cases
 import cudatma as c
 from cudatma.arrays import dense_strides
 from cudatma.descriptor import TensorMap
-from cudatma.kernels.data_movement.known import CALLS
+from cudatma.kernels.data_movement.call import CALLS
 from cudatma.kernels.launch import Launch
 from cudatma.runtime.launch import Kernel
 from cudatma.target import Target

@@ -16,7 +16,7 @@ import pytest
 
 from cudatma import PackedWeight, context, target
 from cudatma.arrays import ArrayInfo
-from cudatma.kernels import stream_workspaces, tensor_library
+from cudatma.kernels import known_call, stream_workspaces
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin import plan as marlin_plan
 from cudatma.runtime import streams
@@ -207,7 +207,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     monkeypatch.setattr(Kernel, "occupancy", lambda self, *_, **__: 1)
     monkeypatch.setattr(Kernel, "plan", plan)
     monkeypatch.setattr(Kernel, "launch", launch)
-    monkeypatch.setitem(tensor_library._libraries, Array, "cupy")
+    monkeypatch.setitem(known_call._libraries, Array, "cupy")
     from cudatma.kernels.marlin import operands
 
     monkeypatch.setattr(marlin_plan, "gpu_of", lambda device: imagined_gpu("sm_90a", PROCESSORS))

@@ -25,7 +25,7 @@ from cudatma.arrays import dense_strides
 from cudatma.kernels import stream_workspaces
 from cudatma.kernels.choosing import Decision
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.marlin import arranged, plan
+from cudatma.kernels.marlin import permute_columns, plan
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.quantization.packing import pack
@@ -110,7 +110,7 @@ def loaded(template: str, spec: Any, device: int, stream: int | None) -> tuple[A
 
 
 loading._compare_parameters = lambda *_: None
-plan.loaded = arranged.loaded = loaded
+plan.loaded = permute_columns.loaded = loaded
 plan.decide = lambda problem, gpu: Decision(  # type: ignore[assignment]
     choose_mma_sync(Problem(problem.layer, problem.n // 8), imagined_gpu("sm_120a", PROCESSORS)),
     "pinned",

@@ -14,13 +14,11 @@ import pytest
 
 from cudatma.arrays import ArrayInfo, dense_strides
 from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError
-from cudatma.kernels.attention.attention import attention
+from cudatma.kernels.attention.attention import attention, attention_varlen, check_varlen
+from cudatma.kernels.attention.choose import attention_explain
 from cudatma.kernels.attention.decode import attention_decode
-from cudatma.kernels.attention.explain import attention_explain
 from cudatma.kernels.attention.request import check_call
-from cudatma.kernels.attention.varlen import attention_varlen
-from cudatma.kernels.attention.varlen_request import check_varlen
-from cudatma.kernels.attention.version import CHOICE
+from cudatma.kernels.attention.versions import CHOICE
 
 BF16, E4M3 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
 B, LQ, LK, H, KV, D = 2, 5, 7, 4, 2, 64

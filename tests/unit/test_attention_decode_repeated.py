@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from cudatma.arrays import ArrayInfo, dense_strides
-from cudatma.kernels.attention import decode, first_call, repeated, varlen
-from cudatma.kernels.attention.repeated import KnownCall
+from cudatma.kernels import known_call
+from cudatma.kernels.attention import attention, call, decode
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.launch import Launch
-from cudatma.kernels.replay import _address
+from cudatma.kernels.launch import Launch, _address
 from cudatma.target import get_target
 
 SM90A = get_target("sm_90a")
@@ -47,16 +46,16 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[FakeReplay]:
         made.append(FakeReplay(*given))
         return made[-1]
 
-    monkeypatch.setattr(first_call, "Replay", replay)
-    monkeypatch.setattr(first_call, "detect", lambda device: SM90A)
-    monkeypatch.setattr(first_call, "gpu_of", lambda device: imagined_gpu(SM90A, 132))
-    monkeypatch.setattr(first_call, "stream_handle", lambda stream, kind, device: 7)
-    monkeypatch.setattr(first_call, "order_after_producers", lambda *given: None)
-    for module in (decode, varlen):
+    monkeypatch.setattr(call, "Replay", replay)
+    monkeypatch.setattr(call, "detect", lambda device: SM90A)
+    monkeypatch.setattr(call, "gpu_of", lambda device: imagined_gpu(SM90A, 132))
+    monkeypatch.setattr(call, "stream_handle", lambda stream, kind, device: 7)
+    monkeypatch.setattr(call, "order_after_producers", lambda *given: None)
+    for module in (attention, decode):
         monkeypatch.setattr(module, "backend_for", lambda name, backend: "cuda")
-    monkeypatch.setattr(repeated, "stream_workspace", lambda device, stream, size: SPACE)
+    monkeypatch.setattr(call, "stream_workspace", lambda device, stream, size: SPACE)
     monkeypatch.setattr(Launch, "loaded", lambda *given: None)
-    first_call._PLANS.clear()
+    call._PLANS.clear()
     return made
 
 
@@ -134,7 +133,7 @@ def test_sequences_of_other_greatest_lengths_are_another_plan(replays: list[Fake
     shapes = {"q": (40, 8, 64), "k": (40, 2, 64), "v": (40, 2, 64), "cu_seqlens_q": (3,), "cu_seqlens_k": (3,)}
     given: Any = on_device(shapes | {"out": shapes["q"]})
     for longest in (20, 30, 20):
-        assert varlen.attention_varlen(**given, max_seqlen_q=longest, max_seqlen_k=40) is given["out"]
+        assert attention.attention_varlen(**given, max_seqlen_q=longest, max_seqlen_k=40) is given["out"]
     assert [len(replay.runs) for replay in replays] == [2, 1]
     addresses = (*(given[name].pointer for name in shapes), 0, given["out"].pointer, 0)
     for replay in replays:
@@ -146,7 +145,7 @@ def test_sequences_of_other_greatest_lengths_are_another_plan(replays: list[Fake
 def known(monkeypatch: pytest.MonkeyPatch, **addresses: int) -> tuple[Any, FakeReplay]:
     """What a known call gives for arrays of 4 KB at these addresses, and its launches."""
     replay: Any = FakeReplay()
-    monkeypatch.setattr(repeated, "current_stream", lambda library, device: 9)
+    monkeypatch.setattr(known_call, "current_stream", lambda library, device: 9)
     places = {
         "q": 0x10000,
         "k": 0x20000,
@@ -156,14 +155,14 @@ def known(monkeypatch: pytest.MonkeyPatch, **addresses: int) -> tuple[Any, FakeR
         "out": 0x60000,
     } | addresses
     arrays = tuple(SimpleNamespace(data=SimpleNamespace(ptr=place)) for place in places.values())
-    call = KnownCall(replay, (1,), (1,), None, (4096,) * 6)
-    return call.run("cupy", arrays, None), replay  # type: ignore[arg-type]
+    one = known_call.KnownCall(replay, (1,), None, None, 4096, (*[4096] * 5, 0), (15, 15, 15, 3, 3, 15))
+    return one.run("cupy", arrays, None), replay
 
 
 def test_a_known_call_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     done, replay = known(monkeypatch)
     assert done is not None
-    assert replay.runs == [((0x10000, 0x20000, 0x30000, 0x40004, 0x50004, 0x60000, 0), 9)]
+    assert replay.runs == [((0x10000, 0x20000, 0x30000, 0x40004, 0x50004, 0x60000, 0x60000), 9)]
 
 
 @pytest.mark.parametrize("moved", [{"q": 0x10008}, {"seqlens": 0x40002}, {"out": 0x4F00}, {"out": 0x50000}])

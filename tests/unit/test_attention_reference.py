@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from cudatma.kernels.attention import reference
-from cudatma.kernels.attention.attention import attention
+from cudatma.kernels.attention.attention import attention, attention_varlen
 from cudatma.kernels.attention.decode import attention_decode
 from cudatma.kernels.attention.problem import HEAD_DIMS
-from cudatma.kernels.attention.varlen import attention_varlen
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 LENGTHS = [(1, 1), (1, 9), (9, 1), (5, 12), (12, 5), (33, 33)]

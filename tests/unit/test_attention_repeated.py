@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudatma.kernels import tensor_library
-from cudatma.kernels.attention.repeated import KnownCall, argument_indices, repeated
+from cudatma.kernels import known_call
+from cudatma.kernels.attention.call import argument_indices, repeated
 from cudatma.kernels.attention.sample import SMALL
 from cudatma.kernels.attention.versions import VERSIONS
+from cudatma.kernels.known_call import KnownCall
 
 SHAPES = {"q": (1, 4, 2, 32), "k": (1, 6, 1, 32), "v": (1, 6, 1, 32), "out": (1, 4, 2, 32)}
 
@@ -42,7 +43,7 @@ class FakeReplay:
 
 @pytest.fixture(autouse=True)
 def _known_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tensor_library._libraries, Array, "cupy")
+    monkeypatch.setitem(known_call._libraries, Array, "cupy")
 
 
 OPTIONS = (False, None, None, False, "")
@@ -94,13 +95,14 @@ def test_arrays_of_several_libraries_are_checked() -> None:
 
 
 def call(lse_dtype: Any = None) -> KnownCall:
-    return KnownCall(FakeReplay(), SHAPES["q"], (1, 2, 4), lse_dtype, (512, 384, 384, 512))  # type: ignore[arg-type]
+    lse = None if lse_dtype is None else ((1, 2, 4), lse_dtype)
+    return KnownCall(FakeReplay(), SHAPES["q"], np.dtype(np.float16), lse, 512, (512, 384, 384, 0), (15,) * 4)
 
 
 def test_it_launches_for_the_new_addresses() -> None:
     known, given = call(), arrays()
     assert known.run("cupy", given, 7) is given[3]
-    assert known.replay.runs == [((0x1000, 0x2000, 0x3000, 0x4000, 0), 7)]  # type: ignore[attr-defined]
+    assert known.replay.runs == [((0x1000, 0x2000, 0x3000, 0x4000, 0x4000), 7)]  # type: ignore[attr-defined]
 
 
 def test_it_makes_what_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudatma.errors import ArgumentError, TargetError
-from cudatma.kernels.clusters import CLUSTER_K, clusters_at_once
+from cudatma.kernels.gpu import CLUSTER_K, clusters_at_once
 from cudatma.kernels.marlin.staged_tile import MAX_CLUSTER_K
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import schedule

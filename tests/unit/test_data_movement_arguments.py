@@ -14,17 +14,16 @@ import cudatma as c
 from cudatma import backend as backend_module
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.kernels import launch as launch_module
-from cudatma.kernels.data_movement import settings
+from cudatma.kernels.data_movement import ring as rings
 from cudatma.kernels.data_movement.broadcast import BroadcastSpec
+from cudatma.kernels.data_movement.call import Place
 from cudatma.kernels.data_movement.copy import plan_copy
 from cudatma.kernels.data_movement.gather import GatherSpec
 from cudatma.kernels.data_movement.im2col import Im2colCopySpec
-from cudatma.kernels.data_movement.place import Place
 from cudatma.kernels.data_movement.plans import plain_plan, run_plan, window_plan
 from cudatma.kernels.data_movement.prefetch import PrefetchSpec
-from cudatma.kernels.data_movement.ring import stages_for
+from cudatma.kernels.data_movement.ring import Setting, stages_for
 from cudatma.kernels.data_movement.rows import RowsSpec
-from cudatma.kernels.data_movement.settings import Setting
 from cudatma.kernels.data_movement.specs import PlainSpec, RunSpec, WindowSpec
 from cudatma.kernels.data_movement.window import Axis, Window
 from cudatma.kernels.registry import REGISTRY
@@ -269,7 +268,7 @@ def test_plain_code_counts_in_as_many_bits_as_it_needs() -> None:
 
 
 def test_small_runs_take_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "RUN", Setting())
+    monkeypatch.setattr(rings, "RUN", Setting())
     for nbytes, stage, grid in ((64, 4 * KIB, 1), (1 << 20, 4 * KIB, 256), (264 * 16 * KIB, 16 * KIB, 264)):
         window = Window(1 << 20, 1 << 45, 1, (Axis(0, nbytes, nbytes, 1, 1),))
         planned = run_plan(window, (info((1,), (4,)), info((1,), (4,))), card())
@@ -278,7 +277,7 @@ def test_small_runs_take_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_runs_too_short_for_large_slots_take_the_usual_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     large = Setting(slot_bytes=64 * KIB, blocks_per_sm=1, most_stages=3)
-    monkeypatch.setattr(settings, "RUN", large)
+    monkeypatch.setattr(rings, "RUN", large)
     cases = (
         (132 * 64, 64 * KIB, 3, 132),
         (132 * 64 - 1, 16 * KIB, 6, 264),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import data_movement
-from cudatma.kernels.data_movement.place import Place
+from cudatma.kernels.data_movement.call import Place
 from cudatma.target import get_target
 
 #: Cases like the benchmark's, of a few kilobytes.

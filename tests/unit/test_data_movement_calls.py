@@ -17,8 +17,8 @@ from fake_records import build_driver, wrong_cases
 
 import cudatma as c
 from cudatma.kernels.data_movement import call as call_module
-from cudatma.kernels.data_movement.known import CALLS
-from cudatma.kernels.replay import EmulatedReplay
+from cudatma.kernels.data_movement.call import CALLS
+from cudatma.kernels.launch import EmulatedReplay
 
 Array = np.ndarray[Any, Any]
 EMULATED = {"backend": "emulator"}

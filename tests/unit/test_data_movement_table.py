@@ -13,7 +13,7 @@ import pytest
 
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.data_movement.place import Place
+from cudatma.kernels.data_movement.call import Place
 from cudatma.kernels.data_movement.table import int_table
 from cudatma.target import get_target
 

@@ -12,7 +12,7 @@ import pytest
 
 from cudatma.build import render as render_module
 from cudatma.errors import ArgumentError, CompileError
-from cudatma.kernels.marlin.explain import marlin_explain
+from cudatma.kernels.marlin.choose import marlin_explain
 from cudatma.kernels.registry import FORMER_NAMES, REGISTRY, KernelEntry, kernel
 from cudatma.quantization import quantize
 from cudatma.target import Target, get_target

@@ -13,21 +13,17 @@ import pytest
 from fake_bench import FakeBench
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
-from cudatma.kernels import tuning, version
-from cudatma.kernels.candidates import ranked
-from cudatma.kernels.choosing import decide, pinned
-from cudatma.kernels.clusters import clusters_at_once
-from cudatma.kernels.gemm.choose import GEMM, candidates, dump_specs
-from cudatma.kernels.gemm.explain import gemm_explain
+from cudatma.kernels import choosing, version
+from cudatma.kernels.choosing import decide, pinned, shortlist
+from cudatma.kernels.cost import ranked
+from cudatma.kernels.gemm.choose import GEMM, candidates, dump_specs, gemm_explain
 from cudatma.kernels.gemm.p1 import TILES, GemmP1
 from cudatma.kernels.gemm.problem import LAYOUTS, Problem, kernel_name
 from cudatma.kernels.gemm.sample import v3_sample
 from cudatma.kernels.gemm.spec import GemmSpec
-from cudatma.kernels.gemm.version import chosen_version
-from cudatma.kernels.gemm.versions import VERSIONS, GemmV2, GemmV3, GemmV4, GemmV5, GemmV6
-from cudatma.kernels.gpu import H200, imagined_gpu
+from cudatma.kernels.gemm.versions import VERSIONS, GemmV2, GemmV3, GemmV4, GemmV5, GemmV6, chosen_version
+from cudatma.kernels.gpu import H200, clusters_at_once, imagined_gpu
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
-from cudatma.kernels.shortlist import shortlist
 from cudatma.kernels.tuning_file import Entry, GpuClass, parse_entry, store_entry
 from cudatma.target import get_target
 from tools import dump_kernels, tune
@@ -292,10 +288,10 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A user's file that is not there yet, and no table that ships."""
     path = tmp_path / "tuned.json"
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
-    monkeypatch.setattr(tuning, "shipped", lambda family: None)
-    tuning.forget()
+    monkeypatch.setattr(choosing, "shipped", lambda family: None)
+    choosing.forget()
     yield path
-    tuning.forget()
+    choosing.forget()
 
 
 MEASURED: GemmSpec = GemmV3("float16", "RC", 64, 128, stages=5, warpgroups=1)
@@ -311,7 +307,7 @@ def test_a_problem_and_its_entry_go_through_json() -> None:
 
 def test_a_tuning_entry_comes_before_the_cost_model(file: Path) -> None:
     store_entry(file, GPU, GEMM, Entry(PROBLEM, MEASURED, 8.0, 10.0))
-    found = tuning.lookup(GEMM, PROBLEM, H200)
+    found = choosing.lookup(GEMM, PROBLEM, H200)
     assert found is not None
     assert (found.entry, found.path, found.shipped, found.exact) == (
         Entry(PROBLEM, MEASURED, 8.0, 10.0),
@@ -334,7 +330,7 @@ def test_a_file_holds_the_entries_of_several_families(file: Path) -> None:
     theirs: Entry[Problem, GemmSpec] = Entry(Other(**PROBLEM.as_json()), replace(MEASURED, stages=4), 7.0, 10.0)
     store_entry(file, GPU, GEMM, Entry(PROBLEM, MEASURED, 8.0, 10.0))
     store_entry(file, GPU, other, theirs)
-    ours, found = tuning.lookup(GEMM, PROBLEM, H200), tuning.lookup(other, theirs.problem, H200)
+    ours, found = choosing.lookup(GEMM, PROBLEM, H200), choosing.lookup(other, theirs.problem, H200)
     assert ours is not None
     assert found is not None
     assert (ours.entry.spec, found.entry.spec) == (MEASURED, theirs.spec)
@@ -346,7 +342,7 @@ def test_tuning_measures_it_and_later_calls_follow(file: Path) -> None:
     shape = ["gemm", "--shape", f"{PROBLEM.k}x{PROBLEM.n}", "--m", str(PROBLEM.m), "--dtype", "bfloat16", "--jobs", "1"]
     assert tune.main(shape, bench=bench, gpu=H200) == 0
     assert bench.prepared == [replace(PROBLEM, dtype="bfloat16")]
-    tuning.forget()
+    choosing.forget()
     decision = decide(GEMM, bench.prepared[0], H200)
     assert (decision.source, decision.spec) == ("tuned", wanted)
     with pytest.raises(

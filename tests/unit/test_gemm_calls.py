@@ -14,7 +14,7 @@ import pytest
 
 from cudatma.arrays import ArrayInfo, dense_strides
 from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError, TargetError
-from cudatma.kernels.gemm.explain import gemm_explain
+from cudatma.kernels.gemm.choose import gemm_explain
 from cudatma.kernels.gemm.gemm import gemm
 from cudatma.kernels.gemm.problem import ACTIVATIONS, LAYOUTS
 from cudatma.kernels.gemm.request import check_call, check_call_into

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from measured_gpus import readings
 
-from cudatma.kernels.candidates import ranked
+from cudatma.kernels.cost import ranked
 from cudatma.kernels.gemm.choose import candidates
 from cudatma.kernels.gemm.problem import Problem
 from cudatma.kernels.gpu import Gpu

@@ -9,9 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudatma.kernels import tensor_library
-from cudatma.kernels.gemm.repeated import KnownCall
-from cudatma.kernels.known_call import call_key
+from cudatma.arrays import ArrayInfo, dense_strides
+from cudatma.kernels import known_call
+from cudatma.kernels.choosing import decide
+from cudatma.kernels.gemm.choose import GEMM
+from cudatma.kernels.gemm.gemm import _moving
+from cudatma.kernels.gemm.plan import plan_gemm
+from cudatma.kernels.gemm.request import check_call_into
+from cudatma.kernels.gpu import imagined_gpu
+from cudatma.kernels.known_call import KnownCall, addresses, call_key
+from cudatma.kernels.launch import _address
+from cudatma.target import get_target
 
 
 class Array:
@@ -37,20 +45,20 @@ class FakeReplay:
 
 @pytest.fixture(autouse=True)
 def _known_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tensor_library._libraries, Array, "cupy")
+    monkeypatch.setitem(known_call._libraries, Array, "cupy")
 
 
 OPTIONS = (1.0, 0.0, None, None, False, 0)
 
 
 def arrays(**changes: Any) -> tuple[Any, ...]:
-    given = {"a": Array(0x1000, (4, 64)), "b": Array(0x2000, (64, 8)), "out": Array(0x3000, (4, 8))}
-    given |= {"bias": Array(0x4002, (8,)), "a_scale": None, "b_scale": Array(0x5000, (8,), np.float32)} | changes
-    return tuple(given.values())
+    given = {"a": Array(0x1000, (4, 64)), "b": Array(0x2000, (64, 8)), "bias": Array(0x4002, (8,)), "a_scale": None}
+    given |= {"b_scale": Array(0x5000, (8,), np.float32), "out": Array(0x3000, (4, 8))}
+    return tuple((given | changes).values())
 
 
 def key(options: tuple[Any, ...] = OPTIONS, **changes: Any) -> Any:
-    return call_key(arrays(**changes), options)  # type: ignore[arg-type]
+    return call_key(arrays(**changes), options)
 
 
 def test_addresses_do_not_count() -> None:
@@ -89,14 +97,14 @@ def test_arrays_of_several_libraries_are_checked(changes: dict[str, Any]) -> Non
 
 
 def call() -> KnownCall:
-    extents = (4 * 64 * 2, 64 * 8 * 2, 4 * 8 * 2, 16, 0, 32)
-    return KnownCall(FakeReplay(), (4, 8), np.dtype(np.float16), extents)  # type: ignore[arg-type]
+    extents = (4 * 64 * 2, 64 * 8 * 2, 16, 0, 32, 0)
+    return KnownCall(FakeReplay(), (4, 8), np.dtype(np.float16), None, 4 * 8 * 2, extents, (15, 15, 1, 0, 3, 15))
 
 
 def test_it_launches_for_the_new_addresses() -> None:
     known, given = call(), arrays()
-    assert known.run("cupy", given, 7) is given[2]  # type: ignore[arg-type]
-    assert known.replay.runs == [((0x1000, 0x2000, 0x3000, 0x3000, 0x4002, 0, 0x5000), 7)]  # type: ignore[attr-defined]
+    assert known.run("cupy", given, 7) is given[-1]
+    assert known.replay.runs == [((0x1000, 0x2000, 0x4002, 0, 0x5000, 0x3000, 0x3000), 7)]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -116,5 +124,24 @@ def test_it_launches_for_the_new_addresses() -> None:
 )
 def test_addresses_that_need_a_look_launch_nothing(changes: dict[str, Any]) -> None:
     known = call()
-    assert known.run("cupy", arrays(**changes), 7) is None  # type: ignore[arg-type]
+    assert known.run("cupy", arrays(**changes), 7) is None
     assert not known.replay.runs  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("version", [1, 3, 4, "p1"])
+@pytest.mark.parametrize("options", [(), ("bias",), ("bias", "a_scale", "b_scale")], ids=len)
+def test_every_address_of_a_launch_is_an_argument(version: int | str, options: tuple[str, ...]) -> None:
+    shapes = {"a": (128, 64), "b": (64, 64), "out": (128, 64), "bias": (64,), "a_scale": (128,), "b_scale": (64,)}
+    given: dict[str, Any] = {}
+    for index, name in enumerate(("a", "b", "out", *options)):
+        dtype, shape = np.dtype(np.float32 if "scale" in name else np.float16), shapes[name]
+        given[name] = ArrayInfo(0x10000 * (index + 1), shape, dense_strides(shape, dtype), dtype, 0, None, "cai")
+    request, result = check_call_into(**given)
+    target = get_target("sm_120a" if version == "p1" else "sm_90a")
+    spec = decide(GEMM, request.problem(version), imagined_gpu(target, 132)).spec
+    launch = plan_gemm(request, result, spec, target, 132)
+    bases = addresses((*request.read.values(), result, result))
+    moving = _moving(spec, launch, result)
+    held = [None if index is None else _address(launch.args[index]) for index in moving]
+    has_map = "output_map" in spec.parameter_names
+    assert held == [*(base or None for base in bases[:-1]), bases[-1] if has_map else None]

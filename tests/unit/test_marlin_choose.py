@@ -6,19 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudatma.kernels.candidates import ranked
-from cudatma.kernels.clusters import clusters_at_once
-from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
+from cudatma.kernels.choosing import shortlist, variants
+from cudatma.kernels.cost import ranked
+from cudatma.kernels.gpu import H200, Gpu, clusters_at_once, imagined_gpu
 from cudatma.kernels.marlin import mma_sync_candidates
-from cudatma.kernels.marlin.choose import MARLIN, candidates, choose_by_cost
+from cudatma.kernels.marlin.choose import MARLIN, AnyMarlinSpec, candidates, choose_by_cost
 from cudatma.kernels.marlin.mma_sync import LOAD_PATHS, LoadPaths, MmaSyncSpec
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync, dump_specs
 from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.specs import AnyMarlinSpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import ceil_div, fits_workspace, schedule
-from cudatma.kernels.shortlist import shortlist, variants
 from cudatma.kernels.tuning_file import Entry, parse_entry
 from cudatma.target import KIB, TARGETS, get_target
 

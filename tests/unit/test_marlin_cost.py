@@ -14,19 +14,17 @@ from hypothesis import strategies as st
 
 from benchmarks import model as comparison
 from cudatma.errors import ArgumentError
-from cudatma.kernels.candidates import Candidate, cheapest, ranked
-from cudatma.kernels.cost import Cost
-from cudatma.kernels.former_names import SPEC_FIELDS, renamed
+from cudatma.kernels.cost import Candidate, Cost, cheapest, ranked
 from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
 from cudatma.kernels.marlin import cost as cost_module
-from cudatma.kernels.marlin.choose import candidates, choose_by_cost
+from cudatma.kernels.marlin.choose import AnyMarlinSpec, candidates, choose_by_cost
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_candidates
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.specs import AnyMarlinSpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import ceil_div
+from cudatma.kernels.tuning_file import FORMER_FIELDS, renamed
 from cudatma.target import get_target
 
 READINGS = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "marlin_readings.json").read_text())
@@ -49,7 +47,7 @@ def readings(*kinds: str) -> list[tuple[LinearShape, int, dict[Any, float]]]:
 
 def identity(spec: AnyMarlinSpec) -> tuple[Any, ...]:
     kind = next(name for name, of in KINDS.items() if type(spec) is of)
-    names = [SPEC_FIELDS.get(name, name) for name in READINGS["fields"][kind] if name not in ("us", "evict_normal")]
+    names = [FORMER_FIELDS.get(name, name) for name in READINGS["fields"][kind] if name not in ("us", "evict_normal")]
     tail = [int(spec.weight_policy == "evict_normal")] if kind == "wgmma" else []
     return (kind, *(int(getattr(spec, name)) for name in names), *tail)
 

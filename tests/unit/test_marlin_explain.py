@@ -13,16 +13,14 @@ import numpy as np
 import pytest
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, LaunchError, TargetError
-from cudatma.kernels import tuning
-from cudatma.kernels.explain import Explanation
+from cudatma.kernels import choosing
+from cudatma.kernels.explain import Explanation, plain_table, table_text
 from cudatma.kernels.gpu import H200, imagined_gpu
-from cudatma.kernels.marlin import explain
-from cudatma.kernels.marlin.choose import MARLIN, choose_by_cost
-from cudatma.kernels.marlin.explain import marlin_explain
+from cudatma.kernels.marlin import choose
+from cudatma.kernels.marlin.choose import MARLIN, choose_by_cost, marlin_explain
 from cudatma.kernels.marlin.linear import MarlinLinear
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.table_text import plain_table, table_text
 from cudatma.kernels.tuning_file import Entry, GpuClass, store_entry
 from cudatma.quantization import quantize
 
@@ -87,9 +85,9 @@ def test_a_tuning_entry_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path:
     path, spec = tmp_path / "tuned.json", SkinnySpec("float16", 128, False, 16, 1, 256, 4, 5)
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
     store_entry(path, GpuClass.of(H200), MARLIN, Entry(Problem(LAYER, 16), spec, 5.5, 5.9))
-    tuning.forget()
+    choosing.forget()
     said = explained(LAYER, 13)
-    tuning.forget()
+    choosing.forget()
     assert (said.decision.source, said.spec) == ("tuned", spec)
     assert f"{path} has this problem, measured at M = 16: 5.5 us, where the cost model's choice took 5.9" in str(said)
     assert "marlin_skinny_f16_g128_16x32x256_k4_s5" in str(said)
@@ -154,7 +152,7 @@ def test_without_a_gpu_an_h200_is_imagined(monkeypatch: pytest.MonkeyPatch) -> N
     def none() -> int:
         raise DriverError("cuInit", None, "no driver")
 
-    monkeypatch.setattr(explain.context, "current_device", none)
+    monkeypatch.setattr(choose.context, "current_device", none)
     assert marlin_explain(LAYER, 1).gpu == H200
     monkeypatch.setenv("CUDATMA_TARGET", "sm_120a")
     assert marlin_explain(LAYER, 1).gpu.target == "sm_120a"

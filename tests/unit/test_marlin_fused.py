@@ -14,12 +14,11 @@ from test_marlin_gemm import close, make, values
 
 from cudatma import ArgumentError, MarlinLinear, PackedWeight, marlin_gemm
 from cudatma.kernels.marlin import plan
-from cudatma.kernels.marlin.explain import marlin_explain
-from cudatma.kernels.marlin.launch import _scale_exponent
+from cudatma.kernels.marlin.choose import marlin_explain, resolve_fused
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
+from cudatma.kernels.marlin.plan import _scale_exponent
 from cudatma.kernels.marlin.problem import LinearShape
-from cudatma.kernels.marlin.specs import resolve_fused
-from cudatma.kernels.marlin.trial import random_weight
+from cudatma.kernels.marlin.sample import random_weight
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.quantization.scale_range import FORMS, ScaleFit
 from cudatma.target import get_target

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudatma.kernels.gpu import H200, imagined_gpu
-from cudatma.kernels.marlin.invariant import choose_invariant
+from cudatma.kernels.marlin.choose import choose_invariant
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
 from cudatma.kernels.marlin.wgmma import WgmmaSpec

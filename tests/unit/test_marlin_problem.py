@@ -17,7 +17,7 @@ from cudatma.build.render import render
 from cudatma.errors import ArgumentError
 from cudatma.kernels.launch_struct import offsets, pack, size_bytes
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
-from cudatma.kernels.marlin.problem_struct import problem_values
+from cudatma.kernels.marlin.problem import problem_values
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.staged_tile import StagedTile
 from cudatma.kernels.marlin.wgmma import WgmmaSpec

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc, create_weight_tile_tma_desc
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, TargetError
-from cudatma.kernels.candidates import ranked
+from cudatma.kernels.cost import ranked
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.marlin.launch import _dependent_smem_bytes
+from cudatma.kernels.marlin.plan import _dependent_smem_bytes
 from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.skinny_candidates import dump_specs, skinny_candidates, tile_rows

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, TuneFileWarning
-from cudatma.kernels import tuning
-from cudatma.kernels.former_names import KERNELS, SPEC_FIELDS
+from cudatma.kernels import choosing
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.choose import MARLIN, decide
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
@@ -22,6 +21,8 @@ from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.tuning_file import (
+    FORMER_FIELDS,
+    FORMER_KERNELS,
     Entry,
     GpuClass,
     entries_for,
@@ -45,10 +46,10 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A user's file that is not there yet, no table that ships, and nothing read before."""
     path = tmp_path / "data" / "tuned.json"
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
-    monkeypatch.setattr(tuning, "shipped", lambda family: tmp_path / "shipped.json")
-    tuning.forget()
+    monkeypatch.setattr(choosing, "shipped", lambda family: tmp_path / "shipped.json")
+    choosing.forget()
     yield path
-    tuning.forget()
+    choosing.forget()
 
 
 def entry(m: int, spec: Any = WGMMA, us: float = 8.0) -> Entry:
@@ -137,7 +138,7 @@ def test_a_file_of_schema_2_is_read_under_the_names_of_today(file: Path, spec: A
     store_entry(file, GPU, MARLIN, entry(64, spec))
     content = json.loads(file.read_text())
     assert content["schema"] == 4
-    former = {new: old for names in (KERNELS, SPEC_FIELDS) for old, new in names.items()}
+    former = {new: old for names in (FORMER_KERNELS, FORMER_FIELDS) for old, new in names.items()}
     (stored,) = content["sections"][0]["entries"]
     stored["kernel"] = former.get(stored["kernel"], stored["kernel"])
     stored["spec"] = {former.get(name, name): value for name, value in stored["spec"].items()}
@@ -180,7 +181,7 @@ def test_a_file_that_is_damaged_or_something_else_is_ignored_and_kept(file: Path
     with pytest.warns(TuneFileWarning, match="kept as tuned.json.unread-1"):
         store_entry(file, GPU, MARLIN, entry(64))
     assert (file.parent / "tuned.json.unread-1").read_text() == text
-    tuning.forget()
+    choosing.forget()
     assert source(64) == "tuned"
 
 
@@ -190,7 +191,7 @@ def test_a_folder_in_its_place_and_bytes_that_are_no_text(file: Path) -> None:
         assert source(64) == "rule"
     file.rmdir()
     file.write_bytes(b"\xff\xfe{}")
-    tuning.forget()
+    choosing.forget()
     with pytest.warns(TuneFileWarning, match="codec"):
         assert source(64) == "rule"
 
@@ -202,7 +203,7 @@ def test_a_pipe_or_a_device_in_its_place_is_not_read(file: Path) -> None:
         assert source(64) == "rule"
     file.unlink()
     file.symlink_to("/dev/zero")
-    tuning.forget()
+    choosing.forget()
     with pytest.warns(TuneFileWarning, match="no regular file"):
         assert source(64) == "rule"
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from cudatma.descriptor import TensorMap
-from cudatma.kernels import replay
-from cudatma.kernels.launch import Launch
-from cudatma.kernels.replay import PlanCache, Replay
+from cudatma.kernels import launch as launching
+from cudatma.kernels.launch import Launch, PlanCache, Replay
 
 HOST = np.zeros((64, 64), np.float32)
 
@@ -42,8 +41,8 @@ def test_addresses_keep_their_offsets() -> None:
 
 def test_the_driver_changes_maps_that_know_their_allocation(monkeypatch: Any) -> None:
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(replay, "replace_address", lambda place, address: asked.append((place, address)))
-    monkeypatch.setattr(replay.context, "using", lambda device: __import__("contextlib").nullcontext())
+    monkeypatch.setattr(launching, "replace_address", lambda place, address: asked.append((place, address)))
+    monkeypatch.setattr(launching.context, "using", lambda device: __import__("contextlib").nullcontext())
     amap = TensorMap.from_array(HOST, (8, 8))
     launch = Launch("t", SimpleNamespace(threads=32, smem_bytes=0), 1, (amap,), ())
     words = (ctypes.c_uint64 * 16)()

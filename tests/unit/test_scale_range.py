@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cudatma.dtypes import activation_type
-from cudatma.kernels.marlin.problem_struct import problem_values
+from cudatma.kernels.marlin.problem import problem_values
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import Schedule
 from cudatma.quantization import PackedWeight, pack, quantize

@@ -15,11 +15,11 @@ from fake_bench import FakeBench
 from cudatma import cli
 from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentError, CompileError, TuneFileWarning
-from cudatma.kernels import tuning
+from cudatma.kernels import choosing
+from cudatma.kernels.choosing import Listed
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.choose import MARLIN, decide
 from cudatma.kernels.marlin.problem import LinearShape, Problem
-from cudatma.kernels.shortlist import Listed
 from cudatma.kernels.tuning_file import Entry, usable_entries
 from cudatma.target import get_target
 from tools import tune, tune_plan, tune_run
@@ -35,7 +35,7 @@ SHAPE = ["--shape", "4096x4096", "--m", "1,64", "--jobs", "1"]
 def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     path = tmp_path / "tuned.json"
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
-    tuning.forget()
+    choosing.forget()
     return path
 
 
@@ -61,7 +61,7 @@ def test_the_fastest_is_kept_and_then_chosen(file: Path, capsys: pytest.CaptureF
     assert tuned(bench, "--json") == 0
     entry = entries(file)[64]
     assert (entry.spec, entry.us, entry.rule_us) == (wanted.spec, 5.0, 9.0)
-    tuning.forget()
+    choosing.forget()
     decision = decide(Problem(LinearShape(4096, 4096, 128, False, "float16"), 64), H200)
     assert (decision.source, decision.spec) == ("tuned", wanted.spec)
     record = json.loads(capsys.readouterr().out)["cells"][1]

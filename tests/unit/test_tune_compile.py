@@ -18,11 +18,10 @@ from fake_bench import FakeBench
 
 from cudatma.build import kernel as build
 from cudatma.errors import ArgumentError, CompileError
-from cudatma.kernels import tuning
+from cudatma.kernels import choosing
 from cudatma.kernels.gpu import H200
-from cudatma.kernels.marlin.choose import MARLIN
+from cudatma.kernels.marlin.choose import MARLIN, resolve_fused
 from cudatma.kernels.marlin.problem import Problem
-from cudatma.kernels.marlin.specs import resolve_fused
 from cudatma.target import get_target
 from tools import tune, tune_compile, tune_plan
 from tools.tune_compile import compile_tasks, specs_of
@@ -72,7 +71,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
 @pytest.fixture(autouse=True)
 def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(tmp_path / "tuned.json"))
-    tuning.forget()
+    choosing.forget()
     return tmp_path / "tuned.json"
 
 

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from cudatma.errors import LaunchError
-from cudatma.kernels import trial as operands
+from cudatma.kernels import sample as operands
+from cudatma.kernels.choosing import Listed, shortlist
 from cudatma.kernels.gpu import H200
-from cudatma.kernels.marlin import trial
+from cudatma.kernels.marlin import sample
 from cudatma.kernels.marlin.choose import MARLIN, decide
 from cudatma.kernels.marlin.plan import Plan
 from cudatma.kernels.marlin.problem import LinearShape, Problem
-from cudatma.kernels.marlin.trial import MarlinTrial, random_weight
+from cudatma.kernels.marlin.sample import MarlinTrial, random_weight
 from cudatma.kernels.schedule import schedule
-from cudatma.kernels.shortlist import Listed, shortlist
 from cudatma.quantization import PackedWeight
 from tools.tune_measure import GpuBench
 
@@ -138,10 +138,10 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         return twin
 
     monkeypatch.setattr(PackedWeight, "to_device", to_device)
-    monkeypatch.setattr(trial, "Plan", FakePlan)
+    monkeypatch.setattr(sample, "Plan", FakePlan)
     monkeypatch.setattr(operands, "_ROTATION_BYTES", 5 * random_weight(LAYER).nbytes)
     space = SimpleNamespace(require_room=lambda spec, work: None)
-    monkeypatch.setattr(trial, "stream_workspace", lambda device, handle: space)
+    monkeypatch.setattr(sample, "stream_workspace", lambda device, handle: space)
     bench = GpuBench(MarlinTrial(0))
     here.bench = bench  # type: ignore[attr-defined]
     with bench.opened():
@@ -207,7 +207,7 @@ def test_a_choice_that_would_run_otherwise_is_refused(world: World, monkeypatch:
     rule, *_, other = shortlist(MARLIN, Problem(LAYER, 9), H200, 12)
     bench.prepare(Problem(LAYER, 9))
     bench.result(other)
-    monkeypatch.setattr(trial, "pinned", lambda spec: nullcontext())
+    monkeypatch.setattr(sample, "pinned", lambda spec: nullcontext())
     bench.result(rule)
     with pytest.raises(LaunchError, match=f"what was asked for: {other.spec.entry}"):
         bench.result(other)

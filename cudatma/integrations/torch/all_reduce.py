@@ -24,7 +24,7 @@ from cudatma.kernels.all_reduce.spec import (
     longest_message_bytes,
 )
 from cudatma.kernels.checks import check_gradient, checked_count, real_number
-from cudatma.kernels.replay import PlanCache, Replay
+from cudatma.kernels.launch import PlanCache, Replay
 from cudatma.library_streams import current_stream
 from cudatma.runtime.peer_memory import close_memory, memory_handle, open_memory, shareable_memory
 from cudatma.target import detect

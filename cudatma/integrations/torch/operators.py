@@ -12,9 +12,8 @@ import torch
 
 from cudatma.integrations.torch import fakes
 from cudatma.integrations.torch.weights import packed_weight
-from cudatma.kernels.attention.attention import attention
+from cudatma.kernels.attention.attention import attention, attention_varlen
 from cudatma.kernels.attention.decode import attention_decode
-from cudatma.kernels.attention.varlen import attention_varlen
 from cudatma.kernels.gemm.gemm import gemm
 from cudatma.kernels.marlin.gemm import marlin_gemm
 

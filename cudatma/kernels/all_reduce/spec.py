@@ -1,15 +1,21 @@
-"""The kernel of the one-shot all-reduce, the inbox that each rank has for it, and its launch."""
+"""The kernel of the one-shot all-reduce, the inbox that each rank has for it, its launch, and one rank's launch with
+made-up messages for `cudatma emulate all_reduce`."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from cudatma.arrays import ArrayInfo
+import numpy as np
+
+from cudatma.arrays import ArrayInfo, describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.launch import Launch
+from cudatma.kernels.sample import Sample, relative_error
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target
 
@@ -30,6 +36,7 @@ STATE_BYTES = GAVE_UP_BYTES + 16
 #: packets coming back: 1 MiB takes 4.2 us with 512 threads and 2.7 us with 1024, 16 KiB 1.7 us and 2.2 us.
 _SHORT_THREADS, _LONG_THREADS = 512, 1024
 _SHORT_BYTES = 512 << 10
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +151,54 @@ def dump_specs(target: Target) -> list[AllReduceSpec]:
         return []
     specs = [AllReduceSpec.for_message(2, "float16", nbytes) for nbytes in (_SHORT_BYTES, 2 * _SHORT_BYTES)]
     return [*specs, AllReduceSpec(2, "bfloat16"), AllReduceSpec(8, "bfloat16")]
+
+
+def memory(inbox: Inbox) -> Array:
+    """A rank's memory before the first launch, (n,) uint32."""
+    state = np.frombuffer(initial_state(), np.uint32)
+    return np.concatenate([state, np.zeros(inbox.nbytes // WORD_BYTES - state.size, np.uint32)])
+
+
+def packets(message: Array, launch: int) -> Array:
+    """A message as a rank sends it, (packets, 4) uint32."""
+    words = message.reshape(-1).view(np.uint32)
+    count = -(-words.size // PACKET_WORDS)
+    sent = np.full((count, PACKET_WORDS + 1), launch, np.uint32)
+    sent[:, :PACKET_WORDS] = np.pad(words, (0, count * PACKET_WORDS - words.size)).reshape(count, PACKET_WORDS)
+    return sent
+
+
+def received(memory: Array, inbox: Inbox, launch: int, sender: int) -> Array:
+    """The part of a rank's memory for packets of a sender, (slot_packets, 4) uint32, a view."""
+    slots = memory[STATE_BYTES // WORD_BYTES :].reshape(2, inbox.ranks, inbox.slot_packets, PACKET_WORDS + 1)
+    part: Array = slots[launch % 2, sender]
+    return part
+
+
+def sample(
+    target: Target, *, elements: int = 1030, ranks: int = 3, rank: int = 1, dtype: str = "float16", blocks: int = 2
+) -> Sample:
+    """The first launch of a rank. blocks: CTAs. Raises ArgumentError."""
+    spec = AllReduceSpec(ranks, dtype, threads=64)
+    spec.check_target(target)
+    if elements < 2 or elements % 2:
+        raise ArgumentError("elements", elements, "an even number, 2 or more")
+    if not 0 <= rank < ranks or blocks < 1:
+        raise ArgumentError("rank, blocks", (rank, blocks), f"a rank of 0 to {ranks - 1}, and 1 block or more")
+    random, inbox = np.random.default_rng(0), Inbox(ranks, elements * 2)
+    messages = random.standard_normal((ranks, elements)).astype(activation_type(dtype).numpy)
+    memories = [memory(inbox) for _ in range(ranks)]
+    for peer in set(range(ranks)) - {rank}:
+        sent = packets(messages[peer], 1)
+        received(memories[rank], inbox, 1, peer)[: len(sent)] = sent
+    failure, result = np.zeros(1, np.uint64), messages[rank].copy()
+    member = inbox.member(rank, [each.ctypes.data for each in memories], failure.ctypes.data, 10**9)
+    launch = all_reduce_launch(spec, member, describe(result), blocks)
+    kernel = launch.kernel(target)
+
+    # As behind a GEMM of a programmatic chain, which writes the message.
+    given = {"arrays": (*memories, failure, result), "produced_by_previous": (result,)}
+    run = partial(launch.emulate, target, kernel=kernel, **given)
+    error = partial(relative_error, result, messages.astype(np.float64).sum(0))
+    title = f"all-reduce of {elements} {dtype} by rank {rank} of {ranks}, {blocks} CTAs"
+    return Sample(title, kernel, run, error, 2e-3 if dtype == "float16" else 1e-2)

@@ -1,4 +1,4 @@
-"""Which version and configuration of attention serves a problem."""
+"""Which version and configuration of attention serves a problem, and why."""
 
 from __future__ import annotations
 
@@ -7,21 +7,28 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from cudatma.backend import backend_for
+from cudatma.build.kernel import default_target
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES, Problem
+from cudatma.kernels.attention.request import check_call
 from cudatma.kernels.attention.spec import SPEC_FIELDS, AttentionSpec
-from cudatma.kernels.attention.version import CHOICE
 from cudatma.kernels.attention.versions import (
+    CHOICE,
     VERSIONS,
     AttentionA3,
     AttentionA4,
     AttentionP1,
     AttentionPhase1,
     AttentionWithProducer,
+    chosen_version,
 )
-from cudatma.kernels.candidates import Candidate, candidates_of, runs
+from cudatma.kernels.checks import check_backend
+from cudatma.kernels.cost import Candidate, candidates_of, runs
+from cudatma.kernels.explain import Explanation, explained
 from cudatma.kernels.family import Family, Option
-from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
+from cudatma.kernels.schedule import Schedule, ceil_div
 from cudatma.target import Target, get_target
 
 #: Head dims of q and k, and of v -> (warpgroups, block_n) of versions a3 and a4. Registers of a thread hold
@@ -137,7 +144,7 @@ ATTENTION: Family[Problem, AttentionSpec] = Family(
         Option("heads", 1, (), "of q"),
         Option("kv_heads", 0, (), "of k and v; 0: as many as of q"),
     ),
-    trial="cudatma.kernels.attention.trial:AttentionTrial",
+    trial="cudatma.kernels.attention.sample:AttentionTrial",
     versions=CHOICE,
     shape="keys x head dim",
 )
@@ -170,3 +177,45 @@ def dump_specs(version: str, target: Target) -> list[AttentionSpec]:
 
 
 phase1_specs, a1_specs, a2_specs, a3_specs, a4_specs, p1_specs = (partial(dump_specs, version) for version in VERSIONS)
+
+
+def attention_explain(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    sink: Any = None,
+    out: Any = None,
+    return_lse: bool = False,
+    version: str = "auto",
+    backend: str | None = None,
+    stream: Any = None,
+) -> Explanation:
+    """What attention() would run with these arguments, why, and how long it should take. Launches and compiles nothing.
+
+    Host arrays: for an H200, or a GPU of $CUDATMA_TARGET. backend, stream: as attention takes them; they change
+    nothing here. Raises as attention does, and ArgumentError where there is nothing to compute.
+    """
+    name, asked_by = chosen_version(version)
+    request, _, _ = check_call(q, k, v, causal, scale, window, softcap, sink, out, return_lse)
+    if backend is not None:
+        check_backend(request.q, "q", backend_for("attention", backend))
+    if not (request.q.size_elems and request.has_keys):
+        shapes = request.q.shape, request.k.shape
+        raise ArgumentError("q.shape, k.shape", shapes, "a batch and lengths above 0", "nothing is launched here")
+    device = request.q.device
+    gpu = imagined_gpu(default_target()) if device is None else gpu_of(device)
+    problem = request.problem(name)
+
+    def cut(spec: Any) -> Schedule:
+        tiles = ceil_div(problem.q_length, spec.block_m), problem.batch * problem.heads
+        return Schedule(spec.ctas(problem, gpu.sm_count), *tiles, ceil_div(problem.k_length, spec.block_n), 0)
+
+    found = explained(ATTENTION, problem, gpu, cut=cut)
+    if not name:
+        return found
+    return replace(found, decision=replace(found.decision, why=f"{found.decision.why} by {asked_by}"))

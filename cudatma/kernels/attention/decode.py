@@ -7,11 +7,10 @@ from typing import Any
 
 from cudatma.arrays import ArrayInfo
 from cudatma.backend import backend_for
+from cudatma.kernels.attention.call import first_call, repeated
 from cudatma.kernels.attention.decode_plan import HostParts, divide, plan_decode
-from cudatma.kernels.attention.decode_reference import decode_reference
 from cudatma.kernels.attention.decode_request import NAME, DecodeRequest, check_decode
-from cudatma.kernels.attention.first_call import first_call
-from cudatma.kernels.attention.repeated import repeated
+from cudatma.kernels.attention.reference import decode_reference
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch import Launch
 from cudatma.target import Target

@@ -11,7 +11,6 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.spec import MEMBERS, OUTPUT_ROWS
 from cudatma.kernels.attention.versions import AttentionWithProducer
 from cudatma.kernels.launch_struct import Member
-from cudatma.kernels.work_struct import in_order
 
 #: Rows of a box at least: the swizzle repeats after as many.
 LEAST_BOX_ROWS = 8
@@ -63,6 +62,7 @@ class AttentionDecode(AttentionWithProducer):
     version: ClassVar[str] = "decode"
     template: ClassVar[str] = "kernels/attention_decode.cu.j2"
     is_decode: ClassVar[bool] = True
+    struct_members: ClassVar[Mapping[str, Member]] = _MEMBERS
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **AttentionWithProducer.allowed,
         "blocks_per_sm": (1, 2),
@@ -102,10 +102,6 @@ class AttentionDecode(AttentionWithProducer):
     @property
     def problem_names(self) -> tuple[str, ...]:
         return _NAMES + (_PAGES if self.is_paged else ()) + (() if self.by_tma else _ROWS) + self.mask_names
-
-    @property
-    def problem_members(self) -> tuple[Member, ...]:
-        return in_order(_MEMBERS, self.problem_names)
 
     @property
     def tile_name(self) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cudatma.arrays import ArrayInfo, describe, overlaps
+from cudatma.arrays import ArrayInfo, describe
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.attention.problem import Problem
 from cudatma.kernels.attention.tensors import addressable, check_disjoint, check_shapes, operand, plain_array
-from cudatma.kernels.checks import check_place, checked_count, checked_flag, real_number
+from cudatma.kernels.checks import check_out, check_place, checked_count, checked_flag, real_number
 
 #: What softcap may be at most; what other numbers are below, so that they are finite times log2(e), too.
 MOST_SOFTCAP, MOST_NUMBER = 4096, 2.0**127
@@ -164,16 +164,7 @@ def check_types(named: dict[str, ArrayInfo]) -> None:
 def check_result(out: Any, shape: tuple[int, ...], named: dict[str, ArrayInfo], function: str) -> ArrayInfo:
     """``out`` of a call whose arrays are these, the first of which it is like, as (batch, length, heads, dim)."""
     info, (first, its) = describe(out, "out"), next(iter(named.items()))
-    if info.dtype != its.dtype:
-        raise ArgumentTypeError("out.dtype", str(info.dtype), f"{its.dtype}, as {first}")
-    if info.shape != shape:
-        raise ArgumentError("out.shape", info.shape, f"{shape}")
-    check_place(info, "out", its, first, function)
-    if info.readonly:
-        raise ArgumentError("out", "a read-only array", "a writable array")
-    for name, other in named.items():
-        if overlaps(info, other):
-            raise ArgumentError("out", f"memory that overlaps {name}", "memory of its own")
+    check_out(info, its.dtype, f"{its.dtype}, as {first}", shape, named, function)
     check_disjoint(info, "out")
     return addressable(info, "out")
 

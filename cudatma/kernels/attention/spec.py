@@ -11,11 +11,10 @@ from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.attention.problem import CACHE_TYPE, HEAD_DIMS, OPERAND_TYPES, Problem
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.launch_struct import MEMBERS as WORK_MEMBERS
 from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.schedule import ceil_div
 from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP, TiledKernel
-from cudatma.kernels.work_struct import MEMBERS as WORK_MEMBERS
-from cudatma.kernels.work_struct import in_order
 from cudatma.pipeline import Operand
 from cudatma.target import Target, get_target
 
@@ -126,6 +125,7 @@ class AttentionSpec(TiledKernel):
     warpgroups: int = 2
 
     parameter_types: ClassVar[Mapping[str, str]] = _PARAMETER_TYPES
+    struct_members: ClassVar[Mapping[str, Member]] = MEMBERS
     version: ClassVar[str]
     template: ClassVar[str]
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = _ALLOWED
@@ -201,10 +201,6 @@ class AttentionSpec(TiledKernel):
         """What the masks and the cap need."""
         wanted = {"upper": self.has_upper, "lower": self.has_window, "cap_scale": self.has_softcap}
         return tuple(name for name, has in wanted.items() if has)
-
-    @property
-    def problem_members(self) -> tuple[Member, ...]:
-        return in_order(MEMBERS, self.problem_names)
 
     @property
     def entry(self) -> str:

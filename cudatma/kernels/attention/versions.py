@@ -11,6 +11,7 @@ from cudatma.kernels.attention.problem import Problem
 from cudatma.kernels.attention.spec import OUTPUT_ROWS, AttentionSpec, Clocks
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
+from cudatma.kernels.version import Versions
 from cudatma.pipeline import MBARRIER_BYTES
 from cudatma.target import Target
 
@@ -240,3 +241,8 @@ class AttentionP1(AttentionWithProducer):
 VERSIONS: dict[str, type[AttentionSpec]] = {
     kind.version: kind for kind in (AttentionPhase1, AttentionA1, AttentionA2, AttentionA3, AttentionA4, AttentionP1)
 }
+
+
+#: "": any.
+CHOICE: Versions[str] = Versions("attention", "CUDATMA_ATTENTION_VERSION", tuple(VERSIONS), "")
+chosen_version = CHOICE.chosen

@@ -9,8 +9,7 @@ from cudatma.arrays import ArrayInfo
 from cudatma.deprecation import former_arguments
 from cudatma.descriptor import multicast_mask
 from cudatma.errors import ArgumentError, DescriptorError
-from cudatma.kernels.data_movement.call import Call
-from cudatma.kernels.data_movement.place import Place, described
+from cudatma.kernels.data_movement.call import Call, Place, described
 from cudatma.kernels.data_movement.plans import run_plan
 from cudatma.kernels.data_movement.ring import LEAST_STAGES, SLOT_BYTES, CopyRing, stages_for
 from cudatma.kernels.data_movement.window import Axis, Window

@@ -13,8 +13,7 @@ from cudatma.arrays import ArrayInfo
 from cudatma.deprecation import former_arguments
 from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError, counted
-from cudatma.kernels.data_movement.call import Call
-from cudatma.kernels.data_movement.place import Place, described
+from cudatma.kernels.data_movement.call import Call, Place, described
 from cudatma.kernels.data_movement.plans import plain_plan, run_plan, window_plan
 from cudatma.kernels.data_movement.specs import CACHES, check_choice
 from cudatma.kernels.data_movement.window import Axis, Window, carried, cropped, folded, simplify

@@ -14,10 +14,9 @@ from cudatma.deprecation import former_arguments
 from cudatma.descriptor import OobFill, check_load
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, DescriptorError
-from cudatma.kernels.data_movement.call import Call
+from cudatma.kernels.data_movement.call import Call, Place, described, tensor_map
 from cudatma.kernels.data_movement.copy import PADS, copy_on_host, nan_type, whole_numbers
-from cudatma.kernels.data_movement.place import Place, described, tensor_map
-from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, slot_bytes, stages_for
+from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, slot_bytes, usual_ring
 from cudatma.kernels.data_movement.specs import check_choice, check_rank, coordinates
 from cudatma.kernels.data_movement.table import int_table
 from cudatma.kernels.host import host_array
@@ -205,8 +204,7 @@ def plan_boxes(
         raise DescriptorError("out.address", hex(out.pointer), "a multiple of 16 bytes")
     box_bytes = prod(box) * src.dtype.itemsize
     slot = max(SLOT_BYTES, slot_bytes(box_bytes))
-    stages = stages_for(place.target, slot)
-    spec = GatherSpec(len(box), "table" if table is not None else "grid", slot, stages, stages // 2)
+    spec = GatherSpec(len(box), "table" if table is not None else "grid", *usual_ring(place.target, slot))
     boxes = out.size_elems // prod(box)
     if boxes >= _INT32:
         raise DescriptorError("boxes", boxes, "below 2**31", "take them in parts")
@@ -219,7 +217,5 @@ def plan_boxes(
 
 def dump_specs(target: Target) -> list[GatherSpec]:
     """The specs for dumps and compile checks; none if the target cannot run them."""
-    if not target.has("tma"):
-        return []
-    stages = stages_for(target, SLOT_BYTES)
-    return [GatherSpec(rank, places, SLOT_BYTES, stages, stages // 2) for rank, places in ((3, "table"), (2, "grid"))]
+    pairs = ((3, "table"), (2, "grid")) if target.has("tma") else ()
+    return [GatherSpec(*pair, *usual_ring(target)) for pair in pairs]

@@ -17,10 +17,9 @@ from cudatma.descriptor import Im2colSpec, TensorMap, check_load, check_store
 from cudatma.descriptor import check_target as check_map_target
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError
-from cudatma.kernels.data_movement.call import Call
+from cudatma.kernels.data_movement.call import Call, Place, described, tensor_map
 from cudatma.kernels.data_movement.copy import whole_numbers
-from cudatma.kernels.data_movement.place import Place, described, tensor_map
-from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, stages_for
+from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, usual_ring
 from cudatma.kernels.data_movement.specs import check_rank
 from cudatma.kernels.data_movement.window import choose_box
 from cudatma.kernels.host import host_array
@@ -164,8 +163,7 @@ def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place,
     boxes = -(-pixels // pixel_box) * taps * channel_boxes
     if boxes >= _MOST_BOXES:
         raise ArgumentError("src.shape", f"{boxes} boxes", "below 2**31", "take the images in parts")
-    stages = stages_for(place.target, SLOT_BYTES)
-    spec = Im2colCopySpec(len(src.shape), SLOT_BYTES, stages, stages // 2)
+    spec = Im2colCopySpec(len(src.shape), *usual_ring(place.target))
     axes = zip(
         *(reversed(each) for each in (conv.out, conv.taps, conv.stride, conv.padding, conv.dilation)), strict=True
     )
@@ -221,7 +219,4 @@ def columns_on_host(src: ArrayInfo, out: ArrayInfo, conv: Convolution) -> None:
 
 def dump_specs(target: Target) -> list[Im2colCopySpec]:
     """The specs for dumps and compile checks; none if the target cannot run them."""
-    if not target.has("tma"):
-        return []
-    stages = stages_for(target, SLOT_BYTES)
-    return [Im2colCopySpec(4, SLOT_BYTES, stages, stages // 2)]
+    return [Im2colCopySpec(4, *usual_ring(target))] if target.has("tma") else []

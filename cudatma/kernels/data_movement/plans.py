@@ -11,10 +11,9 @@ from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import OobFill, check_load, check_reduce, check_store
 from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import DescriptorError
-from cudatma.kernels.data_movement import settings
-from cudatma.kernels.data_movement.place import Place, tensor_map
-from cudatma.kernels.data_movement.ring import SMALL_SLOT_BYTES
-from cudatma.kernels.data_movement.settings import Setting
+from cudatma.kernels.data_movement import ring as rings
+from cudatma.kernels.data_movement.call import Place, tensor_map
+from cudatma.kernels.data_movement.ring import SMALL_SLOT_BYTES, Setting
 from cudatma.kernels.data_movement.specs import PLAIN, RUN, WINDOW, PlainSpec, RunSpec, WindowSpec
 from cudatma.kernels.data_movement.window import CHUNK_BYTES, Axis, Window, choose_box, cropped, tile_counts
 from cudatma.kernels.launch import Launch
@@ -60,7 +59,7 @@ def run_plan(
 
 def _run_setting(place: Place, op: str, nbytes: int) -> Setting:
     """The measured ring for runs of which every CTA has a segment, else the usual ring, or one of small slots."""
-    for found in (settings.RUN if op == "copy" else settings.REDUCTIONS, Setting()):
+    for found in (rings.RUN if op == "copy" else rings.REDUCTIONS, Setting()):
         if nbytes >= found.ctas(place.ctas) * found.slot(place.target):
             return found
     return Setting(SMALL_SLOT_BYTES)
@@ -91,7 +90,7 @@ def window_plan(
     if not part.has_body:
         raise DescriptorError("offset", "a window outside of the source", "one that has elements of it")
     extents = tuple(axis.extent for axis in part.axes)
-    ring = setting or (settings.BOXES if op == "copy" else settings.REDUCTIONS)
+    ring = setting or (rings.BOXES if op == "copy" else rings.REDUCTIONS)
     slot = slot or ring.slot(place.target)
     box = choose_box(extents, part.itemsize, slot)
     carrier = np.dtype(f"uint{8 * part.itemsize}") if chosen.numpy is None else chosen.numpy

@@ -11,9 +11,8 @@ import numpy as np
 
 from cudatma.arrays import ArrayInfo
 from cudatma.errors import ArgumentError
-from cudatma.kernels.data_movement.call import Call
+from cudatma.kernels.data_movement.call import Call, Place, described, tensor_map
 from cudatma.kernels.data_movement.copy import check_window, part_of
-from cudatma.kernels.data_movement.place import Place, described, tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, THREADS
 from cudatma.kernels.data_movement.specs import coordinates
 from cudatma.kernels.data_movement.window import CHUNK_BYTES, Axis, Window, carried, choose_box, simplify, tile_counts

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,9 +21,9 @@ from cudatma.build.kernel import default_target, load_kernel
 from cudatma.deprecation import former_arguments
 from cudatma.descriptor import TensorMap
 from cudatma.errors import ArgumentError, ArgumentTypeError, check, counted
-from cudatma.kernels.data_movement.box_ring import TMA_ALIGNMENT_BYTES, BoxRing
+from cudatma.kernels.data_movement.ring import TMA_ALIGNMENT_BYTES, BoxRing
 from cudatma.kernels.host import host_bytes
-from cudatma.kernels.sample import Sample
+from cudatma.kernels.sample import Sample, sample_dtype
 from cudatma.library_streams import stream_handle
 from cudatma.runtime.device_memory import DeviceMemory
 from cudatma.runtime.streams import wait_for_producers
@@ -316,10 +317,7 @@ def dump_specs(target: Target) -> list[RaggedCopySpec]:
 
 def sample(target: Target, *, arrays: int = 12, dtype: str = "float16", blocks: int = 2, seed: int = 0) -> Sample:
     """Copies of random arrays of random shapes, for `cudatma emulate ragged_copy`. blocks: the most CTAs."""
-    try:
-        kind = np.dtype(dtype)
-    except TypeError as error:
-        raise ArgumentError("dtype", dtype, "a NumPy dtype") from error
+    kind = sample_dtype(dtype)
     if min(arrays, blocks) < 1:
         raise ArgumentError("arrays, blocks", (arrays, blocks), "1 and more each")
     rng = np.random.default_rng(seed)
@@ -329,12 +327,9 @@ def sample(target: Target, *, arrays: int = 12, dtype: str = "float16", blocks: 
     destinations = [np.zeros_like(source) for source in sources]
     copy = RaggedCopy(sources, destinations, backend="emulator", target=target)
 
-    def run(**options: Any) -> Report:
-        return copy.emulate(blocks=blocks, **options)
-
     def wrong() -> float:
         return float(np.mean([(a != b).mean() for a, b in zip(sources, destinations, strict=True)]))
 
     grid = f"{counted(min(blocks, copy.blocks), 'block')} of {THREADS} threads"
     title = f"ragged copy, {counted(arrays, 'array')} of {kind}, {grid}"
-    return Sample(title, copy.kernel, run, wrong, 0.0)
+    return Sample(title, copy.kernel, partial(copy.emulate, blocks=blocks), wrong, 0.0)

@@ -11,9 +11,8 @@ from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import REDUCE_TYPES
 from cudatma.dtypes import BFLOAT16, TmaType, tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.data_movement.call import Call
+from cudatma.kernels.data_movement.call import Call, Place, check_written, described
 from cudatma.kernels.data_movement.copy import part_of, whole_numbers
-from cudatma.kernels.data_movement.place import Place, check_written, described
 from cudatma.kernels.data_movement.plans import run_plan, window_plan
 from cudatma.kernels.data_movement.specs import CACHES, check_choice
 from cudatma.kernels.data_movement.window import Axis, Window, carried, simplify

@@ -1,10 +1,15 @@
-"""The ring of slots that one thread of a CTA fills by loads and empties by stores.
+"""The rings of slots that one thread of a CTA fills by loads and empties by stores, and of boxes that one thread loads
+and another one stores.
 
-The device side is ``parts/copy_ring.cuh.j2``: a TmaPipeline without `empty` barriers, because the thread that refills a
-slot knows from its own bulk groups that the slot has been stored. Source: PTX ISA, "cp.async.bulk.wait_group".
+The device side of the first is ``parts/copy_ring.cuh.j2``: a TmaPipeline without `empty` barriers, because the thread
+that refills a slot knows from its own bulk groups that the slot has been stored. Source: PTX ISA,
+"cp.async.bulk.wait_group". A Setting says how many bytes a copy keeps in flight, and how; RUN, BOXES and REDUCTIONS
+were chosen by measurement, and `cudatma bench data_movement --search` times others.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from cudatma.errors import ArgumentError
 from cudatma.pipeline import MBARRIER_BYTES, Operand, PipelineSpec
@@ -19,6 +24,9 @@ SMALL_SLOT_BYTES = 4 * KIB
 LEAST_STAGES, MOST_STAGES = 2, 6
 #: TMA writes boxes at multiples of this.
 SLOT_ALIGNMENT = 128
+#: Of addresses, pitches and rows: TMA stores clip at 16 bytes, not at the element.
+TMA_ALIGNMENT_BYTES = 16
+_MAX_BOX = 256
 
 
 class CopyRing:
@@ -94,3 +102,113 @@ def stages_for(
 ) -> int:
     """How many slots of this size a CTA gets if so many CTAs share an SM; at least 2."""
     return max(LEAST_STAGES, min(most_stages, target.smem_share_bytes(blocks_per_sm) // (stage_bytes + MBARRIER_BYTES)))
+
+
+def usual_ring(target: Target, slot_bytes: int = SLOT_BYTES) -> tuple[int, int, int]:
+    """(stage_bytes, stages, in_flight) of a CopyRing with slots of this size: half of them may be in stores."""
+    stages = stages_for(target, slot_bytes)
+    return slot_bytes, stages, stages // 2
+
+
+class BoxRing:
+    """Base of their specs.
+
+    element_bytes: bytes of an element, 1, 2, 4 or 8. box_rows, box_columns: elements of one box, at most 256 each; a
+    row of the box is a multiple of 16 bytes. stages: boxes in flight, 2 and up.
+    """
+
+    __slots__ = ()
+
+    element_bytes: int
+    box_rows: int
+    box_columns: int
+    stages: int
+
+    def check_box(self) -> None:
+        """ArgumentError unless the fields are as above."""
+        if self.element_bytes not in (1, 2, 4, 8):
+            raise ArgumentError("element_bytes", self.element_bytes, "1, 2, 4, 8")
+        for field in ("box_rows", "box_columns"):
+            if not 1 <= getattr(self, field) <= _MAX_BOX:
+                raise ArgumentError(field, getattr(self, field), f"1 to {_MAX_BOX}")
+        if self.box_columns * self.element_bytes % TMA_ALIGNMENT_BYTES:
+            got = f"{self.box_columns} elements of {self.element_bytes} bytes"
+            raise ArgumentError("box_columns", got, f"a multiple of {TMA_ALIGNMENT_BYTES} bytes")
+        if self.stages < 2:
+            raise ArgumentError("stages", self.stages, "2 and up", "the kernel frees a slot one store later")
+
+    @property
+    def ring(self) -> PipelineSpec:
+        """One box a stage; one thread loads it, one stores it. What the load delivers is what the slot holds."""
+        box_bytes = self.box_rows * self.box_columns * self.element_bytes
+        return PipelineSpec(self.stages, (Operand("tile", box_bytes, box_bytes),))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the ring holds, for the head of the generated source."""
+        return self.ring.notes()
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.ring.smem_bytes
+
+    def smem_layout(self) -> list[tuple[str, int, int]]:
+        """(name, offset, bytes) of what stands in dynamic shared memory."""
+        ring = self.ring
+        return [
+            ("tiles", 0, ring.stages * ring.stage_bytes),
+            ("barriers", ring.barriers_offset, ring.barrier_bytes),
+        ]
+
+    def stage_layout(self) -> list[tuple[str, int]]:
+        """(what, bytes) that one stage holds."""
+        shape = f"{self.box_rows} x {self.box_columns}"
+        return [(f"tile {shape} of {self.element_bytes}-byte elements", self.ring.stage_bytes)]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The ring of a copy, and how many CTAs have one.
+
+    slot_bytes: the most that one slot holds. blocks_per_sm: CTAs that share an SM. most_stages: slots of a CTA, if
+    shared memory holds them. in_flight: stores that may still read their slots; 0 is half of the slots. load_cache,
+    store_cache: L2 policies of a call that names none, "" for the GPU's default.
+    Raises ArgumentError.
+    """
+
+    slot_bytes: int = SLOT_BYTES
+    blocks_per_sm: int = BLOCKS_PER_SM
+    most_stages: int = MOST_STAGES
+    in_flight: int = 0
+    load_cache: str = ""
+    store_cache: str = ""
+
+    def __post_init__(self) -> None:
+        if self.blocks_per_sm < 1:
+            raise ArgumentError("blocks_per_sm", self.blocks_per_sm, "1 and up")
+        if self.most_stages < 2:
+            raise ArgumentError("most_stages", self.most_stages, "2 and up", "one slot is filled, another stored")
+        if self.in_flight < 0:
+            raise ArgumentError("in_flight", self.in_flight, "0 and up", "0 is half of the slots")
+
+    def slot(self, target: Target) -> int:
+        """Bytes of a slot on a target: fewer if two slots of slot_bytes do not fit."""
+        share = target.smem_share_bytes(self.blocks_per_sm) // 2 - MBARRIER_BYTES
+        return min(self.slot_bytes, share - share % SLOT_ALIGNMENT)
+
+    def ring(self, target: Target, slot_bytes: int) -> tuple[int, int]:
+        """(stages, in_flight) on a target for slots of this size."""
+        stages = stages_for(target, slot_bytes, self.blocks_per_sm, self.most_stages)
+        return stages, min(self.in_flight or stages // 2, stages - 1)
+
+    def ctas(self, usual: int) -> int:
+        """CTAs of a launch if kernels with BLOCKS_PER_SM have ``usual`` ones."""
+        return max(1, usual * self.blocks_per_sm // BLOCKS_PER_SM)
+
+
+#: Copies of runs of bytes; small ones have slots of SMALL_SLOT_BYTES.
+RUN = Setting()
+#: Copies of windows as boxes: one CTA with many small slots on each SM.
+BOXES = Setting(slot_bytes=8 * KIB, blocks_per_sm=1, most_stages=10)
+#: Reductions, of runs and of boxes.
+REDUCTIONS = Setting()

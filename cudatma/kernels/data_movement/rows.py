@@ -14,9 +14,8 @@ from cudatma.arrays import ArrayInfo
 from cudatma.deprecation import former_arguments
 from cudatma.descriptor import check_load, check_store
 from cudatma.errors import ArgumentError, DescriptorError
-from cudatma.kernels.data_movement.call import Call
-from cudatma.kernels.data_movement.place import Place, check_written, described, tensor_map
-from cudatma.kernels.data_movement.ring import LEAST_STAGES, SLOT_BYTES, CopyRing, stages_for
+from cudatma.kernels.data_movement.call import Call, Place, check_written, described, tensor_map
+from cudatma.kernels.data_movement.ring import LEAST_STAGES, SLOT_BYTES, CopyRing, usual_ring
 from cudatma.kernels.data_movement.specs import check_choice
 from cudatma.kernels.data_movement.table import int_table
 from cudatma.kernels.data_movement.window import choose_box
@@ -149,13 +148,11 @@ def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, index: ArrayInfo, place: 
     boxes = -(-count // BOX_ROWS) * column_boxes
     if max(outside, boxes) >= _INT32:
         raise DescriptorError("rows", f"{outside} rows, {boxes} boxes", "below 2**31", "take them in parts")
-    stages = stages_for(place.target, SLOT_BYTES)
-    spec = RowsSpec(op, SLOT_BYTES, stages, stages // 2)
+    spec = RowsSpec(op, *usual_ring(place.target))
     sizes = (count, outside, width, column_boxes, 4 * width * itemsize, boxes)
     return Launch(TEMPLATE, spec, min(place.ctas, boxes), (load, store, index, *sizes), (src, dst, index))
 
 
 def dump_specs(target: Target) -> list[RowsSpec]:
     """The specs for dumps and compile checks; none if the target cannot run them."""
-    stages = stages_for(target, SLOT_BYTES)
-    return [RowsSpec(op, SLOT_BYTES, stages, stages // 2) for op in OPS if target.has(f"{op}4")]
+    return [RowsSpec(op, *usual_ring(target)) for op in OPS if target.has(f"{op}4")]

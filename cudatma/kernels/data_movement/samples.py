@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,15 +10,14 @@ import numpy as np
 from cudatma.arrays import describe
 from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.data_movement.broadcast import plan_broadcast
+from cudatma.kernels.data_movement.call import Place
 from cudatma.kernels.data_movement.copy import check_window, plan_copy
 from cudatma.kernels.data_movement.gather import plan_boxes
 from cudatma.kernels.data_movement.im2col import columns_on_host, convolution, plan_im2col
-from cudatma.kernels.data_movement.place import Place
-from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
-from cudatma.kernels.data_movement.settings import BOXES
+from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM, BOXES
 from cudatma.kernels.data_movement.transpose import plan_transpose
 from cudatma.kernels.launch import Launch
-from cudatma.kernels.sample import Sample
+from cudatma.kernels.sample import Sample, sample_dtype
 from cudatma.target import Target
 
 Array = np.ndarray[Any, Any]
@@ -95,10 +94,7 @@ def broadcast_sample(target: Target, *, elements: int = 40_000, copies: int = 2,
 
 def _numbers(shape: tuple[int, ...], dtype: str) -> Array:
     """Small integers. Raises ArgumentError for no dtype, or extents below 1."""
-    try:
-        kind = np.dtype(dtype)
-    except TypeError as error:
-        raise ArgumentError("dtype", dtype, "a NumPy dtype") from error
+    kind = sample_dtype(dtype)
     if min(shape) < 1:
         raise ArgumentError("shape", shape, "1 and more each")
     return np.random.default_rng(0).integers(0, 100, shape).astype(kind)
@@ -112,6 +108,6 @@ def _place(target: Target, blocks: int) -> Place:
 
 def _sample(title: str, target: Target, planned: Launch, result: Array, wanted: Array) -> Sample:
     planned.spec.check_target(target)
-    run: Callable[..., Any] = lambda **options: planned.emulate(target, **options)  # noqa: E731
+    run = partial(planned.emulate, target)
     shown = f"{title}, {counted(int(np.prod(planned.grid)), 'block')} of {planned.spec.threads} threads"
     return Sample(shown, planned.kernel(target), run, lambda: float((result != wanted).mean()), 0.0)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from cudatma.descriptor import REDUCE_TYPES
 from cudatma.errors import ArgumentError
-from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, stages_for
-from cudatma.kernels.data_movement.settings import BOXES
+from cudatma.kernels.data_movement.ring import BOXES, CopyRing, usual_ring
 from cudatma.target import Target
 
 WINDOW, RUN, PLAIN = "kernels/window_copy.cu.j2", "kernels/run_copy.cu.j2", "kernels/plain_copy.cu.j2"
@@ -162,8 +161,7 @@ def run_specs(target: Target) -> list[RunSpec]:
     """As window_specs()."""
     if not target.has("tma"):
         return []
-    stages = stages_for(target, SLOT_BYTES)
-    return [RunSpec("copy", "b8", SLOT_BYTES, stages, stages // 2)]
+    return [RunSpec("copy", "b8", *usual_ring(target))]
 
 
 def plain_specs(target: Target) -> list[PlainSpec]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from cudatma.arrays import ArrayInfo, describe, with_cupy
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.data_movement.place import Place
+from cudatma.kernels.data_movement.call import Place
 from cudatma.kernels.host import host_array
 from cudatma.library_streams import working_on
 

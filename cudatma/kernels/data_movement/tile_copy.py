@@ -6,7 +6,8 @@ The smallest whole kernel: a spec, a template, and a function that makes the ten
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -16,15 +17,12 @@ from cudatma.build.kernel import default_target, load_kernel
 from cudatma.deprecation import former_arguments
 from cudatma.descriptor import TensorMap, check_store
 from cudatma.errors import ArgumentError, counted
-from cudatma.kernels.data_movement.box_ring import BoxRing
-from cudatma.kernels.sample import Sample
+from cudatma.kernels.data_movement.ring import BoxRing
+from cudatma.kernels.sample import Sample, sample_dtype
 from cudatma.library_streams import stream_handle
 from cudatma.runtime.launch import Kernel
 from cudatma.runtime.streams import order_after_producers
 from cudatma.target import Target, detect
-
-if TYPE_CHECKING:
-    from cudatma.emulator import Report
 
 TEMPLATE = "kernels/tile_copy.cu.j2"
 #: Two on each SM of an H200; every CTA copies several boxes.
@@ -119,18 +117,12 @@ def sample(
     target: Target, *, rows: int = 300, columns: int = 200, dtype: str = "float32", stages: int = 4, blocks: int = 2
 ) -> Sample:
     """A copy of a random array, for `cudatma emulate tile_copy`. blocks: the most CTAs."""
-    try:
-        kind = np.dtype(dtype)
-    except TypeError as error:
-        raise ArgumentError("dtype", dtype, "a NumPy dtype") from error
+    kind = sample_dtype(dtype)
     if min(rows, columns, blocks) < 1:
         raise ArgumentError("rows, columns, blocks", (rows, columns, blocks), "1 and more each")
     src = np.random.default_rng(0).integers(0, 100, (rows, columns)).astype(kind)
     dst = np.zeros_like(src)
     kernel, grid, args, shared_bytes = prepare(src, dst, target, stages)
-
-    def run(**options: Any) -> Report:
-        return kernel.emulate(min(grid, blocks), THREADS, args, shared_bytes=shared_bytes, **options)
-
+    run = partial(kernel.emulate, min(grid, blocks), THREADS, args, shared_bytes=shared_bytes)
     title = f"tile copy, {rows} x {columns} {kind}, {counted(min(grid, blocks), 'block')} of {THREADS} threads"
     return Sample(title, kernel, run, lambda: float((src != dst).mean()), 0.0)

@@ -11,9 +11,8 @@ from cudatma.arrays import ArrayInfo
 from cudatma.deprecation import former_arguments
 from cudatma.descriptor import L2Promotion, Swizzle, TensorMap, check_store
 from cudatma.errors import ArgumentError, DescriptorError
-from cudatma.kernels.data_movement.call import Call
+from cudatma.kernels.data_movement.call import Call, Place, described, tensor_map
 from cudatma.kernels.data_movement.copy import VIAS, plan_copy
-from cudatma.kernels.data_movement.place import Place, described, tensor_map
 from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
 from cudatma.kernels.data_movement.specs import check_choice
 from cudatma.kernels.data_movement.window import Axis, Window, simplify

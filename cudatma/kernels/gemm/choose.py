@@ -1,4 +1,4 @@
-"""Which version and configuration of the dense GEMM serves a problem."""
+"""Which version and configuration of the dense GEMM serves a problem, and why."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
+from typing import Any
 
+from cudatma.backend import backend_for
+from cudatma.build.kernel import default_target
 from cudatma.errors import ArgumentError
-from cudatma.kernels.candidates import Candidate, candidates_of, runs
+from cudatma.kernels.checks import check_backend
+from cudatma.kernels.cost import Candidate, candidates_of, runs
+from cudatma.kernels.explain import Explanation, explained
 from cudatma.kernels.family import Family, Option
 from cudatma.kernels.gemm import p1
+from cudatma.kernels.gemm.plan import copied
 from cudatma.kernels.gemm.problem import (
     EPILOGUES,
     LAYOUTS,
@@ -22,10 +28,10 @@ from cudatma.kernels.gemm.problem import (
     is_fp8,
     kernel_name,
 )
+from cudatma.kernels.gemm.request import check_call
 from cudatma.kernels.gemm.spec import GemmSpec
-from cudatma.kernels.gemm.version import CHOICE
-from cudatma.kernels.gemm.versions import VERSIONS, GemmV6
-from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.gemm.versions import CHOICE, VERSIONS, GemmV6, chosen_version
+from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
 
@@ -124,7 +130,7 @@ GEMM: Family[Problem, GemmSpec] = Family(
         Option("block_scales", False, (False, True), "fp8: a scale for each block of 128 of K"),
         Option("batch", 1, (), "matrices"),
     ),
-    trial="cudatma.kernels.gemm.trial:GemmTrial",
+    trial="cudatma.kernels.gemm.sample:GemmTrial",
     versions=CHOICE,
 )
 
@@ -155,3 +161,39 @@ def dump_specs(version: int | str, target: Target) -> list[GemmSpec]:
 v1_specs, v2_specs, v3_specs, v4_specs, v5_specs, v6_specs, v7_specs, p1_specs = (
     partial(dump_specs, version) for version in VERSIONS
 )
+
+
+def gemm_explain(
+    a: Any,
+    b: Any,
+    *,
+    out: Any = None,
+    bias: Any = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    activation: str | None = None,
+    out_dtype: Any = None,
+    a_scale: Any = None,
+    b_scale: Any = None,
+    batch_invariant: bool = False,
+    version: str | int = "auto",
+    backend: str | None = None,
+    stream: Any = None,
+) -> Explanation:
+    """What gemm() would run with these arguments, why, and how long it should take. Launches and compiles nothing.
+
+    Host arrays: for an H200, or a GPU of $CUDATMA_TARGET; the predicted time is the kernel's, without copies in
+    front of it. backend, stream: as gemm takes them; they change nothing here. Raises as gemm does, and
+    ArgumentError for a result without elements.
+    """
+    number, asked_by = chosen_version(version)
+    request, _, _ = check_call(a, b, out, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant)
+    if backend is not None:
+        check_backend(request.a, "a", backend_for("gemm", backend))
+    device = request.a.device
+    gpu = imagined_gpu(default_target()) if device is None else gpu_of(device)
+    problem = request.problem(number)
+    found = explained(GEMM, problem, gpu, cut=lambda spec: spec.schedule(problem, gpu.sm_count))
+    why = found.decision.why + (f" by {asked_by}" if number else "")
+    why += f"; {told}" if (told := copied(request)) else ""
+    return replace(found, decision=replace(found.decision, why=why))

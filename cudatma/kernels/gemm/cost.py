@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudatma.kernels.clusters import clusters_at_once
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gemm.problem import Problem
-from cudatma.kernels.gpu import IN_L2_BYTES, Gpu
+from cudatma.kernels.gpu import IN_L2_BYTES, Gpu, clusters_at_once
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import get_target
 

@@ -1,9 +1,12 @@
-"""gemm: c = a b in fp16, bf16 or fp8. Reads downwards: checks, plan, launch."""
+"""gemm: c = a b in fp16, bf16 or fp8. Reads downwards: checks, plan, launch; then the same in NumPy."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from cudatma import context
 from cudatma.arrays import ArrayInfo, dense_strides, describe, empty_like_library
@@ -11,26 +14,26 @@ from cudatma.backend import backend_for
 from cudatma.build.kernel import debug_scope, default_target, wants_debug
 from cudatma.kernels.checks import check_backend
 from cudatma.kernels.choosing import decide, pinned_scope
-from cudatma.kernels.gemm.arrange import arranged
 from cudatma.kernels.gemm.choose import GEMM
 from cudatma.kernels.gemm.matrices import ALIGNMENT
-from cudatma.kernels.gemm.plan import OPTIONAL, plan_gemm
-from cudatma.kernels.gemm.problem import NUMPY
-from cudatma.kernels.gemm.reference import reference
-from cudatma.kernels.gemm.repeated import KNOWN_CALLS, Arrays, KnownCall
+from cudatma.kernels.gemm.plan import OPTIONAL, arranged, plan_gemm
+from cudatma.kernels.gemm.problem import NUMPY, SCALE_BLOCK
 from cudatma.kernels.gemm.request import Request, check_call
 from cudatma.kernels.gemm.spec import GemmSpec
-from cudatma.kernels.gemm.version import chosen_version
+from cudatma.kernels.gemm.versions import chosen_version
 from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
-from cudatma.kernels.known_call import call_key
-from cudatma.kernels.launch import Launch
-from cudatma.kernels.replay import PlanCache, Replay
+from cudatma.kernels.host import host_array
+from cudatma.kernels.known_call import KnownCall, addresses, call_key
+from cudatma.kernels.launch import Launch, PlanCache, Replay
 from cudatma.library_streams import stream_handle
 from cudatma.runtime.streams import order_after_producers
 from cudatma.target import detect
 
 _PLANS: PlanCache[Replay] = PlanCache(1024)
+#: By their keys.
+_KNOWN_CALLS: PlanCache[KnownCall] = PlanCache(1024)
 context.after_fork(_PLANS, PlanCache.clear)
+context.after_fork(_KNOWN_CALLS, PlanCache.clear)
 
 
 def gemm(
@@ -71,11 +74,11 @@ def gemm(
     (in a graph capture: a first call, or a copy), HazardError (emulator).
     """
     number, _ = chosen_version(version)
-    arrays, options = (a, b, out, bias, a_scale, b_scale), (alpha, beta, activation, out_dtype, batch_invariant, number)
+    arrays, options = (a, b, bias, a_scale, b_scale, out), (alpha, beta, activation, out_dtype, batch_invariant, number)
     key = None
     if backend is None and debug_scope.get() is None and pinned_scope.get() is None:
         key = call_key(arrays, options)
-        if key is not None and (known := KNOWN_CALLS.get(key)) is not None:
+        if key is not None and (known := _KNOWN_CALLS.get(key)) is not None:
             done = known.run(key[0], arrays, stream)
             if done is not None:
                 return done
@@ -83,11 +86,11 @@ def gemm(
 
 
 def _first(
-    arrays: Arrays, options: tuple[Any, ...], backend: str | None, stream: Any, key: tuple[Any, ...] | None
+    arrays: tuple[Any, ...], options: tuple[Any, ...], backend: str | None, stream: Any, key: tuple[Any, ...] | None
 ) -> Any:
     """A call with full checks; keeps the launch for later calls of the same kind."""
     chosen = backend_for("gemm", backend)
-    a, b, out, bias, a_scale, b_scale = arrays
+    a, b, bias, a_scale, b_scale, out = arrays
     *checked, number = options
     alpha, beta, activation, out_dtype, batch_invariant = checked
     request, shape, result = check_call(
@@ -113,13 +116,10 @@ def _first(
         order_after_producers(handle, device, result, *request.arrays().values())
         ready = arranged(request, chosen, handle)
         replay = _replay(ready, result, number, device, handle)
-        replay.run(_addresses(ready, result), handle)
+        replay.run(addresses((*ready.read.values(), result, result)), handle)
         # A known call looks at no address but those of these arrays, and finds a and b at multiples of 16 bytes.
         if key is not None and ready is request and result.pointer % ALIGNMENT == 0:
-            found = request.arrays() | {"out": result}
-            named = [found.get(name) for name in ("a", "b", "out", *OPTIONAL)]
-            extents = tuple([0 if info is None else info.extent[1] - info.pointer for info in named])
-            KNOWN_CALLS.put(key, KnownCall(replay, shape, out.dtype, extents))
+            _KNOWN_CALLS.put(key, KnownCall.of(replay, out, shape, (*request.read.values(), result), 2))
     return out
 
 
@@ -136,23 +136,56 @@ def _replay(request: Request, result: ArrayInfo, version: int | str, device: int
         spec = decide(GEMM, request.problem(version), gpu).spec
         launch = plan_gemm(request, result, spec, target, gpu.sm_count)
         kernel = launch.loaded(target, device, stream)
-        replay = Replay(launch, kernel, device, _addresses(request, result), _moving(spec, launch, result))
+        bases = addresses((*request.read.values(), result, result))
+        replay = Replay(launch, kernel, device, bases, _moving(spec, launch, result))
         _PLANS.put(key, replay)
     return replay
 
 
-def _addresses(request: Request, result: ArrayInfo) -> tuple[int, ...]:
-    """Of a Replay: the result's twice, for a pointer and a tensor map."""
-    arrays = request.arrays()
-    optional = [arrays[name].pointer if name in arrays else 0 for name in OPTIONAL]
-    return request.a.pointer, request.b.pointer, result.pointer, result.pointer, *optional
-
-
 def _moving(spec: GemmSpec, launch: Launch, result: ArrayInfo) -> list[int | None]:
-    """The indices of the launch's arguments that hold _addresses(); None for those that it does not have or read."""
+    """The indices of the launch's arguments that hold the addresses of what is read, and of the result, for a pointer
+    and for a tensor map; None for those that it does not have or read."""
     given = dict(zip(spec.parameter_names, launch.args, strict=True))
     if "output_map" in given and given["output_map"].address != result.pointer:
         given["output_map"] = 0  # a map that the kernel does not look at
-    wanted = (("a", "a_map"), ("b", "b_map"), ("output",), ("output_map",), *((name,) for name in OPTIONAL))
+    wanted = (("a", "a_map"), ("b", "b_map"), *((name,) for name in (*OPTIONAL, "output", "output_map")))
     used = [next((name for name in names if given.get(name, 0) != 0), None) for names in wanted]
     return [None if name is None else spec.parameter_names.index(name) for name in used]
+
+
+def reference(request: Request, result: ArrayInfo) -> None:
+    """Write the result. request, result: in host memory."""
+    with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
+        out, (_, n, k) = host_array(result), request.sizes
+        a, b = (host_array(info).astype(np.float32) for info in (request.a, request.b))
+        scales = [np.ones((1, 1), np.float32) if one is None else host_array(one) for one in request.scales.arrays]
+        scales = [one.reshape(1, 1) if one.size == 1 else one for one in scales]
+        if request.scales.of_blocks:
+            a_blocks, b_blocks = (_repeated(one, -1) for one in scales)
+            a = a * a_blocks[..., :k]
+            b = b * _repeated(b_blocks[..., :n], -2)[..., :k, :]
+            values = np.float32(request.alpha) * (a @ b)
+        else:
+            values = np.float32(request.alpha) * (a @ b) * scales[0].reshape(-1, 1) * scales[1].reshape(1, -1)
+        if request.beta:
+            values += np.float32(request.beta) * out.astype(np.float32)
+        if request.bias is not None:
+            values += host_array(request.bias).astype(np.float32)
+        out[...] = _activated(values, request.activation).astype(out.dtype)
+
+
+def _repeated(scales: Any, axis: int) -> Any:
+    """Each scale for the elements of its block."""
+    return np.repeat(scales, SCALE_BLOCK, axis=axis)
+
+
+def _activated(x: Any, name: str | None) -> Any:
+    if name == "relu":
+        return np.where(x < 0, np.float32(0), x)
+    if name == "gelu":
+        return np.float32(0.5) * x * (1 + np.vectorize(math.erf, otypes=[np.float32])(x * np.float32(math.sqrt(0.5))))
+    if name == "gelu_tanh":
+        return (
+            np.float32(0.5) * x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)))
+        )
+    return x / (1 + np.exp(-x)) if name == "silu" else x

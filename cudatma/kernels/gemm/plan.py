@@ -1,20 +1,26 @@
-"""The launch of a dense GEMM: which arguments a version's kernel gets for a request."""
+"""The launch of a dense GEMM: operands that the kernels cannot read are copied in front of it, and a kernel gets its
+arguments."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from cudatma.arrays import ArrayInfo
+import numpy as np
+
+from cudatma import context
+from cudatma.arrays import ArrayInfo, describe, empty_like_library
 from cudatma.descriptor import TensorMap
-from cudatma.kernels.gemm.matrices import ALIGNMENT, as_rows, dense_rows
+from cudatma.errors import LaunchError
+from cudatma.kernels.data_movement.copy import copy
+from cudatma.kernels.data_movement.transpose import transpose
+from cudatma.kernels.gemm.matrices import ALIGNMENT, as_rows, dense_rows, letter_of, why_copied
 from cudatma.kernels.gemm.request import Request
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gpu import IN_L2_BYTES
 from cudatma.kernels.launch import Launch
-from cudatma.kernels.launch_struct import pack
+from cudatma.kernels.launch_struct import pack, work_values
 from cudatma.kernels.schedule import DivisorStruct, Schedule, ceil_div
-from cudatma.kernels.work_struct import work_values
 from cudatma.target import Target
 
 #: Arrays that a call may do without; the kernel gets the address 0.
@@ -22,6 +28,8 @@ OPTIONAL = ("bias", "a_scale", "b_scale")
 
 #: m n / (m + n) below which reading operands takes longer than multiplying. [H200]
 _BOUND_BY_MEMORY = 180
+#: The layout of fp8 operands, and of those without contiguous rows or columns.
+_PREFERRED = {"a": "R", "b": "C"}
 
 
 def plan_gemm(request: Request, result: ArrayInfo, spec: GemmSpec, target: Target, sm_count: int) -> Launch:
@@ -91,3 +99,53 @@ def _tensor_map(rows: ArrayInfo, box: tuple[int, int, int], swizzle: str, target
     kind = "uint8" if rows.dtype.itemsize == 1 else None
     rows = replace(rows, owner=None)  # the launch has it
     return TensorMap.from_array(rows, box, dtype=kind, axes=(2, 1, 0), swizzle=swizzle, target=target)
+
+
+def arranged(request: Request, backend: str, stream: int | None) -> Request:
+    """The request with operands that the kernels can read. stream: of the copies, and of the launch that follows; None
+    on the host. Raises what copy() raises, LaunchError where a copy would be captured.
+    """
+    a, b = _arranged(request.a, "a", backend, stream), _arranged(request.b, "b", backend, stream)
+    return request if a is request.a and b is request.b else replace(request, a=a, b=b)
+
+
+def copied(request: Request) -> str:
+    """Which operands arranged() copies and why, in words."""
+    told = []
+    for field, info in (("a", request.a), ("b", request.b)):
+        if why := why_copied(as_rows(info, letter_of(info, _PREFERRED[field]))):
+            told.append(f"{field} is copied first: it has {why}")
+    return "; ".join(told)
+
+
+def _arranged(info: ArrayInfo, field: str, backend: str, stream: int | None) -> ArrayInfo:
+    letter = letter_of(info, _PREFERRED[field])
+    rows = as_rows(info, letter)
+    why = why_copied(rows)
+    if not why:
+        return info
+    if info.device is not None and stream is not None:
+        _refuse_capture(info.device, stream, f"{field} with {why}")
+    batch, count, columns = rows.shape
+    matrices = batch if rows.strides_bytes[0] else 1  # one that serves the whole batch is copied once
+    kind = np.dtype(np.uint8) if info.dtype.itemsize == 1 else info.dtype  # CuPy has no fp8
+    vector = ALIGNMENT // kind.itemsize
+    buffer = describe(empty_like_library(info, (matrices, count, ceil_div(columns, vector) * vector), kind, stream))
+    source, target = (replace(each, shape=(matrices, count, columns), dtype=kind) for each in (rows, buffer))
+    if count > 1 and columns > 1 and rows.strides_bytes[1] == kind.itemsize:
+        transpose(as_rows(source, "C"), out=target, backend=backend, stream=stream)
+    else:
+        copy(source, out=target, backend=backend, stream=stream)
+    step = target.strides_bytes[0] if matrices > 1 else 0
+    strides = (step, *target.strides_bytes[1:])
+    return as_rows(replace(target, shape=rows.shape, strides_bytes=strides, dtype=info.dtype), letter)
+
+
+def _refuse_capture(device: int, stream: int, what: str) -> None:
+    """Raise LaunchError if the stream captures a graph, which would keep the address of memory that is freed."""
+    with context.using(device) as driver:
+        if context.is_capturing(driver, stream):
+            allowed = "operands that the kernels read as they lie (docs/gemm.md)"
+            raise LaunchError(
+                "stream", f"a stream that captures a graph, for {what}", allowed, "copy it before the capture"
+            )

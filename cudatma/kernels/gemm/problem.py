@@ -1,4 +1,4 @@
-"""What a caller of gemm() asks for. Pure."""
+"""What a caller of gemm() asks for, and the members of the struct that tells it the kernel. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.family import MAX_EXTENT
+from cudatma.kernels.launch_struct import MEMBERS as WORK_MEMBERS
+from cudatma.kernels.launch_struct import Member
 
 #: Of A and B: R is row-major, C column-major. RC, where elements along K lie side by side in both, is torch's linear.
 LAYOUTS = ("RC", "RR", "CR", "CC")
@@ -26,6 +28,35 @@ SCALE_BLOCK = 128
 
 #: The result's, in NumPy.
 NUMPY = {name: BFLOAT16 if name == "bfloat16" else np.dtype(name) for name in RESULT_TYPES}
+#: Of the launch struct.
+MEMBERS = WORK_MEMBERS | {
+    member.name: member
+    for member in (
+        Member("output_by_tma", "u32", "1: TMA can write the result"),
+        Member("alternates", "u32", "1: every other tile of a CTA goes through K backwards"),
+        Member("matrix_tiles_m", "u32", "tiles along M of one matrix of the batch"),
+        Member("alpha", "float", "factor of the products"),
+        Member("beta", "float", "factor of what the result held before"),
+        Member("by_matrix_tiles_m", "Divisor", "divides by matrix_tiles_m"),
+        Member("output_batch", "u64", "elements from one matrix of the result to the next"),
+        Member("a_box_rows", "u32", "rows of a box of A"),
+        Member("stage_bytes", "u32", "that the boxes of a stage deliver"),
+        Member("a_pitch", "u64", "elements from one row of A to the next, or from one column"),
+        Member("b_pitch", "u64", "elements from one row of B to the next, or from one column"),
+        Member("a_batch", "u64", "elements from one matrix of A to the next"),
+        Member("b_batch", "u64", "elements from one matrix of B to the next"),
+        Member("a_scale_row", "u64", "elements from one row's scale to the next; 0: one for all"),
+        Member(
+            "b_scale_column",
+            "u64",
+            "elements from the scale of one column, or block of them, to the next; 0: one for all",
+        ),
+        Member("a_scale_k", "u64", "elements from the scale of one block of K to the next"),
+        Member("b_scale_k", "u64", "the same of B"),
+        Member("a_scale_batch", "u64", "elements from the scales of one matrix to the next"),
+        Member("b_scale_batch", "u64", "the same of B"),
+    )
+}
 
 
 def is_fp8(dtype: str) -> bool:

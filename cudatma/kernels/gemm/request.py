@@ -3,26 +3,116 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo, describe, overlaps
+from cudatma.arrays import ArrayInfo, describe
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.checks import check_place, checked_flag, real_number
+from cudatma.kernels.checks import as_fp32, check_out, check_place, checked_flag, real_number
 from cudatma.kernels.gemm.matrices import batched, folded, follows, letter_of, result_rows
 from cudatma.kernels.gemm.problem import (
     ACTIVATIONS,
     NUMPY,
     OPERAND_TYPES,
     RESULT_TYPES,
+    SCALE_BLOCK,
     Problem,
     default_result,
     is_fp8,
 )
-from cudatma.kernels.gemm.scales import Scales, check_scales
+from cudatma.kernels.schedule import ceil_div
+
+#: Their strides in the kernels' Problem, from the outermost dimension on.
+_STRIDES = {
+    "a_scale": ("a_scale_batch", "a_scale_row", "a_scale_k"),
+    "b_scale": ("b_scale_batch", "b_scale_k", "b_scale_column"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """a, b: fp32 arrays, None: 1. factor: the product of those that are numbers. of_blocks: a is (M, ceil(K / 128)), b
+    (ceil(K / 128), ceil(N / 128)), each with the batch in front if it differs; else a has one element or M, b one or N.
+    """
+
+    a: ArrayInfo | None = None
+    b: ArrayInfo | None = None
+    factor: float = 1.0
+    of_blocks: bool = False
+
+    @property
+    def arrays(self) -> tuple[ArrayInfo | None, ArrayInfo | None]:
+        return self.a, self.b
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all rows of A, and all matrices of the batch, have the same."""
+        of_matrices = self.b is not None and len(self.b.shape) > 2 and self.b.size_elems > 1
+        return (self.a is None or self.a.size_elems == 1) and not of_matrices
+
+    def strides(self) -> dict[str, int]:
+        """Elements between neighbors, as the kernels' Problem names them; 0 along dimensions of one element."""
+        values: dict[str, int] = {}
+        for names, info in zip(_STRIDES.values(), (self.a, self.b), strict=True):
+            steps = [0, 0, 0]
+            if info is not None:
+                found = zip(info.shape, info.strides_bytes, strict=True)
+                own = [stride // info.dtype.itemsize if extent > 1 else 0 for extent, stride in found][-3:]
+                if len(own) == 1:  # of rows, or of columns
+                    own = [*own, 0] if names is _STRIDES["a_scale"] else [0, *own]
+                steps[3 - len(own) :] = own
+            values |= dict(zip(names, steps, strict=True))
+        return values
+
+
+def check_scales(a_scale: Any, b_scale: Any, sizes: tuple[int, int, int], batch: int) -> Scales:
+    """The scales of a call with these M, N, K. Raises ArgumentError, ArgumentTypeError."""
+    factor = 1.0
+    arrays: dict[str, ArrayInfo | None] = {}
+    for field, value in (("a_scale", a_scale), ("b_scale", b_scale)):
+        if isinstance(value, numbers.Real) and not isinstance(value, bool):
+            factor *= as_fp32(value, field)
+            value = None
+        arrays[field] = None if value is None else _array(value, field)
+    (m, n, k), (a, b) = sizes, arrays.values()
+    vectors = {"a_scale": ((m,), (m, 1)), "b_scale": ((n,), (1, n))}
+    is_plain = {
+        field: info is None or info.size_elems == 1 or info.shape in vectors[field] for field, info in arrays.items()
+    }
+    if all(is_plain.values()):
+        return Scales(a, b, factor)
+    blocks = ceil_div(k, SCALE_BLOCK), ceil_div(n, SCALE_BLOCK)
+    shapes = {"a_scale": (m, blocks[0]), "b_scale": blocks}
+    is_of_blocks = {
+        field: info is not None and (info.shape in (shape, (batch, *shape)) or info.size_elems == math.prod(shape) == 1)
+        for (field, info), shape in zip(arrays.items(), shapes.values(), strict=True)
+    }
+    # One that is neither is wrong; else the one that is not of blocks, as the other one is.
+    neither = [field for field in arrays if not is_plain[field] and not is_of_blocks[field]]
+    for field in neither or [field for field in arrays if not is_of_blocks[field]]:
+        info = arrays[field]
+        allowed = f"one element, {vectors[field][0]}, or {shapes[field]} for blocks, which both scales must be of then"
+        raise ArgumentError(f"{field}.shape", None if info is None else info.shape, allowed)
+    scales = Scales(a, b, factor, of_blocks=True)
+    if a is not None and (m - 1) * scales.strides()["a_scale_row"] >= 1 << 32:  # the kernel's offsets have 32 bits
+        raise ArgumentError("a_scale.strides", a.strides_bytes, "rows within 16 GiB", "copy it")
+    return scales
+
+
+def _array(value: Any, field: str) -> ArrayInfo:
+    info = describe(value, field)
+    if info.dtype != np.float32:
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), "float32")
+    if any(stride < 0 or stride % info.dtype.itemsize for stride in info.strides_bytes):
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "multiples of 4 bytes, 0 and up", "copy it")
+    if info.pointer % info.dtype.itemsize:
+        raise ArgumentError(f"{field}.pointer", hex(info.pointer), "a multiple of 4 bytes", "copy it")
+    return info
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +164,14 @@ class Request:
             self.batch_invariant,
         )
 
+    @property
+    def read(self) -> dict[str, ArrayInfo | None]:
+        """What a launch reads, by the names of gemm's arguments, with None for what this one does not."""
+        return {"a": self.a, "b": self.b, "bias": self.bias, "a_scale": self.scales.a, "b_scale": self.scales.b}
+
     def arrays(self) -> dict[str, ArrayInfo]:
-        """Those that a kernel reads, by the names of gemm's arguments."""
-        scales = {"a_scale": self.scales.a, "b_scale": self.scales.b}
-        named = {"a": self.a, "b": self.b, "bias": self.bias} | scales
-        return {name: info for name, info in named.items() if info is not None}
+        """Those that a kernel reads."""
+        return {name: info for name, info in self.read.items() if info is not None}
 
 
 def check_call(
@@ -124,7 +217,7 @@ def check_call(
     )
     _check_bias(request)
     for name, info in request.arrays().items():
-        _check_place(info, name, left)
+        check_place(info, name, left, "a", "gemm")
     shape = *batches, *sizes[:2]
     if result is None:
         if request.beta:
@@ -167,10 +260,6 @@ def _operand(array: Any, field: str) -> ArrayInfo:
     return info
 
 
-def _check_place(info: ArrayInfo, field: str, left: ArrayInfo) -> None:
-    check_place(info, field, left, "a", "gemm")
-
-
 def _result_type(out_dtype: Any, out: ArrayInfo | None, left: ArrayInfo) -> str:
     """The name of out_dtype: a name, or a type of NumPy, CuPy or torch."""
     if out_dtype is None:
@@ -200,16 +289,7 @@ def _check_bias(request: Request) -> None:
 
 def _result(info: ArrayInfo, request: Request, shape: tuple[int, ...]) -> ArrayInfo:
     """out as (batch, M, N), checked."""
-    if info.dtype != NUMPY[request.out_dtype]:
-        raise ArgumentTypeError("out.dtype", str(info.dtype), request.out_dtype)
-    if info.shape != shape:
-        raise ArgumentError("out.shape", info.shape, f"{shape}")
-    _check_place(info, "out", request.a)
-    if info.readonly:
-        raise ArgumentError("out", "a read-only array", "a writable array")
-    for name, other in request.arrays().items():
-        if overlaps(info, other):
-            raise ArgumentError("out", f"memory that overlaps {name}", "memory of its own")
+    check_out(info, NUMPY[request.out_dtype], request.out_dtype, shape, request.arrays(), "gemm")
     return result_rows(info if len(shape) == 3 else batched(info, 1))
 
 

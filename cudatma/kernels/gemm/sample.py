@@ -1,25 +1,27 @@
-"""A small dense GEMM for the emulator: random operands, and its error against float64."""
+"""Made-up operands: a small dense GEMM for the emulator, and what the tuner launches."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 
+from cudatma.arrays import ArrayInfo, describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, counted
+from cudatma.kernels.choosing import Listed
 from cudatma.kernels.gemm.plan import plan_gemm
-from cudatma.kernels.gemm.problem import Problem
+from cudatma.kernels.gemm.problem import SCALE_BLOCK, Problem, element_bytes, is_fp8
 from cudatma.kernels.gemm.request import check_call_into
+from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.versions import VERSIONS
-from cudatma.kernels.sample import Sample
-from cudatma.target import Target
-
-if TYPE_CHECKING:
-    from cudatma.emulator import Report
-
-_LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
+from cudatma.kernels.gpu import gpu_of
+from cudatma.kernels.sample import LIMITS, Launch, Sample, cold_copies, empty_rows, in_turn, random_rows, relative_error
+from cudatma.kernels.schedule import ceil_div
+from cudatma.target import Target, detect
 
 
 def sample(
@@ -42,8 +44,8 @@ def sample(
     for name, size in (("m", m), ("n", n), ("k", k)):
         if size % 8:
             raise ArgumentError(name, size, "a multiple of 8")
-    if dtype not in _LIMITS:
-        raise ArgumentError("dtype", dtype, ", ".join(_LIMITS))
+    if dtype not in LIMITS:
+        raise ArgumentError("dtype", dtype, ", ".join(LIMITS))
     random, kind = np.random.default_rng(0), activation_type(dtype).numpy
     a, b = (
         random.standard_normal(shape if letter == "R" else shape[::-1], np.float32).astype(kind)
@@ -56,17 +58,92 @@ def sample(
     launch = plan_gemm(request, result, spec, target, sm_count)
     reference = a.astype(np.float64) @ b.astype(np.float64)
 
-    def run(**options: Any) -> Report:
-        return launch.emulate(target, **options)
-
-    def error() -> float:
-        return float(np.linalg.norm(out.astype(np.float64) - reference) / np.linalg.norm(reference))
-
     ctas = counted(int(np.prod(launch.grid)), "CTA")
     title = f"GEMM, M = {m}, N = {n}, K = {k}, {dtype}, {layout}, {ctas} of {spec.threads} threads"
-    return Sample(title, launch.kernel(target), run, error, _LIMITS[dtype])
+    error = partial(relative_error, out, reference)
+    return Sample(title, launch.kernel(target), partial(launch.emulate, target), error, LIMITS[dtype])
 
 
 v1_sample, v2_sample, v3_sample, v4_sample, v5_sample, v6_sample, v7_sample, p1_sample = (
     partial(sample, version) for version in VERSIONS
 )
+
+
+class GemmTrial:
+    """A Trial (kernels/sample.py). Raises DriverError without CuPy or a GPU."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self.out: Any = None
+        self._a: Any = None
+        self._b: list[Any] = []
+        self._fixed: Any = None
+        self._options: dict[str, Any] = {}
+
+    @property
+    def copies(self) -> int:
+        return len(self._b)
+
+    def prepare(self, problem: Problem) -> None:
+        """Random a; random b, unless it is there."""
+        import cupy
+
+        m, n, k = problem.m, problem.n, problem.k
+        self._a = self.out = None
+        if problem.fixed != self._fixed:
+            self._fixed, self._b = None, []
+            cupy.get_default_memory_pool().free_all_blocks()
+            copies = cold_copies(element_bytes(problem.dtype) * n * k)
+            self._b = [_operand(k, n, problem.layout[1], problem, seed=1) for _ in range(copies)]
+            self._fixed = problem.fixed
+        self._a, self.out = _operand(m, k, problem.layout[0], problem, seed=0), _result(m, n, problem.result_dtype)
+        self._options = _options(problem)
+
+    def launcher(self, candidate: Listed[GemmSpec], copies: int, stream: int) -> Launch:
+        """launch(i) enqueues the candidate on the i-th of so many copies of b; its kernel is loaded now."""
+        target, sm_count = detect(self.device), gpu_of(self.device).sm_count
+        launches = []
+        for b in self._b[:copies]:
+            request, result = check_call_into(self._a, b, self.out, **self._options)
+            launches.append(plan_gemm(request, result, candidate.spec, target, sm_count))
+        kernel = launches[0].loaded(target, self.device, stream)
+        return in_turn([partial(launch.plan(kernel, self.device).launch, stream) for launch in launches])
+
+
+def _operand(rows: int, columns: int, layout: str, problem: Problem, seed: int) -> ArrayInfo:
+    """Normally distributed; row-major, or column-major."""
+    if layout == "C":
+        turned = _operand(columns, rows, "R", problem, seed)
+        return replace(turned, shape=turned.shape[::-1], strides_bytes=turned.strides_bytes[::-1])
+    if not is_fp8(problem.dtype):
+        return describe(random_rows(rows, columns, problem.dtype, seed))
+    import cupy
+
+    kind, pitch = np.dtype(getattr(ml_dtypes, problem.dtype)), -(-columns // 16) * 16
+    values = cupy.random.RandomState(seed).standard_normal(1_048_573, dtype=np.float32)
+    bits = cupy.asarray(cupy.asnumpy(values).astype(kind).view(np.uint8))
+    return replace(describe(cupy.resize(bits, (rows, pitch))[:, :columns]), dtype=kind)
+
+
+def _result(m: int, n: int, dtype: str) -> Any:
+    import cupy
+
+    return cupy.empty((m, n), np.float32) if dtype == "float32" else empty_rows(m, n, dtype)
+
+
+def _options(problem: Problem) -> dict[str, Any]:
+    """Arguments of gemm that make the problem's epilogue and scales."""
+    import cupy
+
+    options: dict[str, Any] = {}
+    if problem.epilogue != "none":
+        bias = _result(1, problem.n, problem.result_dtype)[0]
+        bias.view(np.uint8).fill(0)
+        options = {"bias": bias, "alpha": 0.5}
+    if problem.epilogue not in ("none", "linear"):
+        options["activation"] = problem.epilogue
+    if problem.block_scales:
+        blocks = ceil_div(problem.k, SCALE_BLOCK)
+        options["a_scale"] = cupy.ones((problem.m, blocks), np.float32)
+        options["b_scale"] = cupy.ones((blocks, ceil_div(problem.n, SCALE_BLOCK)), np.float32)
+    return options

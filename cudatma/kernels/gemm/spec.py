@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gemm.cost import gemm_cost
-from cudatma.kernels.gemm.members import MEMBERS
 from cudatma.kernels.gemm.problem import (
     EPILOGUES,
     LAYOUTS,
+    MEMBERS,
     OPERAND_TYPES,
     SCALE_BLOCK,
     Problem,
@@ -23,10 +23,9 @@ from cudatma.kernels.gemm.problem import (
     kernel_name,
 )
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.launch_struct import Member
+from cudatma.kernels.launch_struct import RASTER, RESULT, Member
 from cudatma.kernels.schedule import Schedule, ceil_div, schedule
 from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP, TiledKernel
-from cudatma.kernels.work_struct import RASTER, RESULT, in_order
 from cudatma.pipeline import Operand
 from cudatma.target import Target
 
@@ -75,6 +74,7 @@ class GemmSpec(TiledKernel):
 
     version: ClassVar[int | str]
     template: ClassVar[str]
+    struct_members: ClassVar[Mapping[str, Member]] = MEMBERS
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = _ALLOWED
     revision: ClassVar[int] = 5
     #: CTAs side by side that load a tile of B together, or of A; CTAs that divide K.
@@ -159,10 +159,6 @@ class GemmSpec(TiledKernel):
         if self.has_scales:
             names += _BLOCK_SCALES if self.block_scales else _VECTOR_SCALES
         return tuple(dict.fromkeys(names))
-
-    @property
-    def problem_members(self) -> tuple[Member, ...]:
-        return in_order(MEMBERS, self.problem_names)
 
     @property
     def entry(self) -> str:

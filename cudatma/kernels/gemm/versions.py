@@ -10,6 +10,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.gemm.p1 import GemmP1
 from cudatma.kernels.gemm.problem import Problem
 from cudatma.kernels.gemm.spec import GemmSpec
+from cudatma.kernels.version import Versions
 from cudatma.target import Target
 
 #: What versions 3 and 4 allow: tiles of any multiple of 16 columns.
@@ -190,3 +191,8 @@ class GemmV7(GemmV4):
 VERSIONS: dict[int | str, type[GemmSpec]] = {
     kind.version: kind for kind in (GemmV1, GemmV2, GemmV3, GemmV4, GemmV5, GemmV6, GemmV7, GemmP1)
 }
+
+
+#: 0: any.
+CHOICE: Versions[int | str] = Versions("gemm", "CUDATMA_GEMM_VERSION", tuple(VERSIONS), 0)
+chosen_version = CHOICE.chosen

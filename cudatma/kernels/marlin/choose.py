@@ -1,25 +1,43 @@
-"""Which Marlin kernel serves a problem, with which configuration: the candidates of all three as one family."""
+"""Which Marlin kernel serves a problem, with which configuration, and why: the candidates of all three as one family;
+instances that give a row the same bits whatever M is."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
+from cudatma import context
+from cudatma.build.kernel import default_target
+from cudatma.deprecation import former_arguments
 from cudatma.dtypes import ACTIVATION_TYPES
+from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError
 from cudatma.kernels import choosing
-from cudatma.kernels.candidates import Candidate
 from cudatma.kernels.choosing import Decision
+from cudatma.kernels.cost import Candidate
+from cudatma.kernels.explain import Explanation, explained
 from cudatma.kernels.family import Family, Option
-from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.marlin.invariant import choose_invariant
+from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
+from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_candidates
-from cudatma.kernels.marlin.problem import GROUP_SIZES, Problem
+from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem, weight_policy
+from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.skinny_candidates import skinny_candidates
-from cudatma.kernels.marlin.specs import KERNELS, AnyMarlinSpec, resolve_fused
+from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.marlin.wgmma_candidates import wgmma_candidates
-from cudatma.target import get_target
+from cudatma.kernels.schedule import ceil_div
+from cudatma.quantization import PackedWeight
+from cudatma.target import Target, get_target
 
 #: The measured exceptions.
 SHIPPED = Path(__file__).with_name("tuned.json")
+#: Values of block_m: the least that holds all of M, else several tiles of the last.
+_WGMMA_SIZES, _MMA_SYNC_SIZES = (8, 16, 32, 64, 128, 256), (8, 16, 32, 64)
+_MAX_STAGES = 12
+Spec = TypeVar("Spec", MmaSyncSpec, WgmmaSpec)
+#: Any of the kernels' specs; StagedTile holds what they have in common.
+AnyMarlinSpec: TypeAlias = MmaSyncSpec | SkinnySpec | WgmmaSpec
+KERNELS: dict[str, type[AnyMarlinSpec]] = {"skinny": SkinnySpec, "wgmma": WgmmaSpec, "mma_sync": MmaSyncSpec}
 
 
 def candidates(problem: Problem, gpu: Gpu) -> list[Candidate[AnyMarlinSpec]]:
@@ -53,7 +71,7 @@ MARLIN: Family[Problem, AnyMarlinSpec] = Family(
         Option("has_zeros", False, (False, True), "weights with zero points"),
     ),
     launched=launched,
-    trial="cudatma.kernels.marlin.trial:MarlinTrial",
+    trial="cudatma.kernels.marlin.sample:MarlinTrial",
 )
 
 
@@ -65,3 +83,138 @@ def decide(problem: Problem, gpu: Gpu) -> Decision[AnyMarlinSpec]:
 def choose_by_cost(problem: Problem, gpu: Gpu) -> AnyMarlinSpec:
     """The cheapest candidate. Deterministic; looks at no device and no file."""
     return choosing.cheapest_of(MARLIN, problem, gpu)[0]
+
+
+def choose_invariant(problem: Problem, gpu: Gpu) -> AnyMarlinSpec:
+    """The spec that gives a row of the result the same bits whatever M is, for a schedule that divides no tile.
+    Deterministic; looks at no device.
+
+    A sum in floating point depends on its order. Here every instance of a kernel adds up K in the same order: one warp
+    or warpgroup computes its columns of W alone, 16 of K at a time from the first to the last, with weights that are
+    scaled already. No tile is divided among CTAs (``divide`` of schedule()), no K among warps, and the target alone
+    decides which kernel serves. Where tiles are few this is slower.
+    """
+    target, layer, m = get_target(gpu.target), problem.layer, problem.m
+    spec: AnyMarlinSpec
+    if target.has_wgmma and target.has_setmaxnreg:
+        spec = _wgmma(layer, m, target, gpu.sm_count)
+    else:
+        spec = _mma_sync(layer, m, target, gpu.sm_count)
+    spec.check_target(target)
+    return spec
+
+
+def _wgmma(layer: LinearShape, m: int, target: Target, sm_count: int) -> WgmmaSpec:
+    block_m = next((size for size in _WGMMA_SIZES if size >= m), _WGMMA_SIZES[-1])
+    block_k = 256 if block_m <= 64 else 128 if block_m == 128 else 64
+    warpgroups = 2 if _fills(m, block_m, layer.n, 128, sm_count) else 1
+    spec = WgmmaSpec(
+        dtype=layer.dtype,
+        group_size=layer.group_size,
+        has_zeros=layer.has_zeros,
+        block_m=block_m,
+        block_k=block_k,
+        warpgroups=warpgroups,
+        stack=1,
+        stages=2,
+        mmas_per_commit=1,
+        commits_in_flight=3,
+        consumer_registers=232 if warpgroups * block_m == 512 else 0,
+        weight_policy=weight_policy(m, block_m),
+    )
+    return _deepest(spec, target.smem_per_block_bytes)
+
+
+def _mma_sync(layer: LinearShape, m: int, target: Target, sm_count: int) -> MmaSyncSpec:
+    block_m = next((size for size in _MMA_SYNC_SIZES if size >= m), _MMA_SYNC_SIZES[-1])
+    wide = _fills(m, block_m, layer.n, 128, sm_count)
+    spec = MmaSyncSpec(
+        dtype=layer.dtype,
+        group_size=layer.group_size,
+        has_zeros=layer.has_zeros,
+        block_m=block_m,
+        block_n=128 if wide else 64,
+        block_k=256 if block_m <= 16 else 128,
+        warps_n=4,
+        slice_k=1,
+        stages=2,
+        scale_on="epilogue" if layer.group_size == -1 else "weight",
+        weight_policy=weight_policy(m, block_m),
+    )
+    return _deepest(spec, target.smem_per_block_bytes)
+
+
+def _fills(m: int, block_m: int, n: int, block_n: int, sm_count: int) -> bool:
+    """Whether there is a tile for every SM."""
+    return ceil_div(m, block_m) * ceil_div(n, block_n) >= sm_count
+
+
+def _deepest(spec: Spec, smem_bytes: int) -> Spec:
+    """The spec with as many stages as shared memory holds."""
+    deeper = (replace(spec, stages=stages) for stages in range(_MAX_STAGES, spec.stages, -1))
+    return next((one for one in deeper if one.smem_bytes <= smem_bytes), spec)
+
+
+def resolve_fused(spec: AnyMarlinSpec, form: str) -> AnyMarlinSpec:
+    """The spec with scale and offset in one multiply-add if the kernel has that, in the form that the weight's scales
+    allow (``scale_fit.form``). The bits of a result do not depend on it: choosing and tuning take specs without."""
+    found: AnyMarlinSpec = spec.in_form(form)
+    return found
+
+
+@former_arguments(multiprocessors="sm_count")
+def marlin_explain(
+    w: Any,
+    m: int,
+    *,
+    target: str | Target | None = None,
+    sm_count: int | None = None,
+    device: int | None = None,
+    batch_invariant: bool = False,
+) -> Explanation:
+    """What marlin_gemm would run for M rows of x, why, and how long that should take. Launches and compiles nothing.
+
+    w: PackedWeight, MarlinLinear, or a LinearShape where there are no weights; only weights show whether scale and
+    offset are one multiply-add (``_fused`` or ``_shifted`` in the entry). batch_invariant: as in marlin_gemm.
+    The GPU is the weight's device, or ``device``; or an imagined one: ``target`` and ``sm_count`` (132, an H200's,
+    unless given). With none of them: the first GPU of this machine, else an H200 is imagined ($CUDATMA_TARGET names
+    another target).
+
+    Raises ArgumentError, ArgumentTypeError, TargetError; DriverError or LaunchError for a device that is not there.
+    """
+    layer, packed = _layer_of(w)
+    if type(batch_invariant) is not bool:
+        raise ArgumentTypeError("batch_invariant", type(batch_invariant).__name__, "bool")
+    gpu = _gpu(packed, target, sm_count, device)
+    problem = Problem(layer, m, batch_invariant)
+    form = "none" if packed is None else packed.scale_fit.form
+    return explained(MARLIN, problem, gpu, launched=lambda spec: resolve_fused(spec, form), divide=not batch_invariant)
+
+
+def _layer_of(w: Any) -> tuple[LinearShape, PackedWeight | None]:
+    if isinstance(w, LinearShape):
+        return w, None
+    packed = getattr(w, "weight", w)  # a MarlinLinear's
+    if not isinstance(packed, PackedWeight):
+        got = f"{type(w).__module__}.{type(w).__qualname__}"
+        allowed = "PackedWeight, cudatma.MarlinLinear or LinearShape"
+        raise ArgumentTypeError("w", got, allowed, "describe a torch module by LinearShape")
+    return LinearShape.of(packed), packed
+
+
+def _gpu(packed: PackedWeight | None, target: Any, sm_count: int | None, device: int | None) -> Gpu:
+    named = target is not None or sm_count is not None
+    if named and device is not None:
+        raise ArgumentError("device", device, "None with a target or sm_count", "name a GPU or imagine one")
+    if named:
+        if sm_count is not None and (type(sm_count) is not int or sm_count < 1):
+            raise ArgumentError("sm_count", sm_count, "1 and more")
+        return imagined_gpu(default_target() if target is None else target, sm_count)
+    if device is None and packed is not None:
+        device = packed.device
+    if device is not None:
+        return gpu_of(device)
+    try:
+        return gpu_of(context.current_device())
+    except (CudaTmaError, ImportError):
+        return imagined_gpu(default_target())

@@ -7,6 +7,7 @@ of the activation's columns, whatever order the weight was packed in. Bound by m
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -306,9 +307,7 @@ def sample(
     spec = replace(spec_for(w), warps=2)
     out = _new_result(w)
     kernel = load_kernel(TEMPLATE, spec, target)
-
-    def run(**options: Any) -> Report:
-        return emulate(w, check_dense(out, w), target, blocks=blocks, spec=spec, **options)
+    run = partial(emulate, w, check_dense(out, w), target, blocks=blocks, spec=spec)
 
     def error() -> float:
         return float((out.view(np.uint16) != w.dequantize(dtype=dtype).view(np.uint16)).mean())

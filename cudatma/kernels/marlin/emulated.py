@@ -13,13 +13,19 @@ from cudatma.emulator import Report
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.host import host_bytes
 from cudatma.kernels.launch import Launch
-from cudatma.kernels.marlin.arranged import arranged_rows, choose_arrangement, needs_arranging
-from cudatma.kernels.marlin.choose import decide
-from cudatma.kernels.marlin.launch import gemm_launch
+from cudatma.kernels.marlin.choose import AnyMarlinSpec, decide, resolve_fused
 from cudatma.kernels.marlin.operands import Rows
-from cudatma.kernels.marlin.permute_columns import TEMPLATE, permute_arguments, permute_grid, result_pitch_bytes
+from cudatma.kernels.marlin.permute_columns import (
+    TEMPLATE,
+    arranged_rows,
+    choose_arrangement,
+    needs_arranging,
+    permute_arguments,
+    permute_grid,
+    result_pitch_bytes,
+)
+from cudatma.kernels.marlin.plan import gemm_launch
 from cudatma.kernels.marlin.problem import Problem
-from cudatma.kernels.marlin.specs import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.schedule import Schedule, schedule
 from cudatma.quantization import PackedWeight
 from cudatma.target import Target

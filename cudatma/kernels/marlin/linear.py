@@ -14,9 +14,9 @@ from cudatma.backend import selected_backend
 from cudatma.deprecation import former_arguments
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.marlin.arranged import arranged_bytes, configure_arrangement
 from cudatma.kernels.marlin.gemm import marlin_gemm
 from cudatma.kernels.marlin.operands import check_weight
+from cudatma.kernels.marlin.permute_columns import arranged_bytes, configure_arrangement
 from cudatma.kernels.marlin.plan import configure
 from cudatma.kernels.stream_workspaces import stream_workspace
 from cudatma.kernels.workspace import MarlinWorkspace

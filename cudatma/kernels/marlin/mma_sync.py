@@ -13,10 +13,10 @@ from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.launch_struct import RESULT, STREAM_K
 from cudatma.kernels.marlin.cost import MmaSyncTile, mma_sync_cost
 from cudatma.kernels.marlin.problem import GROUP_SIZES, Problem
 from cudatma.kernels.marlin.staged_tile import StagedTile
-from cudatma.kernels.work_struct import RESULT, STREAM_K
 from cudatma.target import Target
 
 #: Load paths. A GEMM takes TMA; `cudatma bench load_paths` measures both.

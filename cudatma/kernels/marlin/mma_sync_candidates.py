@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from cudatma.errors import ArgumentError
-from cudatma.kernels.candidates import Candidate, cheapest
+from cudatma.kernels.cost import Candidate, cheapest
 from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
 from cudatma.kernels.marlin.cost import MmaSyncTile, mma_sync_cost
 from cudatma.kernels.marlin.mma_sync import LoadPaths, MmaSyncSpec

@@ -1,18 +1,39 @@
-"""What a call of marlin_gemm computes: the layer, M, and whether a row's bits may depend on M. Pure."""
+"""What a call of marlin_gemm computes, the layer, M, and whether a row's bits may depend on M, and the struct that
+tells it the kernel. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from cudatma.dtypes import ACTIVATION_TYPES
+import numpy as np
+
+from cudatma.dtypes import ACTIVATION_TYPES, activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.family import MAX_EXTENT
+from cudatma.kernels.launch_struct import MEMBERS as WORK_MEMBERS
+from cudatma.kernels.launch_struct import Member, work_values
+from cudatma.kernels.schedule import Schedule, ceil_div
 from cudatma.quantization import PackedWeight
+from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
 
 #: Elements of K that share a scale; -1: one scale for each column of N.
 GROUP_SIZES = (32, 64, 128, -1)
+#: Of the launch struct.
+MEMBERS = WORK_MEMBERS | {
+    member.name: member
+    for member in (
+        Member("weight_rows", "u32", "64 x 64 blocks of packed weights"),
+        Member("weight_row_blocks", "u32", "of them, blocks along K"),
+        Member("scale_rows", "u32", "groups of scales along K"),
+        Member("scale_pitch", "u32", "columns of a row of scales, padded"),
+        Member("prefetch_stages", "u32", "stages whose weights a dependent launch loads before it waits"),
+        Member("scale_offset", "u32", "-8 2^-p in both halves: scales are multiplied by it"),
+        Member("scale_back", "float", "2^p: sums are multiplied by it"),
+        Member("activation_pitch", "u64", "elements from one row to the next"),
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +75,7 @@ class LinearShape:
 class Problem:
     """One GEMM: M rows of x times a layer's weight.
 
-    batch_invariant: the bits of a row must not depend on M (invariant.py). Raises ArgumentError, ArgumentTypeError.
+    batch_invariant: the bits of a row must not depend on M (choose.py). Raises ArgumentError, ArgumentTypeError.
     """
 
     layer: LinearShape
@@ -112,3 +133,48 @@ class Problem:
 def weight_policy(m: int, block_m: int) -> str:
     """L2 policy of the weights' loads: weights that several tiles of M read should stay in L2."""
     return "evict_first" if m <= block_m else "evict_normal"
+
+
+class ProblemSpec(Protocol):
+    """What the numbers depend on, of a spec."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def block_m(self) -> int: ...
+    def prefetch_stages(self, weight_bytes: int) -> int: ...
+
+
+def problem_values(
+    spec: ProblemSpec,
+    work: Schedule,
+    m: int,
+    n: int,
+    k: int,
+    scale_rows: int,
+    *,
+    activation_pitch: int = 0,
+    output_pitch: int = 0,
+    output_vectors: bool = False,
+    programmatic: bool = False,
+    scale_exponent: int = 0,
+) -> dict[str, Any]:
+    """Every member's value by name.
+
+    activation_pitch, output_pitch: elements. output_vectors: whether the result's rows are aligned to 16 bytes.
+    programmatic: a dependent launch. scale_exponent: p of 2^-p, by which a fused kernel multiplies scales
+    (``PackedWeight.scale_fit``).
+    """
+    weight_row_blocks = ceil_div(k, 64)
+    offset = np.array(-SYMMETRIC_ZERO * 2.0**-scale_exponent, activation_type(spec.dtype).numpy).view(np.uint16)
+    common = work_values(work, m, n, k, spec.block_m, output_pitch=output_pitch, output_vectors=output_vectors)
+    return common | {
+        "weight_rows": ceil_div(n, 64) * weight_row_blocks,
+        "weight_row_blocks": weight_row_blocks,
+        "scale_rows": scale_rows,
+        "scale_pitch": 64 * ceil_div(n, 64),
+        "prefetch_stages": spec.prefetch_stages(k * n // 2) if programmatic else 0,
+        "scale_offset": int(offset) << 16 | int(offset),
+        "scale_back": 2.0**scale_exponent,
+        "activation_pitch": activation_pitch,
+    }

@@ -1,35 +1,35 @@
-"""A small Marlin GEMM for the emulator: random operands, and its error against float64."""
+"""Made-up operands: a small Marlin GEMM for the emulator, and what the tuner launches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from cudatma.dtypes import activation_type
-from cudatma.emulator import Report
-from cudatma.errors import ArgumentError, counted
-from cudatma.kernels.candidates import Candidate, cheapest
+from cudatma.errors import ArgumentError, LaunchError, counted
+from cudatma.kernels.choosing import Listed, pinned
+from cudatma.kernels.cost import Candidate, cheapest
 from cudatma.kernels.gpu import Gpu, imagined_gpu
-from cudatma.kernels.launch import Launch
+from cudatma.kernels.marlin.choose import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.emulated import prepare
 from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_candidates
 from cudatma.kernels.marlin.operands import check_input, check_output
-from cudatma.kernels.marlin.problem import Problem
+from cudatma.kernels.marlin.plan import Plan
+from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny_candidates import skinny_candidates
-from cudatma.kernels.marlin.specs import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.wgmma_candidates import wgmma_candidates
-from cudatma.kernels.sample import Sample
+from cudatma.kernels.sample import LIMITS, Launch, Sample, cold_copies, empty_rows, in_turn, random_rows, relative_error
 from cudatma.kernels.schedule import schedule
-from cudatma.quantization import quantize
+from cudatma.kernels.stream_workspaces import stream_workspace
+from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import Target
 
-#: ||out - reference|| / ||reference|| that one rounding to the dtype, after fp32 accumulation, must keep.
-_LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
 
-
-def mma_sync_sample(
+def _sample(
+    candidates: Callable[[Problem, Gpu], Iterable[Candidate[AnyMarlinSpec]]],
     target: Target,
     *,
     m: int = 16,
@@ -40,56 +40,11 @@ def mma_sync_sample(
     processors: int = 1,
     seed: int = 0,
 ) -> Sample:
-    """y = x W with x (m, k) and W (k, n) in int4, on the mma.sync kernel; k: a multiple of 8.
+    """y = x W with x (m, k) and W (k, n) in int4, on the kernel of these candidates, whatever M; k: a multiple of 8.
 
     processors: SMs of the imagined GPU. With few of them each gets many stages, and the ring wraps.
     Raises ArgumentError, QuantizationError, TargetError, CompileError, DriverError (no NVRTC).
     """
-    return _sample(target, mma_sync_candidates, m, n, k, dtype, group_size, processors, seed)
-
-
-def wgmma_sample(
-    target: Target,
-    *,
-    m: int = 64,
-    n: int = 256,
-    k: int = 512,
-    dtype: str = "float16",
-    group_size: int = 128,
-    processors: int = 1,
-    seed: int = 0,
-) -> Sample:
-    """The same on the wgmma kernel, whatever M; k: a multiple of 8."""
-    return _sample(target, wgmma_candidates, m, n, k, dtype, group_size, processors, seed)
-
-
-def skinny_sample(
-    target: Target,
-    *,
-    m: int = 8,
-    n: int = 256,
-    k: int = 512,
-    dtype: str = "float16",
-    group_size: int = 128,
-    processors: int = 2,
-    seed: int = 0,
-) -> Sample:
-    """The same on the skinny GEMM, whatever M; k: a multiple of 8."""
-    return _sample(target, skinny_candidates, m, n, k, dtype, group_size, processors, seed)
-
-
-def _sample(
-    target: Target,
-    candidates: Callable[[Problem, Gpu], Iterable[Candidate[AnyMarlinSpec]]],
-    m: int,
-    n: int,
-    k: int,
-    dtype: str,
-    group_size: int,
-    processors: int,
-    seed: int,
-) -> Sample:
-    """candidates: the kernel's function."""
     if candidates is wgmma_candidates:
         target.require("wgmma", "marlin_wgmma")
     if k % 8:  # marlin_gemm copies other rows first
@@ -107,15 +62,81 @@ def _sample(
         raise ArgumentError("m", m, "a number of rows that this kernel takes", "the kernels divide them: see --help")
     spec = resolve_fused(chosen, weight.scale_fit.form)
     work = schedule(spec, m, n, k, processors)
-    launch: Launch = prepare(rows, weight, check_output(out, rows, weight), None, spec, work, target)
-    kernel = launch.kernel(target)
+    launch = prepare(rows, weight, check_output(out, rows, weight), None, spec, work, target)
     reference = x.astype(np.float64) @ weight.dequantize(dtype=np.float64)
 
-    def run(**options: Any) -> Report:
-        return launch.emulate(target, **options)
-
-    def error() -> float:
-        return float(np.linalg.norm(out.astype(np.float64) - reference) / np.linalg.norm(reference))
-
+    error = partial(relative_error, out, reference)
     title = f"Marlin GEMM, M = {m}, N = {n}, K = {k}, {dtype}, {counted(work.ctas, 'CTA')} of {spec.threads} threads"
-    return Sample(title, kernel, run, error, _LIMITS[dtype])
+    return Sample(title, launch.kernel(target), partial(launch.emulate, target), error, LIMITS[dtype])
+
+
+mma_sync_sample = partial(_sample, mma_sync_candidates)
+wgmma_sample = partial(_sample, wgmma_candidates, m=64)
+skinny_sample = partial(_sample, skinny_candidates, m=8, processors=2)
+
+
+class MarlinTrial:
+    """A Trial (kernels/sample.py). Raises DriverError without CuPy or a GPU."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self.out: Any = None
+        self._layer: LinearShape | None = None
+        self._weights: list[PackedWeight] = []
+        self._x: Any = None
+
+    @property
+    def copies(self) -> int:
+        return len(self._weights)
+
+    def prepare(self, problem: Problem) -> None:
+        """Random weights, unless they are there, and M rows of x."""
+        import cupy
+
+        layer, m = problem.layer, problem.m
+        if layer != self._layer:
+            self._layer, self._weights = None, []
+            cupy.get_default_memory_pool().free_all_blocks()
+            host = random_weight(layer)
+            self._weights = [host.to_device(self.device) for _ in range(cold_copies(host.nbytes))]
+            self._layer = layer
+        self._x, self.out = random_rows(m, layer.k, layer.dtype, m), empty_rows(m, layer.n, layer.dtype)
+
+    def launcher(self, candidate: Listed[AnyMarlinSpec], copies: int, stream: int) -> Launch:
+        """launch(i) enqueues the candidate on the i-th of so many copies of the weight; its kernel is loaded now.
+
+        Raises LaunchError if it would not be launched as it says, and what a launch raises.
+        """
+        space = stream_workspace(self.device, stream)
+        x = check_input(self._x, self._weights[0])
+        out = check_output(self.out, x, self._weights[0])
+        with pinned(candidate.spec):
+            plans = [
+                Plan(weight, x, out, programmatic=False, batch_invariant=False, stream=stream)
+                for weight in self._weights[:copies]
+            ]
+        spec, work = plans[0].spec, plans[0].schedule
+        if resolve_fused(spec, "none") != candidate.spec:
+            raise LaunchError("candidate", f"{spec.entry}, {work}", f"what was asked for: {candidate.label}")
+        space.require_room(spec, work)
+
+        given = x.info.pointer, out.info.pointer, 0, space, stream
+        return in_turn([partial(plan.run, *given) for plan in plans])
+
+
+def random_weight(layer: LinearShape) -> PackedWeight:
+    """A weight of random values on the host whose results are near 1: what a tensor core draws depends on them."""
+    rng = np.random.default_rng((layer.k, layer.n))
+    k64, n64 = -(-layer.k // 64), -(-layer.n // 64)
+    groups = 1 if layer.group_size == -1 else -(-layer.k // layer.group_size)
+    scales = rng.uniform(0.5, 1.5, (groups, 64 * n64)) / (4.8 * layer.k**0.5)
+    zeros = rng.integers(0, 16, (groups, 64 * n64), dtype=np.uint8) if layer.has_zeros else None
+    return PackedWeight(
+        qweight=rng.integers(0, 256, (n64 * k64, 2048), dtype=np.uint8),
+        scales=scales.astype(activation_type(layer.dtype).numpy),
+        zeros=zeros,
+        perm=None,
+        shape=(layer.k, layer.n),
+        group_size=layer.group_size,
+        dtype=layer.dtype,
+    )

@@ -15,11 +15,11 @@ from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.launch_struct import RESULT
 from cudatma.kernels.marlin.cost import SkinnyTile, skinny_cost
 from cudatma.kernels.marlin.problem import GROUP_SIZES, Problem
 from cudatma.kernels.marlin.staged_tile import MAX_CLUSTER_K, StagedTile
 from cudatma.kernels.schedule import ceil_div
-from cudatma.kernels.work_struct import RESULT
 from cudatma.target import Target
 
 #: Columns of W of one N tile: two fragments of 16, which a warp keeps.

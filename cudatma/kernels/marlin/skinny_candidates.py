@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from cudatma.kernels.candidates import LEAST_STAGES, Candidate, cheapest
-from cudatma.kernels.clusters import CLUSTER_K, clusters_at_once
-from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
+from cudatma.kernels.cost import LEAST_STAGES, Candidate, cheapest
+from cudatma.kernels.gpu import CLUSTER_K, H200, Gpu, clusters_at_once, imagined_gpu
 from cudatma.kernels.marlin.problem import LinearShape, Problem, weight_policy
 from cudatma.kernels.marlin.skinny import MAX_N_TILES, MMA_COLUMNS, N_TILE, SkinnySpec, least_block_m
 from cudatma.kernels.schedule import ceil_div

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cudatma.dtypes import ActivationType, activation_type
 from cudatma.kernels.launch_struct import Member
-from cudatma.kernels.marlin.problem import Problem
-from cudatma.kernels.marlin.problem_struct import members
+from cudatma.kernels.marlin.problem import MEMBERS, Problem
 from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP, TiledKernel
 from cudatma.pipeline import Operand
 from cudatma.target import KIB, Target
@@ -51,6 +50,7 @@ class StagedTile(TiledKernel):
     __slots__ = ()
 
     parameter_types: ClassVar[Mapping[str, str]] = _PARAMETER_TYPES
+    struct_members: ClassVar[Mapping[str, Member]] = MEMBERS
     optional_arrays: ClassVar[tuple[str, ...]] = ("scales", "zeros")
 
     if TYPE_CHECKING:  # What a spec adds.
@@ -61,11 +61,6 @@ class StagedTile(TiledKernel):
         def group_size(self) -> int: ...
         @property
         def has_zeros(self) -> bool: ...
-
-    @property
-    def problem_members(self) -> tuple[Member, ...]:
-        """The same in the order of the struct."""
-        return members(self.problem_names)
 
     # ---- what kernels differ in, as most have it
 

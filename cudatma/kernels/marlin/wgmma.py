@@ -14,10 +14,10 @@ from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.launch_struct import RASTER, RESULT, STREAM_K
 from cudatma.kernels.marlin.cost import DIVIDED_STAGE, WgmmaTile, division_clocks, stage_clocks, wgmma_cost
 from cudatma.kernels.marlin.problem import GROUP_SIZES, Problem
 from cudatma.kernels.marlin.staged_tile import LONG_BYTES, MAX_BOX, MAX_CLUSTER_K, StagedTile
-from cudatma.kernels.work_struct import RASTER, RESULT, STREAM_K
 from cudatma.quantization.scale_range import FORMS
 from cudatma.target import KIB, Target
 

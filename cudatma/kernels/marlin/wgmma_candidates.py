@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from cudatma.kernels.candidates import Candidate, cheapest
-from cudatma.kernels.clusters import CLUSTER_K, clusters_at_once
-from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
+from cudatma.kernels.cost import Candidate, cheapest
+from cudatma.kernels.gpu import CLUSTER_K, H200, Gpu, clusters_at_once, imagined_gpu
 from cudatma.kernels.marlin.cost import WgmmaTile, wgmma_cost
 from cudatma.kernels.marlin.problem import LinearShape, Problem, weight_policy
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
