@@ -11,8 +11,7 @@ from cudatma.emulator.async_copy.tensor_map import edit
 from cudatma.emulator.ptx.names import find_name
 from cudatma.emulator.ptx.parser import parse
 from cudatma.layout import Swizzle, required_alignment
-from cudatma.mutants.call import Call
-from cudatma.mutants.mutant import Mutant
+from cudatma.mutants.mutant import Call, Mutant
 from cudatma.mutants.operators import OPERATORS
 from cudatma.mutants.program_graph import loaded_parameters
 from cudatma.mutants.sites import without_comments

@@ -16,13 +16,12 @@ from transformers.quantizers.auto import (
 )
 
 from cudatma.errors import ArgumentError
-from cudatma.integrations.transformers.attention import attention_forward
+from cudatma.integrations.transformers.attention import attention_forward, attention_mask
 from cudatma.integrations.transformers.config import CudatmaConfig
-from cudatma.integrations.transformers.masks import attention_mask
 from cudatma.integrations.transformers.quantizer import CudatmaHfQuantizer
+from cudatma.quantization.checkpoint import quantization_section
 from cudatma.quantization.conversion.folder import METHOD
 from cudatma.quantization.conversion.scheme import METHODS
-from cudatma.quantization.model_config import quantization_section
 
 #: Options of from_pretrained() that say where a configuration is, too.
 _WHERE = ("revision", "subfolder", "token", "cache_dir", "local_files_only", "trust_remote_code")
