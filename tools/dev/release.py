@@ -23,7 +23,7 @@ import cudatma
 
 ROOT = Path(__file__).resolve().parents[2]
 DIST = ROOT / "dist"
-WHEEL_BYTES = 1_070_000
+WHEEL_BYTES = 1_040_000
 #: Files that only the repository or only its sdist has; folders that a wheel must not have.
 ONLY_IN_GIT = {".gitignore"}
 ONLY_IN_SDIST = re.compile(r"PKG-INFO|setup\.cfg|cudatma\.egg-info/.*|")
@@ -106,15 +106,19 @@ def repack(wheel: Path, deflate: Callable[[bytes], bytes] = zopfli_deflate) -> N
 
 
 def check_wheel(wheel: Path) -> None:
-    """Raise ReleaseError unless the wheel is pure Python, small, and has the package alone."""
+    """Raise ReleaseError unless the wheel is pure Python and has the package alone."""
     if wheel.name != f"cudatma-{cudatma.__version__}-py3-none-any.whl":
         raise ReleaseError(f"{wheel.name}: not a pure wheel of version {cudatma.__version__}")
-    if wheel.stat().st_size > WHEEL_BYTES:
-        raise ReleaseError(f"{wheel.name}: {wheel.stat().st_size} bytes, allowed: {WHEEL_BYTES}")
     names = zipfile.ZipFile(wheel).namelist()
     own = ("cudatma/", f"cudatma-{cudatma.__version__}.dist-info/")
     if foreign := [name for name in names if not name.startswith(own) or name.startswith(NOT_IN_WHEEL)]:
         raise ReleaseError(f"{wheel.name} has {', '.join(foreign[:5])}")
+
+
+def check_size(wheel: Path) -> None:
+    """Raise ReleaseError unless the wheel, once repacked, is small."""
+    if wheel.stat().st_size > WHEEL_BYTES:
+        raise ReleaseError(f"{wheel.name}: {wheel.stat().st_size} bytes, allowed: {WHEEL_BYTES}")
 
 
 def check_sdist(sdist: Path) -> None:
@@ -158,6 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_checkout()
         wheel, sdist = build()
         check_wheel(wheel)
+        check_size(wheel)
         check_sdist(sdist)
         run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist)
         with tempfile.TemporaryDirectory() as name:
