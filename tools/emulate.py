@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudatma.build.kernel import default_target
-from cudatma.emulator.coverage import Coverage, coverage
+from cudatma.emulator.instructions import Coverage, coverage
 from cudatma.emulator.ptx.lexer import MAX_CHARS
 from cudatma.errors import ArgumentError
 from cudatma.kernels.registry import REGISTRY, current_name

@@ -18,7 +18,7 @@ from cudatma.build.ptx_source import PtxSource, ptx_source
 from cudatma.emulator import Hazard, Report, Trace, load
 from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.sample import Sample
-from cudatma.mutants.call import Call
+from cudatma.mutants.mutant import Call
 from cudatma.target import Target
 
 from .emulate_launch import LaunchFile, Operands, load_array, make_operands, read_launch

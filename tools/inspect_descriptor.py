@@ -121,8 +121,8 @@ def _print_difference(one: str, other: str, as_json: bool) -> int:
 
 
 def _print_table(as_json: bool) -> int:
+    from cudatma.inspection.banks import COLUMNS, swizzle_rows
     from cudatma.inspection.console import print_rows
-    from cudatma.inspection.swizzle_table import COLUMNS, swizzle_rows
 
     if as_json:
         print(json.dumps([asdict(row) for row in swizzle_rows()], indent=2))

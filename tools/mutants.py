@@ -27,7 +27,7 @@ from typing import Any
 from cudatma.emulator import Report
 from cudatma.errors import ArgumentError, counted
 from cudatma.mutants import EXEMPT, REPORTED, SURVIVED, WRONG_KIND, Call, Mutant, Outcome, Trial
-from cudatma.mutants.tally import LEAST_REPORTED, VERDICTS, by_operator, by_verdict, reported_share
+from cudatma.mutants.trial import LEAST_REPORTED, VERDICTS, by_operator, by_verdict, reported_share
 
 from .command_line import Parser
 from .emulate import add_launch_options

@@ -37,8 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.build.filelock import locked
-from cudatma.build.regular_file import read_regular
+from cudatma.build.files import locked, read_regular
 from cudatma.errors import ArgumentError, ArgumentTypeError, CacheError
 
 SCHEMA = 1

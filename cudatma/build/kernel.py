@@ -36,9 +36,9 @@ from cudatma.errors import (
     TargetError,
     TemplateError,
 )
+from cudatma.runtime.compiler_log import performance_losses
 from cudatma.runtime.launch import Kernel
-from cudatma.runtime.ptxas_log import performance_losses
-from cudatma.runtime.signature import entries
+from cudatma.runtime.launch_args import entries
 from cudatma.target import Target, detect, get_target
 
 TARGET_VARIABLE = "CUDATMA_TARGET"

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cudatma.errors import INSTALL_CUDA, ArgumentError, ArgumentTypeError, CompileError, DriverError, TargetError, check
-from cudatma.runtime.ptxas_log import log_warnings
-from cudatma.runtime.source_lines import excerpt
+from cudatma.runtime.compiler_log import excerpt, log_warnings
 from cudatma.target import Target
 
 #: PTX ISA version -> the CUDA release whose NVRTC first writes it [PTX ISA, "Release Notes"].
@@ -63,7 +62,7 @@ class Compiled:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings of the log, see ptxas_log.log_warnings()."""
+        """Warnings of the log, see compiler_log.log_warnings()."""
         return log_warnings(self.log)
 
 

@@ -12,8 +12,8 @@ from cudatma.build.kernel import TEMPLATE_SUFFIX, default_target, hinting_at_tem
 from cudatma.build.nvrtc import compile_source
 from cudatma.build.render import render
 from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.runtime.compiler_log import Lines, own_lines
 from cudatma.runtime.launch import Kernel
-from cudatma.runtime.source_lines import Lines, own_lines
 from cudatma.target import Target, get_target
 
 if TYPE_CHECKING:

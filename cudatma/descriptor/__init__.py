@@ -12,7 +12,7 @@ from cudatma.descriptor.helpers import (
     create_weight_tma_desc,
     tile_counts,
 )
-from cudatma.descriptor.modes import Im2colWideMode, L2Promotion, OobFill
+from cudatma.descriptor.rules import Im2colWideMode, L2Promotion, OobFill
 from cudatma.descriptor.spec import AnySpec, Im2colSpec, Im2colWideSpec, TiledSpec
 from cudatma.layout import Interleave, Swizzle
 

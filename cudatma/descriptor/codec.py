@@ -21,8 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cudatma.descriptor.modes import L2Promotion, OobFill
-from cudatma.descriptor.rules import CHUNK_BYTES, CORNER_RANGE
+from cudatma.descriptor.rules import CHUNK_BYTES, CORNER_RANGE, L2Promotion, OobFill
 from cudatma.descriptor.spec import AnySpec, Im2colSpec, TiledSpec
 from cudatma.dtypes import TMA_TYPES, TmaType
 from cudatma.errors import DescriptorError

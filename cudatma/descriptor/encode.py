@@ -14,8 +14,8 @@ from typing import Any
 from cudatma.deprecation import former_arguments, warn_deprecated
 from cudatma.descriptor import codec, driver, rules
 from cudatma.descriptor.access import check_target
-from cudatma.descriptor.compare import Comparison, compare
-from cudatma.descriptor.modes import L2Promotion, OobFill
+from cudatma.descriptor.bits import Comparison, compare
+from cudatma.descriptor.rules import L2Promotion, OobFill
 from cudatma.descriptor.spec import (
     AnySpec,
     Im2colSpec,

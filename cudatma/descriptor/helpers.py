@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cudatma.deprecation import former_arguments
 from cudatma.descriptor import rules
 from cudatma.descriptor.encode import TensorMap
-from cudatma.descriptor.modes import L2Promotion
+from cudatma.descriptor.rules import L2Promotion
 from cudatma.descriptor.spec import AnySpec, TiledSpec
 from cudatma.errors import DescriptorError
 from cudatma.layout import Swizzle

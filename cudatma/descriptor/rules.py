@@ -1,7 +1,8 @@
-"""The driver's rules for tensor maps, each stated once; a broken one raises DescriptorError with field and index.
+"""The driver's enumerations and rules for tensor maps, each once; a broken rule raises DescriptorError.
 
 Everything is in TMA order: index 0 is the innermost dimension. Sources: CUDA driver API, cuTensorMapEncodeTiled,
-cuTensorMapEncodeIm2col and cuTensorMapEncodeIm2colWide. access.py has what the hardware requires beyond them.
+cuTensorMapEncodeIm2col and cuTensorMapEncodeIm2colWide. Swizzle and Interleave are in cudatma.layout. access.py has
+what the hardware requires beyond them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,31 @@ from collections.abc import Iterable, Sequence
 
 from cudatma.dtypes import TmaType
 from cudatma.errors import DescriptorError, counted
-from cudatma.layout import Interleave, Swizzle
+from cudatma.layout import Interleave, Mode, Swizzle
+
+
+class L2Promotion(Mode):
+    """Granularity at which L2 fetches from DRAM."""
+
+    NONE = 0
+    B64 = 1
+    B128 = 2
+    B256 = 3
+
+
+class OobFill(Mode):
+    """What loads put where the box leaves the tensor: zeros, or NaN (floats only; read as zero by FMA)."""
+
+    ZEROS = 0
+    NAN = 1
+
+
+class Im2colWideMode(Mode):
+    """Elements loaded along W: ``pixels_per_column`` of them, or always 128."""
+
+    W = 0
+    W128 = 1
+
 
 MAX_RANK = 5
 MAX_DIM = 1 << 32

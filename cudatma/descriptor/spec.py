@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from cudatma.deprecation import former_arguments
 from cudatma.descriptor import rules
-from cudatma.descriptor.modes import Im2colWideMode, L2Promotion, OobFill
+from cudatma.descriptor.rules import Im2colWideMode, L2Promotion, OobFill
 from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import DescriptorError
 from cudatma.layout import (

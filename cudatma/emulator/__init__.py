@@ -5,10 +5,10 @@
 """
 
 from cudatma.emulator.api import EmulatedModule, load
-from cudatma.emulator.coverage import Coverage, coverage
 from cudatma.emulator.errors import EmulatorError, PtxError, ResidencyError, StepLimitError, TrapError
 from cudatma.emulator.hazards.report import CAUSES, Hazard, Report
-from cudatma.emulator.trace.trace import Trace
+from cudatma.emulator.instructions import Coverage, coverage
+from cudatma.emulator.trace import Trace
 
 __all__ = [
     "CAUSES",

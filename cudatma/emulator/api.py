@@ -14,18 +14,18 @@ from cudatma.emulator.hazards.findings import Found, trapped_at
 from cudatma.emulator.hazards.global_watch import prepare
 from cudatma.emulator.hazards.observer import Findings, Observer, report_deadlock
 from cudatma.emulator.hazards.report import CAUSES, Report
+from cudatma.emulator.instructions import unsupported
 from cudatma.emulator.machine.arguments import pack_arguments, register_array
-from cudatma.emulator.machine.image import Image
 from cudatma.emulator.machine.launch import GridLaunch, Setup
 from cudatma.emulator.machine.memory import GlobalMemory
+from cudatma.emulator.machine.program import Image
 from cudatma.emulator.machine.protocols import Dim, Launch
 from cudatma.emulator.machine.scheduler import Deadlock
 from cudatma.emulator.machine.state import MAX_LOCAL_BYTES
 from cudatma.emulator.ptx.names import Variables
 from cudatma.emulator.ptx.parser import parse
 from cudatma.emulator.ptx.types import Array
-from cudatma.emulator.target_rules import unsupported
-from cudatma.emulator.trace.trace import Trace
+from cudatma.emulator.trace import Trace
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, HazardError
 from cudatma.target import TARGETS, Target, get_target
 

@@ -1,14 +1,97 @@
-"""Registers what writes each instruction: import this module before a PTX function is translated."""
+"""Which instructions there are: the import registers what writes each; which of a file the emulator runs, and which a
+target lacks. Source: PTX ISA, "Target ISA Notes" of each instruction.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
 
 from cudatma.emulator.arithmetic import (  # noqa: F401
     numeric,
     ops_bits,
-    ops_compare,
     ops_convert,
     ops_float,
     ops_move,
     ops_video,
 )
 from cudatma.emulator.async_copy import ops_async  # noqa: F401
-from cudatma.emulator.machine import divergence, ops_control, ops_memory, ops_refused, ops_warp  # noqa: F401
-from cudatma.emulator.tensor_core import ops_tensor, ops_wgmma  # noqa: F401
+from cudatma.emulator.errors import PtxError
+from cudatma.emulator.machine import divergence, ops_control, ops_memory, ops_warp  # noqa: F401
+from cudatma.emulator.machine.program import Image
+from cudatma.emulator.ptx.flow import Flow
+from cudatma.emulator.ptx.model import Instruction
+from cudatma.emulator.ptx.parser import parse
+from cudatma.emulator.ptx.writer import SegmentWriter, storage_classes
+from cudatma.emulator.tensor_core import ops_tensor  # noqa: F401
+from cudatma.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """covered: opcode -> how often it occurs in the file. missing: (function, what is wrong) of every instruction that
+    cannot be emulated."""
+
+    covered: dict[str, int]
+    missing: tuple[tuple[str, PtxError], ...]
+
+    def __str__(self) -> str:
+        total = sum(self.covered.values())
+        lines = [f"{total} instructions of {len(self.covered)} kinds are covered, {len(self.missing)} are not"]
+        lines += [f"  {count:6d}  {opcode}" for opcode, count in sorted(self.covered.items())]
+        lines += [f"  missing in {function}: {error}" for function, error in self.missing]
+        return "\n".join(lines)
+
+
+def coverage(ptx: str) -> Coverage:
+    """Try every instruction of every function. Raises PtxError where the file cannot be parsed at all."""
+    module = parse(ptx)
+    covered: Counter[str] = Counter()
+    missing: list[tuple[str, PtxError]] = []
+    for function in module.functions.values():
+        if not function.is_defined:
+            continue
+        try:
+            flow = Flow(function)
+        except PtxError as error:
+            missing.append((function.name, error))
+            continue
+        classes = storage_classes(flow)
+        for segment in flow.segments:
+            writer = SegmentWriter(flow, segment, classes, module, masked=True)
+            for at in range(segment.start, segment.stop):
+                instruction = function.body[at]
+                error_here = writer.try_one(at)
+                if error_here is None:
+                    covered[instruction.opcode] += 1
+                else:
+                    missing.append((function.name, error_here))
+    return Coverage(dict(covered), tuple(missing))
+
+
+def missing_feature(instruction: Instruction, target: Target) -> str:
+    """The feature of cudatma.target.FEATURES that an instruction needs and the target lacks; "" where it has all."""
+    parts = instruction.parts
+    needed = []
+    if parts[0] in ("wgmma", "setmaxnreg", "stmatrix"):
+        needed.append(parts[0])
+    if "multicast::cluster" in parts:
+        needed.append("multicast")
+    if parts[:2] == ("tensormap", "replace"):
+        needed.append("tensormap_replace")
+    if "bulk" in parts and "tensor" in parts:
+        needed.append("tma")
+        modes = {"tile::gather4": "gather4", "tile::scatter4": "scatter4", "im2col::w": "im2col_w"}
+        needed += [feature for mode, feature in modes.items() if mode in parts]
+    return next((feature for feature in needed if not target.has(feature)), "")
+
+
+def unsupported(image: Image, entry: str, target: Target) -> list[tuple[str, int, str]]:
+    """(function, index in its body, feature) of every instruction that an entry reaches and the target lacks."""
+    found = []
+    for name in image.reachable(entry):
+        for at, instruction in enumerate(image.module.functions[name].body):
+            feature = missing_feature(instruction, target)
+            if feature:
+                found.append((name, at, feature))
+    return found

@@ -19,7 +19,7 @@ from cudatma.descriptor.access import (
     check_traps,
     check_write_traps,
 )
-from cudatma.descriptor.modes import OobFill
+from cudatma.descriptor.rules import OobFill
 from cudatma.descriptor.spec import AnySpec, Im2colWideSpec
 from cudatma.errors import DescriptorError, counted
 from cudatma.inspection.fields import WIDE_NOTE

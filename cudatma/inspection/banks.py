@@ -1,4 +1,4 @@
-"""What a warp pays to read a box out of shared memory: along rows, down columns, and with ldmatrix.
+"""What a warp pays to read a box out of shared memory: along rows, down columns, and with ldmatrix; the swizzle modes.
 
 The arithmetic is cudatma.layout's: 32 banks of 4 bytes, one wavefront where no two lanes want different words of one
 bank.
@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cudatma.descriptor.rules import CHUNK_BYTES, smem_bits
-from cudatma.descriptor.spec import AnySpec
-from cudatma.layout import WARP_LANES, Interleave, swizzle, wavefronts
+from cudatma.descriptor.spec import AnySpec, TiledSpec
+from cudatma.dtypes import tma_type
+from cudatma.layout import WARP_LANES, Interleave, Swizzle, required_alignment, swizzle, wavefronts
 
 #: Columns of chunks that are tried; the pattern repeats after eight.
 _COLUMNS = 8
@@ -81,3 +82,70 @@ def _worst(pattern: str, accesses: Sequence[Sequence[int]], size: int) -> ReadCo
     found = [(*wavefronts(addresses, size), len(addresses)) for addresses in accesses]
     worst = max(found, key=lambda cost: cost[0] / max(1, cost[1]))
     return ReadCost(pattern, worst[2], size, worst[0], worst[1])
+
+
+COLUMNS = ("mode", "span", "align", "address bits", "ldmatrix", "known from", "for")
+
+
+@dataclass(frozen=True, slots=True)
+class SwizzleRow:
+    """One mode. span_bytes: least pitch of a row, 0 without swizzle. alignment_bytes: of the box in shared memory. xor:
+    which address bits are XORed with which. ldmatrix_wavefronts: of eight rows as wide as the span (128 bytes without
+    swizzle); 1 is free of conflicts. use: what it is for. evidence: how it is known."""
+
+    mode: str
+    span_bytes: int
+    alignment_bytes: int
+    xor: str
+    ldmatrix_wavefronts: int
+    use: str
+    evidence: str
+
+    def cells(self) -> tuple[str, ...]:
+        """As COLUMNS."""
+        span = f"{self.span_bytes} B" if self.span_bytes else "-"
+        reads = f"{self.ldmatrix_wavefronts}-way" if self.ldmatrix_wavefronts > 1 else "free"
+        return self.mode, span, f"{self.alignment_bytes} B", self.xor, reads, self.evidence, self.use
+
+
+def swizzle_rows() -> tuple[SwizzleRow, ...]:
+    """Every mode, in the order of CUtensorMapSwizzle."""
+    return tuple(_row(mode) for mode in Swizzle)
+
+
+def _row(mode: Swizzle) -> SwizzleRow:
+    width = mode.span_bytes or 128
+    spec = TiledSpec(dtype=tma_type("uint8"), dims=(width, 8), strides_bytes=(width,), box=(width, 8), swizzle=mode)
+    ldmatrix = next(cost for cost in read_costs(spec) if cost.pattern == "ldmatrix")
+    if mode is Swizzle.NONE:
+        use = "plain order: 1D copies, tables, rows read whole"
+    elif mode.is_atom:
+        use = "operands that are swizzled in larger chunks; sm_100 and up"
+    else:
+        use = f"rows of up to {mode.span_bytes} bytes that are read in columns, ldmatrix and wgmma"
+    evidence = "documents" if mode.is_atom else "H200"
+    return SwizzleRow(
+        mode.label, mode.span_bytes, required_alignment(mode), _xor(mode), ldmatrix.wavefronts, use, evidence
+    )
+
+
+def _xor(mode: Swizzle) -> str:
+    """``"4-6 ^= 7-9"``: read off the function itself, bit by bit."""
+    moved: dict[int, list[int]] = {}
+    for bit in range(10):
+        changed = swizzle(1 << bit, mode) ^ 1 << bit
+        for target in range(10):
+            if changed >> target & 1:
+                moved.setdefault(bit - target, []).append(target)
+    parts = [f"{_bits(low)} ^= {_bits([bit + shift for bit in low])}" for shift, low in moved.items()]
+    return ", ".join(parts) or "-"
+
+
+def _bits(bits: list[int]) -> str:
+    return str(bits[0]) if len(bits) == 1 else f"{bits[0]}-{bits[-1]}"
+
+
+def markdown() -> str:
+    """The table as Markdown; docs/descriptors.md holds it."""
+    lines = [COLUMNS, ("---",) * len(COLUMNS), *(row.cells() for row in swizzle_rows())]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

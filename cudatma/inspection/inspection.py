@@ -7,9 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cudatma.deprecation import former_arguments
-from cudatma.descriptor.bits import BitRange, Evidence, explain
+from cudatma.descriptor.bits import BitRange, Comparison, Evidence, compare, explain
 from cudatma.descriptor.codec import Decoded, decode, encode
-from cudatma.descriptor.compare import Comparison, compare
 from cudatma.descriptor.spec import AnySpec, Im2colWideSpec
 from cudatma.errors import DescriptorError
 from cudatma.inspection.fields import WIDE_NOTE, describe_derived, describe_spec, headline

@@ -14,9 +14,9 @@ from cudatma.descriptor.access import check_load, check_store, check_target, che
 from cudatma.descriptor.codec import Decoded
 from cudatma.descriptor.spec import AnySpec, Im2colSpec, Im2colWideSpec
 from cudatma.errors import DescriptorError, FieldError, TargetError
-from cudatma.inspection import lint_memory, lint_smem
+from cudatma.inspection import lint_rules
 from cudatma.inspection.fields import WIDE_NOTE
-from cudatma.inspection.finding import SEVERITIES, Finding
+from cudatma.inspection.lint_rules import SEVERITIES, Finding
 from cudatma.inspection.placement import origin
 from cudatma.target import TARGETS, Target
 
@@ -45,10 +45,10 @@ def lint(spec: AnySpec, decoded: Decoded | None = None, target: Target | None = 
     default a map is an error only where no target can use it.
     """
     found: list[Finding] = []
-    for rule in (_targets(target), _accesses, _stores, *lint_smem.RULES, *lint_memory.RULES):
+    for rule in (_targets(target), _accesses, _stores, *lint_rules.RULES):
         found += rule(spec)
     if decoded is not None:
-        found += lint_memory.bits(decoded, target)
+        found += lint_rules.bits(decoded, target)
     found += _evidence(spec)
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return Lint(tuple(found), target.name if target is not None else None)

@@ -21,8 +21,7 @@ from dataclasses import Field, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Generic
 
-from cudatma.build.filelock import locked
-from cudatma.build.regular_file import read_regular
+from cudatma.build.files import locked, read_regular
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TuneFileWarning, shown
 from cudatma.kernels.family import Family, P, S
 from cudatma.kernels.gpu import Gpu

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from cudatma.build.regular_file import read_regular
+from cudatma.build.files import read_regular
 from cudatma.errors import ArgumentError
 
 if sys.version_info >= (3, 11):

@@ -5,9 +5,8 @@
 ...     print(outcome.mutant.name, outcome.verdict, outcome.kinds)
 """
 
-from cudatma.mutants.call import Call
 from cudatma.mutants.launch_mutants import mutants_of_call
-from cudatma.mutants.mutant import Mutant
+from cudatma.mutants.mutant import Call, Mutant
 from cudatma.mutants.operators import OPERATORS, mutants_of
 from cudatma.mutants.trial import EXEMPT, REPORTED, SURVIVED, WRONG_KIND, Outcome, Trial, try_mutants
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from cudatma.emulator.ptx.model import Imm, Instruction
 from cudatma.emulator.ptx.parser import parse
 from cudatma.mutants.mutant import Mutant
-from cudatma.mutants.program_graph import (
+from cudatma.mutants.ptx_text import (
     Graph,
     is_bulk_copy,
     is_copy,

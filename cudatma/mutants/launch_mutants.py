@@ -11,11 +11,9 @@ from cudatma.emulator.async_copy.tensor_map import edit
 from cudatma.emulator.ptx.names import find_name
 from cudatma.emulator.ptx.parser import parse
 from cudatma.layout import Swizzle, required_alignment
-from cudatma.mutants.call import Call
-from cudatma.mutants.mutant import Mutant
+from cudatma.mutants.mutant import Call, Mutant
 from cudatma.mutants.operators import OPERATORS
-from cudatma.mutants.program_graph import loaded_parameters
-from cudatma.mutants.sites import without_comments
+from cudatma.mutants.ptx_text import loaded_parameters, without_comments
 
 _SHARED = re.compile(r"\.shared\s+\.align\s+(\d+)\s+\.b\d+\s+([\w$]+)\s*\[(\d*)\]")
 _MISPLACED = frozenset({"trap", "barrier_misaligned", "swizzle_alignment", "swizzle_mismatch", "uninitialised_shared"})

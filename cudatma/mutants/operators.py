@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from cudatma.mutants.mutant import EARLY_READ, HANG, RACE, REFILL, Mutant
-from cudatma.mutants.sites import Site, sites_of
+from cudatma.mutants.ptx_text import Site, sites_of
 
 #: Whatever a barrier may have held back.
 _UNORDERED = RACE | EARLY_READ | REFILL | {"missing_proxy_fence", "missing_init_sync"}

@@ -1,17 +1,17 @@
-"""Runs mutants one at a time and says what became of each."""
+"""Runs mutants one at a time, says what became of each, and counts the outcomes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from cudatma.emulator import EmulatedModule, Report, StepLimitError, TrapError, load
 from cudatma.errors import CudaTmaError
-from cudatma.mutants.call import Call
 from cudatma.mutants.exemptions import Exemptions
 from cudatma.mutants.launch_mutants import mutants_of_call
-from cudatma.mutants.mutant import Mutant
-from cudatma.mutants.operators import mutants_of
+from cudatma.mutants.mutant import Call, Mutant
+from cudatma.mutants.operators import OPERATORS, mutants_of
 
 #: What becomes of a mutant: a hazard of an expected kind; only other kinds; none, but another instruction gives the
 #: same order; none.
@@ -107,3 +107,27 @@ class Trial:
     def outcomes(self, schedules: int = 8, chosen: Iterable[Mutant] | None = None) -> Iterator[Outcome]:
         """What becomes of each mutant, or of those chosen."""
         return try_mutants(self.ptx, self.mutants if chosen is None else chosen, self.run, schedules)
+
+
+VERDICTS = (REPORTED, WRONG_KIND, EXEMPT, SURVIVED)
+#: What has to be reported of those that are not exempt.
+LEAST_REPORTED = 0.95
+
+
+def by_operator(outcomes: Iterable[Outcome]) -> dict[str, Counter[str]]:
+    """Operator -> verdict -> how many, in the order of OPERATORS."""
+    found: dict[str, Counter[str]] = {operator: Counter() for operator in OPERATORS}
+    for outcome in outcomes:
+        found[outcome.mutant.operator][outcome.verdict] += 1
+    return {operator: counts for operator, counts in found.items() if counts}
+
+
+def by_verdict(outcomes: Iterable[Outcome]) -> Counter[str]:
+    """Verdict -> how many."""
+    return Counter(outcome.verdict for outcome in outcomes)
+
+
+def reported_share(counts: Mapping[str, int]) -> float:
+    """Reported with an expected kind, of those that are not exempt; 1 where there are none."""
+    tried = sum(counts.get(verdict, 0) for verdict in VERDICTS) - counts.get(EXEMPT, 0)
+    return counts.get(REPORTED, 0) / tried if tried else 1.0

@@ -6,11 +6,10 @@ from cudatma.quantization.compressed_tensors import from_compressed_tensors, loa
 from cudatma.quantization.gptq import from_gptq, load_gptq
 from cudatma.quantization.layout_v1 import LAYOUT_VERSION
 from cudatma.quantization.marlin_layout import from_marlin, load_marlin
-from cudatma.quantization.packed import GROUP_SIZES, PackedWeight
+from cudatma.quantization.packed import GROUP_SIZES, LogicalWeight, PackedWeight, unpack
 from cudatma.quantization.packing import pack
 from cudatma.quantization.rounding import quantize, quantize_linear
 from cudatma.quantization.sharding import shard
-from cudatma.quantization.unpacking import LogicalWeight, unpack
 from cudatma.quantization.weights_file import load_weights, save_weights
 
 __all__ = [

@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
-from cudatma.quantization.formats import AWQ, check_arrays, check_layer
 from cudatma.quantization.importing import (
+    AWQ,
     WORD_VALUES,
     assemble,
+    check_arrays,
     check_bits,
+    check_layer,
     matrix,
     nibbles_along_columns,
     require_shape,

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from cudatma.errors import QuantizationError
 from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
-from cudatma.quantization.formats import COMPRESSED_TENSORS, check_layer
 from cudatma.quantization.importing import (
+    COMPRESSED_TENSORS,
     WORD_VALUES,
     assemble,
     check_bits,
+    check_layer,
     matrix,
     nibbles_along_columns,
     nibbles_along_rows,

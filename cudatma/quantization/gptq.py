@@ -21,18 +21,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.errors import QuantizationError, WeightFileError
-from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
-from cudatma.quantization.formats import GPTQ, check_arrays, check_layer
+from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint, quantization_section
 from cudatma.quantization.importing import (
+    GPTQ,
     WORD_VALUES,
     assemble,
+    check_arrays,
     check_bits,
+    check_layer,
     matrix,
     nibbles_along_columns,
     nibbles_along_rows,
     require_shape,
 )
-from cudatma.quantization.model_config import quantization_section
 from cudatma.quantization.namespaces import host_array
 from cudatma.quantization.packed import PackedWeight
 

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from cudatma.errors import QuantizationError
 from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
-from cudatma.quantization.formats import MARLIN, check_layer
-from cudatma.quantization.importing import WORD_VALUES, assemble, matrix, words
+from cudatma.quantization.importing import MARLIN, WORD_VALUES, assemble, check_layer, matrix, words
 from cudatma.quantization.packed import PackedWeight
 
 #: Rows of K of one row of words, and columns of one run of 128 words.

@@ -1,4 +1,4 @@
-"""PackedWeight: one int4 weight in the layout that the kernels read, on the host or on a device."""
+"""PackedWeight: one int4 weight in the layout that the kernels read, on the host or on a device; unpack()."""
 
 from __future__ import annotations
 
@@ -15,12 +15,34 @@ from cudatma.deprecation import former_arguments
 from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
 from cudatma.errors import ArgumentTypeError, FieldError, QuantizationError, WeightFileError
 from cudatma.quantization import layout_v1
-from cudatma.quantization.converters import StoredWeight
 from cudatma.quantization.layout_v1 import LAYOUT_VERSION, SYMMETRIC_ZERO
-from cudatma.quantization.namespaces import host_array, library_of, upload
+from cudatma.quantization.namespaces import host_array, library_of, namespace_of, on_device_of, upload
 from cudatma.quantization.scale_range import ScaleFit, fit_scales
-from cudatma.quantization.storage import read_weights, write_weights
-from cudatma.quantization.unpacking import unpack
+from cudatma.quantization.storage import StoredWeight, read_weights, write_weights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogicalWeight:
+    """A weight's integers in plain order: q uint8 (K, N), scales (G, N), zeros uint8 (G, N) or None, perm (K,) or None.
+
+    Rows of q are packed rows: row k belongs to activation column perm[k].
+    """
+
+    q: Any
+    scales: Any
+    zeros: Any | None
+    perm: Any | None
+
+
+def unpack(weight: Any) -> LogicalWeight:
+    """The inverse of pack(): a PackedWeight's integers in plain order, on the host or the device where it is."""
+    k, n = weight.shape
+    xp = namespace_of(weight.qweight)
+    with on_device_of(weight.qweight):
+        q = layout_v1.unpack_values(weight.qweight, layout_v1.blocks(k), layout_v1.blocks(n), xp)
+        rows = [None if a is None else layout_v1.restore_columns(a)[:, :n] for a in (weight.scales, weight.zeros)]
+        return LogicalWeight(q[:k, :n], rows[0], rows[1], weight.perm)
+
 
 #: Rows of K that share one scale; -1 is one scale for the whole column.
 GROUP_SIZES = (32, 64, 128, -1)

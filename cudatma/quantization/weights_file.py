@@ -7,10 +7,9 @@ from collections.abc import Mapping
 
 from cudatma.deprecation import warn_deprecated
 from cudatma.errors import ArgumentTypeError
-from cudatma.quantization.converters import StoredWeight
 from cudatma.quantization.packed import PackedWeight
 from cudatma.quantization.safetensors_file import as_path
-from cudatma.quantization.storage import read_weights, write_weights
+from cudatma.quantization.storage import StoredWeight, read_weights, write_weights
 
 
 def save_weights(weights: Mapping[str, PackedWeight], path: str | os.PathLike[str]) -> None:

@@ -1,4 +1,4 @@
-"""A device allocation that lives as long as its object; for what a launch plan keeps on the GPU besides arrays."""
+"""Device memory: an allocation that lives as long as its object, and memory that other processes of the host map."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from cudatma import context
 from cudatma.errors import check
+from cudatma.pipeline import align_up
 
 
 class DeviceMemory:
@@ -58,3 +59,39 @@ class DeviceMemory:
 
     def __reduce__(self) -> Any:
         raise TypeError("device memory belongs to its process and cannot be pickled")
+
+
+#: The driver cuts smaller allocations out of such blocks, and a handle names a whole block.
+_BLOCK_BYTES = 2 << 20
+
+
+def shareable_memory(nbytes: int, device: int) -> DeviceMemory:
+    """At least ``nbytes`` zeros, which a handle can name. Raises DriverError, LaunchError."""
+    memory = DeviceMemory(align_up(nbytes, _BLOCK_BYTES), device)
+    memory.clear(0, memory.nbytes)
+    return memory
+
+
+def memory_handle(memory: DeviceMemory) -> bytes:
+    """What another process opens the memory by. Raises DriverError."""
+    with context.using(memory.device) as driver:
+        handle = check(driver.cuIpcGetMemHandle(memory.pointer), "cuIpcGetMemHandle")
+    return bytes(handle.reserved)
+
+
+def open_memory(handle: bytes, device: int) -> int:
+    """The address at which ``device`` reaches another process's memory, until close_memory().
+
+    Raises DriverError where the GPUs cannot reach each other's memory.
+    """
+    with context.using(device) as driver, context.outside_captures(driver):
+        named = driver.CUipcMemHandle()
+        named.reserved = handle
+        flag = driver.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+        return int(check(driver.cuIpcOpenMemHandle(named, int(flag)), "cuIpcOpenMemHandle"))
+
+
+def close_memory(pointer: int, device: int) -> None:
+    """Unmap it. Raises DriverError."""
+    with context.using(device) as driver, context.outside_captures(driver):
+        check(driver.cuIpcCloseMemHandle(pointer), "cuIpcCloseMemHandle")

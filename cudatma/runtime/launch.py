@@ -22,19 +22,17 @@ from cudatma.backend import BACKEND_VARIABLE, backend_for
 from cudatma.deprecation import former_arguments
 from cudatma.errors import ArgumentError, DriverError, LaunchError, check, counted
 from cudatma.library_streams import stream_handle
+from cudatma.runtime.compiler_log import log_warnings, register_count
 from cudatma.runtime.hang import Names, is_debug_ptx
-from cudatma.runtime.launch_args import Arguments, marshal
+from cudatma.runtime.launch_args import Arguments, Parameter, entries, marshal
 from cudatma.runtime.launch_config import LaunchConfig, make_config
 from cudatma.runtime.loading import Function, Resources, load_function, refuse_capture
-from cudatma.runtime.ptxas_log import log_warnings, register_count
-from cudatma.runtime.signature import Parameter, entries
 from cudatma.runtime.streams import order_after
 from cudatma.target import Target
 
 if TYPE_CHECKING:
     from cudatma.emulator import EmulatedModule, Report
-    from cudatma.runtime.hang.emulated import ListeningModule
-    from cudatma.runtime.hang.gpu import Listener
+    from cudatma.runtime.hang.listeners import Listener, ListeningModule
 
 
 class LaunchPlan:
@@ -245,7 +243,7 @@ class Kernel:
 
         if not self.is_debug:
             return load(self.ptx)
-        from cudatma.runtime.hang.emulated import ListeningModule
+        from cudatma.runtime.hang.listeners import ListeningModule
 
         return ListeningModule(load(self.ptx), self._names)
 
@@ -292,7 +290,7 @@ class Kernel:
             return LaunchPlan(function, config, arguments, device)
         with self._lock:
             if device not in self._listeners:
-                from cudatma.runtime.hang.gpu import Listener
+                from cudatma.runtime.hang.listeners import Listener
 
                 self._listeners[device] = Listener(function.module, self._names, device)
         # Its notes would be written before the kernel in front has ended.

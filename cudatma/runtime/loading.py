@@ -9,8 +9,8 @@ from typing import Any
 from cudatma import context
 from cudatma.context import Device
 from cudatma.errors import LaunchError, check
+from cudatma.runtime.launch_args import Parameter
 from cudatma.runtime.launch_config import FunctionLimits
-from cudatma.runtime.signature import Parameter
 from cudatma.target import Target
 
 

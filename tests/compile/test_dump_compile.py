@@ -10,7 +10,7 @@ import pytest
 from cudatma.build.kernel import compile as compile_kernel
 from cudatma.build.render import render
 from cudatma.kernels.registry import REGISTRY
-from cudatma.runtime.signature import entries
+from cudatma.runtime.launch_args import entries
 from cudatma.target import get_target
 from tools.dump_kernels import Job, dump, jobs_for
 from tools.report import Report

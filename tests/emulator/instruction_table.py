@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cudatma.emulator.coverage import coverage
+from cudatma.emulator.instructions import coverage
 from cudatma.emulator.ptx import forms
 from cudatma.emulator.ptx.forms import REFUSED
 

@@ -16,9 +16,9 @@ from subject import Subject
 from cudatma.build.render import render
 from cudatma.emulator import load
 from cudatma.errors import PipelineHang
-from cudatma.mutants.call import Call
+from cudatma.mutants.mutant import Call
 from cudatma.runtime.hang import Names
-from cudatma.runtime.hang.emulated import ListeningModule
+from cudatma.runtime.hang.listeners import ListeningModule
 from cudatma.target import get_target
 
 SUBJECTS = {subject.name: subject for subject in (*registry_subjects(), *probe_subjects.subjects())}

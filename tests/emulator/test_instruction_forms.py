@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from instruction_table import current, missing, section
 
-from cudatma.emulator.coverage import coverage
+from cudatma.emulator.instructions import coverage
 from cudatma.emulator.ptx import forms
 from cudatma.emulator.ptx.forms import REFUSED
 

@@ -8,9 +8,9 @@ from probe_subjects import subjects
 from ptx_lines import HEADER
 from ptx_of import module_of
 
+from cudatma.emulator.ptx.early_uses import unfenced_wgmmas
 from cudatma.emulator.ptx.flow import Flow
 from cudatma.emulator.ptx.parser import parse
-from cudatma.emulator.ptx.unfenced import unfenced_wgmmas
 
 SUBJECTS = {subject.name: subject for subject in subjects()}
 

@@ -12,7 +12,7 @@ import cudatma.emulator.machine.launch as launching
 from cudatma.build.nvrtc import compile_source
 from cudatma.emulator import ResidencyError, TrapError
 from cudatma.errors import HazardError
-from cudatma.runtime.ptxas_log import register_count
+from cudatma.runtime.compiler_log import register_count
 from cudatma.target import get_target
 
 FLAG = """

@@ -11,8 +11,7 @@ from tma_replay import descriptor
 
 from cudatma.descriptor.spec import TiledSpec
 from cudatma.emulator.async_copy import bulk, tensor_map, tensor_values
-from cudatma.emulator.async_copy.tensor_box import BoxError, im2col_box, read_map, tiled_box
-from cudatma.emulator.async_copy.tensor_rules import check_load, check_store
+from cudatma.emulator.async_copy.tensor_box import BoxError, check_load, check_store, im2col_box, read_map, tiled_box
 from cudatma.errors import DescriptorError
 from cudatma.target import get_target
 

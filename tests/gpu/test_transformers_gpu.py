@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers", minversion="5.17")
 from model_folders import VOCAB, write_awq, write_compressed, write_float, write_gptq  # noqa: E402
 
 from cudatma.integrations.torch import MarlinLinear  # noqa: E402
-from cudatma.integrations.transformers import CudatmaConfig, load, operations, register  # noqa: E402
+from cudatma.integrations.transformers import CudatmaConfig, load, quantizer, register  # noqa: E402
 from cudatma.quantization import open_checkpoint  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -78,13 +78,13 @@ def test_a_float_model_is_quantized_on_the_gpu(tmp_path: Path) -> None:
 
 def test_a_model_on_the_cpu_gets_the_integers_of_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_float(tmp_path / "in", "bfloat16")
-    states, devices, quantize = [], [], operations.quantize_linear
+    states, devices, quantize = [], [], quantizer.quantize_linear
 
     def recorded(weight: Any, **options: Any) -> Any:
         devices.append(weight.device.type)
         return quantize(weight, **options)
 
-    monkeypatch.setattr(operations, "quantize_linear", recorded)
+    monkeypatch.setattr(quantizer, "quantize_linear", recorded)
     for backend in ("cuda", "reference"):
         monkeypatch.setenv("CUDATMA_BACKEND", backend)
         model = transformers.AutoModelForCausalLM.from_pretrained(

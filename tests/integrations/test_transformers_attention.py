@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers", minversion="5.17")
 
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from cudatma.integrations.transformers import attention, masks, register
+from cudatma.integrations.transformers import attention, register
 
 pytestmark = pytest.mark.filterwarnings("ignore::cudatma.BackendWarning")
 
@@ -258,14 +258,14 @@ def random_case(rng: random.Random) -> tuple[dict[str, Any], bool, int | None]:
         row[rng.randrange(past + q_length)] = rng.random() < 0.9  # at times a hole, or a token apart
     if static and rng.random() < 0.5:  # a mask of the whole cache
         padding = torch.nn.functional.pad(padding, (0, 6), value=True)
-    function = masks.causal_mask_function if causal else masks.bidirectional_mask_function
+    function = attention.causal_mask_function if causal else attention.bidirectional_mask_function
     case = {
         "batch_size": batch,
         "q_length": q_length,
         "kv_length": past + q_length - forgotten + (rng.randint(0, 6) if static else 0),
         "q_offset": torch.tensor(past) if static else past,
         "kv_offset": forgotten,
-        "mask_function": masks.sliding_window_causal_mask_function(window) if window else function,
+        "mask_function": attention.sliding_window_causal_mask_function(window) if window else function,
         "attention_mask": rng.choice([None, torch.ones_like(padding), padding, padding, padding]),
         "local_size": window,
         "allow_is_causal_skip": causal and not (static and q_length == 1),
@@ -278,9 +278,9 @@ def test_random_lengths_caches_patterns_and_padding_give_what_sdpa_gives() -> No
     for _ in range(150):
         case, causal, window = random_case(rng)
         batch, q_length, kv_length = case["batch_size"], case["q_length"], case["kv_length"]
-        ours = masks.attention_mask(**case)
+        ours = attention.attention_mask(**case)
         kinds.add("none" if ours is None else "sdpa" if ours.dtype == torch.bool else tuple(ours.shape[1:3]))
-        sdpas = masks.sdpa_mask(**{**case, "allow_is_causal_skip": False}).expand(batch, 1, q_length, kv_length)
+        sdpas = attention.sdpa_mask(**{**case, "allow_is_causal_skip": False}).expand(batch, 1, q_length, kv_length)
         q = torch.randn(batch, 4, q_length, 32, generator=generator)
         k, v = torch.randn(2, batch, 2, kv_length, 32, generator=generator)
         module = SimpleNamespace(is_causal=causal, num_key_value_groups=2)
@@ -294,6 +294,8 @@ def test_random_lengths_caches_patterns_and_padding_give_what_sdpa_gives() -> No
             first = int(case["q_offset"])
             real &= case["attention_mask"][:, first : first + q_length]
         assert ((got.float() - expected).abs().amax((2, 3)) < 1e-2)[real].all(), case
-        dense = ours if ours is not None and ours.dtype == torch.bool else masks.dense_mask(ours, q, k, causal, window)
+        dense = (
+            ours if ours is not None and ours.dtype == torch.bool else attention.dense_mask(ours, q, k, causal, window)
+        )
         assert torch.equal(dense.expand_as(sdpas)[:, 0][real], sdpas[:, 0][real]), case
     assert kinds == {"none", "sdpa", (1, 1), (1, 2), (2, 1)}

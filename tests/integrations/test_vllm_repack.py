@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 torch = pytest.importorskip("torch")
 
 from cudatma.errors import QuantizationError
-from cudatma.integrations.vllm.repack import repack
+from cudatma.integrations.vllm.layer import repack
 from cudatma.quantization.packing import pack
 
 

@@ -20,7 +20,7 @@ from cudatma.kernels.attention.sample import SMALL
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import VERSIONS, AttentionA4
 from cudatma.kernels.host import host_bytes
-from cudatma.mutants.call import Call
+from cudatma.mutants.mutant import Call
 from cudatma.target import get_target
 
 _TARGET = "sm_90a"

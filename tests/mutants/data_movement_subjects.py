@@ -22,7 +22,7 @@ from cudatma.kernels.data_movement.rows import plan_rows
 from cudatma.kernels.data_movement.transpose import TransposeSpec, tile_plan
 from cudatma.kernels.host import host_bytes
 from cudatma.kernels.launch import Launch
-from cudatma.mutants.call import Call
+from cudatma.mutants.mutant import Call
 from cudatma.target import get_target
 
 _BLOCKS = 2

@@ -20,7 +20,7 @@ from cudatma.kernels.marlin.permute_columns import (
     permute_grid,
     result_pitch_bytes,
 )
-from cudatma.mutants.call import Call
+from cudatma.mutants.mutant import Call
 from cudatma.quantization import quantize
 from cudatma.target import get_target
 

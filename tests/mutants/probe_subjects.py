@@ -10,7 +10,7 @@ import probe_specs as probes
 from subject import Subject
 
 from cudatma.descriptor import Im2colSpec, TensorMap
-from cudatma.mutants.call import Call
+from cudatma.mutants.mutant import Call
 
 
 def _template(name: str) -> str:

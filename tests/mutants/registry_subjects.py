@@ -30,7 +30,7 @@ from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import schedule
-from cudatma.mutants.call import Call
+from cudatma.mutants.mutant import Call
 from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import get_target
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ptx_of import ptx_alone
 
 from cudatma.build.render import render
-from cudatma.mutants.call import Call
+from cudatma.mutants.mutant import Call
 from cudatma.mutants.trial import Trial
 from cudatma.target import get_target
 

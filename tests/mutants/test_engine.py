@@ -16,7 +16,7 @@ from cudatma.emulator import load
 from cudatma.emulator.ptx.parser import parse
 from cudatma.mutants import EXEMPT, OPERATORS, REPORTED, Call, Trial, mutants_of
 from cudatma.mutants.exemptions import Exemptions
-from cudatma.mutants.sites import sites_of
+from cudatma.mutants.ptx_text import sites_of
 
 ROOT = Path(__file__).resolve().parents[2]
 

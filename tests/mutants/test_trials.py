@@ -18,7 +18,7 @@ from trials import trials
 
 from cudatma.kernels.registry import REGISTRY
 from cudatma.mutants import EXEMPT, REPORTED, Mutant, Outcome, Trial
-from cudatma.mutants.tally import by_verdict, reported_share
+from cudatma.mutants.trial import by_verdict, reported_share
 
 TRIALS = trials()
 #: Schedules of a mutant, at most.

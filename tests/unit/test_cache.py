@@ -546,7 +546,7 @@ def test_without_file_locks_the_block_still_runs(cache: Cache, monkeypatch: pyte
     def unsupported(*_: Any) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr("cudatma.build.filelock.fcntl.flock", unsupported)
+    monkeypatch.setattr("cudatma.build.files.fcntl.flock", unsupported)
     ran = False
     with cache.lock(KEY):
         ran = True

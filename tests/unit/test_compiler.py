@@ -14,7 +14,7 @@ import pytest
 from cudatma.build import nvrtc as compiler
 from cudatma.build.nvrtc import compile_flags, compile_source, nvrtc_fingerprint, nvrtc_version, require_nvrtc_for
 from cudatma.errors import ArgumentError, ArgumentTypeError, CompileError, DriverError, TargetError
-from cudatma.runtime.ptxas_log import log_warnings, performance_losses
+from cudatma.runtime.compiler_log import log_warnings, performance_losses
 from cudatma.target import TARGETS, get_target
 
 SOURCE = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'

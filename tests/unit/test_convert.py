@@ -23,7 +23,7 @@ from safetensors.numpy import load_file, save_file
 from cudatma import cli
 from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError, WeightFileError
 from cudatma.quantization import PackedWeight, open_checkpoint
-from cudatma.quantization.conversion import convert_checkpoint, folder, shard_writer
+from cudatma.quantization.conversion import convert_checkpoint, folder, shards
 from cudatma.quantization.safetensors_file import open_safetensors
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -181,7 +181,7 @@ def test_what_an_error_interrupts_leaves_nothing_that_is_trusted(
     def full(self: Any, *args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shard_writer.os, "replace", full)
+    monkeypatch.setattr(shards.os, "replace", full)
     with pytest.raises(WeightFileError, match="No space left"):
         convert_checkpoint(tmp_path / "in", tmp_path / "out")
     monkeypatch.undo()

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from cudatma.descriptor import Im2colSpec, Im2colWideSpec, TensorMap, TiledSpec, codec
 from cudatma.descriptor import driver as map_driver
-from cudatma.descriptor.bits import ALLOCATION_BIT, DIFFERENCES, Evidence, explain
-from cudatma.descriptor.compare import compare, field_at
+from cudatma.descriptor.bits import ALLOCATION_BIT, DIFFERENCES, Evidence, compare, explain, field_at
 from cudatma.errors import DescriptorError, DriverError
 
 SPEC = TiledSpec(dtype="float16", dims=(256, 64), strides_bytes=(512,), box=(64, 8), swizzle="128B", address=4096)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cudatma.descriptor import codec
 from cudatma.descriptor.bits import DIFFERENCES
-from cudatma.inspection.swizzle_table import markdown
+from cudatma.inspection.banks import markdown
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "descriptors.md"
 

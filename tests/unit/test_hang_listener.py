@@ -15,10 +15,9 @@ import pytest
 from cudatma import context
 from cudatma.context import Device
 from cudatma.errors import DriverError, LaunchError, PipelineHang
-from cudatma.runtime.hang import Names
-from cudatma.runtime.hang import gpu as gpu_module
+from cudatma.runtime.hang import Names, listeners
 from cudatma.runtime.hang import records as shared
-from cudatma.runtime.hang.gpu import Listener
+from cudatma.runtime.hang.listeners import Listener
 
 STREAM = 0x77
 
@@ -188,7 +187,7 @@ def test_a_panel_of_another_version_is_refused(driver: FakeDriver) -> None:
 
 
 def test_what_a_gpu_means_is_asked_of_its_capability(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_module, "is_verified", lambda capability: capability != (9, 0))
+    monkeypatch.setattr(listeners, "is_verified", lambda capability: capability != (9, 0))
     with pytest.raises(PipelineHang) as caught:
         listener().run(kernel_that_hangs(driver), 4, STREAM)
     assert caught.value.waits[0].verified is False

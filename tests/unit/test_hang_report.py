@@ -17,7 +17,7 @@ from cudatma.errors import ArgumentError, CudaTmaError, PipelineHang
 from cudatma.mbarrier_bits import BarrierBits, encode
 from cudatma.runtime.hang import Names, hang_of, is_debug_ptx, timeout_seconds
 from cudatma.runtime.hang import records as shared
-from cudatma.runtime.hang.rules import RULES
+from cudatma.runtime.hang.report import RULES
 
 BASE = 0x400
 NAMES = Names(

@@ -15,10 +15,10 @@ import cudatma
 from cudatma import cli
 from cudatma.descriptor import Im2colSpec, TiledSpec, codec
 from cudatma.errors import ArgumentError, DescriptorError
+from cudatma.inspection.banks import markdown, swizzle_rows
 from cudatma.inspection.drawing import THEMES
 from cudatma.inspection.picture import CELL, LEFT_CELLS, RIGHT_CELLS, ROW
 from cudatma.inspection.placement import Placement
-from cudatma.inspection.swizzle_table import markdown, swizzle_rows
 from cudatma.layout import Swizzle
 
 NARROW = TiledSpec(

@@ -20,9 +20,8 @@ from cudatma.build.nvrtc import compile_source
 from cudatma.errors import ArgumentError, CompileError, LaunchError
 from cudatma.runtime import launch_args
 from cudatma.runtime.launch import Kernel
-from cudatma.runtime.launch_args import marshal
+from cudatma.runtime.launch_args import Parameter, entries, marshal
 from cudatma.runtime.launch_config import FunctionLimits, dim3, make_config
-from cudatma.runtime.signature import Parameter, entries
 from cudatma.target import get_target
 
 HOPPER, CONSUMER = get_target("sm_90a"), get_target("sm_120a")

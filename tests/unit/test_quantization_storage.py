@@ -25,7 +25,7 @@ from cudatma.quantization import (
     pack,
     save_weights,
 )
-from cudatma.quantization.converters import CONVERTERS, StoredWeight, supported_versions
+from cudatma.quantization.storage import CONVERTERS, StoredWeight, supported_versions
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "quantization"
 BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -6,6 +6,7 @@ import io
 import re
 import tarfile
 import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,28 @@ def test_a_wheel_for_one_platform_is_refused(tmp_path: Path) -> None:
 def test_a_large_wheel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release, "WHEEL_BYTES", 10)
     with pytest.raises(release.ReleaseError, match="bytes, allowed: 10"):
-        release.check_wheel(wheel(tmp_path))
+        release.check_size(wheel(tmp_path))
+
+
+def zlib_deflate(data: bytes) -> bytes:
+    return zlib.compress(data, 9)[2:-4]
+
+
+def test_a_repacked_wheel_has_the_same_files_and_no_dates(tmp_path: Path) -> None:
+    contents = {f"cudatma/{n}.py": f"import n{n}\n".encode() * n * 50 for n in range(20)}
+    for year in (2025, 2026):
+        with zipfile.ZipFile(tmp_path / f"{year}.whl", "w") as archive:
+            for name, data in contents.items():
+                info = zipfile.ZipInfo(name, (year, 1, 1, 0, 0, 0))
+                info.external_attr = 0o644 << 16
+                archive.writestr(info, data)
+        release.repack(tmp_path / f"{year}.whl", zlib_deflate)
+    assert (tmp_path / "2025.whl").read_bytes() == (tmp_path / "2026.whl").read_bytes()
+    with zipfile.ZipFile(tmp_path / "2025.whl") as archive:
+        assert archive.testzip() is None
+        assert {name: archive.read(name) for name in archive.namelist()} == contents
+        assert {info.external_attr >> 16 for info in archive.infolist()} == {0o644}
+        assert sum(info.compress_size for info in archive.infolist()) < 20 * 60
 
 
 def test_an_sdist_has_what_git_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from cudatma.build.render import is_like_template, render, template_files, templ
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import TargetError, TemplateError
 from cudatma.pipeline import Operand, PipelineSpec
-from cudatma.runtime.source_lines import lines_of
+from cudatma.runtime.compiler_log import lines_of
 from cudatma.target import TARGETS
 
 TEMPLATES = sorted(path.relative_to(template_root()).as_posix() for path in template_root().rglob("*.j2"))

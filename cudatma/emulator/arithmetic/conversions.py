@@ -1,16 +1,185 @@
-"""Conversions among integers and floats of 16, 32 and 64 bits. Source: PTX ISA, "cvt", "cvt.pack"."""
+"""Conversions among integers and floats; to and from floats of 16 bits and fewer bit for bit.
+
+Source: PTX ISA, "cvt", "cvt.pack", "Alternate Floating-Point Data Formats"; OCP Microscaling Formats for the 8-, 6-
+and 4-bit ones.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 
 from cudatma.emulator.arithmetic.numeric import canon, canon16, round32, to_bf16
 from cudatma.emulator.arithmetic.rounding import directed64
-from cudatma.emulator.arithmetic.small_floats import encode
 from cudatma.emulator.ptx.types import Array
 from cudatma.emulator.ptx.writer import runtime
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A binary float: sign, ``exponent`` bits, ``mantissa`` bits. top: bits of the largest finite value; nan: of the
+    NaN that conversions write (the largest finite value where the format has none); has_inf: one above top."""
+
+    exponent: int
+    mantissa: int
+    top: int
+    nan: int
+    has_inf: bool = False
+
+    @property
+    def bits(self) -> int:
+        return 1 + self.exponent + self.mantissa
+
+    @property
+    def least(self) -> int:
+        """Exponent of the unit in the last place of subnormals."""
+        return 2 - (1 << (self.exponent - 1)) - self.mantissa
+
+
+FORMATS: dict[str, Format] = {
+    "f16": Format(5, 10, 0x7BFF, 0x7FFF, True),
+    "bf16": Format(8, 7, 0x7F7F, 0x7FFF, True),
+    "e4m3": Format(4, 3, 0x7E, 0x7F),
+    "e5m2": Format(5, 2, 0x7B, 0x7F, True),
+    "e3m2": Format(3, 2, 0x1F, 0x1F),
+    "e2m3": Format(2, 3, 0x1F, 0x1F),
+    "e2m1": Format(2, 1, 0x7, 0x7),
+}
+
+
+def _whole(scaled: Array, mode: str, negative: Array, random: Array | None) -> Array:
+    """Non-negative magnitudes to integers: rn, rz, rm, rp, rna (ties away), rs (random: in 0..1)."""
+    if mode == "rn":
+        return np.rint(scaled)
+    if mode == "rna":
+        return np.floor(scaled + 0.5)
+    if mode == "rs" and random is not None:
+        found: Array = np.floor(scaled + random)
+        return found
+    if mode in ("rm", "rp"):
+        return np.where(negative == (mode == "rm"), np.ceil(scaled), np.floor(scaled))
+    return np.floor(scaled)
+
+
+@runtime
+def encode(a: Array, name: str, mode: str, saturates: bool, random: Array | None = None) -> Array:
+    """Floats to the bits of a format, as uint16. float64 operands must be exact or rounded to odd."""
+    form = FORMATS[name]
+    wide = a.astype(np.float64)
+    magnitude = np.abs(wide)
+    finite = np.where(np.isfinite(magnitude), magnitude, 0.0)
+    exponent = np.where(finite == 0, form.least, np.maximum(np.frexp(finite)[1] - 1 - form.mantissa, form.least))
+    negative = np.signbit(wide)
+    whole = _whole(np.ldexp(finite, -exponent), mode or "rn", negative, random)
+    code = whole.astype(np.int64) + ((exponent - form.least).astype(np.int64) << form.mantissa)
+    if form.has_inf:
+        away = (mode in ("", "rn", "rna", "rs")) | (negative == (mode == "rm")) & (mode in ("rm", "rp"))
+        over = form.top if saturates else np.where(away, form.top + 1, form.top)
+        code = np.where(code > form.top, over, code)
+        code = np.where(np.isinf(wide), form.top if saturates else form.top + 1, code)
+    else:
+        code = np.where((code > form.top) | np.isinf(wide), form.top, code)
+    code = code | (negative.astype(np.int64) << (form.bits - 1))
+    return np.where(np.isnan(wide), form.nan, code).astype(np.uint16)
+
+
+@lru_cache(maxsize=16)
+def values(name: str) -> Array:
+    """The float32 value of every bit pattern of a format of 8 bits and fewer."""
+    form = FORMATS[name]
+    code = np.arange(1 << form.bits, dtype=np.int64)
+    magnitude = code & ((1 << (form.bits - 1)) - 1)
+    field, fraction = magnitude >> form.mantissa, magnitude & ((1 << form.mantissa) - 1)
+    significand = fraction + np.where(field > 0, 1 << form.mantissa, 0)
+    result = np.ldexp(significand.astype(np.float64), np.maximum(field, 1) - 1 + form.least)
+    if form.has_inf:
+        result = np.where(magnitude == form.top + 1, np.inf, np.where(magnitude > form.top + 1, np.nan, result))
+    elif form.nan > form.top:
+        result = np.where(magnitude == form.nan, np.nan, result)
+    table: Array = np.where(code >> (form.bits - 1), -result, result).astype(np.float32)
+    table.flags.writeable = False
+    return table
+
+
+@runtime
+def decode(a: Array, name: str) -> Array:
+    """Bits of a format of 8 bits and fewer, in unsigned integers, as float32; bits above it are not looked at."""
+    table = values(name)
+    found: Array = table[a & a.dtype.type(len(table) - 1)]
+    return found
+
+
+@runtime
+def bytes_of_lanes(a: Array) -> Array:
+    """All bytes of all lanes, the lowest of a lane first."""
+    return np.ascontiguousarray(a).view(np.uint8)
+
+
+@runtime
+def nibbles(a: Array) -> Array:
+    """The low and the high four bits of each byte, one after the other."""
+    four = a.dtype.type(4)
+    return np.stack((a & a.dtype.type(15), a >> four), axis=1).reshape(-1)
+
+
+@runtime
+def join_nibbles(low: Array, high: Array) -> Array:
+    found: Array = (low | (high << np.uint16(4))).astype(np.uint8)
+    return found
+
+
+@runtime
+def to_ue8m0(a: Array, mode: str, saturates: bool) -> Array:
+    """Powers of two by exponent alone, signs dropped: rz (down) or rp (up). NaN and what is too large is 255, the
+    NaN of the format; with .satfinite what is too large is 254."""
+    wide = np.abs(a.astype(np.float64))
+    finite = np.where(np.isfinite(wide), wide, 1.0)
+    fraction, exponent = np.frexp(finite)
+    code = exponent.astype(np.int64) + 126 + ((fraction > 0.5) & (mode == "rp"))
+    code = np.where(finite == 0, 0, np.where(np.isinf(wide), 255, np.clip(code, 0, 254 if saturates else 255)))
+    code = np.where(np.isinf(wide) & saturates, 254, code)
+    return np.where(np.isnan(wide), 255, code).astype(np.uint8)
+
+
+@runtime
+def from_ue8m0(a: Array) -> Array:
+    """float32 powers of two; 255 is NaN."""
+    return np.where(a == 255, np.nan, np.ldexp(1.0, a.astype(np.int64) - 127)).astype(np.float32)
+
+
+@runtime
+def to_s2f6(a: Array, relu: bool) -> Array:
+    """Signed fixed point with two integer and six fraction bits, to nearest even, clamped; NaN is the largest."""
+    scaled = np.rint(a.astype(np.float64) * 64)
+    clamped = np.clip(np.where(np.isnan(scaled), 127, scaled), 0 if relu else -128, 127)
+    return clamped.astype(np.int8).view(np.uint8)
+
+
+@runtime
+def from_s2f6(a: Array) -> Array:
+    found: Array = a.view(np.int8).astype(np.float32) / np.float32(64)
+    return found
+
+
+@runtime
+def to_tf32(a: Array, mode: str, saturates: bool = False) -> Array:
+    """float32 to tf32 bits in 32: rna (nearest, ties away), rn (nearest even) or rz."""
+    bits = a.view(np.uint32)
+    if mode == "rz":
+        rounded = bits
+    elif mode == "rn":
+        rounded = bits + np.uint32(0xFFF) + ((bits >> 13) & np.uint32(1))
+    else:
+        rounded = bits + np.uint32(0x1000)
+    rounded = np.where(np.isfinite(a), rounded & np.uint32(0xFFFFE000), bits)
+    if saturates:
+        over = (rounded & np.uint32(0x7FFFFFFF)) == np.uint32(0x7F800000)
+        rounded = np.where(over, (bits & np.uint32(0x80000000)) | np.uint32(0x7F7FE000), rounded)
+    return np.where(np.isnan(a), np.uint32(0x7FFFFFFF), rounded)
+
 
 _INTEGRAL = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 

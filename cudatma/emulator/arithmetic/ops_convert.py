@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import cudatma.emulator.arithmetic.conversions  # noqa: F401  (run-time helpers)
-from cudatma.emulator.arithmetic.small_floats import FORMATS
+from cudatma.emulator.arithmetic.conversions import FORMATS
 from cudatma.emulator.ptx.model import Instruction, Operand, Reg, Vec
 from cudatma.emulator.ptx.types import BYTES, CODES, NUMPY
 from cudatma.emulator.ptx.writer import SegmentWriter, emitter

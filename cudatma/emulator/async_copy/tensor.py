@@ -16,15 +16,17 @@ from cudatma.emulator.async_copy import bulk, groups, tensor_values
 from cudatma.emulator.async_copy.mbarrier import find
 from cudatma.emulator.async_copy.tensor_box import (
     CHUNK,
+    FOUR_ROWS,
     Box,
     BoxError,
     MapSpec,
+    check_load,
+    check_store,
     gather_box,
     im2col_box,
     read_map,
     tiled_box,
 )
-from cudatma.emulator.async_copy.tensor_rules import FOUR_ROWS, check_load, check_store
 from cudatma.emulator.machine import access
 from cudatma.emulator.machine.memory import RANK_SHIFT, Region
 from cudatma.emulator.machine.state import Warp

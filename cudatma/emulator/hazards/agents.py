@@ -11,8 +11,7 @@ import numpy as np
 
 from cudatma.emulator.async_copy.groups import Group
 from cudatma.emulator.async_copy.mbarrier import MBarrier
-from cudatma.emulator.hazards.clocks import Clock, LaneClocks, joined, lane_bits
-from cudatma.emulator.hazards.lane_groups import LaneGroups, names_parts, refine
+from cudatma.emulator.hazards.clocks import Clock, LaneClocks, LaneGroups, joined, lane_bits, names_parts, refine
 from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Cluster, Warp
 from cudatma.emulator.ptx.types import LANES, Array

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from cudatma.emulator.hazards.agents import Agents
-from cudatma.emulator.hazards.causes import Place
 from cudatma.emulator.hazards.clocks import Clock
 from cudatma.emulator.hazards.findings import Findings
 from cudatma.emulator.hazards.lane_races import LaneRaces
+from cudatma.emulator.hazards.report import Place
 from cudatma.emulator.hazards.shadow import AsyncWrite, Awaited, Shadow, narrowest
 from cudatma.emulator.machine.memory import SHARED_START
 from cudatma.emulator.machine.program import Program

@@ -2,14 +2,18 @@
 
 Inside a cluster agents are numbered and a clock is one vector. What is known of other clusters, of fences and of flags
 that were read but not acquired yet is rare: it lives in ``far``, which most clocks never get.
-Source: PTX ISA, "Memory Consistency Model": causality order, release and acquire patterns, proxies.
+Source: PTX ISA, "Memory Consistency Model": causality order, release and acquire patterns, proxies;
+"bar.warp.sync".
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from cudatma.emulator.ptx.types import Array
+from cudatma.emulator.ptx.model import MEMBERS, Imm, Instruction
+from cudatma.emulator.ptx.types import LANES, Array
 
 #: Key in Far.fenced of what fence.proxy.tensormap has made visible.
 TENSORMAP = -1
@@ -218,3 +222,76 @@ class LaneClocks:
 def lane_bits(mask: Array) -> int:
     """A lane mask as an integer."""
     return int(np.packbits(mask, bitorder="little").view(np.uint32)[0])
+
+
+_LANES = np.arange(LANES)
+
+
+def names_parts(instruction: Instruction) -> bool:
+    """Whether parts of a warp may meet at an instruction: its member mask is not the constant of all lanes."""
+    parts = instruction.parts
+    if parts[:2] != ("bar", "warp") and not (parts[0] in MEMBERS and "sync" in parts):
+        return False
+    mask = instruction.operands[-1] if instruction.operands else None
+    return not (isinstance(mask, Imm) and mask.bits & 0xFFFFFFFF == 0xFFFFFFFF)
+
+
+def refine(extra: dict[str, Any], meeting: set[int]) -> None:
+    """Divide the groups of a launch where a meeting, of each of these sets of lanes, divides one.
+
+    extra: the launch's; "groups" holds of each lane the lowest one of its group.
+    """
+    first = extra.get("groups")
+    divided = np.zeros(LANES, np.int64) if first is None else first
+    for bits in meeting:
+        _, lowest, place = np.unique(2 * divided + (bits >> _LANES & 1), return_index=True, return_inverse=True)
+        divided = lowest[place]
+    if first is None or (divided != first).any():
+        extra["groups"] = divided
+
+
+class LaneGroups:
+    """One warp's groups: its parts that meet without the other lanes. first: of each lane the lowest one of its group.
+
+    The accesses of a group of lanes count as one agent's. A group is what every meeting so far took as a whole; it is
+    known from the first meeting of a part of a warp on, to all warps and all later schedules of a launch.
+
+    now: of each lane its group's clock; known: of each lane (row) how much of each other's clock it has met. epoch: as
+    of LaneRaces.
+    """
+
+    __slots__ = ("epoch", "first", "known", "now")
+
+    def __init__(self, first: Array, epoch: int) -> None:
+        self.first, self.epoch = first, epoch
+        self.now: Array = np.ones(LANES, np.int64)
+        self.known: Array = np.zeros((LANES, LANES), np.int64)
+
+    def catch_up(self, first: Array, epoch: int) -> bool:
+        """True where the warp has met, or is divided anew, since the last call: its lanes know all so far."""
+        if self.epoch == epoch and self.first is first:
+            return False
+        self.first, self.epoch = first, epoch
+        self.known[:] = self.now
+        self.now += 1
+        return True
+
+    def meet(self, meeting: set[int]) -> None:
+        """The lanes of each set, as bits, have met: each of them knows what any of them knew."""
+        for bits in meeting:
+            lanes = np.flatnonzero(bits >> _LANES & 1)
+            self.known[lanes] = self.known[lanes].max(axis=0)
+            self.known[np.ix_(lanes, lanes)] = self.now[lanes]
+            self.now[lanes] += 1
+
+    def divide(self, lanes: Array) -> list[tuple[int, Array]]:
+        """(the lowest lane, positions among these lanes) of each group that has some of them."""
+        of = self.first[lanes]
+        return [(lowest, of == lowest) for lowest in np.unique(of).tolist()]
+
+    def publishable(self, lanes: Array, alone: bool) -> Array:
+        """Of each lane's group, how much of its clock these lanes know. alone: one lane publishes what it has met."""
+        found: Array = self.known[lanes].max(axis=0)
+        if not alone:
+            found = np.where(np.isin(self.first, self.first[lanes]), self.now, found)
+        return found

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from cudatma.emulator.errors import TrapError
-from cudatma.emulator.hazards.causes import Finding, Place, by_cause
-from cudatma.emulator.hazards.report import Hazard
+from cudatma.emulator.hazards.report import Finding, Hazard, Place, by_cause
 from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.register_pool import RegisterWait

@@ -11,7 +11,7 @@ import numpy as np
 
 from cudatma.emulator.hazards.checks import Checks
 from cudatma.emulator.hazards.clocks import Clock
-from cudatma.emulator.hazards.global_shadow import CLOCK, LANE, PLACE, STRENGTH, WHO, GlobalShadow
+from cudatma.emulator.hazards.shadow import CLOCK, LANE, PLACE, STRENGTH, WHO, GlobalShadow
 from cudatma.emulator.machine.memory import Region
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import Array

@@ -14,8 +14,8 @@ from cudatma.emulator.hazards.agents import Stamp, used
 from cudatma.emulator.hazards.checks import Checks
 from cudatma.emulator.hazards.clocks import TENSORMAP
 from cudatma.emulator.hazards.global_checks import LANE_READ, NC, GlobalChecks
-from cudatma.emulator.hazards.global_shadow import CLOCK, LANE, PLACE, STRENGTH, WHO, GlobalShadow, narrowest_global
 from cudatma.emulator.hazards.memory_order import MemoryOrder, strength_of
+from cudatma.emulator.hazards.shadow import CLOCK, LANE, PLACE, STRENGTH, WHO, GlobalShadow, narrowest_global
 from cudatma.emulator.machine.memory import Region
 from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Warp

@@ -13,7 +13,7 @@ from typing import Any
 
 from cudatma.emulator.hazards.checks import Checks
 from cudatma.emulator.hazards.clocks import Clock, joined
-from cudatma.emulator.hazards.global_shadow import GlobalShadow
+from cudatma.emulator.hazards.shadow import GlobalShadow
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import SCOPES
 

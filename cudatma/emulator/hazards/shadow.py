@@ -1,4 +1,4 @@
-"""What is known of every few bytes of a CTA's shared memory: their last writer, and their readers since then.
+"""What is known of every few bytes of shared and of global memory: their last writer, and readers since then.
 
 Happens-before is kept with vector clocks. Agents are the warps of a cluster, one more a warp for its wgmmas and one for
 its cp.asyncs, one a thread that issues bulk stores, and one an mbarrier (its clock is its phase).
@@ -6,14 +6,15 @@ its cp.asyncs, one a thread that issues bulk stores, and one an mbarrier (its cl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from cudatma.emulator.hazards.causes import Place
 from cudatma.emulator.hazards.clocks import Clock
-from cudatma.emulator.machine.memory import in_units
+from cudatma.emulator.hazards.report import Place
+from cudatma.emulator.machine.memory import Region, in_units
 from cudatma.emulator.ptx.types import Array
 
 
@@ -159,4 +160,105 @@ def narrowest(programs: Any) -> int:
                     least = 1
                 elif kind[-2:] == "16" and least > 2 and not any(p in ("v2", "v4", "v8") for p in parts):
                     least = 2
+    return least
+
+
+#: Columns of ``writers``. STRENGTH: 0 for a weak access, 1 + scope for a strong one. PLACE: instruction * 2 + async.
+WHO, CLOCK, STRENGTH, PLACE, LANE = range(5)
+#: Decides, from positions among the accessed granules and their contents, which of them are ordered before now.
+Seen = Callable[[Array, Array], Array]
+
+
+class GlobalShadow:
+    """The table of one region of global memory: the last writer, and two of the readers since then.
+
+    A buffer gets its shadow when a kernel first writes to it, and from the next schedule on before it begins; buffers
+    that are only read cost nothing. Agents are numbered over the whole grid, cluster number * agents of a cluster +
+    agent + 1; 0 is no agent. granule: bytes of one entry, a power of two of at most 16.
+    """
+
+    def __init__(self, region: Region, granule: int) -> None:
+        self.region, self.granule = region, granule
+        self._shift = granule.bit_length() - 1
+        self.skew = region.base % 16
+        self.count = -(-(region.size + self.skew) // granule) + 1
+        #: (granules, 5): the columns above.
+        self.writers: Array = np.zeros((self.count, 5), np.int64)
+        self._readers: Array | None = None
+        #: The array belongs to the grid before this one until griddepcontrol.wait.
+        self.is_produced = False
+        #: By granule: what strong writes have published there, see MemoryOrder.
+        self.published: dict[int, Any] = {}
+        #: By offset of a tensor map: what a thread has to know of each copy through it, one of several.
+        self.map_uses: dict[int, set[Any]] = {}
+        #: (who, clock) of bulk stores -> the same of the thread that issued them.
+        self.issued: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def granules(self, offsets: Array, size: int) -> Array:
+        """Indices of the granules of accesses of ``size`` bytes at byte offsets, lane after lane."""
+        first = in_units(offsets + self.skew if self.skew else offsets, self._shift)
+        count = max(1, size // self.granule)
+        if count == 1:
+            return np.asarray(first)
+        return (first[:, None] + np.arange(count, dtype=np.int64)).reshape(-1)
+
+    def byte(self, granule: int) -> int:
+        """The offset in the region of a granule's first byte."""
+        return max(0, granule * self.granule - self.skew)
+
+    def written(self, indices: Array, who: int, clock: int, strength: int, place: int, lanes: Array | int) -> None:
+        """Record a write."""
+        rows = self.writers
+        rows[indices, WHO] = who
+        rows[indices, CLOCK] = clock
+        rows[indices, STRENGTH] = strength
+        rows[indices, PLACE] = place
+        rows[indices, LANE] = lanes
+
+    # ---- readers: two slots each of (who, clock, strength, lanes)
+
+    def forget_readers(self, indices: Array) -> None:
+        """Those that have been reported, so that one access is one finding."""
+        if self._readers is not None:
+            self._readers[indices] = 0
+
+    def readers(self, indices: Array) -> Array | None:
+        """(granules, 2, 4): the readers, or None before the first read."""
+        return None if self._readers is None else self._readers[indices]
+
+    def read(self, indices: Array, who: int, clock: int, strength: int, lanes: Array | int, seen: Seen) -> None:
+        """Record a read: over the first slot where its reader is the same or ordered before, else over the second."""
+        if self._readers is None:
+            self._readers = np.zeros((self.count, 2, 4), np.int64)
+        first = self._readers[indices, 0]
+        free = (first[:, 0] == 0) | (first[:, 0] == who)
+        if not free.all():
+            free |= seen(first[:, 0], first[:, 1])
+        slot = np.where(free, 0, 1)
+        rows = self._readers
+        rows[indices, slot, 0] = who
+        rows[indices, slot, 1] = clock
+        rows[indices, slot, 2] = strength
+        rows[indices, slot, 3] = lanes
+
+
+_WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
+
+
+def narrowest_global(programs: Any) -> int:
+    """The least width in bytes of a global or generic access in these functions, a power of two of at most 16."""
+    least = 16
+    for program in programs:
+        for instruction in program.function.body:
+            parts = instruction.parts
+            if parts[0] == "cp" and "bulk" not in parts and len(instruction.operands) > 2:
+                least = min(least, int(getattr(instruction.operands[2], "bits", 4)) or 4)
+            if parts[0] not in ("ld", "st", "atom", "red", "ldu") or {"shared", "local", "param", "const"} & set(parts):
+                continue
+            kind = parts[-1]
+            packed = kind.endswith("x2")
+            digits = "".join(c for c in kind.split("x")[0] if c.isdigit())
+            width = _WIDTHS.get(digits, 1) * (2 if packed else 1)
+            count = next((int(p[1:]) for p in parts if p in ("v2", "v4", "v8")), 1)
+            least = min(least, width * count)
     return least

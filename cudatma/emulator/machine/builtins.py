@@ -1,6 +1,6 @@
 """Functions that the CUDA run-time provides to kernels: vprintf, __assertfail, malloc and free.
 
-Source: CUDA C++ Programming Guide, "Formatted Output", "Assertion".
+Source: CUDA C++ Programming Guide, "Formatted Output", "Assertion", "Dynamic Global Memory Allocation".
 """
 
 from __future__ import annotations
@@ -12,9 +12,34 @@ from collections.abc import Callable
 import numpy as np
 
 from cudatma.emulator.errors import TrapError
-from cudatma.emulator.machine import heap
+from cudatma.emulator.machine.memory import address_of
+from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import LANES
+
+#: What cudaLimitMallocHeapSize is where nobody sets it.
+HEAP_BYTES = 8 << 20
+_ALIGN = 16
+
+
+def allocate(launch: Launch, size: int) -> int:
+    """The address of ``size`` fresh bytes, 0 where the heap is full."""
+    if not 0 <= size <= HEAP_BYTES - sum(launch.heap.values()):
+        return 0
+    raw = np.full(max(size, 1) + _ALIGN, 0xA5, np.uint8)
+    skip = -address_of(raw) % _ALIGN
+    address = launch.memory.add(raw[skip : skip + max(size, 1)], "memory from malloc")
+    launch.heap[address] = size
+    return address
+
+
+def release(launch: Launch, address: int) -> None:
+    """Give back what allocate() gave. Raises TrapError for anything else than its addresses and 0."""
+    if address:
+        if launch.heap.pop(address, None) is None:
+            raise TrapError(f"free of {address:#x}, which malloc has not given or free has taken")
+        launch.memory.remove(address)
+
 
 _FORMAT = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?(hh|h|ll|l|z)?([diouxXeEfFgGcsp%])")
 _LONGEST_STRING = 4096
@@ -72,13 +97,13 @@ def _assertfail(w: Warp, arguments: list[str], results: list[str]) -> None:
 def _malloc(w: Warp, arguments: list[str], results: list[str]) -> None:
     out = w.param_buffer(w.split.frame, results[0], 8).data.reshape(LANES, -1)
     for lane in w.split.mask.nonzero()[0].tolist():
-        address = heap.allocate(w.launch, _argument(w, arguments[0], lane))
+        address = allocate(w.launch, _argument(w, arguments[0], lane))
         out[lane, :8] = np.frombuffer(address.to_bytes(8, "little"), np.uint8)
 
 
 def _free(w: Warp, arguments: list[str], results: list[str]) -> None:
     for lane in w.split.mask.nonzero()[0].tolist():
-        heap.release(w.launch, _argument(w, arguments[0], lane))
+        release(w.launch, _argument(w, arguments[0], lane))
 
 
 BUILTINS: dict[str, Callable[[Warp, list[str], list[str]], None]] = {

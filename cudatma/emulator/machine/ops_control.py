@@ -1,4 +1,4 @@
-"""Branches, calls, ends, barriers of a CTA or cluster, and instructions that only take time.
+"""Branches, calls, ends, barriers of a CTA or cluster, and instructions that only take time, or are refused.
 
 Source: PTX ISA, "Control Flow Instructions", "bar, barrier", "barrier.cluster", "griddepcontrol", "setmaxnreg".
 """
@@ -11,6 +11,7 @@ import cudatma.emulator.machine.register_pool  # noqa: F401
 from cudatma.emulator.errors import TrapError
 from cudatma.emulator.machine import divergence
 from cudatma.emulator.machine.state import Warp
+from cudatma.emulator.ptx.forms import REFUSED
 from cudatma.emulator.ptx.model import Imm, Instruction, Reg, Sym, Vec
 from cudatma.emulator.ptx.types import CODES, LANES, Array
 from cudatma.emulator.ptx.writer import SegmentWriter, emitter, runtime
@@ -245,3 +246,8 @@ def local_address(address: int) -> Array:
 @runtime
 def restore_stack(w: Warp, top: Array, mask: Array | None) -> None:
     w.stack_top = min(w.stack_top, largest(top, mask))
+
+
+@emitter(*REFUSED)
+def refuse(e: SegmentWriter, i: Instruction) -> None:
+    raise e.error(f"`{i.parts[0]}` is not emulated: {REFUSED[i.parts[0]]}")

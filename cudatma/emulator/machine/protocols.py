@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from cudatma.emulator.machine.image import Image
 from cudatma.emulator.machine.memory import GlobalMemory, Region
-from cudatma.emulator.machine.program import Program
+from cudatma.emulator.machine.program import Image, Program
 from cudatma.emulator.ptx.types import Array
 
 Dim = tuple[int, int, int]

@@ -101,7 +101,7 @@ class Warp:
         self.local_bytes = 0
         self.agent = block.rank * block.warp_count + index
         self.async_state: dict[str, Any] = {}
-        #: Splits that wait for other lanes at an instruction that a warp executes together (rendezvous.Wait).
+        #: Splits that wait for other lanes at an instruction that a warp executes together (divergence.Wait).
         self.waiting: list[Any] = []
         self.splits: list[Split] = []
         frame = Frame(program, None, -1, 0)

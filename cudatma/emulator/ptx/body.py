@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass, field, replace
 
 from cudatma.emulator.errors import PtxError
-from cudatma.emulator.ptx.cursor import TYPE_BYTES, Cursor
 from cudatma.emulator.ptx.declarations import read_variable
-from cudatma.emulator.ptx.lexer import number
+from cudatma.emulator.ptx.lexer import TYPE_BYTES, Cursor, number
 from cudatma.emulator.ptx.model import (
     Function,
     Imm,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from cudatma.emulator.ptx.cursor import TYPE_BYTES, Cursor
-from cudatma.emulator.ptx.lexer import number
+from cudatma.emulator.ptx.lexer import TYPE_BYTES, Cursor, number
 from cudatma.emulator.ptx.model import Variable
 
 #: A single variable larger than this is refused (hostile input; no GPU variable comes near it).

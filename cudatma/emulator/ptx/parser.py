@@ -7,8 +7,8 @@ import re
 
 from cudatma.emulator.errors import PtxError
 from cudatma.emulator.ptx.body import BodyParser
-from cudatma.emulator.ptx.cursor import Cursor
 from cudatma.emulator.ptx.declarations import read_variable
+from cudatma.emulator.ptx.lexer import Cursor
 from cudatma.emulator.ptx.model import Function, Module, Variable
 
 _TARGET = re.compile(r"sm_\d{2,3}[af]?")

@@ -30,8 +30,7 @@ from cudatma.emulator.ptx.model import (
     Sym,
     Vec,
 )
-from cudatma.emulator.ptx.special import CONSTANTS, WIDTHS
-from cudatma.emulator.ptx.types import BYTES, CODES, LANES, NUMPY, Array, unsigned
+from cudatma.emulator.ptx.types import BYTES, CODES, CONSTANTS, LANES, NUMPY, WIDTHS, Array, unsigned
 
 Emitter = Callable[["SegmentWriter", Instruction], None]
 Helper = TypeVar("Helper", bound=Callable[..., Any])

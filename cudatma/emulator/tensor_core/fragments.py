@@ -1,7 +1,7 @@
-"""How matrices lie in the registers of a warp: mma.sync, wgmma, ldmatrix, stmatrix, movmatrix.
+"""How matrices, dense and sparse ones, lie in the registers of a warp: mma, wgmma, ldmatrix, stmatrix, movmatrix.
 
 Source: PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type" and its neighbours, "Register Fragments
-for wgmma.mma_async.m64nNk16", "ldmatrix", "stmatrix", "movmatrix".
+for wgmma.mma_async.m64nNk16", "ldmatrix", "stmatrix", "movmatrix", "Sparse matrix storage".
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from cudatma.emulator.arithmetic.conversions import values
 from cudatma.emulator.arithmetic.numeric import canon, canon16
-from cudatma.emulator.arithmetic.small_floats import values
 from cudatma.emulator.ptx.types import LANES, Array
 
 _GROUP, _THREAD = np.arange(LANES) >> 2, np.arange(LANES) & 3
@@ -202,3 +202,47 @@ def store_byte_rows(registers: Array) -> Array:
     parts = np.ascontiguousarray(registers).view(np.uint8).reshape(-1, 8, 4, 2, 2)
     # (matrix, row g, thread, half: row g or g + 8, column 2 t or 2 t + 1) -> column by column
     return np.ascontiguousarray(parts.transpose(0, 2, 4, 3, 1)).reshape(-1, 16)
+
+
+_ROWS = 16
+#: Types whose metadata are 16 bits of row g and 16 bits of row g + 8 in each thread; those of other types fill a
+#: word of one row.
+_HALF_WORDS = ("f16", "bf16", "tf32")
+
+
+def _metadata_bits(metadata: Array, selector: int, kind: str, stored: int) -> Array:
+    """(16, metadata bits of a row) of what the threads chosen by the selector hold. stored: elements of a row of A."""
+    bits = stored * {"tf32": 4, "s4": 1, "u4": 1, "e2m1p": 1}.get(kind, 2)
+    words = np.ascontiguousarray(metadata).reshape(LANES // 4, 4)
+    if kind in _HALF_WORDS:
+        count = bits // 16
+        chosen = np.ascontiguousarray(words[:, selector * count : (selector + 1) * count])
+        halves = chosen.view(np.uint16).reshape(8, count, 2)
+        rows = np.concatenate((halves[:, :, 0], halves[:, :, 1]))
+    else:
+        count = bits // 32
+        chosen = words[:, 2 * selector * count : 2 * (selector + 1) * count]
+        rows = np.concatenate((chosen[:, 0::2], chosen[:, 1::2]))
+    return np.unpackbits(np.ascontiguousarray(rows).view(np.uint8), axis=1, bitorder="little")
+
+
+def _sparse_columns(metadata: Array, selector: int, kind: str, stored: int) -> Array:
+    """(16, stored) columns that the stored elements of each row of A have in the whole matrix."""
+    bits = _metadata_bits(metadata, selector, kind, stored)
+    pairs = bits[:, 0::2].astype(np.int64) + 2 * bits[:, 1::2]
+    place = np.arange(stored)
+    if kind == "tf32":
+        # One of two: the index counts halves of an element, 0 or 2 first.
+        found: Array = 2 * place[None, :] + pairs[:, 0::2] // 2
+    elif kind in ("s4", "u4", "e2m1p"):
+        found = 8 * (place // 4)[None, :] + 2 * np.repeat(pairs, 2, axis=1) + place % 2
+    else:
+        found = 4 * (place // 2)[None, :] + pairs
+    return found
+
+
+def expand_sparse(stored: Array, metadata: Array, selector: int, kind: str) -> Array:
+    """(16, K) matrix out of (16, K / 2) stored elements."""
+    whole = np.zeros((_ROWS, 2 * stored.shape[1]))
+    np.put_along_axis(whole, _sparse_columns(metadata, selector, kind, stored.shape[1]), stored, axis=1)
+    return whole

@@ -18,7 +18,7 @@ from cudatma.emulator.machine.memory import SHARED_START
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import Array
 from cudatma.emulator.ptx.writer import RUNTIME
-from cudatma.emulator.tensor_core import fragments, sparse
+from cudatma.emulator.tensor_core import fragments
 from cudatma.emulator.tensor_core.mma import Mma, product_of
 from cudatma.layout import Swizzle, swizzle
 
@@ -142,7 +142,7 @@ def mma_async(
     if w.launch.trace is not None:
         w.launch.trace.instant(w, at, "wgmma")
     if metadata is not None:
-        left = sparse.expand(left, *metadata, a_kind)
+        left = fragments.expand_sparse(left, *metadata, a_kind)
     total = sign * product_of(left, right.T, form.logic)
     if scale_d[0]:
         total = total + fragments.gather_c(d, WARP_ROWS, n, d_kind)

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 from cudatma.emulator.machine.memory import SHARED_START
 from cudatma.emulator.trace import svg
-from cudatma.emulator.trace.legend import draw_legend
 from cudatma.emulator.trace.recording import Event, Recording
 from cudatma.emulator.trace.stages import BlockView, Stage, views
-from cudatma.emulator.trace.svg import FLYING, WORKING, Svg, ink_on, stage_colour, text_width, tint
+from cudatma.emulator.trace.svg import FLYING, WORKING, Svg, draw_legend, ink_on, stage_colour, text_width, tint
 from cudatma.errors import ArgumentError, counted
 
 MIN_WIDTH, LEFT, RIGHT = 480, 150, 22

@@ -14,7 +14,6 @@ from cudatma import context
 from cudatma.arrays import describe
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, PeerTimeout
-from cudatma.integrations.torch.process_group import rank_and_members
 from cudatma.kernels.all_reduce.spec import (
     MOST_RANKS,
     AllReduceSpec,
@@ -26,8 +25,24 @@ from cudatma.kernels.all_reduce.spec import (
 from cudatma.kernels.checks import check_gradient, checked_count, real_number
 from cudatma.kernels.launch import PlanCache, Replay
 from cudatma.library_streams import current_stream
-from cudatma.runtime.peer_memory import close_memory, memory_handle, open_memory, shareable_memory
+from cudatma.runtime.device_memory import close_memory, memory_handle, open_memory, shareable_memory
 from cudatma.target import detect
+
+
+def rank_and_members(group: Any) -> tuple[int, list[int]]:
+    """This process's rank in a group, and all members' ranks in the default group. None is the default group.
+
+    ArgumentError without a group, and outside of it; ArgumentTypeError.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        remedy = "call torch.distributed.init_process_group(), or run under torchrun and do so"
+        raise ArgumentError("group", "no process group", "one of torch.distributed", remedy)
+    if type(group) is int and group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ArgumentError("group", "a group without this process", "one that it is in")
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise ArgumentTypeError("group", type(group).__name__, "None, or a ProcessGroup of torch.distributed")
+    return dist.get_rank(group), list(dist.get_process_group_ranks(dist.group.WORLD if group is None else group))
+
 
 _MOST_PLANS = 256
 _MOST_BYTES, _ALLOWED_BYTES = 1 << 30, "None, or 0 to 2**30"

@@ -9,9 +9,8 @@ import torch.distributed as dist
 
 from cudatma.arrays import describe
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.integrations.torch.all_reduce import AllReduce
+from cudatma.integrations.torch.all_reduce import AllReduce, rank_and_members
 from cudatma.integrations.torch.linear import MarlinLinear
-from cudatma.integrations.torch.process_group import rank_and_members
 from cudatma.quantization import PackedWeight
 from cudatma.quantization.sharding import shard
 

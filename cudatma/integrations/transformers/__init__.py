@@ -1,6 +1,75 @@
 """cudatma in Hugging Face's transformers: int4 models and attention, after register()."""
 
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.quantizers.auto import (
+    AUTO_QUANTIZATION_CONFIG_MAPPING,
+    AUTO_QUANTIZER_MAPPING,
+    register_quantization_config,
+    register_quantizer,
+)
+
+from cudatma.errors import ArgumentError
+from cudatma.integrations.transformers.attention import attention_forward, attention_mask
 from cudatma.integrations.transformers.config import CudatmaConfig
-from cudatma.integrations.transformers.registration import load, register
+from cudatma.integrations.transformers.quantizer import CudatmaHfQuantizer
+from cudatma.quantization.checkpoint import quantization_section
+from cudatma.quantization.conversion.folder import METHOD
+from cudatma.quantization.conversion.scheme import METHODS
 
 __all__ = ["CudatmaConfig", "load", "register"]
+
+
+#: Options of from_pretrained() that say where a configuration is, too.
+_WHERE = ("revision", "subfolder", "token", "cache_dir", "local_files_only", "trust_remote_code")
+
+
+def register() -> None:
+    """Tell transformers of the quantization method and of the attention "cudatma". May be called again."""
+    if METHOD not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        register_quantization_config(METHOD)(CudatmaConfig)
+    if METHOD not in AUTO_QUANTIZER_MAPPING:
+        register_quantizer(METHOD)(CudatmaHfQuantizer)
+    AttentionInterface.register(METHOD, attention_forward)
+    AttentionMaskInterface.register(METHOD, attention_mask)
+
+
+def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: Any) -> Any:
+    """A model quantized by GPTQ, AWQ or compressed-tensors, with its linear layers packed as they are read.
+
+    model: a folder, or a name on the Hugging Face hub. auto_class: AutoModelForCausalLM, or another class with
+    from_pretrained(), which gets the options. None of the tools that quantized the model is needed. A model that
+    `cudatma convert` wrote is loaded as from_pretrained() loads it.
+
+    Raises WeightFileError and QuantizationError for layers that cannot be packed, ArgumentError for other methods.
+    """
+    register()
+    loader = auto_class or transformers.AutoModelForCausalLM
+    where = {name: options[name] for name in _WHERE if name in options}
+    config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(model, **where)
+    section = _section(model, config)
+    method = str(section.get("quant_method"))
+    if method == METHOD:
+        return loader.from_pretrained(model, config=config, **options)
+    if method not in METHODS:
+        remedy = "a float model: from_pretrained(..., quantization_config=CudatmaConfig())"
+        raise ArgumentError("model", f"quant_method {method}", f"{METHOD}, {', '.join(METHODS)}", remedy)
+    config.quantization_config = CudatmaConfig(source=section).to_dict()
+    return loader.from_pretrained(model, config=config, **options)
+
+
+def _section(model: str | os.PathLike[str], config: Any) -> dict[str, Any]:
+    """The model's quantization_config; earlier GPTQ tools wrote it to a file of its own."""
+    holders = (config, config.get_text_config(decoder=True))
+    named: Any = next(filter(None, (getattr(holder, "quantization_config", None) for holder in holders)), {})
+    section = quantization_section(Path(model)) if Path(model).is_dir() else {}
+    section |= named.to_dict() if hasattr(named, "to_dict") else named
+    if section and "quant_method" not in section and "desc_act" in section:
+        section["quant_method"] = "gptq"
+    return section

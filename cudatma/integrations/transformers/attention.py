@@ -1,19 +1,189 @@
-"""The attention "cudatma" of transformers: our kernels for the masks of masks.py, sdpa for the rest."""
+"""The attention "cudatma" of transformers: our kernels for the masks that they can serve, sdpa for the rest.
+
+transformers calls attention_mask() once a forward pass with the pattern and the padding, and hands what it returns to
+attention_forward() in each layer. Tensors of four dimensions go through transformers as they are; those of int32 are
+ours:
+
+- None: causal, sliding or full attention, as the layer says, of sequences whose last query belongs to the last key.
+- (1, 1, 1, batch): one query a sequence, and how many keys it sees. attention_decode() takes it.
+- (1, 1, 2, 3 batch + 1): offsets of queries and of keys, as attention_varlen() takes them. Each row of the batch is
+  three sequences: the padding before, the valid tokens, and what lies after them. Full attention: (1, 2, 1, ...).
+- bools (batch, 1, q_length, kv_length): any other pattern.
+"""
 
 from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    causal_mask_function,
+    sdpa_mask,
+    sliding_window_causal_mask_function,
+)
 
 import cudatma.integrations.torch  # noqa: F401  (defines torch.ops.cudatma)
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError
-from cudatma.integrations.transformers.masks import dense_mask, is_causal, is_decode
 from cudatma.kernels.attention.problem import HEAD_DIMS
+
+
+def attention_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: Any = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: Any = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    use_vmap: bool = False,
+    device: Any = "cpu",
+    **options: Any,
+) -> Any:
+    """transformers' interface of masks; attention_mask: bools (batch, tokens), False where a token is padding.
+
+    Padding that lies between valid tokens gives a mask for sdpa, and so does any padding that cannot be looked at:
+    while torch.compile traces, or a CUDA graph is captured.
+    """
+    first = q_offset - kv_offset  # the first query, counted as keys are
+    causal = _causality(mask_function, local_size, allow_is_causal_skip, options.get("config"))
+    if causal is not None:
+        end = first + q_length if causal else kv_length
+        if attention_mask is None:
+            return _without_padding(causal, batch_size, q_length, kv_length, end, device)
+        if not _cannot_look(device):
+            valid = _padding(attention_mask, kv_length, kv_offset)
+            keys = torch.arange(kv_length, device=device)
+            valid = valid & (keys < end)
+            begin, count = valid.int().argmax(dim=1), valid.sum(dim=1)
+            inside = (keys >= begin[:, None]) & (keys < (begin + count)[:, None])
+            whole, joined = torch.stack([(count == end).all(), (valid == inside).all()]).tolist()
+            if whole:
+                return _without_padding(causal, batch_size, q_length, kv_length, end, device)
+            if joined:
+                return _offsets(causal, begin, count, first, q_length, kv_length)
+    return sdpa_mask(
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        local_size=local_size,
+        allow_is_causal_skip=False,  # its None would mean another alignment than ours
+        use_vmap=use_vmap,
+        device=device,
+        **options,
+    )
+
+
+def dense_mask(mask: Any, query: Any, key: Any, causal: bool, window: int | None) -> Any:
+    """What a mask of ours, or None, means: bools (batch or 1, 1, q_length, kv_length), as sdpa takes them."""
+    q_length, kv_length = query.shape[2], key.shape[2]
+    queries = torch.arange(q_length, device=query.device)[None, :, None]
+    keys = torch.arange(kv_length, device=query.device)[None, None, :]
+    if mask is None:
+        begin, end, last = 0, kv_length, q_length
+    elif is_decode(mask):
+        begin, end, last = 0, mask.view(-1, 1, 1), 1
+    else:
+        q_offsets, k_offsets = (offsets.view(-1, 3) for offsets in (mask.flatten(0, 2)[:, 1:]))
+        start = torch.arange(len(k_offsets), device=query.device)[:, None, None]
+        begin, end = (k_offsets[:, place, None, None] - start * kv_length for place in (0, 1))
+        last = q_offsets[:, 1, None, None] - start * q_length
+    seen = (keys >= begin) & (keys < end)
+    behind = (keys - end) - (queries - last)  # of the key that belongs to the query: 0
+    if causal:
+        seen = seen & (behind <= 0)
+        seen = seen if window is None else seen & (behind > -window)
+    return seen.expand(seen.shape[0], q_length, kv_length)[:, None]
+
+
+def is_decode(mask: Any) -> bool:
+    """Whether a mask of ours holds lengths for attention_decode(); otherwise it holds offsets."""
+    return bool(mask.shape[1] == mask.shape[2] == 1)
+
+
+def is_causal(mask: Any) -> bool:
+    """Whether a mask of ours belongs to causal attention."""
+    return bool(mask.shape[1] == 1)
+
+
+def _causality(
+    mask_function: Callable[..., Any], local_size: int | None, allow_is_causal_skip: bool, config: Any
+) -> bool | None:
+    """True for causal attention, sliding or not, False for full attention, None for other patterns."""
+    if mask_function is causal_mask_function:
+        return True
+    if mask_function is bidirectional_mask_function:
+        return False
+    if local_size is None or local_size == getattr(config, "attention_chunk_size", None):
+        return None
+    if allow_is_causal_skip:  # transformers has added nothing to the pattern
+        return True
+    if torch.compiler.is_compiling():
+        return None
+    parts, sliding = _parts(mask_function), _parts(sliding_window_causal_mask_function(local_size))
+    codes = [[getattr(part, "__code__", None) for part in functions] for functions in (parts, sliding)]
+    return True if parts and codes[0] == codes[1] else None
+
+
+def _parts(mask_function: Callable[..., Any]) -> tuple[Any, ...]:
+    """The functions that transformers' and_masks() has joined."""
+    held = [cell.cell_contents for cell in getattr(mask_function, "__closure__", None) or ()]
+    return held[0] if len(held) == 1 and isinstance(held[0], tuple) else ()
+
+
+def _cannot_look(device: Any) -> bool:
+    if torch.compiler.is_compiling():
+        return True
+    return torch.device(device).type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
+
+
+def _padding(attention_mask: Any, kv_length: int, kv_offset: Any) -> Any:
+    """The padding of the keys alone, bools (batch, kv_length); keys that the mask does not reach are none."""
+    missing = kv_length + kv_offset - attention_mask.shape[1]
+    if missing > 0:
+        attention_mask = torch.nn.functional.pad(attention_mask, (0, int(missing)))
+    if isinstance(kv_offset, int) and kv_offset == 0 and attention_mask.shape[1] == kv_length:
+        return attention_mask.bool()
+    keys = torch.arange(kv_length, device=attention_mask.device) + kv_offset
+    return attention_mask[:, keys].bool()
+
+
+def _without_padding(causal: bool, batch: int, q_length: int, kv_length: int, end: Any, device: Any) -> Any:
+    """end: how many of the keys there are; a static cache, which has more, gives it as a tensor."""
+    if not causal:
+        return None
+    if q_length == 1:
+        if isinstance(end, torch.Tensor):
+            return end.to(torch.int32).reshape(1, 1, 1, 1).expand(1, 1, 1, batch).contiguous()
+        return torch.full((1, 1, 1, batch), end, dtype=torch.int32, device=device)
+    if not isinstance(end, torch.Tensor) and end == kv_length:
+        return None
+    count = torch.zeros(batch, dtype=torch.int64, device=device) + end
+    return _offsets(True, torch.zeros_like(count), count, end - q_length, q_length, kv_length)
+
+
+def _offsets(causal: bool, begin: Any, count: Any, first: Any, q_length: int, kv_length: int) -> Any:
+    """begin, count: of each row's valid keys, (batch,). first: the first query, counted as keys are."""
+    before, until = torch.zeros_like(begin), torch.full_like(begin, q_length)
+    if causal:
+        before, until = (begin - first).clamp(0, q_length), (begin + count - first).clamp(0, q_length)
+    rows = torch.arange(len(begin), device=begin.device)[:, None]
+    queries = torch.stack([before, until, torch.full_like(begin, q_length)], 1) + rows * q_length
+    keys = torch.stack([begin, begin + count, torch.full_like(begin, kv_length)], 1) + rows * kv_length
+    both = torch.nn.functional.pad(torch.stack([queries.flatten(), keys.flatten()]), (1, 0)).to(torch.int32)
+    return both[None, None] if causal else both[None, :, None]
+
 
 #: Reasons that were told.
 _told: set[str] = set()

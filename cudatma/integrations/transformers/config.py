@@ -9,9 +9,9 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
 from cudatma.quantization.conversion.folder import METHOD, quantization_config
-from cudatma.quantization.converters import supported_versions
 from cudatma.quantization.layout_v1 import LAYOUT_VERSION
 from cudatma.quantization.packed import check_group_size
+from cudatma.quantization.storage import supported_versions
 
 _FACTS = ("group_size", "symmetric", "act_order")
 

@@ -2,25 +2,103 @@
 
 Three kinds of checkpoints: packed layers, as `cudatma convert` and save_pretrained() write them; layers of GPTQ, AWQ or
 compressed-tensors, which are packed as they are read; and float layers, which are quantized as they are read.
+transformers renames tensors of some architectures as it loads, so that a layer has one name in the checkpoint and one
+in the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming, rename_source_key
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 from transformers.utils import logging
 
+from cudatma.backend import selected_backend
 from cudatma.errors import WeightFileError
 from cudatma.integrations.torch import MarlinLinear
+from cudatma.integrations.torch.weights import weight_tensors
 from cudatma.integrations.transformers.config import CudatmaConfig
-from cudatma.integrations.transformers.names import opened_files, renaming, require_arrays, require_linear
-from cudatma.integrations.transformers.operations import Pack, Quantize, packing_conversion
+from cudatma.quantization import PackedWeight, quantize_linear
+from cudatma.quantization.checkpoint import Checkpoint
 from cudatma.quantization.conversion.scheme import Scheme, read_scheme
 from cudatma.quantization.conversion.source import quantized_layers, unsuitable
+from cudatma.quantization.safetensors_file import open_safetensors
+
+
+class Pack(ConversionOps):  # type: ignore[misc]
+    """The tensors of a GPTQ, AWQ or compressed-tensors layer to ours."""
+
+    def __init__(self, scheme: Scheme) -> None:
+        self.scheme = scheme
+
+    def convert(self, input_dict: dict[str, Any], *, full_layer_name: str, model: Any, **_: Any) -> dict[str, Any]:
+        """input_dict: the layer's tensors by the patterns that they matched."""
+        tensors = {pattern[2:-1]: found[0] for pattern, found in input_dict.items()}
+        layer = full_layer_name.rpartition(".")[0]
+        module = model.get_submodule(layer)
+        dtype = str(module.dtype).removeprefix("torch.")
+        return _fill(module, layer, self.scheme.pack(tensors, dtype=dtype), next(iter(tensors.values())).device)
+
+
+class Quantize(ConversionOps):  # type: ignore[misc]
+    """A float weight to ours."""
+
+    def __init__(self, config: CudatmaConfig) -> None:
+        self.config = config
+
+    def convert(
+        self, input_dict: dict[str, Any], *, full_layer_name: str, model: Any, missing_keys: Any = None, **_: Any
+    ) -> dict[str, Any]:
+        """input_dict: the weight (N, K)."""
+        (found,) = input_dict.values()
+        weight = found[0] if isinstance(found, list) else found
+        layer = full_layer_name.rpartition(".")[0]
+        module = model.get_submodule(layer)
+        packed = quantize_linear(
+            weight.to(_quantization_device(weight)),
+            group_size=self.config.group_size,
+            symmetric=self.config.symmetric,
+            clip_search=self.config.clip_search,
+            dtype=str(module.dtype).removeprefix("torch."),
+        )
+        del module._parameters["weight"]
+        if missing_keys is not None:
+            missing_keys.discard(full_layer_name)
+        return _fill(module, layer, packed, weight.device)
+
+
+def _quantization_device(weight: Any) -> Any:
+    """The GPU where a weight is, which device_map chose; torch's current GPU for one on the CPU, where NumPy would take
+    50 times as long; the CPU without a GPU, or where $CUDATMA_BACKEND names another backend."""
+    if weight.is_cuda or not torch.cuda.is_available() or selected_backend() != "cuda":
+        return weight.device
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def packing_conversion(scheme: Scheme) -> Any:
+    """What transformers collects a layer's tensors with: each is found by the end of its name."""
+    endings = [rf"\.{name}$" for name in (*scheme.required, *scheme.optional)]
+    return WeightConverter(source_patterns=endings, target_patterns=".qweight", operations=[Pack(scheme)])
+
+
+def _fill(module: MarlinLinear, layer: str, weight: PackedWeight, device: Any) -> dict[str, Any]:
+    """The layer's buffers by their full names. The module gets them too: its shapes are compared."""
+    found = {}
+    module.group_size = weight.group_size
+    for name, tensor in weight_tensors(weight).items():
+        tensor = None if tensor is None else tensor.to(device)
+        setattr(module, name, tensor)
+        if tensor is not None:
+            found[f"{layer}.{name}"] = tensor
+    return found
+
 
 _DTYPES = (torch.float16, torch.bfloat16)
 _log = logging.get_logger(__name__)
@@ -150,3 +228,50 @@ def _facts(layer: MarlinLinear) -> dict[str, Any]:
 
 def _packs(conversion: Any) -> bool:
     return any(isinstance(operation, Pack) for operation in getattr(conversion, "operations", ()))
+
+
+_ARRAYS = ("qweight", "scales", "zeros", "perm")
+
+
+def opened_files(files: Iterable[str] | None) -> Checkpoint:
+    """The headers of the files that transformers is about to load. Raises WeightFileError."""
+    opened = [open_safetensors(file) for file in files or ()]
+    found = {name: file for file in opened for name in file.tensors}
+    return Checkpoint(opened[0].path if opened else Path(), found)
+
+
+def renaming(model: Any) -> Callable[[str], str]:
+    """A function from a layer's name in a checkpoint to that in a model whose layers are still nn.Linear."""
+    known = model.state_dict()
+    rules = [rule for rule in deepcopy(get_model_conversion_mapping(model)) if isinstance(rule, WeightRenaming)]
+
+    def renamed(layer: str) -> str:
+        key, _ = rename_source_key(f"{layer}.weight", rules, [], model.base_model_prefix, known)
+        if key not in known and f"{layer}.weight" in known:  # it has the model's name already
+            return layer
+        return str(key).removesuffix(".weight")
+
+    return renamed
+
+
+def require_linear(layer: str, module: str, linears: Mapping[str, Any]) -> None:
+    """WeightFileError where a checkpoint's layer belongs to no nn.Linear of the model."""
+    if module not in linears:
+        known = ", ".join(list(linears)[:3])
+        remedy = "this model class has other modules than the checkpoint"
+        raise WeightFileError(layer, "no nn.Linear of the model", f"one of its layers: {known} ...", remedy)
+
+
+def require_arrays(
+    checkpoint: Checkpoint, layers: Mapping[str, Mapping[str, Any]], renamed: Callable[[str], str]
+) -> None:
+    """WeightFileError where a packed layer, by the model's name and with its facts, lacks a tensor: transformers would
+    make one up."""
+    held = {f"{renamed(layer)}.{part}" for layer, _, part in (name.rpartition(".") for name in checkpoint.files)
+            if part in _ARRAYS}  # fmt: skip
+    for layer, facts in layers.items():
+        left_out = {"zeros": facts["symmetric"], "perm": not facts["act_order"]}
+        wanted = [part for part in _ARRAYS if not left_out.get(part)]
+        missing = [part for part in wanted if f"{layer}.{part}" not in held]
+        if missing:
+            raise WeightFileError(layer, f"no {' and no '.join(missing)}", ", ".join(wanted), "convert the model again")

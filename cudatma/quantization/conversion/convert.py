@@ -10,12 +10,17 @@ from typing import Any
 
 from cudatma.dtypes import ACTIVATION_TYPES, activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError
-from cudatma.quantization.conversion.folder import check_disk, check_folders, copy_files, write_config, write_index
-from cudatma.quantization.conversion.journal import Journal, Shard
-from cudatma.quantization.conversion.measure import scale_error, weight_error
-from cudatma.quantization.conversion.plan import ARRAYS, ShardPlan, Unit, plan_shards
-from cudatma.quantization.conversion.report import Conversion, LayerReport
-from cudatma.quantization.conversion.shard_writer import ShardWriter
+from cudatma.quantization.conversion.folder import (
+    Journal,
+    Shard,
+    check_disk,
+    check_folders,
+    copy_files,
+    write_config,
+    write_index,
+)
+from cudatma.quantization.conversion.report import Conversion, LayerReport, scale_error, weight_error
+from cudatma.quantization.conversion.shards import ARRAYS, ShardPlan, ShardWriter, Unit, plan_shards
 from cudatma.quantization.conversion.source import Source, open_source
 from cudatma.quantization.layout_v1 import LAYOUT_VERSION
 from cudatma.quantization.packed import PackedWeight, check_group_size

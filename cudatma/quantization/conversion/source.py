@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from cudatma.errors import ArgumentError, FieldError, WeightFileError
-from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
+from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint, quantization_section, read_config
 from cudatma.quantization.conversion.scheme import Scheme, read_scheme
 from cudatma.quantization.layout_v1 import BLOCK
-from cudatma.quantization.model_config import quantization_section, read_config
 
 _FLOATS = ("F16", "BF16", "F32", "F64")
 #: Names that transformers looks for first, where a folder holds other files of weights too.

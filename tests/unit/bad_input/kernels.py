@@ -30,8 +30,7 @@ from cudatma.errors import (
     TargetError,
     TemplateError,
 )
-from cudatma.runtime.launch_args import marshal
-from cudatma.runtime.signature import Parameter
+from cudatma.runtime.launch_args import Parameter, marshal
 
 # One row a line, wrapped by hand: the table is read by columns.
 # fmt: off

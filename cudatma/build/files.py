@@ -1,7 +1,7 @@
-"""A lock among processes and threads that leaves no file: flock(2) on a file that its last holder unlinks.
+"""Files that several processes or users share: how they are read, and a lock among processes and threads.
 
-A killed process loses its lock at once, because the kernel closes its files. Its lock file stays, unlocked, until the
-next holder of the same name removes it.
+The lock leaves no file: it is flock(2) on a file that its last holder unlinks. A killed process loses its lock at once,
+because the kernel closes its files. Its lock file stays, unlocked, until the next holder of the same name removes it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,27 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from cudatma.errors import CacheError
+
+#: More than any file that the project writes.
+MOST_BYTES = 256 << 20
+
+
+def read_regular(path: Path) -> bytes:
+    """The bytes of a regular file, or of what a link to one points to. Raises OSError for anything else."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        if status.st_size > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"it has {status.st_size} bytes, more than {MOST_BYTES}", str(path))
+        return file.read()
+
 
 _POLL_SECONDS = 0.005
 #: What file systems without flock answer.

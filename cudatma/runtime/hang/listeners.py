@@ -1,24 +1,25 @@
-"""A debug kernel on a GPU: the panel is set before each launch, the records are read after it.
+"""The host of a debug kernel, on a GPU or the emulator: sets the panel before a launch, reads the records after it.
 
-The records are in pinned host memory, so that they can be read even if the context is lost; everything else is on the
-device. Source: CUDA driver API, cuModuleGetGlobal, cuMemHostAlloc, cuMemHostGetDevicePointer, cuStreamSynchronize.
+For a GPU the records are in pinned host memory, so that they can be read even if the context is lost; everything else
+is on the device. Source: CUDA driver API, cuModuleGetGlobal, cuMemHostAlloc, cuMemHostGetDevicePointer,
+cuStreamSynchronize.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from cudatma import context
-from cudatma.errors import DriverError, LaunchError, check
+from cudatma.errors import DriverError, HazardError, LaunchError, check
 from cudatma.mbarrier_bits import is_verified
 from cudatma.runtime.hang import records as shared
-from cudatma.runtime.hang.names import Names
-from cudatma.runtime.hang.report import hang_of
+from cudatma.runtime.hang.report import Names, hang_of
 
 
 class Listener:
@@ -99,3 +100,58 @@ def _refuse_capture(driver: Any, stream: int, entry: str) -> None:
         got = f"a stream that captures a graph, for {entry} with debug=True"
         remedy = "a debug launch waits for its end; capture a kernel without it"
         raise LaunchError("stream", got, "a stream that does not", remedy)
+
+
+class ListeningModule:
+    """An emulated module whose kernels were rendered with debug=True, with what a host does for them.
+
+    module: an ``EmulatedModule``. launch() takes what its launch() takes and raises PipelineHang besides; what a kernel
+    does after it was ended is no hazard. A debug launch is never a programmatic one; what says that it is is ignored.
+    """
+
+    def __init__(self, module: Any, names: Names) -> None:
+        self.module, self._names = module, names
+
+    def launch(
+        self,
+        name: str,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        args: Sequence[Any] = (),
+        *,
+        arrays: Sequence[Any] = (),
+        hazards: str = "raise",
+        programmatic: bool = False,
+        produced_by_previous: Sequence[Any] = (),
+        progress: Callable[[int], None] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Run it, get an emulator's Report. After a PipelineHang the arrays hold what they held before."""
+        del programmatic
+        blocks = math.prod(grid) if isinstance(grid, Iterable) else int(grid)
+        records = np.zeros(shared.CAPACITY, shared.RECORD)
+        notes = np.zeros(max(8, shared.notes_bytes(blocks)), np.uint8)
+        panel = shared.panel_bytes(records.ctypes.data, notes.ctypes.data, blocks)
+        self.module.globals[shared.PANEL_NAME] = np.frombuffer(panel, np.uint8)
+
+        def listen(schedules_done: int) -> None:
+            taken = shared.taken_of(self.module.globals[shared.PANEL_NAME].tobytes())
+            hang = hang_of(records, self._names, verified=True, where="the emulator", taken=taken)
+            if hang is not None:
+                raise hang
+            if progress is not None:
+                progress(schedules_done)
+
+        report = self.module.launch(
+            name,
+            grid,
+            block,
+            args,
+            arrays=(*arrays, *produced_by_previous, records.view(np.uint8), notes),
+            hazards="collect" if hazards == "raise" else hazards,
+            progress=listen,
+            **options,
+        )
+        if hazards == "raise" and report.hazards:
+            raise HazardError(str(report), report.hazards)
+        return report
