@@ -44,7 +44,7 @@ EXAMPLES = """examples:
   cudatma dump tile_copy --target sm_90a --config stages=3  the same specs with a field changed
   cudatma dump marlin --m 16 --n 28672 --k 8192             the kernel that marlin_gemm runs for these sizes on an H200
   cudatma dump gemm --m 4096 --n 4096 --k 4096 --layout RR  the same of gemm
-  cudatma dump attention --m 4096 --n 128 --k 4096 --heads 16 --batch 4
+  cudatma dump attention --q-length 4096 --k-length 4096 --head-dim 128 --heads 16 --batch 4
                                                             of attention: 4096 queries and keys, head dim 128
 """
 
@@ -256,12 +256,12 @@ def _parser() -> Parser:
     add("--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the specs, repeatable")
     sizes = parser.add_argument_group("the kernel of a problem", f"with --m, --n and --k: of {' or '.join(FAMILIES)}")
     meanings = {
-        "--m": "rows of the result; of attention its queries",
-        "--n": "its columns; of attention the head dim",
-        "--k": "elements that are added up; of attention its keys",
+        ("--m", "--q-length"): "rows of the result; of attention its queries",
+        ("--n", "--head-dim"): "its columns; of attention the head dim",
+        ("--k", "--k-length"): "elements that are added up; of attention its keys",
     }
-    for name, what in meanings.items():
-        sizes.add_argument(name, type=int, metavar="SIZE", help=what)
+    for names, what in meanings.items():
+        sizes.add_argument(*names, type=int, metavar="SIZE", help=what)
     add_problem_options(sizes.add_argument)
     help = f"of the GPU that it would run on (default: {H200.sm_count}, an H200's)"
     sizes.add_argument("--sm-count", type=int, default=H200.sm_count, metavar="N", help=help)

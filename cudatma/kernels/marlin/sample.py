@@ -37,15 +37,15 @@ def mma_sync_sample(
     k: int = 512,
     dtype: str = "float16",
     group_size: int = 128,
-    processors: int = 1,
+    sm_count: int = 1,
     seed: int = 0,
 ) -> Sample:
     """y = x W with x (m, k) and W (k, n) in int4, on the mma.sync kernel; k: a multiple of 8.
 
-    processors: SMs of the imagined GPU. With few of them each gets many stages, and the ring wraps.
+    sm_count: SMs of the imagined GPU. With few of them each gets many stages, and the ring wraps.
     Raises ArgumentError, QuantizationError, TargetError, CompileError, DriverError (no NVRTC).
     """
-    return _sample(target, mma_sync_candidates, m, n, k, dtype, group_size, processors, seed)
+    return _sample(target, mma_sync_candidates, m, n, k, dtype, group_size, sm_count, seed)
 
 
 def wgmma_sample(
@@ -56,11 +56,11 @@ def wgmma_sample(
     k: int = 512,
     dtype: str = "float16",
     group_size: int = 128,
-    processors: int = 1,
+    sm_count: int = 1,
     seed: int = 0,
 ) -> Sample:
     """The same on the wgmma kernel, whatever M; k: a multiple of 8."""
-    return _sample(target, wgmma_candidates, m, n, k, dtype, group_size, processors, seed)
+    return _sample(target, wgmma_candidates, m, n, k, dtype, group_size, sm_count, seed)
 
 
 def skinny_sample(
@@ -71,11 +71,11 @@ def skinny_sample(
     k: int = 512,
     dtype: str = "float16",
     group_size: int = 128,
-    processors: int = 2,
+    sm_count: int = 2,
     seed: int = 0,
 ) -> Sample:
     """The same on the skinny GEMM, whatever M; k: a multiple of 8."""
-    return _sample(target, skinny_candidates, m, n, k, dtype, group_size, processors, seed)
+    return _sample(target, skinny_candidates, m, n, k, dtype, group_size, sm_count, seed)
 
 
 def _sample(
@@ -86,7 +86,7 @@ def _sample(
     k: int,
     dtype: str,
     group_size: int,
-    processors: int,
+    sm_count: int,
     seed: int,
 ) -> Sample:
     """candidates: the kernel's function."""
@@ -94,7 +94,7 @@ def _sample(
         target.require("wgmma", "marlin_wgmma")
     if k % 8:  # marlin_gemm copies other rows first
         raise ArgumentError("k", k, "a multiple of 8", "TMA loads rows of whole 16-byte chunks")
-    for field, value in (("m", m), ("n", n), ("k", k), ("processors", processors)):
+    for field, value in (("m", m), ("n", n), ("k", k), ("sm_count", sm_count)):
         if value < 1:
             raise ArgumentError(field, value, "1 and more")
     random = np.random.default_rng(seed)
@@ -102,11 +102,11 @@ def _sample(
     x = random.standard_normal((m, k), np.float32).astype(activation_type(dtype).numpy)
     out = np.full((m, n), np.nan, x.dtype)
     rows = check_input(x, weight)
-    chosen = cheapest(candidates(Problem.of(weight, m), imagined_gpu(target, processors)))
+    chosen = cheapest(candidates(Problem.of(weight, m), imagined_gpu(target, sm_count)))
     if chosen is None:
         raise ArgumentError("m", m, "a number of rows that this kernel takes", "the kernels divide them: see --help")
     spec = resolve_fused(chosen, weight.scale_fit.form)
-    work = schedule(spec, m, n, k, processors)
+    work = schedule(spec, m, n, k, sm_count)
     launch: Launch = prepare(rows, weight, check_output(out, rows, weight), None, spec, work, target)
     kernel = launch.kernel(target)
     reference = x.astype(np.float64) @ weight.dequantize(dtype=np.float64)
