@@ -25,7 +25,7 @@ from cudatma.build import render as rendering
 from cudatma.build.kernel import default_target
 from cudatma.build.nvrtc import Compiled
 from cudatma.build.prebuild import compiled, each, usable_cores
-from cudatma.errors import ArgumentError, CompileError, counted
+from cudatma.errors import ArgumentError, CompileError, FieldError, counted
 from cudatma.kernels.choosing import decide
 from cudatma.kernels.gpu import H200, imagined_gpu
 from cudatma.kernels.registry import FAMILIES, FORMER_NAMES, REGISTRY, KernelEntry, family, kernel
@@ -78,20 +78,38 @@ def parse_config(pairs: Sequence[str]) -> dict[str, object]:
     return config
 
 
-def configured(spec: Any, config: dict[str, object]) -> Any:
-    """The spec with fields replaced; ArgumentError for a field it does not have. The spec checks the values itself."""
+def configured(spec: Any, config: dict[str, object], target: Target) -> Any:
+    """The spec with fields replaced. ArgumentError for a field it does not have, and for a value that the spec refuses:
+    of the values that it takes at all, those that serve on the target with the rest."""
     known = [field.name for field in fields(spec) if field.init]
     for field in config:
         if field not in known:
             raise ArgumentError("--config", field, f"a field of {type(spec).__name__}: {', '.join(known)}")
-    return replace(spec, **config)
+    try:
+        return replace(spec, **config)
+    except ArgumentError as error:
+        values = getattr(spec, "allowed", {}).get(error.field, ())
+        serving = [value for value in values if _serves(spec, {**config, error.field: value}, target)]
+        if len(serving) in (0, len(values)):
+            raise
+        rest = ", ".join(f"{name}={config.get(name, getattr(spec, name))!r}" for name in known if name != error.field)
+        remedy = f"these serve on {target.name} with {rest}"
+        raise ArgumentError(error.field, error.got, ", ".join(map(str, serving)), remedy) from error
+
+
+def _serves(spec: Any, config: dict[str, object], target: Target) -> bool:
+    try:
+        replace(spec, **config).check_target(target)
+    except FieldError:
+        return False
+    return True
 
 
 def jobs_for(entry: KernelEntry, target: Target, config: dict[str, object]) -> list[Job]:
     """The specs of a kernel for a target as jobs with distinct names; equal specs once."""
     specs: list[Any] = []
     for spec in entry.specs(target):
-        changed = configured(spec, config)
+        changed = configured(spec, config, target)
         if changed not in specs:
             specs.append(changed)
     stems = [spec.entry if spec.entry.startswith(entry.name) else f"{entry.name}_{spec.entry}" for spec in specs]
