@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--shape", type=parse_shape, default=(8192, 28672), metavar="KxN", help="a layer (default: 8192x28672)")
     add(
-        "--tokens",
+        "--m",
         type=parse_m_values,
         default=M_VALUES,
         metavar="M,..",
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from benchmarks.layer import make_layer, ours
     from benchmarks.rivals.cublas import Cublas
 
-    m_values, (k, n) = list(options.tokens), options.shape
+    m_values, (k, n) = list(options.m), options.shape
     result = Result({"tokens": m_values, "dtype": options.dtype, "seconds": COUNT_S}, energy_table, options.json)
     with measuring_stream() as stream:
         layer = make_layer(k, n, options.dtype, max(m_values))

@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--json", type=Path, metavar="FILE", help="also write the results there")
     add("--shapes", type=parse_shapes, default=SHAPES, metavar="S", help="layers (default: 8192x28672,4096x4096)")
-    add("--tokens", type=parse_m_values, default=M_VALUES, metavar="M,..", help="values of M (default: six, 1 to 4096)")
+    add("--m", type=parse_m_values, default=M_VALUES, metavar="M,..", help="values of M (default: six, 1 to 4096)")
     add("--replays", type=int, default=11, help="timed replays for M < 256 (default: 11)")
     add("--seconds", type=float, default=1.0, help="how long load paths alternate from M = 256 on (default: 1)")
     add("--ncu", action="store_true", help="then let Nsight Compute count one launch of each (see cudatma bench ncu)")
@@ -112,9 +112,9 @@ def _measure_layer(stream: Any, result: Result, shape: tuple[int, int], options:
 
     k, n = shape
     layer = None
-    for m in options.tokens:
+    for m in options.m:
         try:
-            layer = layer or make_layer(k, n, "float16", max(options.tokens), with_dense=False)
+            layer = layer or make_layer(k, n, "float16", max(options.m), with_dense=False)
             cell = make_cell(k, n, m, measure(stream, layer, m, options.replays, options.seconds))
             cell["code"] = code_of(k, n, m, detect())
         except Exception as error:

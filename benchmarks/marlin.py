@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = _parsed(parser, argv)
     costs = Costs(options.replays, options.seconds, options.rivals)
-    keys = all_cells(options.shapes, options.tokens)
+    keys = all_cells(options.shapes, options.m)
     budget_s = None if options.budget_minutes is None else 60 * options.budget_minutes
     settings = settings_of(options)
     kept: list[Cell] = []
@@ -185,7 +185,7 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
     if options.resume and options.json is None:
         parser.error("--resume goes on with a file: name it with --json")
     options.shapes = options.shapes or (QUICK_SHAPES if options.quick else FIVE)
-    options.tokens = options.tokens or (QUICK_M_VALUES if options.quick else M_VALUES)
+    options.m = options.m or (QUICK_M_VALUES if options.quick else M_VALUES)
     if options.rivals is None:
         absent = set(BF16_ONLY) if options.dtype == "float16" else set()
         absent |= set() if options.vllm else set(VLLM)
@@ -211,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--shapes", type=parse_shapes, metavar="S", help="five, all, a model's name or KxN, with commas (default: five)"
     )
-    add("--tokens", type=parse_m_values, metavar="M,..", help="values of M (default: 1 to 8192)")
+    add("--m", type=parse_m_values, metavar="M,..", help="values of M (default: 1 to 8192)")
     add("--rivals", type=parse_rivals, metavar="R,..", help=f"of {', '.join(RIVALS)} (the last two: bf16 only); none")
     add("--vllm", type=Path, metavar="FOLDER", help="with libraries of vLLM's Marlin and Machete: rivals/vllm.py")
     add("--replays", type=int, default=11, help="timed replays for M < 256 (default: 11)")

@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--json", type=Path, metavar="FILE", help="also write the results there")
     add("--shapes", type=parse_shapes, default=SHAPES, metavar="S", help="layers (default: 8192x28672,4096x4096)")
-    add("--tokens", type=parse_m_values, default=M_VALUES, metavar="M,..", help="values of M (default: six, 1 to 4096)")
+    add("--m", type=parse_m_values, default=M_VALUES, metavar="M,..", help="values of M (default: six, 1 to 4096)")
     add("--replays", type=int, default=11, help="timed replays for M < 256 (default: 11)")
     add("--seconds", type=float, default=1.0, help="how long paths alternate from M = 256 on (default: 1)")
     return parser
@@ -108,10 +108,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     with measuring_stream() as stream:
         for k, n in options.shapes:
             layers: tuple[Layer, Layer] | None = None
-            for m in options.tokens:
+            for m in options.m:
                 try:
                     if layers is None:
-                        layer = make_layer(k, n, "float16", max(options.tokens), with_dense=False)
+                        layer = make_layer(k, n, "float16", max(options.m), with_dense=False)
                         layers = layer, act_order(layer)
                     cell = make_cell(k, n, m, measure(stream, *layers, m, options))
                 except Exception as error:

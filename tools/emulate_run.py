@@ -78,17 +78,27 @@ class Outcome:
 
 
 @contextmanager
-def _progress(schedules: int, is_shown: bool) -> Iterator[Callable[[int], None]]:
-    """A bar over the schedules on stderr, where that is a terminal."""
+def progress_bar(what: str, total: int, is_shown: bool) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, where that is a terminal, with the time that the rest should take; call it with what is done."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    rest = (TimeRemainingColumn(), TextColumn("left"))
     console = Console(stderr=True)
-    is_shown = is_shown and console.is_terminal
-    with Progress(*columns, console=console, disable=not is_shown, transient=True) as progress:
-        task = progress.add_task("schedules", total=schedules)
-        yield lambda done: progress.update(task, completed=done)
+    hidden = not (is_shown and console.is_terminal)
+    # rich estimates by what was done in the last period: a schedule may take minutes.
+    with Progress(*columns, *rest, console=console, disable=hidden, transient=True, speed_estimate_period=3600) as bar:
+        task = bar.add_task(what, total=total)
+        bar.advance(task, 0)  # the estimate counts from here
+        yield lambda done: bar.update(task, completed=done)
 
 
 def _options(options: argparse.Namespace, trace: Trace | None) -> dict[str, Any]:
@@ -106,7 +116,8 @@ def _watched(run: Callable[..., Report], options: argparse.Namespace) -> tuple[R
             raise ArgumentError("--trace", str(path), "a file that ends in .svg or .json")
     trace = Trace() if options.trace else None
     began = time.perf_counter()
-    with _progress(1 if options.replay is not None else options.schedules, not options.json) as progress:
+    schedules = 1 if options.replay is not None else options.schedules
+    with progress_bar("schedules", schedules, not options.json) as progress:
         report = run(progress=progress, **_options(options, trace))
     seconds = time.perf_counter() - began
     if trace is not None:

@@ -214,7 +214,7 @@ def _explain(found: Inspection, options: argparse.Namespace) -> int:
 def _parser() -> Parser:
     parser = Parser("cudatma inspect", __doc__, EXAMPLES)
     add = parser.add_argument
-    add("source", nargs="?", default="-", metavar="SOURCE", help="hex digits, a dump, a file or - (default: -)")
+    add("source", nargs="?", metavar="SOURCE", help="hex digits, a dump, a file or - (default: -, unless a terminal)")
     add("--object", metavar="MODULE:NAME", help="inspect a Python object; imports the module, which is code you trust")
     add("--json", action="store_true", help="print JSON")
     add("--at", metavar="C0,C1,..", help="say what a load or a store at these coordinates does")
@@ -240,6 +240,14 @@ def _parser() -> Parser:
     return parser
 
 
+def _source(given: str | None) -> str:
+    """SOURCE, by default standard input. ArgumentError where that is a terminal, which would wait without a word."""
+    if given is None and sys.stdin is not None and sys.stdin.isatty():
+        allowed = "hex digits, a dump, a file, or - for standard input"
+        raise ArgumentError("SOURCE", "none", allowed, "`cudatma inspect --help` shows examples")
+    return "-" if given is None else given
+
+
 def _joined(argv: Sequence[str]) -> list[str]:
     """``--at -8,0`` as ``--at=-8,0``: argparse takes a list of numbers that begins with a minus for an option."""
     words: list[str] = []
@@ -257,7 +265,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.table:
         return _print_table(options.json)
     if options.batch:
-        return _print_batch(options.source)
+        return _print_batch(_source(options.source))
     if options.diff is not None:
         one, other = options.diff
         return _print_difference(one, other, options.json)
@@ -266,7 +274,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.path.insert(0, os.getcwd())  # as `python -m` would
         content = content_of(load_object(options.object))
     else:
-        content = read_source(options.source)
+        content = read_source(_source(options.source))
     if options.bits and isinstance(content, bytes):
         return _print_bits(content, options.wide, options.json)
     found = Inspection(content) if isinstance(content, bytes) else inspect(content)

@@ -32,7 +32,7 @@ from cudatma.mutants.trial import LEAST_REPORTED, VERDICTS, by_operator, by_verd
 from .command_line import Parser
 from .emulate import add_launch_options
 from .emulate_launch import make_operands
-from .emulate_run import FileLaunch, read_file_launch
+from .emulate_run import FileLaunch, progress_bar, read_file_launch
 
 #: Schedules of the unchanged kernel.
 UNCHANGED_SCHEDULES = 50
@@ -112,16 +112,15 @@ def trial_of(launch: FileLaunch) -> Trial:
 
 def run(launch: FileLaunch, schedules: int, *, show: bool) -> Result:
     """Try a clean kernel's mutants under up to ``schedules`` schedules; a progress bar on stderr where ``show``."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    trial = trial_of(launch)
-    with Progress(console=console, disable=not (show and console.is_terminal), transient=True) as progress:
-        report = trial.unchanged(UNCHANGED_SCHEDULES)
-        chosen = trial.mutants if report.is_clean else []
-        tried = progress.track(trial.outcomes(schedules, chosen), total=len(chosen), description="mutants")
-        return Result(f"{launch.kernel.name}, {report.kernel}", report, list(tried))
+    trial, outcomes = trial_of(launch), []
+    with progress_bar("schedules of the kernel itself", UNCHANGED_SCHEDULES, show) as progress:
+        report = trial.unchanged(UNCHANGED_SCHEDULES, progress=progress)
+    chosen = trial.mutants if report.is_clean else []
+    with progress_bar("mutants", len(chosen), show) as progress:
+        for outcome in trial.outcomes(schedules, chosen):
+            outcomes.append(outcome)
+            progress(len(outcomes))
+    return Result(f"{launch.kernel.name}, {report.kernel}", report, outcomes)
 
 
 def _parser() -> Parser:

@@ -49,7 +49,7 @@ EXAMPLES = """examples:
   cudatma tune --model llama3-70b --dry-run --target sm_90a --sm-count 132
   cudatma tune --model llama3-70b --compile-only --target sm_90a --sm-count 132
   cudatma tune gemm --shape 8192x8192 --m 4096 --dtype bfloat16
-  cudatma tune attention --shape 4096x128 --m 4096 --heads 16 --batch 4 --is-causal
+  cudatma tune attention --shape 4096x128 --q-length 4096 --heads 16 --batch 4 --causal
 """
 
 
@@ -265,8 +265,8 @@ def _parser() -> Parser:
         "GPUs that a model is divided among: the layers of one, qkv and gate_up by N, o and down by K (default: 1)"
     )
     add("--tensor-parallel", type=_at_least_one, default=1, metavar="GPUS", help=help_gpus)
-    help_m = f"rows of the result (default: {','.join(map(str, M_VALUES))})"
-    add("--m", type=parse_m_values, default=list(M_VALUES), metavar="M,M,..", help=help_m)
+    help_m = f"rows of the result; of attention its queries (default: {','.join(map(str, M_VALUES))})"
+    add("--m", "--q-length", type=parse_m_values, default=list(M_VALUES), metavar="M,M,..", help=help_m)
     parser.add_former_name("--tokens", "--m")
     add_problem_options(add)
     add("--candidates", type=_at_least_one, default=12, metavar="N", help="for each problem (default: 12)")

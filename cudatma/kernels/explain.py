@@ -20,6 +20,14 @@ from cudatma.kernels.schedule import Schedule, schedule
 _LISTED = 8
 #: Of tables: a kernel's entry takes some 60 columns, and a folded table cannot be read.
 _WIDTH = 160
+#: The terms of a Cost in words.
+_TERMS = {
+    "launch": "launch",
+    "sm": "main loop",
+    "reduction": "partial sums",
+    "memory": "memory",
+    "tensor": "tensor cores",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,22 +117,23 @@ class Explanation:
             f"why        {self.decision.source}: {self.decision.why}",
             f"work       {work.tiles_m} x {work.tiles_n} tiles of {counted(work.k_iterations, 'stage')} "
             f"on {counted(work.ctas, 'CTA')}, {divided}",
-            f"predicted  {cost.us:.4g} us: launch {cost.launch_us:.3g}, main loop of the busiest SM {cost.sm_us:.3g}, "
-            f"partial sums {cost.reduction_us:.3g}, memory {cost.memory_us:.3g}, tensor cores {cost.tensor_us:.3g}",
+            f"predicted  {cost.us:.4g} us: "
+            + ", ".join(f"{words} {getattr(cost, f'{term}_us'):.3g}" for term, words in _TERMS.items()),
             "",
         ]
         rows = [
             (
                 "->" if one.spec == self.spec else "",
                 f"{one.cost.us:.4g}",
-                one.cost.bound,
+                _TERMS[one.cost.bound],
                 self.family.kernel_name(one.spec),
-                one.label,
+                str(one.spec.blocks_per_sm),
+                one.spec.entry,
             )
             for one in self.candidates
         ]
         title = f"Cheapest of {counted(self.considered, 'candidate')}, as predicted"
-        return "\n".join(shown) + table_text(title, ("", "us", "bound by", "kernel", "entry"), rows)
+        return "\n".join(shown) + table_text(title, ("", "us", "bound by", "kernel", "CTAs per SM", "entry"), rows)
 
 
 def explained(

@@ -103,8 +103,8 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """Of the command line."""
-        return "--" + self.name.removeprefix("has_").replace("_", "-")
+        """Of the command line, which names a flag as the public functions do: causal, not is_causal."""
+        return "--" + self.name.removeprefix("has_").removeprefix("is_").replace("_", "-")
 
 
 def imported(place: str) -> Any:

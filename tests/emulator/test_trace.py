@@ -92,6 +92,29 @@ def test_the_ring_of_a_kernel_is_recognised(schedule: int) -> None:
         assert 0 not in counts
 
 
+def test_rings_of_different_tensors_are_told_apart() -> None:
+    """Queries, keys and values; one warp stores the results."""
+    trace = traced("attention_a4", 3)
+    view = views(trace)[0]
+    assert [[stage.label for stage in ring] for ring in view.rings] == [["A"], ["B0", "B1"], ["C0", "C1"]]
+    shown = texts(trace.to_svg())
+    assert [text for text in shown if text in ("buffer A", "ring B", "ring C", "consumers", "stores")] == [
+        "buffer A",
+        "ring B",
+        "ring C",
+        "consumers",
+        "stores",
+    ]
+
+
+def test_groups_of_cp_async_are_copies_in_flight() -> None:
+    trace = traced("attention_a1", 3)
+    groups = [event for event in trace.events if event.kind == "cp.async"]
+    assert sum(event.size_bytes for event in groups if event.block == (0, 0, 0)) >= 3 * 64 * 64 * 2  # q, k and v
+    assert all(event.end is not None and event.end >= event.begin for event in groups)
+    assert {"producers, also consumers", "cp.async", "bytes in flight"} <= set(texts(trace.to_svg()))
+
+
 def test_copies_in_order_take_no_time_and_delayed_ones_do() -> None:
     def flying(trace: Trace) -> list[int]:
         return [(event.end or 0) - event.begin for event in trace.events if event.kind == "copy"]
@@ -174,8 +197,17 @@ def check_chrome(text: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: marlin(0), lambda: marlin(1), marlin, lambda: copying(0), copying, exchanging, hanging],
-    ids=["in order", "delayed", "marlin_mma_sync", "copy in order", "copy", "cluster", "hang"],
+    [
+        lambda: marlin(0),
+        lambda: marlin(1),
+        marlin,
+        lambda: copying(0),
+        copying,
+        exchanging,
+        hanging,
+        lambda: traced("attention_a1", 3),
+    ],
+    ids=["in order", "delayed", "marlin_mma_sync", "copy in order", "copy", "cluster", "hang", "cp.async"],
 )
 def test_chrome_json_is_valid(make: Any) -> None:
     trace = make()
@@ -283,8 +315,9 @@ def arrows_of(root: ElementTree.Element) -> list[Box]:
         lambda: traced("marlin_wgmma", 9),
         lambda: traced("marlin_wgmma", 9, k=2048),
         lambda: traced("transpose", 3),
+        lambda: traced("attention_a4", 3),
     ],
-    ids=["in order", "marlin_mma_sync", "copy", "cluster", "hang", "long", "wgmma", "long wgmma", "stores"],
+    ids=["in order", "marlin_mma_sync", "copy", "cluster", "hang", "long", "wgmma", "long wgmma", "stores", "rings"],
 )
 def test_labels_are_inside_of_the_picture_and_touch_neither_arrows_nor_each_other(make: Any, width: int) -> None:
     root = parsed(make().to_svg(width=width, blocks=2))

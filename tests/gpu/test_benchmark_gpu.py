@@ -22,7 +22,7 @@ pytestmark = pytest.mark.gpu
 def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     pytest.importorskip("torch", reason="the rivals are reached through torch")
     path = tmp_path_factory.mktemp("bench") / "marlin.json"
-    short = ["--shapes", "4096x4096", "--tokens", "1,16,256", "--seconds", "0.4", "--replays", "3"]
+    short = ["--shapes", "4096x4096", "--m", "1,16,256", "--seconds", "0.4", "--replays", "3"]
     arguments = [*short, "--dtype", "bfloat16", "--rivals", "cublas,tinygemm", "--json", str(path)]
     assert marlin.main([*arguments, "--plot", str(path.with_suffix(".svg"))]) == 0
     assert path.with_suffix(".svg").is_file()

@@ -250,6 +250,12 @@ def test_a_layer_that_cannot_be_packed_ends_the_load(tmp_path: Path) -> None:
         load(tmp_path / "in")
 
 
+@pytest.mark.parametrize("model", ["./missing", "~/missing", "/a/b", "models/of/mine", Path("missing")])
+def test_a_folder_that_does_not_exist_is_not_asked_of_the_hub(model: Any) -> None:
+    with pytest.raises(ArgumentError, match="a folder that exists"):
+        load(model)
+
+
 def test_other_methods_and_wrong_configurations_are_refused(tmp_path: Path) -> None:
     write_gptq(tmp_path / "in")
     config = json.loads((tmp_path / "in" / "config.json").read_text())

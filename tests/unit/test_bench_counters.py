@@ -245,5 +245,5 @@ def test_no_counter_no_energy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert ended.value.code == 2
     assert "does not count" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        energy.main(["--tokens", "1,x"])
+        energy.main(["--m", "1,x"])
     assert "write values of M with commas" in capsys.readouterr().err

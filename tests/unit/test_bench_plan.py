@@ -57,7 +57,7 @@ def test_a_wrong_shape_is_refused(text: str) -> None:
     assert ended.value.code == 2
 
 
-@pytest.mark.parametrize("arguments", [["--tokens", "0"], ["--tokens", "1,x"], ["--rivals", "others"], ["--resume"]])
+@pytest.mark.parametrize("arguments", [["--m", "0"], ["--m", "1,x"], ["--rivals", "others"], ["--resume"]])
 def test_other_wrong_arguments_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         marlin.main(arguments)
@@ -217,7 +217,7 @@ def test_the_plan_needs_no_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "minutes" in said.splitlines()[0]
     assert "no time for" in said
     path = stored(tmp_path / "a.json", machine=marlin.machine_facts())
-    assert marlin.main(["--plan", "--shapes", "64x64", "--tokens", "1,2", "--json", str(path), "--resume"]) == 0
+    assert marlin.main(["--plan", "--shapes", "64x64", "--m", "1,2", "--json", str(path), "--resume"]) == 0
     said = capsys.readouterr().out
     assert said.splitlines()[-1] == "64x64 M=2"
     assert "(1 kept)" in said

@@ -104,7 +104,7 @@ def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
 def test_a_whole_run(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "marlin.svg"
     stored = run(
-        tmp_path, "--shapes", "4096x4096,64x64", "--tokens", "1,32,256", "--rivals", EVERYBODY, "--plot", str(picture)
+        tmp_path, "--shapes", "4096x4096,64x64", "--m", "1,32,256", "--rivals", EVERYBODY, "--plot", str(picture)
     )
     cells = {(cell["k"], cell["m"]): cell for cell in stored["cells"]}
     assert len(cells) == 6
@@ -135,9 +135,9 @@ def test_a_whole_run(world: World, tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_a_second_run_goes_on(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = run(tmp_path, "--shapes", "4096x4096", "--tokens", "1", "--rivals", "cublas")
+    first = run(tmp_path, "--shapes", "4096x4096", "--m", "1", "--rivals", "cublas")
     world.speeds["ours"] = 99.0
-    both = run(tmp_path, "--shapes", "4096x4096", "--tokens", "1,16", "--rivals", "none", "--resume")
+    both = run(tmp_path, "--shapes", "4096x4096", "--m", "1,16", "--rivals", "none", "--resume")
     assert both["cells"][0] == first["cells"][0]
     assert (both["cells"][1]["m"], both["cells"][1]["us"], both["cells"][1]["rivals"]) == (16, 99.0, {})
     assert world.opened[-1][-1] is False, "no dense weights without cuBLAS"
@@ -145,20 +145,20 @@ def test_a_second_run_goes_on(world: World, tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_budget_that_is_too_small_leaves_everything_out(world: World, tmp_path: Path) -> None:
-    stored = run(tmp_path, "--shapes", "4096x4096", "--tokens", "1,16", "--budget-minutes", "0.01")
+    stored = run(tmp_path, "--shapes", "4096x4096", "--m", "1,16", "--budget-minutes", "0.01")
     assert stored["cells"] == []
     assert stored["left_out"] == ["4096x4096 M=1", "4096x4096 M=16"]
 
 
 def test_check_asks_for_every_bar(world: World, tmp_path: Path) -> None:
-    assert marlin.main(["--shapes", "4096x4096", "--tokens", "1", "--check"]) == 1
+    assert marlin.main(["--shapes", "4096x4096", "--m", "1", "--check"]) == 1
 
 
 def test_without_torch_ours_and_f_are_measured(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    stored = run(tmp_path, "--shapes", "4096x4096", "--tokens", "1,256")
+    stored = run(tmp_path, "--shapes", "4096x4096", "--m", "1,256")
     assert [cell["us"] for cell in stored["cells"]] == [10.0, 40.0]
     assert stored["cells"][0]["x_floor"] == pytest.approx(10 / 9)
     assert "no rivals without torch" in capsys.readouterr().out

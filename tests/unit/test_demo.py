@@ -25,13 +25,13 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_layer(no_model: None, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = demo.load_layer()
-    layer = replace(whole, weight=np.ascontiguousarray(whole.weight[:128, :64]), bias=whole.bias[:64])
+    layer = replace(whole, weight=np.ascontiguousarray(whole.weight[:512, :64]), bias=whole.bias[:64])
     monkeypatch.setattr(demo, "load_layer", lambda: layer)
 
 
 def test_without_the_model_a_seeded_layer_takes_its_place(no_model: None) -> None:
     first, second = demo.load_layer(), demo.load_layer()
-    assert first.weight.shape == (384, 1536)
+    assert first.weight.shape == (1536, 384)
     assert "random" in first.name
     assert np.array_equal(first.weight, second.weight)
 
@@ -40,7 +40,7 @@ def test_the_reference_keeps_the_limit(no_model: None, capsys: pytest.CaptureFix
     assert demo.main(["--backend", "reference", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["backend"] == "reference"
-    assert found["shape"] == [384, 1536]
+    assert found["shape"] == [1536, 384]
     assert found["packed_bytes"] < 0.3 * found["fp16_bytes"]
     assert 0.01 < found["weight_error"] < 0.2
     assert [result["tokens"] for result in found["results"]] == list(demo.M_VALUES)
@@ -78,21 +78,22 @@ def test_without_a_gpu_the_emulator_runs_the_kernel_and_draws_its_pipeline(
     assert 0 < found["results"][0]["error"] <= demo.ERROR_LIMIT
     picture, trace = map(Path, found["pictures"])
     assert picture == tmp_path / "out" / "marlin_pipeline.svg"
-    assert "M = 3, N = 64, K = 128" in picture.read_text()
+    assert "M = 3, N = 64, K = 512" in picture.read_text()
     assert json.loads(trace.read_text())["traceEvents"]
 
 
 def test_the_gemm_that_ran_is_drawn_and_its_hazards_are_checked(
     small_layer: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(demo, "M_VALUES", (16,))
+    monkeypatch.setattr(demo, "M_VALUES", (77,))
     assert demo.main(["--backend", "emulator", "--json", "--out", str(tmp_path)]) == 0
     found = json.loads(capsys.readouterr().out)
     checked = found["checked"]
-    assert (checked["tokens"], checked["schedules"], checked["hazards"]) == (16, demo.SCHEDULES, [])
+    assert (checked["tokens"], checked["schedules"], checked["hazards"]) == (77, demo.SCHEDULES, [])
     picture = Path(found["pictures"][0]).read_text()
-    assert "random layer, seed 0: M = 16, N = 64, K = 128" in picture
+    assert "random layer, seed 0: M = 77, N = 64, K = 512" in picture
     assert checked["kernel"] in picture
+    assert "ring of stages" in picture
 
 
 def test_a_hazard_is_a_failure(
@@ -100,7 +101,7 @@ def test_a_hazard_is_a_failure(
 ) -> None:
     hazard = SimpleNamespace(kind="read_before_load", message="a tile is read too early")
     report = SimpleNamespace(kernel="k", schedules=3, hazards=[hazard], is_clean=False)
-    monkeypatch.setattr(demo, "M_VALUES", (16,))
+    monkeypatch.setattr(demo, "M_VALUES", (77,))
     monkeypatch.setattr(demo, "_gemm", lambda x, weight, bias, backend: x @ weight.dequantize(dtype=np.float32) + bias)
     monkeypatch.setattr(demo, "check_and_draw", lambda *args: report)
     assert demo.main(["--backend", "emulator", "--out", str(tmp_path)]) == 1

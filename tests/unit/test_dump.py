@@ -112,6 +112,12 @@ def test_a_config_that_the_spec_refuses(config: str, words: str, tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_refused_config_names_the_values_that_serve_with_the_rest(tmp_path: Path) -> None:
+    words = ["attention_a3", "--target", "sm_90a", "--config", "block_m=96", "--out", str(tmp_path)]
+    with pytest.raises(ArgumentError, match=r"block_m: got 96; allowed: (64|128|192)\. these serve on sm_90a with"):
+        dump_kernels.main(words)
+
+
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ArgumentError, match="--out"):

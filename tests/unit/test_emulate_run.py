@@ -14,6 +14,7 @@ import pytest
 
 from cudatma import cli
 from cudatma.errors import ArgumentError
+from cudatma.kernels.registry import REGISTRY
 from tools.emulate_launch import LaunchFile, make_operands
 
 REVERSE = """\
@@ -258,11 +259,18 @@ def test_wrong_options_of_the_parser(
     assert said in capsys.readouterr().err
 
 
-def test_the_help_of_a_kernel_lists_its_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_a_kernel_lists_its_sizes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     assert emulate("--seed", "3", "attention_a3", "--help") == 0
     said = capsys.readouterr().out
     assert "--head-dim int" in said
-    assert "--causal [true]" in said
+    assert "--causal [true]  queries see keys up to their own (default: True)" in said
+    for entry in REGISTRY.values():
+        if entry.sample is not None:
+            assert emulate(entry.name, "--help") == 0
+    assert "  (default:" not in capsys.readouterr().out, "an option without a description"
     with pytest.raises(SystemExit):
         emulate("foo.cu", "--entry", "attention_a3", "--help")
     assert "--coverage" in capsys.readouterr().out

@@ -286,6 +286,16 @@ def test_wrong_sources(source: str, error: type[Exception], words: str, capsys: 
     assert len(captured.err.splitlines()) == 1
 
 
+def test_no_source_at_a_terminal_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    feed(monkeypatch, b"")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    for arguments in ([], ["--batch"]):
+        assert cli.main(["inspect", *arguments]) == 2
+        assert "SOURCE: got none" in capsys.readouterr().err
+
+
 def test_a_closed_standard_input_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -116,10 +117,10 @@ def test_as_text() -> None:
     lines = text.splitlines()
     assert lines[0] == "M = 1, K = 4096, N = 4096, int4 weights, float16, groups of 128, symmetric"
     assert "132 SMs" in lines[1]
-    assert any(line.startswith("predicted  ") and "main loop of the busiest SM" in line for line in lines)
+    assert any(line.startswith("predicted  ") and "main loop" in line for line in lines)
     marked = [line for line in lines if line.startswith("->")]
     assert len(marked) == 1, "the choice is among the candidates"
-    assert marked[0].endswith(f"skinny  {explained(LAYER, 1).spec.entry}")
+    assert re.search(rf"  skinny  +\d  +{explained(LAYER, 1).spec.entry}$", marked[0])
     assert "\x1b" not in text
     assert all(len(line) <= 160 for line in lines)
     assert "zero points" in str(explained(LinearShape(512, 512, -1, True, "float16"), 4))

@@ -46,10 +46,13 @@ def _copy_lanes(
     if observer is not None:
         handle = observer.async_write(w, at, block, offsets, size, "cp.async", lanes=lanes)
         _watch_sources(w, at, source, counts, observer.copies_until(w, group))
-    move = _mover(w, at, block.shared.data, offsets, source, size, counts)
+    move, trace = _mover(w, at, block.shared.data, offsets, source, size, counts), w.launch.trace
+    mark = trace.cp_async_begins(w, at, int(offsets.min()), size * len(lanes), group) if trace is not None else None
 
     def complete() -> None:
         move()
+        if mark is not None:
+            trace.ended(mark)
         if observer is not None:
             observer.async_written(handle, None, ("cp", w, group))
         for each in token:

@@ -153,7 +153,7 @@ def load(
                     observer.globals.async_read(w, at, region, offsets_in, size, until)
         mark = None
         if trace is not None:
-            mark = trace.copy_begins(w, at, block, offset, box.expected_bytes, barrier)
+            mark = trace.copy_begins(w, at, block, offset, box.expected_bytes, barrier, map_address)
 
         def complete(
             block: Any = block, index: Array = index, barrier: Any = barrier, written: Any = written, mark: Any = mark

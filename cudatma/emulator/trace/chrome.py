@@ -70,7 +70,7 @@ class _Process:
             waits += [piece for piece in slices if piece.event.kind == "wait"]
             out += [self._slice(piece) for piece in slices]
             for piece in slices:
-                if piece.event.kind in ("copy", "store"):
+                if piece.event.kind in ("copy", "cp.async", "store"):
                     out += self._in_flight(piece, phases)
         out += [self._slice(piece) for piece in phases.values()]
         for wait in waits:
@@ -88,14 +88,14 @@ class _Process:
         def add(event: Event, name: str, begin: float, end: float) -> None:
             found.append(Slice(event, name, begin, end, 1 + warp))
 
-        for kind in ("copy", "store"):
+        for kind in ("copy", "cp.async", "store"):
             for event in self.view.of_warp(warp, kind):
                 add(event, f"issue {self._what(event)}", event.begin - 1.0, event.begin)
         for event in self.view.of_warp(warp, "wait"):
             add(event, f"wait {self._barrier_name(event)}".rstrip(), event.begin, self._end(event))
         for event in self.view.products(warp):
             stage = self.view.stage_of_products(event)
-            suffix = "" if stage is None else f", stage {stage.number}"
+            suffix = "" if stage is None else f", stage {stage.label}"
             add(event, f"{event.count} {event.kind}{suffix}", event.begin - 1.0, self._end(event) - 1.0)
         return _apart(found)
 
@@ -127,8 +127,9 @@ class _Process:
     def _in_flight(self, piece: Slice, phases: dict[tuple[int, int], Slice]) -> list[dict[str, Any]]:
         """A copy or store between issue and completion, and the arrow to the phase that it completes."""
         event = piece.event
-        name = f"TMA {self._what(event)}" if event.kind == "copy" else "TMA stores"
-        common = {"name": name, "cat": f"TMA {event.kind}", "id": self._id(), "pid": self.pid, "tid": piece.tid}
+        by = "" if event.kind == "cp.async" else "TMA "
+        name = f"{by}{'stores' if event.kind == 'store' else self._what(event)}"
+        common = {"name": name, "cat": f"{by}{event.kind}", "id": self._id(), "pid": self.pid, "tid": piece.tid}
         end = max(self._end(event), piece.end)
         out = [
             {**common, "ph": "b", "ts": piece.begin, "args": _arguments(event)},
@@ -197,7 +198,7 @@ class _Process:
             name = f"mbarrier {barrier + SHARED_START:#x}"
             for known, what in ((self.view.stage_of_full, "full"), (self.view.stage_of_empty, "empty")):
                 if barrier in known:
-                    name = f"{what} {known[barrier].number} ({name})"
+                    name = f"{what} {known[barrier].label} ({name})"
             out.append(self._name("thread", tid, name, tid))
         return [event for pair in out for event in pair]
 
@@ -211,12 +212,12 @@ class _Process:
     def _what(self, event: Event) -> str:
         """What a copy or store moves: the stage where there is one."""
         stage = self.view.stage_of_full.get(event.barrier) if event.block == self.view.block else None
-        return event.kind if stage is None else f"stage {stage.number}"
+        return event.kind if stage is None else f"stage {stage.label}"
 
     def _barrier_name(self, event: Event) -> str:
         for known, what in ((self.view.stage_of_full, "full"), (self.view.stage_of_empty, "empty")):
             if event.barrier in known:
-                return f"{what} {known[event.barrier].number}"
+                return f"{what} {known[event.barrier].label}"
         return "" if event.barrier < 0 else f"mbarrier {event.barrier + SHARED_START:#x}"
 
     def _end(self, event: Event) -> float:

@@ -138,14 +138,18 @@ class _Picture:
         self._row_of_stage, self._row_of_warp = {}, {}
         producers = [warp for warp in view.warps if "producer" in view.role(warp)]
         others = [warp for warp in view.warps if warp not in producers]
-        self._warps(view, producers, "producers" if len(producers) > 1 else "producer")
-        if view.stages:
-            self._bytes_in_flight(view)
-            self._group("ring of stages" if len(view.stages) > 1 else "stage")
-            for stage in view.stages:
-                self._stage(stage)
-        roles = {view.role(warp) for warp in others}
-        self._warps(view, others, "consumers" if any("consumer" in role for role in roles) else "warps")
+        plural = "s" if len(producers) > 1 else ""
+        also = f", also consumer{plural}" if any("consumer" in view.role(warp) for warp in producers) else ""
+        self._warps(view, producers, f"producer{plural}{also}")
+        self._bytes_in_flight(view)
+        for ring in view.rings:
+            self._ring(ring, len(view.rings) == 1)
+        consumers = [warp for warp in others if "consumer" in view.role(warp)]
+        storing = [warp for warp in others if view.role(warp) == "stores"] if consumers else []
+        self._warps(view, consumers, "consumers")
+        self._warps(view, storing, "stores")
+        rest = [warp for warp in others if warp not in (*consumers, *storing)]
+        self._warps(view, rest, "other warps" if consumers else "warps")
         if not producers:
             self._stores(view)
         self._connect(view)
@@ -245,16 +249,16 @@ class _Picture:
         for wait in view.of_warp(warp, "wait"):
             stage = view.stage_of_full.get(wait.barrier) or view.stage_of_empty.get(wait.barrier)
             fill = f"url(#{svg.HATCH})"
-            labels = [] if stage is None else [f"waits for stage {stage.number}", f"stage {stage.number}"]
+            labels = [] if stage is None else [f"waits for stage {stage.label}", f"stage {stage.label}"]
             if stage is not None and wait.barrier == stage.empty:
-                labels[0] = f"waits until stage {stage.number} is free"
+                labels[0] = f"waits until stage {stage.label} is free"
             if wait.barrier < 0:
                 labels = [wait.name.split(" (")[0].split(":")[0]]
             self._bar(wait, y, WARP_ROW, fill, labels, svg.HATCH_GROUND)
         for work in view.works(warp):
             count = sum(event.count for event in work.products)
             labels = [f"{count} {work.products[0].kind}", str(count)] if work.products else []
-            title = f"works on stage {work.stage.number}, steps {work.begin} to {work.end}"
+            title = f"works on stage {work.stage.label}, steps {work.begin} to {work.end}"
             colour = tint(stage_colour(work.stage.number), WORKING)
             self._span(work.begin, work.end, y, WARP_ROW, colour, labels, title)
         self._ticks(view, warp, y)
@@ -262,7 +266,8 @@ class _Picture:
     def _ticks(self, view: BlockView, warp: int, y: float) -> None:
         """What takes one step: products, copies and stores that are issued; and hazards."""
         products = [(event, view.stage_of_products(event)) for event in view.products(warp)]
-        copies = [(event, view.stage_of_full.get(event.barrier)) for event in view.of_warp(warp, "copy")]
+        issued = (*view.of_warp(warp, "copy"), *view.of_warp(warp, "cp.async"))
+        copies = [(event, view.stage_of_full.get(event.barrier)) for event in issued]
         stores = [(event, view.stage_of_store(event)) for event in view.of_warp(warp, "store")]
         for event, of in (*products, *copies, *stores):
             if self.first <= event.begin < self.last:
@@ -282,15 +287,19 @@ class _Picture:
                 self._obstacles.append(_Obstacle(x - 6, y - 3, x + 6, y + 8))
 
     def _bytes_in_flight(self, view: BlockView) -> None:
-        """How much TMA has been asked for and not delivered, stacked by stage."""
-        self._group("TMA")
+        """How much TMA and cp.async have been asked for and have not delivered, stacked by stage."""
+        copies = [(stage.number, copy) for stage in view.stages for fill in stage.fills for copy in fill.copies]
+        groups = [(len(view.stages), event) for event in view.events if event.kind == "cp.async"]
+        if not copies and not groups:
+            return
+        self._group(" and ".join(name for name, has in (("TMA", copies), ("cp.async", groups)) if has))
         changes: dict[int, list[tuple[int, int]]] = {}
-        for stage in view.stages:
-            for copy in (copy for fill in stage.fills for copy in fill.copies):
-                changes.setdefault(copy.begin, []).append((stage.number, copy.size_bytes))
-                if copy.end is not None:
-                    changes.setdefault(copy.end, []).append((stage.number, -copy.size_bytes))
-        flying = [0] * len(view.stages)
+        for number, copy in (*copies, *groups):
+            changes.setdefault(copy.begin, []).append((number, copy.size_bytes))
+            if copy.end is not None:
+                changes.setdefault(copy.end, []).append((number, -copy.size_bytes))
+        colours = [*(stage_colour(stage.number) for stage in view.stages), svg.NEUTRAL]
+        flying = [0] * len(colours)
         heights: list[tuple[int, int, list[int]]] = []
         steps = sorted(changes)
         for step, following in zip(steps, [*steps[1:], self.last], strict=False):
@@ -309,11 +318,19 @@ class _Picture:
                     height = size / most * (BYTES_ROW - 4)
                     bottom -= height
                     x = self.x(begin)
-                    self.out.rect(x, bottom, max(0.6, self.x(end) - x), height, stage_colour(number), is_crisp=True)
+                    self.out.rect(x, bottom, max(0.6, self.x(end) - x), height, colours[number], is_crisp=True)
+
+    def _ring(self, ring: list[Stage], is_only: bool) -> None:
+        name = "stage" if len(ring) == 1 else "ring of stages"
+        if not is_only:
+            name = f"{'buffer' if len(ring) == 1 else 'ring'} {ring[0].label.rstrip('0123456789')}"
+        self._group(name)
+        for stage in ring:
+            self._stage(stage)
 
     def _stage(self, stage: Stage) -> None:
         """Copies in flight as thin bars on a tint, then the full slot until it is free again."""
-        y = self._lane(f"stage {stage.number}", STAGE_ROW)
+        y = self._lane(f"stage {stage.label}", STAGE_ROW)
         self._row_of_stage[stage.number] = y
         colour = stage_colour(stage.number)
         for fill in stage.fills:
@@ -328,7 +345,7 @@ class _Picture:
             if fill.full is not None:
                 freed = self.last if fill.freed is None else fill.freed
                 barrier = f"mbarrier {stage.barrier + SHARED_START:#x}"
-                title = f"stage {stage.number} full: phase {fill.lap} of {barrier}, steps {fill.full} to {freed}"
+                title = f"stage {stage.label} full: phase {fill.lap} of {barrier}, steps {fill.full} to {freed}"
                 labels = (f"full, phase {fill.lap}", f"phase {fill.lap}", str(fill.lap))
                 self._span(fill.full, freed, y, STAGE_ROW, colour, labels, title=title)
 

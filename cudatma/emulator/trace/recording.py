@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from cudatma.emulator.async_copy.groups import Group
 from cudatma.emulator.async_copy.mbarrier import MBarrier
 from cudatma.emulator.machine.protocols import Dim, Launch
 from cudatma.emulator.machine.state import Block, Split, Warp
@@ -20,9 +21,11 @@ MAX_EVENTS = 200_000
 class Event:
     """Something that began and ended, in steps.
 
-    kind: "copy" (into shared memory), "store" (out of it), "wait", "acquire" (a wait that passed), "phase" (of an
-    mbarrier), "mma" or "wgmma" (``count`` instructions in a row), "hazard", "warp" (its life).
-    block: where it happens; of a copy, the destination. issuer: (block, warp) of a copy.
+    kind: "copy" (into shared memory, on an mbarrier), "cp.async" (a group of ``count`` instructions), "store" (out of
+    shared memory), "wait", "acquire" (a wait that passed), "phase" (of an mbarrier), "mma" or "wgmma" (``count``
+    instructions in a row), "hazard", "warp" (its life).
+    block: where it happens; of a copy, the destination. issuer: (block, warp) of a copy. tensor_map: its address, 0:
+    none.
     barrier: shared offset of the mbarrier that it is about, -1: none. phase: how many that barrier had completed.
     offset, size_bytes: in shared memory. end: None where the schedule ended before it did.
     """
@@ -41,6 +44,7 @@ class Event:
     source: str = ""
     count: int = 1
     issuer: tuple[Dim, int] | None = None
+    tensor_map: int = 0
 
 
 class Recording:
@@ -56,6 +60,7 @@ class Recording:
         self._clock: Any = None
         self._waits: dict[Split, Event] = {}
         self._products: dict[Warp, Event] = {}
+        self._groups: dict[Group, Event] = {}
         self._lives: dict[Warp, Event] = {}
         self._phase_begin: dict[tuple[Dim, int], int] = {}
 
@@ -71,7 +76,7 @@ class Recording:
         self.kernel, self._clock = launch.program.function.name, launch.scheduler
         self.schedule, self.seed = launch.scheduler.schedule, launch.scheduler.seed
         self.dropped = 0
-        for kept in (self.events, self._waits, self._products, self._lives, self._phase_begin):
+        for kept in (self.events, self._waits, self._products, self._groups, self._lives, self._phase_begin):
             kept.clear()
 
     def _add(self, event: Event) -> Event:
@@ -89,12 +94,24 @@ class Recording:
         event.source = program.module.source_of(instruction)
         return self._add(event)
 
-    def copy_begins(self, w: Warp, at: int, block: Block, offset: int, size: int, barrier: MBarrier) -> Event:
+    def copy_begins(
+        self, w: Warp, at: int, block: Block, offset: int, size: int, barrier: MBarrier, tensor_map: int = 0
+    ) -> Event:
         """An asynchronous copy into a CTA's shared memory is issued; ended() says when it has landed."""
         event = self._at("copy", f"{size} bytes", w, at)
         event.issuer, event.block = (w.block.index, w.index), block.index
         event.offset, event.size_bytes = offset, size
-        event.barrier, event.phase = barrier.offset, barrier.phase
+        event.barrier, event.phase, event.tensor_map = barrier.offset, barrier.phase, tensor_map
+        return event
+
+    def cp_async_begins(self, w: Warp, at: int, offset: int, size: int, group: Group) -> Event:
+        """A cp.async of a group is issued; ended() says when it has landed. The group's are one event."""
+        event = self._groups.get(group)
+        if event is None:
+            event = self._groups[group] = self._at("cp.async", "cp.async group", w, at)
+            event.issuer, event.offset, event.count = (w.block.index, w.index), offset, 0
+        event.count += 1
+        event.size_bytes += size
         return event
 
     def store_begins(self, w: Warp, at: int, block: Block, offset: int, size: int) -> Event:
@@ -104,7 +121,7 @@ class Recording:
         return event
 
     def ended(self, event: Event) -> None:
-        """A copy or a store is complete."""
+        """A copy or a store is complete; of a group, the last one so far."""
         event.end = self.steps
 
     def phase(self, barrier: MBarrier) -> None:

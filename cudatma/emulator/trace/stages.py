@@ -1,6 +1,7 @@
 """What a trace's events say about the pipeline: which barriers are stages, when each is filled, full and free again.
 
-A stage is an mbarrier that copies complete on. Its slot is full when that barrier's phase ends, and free when the
+A stage is an mbarrier that copies complete on; stages that the same tensor map or the same instruction fills are one
+ring. Its slot is full when that barrier's phase ends, and free when the
 barrier that the producer waits for before it refills the slot ends a phase.
 """
 
@@ -12,6 +13,15 @@ from dataclasses import dataclass, field
 
 from cudatma.emulator.machine.protocols import Dim
 from cudatma.emulator.trace.recording import Event, Recording
+
+#: What a warp is, by the kinds of events that it has.
+_ROLES = {
+    "copy": "producer",
+    "cp.async": "producer",
+    "mma": "consumer",
+    "wgmma": "consumer",
+    "store": "stores",
+}
 
 
 @dataclass(slots=True)
@@ -30,9 +40,11 @@ class Fill:
 
 @dataclass(slots=True)
 class Stage:
-    """A slot of the ring. barrier: the full barrier's shared offset; empty: that of the other one, if there is one."""
+    """A slot of a ring. number: among all of the CTA's; label: with the ring's letter, where there are several rings.
+    barrier: the full barrier's shared offset; empty: that of the other one, if there is one."""
 
     number: int
+    label: str
     barrier: int
     empty: int | None = None
     fills: list[Fill] = field(default_factory=list)
@@ -52,7 +64,7 @@ class BlockView:
     """The events of one CTA, sorted out.
 
     issued: copies that its warps issued into other CTAs of the cluster. votes: how often a full and an empty barrier
-    looked like a pair. last: the schedule's last step.
+    looked like a pair. last: the schedule's last step. rings: the stages, those of each ring.
     """
 
     def __init__(
@@ -69,7 +81,13 @@ class BlockView:
                 self._of_warp.setdefault((warp, event.kind), []).append(event)
         copies = [event for event in events if event.kind == "copy"]
         barriers = sorted({event.barrier for event in copies if event.barrier >= 0})
-        self.stages = [Stage(number, barrier) for number, barrier in enumerate(barriers)]
+        stages = {barrier: Stage(number, str(number), barrier) for number, barrier in enumerate(barriers)}
+        self.stages = list(stages.values())
+        self.rings = [[stages[barrier] for barrier in ring] for ring in _rings(copies)]
+        if len(self.rings) > 1:
+            for letter, ring in enumerate(self.rings):
+                for number, stage in enumerate(ring):
+                    stage.label = _letter(letter) + (str(number) if len(ring) > 1 else "")
         self.stage_of_full = {stage.barrier: stage for stage in self.stages}
         self._pair(votes)
         self.stage_of_empty = {stage.empty: stage for stage in self.stages if stage.empty is not None}
@@ -119,8 +137,7 @@ class BlockView:
 
     def role(self, warp: int) -> str:
         """ "producer", "consumer", "stores" or several of them, by what the warp did."""
-        parts = (("copy", "producer"), ("mma", "consumer"), ("wgmma", "consumer"), ("store", "stores"))
-        return ", ".join(dict.fromkeys(name for kind, name in parts if self.of_warp(warp, kind)))
+        return ", ".join(dict.fromkeys(name for kind, name in _ROLES.items() if self.of_warp(warp, kind)))
 
     def products(self, warp: int) -> list[Event]:
         """Tensor-core instructions of a warp."""
@@ -160,6 +177,26 @@ class BlockView:
         return None
 
 
+def _rings(copies: list[Event]) -> list[list[int]]:
+    """The barriers that copies complete on, of each ring: those that the same tensor map fills, or one instruction."""
+    rings: list[tuple[set[int], set[tuple[str, int]]]] = []
+    for copy in copies:
+        barriers, fillers = {copy.barrier}, {("map", copy.tensor_map), ("line", copy.line)}
+        apart = []
+        for ring in rings:
+            if copy.barrier in ring[0] or fillers & ring[1]:
+                barriers, fillers = barriers | ring[0], fillers | ring[1]
+            else:
+                apart.append(ring)
+        rings = [*apart, (barriers, fillers)]
+    return sorted(sorted(barriers) for barriers, _ in rings)
+
+
+def _letter(number: int) -> str:
+    """A, B, ..., Z, AA, AB, ..."""
+    return ("" if number < 26 else _letter(number // 26 - 1)) + chr(ord("A") + number % 26)
+
+
 def views(trace: Recording, most: int | None = None) -> list[BlockView]:
     """The CTAs of a trace, at most ``most``: those that copy first, in the order in which they appear."""
     events: dict[Dim, list[Event]] = {}
@@ -178,7 +215,7 @@ def views(trace: Recording, most: int | None = None) -> list[BlockView]:
             if fills in (-1, event.barrier):
                 waited[event.issuer] = empty, event.barrier
                 votes.setdefault(event.block, Counter())[event.barrier, empty] += 1
-    copying = {event.block for event in trace.events if event.kind == "copy"}
+    copying = {event.block for event in trace.events if event.kind in ("copy", "cp.async")}
     chosen = sorted(events, key=lambda block: block not in copying)[:most]
     return [
         BlockView(block, events[block], issued.get(block, []), votes.get(block, Counter()), trace.steps)

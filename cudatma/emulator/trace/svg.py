@@ -153,7 +153,7 @@ def draw_legend(out: Svg, y: float, right: float, kinds: set[str], has_stages: b
     x = _LEFT
     work = "a warp works on a stage" + ("; dark: tensor-core instructions" if kinds & {"mma", "wgmma"} else "")
     entries = (
-        ("tick", "a thread issues a copy or a store", bool(kinds & {"copy", "store"})),
+        ("tick", "a thread issues a copy or a store", bool(kinds & {"copy", "cp.async", "store"})),
         ("flying", "copies in flight into a stage", has_stages),
         ("solid", "stage full, with the phase of its barrier", has_stages),
         ("work", work, has_stages),

@@ -47,8 +47,10 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: An
     from_pretrained(), which gets the options. None of the tools that quantized the model is needed. A model that
     `cudatma convert` wrote is loaded as from_pretrained() loads it.
 
-    Raises WeightFileError and QuantizationError for layers that cannot be packed, ArgumentError for other methods.
+    Raises WeightFileError and QuantizationError for layers that cannot be packed, ArgumentError for other methods and
+    for a folder that does not exist.
     """
+    _check_folder(model)
     register()
     loader = auto_class or transformers.AutoModelForCausalLM
     where = {name: options[name] for name in _WHERE if name in options}
@@ -62,6 +64,14 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: An
         raise ArgumentError("model", f"quant_method {method}", f"{METHOD}, {', '.join(METHODS)}", remedy)
     config.quantization_config = CudatmaConfig(source=section).to_dict()
     return loader.from_pretrained(model, config=config, **options)
+
+
+def _check_folder(model: str | os.PathLike[str]) -> None:
+    """Raise ArgumentError for a path of nothing; a name on the hub has no separator, or one inside ("owner/name")."""
+    text = os.fspath(model)
+    is_path = not isinstance(model, str) or text.count("/") > 1 or text[:1] in ("/", ".", "~") or "\\" in text
+    if is_path and not os.path.exists(text):
+        raise ArgumentError("model", text, "a folder that exists, or a name on the Hugging Face hub")
 
 
 def _section(model: str | os.PathLike[str], config: Any) -> dict[str, Any]:

@@ -287,16 +287,14 @@ def sample(
     n: int = 300,
     dtype: str = "float16",
     group_size: int = 128,
-    zeros: int = 0,
-    permute: int = 0,
+    zeros: bool = False,
+    permute: bool = False,
     blocks: int = 2,
 ) -> Sample:
     """A random weight dequantized, for `cudatma emulate dequantize`. blocks: the most CTAs that divide the tiles.
 
-    zeros: 1 for zero points. permute: 1 where it is packed in another order of its rows. Raises ArgumentError.
+    zeros: with zero points. permute: packed in another order of its rows. Raises ArgumentError.
     """
-    if not {zeros, permute} <= {0, 1}:
-        raise ArgumentError("zeros, permute", (zeros, permute), "0 or 1 each")
     if min(k, n, blocks) < 1:
         raise ArgumentError("k, n, blocks", (k, n, blocks), "1 and more each")
     random = np.random.default_rng(0)

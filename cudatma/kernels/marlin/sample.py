@@ -37,19 +37,19 @@ def _sample(
     k: int = 512,
     dtype: str = "float16",
     group_size: int = 128,
-    processors: int = 1,
+    sm_count: int = 1,
     seed: int = 0,
 ) -> Sample:
     """y = x W with x (m, k) and W (k, n) in int4, on the kernel of these candidates, whatever M; k: a multiple of 8.
 
-    processors: SMs of the imagined GPU. With few of them each gets many stages, and the ring wraps.
+    sm_count: SMs of the imagined GPU. With few of them each gets many stages, and the ring wraps.
     Raises ArgumentError, QuantizationError, TargetError, CompileError, DriverError (no NVRTC).
     """
     if candidates is wgmma_candidates:
         target.require("wgmma", "marlin_wgmma")
     if k % 8:  # marlin_gemm copies other rows first
         raise ArgumentError("k", k, "a multiple of 8", "TMA loads rows of whole 16-byte chunks")
-    for field, value in (("m", m), ("n", n), ("k", k), ("processors", processors)):
+    for field, value in (("m", m), ("n", n), ("k", k), ("sm_count", sm_count)):
         if value < 1:
             raise ArgumentError(field, value, "1 and more")
     random = np.random.default_rng(seed)
@@ -57,11 +57,11 @@ def _sample(
     x = random.standard_normal((m, k), np.float32).astype(activation_type(dtype).numpy)
     out = np.full((m, n), np.nan, x.dtype)
     rows = check_input(x, weight)
-    chosen = cheapest(candidates(Problem.of(weight, m), imagined_gpu(target, processors)))
+    chosen = cheapest(candidates(Problem.of(weight, m), imagined_gpu(target, sm_count)))
     if chosen is None:
         raise ArgumentError("m", m, "a number of rows that this kernel takes", "the kernels divide them: see --help")
     spec = resolve_fused(chosen, weight.scale_fit.form)
-    work = schedule(spec, m, n, k, processors)
+    work = schedule(spec, m, n, k, sm_count)
     launch = prepare(rows, weight, check_output(out, rows, weight), None, spec, work, target)
     reference = x.astype(np.float64) @ weight.dequantize(dtype=np.float64)
 
@@ -72,7 +72,7 @@ def _sample(
 
 mma_sync_sample = partial(_sample, mma_sync_candidates)
 wgmma_sample = partial(_sample, wgmma_candidates, m=64)
-skinny_sample = partial(_sample, skinny_candidates, m=8, processors=2)
+skinny_sample = partial(_sample, skinny_candidates, m=8, sm_count=2)
 
 
 class MarlinTrial:
