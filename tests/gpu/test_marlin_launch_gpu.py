@@ -69,7 +69,7 @@ def differences(out: Any, wanted: Any) -> Any:
         (4096, 512, 333, True, Options("bfloat16", 64, False, load_path="cp_async")),
         (4096, 512, 333, False, Options("bfloat16", 64, False)),
         (2048, 2048, 333, False, Options("bfloat16", 64, False)),
-        (8192, 10240, 1024, True, Options()),
+        (8192, 10240, 512, True, Options()),
         (512, 128 * 132, 1, False, Options(group_size=-1)),
     ],
 )
