@@ -154,7 +154,7 @@ def detail_table(cells: Sequence[Cell]) -> Table:
     ]
     columns = (*_DETAIL, *(f"x {name}" for name in others), "x best", "TB/s", "TFLOP/s")
     note = (
-        "x NAME: how many times faster than it, in the same turns, or from M = 256 on in alternating blocks of 40 ms; "
+        "x NAME: how many times faster than it, in the same turns, or from M = 256 on in alternating blocks; "
         "x best: than the fastest of all. F: the time to stream the int4 weights and scales; TB/s counts those."
     )
     return Table(columns, tuple(rows), note)
@@ -183,7 +183,7 @@ def summary_table(cells: Sequence[Cell]) -> Table:
     note = (
         "Microseconds, in brackets the speed-up over cuBLAS in the same run (torch.mm or the fastest algorithm of "
         "cuBLASLt, the better of both weight orientations); weights cold in L2, group 128, symmetric. Below M = 256 "
-        "the GPU rests before each turn; from there on, where power bounds it, both alternate in blocks of 40 ms. F: "
-        "the time to merely stream the int4 weights and scales."
+        "the GPU rests before each turn; from there on, where power bounds it, both alternate in blocks. F: the "
+        "time to merely stream the int4 weights and scales."
     )
     return Table(("K x N", "F", *(f"M = {m}" for m in m_values)), tuple(rows), note)

@@ -36,8 +36,9 @@ REPLAYS = 11
 WARM_REPLAYS = 1
 #: How long the GPU rests before each turn: else its power limit decides from about M = 32 on.
 REST_S = 0.006
-#: A period of a long run, in which contenders alternate; and the most that its graph may take: several fit in.
-BLOCK_S, GRAPH_S = 0.04, 0.01
+#: A period of a long run, in which contenders alternate, and the most that its graph may take. It is longer than the
+#: power limit takes to lower the clock: else contenders share one clock, and the one with fewer joules pays for others.
+BLOCK_S, GRAPH_S = 0.3, 0.01
 
 
 @dataclass(frozen=True, slots=True)
