@@ -161,12 +161,12 @@ def test_a_contender_that_fails_stops_nobody(gpu: FakeGpu, in_capture: bool) -> 
 def test_sustained_counts_the_second_half(gpu: FakeGpu) -> None:
     # A cold GPU is twice as fast for the first half second.
     gpu.slowdown = lambda now_us: 1.0 if now_us < 0.5e6 else 2.0
-    measured = harness.sustained(gpu, [steady(gpu, "a", 100.0), steady(gpu, "b", 200.0)], seconds=1.0)
+    measured = harness.sustained(gpu, [steady(gpu, "a", 100.0), steady(gpu, "b", 200.0)], seconds=1.0, block_s=0.04)
     assert (measured.us("a"), measured.us("b")) == (200.0, 400.0)
     assert measured.timings["a"].samples >= 3
     replays = [entry for entry in gpu.log if entry != "upload"]
     switches = sum(replays[i] != replays[i - 1] for i in range(1, len(replays)))
-    assert switches > 6, "rivals alternate in blocks of 40 ms"
+    assert switches > 6, "contenders alternate in blocks of 40 ms"
 
 
 def test_sustained_without_anything_to_run(gpu: FakeGpu) -> None:
