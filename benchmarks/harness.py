@@ -36,9 +36,10 @@ REPLAYS = 11
 WARM_REPLAYS = 1
 #: How long the GPU rests before each turn: else its power limit decides from about M = 32 on.
 REST_S = 0.006
-#: A period of a long run, in which contenders alternate, and the most that its graph may take. It is longer than the
-#: power limit takes to lower the clock: else contenders share one clock, and the one with fewer joules pays for others.
+#: A period of a long run, in which contenders alternate, and the most that its graph may take. In periods of 0.04 s the
+#: power limit gives all contenders one clock; in those of 0.2 s and more each has that of its own power. [H200]
 BLOCK_S, GRAPH_S = 0.3, 0.01
+_LEAST_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +206,8 @@ def quick(stream: Any, contender: Contender, launches: int, replays: int = 2) ->
 def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 3.0, block_s: float = BLOCK_S) -> Measured:
     """Time contenders on a GPU that is as warm, and its clock as low, as in long runs.
 
-    They alternate in periods of about ``block_s`` for about ``seconds``, in a changing order; the second half of the
-    rounds counts.
+    They alternate in periods of about ``block_s``, or less where ``seconds`` would not hold four rounds of them, in a
+    changing order; the second half of the rounds counts.
     """
     measured = Measured()
     graphs = _captured(stream, contenders, measured)
@@ -214,10 +215,11 @@ def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 3.0
         orders = _orders(graphs)
         first = _turn(stream, graphs, {}, next(orders))
         stream.synchronize()
-        repeats = {name: max(1, round(block_s * 1e6 / _us(span))) for name, span in first.items()}
+        block_us = 1e6 * min(block_s, seconds / (_LEAST_ROUNDS * len(first)))
+        repeats = {name: max(1, round(block_us / _us(span))) for name, span in first.items()}
         round_s = sum(_us(span) * (repeats[name] + WARM_REPLAYS) for name, span in first.items()) * 1e-6
         rounds = []
-        for _ in range(max(4, round(seconds / round_s)) if round_s else 0):
+        for _ in range(max(_LEAST_ROUNDS, round(seconds / round_s)) if round_s else 0):
             rounds.append(_turn(stream, graphs, repeats, next(orders)))
             stream.synchronize()  # a period is far longer than what the host needs to begin the next
         for name, (_, launches) in graphs.items():

@@ -35,7 +35,7 @@ QUICK_SHAPES, QUICK_M_VALUES, QUICK_SECONDS = ((4096, 4096), (8192, 28672)), (1,
 #: Rivals that a package brings.
 _PACKAGES = {"humming": "humming-kernels", "quack": "quack-kernels"}
 #: Settings and facts of the machine that must agree for the cells of two runs to be in one file.
-_SAME_SETTINGS, _SAME_MACHINE = ("dtype", "group_size", "symmetric"), ("card", "driver")
+_SAME_SETTINGS, _SAME_MACHINE = ("dtype", "group_size", "symmetric", "block_seconds"), ("card", "driver")
 EXAMPLES = """examples:
   cudatma bench marlin --plan --shapes all --budget-minutes 9
   cudatma bench marlin --json marlin.json --plot marlin.svg

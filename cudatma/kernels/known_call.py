@@ -78,7 +78,7 @@ def new_result(library: str, like: Any, shape: tuple[int, ...], dtype: Any, stre
 
 class Launcher(Protocol):
     """A Replay, or what adds a workspace to one. Addresses are those of the arrays that are read, 0 for what there is
-    not, of the result, and of lse."""
+    not, of the result, and of a second result: lse, or the one of the output's tensor map."""
 
     @property
     def device(self) -> int: ...

@@ -17,7 +17,7 @@ import secrets
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, dataclass, fields
+from dataclasses import Field, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Generic
 
@@ -150,10 +150,10 @@ def _parse_spec(kernel: type[S], raw: Mapping[str, Any], given_by_problem: Mappi
     if unknown := sorted(set(raw) - set(kinds) | set(raw) & set(given_by_problem)):
         raise ArgumentError("spec", ", ".join(unknown), f"fields of {kernel.__name__} that the problem does not give")
     given: dict[str, Any] = {name: _typed(raw, name, kinds[name]) for name in raw} | dict(given_by_problem)
-    # A field that came later has a default: what the kernel did without it.
-    missing = [f.name for f in _fields(kernel) if f.name not in given and f.default is MISSING]
+    given = {**kernel.later_fields, **given}
+    missing = [f.name for f in _fields(kernel) if f.name not in given]
     if missing:
-        raise ArgumentError("spec", "no " + ", ".join(missing), f"every field of {kernel.__name__} without a default")
+        raise ArgumentError("spec", "no " + ", ".join(missing), f"every field of {kernel.__name__}")
     return kernel(**given)
 
 

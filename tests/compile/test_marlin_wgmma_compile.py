@@ -66,7 +66,7 @@ def test_resources(spec: WgmmaSpec) -> None:
     assert used.static_smem_bytes == 0, "the offsets in shared memory begin at the dynamic part"
     barriers = re.search(r"used (\d+) barriers", kernel.log)
     assert barriers is not None
-    named = spec.warpgroups * (1 if spec.warpgroups_k == 1 else 2) if spec.turns == 1 else 2 * spec.turns
+    named = spec.warpgroups * (1 if spec.warpgroups_k == 1 else 2) if not spec.pingpong else 4
     assert int(barriers[1]) == 1 + named
 
 

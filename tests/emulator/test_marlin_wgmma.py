@@ -54,14 +54,20 @@ CASES = {
         spec(warpgroups_k=2, block_k=256, cluster=2, group_size=-1, dtype="bfloat16", has_zeros=True),
     ),
     "group_32_steps_4": (9, 232, 72, 2, spec(group_size=32, has_zeros=True, mmas_per_commit=4, block_k=128)),
-    "turns_stream_k": (40, 456, 300, 2, spec(stack=2, turns=2, stages=3)),
-    "turns_multicast": (90, 320, 300, 2, spec(cluster=2, turns=2, stages=5, fused="as_stored", consumer_registers=152)),
-    "turns_column_zeros": (
+    "pingpong_stream_k": (40, 456, 300, 2, spec(stack=2, pingpong=True, stages=3)),
+    "pingpong_multicast": (
+        90,
+        320,
+        300,
+        2,
+        spec(cluster=2, pingpong=True, stages=5, fused="as_stored", consumer_registers=152),
+    ),
+    "pingpong_column_zeros": (
         40,
         320,
         200,
         1,
-        spec(turns=2, stages=4, stack=2, group_size=-1, has_zeros=True, dtype="bfloat16"),
+        spec(pingpong=True, stages=4, stack=2, group_size=-1, has_zeros=True, dtype="bfloat16"),
     ),
     "column_zeros": (
         9,

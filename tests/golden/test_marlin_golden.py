@@ -94,8 +94,7 @@ WGMMA = {
     # A cluster that divides K, as two warpgroups of each of its CTAs do.
     "cluster_k": WgmmaSpec("float16", 128, False, 64, 256, 1, 1, 4, warpgroups_k=2, cluster_k=3),
     "fused_bf16": WgmmaSpec("bfloat16", 128, False, 64, 128, 2, 1, 4, fused="as_stored"),
-    # Warpgroups that take tiles in turn.
-    "turns": WgmmaSpec("float16", 128, False, 128, 128, 1, 2, 4, 2, 1, 3, 232, fused="as_stored", turns=2),
+    "pingpong": WgmmaSpec("float16", 128, False, 128, 128, 1, 2, 4, 2, 1, 3, 232, fused="as_stored", pingpong=True),
 }
 
 

@@ -75,7 +75,7 @@ SPECS: dict[str, tuple[AnyMarlinSpec, int, int, int]] = {
         WgmmaSpec(*FP16, 256, 64, 2, 1, 6, cluster=2, consumer_registers=232), 300, 400, 300,
     ),
     "stacked": (WgmmaSpec(*FP16, 64, 128, 2, 2, 4), 100, 712, 300),
-    "turns": (WgmmaSpec(*FP16, 128, 128, 1, 2, 4, 2, 1, 3, 232, turns=2), 700, 712, 500),
+    "pingpong": (WgmmaSpec(*FP16, 128, 128, 1, 2, 4, 2, 1, 3, 232, pingpong=True), 700, 712, 500),
     "three warpgroups": (WgmmaSpec(*FP16, 128, 128, 3, 1, 3, mmas_per_commit=1, commits_in_flight=3), 128, 712, 400),
     "K divided twice": (WgmmaSpec(*FP16, 40, 256, 1, 1, 3, warpgroups_k=2, cluster_k=3), 75, 1024, 200),
 }  # fmt: skip

@@ -52,7 +52,7 @@ TILES = {
     "wide_multicast": WgmmaSpec("float16", 128, False, 256, 64, 2, 1, 5, 2, 1, 3, consumer_registers=232),
     "three_warpgroups": WgmmaSpec("float16", 128, False, 128, 128, 3, 1, 4, mmas_per_commit=1, commits_in_flight=3),
     "depth_divided": WgmmaSpec("float16", 128, False, 64, 256, 1, 1, 3, warpgroups_k=2),
-    "turns": WgmmaSpec("float16", 128, False, 128, 128, 1, 2, 4, 2, 1, 3, 232, turns=2),
+    "pingpong": WgmmaSpec("float16", 128, False, 128, 128, 1, 2, 4, 2, 1, 3, 232, pingpong=True),
 }
 
 

@@ -51,7 +51,7 @@ _WGMMA: dict[str, dict[str, Any]] = {
     "fused": {"block_k": 128, "warpgroups": 2, "fused": "as_stored"},
     # Rows for two of three CTAs, whose parts of K are 4 stages each.
     "cluster_k": {"block_k": 128, "cluster_k": 3},
-    "turns": {"block_k": 128, "turns": 2},
+    "pingpong": {"block_k": 128, "pingpong": True},
 }
 _SKINNY: dict[str, dict[str, Any]] = {
     "even": {"n_tiles": 2, "slice_k": 2},

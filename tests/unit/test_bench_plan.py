@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks import marlin, marlin_bench, plan, shapes
 from benchmarks.cells import summary_table
+from benchmarks.harness import BLOCK_S
 from benchmarks.operands import packed_bytes
 from benchmarks.plan import CellKey, Costs
 from benchmarks.report import Cell, Result
@@ -180,7 +181,7 @@ def test_a_run_ends_when_the_gpu_is_lost(capsys: pytest.CaptureFixture[str]) -> 
 
 # ---- Going on with a file, and the command line ---------------------------------------------------------------------
 
-SETTINGS = {"dtype": "float16", "group_size": 128, "symmetric": True}
+SETTINGS = {"dtype": "float16", "group_size": 128, "symmetric": True, "block_seconds": BLOCK_S}
 MACHINE = {"card": "NVIDIA H200", "driver": "580"}
 
 

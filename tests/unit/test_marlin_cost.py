@@ -95,8 +95,7 @@ def spec_of(key: tuple[Any, ...]) -> AnyMarlinSpec:
     kind, *values = key
     given = renamed(dict(zip(READINGS["fields"][kind], values, strict=False)))
     policy = "evict_normal" if given.pop("evict_normal", 0) else "evict_first"
-    if "deep_box" in given:
-        given["deep_box"] = bool(given["deep_box"])
+    given |= {name: bool(given[name]) for name in ("deep_box", "pingpong") if name in given}
     if kind == "mma_sync":
         given["scale_on"] = "accumulator" if given["block_m"] <= 32 else "weight"
     given = {name: value for name, value in given.items() if name in {f.name for f in fields(KINDS[kind])}}

@@ -181,7 +181,9 @@ def _rings(copies: list[Event]) -> list[list[int]]:
     """The barriers that copies complete on, of each ring: those that the same tensor map fills, or one instruction."""
     rings: list[tuple[set[int], set[tuple[str, int]]]] = []
     for copy in copies:
-        barriers, fillers = {copy.barrier}, {("map", copy.tensor_map), ("line", copy.line)}
+        barriers, fillers = {copy.barrier}, {("line", copy.line)}
+        if copy.tensor_map:
+            fillers.add(("map", copy.tensor_map))
         apart = []
         for ring in rings:
             if copy.barrier in ring[0] or fillers & ring[1]:

@@ -85,7 +85,7 @@ class WgmmaTile:
     warpgroups_k: int = 1
     cluster: int = 1
     cluster_k: int = 1
-    turns: int = 1
+    pingpong: bool = False
 
 
 #: Multiply-adds that the tensor cores of an SM do in a clock. [H100 white paper]
@@ -102,9 +102,9 @@ DIVIDED_STAGE = 1.06
 _DIVISION, _PARTIAL_BYTES = 4850, 50
 #: Clocks of each tile's result: in any case, and for 128 x 128 elements.
 _TILE, _RESULT = 700, 700
-#: Where warpgroups take tiles in turn: clocks of a stage in addition to its products; of the first stage and the last
-#: result, for one warpgroup stores a tile while the other multiplies.
-_TURN_STAGE, _TURN_ENDS = 170, 4000
+#: Ping-pong warpgroups: clocks that a stage adds to its products; clocks of the first stage and of the last result, the
+#: only ones that nothing hides.
+_PINGPONG_STAGE, _PINGPONG_ENDS = 170, 4000
 #: Clocks for which the CTAs of a cluster that share activations wait for each other before the first stage.
 _MULTICAST = 2000
 #: CTAs of a cluster that divide K exchange sums: clocks for each of them, and bytes a clock of what they send.
@@ -117,11 +117,11 @@ _WGMMA_SM, _WGMMA_MEMORY, _WGMMA_TENSOR, _WGMMA_POWER = 0.676, 0.168, 0.417, 0.3
 def stage_clocks(tile: WgmmaTile) -> float:
     """One stage of a whole tile, with the ring full."""
     products = tile.block_m * tile.block_n * tile.block_k / _WGMMA_MACS
-    if tile.turns > 1:
-        return products + _TURN_STAGE
     squares = tile.block_n / 64 * tile.block_k / 64  # 64 x 64 weights; all warpgroups have as many
     warpgroups = tile.warpgroups * tile.warpgroups_k
     dequantize = squares / warpgroups * _DEQUANTIZE * (1 + _FURTHER * (warpgroups - 1))
+    if tile.pingpong:  # one warpgroup at a time, which dequantizes while its wgmmas run
+        return max(products, dequantize) + _PINGPONG_STAGE
     loaded = tile.block_k * (2 * tile.block_m / tile.cluster + tile.block_n / 2)
     together: float = (products**_NORM + dequantize**_NORM) ** (1 / _NORM)
     return together + _BYTE * loaded + _STAGE
@@ -146,10 +146,7 @@ def wgmma_cost(tile: WgmmaTile, m: int, n: int, k: int, gpu: Gpu) -> Cost:
         tiles = ceil_div(m, tile.block_m) * ceil_div(n, tile.block_n * tile.cluster)
         longest = longest_range(tiles, resident, k_iterations)
         # Divided or not, the longest work range stores as many results.
-        ends = ceil_div(tiles, resident) * _result_clocks(tile.block_m * tile.block_n)
-        ends += _MULTICAST if tile.cluster > 1 else 0
-        if tile.turns > 1:
-            ends = _TURN_ENDS
+        ends = _ends_clocks(tile, ceil_div(tiles, resident))
         loop, exchanged = longest.whole * stage, 0.0
         divided = (longest.before + longest.divided * DIVIDED_STAGE) * stage
         if divided + division_clocks(tile, longest.others) < loop:
@@ -163,6 +160,13 @@ def wgmma_cost(tile: WgmmaTile, m: int, n: int, k: int, gpu: Gpu) -> Cost:
         memory_us=_WGMMA_MEMORY * _memory_us(k, n, gpu),
         tensor_us=tensor * m * n * k / (_WGMMA_MACS * gpu.sm_count * gpu.sm_clock_mhz),
     )
+
+
+def _ends_clocks(tile: WgmmaTile, results: int) -> float:
+    """Before the first stage of a CTA, and of its results."""
+    if tile.pingpong:
+        return _PINGPONG_ENDS
+    return results * _result_clocks(tile.block_m * tile.block_n) + (_MULTICAST if tile.cluster > 1 else 0)
 
 
 def _result_clocks(elements: int) -> float:

@@ -58,7 +58,7 @@ class WgmmaSpec(StagedTile):
     in bf16 with scales taken times 2^-p only where no product or sum, times 2^-p or not, leaves fp32's normal range.
     cluster_k: CTAs of a cluster that divide the K of its only tile by whole stages; each adds up, and stores, a part of
     the rows. For layers of few tiles, instead of sums that go through global memory.
-    turns: warpgroups that take the CTA's tiles in turn: while one stores its tile, the other one multiplies.
+    pingpong: two warpgroups take the CTA's tiles in turn: while one stores its tile, the other one multiplies.
     """
 
     dtype: str
@@ -77,10 +77,11 @@ class WgmmaSpec(StagedTile):
     weight_policy: str = "evict_first"
     fused: str = "none"
     cluster_k: int = 1
-    turns: int = 1
+    pingpong: bool = False
 
     template: ClassVar[str] = "kernels/marlin_wgmma.cu.j2"
     revision: ClassVar[int] = 1
+    later_fields: ClassVar[Mapping[str, Any]] = {"pingpong": False}
     blocks_per_sm: ClassVar[int] = 1
     #: The consumers release a slot in the middle of the next stage. [tools/sass_hazards.py]
     gives_back_previous: ClassVar[bool] = True
@@ -100,7 +101,7 @@ class WgmmaSpec(StagedTile):
             "weight_policy": ("evict_first", "evict_normal"),
             "fused": ("none", *FORMS),
             "cluster_k": tuple(range(1, MAX_CLUSTER_K + 1)),
-            "turns": (1, 2),
+            "pingpong": (False, True),
         }
         self.check_values(one_of)
         for field in ("block_m", "stages"):
@@ -122,9 +123,9 @@ class WgmmaSpec(StagedTile):
         if self.cluster_k > 1 and self.cluster > 1:
             why = "the CTAs of a cluster share activations, or divide K"
             raise ArgumentError("cluster_k", self.cluster_k, "1 with cluster 2", why)
-        if self.turns > 1 and (self.warpgroups, self.warpgroups_k, self.cluster_k) != (1, 1, 1):
-            allowed = "1 with several warpgroups, or several CTAs, for a tile"
-            raise ArgumentError("turns", self.turns, allowed, "take one warpgroup, and stack for more columns")
+        if self.pingpong and (self.warpgroups, self.warpgroups_k, self.cluster_k) != (1, 1, 1):
+            allowed = "False with several warpgroups, or several CTAs that divide K, for a tile"
+            raise ArgumentError("pingpong", self.pingpong, allowed, "take one warpgroup, and stack for more columns")
         if self.warpgroups * self.warpgroups_k > _MOST_WARPGROUPS:
             allowed = f"at most {_MOST_WARPGROUPS} together"
             raise ArgumentError("warpgroups * warpgroups_k", self.consumer_warps // 4, allowed)
@@ -230,21 +231,26 @@ class WgmmaSpec(StagedTile):
         cluster = f"_c{self.cluster}" if self.cluster > 1 else ""
         policy = "_l2" if self.weight_policy == "evict_normal" else ""
         divided = f"_x{self.cluster_k}" if self.cluster_k > 1 else ""
-        turns = f"_t{self.turns}" if self.turns > 1 else ""
+        pingpong = "_pp" if self.pingpong else ""
         weights = f"{self.activation.short}_{scales}{zeros}{fused}"
-        return f"marlin_wgmma_{weights}_{tile}_{ring}{registers}{cluster}{policy}{divided}{turns}"
+        return f"marlin_wgmma_{weights}_{tile}_{ring}{registers}{cluster}{policy}{divided}{pingpong}"
 
     @property
     def block_n(self) -> int:
         return 64 * self.warpgroups * self.stack
 
     @property
+    def tiles_at_once(self) -> int:
+        """Tiles that a CTA's warpgroups hold."""
+        return 2 if self.pingpong else 1
+
+    @property
     def consumer_warps(self) -> int:
-        return 4 * self.warpgroups * self.warpgroups_k * self.turns
+        return 4 * self.warpgroups * self.warpgroups_k * self.tiles_at_once
 
     @property
     def releasing_warps(self) -> int:
-        return self.consumer_warps // self.turns
+        return self.consumer_warps // self.tiles_at_once
 
     @property
     def k64_per_warpgroup(self) -> int:
@@ -304,7 +310,7 @@ class WgmmaSpec(StagedTile):
         sums = (self.warpgroups_k - 1) * self.block_n * self.block_m * 4
         return (
             ("slice_sums", sums),
-            ("staging", self.warpgroups * self.turns * self.staging_bytes),
+            ("staging", self.warpgroups * self.tiles_at_once * self.staging_bytes),
             ("cluster_sums", (self.cluster_k - 1) * self.own_rows * self.block_n * 4),
             ("cluster_barrier", 8 if self.cluster_k > 1 else 0),
         )
@@ -320,7 +326,7 @@ class WgmmaSpec(StagedTile):
         if self.cluster_k > 1:
             return self.own_rows
         most = _STAGING_BYTES if self.block_m <= _SHORT_M else _STAGING_BYTES // 2
-        pitch = self.warpgroups * self.turns * self.staging_pitch_bytes
+        pitch = self.warpgroups * self.tiles_at_once * self.staging_pitch_bytes
         fitting = (rows for rows in (64, 32) if rows <= self.block_m and rows * pitch <= most)
         return next(fitting, min(16, self.block_m))
 
@@ -342,8 +348,8 @@ class WgmmaSpec(StagedTile):
     def tile(self) -> WgmmaTile:
         """What cost.py needs."""
         warpgroups = (self.warpgroups, self.warpgroups_k)
-        shared = self.cluster, self.cluster_k, self.turns
-        return WgmmaTile(self.block_m, self.block_n, self.block_k, *warpgroups, *shared)
+        clusters = self.cluster, self.cluster_k
+        return WgmmaTile(self.block_m, self.block_n, self.block_k, *warpgroups, *clusters, pingpong=self.pingpong)
 
     def division(self, others: int) -> tuple[float, float]:
         return division_clocks(self.tile, others) / stage_clocks(self.tile), DIVIDED_STAGE

@@ -48,7 +48,7 @@ class _Tile:
     stack: int = 1
     warpgroups_k: int = 1
     cluster: int = 1
-    turns: int = 1
+    pingpong: bool = False
     small_m: tuple[int, int] | None = None
     large_m: tuple[int, int] = (1, 3)
 
@@ -66,7 +66,7 @@ class _Tile:
         enough = next((size for size in _SIZES if size >= m), _SIZES[-1])
         most = min(self.most_m, enough)
         able = [size for size in _SIZES if self.least_m <= size <= most and size % (8 * self.cluster) == 0]
-        able = [size for size in able if size >= min(m, _LEAST_OF_SEVERAL) and (self.turns == 1 or m > size)]
+        able = [size for size in able if size >= min(m, _LEAST_OF_SEVERAL) and (not self.pingpong or m > size)]
         fewest = {ceil_div(m, size): size for size in reversed(able)}
         return list(fewest.values())
 
@@ -88,7 +88,7 @@ _TILES = (
     _Tile(128, 2, 5, 64, 128, stack=2),
     _Tile(128, 2, 3, 256, 256),
     _Tile(64, 2, 6, 128, 256, cluster=2, large_m=(2, 1)),
-    _Tile(128, 1, 4, 128, 128, stack=2, cluster=2, turns=2),
+    _Tile(128, 1, 4, 128, 128, stack=2, cluster=2, pingpong=True),
 )
 
 
@@ -101,8 +101,8 @@ def wgmma_candidates(problem: Problem, gpu: Gpu) -> Iterator[Candidate[WgmmaSpec
         warpgroups = (tile.warpgroups, tile.warpgroups_k)
         for block_m in tile.sizes(m):
             for cluster_k in _divisions(tile, block_m, m, layer, gpu):
-                shared = tile.cluster, cluster_k, tile.turns
-                costed = WgmmaTile(block_m, tile.block_n, tile.block_k, *warpgroups, *shared)
+                sizes = block_m, tile.block_n, tile.block_k
+                costed = WgmmaTile(*sizes, *warpgroups, tile.cluster, cluster_k, pingpong=tile.pingpong)
                 cost = wgmma_cost(costed, m, layer.n, layer.k, gpu)
                 yield Candidate(cost, partial(_built, tile, block_m, cluster_k, layer, m, target))
 
@@ -133,7 +133,7 @@ def _built(
 def _spec(tile: _Tile, block_m: int, layer: LinearShape, m: int) -> WgmmaSpec:
     plain = _PLAIN_ACCUMULATORS if tile.stack == 1 else _STACKED_ACCUMULATORS
     mmas_per_commit, commits_in_flight = tile.pipeline(block_m)
-    several = tile.warpgroups * tile.turns > 1  # one warpgroup has enough registers anyway
+    several = tile.warpgroups > 1 or tile.pingpong  # one warpgroup has enough registers anyway
     return WgmmaSpec(
         dtype=layer.dtype,
         group_size=layer.group_size,
@@ -145,7 +145,7 @@ def _spec(tile: _Tile, block_m: int, layer: LinearShape, m: int) -> WgmmaSpec:
         stack=tile.stack,
         stages=tile.stages,
         cluster=tile.cluster,
-        turns=tile.turns,
+        pingpong=tile.pingpong,
         mmas_per_commit=mmas_per_commit,
         commits_in_flight=commits_in_flight,
         consumer_registers=_REGISTERS if several and tile.stack * block_m // 2 > plain else 0,

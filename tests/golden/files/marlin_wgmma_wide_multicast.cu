@@ -16,7 +16,7 @@
 //   weight_policy = 'evict_normal'
 //   fused = 'none'
 //   cluster_k = 1
-//   turns = 1
+//   pingpong = False
 // 8 warps consume, 4 produce; a CTA takes 193616 B.
 // One stage holds
 //    32768 B  activations 256 x 64 float16, 128B swizzle
@@ -144,7 +144,6 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     }
 }
 __device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<1, WARPGROUPS>(warpgroup, 128); }
-
 // Divides 0 .. 2^31 - 1 by a number that the host knows, with a multiplication; a division takes some 25 instructions.
 struct Divisor {
     u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
@@ -623,9 +622,9 @@ __device__ __forceinline__ void release(const Ring& ring, u32 slot, u32 lane) {
 // COMMITS_IN_FLIGHT commit groups of wgmmas are outstanding.
 //
 // A slot is released in the next stage, when no outstanding wgmma reads its activations. Instructions issued before have then
-// used its weights (TmaPipeline::release_used()).
-__device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& weights, const Problem& problem,
-                                         const SlotAddresses& slots, Ring& ring, const WorkUnit& unit, u32 lane) {
+// used its weights (TmaPipeline::release_used()). Returns the last slot, whose products may still be outstanding.
+__device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weights, const Problem& problem,
+                                        const SlotAddresses& slots, Ring& ring, const WorkUnit& unit, u32 lane) {
     u32 previous = ring.stage;
 #pragma unroll 1
     for (u32 k = unit.k_begin; k < unit.k_end; ++k) {
@@ -666,8 +665,7 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
         previous = ring.stage;
         ring.advance();
     }
-    wgmma_wait_group<0>();
-    release(ring, previous, lane);
+    return previous;
 }
 
 // The operands, by the names of the launch parameters. Maps that this kernel does not take are null.
@@ -775,7 +773,9 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
         tile_position(problem, unit.tile, tile_m, tile_n);
         const u32 column0 = (tile_n * CLUSTER + rank) * BLOCK_N + warp.warpgroup * STACK * 64;
         clear(acc);
-        mainloop(acc, weights, problem, slots, ring, unit, warp.lane);
+        const u32 slot = mainloop(acc, weights, problem, slots, ring, unit, warp.lane);
+        wgmma_wait_group<0>();
+        release(ring, slot, warp.lane);
         if (unit.k_begin > 0) {
             store_partials(acc, operands.workspace, range * CLUSTER + rank, warp_tile, warp.lane);
             continue;

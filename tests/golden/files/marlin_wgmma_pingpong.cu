@@ -16,7 +16,7 @@
 //   weight_policy = 'evict_first'
 //   fused = 'as_stored'
 //   cluster_k = 1
-//   turns = 2
+//   pingpong = True
 // 8 warps consume, 4 produce; a CTA takes 182336 B.
 // One stage holds
 //    32768 B  activations 128 x 128 float16, 128B swizzle
@@ -92,7 +92,7 @@ constexpr u32 BLOCK_N = 128;      // columns of N: rows of the wgmmas
 constexpr u32 BLOCK_K = 128;      // K of one stage
 constexpr u32 WARPGROUPS = 1;   // along N
 constexpr u32 SLICE_K = 1;      // warpgroups with the same columns of N, which divide each stage's K
-constexpr u32 TURNS = 2;          // warpgroups that take tiles in turn
+constexpr u32 PINGPONG = 2;       // warpgroups, each with every other work unit of the CTA
 constexpr u32 STACK = 2;          // wgmmas of 64 columns of N in a warpgroup
 constexpr u32 STAGES = 4;
 constexpr u32 CLUSTER = 2;      // CTAs of a cluster, along N; they share the activations
@@ -151,21 +151,25 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
         bar_sync_one_of<First + 1, Count - 1>(index - 1, threads);
     }
 }
-__device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<1, 2>(warpgroup, 128); }
+__device__ __forceinline__ void warpgroup_sync(u32 group) { bar_sync_one_of<1, PINGPONG>(group, 128); }
 
-// The stages of a tile that another warpgroup multiplies pass.
-__device__ __forceinline__ void skip(Ring& ring, u32 stages) {
-    const u32 next = ring.stage + stages;
+// Steps over the slots of the other warpgroup's work unit.
+__device__ __forceinline__ void skip(Ring& ring, u32 slots) {
+    const u32 next = ring.stage + slots;
     ring.stage = next % STAGES;
     ring.phase ^= next / STAGES & 1;
 }
 
-// A warpgroup issues its products when the one before it has issued its own. It must not look at the ring earlier: a full slot
-// of the lap before the last would have the parity that it waits for.
-constexpr u32 FIRST_TURN = 1 + TURNS, TURN_THREADS = 2 * 128;   // named barriers
-__device__ __forceinline__ void wait_for_turn(u32 turn) { bar_sync_one_of<FIRST_TURN, TURNS>(turn, TURN_THREADS); }
-__device__ __forceinline__ void pass_turn(u32 turn) {
-    turn == 0 ? bar_arrive(FIRST_TURN + 1, TURN_THREADS) : bar_arrive(FIRST_TURN, TURN_THREADS);
+// A warpgroup issues the products of a work unit when the other one has issued those of the unit before. It must not look at the
+// ring earlier: a slot that is full since the lap before the last has the parity that it waits for.
+constexpr u32 FIRST_ORDER = 1 + PINGPONG, ORDER_THREADS = PINGPONG * 128;   // named barriers, one for each warpgroup
+__device__ __forceinline__ void wait_for_order(u32 group) { bar_sync_one_of<FIRST_ORDER, PINGPONG>(group, ORDER_THREADS); }
+__device__ __forceinline__ void pass_order(u32 group) {
+    if (group == 0) {
+        bar_arrive(FIRST_ORDER + 1, ORDER_THREADS);
+    } else {
+        bar_arrive(FIRST_ORDER, ORDER_THREADS);
+    }
 }
 
 // Divides 0 .. 2^31 - 1 by a number that the host knows, with a multiplication; a division takes some 25 instructions.
@@ -543,7 +547,7 @@ __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) 
 // Where a warp stands among the consumers.
 struct WarpPosition {
     u32 warpgroup, slice, warp, lane;   // slice: of each stage's K. warp: of the warpgroup
-    u32 turn;   // of the warpgroup, which computes a tile alone
+    u32 group;   // of the two: the warpgroup, which has a tile of its own
 };
 
 // Where this thread reads in slot 0; the other slots follow at a stage's distance.
@@ -614,12 +618,9 @@ __device__ __forceinline__ void release(const Ring& ring, u32 slot, u32 lane) {
 // COMMITS_IN_FLIGHT commit groups of wgmmas are outstanding.
 //
 // A slot is released in the next stage, when no outstanding wgmma reads its activations. Instructions issued before have then
-// used its weights (TmaPipeline::release_used()).
-//
-// turn: of this warpgroup, which passes it on when it has issued all products, unless the work unit is the CTA's last.
-__device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& weights, const Problem& problem,
-                                         const SlotAddresses& slots, Ring& ring, const WorkUnit& unit, u32 lane, u32 turn,
-                                         bool is_last) {
+// used its weights (TmaPipeline::release_used()). Returns the last slot, whose products may still be outstanding.
+__device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weights, const Problem& problem,
+                                        const SlotAddresses& slots, Ring& ring, const WorkUnit& unit, u32 lane) {
     u32 previous = ring.stage;
 #pragma unroll 1
     for (u32 k = unit.k_begin; k < unit.k_end; ++k) {
@@ -660,9 +661,7 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
         previous = ring.stage;
         ring.advance();
     }
-    if (!is_last) pass_turn(turn);
-    wgmma_wait_group<0>();
-    release(ring, previous, lane);
+    return previous;
 }
 
 // The operands, by the names of the launch parameters. Maps that this kernel does not take are null.
@@ -733,7 +732,7 @@ __device__ __forceinline__ void produce(Ring& ring, StageCursor& cursor, const P
     }
 }
 
-// ---- Consumers: WARPGROUPS x SLICE_K warpgroups ---------------------------------------------------------------------
+// ---- Consumers: PINGPONG warpgroups ---------------------------------------------------------------------------------
 // Scales and stores the complete sums of a tile. row0: its first row. column0: the warpgroup's first column. rank_k: of this
 // CTA among those that divide the tile's K; each stores the rows that it added up.
 __device__ __forceinline__ void epilogue(Accumulators& acc, const Problem& problem, const Operands& operands, u32 smem,
@@ -745,9 +744,9 @@ __device__ __forceinline__ void epilogue(Accumulators& acc, const Problem& probl
         if constexpr (CLUSTER_K > 1) {   // one tile, and one store for each CTA: the staging rows are free
             if (first / STAGING_ROWS != rank_k) continue;
         } else {
-            warpgroup_sync(warp.turn);   // all warps have read the rows before, of this tile or of the one before it
+            warpgroup_sync(warp.group);   // all warps have read the rows before, of this tile or of the one before it
         }
-        store_rows_of_warpgroup(acc, problem, operands.output, smem, warp.turn, warp.warp, warp.lane, first, row0, column0);
+        store_rows_of_warpgroup(acc, problem, operands.output, smem, warp.group, warp.warp, warp.lane, first, row0, column0);
     }
 }
 
@@ -761,8 +760,8 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
     Accumulators acc;
     WeightFragments weights;
     griddepcontrol_wait();   // the kernel before this one may still use the workspace and the result
-    for (u32 turn = 0; queue.next(problem, unit); ++turn) {
-        if (turn % TURNS != warp.turn) {   // another warpgroup's
+    for (u32 i = 0; queue.next(problem, unit); ++i) {
+        if (i % PINGPONG != warp.group) {   // the other warpgroup's
             skip(ring, unit.k_end - unit.k_begin);
             continue;
         }
@@ -773,8 +772,11 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
         WorkQueue rest(queue);
         WorkUnit following;
         const bool is_last = !rest.next(problem, following);
-        if (turn > 0) wait_for_turn(warp.turn);
-        mainloop(acc, weights, problem, slots, ring, unit, warp.lane, warp.turn, is_last);
+        if (i > 0) wait_for_order(warp.group);
+        const u32 slot = mainloop(acc, weights, problem, slots, ring, unit, warp.lane);
+        if (!is_last) pass_order(warp.group);
+        wgmma_wait_group<0>();
+        release(ring, slot, warp.lane);
         if (unit.k_begin > 0) {
             store_partials(acc, operands.workspace, range * CLUSTER + rank, warp_tile, warp.lane);
             continue;
@@ -792,7 +794,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
 // and store. Producer and consumers walk through the same work units.
 // The consumers take them in turn: one warpgroup stores its tile while the other one multiplies.
 extern "C" __global__ void __launch_bounds__(384, 1)
-marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_t2(
+marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
     const __grid_constant__ cudatma::TensorMap weight_map,
     const __grid_constant__ cudatma::TensorMap scale_map,
     const __grid_constant__ cudatma::TensorMap activation_map,
