@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "mutants": ("mutants", "remove one synchronization of a kernel at a time and see what the emulator reports"),
     "header": ("export_header", "export the primitives as one self-contained .cuh"),
     "bench": ("bench", "run the benchmarks of a checkout"),
-    "tune": ("tune", "find the fastest configurations of a GEMM on this GPU, and keep them for its calls"),
+    "tune": ("tune", "find the fastest configurations of a GEMM or of attention on this GPU, and keep them"),
     "targets": ("targets", "the architectures and their features"),
     "convert": ("convert", "convert a model of Hugging Face into one with packed int4 layers"),
     "cache": ("artifacts", "where the compiled kernels are, how much space they take, and how to clear them"),

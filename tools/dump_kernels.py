@@ -27,7 +27,7 @@ from cudatma.build.nvrtc import Compiled
 from cudatma.build.prebuild import compiled, each, usable_cores
 from cudatma.errors import ArgumentError, CompileError, FieldError, counted
 from cudatma.kernels.choosing import decide
-from cudatma.kernels.gpu import H200, imagined_gpu
+from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.registry import FAMILIES, FORMER_NAMES, REGISTRY, KernelEntry, family, kernel
 from cudatma.target import Target, get_target
 
@@ -196,15 +196,17 @@ def entries_of(name: str) -> list[KernelEntry]:
     return [kernel(name)]
 
 
-def job_of_problem(name: str, problem: dict[str, Any], target: Target, sm_count: int) -> Job:
-    """The kernel that a family runs for a problem on a GPU of so many SMs. Raises ArgumentError, TargetError."""
+def job_of_problem(name: str, problem: dict[str, Any], target: Target, sm_count: int | None) -> Job:
+    """The kernel that a family runs for a problem on a GPU of so many SMs, None: of as many as imagined_gpu() has.
+    Raises ArgumentError, TargetError."""
     of = family(name)
     asked, who = of.versions.chosen("auto") if of.versions else (None, "")
     wanted = of.read_problem(problem | ({"version": asked} if asked else {}))
-    decision = decide(of, wanted, imagined_gpu(target, sm_count))
+    gpu = imagined_gpu(target, sm_count)
+    decision = decide(of, wanted, gpu)
     spec = of.launched(decision.spec)
     entry = next(entry for entry in REGISTRY.values() if entry.template == spec.template)
-    what = f"{wanted.description}, {target.name}, {counted(sm_count, 'SM')}"
+    what = f"{wanted.description}, {target.name}, {counted(gpu.sm_count, 'SM')}"
     note = f"chosen for {what}: {decision.source}: {decision.why}{f' by {who}' if asked else ''}"
     return Job(f"{spec.entry}_{target.name}", entry, spec, target, note)
 
@@ -221,7 +223,7 @@ def _problem_of(options: argparse.Namespace) -> dict[str, Any] | None:
         raise ArgumentError(missing[0], "none", "a size", "--m, --n and --k name a problem together")
     if options.kernel not in FAMILIES:
         raise ArgumentError("kernel", options.kernel, " or ".join(FAMILIES), "--m, --n and --k name a problem of those")
-    if options.sm_count < 1:
+    if options.sm_count is not None and options.sm_count < 1:
         raise ArgumentError("--sm-count", options.sm_count, "1 and more")
     if options.config:
         raise ArgumentError("--config", options.config[0], "none with --m, --n and --k", "these choose the spec")
@@ -281,8 +283,8 @@ def _parser() -> Parser:
     for names, what in meanings.items():
         sizes.add_argument(*names, type=int, metavar="SIZE", help=what)
     add_problem_options(sizes.add_argument)
-    help = f"of the GPU that it would run on (default: {H200.sm_count}, an H200's)"
-    sizes.add_argument("--sm-count", type=int, default=H200.sm_count, metavar="N", help=help)
+    help = "of the GPU that it would run on (default: of sm_90a 132, an H200's; of sm_120a 170, an RTX 5090's)"
+    sizes.add_argument("--sm-count", type=int, metavar="N", help=help)
     add("--jobs", type=int, default=usable_cores(), metavar="N", help="processes that compile (default: one a core)")
     add("--debug", action="store_true", help="with bounded waits and checked accesses, see docs/debugging.md")
     add("--no-sass", action="store_true", help="do not disassemble")

@@ -1,4 +1,4 @@
-"""Measure configurations of a GEMM on this GPU, and keep the fastest for later calls to use.
+"""Measure configurations of a GEMM or of attention on this GPU, and keep the fastest for later calls to use.
 
 For each layer and each M the cost model lists the candidates. All are compiled first. Then each is checked for a
 correct result and timed with cold weights, and the fastest is written to the user's file at once. The same command
@@ -29,7 +29,7 @@ from cudatma.build.kernel import default_target
 from cudatma.build.prebuild import usable_cores
 from cudatma.errors import ArgumentError, CudaTmaError, DriverError, counted
 from cudatma.kernels.family import Family, imported
-from cudatma.kernels.gpu import H200, Gpu, gpu_of, imagined_gpu
+from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
 from cudatma.kernels.registry import FAMILIES, family
 from cudatma.kernels.tuning_file import FILE_VARIABLE, GpuClass, usable_entries, user_file
 from cudatma.target import get_target
@@ -196,7 +196,7 @@ def _needs_no_gpu(options: argparse.Namespace) -> bool:
 def _gpu(options: argparse.Namespace, imagined: bool) -> Gpu:
     if imagined:
         target = default_target() if options.target is None else get_target(options.target)
-        return imagined_gpu(target, options.sm_count or H200.sm_count)
+        return imagined_gpu(target, options.sm_count)
     try:
         return gpu_of(options.device)
     except (CudaTmaError, ImportError) as error:
@@ -285,6 +285,8 @@ def _parser() -> Parser:
     instead("--dry-run", action="store_true", help="print the plan; without a GPU that of an H200")
     instead("--compile-only", action="store_true", help="fill the cache and measure nothing; needs no GPU")
     add("--target", metavar="NAME", help="with --dry-run or --compile-only: of an imagined GPU, as sm_90a")
-    add("--sm-count", type=_at_least_one, metavar="N", help="likewise: SMs of an imagined GPU (default: 132)")
+    add(
+        "--sm-count", type=_at_least_one, metavar="N", help="likewise: its SMs (default: of sm_90a 132, of sm_120a 170)"
+    )
     parser.add_former_name("--multiprocessors", "--sm-count")
     return parser

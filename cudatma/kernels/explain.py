@@ -109,13 +109,14 @@ class Explanation:
         divided = f"{counted(work.stream_tiles, 'tile')} divided"
         if self.spec.cluster_k > 1:
             divided = f"the K of each tile divided by a cluster of {self.spec.cluster_k}"
+        of_cluster = f"of a cluster of {work.cluster} CTAs, " if work.cluster > 1 else ""
         shown = [
             self.problem.description,
             f"on {gpu.target}, {counted(gpu.sm_count, 'SM')}, {gpu.sm_clock_mhz} MHz, "
             f"memory {gpu.memory_bytes_per_us / 1e6:.3g} TB/s",
             f"kernel     {self.kernel}: {self.spec.entry}",
             f"why        {self.decision.source}: {self.decision.why}",
-            f"work       {work.tiles_m} x {work.tiles_n} tiles of {counted(work.k_iterations, 'stage')} "
+            f"work       {work.tiles_m} x {work.tiles_n} tiles {of_cluster}of {counted(work.k_iterations, 'stage')} "
             f"on {counted(work.ctas, 'CTA')}, {divided}",
             f"predicted  {cost.us:.4g} us: "
             + ", ".join(f"{words} {getattr(cost, f'{term}_us'):.3g}" for term, words in _TERMS.items()),

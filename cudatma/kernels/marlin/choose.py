@@ -176,9 +176,9 @@ def marlin_explain(
 
     w: PackedWeight, MarlinLinear, or a LinearShape where there are no weights; only weights show whether scale and
     offset are one multiply-add (``_fused`` or ``_shifted`` in the entry). batch_invariant: as in marlin_gemm.
-    The GPU is the weight's device, or ``device``; or an imagined one: ``target`` and ``sm_count`` (132, an H200's,
-    unless given). With none of them: the first GPU of this machine, else an H200 is imagined ($CUDATMA_TARGET names
-    another target).
+    The GPU is the weight's device, or ``device``; or an imagined one: ``target`` and ``sm_count`` (None: of the first
+    GPU of the target that is known, 132 of sm_90a, 170 of sm_120a). With none of them: the first GPU of this machine,
+    else an H200 is imagined ($CUDATMA_TARGET names another target).
 
     Raises ArgumentError, ArgumentTypeError, TargetError; DriverError or LaunchError for a device that is not there.
     """
