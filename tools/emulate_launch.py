@@ -86,7 +86,7 @@ def read_launch(path: Path) -> LaunchFile:
     try:
         text = path.read_text(encoding="utf-8")
         found = json.loads(text) if path.suffix == ".json" else _toml(text, path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, ArgumentError):
             raise
         raise ArgumentError("launch file", ascii(str(path)), "a TOML or JSON file", str(error)) from error

@@ -62,6 +62,9 @@ CASES = {
         2,
         spec(cluster=2, pingpong=True, stages=5, fused="as_stored", consumer_registers=152),
     ),
+    # Several chunks of staging rows, and tiles shorter than the ring: each warpgroup stores while the other one does.
+    "pingpong_short_k": (250, 64, 136, 1, spec(block_m=88, stages=4, pingpong=True)),
+    "pingpong_multicast_stream_k": (60, 384, 150, 6, spec(cluster=2, stack=2, stages=3, pingpong=True)),
     "pingpong_column_zeros": (
         40,
         320,

@@ -138,7 +138,9 @@ def _marlin_call(spec: AnyMarlinSpec) -> Callable[[], Call]:
         m, n, k = len(x), w.shape[1], w.shape[0]
         out = np.zeros((m, n), x.dtype)
         rows = check_input(x, w)
-        work = schedule(spec, m, n, k, _WORK_RANGES * spec.cluster, eager=True)
+        # Ping-pong warpgroups take several tiles each.
+        ranges = 1 if getattr(spec, "pingpong", False) else _WORK_RANGES
+        work = schedule(spec, m, n, k, ranges * spec.cluster, eager=True)
         checked = check_output(out, rows, w)
         launch = prepare(rows, w, checked, None, spec, work, get_target(_TARGET), programmatic=True)
         # As after another kernel of a programmatic chain, which writes the activations.

@@ -57,7 +57,7 @@ WRONG: list[tuple[str, dict[str, Any], type[FieldError], str]] = [
     ("out", {"strides": (0, 2)}, ArgumentError, "out.strides"),
     ("out", {"strides": (-2 * N, 2)}, ArgumentError, "out.strides"),
     ("out", {"strides": (2 * N + 1, 2)}, ArgumentError, "out.strides"),
-    ("out", {"pointer": ADDRESSES["out"] + 1}, ArgumentError, "out.strides"),
+    ("out", {"pointer": ADDRESSES["out"] + 1}, ArgumentError, "out.pointer"),
     *[("out", {"pointer": ADDRESSES[name]}, ArgumentError, "out") for name in ("a", "b", "bias", "a_scale", "b_scale")],
     ("out", {"pointer": ADDRESSES["b"] + 16}, ArgumentError, "out"),
     ("out", {"readonly": True}, ArgumentError, "out"),

@@ -96,20 +96,20 @@ def zlib_deflate(data: bytes) -> bytes:
     return zlib.compress(data, 9)[2:-4]
 
 
-def test_a_repacked_wheel_has_the_same_files_and_no_dates(tmp_path: Path) -> None:
+def test_a_repacked_wheel_has_the_same_files_and_neither_dates_nor_a_umask(tmp_path: Path) -> None:
     contents = {f"cudatma/{n}.py": f"import n{n}\n".encode() * n * 50 for n in range(20)}
     for year in (2025, 2026):
         with zipfile.ZipFile(tmp_path / f"{year}.whl", "w") as archive:
             for name, data in contents.items():
                 info = zipfile.ZipInfo(name, (year, 1, 1, 0, 0, 0))
-                info.external_attr = 0o644 << 16
+                info.external_attr = (0o644 if year == 2025 else 0o600) << 16
                 archive.writestr(info, data)
         release.repack(tmp_path / f"{year}.whl", zlib_deflate)
     assert (tmp_path / "2025.whl").read_bytes() == (tmp_path / "2026.whl").read_bytes()
     with zipfile.ZipFile(tmp_path / "2025.whl") as archive:
         assert archive.testzip() is None
         assert {name: archive.read(name) for name in archive.namelist()} == contents
-        assert {info.external_attr >> 16 for info in archive.infolist()} == {0o644}
+        assert {info.external_attr >> 16 for info in archive.infolist()} == {0o100644}
         assert sum(info.compress_size for info in archive.infolist()) < 20 * 60
 
 

@@ -98,7 +98,7 @@ def repack(wheel: Path, deflate: Callable[[bytes], bytes] = zopfli_deflate) -> N
     with wheel.open("wb") as file, zipfile.ZipFile(file, "w") as archive:
         for (old, _), stream in zip(members, streams, strict=True):
             new = zipfile.ZipInfo(old.filename)  # dated 1980-01-01
-            new.external_attr = old.external_attr
+            new.external_attr = 0o100644 << 16  # whatever the umask was; no file of a wheel is executable
             archive.writestr(new, stream)  # unchanged; the headers, here and at the archive's end, then say what it is
             new.compress_type, new.file_size, new.CRC = zipfile.ZIP_DEFLATED, old.file_size, old.CRC
             file.seek(new.header_offset)

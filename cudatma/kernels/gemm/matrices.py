@@ -67,7 +67,9 @@ def result_rows(info: ArrayInfo) -> ArrayInfo:
     element = info.dtype.itemsize
     if not info.size_elems:
         return info
-    if (info.shape[2] > 1 and info.strides_bytes[2] != element) or info.pointer % element:
+    if info.pointer % element:
+        raise ArgumentError("out.pointer", hex(info.pointer), f"a multiple of {element} bytes", "copy it")
+    if info.shape[2] > 1 and info.strides_bytes[2] != element:
         raise ArgumentError("out.strides", info.strides_bytes, "contiguous rows", "copy it")
     span = element * info.shape[2]
     outer = zip(info.strides_bytes[:2], info.shape[:2], strict=True)

@@ -123,9 +123,10 @@ class WgmmaSpec(StagedTile):
         if self.cluster_k > 1 and self.cluster > 1:
             why = "the CTAs of a cluster share activations, or divide K"
             raise ArgumentError("cluster_k", self.cluster_k, "1 with cluster 2", why)
-        if self.pingpong and (self.warpgroups, self.warpgroups_k, self.cluster_k) != (1, 1, 1):
-            allowed = "False with several warpgroups, or several CTAs that divide K, for a tile"
-            raise ArgumentError("pingpong", self.pingpong, allowed, "take one warpgroup, and stack for more columns")
+        if self.pingpong:
+            for field in ("warpgroups", "warpgroups_k", "cluster_k"):
+                if getattr(self, field) > 1:
+                    raise ArgumentError(field, getattr(self, field), "1 with pingpong: one warpgroup has a tile")
         if self.warpgroups * self.warpgroups_k > _MOST_WARPGROUPS:
             allowed = f"at most {_MOST_WARPGROUPS} together"
             raise ArgumentError("warpgroups * warpgroups_k", self.consumer_warps // 4, allowed)
