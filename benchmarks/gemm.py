@@ -1,8 +1,9 @@
 """The dense GEMM: each version of the ladder and what `gemm` chooses, and cuBLAS, in one run, taking turns.
 
 Operands are normally distributed and the same bits for all; they are as warm in L2 as a launch leaves them, with --cold
-they come from memory. cuBLAS takes part through torch.mm, through CuPy and as the fastest of the algorithms that
-cuBLASLt's heuristic returns. Every result is compared with float64. --fp8 measures scaled fp8 products instead.
+they come from memory. The GPU rests before each turn; with --seconds it does not, and its power limit decides. cuBLAS
+takes part through torch.mm, through CuPy and as the fastest of the algorithms that cuBLASLt's heuristic returns. Every
+result is compared with float64. --fp8 measures scaled fp8 products instead.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from benchmarks.contest import finished, measured
 from benchmarks.gemm_plot import picture
 from benchmarks.gemm_products import LARGEST, LONGEST, SIZES, Operands, Product, errors, squares, transformer
 from benchmarks.gemm_table import COLD, LADDER, WARM, gemm_summary, gemm_table, rates_line
-from benchmarks.harness import measuring_stream, require_gpu
+from benchmarks.harness import BLOCK_S, measuring_stream, require_gpu
 from benchmarks.report import Cell, Result, failure
-from benchmarks.rivals.dense import ALWAYS, OPTIONAL, TORCH
+from benchmarks.rivals.dense import ALWAYS, CUPY, OPTIONAL, TORCH
 from benchmarks.turns import Entrant, Rival, chosen, entered, field_of, judged, precompile, timed
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, TargetError
@@ -40,34 +41,45 @@ ASKED: dict[str, str | int] = {AUTO: AUTO, **dict(zip(LADDER, VERSIONS, strict=T
 #: Part of the product's root mean square by which a result may be off; it is rounded once.
 ALLOWED = {"float16": 1e-3, "bfloat16": 6e-3}
 
+_SECONDS = (
+    f"a long run of each product instead of turns: contenders alternate in blocks of {BLOCK_S} s at the power limit"
+)
+
 EXAMPLES = """examples:
   cudatma bench gemm --transformer --dtype float16 --dtype bfloat16 --json gemm.json --plot gemm.svg
   cudatma bench gemm --size 4096 --size 16384 --layout RC --rivals triton deepgemm quack
   cudatma bench gemm --product 1024 5120 5120 --layout RC --dtype bfloat16
+  cudatma bench gemm --size 8192 --version v4 --seconds 10
   cudatma bench gemm --fp8 --rivals deepgemm
 """
 
 
-def measure(stream: Any, product: Product, field: Mapping[str, Rival], replays: int, is_cold: bool) -> Cell:
+def measure(stream: Any, product: Product, field: Mapping[str, Rival], options: argparse.Namespace) -> Cell:
     """One product, by all contenders. A rival that cannot run it is named with the reason."""
-    operands = Operands(product, is_cold)
+    operands = Operands(product, options.cold)
     entrants, refused = entered(stream, operands, field)
-    specs = _specs(*operands.pair(0), refused)
+    specs = _specs(*operands.pair(0), _asked(options), refused)
     entrants += [_ours(operands, name) for name in specs]
     cell: Cell = {**_facts(product), "us": {}, "entries": {}}
-    timed(stream, product.rest_s, entrants, replays, cell, refused, (TORCH, *specs))
+    required = (TORCH, *specs)
+    timed(stream, product.rest_s, entrants, options.replays, cell, refused, required, options.seconds)
     judged(cell, errors(operands.a[0], operands.b[0], chosen(cell, entrants)), ALLOWED[product.dtype])
     cell["entries"] = {name: spec.entry for name, spec in specs.items() if name in cell["us"]}
     return cell
 
 
-def _specs(a: Any, b: Any, refused: dict[str, str]) -> dict[str, Any]:
+def _asked(options: argparse.Namespace) -> list[str]:
+    """The names of ours."""
+    return [AUTO, *(options.version or LADDER)]
+
+
+def _specs(a: Any, b: Any, names: Sequence[str], refused: dict[str, str]) -> dict[str, Any]:
     """What gemm runs by the name of the contender. A version that has no kernel for the GPU or the product goes to
     ``refused``."""
     found = {}
-    for name, asked in ASKED.items():
+    for name in names:
         try:
-            said = gemm_explain(a, b, version=asked)
+            said = gemm_explain(a, b, version=ASKED[name])
         except (ArgumentError, TargetError) as error:
             refused[name] = failure(error)
         else:
@@ -90,7 +102,7 @@ def _ours(operands: Operands, name: str) -> Entrant:
     return Entrant(name, operands.contender(name, run), out)
 
 
-def compile_before(products: Sequence[Product]) -> str:
+def compile_before(products: Sequence[Product], names: Sequence[str]) -> str:
     """Have the kernels of all products in the cache, compiled on all cores; says how that went."""
     import torch
 
@@ -102,7 +114,7 @@ def compile_before(products: Sequence[Product]) -> str:
             else torch.empty(shape[::-1], dtype=getattr(torch, product.dtype), device="cuda").T
             for letter, shape in zip(product.layout, ((product.m, product.k), (product.k, product.n)), strict=True)
         )
-        specs += _specs(a, b, {}).values()
+        specs += _specs(a, b, names, {}).values()
     return precompile(specs)
 
 
@@ -116,9 +128,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     shaped = options.size or options.product or options.layout or options.dtype or options.transformer
-    if options.fp8 and (shaped or options.plot):
+    if options.fp8 and (shaped or options.plot or options.version or options.seconds):
         parser.error(
-            "--fp8 has its own shapes, and neither --size, --product, --layout, --dtype, --transformer nor --plot"
+            "--fp8 has its own shapes and contenders, and neither --size, --product, --layout, --dtype, --transformer, "
+            "--version, --seconds nor --plot"
         )
     require_gpu(parser)
     try:
@@ -138,6 +151,9 @@ def _run(options: argparse.Namespace) -> int:
     field, told = rivals_of(options.rivals)
     operands = COLD if options.cold else WARM
     settings = {"replays": options.replays, "operands": operands, "rivals": told}
+    if options.seconds:
+        settings |= {"seconds": options.seconds, "block_seconds": BLOCK_S}
+        del field[CUPY]  # its calls cannot be captured, and so many do not fit into the driver's queue
     table = partial(gemm_table, operands=operands)
     result = Result(settings, table, options.json, lambda cells: {"summary": gemm_summary(cells)})
     for name, what in told.items():
@@ -145,13 +161,13 @@ def _run(options: argparse.Namespace) -> int:
     began, products = time.monotonic(), _products(options)
     with measuring_stream() as stream:
         try:
-            result.say(compile_before(products))
+            result.say(compile_before(products, _asked(options)))
         except Exception as error:  # each product compiles its own then
             result.say(f"nothing compiled beforehand: {failure(error)}")
         measured(
             result,
             products,
-            lambda product: measure(stream, product, field, options.replays, options.cold),
+            lambda product: measure(stream, product, field, options),
             _facts,
             rates_line,
         )
@@ -177,6 +193,16 @@ def _size(text: str, largest: int = LARGEST) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 600:
+        raise argparse.ArgumentTypeError(f"{text}: more than 0, at most 600")
+    return seconds
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cudatma bench gemm",
@@ -186,6 +212,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     sizes = ", ".join(map(str, SIZES))
+    long_run = f"a long run of each product instead of turns, in blocks of {BLOCK_S} s, at the power limit"
     add("--json", type=Path, metavar="FILE", help="also write the results there, anew after every product")
     add("--plot", type=Path, metavar="FILE.svg", help="draw TFLOP/s over the size of the squares")
     add("--replays", type=int, default=11, help="timed turns of each (default: 11)")
@@ -196,6 +223,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--layout", choices=LAYOUTS, action="append", help=f"repeatable (default: {', '.join(LAYOUTS)})")
     add("--dtype", choices=tuple(ACTIVATION_TYPES), action="append", help="repeatable (default: float16)")
     add("--transformer", action="store_true", help="also twelve layers of Llama-3 and Qwen2.5, prefill and decode")
+    add("--version", choices=LADDER, action="append", help="which versions take part, repeatable (default: all)")
+    add("--seconds", type=_seconds, default=0.0, metavar="S", help=long_run)
     add("--cold", action="store_true", help="launches rotate over copies of the operands that L2 cannot hold")
     add("--rivals", choices=tuple(OPTIONAL), nargs="+", default=[], help="who else takes part, where it is installed")
     add("--fp8", action="store_true", help="scaled fp8 products instead, against torch's and DeepGEMM's")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from typing import Any
 
-from benchmarks.harness import Contender, cold
+from benchmarks.harness import Contender, cold, sustained
 from benchmarks.report import Cell, failure
 from cudatma.build.prebuild import compile_all, usable_cores
 from cudatma.errors import counted
@@ -88,10 +88,13 @@ def timed(
     cell: Cell,
     refused: dict[str, str],
     required: Sequence[str],
+    seconds: float = 0.0,
 ) -> None:
     """Put microseconds by rival into the cell, of its faster entrant, and what this one is; and why a rival has none,
-    which of those that are required is an error. rest_s: of the GPU before each turn."""
-    found = cold(stream, [each.contender for each in entrants], replays, rest_s)
+    which of those that are required is an error. rest_s: of the GPU before each turn. seconds: of a long run instead of
+    turns, in which the power limit decides."""
+    contenders = [each.contender for each in entrants]
+    found = sustained(stream, contenders, seconds) if seconds else cold(stream, contenders, replays, rest_s)
     cell["us"], cell["chosen"] = {}, {}
     for each in sorted(entrants, key=lambda each: found.us(each.contender.name) or 0.0):
         us = found.us(each.contender.name)

@@ -73,17 +73,11 @@ constexpr u32 FRAGMENT_STRIDE_M = 64;   // from the rows of one fragment to thos
 
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 
-__device__ __forceinline__ void clear(Accumulators& acc) {
-#pragma unroll
-    for (u32 c = 0; c < FRAGMENTS_16; ++c)
-#pragma unroll
-        for (u32 r = 0; r < FRAGMENTS_8; ++r)
-#pragma unroll
-            for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
-}
 constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // of one wgmma
-__device__ __forceinline__ void wgmma_m64n256k16_f32_f16_ss_nt(float (&d)[32][4], u64 a, u64 b) {
+// accumulates: d += a b; else d = a b, whatever d was.
+__device__ __forceinline__ void wgmma_m64n256k16_f32_f16_ss_nt(float (&d)[32][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %130, 0; "
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
@@ -93,7 +87,7 @@ __device__ __forceinline__ void wgmma_m64n256k16_f32_f16_ss_nt(float (&d)[32][4]
         "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
         "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
         "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-        "}, %128, %129, 1, 1, 1, 0, 1;"
+        "}, %128, %129, p, 1, 1, 0, 1;}"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
           "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
           "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
@@ -102,7 +96,7 @@ __device__ __forceinline__ void wgmma_m64n256k16_f32_f16_ss_nt(float (&d)[32][4]
           "+f"(d[20][0]), "+f"(d[20][1]), "+f"(d[20][2]), "+f"(d[20][3]), "+f"(d[21][0]), "+f"(d[21][1]), "+f"(d[21][2]), "+f"(d[21][3]), "+f"(d[22][0]), "+f"(d[22][1]), "+f"(d[22][2]), "+f"(d[22][3]), "+f"(d[23][0]), "+f"(d[23][1]), "+f"(d[23][2]), "+f"(d[23][3]),
           "+f"(d[24][0]), "+f"(d[24][1]), "+f"(d[24][2]), "+f"(d[24][3]), "+f"(d[25][0]), "+f"(d[25][1]), "+f"(d[25][2]), "+f"(d[25][3]), "+f"(d[26][0]), "+f"(d[26][1]), "+f"(d[26][2]), "+f"(d[26][3]), "+f"(d[27][0]), "+f"(d[27][1]), "+f"(d[27][2]), "+f"(d[27][3]),
           "+f"(d[28][0]), "+f"(d[28][1]), "+f"(d[28][2]), "+f"(d[28][3]), "+f"(d[29][0]), "+f"(d[29][1]), "+f"(d[29][2]), "+f"(d[29][3]), "+f"(d[30][0]), "+f"(d[30][1]), "+f"(d[30][2]), "+f"(d[30][3]), "+f"(d[31][0]), "+f"(d[31][1]), "+f"(d[31][2]), "+f"(d[31][3])
-        : "l"(a), "l"(b)
+        : "l"(a), "l"(b), "r"((u32)accumulates)
         : "memory");
 }
 
@@ -134,8 +128,8 @@ __device__ __forceinline__ u64 b_descriptor(u32 smem, u32 slot) {
     return advanced(operand_descriptor<B_IS_K_MAJOR>(smem + B), slot * B_STAGE_BYTES);
 }
 
-// The products of a slot, as one commit group.
-__device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, u32 warpgroup) {
+// The products of a slot, as one commit group: added to the sums, or in their place.
+__device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, u32 warpgroup, bool accumulates) {
     const u64 a = a_descriptor(smem, slot, warpgroup), b = b_descriptor(smem, slot);
     wgmma_fence();
 #pragma unroll
@@ -143,7 +137,7 @@ __device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, 
 #pragma unroll
         for (u32 m = 0; m < FRAGMENTS_16; ++m)
             wgmma_m64n256k16_f32_f16_ss_nt(acc[m], advanced(a, operand_offset<A_IS_K_MAJOR, BLOCK_M>(64 * m, k)),
-                          advanced(b, operand_offset<B_IS_K_MAJOR, BLOCK_N>(0, k)));
+                          advanced(b, operand_offset<B_IS_K_MAJOR, BLOCK_N>(0, k)), k > 0 || accumulates);
     wgmma_commit_group();
 }
 
@@ -341,14 +335,13 @@ gemm_v1_f16_rr_128x256x64_w2_s3(
     wait_for_previous_grid();
     for (u32 k = 0; k < STAGES - 1; ++k) load_stage(problem, smem, k, a_matrix, b_matrix, k, place);
     Accumulators acc;
-    clear(acc);
     u32 slot = 0, free_slot = STAGES - 1;
     for (u32 k = 0; k < problem.k_iterations; ++k) {
         cp_async_wait_group<STAGES - 2>();   // this thread's copies of stage k have landed
         fence_proxy_async_shared_cta();      // wgmma reads them through the async proxy
         __syncthreads();                     // those of all threads; and all have multiplied the stage before
         load_stage(problem, smem, free_slot, a_matrix, b_matrix, k + STAGES - 1, place);
-        multiply(acc, smem, slot, warpgroup);
+        multiply(acc, smem, slot, warpgroup, k > 0);
         wgmma_wait_group<0>();
         free_slot = slot;
         slot = slot + 1 == STAGES ? 0 : slot + 1;

@@ -94,28 +94,22 @@ constexpr u32 FRAGMENT_STRIDE_M = 64;   // from the rows of one fragment to thos
 
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 
-__device__ __forceinline__ void clear(Accumulators& acc) {
-#pragma unroll
-    for (u32 c = 0; c < FRAGMENTS_16; ++c)
-#pragma unroll
-        for (u32 r = 0; r < FRAGMENTS_8; ++r)
-#pragma unroll
-            for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
-}
 constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // of one wgmma
-__device__ __forceinline__ void wgmma_m64n128k16_f32_f16_ss_tn(float (&d)[16][4], u64 a, u64 b) {
+// accumulates: d += a b; else d = a b, whatever d was.
+__device__ __forceinline__ void wgmma_m64n128k16_f32_f16_ss_tn(float (&d)[16][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
+        "{.reg .pred p; setp.ne.b32 p, %66, 0; "
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-        "}, %64, %65, 1, 1, 1, 1, 0;"
+        "}, %64, %65, p, 1, 1, 1, 0;}"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
           "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
           "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
           "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
-        : "l"(a), "l"(b)
+        : "l"(a), "l"(b), "r"((u32)accumulates)
         : "memory");
 }
 
@@ -147,8 +141,8 @@ __device__ __forceinline__ u64 b_descriptor(u32 smem, u32 slot) {
     return advanced(operand_descriptor<B_IS_K_MAJOR>(smem + B), slot * B_STAGE_BYTES);
 }
 
-// The products of a slot, as one commit group.
-__device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, u32 warpgroup) {
+// The products of a slot, as one commit group: added to the sums, or in their place.
+__device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, u32 warpgroup, bool accumulates) {
     const u64 a = a_descriptor(smem, slot, warpgroup), b = b_descriptor(smem, slot);
     wgmma_fence();
 #pragma unroll
@@ -156,7 +150,7 @@ __device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, 
 #pragma unroll
         for (u32 m = 0; m < FRAGMENTS_16; ++m)
             wgmma_m64n128k16_f32_f16_ss_tn(acc[m], advanced(a, operand_offset<A_IS_K_MAJOR, BLOCK_M>(64 * m, k)),
-                          advanced(b, operand_offset<B_IS_K_MAJOR, BLOCK_N>(0, k)));
+                          advanced(b, operand_offset<B_IS_K_MAJOR, BLOCK_N>(0, k)), k > 0 || accumulates);
     wgmma_commit_group();
 }
 
@@ -443,14 +437,16 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
         tile_position(problem, unit.tile, tile_m, tile_n);
         const Place place = tile_place(problem, tile_m, tile_n);
         Accumulators acc;
-        clear(acc);
         if (tile > 0) warpgroup == 0 ? bar_sync(EVEN_TURN, TURN_THREADS) : bar_sync(ODD_TURN, TURN_THREADS);
-        u32 previous = 0;
-        for (u32 k = 0; k < problem.k_iterations; ++k, ring.advance()) {
+        ring.wait();
+        multiply(acc, smem, ring.stage, 0, false);
+        u32 previous = ring.stage;
+        ring.advance();
+        for (u32 k = 1; k < problem.k_iterations; ++k, ring.advance()) {
             ring.wait();
-            multiply(acc, smem, ring.stage, 0);
+            multiply(acc, smem, ring.stage, 0, true);
             wgmma_wait_group<1>();
-            if (k > 0) ring.release_used_by_warp(previous, lane);
+            ring.release_used_by_warp(previous, lane);
             previous = ring.stage;
         }
         if (queue.tile < queue.tiles) warpgroup == 0 ? bar_arrive(ODD_TURN, TURN_THREADS) : bar_arrive(EVEN_TURN, TURN_THREADS);
