@@ -331,22 +331,27 @@ __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 
 }
 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
-// The products of one stage are in flight while the next stage is waited for. A slot is released when they are complete.
-__device__ __forceinline__ void consume(Accumulators& acc, Ring& ring, const Problem& problem, u32 smem, u32 warpgroup, u32 lane) {
+// Of the ring, by a warp whose wgmmas have read it.
+__device__ __forceinline__ void release_slot(Ring& ring, u32 slot, u32 lane) {
+    ring.release_used_by_warp(slot, lane);
+}
+
+// The products of the next slots, so many stages, in the place of what the sums were. Those of one slot are in flight while the next one is
+// waited for; the slot is released when they are complete. Returns the last slot, whose products are still in flight.
+__device__ __forceinline__ u32 multiply_stages(Accumulators& acc, Ring& ring, u32 stages, u32 smem, u32 warpgroup, u32 lane) {
     ring.wait();
     multiply(acc, smem, ring.stage, warpgroup, false);
     u32 previous = ring.stage;
     ring.advance();
-    for (u32 k = 1; k < problem.k_iterations; ++k, ring.advance()) {
+    for (u32 k = 1; k < stages; ++k, ring.advance()) {
         ring.wait();
         multiply(acc, smem, ring.stage, warpgroup, true);
         wgmma_wait_group<1>();
-        ring.release_used_by_warp(previous, lane);
+        release_slot(ring, previous, lane);
         previous = ring.stage;
     }
-    wgmma_wait_group<0>();
+    return previous;
 }
-}  // namespace cudatma
 
 // C = A B, version 3: a warp of its own loads. Each CTA computes one tile.
 extern "C" __global__ void __launch_bounds__(288, 1)
@@ -374,7 +379,8 @@ gemm_v3_f16_cc_128x256x64_w2_s3(
         return;
     }
     Accumulators acc;
-    consume(acc, ring, problem, smem, warpgroup, lane);
+    multiply_stages(acc, ring, problem.k_iterations, smem, warpgroup, lane);
+    wgmma_wait_group<0>();
     place.row0 += warpgroup * WARPGROUP_M + warp_index % 4 * 16;
     store_rows(acc, problem, Result{output}, smem + STAGING + warp_index * WARP_STAGING_BYTES, place, lane);
 }

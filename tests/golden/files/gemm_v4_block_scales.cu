@@ -414,7 +414,11 @@ __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 
 }
 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ void release_slot(Ring& ring, u32 slot, u32 lane) { ring.release_used_by_warp(slot, lane); }
+
+// Of the ring, by a warp whose wgmmas have read it.
+__device__ __forceinline__ void release_slot(Ring& ring, u32 slot, u32 lane) {
+    ring.release_used_by_warp(slot, lane);
+}
 
 // A stage is a block of K with scales of its own: its products are summed apart, scaled, and added in fp32.
 // Blocks of K whose scales are loaded at a time, while the ones before are computed. A stage of two commit groups takes longer than a load,
@@ -474,8 +478,8 @@ struct BlockScales {
 
 // While a warpgroup scales its sums the other one multiplies: little stands between its products, and what else there is to do follows
 // them. Unrolled, an iteration looks for the next slot, and computes its descriptors, while it scales.
-__device__ __forceinline__ void mainloop(Accumulators& acc, Ring& ring, const Problem& problem, const Result& result,
-                                         const Place& place, u32 smem, u32 warpgroup, u32 warp, u32 lane) {
+__device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const Problem& problem, const Result& result,
+                                           const Place& place, u32 smem, u32 warpgroup, u32 warp, u32 lane) {
     BlockScales scales(problem, result, place, warp, lane);
     float sums[FRAGMENTS_8][4] = {}, factors[WINDOW][FRAGMENTS_16][2];
 #pragma unroll(4 / WINDOW)
@@ -519,7 +523,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
         place.row0 += warpgroup * WARPGROUP_M;
         Accumulators acc;
         clear(acc);
-        mainloop(acc, ring, problem, result, place, smem, warpgroup, warp, lane);
+        add_blocks(acc, ring, problem, result, place, smem, warpgroup, warp, lane);
         store_tile(acc, stores, problem, result, smem, output_map, place, warpgroup, warp, lane);
     }
     if (lane == 0) cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads

@@ -435,24 +435,27 @@ __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 
 }
 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
-__device__ __forceinline__ void release_slot(Ring& ring, u32 slot, u32 lane) { ring.release_used_to_cluster<CLUSTER>(slot, lane); }
 
-// The products of one stage are in flight while the next stage is waited for. A slot is released when they are complete.
-__device__ __forceinline__ void mainloop(Accumulators& acc, Ring& ring, const Problem& problem, const Result&, const Place&, u32 smem,
-                                         u32 warpgroup, u32, u32 lane) {
+// Of the ring, by a warp whose wgmmas have read it.
+__device__ __forceinline__ void release_slot(Ring& ring, u32 slot, u32 lane) {
+    ring.release_used_to_cluster<CLUSTER>(slot, lane);
+}
+
+// The products of the next slots, so many stages, in the place of what the sums were. Those of one slot are in flight while the next one is
+// waited for; the slot is released when they are complete. Returns the last slot, whose products are still in flight.
+__device__ __forceinline__ u32 multiply_stages(Accumulators& acc, Ring& ring, u32 stages, u32 smem, u32 warpgroup, u32 lane) {
     ring.wait();
     multiply(acc, smem, ring.stage, warpgroup, false);
     u32 previous = ring.stage;
     ring.advance();
-    for (u32 k = 1; k < problem.k_iterations; ++k, ring.advance()) {
+    for (u32 k = 1; k < stages; ++k, ring.advance()) {
         ring.wait();
         multiply(acc, smem, ring.stage, warpgroup, true);
         wgmma_wait_group<1>();
         release_slot(ring, previous, lane);
         previous = ring.stage;
     }
-    wgmma_wait_group<0>();
-    release_slot(ring, previous, lane);
+    return previous;
 }
 
 // One tile after the other. ClusterM, ClusterN: CTAs side by side; rank: of this one.
@@ -468,7 +471,9 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
         Place place = tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank);
         place.row0 += warpgroup * WARPGROUP_M;
         Accumulators acc;
-        mainloop(acc, ring, problem, result, place, smem, warpgroup, warp, lane);
+        const u32 last = multiply_stages(acc, ring, problem.k_iterations, smem, warpgroup, lane);
+        wgmma_wait_group<0>();
+        release_slot(ring, last, lane);
         store_tile(acc, stores, problem, result, smem, output_map, place, warpgroup, warp, lane);
     }
 }

@@ -400,8 +400,14 @@ __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 
 }
 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
-// The products of one stage are in flight while the next stage is waited for. A slot is released when they are complete.
-__device__ __forceinline__ void consume(Accumulators& acc, Ring& ring, u32 stages, u32 smem, u32 warpgroup, u32 lane) {
+// Of the ring, by a warp whose wgmmas have read it.
+__device__ __forceinline__ void release_slot(Ring& ring, u32 slot, u32 lane) {
+    ring.release_used_by_warp(slot, lane);
+}
+
+// The products of the next slots, so many stages, in the place of what the sums were. Those of one slot are in flight while the next one is
+// waited for; the slot is released when they are complete. Returns the last slot, whose products are still in flight.
+__device__ __forceinline__ u32 multiply_stages(Accumulators& acc, Ring& ring, u32 stages, u32 smem, u32 warpgroup, u32 lane) {
     ring.wait();
     multiply(acc, smem, ring.stage, warpgroup, false);
     u32 previous = ring.stage;
@@ -410,12 +416,11 @@ __device__ __forceinline__ void consume(Accumulators& acc, Ring& ring, u32 stage
         ring.wait();
         multiply(acc, smem, ring.stage, warpgroup, true);
         wgmma_wait_group<1>();
-        ring.release_used_by_warp(previous, lane);
+        release_slot(ring, previous, lane);
         previous = ring.stage;
     }
-    wgmma_wait_group<0>();
+    return previous;
 }
-}  // namespace cudatma
 
 // C = A B, version 6: the CTAs of a cluster divide the K of one tile, send each other their sums, and each stores a part of the
 // columns. Else as version 3.
@@ -455,7 +460,8 @@ gemm_v6_f16_cr_128x256x64_w2_s3_k2(
         return;
     }
     Accumulators acc;
-    consume(acc, ring, k_end - k_begin, smem, warpgroup, lane);
+    multiply_stages(acc, ring, k_end - k_begin, smem, warpgroup, lane);
+    wgmma_wait_group<0>();
     reduce_cluster(acc, smem, rank, warp_index, lane);
     place.row0 += warpgroup * WARPGROUP_M + warp_index % 4 * 16;
     store_rows<CLUSTER_K>(acc, problem, Result{output}, smem + STAGING + warp_index * WARP_STAGING_BYTES, place, lane, rank);

@@ -417,6 +417,28 @@ __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 
 }
 
 // ---- Consumers: two warpgroups, each with every other tile of the CTA -------------------------------------------------
+// Of the ring, by a warp whose wgmmas have read it.
+__device__ __forceinline__ void release_slot(Ring& ring, u32 slot, u32 lane) {
+    ring.release_used_by_warp(slot, lane);
+}
+
+// The products of the next slots, so many stages, in the place of what the sums were. Those of one slot are in flight while the next one is
+// waited for; the slot is released when they are complete. Returns the last slot, whose products are still in flight.
+__device__ __forceinline__ u32 multiply_stages(Accumulators& acc, Ring& ring, u32 stages, u32 smem, u32 warpgroup, u32 lane) {
+    ring.wait();
+    multiply(acc, smem, ring.stage, warpgroup, false);
+    u32 previous = ring.stage;
+    ring.advance();
+    for (u32 k = 1; k < stages; ++k, ring.advance()) {
+        ring.wait();
+        multiply(acc, smem, ring.stage, warpgroup, true);
+        wgmma_wait_group<1>();
+        release_slot(ring, previous, lane);
+        previous = ring.stage;
+    }
+    return previous;
+}
+
 constexpr u32 TILE_WARPS = 4 * WARPGROUPS;   // that multiply a tile
 constexpr u32 EVEN_TURN = 1, ODD_TURN = 2;   // named barriers: the products of an even tile, of an odd one, may begin
 constexpr u32 TURN_THREADS = 2 * 32 * TILE_WARPS;
@@ -438,20 +460,10 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
         const Place place = tile_place(problem, tile_m, tile_n);
         Accumulators acc;
         if (tile > 0) warpgroup == 0 ? bar_sync(EVEN_TURN, TURN_THREADS) : bar_sync(ODD_TURN, TURN_THREADS);
-        ring.wait();
-        multiply(acc, smem, ring.stage, 0, false);
-        u32 previous = ring.stage;
-        ring.advance();
-        for (u32 k = 1; k < problem.k_iterations; ++k, ring.advance()) {
-            ring.wait();
-            multiply(acc, smem, ring.stage, 0, true);
-            wgmma_wait_group<1>();
-            ring.release_used_by_warp(previous, lane);
-            previous = ring.stage;
-        }
+        const u32 last = multiply_stages(acc, ring, problem.k_iterations, smem, 0, lane);
         if (queue.tile < queue.tiles) warpgroup == 0 ? bar_arrive(ODD_TURN, TURN_THREADS) : bar_arrive(EVEN_TURN, TURN_THREADS);
         wgmma_wait_group<0>();
-        ring.release_used_by_warp(previous, lane);
+        release_slot(ring, last, lane);
         store_tile(acc, stores, problem, result, smem, output_map, place, warpgroup, warp, lane);
     }
     if (lane == 0) cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads
