@@ -89,10 +89,10 @@ def entrant(gpu: FakeGpu, rival: str, us: float | None, detail: str = "") -> Ent
     return Entrant(rival, Contender(f"{rival} {detail}".strip(), run, 1, 10), f"result {detail}", detail)
 
 
-def take_turns(gpu: FakeGpu, entrants: list[Entrant], refused: dict[str, str]) -> dict[str, Any]:
+def take_turns(gpu: FakeGpu, entrants: list[Entrant], refused: dict[str, str], seconds: float = 0.0) -> dict[str, Any]:
     cell: dict[str, Any] = {}
     product = Product(64, 64, 64, "RC", "float16")
-    turns.timed(gpu, product.rest_s, entrants, 3, cell, refused, ("torch.mm", "auto"))
+    turns.timed(gpu, product.rest_s, entrants, 3, cell, refused, ("torch.mm", "auto"), seconds)
     return cell
 
 
@@ -104,6 +104,12 @@ def test_the_faster_entrant_of_a_rival_counts(gpu: FakeGpu) -> None:
     assert cell["chosen"] == {"cuBLASLt": "way 4.0"}
     assert cell["refused"] == {"CuPy": "TypeError: no bf16"}
     assert "error" not in cell
+
+
+def test_a_long_run_has_no_rests(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness.time, "sleep", lambda seconds: pytest.fail("a rest"))
+    cell = take_turns(gpu, [entrant(gpu, "torch.mm", 7.0), entrant(gpu, "auto", 5.0)], {}, seconds=0.01)
+    assert cell["us"] == {"torch.mm": 7.0, "auto": 5.0}
 
 
 def test_only_ours_and_torch_have_to_run(gpu: FakeGpu) -> None:
@@ -214,6 +220,9 @@ def test_a_picture_has_a_panel_a_layout_and_the_speed_over_cublaslt() -> None:
         (["--rivals"], "expected at least one argument"),
         (["--fp8", "--size", "512"], "--fp8 has its own shapes"),
         (["--fp8", "--transformer"], "--fp8 has its own shapes"),
+        (["--fp8", "--seconds", "3"], "--fp8 has its own shapes"),
+        (["--seconds", "nan"], "nan: more than 0, at most 600"),
+        (["--version", "v9"], "invalid choice"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
