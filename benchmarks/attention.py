@@ -30,7 +30,7 @@ from benchmarks.contest import finished, measured
 from benchmarks.harness import measuring_stream, require_gpu
 from benchmarks.report import Cell, Result, failure
 from benchmarks.rivals.attention import ALWAYS, FA3, OPTIONAL, fa3
-from benchmarks.turns import Rival, chosen, entered, field_of, judged, precompile, timed
+from benchmarks.turns import Rival, chosen, entered, field_of, judged, precompile, timed, timing_method
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.attention.attention import attention
@@ -57,7 +57,7 @@ def measure(stream: Any, shape: Shape, field: Mapping[str, Rival], versions: Seq
     ours, unable = entered(stream, operands, {name: partial(_ours, name) for name in specs})
     refused |= unable
     cell: Cell = {**facts(shape), "us": {}, "entries": {}}
-    timed(stream, REST_S, [*entrants, *ours], replays, cell, refused, (AUTO,))
+    timed(timing_method(stream, replays, REST_S), [*entrants, *ours], cell, refused, (AUTO,))
     judged(cell, errors(operands, chosen(cell, [*entrants, *ours])), ALLOWED[shape.dtype])
     cell["entries"] = {name: spec.entry for name, spec in specs.items() if name in cell["us"]}
     return cell

@@ -30,7 +30,7 @@ from benchmarks.rivals.attention import (
     fa4_forward,
     flashinfer_workspace,
 )
-from benchmarks.turns import Entrant, Rival, chosen, entered, field_of, judged, timed
+from benchmarks.turns import Entrant, Rival, chosen, entered, field_of, judged, timed, timing_method
 from cudatma.kernels.attention.decode import attention_decode
 
 BATCHES, LENGTHS = (1, 8, 32, 128), (1024, 4096, 16384)
@@ -241,7 +241,7 @@ def measure(stream: Any, call: Decoding, field: Mapping[str, Rival], replays: in
     ours, unable = entered(stream, caches, {name: partial(_ours, name) for name in (OURS, PAGED, FP8)})
     refused |= unable
     cell: Cell = {**_facts(call), "us": {}}
-    timed(stream, REST_S, [*entrants, *ours], replays, cell, refused, (OURS,))
+    timed(timing_method(stream, replays, REST_S), [*entrants, *ours], cell, refused, (OURS,))
     judged(cell, errors(caches, chosen(cell, [*entrants, *ours])), _ALLOWED)
     return cell
 

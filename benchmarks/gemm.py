@@ -28,49 +28,44 @@ from benchmarks.gemm_table import COLD, LADDER, WARM, gemm_summary, gemm_table, 
 from benchmarks.harness import BLOCK_S, measuring_stream, require_gpu
 from benchmarks.report import Cell, Result, failure
 from benchmarks.rivals.dense import ALWAYS, CUPY, OPTIONAL, TORCH
-from benchmarks.turns import Entrant, Rival, chosen, entered, field_of, judged, precompile, timed
+from benchmarks.turns import Entrant, Method, Rival, chosen, entered, field_of, judged, precompile, timed, timing_method
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.gemm.choose import gemm_explain
 from cudatma.kernels.gemm.gemm import gemm
 from cudatma.kernels.gemm.problem import LAYOUTS
 from cudatma.kernels.gemm.versions import VERSIONS
+from tools.command_line import seconds
 
 #: What `gemm` is asked for, by the name of the contender.
 ASKED: dict[str, str | int] = {AUTO: AUTO, **dict(zip(LADDER, VERSIONS, strict=True))}
+#: Of a long run, for each contender.
+_LEAST_SECONDS = 4 * BLOCK_S
 #: Part of the product's root mean square by which a result may be off; it is rounded once.
 ALLOWED = {"float16": 1e-3, "bfloat16": 6e-3}
-
-_SECONDS = (
-    f"a long run of each product instead of turns: contenders alternate in blocks of {BLOCK_S} s at the power limit"
-)
 
 EXAMPLES = """examples:
   cudatma bench gemm --transformer --dtype float16 --dtype bfloat16 --json gemm.json --plot gemm.svg
   cudatma bench gemm --size 4096 --size 16384 --layout RC --rivals triton deepgemm quack
   cudatma bench gemm --product 1024 5120 5120 --layout RC --dtype bfloat16
-  cudatma bench gemm --size 8192 --version v4 --seconds 10
+  cudatma bench gemm --size 8192 --version v4 --seconds 2
   cudatma bench gemm --fp8 --rivals deepgemm
 """
 
 
-def measure(stream: Any, product: Product, field: Mapping[str, Rival], options: argparse.Namespace) -> Cell:
-    """One product, by all contenders. A rival that cannot run it is named with the reason."""
-    operands = Operands(product, options.cold)
+def measure(
+    stream: Any, product: Product, field: Mapping[str, Rival], names: Sequence[str], run: Method, is_cold: bool
+) -> Cell:
+    """One product, by all contenders, ours by their names. A rival that cannot run it is named with the reason."""
+    operands = Operands(product, is_cold)
     entrants, refused = entered(stream, operands, field)
-    specs = _specs(*operands.pair(0), _asked(options), refused)
+    specs = _specs(*operands.pair(0), names, refused)
     entrants += [_ours(operands, name) for name in specs]
-    cell: Cell = {**_facts(product), "us": {}, "entries": {}}
-    required = (TORCH, *specs)
-    timed(stream, product.rest_s, entrants, options.replays, cell, refused, required, options.seconds)
+    cell: Cell = {**product.facts, "us": {}, "entries": {}}
+    timed(run, entrants, cell, refused, (TORCH, *specs))
     judged(cell, errors(operands.a[0], operands.b[0], chosen(cell, entrants)), ALLOWED[product.dtype])
     cell["entries"] = {name: spec.entry for name, spec in specs.items() if name in cell["us"]}
     return cell
-
-
-def _asked(options: argparse.Namespace) -> list[str]:
-    """The names of ours."""
-    return [AUTO, *(options.version or LADDER)]
 
 
 def _specs(a: Any, b: Any, names: Sequence[str], refused: dict[str, str]) -> dict[str, Any]:
@@ -85,11 +80,6 @@ def _specs(a: Any, b: Any, names: Sequence[str], refused: dict[str, str]) -> dic
         else:
             found[name] = said.spec
     return found
-
-
-def _facts(product: Product) -> Cell:
-    facts = {"m": product.m, "n": product.n, "k": product.k, "layout": product.layout, "dtype": product.dtype}
-    return {**facts, "layer": product.name} if product.name else facts
 
 
 def _ours(operands: Operands, name: str) -> Entrant:
@@ -128,11 +118,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     shaped = options.size or options.product or options.layout or options.dtype or options.transformer
-    if options.fp8 and (shaped or options.plot or options.version or options.seconds):
+    if options.fp8 and (shaped or options.plot or options.version):
         parser.error(
             "--fp8 has its own shapes and contenders, and neither --size, --product, --layout, --dtype, --transformer, "
-            "--version, --seconds nor --plot"
+            "--version nor --plot"
         )
+    if 0 < options.seconds < _LEAST_SECONDS:
+        parser.error(f"argument --seconds: {options.seconds}; allowed: {_LEAST_SECONDS} and more, four blocks")
     require_gpu(parser)
     try:
         import torch  # before measuring_stream(), which makes its stream current for torch too
@@ -140,35 +132,43 @@ def main(argv: Sequence[str] | None = None) -> int:
         torch.cuda.init()
     except Exception as error:
         parser.exit(2, f"{parser.prog} compares with torch: {failure(error)}\n")
-    if options.fp8:
-        from benchmarks import gemm_fp8
-
-        return gemm_fp8.run(options, rivals_of(options.rivals)[1])
     return _run(options)
 
 
 def _run(options: argparse.Namespace) -> int:
     field, told = rivals_of(options.rivals)
     operands = COLD if options.cold else WARM
-    settings = {"replays": options.replays, "operands": operands, "rivals": told}
+    settings: dict[str, Any] = {"replays": options.replays}
     if options.seconds:
-        settings |= {"seconds": options.seconds, "block_seconds": BLOCK_S}
-        del field[CUPY]  # its calls cannot be captured, and so many do not fit into the driver's queue
+        operands += ", in long runs"
+        settings = {"sustained_seconds": options.seconds, "block_seconds": BLOCK_S}
+    settings |= {"operands": operands, "rivals": told}
+
+    def method_of(stream: Any, product: Product) -> Method:
+        return timing_method(stream, options.replays, product.rest_s, options.seconds)
+
+    if options.fp8:
+        from benchmarks import gemm_fp8
+
+        return gemm_fp8.run(options, settings, method_of)
+    if options.seconds:
+        del field[CUPY]
+        told[CUPY] = "absent: its calls cannot be captured, and the driver's queue does not hold those of a long run"
     table = partial(gemm_table, operands=operands)
     result = Result(settings, table, options.json, lambda cells: {"summary": gemm_summary(cells)})
     for name, what in told.items():
         result.say(f"{name}: {what}")
-    began, products = time.monotonic(), _products(options)
+    began, products, names = time.monotonic(), _products(options), [AUTO, *(options.version or LADDER)]
     with measuring_stream() as stream:
         try:
-            result.say(compile_before(products, _asked(options)))
+            result.say(compile_before(products, names))
         except Exception as error:  # each product compiles its own then
             result.say(f"nothing compiled beforehand: {failure(error)}")
         measured(
             result,
             products,
-            lambda product: measure(stream, product, field, options),
-            _facts,
+            lambda product: measure(stream, product, field, names, method_of(stream, product), options.cold),
+            lambda product: product.facts,
             rates_line,
         )
     result.say(f"{time.monotonic() - began:.0f} s")
@@ -193,16 +193,6 @@ def _size(text: str, largest: int = LARGEST) -> int:
     return int(text)
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= 600:
-        raise argparse.ArgumentTypeError(f"{text}: more than 0, at most 600")
-    return seconds
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cudatma bench gemm",
@@ -212,7 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     sizes = ", ".join(map(str, SIZES))
-    long_run = f"a long run of each product instead of turns, in blocks of {BLOCK_S} s, at the power limit"
+    long_run = f"instead of turns a long run at the power limit, S for each contender, in blocks of {BLOCK_S} s"
     add("--json", type=Path, metavar="FILE", help="also write the results there, anew after every product")
     add("--plot", type=Path, metavar="FILE.svg", help="draw TFLOP/s over the size of the squares")
     add("--replays", type=int, default=11, help="timed turns of each (default: 11)")
@@ -224,7 +214,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", choices=tuple(ACTIVATION_TYPES), action="append", help="repeatable (default: float16)")
     add("--transformer", action="store_true", help="also twelve layers of Llama-3 and Qwen2.5, prefill and decode")
     add("--version", choices=LADDER, action="append", help="which versions take part, repeatable (default: all)")
-    add("--seconds", type=_seconds, default=0.0, metavar="S", help=long_run)
+    add("--seconds", type=seconds, default=0.0, metavar="S", help=long_run)
     add("--cold", action="store_true", help="launches rotate over copies of the operands that L2 cannot hold")
     add("--rivals", choices=tuple(OPTIONAL), nargs="+", default=[], help="who else takes part, where it is installed")
     add("--fp8", action="store_true", help="scaled fp8 products instead, against torch's and DeepGEMM's")

@@ -18,10 +18,10 @@ from benchmarks.compare import AUTO, present
 from benchmarks.compare import times_as_fast as times
 from benchmarks.contest import finished, measured
 from benchmarks.gemm_products import Product, errors
-from benchmarks.gemm_table import COLD, WARM, compared, rates_line, size_of, tflops
+from benchmarks.gemm_table import compared, rates_line, size_of, tflops
 from benchmarks.harness import Contender, measuring_stream
 from benchmarks.report import Cell, Result, Table, shown
-from benchmarks.turns import Entrant, chosen, entered, judged, timed
+from benchmarks.turns import Entrant, Method, chosen, entered, judged, timed
 from cudatma.kernels.gemm.gemm import gemm
 
 FP8 = "float8_e4m3fn"
@@ -181,20 +181,19 @@ def field_of(scaling: str, told: Mapping[str, str]) -> dict[str, Callable[[Any, 
     return {TORCH_BLOCK: lambda _, operands: scaled_mm_blocks(operands), **asked}
 
 
-def measure(stream: Any, product: Fp8Product, told: Mapping[str, str], replays: int, is_cold: bool) -> Cell:
+def measure(stream: Any, product: Fp8Product, told: Mapping[str, str], run: Method, is_cold: bool) -> Cell:
     """One product, by all contenders."""
     operands = Fp8Operands(product, is_cold)
     entrants, refused = entered(stream, operands, field_of(product.scaling, told))
     entrants.append(ours(operands))
     cell = _facts(product)
-    timed(stream, product.rest_s, entrants, replays, cell, refused, (AUTO,))
+    timed(run, entrants, cell, refused, (AUTO,))
     judged(cell, errors(*operands.wide, chosen(cell, entrants)), ALLOWED)
     return cell
 
 
 def _facts(product: Fp8Product) -> Cell:
-    facts = {"m": product.m, "n": product.n, "k": product.k, "layout": product.layout, "dtype": product.dtype}
-    return {**facts, "scaling": product.scaling, "us": {}}
+    return {**product.facts, "scaling": product.scaling, "us": {}}
 
 
 def fp8_table(cells: Sequence[Cell], operands: str = "") -> Table:
@@ -220,13 +219,12 @@ def fp8_summary(cells: Sequence[Cell]) -> list[dict[str, Any]]:
     ]
 
 
-def run(options: argparse.Namespace, told: Mapping[str, str]) -> int:
-    """The benchmark with ``--fp8``; returns its exit status."""
-
-    operands = COLD if options.cold else WARM
-    settings = {"replays": options.replays, "operands": operands, "rivals": dict(told)}
+def run(options: argparse.Namespace, settings: Mapping[str, Any], method_of: Callable[[Any, Product], Method]) -> int:
+    """The benchmark with ``--fp8``; returns its exit status. method_of: how contenders are timed, of the stream and a
+    product."""
+    operands, told = settings["operands"], settings["rivals"]
     result = Result(
-        settings,
+        dict(settings),
         lambda cells: fp8_table(cells, operands),
         options.json,
         lambda cells: {"summary": fp8_summary(cells)},
@@ -240,7 +238,7 @@ def run(options: argparse.Namespace, told: Mapping[str, str]) -> int:
         measured(
             result,
             products,
-            lambda product: measure(stream, product, told, options.replays, options.cold),
+            lambda product: measure(stream, product, told, method_of(stream, product), options.cold),
             _facts,
             rates_line,
         )

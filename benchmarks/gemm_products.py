@@ -45,6 +45,12 @@ class Product:
         return f"{self.m} x {self.n} x {self.k} {self.layout} {self.dtype}{layer}"
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """What a cell says of it."""
+        facts = {"m": self.m, "n": self.n, "k": self.k, "layout": self.layout, "dtype": self.dtype}
+        return {**facts, "layer": self.name} if self.name else facts
+
+    @property
     def operand_bytes(self) -> int:
         return (self.m + self.n) * self.k * (1 if self.dtype.startswith("float8") else 2)
 

@@ -10,9 +10,10 @@ from benchmarks.bars import geometric_mean
 from benchmarks.compare import AUTO, present, times_as_fast
 from benchmarks.report import Cell, Table, shown
 from benchmarks.rivals.dense import ALWAYS, CUBLASLT, OPTIONAL, TORCH
+from cudatma.kernels.gemm.problem import kernel_name
 from cudatma.kernels.gemm.versions import VERSIONS
 
-LADDER = tuple(f"v{version}" for version in VERSIONS)
+LADDER = tuple(map(kernel_name, VERSIONS))
 RIVALS = (*ALWAYS, *(name for name, _, _ in OPTIONAL.values()))
 #: Smaller squares take as long as a launch does.
 SQUARES_FROM = 512

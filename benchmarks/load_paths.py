@@ -23,6 +23,7 @@ from benchmarks.shapes import parse_m_values, parse_shapes
 from benchmarks.subjects import LOAD_PATHS, TITLES, spec_of
 from cudatma.kernels.marlin.problem import LinearShape
 from cudatma.target import Target
+from tools.command_line import seconds
 
 SHAPES, M_VALUES = ((8192, 28672), (4096, 4096)), (1, 16, 64, 256, 1024, 4096)
 #: What of a load path's code goes into a cell.
@@ -86,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--shapes", type=parse_shapes, default=SHAPES, metavar="S", help="layers (default: 8192x28672,4096x4096)")
     add("--m", type=parse_m_values, default=M_VALUES, metavar="M,..", help="values of M (default: six, 1 to 4096)")
     add("--replays", type=int, default=11, help="timed replays for M < 256 (default: 11)")
-    add("--seconds", type=float, default=1.0, help="how long load paths alternate from M = 256 on (default: 1)")
+    add("--seconds", type=seconds, default=1.0, help="how long load paths alternate from M = 256 on (default: 1)")
     add("--ncu", action="store_true", help="then let Nsight Compute count one launch of each (see cudatma bench ncu)")
     return parser
 

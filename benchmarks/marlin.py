@@ -30,6 +30,7 @@ from benchmarks.rivals import BF16_ONLY, RIVALS, VLLM
 from benchmarks.rivals.vllm import version_of
 from benchmarks.shapes import FIVE, M_VALUES, parse_m_values, parse_shapes
 from cudatma.errors import ArgumentError
+from tools.command_line import seconds
 
 QUICK_SHAPES, QUICK_M_VALUES, QUICK_SECONDS = ((4096, 4096), (8192, 28672)), (1, 16, 64, 256, 1024), 0.5
 #: Rivals that a package brings.
@@ -215,7 +216,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--rivals", type=parse_rivals, metavar="R,..", help=f"of {', '.join(RIVALS)} (the last two: bf16 only); none")
     add("--vllm", type=Path, metavar="FOLDER", help="with libraries of vLLM's Marlin and Machete: rivals/vllm.py")
     add("--replays", type=int, default=11, help="timed replays for M < 256 (default: 11)")
-    add("--seconds", type=float, default=3.0, help="how long a pair alternates from M = 256 on (default: 3)")
+    add("--seconds", type=seconds, default=3.0, help="how long a pair alternates from M = 256 on (default: 3)")
     add("--budget-minutes", type=float, metavar="MIN", help="measure the most important cells in this time")
     add("--plan", action="store_true", help="say what would be measured and how long it would take; needs no GPU")
     add("--check", action="store_true", help="exit status 1 unless every bar is met")

@@ -21,6 +21,7 @@ from benchmarks.operands import GROUP_SIZE, packed_bytes
 from benchmarks.plan import SUSTAINED_FROM
 from benchmarks.report import Cell, Result, Table, failure, print_table, ratio, shown
 from benchmarks.shapes import parse_m_values, parse_shapes
+from tools.command_line import seconds
 
 SHAPES, M_VALUES = ((8192, 28672), (4096, 4096)), (1, 16, 64, 256, 1024, 4096)
 #: Contender -> its title.
@@ -94,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--shapes", type=parse_shapes, default=SHAPES, metavar="S", help="layers (default: 8192x28672,4096x4096)")
     add("--m", type=parse_m_values, default=M_VALUES, metavar="M,..", help="values of M (default: six, 1 to 4096)")
     add("--replays", type=int, default=11, help="timed replays for M < 256 (default: 11)")
-    add("--seconds", type=float, default=1.0, help="how long paths alternate from M = 256 on (default: 1)")
+    add("--seconds", type=seconds, default=1.0, help="how long paths alternate from M = 256 on (default: 1)")
     return parser
 
 

@@ -7,10 +7,11 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from typing import Any
 
-from benchmarks.harness import Contender, cold, sustained
+from benchmarks.harness import Contender, Measured, cold, sustained
 from benchmarks.report import Cell, failure
 from cudatma.build.prebuild import compile_all, usable_cores
 from cudatma.errors import counted
@@ -28,6 +29,8 @@ class Entrant:
     detail: str = ""
 
 
+#: Times contenders.
+Method = Callable[[Sequence[Contender]], Measured]
 #: Gives a rival's entrants, of a stream and operands; raises the reason where it has none.
 Rival = Callable[[Any, Any], list[Entrant]]
 
@@ -80,21 +83,20 @@ def entered(stream: Any, operands: Any, field: Mapping[str, Rival]) -> tuple[lis
     return entrants, refused
 
 
+def timing_method(stream: Any, replays: int, rest_s: float, seconds: float = 0.0) -> Method:
+    """Turns, before each of which the GPU rests; or, of so many seconds for each contender, a long run at the power
+    limit."""
+    if seconds:
+        return lambda contenders: sustained(stream, contenders, seconds * len(contenders))
+    return partial(cold, stream, replays=replays, rest_s=rest_s)
+
+
 def timed(
-    stream: Any,
-    rest_s: float,
-    entrants: Sequence[Entrant],
-    replays: int,
-    cell: Cell,
-    refused: dict[str, str],
-    required: Sequence[str],
-    seconds: float = 0.0,
+    run: Method, entrants: Sequence[Entrant], cell: Cell, refused: dict[str, str], required: Sequence[str]
 ) -> None:
     """Put microseconds by rival into the cell, of its faster entrant, and what this one is; and why a rival has none,
-    which of those that are required is an error. rest_s: of the GPU before each turn. seconds: of a long run instead of
-    turns, in which the power limit decides."""
-    contenders = [each.contender for each in entrants]
-    found = sustained(stream, contenders, seconds) if seconds else cold(stream, contenders, replays, rest_s)
+    which of those that are required is an error."""
+    found = run([each.contender for each in entrants])
     cell["us"], cell["chosen"] = {}, {}
     for each in sorted(entrants, key=lambda each: found.us(each.contender.name) or 0.0):
         us = found.us(each.contender.name)

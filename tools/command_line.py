@@ -84,3 +84,14 @@ class Parser(argparse.ArgumentParser):
         elif got.startswith(_MISSING):
             got = f"no {got[len(_MISSING) :]}"
         raise ArgumentError(field, got, allowed)
+
+
+def seconds(text: str) -> float:
+    """The type of an option; raises ArgumentTypeError of argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text}; allowed: seconds, more than 0")
+    return value

@@ -43,7 +43,7 @@ EXAMPLES = """examples:
   cudatma dump all --target sm_90a --target sm_120a         every kernel for two architectures
   cudatma dump tile_copy --target sm_90a --config stages=3  the same specs with a field changed
   cudatma dump marlin --m 16 --n 28672 --k 8192             the kernel that marlin_gemm runs for these sizes on an H200
-  cudatma dump gemm --m 4096 --n 4096 --k 4096 --layout RR  the same of gemm
+  cudatma dump gemm --m 4096 --n 4096 --k 4096 --layout RR  the same of gemm; gemm_v3: of its version 3
   cudatma dump attention --q-length 4096 --k-length 4096 --head-dim 128 --heads 16 --batch 4
                                                             of attention: 4096 queries and keys, head dim 128
 """
@@ -196,11 +196,25 @@ def entries_of(name: str) -> list[KernelEntry]:
     return [kernel(name)]
 
 
-def job_of_problem(name: str, problem: dict[str, Any], target: Target, sm_count: int | None) -> Job:
+def asked_of(name: str) -> tuple[str, Any] | None:
+    """(the family; which of its versions) by the name of the family or of a version's kernel; None of other kernels."""
+    if name in FAMILIES:
+        return name, "auto"
+    for of in map(family, FAMILIES):
+        if of.versions:
+            found = dict(zip((f"{of.name}_{kernel}" for kernel in of.kernels), of.versions.names, strict=True))
+            if name in found:
+                return of.name, found[name]
+    return None
+
+
+def job_of_problem(
+    name: str, problem: dict[str, Any], target: Target, sm_count: int | None, version: Any = "auto"
+) -> Job:
     """The kernel that a family runs for a problem on a GPU of so many SMs, None: of as many as imagined_gpu() has.
-    Raises ArgumentError, TargetError."""
+    version: that is asked for. Raises ArgumentError, TargetError."""
     of = family(name)
-    asked, who = of.versions.chosen("auto") if of.versions else (None, "")
+    asked, who = of.versions.chosen(version) if of.versions else (None, "")
     wanted = of.read_problem(problem | ({"version": asked} if asked else {}))
     gpu = imagined_gpu(target, sm_count)
     decision = decide(of, wanted, gpu)
@@ -221,13 +235,15 @@ def _problem_of(options: argparse.Namespace) -> dict[str, Any] | None:
         return None
     if missing:
         raise ArgumentError(missing[0], "none", "a size", "--m, --n and --k name a problem together")
-    if options.kernel not in FAMILIES:
-        raise ArgumentError("kernel", options.kernel, " or ".join(FAMILIES), "--m, --n and --k name a problem of those")
+    asked = asked_of(options.kernel)
+    if asked is None:
+        allowed = f"{' or '.join(FAMILIES)}, or a version of one (gemm_v3)"
+        raise ArgumentError("kernel", options.kernel, allowed, "--m, --n and --k name a problem of those")
     if options.sm_count is not None and options.sm_count < 1:
         raise ArgumentError("--sm-count", options.sm_count, "1 and more")
     if options.config:
         raise ArgumentError("--config", options.config[0], "none with --m, --n and --k", "these choose the spec")
-    return sizes | problem_options(options.kernel, options)
+    return sizes | problem_options(asked[0], options)
 
 
 def _file(path: Path, ending: str) -> Path:
@@ -274,7 +290,9 @@ def _parser() -> Parser:
     )
     add("--out", type=Path, default=Path("out"), metavar="DIR", help="folder to write to (default: out)")
     add("--config", action="append", default=[], metavar="FIELD=VALUE", help="change a field of the specs, repeatable")
-    sizes = parser.add_argument_group("the kernel of a problem", f"with --m, --n and --k: of {' or '.join(FAMILIES)}")
+    sizes = parser.add_argument_group(
+        "the kernel of a problem", f"with --m, --n and --k: of {' or '.join(FAMILIES)}, or of a version"
+    )
     meanings = {
         ("--m", "--q-length"): "rows of the result; of attention its queries",
         ("--n", "--head-dim"): "its columns; of attention the head dim",
@@ -309,7 +327,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse_config(options.config)
     problem = _problem_of(options)
     if problem is not None:
-        jobs = [job_of_problem(options.kernel, problem, target, options.sm_count) for target in targets]
+        of, version = asked_of(options.kernel) or (options.kernel, "auto")
+        jobs = [job_of_problem(of, problem, target, options.sm_count, version) for target in targets]
     else:
         jobs = [job for target in targets for entry in entries for job in jobs_for(entry, target, config)]
     if not jobs:

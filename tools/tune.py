@@ -34,7 +34,7 @@ from cudatma.kernels.registry import FAMILIES, family
 from cudatma.kernels.tuning_file import FILE_VARIABLE, GpuClass, usable_entries, user_file
 from cudatma.target import get_target
 
-from .command_line import Parser
+from .command_line import Parser, seconds
 from .model_layers import MODELS
 from .problem_options import add_problem_options, problem_options
 from .tune_compile import Kernels, compile_tasks, specs_of
@@ -237,16 +237,6 @@ def _at_least_one(text: str) -> int:
     return int(text)
 
 
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text}; allowed: seconds, more than 0")
-    return value
-
-
 def _parser() -> Parser:
     parser = Parser("cudatma tune", __doc__, EXAMPLES)
     add = parser.add_argument
@@ -270,7 +260,7 @@ def _parser() -> Parser:
     parser.add_former_name("--tokens", "--m")
     add_problem_options(add)
     add("--candidates", type=_at_least_one, default=12, metavar="N", help="for each problem (default: 12)")
-    add("--seconds", type=_seconds, default=5.0, metavar="S", help="of measuring for each problem (default: 5)")
+    add("--seconds", type=seconds, default=5.0, metavar="S", help="of measuring for each problem (default: 5)")
     add("--device", type=int, default=0, metavar="N", help="ordinal of the GPU (default: 0)")
     add("--file", type=Path, metavar="FILE", help=f"to write to (default: ${FILE_VARIABLE}, or the user's data folder)")
     add("--again", action="store_true", help="measure problems that the file has already")

@@ -92,7 +92,8 @@ def entrant(gpu: FakeGpu, rival: str, us: float | None, detail: str = "") -> Ent
 def take_turns(gpu: FakeGpu, entrants: list[Entrant], refused: dict[str, str], seconds: float = 0.0) -> dict[str, Any]:
     cell: dict[str, Any] = {}
     product = Product(64, 64, 64, "RC", "float16")
-    turns.timed(gpu, product.rest_s, entrants, 3, cell, refused, ("torch.mm", "auto"), seconds)
+    run = turns.timing_method(gpu, 3, product.rest_s, seconds)
+    turns.timed(run, entrants, cell, refused, ("torch.mm", "auto"))
     return cell
 
 
@@ -220,8 +221,9 @@ def test_a_picture_has_a_panel_a_layout_and_the_speed_over_cublaslt() -> None:
         (["--rivals"], "expected at least one argument"),
         (["--fp8", "--size", "512"], "--fp8 has its own shapes"),
         (["--fp8", "--transformer"], "--fp8 has its own shapes"),
-        (["--fp8", "--seconds", "3"], "--fp8 has its own shapes"),
-        (["--seconds", "nan"], "nan: more than 0, at most 600"),
+        (["--fp8", "--version", "v4"], "--fp8 has its own shapes"),
+        (["--seconds", "nan"], "nan; allowed: seconds, more than 0"),
+        (["--seconds", "1"], "1.0; allowed: 1.2 and more"),
         (["--version", "v9"], "invalid choice"),
     ],
 )

@@ -185,6 +185,12 @@ def test_the_kernel_of_a_problem_is_of_the_version_that_the_environment_asks_for
     (report,) = json.loads(capsys.readouterr().out)
     assert report["name"].startswith(f"{family}_{version if family == 'attention' else f'v{version}'}_")
     assert f"version {version} is asked for by ${variable}" in " ".join(report["notes"])
+    arguments[0] = kernel = {"attention": "attention_a2", "gemm": "gemm_v3"}[family]
+    assert dump_kernels.main([*arguments, "--out", str(tmp_path)]) == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    assert report["name"].startswith(f"{kernel}_")
+    assert "is asked for by the call" in " ".join(report["notes"])
+    arguments[0] = family
     monkeypatch.setenv(variable, "zz")
     with pytest.raises(ArgumentError, match=variable):
         dump_kernels.main([*arguments, "--out", str(tmp_path)])

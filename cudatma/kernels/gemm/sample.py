@@ -40,12 +40,12 @@ def sample(
 ) -> Sample:
     """y = a b; m, n, k: multiples of 8. sm_count: of the GPU, whose CTAs take several tiles each. Raises ArgumentError,
     ArgumentTypeError, TargetError, CompileError, DriverError (no NVRTC)."""
+    if dtype not in LIMITS:
+        raise ArgumentError("dtype", dtype, ", ".join(LIMITS), 'for fp8 call gemm(.., backend="emulator")')
     Problem(m, n, k, dtype, layout)
     for name, size in (("m", m), ("n", n), ("k", k)):
         if size % 8:
             raise ArgumentError(name, size, "a multiple of 8")
-    if dtype not in LIMITS:
-        raise ArgumentError("dtype", dtype, ", ".join(LIMITS))
     random, kind = np.random.default_rng(0), activation_type(dtype).numpy
     a, b = (
         random.standard_normal(shape if letter == "R" else shape[::-1], np.float32).astype(kind)

@@ -177,7 +177,6 @@ typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
 typedef u32 Probabilities[BLOCK_N / 16][4];   // operand A of the second product, 16 keys each
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %37, 0; "

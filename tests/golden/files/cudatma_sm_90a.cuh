@@ -1720,10 +1720,9 @@ __device__ __forceinline__ void wgmma_wait_group() {
 }
 }  // namespace cudatma
 namespace cudatma {
-// [PTX ISA, wgmma.mma_async] d += a b, or d = a b, for a warpgroup: a is 64 x 16 by rows, b 16 x n by columns, both 16-bit; d is fp32. Warp i of
+// [PTX ISA, wgmma.mma_async] d += a b for a warpgroup, or d = a b, whatever d was, where `accumulates` is false (the same in all threads): a is 64 x 16 by rows, b 16 x n by columns, both 16-bit; d is fp32. Warp i of
 // the warpgroup holds rows 16 i ..: a as operand A of mma.m16n8k16, d[j] as its accumulators of columns 8 j ... b is a matrix
 // descriptor; so is a in the functions that end in _ss. Between wgmma_fence and wgmma_wait_group nothing else may touch a or d.
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n8k16_f32_f16(float (&d)[1][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %9, 0; "
@@ -1735,7 +1734,6 @@ __device__ __forceinline__ void wgmma_m64n8k16_f32_f16(float (&d)[1][4], const u
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n8k16_f32_f16_ss(float (&d)[1][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %6, 0; "
@@ -1747,7 +1745,6 @@ __device__ __forceinline__ void wgmma_m64n8k16_f32_f16_ss(float (&d)[1][4], u64 
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n16k16_f32_f16(float (&d)[2][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %13, 0; "
@@ -1759,7 +1756,6 @@ __device__ __forceinline__ void wgmma_m64n16k16_f32_f16(float (&d)[2][4], const 
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n16k16_f32_f16_ss(float (&d)[2][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %10, 0; "
@@ -1771,7 +1767,6 @@ __device__ __forceinline__ void wgmma_m64n16k16_f32_f16_ss(float (&d)[2][4], u64
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n32k16_f32_f16(float (&d)[4][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %21, 0; "
@@ -1783,7 +1778,6 @@ __device__ __forceinline__ void wgmma_m64n32k16_f32_f16(float (&d)[4][4], const 
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n32k16_f32_f16_ss(float (&d)[4][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %18, 0; "
@@ -1795,7 +1789,6 @@ __device__ __forceinline__ void wgmma_m64n32k16_f32_f16_ss(float (&d)[4][4], u64
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_f16(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %37, 0; "
@@ -1809,7 +1802,6 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_f16(float (&d)[8][4], const 
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_f16_ss(float (&d)[8][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %34, 0; "
@@ -1823,7 +1815,6 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_f16_ss(float (&d)[8][4], u64
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n96k16_f32_f16(float (&d)[12][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %53, 0; "
@@ -1839,7 +1830,6 @@ __device__ __forceinline__ void wgmma_m64n96k16_f32_f16(float (&d)[12][4], const
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n96k16_f32_f16_ss(float (&d)[12][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %50, 0; "
@@ -1855,7 +1845,6 @@ __device__ __forceinline__ void wgmma_m64n96k16_f32_f16_ss(float (&d)[12][4], u6
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n128k16_f32_f16(float (&d)[16][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %69, 0; "
@@ -1873,7 +1862,6 @@ __device__ __forceinline__ void wgmma_m64n128k16_f32_f16(float (&d)[16][4], cons
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n128k16_f32_f16_ss(float (&d)[16][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %66, 0; "
@@ -1891,7 +1879,6 @@ __device__ __forceinline__ void wgmma_m64n128k16_f32_f16_ss(float (&d)[16][4], u
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n192k16_f32_f16(float (&d)[24][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %101, 0; "
@@ -1913,7 +1900,6 @@ __device__ __forceinline__ void wgmma_m64n192k16_f32_f16(float (&d)[24][4], cons
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n192k16_f32_f16_ss(float (&d)[24][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %98, 0; "
@@ -1935,7 +1921,6 @@ __device__ __forceinline__ void wgmma_m64n192k16_f32_f16_ss(float (&d)[24][4], u
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n256k16_f32_f16(float (&d)[32][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %133, 0; "
@@ -1961,7 +1946,6 @@ __device__ __forceinline__ void wgmma_m64n256k16_f32_f16(float (&d)[32][4], cons
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n256k16_f32_f16_ss(float (&d)[32][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %130, 0; "
@@ -1987,7 +1971,6 @@ __device__ __forceinline__ void wgmma_m64n256k16_f32_f16_ss(float (&d)[32][4], u
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n8k16_f32_bf16(float (&d)[1][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %9, 0; "
@@ -1999,7 +1982,6 @@ __device__ __forceinline__ void wgmma_m64n8k16_f32_bf16(float (&d)[1][4], const 
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n8k16_f32_bf16_ss(float (&d)[1][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %6, 0; "
@@ -2011,7 +1993,6 @@ __device__ __forceinline__ void wgmma_m64n8k16_f32_bf16_ss(float (&d)[1][4], u64
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n16k16_f32_bf16(float (&d)[2][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %13, 0; "
@@ -2023,7 +2004,6 @@ __device__ __forceinline__ void wgmma_m64n16k16_f32_bf16(float (&d)[2][4], const
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n16k16_f32_bf16_ss(float (&d)[2][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %10, 0; "
@@ -2035,7 +2015,6 @@ __device__ __forceinline__ void wgmma_m64n16k16_f32_bf16_ss(float (&d)[2][4], u6
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n32k16_f32_bf16(float (&d)[4][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %21, 0; "
@@ -2047,7 +2026,6 @@ __device__ __forceinline__ void wgmma_m64n32k16_f32_bf16(float (&d)[4][4], const
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n32k16_f32_bf16_ss(float (&d)[4][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %18, 0; "
@@ -2059,7 +2037,6 @@ __device__ __forceinline__ void wgmma_m64n32k16_f32_bf16_ss(float (&d)[4][4], u6
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %37, 0; "
@@ -2073,7 +2050,6 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16(float (&d)[8][4], const
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %34, 0; "
@@ -2087,7 +2063,6 @@ __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u6
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n96k16_f32_bf16(float (&d)[12][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %53, 0; "
@@ -2103,7 +2078,6 @@ __device__ __forceinline__ void wgmma_m64n96k16_f32_bf16(float (&d)[12][4], cons
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n96k16_f32_bf16_ss(float (&d)[12][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %50, 0; "
@@ -2119,7 +2093,6 @@ __device__ __forceinline__ void wgmma_m64n96k16_f32_bf16_ss(float (&d)[12][4], u
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n128k16_f32_bf16(float (&d)[16][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %69, 0; "
@@ -2137,7 +2110,6 @@ __device__ __forceinline__ void wgmma_m64n128k16_f32_bf16(float (&d)[16][4], con
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n128k16_f32_bf16_ss(float (&d)[16][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %66, 0; "
@@ -2155,7 +2127,6 @@ __device__ __forceinline__ void wgmma_m64n128k16_f32_bf16_ss(float (&d)[16][4], 
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n192k16_f32_bf16(float (&d)[24][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %101, 0; "
@@ -2177,7 +2148,6 @@ __device__ __forceinline__ void wgmma_m64n192k16_f32_bf16(float (&d)[24][4], con
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n192k16_f32_bf16_ss(float (&d)[24][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %98, 0; "
@@ -2199,7 +2169,6 @@ __device__ __forceinline__ void wgmma_m64n192k16_f32_bf16_ss(float (&d)[24][4], 
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n256k16_f32_bf16(float (&d)[32][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %133, 0; "
@@ -2225,7 +2194,6 @@ __device__ __forceinline__ void wgmma_m64n256k16_f32_bf16(float (&d)[32][4], con
         : "memory");
 }
 
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n256k16_f32_bf16_ss(float (&d)[32][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %130, 0; "

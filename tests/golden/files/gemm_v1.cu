@@ -74,7 +74,9 @@ constexpr u32 FRAGMENT_STRIDE_M = 64;   // from the rows of one fragment to thos
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 
 constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // of one wgmma
-// accumulates: d += a b; else d = a b, whatever d was.
+
+// [PTX ISA, wgmma.mma_async] d += a b; d = a b, whatever d was, where `accumulates` is false. From wgmma_fence to wgmma_wait_group nothing else
+// may touch d.
 __device__ __forceinline__ void wgmma_m64n256k16_f32_f16_ss_nt(float (&d)[32][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %130, 0; "
@@ -128,7 +130,7 @@ __device__ __forceinline__ u64 b_descriptor(u32 smem, u32 slot) {
     return advanced(operand_descriptor<B_IS_K_MAJOR>(smem + B), slot * B_STAGE_BYTES);
 }
 
-// The products of a slot, as one commit group: added to the sums, or in their place.
+// The products of a slot, as one commit group. accumulates: they are added to the sums; else they take their place.
 __device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, u32 warpgroup, bool accumulates) {
     const u64 a = a_descriptor(smem, slot, warpgroup), b = b_descriptor(smem, slot);
     wgmma_fence();

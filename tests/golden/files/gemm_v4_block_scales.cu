@@ -98,7 +98,9 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
             for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
 }
 constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // of one wgmma
-// accumulates: d += a b; else d = a b, whatever d was.
+
+// [PTX ISA, wgmma.mma_async] d += a b; d = a b, whatever d was, where `accumulates` is false. From wgmma_fence to wgmma_wait_group nothing else
+// may touch d.
 __device__ __forceinline__ void wgmma_m64n128k32_f32_e4m3_ss(float (&d)[16][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %66, 0; "
@@ -480,6 +482,7 @@ struct BlockScales {
 // them. Unrolled, an iteration looks for the next slot, and computes its descriptors, while it scales.
 __device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const Problem& problem, const Result& result,
                                            const Place& place, u32 smem, u32 warpgroup, u32 warp, u32 lane) {
+    clear(acc);
     BlockScales scales(problem, result, place, warp, lane);
     float sums[FRAGMENTS_8][4] = {}, factors[WINDOW][FRAGMENTS_16][2];
 #pragma unroll(4 / WINDOW)
@@ -522,7 +525,6 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
         Place place = tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank);
         place.row0 += warpgroup * WARPGROUP_M;
         Accumulators acc;
-        clear(acc);
         add_blocks(acc, ring, problem, result, place, smem, warpgroup, warp, lane);
         store_tile(acc, stores, problem, result, smem, output_map, place, warpgroup, warp, lane);
     }

@@ -95,7 +95,9 @@ constexpr u32 FRAGMENT_STRIDE_M = 64;   // from the rows of one fragment to thos
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 
 constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // of one wgmma
-// accumulates: d += a b; else d = a b, whatever d was.
+
+// [PTX ISA, wgmma.mma_async] d += a b; d = a b, whatever d was, where `accumulates` is false. From wgmma_fence to wgmma_wait_group nothing else
+// may touch d.
 __device__ __forceinline__ void wgmma_m64n128k16_f32_f16_ss_tn(float (&d)[16][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %66, 0; "
@@ -141,7 +143,7 @@ __device__ __forceinline__ u64 b_descriptor(u32 smem, u32 slot) {
     return advanced(operand_descriptor<B_IS_K_MAJOR>(smem + B), slot * B_STAGE_BYTES);
 }
 
-// The products of a slot, as one commit group: added to the sums, or in their place.
+// The products of a slot, as one commit group. accumulates: they are added to the sums; else they take their place.
 __device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, u32 warpgroup, bool accumulates) {
     const u64 a = a_descriptor(smem, slot, warpgroup), b = b_descriptor(smem, slot);
     wgmma_fence();
@@ -422,8 +424,9 @@ __device__ __forceinline__ void release_slot(Ring& ring, u32 slot, u32 lane) {
     ring.release_used_by_warp(slot, lane);
 }
 
-// The products of the next slots, so many stages, in the place of what the sums were. Those of one slot are in flight while the next one is
-// waited for; the slot is released when they are complete. Returns the last slot, whose products are still in flight.
+// The products of the next slots, of so many stages, at least one. Those of the first slot take the place of the sums, which need not be
+// initialized. The products of a slot are in flight while the next one is waited for; the slot is released when they are complete. Returns the
+// last slot, whose products are still in flight.
 __device__ __forceinline__ u32 multiply_stages(Accumulators& acc, Ring& ring, u32 stages, u32 smem, u32 warpgroup, u32 lane) {
     ring.wait();
     multiply(acc, smem, ring.stage, warpgroup, false);
@@ -438,7 +441,6 @@ __device__ __forceinline__ u32 multiply_stages(Accumulators& acc, Ring& ring, u3
     }
     return previous;
 }
-
 constexpr u32 TILE_WARPS = 4 * WARPGROUPS;   // that multiply a tile
 constexpr u32 EVEN_TURN = 1, ODD_TURN = 2;   // named barriers: the products of an even tile, of an odd one, may begin
 constexpr u32 TURN_THREADS = 2 * 32 * TILE_WARPS;

@@ -471,7 +471,6 @@ __device__ __forceinline__ void scale_back(Accumulators& acc, const Problem& pro
 }
 
 // ---- Main loop: int4 weights from shared memory to operand A's registers, wgmma with activations from shared memory ---------
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n64k16_f32_f16(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %37, 0; "

@@ -522,7 +522,6 @@ __device__ __forceinline__ void dequantize_group(u32 (&a)[4], u32 q, const Group
 }
 
 // ---- Main loop: int4 weights from shared memory to operand A's registers, wgmma with activations from shared memory ---------
-// accumulates: d += a b; else d = a b, whatever d was.
 __device__ __forceinline__ void wgmma_m64n256k16_f32_f16(float (&d)[32][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
         "{.reg .pred p; setp.ne.b32 p, %133, 0; "
