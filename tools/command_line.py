@@ -93,5 +93,5 @@ def seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text}; allowed: seconds, more than 0")
+        raise argparse.ArgumentTypeError(f"{text}; allowed: seconds, more than 0 and less than 1000000")
     return value

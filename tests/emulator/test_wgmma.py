@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from ptx_of import module_of
 
+from cudatma import compile
 from cudatma.descriptor import TensorMap
 from cudatma.emulator import Report
 
@@ -140,6 +141,51 @@ def test_products(mode: str, defines: tuple[str, ...]) -> None:
 def test_rules(define: str, kind: str) -> None:
     _, _, report = run("128B", define, hazards="collect")
     assert kind in report.kinds, str(report)
+
+
+#: D = A B + D of ones. INIT: what D is before; SCALE: scale-d.
+ONES = """
+//% include "primitives/fence.cuh.j2"
+//% include "primitives/wgmma_mma.cuh.j2"
+using namespace cudatma;
+extern "C" __global__ void __launch_bounds__(128) ones(float* out) {
+    __shared__ __align__(1024) u8 smem[6144];
+    for (u32 i = threadIdx.x; i < 3072; i += 128) reinterpret_cast<u16*>(smem)[i] = 0x3c00;
+    fence_proxy_async_shared_cta();
+    __syncthreads();
+    const u64 a = matrix_descriptor(shared_address(smem), 128, 256, 0), b = a + 2048 / 16;
+    float d[8][4];
+    INIT
+    wgmma_fence();
+    wgmma_m64n64k16_f32_f16_ss(d, a, b + OFFSET, SCALE);
+    wgmma_commit_group();
+    wgmma_wait_group<0>();
+    for (u32 i = 0; i < 32; ++i) out[threadIdx.x * 32 + i] = d[i / 4][i % 4];
+}
+"""
+CLEAR = "for (u32 i = 0; i < 32; ++i) d[i / 4][i % 4] = 0;"
+
+
+@pytest.mark.parametrize(
+    ("init", "scale", "offset", "kinds"),
+    [
+        (CLEAR, "true", "0", ()),
+        ("", "false", "0", ()),
+        ("", "true", "0", ("uninitialised_register",)),
+        (CLEAR, "threadIdx.x & 1", "0", ("wgmma_operands",)),
+        (CLEAR, "threadIdx.x / 32 == 1", "0", ("wgmma_operands",)),
+        (CLEAR, "true", "threadIdx.x / 64", ("wgmma_operands",)),
+    ],
+    ids=["cleared", "replaced", "unwritten", "by lane", "by warp", "descriptor by warp"],
+)
+def test_what_a_warpgroup_has_in_common_and_what_it_adds_to(
+    init: str, scale: str, offset: str, kinds: tuple[str, ...]
+) -> None:
+    source = ONES.replace("INIT", init).replace("SCALE", scale).replace("OFFSET", offset)
+    out = np.zeros(4096, np.float32)
+    report = compile(source, "sm_90a", template=True).emulate(1, 128, (out,), hazards="collect")
+    assert set(report.kinds) == set(kinds), str(report)
+    assert kinds or (out == 16).all()
 
 
 def test_a_target_without_wgmma_is_named() -> None:

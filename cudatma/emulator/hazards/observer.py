@@ -238,8 +238,10 @@ class Observer(SwizzleChecks):
         shadow.row(self.wgmma_agent(w))[indices] = self.registers.group_of(w) + 1
         self.descriptor_read(w, at, offsets, descriptor)
 
-    def wgmma_issued(self, w: Warp, at: int) -> None:
+    def wgmma_issued(self, w: Warp, at: int, shared: tuple[Array, ...]) -> None:
+        """shared: scale-d and the matrix descriptors, which are the same in all threads of a warpgroup."""
         self.registers.issued(w, at)
+        self.registers.agree(w, at, shared)
 
     def wgmma_fence(self, w: Warp, at: int) -> None:
         self.registers.fenced(w)

@@ -15,7 +15,7 @@ from cudatma.emulator.ptx.early_uses import unfenced_wgmmas, unwritten_reads
 from cudatma.emulator.ptx.flow import Flow, bit_set
 from cudatma.emulator.ptx.model import Function, Instruction, Module, Variable
 from cudatma.emulator.ptx.names import find_name
-from cudatma.emulator.ptx.types import LANES, NUMPY, Array
+from cudatma.emulator.ptx.types import Array, unwritten
 from cudatma.emulator.ptx.writer import RUNTIME, SegmentWriter, storage_classes
 
 SegmentFunction = Callable[[Any, list[Array], Any], int]
@@ -42,7 +42,7 @@ class Program:
         self.is_entry = function.is_entry
         self.flow = Flow(function)
         self.classes = storage_classes(self.flow)
-        self.initial_registers = [_zeros(code) for code in self.classes]
+        self.initial_registers = [unwritten(code) for code in self.classes]
         local = [v for v in function.variables.values() if v.space == "local"]
         self.local_offsets, local_end = lay_out(local)
         self.local_bytes = -(-local_end // 16) * 16
@@ -112,12 +112,6 @@ class Program:
 def _code(source: str, name: str) -> CodeType:
     """Compiled once: kernels that are loaded again, and mutants of one kernel, have most segments in common."""
     return compile(source, name, "exec")
-
-
-def _zeros(code: str) -> Array:
-    vector: Array = np.zeros((2, LANES), np.uint64) if code == "b128" else np.zeros(LANES, NUMPY[code])
-    vector.flags.writeable = False
-    return vector
 
 
 #: Most bytes of all global and constant variables of a module.

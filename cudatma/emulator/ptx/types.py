@@ -30,6 +30,28 @@ NUMPY: dict[str, np.dtype[Any]] = {
     "f64": np.dtype(np.float64),
 }
 
+#: What registers hold before they are written, by type. They share these vectors, by which they are known.
+_UNWRITTEN: dict[str, Array] = {}
+
+
+def unwritten(code: str) -> Array:
+    """The value of a register of a type that nothing has written: zeros."""
+    found = _UNWRITTEN.get(code)
+    if found is None:
+        found = np.zeros((2, LANES), np.uint64) if code == "b128" else np.zeros(LANES, NUMPY[code])
+        found.flags.writeable = False
+        _UNWRITTEN[code] = found
+    return found
+
+
+def is_unwritten(vector: Array) -> bool:
+    """Whether a register's vector, or its view in another type, is what no instruction has written."""
+    if vector.flags.writeable:
+        return False
+    root = vector if vector.base is None else vector.base
+    return any(root is each for each in _UNWRITTEN.values())
+
+
 #: PTX type -> the emulator's. bf16 and the 8-bit floats travel as their bits.
 CODES: dict[str, str] = {
     "pred": "pred",

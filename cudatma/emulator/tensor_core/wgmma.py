@@ -16,7 +16,7 @@ import numpy as np
 from cudatma.emulator.machine import access
 from cudatma.emulator.machine.memory import SHARED_START
 from cudatma.emulator.machine.state import Warp
-from cudatma.emulator.ptx.types import Array
+from cudatma.emulator.ptx.types import Array, is_unwritten
 from cudatma.emulator.ptx.writer import RUNTIME
 from cudatma.emulator.tensor_core import fragments
 from cudatma.emulator.tensor_core.mma import Mma, product_of
@@ -138,7 +138,9 @@ def mma_async(
     if observer is not None:
         for bits, offsets in chunks:
             observer.wgmma_read(w, at, offsets, MatrixDescriptor.read(bits))
-        observer.wgmma_issued(w, at)
+        observer.wgmma_issued(w, at, (scale_d, b) if isinstance(a, tuple) else (scale_d, b, np.asarray(a)))
+        if scale_d[0] and any(map(is_unwritten, d)):
+            observer.report("uninitialised_register", w, at, "a wgmma adds to an accumulator that nothing has written")
     if w.launch.trace is not None:
         w.launch.trace.instant(w, at, "wgmma")
     if metadata is not None:
