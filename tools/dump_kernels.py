@@ -43,7 +43,7 @@ EXAMPLES = """examples:
   cudatma dump all --target sm_90a --target sm_120a         every kernel for two architectures
   cudatma dump tile_copy --target sm_90a --config stages=3  the same specs with a field changed
   cudatma dump marlin --m 16 --n 28672 --k 8192             the kernel that marlin_gemm runs for these sizes on an H200
-  cudatma dump gemm --m 4096 --n 4096 --k 4096 --layout RR  the same of gemm; gemm_v3: of its version 3
+  cudatma dump gemm --m 4096 --n 4096 --k 4096 --layout RR  the same of gemm, or of one of its versions
   cudatma dump attention --q-length 4096 --k-length 4096 --head-dim 128 --heads 16 --batch 4
                                                             of attention: 4096 queries and keys, head dim 128
 """
@@ -237,7 +237,7 @@ def _problem_of(options: argparse.Namespace) -> dict[str, Any] | None:
         raise ArgumentError(missing[0], "none", "a size", "--m, --n and --k name a problem together")
     asked = asked_of(options.kernel)
     if asked is None:
-        allowed = f"{' or '.join(FAMILIES)}, or a version of one (gemm_v3)"
+        allowed = f"{' or '.join(FAMILIES)}, or the kernel of one of their versions"
         raise ArgumentError("kernel", options.kernel, allowed, "--m, --n and --k name a problem of those")
     if options.sm_count is not None and options.sm_count < 1:
         raise ArgumentError("--sm-count", options.sm_count, "1 and more")

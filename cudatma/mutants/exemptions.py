@@ -2,13 +2,17 @@
 
 Each rule names the instruction that has the same effect. It is asked only about mutants for which the emulator
 reports nothing.
-Source: PTX ISA, "Memory Consistency Model", "mbarrier.arrive" (release by default), "bar.warp.sync", "Async proxy".
+Source: PTX ISA, "Memory Consistency Model", "mbarrier.arrive" (release by default), "bar.warp.sync", "Async proxy",
+"wgmma.fence".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from cudatma.emulator.ptx.early_uses import unfenced_wgmmas
+from cudatma.emulator.ptx.flow import Flow
 from cudatma.emulator.ptx.model import Imm, Instruction
 from cudatma.emulator.ptx.parser import parse
 from cudatma.mutants.mutant import Mutant
@@ -85,6 +89,24 @@ def _proxy_fence_follows(known: Exemptions, graph: Graph, at: int) -> str:
 
 def _is_proxy_fence(instruction: Instruction) -> bool:
     return instruction.parts[:3] == ("fence", "proxy", "async") and instruction.guard is None
+
+
+def _another_wgmma_fence(known: Exemptions, graph: Graph, at: int) -> str:
+    """Every path has passed another wgmma.fence, and nothing but wgmmas has written their registers since: products of
+    one shape are added to the same accumulators in order."""
+    mine, body = graph.body[at], graph.body
+    if mine.parts[:2] != ("wgmma", "fence"):
+        return ""
+    found: Instruction | None = None
+    for other, halts in graph.walk(at, False, lambda i: i.parts[:2] == ("wgmma", "fence") and i is not mine):
+        if other is body[0] and not halts:
+            return ""
+        found = other if halts else found
+    nothing = replace(mine, parts=("membar", "cta"))
+    without = replace(graph.function, body=[*body[:at], nothing, *body[at + 1 :]])
+    if found is None or unfenced_wgmmas(Flow(without)):
+        return ""
+    return f"`{found.opcode}` before it: only wgmmas have written their registers since"
 
 
 def _release_follows(known: Exemptions, graph: Graph, at: int) -> str:
@@ -286,7 +308,7 @@ def _is_mbarrier_wait(instruction: Instruction) -> bool:
 
 Rule = Callable[[Exemptions, Graph, int], str]
 _RULES: dict[str, tuple[Rule, ...]] = {
-    "drop_fence": (_no_asynchronous_user, _proxy_fence_follows, _release_follows),
+    "drop_fence": (_no_asynchronous_user, _proxy_fence_follows, _release_follows, _another_wgmma_fence),
     "relax": (_fence_stands_before, _nothing_to_publish, _nothing_left_to_order),
     "drop_warp_sync": (
         _lanes_meet_anyway,

@@ -211,7 +211,7 @@ def _wgmma(site: Site) -> Iterator[Change]:
     if form == "fence":
         yield "drop_fence", "", frozenset({"wgmma_missing_fence"})
     elif form == "commit_group":
-        yield "drop_commit", "", frozenset({"wgmma_uncommitted", "wgmma_registers"})
+        yield "drop_commit", "", frozenset({"wgmma_uncommitted", "wgmma_registers", "overwritten_while_read"})
     elif form == "wait_group":
         expected = frozenset({"wgmma_registers"}) | REFILL
         yield "drop_group_wait", "", expected

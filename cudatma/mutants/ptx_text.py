@@ -201,7 +201,7 @@ class Graph:
     """Control flow of one function, instruction by instruction."""
 
     def __init__(self, function: Function) -> None:
-        self.body = function.body
+        self.function, self.body = function, function.body
         flow = Flow(function)
         count = len(self.body)
         self.after: list[list[int]] = [[at + 1] for at in range(count)]

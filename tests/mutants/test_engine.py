@@ -89,12 +89,12 @@ def test_a_kernel_of_ones_own(operator: str, verdict: str) -> None:
     assert [outcome.verdict for outcome in trial.outcomes(8, chosen)] == [verdict] * len(chosen)
 
 
-def _reason(body: str, operator: str) -> str:
+def _reason(body: str, operator: str, number: int = 0) -> str:
     registers = ".reg .pred %p<9>; .reg .b16 %h<9>; .reg .b32 %r<9>; .reg .f32 %f<9>; .reg .b64 %d<9>;"
     ptx = f"{HEADER}.visible .entry k(.param .u64 p0) {{\n{registers}\n{body}\nret;\n}}"
     load(ptx)
     known = Exemptions(ptx)
-    return next(known.reason(mutant) for mutant in mutants_of(ptx) if mutant.operator == operator)
+    return [known.reason(mutant) for mutant in mutants_of(ptx) if mutant.operator == operator][number]
 
 
 STORE, LOAD, FENCE = "st.shared.u32 [%r1], %r2;", "ld.shared.u32 %r3, [%r1];", "fence.acq_rel.gpu;"
@@ -131,6 +131,15 @@ ARRIVE, SYNC = "mbarrier.arrive.shared::cta.b64 _, [%r4];", "bar.warp.sync -1;"
 def test_exemptions_name_what_gives_the_same_order(operator: str, same_order: str, another: str) -> None:
     assert "`" in _reason(same_order, operator)
     assert _reason(another, operator) == ""
+
+
+def test_a_wgmma_fence_is_spare_while_only_wgmmas_write_their_registers() -> None:
+    fence, write = "wgmma.fence.sync.aligned;", "add.f32 %f1, %f5, %f5;"
+    products = "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1, %f2, %f3, %f4}, %d1, %d2, 1, 1, 1, 0, 0;"
+    group = f"{fence} {products} wgmma.commit_group.sync.aligned;"
+    assert "`wgmma.fence.sync.aligned`" in _reason(group + group, "drop_fence", 1)
+    assert _reason(group + group, "drop_fence", 0) == ""
+    assert _reason(group + write + group, "drop_fence", 1) == ""
 
 
 @pytest.fixture

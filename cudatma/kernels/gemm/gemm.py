@@ -67,7 +67,7 @@ def gemm(
     a_scale, b_scale: a number, a fp32 array of one, or of rows (M,) and columns (N,); for fp8 on SM90 also of blocks,
     (M, ceil(K / 128)) and (ceil(K / 128), ceil(N / 128)), for a batch with the batch in front if they differ.
     batch_invariant: the bits of a row do not depend on M. version: ``"auto"``, 1 to 7, or ``"p1"``, as docs/gemm.md has
-    them; see version.py for where else it may be set. backend: as in marlin_gemm. stream: None is the current stream of
+    them, and where else it may be set. backend: as in marlin_gemm. stream: None is the current stream of
     a's library. There is no backward pass: tensors that require grad raise while torch records.
 
     Raises ArgumentError, ArgumentTypeError, TargetError (no kernel for the GPU), CompileError, DriverError, LaunchError

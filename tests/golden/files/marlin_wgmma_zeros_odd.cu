@@ -474,10 +474,13 @@ __device__ __forceinline__ void dequantize_group(u32 (&a)[4], u32 q, const Group
 // ---- Main loop: int4 weights from shared memory to operand A's registers, wgmma with activations from shared memory ---------
 __device__ __forceinline__ void wgmma_m64n24k16_f32_bf16(float (&d)[3][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
-        "{.reg .pred p; setp.ne.b32 p, %17, 0; "
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %17, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11"
-        "}, {%12, %13, %14, %15}, %16, p, 1, 1, 0;}"
+        "}, {%12, %13, %14, %15}, %16, p, 1, 1, 0;\n"
+        "}"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((u32)accumulates)
         : "memory");
