@@ -8,13 +8,15 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from cudatma.build.kernel import default_target
 from cudatma.deprecation import warn_deprecated
 from cudatma.errors import counted
 from cudatma.kernels.choosing import Decision, Listed, decide
 from cudatma.kernels.cost import Cost, ranked
 from cudatma.kernels.family import Family
-from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
 from cudatma.kernels.schedule import Schedule, schedule
+from cudatma.target import Target
 
 #: Candidates that an explanation lists.
 _LISTED = 8
@@ -28,6 +30,14 @@ _TERMS = {
     "memory": "memory",
     "tensor": "tensor cores",
 }
+
+
+def explained_gpu(device: int | None, target: str | Target | None) -> Gpu:
+    """That of a call's arrays; an imagined one of the target if that is named, of the default target for host arrays.
+    Raises TargetError."""
+    if target is None and device is not None:
+        return gpu_of(device)
+    return imagined_gpu(default_target() if target is None else target)
 
 
 @dataclass(frozen=True, slots=True)

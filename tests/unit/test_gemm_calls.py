@@ -182,6 +182,7 @@ def test_scales_of_blocks_need_wgmma(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TargetError, match=r"^target: got sm_120a; allowed: a target with wgmma .*scales of blocks"):
         gemm_explain(a, b.T, **scales)
     assert gemm_explain(a, b.T, a_scale=2.0).spec.version == "p1"
+    assert gemm_explain(a, b.T, a_scale=2.0, target="sm_90a").gpu.target == "sm_90a"
 
 
 def test_a_version_without_a_kernel_for_the_problem_is_named() -> None:

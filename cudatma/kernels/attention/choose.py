@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from cudatma.backend import backend_for
-from cudatma.build.kernel import default_target
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES, Problem
 from cudatma.kernels.attention.request import check_call
@@ -25,9 +24,9 @@ from cudatma.kernels.attention.versions import (
 )
 from cudatma.kernels.checks import check_backend
 from cudatma.kernels.cost import Candidate, candidates_of, runs
-from cudatma.kernels.explain import Explanation, explained
+from cudatma.kernels.explain import Explanation, explained, explained_gpu
 from cudatma.kernels.family import Family, Option
-from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
+from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import Schedule, ceil_div
 from cudatma.target import Target, get_target
 
@@ -194,10 +193,12 @@ def attention_explain(
     version: str = "auto",
     backend: str | None = None,
     stream: Any = None,
+    target: str | Target | None = None,
 ) -> Explanation:
     """What attention() would run with these arguments, why, and how long it should take. Launches and compiles nothing.
 
-    Host arrays: for an H200, or a GPU of $CUDATMA_TARGET. backend, stream: as attention takes them; they change
+    target: of an imagined GPU, "sm_120a", instead of the arrays'. Host arrays: for an H200, or a GPU of
+    $CUDATMA_TARGET. backend, stream: as attention takes them; they change
     nothing here. Raises as attention does, and ArgumentError where there is nothing to compute.
     """
     name, asked_by = chosen_version(version)
@@ -208,7 +209,7 @@ def attention_explain(
         shapes = request.q.shape, request.k.shape
         raise ArgumentError("q.shape, k.shape", shapes, "a batch and lengths above 0", "nothing is launched here")
     device = request.q.device
-    gpu = imagined_gpu(default_target()) if device is None else gpu_of(device)
+    gpu = explained_gpu(device, target)
     problem = request.problem(name)
 
     def cut(spec: Any) -> Schedule:

@@ -9,11 +9,10 @@ from itertools import cycle
 from typing import Any
 
 from cudatma.backend import backend_for
-from cudatma.build.kernel import default_target
 from cudatma.errors import ArgumentError
 from cudatma.kernels.checks import check_backend
 from cudatma.kernels.cost import Candidate, candidates_of, runs
-from cudatma.kernels.explain import Explanation, explained
+from cudatma.kernels.explain import Explanation, explained, explained_gpu
 from cudatma.kernels.family import Family, Option
 from cudatma.kernels.gemm import p1
 from cudatma.kernels.gemm.plan import copied
@@ -31,7 +30,7 @@ from cudatma.kernels.gemm.problem import (
 from cudatma.kernels.gemm.request import check_call
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.versions import CHOICE, VERSIONS, GemmV6, chosen_version
-from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
+from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
 
@@ -179,19 +178,20 @@ def gemm_explain(
     version: str | int = "auto",
     backend: str | None = None,
     stream: Any = None,
+    target: str | Target | None = None,
 ) -> Explanation:
     """What gemm() would run with these arguments, why, and how long it should take. Launches and compiles nothing.
 
-    Host arrays: for an H200, or a GPU of $CUDATMA_TARGET; the predicted time is the kernel's, without copies in
-    front of it. backend, stream: as gemm takes them; they change nothing here. Raises as gemm does, and
-    ArgumentError for a result without elements.
+    target: of an imagined GPU, "sm_120a", instead of the arrays'. Host arrays: for an H200, or a GPU of
+    $CUDATMA_TARGET. The predicted time is the kernel's, without copies in front of it. backend, stream: as gemm takes
+    them; they change nothing here. Raises as gemm does, and ArgumentError for a result without elements.
     """
     number, asked_by = chosen_version(version)
     request, _, _ = check_call(a, b, out, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant)
     if backend is not None:
         check_backend(request.a, "a", backend_for("gemm", backend))
     device = request.a.device
-    gpu = imagined_gpu(default_target()) if device is None else gpu_of(device)
+    gpu = explained_gpu(device, target)
     problem = request.problem(number)
     found = explained(GEMM, problem, gpu, cut=lambda spec: spec.schedule(problem, gpu.sm_count))
     why = found.decision.why + (f" by {asked_by}" if number else "")
