@@ -111,7 +111,7 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
 }
 
 // Before this call a kernel touches no global memory: the kernel before it in the stream may still run. The next kernel may begin only
-// after the wait: what it reads before its own wait (Marlin its weights) was then written by kernels that have ended, if not by this one.
+// after the wait: what it reads before its own wait (weights, for one) was then written by kernels that have ended, if not by this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();

@@ -196,7 +196,7 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
 }
 
 // Before this call a kernel touches no global memory: the kernel before it in the stream may still run. The next kernel may begin only
-// after the wait: what it reads before its own wait (Marlin its weights) was then written by kernels that have ended, if not by this one.
+// after the wait: what it reads before its own wait (weights, for one) was then written by kernels that have ended, if not by this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
@@ -409,7 +409,7 @@ struct StageCursor {
 // Goes on to the next tile while the consumers still store this one. Every other tile goes through K backwards: of what both need, L2
 // still has the end.
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const TensorMap* a_map, const TensorMap* b_map) {
-    bool is_backward = true;
+    bool is_backward = true;   // of the tile before: the first one goes forward
     for (StageCursor at(problem, blockIdx.x); at.next(problem); ring.advance()) {
         if (at.k == 0) is_backward = problem.alternates && !is_backward;   // a tile begins
         const u32 k = is_backward ? problem.k_iterations - 1 - at.k : at.k;

@@ -215,7 +215,7 @@ __device__ __forceinline__ u32 to_pair(float low, float high) {
 }
 
 // Before this call a kernel touches no global memory: the kernel before it in the stream may still run. The next kernel may begin only
-// after the wait: what it reads before its own wait (Marlin its weights) was then written by kernels that have ended, if not by this one.
+// after the wait: what it reads before its own wait (weights, for one) was then written by kernels that have ended, if not by this one.
 __device__ __forceinline__ void wait_for_previous_grid() {
     griddepcontrol_wait();
     griddepcontrol_launch_dependents();
@@ -421,7 +421,7 @@ struct StageCursor {
 // consumers of all of them.
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const TensorMap* a_map, const TensorMap* b_map,
                                         u32 rank) {
-    bool is_backward = true;
+    bool is_backward = true;   // of the tile before: the first one goes forward
     for (StageCursor at(problem, blockIdx.x / CLUSTER); at.next(problem); ring.advance()) {
         if (at.k == 0) is_backward = problem.alternates && !is_backward;   // a tile begins
         const u32 k = is_backward ? problem.k_iterations - 1 - at.k : at.k;
