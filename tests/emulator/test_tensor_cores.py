@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from mma_fragments import Place, a8, a16, a32, b8, b16, b32, c4, fragment, run_mma
 
+from cudatma import compile
+
 CASES: list[tuple[str, Any, tuple[int, int, int], Place, int, Place, int]] = [
     ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", np.float16, (16, 8, 16), a16, 8, b16, 4),
     ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", ml_dtypes.bfloat16, (16, 8, 16), a16, 8, b16, 4),
@@ -32,6 +34,22 @@ def test_products(case: Any) -> None:
     got = run_mma(opcode, *parts)
     wanted = (a.astype(np.float64) @ b.astype(np.float64) + c).astype(c.dtype)
     assert (got == fragment(wanted, c4, 4, 4)).all()
+
+
+@pytest.mark.parametrize(("init", "kinds"), [("", ["uninitialised_register"]), ("= {}", [])], ids=["none", "zeros"])
+def test_what_an_mma_adds_to_was_written(init: str, kinds: list[str]) -> None:
+    source = f"""
+    //% include "primitives/mma.cuh.j2"
+    extern "C" __global__ void k(float* out) {{
+        const cudatma::u32 ones = 0x3c003c00, a[4] = {{ones, ones, ones, ones}};
+        float d[4] {init};
+        cudatma::mma_m16n8k16_f16(d, a, ones, ones);
+        for (int i = 0; i < 4; ++i) out[4 * threadIdx.x + i] = d[i];
+    }}"""
+    out = np.zeros(128, np.float32)
+    report = compile(source, "sm_90a", template=True).emulate(1, 32, (out,), hazards="collect")
+    assert sorted(report.kinds) == kinds, str(report)
+    assert (out == 16).all()
 
 
 def test_half_accumulators() -> None:

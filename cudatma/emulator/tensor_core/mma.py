@@ -18,7 +18,7 @@ from cudatma.emulator.arithmetic.numeric import canon, canon16
 from cudatma.emulator.async_copy import bulk
 from cudatma.emulator.machine import access
 from cudatma.emulator.machine.state import Warp
-from cudatma.emulator.ptx.types import LANES, Array
+from cudatma.emulator.ptx.types import LANES, Array, is_unwritten
 from cudatma.emulator.ptx.writer import RUNTIME
 from cudatma.emulator.tensor_core import fragments
 
@@ -74,8 +74,11 @@ def movmatrix(register: Array) -> Array:
 
 
 def mma_traced(w: Warp, at: int, *operands: Any) -> Array:
-    """mma(), seen by the trace; the lanes of the warp meet here."""
+    """mma(), seen by the trace and by the observer; the lanes of the warp meet here."""
     w.meetings += 1
+    observer = w.block.cluster.observer
+    if observer is not None and any(map(is_unwritten, operands[3])):
+        observer.report("uninitialised_register", w, at, "an mma adds to an accumulator that nothing has written")
     if w.launch.trace is not None:
         w.launch.trace.instant(w, at, "mma")
     return mma(*operands)
