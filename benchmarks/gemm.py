@@ -25,7 +25,7 @@ from benchmarks.contest import finished, measured
 from benchmarks.gemm_plot import picture
 from benchmarks.gemm_products import LARGEST, LONGEST, SIZES, Operands, Product, errors, squares, transformer
 from benchmarks.gemm_table import COLD, LADDER, WARM, gemm_summary, gemm_table, rates_line
-from benchmarks.harness import BLOCK_S, measuring_stream, require_gpu
+from benchmarks.harness import BLOCK_S, LEAST_ROUNDS, measuring_stream, require_gpu
 from benchmarks.report import Cell, Result, failure
 from benchmarks.rivals.dense import ALWAYS, CUPY, OPTIONAL, TORCH
 from benchmarks.turns import Entrant, Method, Rival, chosen, entered, field_of, judged, precompile, timed, timing_method
@@ -40,7 +40,7 @@ from tools.command_line import seconds
 #: What `gemm` is asked for, by the name of the contender.
 ASKED: dict[str, str | int] = {AUTO: AUTO, **dict(zip(LADDER, VERSIONS, strict=True))}
 #: Of a long run, for each contender.
-_LEAST_SECONDS = 4 * BLOCK_S
+_LEAST_SECONDS = LEAST_ROUNDS * BLOCK_S
 #: Part of the product's root mean square by which a result may be off; it is rounded once.
 ALLOWED = {"float16": 1e-3, "bfloat16": 6e-3}
 
@@ -124,7 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "--version nor --plot"
         )
     if 0 < options.seconds < _LEAST_SECONDS:
-        parser.error(f"argument --seconds: {options.seconds}; allowed: {_LEAST_SECONDS} and more, four blocks")
+        allowed = f"{_LEAST_SECONDS} and more, {LEAST_ROUNDS} blocks"
+        parser.error(f"argument --seconds: {options.seconds}; allowed: {allowed}")
     require_gpu(parser)
     try:
         import torch  # before measuring_stream(), which makes its stream current for torch too

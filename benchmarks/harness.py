@@ -39,7 +39,7 @@ REST_S = 0.006
 #: A period of a long run, in which contenders alternate, and the most that its graph may take. In periods of 0.04 s the
 #: power limit gives all contenders one clock; in those of 0.2 s and more each has that of its own power. [H200]
 BLOCK_S, GRAPH_S = 0.3, 0.01
-_LEAST_ROUNDS = 4
+LEAST_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +215,11 @@ def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 3.0
         orders = _orders(graphs)
         first = _turn(stream, graphs, {}, next(orders))
         stream.synchronize()
-        block_us = 1e6 * min(block_s, seconds / (_LEAST_ROUNDS * len(first)))
+        block_us = 1e6 * min(block_s, seconds / (LEAST_ROUNDS * len(first)))
         repeats = {name: max(1, round(block_us / _us(span))) for name, span in first.items()}
         round_s = sum(_us(span) * (repeats[name] + WARM_REPLAYS) for name, span in first.items()) * 1e-6
         rounds = []
-        for _ in range(max(_LEAST_ROUNDS, round(seconds / round_s)) if round_s else 0):
+        for _ in range(max(LEAST_ROUNDS, round(seconds / round_s)) if round_s else 0):
             rounds.append(_turn(stream, graphs, repeats, next(orders)))
             stream.synchronize()  # a period is far longer than what the host needs to begin the next
         for name, (_, launches) in graphs.items():

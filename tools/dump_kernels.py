@@ -225,8 +225,9 @@ def job_of_problem(
     return Job(f"{spec.entry}_{target.name}", entry, spec, target, note)
 
 
-def _problem_of(options: argparse.Namespace) -> dict[str, Any] | None:
-    """The sizes and options of a problem; None where the command line has no sizes. Raises ArgumentError."""
+def _problem_of(options: argparse.Namespace) -> tuple[str, dict[str, Any], Any] | None:
+    """(the family; the sizes and options of its problem; which version); None where the command line has no sizes.
+    Raises ArgumentError."""
     sizes = {name: getattr(options, name) for name in ("m", "n", "k")}
     missing = [f"--{name}" for name, size in sizes.items() if size is None]
     if len(missing) == len(sizes):
@@ -243,7 +244,8 @@ def _problem_of(options: argparse.Namespace) -> dict[str, Any] | None:
         raise ArgumentError("--sm-count", options.sm_count, "1 and more")
     if options.config:
         raise ArgumentError("--config", options.config[0], "none with --m, --n and --k", "these choose the spec")
-    return sizes | problem_options(asked[0], options)
+    name, version = asked
+    return name, sizes | problem_options(name, options), version
 
 
 def _file(path: Path, ending: str) -> Path:
@@ -327,8 +329,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse_config(options.config)
     problem = _problem_of(options)
     if problem is not None:
-        of, version = asked_of(options.kernel) or (options.kernel, "auto")
-        jobs = [job_of_problem(of, problem, target, options.sm_count, version) for target in targets]
+        of, sizes, version = problem
+        jobs = [job_of_problem(of, sizes, target, options.sm_count, version) for target in targets]
     else:
         jobs = [job for target in targets for entry in entries for job in jobs_for(entry, target, config)]
     if not jobs:

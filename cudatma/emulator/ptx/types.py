@@ -1,4 +1,5 @@
-"""Element types inside the emulator, how PTX spells them, and the special registers of a thread.
+"""Element types inside the emulator, how PTX spells them, what a register holds before it is written, and the special
+registers of a thread.
 
 Source: PTX ISA, "Special Registers".
 """

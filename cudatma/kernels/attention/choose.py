@@ -198,8 +198,8 @@ def attention_explain(
     """What attention() would run with these arguments, why, and how long it should take. Launches and compiles nothing.
 
     target: of an imagined GPU, "sm_120a", instead of the arrays'. Host arrays: for an H200, or a GPU of
-    $CUDATMA_TARGET. backend, stream: as attention takes them; they change
-    nothing here. Raises as attention does, and ArgumentError where there is nothing to compute.
+    $CUDATMA_TARGET. backend, stream: as attention takes them; they change nothing here. Raises as attention does, and
+    ArgumentError where there is nothing to compute.
     """
     name, asked_by = chosen_version(version)
     request, _, _ = check_call(q, k, v, causal, scale, window, softcap, sink, out, return_lse)

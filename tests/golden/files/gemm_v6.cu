@@ -311,6 +311,13 @@ __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem)
     fence_proxy_async_shared_cta();   // before what wgmma reads
 }
 
+// By the thread that loads, before it waits for the previous grid: parameters may be read while that still runs.
+__device__ __forceinline__ void prefetch_maps(const TensorMap* a_map, const TensorMap* b_map) {
+    if (threadIdx.x != 32 * CONSUMER_WARPS) return;
+    prefetch_tensormap(a_map);
+    prefetch_tensormap(b_map);
+}
+
 // One thread fills the ring's slot with the stage k of a tile.
 __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const TensorMap* a_map,
                                            const TensorMap* b_map, u32 k, const Place& place) {
@@ -449,10 +456,7 @@ gemm_v6_f16_cr_128x256x64_w2_s3_k2(
     tile_position(problem, blockIdx.x / CLUSTER_K, tile_m, tile_n);
     Place place = tile_place(problem, tile_m, tile_n);
 
-    if (threadIdx.x == 32 * CONSUMER_WARPS) {   // parameters may be read while the previous grid still runs
-        prefetch_tensormap(&a_map);
-        prefetch_tensormap(&b_map);
-    }
+    prefetch_maps(&a_map, &b_map);
     clear_unloaded(problem, smem);
     Ring ring;
     ring.attach(smem + RING_BARRIERS);
