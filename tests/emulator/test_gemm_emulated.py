@@ -252,20 +252,23 @@ def run_small(
 
 
 @pytest.mark.sweep(1)
+@pytest.mark.parametrize("by_tma", [False, True])
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("version", [4, 5])
-def test_scales_of_blocks(version: int, batch: int) -> None:
-    """Those of A as a matrix's columns, as DeepGEMM has them; in a batch with a bias and an activation, and two wgmmas
-    of 64 rows. More blocks than are loaded at a time."""
+def test_scales_of_blocks(version: int, batch: int, by_tma: bool) -> None:
+    """Those of A as a matrix's columns, as DeepGEMM has them, where TMA can read them or not; in a batch with a bias
+    and an activation, and two wgmmas of 64 rows. More blocks than are loaded at a time."""
     a, b = numbers(batch, 70, 720, dtype=E4M3), numbers(batch, 296, 720, dtype=E4M3).swapaxes(1, 2)
-    a_scale = abs(numbers(batch, 6, 70, dtype=np.float32)).swapaxes(1, 2)
+    a_scale = abs(numbers(batch, 6, 72 if by_tma else 70, dtype=np.float32))[..., :70].swapaxes(1, 2)
     options: dict[str, Any] = {"a_scale": a_scale, "b_scale": numbers(6, 3, dtype=np.float32)}
     if batch > 1:
         options["b_scale"] = numbers(batch, 6, 6, dtype=np.float32)[..., ::2]
         options |= {"bias": numbers(296, dtype=np.float32), "activation": "silu", "out_dtype": "float32", "alpha": 0.5}
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
-    run_small(version, *check_call_into(a, b, out, **options), block_m=64 * batch)
+    request, result = check_call_into(a, b, out, **options)
+    assert request.problem().scales_by_tma == by_tma
+    run_small(version, request, result, block_m=128 if by_tma else 64 * batch)
     found, exact = out.astype(np.float64), wanted.astype(np.float64)
     assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
 
@@ -285,10 +288,24 @@ def test_no_more_blocks_of_scales_than_are_loaded_ahead(k: int, block_m: int) ->
     assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
 
 
-def test_scales_of_blocks_beyond_the_last_column_are_not_read() -> None:
+def test_columns_have_more_scales_than_a_warp_has_lanes() -> None:
+    a, b = numbers(40, 4300, dtype=E4M3), numbers(72, 4300, dtype=E4M3).T
+    a_scale = abs(numbers(34, 40, dtype=np.float32)).T
+    options = {"a_scale": a_scale, "b_scale": numbers(34, 1, dtype=np.float32)}
+    wanted = gemm(a, b, backend="reference", **options)
+    out = np.full_like(wanted, np.nan)
+    run_small(4, *check_call_into(a, b, out, **options), block_m=128)
+    found, exact = out.astype(np.float64), wanted.astype(np.float64)
+    assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("by_tma", [False, True])
+def test_scales_of_blocks_beyond_the_last_column_are_not_read(by_tma: bool) -> None:
     """The last cluster's second CTA has no columns, which lie along N."""
     a, b = numbers(270, 400, dtype=E4M3), numbers(300, 400, dtype=E4M3).T
-    options = {"a_scale": abs(numbers(270, 4, dtype=np.float32)), "b_scale": numbers(4, 3, dtype=np.float32)}
+    a_scale = abs(numbers(4, 272, dtype=np.float32))[:, :270].T
+    a_scale = a_scale if by_tma else np.ascontiguousarray(a_scale)
+    options = {"a_scale": a_scale, "b_scale": numbers(4, 3, dtype=np.float32)}
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
     request, result = check_call_into(a, b, out, **options)

@@ -23,5 +23,6 @@ def test_the_source(
 def test_the_source_with_scales_of_blocks(
     golden: Callable[[str, str], None], kernel_source: Callable[[str, Any, str], str]
 ) -> None:
-    spec = VERSIONS[4]("float8_e4m3fn", "RC", 256, 128, 128, 3, 2, "bfloat16", "none", True)
-    golden("gemm_v4_block_scales.cu", kernel_source(spec.template, spec, "sm_90a"))
+    for version, by_tma, name in ((4, False, "block_scales"), (5, True, "block_scales_tma")):
+        spec = VERSIONS[version]("float8_e4m3fn", "RC", 256, 128, 128, 3, 2, "bfloat16", "none", True, by_tma)
+        golden(f"gemm_v{version}_{name}.cu", kernel_source(spec.template, spec, "sm_90a"))

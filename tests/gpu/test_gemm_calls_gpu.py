@@ -111,17 +111,21 @@ def test_fp8_with_scales_of_rows_and_columns(version: int | str, layout: str) ->
 
 
 @pytest.mark.skipif(not TARGET.has_wgmma, reason="scales of blocks need wgmma")
+@pytest.mark.parametrize("by_tma", [False, True])
 @pytest.mark.parametrize(
-    ("batch", "m", "n", "k"), [(1, 1, 1, 129), (1, 300, 520, 1000), (3, 130, 384, 640), (1, 64, 7168, 2048)]
+    ("batch", "m", "n", "k"),
+    [(1, 1, 1, 129), (1, 300, 520, 1000), (3, 130, 384, 640), (1, 64, 7168, 2048), (1, 1000, 260, 5000)],
 )
-def test_scales_of_blocks(batch: int, m: int, n: int, k: int) -> None:
+def test_scales_of_blocks(batch: int, m: int, n: int, k: int, by_tma: bool) -> None:
     blocks = -(-k // 128), -(-n // 128)
     a, b = numbers((batch, m, k), E4M3, 0), numbers((batch, n, k), E4M3, 1).swapaxes(1, 2)
     a_scale, b_scale = abs(numbers((batch, m, blocks[0]), F32, 2)), abs(numbers((batch, *blocks), F32, 3))
     scaled_a = a.astype(np.float64) * np.repeat(a_scale, 128, axis=2)[..., :k]
     scaled_b = b.astype(np.float64) * np.repeat(np.repeat(b_scale, 128, axis=1)[:, :k], 128, axis=2)[..., :n]
-    scales = {"a_scale": upload(a_scale), "b_scale": upload(b_scale)}
-    problem = Problem(m, n, k, a.dtype.name, batch=batch, block_scales=True)
+    columns = cupy.zeros((batch, blocks[0], -(-m // 4) * 4), np.float32)[..., :m].swapaxes(1, 2)
+    columns[...] = cupy.asarray(a_scale)
+    scales = {"a_scale": columns if by_tma else upload(a_scale), "b_scale": upload(b_scale)}
+    problem = Problem(m, n, k, a.dtype.name, batch=batch, block_scales=True, scales_by_tma=by_tma)
     for version in (4, 5):
         for spec, _ in ranked(candidates(replace(problem, version=version), gpu_of(0))):
             with pinned(spec):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
@@ -42,33 +42,51 @@ _TILES = (
     (128, 64, 128, 2), (128, 128, 64, 2), (128, 192, 64, 2), (128, 256, 64, 2), (192, 128, 64, 3), (256, 128, 64, 2),
     (256, 192, 64, 2), (256, 208, 64, 2),
 )  # fmt: skip
-#: A product of few waves may also take one of these, which may leave fewer SMs idle in the last wave. Of all multiples
-#: of 16 columns these are the fastest for some product of benchmarks/results/gemm_tiles.json.
-_LAST_WAVE_TILES = (
-    (64, 96, 64, 1), (128, 80, 64, 2), (128, 112, 64, 2), (128, 160, 64, 2), (128, 208, 64, 2), (128, 224, 64, 2),
-    (192, 96, 64, 3), (192, 112, 64, 3), (256, 160, 64, 2),
-)  # fmt: skip
+#: A product of few waves may also take one of these, which may leave fewer SMs idle in the last wave, by version: of
+#: all multiples of 16 columns those that are the fastest for some product. [benchmarks/results/gemm_tiles*.json]
+_LAST_WAVE_TILES: dict[int | str, tuple[tuple[int, ...], ...]] = {
+    3: ((64, 96, 64, 1), (128, 80, 64, 2), (128, 208, 64, 2), (128, 224, 64, 2), (192, 96, 64, 3)),
+    4: ((128, 224, 64, 2), (256, 160, 64, 2)),
+}
 #: Of versions with tiles of their own.
 _TILES_OF: dict[int | str, tuple[tuple[int, ...], ...]] = {7: ((128, 128, 64, 1),), "p1": p1.TILES}
 #: What "auto" chooses from where there is wgmma: no other version is 2 % faster for a measured product. [H100, H200]
 _LADDER, _MMA_SYNC = (6, 7, 4, 3), ("p1",)
+#: The same where TMA can read A's scales of blocks: clusters with this tile are 1 % faster. [H100]
+_CLUSTERS, _TILE_OF_CLUSTERS = 5, (256, 128, 64, 2)
+_LADDER_OF_SCALES = (_CLUSTERS, 4)
 
 
-def _tiles(problem: Problem, versions: Iterable[int | str], tiles: Sequence[tuple[int, ...]]) -> Iterator[GemmSpec]:
-    """Every one of these tiles with which a version can serve the problem, with the shortest ring. tiles: of versions
-    that have none of their own."""
+def _tiles(
+    problem: Problem, versions: Iterable[int | str], tiles_of: Callable[[int | str], Sequence[tuple[int, ...]]]
+) -> Iterator[GemmSpec]:
+    """Every one of these tiles with which a version can serve the problem, with the shortest ring."""
     for version in versions:
         kind = VERSIONS[version]
-        for block_m, block_n, block_k, *others in _TILES_OF.get(version, tiles):
+        for block_m, block_n, block_k, *others in tiles_of(version):
             if block_n in kind.allowed["block_n"]:
                 yield from _of_tile(kind, problem, block_m, block_n, block_k, others)
 
 
-def _tiles_for(problem: Problem, gpu: Gpu) -> Sequence[tuple[int, ...]]:
+def _every_tile(version: int | str) -> Sequence[tuple[int, ...]]:
+    return _TILES_OF.get(version, (*_TILES, *_LAST_WAVE_TILES.get(version, ())))
+
+
+def _tiles_for(problem: Problem, gpu: Gpu, version: int | str) -> Sequence[tuple[int, ...]]:
     """Those that a product ranks: tiles for the last wave if it has few waves, and half of their rows or more."""
+    if version == _CLUSTERS and problem.version != _CLUSTERS:
+        return (_TILE_OF_CLUSTERS,)
+    if version in _TILES_OF or version not in _LAST_WAVE_TILES:
+        return _every_tile(version)
     if problem.batch * problem.m * problem.n > _MANY_WAVES * gpu.sm_count * 128 * 256:
         return _TILES
-    return [*_TILES, *(tile for tile in _LAST_WAVE_TILES if tile[0] < 2 * max(problem.m, 64))]
+    few = [tile for tile in _LAST_WAVE_TILES[version] if tile[0] < 2 * max(problem.m, 64)]
+    return [*_TILES, *(tile for tile in few if tile[3] < 3 or _tile_count(problem, tile) <= gpu.sm_count)]
+
+
+def _tile_count(problem: Problem, tile: Sequence[int]) -> int:
+    """Three warpgroups on few columns read more than L2 sends, unless all CTAs run at once and read the same."""
+    return problem.batch * ceil_div(problem.m, tile[0]) * ceil_div(problem.n, tile[1])
 
 
 def _of_tile(
@@ -79,7 +97,7 @@ def _of_tile(
     if problem.block_scales and (block_k != SCALE_BLOCK or block_n > SCALE_BLOCK or not kind.scales_blocks):
         return
     warpgroups, *rest = others
-    given = problem.out_dtype, problem.epilogue, problem.block_scales
+    given = problem.out_dtype, problem.epilogue, problem.block_scales, problem.scales_by_tma
     try:
         spec = kind(problem.dtype, problem.layout, block_m, block_n, block_k, 2, warpgroups, *given, *rest)
     except ArgumentError:  # a tile that the version does not have
@@ -110,8 +128,9 @@ def candidates(problem: Problem, gpu: Gpu) -> list[Candidate[GemmSpec]]:
         )
     if is_fp8(problem.dtype) and (problem.version == "p1" or not target.has_wgmma):
         target.require("mma_sync_fp8", "gemm of fp8 without wgmma")
-    versions = (problem.version,) if problem.version else _LADDER if target.has_wgmma else _MMA_SYNC
-    return candidates_of(_tiles(problem, versions, _tiles_for(problem, gpu)), problem, gpu, _deepest)
+    ladder = _LADDER_OF_SCALES if problem.scales_by_tma else _LADDER
+    versions = (problem.version,) if problem.version else ladder if target.has_wgmma else _MMA_SYNC
+    return candidates_of(_tiles(problem, versions, partial(_tiles_for, problem, gpu)), problem, gpu, _deepest)
 
 
 GEMM: Family[Problem, GemmSpec] = Family(
@@ -120,13 +139,14 @@ GEMM: Family[Problem, GemmSpec] = Family(
     read_problem=Problem.from_json,
     candidates=candidates,
     index=("n", "k", "batch"),
-    spec_fields=("dtype", "layout", "out_dtype", "epilogue", "block_scales"),
+    spec_fields=("dtype", "layout", "out_dtype", "epilogue", "block_scales", "scales_by_tma"),
     options=(
         Option("dtype", "float16", tuple(OPERAND_TYPES), "of operands"),
         Option("layout", "RC", LAYOUTS, "A and B, each row-major or column-major"),
         Option("out_dtype", "", ("", *RESULT_TYPES), "of the result, by default the operands', bfloat16 for fp8"),
         Option("epilogue", "none", EPILOGUES, "what is applied to the sums: alpha, beta, bias, scales, an activation"),
         Option("block_scales", False, (False, True), "fp8: a scale for each block of 128 of K"),
+        Option("scales_by_tma", False, (False, True), "A's are column-major, as TMA reads them"),
         Option("batch", 1, (), "matrices"),
     ),
     trial="cudatma.kernels.gemm.sample:GemmTrial",
@@ -140,7 +160,7 @@ def dump_specs(version: int | str, target: Target) -> list[GemmSpec]:
     found: list[GemmSpec] = []
     tiles: dict[tuple[int, ...], list[GemmSpec]] = {}
     problem = Problem(1, 1, 1024, "float16")
-    for spec in _tiles(problem, [version], (*_TILES, *_LAST_WAVE_TILES)):
+    for spec in _tiles(problem, [version], _every_tile):
         tiles.setdefault((spec.block_m, spec.block_n, spec.block_k, spec.blocks_per_sm), []).append(spec)
     for index, same in zip(range(max(len(tiles), 2 * len(LAYOUTS))), cycle(tiles.values())):
         dtype, first = ("float16", "bfloat16")[index % 2], index // 2 % len(LAYOUTS)
@@ -150,9 +170,14 @@ def dump_specs(version: int | str, target: Target) -> list[GemmSpec]:
         if spec.block_m * spec.block_n <= GemmSpec.most_sums * 128 * spec.warpgroups:  # others have no epilogue
             spec = replace(spec, out_dtype=out_dtype, epilogue=epilogue)
         found += [one for layout in layouts if runs(one := replace(spec, layout=layout), problem, target)][:1]
-    for dtype, blocks in (("float8_e4m3fn", False), ("float8_e5m2", True)):
-        problem = Problem(1, 1, 1024, dtype, version=version, epilogue="linear", block_scales=blocks)
-        found += [spec for spec in _tiles(problem, [version], _TILES) if spec.block_m == spec.block_n == SCALE_BLOCK]
+    for dtype, blocks, by_tma in (
+        ("float8_e4m3fn", False, False),
+        ("float8_e5m2", True, False),
+        ("float8_e4m3fn", True, True),
+    ):
+        problem = Problem(1, 1, 1024, dtype, "RC", version, 1, "", "linear", blocks, by_tma)
+        wanted = 2 * SCALE_BLOCK if by_tma else SCALE_BLOCK, SCALE_BLOCK
+        found += [spec for spec in _tiles(problem, [version], _every_tile) if (spec.block_m, spec.block_n) == wanted]
     longest = (_deepest(spec, target, 2) for spec in found)
     return list(dict.fromkeys(spec for spec in longest if spec is not None and runs(spec, problem, target)))
 

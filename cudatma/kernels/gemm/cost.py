@@ -1,7 +1,7 @@
 """What versions 1 to 7 of the dense GEMM take on a GPU, predicted: it ranks every tile of every version.
 
-The factors were fitted on an H200 to ``benchmarks/results/gemm_tiles.json``, _SCALES_CLOCKS to products with scales of
-blocks, _UNHIDDEN_PART on an H100; tests/unit/test_gemm_choice.py bounds what the choice loses. Pure.
+The factors were fitted on an H200 to ``benchmarks/results/gemm_tiles.json``, those of scales of blocks and
+_UNHIDDEN_PART on H100s; tests/unit/test_gemm_choice.py bounds what the choice loses. Pure.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _L2_BYTES = 6600
 #: Until the first stage of a tile is there; from the request of a later stage until it is there.
 _FIRST_STAGE_CLOCKS = 2700
 _LATENCY_CLOCKS = 2355
-#: A stage's scales of blocks; storing a thread's sum as 16 bits.
-_SCALES_CLOCKS = 168
+#: A stage's scales of blocks, loaded by threads or by TMA; storing a thread's sum as 16 bits.
+_SCALES_CLOCKS, _RING_SCALES_CLOCKS = 168, 110
 _STORE_CLOCKS = 17.5
 #: Until CTAs of a cluster have met; bytes of sums a clock that they send.
 _MEETING_CLOCKS = 380
@@ -55,9 +55,10 @@ def _stage_clocks(spec: Any) -> float:
     """Clocks of a stage that is there: of the tensor cores, or of shared memory."""
     k_bytes, wgmmas = spec.element_bytes * spec.block_k, spec.block_m // _WGMMA_M
     products = spec.block_m * (spec.block_n + _MORE_COLUMNS) * k_bytes / (_MAC_BYTES * _RATE_PART)
-    gap = spec.stage_gap / spec.warpgroups**2  # the other warpgroups multiply meanwhile
+    scales = _RING_SCALES_CLOCKS if spec.ring_has_scales else _SCALES_CLOCKS
+    gap = scales if spec.block_scales else spec.stage_gap / spec.warpgroups**2  # others multiply meanwhile
     through_smem = k_bytes * (wgmmas * (_WGMMA_M + spec.block_n) + spec.block_m + spec.slot_n)
-    clocks: float = max(products + gap + _SCALES_CLOCKS * spec.block_scales, through_smem / _SHARED_BYTES)
+    clocks: float = max(products + gap, through_smem / _SHARED_BYTES)
     return clocks
 
 
@@ -73,7 +74,8 @@ def gemm_cost(spec: Any, problem: Problem, gpu: Gpu) -> Cost:
         ctas = min(tiles * spec.cluster_k, gpu.sm_count)
         l2 = ctas * rows * spec.block_k * spec.element_bytes / _L2_BYTES
     unused = (spec.slot_n - spec.block_n) * spec.block_k * spec.element_bytes
-    stage = max(_stage_clocks(spec), latency, l2) + spec.stage_bytes(problem.m) / _LOADED_BYTES + unused / _UNUSED_BYTES
+    loaded = spec.loaded_stage_bytes if spec.cluster > 1 else spec.stage_bytes(problem.m)
+    stage = max(_stage_clocks(spec), latency, l2) + loaded / _LOADED_BYTES + unused / _UNUSED_BYTES
     mainloop = waves * ceil_div(ceil_div(problem.k, spec.block_k), spec.cluster_k) * stage
     tile = spec.block_m * spec.block_n // spec.cluster_k
     sums_of_thread = tile / (128 * spec.warpgroups)

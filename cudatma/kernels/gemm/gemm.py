@@ -74,7 +74,7 @@ def gemm(
     (in a graph capture: a first call, or a copy), HazardError (emulator).
     """
     number, _ = chosen_version(version)
-    arrays, options = (a, b, bias, a_scale, b_scale, out), (alpha, beta, activation, out_dtype, batch_invariant, number)
+    arrays, options = (a, b, a_scale, b_scale, bias, out), (alpha, beta, activation, out_dtype, batch_invariant, number)
     key = None
     if backend is None and debug_scope.get() is None and pinned_scope.get() is None:
         key = call_key(arrays, options)
@@ -90,7 +90,7 @@ def _first(
 ) -> Any:
     """A call with full checks; keeps the launch for later calls of the same kind."""
     chosen = backend_for("gemm", backend)
-    a, b, bias, a_scale, b_scale, out = arrays
+    a, b, a_scale, b_scale, bias, out = arrays
     *checked, number = options
     alpha, beta, activation, out_dtype, batch_invariant = checked
     request, shape, result = check_call(
@@ -117,9 +117,10 @@ def _first(
         ready = arranged(request, chosen, handle)
         replay = _replay(ready, result, number, device, handle)
         replay.run(addresses((*ready.read.values(), result, result)), handle)
-        # A known call looks at no address but those of these arrays, and finds a and b at multiples of 16 bytes.
+        # A known call looks at no address but those of these arrays, and finds what TMA reads at multiples of 16 bytes.
         if key is not None and ready is request and result.pointer % ALIGNMENT == 0:
-            _KNOWN_CALLS.put(key, KnownCall.of(replay, out, shape, (*request.read.values(), result), 2))
+            by_tma = 3 if request.has_scales_for_tma else 2
+            _KNOWN_CALLS.put(key, KnownCall.of(replay, out, shape, (*request.read.values(), result), by_tma))
     return out
 
 
@@ -128,7 +129,7 @@ def _replay(request: Request, result: ArrayInfo, version: int | str, device: int
     arrays = request.arrays() | {"out": result}
     layouts = tuple([(name, info.shape, info.strides_bytes) for name, info in arrays.items()])
     asked = request.alpha, request.beta, request.activation, request.batch_invariant, version
-    kinds = request.a.dtype.name, request.out_dtype, result.pointer % ALIGNMENT
+    kinds = request.a.dtype.name, request.out_dtype, result.pointer % ALIGNMENT, request.has_scales_for_tma
     key = device, layouts, asked, kinds, wants_debug(None), pinned_scope.get()
     replay = _PLANS.get(key)
     if replay is None:
@@ -148,7 +149,8 @@ def _moving(spec: GemmSpec, launch: Launch, result: ArrayInfo) -> list[int | Non
     given = dict(zip(spec.parameter_names, launch.args, strict=True))
     if "output_map" in given and given["output_map"].address != result.pointer:
         given["output_map"] = 0  # a map that the kernel does not look at
-    wanted = (("a", "a_map"), ("b", "b_map"), *((name,) for name in (*OPTIONAL, "output", "output_map")))
+    names_of = {name: (name, f"{name}_map") for name in ("a", "b", "a_scale")}
+    wanted = [names_of.get(name, (name,)) for name in ("a", "b", *OPTIONAL, "output", "output_map")]
     used = [next((name for name in names if given.get(name, 0) != 0), None) for names in wanted]
     return [None if name is None else spec.parameter_names.index(name) for name in used]
 

@@ -24,7 +24,7 @@ from cudatma.kernels.schedule import DivisorStruct, Schedule, ceil_div
 from cudatma.target import Target
 
 #: Arrays that a call may do without; the kernel gets the address 0.
-OPTIONAL = ("bias", "a_scale", "b_scale")
+OPTIONAL = ("a_scale", "b_scale", "bias")
 
 #: m n / (m + n) below which reading operands takes longer than multiplying. [H200]
 _BOUND_BY_MEMORY = 180
@@ -52,6 +52,8 @@ def plan_gemm(request: Request, result: ArrayInfo, spec: GemmSpec, target: Targe
     for name, rows, box, is_k_major in maps:
         if name in spec.parameter_names:
             args[name] = _tensor_map(rows, box, spec.swizzle(is_k_major), target)
+    if spec.ring_has_scales and (scales := request.block_rows):
+        args["a_scale_map"] = _tensor_map(dense_rows(scales), (1, 1, spec.block_m), "none", target)
     if "output_map" in spec.parameter_names:
         args["output_map"] = _tensor_map(result, spec.output_box, "128B", target) if by_tma else args["a_map"]
     ordered = tuple([args[name] for name in spec.parameter_names])

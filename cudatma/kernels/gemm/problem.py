@@ -93,7 +93,8 @@ class Problem:
 
     dtype: one of OPERAND_TYPES. layout: one of LAYOUTS. version: of the kernel that has to run; 0: any. out_dtype: one
     of RESULT_TYPES, "" for default_result(). epilogue: one of EPILOGUES. block_scales: each 1 x 128 of a and 128 x 128
-    of b has a scale. batch_invariant: a row's bits must not depend on m. Raises ArgumentError, ArgumentTypeError.
+    of b has a scale. scales_by_tma: TMA can read those of a. batch_invariant: a row's bits must not
+    depend on m. Raises ArgumentError, ArgumentTypeError.
     """
 
     m: int
@@ -106,6 +107,7 @@ class Problem:
     out_dtype: str = ""
     epilogue: str = "none"
     block_scales: bool = False
+    scales_by_tma: bool = False
     batch_invariant: bool = False
 
     def __post_init__(self) -> None:
@@ -126,6 +128,8 @@ class Problem:
                 raise ArgumentError(name, getattr(self, name), ", ".join(values))
         if self.block_scales and not is_fp8(self.dtype):
             raise ArgumentError("block_scales", True, f"False for {self.dtype}", "fp8 has scales of blocks")
+        if self.scales_by_tma and not self.block_scales:
+            raise ArgumentError("scales_by_tma", True, "False without block_scales")
 
     @property
     def result_dtype(self) -> str:
@@ -149,7 +153,7 @@ class Problem:
         told += [f"batch of {self.batch}"] if self.batch > 1 else []
         told += [f"to {self.out_dtype}"] if self.out_dtype else []
         told += [f"epilogue {self.epilogue}"] if self.epilogue != "none" else []
-        told += ["block scales"] if self.block_scales else []
+        told += [f"block scales{' by TMA' if self.scales_by_tma else ''}"] if self.block_scales else []
         told += ["batch-invariant"] if self.batch_invariant else []
         return ", ".join(told)
 

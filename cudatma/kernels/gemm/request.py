@@ -14,7 +14,7 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.checks import as_fp32, check_out, check_place, checked_flag, real_number
-from cudatma.kernels.gemm.matrices import batched, folded, follows, letter_of, result_rows
+from cudatma.kernels.gemm.matrices import as_rows, batched, folded, follows, letter_of, result_rows, why_copied
 from cudatma.kernels.gemm.problem import (
     ACTIVATIONS,
     NUMPY,
@@ -99,7 +99,7 @@ def check_scales(a_scale: Any, b_scale: Any, sizes: tuple[int, int, int], batch:
         allowed = f"one element, {vectors[field][0]}, or {shapes[field]} for blocks, which both scales must be of then"
         raise ArgumentError(f"{field}.shape", None if info is None else info.shape, allowed)
     scales = Scales(a, b, factor, of_blocks=True)
-    if a is not None and (m - 1) * scales.strides()["a_scale_row"] >= 1 << 32:  # the kernel's offsets have 32 bits
+    if a is not None and (m - 1) * scales.strides()["a_scale_row"] >= 1 << 32:  # the kernels' offsets have 32 bits
         raise ArgumentError("a_scale.strides", a.strides_bytes, "rows within 16 GiB", "copy it")
     return scales
 
@@ -140,6 +140,23 @@ class Request:
         return self.a.shape[1], self.b.shape[2], self.a.shape[2]
 
     @property
+    def block_rows(self) -> ArrayInfo | None:
+        """A's scales of blocks as (batch, ceil(K / 128), M), if it has any."""
+        info = self.scales.a
+        if info is None or not self.scales.of_blocks:
+            return None
+        if info.size_elems == 1:  # of any shape
+            info = replace(info, shape=(1, 1), strides_bytes=(info.dtype.itemsize,) * 2)
+        return as_rows(batched(info, self.batch), "C")
+
+    @property
+    def has_scales_for_tma(self) -> bool:
+        """Whether TMA can read A's scales of blocks: those of neighboring rows lie side by side, and those of each
+        block of K begin at a multiple of 16 bytes."""
+        rows = self.block_rows
+        return rows is not None and not why_copied(rows)
+
+    @property
     def epilogue(self) -> str:
         """Of Problem."""
         if self.activation:
@@ -161,13 +178,14 @@ class Request:
             self.out_dtype,
             self.epilogue,
             self.scales.of_blocks,
+            self.has_scales_for_tma,
             self.batch_invariant,
         )
 
     @property
     def read(self) -> dict[str, ArrayInfo | None]:
         """What a launch reads, by the names of gemm's arguments, with None for what this one does not."""
-        return {"a": self.a, "b": self.b, "bias": self.bias, "a_scale": self.scales.a, "b_scale": self.scales.b}
+        return {"a": self.a, "b": self.b, "a_scale": self.scales.a, "b_scale": self.scales.b, "bias": self.bias}
 
     def arrays(self) -> dict[str, ArrayInfo]:
         """Those that a kernel reads."""

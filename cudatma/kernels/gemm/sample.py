@@ -144,6 +144,7 @@ def _options(problem: Problem) -> dict[str, Any]:
         options["activation"] = problem.epilogue
     if problem.block_scales:
         blocks = ceil_div(problem.k, SCALE_BLOCK)
-        options["a_scale"] = cupy.ones((problem.m, blocks), np.float32)
+        columns = cupy.ones((blocks, ceil_div(problem.m, 4) * 4), np.float32)[:, : problem.m].T
+        options["a_scale"] = columns if problem.scales_by_tma else cupy.ones((problem.m, blocks), np.float32)
         options["b_scale"] = cupy.ones((blocks, ceil_div(problem.n, SCALE_BLOCK)), np.float32)
     return options

@@ -26,10 +26,12 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import RASTER, RESULT, Member
 from cudatma.kernels.schedule import Schedule, ceil_div, schedule
 from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP, TiledKernel
-from cudatma.pipeline import Operand
+from cudatma.pipeline import Operand, align_up
 from cudatma.target import Target
 
 _SPAN_BYTES = 128
+#: Rows of a wgmma.
+WGMMA_M = 64
 #: A slot's two mbarriers; stages beyond which nothing is gained.
 _RING_BYTES, _MOST_STAGES = 16, 8
 #: Shared memory beyond which L1 has 28 KiB and not 60: too few for scales of blocks. Tiles of 256 x 128 are 12 % slower
@@ -40,7 +42,8 @@ _MOST_COLUMNS_OF_THREE = 192
 _SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 _EPILOGUE = ("alpha", "beta")
 _VECTOR_SCALES = ("a_scale_row", "b_scale_column")
-_BLOCK_SCALES = (*_VECTOR_SCALES, "a_scale_k", "b_scale_k", "a_scale_batch", "b_scale_batch")
+_B_BLOCK_SCALES = ("b_scale_column", "b_scale_k", "b_scale_batch")
+_A_BLOCK_SCALES = ("a_scale_row", "a_scale_k", "a_scale_batch")
 PLACES = (*RASTER, *RESULT, "matrix_tiles_m", "by_matrix_tiles_m", "output_batch")
 _ALLOWED: Mapping[str, tuple[Any, ...]] = {
     "layout": LAYOUTS,
@@ -57,9 +60,9 @@ _ALLOWED: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class GemmSpec(TiledKernel):
-    """One instance of a version's template. dtype, out_dtype, layout, epilogue, block_scales: as Problem has them.
-    block_m, block_n: of a CTA's tile. stages: of the ring, block_k elements of K each. warpgroups: that multiply, side
-    by side along M. Raises ArgumentError, ArgumentTypeError."""
+    """One instance of a version's template. dtype, out_dtype, layout, epilogue, block_scales, scales_by_tma: as Problem
+    has them. block_m, block_n: of a CTA's tile. stages: of the ring, block_k elements of K each. warpgroups: that
+    multiply, side by side along M. Raises ArgumentError, ArgumentTypeError."""
 
     dtype: str
     layout: str
@@ -71,12 +74,13 @@ class GemmSpec(TiledKernel):
     out_dtype: str = ""
     epilogue: str = "none"
     block_scales: bool = False
+    scales_by_tma: bool = False
 
     version: ClassVar[int | str]
     template: ClassVar[str]
     struct_members: ClassVar[Mapping[str, Member]] = MEMBERS
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = _ALLOWED
-    revision: ClassVar[int] = 5
+    revision: ClassVar[int] = 6
     #: CTAs side by side that load a tile of B together, or of A; CTAs that divide K.
     cluster: ClassVar[int] = 1
     cluster_k: ClassVar[int] = 1
@@ -89,8 +93,11 @@ class GemmSpec(TiledKernel):
     #: Whether the template has the main loop for scales of blocks.
     scales_blocks: ClassVar[bool] = False
     partial_bytes: ClassVar[int] = 0
-    #: Of 16 rows x 128 bytes, for each consumer warp.
+    #: Of 64 rows x 128 bytes, for each warpgroup, which TMA stores from.
     staging_buffers: ClassVar[int] = 1
+    stages_whole_tile: ClassVar[bool] = False
+    #: Nanoseconds that a wait for a slot may sleep for at a time; 0: the GPU decides.
+    suspend_ns: ClassVar[int] = 0
     #: Microseconds of a launch, and clocks between two stages of one warpgroup in which it does not multiply. [H200]
     launch_us: ClassVar[float] = 0.3
     stage_gap: ClassVar[int] = 0
@@ -103,8 +110,10 @@ class GemmSpec(TiledKernel):
             raise ArgumentTypeError("dtype", self.dtype, ", ".join(OPERAND_TYPES))
         check_result(self)
         self.check_values(self.allowed)
-        if self.block_m % (64 * self.warpgroups):
-            raise ArgumentError("block_m", self.block_m, f"a multiple of {64 * self.warpgroups}, 64 a warpgroup")
+        if self.block_m % (WGMMA_M * self.warpgroups):
+            raise ArgumentError(
+                "block_m", self.block_m, f"a multiple of {WGMMA_M * self.warpgroups}, {WGMMA_M} a warpgroup"
+            )
         if self.block_m * self.block_n > self.most_sums * 128 * self.warpgroups:
             least = ceil_div(self.block_m * self.block_n, self.most_sums * 128)
             raise ArgumentError("warpgroups", self.warpgroups, f"{least}: a thread holds at most {self.most_sums} sums")
@@ -134,7 +143,7 @@ class GemmSpec(TiledKernel):
     def parameter_names(self) -> tuple[str, ...]:
         names = tuple(name for name in self.operand_names if name != "output_map" or self.stores_by_tma)
         names += ("bias",) if self.has_epilogue else ()
-        names += ("a_scale", "b_scale") if self.has_scales else ()
+        names += ("a_scale_map" if self.ring_has_scales else "a_scale", "b_scale") if self.has_scales else ()
         return (*names, "problem")
 
     @property
@@ -157,7 +166,8 @@ class GemmSpec(TiledKernel):
         names += ("output_by_tma",) if "output_map" in self.parameter_names else ()
         names += _EPILOGUE if self.has_epilogue else ()
         if self.has_scales:
-            names += _BLOCK_SCALES if self.block_scales else _VECTOR_SCALES
+            names += _B_BLOCK_SCALES if self.block_scales else _VECTOR_SCALES
+            names += _A_BLOCK_SCALES if self.block_scales and not self.ring_has_scales else ()
         return tuple(dict.fromkeys(names))
 
     @property
@@ -171,6 +181,7 @@ class GemmSpec(TiledKernel):
         kinds += [self.layout.lower()]
         kinds += [self.epilogue] if self.has_epilogue else []
         kinds += ["blocks"] if self.block_scales else []
+        kinds += ["tma"] if self.ring_has_scales else []
         return f"gemm_{kernel_name(self.version)}_{'_'.join(kinds)}_{tile}"
 
     # What it computes with.
@@ -220,10 +231,22 @@ class GemmSpec(TiledKernel):
         return self.has_epilogue or self.block_scales
 
     @property
+    def ring_has_scales(self) -> bool:
+        """Whether TMA loads A's scales of blocks, into the stages: not for warpgroups of 64 rows, whose threads load
+        few."""
+        return self.scales_by_tma and self.block_m > WGMMA_M * self.warpgroups
+
+    @property
     def result(self) -> str:
         """The kernel's Result in CUDA."""
         names = ("output", *(name for name in ("bias", "a_scale", "b_scale") if name in self.parameter_names))
         return f"Result{{{', '.join(names)}}}"
+
+    @property
+    def maps(self) -> str:
+        """The kernel's Maps in CUDA."""
+        names = [name for name in ("a_map", "b_map", "a_scale_map") if name in self.parameter_names]
+        return f"Maps{{{', '.join(f'&{name}' for name in names)}}}"
 
     @property
     def is_a_k_major(self) -> bool:
@@ -285,7 +308,8 @@ class GemmSpec(TiledKernel):
         """That the boxes of a stage deliver to a CTA."""
         box_rows = self.loaded_rows[0] if self.is_a_k_major else self.span
         rows = self.a_box_rows(m) * (self.block_m // box_rows)
-        return self.element_bytes * self.block_k * (rows + self.slot_n)
+        scales = 4 * self.block_m if self.ring_has_scales else 0
+        return self.element_bytes * self.block_k * (rows + self.slot_n) + scales
 
     @property
     def span_k(self) -> int:
@@ -303,14 +327,13 @@ class GemmSpec(TiledKernel):
 
     @property
     def stores_by_tma(self) -> bool:
-        """Whether TMA stores whole boxes where it can: 128 x 256 of 16 bits are up to 1.5 % faster without. [H200]"""
-        is_whole = self.block_n % self.staged_n == 0
-        return is_whole and (is_fp8(self.dtype) or (self.block_m, self.block_n) != (128, 256))
+        """Whether TMA stores whole boxes where it can."""
+        return self.block_n % self.staged_n == 0
 
     @property
     def output_box(self) -> tuple[int, int, int]:
-        """Matrices, rows and columns that a warp stores at a time."""
-        return (1, 16, self.staged_n)
+        """Matrices, rows and columns that TMA stores at a time, of a warpgroup."""
+        return (1, self.block_m // self.warpgroups if self.stages_whole_tile else WGMMA_M, self.staged_n)
 
     def schedule(self, problem: Problem, sm_count: int) -> Schedule:
         """How the tiles of all matrices of the batch are divided among CTAs."""
@@ -342,19 +365,24 @@ class GemmSpec(TiledKernel):
     def stage_operands(self) -> tuple[Operand, ...]:
         k_bytes = self.element_bytes * self.block_k
         sizes = (("a", k_bytes * self.block_m), ("b", k_bytes * self.slot_n))
-        return tuple(Operand(name, size, size, 1024) for name, size in sizes)
+        operands = tuple([Operand(name, size, size, 1024) for name, size in sizes])
+        scales = 4 * self.block_m
+        return (
+            (*operands, Operand("a_scale", align_up(scales, 1024), scales, 1024)) if self.ring_has_scales else operands
+        )
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
         return (("staging", self.consumer_warps * self.staging_buffers * 16 * _SPAN_BYTES),)
 
     def stage_layout(self) -> list[tuple[str, int]]:
         """(what, bytes) that one stage holds."""
-        a, b = (operand.footprint_bytes for operand in self.stage_operands())
+        a, b, *scales = (operand.footprint_bytes for operand in self.stage_operands())
         majors = "K" if self.is_a_k_major else "M", "K" if self.is_b_k_major else "N"
         swizzles = [self.swizzle(is_k_major) for is_k_major in (self.is_a_k_major, self.is_b_k_major)]
         return [
             (f"a {self.block_m} x {self.block_k} {self.dtype}, {majors[0]}-major, {swizzles[0]} swizzle", a),
             (f"b {self.block_k} x {self.slot_n} {self.dtype}, {majors[1]}-major, {swizzles[1]} swizzle", b),
+            *((f"scales of {self.block_m} rows of a, float32", size) for size in scales),
         ]
 
     def check_target(self, target: Target) -> None:
@@ -368,12 +396,12 @@ class GemmSpec(TiledKernel):
         of_stage = sum(operand.footprint_bytes for operand in self.stage_operands()) + _RING_BYTES
         rest = self.smem_bytes - self.stages * of_stage
         share = target.smem_share_bytes(self.blocks_per_sm)
-        most = min(share, _MOST_BYTES_BESIDE_L1) if self.block_scales else share
+        most = min(share, _MOST_BYTES_BESIDE_L1) if self.block_scales and not self.ring_has_scales else share
         return min(_MOST_STAGES, (most - rest) // of_stage)
 
     def adapted(self, problem: Problem) -> GemmSpec:
         """The same tile for another dtype and layout."""
-        names = ("dtype", "layout", "out_dtype", "epilogue", "block_scales")
+        names = ("dtype", "layout", "out_dtype", "epilogue", "block_scales", "scales_by_tma")
         return replace(self, **{name: getattr(problem, name) for name in names})
 
     def store_clocks(self, tiles: int, stored: float, products: float) -> float:

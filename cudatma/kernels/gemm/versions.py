@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from cudatma.errors import ArgumentError
 from cudatma.kernels.gemm.p1 import GemmP1
 from cudatma.kernels.gemm.problem import Problem
-from cudatma.kernels.gemm.spec import GemmSpec
+from cudatma.kernels.gemm.spec import WGMMA_M, GemmSpec
 from cudatma.kernels.version import Versions
 from cudatma.target import Target
 
@@ -65,8 +65,8 @@ class GemmV4(GemmSpec):
     version: ClassVar[int] = 4
     template: ClassVar[str] = "kernels/gemm_v4.cu.j2"
     launch_us: ClassVar[float] = 0.5
-    staging_buffers: ClassVar[int] = 2
     is_persistent: ClassVar[bool] = True
+    suspend_ns: ClassVar[int] = 10_000_000
     scales_blocks: ClassVar[bool] = True
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = _ANY_COLUMNS
     #: Registers of a thread that setmaxnreg asks for, of two warpgroups that multiply and one that loads: without it
@@ -85,6 +85,20 @@ class GemmV4(GemmSpec):
     def output_map(self) -> str:
         """The address of the result's tensor map, in CUDA."""
         return "&output_map" if self.stores_by_tma else "nullptr"
+
+    @property
+    def staging_buffers(self) -> int:  # type: ignore[override]
+        """TMA reads one of two while the other is filled; for a whole tile where scales of blocks leave room."""
+        if not self.stores_by_tma:
+            return 1
+        return (
+            self.block_m // (WGMMA_M * self.warpgroups) * self.block_n // self.staged_n if self.stages_whole_tile else 2
+        )
+
+    @property
+    def stages_whole_tile(self) -> bool:  # type: ignore[override]
+        """Whether there are buffers for a whole tile."""
+        return self.ring_has_scales and self.stores_by_tma
 
     @property
     def most_sums(self) -> int:  # type: ignore[override]
@@ -111,7 +125,7 @@ class GemmV5(GemmV4):
 
     version: ClassVar[int] = 5
     template: ClassVar[str] = "kernels/gemm_v5.cu.j2"
-    launch_us: ClassVar[float] = 1.2
+    launch_us: ClassVar[float] = 2.2
     stage_gap: ClassVar[int] = 250
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = GemmSpec.allowed
 

@@ -619,6 +619,12 @@ __device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
     }
 }
 
+// The same, and the thread may sleep for up to `ns` nanoseconds at a time.
+__device__ __forceinline__ void mbarrier_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
+    while (!mbarrier_try_wait_parity_hint(bar, parity, ns)) {
+    }
+}
+
 // [PTX ISA, membar / fence] Makes this thread's mbarrier.init visible to the async proxy and to the cluster.
 __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
@@ -2316,6 +2322,7 @@ __device__ __forceinline__ void wgmma_m64n256k16_f32_bf16_ss(float (&d)[32][4], 
 }
 
 }  // namespace cudatma
+
 namespace cudatma {
 
 // A ring of Stages slots in shared memory, filled by one producer and read by many consumers.

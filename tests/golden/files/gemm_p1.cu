@@ -10,6 +10,7 @@
 //   out_dtype = ''
 //   epilogue = 'none'
 //   block_scales = False
+//   scales_by_tma = False
 //   blocks_per_sm = 1
 // 8 warps consume, 4 produce; a CTA takes 98368 B.
 // One stage holds
@@ -299,12 +300,16 @@ __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem)
     fence_proxy_async_shared_cta();   // before what wgmma reads
 }
 
+// Of what is loaded.
+struct Maps {
+    const TensorMap *a, *b;
+};
+
 // One thread fills the ring's slot with the stage k of a tile.
-__device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const TensorMap* a_map,
-                                           const TensorMap* b_map, u32 k, const Place& place) {
+__device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const Maps& maps, u32 k, const Place& place) {
     ring.expect_tx(problem.stage_bytes);
-    load_box<A_IS_K_MAJOR, BLOCK_M>(smem + A + ring.stage * A_STAGE_BYTES, a_map, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
-    load_box<B_IS_K_MAJOR, BLOCK_N>(smem + B + ring.stage * B_STAGE_BYTES, b_map, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
+    load_box<A_IS_K_MAJOR, BLOCK_M>(smem + A + ring.stage * A_STAGE_BYTES, maps.a, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
+    load_box<B_IS_K_MAJOR, BLOCK_N>(smem + B + ring.stage * B_STAGE_BYTES, maps.b, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
 }
 
 // Stages k_begin .. k_end - 1 of an output tile.
@@ -356,10 +361,10 @@ struct StageCursor {
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
 // Goes on to the next tile while the consumers still store this one.
-__device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const TensorMap* a_map, const TensorMap* b_map) {
+__device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps) {
     for (StageCursor at(problem, blockIdx.x); at.next(problem); ring.advance()) {
         ring.acquire();
-        load_stage(problem, ring, smem, a_map, b_map, at.k, tile_place(problem, at.tile_m, at.tile_n));
+        load_stage(problem, ring, smem, maps, at.k, tile_place(problem, at.tile_m, at.tile_n));
     }
 }
 
@@ -456,7 +461,7 @@ gemm_p1_f16_cc_128x256x32_w2_s4(
     wait_for_previous_grid();
     if (warp_index >= CONSUMER_WARPS) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
-        if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, problem, smem, &a_map, &b_map);
+        if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, problem, smem, Maps{&a_map, &b_map});
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume(ring, problem, Result{output}, LaneAddresses(smem, warp_index, laneid()));

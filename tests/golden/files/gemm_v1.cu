@@ -10,6 +10,7 @@
 //   out_dtype = ''
 //   epilogue = 'none'
 //   block_scales = False
+//   scales_by_tma = False
 // 8 warps consume, 0 produce; a CTA takes 163840 B.
 // One stage holds
 //    16384 B  a 128 x 64 float16, K-major, 128B swizzle

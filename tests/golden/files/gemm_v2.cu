@@ -10,6 +10,7 @@
 //   out_dtype = ''
 //   epilogue = 'none'
 //   block_scales = False
+//   scales_by_tma = False
 // 8 warps consume, 0 produce; a CTA takes 163888 B.
 // One stage holds
 //    16384 B  a 128 x 64 float16, M-major, 128B swizzle
@@ -308,12 +309,16 @@ __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem)
     fence_proxy_async_shared_cta();   // before what wgmma reads
 }
 
+// Of what is loaded.
+struct Maps {
+    const TensorMap *a, *b;
+};
+
 // One thread fills the ring's slot with the stage k of a tile.
-__device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const TensorMap* a_map,
-                                           const TensorMap* b_map, u32 k, const Place& place) {
+__device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const Maps& maps, u32 k, const Place& place) {
     ring.expect_tx(problem.stage_bytes);
-    load_box<A_IS_K_MAJOR, BLOCK_M>(smem + A + ring.stage * A_STAGE_BYTES, a_map, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
-    load_box<B_IS_K_MAJOR, BLOCK_N>(smem + B + ring.stage * B_STAGE_BYTES, b_map, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
+    load_box<A_IS_K_MAJOR, BLOCK_M>(smem + A + ring.stage * A_STAGE_BYTES, maps.a, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
+    load_box<B_IS_K_MAJOR, BLOCK_N>(smem + B + ring.stage * B_STAGE_BYTES, maps.b, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
 }
 
 // Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
@@ -350,7 +355,7 @@ gemm_v2_f16_cr_128x256x64_w2_s3(
     Ring writes = reads;
     if (warp_index == 0) {
         for (u32 k = 0; k < min(STAGES, problem.k_iterations); ++k, writes.advance())
-            if (elect_sync()) load_stage(problem, writes, smem, &a_map, &b_map, k, place);
+            if (elect_sync()) load_stage(problem, writes, smem, Maps{&a_map, &b_map}, k, place);
     }
 
     // The same slot is filled again when all warps have released it. No wgmma may be in flight around a thread's own branch, or
@@ -364,7 +369,7 @@ gemm_v2_f16_cr_128x256x64_w2_s3(
         if (warp_index == 0 && k + STAGES < problem.k_iterations) {
             if (elect_sync()) {
                 writes.acquire();
-                load_stage(problem, writes, smem, &a_map, &b_map, k + STAGES, place);
+                load_stage(problem, writes, smem, Maps{&a_map, &b_map}, k + STAGES, place);
             }
             __syncwarp();
             writes.advance();

@@ -10,6 +10,7 @@
 //   out_dtype = ''
 //   epilogue = 'none'
 //   block_scales = False
+//   scales_by_tma = False
 // 8 warps consume, 1 produce; a CTA takes 163888 B.
 // One stage holds
 //    16384 B  a 128 x 64 float16, M-major, 128B swizzle
@@ -308,19 +309,23 @@ __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem)
     fence_proxy_async_shared_cta();   // before what wgmma reads
 }
 
+// Of what is loaded.
+struct Maps {
+    const TensorMap *a, *b;
+};
+
 // By the thread that loads, before it waits for the previous grid: parameters may be read while that still runs.
-__device__ __forceinline__ void prefetch_maps(const TensorMap* a_map, const TensorMap* b_map) {
+__device__ __forceinline__ void prefetch_maps(const Maps& maps) {
     if (threadIdx.x != 32 * CONSUMER_WARPS) return;
-    prefetch_tensormap(a_map);
-    prefetch_tensormap(b_map);
+    prefetch_tensormap(maps.a);
+    prefetch_tensormap(maps.b);
 }
 
 // One thread fills the ring's slot with the stage k of a tile.
-__device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const TensorMap* a_map,
-                                           const TensorMap* b_map, u32 k, const Place& place) {
+__device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const Maps& maps, u32 k, const Place& place) {
     ring.expect_tx(problem.stage_bytes);
-    load_box<A_IS_K_MAJOR, BLOCK_M>(smem + A + ring.stage * A_STAGE_BYTES, a_map, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
-    load_box<B_IS_K_MAJOR, BLOCK_N>(smem + B + ring.stage * B_STAGE_BYTES, b_map, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
+    load_box<A_IS_K_MAJOR, BLOCK_M>(smem + A + ring.stage * A_STAGE_BYTES, maps.a, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
+    load_box<B_IS_K_MAJOR, BLOCK_N>(smem + B + ring.stage * B_STAGE_BYTES, maps.b, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
 }
 
 // Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
@@ -334,11 +339,11 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
 }
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
-__device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const TensorMap* a_map, const TensorMap* b_map,
+__device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps,
                                         const Place& place) {
     for (u32 k = 0; k < problem.k_iterations; ++k, ring.advance()) {
         ring.acquire();
-        load_stage(problem, ring, smem, a_map, b_map, k, place);
+        load_stage(problem, ring, smem, maps, k, place);
     }
 }
 
@@ -383,13 +388,13 @@ gemm_v3_f16_cc_128x256x64_w2_s3(
     tile_position(problem, blockIdx.x, tile_m, tile_n);
     Place place = tile_place(problem, tile_m, tile_n);
 
-    prefetch_maps(&a_map, &b_map);
+    prefetch_maps(Maps{&a_map, &b_map});
     clear_unloaded(problem, smem);
     Ring ring;
     ring.init(smem + RING_BARRIERS, 1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
     wait_for_previous_grid();
     if (warp_index == CONSUMER_WARPS) {
-        if (elect_sync()) produce(ring, problem, smem, &a_map, &b_map, place);
+        if (elect_sync()) produce(ring, problem, smem, Maps{&a_map, &b_map}, place);
         return;
     }
     Accumulators acc;

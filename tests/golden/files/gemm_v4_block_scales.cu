@@ -10,6 +10,7 @@
 //   out_dtype = ''
 //   epilogue = 'none'
 //   block_scales = True
+//   scales_by_tma = False
 // 8 warps consume, 4 produce; a CTA takes 180272 B.
 // One stage holds
 //    32768 B  a 256 x 128 float8_e4m3fn, K-major, 128B swizzle
@@ -59,6 +60,15 @@ template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
 }
+
+    // Producer: waits for the consumers to release the slot. The first lap finds every slot empty: on a fresh barrier
+    // the phase of parity 1 counts as ended.
+    __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity_hint(empty_barrier(slot), phase ^ 1, 10000000); }
+    __device__ __forceinline__ void acquire() const { acquire(stage); }
+
+    // Consumer: waits for the slot to be full.
+    __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity_hint(get_barrier(slot), phase, 10000000); }
+    __device__ __forceinline__ void wait() const { wait(stage); }
 
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
 constexpr u32 BLOCK_M = 256;     // of a CTA's tile
@@ -318,40 +328,63 @@ __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem)
     fence_proxy_async_shared_cta();   // before what wgmma reads
 }
 
+// Of what is loaded.
+struct Maps {
+    const TensorMap *a, *b;
+};
+
 // One thread fills the ring's slot with the stage k of a tile.
-__device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const TensorMap* a_map,
-                                           const TensorMap* b_map, u32 k, const Place& place) {
+__device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const Maps& maps, u32 k, const Place& place) {
     ring.expect_tx(problem.stage_bytes);
-    load_box<A_IS_K_MAJOR, BLOCK_M>(smem + A + ring.stage * A_STAGE_BYTES, a_map, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
-    load_box<B_IS_K_MAJOR, BLOCK_N>(smem + B + ring.stage * B_STAGE_BYTES, b_map, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
+    load_box<A_IS_K_MAJOR, BLOCK_M>(smem + A + ring.stage * A_STAGE_BYTES, maps.a, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
+    load_box<B_IS_K_MAJOR, BLOCK_N>(smem + B + ring.stage * B_STAGE_BYTES, maps.b, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
 }
 
 // ---- Results -----------------------------------------------------------------------------------------------------------
-// Each warp stores 16 rows x 128 bytes at a time, from one of its two buffers in the 128-byte swizzle: TMA reads one while the warp
-// fills the other, and while the next tile is computed. Warps do not wait for each other.
+constexpr u32 STAGING_BUFFERS = 2;   // of a warpgroup, each of 64 rows x 128 bytes
+constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;
+constexpr u32 STORE_BARRIER = 3;   // a named barrier; those of the other warpgroups follow
 
-// stores: how many this warp has issued.
+// bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: ptxas sets all 16 barriers
+// aside for a number that it does not know.
+template <u32 First, u32 Count>
+__device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
+    if constexpr (Count == 1) {
+        bar_sync(First, threads);
+    } else if (index == 0) {
+        bar_sync(First, threads);
+    } else {
+        bar_sync_one_of<First + 1, Count - 1>(index - 1, threads);
+    }
+}
+__device__ __forceinline__ void store_sync(u32 warpgroup) { bar_sync_one_of<STORE_BARRIER, CONSUMER_WARPS / 4>(warpgroup, 128); }
+
+// A warpgroup stages columns of its rows in the 128-byte swizzle, and one of its threads has TMA store them, while the next ones are
+// staged and while the next tile is computed. A few large boxes take TMA less time than many small ones.
+
+// stores: how many this warpgroup has issued.
 // place: of the warpgroup. What lies outside of the result is not written.
 __device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const Problem& problem, const Result& result, u32 smem,
                                            const TensorMap* map, const Place& place, u32 warpgroup, u32 warp, u32 lane) {
     const Place of_warp{place.row0 + 16 * warp, place.column0, place.batch};
-    const u32 buffers = smem + STAGING + 2 * (4 * warpgroup + warp) * WARP_STAGING_BYTES;
+    const u32 buffers = smem + STAGING + STAGING_BUFFERS * warpgroup * BUFFER_BYTES;
     if (!problem.output_by_tma) {   // rows that TMA cannot write
-        store_rows(acc, problem, result, buffers, of_warp, lane);
+        store_rows(acc, problem, result, buffers + warp * WARP_STAGING_BYTES, of_warp, lane);
         return;
     }
+    const bool stores_all = warp == 0 && lane == 0;
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_16; ++m)
 #pragma unroll
         for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
-            const u32 buffer = buffers + stores % 2 * WARP_STAGING_BYTES;
-            if (lane == 0) cp_async_bulk_wait_group_read<1>();   // the store before the last has read this buffer
-            __syncwarp();
-            stage_fragments(acc[m], buffer, n, lane);
+            const u32 buffer = buffers + stores % STAGING_BUFFERS * BUFFER_BYTES;
+            if (stores_all) cp_async_bulk_wait_group_read<STAGING_BUFFERS - 1>();   // the last store from this buffer has read it
+            store_sync(warpgroup);
+            stage_fragments(acc[m], buffer + 16 * warp * SPAN_BYTES, n, lane);
             fence_proxy_async_shared_cta();
-            __syncwarp();
-            if (lane == 0) {
-                cp_async_bulk_tensor_3d_store(map, buffer, of_warp.column0 + 8 * n, of_warp.row0 + FRAGMENT_STRIDE_M * m, place.batch);
+            store_sync(warpgroup);
+            if (stores_all) {
+                cp_async_bulk_tensor_3d_store(map, buffer, place.column0 + 8 * n, place.row0 + FRAGMENT_STRIDE_M * m, place.batch);
                 cp_async_bulk_commit_group();
             }
             ++stores;
@@ -408,13 +441,20 @@ struct StageCursor {
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
 // Goes on to the next tile while the consumers still store this one. Every other tile goes through K backwards: of what both need, L2
 // still has the end.
-__device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const TensorMap* a_map, const TensorMap* b_map) {
+__device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps) {
+    WorkQueue queue(problem, blockIdx.x);
+    WorkUnit unit;
     bool is_backward = true;   // of the tile before: the first one goes forward
-    for (StageCursor at(problem, blockIdx.x); at.next(problem); ring.advance()) {
-        if (at.k == 0) is_backward = problem.alternates && !is_backward;   // a tile begins
-        const u32 k = is_backward ? problem.k_iterations - 1 - at.k : at.k;
-        ring.acquire();
-        load_stage(problem, ring, smem, a_map, b_map, k, tile_place(problem, at.tile_m, at.tile_n));
+    while (queue.next(problem, unit)) {
+        u32 tile_m, tile_n;
+        tile_position(problem, unit.tile, tile_m, tile_n);
+        const Place place = tile_place(problem, tile_m, tile_n);
+        is_backward = problem.alternates && !is_backward;
+        u32 k = is_backward ? problem.k_iterations - 1 : 0;
+        for (u32 i = 0; i < problem.k_iterations; ++i, k += is_backward ? -1 : 1, ring.advance()) {
+            ring.acquire();
+            load_stage(problem, ring, smem, maps, k, place);
+        }
     }
 }
 
@@ -522,13 +562,14 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
     WorkQueue queue(problem, blockIdx.x / (ClusterM * ClusterN));
     WorkUnit unit;
     u32 stores = 0;
-    while (queue.next(problem, unit)) {
+    for (bool is_there = queue.next(problem, unit), is_first = true; is_there; is_first = false) {
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
         Place place = tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank);
         place.row0 += warpgroup * WARPGROUP_M;
         Accumulators acc;
         add_blocks(acc, ring, problem, result, place, smem, warpgroup, warp, lane);
+        is_there = queue.next(problem, unit);
         store_tile(acc, stores, problem, result, smem, output_map, place, warpgroup, warp, lane);
     }
     if (lane == 0) cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads
@@ -558,7 +599,7 @@ gemm_v4_e4m3_rc_blocks_256x128x128_w2_s3(
     wait_for_previous_grid();
     if (warp_index >= CONSUMER_WARPS) {
         setmaxnreg_dec<24>();
-        if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, problem, smem, &a_map, &b_map);
+        if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, problem, smem, Maps{&a_map, &b_map});
         __syncwarp();
     } else {
         setmaxnreg_inc<240>();

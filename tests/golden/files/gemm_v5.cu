@@ -10,6 +10,7 @@
 //   out_dtype = ''
 //   epilogue = 'none'
 //   block_scales = False
+//   scales_by_tma = False
 //   cluster = 2
 // 8 warps consume, 4 produce; a CTA takes 180272 B.
 // One stage holds
@@ -72,6 +73,15 @@ template <u32 Registers>
 __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
 }
+
+    // Producer: waits for the consumers to release the slot. The first lap finds every slot empty: on a fresh barrier
+    // the phase of parity 1 counts as ended.
+    __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity_hint(empty_barrier(slot), phase ^ 1, 10000000); }
+    __device__ __forceinline__ void acquire() const { acquire(stage); }
+
+    // Consumer: waits for the slot to be full.
+    __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity_hint(get_barrier(slot), phase, 10000000); }
+    __device__ __forceinline__ void wait() const { wait(stage); }
 
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
 constexpr u32 BLOCK_M = 128;     // of a CTA's tile
@@ -195,6 +205,7 @@ struct Problem {
     u32 k_iterations;               // stages that one tile takes
     u32 work_ranges;                // what the work is divided into: one range a cluster, or a CTA without clusters
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    u32 output_by_tma;              // 1: TMA can write the result
     u32 alternates;                 // 1: every other tile of a CTA goes through K backwards
     u32 matrix_tiles_m;             // tiles along M of one matrix of the batch
     u32 a_box_rows;                 // rows of a box of A
@@ -336,13 +347,60 @@ __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem)
     fence_proxy_async_shared_cta();   // before what wgmma reads
 }
 
+// Of what is loaded.
+struct Maps {
+    const TensorMap *a, *b;
+};
+
 // ---- Results -----------------------------------------------------------------------------------------------------------
+constexpr u32 STAGING_BUFFERS = 2;   // of a warpgroup, each of 64 rows x 128 bytes
+constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;
+constexpr u32 STORE_BARRIER = 3;   // a named barrier; those of the other warpgroups follow
+
+// bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: ptxas sets all 16 barriers
+// aside for a number that it does not know.
+template <u32 First, u32 Count>
+__device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
+    if constexpr (Count == 1) {
+        bar_sync(First, threads);
+    } else if (index == 0) {
+        bar_sync(First, threads);
+    } else {
+        bar_sync_one_of<First + 1, Count - 1>(index - 1, threads);
+    }
+}
+__device__ __forceinline__ void store_sync(u32 warpgroup) { bar_sync_one_of<STORE_BARRIER, CONSUMER_WARPS / 4>(warpgroup, 128); }
+
+// A warpgroup stages columns of its rows in the 128-byte swizzle, and one of its threads has TMA store them, while the next ones are
+// staged and while the next tile is computed. A few large boxes take TMA less time than many small ones.
+
+// stores: how many this warpgroup has issued.
 // place: of the warpgroup. What lies outside of the result is not written.
 __device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const Problem& problem, const Result& result, u32 smem,
                                            const TensorMap* map, const Place& place, u32 warpgroup, u32 warp, u32 lane) {
     const Place of_warp{place.row0 + 16 * warp, place.column0, place.batch};
-    const u32 buffers = smem + STAGING + 2 * (4 * warpgroup + warp) * WARP_STAGING_BYTES;
-    store_rows(acc, problem, result, buffers, of_warp, lane);
+    const u32 buffers = smem + STAGING + STAGING_BUFFERS * warpgroup * BUFFER_BYTES;
+    if (!problem.output_by_tma) {   // rows that TMA cannot write
+        store_rows(acc, problem, result, buffers + warp * WARP_STAGING_BYTES, of_warp, lane);
+        return;
+    }
+    const bool stores_all = warp == 0 && lane == 0;
+#pragma unroll
+    for (u32 m = 0; m < FRAGMENTS_16; ++m)
+#pragma unroll
+        for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
+            const u32 buffer = buffers + stores % STAGING_BUFFERS * BUFFER_BYTES;
+            if (stores_all) cp_async_bulk_wait_group_read<STAGING_BUFFERS - 1>();   // the last store from this buffer has read it
+            store_sync(warpgroup);
+            stage_fragments(acc[m], buffer + 16 * warp * SPAN_BYTES, n, lane);
+            fence_proxy_async_shared_cta();
+            store_sync(warpgroup);
+            if (stores_all) {
+                cp_async_bulk_tensor_3d_store(map, buffer, place.column0 + 8 * n, place.row0 + FRAGMENT_STRIDE_M * m, place.batch);
+                cp_async_bulk_commit_group();
+            }
+            ++stores;
+        }
 }
 
 // ---- Clusters -----------------------------------------------------------------------------------------------------------
@@ -419,22 +477,28 @@ struct StageCursor {
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
 // Each CTA loads its tile of one operand, and its part of the shared one into every CTA of the cluster. acquire() waits for the
 // consumers of all of them.
-__device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const TensorMap* a_map, const TensorMap* b_map,
+__device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps,
                                         u32 rank) {
+    WorkQueue queue(problem, blockIdx.x / CLUSTER);
+    WorkUnit unit;
     bool is_backward = true;   // of the tile before: the first one goes forward
-    for (StageCursor at(problem, blockIdx.x / CLUSTER); at.next(problem); ring.advance()) {
-        if (at.k == 0) is_backward = problem.alternates && !is_backward;   // a tile begins
-        const u32 k = is_backward ? problem.k_iterations - 1 - at.k : at.k;
-        const Place place = tile_place<CLUSTER_M, CLUSTER_N>(problem, at.tile_m, at.tile_n, rank);
-        const u32 a = smem + A + ring.stage * A_STAGE_BYTES, b = smem + B + ring.stage * B_STAGE_BYTES;
-        ring.acquire();
-        ring.expect_tx(problem.stage_bytes);
-        if constexpr (A_IS_SHARED) {
-            load_part<A_IS_K_MAJOR, BLOCK_M>(a, a_map, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch, rank);
-            load_box<B_IS_K_MAJOR, BLOCK_N>(b, b_map, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
-        } else {
-            load_box<A_IS_K_MAJOR, BLOCK_M>(a, a_map, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
-            load_part<B_IS_K_MAJOR, BLOCK_N>(b, b_map, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch, rank);
+    while (queue.next(problem, unit)) {
+        u32 tile_m, tile_n;
+        tile_position(problem, unit.tile, tile_m, tile_n);
+        const Place place = tile_place<CLUSTER_M, CLUSTER_N>(problem, tile_m, tile_n, rank);
+        is_backward = problem.alternates && !is_backward;
+        u32 k = is_backward ? problem.k_iterations - 1 : 0;
+        for (u32 i = 0; i < problem.k_iterations; ++i, k += is_backward ? -1 : 1, ring.advance()) {
+            const u32 a = smem + A + ring.stage * A_STAGE_BYTES, b = smem + B + ring.stage * B_STAGE_BYTES;
+            ring.acquire();
+            ring.expect_tx(problem.stage_bytes);
+            if constexpr (A_IS_SHARED) {
+                load_part<A_IS_K_MAJOR, BLOCK_M>(a, maps.a, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch, rank);
+                load_box<B_IS_K_MAJOR, BLOCK_N>(b, maps.b, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
+            } else {
+                load_box<A_IS_K_MAJOR, BLOCK_M>(a, maps.a, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
+                load_part<B_IS_K_MAJOR, BLOCK_N>(b, maps.b, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch, rank);
+            }
         }
     }
 }
@@ -471,7 +535,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
     WorkQueue queue(problem, blockIdx.x / (ClusterM * ClusterN));
     WorkUnit unit;
     u32 stores = 0;
-    while (queue.next(problem, unit)) {
+    for (bool is_there = queue.next(problem, unit), is_first = true; is_there; is_first = false) {
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
         Place place = tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank);
@@ -480,8 +544,10 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
         const u32 last = multiply_stages(acc, ring, problem.k_iterations, smem, warpgroup, lane);
         wgmma_wait_group<0>();
         release_slot(ring, last, lane);
+        is_there = queue.next(problem, unit);
         store_tile(acc, stores, problem, result, smem, output_map, place, warpgroup, warp, lane);
     }
+    if (lane == 0) cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads
 }
 }  // namespace cudatma
 
@@ -491,6 +557,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_v5_f16_rr_128x256x64_w2_s3_c2(
     const __grid_constant__ cudatma::TensorMap a_map,
     const __grid_constant__ cudatma::TensorMap b_map,
+    const __grid_constant__ cudatma::TensorMap output_map,
     cudatma::u16* output,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
@@ -509,11 +576,11 @@ gemm_v5_f16_rr_128x256x64_w2_s3_c2(
     const u32 rank = cluster_ctarank();
     if (warp_index >= CONSUMER_WARPS) {
         setmaxnreg_dec<24>();
-        if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, problem, smem, &a_map, &b_map, rank);
+        if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, problem, smem, Maps{&a_map, &b_map}, rank);
         __syncwarp();
     } else {
         setmaxnreg_inc<240>();
-        consume<CLUSTER_M, CLUSTER_N>(ring, problem, smem, nullptr, Result{output}, warp_index / 4, warp_index % 4, laneid(), rank);
+        consume<CLUSTER_M, CLUSTER_N>(ring, problem, smem, &output_map, Result{output}, warp_index / 4, warp_index % 4, laneid(), rank);
     }
     // A CTA must not exit while another one may still send to its shared memory or arrive at its barriers.
     barrier_cluster_arrive();

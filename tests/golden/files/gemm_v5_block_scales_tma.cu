@@ -1,0 +1,629 @@
+// cudatma: kernels/gemm_v5.cu.j2 for sm_90a
+// spec: GemmV5
+//   dtype = 'float8_e4m3fn'
+//   layout = 'RC'
+//   block_m = 256
+//   block_n = 128
+//   block_k = 128
+//   stages = 3
+//   warpgroups = 2
+//   out_dtype = ''
+//   epilogue = 'none'
+//   block_scales = True
+//   scales_by_tma = True
+//   cluster = 2
+// 8 warps consume, 4 produce; a CTA takes 216112 B.
+// One stage holds
+//    32768 B  a 256 x 128 float8_e4m3fn, K-major, 128B swizzle
+//    16384 B  b 128 x 128 float8_e4m3fn, K-major, 128B swizzle
+//     1024 B  scales of 256 rows of a, float32
+// Shared memory, by offset
+//        0  a, 98304 B
+//    98304  b, 49152 B
+//   147456  a_scale, 3072 B
+//   150528  staging, 65536 B
+//   216064  full_barriers, 24 B
+//   216088  empty_barriers, 24 B
+
+// [PTX ISA, Special Registers, %cluster_ctarank] This CTA's rank in its cluster.
+__device__ __forceinline__ u32 cluster_ctarank() {
+    u32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// [PTX ISA, barrier.cluster] Waits, with acquire order, until all threads of the cluster have arrived.
+__device__ __forceinline__ void barrier_cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+}
+
+// [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Where an operand lies in shared memory. For rows of K under
+// a swizzle: stride_bytes from 8 rows to the next 8, leading_bytes unused. swizzle: 0 none, 1 128B, 2 64B, 3 32B: the numbers run
+// the other way than a tensor map's. A later k16 step of the same rows is 32 bytes further: 2 in the descriptor's low bits.
+// For rows of M or N (a transposed operand): stride_bytes from 8 of K to the next 8, leading_bytes from 64 of M or N to the next.
+__device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
+    return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
+           static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
+}
+
+// [PTX ISA, wgmma.wait_group] Waits until at most the Newest (0..7) latest groups are in flight.
+template <u32 Newest>
+__device__ __forceinline__ void wgmma_wait_group() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
+}
+
+// [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
+// Returns at once unless the launch was a programmatic dependent one.
+__device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// [PTX ISA, griddepcontrol] The next kernel may start once all CTAs have said so or ended.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+
+// [PTX ISA, setmaxnreg] A whole warpgroup raises its registers a thread to Registers (24..256, a multiple of 8); waits
+// until the CTA's pool has them.
+template <u32 Registers>
+__device__ __forceinline__ void setmaxnreg_inc() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
+}
+
+// [PTX ISA, setmaxnreg] A whole warpgroup gives registers back to the CTA's pool.
+template <u32 Registers>
+__device__ __forceinline__ void setmaxnreg_dec() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
+}
+
+    // Producer: waits for the consumers to release the slot. The first lap finds every slot empty: on a fresh barrier
+    // the phase of parity 1 counts as ended.
+    __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity_hint(empty_barrier(slot), phase ^ 1, 10000000); }
+    __device__ __forceinline__ void acquire() const { acquire(stage); }
+
+    // Consumer: waits for the slot to be full.
+    __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity_hint(get_barrier(slot), phase, 10000000); }
+    __device__ __forceinline__ void wait() const { wait(stage); }
+
+// ---- The tile, as named constants -----------------------------------------------------------------------------------
+constexpr u32 BLOCK_M = 256;     // of a CTA's tile
+constexpr u32 BLOCK_N = 128;
+constexpr u32 BLOCK_K = 128;      // of one stage
+constexpr u32 STAGES = 3;
+constexpr u32 THREADS = 384;
+constexpr u32 CONSUMER_WARPS = 8;
+constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = true;   // else M-major, N-major
+
+// ---- Shared memory: STAGES slots of each operand; offsets from a 1024-byte aligned base --------------------------------
+constexpr u32 ELEMENT_BYTES = 1;   // of A and B
+constexpr u32 A = 0;
+constexpr u32 B = 98304;
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // of the 128-byte swizzle, and its elements
+constexpr u32 MN_BOX_BYTES = BLOCK_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
+constexpr u32 B_SLOT_N = 128;   // columns of B in a slot: of an N-major one whole boxes
+constexpr u32 A_STAGE_BYTES = BLOCK_M * BLOCK_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * BLOCK_K * ELEMENT_BYTES;
+constexpr u32 WARPGROUPS = 2;    // along M
+constexpr u32 WARPGROUP_M = BLOCK_M / WARPGROUPS;   // in wgmmas of 64 rows
+constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+
+// ---- Products ---------------------------------------------------------------------------------------------------------
+// A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
+constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = BLOCK_N / 8;   // of a warp, along M and along N
+constexpr u32 FRAGMENT_STRIDE_M = 64;   // from the rows of one fragment to those of the next
+// A warp's accumulators: fragments of 16 x 8 values, four a lane.
+
+typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
+
+__device__ __forceinline__ void clear(Accumulators& acc) {
+#pragma unroll
+    for (u32 c = 0; c < FRAGMENTS_16; ++c)
+#pragma unroll
+        for (u32 r = 0; r < FRAGMENTS_8; ++r)
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
+}
+constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // of one wgmma
+
+// [PTX ISA, wgmma.mma_async] d += a b; d = a b, whatever d was, where `accumulates` is false. From wgmma_fence to wgmma_wait_group nothing else
+// may touch d.
+__device__ __forceinline__ void wgmma_m64n128k32_f32_e4m3_ss(float (&d)[16][4], u64 a, u64 b, bool accumulates = true) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, %64, %65, p, 1, 1;\n"
+        "}"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
+          "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
+          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
+        : "l"(a), "l"(b), "r"((u32)accumulates)
+        : "memory");
+}
+
+// Bytes from an operand's slot to its rows from `row` on, at k.
+template <bool IsKMajor, u32 Rows>
+__device__ __forceinline__ constexpr u32 operand_offset(u32 row, u32 k) {
+    return IsKMajor ? (k / SPAN * Rows + row) * SPAN_BYTES + ELEMENT_BYTES * (k % SPAN) : row / SPAN * MN_BOX_BYTES + k * SPAN_BYTES;
+}
+
+// Of an operand's slots from this address on.
+template <bool IsKMajor>
+__device__ __forceinline__ u64 operand_descriptor(u32 address) {
+    return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
+}
+
+// What lies so many bytes further: one addition, for the low bits of a descriptor are the address without its last four, which
+// does not overflow in shared memory.
+__device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
+    return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
+}
+
+// Of a warpgroup's rows of A, and of B, in a slot.
+__device__ __forceinline__ u64 a_descriptor(u32 smem, u32 slot, u32 warpgroup) {
+    const u32 rows = operand_offset<A_IS_K_MAJOR, BLOCK_M>(warpgroup * WARPGROUP_M, 0);
+    return advanced(operand_descriptor<A_IS_K_MAJOR>(smem + A + rows), slot * A_STAGE_BYTES);
+}
+
+__device__ __forceinline__ u64 b_descriptor(u32 smem, u32 slot) {
+    return advanced(operand_descriptor<B_IS_K_MAJOR>(smem + B), slot * B_STAGE_BYTES);
+}
+
+// ---- Results ----------------------------------------------------------------------------------------------------------
+
+typedef u16 Out;   // bits of an element of the result
+
+// Divides 0 .. 2^31 - 1 by a number that the host knows, with a multiplication; a division takes some 25 instructions.
+struct Divisor {
+    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+};
+
+__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
+// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
+struct Problem {
+    u32 m;                          // rows of the result
+    u32 n;                          // columns of the result
+    u32 tiles_m;                    // output tiles along M
+    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
+    u32 raster_m;                   // rows of tiles of a raster group
+    u32 k_iterations;               // stages that one tile takes
+    u32 work_ranges;                // what the work is divided into: one range a cluster, or a CTA without clusters
+    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    u32 output_by_tma;              // 1: TMA can write the result
+    u32 alternates;                 // 1: every other tile of a CTA goes through K backwards
+    u32 matrix_tiles_m;             // tiles along M of one matrix of the batch
+    u32 a_box_rows;                 // rows of a box of A
+    u32 stage_bytes;                // that the boxes of a stage deliver
+    Divisor by_raster_group;        // divides by the tiles of a raster group
+    Divisor by_raster_group_rows;   // divides by raster_m
+    Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
+    Divisor by_matrix_tiles_m;      // divides by matrix_tiles_m
+    u64 output_pitch;               // elements from one row to the next
+    u64 output_batch;               // elements from one matrix of the result to the next
+    u64 b_scale_column;             // elements from the scale of one column, or block of them, to the next; 0: one for all
+    u64 b_scale_k;                  // the same of B
+    u64 b_scale_batch;              // the same of B
+};
+
+// ---- Between bfloat16 and fp32: two values in a register -------------------------------------------------------------
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+// Before this call a kernel touches no global memory: the kernel before it in the stream may still run. The next kernel may begin only
+// after the wait: what it reads before its own wait (weights, for one) was then written by kernels that have ended, if not by this one.
+__device__ __forceinline__ void wait_for_previous_grid() {
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
+}
+
+// Rows and columns of C from which on a tile lies, or a part of it; the matrix of the batch.
+struct Place {
+    u32 row0, column0, batch;
+};
+
+// tile_m counts the tiles of all matrices of the batch, in turn. Of a cluster whose CTAs lie side by side along M or N: its tile's
+// number, and the CTA's rank.
+template <u32 ClusterM = 1, u32 ClusterN = 1>
+__device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank = 0) {
+    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m), along_m = (tile_m - batch * problem.matrix_tiles_m) * ClusterM;
+    return Place{(along_m + rank % ClusterM) * BLOCK_M, (tile_n * ClusterN + rank % ClusterN) * BLOCK_N, batch};
+}
+
+// Where the results go, and what is applied to them.
+struct Result {
+    Out* output;
+    const float* b_scale;
+};
+
+// 16 bytes of one row, from shared memory ...
+__device__ __forceinline__ uint4 load_vector(u32 smem) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
+                 : "r"(smem) : "memory");
+    return values;
+}
+
+// ... to the result.
+template <typename Element>
+__device__ __forceinline__ void store_vector(const Problem& problem, Element* output, uint4 values, u32 row, u32 column) {
+    constexpr u32 COLUMNS = 16 / sizeof(Element);
+    if (row >= problem.m || column >= problem.n) return;
+    Element* target = output + row * problem.output_pitch + column;
+    if (problem.output_vectors && column + COLUMNS <= problem.n) {
+        *(uint4*)target = values;
+    } else {   // a row that is not 16-byte aligned, or the last columns
+        const u32 words[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+        for (u32 i = 0; i < COLUMNS; ++i) {
+            if (column + i >= problem.n) continue;
+            if constexpr (COLUMNS == 4) target[i] = __uint_as_float(words[i]);
+            else target[i] = (Element)(words[i / 2] >> (i % 2 * 16));
+        }
+    }
+}
+constexpr u32 STAGING = 150528;
+constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // a warp's 16 rows
+constexpr u32 STAGED_N = 64;                  // columns that it stages at a time
+
+// STAGED_N columns of a warp's 16 rows, or what is left of them, from column 8 n on, in the 128-byte swizzle.
+__device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][4], u32 staging, u32 n, u32 lane) {
+    const u32 row = lane % 16;
+#pragma unroll
+    for (u32 i = 0; i < min(STAGED_N / 8, FRAGMENTS_8 - n); i += 2) {   // 16 columns
+        const float(&low)[4] = acc[n + i], (&high)[4] = acc[n + i + 1];
+        const u32 pairs[4] = {to_pair(low[0], low[1]), to_pair(low[2], low[3]), to_pair(high[0], high[1]), to_pair(high[2], high[3])};
+        stmatrix_x4(staging + row * SPAN_BYTES + ((i + lane / 16) ^ (row & 7)) * 16, pairs);
+    }
+}
+
+// A warp's rows, through its staging rows to 16-byte stores. place: of the warp. part: of the Parts in which the columns are
+// divided, the one that is stored.
+template <u32 Parts = 1>
+__device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& problem, const Result& result, u32 staging, const Place& place,
+                                           u32 lane, u32 part = 0) {
+    constexpr u32 VECTORS = STAGED_N * sizeof(Out) / 16, ROWS = 32 / VECTORS;   // of a row; that a warp stores at a time
+    Out* output = result.output + place.batch * problem.output_batch;
+#pragma unroll
+    for (u32 m = 0; m < FRAGMENTS_16; ++m)
+#pragma unroll
+        for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
+            if (n / (FRAGMENTS_8 / Parts) != part) continue;
+            __syncwarp();   // all lanes have read the columns before
+            stage_fragments(acc[m], staging, n, lane);
+            __syncwarp();
+#pragma unroll
+            for (u32 i = 0; i < 16; i += ROWS) {
+                const u32 row = i + lane / VECTORS, vector = lane % VECTORS, column = 8 * n + 16 / sizeof(Out) * vector;
+                if (column >= BLOCK_N) continue;   // the last ones are fewer
+                store_vector(problem, output, load_vector(staging + row * SPAN_BYTES + (vector ^ (row & 7)) * 16),
+                             place.row0 + FRAGMENT_STRIDE_M * m + row, place.column0 + column);
+            }
+        }
+}
+constexpr u32 RING_BARRIERS = 216064;
+using Ring = TmaPipeline<STAGES>;
+
+// ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
+// K-major: boxes of a span of K, all rows. M-major or N-major: boxes of SPAN rows, transposed, all of the stage's K. Of A no more rows
+// than it has, since TMA fills slower than it reads; under a swizzle narrower boxes have the same pitch.
+template <bool IsKMajor, u32 Rows>
+__device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch) {
+    if constexpr (IsKMajor) {
+#pragma unroll
+        for (u32 i = 0; i < BLOCK_K; i += SPAN)
+            cp_async_bulk_tensor_3d_load(target + i / SPAN * Rows * SPAN_BYTES, map, barrier, k + i, row, batch);
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < Rows; i += SPAN)
+            cp_async_bulk_tensor_3d_load(target + i / SPAN * MN_BOX_BYTES, map, barrier, row + i, k, batch);
+    }
+}
+
+// Rows of A's slots that no box reaches are zero, for products read them. All threads call it, before a barrier of theirs.
+__device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
+    if (problem.m >= (A_IS_K_MAJOR ? BLOCK_M : SPAN)) return;
+    constexpr u32 ROW_BYTES = BLOCK_K < SPAN ? BLOCK_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
+    for (u32 offset = 16 * threadIdx.x; offset < STAGES * A_STAGE_BYTES; offset += 16 * THREADS) {
+        const u32 row = A_IS_K_MAJOR ? offset / ROW_BYTES % BLOCK_M : (offset / 16 ^ offset / SPAN_BYTES) % 8 * 8;   // swizzled
+        if (row >= problem.a_box_rows)
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(smem + A + offset), "r"(0) : "memory");
+    }
+    fence_proxy_async_shared_cta();   // before what wgmma reads
+}
+
+// Of what is loaded.
+struct Maps {
+    const TensorMap *a, *b, *a_scale;
+};
+
+// Scales of A's rows in a block of K.
+constexpr u32 A_SCALE = 147456, A_SCALE_STAGE_BYTES = 1024;
+
+__device__ __forceinline__ void load_scales(const Ring& ring, u32 smem, const TensorMap* map, u32 k, const Place& place) {
+    cp_async_bulk_tensor_3d_load(smem + A_SCALE + ring.stage * A_SCALE_STAGE_BYTES, map, ring.get_barrier(), place.row0, k, place.batch);
+}
+
+// ---- Results -----------------------------------------------------------------------------------------------------------
+constexpr u32 STAGING_BUFFERS = 4;   // of a warpgroup, each of 64 rows x 128 bytes
+constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;
+constexpr u32 STORE_BARRIER = 3;   // a named barrier; those of the other warpgroups follow
+
+// bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: ptxas sets all 16 barriers
+// aside for a number that it does not know.
+template <u32 First, u32 Count>
+__device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
+    if constexpr (Count == 1) {
+        bar_sync(First, threads);
+    } else if (index == 0) {
+        bar_sync(First, threads);
+    } else {
+        bar_sync_one_of<First + 1, Count - 1>(index - 1, threads);
+    }
+}
+__device__ __forceinline__ void store_sync(u32 warpgroup) { bar_sync_one_of<STORE_BARRIER, CONSUMER_WARPS / 4>(warpgroup, 128); }
+
+// A warpgroup stages columns of its rows in the 128-byte swizzle, and one of its threads has TMA store them, while the next ones are
+// staged and while the next tile is computed. A few large boxes take TMA less time than many small ones.
+
+// stores: how many this warpgroup has issued.
+// place: of the warpgroup. What lies outside of the result is not written.
+__device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const Problem& problem, const Result& result, u32 smem,
+                                           const TensorMap* map, const Place& place, u32 warpgroup, u32 warp, u32 lane) {
+    const Place of_warp{place.row0 + 16 * warp, place.column0, place.batch};
+    const u32 buffers = smem + STAGING + STAGING_BUFFERS * warpgroup * BUFFER_BYTES;
+    if (!problem.output_by_tma) {   // rows that TMA cannot write
+        store_rows(acc, problem, result, buffers + warp * WARP_STAGING_BYTES, of_warp, lane);
+        return;
+    }
+    const bool stores_all = warp == 0 && lane == 0;
+    if (stores_all) cp_async_bulk_wait_group_read<0>();   // the tile before has been read
+    store_sync(warpgroup);
+#pragma unroll
+    for (u32 m = 0; m < FRAGMENTS_16; ++m)
+#pragma unroll
+        for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
+            const u32 row = FRAGMENT_STRIDE_M * m + 16 * warp;
+            stage_fragments(acc[m], buffers + (8 * n / STAGED_N * WARPGROUP_M + row) * SPAN_BYTES, n, lane);
+        }
+    fence_proxy_async_shared_cta();
+    store_sync(warpgroup);
+    if (!stores_all) return;
+#pragma unroll
+    for (u32 n = 0; n < BLOCK_N; n += STAGED_N)
+        cp_async_bulk_tensor_3d_store(map, buffers + n / STAGED_N * WARPGROUP_M * SPAN_BYTES, place.column0 + n, place.row0, place.batch);
+    cp_async_bulk_commit_group();
+}
+
+// ---- Clusters -----------------------------------------------------------------------------------------------------------
+constexpr u32 CLUSTER = 2;   // CTAs, which share the larger one of the operands' tiles
+constexpr bool A_IS_SHARED = BLOCK_M > BLOCK_N;
+constexpr u32 CLUSTER_M = A_IS_SHARED ? 1 : CLUSTER, CLUSTER_N = A_IS_SHARED ? CLUSTER : 1;   // along M or along N
+constexpr u16 CLUSTER_MASK = (1 << CLUSTER) - 1;
+
+// Each CTA loads as many rows of the shared operand's slot, into all of them.
+template <bool IsKMajor, u32 Rows>
+__device__ __forceinline__ void load_part(u32 slot, const TensorMap* map, u32 barrier, u32 k, u32 row0, u32 batch, u32 rank) {
+    constexpr u32 LOADED = Rows / CLUSTER;
+    const u32 first = rank * LOADED, row = row0 + first;
+    if constexpr (IsKMajor) {
+#pragma unroll
+        for (u32 i = 0; i < BLOCK_K; i += SPAN)
+            cp_async_bulk_tensor_3d_load_multicast(slot + (i / SPAN * Rows + first) * SPAN_BYTES, map, barrier, k + i, row, batch,
+                                                   CLUSTER_MASK);
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < LOADED; i += SPAN)
+            cp_async_bulk_tensor_3d_load_multicast(slot + (first + i) / SPAN * MN_BOX_BYTES, map, barrier, row + i, k, batch,
+                                                   CLUSTER_MASK);
+    }
+}
+
+// Stages k_begin .. k_end - 1 of an output tile.
+struct WorkUnit {
+    u32 tile, k_begin, k_end;
+};
+
+// ---- Tiles to CTAs: whole tiles, in turn --------------------------------------------------------------------------------
+struct WorkQueue {
+    u32 tile, tiles;
+
+    __device__ __forceinline__ WorkQueue(const Problem& problem, u32 range) : tile(range), tiles(problem.tiles_m * problem.tiles_n) {}
+
+    __device__ __forceinline__ bool next(const Problem& problem, WorkUnit& unit) {
+        if (tile >= tiles) return false;
+        unit = WorkUnit{tile, 0, problem.k_iterations};
+        tile += problem.work_ranges;
+        return true;
+    }
+};
+
+// Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
+// that run at the same time share operands in L2.
+__device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
+    const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
+    const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
+    const bool is_last = rows_left <= problem.raster_m;
+    tile_n = divide(inside, is_last ? problem.by_last_rows : problem.by_raster_group_rows);
+    tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
+}
+
+// The same work stage by stage, for the producer.
+struct StageCursor {
+    WorkQueue queue;
+    WorkUnit unit;
+    u32 k, tile_m, tile_n;
+
+    __device__ __forceinline__ StageCursor(const Problem& problem, u32 range)
+        : queue(problem, range), unit{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
+
+    __device__ __forceinline__ bool next(const Problem& problem) {
+        if (++k < unit.k_end) return true;
+        if (!queue.next(problem, unit)) return false;
+        k = unit.k_begin;
+        tile_position(problem, unit.tile, tile_m, tile_n);
+        return true;
+    }
+};
+
+// ---- Producer: one thread -------------------------------------------------------------------------------------------
+// Each CTA loads its tile of one operand, and its part of the shared one into every CTA of the cluster. acquire() waits for the
+// consumers of all of them.
+__device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps,
+                                        u32 rank) {
+    WorkQueue queue(problem, blockIdx.x / CLUSTER);
+    WorkUnit unit;
+    bool is_backward = true;   // of the tile before: the first one goes forward
+    while (queue.next(problem, unit)) {
+        u32 tile_m, tile_n;
+        tile_position(problem, unit.tile, tile_m, tile_n);
+        const Place place = tile_place<CLUSTER_M, CLUSTER_N>(problem, tile_m, tile_n, rank);
+        is_backward = problem.alternates && !is_backward;
+        u32 k = is_backward ? problem.k_iterations - 1 : 0;
+        for (u32 i = 0; i < problem.k_iterations; ++i, k += is_backward ? -1 : 1, ring.advance()) {
+            const u32 a = smem + A + ring.stage * A_STAGE_BYTES, b = smem + B + ring.stage * B_STAGE_BYTES;
+            ring.acquire();
+            ring.expect_tx(problem.stage_bytes);
+            load_scales(ring, smem, maps.a_scale, k, place);
+            if constexpr (A_IS_SHARED) {
+                load_part<A_IS_K_MAJOR, BLOCK_M>(a, maps.a, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch, rank);
+                load_box<B_IS_K_MAJOR, BLOCK_N>(b, maps.b, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
+            } else {
+                load_box<A_IS_K_MAJOR, BLOCK_M>(a, maps.a, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
+                load_part<B_IS_K_MAJOR, BLOCK_N>(b, maps.b, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch, rank);
+            }
+        }
+    }
+}
+
+// ---- Consumers ------------------------------------------------------------------------------------------------------
+
+// Of the ring, by a warp whose wgmmas have read it.
+__device__ __forceinline__ void release_slot(Ring& ring, u32 slot, u32 lane) {
+    ring.release_used_to_cluster<CLUSTER>(slot, lane);
+}
+
+// A stage is a block of K with scales of its own: its products are summed apart, scaled, and added in fp32. The slot holds the scales of A's
+// rows; each lane has that of the tile's columns for another block.
+__device__ __forceinline__ float load_shared_f32(u32 smem) {
+    float value;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(smem) : "memory");
+    return value;
+}
+
+// Of the tile's columns, lane by lane for the blocks of K from `first` on.
+__device__ __forceinline__ float column_scales(const Problem& problem, const Result& result, const Place& place, u32 first, u32 lane) {
+    const u32 k = min(first + lane, problem.k_iterations - 1), column = min(place.column0, problem.n - 1) / 128;
+    return __ldg(result.b_scale + place.batch * problem.b_scale_batch + k * problem.b_scale_k + column * problem.b_scale_column);
+}
+
+// While a warpgroup scales its sums the other one multiplies: little stands between its products. Unrolled, an iteration looks for the next
+// slot, and computes its descriptors, while it scales.
+__device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const Problem& problem, const Result& result,
+                                           const Place& place, u32 smem, float ahead, u32 warpgroup, u32 warp, u32 lane) {
+    clear(acc);
+    const u32 rows_scales = smem + A_SCALE + 4 * (warpgroup * WARPGROUP_M + 16 * warp + lane / 4);
+    float sums[FRAGMENTS_8][4] = {};
+    for (u32 first = 0; first < problem.k_iterations; first += 32) {
+        const float columns = ahead;
+        if (first + 32 < problem.k_iterations) ahead = column_scales(problem, result, place, first + 32, lane);
+        const u32 blocks = min(32, problem.k_iterations - first);
+#pragma unroll 8
+        for (u32 i = 0; i < blocks; ++i, ring.advance()) {
+            const float column = __shfl_sync(0xffffffffu, columns, i);
+            const u64 a = a_descriptor(smem, ring.stage, warpgroup), b = b_descriptor(smem, ring.stage);
+            ring.wait();
+#pragma unroll
+            for (u32 m = 0; m < FRAGMENTS_16; ++m) {
+                const u32 of_rows = rows_scales + ring.stage * A_SCALE_STAGE_BYTES + 4 * 64 * m;
+                const float scales[2] = {load_shared_f32(of_rows), load_shared_f32(of_rows + 4 * 8)};
+                const u64 rows = advanced(a, operand_offset<true, BLOCK_M>(64 * m, 0));
+                wgmma_fence();
+                wgmma_m64n128k32_f32_e4m3_ss(sums, rows, b, false);
+#pragma unroll
+                for (u32 j = MMA_K; j < BLOCK_K; j += MMA_K) wgmma_m64n128k32_f32_e4m3_ss(sums, advanced(rows, j), advanced(b, j));
+                wgmma_commit_group();
+                wgmma_wait_group<0>();
+                if (m + 1 == FRAGMENTS_16) release_slot(ring, ring.stage, lane);
+                const float factors[2] = {scales[0] * column, scales[1] * column};
+#pragma unroll
+                for (u32 n = 0; n < FRAGMENTS_8; ++n)
+#pragma unroll
+                    for (u32 j = 0; j < 4; ++j) acc[m][n][j] += factors[j / 2] * sums[n][j];
+            }
+        }
+    }
+}
+
+// One tile after the other. ClusterM, ClusterN: CTAs side by side; rank: of this one.
+template <u32 ClusterM = 1, u32 ClusterN = 1>
+__device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 smem, const TensorMap* output_map, const Result& result,
+                                        u32 warpgroup, u32 warp, u32 lane, u32 rank = 0) {
+    WorkQueue queue(problem, blockIdx.x / (ClusterM * ClusterN));
+    WorkUnit unit;
+    u32 stores = 0;
+    float columns = 0;
+    for (bool is_there = queue.next(problem, unit), is_first = true; is_there; is_first = false) {
+        u32 tile_m, tile_n;
+        tile_position(problem, unit.tile, tile_m, tile_n);
+        Place place = tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank);
+        place.row0 += warpgroup * WARPGROUP_M;
+        Accumulators acc;
+        if (is_first) columns = column_scales(problem, result, place, 0, lane);
+        add_blocks(acc, ring, problem, result, place, smem, columns, warpgroup, warp, lane);
+        is_there = queue.next(problem, unit);
+        if (is_there) {
+            tile_position(problem, unit.tile, tile_m, tile_n);
+            columns = column_scales(problem, result, tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank), 0, lane);
+        }
+        store_tile(acc, stores, problem, result, smem, output_map, place, warpgroup, warp, lane);
+    }
+    if (lane == 0) cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads
+}
+}  // namespace cudatma
+
+// C = A B, version 5: CTAs of a cluster share a tile of B, side by side along M, or of A, along N: each loads a part of it for
+// all. Else as version 4.
+extern "C" __global__ void __launch_bounds__(384, 1)
+gemm_v5_e4m3_rc_blocks_tma_256x128x128_w2_s3_c2(
+    const __grid_constant__ cudatma::TensorMap a_map,
+    const __grid_constant__ cudatma::TensorMap b_map,
+    const __grid_constant__ cudatma::TensorMap output_map,
+    cudatma::u16* output,
+    const __grid_constant__ cudatma::TensorMap a_scale_map,
+    const float* b_scale,
+    const __grid_constant__ cudatma::Problem problem) {
+    using namespace cudatma;
+    extern __shared__ __align__(1024) u8 dynamic_shared[];
+    const u32 smem = shared_address(dynamic_shared);
+    // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
+    const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+
+    clear_unloaded(problem, smem);
+    Ring ring;
+    ring.attach(smem + RING_BARRIERS);
+    if (threadIdx.x == 0) ring.init_barriers(1, CLUSTER * CONSUMER_WARPS);   // each consumer warp of the cluster releases a slot
+    barrier_cluster_arrive();
+    barrier_cluster_wait();   // the barriers of all CTAs are initialized
+    wait_for_previous_grid();
+    const u32 rank = cluster_ctarank();
+    if (warp_index >= CONSUMER_WARPS) {
+        setmaxnreg_dec<24>();
+        if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, problem, smem, Maps{&a_map, &b_map, &a_scale_map}, rank);
+        __syncwarp();
+    } else {
+        setmaxnreg_inc<240>();
+        consume<CLUSTER_M, CLUSTER_N>(ring, problem, smem, &output_map, Result{output, b_scale}, warp_index / 4, warp_index % 4, laneid(), rank);
+    }
+    // A CTA must not exit while another one may still send to its shared memory or arrive at its barriers.
+    barrier_cluster_arrive();
+    barrier_cluster_wait();
+}
