@@ -162,13 +162,15 @@ def _marlin_call(spec: AnyMarlinSpec) -> Callable[[], Call]:
 
 def _gemm_call(spec: GemmSpec) -> Callable[[], Call]:
     """Tiles whose rings of two stages wrap four times, in which a wrong arrival count adds up to a phase; two tiles for
-    each persistent CTA or cluster."""
+    each warpgroup or group of them of a persistent CTA or cluster, which stores each by TMA in as many parts as it has
+    buffers."""
 
     def make() -> Call:
-        m, n, k = 2 * spec.cluster_m - 5, spec.block_n - 8, 640
+        tiles = 2 * spec.consumer_warps // (4 * spec.warpgroups)
+        m, n, k = tiles * spec.cluster_m - 5, spec.block_n - 8, 640
         random = np.random.default_rng(7)
         a, b = (random.standard_normal(shape, np.float32).astype(np.float16) for shape in ((m, k), (n, k)))
-        out = np.zeros((m, n), np.float16)
+        out = np.zeros((m, n), np.float32 if spec.out_dtype else np.float16)
         request, result = check_call_into(a, b.T, out)
         launch = plan_gemm(request, result, spec, get_target(_TARGET), spec.launch_cluster)
         arrays = tuple(host_bytes(info) for info in launch.touched)
@@ -223,7 +225,8 @@ def registry_subjects() -> list[Subject]:
     specs += [(f"marlin_skinny/{variant}", skinny_spec(variant)) for variant in _SKINNY]
     subjects = [Subject(name, spec.template, spec, _marlin_call(spec), _TARGET) for name, spec in specs]
     for version, kind in VERSIONS.items():
-        gemm = kind("float16", "RC", 64, 64, stages=2, warpgroups=1)
+        out_dtype = "float32" if "output_map" in kind.operand_names else ""
+        gemm = kind("float16", "RC", 64, 64, stages=2, warpgroups=1, out_dtype=out_dtype)
         subjects.append(Subject(f"gemm_{kernel_name(version)}/small", gemm.template, gemm, _gemm_call(gemm), _TARGET))
     copy = TileCopySpec(4, box_rows=8, box_columns=16, stages=2)
     subjects.append(Subject("tile_copy/2d", TILE_COPY, copy, _tile_copy_call(copy), _TARGET))
