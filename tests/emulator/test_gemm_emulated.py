@@ -294,22 +294,25 @@ def test_columns_have_more_scales_than_a_warp_has_lanes() -> None:
     options = {"a_scale": a_scale, "b_scale": numbers(34, 1, dtype=np.float32)}
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
-    run_small(4, *check_call_into(a, b, out, **options), block_m=128)
+    request, result = check_call_into(a, b, out, **options)
+    assert request.problem().scales_by_tma
+    run_small(4, request, result, block_m=128)
     found, exact = out.astype(np.float64), wanted.astype(np.float64)
     assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
 
 
 @pytest.mark.parametrize("by_tma", [False, True])
 def test_scales_of_blocks_beyond_the_last_column_are_not_read(by_tma: bool) -> None:
-    """The last cluster's second CTA has no columns, which lie along N."""
-    a, b = numbers(270, 400, dtype=E4M3), numbers(300, 400, dtype=E4M3).T
+    """The last cluster's second CTA has no columns, which lie along N. A cluster has several tiles."""
+    a, b = numbers(270, 400, dtype=E4M3), numbers(600, 400, dtype=E4M3).T
     a_scale = abs(numbers(4, 272, dtype=np.float32))[:, :270].T
     a_scale = a_scale if by_tma else np.ascontiguousarray(a_scale)
-    options = {"a_scale": a_scale, "b_scale": numbers(4, 3, dtype=np.float32)}
+    options = {"a_scale": a_scale, "b_scale": numbers(4, 5, dtype=np.float32)}
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
     request, result = check_call_into(a, b, out, **options)
     spec = GemmV5(a.dtype.name, "RC", 256, 128, 128, 2, 2).adapted(request.problem())
+    assert spec.ring_has_scales == by_tma
     report = plan_gemm(request, result, spec, SM90A, SMS).emulate(SM90A, schedules=2)
     assert report.is_clean, str(report)
     found, exact = out.astype(np.float64), wanted.astype(np.float64)

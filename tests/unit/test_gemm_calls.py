@@ -338,3 +338,38 @@ def test_an_out_of_another_type_gives_the_result_its_type() -> None:
     assert (request.out_dtype, result.shape) == ("float32", (1, M, N))
     _, shape, none = check_call(HOST, np.zeros((2, K, N), np.float16), out_dtype=BF16)
     assert (shape, none) == ((2, M, N), None)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "pointer", "batch", "by_tma"),
+    [
+        ((40, 3), (4, 160), 0, 1, True),
+        ((40, 3), (12, 4), 0, 1, False),  # row-major
+        ((37, 3), (4, 160), 0, 1, True),  # padded columns
+        ((37, 3), (4, 148), 0, 1, False),
+        ((40, 3), (4, 160), 4, 1, False),
+        ((2, 40, 3), (480, 4, 160), 0, 2, True),
+        ((40, 3), (4, 160), 0, 2, True),  # all matrices have the same
+        ((2, 40, 3), (484, 4, 160), 0, 2, False),
+        ((1, 3), (12, 4), 0, 1, False),
+    ],
+    ids=str,
+)
+def test_which_scales_of_blocks_tma_reads(
+    shape: tuple[int, ...], strides: tuple[int, ...], pointer: int, batch: int, by_tma: bool
+) -> None:
+    m, k, n = shape[-2], 384, 64
+    memory = np.zeros(4096, np.uint8)
+    at = -memory.ctypes.data % 16 + pointer
+    a_scale = np.ndarray(shape, np.float32, memory.data, at, strides)
+    a, b = np.zeros((batch, m, k), E4M3), np.zeros((batch, n, k), E4M3).swapaxes(1, 2)
+    request, _, _ = check_call(a, b, a_scale=a_scale, b_scale=np.ones((3, 1), np.float32))
+    assert request.problem().scales_by_tma == by_tma
+
+
+def test_one_scale_for_all_rows_of_a_folded_batch_is_not_read_by_tma() -> None:
+    a, b = np.zeros((8, 1, 128), E4M3), np.zeros((200, 128), E4M3).T
+    scales = {"a_scale": np.ones((1, 1), np.float32), "b_scale": np.ones((1, 2), np.float32)}
+    request, _, _ = check_call(a, b, **scales)
+    assert request.sizes[0] == 8
+    assert not request.problem().scales_by_tma

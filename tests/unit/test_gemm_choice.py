@@ -38,9 +38,15 @@ def test_the_choice_loses_little_against_the_versions() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gemm_tiles.json", "gemm_tiles_h100.json", "gemm_few_rows.json", "gemm_block_scales_tiles.json"]
+    ("name", "most"),
+    [
+        ("gemm_tiles.json", 1.12),
+        ("gemm_tiles_h100.json", 1.14),
+        ("gemm_few_rows.json", 1.03),
+        ("gemm_block_scales_tiles.json", 1.1),
+    ],
 )
-def test_the_choice_loses_little_against_every_tile(name: str) -> None:
+def test_the_choice_loses_little_against_every_tile(name: str, most: float) -> None:
     """Of small, odd and large products; of few rows; with scales of blocks."""
     found = []
     cells, gpu = readings(name)
@@ -48,5 +54,5 @@ def test_the_choice_loses_little_against_every_tile(name: str) -> None:
         us = cell.pop("us")
         cell.pop("rivals")
         found.append(lost(Problem(**cell), gpu, us))
-    assert max(found) < 1.14
+    assert max(found) < most
     assert sum(found) / len(found) < 1.013

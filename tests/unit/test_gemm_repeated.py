@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from cudatma.arrays import ArrayInfo, dense_strides
+from cudatma.dtypes import BFLOAT16
+from cudatma.errors import ArgumentError
 from cudatma.kernels import known_call
 from cudatma.kernels.choosing import decide
 from cudatma.kernels.gemm.choose import GEMM
@@ -145,3 +148,23 @@ def test_every_address_of_a_launch_is_an_argument(version: int | str, options: t
     held = [None if index is None else _address(launch.args[index]) for index in moving]
     has_map = "output_map" in spec.parameter_names
     assert held == [*(base or None for base in bases[:-1]), bases[-1] if has_map else None]
+
+
+def test_the_address_of_scales_by_tma_is_an_argument() -> None:
+    """A map's, and that of b's scales a number."""
+    e4m3, fp32 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(np.float32)
+    a = ArrayInfo(0x10000000, (4096, 4096), (4096, 1), e4m3, 0, None, "cai")
+    b = replace(a, pointer=0x20000000, strides_bytes=(1, 4096))
+    out = ArrayInfo(0x30000000, (4096, 4096), (8192, 2), BFLOAT16, 0, None, "cai")
+    a_scale = ArrayInfo(0x40000000, (4096, 32), (4, 4 * 4096), fp32, 0, None, "cai")
+    b_scale = ArrayInfo(0x50000000, (32, 32), (128, 4), fp32, 0, None, "cai")
+    request, result = check_call_into(a, b, out, a_scale=a_scale, b_scale=b_scale)
+    spec = decide(GEMM, request.problem(), imagined_gpu(get_target("sm_90a"), 132)).spec
+    assert spec.ring_has_scales
+    launch = plan_gemm(request, result, spec, get_target("sm_90a"), 132)
+    moving = _moving(spec, launch, result)
+    held = [None if index is None else _address(launch.args[index]) for index in moving]
+    assert held == [0x10000000, 0x20000000, 0x40000000, 0x50000000, None, 0x30000000, 0x30000000]
+    elsewhere, _ = check_call_into(a, b, out, a_scale=replace(a_scale, pointer=0x40000004), b_scale=b_scale)
+    with pytest.raises(ArgumentError, match=r"^spec.scales_by_tma: got True; allowed: False for scales that TMA"):
+        plan_gemm(elsewhere, result, spec, get_target("sm_90a"), 132)

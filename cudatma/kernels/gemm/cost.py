@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from cudatma.kernels.cost import Cost
-from cudatma.kernels.gemm.problem import Problem
+from cudatma.kernels.gemm.problem import WGMMA_M, Problem
 from cudatma.kernels.gpu import IN_L2_BYTES, Gpu, clusters_at_once
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import get_target
@@ -19,8 +19,6 @@ _MAC_BYTES = 4096
 #: wgmmas reach this part of _MAC_BYTES, if a wgmma is counted with so many more columns than it has.
 _RATE_PART = 0.92
 _MORE_COLUMNS = 12
-#: Rows of a wgmma.
-_WGMMA_M = 64
 #: Bytes a clock of shared memory, which wgmmas read and TMA writes.
 _SHARED_BYTES = 141
 #: Bytes a clock that an SM loads while it multiplies; of columns that are in a box of B and not in the tile.
@@ -53,11 +51,12 @@ _EPILOGUE_CLOCKS = {"none": 0, "linear": 10, "relu": 10, "gelu": 52, "gelu_tanh"
 
 def _stage_clocks(spec: Any) -> float:
     """Clocks of a stage that is there: of the tensor cores, or of shared memory."""
-    k_bytes, wgmmas = spec.element_bytes * spec.block_k, spec.block_m // _WGMMA_M
+    k_bytes, wgmmas = spec.element_bytes * spec.block_k, spec.block_m // WGMMA_M
     products = spec.block_m * (spec.block_n + _MORE_COLUMNS) * k_bytes / (_MAC_BYTES * _RATE_PART)
     scales = _RING_SCALES_CLOCKS if spec.ring_has_scales else _SCALES_CLOCKS
-    gap = scales if spec.block_scales else spec.stage_gap / spec.warpgroups**2  # others multiply meanwhile
-    through_smem = k_bytes * (wgmmas * (_WGMMA_M + spec.block_n) + spec.block_m + spec.slot_n)
+    # The other warpgroups multiply meanwhile; scaling takes the place of what else there is between two stages.
+    gap = scales if spec.block_scales else spec.stage_gap / spec.warpgroups**2
+    through_smem = k_bytes * (wgmmas * (WGMMA_M + spec.block_n) + spec.block_m + spec.slot_n)
     clocks: float = max(products + gap, through_smem / _SHARED_BYTES)
     return clocks
 

@@ -65,7 +65,8 @@ def gemm(
     out_dtype: fp16, bf16 or fp32; None: out's, else a's, for fp8 bf16. bias: (N,), of that dtype.
     activation: None, "relu", "gelu" (by erf), "gelu_tanh" or "silu".
     a_scale, b_scale: a number, a fp32 array of one, or of rows (M,) and columns (N,); for fp8 on SM90 also of blocks,
-    (M, ceil(K / 128)) and (ceil(K / 128), ceil(N / 128)), for a batch with the batch in front if they differ.
+    (M, ceil(K / 128)) and (ceil(K / 128), ceil(N / 128)), for a batch with the batch in front if they differ. TMA
+    reads those of a where neighboring rows' lie side by side and each block's start at a multiple of 16 bytes.
     batch_invariant: the bits of a row do not depend on M. version: ``"auto"``, 1 to 7, or ``"p1"``, as docs/gemm.md has
     them, and where else it may be set. backend: as in marlin_gemm. stream: None is the current stream of
     a's library. There is no backward pass: tensors that require grad raise while torch records.
@@ -118,7 +119,10 @@ def _first(
         replay = _replay(ready, result, number, device, handle)
         replay.run(addresses((*ready.read.values(), result, result)), handle)
         # A known call looks at no address but those of these arrays, and finds what TMA reads at multiples of 16 bytes.
-        if key is not None and ready is request and result.pointer % ALIGNMENT == 0:
+        # At other addresses TMA could read scales of blocks that it cannot read here.
+        scales = request.scales.a if request.scales.of_blocks else None
+        is_aligned = result.pointer % ALIGNMENT == 0 and (scales is None or scales.pointer % ALIGNMENT == 0)
+        if key is not None and ready is request and is_aligned:
             by_tma = 3 if request.has_scales_for_tma else 2
             _KNOWN_CALLS.put(key, KnownCall.of(replay, out, shape, (*request.read.values(), result), by_tma))
     return out

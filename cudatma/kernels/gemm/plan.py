@@ -11,7 +11,7 @@ import numpy as np
 from cudatma import context
 from cudatma.arrays import ArrayInfo, describe, empty_like_library
 from cudatma.descriptor import TensorMap
-from cudatma.errors import LaunchError
+from cudatma.errors import ArgumentError, LaunchError
 from cudatma.kernels.data_movement.copy import copy
 from cudatma.kernels.data_movement.transpose import transpose
 from cudatma.kernels.gemm.matrices import ALIGNMENT, as_rows, dense_rows, letter_of, why_copied
@@ -23,7 +23,8 @@ from cudatma.kernels.launch_struct import pack, work_values
 from cudatma.kernels.schedule import DivisorStruct, Schedule, ceil_div
 from cudatma.target import Target
 
-#: Arrays that a call may do without; the kernel gets the address 0.
+#: Arrays that a call may do without; the kernel gets the address 0. What TMA may read comes first, after a and b: known
+#: calls look at the alignment of the first arrays.
 OPTIONAL = ("a_scale", "b_scale", "bias")
 
 #: m n / (m + n) below which reading operands takes longer than multiplying. [H200]
@@ -52,7 +53,10 @@ def plan_gemm(request: Request, result: ArrayInfo, spec: GemmSpec, target: Targe
     for name, rows, box, is_k_major in maps:
         if name in spec.parameter_names:
             args[name] = _tensor_map(rows, box, spec.swizzle(is_k_major), target)
-    if spec.ring_has_scales and (scales := request.block_rows):
+    if spec.ring_has_scales:
+        scales = request.block_rows
+        if scales is None or not request.has_scales_for_tma:
+            raise ArgumentError("spec.scales_by_tma", True, "False for scales that TMA cannot read")
         args["a_scale_map"] = _tensor_map(dense_rows(scales), (1, 1, spec.block_m), "none", target)
     if "output_map" in spec.parameter_names:
         args["output_map"] = _tensor_map(result, spec.output_box, "128B", target) if by_tma else args["a_map"]

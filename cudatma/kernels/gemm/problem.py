@@ -24,6 +24,8 @@ ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 EPILOGUES = ("none", "linear", *ACTIVATIONS)
 #: Blocks of K, and of N, that have a scale of their own.
 SCALE_BLOCK = 128
+#: Rows of a wgmma.
+WGMMA_M = 64
 
 
 #: The result's, in NumPy.

@@ -141,12 +141,10 @@ class Request:
 
     @property
     def block_rows(self) -> ArrayInfo | None:
-        """A's scales of blocks as (batch, ceil(K / 128), M), if it has any."""
+        """A's scales of blocks as (batch, ceil(K / 128), M), if each row has its own."""
         info = self.scales.a
-        if info is None or not self.scales.of_blocks:
+        if info is None or not self.scales.of_blocks or info.size_elems == 1:
             return None
-        if info.size_elems == 1:  # of any shape
-            info = replace(info, shape=(1, 1), strides_bytes=(info.dtype.itemsize,) * 2)
         return as_rows(batched(info, self.batch), "C")
 
     @property

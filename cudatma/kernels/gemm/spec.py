@@ -15,6 +15,7 @@ from cudatma.kernels.gemm.problem import (
     MEMBERS,
     OPERAND_TYPES,
     SCALE_BLOCK,
+    WGMMA_M,
     Problem,
     check_result,
     default_result,
@@ -30,8 +31,6 @@ from cudatma.pipeline import Operand, align_up
 from cudatma.target import Target
 
 _SPAN_BYTES = 128
-#: Rows of a wgmma.
-WGMMA_M = 64
 #: A slot's two mbarriers; stages beyond which nothing is gained.
 _RING_BYTES, _MOST_STAGES = 16, 8
 #: Shared memory beyond which L1 has 28 KiB and not 60: too few for scales of blocks. Tiles of 256 x 128 are 12 % slower
@@ -322,7 +321,7 @@ class GemmSpec(TiledKernel):
 
     @property
     def staged_n(self) -> int:
-        """Columns of the result that a warp stages at a time."""
+        """Columns of the result that are staged at a time."""
         return _SPAN_BYTES // self.out_bytes
 
     @property

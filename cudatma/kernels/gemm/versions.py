@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from cudatma.errors import ArgumentError
 from cudatma.kernels.gemm.p1 import GemmP1
-from cudatma.kernels.gemm.problem import Problem
-from cudatma.kernels.gemm.spec import WGMMA_M, GemmSpec
+from cudatma.kernels.gemm.problem import WGMMA_M, Problem
+from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.version import Versions
 from cudatma.target import Target
 
@@ -66,7 +66,7 @@ class GemmV4(GemmSpec):
     template: ClassVar[str] = "kernels/gemm_v4.cu.j2"
     launch_us: ClassVar[float] = 0.5
     is_persistent: ClassVar[bool] = True
-    suspend_ns: ClassVar[int] = 10_000_000
+    suspend_ns: ClassVar[int] = 10_000_000  # a barrier wakes who waits for it
     scales_blocks: ClassVar[bool] = True
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = _ANY_COLUMNS
     #: Registers of a thread that setmaxnreg asks for, of two warpgroups that multiply and one that loads: without it
@@ -98,7 +98,7 @@ class GemmV4(GemmSpec):
     @property
     def stages_whole_tile(self) -> bool:  # type: ignore[override]
         """Whether there are buffers for a whole tile."""
-        return self.ring_has_scales and self.stores_by_tma
+        return self.ring_has_scales and self.stores_by_tma and self.out_bytes == 2  # of 4 bytes it costs a stage
 
     @property
     def most_sums(self) -> int:  # type: ignore[override]

@@ -349,7 +349,7 @@ __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& r
 // ---- Results -----------------------------------------------------------------------------------------------------------
 constexpr u32 STAGING_BUFFERS = 2;   // of a warpgroup, each of 64 rows x 128 bytes
 constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;
-constexpr u32 STORE_BARRIER = 3;   // a named barrier; those of the other warpgroups follow
+constexpr u32 STORE_BARRIER = 3;   // a named barrier, those of the other warpgroups follow; version 7 has others below
 
 // bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: ptxas sets all 16 barriers
 // aside for a number that it does not know.
@@ -365,8 +365,8 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
 }
 __device__ __forceinline__ void store_sync(u32 warpgroup) { bar_sync_one_of<STORE_BARRIER, CONSUMER_WARPS / 4>(warpgroup, 128); }
 
-// A warpgroup stages columns of its rows in the 128-byte swizzle, and one of its threads has TMA store them, while the next ones are
-// staged and while the next tile is computed. A few large boxes take TMA less time than many small ones.
+// A warpgroup stages columns of its rows in the 128-byte swizzle, and one of its threads has TMA store them while the next tile is computed,
+// and with two buffers while the next columns are staged. A few large boxes take TMA less time than many small ones.
 
 // stores: how many this warpgroup has issued.
 // place: of the warpgroup. What lies outside of the result is not written.
@@ -378,18 +378,18 @@ __device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const
         store_rows(acc, problem, result, buffers + warp * WARP_STAGING_BYTES, of_warp, lane);
         return;
     }
-    const bool stores_all = warp == 0 && lane == 0;
+    const bool issues = warp == 0 && lane == 0;
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_16; ++m)
 #pragma unroll
         for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
             const u32 buffer = buffers + stores % STAGING_BUFFERS * BUFFER_BYTES;
-            if (stores_all) cp_async_bulk_wait_group_read<STAGING_BUFFERS - 1>();   // the last store from this buffer has read it
-            store_sync(warpgroup);
+            if (issues) cp_async_bulk_wait_group_read<STAGING_BUFFERS - 1>();   // the last store from this buffer has read it
+            store_sync(warpgroup);   // with the thread that has waited
             stage_fragments(acc[m], buffer + 16 * warp * SPAN_BYTES, n, lane);
             fence_proxy_async_shared_cta();
-            store_sync(warpgroup);
-            if (stores_all) {
+            store_sync(warpgroup);   // all rows are staged, and visible to TMA
+            if (issues) {
                 cp_async_bulk_tensor_3d_store(map, buffer, place.column0 + 8 * n, place.row0 + FRAGMENT_STRIDE_M * m, place.batch);
                 cp_async_bulk_commit_group();
             }
@@ -426,35 +426,19 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
     tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
 
-// The same work stage by stage, for the producer.
-struct StageCursor {
-    WorkQueue queue;
-    WorkUnit unit;
-    u32 k, tile_m, tile_n;
-
-    __device__ __forceinline__ StageCursor(const Problem& problem, u32 range)
-        : queue(problem, range), unit{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
-
-    __device__ __forceinline__ bool next(const Problem& problem) {
-        if (++k < unit.k_end) return true;
-        if (!queue.next(problem, unit)) return false;
-        k = unit.k_begin;
-        tile_position(problem, unit.tile, tile_m, tile_n);
-        return true;
-    }
-};
-
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
 // Goes on to the next tile while the consumers still store this one. Every other tile goes through K backwards: of what both need, L2
 // still has the end.
-__device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps) {
-    WorkQueue queue(problem, blockIdx.x);
+// ClusterM, ClusterN: CTAs side by side; rank: of this one.
+template <u32 ClusterM = 1, u32 ClusterN = 1>
+__device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps, u32 rank = 0) {
+    WorkQueue queue(problem, blockIdx.x / (ClusterM * ClusterN));
     WorkUnit unit;
     bool is_backward = true;   // of the tile before: the first one goes forward
     while (queue.next(problem, unit)) {
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
-        const Place place = tile_place(problem, tile_m, tile_n);
+        const Place place = tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank);
         is_backward = problem.alternates && !is_backward;
         u32 k = is_backward ? problem.k_iterations - 1 : 0;
         for (u32 i = 0; i < problem.k_iterations; ++i, k += is_backward ? -1 : 1, ring.advance()) {
@@ -496,7 +480,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
     WorkQueue queue(problem, blockIdx.x / (ClusterM * ClusterN));
     WorkUnit unit;
     u32 stores = 0;
-    for (bool is_there = queue.next(problem, unit), is_first = true; is_there; is_first = false) {
+    while (queue.next(problem, unit)) {
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
         Place place = tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank);
@@ -505,7 +489,6 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
         const u32 last = multiply_stages(acc, ring, problem.k_iterations, smem, warpgroup, lane);
         wgmma_wait_group<0>();
         release_slot(ring, last, lane);
-        is_there = queue.next(problem, unit);
         store_tile(acc, stores, problem, result, smem, output_map, place, warpgroup, warp, lane);
     }
     if (lane == 0) cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads

@@ -355,7 +355,7 @@ __device__ __forceinline__ void load_scales(const Ring& ring, u32 smem, const Te
 // ---- Results -----------------------------------------------------------------------------------------------------------
 constexpr u32 STAGING_BUFFERS = 4;   // of a warpgroup, each of 64 rows x 128 bytes
 constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;
-constexpr u32 STORE_BARRIER = 3;   // a named barrier; those of the other warpgroups follow
+constexpr u32 STORE_BARRIER = 3;   // a named barrier, those of the other warpgroups follow; version 7 has others below
 
 // bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: ptxas sets all 16 barriers
 // aside for a number that it does not know.
@@ -371,8 +371,8 @@ __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
 }
 __device__ __forceinline__ void store_sync(u32 warpgroup) { bar_sync_one_of<STORE_BARRIER, CONSUMER_WARPS / 4>(warpgroup, 128); }
 
-// A warpgroup stages columns of its rows in the 128-byte swizzle, and one of its threads has TMA store them, while the next ones are
-// staged and while the next tile is computed. A few large boxes take TMA less time than many small ones.
+// A warpgroup stages columns of its rows in the 128-byte swizzle, and one of its threads has TMA store them while the next tile is computed,
+// and with two buffers while the next columns are staged. A few large boxes take TMA less time than many small ones.
 
 // stores: how many this warpgroup has issued.
 // place: of the warpgroup. What lies outside of the result is not written.
@@ -384,9 +384,9 @@ __device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const
         store_rows(acc, problem, result, buffers + warp * WARP_STAGING_BYTES, of_warp, lane);
         return;
     }
-    const bool stores_all = warp == 0 && lane == 0;
-    if (stores_all) cp_async_bulk_wait_group_read<0>();   // the tile before has been read
-    store_sync(warpgroup);
+    const bool issues = warp == 0 && lane == 0;
+    if (issues) cp_async_bulk_wait_group_read<0>();   // the tile before has been read
+    store_sync(warpgroup);   // with the thread that has waited
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_16; ++m)
 #pragma unroll
@@ -395,8 +395,8 @@ __device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const
             stage_fragments(acc[m], buffers + (8 * n / STAGED_N * WARPGROUP_M + row) * SPAN_BYTES, n, lane);
         }
     fence_proxy_async_shared_cta();
-    store_sync(warpgroup);
-    if (!stores_all) return;
+    store_sync(warpgroup);   // all rows are staged, and visible to TMA
+    if (!issues) return;
 #pragma unroll
     for (u32 n = 0; n < BLOCK_N; n += STAGED_N)
         cp_async_bulk_tensor_3d_store(map, buffers + n / STAGED_N * WARPGROUP_M * SPAN_BYTES, place.column0 + n, place.row0, place.batch);
@@ -424,6 +424,22 @@ __device__ __forceinline__ void load_part(u32 slot, const TensorMap* map, u32 ba
         for (u32 i = 0; i < LOADED; i += SPAN)
             cp_async_bulk_tensor_3d_load_multicast(slot + (first + i) / SPAN * MN_BOX_BYTES, map, barrier, row + i, k, batch,
                                                    CLUSTER_MASK);
+    }
+}
+
+// One thread fills the slot with the stage k of its tile of one operand, and its part of the shared one in every CTA of the cluster. The slot
+// was released by the consumers of all of them.
+__device__ __forceinline__ void load_shared_stage(const Problem& problem, const Ring& ring, u32 smem, const Maps& maps, u32 k, const Place& place,
+                                                  u32 rank) {
+    const u32 a = smem + A + ring.stage * A_STAGE_BYTES, b = smem + B + ring.stage * B_STAGE_BYTES;
+    ring.expect_tx(problem.stage_bytes);
+    load_scales(ring, smem, maps.a_scale, k, place);
+    if constexpr (A_IS_SHARED) {
+        load_part<A_IS_K_MAJOR, BLOCK_M>(a, maps.a, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch, rank);
+        load_box<B_IS_K_MAJOR, BLOCK_N>(b, maps.b, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
+    } else {
+        load_box<A_IS_K_MAJOR, BLOCK_M>(a, maps.a, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
+        load_part<B_IS_K_MAJOR, BLOCK_N>(b, maps.b, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch, rank);
     }
 }
 
@@ -456,50 +472,24 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
     tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
 }
 
-// The same work stage by stage, for the producer.
-struct StageCursor {
-    WorkQueue queue;
-    WorkUnit unit;
-    u32 k, tile_m, tile_n;
-
-    __device__ __forceinline__ StageCursor(const Problem& problem, u32 range)
-        : queue(problem, range), unit{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
-
-    __device__ __forceinline__ bool next(const Problem& problem) {
-        if (++k < unit.k_end) return true;
-        if (!queue.next(problem, unit)) return false;
-        k = unit.k_begin;
-        tile_position(problem, unit.tile, tile_m, tile_n);
-        return true;
-    }
-};
-
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
-// Each CTA loads its tile of one operand, and its part of the shared one into every CTA of the cluster. acquire() waits for the
-// consumers of all of them.
-__device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps,
-                                        u32 rank) {
-    WorkQueue queue(problem, blockIdx.x / CLUSTER);
+// Goes on to the next tile while the consumers still store this one. Every other tile goes through K backwards: of what both need, L2
+// still has the end.
+// ClusterM, ClusterN: CTAs side by side; rank: of this one.
+template <u32 ClusterM = 1, u32 ClusterN = 1>
+__device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps, u32 rank = 0) {
+    WorkQueue queue(problem, blockIdx.x / (ClusterM * ClusterN));
     WorkUnit unit;
     bool is_backward = true;   // of the tile before: the first one goes forward
     while (queue.next(problem, unit)) {
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
-        const Place place = tile_place<CLUSTER_M, CLUSTER_N>(problem, tile_m, tile_n, rank);
+        const Place place = tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank);
         is_backward = problem.alternates && !is_backward;
         u32 k = is_backward ? problem.k_iterations - 1 : 0;
         for (u32 i = 0; i < problem.k_iterations; ++i, k += is_backward ? -1 : 1, ring.advance()) {
-            const u32 a = smem + A + ring.stage * A_STAGE_BYTES, b = smem + B + ring.stage * B_STAGE_BYTES;
             ring.acquire();
-            ring.expect_tx(problem.stage_bytes);
-            load_scales(ring, smem, maps.a_scale, k, place);
-            if constexpr (A_IS_SHARED) {
-                load_part<A_IS_K_MAJOR, BLOCK_M>(a, maps.a, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch, rank);
-                load_box<B_IS_K_MAJOR, BLOCK_N>(b, maps.b, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
-            } else {
-                load_box<A_IS_K_MAJOR, BLOCK_M>(a, maps.a, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
-                load_part<B_IS_K_MAJOR, BLOCK_N>(b, maps.b, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch, rank);
-            }
+            load_shared_stage(problem, ring, smem, maps, k, place, rank);
         }
     }
 }
@@ -511,34 +501,45 @@ __device__ __forceinline__ void release_slot(Ring& ring, u32 slot, u32 lane) {
     ring.release_used_to_cluster<CLUSTER>(slot, lane);
 }
 
-// A stage is a block of K with scales of its own: its products are summed apart, scaled, and added in fp32. The slot holds the scales of A's
-// rows; each lane has that of the tile's columns for another block.
+// [PTX ISA, ld] A scalar of shared memory.
 __device__ __forceinline__ float load_shared_f32(u32 smem) {
     float value;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(smem) : "memory");
     return value;
 }
 
-// Of the tile's columns, lane by lane for the blocks of K from `first` on.
+// The scales of the tile's columns in the blocks of K from `first` on, one block a lane.
 __device__ __forceinline__ float column_scales(const Problem& problem, const Result& result, const Place& place, u32 first, u32 lane) {
     const u32 k = min(first + lane, problem.k_iterations - 1), column = min(place.column0, problem.n - 1) / 128;
     return __ldg(result.b_scale + place.batch * problem.b_scale_batch + k * problem.b_scale_k + column * problem.b_scale_column);
 }
 
-// While a warpgroup scales its sums the other one multiplies: little stands between its products. Unrolled, an iteration looks for the next
-// slot, and computes its descriptors, while it scales.
+// Those of the queue's next tile, from block 0 on; 0: there is none.
+template <u32 ClusterM, u32 ClusterN>
+__device__ __forceinline__ float next_columns(WorkQueue queue, const Problem& problem, const Result& result, u32 rank, u32 lane) {
+    WorkUnit unit;
+    if (!queue.next(problem, unit)) return 0;
+    u32 tile_m, tile_n;
+    tile_position(problem, unit.tile, tile_m, tile_n);
+    return column_scales(problem, result, tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank), 0, lane);
+}
+
+// A stage is a block of K with scales of its own: its products are summed apart, scaled, and added in fp32. The slot holds the scales of A's
+// rows, which are read before the products are complete, long before the slot is released. While a warpgroup scales its sums the other one
+// multiplies: little stands between its products. Unrolled, an iteration looks for the next slot, and computes its descriptors, while it scales.
+// columns: column_scales() from 0 on.
 __device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const Problem& problem, const Result& result,
-                                           const Place& place, u32 smem, float ahead, u32 warpgroup, u32 warp, u32 lane) {
+                                           const Place& place, u32 smem, float columns, u32 warpgroup, u32 warp, u32 lane) {
     clear(acc);
     const u32 rows_scales = smem + A_SCALE + 4 * (warpgroup * WARPGROUP_M + 16 * warp + lane / 4);
     float sums[FRAGMENTS_8][4] = {};
     for (u32 first = 0; first < problem.k_iterations; first += 32) {
-        const float columns = ahead;
-        if (first + 32 < problem.k_iterations) ahead = column_scales(problem, result, place, first + 32, lane);
+        const float these = columns;
+        if (first + 32 < problem.k_iterations) columns = column_scales(problem, result, place, first + 32, lane);
         const u32 blocks = min(32, problem.k_iterations - first);
 #pragma unroll 8
         for (u32 i = 0; i < blocks; ++i, ring.advance()) {
-            const float column = __shfl_sync(0xffffffffu, columns, i);
+            const float column = __shfl_sync(0xffffffffu, these, i);
             const u64 a = a_descriptor(smem, ring.stage, warpgroup), b = b_descriptor(smem, ring.stage);
             ring.wait();
 #pragma unroll
@@ -551,9 +552,9 @@ __device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const 
 #pragma unroll
                 for (u32 j = MMA_K; j < BLOCK_K; j += MMA_K) wgmma_m64n128k32_f32_e4m3_ss(sums, advanced(rows, j), advanced(b, j));
                 wgmma_commit_group();
+                const float factors[2] = {scales[0] * column, scales[1] * column};
                 wgmma_wait_group<0>();
                 if (m + 1 == FRAGMENTS_16) release_slot(ring, ring.stage, lane);
-                const float factors[2] = {scales[0] * column, scales[1] * column};
 #pragma unroll
                 for (u32 n = 0; n < FRAGMENTS_8; ++n)
 #pragma unroll
@@ -570,20 +571,15 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
     WorkQueue queue(problem, blockIdx.x / (ClusterM * ClusterN));
     WorkUnit unit;
     u32 stores = 0;
-    float columns = 0;
-    for (bool is_there = queue.next(problem, unit), is_first = true; is_there; is_first = false) {
+    float columns = next_columns<ClusterM, ClusterN>(queue, problem, result, rank, lane);
+    while (queue.next(problem, unit)) {
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
         Place place = tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank);
         place.row0 += warpgroup * WARPGROUP_M;
         Accumulators acc;
-        if (is_first) columns = column_scales(problem, result, place, 0, lane);
         add_blocks(acc, ring, problem, result, place, smem, columns, warpgroup, warp, lane);
-        is_there = queue.next(problem, unit);
-        if (is_there) {
-            tile_position(problem, unit.tile, tile_m, tile_n);
-            columns = column_scales(problem, result, tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank), 0, lane);
-        }
+        columns = next_columns<ClusterM, ClusterN>(queue, problem, result, rank, lane);   // there when the tile is stored
         store_tile(acc, stores, problem, result, smem, output_map, place, warpgroup, warp, lane);
     }
     if (lane == 0) cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads
@@ -617,7 +613,7 @@ gemm_v5_e4m3_rc_blocks_tma_256x128x128_w2_s3_c2(
     const u32 rank = cluster_ctarank();
     if (warp_index >= CONSUMER_WARPS) {
         setmaxnreg_dec<24>();
-        if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, problem, smem, Maps{&a_map, &b_map, &a_scale_map}, rank);
+        if (warp_index == CONSUMER_WARPS && elect_sync()) produce<CLUSTER_M, CLUSTER_N>(ring, problem, smem, Maps{&a_map, &b_map, &a_scale_map}, rank);
         __syncwarp();
     } else {
         setmaxnreg_inc<240>();
