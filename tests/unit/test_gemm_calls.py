@@ -67,7 +67,7 @@ WRONG: list[tuple[str, dict[str, Any], type[FieldError], str]] = [
     *[("bias", {"shape": shape}, ArgumentError, "bias.shape") for shape in ((), (M,), (1, N), (N, 1), (N + 1,))],
     ("bias", {"strides": (4,)}, ArgumentError, "bias.strides"),
     ("bias", {"strides": (0,)}, ArgumentError, "bias.strides"),
-    ("bias", {"pointer": ADDRESSES["bias"] + 1}, ArgumentError, "bias.strides"),
+    ("bias", {"pointer": ADDRESSES["bias"] + 1}, ArgumentError, "bias.pointer"),
     *[("a_scale", {"dtype": kind}, ArgumentTypeError, "a_scale.dtype") for kind in ("f2", "f8", "i4")],
     *[("b_scale", {"dtype": kind}, ArgumentTypeError, "b_scale.dtype") for kind in ("f2", "f8", BF16)],
     *[("a_scale", {"shape": shape}, ArgumentError, "a_scale.shape") for shape in ((N,), (M, 3), (2,), (1, M), (M, M))],
@@ -126,7 +126,7 @@ OPTIONS: list[tuple[dict[str, Any], type[FieldError], str]] = [
     ({"bias": 1.0}, ArgumentTypeError, "bias"),
     ({"out": [0.0]}, ArgumentTypeError, "out"),
     ({"a_scale": np.ones((M, 2), np.float32), "b_scale": np.ones((2, 1), np.float32)}, ArgumentError, "a_scale.shape"),
-    ({"a_scale": np.ones((M, 2), np.float32)}, ArgumentError, "b_scale.shape"),
+    ({"a_scale": np.ones((M, 2), np.float32)}, ArgumentError, "b_scale"),
 ]
 
 

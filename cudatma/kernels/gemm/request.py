@@ -93,11 +93,16 @@ def check_scales(a_scale: Any, b_scale: Any, sizes: tuple[int, int, int], batch:
         for (field, info), shape in zip(arrays.items(), shapes.values(), strict=True)
     }
     # One that is neither is wrong; else the one that is not of blocks, as the other one is.
-    neither = [field for field in arrays if not is_plain[field] and not is_of_blocks[field]]
-    for field in neither or [field for field in arrays if not is_of_blocks[field]]:
-        info = arrays[field]
-        allowed = f"one element, {vectors[field][0]}, or {shapes[field]} for blocks, which both scales must be of then"
-        raise ArgumentError(f"{field}.shape", None if info is None else info.shape, allowed)
+    for field, info in arrays.items():
+        if info is not None and not is_plain[field] and not is_of_blocks[field]:
+            allowed = f"one element, {vectors[field][0]}, or {shapes[field]} for blocks, which both must be of then"
+            raise ArgumentError(f"{field}.shape", info.shape, allowed)
+    for field, info in arrays.items():
+        if not is_of_blocks[field]:
+            allowed = f"{shapes[field]}, for the other scale is of blocks"
+            if info is None:
+                raise ArgumentError(field, {"a_scale": a_scale, "b_scale": b_scale}[field], f"an array of {allowed}")
+            raise ArgumentError(f"{field}.shape", info.shape, allowed)
     scales = Scales(a, b, factor, of_blocks=True)
     if a is not None and (m - 1) * scales.strides()["a_scale_row"] >= 1 << 32:  # the kernels' offsets have 32 bits
         raise ArgumentError("a_scale.strides", a.strides_bytes, "rows within 16 GiB", "copy it")
@@ -299,8 +304,10 @@ def _check_bias(request: Request) -> None:
         raise ArgumentTypeError("bias.dtype", str(info.dtype), f"{request.out_dtype}, as the result")
     if info.shape != (n,):
         raise ArgumentError("bias.shape", info.shape, f"({n},)")
-    if not info.is_contiguous or info.pointer % info.dtype.itemsize:
+    if not info.is_contiguous:
         raise ArgumentError("bias.strides", info.strides_bytes, "contiguous elements", "copy it")
+    if info.pointer % info.dtype.itemsize:
+        raise ArgumentError("bias.pointer", hex(info.pointer), f"a multiple of {info.dtype.itemsize} bytes", "copy it")
 
 
 def _result(info: ArrayInfo, request: Request, shape: tuple[int, ...]) -> ArrayInfo:
