@@ -28,7 +28,7 @@ OPS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 COMPLETE = "mbarrier::complete_tx::bytes"
 FUNCTION = re.compile(r"^__device__ __forceinline__ \w+ (\w+)\(", re.MULTILINE)
 #: Functions that are C++ around other primitives, or no asm at all.
-NOT_AN_INSTRUCTION = {"shared_address", "mbarrier_wait_parity", "matrix_descriptor"}
+NOT_AN_INSTRUCTION = {"shared_address", "mbarrier_wait_parity", "mbarrier_wait_parity_hint", "matrix_descriptor"}
 
 
 def expected_instructions(target: str) -> dict[str, str]:
