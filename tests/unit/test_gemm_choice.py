@@ -38,15 +38,15 @@ def test_the_choice_loses_little_against_the_versions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "most"),
+    ("name", "most", "mean"),
     [
-        ("gemm_tiles.json", 1.12),
-        ("gemm_tiles_h100.json", 1.14),
-        ("gemm_few_rows.json", 1.03),
-        ("gemm_block_scales_tiles.json", 1.1),
+        ("gemm_tiles.json", 1.12, 1.012),
+        ("gemm_tiles_h100.json", 1.14, 1.013),
+        ("gemm_few_rows.json", 1.03, 1.01),
+        ("gemm_block_scales_tiles.json", 1.1, 1.012),
     ],
 )
-def test_the_choice_loses_little_against_every_tile(name: str, most: float) -> None:
+def test_the_choice_loses_little_against_every_tile(name: str, most: float, mean: float) -> None:
     """Of small, odd and large products; of few rows; with scales of blocks."""
     found = []
     cells, gpu = readings(name)
@@ -55,4 +55,4 @@ def test_the_choice_loses_little_against_every_tile(name: str, most: float) -> N
         cell.pop("rivals")
         found.append(lost(Problem(**cell), gpu, us))
     assert max(found) < most
-    assert sum(found) / len(found) < 1.013
+    assert sum(found) / len(found) < mean

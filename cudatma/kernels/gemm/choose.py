@@ -81,11 +81,11 @@ def _tiles_for(problem: Problem, gpu: Gpu, version: int | str) -> Sequence[tuple
     if problem.batch * problem.m * problem.n > _MANY_WAVES * gpu.sm_count * 128 * 256:
         return _TILES
     few = [tile for tile in _LAST_WAVE_TILES[version] if tile[0] < 2 * max(problem.m, 64)]
+    # Three warpgroups on few columns read more than L2 sends, unless all CTAs run at once and read the same.
     return [*_TILES, *(tile for tile in few if tile[3] < 3 or _tile_count(problem, tile) <= gpu.sm_count)]
 
 
 def _tile_count(problem: Problem, tile: Sequence[int]) -> int:
-    """Three warpgroups on few columns read more than L2 sends, unless all CTAs run at once and read the same."""
     return problem.batch * ceil_div(problem.m, tile[0]) * ceil_div(problem.n, tile[1])
 
 

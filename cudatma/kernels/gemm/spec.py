@@ -364,11 +364,11 @@ class GemmSpec(TiledKernel):
     def stage_operands(self) -> tuple[Operand, ...]:
         k_bytes = self.element_bytes * self.block_k
         sizes = (("a", k_bytes * self.block_m), ("b", k_bytes * self.slot_n))
-        operands = tuple([Operand(name, size, size, 1024) for name, size in sizes])
-        scales = 4 * self.block_m
-        return (
-            (*operands, Operand("a_scale", align_up(scales, 1024), scales, 1024)) if self.ring_has_scales else operands
-        )
+        operands = [Operand(name, size, size, 1024) for name, size in sizes]
+        if self.ring_has_scales:
+            scales = 4 * self.block_m
+            operands.append(Operand("a_scale", align_up(scales, 1024), scales, 1024))
+        return tuple(operands)
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
         return (("staging", self.consumer_warps * self.staging_buffers * 16 * _SPAN_BYTES),)

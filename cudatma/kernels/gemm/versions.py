@@ -89,11 +89,9 @@ class GemmV4(GemmSpec):
     @property
     def staging_buffers(self) -> int:  # type: ignore[override]
         """TMA reads one of two while the other is filled; for a whole tile where scales of blocks leave room."""
-        if not self.stores_by_tma:
-            return 1
-        return (
-            self.block_m // (WGMMA_M * self.warpgroups) * self.block_n // self.staged_n if self.stages_whole_tile else 2
-        )
+        if self.stages_whole_tile:
+            return self.block_m // (WGMMA_M * self.warpgroups) * self.block_n // self.staged_n
+        return 2 if self.stores_by_tma else 1
 
     @property
     def stages_whole_tile(self) -> bool:  # type: ignore[override]

@@ -352,7 +352,7 @@ struct Maps {
     const TensorMap *a, *b;
 };
 
-// ---- Results -----------------------------------------------------------------------------------------------------------
+// ---- Stores ------------------------------------------------------------------------------------------------------------
 constexpr u32 STAGING_BUFFERS = 2;   // of a warpgroup, each of 64 rows x 128 bytes
 constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;
 constexpr u32 STORE_BARRIER = 3;   // a named barrier, those of the other warpgroups follow; version 7 has others below

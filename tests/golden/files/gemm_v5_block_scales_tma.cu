@@ -352,7 +352,7 @@ __device__ __forceinline__ void load_scales(const Ring& ring, u32 smem, const Te
     cp_async_bulk_tensor_3d_load(smem + A_SCALE + ring.stage * A_SCALE_STAGE_BYTES, map, ring.get_barrier(), place.row0, k, place.batch);
 }
 
-// ---- Results -----------------------------------------------------------------------------------------------------------
+// ---- Stores ------------------------------------------------------------------------------------------------------------
 constexpr u32 STAGING_BUFFERS = 4;   // of a warpgroup, each of 64 rows x 128 bytes
 constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;
 constexpr u32 STORE_BARRIER = 3;   // a named barrier, those of the other warpgroups follow; version 7 has others below

@@ -343,7 +343,7 @@ __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& r
     load_box<B_IS_K_MAJOR, BLOCK_N>(smem + B + ring.stage * B_STAGE_BYTES, maps.b, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
 }
 
-// ---- Results -----------------------------------------------------------------------------------------------------------
+// ---- Stores ------------------------------------------------------------------------------------------------------------
 constexpr u32 STAGING_BUFFERS = 2;   // of a warpgroup, each of 64 rows x 128 bytes
 constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;
 constexpr u32 STORE_BARRIER = 3;   // a named barrier, those of the other warpgroups follow; version 7 has others below
