@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,9 +41,9 @@ class TiledSpec(Protocol):
     tile. cluster_k: CTAs that divide K. launch_cluster: CTAs of a cluster of the launch. is_persistent: whether a CTA
     takes several tiles where tiles are never divided. partial_bytes: fp32 sums that one CTA may leave in the workspace,
     0 where tiles are never divided. warp_tiles: parts of a tile that have a flag of their own there.
-    loaded_stage_bytes: what one CTA loads for a stage. division(others): in stages of whole tiles, what dividing tiles
-    costs a CTA once, and what a stage of a divided tile takes; others: CTAs that share a tile with the one that stores
-    it.
+    loaded_stage_bytes: what one CTA loads for a stage. division(others, tiles_m): in stages of whole tiles, what
+    dividing tiles costs a CTA once, and what a stage of a divided tile takes; others: CTAs that share a tile with the
+    one that stores it; tiles_m: rows of tiles.
     """
 
     @property
@@ -69,7 +70,7 @@ class TiledSpec(Protocol):
     def warp_tiles(self) -> int: ...
     @property
     def loaded_stage_bytes(self) -> int: ...
-    def division(self, others: int) -> tuple[float, float]: ...
+    def division(self, others: int, tiles_m: int) -> tuple[float, float]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,23 +121,51 @@ def ceil_div(a: int, b: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Longest:
-    """Stages of the longest work range. whole: where every tile is assigned whole. before, divided: where the tiles of
-    the partial wave are divided, together with a full wave if there is one: of whole tiles, and of divided ones.
-    others: CTAs that then share a tile with the one that stores it."""
+class Division:
+    """One way to assign tiles, and its longest work range.
 
-    whole: int
+    stream_tiles: tiles whose K is divided; 0: all are whole. before, divided: stages of the longest work range, of
+    whole tiles and of divided ones. others: CTAs that share a divided tile with the one that stores it.
+    """
+
+    stream_tiles: int
     before: int
     divided: int
     others: int
 
 
-def longest_range(tiles: int, resident: int, k_iterations: int) -> Longest:
-    """Of ``tiles`` tiles of ``k_iterations`` stages each, for ``resident`` CTAs or clusters at a time."""
+def divisions(tiles: int, tiles_m: int, resident: int, k_iterations: int) -> list[Division]:
+    """How ``tiles`` tiles in ``tiles_m`` rows, of ``k_iterations`` stages each, may be assigned to ``resident`` CTAs or
+    clusters at a time: whole, or with the tiles of the partial wave divided, together with a full wave or alone.
+
+    Together, few CTAs share a tile; alone, more CTAs are at the same place in K, and share in L2 what they load. With
+    one row of tiles none shares weights. Alone is then 1 to 15 % slower at M up to 192, with more rows 0 to 8 % faster
+    from M = 256 on (docs/performance/log.md). [H100]
+    """
     waves, rest = divmod(tiles, resident)
-    divided = ceil_div((rest + min(waves, 1) * resident) * k_iterations, resident)
-    others = 1 if waves else ceil_div(resident, tiles)
-    return Longest(ceil_div(tiles, resident) * k_iterations, max(0, waves - 1) * k_iterations, divided, others)
+
+    def divided(stream_tiles: int, whole_waves: int, others: int) -> Division:
+        stages = ceil_div(stream_tiles * k_iterations, resident)
+        return Division(stream_tiles, whole_waves * k_iterations, stages, others)
+
+    found = [Division(0, ceil_div(tiles, resident) * k_iterations, 0, 0)]
+    if rest and waves:
+        found.append(divided(rest + resident, waves - 1, 1))
+    if rest and (not waves or tiles_m > 1):
+        found.append(divided(rest, waves, ceil_div(resident, rest)))
+    return found
+
+
+def shortest(ways: list[Division], division: Callable[[int], tuple[float, float]]) -> Division:
+    """The way with the shortest longest range, the first one of equals. division: TiledSpec's, of ``others``."""
+
+    def stages(way: Division) -> float:
+        if not way.stream_tiles:
+            return way.before
+        once, each = division(way.others)
+        return way.before + way.divided * each + once
+
+    return min(ways, key=stages)
 
 
 def schedule(
@@ -152,10 +181,10 @@ def schedule(
     """Cut an (m, n, k) problem for ``resident_ctas`` CTAs (whole clusters of them) that run at the same time.
 
     Full waves of tiles are assigned whole, and the tiles of the last, partial wave too where dividing them would not
-    pay (``spec.division()``). Otherwise their K is divided, together with that of one full wave: every cluster gets the
-    same number of stages, and no work range is shorter than a tile (unless there is less than one wave altogether).
-    divide: False assigns every tile whole, as batch invariance requires. eager: divide as soon as partial sums are
-    fewer bytes than the loads that it saves; for small problems that are to show divided tiles.
+    pay (``spec.division()``). Otherwise their K is divided, alone or together with that of one full wave: every cluster
+    gets the same number of stages of them. divide: False assigns every tile whole, as batch invariance requires. eager:
+    divide as soon as partial sums are fewer bytes than the loads that it saves; for small problems that are to show
+    divided tiles.
     """
     tiles_m, tiles_n = ceil_div(m, spec.cluster_m), ceil_div(n, spec.cluster_n)
     tiles, k_iterations = tiles_m * tiles_n, ceil_div(k, spec.block_k)
@@ -169,14 +198,11 @@ def schedule(
         return Schedule(clusters * spec.launch_cluster, tiles_m, tiles_n, k_iterations, 0, cluster)
     if tiles * k_iterations > _MAX_UNITS:
         raise ArgumentError("m", m, f"at most {_MAX_UNITS} stages altogether", "split the batch")
-    longest = longest_range(tiles, resident, k_iterations)
+    ways = divisions(tiles, tiles_m, resident, k_iterations)
     by_bytes = spec.partial_bytes // spec.loaded_stage_bytes, 1.0
-    once, each = by_bytes if eager else spec.division(longest.others)
-    if not divide or longest.whole <= longest.before + longest.divided * each + once:
-        ranges, stream_tiles = min(resident, tiles), 0
-    elif tiles >= resident:
-        ranges, stream_tiles = resident, tiles % resident + resident
-    else:
-        # Fewer work ranges often take no longer: the longest stays the same, and fewer tiles are divided.
-        ranges, stream_tiles = ceil_div(tiles * k_iterations, longest.divided), tiles
-    return Schedule(ranges * cluster, tiles_m, tiles_n, k_iterations, stream_tiles, cluster)
+    way = shortest(ways if divide else ways[:1], lambda others: by_bytes if eager else spec.division(others, tiles_m))
+    ranges = min(resident, tiles)
+    if way.stream_tiles:
+        # With less than a wave, fewer ranges often take no longer: the longest stays the same, fewer tiles are divided.
+        ranges = resident if tiles >= resident else ceil_div(tiles * k_iterations, way.divided)
+    return Schedule(ranges * cluster, tiles_m, tiles_n, k_iterations, way.stream_tiles, cluster)

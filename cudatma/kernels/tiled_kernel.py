@@ -131,11 +131,11 @@ class TiledKernel:
         """fp32 partial tile that one CTA may leave in the workspace."""
         return self.block_m * self.block_n * 4
 
-    def division(self, others: int) -> tuple[float, float]:
+    def division(self, others: int, tiles_m: int) -> tuple[float, float]:
         """In stages of whole tiles: what dividing costs a CTA once, and what a stage of a divided tile takes.
 
         Partial sums are stored and loaded again, which takes about as long as stages of as many bytes. others: CTAs
-        that share a tile with the one that stores it.
+        that share a tile with the one that stores it. tiles_m: rows of tiles.
         """
         return self.partial_bytes // self.loaded_stage_bytes, 1.0
 

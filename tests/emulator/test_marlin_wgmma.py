@@ -105,6 +105,16 @@ def test_products_are_right_and_clean(name: str) -> None:
     assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
 
 
+@pytest.mark.parametrize("name", ["multicast_stream_k", "pingpong_stream_k", "pingpong_multicast_stream_k"])
+def test_a_partial_wave_is_divided_alone(name: str) -> None:
+    """Work ranges shorter than a tile, and whole tiles after them."""
+    _, k, n, _, of, *_ = CASES[name]
+    x, w, bias = operands(4 * of.block_m - 3, k, 2 * n, of)
+    out, report = run_marlin(x, w, spec=of, processors=3 * of.cluster, bias=bias, alone=True, schedules=SCHEDULES)
+    assert report.is_clean
+    assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
+
+
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("stages", [1, 2, 16])
 @pytest.mark.parametrize("name", ["stream_k", "stack_2_odd_chunks", "multicast_stream_k", "depth_divided"])

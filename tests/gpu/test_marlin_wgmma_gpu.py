@@ -97,6 +97,23 @@ def test_a_plan_follows_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bool((bits(first) == bits(kept)).all())
 
 
+@pytest.mark.parametrize("tile", ["small", "wide_multicast", "pingpong"])
+def test_a_partial_wave_is_divided_alone(tile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One and a half waves in several rows of tiles."""
+    spec = TILES[tile]
+    monkeypatch.setattr(plan, "decide", lambda *_, **__: Decision(spec, "pinned", ""))
+    ranges = cupy.cuda.Device().attributes["MultiProcessorCount"] // spec.cluster
+    rows = 3
+    columns = (ranges + ranges // 2) // rows
+    n = columns * spec.block_n * spec.cluster - 40
+    weight, x = make_weight(4096, n), activations((rows * spec.block_m - 5, 4096), "float16")
+    out = poisoned((len(x), n), "float16")
+    marlin_gemm(x, weight.packed, out)
+    (made,) = weight.packed.attachments["plans"].values()
+    assert 0 < made.schedule.stream_tiles == rows * columns - ranges
+    assert not compare(out, to_float64(x) @ weight.dense).problem("float16")
+
+
 def test_a_chain_of_dependent_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two arrays in turns: each launch reads what the one before it stored, and stores over what that one read.
 

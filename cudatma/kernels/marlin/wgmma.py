@@ -15,7 +15,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import RASTER, RESULT, STREAM_K
-from cudatma.kernels.marlin.cost import DIVIDED_STAGE, WgmmaTile, division_clocks, stage_clocks, wgmma_cost
+from cudatma.kernels.marlin.cost import WgmmaTile, division_stages, wgmma_cost
 from cudatma.kernels.marlin.problem import GROUP_SIZES, Problem
 from cudatma.kernels.marlin.staged_tile import LONG_BYTES, MAX_BOX, MAX_CLUSTER_K, StagedTile
 from cudatma.quantization.scale_range import FORMS
@@ -352,8 +352,8 @@ class WgmmaSpec(StagedTile):
         clusters = self.cluster, self.cluster_k
         return WgmmaTile(self.block_m, self.block_n, self.block_k, *warpgroups, *clusters, pingpong=self.pingpong)
 
-    def division(self, others: int) -> tuple[float, float]:
-        return division_clocks(self.tile, others) / stage_clocks(self.tile), DIVIDED_STAGE
+    def division(self, others: int, tiles_m: int) -> tuple[float, float]:
+        return division_stages(self.tile, others, tiles_m)
 
     @property
     def fix_up_unroll(self) -> int:
