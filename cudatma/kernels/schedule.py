@@ -121,34 +121,33 @@ def ceil_div(a: int, b: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Division:
-    """One way to assign tiles, and its longest work range.
+class Assignment:
+    """Which tiles are divided, and the longest work range that follows.
 
-    stream_tiles: tiles whose K is divided; 0: all are whole. before, divided: stages of the longest work range, of
-    whole tiles and of divided ones. others: CTAs that share a divided tile with the one that stores it.
+    stream_tiles: tiles whose K is divided; 0: all are whole. whole_stages, divided_stages: of the longest work range,
+    in whole tiles and in divided ones. others: CTAs that share a divided tile with the one that stores it, at most.
     """
 
     stream_tiles: int
-    before: int
-    divided: int
+    whole_stages: int
+    divided_stages: int
     others: int
 
 
-def divisions(tiles: int, tiles_m: int, resident: int, k_iterations: int) -> list[Division]:
+def assignments(tiles: int, tiles_m: int, resident: int, k_iterations: int) -> list[Assignment]:
     """How ``tiles`` tiles in ``tiles_m`` rows, of ``k_iterations`` stages each, may be assigned to ``resident`` CTAs or
-    clusters at a time: whole, or with the tiles of the partial wave divided, together with a full wave or alone.
+    clusters at a time: all whole, or with the tiles of the partial wave divided, together with a full wave or alone.
 
-    Together, few CTAs share a tile; alone, more CTAs are at the same place in K, and share in L2 what they load. With
-    one row of tiles none shares weights. Alone is then 1 to 15 % slower at M up to 192, with more rows 0 to 8 % faster
-    from M = 256 on (docs/performance/log.md). [H100]
+    Together, few CTAs share a tile; alone, more CTAs are at the same place in K, and share what L2 holds. With one row
+    of tiles no CTA shares weights, and alone was always slower (docs/performance/log.md, "The partial wave").
     """
     waves, rest = divmod(tiles, resident)
 
-    def divided(stream_tiles: int, whole_waves: int, others: int) -> Division:
+    def divided(stream_tiles: int, whole_waves: int, others: int) -> Assignment:
         stages = ceil_div(stream_tiles * k_iterations, resident)
-        return Division(stream_tiles, whole_waves * k_iterations, stages, others)
+        return Assignment(stream_tiles, whole_waves * k_iterations, stages, others)
 
-    found = [Division(0, ceil_div(tiles, resident) * k_iterations, 0, 0)]
+    found = [Assignment(0, ceil_div(tiles, resident) * k_iterations, 0, 0)]
     if rest and waves:
         found.append(divided(rest + resident, waves - 1, 1))
     if rest and (not waves or tiles_m > 1):
@@ -156,16 +155,17 @@ def divisions(tiles: int, tiles_m: int, resident: int, k_iterations: int) -> lis
     return found
 
 
-def shortest(ways: list[Division], division: Callable[[int], tuple[float, float]]) -> Division:
-    """The way with the shortest longest range, the first one of equals. division: TiledSpec's, of ``others``."""
+def shortest(found: list[Assignment], division: Callable[[int], tuple[float, float]]) -> Assignment:
+    """That with the shortest longest range; the first one of equals, so that a kernel whose divided stages take no
+    longer divides a full wave, too. division: TiledSpec's, of ``others``."""
 
-    def stages(way: Division) -> float:
-        if not way.stream_tiles:
-            return way.before
-        once, each = division(way.others)
-        return way.before + way.divided * each + once
+    def stages(one: Assignment) -> float:
+        if not one.stream_tiles:
+            return one.whole_stages
+        once, each = division(one.others)
+        return one.whole_stages + one.divided_stages * each + once
 
-    return min(ways, key=stages)
+    return min(found, key=stages)
 
 
 def schedule(
@@ -181,10 +181,10 @@ def schedule(
     """Cut an (m, n, k) problem for ``resident_ctas`` CTAs (whole clusters of them) that run at the same time.
 
     Full waves of tiles are assigned whole, and the tiles of the last, partial wave too where dividing them would not
-    pay (``spec.division()``). Otherwise their K is divided, alone or together with that of one full wave: every cluster
-    gets the same number of stages of them. divide: False assigns every tile whole, as batch invariance requires. eager:
-    divide as soon as partial sums are fewer bytes than the loads that it saves; for small problems that are to show
-    divided tiles.
+    pay (``spec.division()``). Otherwise their K is divided, together with that of one full wave or, with several rows
+    of tiles, alone: work ranges get the same number of stages of them, to within one. divide: False assigns every tile
+    whole, as batch invariance requires. eager: divide as soon as partial sums are fewer bytes than the loads that it
+    saves; for small problems that are to show divided tiles.
     """
     tiles_m, tiles_n = ceil_div(m, spec.cluster_m), ceil_div(n, spec.cluster_n)
     tiles, k_iterations = tiles_m * tiles_n, ceil_div(k, spec.block_k)
@@ -198,11 +198,13 @@ def schedule(
         return Schedule(clusters * spec.launch_cluster, tiles_m, tiles_n, k_iterations, 0, cluster)
     if tiles * k_iterations > _MAX_UNITS:
         raise ArgumentError("m", m, f"at most {_MAX_UNITS} stages altogether", "split the batch")
-    ways = divisions(tiles, tiles_m, resident, k_iterations)
+    found = assignments(tiles, tiles_m, resident, k_iterations)
     by_bytes = spec.partial_bytes // spec.loaded_stage_bytes, 1.0
-    way = shortest(ways if divide else ways[:1], lambda others: by_bytes if eager else spec.division(others, tiles_m))
+    taken = shortest(
+        found if divide else found[:1], lambda others: by_bytes if eager else spec.division(others, tiles_m)
+    )
     ranges = min(resident, tiles)
-    if way.stream_tiles:
-        # With less than a wave, fewer ranges often take no longer: the longest stays the same, fewer tiles are divided.
-        ranges = resident if tiles >= resident else ceil_div(tiles * k_iterations, way.divided)
-    return Schedule(ranges * cluster, tiles_m, tiles_n, k_iterations, way.stream_tiles, cluster)
+    if taken.stream_tiles and tiles < resident:
+        # Fewer ranges often take no longer: the longest stays the same, and fewer tiles are divided.
+        ranges = ceil_div(tiles * k_iterations, taken.divided_stages)
+    return Schedule(ranges * cluster, tiles_m, tiles_n, k_iterations, taken.stream_tiles, cluster)

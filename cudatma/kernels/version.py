@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from cudatma.build.files import read_regular
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, FieldError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -19,6 +21,7 @@ else:
 
 FILE = "cudatma.toml"
 ANY = "auto"
+_CALL = "the call"
 #: The sections of the file: families whose kernels have versions.
 SECTIONS = ("gemm", "attention")
 
@@ -43,7 +46,7 @@ class Versions(Generic[V]):
         once a process. Raises ArgumentError.
         """
         if not isinstance(version, str) or version != ANY:
-            return self._known("version", version), "the call"
+            return self._known("version", version), _CALL
         if named := os.environ.get(self.variable, ""):
             known = {str(name): name for name in self.names}
             return self._known(self.variable, known.get(named, named)), f"${self.variable}"
@@ -66,6 +69,18 @@ class Versions(Generic[V]):
             shown = (f'"{name}"' if isinstance(name, str) else str(name) for name in (ANY, *self.names))
             raise ArgumentError(field, repr(value) if isinstance(value, str) else value, ", ".join(shown))
         return self.unspecified if value == ANY else cast(V, value)
+
+
+@contextlib.contextmanager
+def naming(asked_by: str) -> Iterator[None]:
+    """Inside, an error about the version names what asks for it, where that is not the call. asked_by: of chosen()."""
+    try:
+        yield
+    except FieldError as error:
+        if error.field != "version" or asked_by in ("", _CALL):
+            raise
+        remedy = "set another one there, or pass one as version="
+        raise type(error)(f"version of {asked_by}", error.got, error.allowed, remedy) from error
 
 
 @lru_cache(maxsize=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ from cudatma.kernels.marlin.choose import AnyMarlinSpec, choose_by_cost
 from cudatma.kernels.marlin.emulated import HostWorkspace, prepare
 from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.kernels.marlin.problem import Problem
-from cudatma.kernels.schedule import schedule
+from cudatma.kernels.schedule import Schedule, schedule
 from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import get_target
 
@@ -52,22 +51,18 @@ def run_marlin(
     spec: AnyMarlinSpec | None = None,
     bias: Any = None,
     divide: bool = True,
-    alone: bool = False,
+    work: Schedule | None = None,
     out: Any = None,
     **options: Any,
 ) -> tuple[Any, Report]:
     """x @ dequantized(w) as (rows, N), and the emulator's report. processors: of the imagined GPU. Tiles
-    are divided eagerly: as on a GPU, the small problems here would all be whole. alone: those of the partial wave, and
-    no full wave with them."""
+    are divided eagerly, unless ``work`` says how: as on a GPU, the small problems here would all be whole."""
     chosen = get_target(target)
     k, n = w.shape
     out = np.full((x.shape[0], n), np.nan).astype(x.dtype) if out is None else out
     rows = check_input(x, w)
     spec = spec or choose_by_cost(Problem.of(w, rows.rows), imagined_gpu(chosen, processors))
-    work = schedule(spec, rows.rows, n, k, processors, divide=divide, eager=True)
-    if alone:
-        work = replace(work, stream_tiles=work.tiles_m * work.tiles_n % work.work_ranges)
-        assert 0 < work.stream_tiles < work.work_ranges < work.tiles_m * work.tiles_n
+    work = work or schedule(spec, rows.rows, n, k, processors, divide=divide, eager=True)
     addend = None if bias is None else describe(bias)
     space = HostWorkspace.of(spec, work)
     launch = prepare(rows, w, check_output(out, rows, w), addend, spec, work, chosen, workspace=space)

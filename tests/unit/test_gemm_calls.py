@@ -257,6 +257,12 @@ EXACT = {
 }
 
 
+@pytest.mark.parametrize("backend", ["emulator", "reference"])
+def test_gelu_of_minus_infinity_is_its_limit(backend: str) -> None:
+    a, b = np.full((1, 8), -np.inf, np.float16), np.ones((8, 8), np.float16)
+    assert not gemm(a, b, activation="gelu", backend=backend).any()
+
+
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 def test_the_reference_applies_everything_in_order(activation: str | None) -> None:
     a, b = matrix(9, 40, "R", "float16", 0), matrix(40, 11, "C", "float16", 1)

@@ -23,11 +23,13 @@ from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_candidates
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
-from cudatma.kernels.schedule import ceil_div
+from cudatma.kernels.schedule import ceil_div, schedule
 from cudatma.kernels.tuning_file import FORMER_FIELDS, renamed
 from cudatma.target import get_target
 
-READINGS = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "marlin_readings.json").read_text())
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+READINGS = json.loads((RESULTS / "marlin_readings.json").read_text())
+PARTIAL_WAVE = json.loads((RESULTS / "marlin_partial_wave.json").read_text())
 KINDS: dict[str, type[AnyMarlinSpec]] = {"skinny": SkinnySpec, "wgmma": WgmmaSpec, "mma_sync": MmaSyncSpec}
 RTX5090 = imagined_gpu("sm_120a", 170)
 #: At most so many percent slower than the fastest measured, on average over the layers of an M, and in any of them.
@@ -78,6 +80,25 @@ def test_mma_sync_tiles_lose_little_against_the_best_measured() -> None:
     lost = losses(readings("mma_sync"), lambda layer, m: cheapest(mma_sync_candidates(Problem(layer, m), H200)))
     assert sum(map(len, lost.values())) > 90
     assert statistics.mean(one for each in lost.values() for one in each) <= AVERAGE_LOSS
+
+
+def test_the_partial_wave_is_divided_as_is_fastest() -> None:
+    """With the tile that was measured: together with a full wave (base), alone (rest) or not at all (whole), over the
+    fastest of the three."""
+    lost = []
+    for run in PARTIAL_WAVE["runs"]:
+        for cell in run["cells"]:
+            layer = LinearShape(cell["k"], cell["n"], 128, False, "float16" if run.get("cold") else "bfloat16")
+            found = ranked(candidates(Problem(layer, cell["m"]), H200))
+            measured = next(spec for spec, _ in found if spec.entry == cell["entry"])
+            work = schedule(measured, cell["m"], layer.n, layer.k, H200.sm_count)
+            rest = work.tiles_m * work.tiles_n % work.work_ranges
+            name = "whole" if not work.stream_tiles else "rest" if work.stream_tiles == rest else "base"
+            us = cell["us"]
+            lost.append(us[name] / min(us[each] for each in ("base", "rest", "whole")))
+    assert len(lost) > 40
+    assert statistics.mean(lost) < 1.003
+    assert max(lost) < 1.025
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections import Counter
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.staged_tile import StagedTile
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.registry import REGISTRY
-from cudatma.kernels.schedule import DivisorStruct, Schedule, ceil_div, schedule
+from cudatma.kernels.schedule import Assignment, DivisorStruct, Schedule, assignments, ceil_div, schedule
 from cudatma.target import get_target
 
 SPECS = [
@@ -122,21 +123,25 @@ def test_the_grid_fits_the_gpu_and_no_cta_is_idle(case: tuple[StagedTile, int, i
 
 @given(problems)
 def test_the_longest_range(case: tuple[StagedTile, int, int, int, int]) -> None:
-    """Divided: the divided parts of work ranges differ by one stage at most, and the longest takes as few as any way
-    can. Whole: it takes no longer than dividing, partial sums included."""
+    """It is the one that assignments() says, of those the one that is predicted to be shortest; the divided parts of
+    work ranges differ by one stage at most."""
     spec, m, _, _, resident = case
     made = cut(*case)
     parts = [made.units(index) for index in range(made.work_ranges)]
-    work = [sum(unit.k_end - unit.k_begin for unit in units) for units in parts]
     divided = [sum(u.k_end - u.k_begin for u in units if u.tile < made.plan.stream_tiles) for units in parts]
-    clusters = max(1, resident // spec.cluster)
-    least = ceil_div(made.tiles * made.problem.k_iterations, clusters)
-    if made.plan.stream_tiles:
-        assert max(divided) - min(divided) <= 1
-        assert max(work) == least
-    else:
-        once, each = spec.division(ceil_div(clusters, made.tiles), ceil_div(m, spec.block_m))
-        assert max(work) <= each * least + once
+    whole = [sum(u.k_end - u.k_begin for u in units if u.tile >= made.plan.stream_tiles) for units in parts]
+    clusters, tiles_m = max(1, resident // spec.cluster), ceil_div(m, spec.block_m)
+    found = {each.stream_tiles: each for each in assignments(made.tiles, tiles_m, clusters, made.problem.k_iterations)}
+    taken = found[made.plan.stream_tiles]
+    longest = max(map(sum, zip(whole, divided, strict=True)))
+    assert longest == taken.whole_stages + taken.divided_stages
+    assert max(divided) - min(divided) <= 1
+
+    def predicted(each: Assignment) -> float:
+        once, factor = spec.division(each.others, tiles_m) if each.stream_tiles else (0, 0)
+        return each.whole_stages + each.divided_stages * factor + once
+
+    assert predicted(taken) == min(map(predicted, found.values()))
 
 
 @given(problems)
@@ -149,15 +154,18 @@ def test_divided_tiles_would_take_longer_whole(case: tuple[StagedTile, int, int,
 
 
 @given(problems)
-def test_a_full_wave_divided_too_has_tiles_of_two_ranges_at_most(
-    case: tuple[StagedTile, int, int, int, int],
-) -> None:
-    """Or all divided tiles are of the partial wave, where there are several rows of tiles."""
+def test_as_many_ranges_share_a_tile_as_the_assignment_says(case: tuple[StagedTile, int, int, int, int]) -> None:
+    """Two where a full wave is divided, too."""
+    spec, m, _, _, resident = case
     made = cut(*case)
-    resident = max(1, case[-1] // case[0].cluster)
-    if made.tiles >= resident and made.plan.stream_tiles:
-        alone = made.plan.stream_tiles == made.tiles % resident and made.plan.tiles_m > 1
-        assert alone or made.problem.stream_stages >= made.problem.k_iterations
+    clusters, tiles_m = max(1, resident // spec.cluster), ceil_div(m, spec.block_m)
+    found = assignments(made.tiles, tiles_m, clusters, made.problem.k_iterations)
+    (others,) = {each.others for each in found if each.stream_tiles == made.plan.stream_tiles}
+    shared = Counter(unit.tile for _, unit in every_unit(made) if unit.tile < made.plan.stream_tiles)
+    if made.plan.stream_tiles:
+        assert max(shared.values()) <= 1 + others
+    if made.plan.stream_tiles > clusters:
+        assert others == 1
 
 
 @given(problems)

@@ -26,6 +26,7 @@ from cudatma.kernels.attention.tensors import addressable, check_shapes, operand
 from cudatma.kernels.attention.versions import chosen_version
 from cudatma.kernels.checks import check_place, checked_count, checked_flag
 from cudatma.kernels.host import host_array
+from cudatma.kernels.version import naming
 
 NAME = "attention_varlen"
 
@@ -67,14 +68,15 @@ def attention(
     Raises ArgumentError, ArgumentTypeError, TargetError (no kernel for the GPU), CompileError, DriverError,
     LaunchError, HazardError (emulator).
     """
-    number, _ = chosen_version(version)
+    number, asked_by = chosen_version(version)
     options = causal, scale, softcap, return_lse, number
     key, done = repeated((q, k, v, sink, out), window, options, backend, stream)
     if done is not None:
         return done
     chosen = backend_for("attention", backend)
     checked = check_call(q, k, v, causal, scale, window, softcap, sink, out, return_lse)
-    return first_call(checked, out, (number,), chosen, stream, key, reference, planner(number))
+    with naming(asked_by):
+        return first_call(checked, out, (number,), chosen, stream, key, reference, planner(number))
 
 
 def attention_varlen(

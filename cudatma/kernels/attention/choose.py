@@ -28,6 +28,7 @@ from cudatma.kernels.explain import Explanation, explained, explained_gpu
 from cudatma.kernels.family import Family, Option
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import Schedule, ceil_div
+from cudatma.kernels.version import naming
 from cudatma.target import Target, get_target
 
 #: Head dims of q and k, and of v -> (warpgroups, block_n) of versions a3 and a4. Registers of a thread hold
@@ -216,7 +217,8 @@ def attention_explain(
         tiles = ceil_div(problem.q_length, spec.block_m), problem.batch * problem.heads
         return Schedule(spec.ctas(problem, gpu.sm_count), *tiles, ceil_div(problem.k_length, spec.block_n), 0)
 
-    found = explained(ATTENTION, problem, gpu, cut=cut)
+    with naming(asked_by):
+        found = explained(ATTENTION, problem, gpu, cut=cut)
     if not name:
         return found
     return replace(found, decision=replace(found.decision, why=f"{found.decision.why} by {asked_by}"))

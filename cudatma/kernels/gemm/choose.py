@@ -32,6 +32,7 @@ from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.versions import CHOICE, VERSIONS, GemmV6, chosen_version
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
+from cudatma.kernels.version import naming
 from cudatma.target import Target, get_target
 
 #: From so many waves of tiles of 128 x 256 on, idle SMs in the last wave cost little.
@@ -50,8 +51,9 @@ _LAST_WAVE_TILES: dict[int | str, tuple[tuple[int, ...], ...]] = {
 }
 #: Of versions with tiles of their own.
 _TILES_OF: dict[int | str, tuple[tuple[int, ...], ...]] = {7: ((128, 128, 64, 1),), "p1": p1.TILES}
-#: What "auto" chooses from where there is wgmma: no other version is 2 % faster for a measured product, but for version
-#: 5 at 256 x 8192 x 28672, 9 % on an H100, where the cost model would not rank it first either. [H100, H200]
+#: What "auto" chooses from where there is wgmma: no other version is 2 % faster for a measured product. Exception:
+#: version 5 is 9 % faster at 256 x 8192 x 28672 on an H100; the cost model would take version 6 all the same.
+#: [H100, H200]
 _LADDER, _MMA_SYNC = (6, 7, 4, 3), ("p1",)
 #: The same where TMA can read A's scales of blocks: clusters with this tile are 0.2 to 3 % faster. [H100]
 _CLUSTERS, _TILE_OF_CLUSTERS = 5, (256, 128, 64, 2)
@@ -219,7 +221,8 @@ def gemm_explain(
     device = request.a.device
     gpu = explained_gpu(device, target)
     problem = request.problem(number)
-    found = explained(GEMM, problem, gpu, cut=lambda spec: spec.schedule(problem, gpu.sm_count))
+    with naming(asked_by):
+        found = explained(GEMM, problem, gpu, cut=lambda spec: spec.schedule(problem, gpu.sm_count))
     why = found.decision.why + (f" by {asked_by}" if number else "")
     why += f"; {told}" if (told := copied(request)) else ""
     return replace(found, decision=replace(found.decision, why=why))

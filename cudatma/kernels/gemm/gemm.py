@@ -25,6 +25,7 @@ from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.known_call import KnownCall, addresses, call_key
 from cudatma.kernels.launch import Launch, PlanCache, Replay
+from cudatma.kernels.version import naming
 from cudatma.library_streams import stream_handle
 from cudatma.runtime.streams import order_after_producers
 from cudatma.target import detect
@@ -74,7 +75,7 @@ def gemm(
     Raises ArgumentError, ArgumentTypeError, TargetError (no kernel for the GPU), CompileError, DriverError, LaunchError
     (in a graph capture: a first call, or a copy), HazardError (emulator).
     """
-    number, _ = chosen_version(version)
+    number, asked_by = chosen_version(version)
     arrays, options = (a, b, a_scale, b_scale, bias, out), (alpha, beta, activation, out_dtype, batch_invariant, number)
     key = None
     if backend is None and debug_scope.get() is None and pinned_scope.get() is None:
@@ -83,7 +84,8 @@ def gemm(
             done = known.run(key[0], arrays, stream)
             if done is not None:
                 return done
-    return _first(arrays, options, backend, stream, key)
+    with naming(asked_by):
+        return _first(arrays, options, backend, stream, key)
 
 
 def _first(
@@ -189,7 +191,8 @@ def _activated(x: Any, name: str | None) -> Any:
     if name == "relu":
         return np.where(x < 0, np.float32(0), x)
     if name == "gelu":
-        return np.float32(0.5) * x * (1 + np.vectorize(math.erf, otypes=[np.float32])(x * np.float32(math.sqrt(0.5))))
+        scaled = np.float32(0.5) * x * (1 + np.vectorize(math.erf, otypes=[np.float32])(x * np.float32(math.sqrt(0.5))))
+        return np.where(np.isneginf(x), np.float32(0), scaled)  # the limit, as the kernels have it
     if name == "gelu_tanh":
         return (
             np.float32(0.5) * x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)))

@@ -67,15 +67,16 @@ def result_rows(info: ArrayInfo) -> ArrayInfo:
     element = info.dtype.itemsize
     if not info.size_elems:
         return info
+    strides = info.strides_bytes[info.shape[0] == 1 :]  # of one matrix, as its caller knows them
     if info.pointer % element:
         raise ArgumentError("out.pointer", hex(info.pointer), f"a multiple of {element} bytes", "copy it")
     if info.shape[2] > 1 and info.strides_bytes[2] != element:
-        raise ArgumentError("out.strides", info.strides_bytes, "contiguous rows", "copy it")
+        raise ArgumentError("out.strides", strides, "contiguous rows", "copy it")
     span = element * info.shape[2]
     outer = zip(info.strides_bytes[:2], info.shape[:2], strict=True)
     for stride, extent in sorted((stride, extent) for stride, extent in outer if extent > 1):
         if stride < span or stride % element:
-            raise ArgumentError("out.strides", info.strides_bytes, "rows that do not overlap", "copy it")
+            raise ArgumentError("out.strides", strides, "rows that do not overlap", "copy it")
         span = stride * extent
     (batch, rows, columns), (step, pitch, _) = info.shape, info.strides_bytes
     pitch = pitch if rows > 1 else element * columns

@@ -14,7 +14,7 @@ from functools import partial
 
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.schedule import ceil_div, divisions, shortest
+from cudatma.kernels.schedule import assignments, ceil_div, shortest
 
 _LAUNCH_US = 2.68
 #: From so many rows of x on, kernels run long enough for the power limit to lower the clock.
@@ -97,8 +97,9 @@ _DEQUANTIZE, _FURTHER, _NORM = 142, 0.8, 2.6
 #: Further clocks of a stage: in any case, and for each byte.
 _STAGE, _BYTE = 57, 0.0032
 #: Factor of a stage of a divided tile, with one row of tiles and with several: CTAs are at different places in K then,
-#: and share less in L2.
-_DIVIDED_STAGE, _DIVIDED_STAGE_OF_ROWS = 1.06, 1.15
+#: and share less in L2. The readings that the other factors were fitted to are older than the second one: tiles are
+#: ranked as if all had one row.
+_DIVIDED_STAGE, _DIVIDED_STAGE_OF_ROWS, _RANKED_ROWS = 1.06, 1.15, 1
 #: Partial sums are stored and loaded again: clocks once, and bytes a clock for each CTA that shares a tile with the one
 #: that stores it.
 _DIVISION, _PARTIAL_BYTES = 4850, 50
@@ -147,13 +148,13 @@ def wgmma_cost(tile: WgmmaTile, m: int, n: int, k: int, gpu: Gpu) -> Cost:
     else:
         resident = max(1, gpu.sm_count // tile.cluster)
         tiles = ceil_div(m, tile.block_m) * ceil_div(n, tile.block_n * tile.cluster)
-        # As with one row of tiles: the readings are older than the partial wave divided alone, up to 8 % faster.
-        way = shortest(divisions(tiles, 1, resident, k_iterations), partial(division_stages, tile, tiles_m=1))
-        once, each = division_stages(tile, way.others, 1)
+        division = partial(division_stages, tile, tiles_m=_RANKED_ROWS)
+        taken = shortest(assignments(tiles, _RANKED_ROWS, resident, k_iterations), division)
+        once, each = division(taken.others)
         # Divided or not, the longest work range stores as many results.
         ends = _ends_clocks(tile, ceil_div(tiles, resident))
-        loop = (way.before + way.divided * each) * stage
-        exchanged = once * stage if way.stream_tiles else 0.0
+        loop = (taken.whole_stages + taken.divided_stages * each) * stage
+        exchanged = once * stage if taken.stream_tiles else 0.0
     clock_us = _WGMMA_SM / gpu.sm_clock_mhz
     tensor = _WGMMA_TENSOR + (_WGMMA_POWER if m >= _SUSTAINED_FROM else 0.0)
     return Cost(
@@ -215,13 +216,14 @@ def mma_sync_cost(tile: MmaSyncTile, m: int, n: int, k: int, gpu: Gpu) -> Cost:
     stage = (stage + _MMA_BYTE * loaded + _MMA_STAGE) / gpu.sm_clock_mhz
     # schedule() divides tiles by the same comparison (StagedTile.division()).
     once = partial_bytes // int(loaded)
-    way = shortest(divisions(tiles, 1, gpu.sm_count, k_iterations), lambda _: (once, 1.0))
-    sharing = max(2, ceil_div(k_iterations, way.divided)) if way.stream_tiles else 0  # CTAs that share a tile
+    taken = shortest(assignments(tiles, _RANKED_ROWS, gpu.sm_count, k_iterations), lambda _: (once, 1.0))
+    divides = taken.stream_tiles > 0
+    sharing = max(2, ceil_div(k_iterations, taken.divided_stages)) if divides else 0  # CTAs that share a tile
     flops = 2 * m * n * k / (gpu.mma_sync_flops * gpu.sm_count * gpu.sm_clock_mhz)
     return Cost(
         launch_us=_LAUNCH_US + _MMA_TILE_US * ceil_div(tiles, gpu.sm_count),
-        sm_us=(way.before + way.divided) * stage,
-        reduction_us=_MMA_DIVIDED_US + _MMA_PARTIAL_US * sharing * partial_bytes if way.stream_tiles else 0.0,
+        sm_us=(taken.whole_stages + taken.divided_stages) * stage,
+        reduction_us=_MMA_DIVIDED_US + _MMA_PARTIAL_US * sharing * partial_bytes if divides else 0.0,
         memory_us=_MMA_MEMORY * _memory_us(k, n, gpu),
         tensor_us=_MMA_POWER * flops if m >= _SUSTAINED_FROM else 0.0,
     )

@@ -343,7 +343,7 @@ __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& r
 // ---- Stores ------------------------------------------------------------------------------------------------------------
 constexpr u32 STAGING_BUFFERS = 2;   // of a warpgroup, each of 64 rows x 128 bytes
 constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;
-constexpr u32 STORE_BARRIER = 3;   // a named barrier, those of the other warpgroups follow; version 7 has others below
+constexpr u32 STORE_BARRIER = 3;   // the first warpgroup's named barrier; those of the others follow
 
 // bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: ptxas sets all 16 barriers
 // aside for a number that it does not know.
@@ -555,12 +555,12 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
         add_blocks(acc, ring, problem, result, place, smem, warpgroup, warp, lane);
         store_tile(acc, stores, problem, result, smem, output_map, place, warpgroup, warp, lane);
     }
-    if (lane == 0) cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads
+    if (lane == 0) cp_async_bulk_wait_group<0>();   // shared memory must outlive TMA's reads of it
 }
 }  // namespace cudatma
 
 // C = A B, version 4: as many CTAs as run at a time, each with one tile after the other. The next tile is loaded while
-// this one's results leave, by TMA.
+// this one is stored.
 extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_v4_e4m3_rc_blocks_256x128x128_w2_s3(
     const __grid_constant__ cudatma::TensorMap a_map,

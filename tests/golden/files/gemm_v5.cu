@@ -355,7 +355,7 @@ struct Maps {
 // ---- Stores ------------------------------------------------------------------------------------------------------------
 constexpr u32 STAGING_BUFFERS = 2;   // of a warpgroup, each of 64 rows x 128 bytes
 constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;
-constexpr u32 STORE_BARRIER = 3;   // a named barrier, those of the other warpgroups follow; version 7 has others below
+constexpr u32 STORE_BARRIER = 3;   // the first warpgroup's named barrier; those of the others follow
 
 // bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: ptxas sets all 16 barriers
 // aside for a number that it does not know.
@@ -536,7 +536,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
         release_slot(ring, last, lane);
         store_tile(acc, stores, problem, result, smem, output_map, place, warpgroup, warp, lane);
     }
-    if (lane == 0) cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads
+    if (lane == 0) cp_async_bulk_wait_group<0>();   // shared memory must outlive TMA's reads of it
 }
 }  // namespace cudatma
 

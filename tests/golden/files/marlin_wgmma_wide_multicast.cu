@@ -181,9 +181,9 @@ struct WorkUnit {
 // The stages of the first `stream_tiles` tiles form one sequence, which is cut into equal, contiguous work ranges: one for
 // each CTA or, in a launch with clusters, for each cluster. The remaining tiles go to the ranges whole, in turn. A range may
 // begin inside a tile. Its first work unit is then a partial sum, which it stores for the tile's owner: the range with the
-// tile's first stage, which is the *last* work unit of that range. Partial sums are thus stored early and fixed up late. An
-// owner waits only for CTAs with a lower blockIdx, because ranges are numbered down from the last one. Those CTAs were
-// dispatched before the owner, so that no wait can starve a CTA that has not started.
+// tile's first stage, the last one that this range has of the sequence. An owner waits only for CTAs with a lower blockIdx,
+// because ranges are numbered down from the last one. Those CTAs were dispatched before the owner, so that no wait can
+// starve a CTA that has not started.
 
 // The first stage of a range in the sequence.
 __device__ __forceinline__ u32 range_begin(const Problem& problem, u32 range) {
