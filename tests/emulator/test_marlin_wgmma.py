@@ -106,12 +106,19 @@ def test_products_are_right_and_clean(name: str) -> None:
     assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
 
 
-@pytest.mark.parametrize("name", ["multicast_stream_k", "pingpong_stream_k", "pingpong_multicast_stream_k"])
-def test_a_partial_wave_is_divided_alone(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "k", "n", "ranges"),
+    [
+        ("stream_k", 448, 200, 5),  # a tile's last part is one stage
+        ("multicast_stream_k", 384, 400, 3),
+        ("pingpong_multicast_stream_k", 384, 300, 3),
+    ],
+)
+def test_a_partial_wave_is_divided_alone(name: str, k: int, n: int, ranges: int) -> None:
     """Work ranges shorter than a tile, and whole tiles after them."""
-    _, k, n, _, of, *_ = CASES[name]
-    x, w, bias = operands(4 * of.block_m - 3, k, 2 * n, of)
-    work = schedule(of, len(x), 2 * n, k, 3 * of.cluster, divide=False)
+    of = CASES[name][4]
+    x, w, bias = operands(4 * of.block_m - 3, k, n, of)
+    work = schedule(of, len(x), n, k, ranges * of.cluster, divide=False)
     work = replace(work, stream_tiles=work.tiles_m * work.tiles_n % work.work_ranges)
     assert 0 < work.stream_tiles < work.work_ranges
     out, report = run_marlin(x, w, spec=of, work=work, bias=bias, schedules=SCHEDULES)

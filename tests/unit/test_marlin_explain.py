@@ -34,6 +34,17 @@ def explained(layer: Any = LAYER, m: int = 16, **options: Any) -> Explanation:
     return marlin_explain(layer, m, **({"target": "sm_90a", "sm_count": 132} | options))
 
 
+def test_a_prediction_for_another_division_says_so() -> None:
+    """The cost model divides the partial wave together with a full one; the schedule not at all, or alone."""
+    whole = explained(LinearShape(16512, 20480, 128, False, "float16"), 1024)
+    assert whole.schedule.stream_tiles == 0
+    alone = explained(LinearShape(28672, 8192, 128, False, "bfloat16"), 4096)
+    assert 0 < alone.schedule.stream_tiles < alone.schedule.work_ranges
+    for one in (whole, alone):
+        assert "; predicted with the partial wave and a full one divided" in str(one)
+    assert "predicted with" not in str(explained(LARGE, 128))  # together, as predicted
+
+
 @pytest.mark.parametrize(
     ("layer", "m", "target", "kernel"),
     [(LAYER, 1, "sm_90a", "skinny"), (LAYER, 64, "sm_90a", "wgmma"), (LARGE, 512, "sm_120a", "mma_sync")],

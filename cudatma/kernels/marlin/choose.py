@@ -188,7 +188,15 @@ def marlin_explain(
     gpu = _gpu(packed, target, sm_count, device)
     problem = Problem(layer, m, batch_invariant)
     form = "none" if packed is None else packed.scale_fit.form
-    return explained(MARLIN, problem, gpu, launched=lambda spec: resolve_fused(spec, form), divide=not batch_invariant)
+    found = explained(MARLIN, problem, gpu, launched=lambda spec: resolve_fused(spec, form), divide=not batch_invariant)
+    work, is_divided = found.schedule, found.prediction.reduction_us > 0
+    alone = 0 < work.stream_tiles < min(work.work_ranges, work.tiles_m * work.tiles_n)
+    if found.spec.cluster_k > 1 or (is_divided == (work.stream_tiles > 0) and not alone):
+        return found
+    why = (
+        f"{found.decision.why}; predicted with {'the partial wave and a full one' if is_divided else 'no tile'} divided"
+    )
+    return replace(found, decision=replace(found.decision, why=why))
 
 
 def _layer_of(w: Any) -> tuple[LinearShape, PackedWeight | None]:
