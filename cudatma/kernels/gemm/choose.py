@@ -52,7 +52,7 @@ _LAST_WAVE_TILES: dict[int | str, tuple[tuple[int, ...], ...]] = {
 #: Of versions with tiles of their own.
 _TILES_OF: dict[int | str, tuple[tuple[int, ...], ...]] = {7: ((128, 128, 64, 1),), "p1": p1.TILES}
 #: What "auto" chooses from where there is wgmma: no other version is 2 % faster for a measured product. Exception:
-#: version 5 is 9 % faster at 256 x 8192 x 28672 on an H100; the cost model would take version 6 all the same.
+#: version 5 is 10 % faster at 256 x 8192 x 28672 on an H100; the cost model would take version 6 all the same.
 #: [H100, H200]
 _LADDER, _MMA_SYNC = (6, 7, 4, 3), ("p1",)
 #: The same where TMA can read A's scales of blocks: clusters with this tile are 0.2 to 3 % faster. [H100]

@@ -193,9 +193,7 @@ def marlin_explain(
     alone = 0 < work.stream_tiles < min(work.work_ranges, work.tiles_m * work.tiles_n)
     if found.spec.cluster_k > 1 or (is_divided == (work.stream_tiles > 0) and not alone):
         return found
-    why = (
-        f"{found.decision.why}; predicted with {'the partial wave and a full one' if is_divided else 'no tile'} divided"
-    )
+    why = f"{found.decision.why}; predicted as if tiles were divided as in one row of them"
     return replace(found, decision=replace(found.decision, why=why))
 
 
