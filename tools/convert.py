@@ -3,7 +3,8 @@
 CHECKPOINT is a folder with config.json and safetensors files: a model quantized by GPTQ, AWQ or compressed-tensors, or
 with --quantize a float model. OUT is a new folder, which transformers loads after
 cudatma.integrations.transformers.register(). The same command continues a conversion that was interrupted. It needs no
-GPU and no torch, and holds one layer in memory.
+GPU and no torch, and holds one layer in memory. Where torch and transformers are installed, it compares the layers
+with the model class before it writes.
 """
 
 from __future__ import annotations
@@ -35,10 +36,13 @@ from .command_line import Parser
 EXAMPLES = """examples:
   cudatma convert Llama-3.1-8B-Instruct-GPTQ-INT4 llama-cudatma
   cudatma convert Llama-3.1-8B-Instruct llama-cudatma --quantize --group-size 64 --asymmetric
-  cudatma convert Qwen2.5-VL-7B-Instruct qwen-cudatma --quantize --exclude 'visual.*' --json
+  cudatma convert Qwen2.5-7B-Instruct qwen-cudatma --quantize --exclude 'model.layers.0.*' --json
 """
 #: Options that only make sense where weights are quantized.
-_QUANTIZING = {"group_size": "--group-size", "asymmetric": "--asymmetric", "clip_search": "--clip-search"}
+_QUANTIZING = {
+    "group_size": "--group-size", "asymmetric": "--asymmetric", "clip_search": "--clip-search",
+    "exclude": "--exclude", "vision_tower": "--vision-tower",
+}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +50,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     if not options.quantize:
         given = [name for field, name in _QUANTIZING.items() if getattr(options, field)]
-        given += ["--exclude"] if options.exclude else []
         if given:
             raise ArgumentError(given[0], "without --quantize", "with --quantize", "a quantized model keeps its layers")
     console = Console(stderr=True)
@@ -68,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 clip_search=options.clip_search,
                 dtype=options.dtype,
                 exclude=options.exclude,
+                vision_tower=options.vision_tower,
                 progress=show,
             )
         except KeyboardInterrupt:
@@ -95,6 +99,10 @@ def _text(done: Conversion) -> str:
     for name, reason in done.skipped.items():
         reasons[reason].append(name)
     lines += [f"not packed, {reason}: {_names(names)}" for reason, names in reasons.items()]
+    if done.ignored:
+        lines.append(f"packed, but left out by the model class when it loads the folder: {_names(done.ignored)}")
+    if done.not_compared:
+        lines.append(f"layers not compared with the model class: {done.not_compared}")
     lines += [f"not copied: {name} ({reason})" for name, reason in done.not_copied.items()]
     kept = f", {done.kept_shards} of them from an earlier run" if done.kept_shards else ""
     lines += [
@@ -143,6 +151,7 @@ def _parser() -> Parser:
     add("--clip-search", action="store_true", help="per group the range with the least squared error; 20 times slower")
     help_exclude = "layers to leave as they are, by name: 'model.layers.0.*'; quote it; repeatable"
     add("--exclude", action="append", default=[], metavar="PATTERN", help=help_exclude)
+    add("--vision-tower", action="store_true", help="quantize encoders of images, video and audio too")
     help_dtype = "of scales and activations (default: the model's own)"
     add("--dtype", choices=("float16", "bfloat16"), metavar="TYPE", help=f"float16 or bfloat16, {help_dtype}")
     add("--json", action="store_true", help="print the report as JSON")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from transformers.quantizers.auto import (
 from cudatma.errors import ArgumentError
 from cudatma.integrations.transformers.attention import attention_forward, attention_mask
 from cudatma.integrations.transformers.config import CudatmaConfig
-from cudatma.integrations.transformers.quantizer import CudatmaHfQuantizer
+from cudatma.integrations.transformers.quantizer import CudatmaHfQuantizer, check_ranks
 from cudatma.quantization.checkpoint import quantization_section
 from cudatma.quantization.conversion.folder import METHOD
 from cudatma.quantization.conversion.scheme import METHODS
@@ -31,26 +32,46 @@ _WHERE = ("revision", "subfolder", "token", "cache_dir", "local_files_only", "tr
 
 
 def register() -> None:
-    """Tell transformers of the quantization method and of the attention "cudatma". May be called again."""
+    """Add the quantization method and the attention "cudatma" to transformers, and MarlinLinear to peft's LoRA.
+
+    Further calls change nothing.
+    """
     if METHOD not in AUTO_QUANTIZATION_CONFIG_MAPPING:
         register_quantization_config(METHOD)(CudatmaConfig)
     if METHOD not in AUTO_QUANTIZER_MAPPING:
         register_quantizer(METHOD)(CudatmaHfQuantizer)
     AttentionInterface.register(METHOD, attention_forward)
     AttentionMaskInterface.register(METHOD, attention_mask)
+    with contextlib.suppress(ImportError):  # no peft
+        from cudatma.integrations import peft
+
+        peft.register()
 
 
 def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: Any) -> Any:
-    """A model quantized by GPTQ, AWQ or compressed-tensors, with its linear layers packed as they are read.
+    """Load a model quantized by GPTQ, AWQ or compressed-tensors, and pack its linear layers as they are read.
 
-    model: a folder, or a name on the Hugging Face hub. auto_class: AutoModelForCausalLM, or another class with
-    from_pretrained(), which gets the options. None of the tools that quantized the model is needed. A model that
-    `cudatma convert` wrote is loaded as from_pretrained() loads it.
+    None of the tools that quantized the model is needed. A model that `cudatma convert` wrote is loaded as
+    from_pretrained() loads it.
 
-    Raises WeightFileError and QuantizationError for layers that cannot be packed, ArgumentError for other methods and
-    for a folder that does not exist.
+    Parameters
+    ----------
+    model : path or str
+        A folder, or a name on the Hugging Face hub.
+    auto_class : class, optional
+        A class with from_pretrained(). Default: AutoModelForCausalLM.
+    **options
+        Arguments of from_pretrained().
+
+    Raises
+    ------
+    WeightFileError, QuantizationError
+        If a layer cannot be packed, or the model class does not take it.
+    ArgumentError
+        If the method is another one, the folder does not exist, or the layers would be divided among processes.
     """
     _check_folder(model)
+    check_ranks(options)
     register()
     loader = auto_class or transformers.AutoModelForCausalLM
     where = {name: options[name] for name in _WHERE if name in options}

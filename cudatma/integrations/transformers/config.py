@@ -19,13 +19,23 @@ _FACTS = ("group_size", "symmetric", "act_order")
 class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
     """How transformers quantizes a float model while it loads it, or what a converted model's config.json says.
 
-    group_size, symmetric, clip_search: as in cudatma.quantize(). modules_to_not_convert: names of modules that stay as
-    they are, as transformers matches them: the whole name, its end, or a prefix; None: the head and tied weights, which
-    stay in any case. The other arguments are written by `cudatma convert` and save_pretrained(): dtype, the scales',
-    layers, the packed layers by name with the facts that differ from group_size, symmetric and act_order, and source,
-    the quantization_config of the checkpoint that load() packs.
+    Parameters
+    ----------
+    group_size, symmetric, clip_search
+        As in cudatma.quantize().
+    modules_to_not_convert : sequence of str, optional
+        Modules that stay as they are, matched as transformers matches them: by the whole name, its end, or a prefix.
+        The head and tied weights stay in any case.
+    vision_tower : bool, default False
+        Quantize the encoders of images, video and audio too.
+    dtype, act_order, layers, source, bits, layout_version
+        Written by `cudatma convert` and save_pretrained(): the type of the scales; the packed layers by name, with the
+        facts that differ from group_size, symmetric and act_order; the quantization_config that load() packs.
 
-    Raises ArgumentError, ArgumentTypeError, QuantizationError.
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, QuantizationError
+        For values that are not allowed.
     """
 
     def __init__(
@@ -34,6 +44,7 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         symmetric: bool = True,
         clip_search: bool = False,
         modules_to_not_convert: Sequence[str] | None = None,
+        vision_tower: bool = False,
         *,
         dtype: str | None = None,
         act_order: bool = False,
@@ -44,7 +55,8 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         quant_method: str = METHOD,
     ) -> None:
         check_group_size(group_size)
-        for name, flag in (("symmetric", symmetric), ("clip_search", clip_search), ("act_order", act_order)):
+        flags = {"symmetric": symmetric, "clip_search": clip_search, "act_order": act_order}
+        for name, flag in (flags | {"vision_tower": vision_tower}).items():
             if type(flag) is not bool:
                 raise ArgumentTypeError(name, type(flag).__name__, "bool")
         if bits != 4:
@@ -60,7 +72,7 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.quant_method = METHOD
         self.bits, self.layout_version, self.dtype = bits, layout_version, dtype
         self.group_size, self.symmetric, self.act_order = group_size, symmetric, act_order
-        self.clip_search = clip_search
+        self.clip_search, self.vision_tower = clip_search, vision_tower
         self.modules_to_not_convert = None if modules_to_not_convert is None else list(modules_to_not_convert)
         self.layers = None if layers is None else {name: dict(facts) for name, facts in layers.items()}
         self.source = None if source is None else dict(source)
@@ -80,6 +92,6 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     def to_dict(self) -> dict[str, Any]:
         """What config.json holds: nothing that has its default."""
-        left_out = {"modules_to_not_convert", "layers", "source", "dtype"}
+        left_out = {"modules_to_not_convert", "vision_tower", "layers", "source", "dtype"}
         found: dict[str, Any] = super().to_dict()
-        return {name: value for name, value in found.items() if value is not None or name not in left_out}
+        return {name: value for name, value in found.items() if value or name not in left_out}

@@ -8,27 +8,27 @@ in the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from copy import deepcopy
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming, rename_source_key
+from transformers.core_model_loading import ConversionOps, WeightConverter
+from transformers.distributed import DistributedConfig
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 from transformers.utils import logging
 
 from cudatma.backend import selected_backend
-from cudatma.errors import WeightFileError
+from cudatma.errors import ArgumentError, WeightFileError
 from cudatma.integrations.torch import MarlinLinear
 from cudatma.integrations.torch.weights import weight_tensors
 from cudatma.integrations.transformers.config import CudatmaConfig
 from cudatma.quantization import PackedWeight, quantize_linear
 from cudatma.quantization.checkpoint import Checkpoint
+from cudatma.quantization.conversion.model_class import Sizes, is_linear, linear_sizes, match_layers, renaming
 from cudatma.quantization.conversion.scheme import Scheme, read_scheme
-from cudatma.quantization.conversion.source import quantized_layers, unsuitable
+from cudatma.quantization.conversion.source import quantized_layers, tower_layers, unsuitable
 from cudatma.quantization.safetensors_file import open_safetensors
 
 
@@ -82,6 +82,17 @@ def _quantization_device(weight: Any) -> Any:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def check_ranks(options: Mapping[str, Any]) -> None:
+    """Raise ArgumentError for options of from_pretrained() that divide layers among processes."""
+    distributed = options.get("distributed_config")
+    if not isinstance(distributed, DistributedConfig):
+        named = distributed or {name: options.get(name) for name in ("tp_plan", "tp_size")}
+        distributed = DistributedConfig.from_dict(named)
+    if (count := distributed.tp_size or 1) > 1:
+        remedy = "load the model on one GPU, or serve it by vLLM; ColumnParallel and RowParallel divide single layers"
+        raise ArgumentError("tp_size", count, "1: int4 layers are not divided among processes", remedy)
+
+
 def packing_conversion(scheme: Scheme) -> Any:
     """What transformers collects a layer's tensors with: each is found by the end of its name."""
     endings = [rf"\.{name}$" for name in (*scheme.required, *scheme.optional)]
@@ -115,6 +126,11 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         source = quantization_config.source
         self.scheme: Scheme | None = None if source is None else read_scheme(source, "quantization_config")
 
+    def update_tp_plan(self, config: Any) -> Any:
+        """Refuse tensor parallelism, which would divide the packed arrays of a layer as if they were its weight."""
+        check_ranks({"distributed_config": getattr(config, "distributed_config", None)})
+        return config
+
     def update_dtype(self, dtype: Any) -> Any:
         """That of converted layers; otherwise the model's, float16 where that is neither fp16 nor bf16."""
         named = self.quantization_config.dtype
@@ -131,25 +147,38 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
             skipped = self.get_modules_to_not_convert(
                 model, config.modules_to_not_convert, model._keep_in_fp32_modules, add_default_skips=True
             )
-            for name, linear in _linears(model):
-                if should_convert_module(name, skipped) and not unsuitable(name, tuple(linear.weight.shape)):
-                    layer = _replace(model, name, linear, config.facts(name))
-                    # The float weight is read under this name.
-                    layer.register_parameter("weight", torch.nn.Parameter(linear.weight.to("meta"), False))
+            linears = {
+                name: module
+                for name, module in model.named_modules()
+                if is_linear(module)
+                and should_convert_module(name, skipped)
+                and not unsuitable(name, tuple(module.weight.shape))
+            }
+            if not linears:
+                got = f"no layer of {type(model).__name__} to quantize"
+                raise ArgumentError("quantization_config", got, "nn.Linear in numbered blocks, from 64 x 64 up")
+            for name in () if config.vision_tower else tower_layers(linears):
+                del linears[name]
+            for name, linear in linears.items():
+                layer = _replace(model, name, linear, config.facts(name))
+                # The float weight is read under this name.
+                layer.register_parameter("weight", torch.nn.Parameter(linear.weight.to("meta"), False))
             return
-        checkpoint, linears, renamed = opened_files(checkpoint_files), dict(_linears(model)), renaming(model)
-        facts: dict[str, dict[str, Any]]
+        checkpoint = opened_files(checkpoint_files)
+        facts: dict[str, dict[str, Any]] = {name: config.facts(name) for name in config.layers or ()}
+        sizes: dict[str, Sizes] = dict.fromkeys(facts)
         if self.scheme is not None:
-            facts = {name: {} for name, _ in quantized_layers(checkpoint, self.scheme, "the checkpoint")}
-        else:
-            facts = {name: config.facts(name) for name in config.layers or ()}
-        modules = {renamed(name): known for name, known in facts.items()}
-        for name, module in zip(facts, modules, strict=True):
-            require_linear(name, module, linears)
+            for name, parts in quantized_layers(checkpoint, self.scheme, "the checkpoint"):
+                shapes = {part: checkpoint.files[tensor].tensors[tensor].shape for part, tensor in parts.items()}
+                facts[name], sizes[name] = {}, self.scheme.extent(shapes)[:2]
+        match = match_layers(model, sizes, checkpoint)
+        match.require()
+        modules = {module: facts[layer] for layer, module in match.modules.items()}
         if self.scheme is None:
-            require_arrays(checkpoint, modules, renamed)
-        for module, known in modules.items():
-            _replace(model, module, linears[module], known)
+            require_arrays(checkpoint, modules, renaming(model))
+        for name, known in modules.items():
+            _replace(model, name, model.get_submodule(name), known)
+        _untie(model, modules)
 
     def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
         """Whether a tensor is the float weight of a layer that becomes a MarlinLinear."""
@@ -204,14 +233,10 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         return True
 
 
-def _linears(model: Any) -> Iterator[tuple[str, Any]]:
-    return ((name, module) for name, module in list(model.named_modules()) if type(module) is torch.nn.Linear)
-
-
 def _replace(model: Any, name: str, linear: Any, facts: dict[str, Any]) -> MarlinLinear:
-    """Put a MarlinLinear without memory in the place of an nn.Linear."""
-    sizes = linear.in_features, linear.out_features, linear.bias is not None
-    layer = MarlinLinear(*sizes, dtype=linear.weight.dtype, device="meta", **facts)
+    """Replace an nn.Linear or Conv1D by a MarlinLinear on the meta device."""
+    sizes: Any = linear_sizes(linear)
+    layer = MarlinLinear(sizes[0], sizes[1], linear.bias is not None, dtype=linear.weight.dtype, device="meta", **facts)
     model.set_submodule(name, layer)
     # transformers initializes every module that is not marked, and reads .weight of what it takes for nn.Linear.
     layer._is_hf_initialized = True
@@ -219,6 +244,13 @@ def _replace(model: Any, name: str, linear: Any, facts: dict[str, Any]) -> Marli
     if not [*parent.parameters(recurse=False), *parent.buffers(recurse=False)]:
         parent._is_hf_initialized = True
     return layer
+
+
+def _untie(model: Any, modules: Iterable[str]) -> None:
+    """Keep transformers from tying weights of packed modules, such as a quantized head to the float embedding."""
+    packed = {f"{module}.weight" for module in modules}
+    tied = model.all_tied_weights_keys.items()
+    model.all_tied_weights_keys = {one: other for one, other in tied if packed.isdisjoint((one, other))}
 
 
 def _facts(layer: MarlinLinear) -> dict[str, Any]:
@@ -240,33 +272,13 @@ def opened_files(files: Iterable[str] | None) -> Checkpoint:
     return Checkpoint(opened[0].path if opened else Path(), found)
 
 
-def renaming(model: Any) -> Callable[[str], str]:
-    """A function from a layer's name in a checkpoint to that in a model whose layers are still nn.Linear."""
-    known = model.state_dict()
-    rules = [rule for rule in deepcopy(get_model_conversion_mapping(model)) if isinstance(rule, WeightRenaming)]
-
-    def renamed(layer: str) -> str:
-        key, _ = rename_source_key(f"{layer}.weight", rules, [], model.base_model_prefix, known)
-        if key not in known and f"{layer}.weight" in known:  # it has the model's name already
-            return layer
-        return str(key).removesuffix(".weight")
-
-    return renamed
-
-
-def require_linear(layer: str, module: str, linears: Mapping[str, Any]) -> None:
-    """WeightFileError where a checkpoint's layer belongs to no nn.Linear of the model."""
-    if module not in linears:
-        known = ", ".join(list(linears)[:3])
-        remedy = "this model class has other modules than the checkpoint"
-        raise WeightFileError(layer, "no nn.Linear of the model", f"one of its layers: {known} ...", remedy)
-
-
 def require_arrays(
     checkpoint: Checkpoint, layers: Mapping[str, Mapping[str, Any]], renamed: Callable[[str], str]
 ) -> None:
-    """WeightFileError where a packed layer, by the model's name and with its facts, lacks a tensor: transformers would
-    make one up."""
+    """Raise WeightFileError where a packed layer lacks a tensor: transformers would initialize it at random.
+
+    layers: the facts of each by the module's name.
+    """
     held = {f"{renamed(layer)}.{part}" for layer, _, part in (name.rpartition(".") for name in checkpoint.files)
             if part in _ARRAYS}  # fmt: skip
     for layer, facts in layers.items():

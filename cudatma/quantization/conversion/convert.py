@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from cudatma.quantization.conversion.folder import (
     write_config,
     write_index,
 )
+from cudatma.quantization.conversion.model_class import match_class
 from cudatma.quantization.conversion.report import Conversion, LayerReport, scale_error, weight_error
 from cudatma.quantization.conversion.shards import ARRAYS, ShardPlan, ShardWriter, Unit, plan_shards
 from cudatma.quantization.conversion.source import Source, open_source
@@ -35,11 +36,16 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class _Options:
+    """left: layers of a float checkpoint that stay float because the model class does not take them."""
+
     quantize: bool
     group_size: int
     symmetric: bool
     clip_search: bool
     dtype: str
+    exclude: tuple[str, ...]
+    vision_tower: bool
+    left: tuple[str, ...]
 
 
 def convert_checkpoint(
@@ -52,6 +58,7 @@ def convert_checkpoint(
     clip_search: bool = False,
     dtype: str | None = None,
     exclude: Sequence[str] = (),
+    vision_tower: bool = False,
     shard_bytes: int = SHARD_BYTES,
     progress: Progress | None = None,
 ) -> Conversion:
@@ -59,29 +66,51 @@ def convert_checkpoint(
 
     A GPTQ, AWQ (gemm) or compressed-tensors (pack-quantized W4A16) checkpoint keeps its integers. With ``quantize`` a
     float checkpoint is quantized: the matrices in the model's numbered blocks, with ``group_size``, ``symmetric`` and
-    ``clip_search`` as in quantize(), except those whose names match a pattern of ``exclude``. All other tensors are
-    copied as they are.
+    ``clip_search`` as in quantize(), except those whose names match a pattern of ``exclude``. Encoders of images, video
+    and audio are quantized with ``vision_tower``. All other tensors are copied as they are.
+
+    Where transformers is installed, the layers are compared with the model class that config.json names. A layer that
+    this class cannot load raises WeightFileError if the checkpoint quantized it, and otherwise stays float.
 
     dtype: of the scales, "float16" or "bfloat16", which activations have to share; None: the model's own, else the
     first layer's. shard_bytes: of a file, at most, unless one tensor is larger. progress: called often.
 
     A call that was interrupted can be repeated: finished files are checked and kept. No more than one layer is in
     memory. Raises WeightFileError, QuantizationError and ArgumentError before anything is written where the folders
-    or the configuration are wrong, and where the disk is too small.
+    or the configuration are wrong, where the model class does not take a quantized layer, and where the disk is too
+    small.
     """
     folder, target = as_path(source), as_path(out)
     check_folders(folder, target)
     check_group_size(group_size)
     if isinstance(exclude, str):
         raise ArgumentTypeError("exclude", "str", "a list of patterns")
-    if exclude and not quantize:
-        raise ArgumentError("exclude", list(exclude), "with quantize=True", "a quantized checkpoint keeps its layers")
+    for name, given in (("exclude", list(exclude)), ("vision_tower", vision_tower)):
+        if given and not quantize:
+            raise ArgumentError(name, given, "with quantize=True", "a quantized checkpoint keeps its layers")
     if type(shard_bytes) is not int or shard_bytes < 1:
         raise ArgumentError("shard_bytes", shard_bytes, "bytes, at least 1")
-    opened = open_source(folder, quantize=quantize, exclude=exclude)
-    options = _Options(quantize, group_size, symmetric, clip_search, _dtype(opened, dtype))
+    opened = open_source(folder, quantize=quantize, exclude=exclude, vision_tower=vision_tower)
+    match = match_class(opened)
+    left: dict[str, str] = {}
+    if quantize:
+        left = dict.fromkeys(match.refused, f"{match.class_name} cannot load it quantized")
+        left |= dict.fromkeys(match.ignored, f"{match.class_name} leaves it out")
+        opened = opened.leave(left)
+    else:
+        match.require()
+    options = _Options(
+        quantize=quantize,
+        group_size=group_size,
+        symmetric=symmetric,
+        clip_search=clip_search,
+        dtype=_dtype(opened, dtype),
+        exclude=tuple(sorted(exclude)),
+        vision_tower=vision_tower,
+        left=tuple(sorted(left)),
+    )
     shards = plan_shards(opened, shard_bytes, group_size)
-    journal = Journal(target, _identity(opened, options, exclude, shard_bytes))
+    journal = Journal(target, _identity(opened, options, shard_bytes))
     check_disk(target, sum(shard.most_bytes for shard in shards if shard.name not in journal.shards))
     with journal.begin():
         report = progress or (lambda what, done, total: None)
@@ -104,6 +133,8 @@ def convert_checkpoint(
         dtype=options.dtype,
         layers=layers,
         skipped=opened.skipped,
+        ignored=() if quantize else match.ignored,
+        not_compared=match.unknown,
         not_copied=not_copied,
         source_bytes=total,
         out_bytes=sum(sum(shard.tensors.values()) for shard in finished),
@@ -127,11 +158,9 @@ def _dtype(source: Source, asked: str | None) -> str:
     return "float16"
 
 
-def _identity(source: Source, options: _Options, exclude: Sequence[str], shard_bytes: int) -> dict[str, Any]:
-    chosen: dict[str, Any] = {"dtype": options.dtype, "shard_bytes": shard_bytes, "layout_version": LAYOUT_VERSION}
-    if options.quantize:
-        chosen |= {name: getattr(options, name) for name in ("group_size", "symmetric", "clip_search")}
-        chosen["exclude"] = sorted(exclude)
+def _identity(source: Source, options: _Options, shard_bytes: int) -> dict[str, Any]:
+    chosen = asdict(options) if options.quantize else {"dtype": options.dtype}
+    chosen |= {"shard_bytes": shard_bytes, "layout_version": LAYOUT_VERSION}
     return {"source": source.fingerprint(), "options": chosen}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -45,16 +45,24 @@ class Source:
         files = self.checkpoint.files
         return {part: files[name].tensors[name].shape for part, name in self.layers[layer].items()}
 
+    def leave(self, reasons: Mapping[str, str]) -> Source:
+        """Return the same source with some float layers left as they are, each for a reason."""
+        layers = {name: parts for name, parts in self.layers.items() if name not in reasons}
+        _require_layers(layers, str(self.folder))
+        return replace(self, layers=layers, skipped={**self.skipped, **reasons})
+
     def fingerprint(self) -> dict[str, str]:
         """File -> digest of its size, header and samples of its data, enough to tell two trainings of a model apart."""
         files = {file.path for file in self.checkpoint.files.values()} | {self.folder / "config.json"}
         return {path.name: _fingerprint(path) for path in sorted(files)}
 
 
-def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = ()) -> Source:
+def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vision_tower: bool = False) -> Source:
     """Read a checkpoint's headers and configuration and check both.
 
     quantize: whether the caller wants a float checkpoint quantized. exclude: patterns (fnmatch) of layers that stay.
+    vision_tower: whether encoders of images, video and audio are quantized too.
+
     Raises WeightFileError and QuantizationError for what cannot be converted, ArgumentError for quantize where the
     checkpoint is or is not quantized.
     """
@@ -77,7 +85,7 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = ()) ->
         remedy = "--quantize quantizes it, rounding to nearest"
         raise ArgumentError("quantize", f"a float checkpoint: {folder}", "a quantized one", remedy)
     if not section:
-        layers, skipped = _float_layers(checkpoint, config, tuple(exclude), str(folder))
+        layers, skipped = _float_layers(checkpoint, config, tuple(exclude), vision_tower, str(folder))
         return Source(folder, config, checkpoint, None, layers, skipped)
     scheme = read_scheme(section, f"{folder}: quantization_config")
     layers = dict(quantized_layers(checkpoint, scheme, str(folder)))
@@ -117,24 +125,29 @@ def quantized_layers(checkpoint: Checkpoint, scheme: Scheme, where: str) -> Iter
 
 
 def _float_layers(
-    checkpoint: Checkpoint, config: Mapping[str, Any], exclude: tuple[str, ...], where: str
+    checkpoint: Checkpoint, config: Mapping[str, Any], exclude: tuple[str, ...], vision_tower: bool, where: str
 ) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     if config.get("model_type") in _CONV1D_MODELS:
         remedy = "its matrices are transposed; quantize its layers with cudatma.quantize"
         raise WeightFileError(f"{where}: model_type", config["model_type"], "models of nn.Linear", remedy)
-    layers, skipped, matrices = {}, {}, _matrices(checkpoint)
+    matrices = _matrices(checkpoint)
     for pattern in exclude:
         if not any(fnmatchcase(layer, pattern) for layer in matrices):
             remedy = f"its first layers are {', '.join(matrices[:3])}"
             raise ArgumentError("exclude", pattern, "a pattern that a layer of the checkpoint matches", remedy)
-    for layer in matrices:
-        if why := _why_not(checkpoint, layer, exclude):
-            skipped[layer] = why
-        else:
-            layers[layer] = {"weight": f"{layer}.weight"}
+    reasons = {layer: _why_not(checkpoint, layer, exclude) for layer in matrices}
+    if not vision_tower:
+        tower = tower_layers(layer for layer, why in reasons.items() if not why)
+        reasons |= dict.fromkeys(tower, "in an encoder of images, video or audio")
+    layers = {layer: {"weight": f"{layer}.weight"} for layer, why in reasons.items() if not why}
+    _require_layers(layers, where)
+    return layers, {layer: why for layer, why in reasons.items() if why}
+
+
+def _require_layers(layers: Mapping[str, object], where: str) -> None:
+    """Raise WeightFileError where a float checkpoint has no layer to quantize."""
     if not layers:
         raise WeightFileError(where, "no layer to quantize", "matrices named *.N.*.weight, in fp16, bf16 or fp32")
-    return layers, skipped
 
 
 def _matrices(checkpoint: Checkpoint) -> list[str]:
@@ -167,6 +180,20 @@ def unsuitable(layer: str, shape: tuple[int, ...]) -> str:
     if min(shape) < BLOCK:
         return f"smaller than {BLOCK} x {BLOCK}"
     return ""
+
+
+#: Words in the names of modules that encode what is not text.
+_TOWER_WORDS = {"vision", "visual", "image", "video", "audio", "speech", "vqmodel", "vpm", "apm"}
+
+
+def tower_layers(layers: Iterable[str]) -> set[str]:
+    """Return the layers that encode images, video or audio for a language model, by their names.
+
+    A model that is nothing but such an encoder has none.
+    """
+    names = set(layers)
+    found = {layer for layer in names if _TOWER_WORDS & set(re.split(r"[._]", layer))}
+    return found if found != names else set()
 
 
 def _is_expert(layer: str) -> bool:

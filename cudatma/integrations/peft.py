@@ -1,0 +1,48 @@
+"""LoRA adapters of peft on MarlinLinear, for inference: the layer's result plus that of the adapter."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from peft.tuners.lora import LoraModel
+from peft.tuners.lora.gptq import GPTQLoraLinear
+from peft.tuners.tuners_utils import BaseTunerLayer
+
+from cudatma.errors import ArgumentError
+from cudatma.integrations.torch import MarlinLinear
+
+
+class MarlinLoraLinear(GPTQLoraLinear):  # type: ignore[misc]
+    """A MarlinLinear with LoRA adapters, which peft computes as it does beside GPTQ's layers."""
+
+    def __init__(self, base_layer: Any, adapter_name: str, *, config: Any, **options: Any) -> None:
+        if config.use_dora or getattr(config, "use_qalora", False):
+            variant = "use_dora" if config.use_dora else "use_qalora"
+            raise ArgumentError(
+                f"LoraConfig.{variant}", True, "False: the int4 weight cannot be rescaled by an adapter"
+            )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Unsupported layer type")
+            super().__init__(base_layer, adapter_name, config=config, **options)
+
+    def merge(self, *_: Any, **__: Any) -> None:
+        """Raise ArgumentError: an adapter cannot be added to int4 weights."""
+        remedy = "keep the adapter beside the layer, or merge it into the float model and quantize that"
+        raise ArgumentError("merge", "an adapter of an int4 layer", "adapters of float layers", remedy)
+
+
+def register() -> None:
+    """Let peft's LoRA take MarlinLinear as a target module. Further calls change nothing."""
+    create = LoraModel._create_new_module
+    if getattr(create, "_takes_marlin", False):
+        return
+
+    def create_new_module(lora_config: Any, adapter_name: str, target: Any, **options: Any) -> Any:
+        layer = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
+        if isinstance(layer, MarlinLinear):
+            return MarlinLoraLinear(target, adapter_name, config=lora_config, **options)
+        return create(lora_config, adapter_name, target, **options)
+
+    create_new_module._takes_marlin = True  # type: ignore[attr-defined]
+    LoraModel._create_new_module = staticmethod(create_new_module)

@@ -1,0 +1,182 @@
+"""Which module of a transformers model each quantized layer of a checkpoint becomes, if any.
+
+Loading matches the layers with the model that it fills. A conversion matches them, before it writes, with the class
+that config.json names, built on the meta device. torch and transformers are imported only when a function needs them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from cudatma.errors import WeightFileError, counted
+from cudatma.quantization.checkpoint import Checkpoint
+from cudatma.quantization.conversion.source import Source
+
+#: In and out features of a layer; None where the checkpoint does not say.
+Sizes = tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """modules: layer -> the module that it becomes. ignored: layers that the class leaves out when it loads a
+    checkpoint, such as those of multi-token prediction. refused: layer -> why the class cannot take it. unknown: why
+    the class could not be asked, else "".
+    """
+
+    class_name: str = ""
+    modules: dict[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    refused: dict[str, WeightFileError] = field(default_factory=dict)
+    unknown: str = ""
+
+    def require(self) -> None:
+        """Raise the error of the first layer that the class cannot take."""
+        for error in self.refused.values():
+            others = len(self.refused) - 1
+            raise error.renamed({error.field: f"{error.field} and {counted(others, 'other')}"}) if others else error
+
+
+def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint) -> Match:
+    """Match a checkpoint's quantized layers, by name, with the modules of a model whose layers are still float."""
+    renamed, class_name = renaming(model), type(model).__name__
+    known = dict(model.named_modules())
+    ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
+    modules: dict[str, str] = {}
+    left_out: list[str] = []
+    refused: dict[str, WeightFileError] = {}
+    for layer, sizes in layers.items():
+        name = renamed(layer)
+        module = known.get(name)
+        if module is None and any(pattern.search(f"{name}.weight") for pattern in ignored):
+            left_out.append(layer)
+            continue
+        modules[layer] = name
+        if error := _misfit(layer, module, sizes, class_name) or _bias_misfit(layer, module, class_name, checkpoint):
+            refused[layer] = error
+    for layer, weight in _missing_partners(model, modules, renamed, checkpoint.names).items():
+        got = f"quantized, and no {weight}, which {class_name} ties to it"
+        remedy = "quantize the model again without this layer"
+        refused.setdefault(layer, WeightFileError(layer, got, "both, or a float weight for both", remedy))
+    return Match(class_name, modules, tuple(left_out), refused)
+
+
+def match_class(source: Source) -> Match:
+    """Match the layers of a checkpoint with the class that its config.json names."""
+    model, unknown = _empty_model(source)
+    if model is None:
+        return Match(unknown=unknown)
+    layers = {layer: _sizes(source, layer) for layer in source.layers}
+    found = match_layers(model, layers, source.checkpoint)
+    if found.refused and "auto_map" in source.config:  # whoever trusts the model's own code gets another class
+        return Match(unknown=f"the model has code of its own, and transformers' {found.class_name} other layers")
+    return found
+
+
+def is_linear(module: Any) -> bool:
+    """Return whether a module is an nn.Linear, or a class of transformers that computes the same."""
+    import torch
+
+    return type(module) is torch.nn.Linear or type(module).__name__ == "FalconLinear"
+
+
+def linear_sizes(module: Any) -> Sizes:
+    """Return the in and out features of a linear layer or of transformers' Conv1D, None for other modules."""
+    from transformers.pytorch_utils import Conv1D
+
+    if is_linear(module):
+        return module.in_features, module.out_features
+    return (module.nx, module.nf) if type(module) is Conv1D else None
+
+
+def renaming(model: Any) -> Callable[[str], str]:
+    """Return a function from a layer's name in a checkpoint to that in a model whose layers are still float."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    known = model.state_dict()
+    rules = [rule for rule in deepcopy(get_model_conversion_mapping(model)) if isinstance(rule, WeightRenaming)]
+
+    def renamed(layer: str) -> str:
+        key, _ = rename_source_key(f"{layer}.weight", rules, [], model.base_model_prefix, known)
+        if key not in known and f"{layer}.weight" in known:  # it has the model's name already
+            return layer
+        return str(key).removesuffix(".weight")
+
+    return renamed
+
+
+def _sizes(source: Source, layer: str) -> Sizes:
+    shapes = source.shapes(layer)
+    if source.scheme is not None:
+        return source.scheme.extent(shapes)[:2]
+    n, k = shapes["weight"]
+    return k, n
+
+
+def _misfit(layer: str, module: Any, sizes: Sizes, class_name: str) -> WeightFileError | None:
+    """Return the error of a layer that a module cannot hold."""
+    allowed = "nn.Linear or Conv1D"
+    if module is None:
+        remedy = "remove its tensors from the checkpoint, or name the class that has it in config.json: architectures"
+        return WeightFileError(layer, f"no module of {class_name}", f"{allowed} of this class", remedy)
+    expected = linear_sizes(module)
+    if expected is None:
+        remedy = "quantize the model again without this module"
+        return WeightFileError(layer, f"a quantized {type(module).__name__} of {class_name}", allowed, remedy)
+    # Other tools store words of eight integers: K or N may be padded by up to seven.
+    if sizes is not None and any(-(-a // 8) != -(-b // 8) for a, b in zip(sizes, expected, strict=True)):
+        got, allowed = (f"{k} x {n}" for k, n in (sizes, expected))
+        return WeightFileError(f"{layer}: K x N", got, f"{allowed}, as {class_name} has it", "correct config.json")
+    return None
+
+
+def _bias_misfit(layer: str, module: Any, class_name: str, checkpoint: Checkpoint) -> WeightFileError | None:
+    """Return the error of a bias that only the checkpoint has, unless it is 0, or only the model."""
+    name = f"{layer}.bias"
+    held = name in checkpoint.files
+    if module.bias is None and held and checkpoint.read(name).any():
+        remedy = "set the model's option for biases in config.json"
+        return WeightFileError(name, "a bias", f"none, or zeros: {class_name} has no such bias", remedy)
+    if module.bias is not None and not held:
+        return WeightFileError(name, "no such tensor", f"the bias that {class_name} has", "download the file again")
+    return None
+
+
+def _missing_partners(
+    model: Any, modules: Mapping[str, str], renamed: Callable[[str], str], tensors: Iterable[str]
+) -> dict[str, str]:
+    """Return the packed layers whose weight a module shares that the checkpoint lacks, with that module's weight."""
+    layer_of = {f"{module}.weight": layer for layer, module in modules.items()}
+    tied = model.all_tied_weights_keys
+    pairs = [pair for item in tied.items() for pair in (item, item[::-1]) if pair[0] in layer_of]
+    if not pairs:
+        return {}
+    held = {f"{renamed(name.removesuffix('.weight'))}.weight" for name in tensors if name.endswith(".weight")}
+    return {layer_of[own]: other for own, other in pairs if other not in held}
+
+
+def _empty_model(source: Source) -> tuple[Any, str]:
+    """Build the class that config.json names on the meta device; return it, or None and why that is not possible."""
+    architectures = source.config.get("architectures")
+    if not isinstance(architectures, list) or not architectures:
+        return None, "config.json names no architecture"
+    if missing := [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]:
+        return None, f"without {' and '.join(missing)}"
+    import torch
+    import transformers
+
+    architecture = getattr(transformers, str(architectures[0]), None)
+    if architecture is None:
+        return None, f"transformers {transformers.__version__} has no class {architectures[0]}"
+    try:
+        config = transformers.AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
+        with torch.device("meta"):
+            return architecture._from_config(config, attn_implementation="eager"), ""
+    except Exception as error:  # any, of the model's code
+        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return None, f"{architectures[0]} cannot be built: {cause}"
