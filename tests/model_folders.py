@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 HIDDEN, FFN, HEADS, KV_HEADS, VOCAB, BLOCKS = 128, 192, 4, 2, 96, 2
 TYPES: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -162,22 +163,34 @@ def write_gptq(
     seed: int = 0,
 ) -> Tensors:
     """A GPTQ model; form: of the zero points, "v1", "v2" or "v1_borrow" (GPTQModel)."""
-
-    def tensors_of(made: Quantized) -> Tensors:
-        plain = words(made.zeros).view(np.uint32)
-        stored = {"v1": words((made.zeros - 1) & 15), "v2": plain, "v1_borrow": plain - np.uint32(0x11111111)}[form]
-        return {
-            "qweight": words(made.q.T).T,
-            "qzeros": stored.view(np.int32),
-            "scales": made.scales,
-            "g_idx": made.index,
-        }
-
     section: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": group, "desc_act": order, "sym": sym}
     section["checkpoint_format"] = "gptq_v2" if form == "v2" else "gptq"
     if form == "v1_borrow":
         section["meta"] = {"quantizer": ["gptqmodel:5.6.0"]}
+    tensors_of = partial(gptq_tensors, form=form)
     return _write(folder, section, tensors_of, group=group, sym=sym, order=order, dtype=dtype, shards=shards, seed=seed)
+
+
+def gptq_tensors(made: Quantized, form: str = "v1") -> Tensors:
+    """The tensors of a GPTQ layer, by their names without the layer's."""
+    plain = words(made.zeros).view(np.uint32)
+    stored = {"v1": words((made.zeros - 1) & 15), "v2": plain, "v1_borrow": plain - np.uint32(0x11111111)}[form]
+    return {"qweight": words(made.q.T).T, "qzeros": stored.view(np.int32), "scales": made.scales, "g_idx": made.index}
+
+
+def quantize_layers(folder: Path, shapes: dict[str, tuple[int, int]], **config_json: Any) -> Tensors:
+    """Put GPTQ layers of these (K, N) into a float folder, in place of their weights; returns what they stand for."""
+    path, rng = folder / "model.safetensors", np.random.default_rng(0)
+    tensors, weights = load_file(path), {}
+    for layer, (k, n) in shapes.items():
+        made = Quantized(rng, k, n, 32, False, False, "float16")
+        tensors.pop(f"{layer}.weight", None)
+        tensors |= {f"{layer}.{name}": np.ascontiguousarray(array) for name, array in gptq_tensors(made).items()}
+        weights[layer] = made.weight()
+    section = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
+    written = json.loads((folder / "config.json").read_text())
+    write_folder(folder, tensors, {**written, "quantization_config": section, **config_json})
+    return weights
 
 
 def write_awq(folder: Path, *, group: int = 64, dtype: str = "float16", shards: int = 1, seed: int = 0) -> Tensors:

@@ -12,7 +12,17 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.17")
 
-from model_folders import VOCAB, linear_shapes, write_awq, write_compressed, write_float, write_gptq
+from model_folders import (
+    BLOCKS,
+    HIDDEN,
+    VOCAB,
+    linear_shapes,
+    quantize_layers,
+    write_awq,
+    write_compressed,
+    write_float,
+    write_gptq,
+)
 from safetensors.numpy import load_file, save_file
 from transformers.integrations.accelerate import compute_module_sizes
 
@@ -163,7 +173,8 @@ def test_tied_embeddings_and_biases(tmp_path: Path) -> None:
 
 
 def test_the_base_model_of_a_converted_folder(tmp_path: Path) -> None:
-    write_awq(tmp_path / "in")
+    write_float(tmp_path / "in")
+    quantize_layers(tmp_path / "in", {**linear_shapes(), "lm_head": (HIDDEN, VOCAB)})
     convert_checkpoint(tmp_path / "in", tmp_path / "out")
     whole = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     base = transformers.AutoModel.from_pretrained(tmp_path / "out")
@@ -171,8 +182,9 @@ def test_the_base_model_of_a_converted_folder(tmp_path: Path) -> None:
         assert torch.equal(base(TOKENS).last_hidden_state, whole.model(TOKENS).last_hidden_state)
 
 
-def test_layers_that_transformers_renames(tmp_path: Path) -> None:
-    """Files of models for text and images keep the names of former classes."""
+@pytest.mark.parametrize("vision_tower", [False, True])
+def test_layers_that_transformers_renames(tmp_path: Path, vision_tower: bool) -> None:
+    """Files of models for text and images keep the names of former classes; the vision tower stays float by default."""
     vision = transformers.SiglipVisionConfig(
         hidden_size=128, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4, image_size=28, patch_size=14
     )
@@ -182,8 +194,10 @@ def test_layers_that_transformers_renames(tmp_path: Path) -> None:
     config = transformers.LlavaConfig(text_config=text, vision_config=vision, image_token_index=VOCAB - 1)
     transformers.LlavaForConditionalGeneration(config).half().save_pretrained(tmp_path / "in")
     auto = transformers.AutoModelForImageTextToText
-    loaded = auto.from_pretrained(tmp_path / "in", quantization_config=CudatmaConfig())
-    done = convert_checkpoint(tmp_path / "in", tmp_path / "converted", quantize=True)
+    options = {"quantization_config": CudatmaConfig(vision_tower=vision_tower)}
+    loaded = auto.from_pretrained(tmp_path / "in", **options)
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "converted", quantize=True, vision_tower=vision_tower)
+    assert any("vision" in layer.name for layer in done.layers) == vision_tower
     model = auto.from_pretrained(tmp_path / "converted")
     packed = {name for name, module in model.named_modules() if isinstance(module, MarlinLinear)}
     assert packed == {name for name, module in loaded.named_modules() if isinstance(module, MarlinLinear)}
@@ -196,22 +210,95 @@ def test_layers_that_transformers_renames(tmp_path: Path) -> None:
             assert torch.equal(other.get_submodule(name).qweight, loaded.get_submodule(name).qweight)
 
 
-def test_a_head_that_the_checkpoint_quantized(tmp_path: Path) -> None:
-    weights = write_gptq(tmp_path / "in", group=64)
-    tensors = load_file(tmp_path / "in" / "model.safetensors")
-    del tensors["lm_head.weight"]
-    donor = "model.layers.0.mlp.gate_proj"  # 128 x 192
-    cut = {"qweight": VOCAB, "qzeros": VOCAB // 8, "scales": VOCAB, "g_idx": None}
-    tensors |= {f"lm_head.{part}": tensors[f"{donor}.{part}"][..., :size].copy() for part, size in cut.items()}
-    save_file(tensors, tmp_path / "in" / "model.safetensors", metadata={"format": "pt"})
-    weights["lm_head.weight"] = weights[f"{donor}.weight"][:VOCAB].copy()
-    convert_checkpoint(tmp_path / "in", tmp_path / "out")
-    expected = logits(dense(tmp_path / "in", weights))
-    converted = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    for model in (load(tmp_path / "in"), converted):
-        assert isinstance(model.lm_head, MarlinLinear)
-        assert (logits(model) - expected).abs().max() < 1e-2
-    converted.save_pretrained(tmp_path / "saved")
+def write_tied(path: Path) -> dict[str, Any]:
+    """Write a model whose head, tied by config.json, is quantized and has values of its own."""
+    write_float(path)
+    return quantize_layers(path, {**linear_shapes(), "lm_head": (HIDDEN, VOCAB)}, tie_word_embeddings=True)
+
+
+def write_gpt2(path: Path, *, quantized: bool = True) -> dict[str, Any]:
+    """Write a model of Conv1D, which keeps float weights as (K, N)."""
+    sizes = {"n_embd": HIDDEN, "n_layer": 1, "n_head": 4, "vocab_size": VOCAB, "n_positions": 32}
+    transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).half().save_pretrained(path)
+    block = "transformer.h.0"
+    shapes = {
+        f"{block}.attn.c_attn": (HIDDEN, 3 * HIDDEN),
+        f"{block}.attn.c_proj": (HIDDEN, HIDDEN),
+        f"{block}.mlp.c_fc": (HIDDEN, 4 * HIDDEN),
+        f"{block}.mlp.c_proj": (4 * HIDDEN, HIDDEN),
+    }
+    return quantize_layers(path, shapes) if quantized else {}
+
+
+def write_mtp(path: Path, *, quantized: bool = True) -> dict[str, Any]:
+    """Write a model with a block for multi-token prediction, which its class does not load."""
+    config = transformers.Qwen3_5TextConfig(
+        hidden_size=HIDDEN, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=4,
+        head_dim=32, vocab_size=VOCAB, layer_types=["full_attention"], tie_word_embeddings=False,
+    )  # fmt: skip
+    transformers.Qwen3_5ForCausalLM(config).half().save_pretrained(path)
+    shapes = {f"mtp.layers.0.mlp.{name}_proj": (HIDDEN, HIDDEN) for name in ("gate", "up", "down")}
+    if quantized:
+        return quantize_layers(path, {"model.layers.0.mlp.up_proj": (HIDDEN, 128), **shapes})
+    tensors = load_file(path / "model.safetensors")
+    tensors |= {f"{layer}.weight": np.ones(shape, np.float16) for layer, shape in shapes.items()}
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    return {}
+
+
+@pytest.mark.parametrize("write", [write_tied, write_gpt2, write_mtp])
+def test_layers_that_need_care_have_their_weights(tmp_path: Path, write: Any) -> None:
+    weights = write(tmp_path / "in")
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "out")
+    assert {layer.name for layer in done.layers} == set(weights)
+    assert not done.not_compared
+    direct, converted = (
+        load(tmp_path / "in", dtype=torch.float16),
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out"),
+    )
+    direct.save_pretrained(tmp_path / "saved")
+    for model in (direct, converted, transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")):
+        packed = {name: module for name, module in model.named_modules() if isinstance(module, MarlinLinear)}
+        assert packed.keys() == set(weights) - set(done.ignored)
+        for name, module in packed.items():
+            np.testing.assert_array_equal(module.dequantize(dtype=torch.float32), weights[name])
+        assert torch.isfinite(logits(model)).all()
+    assert all(name.startswith("mtp.") for name in done.ignored)
+    assert set(done.ignored) <= {name.rpartition(".")[0] for name in open_checkpoint(tmp_path / "out").names}
+
+
+def test_float_layers_that_the_class_does_not_load_stay_float(tmp_path: Path) -> None:
+    write_mtp(tmp_path / "in", quantized=False)
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "out", quantize=True)
+    assert done.skipped["mtp.layers.0.mlp.up_proj"] == "Qwen3_5ForCausalLM leaves it out"
+    transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+
+
+def test_lora_adapters_of_peft(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    write_gptq(tmp_path / "in")
+    base = load(tmp_path / "in")
+    expected = logits(base)
+    config = peft.LoraConfig(target_modules=["q_proj", "down_proj"], r=4, init_lora_weights=False)
+    model = peft.get_peft_model(base, config)
+    layer = model.base_model.model.model.layers[0].self_attn.q_proj
+    x = torch.randn(3, HIDDEN, dtype=torch.float16)
+    with torch.no_grad():
+        wanted = layer.base_layer(x) + layer.scaling["default"] * layer.lora_B["default"](
+            layer.lora_A["default"](x.float())
+        )
+        assert torch.equal(layer(x), wanted.half())
+        with model.disable_adapter():
+            assert torch.equal(logits(model), expected)
+    model.save_pretrained(tmp_path / "adapter")
+    again = peft.PeftModel.from_pretrained(load(tmp_path / "in"), tmp_path / "adapter")
+    assert torch.equal(logits(again), logits(model))
+    with pytest.raises(ArgumentError, match="merge"):
+        model.merge_and_unload()
+    with pytest.raises(ArgumentError, match="no backward pass"):
+        model(TOKENS)
+    with pytest.raises(ArgumentError, match="use_dora"):
+        peft.get_peft_model(load(tmp_path / "in"), peft.LoraConfig(target_modules=["q_proj"], use_dora=True))
 
 
 @pytest.mark.slow
@@ -272,14 +359,79 @@ def test_other_methods_and_wrong_configurations_are_refused(tmp_path: Path) -> N
             CudatmaConfig(**arguments)
 
 
-def test_a_layer_that_the_model_does_not_have_is_named(tmp_path: Path) -> None:
+MISFITS: dict[str, tuple[dict[str, tuple[int, int]], dict[str, Any], dict[str, Any], str]] = {
+    "an embedding": ({"model.embed_tokens": (HIDDEN, VOCAB)}, {}, {}, "model.embed_tokens: got a quantized Embedding"),
+    "no such module": ({"mtp.layers.0.fc": (HIDDEN, 64)}, {}, {}, "mtp.layers.0.fc: got no module of LlamaForCausalLM"),
+    "two of them": ({f"mtp.{i}.fc": (HIDDEN, 64) for i in (0, 1)}, {}, {}, "mtp.0.fc and 1 other: got no module"),
+    "another size": ({}, {}, {"intermediate_size": 256}, r"mlp.*: K x N and 5 others: got 192 x 128"),
+    "a bias too many": ({}, {"model.layers.0.mlp.up_proj.bias": np.ones(192, np.float16)}, {}, "no such bias"),
+    "a bias too few": ({}, {}, {"mlp_bias": True}, r"proj\.bias and 5 others: got no such tensor"),
+    "one of two tied weights": (
+        {"lm_head": (HIDDEN, VOCAB)},
+        {"model.embed_tokens.weight": None},
+        {"tie_word_embeddings": True},
+        r"lm_head: got quantized, and no model\.embed_tokens\.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MISFITS)
+def test_layers_that_the_class_cannot_take_are_refused_before_anything_is_written(tmp_path: Path, what: str) -> None:
+    layers, tensors, config, says = MISFITS[what]
+    write_float(tmp_path / "in")
+    quantize_layers(tmp_path / "in", {**linear_shapes(), **layers}, **config)
+    path = tmp_path / "in" / "model.safetensors"
+    changed = {name: tensor for name, tensor in (load_file(path) | tensors).items() if tensor is not None}
+    save_file(changed, path, metadata={"format": "pt"})
+    with pytest.raises(WeightFileError, match=says):
+        convert_checkpoint(tmp_path / "in", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(WeightFileError, match=says):
+        load(tmp_path / "in")
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"architectures": None}, "config.json names no architecture"),
+        ({"architectures": ["NewForCausalLM"]}, "has no class NewForCausalLM"),
+        ({"model_type": "new"}, "LlamaForCausalLM cannot be built"),
+        ({"num_hidden_layers": BLOCKS - 1, "auto_map": {"AutoModelForCausalLM": "own.Model"}}, "code of its own"),
+    ],
+)
+def test_the_report_says_why_the_class_was_not_asked(tmp_path: Path, config: dict[str, Any], says: str) -> None:
     write_awq(tmp_path / "in")
+    path = tmp_path / "in" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+    assert says in convert_checkpoint(tmp_path / "in", tmp_path / "out").not_compared
+
+
+def test_a_float_bias_of_zeros_that_the_class_lacks_is_no_contradiction(tmp_path: Path) -> None:
+    """AutoGPTQ writes one for every layer."""
+    write_float(tmp_path / "in")
+    quantize_layers(tmp_path / "in", linear_shapes())
+    path = tmp_path / "in" / "model.safetensors"
+    zeros = {f"{layer}.bias": np.zeros(n, np.float16) for layer, (_, n) in linear_shapes().items()}
+    save_file(load_file(path) | zeros, path, metadata={"format": "pt"})
     convert_checkpoint(tmp_path / "in", tmp_path / "out")
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    config["quantization_config"]["layers"]["model.layers.7.mlp.up_proj"] = {}
-    (tmp_path / "out" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(WeightFileError, match=r"model\.layers\.7\.mlp\.up_proj: got no nn\.Linear"):
-        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    for model in (load(tmp_path / "in"), transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")):
+        expect_packed(model)
+
+
+def test_what_cannot_be_loaded_by_its_options_is_refused(tmp_path: Path) -> None:
+    write_gpt2(tmp_path / "gpt2", quantized=False)
+    write_float(tmp_path / "in")
+    quantized = {"quantization_config": CudatmaConfig()}
+    with pytest.raises(ArgumentError, match="no layer of GPT2LMHeadModel to quantize"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "gpt2", **quantized)
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "in")
+    config.distributed_config = transformers.distributed.DistributedConfig(tp_size=2)
+    for call in (
+        lambda: load(tmp_path / "in", tp_plan="auto", tp_size=2),
+        lambda: transformers.LlamaForCausalLM.from_pretrained(tmp_path / "in", config=config, **quantized),
+    ):
+        with pytest.raises(ArgumentError, match=r"^tp_size: got 2"):
+            call()
 
 
 def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:

@@ -378,6 +378,8 @@ def test_quantized_and_float_models_are_told_apart(tmp_path: Path) -> None:
         convert_checkpoint(tmp_path / "float", tmp_path / "out", quantize=True, exclude=["*.0.*", "model.layer.0.*"])
     with pytest.raises(ArgumentError, match="exclude"):
         convert_checkpoint(tmp_path / "awq", tmp_path / "out", exclude=["*.0.*"])
+    with pytest.raises(ArgumentError, match="vision_tower"):
+        convert_checkpoint(tmp_path / "awq", tmp_path / "out", vision_tower=True)
     with pytest.raises(ArgumentError, match=r"quantized \(awq\)"):
         convert_checkpoint(tmp_path / "awq", tmp_path / "out", quantize=True)
 

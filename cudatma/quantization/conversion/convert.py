@@ -133,7 +133,7 @@ def convert_checkpoint(
         dtype=options.dtype,
         layers=layers,
         skipped=opened.skipped,
-        ignored=() if quantize else match.ignored,
+        ignored=() if quantize else tuple(match.ignored),
         not_compared=match.unknown,
         not_copied=not_copied,
         source_bytes=total,

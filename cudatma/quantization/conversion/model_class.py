@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +30,7 @@ class Match:
 
     class_name: str = ""
     modules: dict[str, str] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
+    ignored: list[str] = field(default_factory=list)
     refused: dict[str, WeightFileError] = field(default_factory=dict)
     unknown: str = ""
 
@@ -43,26 +43,28 @@ class Match:
 
 def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint) -> Match:
     """Match a checkpoint's quantized layers, by name, with the modules of a model whose layers are still float."""
-    renamed, class_name = renaming(model), type(model).__name__
+    renamed, found = renaming(model), Match(type(model).__name__)
     known = dict(model.named_modules())
     ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
-    modules: dict[str, str] = {}
-    left_out: list[str] = []
-    refused: dict[str, WeightFileError] = {}
+    float_tensors = {}  # by their names in the model, which differ from those in the file for former classes
+    for tensor in checkpoint.names:
+        layer, _, part = tensor.rpartition(".")
+        if part in ("weight", "bias"):
+            float_tensors[f"{renamed(layer)}.{part}"] = tensor
     for layer, sizes in layers.items():
         name = renamed(layer)
         module = known.get(name)
-        if module is None and any(pattern.search(f"{name}.weight") for pattern in ignored):
-            left_out.append(layer)
+        is_head = "." not in name and model.base_model is model  # a base model loads a whole one's folder without it
+        if module is None and (is_head or any(pattern.search(f"{name}.weight") for pattern in ignored)):
+            found.ignored.append(layer)
             continue
-        modules[layer] = name
-        if error := _misfit(layer, module, sizes, class_name) or _bias_misfit(layer, module, class_name, checkpoint):
-            refused[layer] = error
-    for layer, weight in _missing_partners(model, modules, renamed, checkpoint.names).items():
-        got = f"quantized, and no {weight}, which {class_name} ties to it"
-        remedy = "quantize the model again without this layer"
-        refused.setdefault(layer, WeightFileError(layer, got, "both, or a float weight for both", remedy))
-    return Match(class_name, modules, tuple(left_out), refused)
+        found.modules[layer] = name
+        error = _misfit(layer, module, sizes, found.class_name)
+        error = error or _bias_misfit(layer, module, found.class_name, checkpoint, float_tensors.get(f"{name}.bias"))
+        error = error or _tie_misfit(layer, name, model, float_tensors)
+        if error:
+            found.refused[layer] = error
+    return found
 
 
 def match_class(source: Source) -> Match:
@@ -135,29 +137,29 @@ def _misfit(layer: str, module: Any, sizes: Sizes, class_name: str) -> WeightFil
     return None
 
 
-def _bias_misfit(layer: str, module: Any, class_name: str, checkpoint: Checkpoint) -> WeightFileError | None:
-    """Return the error of a bias that only the checkpoint has, unless it is 0, or only the model."""
-    name = f"{layer}.bias"
-    held = name in checkpoint.files
-    if module.bias is None and held and checkpoint.read(name).any():
+def _bias_misfit(
+    layer: str, module: Any, class_name: str, checkpoint: Checkpoint, name: str | None
+) -> WeightFileError | None:
+    """Return the error of a bias, a tensor of this name, that only the checkpoint has, unless it is 0, or only the
+    model."""
+    if module.bias is None and name is not None and checkpoint.read(name).any():
         remedy = "set the model's option for biases in config.json"
         return WeightFileError(name, "a bias", f"none, or zeros: {class_name} has no such bias", remedy)
-    if module.bias is not None and not held:
-        return WeightFileError(name, "no such tensor", f"the bias that {class_name} has", "download the file again")
+    if module.bias is not None and name is None:
+        allowed = f"the bias that {class_name} has"
+        return WeightFileError(f"{layer}.bias", "no such tensor", allowed, "download the file again")
     return None
 
 
-def _missing_partners(
-    model: Any, modules: Mapping[str, str], renamed: Callable[[str], str], tensors: Iterable[str]
-) -> dict[str, str]:
-    """Return the packed layers whose weight a module shares that the checkpoint lacks, with that module's weight."""
-    layer_of = {f"{module}.weight": layer for layer, module in modules.items()}
-    tied = model.all_tied_weights_keys
-    pairs = [pair for item in tied.items() for pair in (item, item[::-1]) if pair[0] in layer_of]
-    if not pairs:
-        return {}
-    held = {f"{renamed(name.removesuffix('.weight'))}.weight" for name in tensors if name.endswith(".weight")}
-    return {layer_of[own]: other for own, other in pairs if other not in held}
+def _tie_misfit(layer: str, name: str, model: Any, float_tensors: Mapping[str, str]) -> WeightFileError | None:
+    """Return the error of a layer whose weight another module shares, if the checkpoint has no weight for that one."""
+    pairs = [*model.all_tied_weights_keys.items()]
+    for own, other in (*pairs, *(pair[::-1] for pair in pairs)):
+        if own == f"{name}.weight" and other not in float_tensors:
+            got = f"quantized, and no {other}, which {type(model).__name__} ties to it"
+            remedy = "quantize the model again without this layer"
+            return WeightFileError(layer, got, "both, or a float weight for both", remedy)
+    return None
 
 
 def _empty_model(source: Source) -> tuple[Any, str]:
