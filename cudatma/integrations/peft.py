@@ -1,4 +1,4 @@
-"""LoRA adapters of peft on MarlinLinear, for inference: the layer's result plus that of the adapter."""
+"""MarlinLinear as a target module of peft's LoRA, for inference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cudatma.integrations.torch import MarlinLinear
 
 
 class MarlinLoraLinear(GPTQLoraLinear):  # type: ignore[misc]
-    """A MarlinLinear with LoRA adapters, which peft computes as it does beside GPTQ's layers."""
+    """A MarlinLinear with LoRA adapters. peft adds their products to the layer's result, as it does for GPTQ layers."""
 
     def __init__(self, base_layer: Any, adapter_name: str, *, config: Any, **options: Any) -> None:
         if config.use_dora or getattr(config, "use_qalora", False):

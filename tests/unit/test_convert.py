@@ -390,6 +390,8 @@ def test_quantized_and_float_models_are_told_apart(tmp_path: Path) -> None:
 def test_the_command_reports_in_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_float(tmp_path / "in")
     (tmp_path / "in" / "pytorch_model.bin").write_bytes(b"x")
+    config = json.loads((tmp_path / "in" / "config.json").read_text())
+    (tmp_path / "in" / "config.json").write_text(json.dumps({**config, "architectures": None}))
     command = [
         "convert",
         str(tmp_path / "in"),
@@ -404,6 +406,7 @@ def test_the_command_reports_in_text_and_json(tmp_path: Path, capsys: pytest.Cap
     assert "14 layers of" in shown
     assert "not packed, outside the model's numbered blocks" in shown
     assert "pytorch_model.bin (other weights)" in shown
+    assert "layers not compared with the model class: config.json names no architecture" in shown
     assert cli.main([*command, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (len(report["layers"]), report["kept_shards"], report["shards"]) == (14, 1, 1)

@@ -23,9 +23,10 @@ Sizes = tuple[int, int] | None
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """modules: layer -> the module that it becomes. ignored: layers that the class leaves out when it loads a
-    checkpoint, such as those of multi-token prediction. refused: layer -> why the class cannot take it. unknown: why
-    the class could not be asked, else "".
+    """A checkpoint's quantized layers in a model class.
+
+    modules: layer -> the module that it becomes. ignored: layers that the class does not load, such as multi-token
+    prediction. refused: layer -> the error if it were loaded. unknown: why the layers were not matched, or "".
     """
 
     class_name: str = ""
@@ -51,11 +52,12 @@ def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint
         layer, _, part = tensor.rpartition(".")
         if part in ("weight", "bias"):
             float_tensors[f"{renamed(layer)}.{part}"] = tensor
+    is_base = bool(model.base_model_prefix) and model.base_model is model
     for layer, sizes in layers.items():
         name = renamed(layer)
         module = known.get(name)
-        is_head = "." not in name and model.base_model is model  # a base model loads a whole one's folder without it
-        if module is None and (is_head or any(pattern.search(f"{name}.weight") for pattern in ignored)):
+        is_other_head = is_base and "." not in name  # a base model loads a folder of a model with a head
+        if module is None and (is_other_head or any(pattern.search(f"{name}.weight") for pattern in ignored)):
             found.ignored.append(layer)
             continue
         found.modules[layer] = name

@@ -52,10 +52,10 @@ class Conversion:
     """A conversion that is done.
 
     source, out: folders. method: of the source, "float" where this conversion quantized it. dtype: of the scales.
-    layers: in the model's order. skipped: matrices that were left as they are, with the reason. ignored: packed layers
-    that the model class does not load. not_compared: why the layers were not compared with the model class, or "".
-    not_copied: entries of the source's folder that the new one lacks, with the reason.
-    source_bytes, out_bytes: of all tensors. kept_shards: how many an earlier run had finished.
+    layers: in the model's order. skipped: matrices that stay as they are, with the reason. ignored: packed layers that
+    the model class does not load. not_compared: why the layers were not compared with the model class, or "".
+    not_copied: entries of the source's folder that the new one lacks, with the reason. source_bytes, out_bytes: of all
+    tensors. kept_shards: how many an earlier run had finished.
     """
 
     source: str

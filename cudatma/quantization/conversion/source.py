@@ -187,10 +187,7 @@ _TOWER_WORDS = {"vision", "visual", "image", "video", "audio", "speech", "vqmode
 
 
 def tower_layers(layers: Iterable[str]) -> set[str]:
-    """Return the layers that encode images, video or audio for a language model, by their names.
-
-    A model that is nothing but such an encoder has none.
-    """
+    """Return the layers whose names say that they encode images, video or audio, unless all of them do."""
     names = set(layers)
     found = {layer for layer in names if _TOWER_WORDS & set(re.split(r"[._]", layer))}
     return found if found != names else set()
