@@ -366,6 +366,12 @@ MISFITS: dict[str, tuple[dict[str, tuple[int, int]], dict[str, Any], dict[str, A
     "another size": ({}, {}, {"intermediate_size": 256}, r"mlp.*: K x N and 5 others: got 192 x 128"),
     "a bias too many": ({}, {"model.layers.0.mlp.up_proj.bias": np.ones(192, np.float16)}, {}, "no such bias"),
     "a bias too few": ({}, {}, {"mlp_bias": True}, r"proj\.bias and 5 others: got no such tensor"),
+    "a layer without tensors": (
+        {},
+        {f"model.layers.1.mlp.up_proj.{part}": None for part in ("qweight", "qzeros", "scales", "g_idx")},
+        {},
+        r"up_proj\.weight: got not in the checkpoint",
+    ),
     "one of two tied weights": (
         {"lm_head": (HIDDEN, VOCAB)},
         {"model.embed_tokens.weight": None},

@@ -94,7 +94,9 @@ def convert_checkpoint(
     match = match_class(opened)
     left: dict[str, str] = {}
     if quantize:
-        left = dict.fromkeys(match.refused, f"{match.class_name} cannot load it quantized")
+        left = dict.fromkeys(
+            match.refused.keys() & opened.layers.keys(), f"{match.class_name} cannot load it quantized"
+        )
         left |= dict.fromkeys(match.ignored, f"{match.class_name} leaves it out")
         opened = opened.leave(left)
     else:

@@ -47,11 +47,7 @@ def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint
     renamed, found = renaming(model), Match(type(model).__name__)
     known = dict(model.named_modules())
     ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
-    float_tensors = {}  # by their names in the model, which differ from those in the file for former classes
-    for tensor in checkpoint.names:
-        layer, _, part = tensor.rpartition(".")
-        if part in ("weight", "bias"):
-            float_tensors[f"{renamed(layer)}.{part}"] = tensor
+    held = _held_parameters(model, checkpoint)
     is_base = bool(model.base_model_prefix) and model.base_model is model
     for layer, sizes in layers.items():
         name = renamed(layer)
@@ -62,10 +58,13 @@ def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint
             continue
         found.modules[layer] = name
         error = _misfit(layer, module, sizes, found.class_name)
-        error = error or _bias_misfit(layer, module, found.class_name, checkpoint, float_tensors.get(f"{name}.bias"))
-        error = error or _tie_misfit(layer, name, model, float_tensors)
+        error = error or _bias_misfit(layer, module, found.class_name, checkpoint, held.get(f"{name}.bias"))
+        error = error or _tie_misfit(layer, name, model, held)
         if error:
             found.refused[layer] = error
+    for name in _absent_parameters(model, set(found.modules.values()), held):
+        got, allowed = "not in the checkpoint", f"every parameter in the blocks of {found.class_name}"
+        found.refused[name] = WeightFileError(name, got, allowed, "copy or download the checkpoint again")
     return found
 
 
@@ -153,15 +152,50 @@ def _bias_misfit(
     return None
 
 
-def _tie_misfit(layer: str, name: str, model: Any, float_tensors: Mapping[str, str]) -> WeightFileError | None:
+def _tie_misfit(layer: str, name: str, model: Any, held: Mapping[str, str]) -> WeightFileError | None:
     """Return the error of a layer whose weight another module shares, if the checkpoint has no weight for that one."""
     pairs = [*model.all_tied_weights_keys.items()]
     for own, other in (*pairs, *(pair[::-1] for pair in pairs)):
-        if own == f"{name}.weight" and other not in float_tensors:
+        if own == f"{name}.weight" and other not in held:
             got = f"quantized, and no {other}, which {type(model).__name__} ties to it"
             remedy = "quantize the model again without this layer"
             return WeightFileError(layer, got, "both, or a float weight for both", remedy)
     return None
+
+
+def _held_parameters(model: Any, checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the tensor that each parameter of a model is loaded from."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    known, rules = model.state_dict(), deepcopy(get_model_conversion_mapping(model))
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    targets = {pattern: rule.target_patterns for rule in converters for pattern in rule.source_patterns}
+    held = {}
+    for tensor in checkpoint.names:
+        key, pattern = rename_source_key(tensor, renamings, converters, model.base_model_prefix, known)
+        if key not in known and tensor in known:  # it has the model's name already
+            key, pattern = tensor, None
+        for target in targets.get(pattern, [""]):
+            held[key.replace(targets[pattern][0], target) if target else key] = tensor
+    return held
+
+
+def _absent_parameters(model: Any, modules: set[str], held: Mapping[str, str]) -> list[str]:
+    """Return the parameters in a model's numbered blocks, except those of packed modules, that nothing is loaded to."""
+    patterns = "|".join(f"({pattern})" for pattern in model._keys_to_ignore_on_load_missing or ())
+    tied = model.all_tied_weights_keys
+    return [
+        name
+        for name, _ in model.named_parameters()
+        if name not in held
+        and re.search(r"\.\d+\.", name)
+        and name.rpartition(".")[0] not in modules
+        and name not in tied
+        and name not in tied.values()
+        and not (patterns and re.search(patterns, name))
+    ]
 
 
 def _empty_model(source: Source) -> tuple[Any, str]:
