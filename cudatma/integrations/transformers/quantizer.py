@@ -126,11 +126,6 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         source = quantization_config.source
         self.scheme: Scheme | None = None if source is None else read_scheme(source, "quantization_config")
 
-    def update_tp_plan(self, config: Any) -> Any:
-        """Refuse tensor parallelism, which would divide the packed arrays of a layer as if they were its weight."""
-        check_ranks({"distributed_config": getattr(config, "distributed_config", None)})
-        return config
-
     def update_dtype(self, dtype: Any) -> Any:
         """That of converted layers; otherwise the model's, float16 where that is neither fp16 nor bf16."""
         named = self.quantization_config.dtype
@@ -142,6 +137,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
     def _process_model_before_weight_loading(
         self, model: Any, checkpoint_files: Iterable[str] | None = None, **_: Any
     ) -> None:
+        check_ranks({"distributed_config": getattr(model.config, "distributed_config", None)})
         config = self.quantization_config
         if not self.pre_quantized:
             skipped = self.get_modules_to_not_convert(

@@ -94,9 +94,8 @@ def convert_checkpoint(
     match = match_class(opened)
     left: dict[str, str] = {}
     if quantize:
-        left = dict.fromkeys(
-            match.refused.keys() & opened.layers.keys(), f"{match.class_name} cannot load it quantized"
-        )
+        unfit = [layer for layer in opened.layers if layer in match.refused]
+        left = dict.fromkeys(unfit, f"{match.class_name} cannot load it quantized")
         left |= dict.fromkeys(match.ignored, f"{match.class_name} leaves it out")
         opened = opened.leave(left)
     else:
