@@ -1,7 +1,7 @@
 """Convert a Hugging Face checkpoint into one whose linear layers are packed for marlin_gemm.
 
-CHECKPOINT is a folder with config.json and safetensors files: a model quantized by GPTQ, AWQ or compressed-tensors, or
-with --quantize a float model. OUT is a new folder, which transformers loads after
+CHECKPOINT is a folder with config.json and safetensors files: a model quantized by GPTQ, AWQ, AutoRound, Marlin or
+compressed-tensors, or with --quantize a float model. OUT is a new folder, which transformers loads after
 cudatma.integrations.transformers.register(). The same command continues a conversion that was interrupted. It needs no
 GPU and no torch, and holds one layer in memory.
 """
@@ -95,7 +95,8 @@ def _text(done: Conversion) -> str:
     for name, reason in done.skipped.items():
         reasons[reason].append(name)
     lines += [f"not packed, {reason}: {_names(names)}" for reason, names in reasons.items()]
-    lines += [f"not copied: {name} ({reason})" for name, reason in done.not_copied.items()]
+    lines += [f"not copied: {name} ({reason})" for name, reason in (done.left_out | done.not_copied).items()]
+    lines += done.notes
     kept = f", {done.kept_shards} of them from an earlier run" if done.kept_shards else ""
     lines += [
         f"{counted(len(done.layers), 'layer')} of {done.source} ({done.method}) packed, scales in {done.dtype}",

@@ -19,9 +19,9 @@ from cudatma.errors import ArgumentError
 from cudatma.integrations.transformers.attention import attention_forward, attention_mask
 from cudatma.integrations.transformers.config import CudatmaConfig
 from cudatma.integrations.transformers.quantizer import CudatmaHfQuantizer
-from cudatma.quantization.checkpoint import quantization_section
 from cudatma.quantization.conversion.folder import METHOD
 from cudatma.quantization.conversion.scheme import METHODS
+from cudatma.quantization.statement import read_section
 
 __all__ = ["CudatmaConfig", "load", "register"]
 
@@ -41,7 +41,7 @@ def register() -> None:
 
 
 def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: Any) -> Any:
-    """A model quantized by GPTQ, AWQ or compressed-tensors, with its linear layers packed as they are read.
+    """A model quantized by GPTQ, AWQ, AutoRound or compressed-tensors, with its linear layers packed as they are read.
 
     model: a folder, or a name on the Hugging Face hub. auto_class: AutoModelForCausalLM, or another class with
     from_pretrained(), which gets the options. None of the tools that quantized the model is needed. A model that
@@ -78,8 +78,6 @@ def _section(model: str | os.PathLike[str], config: Any) -> dict[str, Any]:
     """The model's quantization_config; earlier GPTQ tools wrote it to a file of its own."""
     holders = (config, config.get_text_config(decoder=True))
     named: Any = next(filter(None, (getattr(holder, "quantization_config", None) for holder in holders)), {})
-    section = quantization_section(Path(model)) if Path(model).is_dir() else {}
+    section, _ = read_section(Path(model)) if Path(model).is_dir() else ({}, "")
     section |= named.to_dict() if hasattr(named, "to_dict") else named
-    if section and "quant_method" not in section and "desc_act" in section:
-        section["quant_method"] = "gptq"
     return section

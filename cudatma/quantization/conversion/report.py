@@ -53,8 +53,9 @@ class Conversion:
 
     source, out: folders. method: of the source, "float" where this conversion quantized it. dtype: of the scales.
     layers: in the model's order. skipped: matrices that were left as they are, with the reason. not_copied: entries of
-    the source's folder that the new one lacks, with the reason. source_bytes, out_bytes: of all tensors. kept_shards:
-    how many an earlier run had finished.
+    the source's folder that the new one lacks, with the reason. left_out: tensors that the new folder lacks, with the
+    reason. notes: sentences about the source's configuration: keys that were not used, values read otherwise than
+    stated. source_bytes, out_bytes: of all tensors. kept_shards: how many an earlier run had finished.
     """
 
     source: str
@@ -64,6 +65,8 @@ class Conversion:
     layers: tuple[LayerReport, ...]
     skipped: dict[str, str]
     not_copied: dict[str, str]
+    left_out: dict[str, str]
+    notes: tuple[str, ...]
     source_bytes: int
     out_bytes: int
     shards: int
