@@ -11,18 +11,29 @@ from numpy.typing import NDArray
 
 from cudatma.errors import FieldError, QuantizationError, WeightFileError
 from cudatma.quantization.checkpoint import Checkpoint
-from cudatma.quantization.formats import AWQ, GPTQ, MARLIN, Extent, Format
+from cudatma.quantization.formats import (
+    AWQ,
+    COMPRESSED_TENSORS,
+    GPTQ,
+    MARLIN,
+    Extent,
+    Format,
+    check_zero_points,
+    recognized,
+)
 from cudatma.quantization.importing import (
     act_order,
     check_group_size,
     file_group_size,
     nibbles_along_columns,
     nibbles_along_rows,
+    weight_extents,
 )
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, group_count
 from cudatma.quantization.safetensors_file import TensorEntry
 from cudatma.quantization.statement import LayerStatement, Statement, read_section, read_statement
 
+_FOUR = "quantize the model again with 4 bits there, or leave the layer in 16"
 _AGREE = "correct the configuration, or use the tensors that belong to it"
 
 
@@ -85,10 +96,15 @@ def _compare(
         allowed = f"a float weight, because {statement.where} says that it is not quantized"
         raise QuantizationError(kind.required[0], "a quantized layer", allowed, _AGREE)
     if statement.bits not in (None, 4):
-        raise QuantizationError(f"{statement.where}: bits", statement.bits, "4", f"it applies to {layer}")
-    for part in kind.integers:
-        if entries[part].dtype not in ("I32", "U32"):
-            raise QuantizationError(part, entries[part].dtype, "I32", "it holds eight values a word")
+        raise QuantizationError(f"{statement.where}: bits", statement.bits, "4", f"it applies to {layer}; {_FOUR}")
+    found = recognized({part: entry.shape for part, entry in entries.items()})
+    if found not in (None, kind):
+        got = f"what looks like {found.title}"
+        raise QuantizationError(kind.required[0], got, f"{kind.title}, because {whole.where} says so", _AGREE)
+    for part in (*kind.integers, kind.scales):
+        dtypes = ("F16", "BF16", "F32", "F64") if part == kind.scales else ("I32", "U32")
+        if entries[part].dtype not in dtypes:
+            raise QuantizationError(part, entries[part].dtype, ", ".join(dtypes))
     extent = _extent(kind, entries, read, statement)
     size = _group_size(kind, extent, statement)
     _check_order(kind, entries, read, extent, size, statement)
@@ -101,8 +117,8 @@ def _extent(
 ) -> Extent:
     shapes = {part: entry.shape for part, entry in entries.items()}
     k = n = None
-    if shapes.get("weight_shape") == (2,):
-        n, k = (int(extent) for extent in read("weight_shape"))
+    if kind is COMPRESSED_TENSORS:
+        n, k = weight_extents(read("weight_shape"))
     elif kind is GPTQ and shapes.get("g_idx", (0,)) != (0,):
         k = shapes["g_idx"][0]
     try:
@@ -115,6 +131,7 @@ def _extent(
 def _group_size(kind: Format, extent: Extent, statement: LayerStatement) -> int | None:
     size = statement.group_size
     if size is None:
+        file_group_size(extent.k, extent.groups, None)
         return None
     said = f"{statement.where} says group_size {size}"
     if extent.groups > 1 or size == 0 or size < -1:
@@ -141,7 +158,7 @@ def _check_order(
         return
     if kind.g_idx not in entries or entries[kind.g_idx].shape == (0,):
         if statement.act_order and extent.groups > 1:
-            allowed = f"{kind.g_idx}, because {statement.where} says that rows are in activation order"
+            allowed = f"the tensor, because {statement.where} says that rows are in activation order"
             raise WeightFileError("", f"no {kind.g_idx}", allowed, "copy or download the checkpoint again")
         return
     groups = file_group_size(extent.k, extent.groups, size)
@@ -164,13 +181,15 @@ def _zero_points(
     if whole.borrows and symmetric is False:
         return "v1_borrow", ""
     said = f"{statement.where} says that it is {'' if symmetric else 'not '}symmetric"
-    if kind is MARLIN or (kind.name == "compressed_tensors" and "weight_zero_point" not in entries):
+    if kind is MARLIN or (kind is COMPRESSED_TENSORS and "weight_zero_point" not in entries):
         if symmetric is False:
             raise QuantizationError(kind.required[0], "no zero points", f"zero points, because {said}", _AGREE)
         return form, ""
+    part = "weight_zero_point" if kind is COMPRESSED_TENSORS else "qzeros"
+    if kind is COMPRESSED_TENSORS:
+        check_zero_points(entries[part].shape, entries[part].dtype == "I8", extent.n, extent.groups)
     if symmetric is False or (symmetric is None and form != "v1"):
         return form, ""
-    part = "weight_zero_point" if kind.name == "compressed_tensors" else "qzeros"
     zeros = _stored_zeros(kind, read(part), part, extent.n)
     midpoint = SYMMETRIC_ZERO - 1 if form == "v1" else SYMMETRIC_ZERO
     if bool((zeros == midpoint).all()):
@@ -178,14 +197,15 @@ def _zero_points(
     if form == "v1" and bool((zeros == SYMMETRIC_ZERO).all()):
         return "v2", f"{whole.where}: symmetric zero points stored as 8 under the format gptq, read as 8"
     if symmetric:
-        got = f"values from {int(zeros.min())} to {int(zeros.max())}"
+        low, high = int(zeros.min()), int(zeros.max())
+        got = f"{low} everywhere" if low == high else f"stored values from {low} to {high}"
         raise QuantizationError(part, got, f"{midpoint} everywhere, because {said}", _AGREE)
     return form, ""
 
 
 def _stored_zeros(kind: Format, stored: NDArray[Any], part: str, n: int) -> NDArray[Any]:
     """Return zero points as the file has them, in any order, without padding."""
-    if kind.name != "compressed_tensors":
+    if kind is not COMPRESSED_TENSORS:
         return nibbles_along_columns(stored, part)[:, :n]
     if stored.dtype == np.int8:
         return stored.astype(np.int16) + SYMMETRIC_ZERO

@@ -70,6 +70,7 @@ def open_checkpoint(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
 
 
 def _in_folder(folder: Path) -> Path:
+    require_safetensors(folder)
     for pattern in ("*.safetensors.index.json", "*.safetensors"):
         found = sorted(folder.glob(pattern))
         if len(found) == 1:
@@ -77,9 +78,15 @@ def _in_folder(folder: Path) -> Path:
         if found:
             shown = ", ".join(file.name for file in found[:4])
             raise WeightFileError(str(folder), shown, "one checkpoint in a folder", "name the file or its index")
-    for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
-        check_suffix(entry)
     raise WeightFileError(str(folder), "no .safetensors file", "a folder with a checkpoint", "check the path")
+
+
+def require_safetensors(folder: Path) -> None:
+    """Raise WeightFileError for a folder whose weights are in files of another kind."""
+    entries = sorted(folder.iterdir())
+    if not any(entry.suffix == ".safetensors" for entry in entries):
+        for entry in entries:
+            check_suffix(entry)
 
 
 def read_json(path: Path) -> Any:

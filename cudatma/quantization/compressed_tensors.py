@@ -19,8 +19,15 @@ from numpy.typing import NDArray
 from cudatma.errors import QuantizationError
 from cudatma.quantization.agreement import folder_facts
 from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
-from cudatma.quantization.formats import COMPRESSED_TENSORS, WORD_VALUES, check_layer, require_shape
-from cudatma.quantization.importing import assemble, check_bits, matrix, nibbles_along_columns, nibbles_along_rows
+from cudatma.quantization.formats import COMPRESSED_TENSORS, check_layer, check_zero_points
+from cudatma.quantization.importing import (
+    assemble,
+    check_bits,
+    matrix,
+    nibbles_along_columns,
+    nibbles_along_rows,
+    weight_extents,
+)
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
 from cudatma.quantization.namespaces import host_array
 from cudatma.quantization.packed import PackedWeight
@@ -44,7 +51,7 @@ def from_compressed_tensors(
     that of the scales. Raises QuantizationError, ArgumentTypeError.
     """
     check_bits(bits)
-    n, k = _shape(weight_shape)
+    n, k = weight_extents(weight_shape)
     packed, scale = nibbles_along_columns(weight_packed, "weight_packed"), host_array(weight_scale, "weight_scale")
     shapes = {"weight_packed": tuple(weight_packed.shape), "weight_scale": scale.shape}
     COMPRESSED_TENSORS.extent(shapes, k, n)
@@ -86,32 +93,14 @@ def load_compressed_tensors(
     )
 
 
-def _shape(weight_shape: Any) -> tuple[int, int]:
-    """(N, K) from a tuple or an integer array of two."""
-    plain = (
-        np.asarray(weight_shape)
-        if isinstance(weight_shape, (tuple, list))
-        else host_array(weight_shape, "weight_shape")
-    )
-    if plain.dtype.kind not in "iu" or plain.shape != (2,) or int(plain.min()) < 1:
-        raise QuantizationError(
-            "weight_shape", f"{plain.dtype} {plain.tolist()}", "two integers (N, K), each at least 1"
-        )
-    return int(plain[0]), int(plain[1])
-
-
 def _zero_points(stored: Any, n: int, groups: int) -> NDArray[np.uint8]:
     """Return zero points (G, N) with 8 added, from words or from one int8 each."""
     plain = host_array(stored, "weight_zero_point")
+    check_zero_points(plain.shape, plain.dtype == np.int8, n, groups)
     if plain.dtype != np.int8:
-        nibbles = nibbles_along_rows(stored, "weight_zero_point")
-        words = (len(nibbles) // WORD_VALUES, nibbles.shape[1])
-        require_shape("weight_zero_point", words, (-(-n // WORD_VALUES), groups), "it is packed along N")
-        return nibbles[:n].T
-    if plain.size == 1:
-        plain = np.broadcast_to(plain.reshape(1, 1), (n, groups))
-    require_shape("weight_zero_point", plain.shape, (n, groups), "it has a value for each scale")
+        return np.ascontiguousarray(nibbles_along_rows(stored, "weight_zero_point")[:n].T)
     if plain.min() < -SYMMETRIC_ZERO or plain.max() >= SYMMETRIC_ZERO:
         got = f"values from {plain.min()} to {plain.max()}"
         raise QuantizationError("weight_zero_point", got, "-8..7", "four bits hold no more")
-    return (plain.T + np.int8(SYMMETRIC_ZERO)).astype(np.uint8)
+    plain = np.broadcast_to(plain.reshape(1, 1), (n, groups)) if plain.size == 1 else plain
+    return np.ascontiguousarray(plain.T.astype(np.int16) + SYMMETRIC_ZERO, dtype=np.uint8)

@@ -156,6 +156,14 @@ def _compressed_extent(words: tuple[int, ...], scales: tuple[int, ...], k: int |
     return Extent(k, n, scales[1])
 
 
+def check_zero_points(shape: tuple[int, ...], is_unpacked: bool, n: int, groups: int) -> None:
+    """Check the shape of compressed-tensors' weight_zero_point: words along N, or a byte for each scale."""
+    if not is_unpacked:
+        require_shape("weight_zero_point", shape, (-(-n // WORD_VALUES), groups), "it is packed along N")
+    elif set(shape) != {1}:  # one for the whole tensor
+        require_shape("weight_zero_point", shape, (n, groups), "it has a value for each scale")
+
+
 def check_layer(checkpoint: Checkpoint, layer: str, wanted: Format) -> None:
     """Raise WeightFileError where a layer of a file is of another format, naming that format and what reads it."""
     shapes = checkpoint.shapes(layer)

@@ -58,6 +58,16 @@ def nibbles_along_columns(value: Any, field: str) -> NDArray[np.uint8]:
     return out.reshape(rows, columns * WORD_VALUES)
 
 
+def weight_extents(weight_shape: Any) -> tuple[int, int]:
+    """Return (N, K) from compressed-tensors' weight_shape, a tuple or an integer array."""
+    is_plain = isinstance(weight_shape, tuple | list)
+    plain = np.asarray(weight_shape) if is_plain else host_array(weight_shape, "weight_shape")
+    if plain.dtype.kind not in "iu" or plain.shape != (2,) or int(plain.min()) < 1:
+        got = f"{plain.dtype} {plain.tolist()}"
+        raise QuantizationError("weight_shape", got, "two integers (N, K), each at least 1")
+    return int(plain[0]), int(plain[1])
+
+
 def matrix(value: Any, field: str) -> NDArray[Any]:
     """Scales as a host array of two dimensions and a floating type. QuantizationError otherwise."""
     array = host_array(value, field)

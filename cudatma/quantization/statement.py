@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 from cudatma.errors import WeightFileError
 from cudatma.quantization.checkpoint import read_json
@@ -26,72 +26,45 @@ _FLOAT = "quantize the original float checkpoint: cudatma convert --quantize"
 
 # ---- the keys
 
-_READ = frozenset(
-    [
-        "quant_method",
-        "method",
-        "bits",
-        "w_bit",
-        "wbits",
-        "group_size",
-        "q_group_size",
-        "sym",
-        "zero_point",
-        "desc_act",
-        "checkpoint_format",
-        "format",
-        "is_marlin_format",
-        "version",
-        "dynamic",
-        "extra_config",
-        "meta",
-        "config_groups",
-        "ignore",
-        "packing_format",
-        "backend",
-        "pack_dtype",
-        "modules_to_not_convert",
-        "modules_in_block_to_quantize",
-        "data_type",
-        "act_bits",
-        "sparsity_config",
-        "transform_config",
-    ]
-)
-_READ_OF_GROUP = frozenset(
-    [
-        "targets",
-        "format",
-        "weights",
-        "num_bits",
-        "type",
-        "symmetric",
-        "strategy",
-        "group_size",
-        "actorder",
-        "dynamic",
-        "block_structure",
-    ]
-)
-#: Without effect on what stored weights mean.
-_HARMLESS = frozenset(
-    # how the model was quantized
-    "damp_percent damp_auto_increment static_groups true_sequential mse act_group_aware gptaq foem hessian dataset "
-    "tokenizer batch_size pad_token_id model_seqlen seqlen nsamples iters lr minmax_lr amp gradient_accumulate_steps "
-    "low_gpu_mem_usage low_cpu_mem_usage enable_minmax_tuning enable_norm_bias_tuning enable_quanted_input "
-    "enable_torch_compile scale_dtype zp_dtype sampler nblocks not_use_best_mse dynamic_max_gap momentum "
-    "super_bits super_group_size act_data_type act_dynamic act_group_size act_sym block_name_to_quantize "
-    "to_quant_block_names quant_block_list module_name_preceding_first_block lm_head mock_quantization offload_to_disk "
-    "offload_to_disk_path pack_impl device fallback failsafe observer observer_kwargs quantization_status "
-    "global_compression_ratio provider autoround_version quantizer uri transformers_version model_name_or_path "
-    "model_file_base_name "
-    # how other tools run it
-    "use_cuda_fp16 use_exllama disable_exllama exllama_config max_input_length cache_block_outputs do_fuse "
-    "fuse_max_seq_len modules_to_fuse run_compressed dequantize".split()
-)
+
+def _keys(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+_READ = _keys("""
+    quant_method method bits w_bit wbits group_size q_group_size sym zero_point desc_act checkpoint_format format
+    dynamic extra_config modules_to_not_convert modules_in_block_to_quantize
+    data_type act_bits pack_dtype sparsity_config transform_config
+""")
+_READ_OF_METHOD = {
+    "gptq": _READ | {"is_marlin_format"},
+    "marlin": _READ | {"is_marlin_format"},
+    "awq": _READ | {"version", "backend"},
+    "auto-round": _READ - {"checkpoint_format", "format"} | {"packing_format", "backend"},
+    "compressed-tensors": _keys("quant_method format config_groups ignore sparsity_config transform_config"),
+}
+_READ_OF_GROUP = _keys("""
+    targets format weights num_bits type symmetric strategy group_size actorder dynamic block_structure
+""")
+#: Keys by which a file is known to describe a quantization.
+_TELLING = _keys("quant_method bits w_bit group_size q_group_size config_groups checkpoint_format desc_act")
+#: How the model was quantized, and how other tools run it: without effect on what stored weights mean.
+_HARMLESS = _keys("""
+    damp_percent damp_auto_increment static_groups true_sequential mse act_group_aware gptaq foem hessian dataset
+    tokenizer batch_size pad_token_id model_seqlen seqlen nsamples iters lr minmax_lr amp gradient_accumulate_steps
+    low_gpu_mem_usage low_cpu_mem_usage enable_minmax_tuning enable_norm_bias_tuning enable_quanted_input
+    enable_torch_compile scale_dtype zp_dtype sampler nblocks not_use_best_mse dynamic_max_gap momentum
+    act_data_type act_dynamic act_group_size act_sym block_name_to_quantize
+    to_quant_block_names quant_block_list module_name_preceding_first_block lm_head mock_quantization offload_to_disk
+    offload_to_disk_path pack_impl device fallback failsafe observer observer_kwargs quantization_status
+    global_compression_ratio provider autoround_version quantizer uri transformers_version model_name_or_path
+    model_file_base_name
+    use_cuda_fp16 use_exllama disable_exllama exllama_config max_input_length cache_block_outputs do_fuse
+    fuse_max_seq_len modules_to_fuse run_compressed dequantize backend hyb_act meta version
+""")
 #: Parts of names of keys that change what the model computes.
 _COMPUTES = re.compile(
-    r"rotat|hadamard|transform|activation|kv_cache|act_scale|act_quant|smoothquant|adapter|lora|eora|online|permut"
+    r"rotat|hadamard|transform|activation|kv_cache|act_scale|act_quant|smoothquant|adapter|lora|eora|online|permut|super_"
 )
 #: Layers of that many bits are not quantized.
 _FLOAT_BITS = 16
@@ -167,7 +140,7 @@ def read_section(folder: Path) -> tuple[dict[str, Any], str]:
         quantization = content.get("quantization") if isinstance(content, dict) else None
         kind = quantization.get("quant_algo") if isinstance(quantization, dict) else None
         got = f"ModelOpt's format ({kind})"
-        raise WeightFileError(str(folder / "hf_quant_config.json"), got, _supported(), _FLOAT)
+        raise WeightFileError(str(folder / "hf_quant_config.json"), got, _SUPPORTED, _FLOAT)
     found: list[tuple[str, Section]] = []
     for path in statement_files(folder):
         content = read_json(path)
@@ -175,11 +148,9 @@ def read_section(folder: Path) -> tuple[dict[str, Any], str]:
             continue
         if path.name == "config.json":
             found += [(f"{path}: {key}", section) for key, section in _in_config(content, str(path))]
-        elif not _READ.isdisjoint(content):
+        elif not _TELLING.isdisjoint(content):
             found.append((str(path), content))
-    merged: dict[str, Any] = {}
-    for _, section in found:
-        merged |= section
+    merged = {key: value for _, section in found for key, value in section.items() if value is not None}
     _check_alike(folder, found)
     if merged and not merged.get("quant_method"):
         merged |= {"quant_method": method} if (method := _inferred_method(merged)) else {}
@@ -190,15 +161,18 @@ def _in_config(config: Section, where: str) -> Iterable[tuple[str, Section]]:
     """Yield the sections of config.json; models of text and images keep theirs with the text model."""
     mlx = config.get("quantization")
     if isinstance(mlx, dict) and "bits" in mlx:
-        raise WeightFileError(f"{where}: quantization", "MLX's format", _supported(), _FLOAT)
+        raise WeightFileError(f"{where}: quantization", "MLX's format", _SUPPORTED, _FLOAT)
     for name in ("rotation_config", "transform_config"):
         if not _is_neutral(config.get(name)):
             _refuse_computation(f"{where}: {name}", config[name])
     text = config.get("text_config")
     for prefix, holder in (("text_config.", text if isinstance(text, dict) else {}), ("", config)):
         for key in reversed(_CONFIG_KEYS):
-            if isinstance(holder.get(key), dict):
-                yield prefix + key, holder[key]
+            section = holder.get(key)
+            if section is not None and not isinstance(section, dict):
+                raise WeightFileError(f"{where}: {prefix}{key}", repr(section)[:80], "an object")
+            if section:
+                yield prefix + key, section
 
 
 def _check_alike(folder: Path, sections: list[tuple[str, Section]]) -> None:
@@ -218,7 +192,7 @@ def _check_alike(folder: Path, sections: list[tuple[str, Section]]) -> None:
         for where, section in sections:
             for key in keys:
                 if section.get(key) is not None:
-                    stated[where.removeprefix(f"{folder}/").partition(":")[0]] = section[key]
+                    stated[where.removeprefix(f"{folder}/")] = section[key]
         if len({str(value).lower() for value in stated.values()}) > 1:
             got = ", ".join(f"{value} in {file}" for file, value in stated.items())
             remedy = "correct the wrong file"
@@ -247,10 +221,8 @@ METHODS = ("gptq", "awq", "compressed-tensors", "marlin", *_AUTO_ROUND)
 #: checkpoint_format -> zero_point_format.
 _GPTQ_FORMATS = {"gptq": "v1", "gptq_v2": "v2"}
 _QUOTED = "'v1' or 'v1_borrow' or 'v2'"
-
-
-def _supported() -> str:
-    return "GPTQ, AWQ (gemm), compressed-tensors (pack-quantized), AutoRound or Marlin, in safetensors"
+_INTEGERS = (None, "int", "int_sym", "int_asym")
+_SUPPORTED = "GPTQ, AWQ (gemm), compressed-tensors (pack-quantized), AutoRound or Marlin, in safetensors"
 
 
 def read_statement(section: Section, where: str) -> Statement:
@@ -260,94 +232,81 @@ def read_statement(section: Section, where: str) -> Statement:
     and for values of another type.
     """
     method = section.get("quant_method") or _inferred_method(section)
+    if method not in METHODS:
+        raise WeightFileError(f"{where}: quant_method", str(method), ", ".join(METHODS), _FLOAT)
+    method = "auto-round" if method in _AUTO_ROUND else str(method)
     notes: list[str] = []
-    _check_keys(section, where, _READ, notes)
+    _check_keys(section, where, _READ_OF_METHOD[method], notes)
     _check_types(section, where)
-    if method == "compressed-tensors":
-        return _compressed(section, where, notes)
-    if method in _AUTO_ROUND:
-        return _auto_round(section, where, notes)
-    if method in ("gptq", "marlin"):
-        return _gptq(section, where, notes, is_marlin=method == "marlin")
-    if method == "awq":
-        return _awq(section, where, notes)
-    raise WeightFileError(f"{where}: quant_method", str(method), ", ".join(METHODS), _FLOAT)
-
-
-def _gptq(section: Section, where: str, notes: list[str], is_marlin: bool) -> Statement:
-    default = _common(section, where)
-    named = {key: section[key] for key in ("checkpoint_format", "format") if section.get(key) is not None}
-    is_marlin |= section.get("is_marlin_format") is True or "marlin" in named.values()
-    zero_point_format = "v1"
-    for key, value in named.items():
-        if is_marlin and value == "marlin":
-            continue
-        if is_marlin or str(value) not in _GPTQ_FORMATS:
-            remedy = f"say zero_point_format={_QUOTED} to read it all the same"
-            raise WeightFileError(f"{where}: {key}", str(value), ", ".join((*_GPTQ_FORMATS, "marlin")), remedy)
-        zero_point_format = _GPTQ_FORMATS[str(value)]
-    if len(set(map(str, named.values()))) > 1:
-        got = ", ".join(f"{key} {value}" for key, value in named.items())
-        raise WeightFileError(f"{where}: format", got, "one format", "correct the wrong key")
-    meta = section.get("meta")
-    tool = str(meta.get("quantizer", "")) if isinstance(meta, Mapping) else ""
-    borrows = zero_point_format == "v1" and "gptqmodel" in tool.lower()
-    inside = section.get("modules_in_block_to_quantize")
-    rules = _excluded_but(inside, f"{where}: modules_in_block_to_quantize") if inside else []
-    rules += _dynamic(section, default, notes)
-    kind = MARLIN if is_marlin else GPTQ
-    return Statement(kind, where, zero_point_format, _with(rules, default), tuple(notes), borrows)
-
-
-_GEMM_KERNELS = ("exllama", "ipex")
-
-
-def _awq(section: Section, where: str, notes: list[str]) -> Statement:
-    for key in ("version", "format", "checkpoint_format"):
-        named = str(section.get(key) or "gemm").lower()
-        if named in _GEMM_KERNELS:
-            remedy = f"{named} is a kernel for files of version gemm: if qweight is (K, N / 8), write gemm here"
-            raise WeightFileError(f"{where}: {key}", named, "gemm", remedy)
-        if named == "marlin":
-            remedy = "read its layers with cudatma.quantization.from_marlin(qweight, scales)"
-            raise WeightFileError(f"{where}: {key}", named, "gemm", remedy)
-        if named != "gemm":
-            raise WeightFileError(f"{where}: {key}", named, "gemm", f"quantize the model again as gemm, or {_FLOAT}")
-    if "llm-awq" in str(section.get("backend")):
-        raise WeightFileError(f"{where}: backend", str(section["backend"]), "autoawq", _FLOAT)
-    default = _common(section, where)
-    rules = _excluded(section, where) + _dynamic(section, default, notes)
-    return Statement(AWQ, where, "v2", _with(rules, default), tuple(notes))
-
-
-def _auto_round(section: Section, where: str, notes: list[str]) -> Statement:
-    """Read AutoRound's own formats: GPTQ's tensors with zero points of the first format or plain ones, or AWQ's."""
-    default = _common(section, where)
-    packing = section.get("packing_format", section.get("backend"))
-    kind = str(packing or "").removeprefix("auto_round").removeprefix(":").removeprefix("auto_").partition(":")[0]
-    stored, zero_point_format = GPTQ, "v1"
-    if kind == "awq":
-        stored, zero_point_format = AWQ, "v2"
-    elif packing == "auto_round" or kind == "gptqmodel":
-        zero_point_format = "v2"
-    elif kind != "gptq" and not (default.symmetric and kind in ("", "exllamav2")):
-        allowed = "auto_round, auto_round:auto_gptq, auto_round:auto_awq, auto_round:gptqmodel"
-        raise WeightFileError(f"{where}: packing_format", str(packing), allowed, _FLOAT)
-    single = _overrides(section.get("extra_config"), default, f"{where}: extra_config", notes)
-    rules = _excluded(section, where)
-    for form in (r"%s$", r".*?(?:%s)"):  # a layer's own name comes before a pattern that is found in names
-        rules += [_rule(form % (re.escape(name) if form.endswith("$") else name), layer) for name, layer in single]
-    return Statement(stored, where, zero_point_format, _with(rules, default), tuple(notes))
-
-
-def _compressed(section: Section, where: str, notes: list[str]) -> Statement:
-    groups = section.get("config_groups")
-    if not isinstance(groups, dict) or not groups:
-        raise WeightFileError(f"{where}: config_groups", repr(groups)[:80], "an object of groups")
     _check_transforms(section.get("transform_config"), f"{where}: transform_config", notes)
     sparse = section.get("sparsity_config")
     if not _is_neutral(sparse) and not (isinstance(sparse, dict) and sparse.get("format", "dense") == "dense"):
         raise WeightFileError(f"{where}: sparsity_config", repr(sparse)[:80], "null, or format dense", _FLOAT)
+    if method == "compressed-tensors":
+        return Statement(COMPRESSED_TENSORS, where, "v2", _compressed_rules(section, where, notes), tuple(notes))
+    default = _common(section, where)
+    rules = _layer_rules(section, default, notes)
+    if method == "awq":
+        _check_awq(section, where)
+        return Statement(AWQ, where, "v2", rules, tuple(notes))
+    if method == "auto-round":
+        kind, zero_point_format = _auto_round_format(section, where, default)
+        return Statement(kind, where, zero_point_format, rules, tuple(notes))
+    kind, zero_point_format = _gptq_format(section, where, is_marlin=method == "marlin")
+    meta = section.get("meta")
+    tool = str(meta.get("quantizer", "")) if isinstance(meta, Mapping) else ""
+    borrows = zero_point_format == "v1" and "gptqmodel" in tool.lower()
+    return Statement(kind, where, zero_point_format, rules, tuple(notes), borrows)
+
+
+def _gptq_format(section: Section, where: str, is_marlin: bool) -> tuple[Format, str]:
+    named = {key: str(section[key]) for key in ("checkpoint_format", "format") if section.get(key) is not None}
+    if is_marlin or section.get("is_marlin_format") is True:
+        named["quant_method" if is_marlin else "is_marlin_format"] = "marlin"
+    for key, value in named.items():
+        if value not in (*_GPTQ_FORMATS, "marlin"):
+            remedy = f"if its tensors are GPTQ's, load_gptq(zero_point_format={_QUOTED}) reads its layers"
+            raise WeightFileError(f"{where}: {key}", value, ", ".join((*_GPTQ_FORMATS, "marlin")), remedy)
+    if len(set(named.values())) > 1:
+        got = ", ".join(f"{key} {value}" for key, value in named.items())
+        raise WeightFileError(f"{where}: format", got, "one format", "correct the wrong key")
+    value = next(iter(named.values()), "gptq")
+    return (MARLIN, "v2") if value == "marlin" else (GPTQ, _GPTQ_FORMATS[value])
+
+
+def _check_awq(section: Section, where: str) -> None:
+    for key in ("version", "format", "checkpoint_format"):
+        named = str(section.get(key) or "gemm").lower()
+        remedy = f"quantize the model again as gemm, or {_FLOAT}"
+        if named in ("exllama", "ipex"):
+            remedy = f"{named} is a kernel for files of version gemm: if qweight is (K, N / 8), write gemm here"
+        elif named == "marlin":
+            remedy = "read its layers with cudatma.quantization.from_marlin(qweight, scales)"
+        if named != "gemm":
+            raise WeightFileError(f"{where}: {key}", named, "the version gemm", remedy)
+    if "llm-awq" in str(section.get("backend")):
+        raise WeightFileError(f"{where}: backend", str(section["backend"]), "autoawq", _FLOAT)
+
+
+def _auto_round_format(section: Section, where: str, default: LayerStatement) -> tuple[Format, str]:
+    """Return AutoRound's format: GPTQ's tensors with zero points of the first format or plain ones, or AWQ's."""
+    packing = section.get("packing_format", section.get("backend"))
+    kind = str(packing or "").removeprefix("auto_round").removeprefix(":").removeprefix("auto_").partition(":")[0]
+    if kind == "awq":
+        return AWQ, "v2"
+    if packing == "auto_round" or kind == "gptqmodel":
+        return GPTQ, "v2"
+    # Old files do not say which; of symmetric ones the values do.
+    if kind == "gptq" or (kind in ("", "exllamav2") and default.symmetric):
+        return GPTQ, "v1"
+    allowed = "auto_round, auto_round:auto_gptq, auto_round:auto_awq, auto_round:gptqmodel"
+    raise WeightFileError(f"{where}: packing_format", str(packing), allowed, _FLOAT)
+
+
+def _compressed_rules(section: Section, where: str, notes: list[str]) -> tuple[Rule, ...]:
+    groups = section.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        raise WeightFileError(f"{where}: config_groups", repr(groups)[:80], "an object of groups")
     targeted: list[tuple[str, LayerStatement]] = []
     for name, group in groups.items():
         field = f"{where}: config_groups.{name}"
@@ -371,12 +330,14 @@ def _compressed(section: Section, where: str, notes: list[str]) -> Statement:
         targeted += [(target, statement) for target in _names(group.get("targets"), f"{field}.targets")]
     ignored = LayerStatement(f"{where}: ignore", quantized=False)
     rules = [
-        _rule(_target(name), ignored) for name in _names(section.get("ignore"), ignored.where) if not _is_class(name)
+        _rule(name.removeprefix("re:") if name.startswith("re:") else f"{re.escape(name)}$", ignored)
+        for name in _names(section.get("ignore"), ignored.where)
+        if not _is_class(name)
     ]
     # A layer's own name comes before a pattern, and a pattern before a class of modules.
     targeted.sort(key=lambda item: (_is_class(item[0]), item[0].startswith("re:"), "Linear" not in item[0]))
     rules += [_rule("" if _is_class(target) else _target(target), statement) for target, statement in targeted]
-    return Statement(COMPRESSED_TENSORS, where, "v2", tuple(rules), tuple(notes))
+    return tuple(rules)
 
 
 def _is_class(target: str) -> bool:
@@ -384,11 +345,16 @@ def _is_class(target: str) -> bool:
 
 
 def _target(target: str) -> str:
-    return target.removeprefix("re:") if target.startswith("re:") else f"{re.escape(target)}$"
+    """Return the pattern of a target; files may have other names than the class before the numbered block."""
+    if target.startswith("re:"):
+        return target.removeprefix("re:")
+    inside = re.search(r"[^.]+\.\d+\..*", target)
+    return rf"(?:.*\.)?{re.escape(inside[0] if inside else target)}$"
 
 
 def _compressed_group_size(weights: Section, where: str) -> int | None:
-    size, strategy = _value(weights, "group_size", int, where), weights.get("strategy")
+    size: int | None = _value(weights, "group_size", int, where)
+    strategy = weights.get("strategy")
     if strategy not in (None, "group", "channel", "tensor"):
         raise WeightFileError(f"{where}.strategy", str(strategy), "group, channel, tensor", _FLOAT)
     if strategy in ("channel", "tensor"):
@@ -405,13 +371,15 @@ def _check_transforms(transforms: Any, where: str, notes: list[str]) -> None:
     if _is_neutral(transforms):
         return
     groups = transforms.get("config_groups") if isinstance(transforms, dict) else None
-    applied = [apply for group in groups.values() for apply in group["apply"]] if _is_transform(groups) else [{}]
+    if not _is_transform(groups):
+        _refuse_computation(where, transforms)
+    applied = [apply for group in groups.values() for apply in group["apply"]]
     if any(apply.get("location") not in ("weight_input", "weight_output") for apply in applied):
         _refuse_computation(where, transforms)
     notes.append(f"{where}: transforms of weights only, which the stored weights already include")
 
 
-def _is_transform(groups: Any) -> bool:
+def _is_transform(groups: Any) -> TypeGuard[dict[str, Any]]:
     return isinstance(groups, dict) and all(
         isinstance(group, dict)
         and isinstance(group.get("apply"), list)
@@ -441,10 +409,11 @@ def _overrides(
     overrides: Any, default: LayerStatement, where: str, notes: list[str]
 ) -> list[tuple[str, LayerStatement]]:
     """Read statements about single layers: names or patterns, and the settings in which these layers differ."""
-    if not isinstance(overrides or {}, dict):
+    overrides = {} if overrides is None else overrides
+    if not isinstance(overrides, dict):
         raise WeightFileError(where, repr(overrides)[:80], "an object of names and settings")
     found = []
-    for name, settings in (overrides or {}).items():
+    for name, settings in overrides.items():
         field = f"{where}[{name!r}]"
         if name.startswith("-:"):
             found.append((name, LayerStatement(field, quantized=False)))
@@ -463,27 +432,22 @@ def _overrides(
     return found
 
 
-def _dynamic(section: Section, default: LayerStatement, notes: list[str]) -> list[Rule]:
-    """Read GPTQModel's "dynamic": patterns that begin with "-:" exclude layers, others override their settings."""
-    single = _overrides(section.get("dynamic"), default, f"{default.where}: dynamic", notes)
-    return [_rule(name.removeprefix("-:").removeprefix("+:"), statement) for name, statement in single]
-
-
-def _excluded(section: Section, where: str) -> list[Rule]:
-    """Read names of modules that are not quantized, whole or as consecutive parts of a name."""
-    field = f"{where}: modules_to_not_convert"
-    names = _names(section.get("modules_to_not_convert"), field)
-    return [_rule(rf"(?:.*\.)?{re.escape(name)}(?:\.|$)", LayerStatement(field, quantized=False)) for name in names]
-
-
-def _excluded_but(modules: Any, where: str) -> list[Rule]:
-    """Read the names of modules that are quantized in each block; a list, or lists of modules done together."""
-    flat = [name for part in modules for name in (part if isinstance(part, list) else [part])]
-    names = "|".join(re.escape(name) for name in _names(flat, where))
-    return [_rule(rf"(?!(?:.*\.)?(?:{names})$).*\.\d+\.", LayerStatement(where, quantized=False))]
-
-
-def _with(rules: list[Rule], default: LayerStatement) -> tuple[Rule, ...]:
+def _layer_rules(section: Section, default: LayerStatement, notes: list[str]) -> tuple[Rule, ...]:
+    """Read which layers are not quantized and which have settings of their own, in the ways of all tools."""
+    rules = []
+    field = f"{default.where}: modules_to_not_convert"
+    for name in _names(section.get("modules_to_not_convert"), field):  # a whole name, or parts of one
+        rules.append(_rule(rf"(?:.*\.)?{re.escape(name)}(?:\.|$)", LayerStatement(field, quantized=False)))
+    if inside := section.get("modules_in_block_to_quantize"):  # a list, or lists of modules done together
+        field = f"{default.where}: modules_in_block_to_quantize"
+        flat = [name for part in inside for name in (part if isinstance(part, list) else [part])]
+        names = "|".join(re.escape(name) for name in _names(flat, field))
+        rules.append(_rule(rf"(?!(?:.*\.)?(?:{names})$).*\.\d+\.", LayerStatement(field, quantized=False)))
+    for name, statement in _overrides(section.get("dynamic"), default, f"{default.where}: dynamic", notes):
+        rules.append(_rule(name.removeprefix("-:").removeprefix("+:"), statement))
+    extra = _overrides(section.get("extra_config"), default, f"{default.where}: extra_config", notes)
+    rules += [_rule(f"{re.escape(name)}$", statement) for name, statement in extra]
+    rules += [_rule(f".*?(?:{name})", statement) for name, statement in extra]  # found anywhere in a name
     return (*rules, _rule("", default))
 
 
@@ -511,7 +475,7 @@ def _check_types(section: Section, where: str) -> None:
     """Refuse weights that are no integers in 32-bit words, and quantized activations."""
     if (_value(section, "act_bits", int, where) or _FLOAT_BITS) < _FLOAT_BITS:
         _refuse_computation(f"{where}: act_bits", section["act_bits"])
-    if section.get("data_type") not in ("int", "int_sym", "int_asym", None):
+    if section.get("data_type") not in _INTEGERS:
         raise WeightFileError(f"{where}: data_type", str(section["data_type"]), "int", _FLOAT)
     if str(section.get("pack_dtype") or "int32").removeprefix("torch.") != "int32":
         raise WeightFileError(f"{where}: pack_dtype", str(section["pack_dtype"]), "int32", _FLOAT)
@@ -534,7 +498,7 @@ def _names(value: Any, where: str) -> list[str]:
 
 
 def _value(section: Section, name: str, kind: type, where: str) -> Any:
-    value = section.get(name)
+    value: Any = section.get(name)
     if value is not None and type(value) is not kind:
         raise WeightFileError(f"{where}: {name}", repr(value)[:80], kind.__name__)
     return value

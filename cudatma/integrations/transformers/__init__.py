@@ -19,6 +19,7 @@ from cudatma.errors import ArgumentError
 from cudatma.integrations.transformers.attention import attention_forward, attention_mask
 from cudatma.integrations.transformers.config import CudatmaConfig
 from cudatma.integrations.transformers.quantizer import CudatmaHfQuantizer
+from cudatma.quantization.checkpoint import require_safetensors
 from cudatma.quantization.conversion.folder import METHOD
 from cudatma.quantization.conversion.scheme import METHODS
 from cudatma.quantization.statement import read_section
@@ -51,6 +52,8 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: An
     for a folder that does not exist.
     """
     _check_folder(model)
+    if Path(model).is_dir() and "subfolder" not in options:
+        require_safetensors(Path(model))
     register()
     loader = auto_class or transformers.AutoModelForCausalLM
     where = {name: options[name] for name in _WHERE if name in options}
@@ -61,6 +64,8 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: An
         return loader.from_pretrained(model, config=config, **options)
     if method not in METHODS:
         remedy = "a float model: from_pretrained(..., quantization_config=CudatmaConfig())"
+        if method == "None":
+            remedy += "; a quantized one: name its quant_method in config.json"
         raise ArgumentError("model", f"quant_method {method}", f"{METHOD}, {', '.join(METHODS)}", remedy)
     config.quantization_config = CudatmaConfig(source=section).to_dict()
     return loader.from_pretrained(model, config=config, **options)

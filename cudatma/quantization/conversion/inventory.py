@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -43,7 +43,12 @@ def take_inventory(checkpoint: Checkpoint, scheme: Scheme, where: str) -> Invent
     ending = f".{kind.required[0]}"
     found = sorted((name.removesuffix(ending) for name in checkpoint.names if name.endswith(ending)), key=natural)
     if not found:
-        raise WeightFileError(where, "no quantized layer", f"tensors that end in {ending}, as {kind.title} has them")
+        others = [
+            other for other in FORMATS if any(name.endswith(f".{other.required[0]}") for name in checkpoint.names)
+        ]
+        got = f"layers of {others[0].title}" if others else "no quantized layer"
+        allowed = f"tensors that end in {ending}: {scheme.statement.where} says {kind.title}"
+        raise WeightFileError(where, got, allowed, "correct the configuration" if others else "")
     layers: dict[str, dict[str, str]] = {}
     facts: dict[str, LayerFacts] = {}
     for layer in found:
@@ -61,8 +66,7 @@ def take_inventory(checkpoint: Checkpoint, scheme: Scheme, where: str) -> Invent
     if kind is MARLIN:
         buffers = (f"{layer}.workspace" for layer in layers)
         left_out = {name: "scratch memory of the Marlin kernel" for name in buffers if name in checkpoint.files}
-    packed = (name for parts in layers.values() for name in parts.values())
-    check_others(checkpoint, (*packed, *left_out))
+    check_others(checkpoint, layers, left_out)
     counts = Counter(known.note for known in facts.values() if known.note)
     notes = [f"{note} ({count} of {len(layers)} layers)" for note, count in counts.items()]
     return Inventory(layers, facts, left_out, (*scheme.statement.notes, *notes))
@@ -106,12 +110,24 @@ class _Names:
     stems: frozenset[str]
 
 
-def check_others(checkpoint: Checkpoint, known: Iterable[str]) -> None:
-    """Raise WeightFileError for a tensor that is not known and that no float module has."""
-    names, known = _names(checkpoint.files), set(known)
+def check_others(checkpoint: Checkpoint, layers: Mapping[str, Mapping[str, str]], left_out: Iterable[str] = ()) -> None:
+    """Raise WeightFileError for a tensor that is neither packed nor left out, and that no float module has."""
+    names = _names(checkpoint.files)
+    known = {name for parts in layers.values() for name in parts.values()} | set(left_out)
     for name, file in checkpoint.files.items():
         if name not in known:
+            _check_inside(name, layers)
             _check_other(name, file.tensors[name], names, checkpoint)
+
+
+def _check_inside(name: str, layers: Mapping[str, object]) -> None:
+    """Raise WeightFileError for a tensor inside a packed layer other than its bias."""
+    parts = name.split(".")
+    inside = next((end for end in range(1, len(parts)) if ".".join(parts[:end]) in layers), None)
+    if inside is not None and parts[inside:] != ["bias"]:
+        layer = ".".join(parts[:inside])
+        got = f"a tensor of the packed layer {layer}"
+        raise WeightFileError(name, got, "the tensors of its format, and a bias", _FLOAT_CHECKPOINT)
 
 
 def _names(tensors: Iterable[str]) -> _Names:
@@ -127,7 +143,7 @@ def _names(tensors: Iterable[str]) -> _Names:
 def _check_other(name: str, entry: TensorEntry, names: _Names, checkpoint: Checkpoint) -> None:
     module, _, part = name.rpartition(".")
     is_float = entry.dtype in _FLOATS
-    if name.endswith("act.scales"):
+    if part == "scales" and len(entry.shape) == 1 and names.modules[module] == 1:
         remedy = f"cudatma does not divide activations by them; {_FLOAT_CHECKPOINT}"
         raise WeightFileError(name, "scales of an activation, which AWQ puts behind GELU", "none", remedy)
     if not _BUFFERS.fullmatch(name) and (_PARTS.fullmatch(name) or not (is_float or entry.dtype == "BOOL")):

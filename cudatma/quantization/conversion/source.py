@@ -78,7 +78,7 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = ()) ->
     for name, file in checkpoint.files.items():
         file.check_bytes(name)
     if not section:
-        check_others(checkpoint, ())
+        check_others(checkpoint, {})
     if section and quantize:
         got = f"a checkpoint that is quantized ({section.get('quant_method', 'gptq')})"
         raise ArgumentError("quantize", got, "a float checkpoint", "leave the option out: its layers are packed as is")
