@@ -1,7 +1,7 @@
 """Convert a Hugging Face checkpoint into one whose linear layers are packed for marlin_gemm.
 
-CHECKPOINT is a folder with config.json and safetensors files: a model quantized by GPTQ, AWQ or compressed-tensors, or
-with --quantize a float model. OUT is a new folder, which transformers loads after
+CHECKPOINT is a folder with config.json and safetensors files: a model quantized by GPTQ, AWQ, AutoRound, Marlin or
+compressed-tensors, or with --quantize a float model. OUT is a new folder, which transformers loads after
 cudatma.integrations.transformers.register(). The same command continues a conversion that was interrupted. It needs no
 GPU and no torch, and holds one layer in memory. Where torch and transformers are installed, it compares the layers
 with the model class before it writes.
@@ -103,7 +103,8 @@ def _text(done: Conversion) -> str:
         lines.append(f"packed, but left out by the model class when it loads the folder: {_names(done.ignored)}")
     if done.not_compared:
         lines.append(f"layers not compared with the model class: {done.not_compared}")
-    lines += [f"not copied: {name} ({reason})" for name, reason in done.not_copied.items()]
+    lines += [f"not copied: {name} ({reason})" for name, reason in (done.left_out | done.not_copied).items()]
+    lines += done.notes
     kept = f", {done.kept_shards} of them from an earlier run" if done.kept_shards else ""
     lines += [
         f"{counted(len(done.layers), 'layer')} of {done.source} ({done.method}) packed, scales in {done.dtype}",

@@ -12,18 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cudatma.quantization.agreement import folder_facts
 from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
-from cudatma.quantization.importing import (
-    AWQ,
-    WORD_VALUES,
-    assemble,
-    check_arrays,
-    check_bits,
-    check_layer,
-    matrix,
-    nibbles_along_columns,
-    require_shape,
-)
+from cudatma.quantization.formats import AWQ, WORD_VALUES, check_arrays, check_layer
+from cudatma.quantization.importing import assemble, check_bits, matrix, nibbles_along_columns
 from cudatma.quantization.packed import PackedWeight
 
 
@@ -32,16 +24,13 @@ def from_awq(
 ) -> PackedWeight:
     """A PackedWeight from AWQ tensors (NumPy, CuPy, torch or DLPack); the shapes are those of this module's header.
 
-    group_size None: inferred from K and G. dtype None: the scales' own type. Raises QuantizationError,
-    ArgumentTypeError.
+    group_size: -1 or a multiple of 32; None infers 32, 64, 128, 256, 512, 1024 or -1 from K and G. dtype: None keeps
+    that of the scales. Raises QuantizationError, ArgumentTypeError.
     """
     check_bits(bits)
     check_arrays({"qweight": qweight, "scales": scales}, AWQ)
     q, zeros, factors = _columns(qweight, "qweight"), _columns(qzeros, "qzeros"), matrix(scales, "scales")
-    groups, n = factors.shape
-    remedy = "N / 8 words for four bits; other bit widths are not supported"
-    require_shape("qweight", q.shape, (q.shape[0], n), remedy)
-    require_shape("qzeros", zeros.shape, (groups, n), remedy)
+    AWQ.extent({"qweight": tuple(qweight.shape), "qzeros": tuple(qzeros.shape), "scales": factors.shape})
     return assemble(q, factors, zeros, group_size=group_size, dtype=dtype)
 
 
@@ -55,11 +44,13 @@ def load_awq(
 ) -> PackedWeight:
     """from_awq() for the tensors ``{layer}.qweight`` ... of a checkpoint (a path, or what open_checkpoint returned).
 
-    Raises WeightFileError for files that cannot be read, lack a tensor or are of another tool, QuantizationError for
-    wrong contents.
+    A configuration in the same folder has to agree with the layer. Raises WeightFileError for files that cannot be
+    read, lack a tensor or are of another tool, QuantizationError for wrong contents and contradictions.
     """
     checkpoint = open_checkpoint(path)
     check_layer(checkpoint, layer, AWQ)
+    facts = folder_facts(checkpoint, layer, AWQ)
+    group_size = facts.group_size if facts and group_size is None else group_size
     tensors = [checkpoint.read(f"{layer}.{name}") for name in ("qweight", "qzeros", "scales")]
     return from_awq(*tensors, group_size=group_size, dtype=dtype, bits=bits)
 

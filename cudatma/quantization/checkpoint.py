@@ -1,7 +1,4 @@
-"""A checkpoint: one safetensors file, a sharded one through its index, or the folder that holds either.
-
-Of a folder, also what its JSON files say of the quantization.
-"""
+"""A checkpoint: one safetensors file, a sharded one through its index, or the folder that holds either."""
 
 from __future__ import annotations
 
@@ -14,7 +11,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cudatma.errors import WeightFileError, counted
-from cudatma.quantization.safetensors_file import SafetensorsFile, as_path, open_safetensors, similar_names
+from cudatma.quantization.safetensors_file import (
+    SafetensorsFile,
+    as_path,
+    check_suffix,
+    open_safetensors,
+    similar_names,
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -67,6 +70,7 @@ def open_checkpoint(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
 
 
 def _in_folder(folder: Path) -> Path:
+    require_safetensors(folder)
     for pattern in ("*.safetensors.index.json", "*.safetensors"):
         found = sorted(folder.glob(pattern))
         if len(found) == 1:
@@ -75,6 +79,14 @@ def _in_folder(folder: Path) -> Path:
             shown = ", ".join(file.name for file in found[:4])
             raise WeightFileError(str(folder), shown, "one checkpoint in a folder", "name the file or its index")
     raise WeightFileError(str(folder), "no .safetensors file", "a folder with a checkpoint", "check the path")
+
+
+def require_safetensors(folder: Path) -> None:
+    """Raise WeightFileError for a folder whose weights are in files of another kind."""
+    entries = sorted(folder.iterdir())
+    if not any(entry.suffix == ".safetensors" for entry in entries):
+        for entry in entries:
+            check_suffix(entry)
 
 
 def read_json(path: Path) -> Any:
@@ -103,53 +115,3 @@ def _sharded(index: Path) -> Checkpoint:
             raise WeightFileError(tensor, f"not in {name}", f"what {index} says", "copy or download the shard again")
         files[tensor] = opened[name]
     return Checkpoint(index, files)
-
-
-#: Where tools write it; a later file's values win, except for the format of GPTQ's zero points, which may not differ.
-_FILES = ("quantize_config.json", "config.json")
-#: Keys of config.json that hold it, the present name first.
-_KEYS = ("quantization_config", "compression_config")
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """A folder's config.json. WeightFileError where there is none, or no JSON object in it."""
-    content = read_json(folder / "config.json")
-    if not isinstance(content, dict):
-        raise WeightFileError(str(folder / "config.json"), type(content).__name__, "a JSON object")
-    return content
-
-
-def quantization_section(folder: Path) -> dict[str, Any]:
-    """The quantization_config of a folder, from quantize_config.json and config.json; empty where neither has one.
-
-    Raises WeightFileError for files that are no JSON, and where the two contradict each other.
-    """
-    merged: dict[str, Any] = {}
-    said: dict[str, str] = {}
-    for file in _FILES:
-        if not (folder / file).is_file():
-            continue
-        content = read_json(folder / file)
-        section = _inside(content) if file == "config.json" else content
-        if not isinstance(section, dict):
-            continue
-        merged |= section
-        if section.get("checkpoint_format") is not None:
-            said[file] = str(section["checkpoint_format"])
-    if len(set(said.values())) > 1:
-        got = ", ".join(f"{stored} in {file}" for file, stored in said.items())
-        remedy = "correct the wrong file, or read its layers by load_gptq(zero_point_format='v1' or 'v2')"
-        raise WeightFileError(f"{folder}: checkpoint_format", got, "one of them", remedy)
-    return merged
-
-
-def _inside(content: Any) -> Any:
-    """The section of config.json, which models of text and images keep with their text model."""
-    if not isinstance(content, dict):
-        return None
-    text = content.get("text_config")
-    for holder in (content, text if isinstance(text, dict) else {}):
-        for key in _KEYS:
-            if holder.get(key) is not None:
-                return holder[key]
-    return None

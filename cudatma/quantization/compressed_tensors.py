@@ -2,9 +2,10 @@
 
 Tensors of a layer: weight_packed int32 (N, ceil(K / 8)), eight consecutive columns of K in a word, lowest nibble first;
 weight_scale (N, G), or one value for the whole tensor; weight_zero_point int32 (ceil(N / 8), G), eight consecutive
-rows of N in a word, only where asymmetric; weight_shape (2,) = (N, K); weight_g_idx (K,) where quantized in activation
-order. Integers are signed, -8..7, and stored with 8 added, both weights and zero points, so that the difference of the
-stored values is the difference of the signed ones and a symmetric weight has the offset 8.
+rows of N in a word, only where asymmetric, or int8 (N, G), one value a byte (versions before 0.9.4); weight_shape
+(2,) = (N, K); weight_g_idx (K,) where quantized in activation order. Integers are signed, -8..7, and words hold them
+with 8 added, both weights and zero points, so that the difference of the stored values is the difference of the signed
+ones and a symmetric weight has the offset 8. int8 zero points are stored as they are.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.errors import QuantizationError
+from cudatma.quantization.agreement import folder_facts
 from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
+from cudatma.quantization.formats import COMPRESSED_TENSORS, check_layer, check_zero_points
 from cudatma.quantization.importing import (
-    COMPRESSED_TENSORS,
-    WORD_VALUES,
     assemble,
     check_bits,
-    check_layer,
     matrix,
     nibbles_along_columns,
     nibbles_along_rows,
-    require_shape,
+    weight_extents,
 )
+from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
 from cudatma.quantization.namespaces import host_array
 from cudatma.quantization.packed import PackedWeight
 
@@ -46,23 +47,18 @@ def from_compressed_tensors(
     """A PackedWeight from compressed-tensors' tensors (NumPy, CuPy, torch or DLPack); the shapes are those of this
     module's header, weight_shape may also be a tuple (N, K).
 
-    group_size None: inferred from K and G. dtype None: the scales' own type. Raises QuantizationError,
-    ArgumentTypeError.
+    group_size: -1 or a multiple of 32; None infers 32, 64, 128, 256, 512, 1024 or -1 from K and G. dtype: None keeps
+    that of the scales. Raises QuantizationError, ArgumentTypeError.
     """
     check_bits(bits)
-    n, k = _shape(weight_shape)
-    packed = nibbles_along_columns(weight_packed, "weight_packed")
-    word_columns = -(-k // WORD_VALUES)
-    remedy = f"weight_shape ({n}, {k}) in four bits; other bit widths are not supported"
-    require_shape("weight_packed", (len(packed), packed.shape[1] // WORD_VALUES), (n, word_columns), remedy)
-    scale = _scales(weight_scale, n)
-    zeros: NDArray[np.uint8] | None = None
-    if weight_zero_point is not None:
-        stored = nibbles_along_rows(weight_zero_point, "weight_zero_point")
-        zero_words = (len(stored) // WORD_VALUES, stored.shape[1])
-        zero_shape = (-(-n // WORD_VALUES), scale.shape[1])
-        require_shape("weight_zero_point", zero_words, zero_shape, "it is packed along N")
-        zeros = stored[:n].T
+    n, k = weight_extents(weight_shape)
+    packed, scale = nibbles_along_columns(weight_packed, "weight_packed"), host_array(weight_scale, "weight_scale")
+    shapes = {"weight_packed": tuple(weight_packed.shape), "weight_scale": scale.shape}
+    COMPRESSED_TENSORS.extent(shapes, k, n)
+    if scale.size == 1:  # one value for the whole tensor
+        scale = np.repeat(scale.reshape(1, 1), n, axis=0)
+    scale = matrix(scale, "weight_scale")
+    zeros = None if weight_zero_point is None else _zero_points(weight_zero_point, n, scale.shape[1])
     q = np.ascontiguousarray(packed[:, :k].T)
     return assemble(q, scale.T, zeros, group_size=group_size, dtype=dtype, g_idx=weight_g_idx)
 
@@ -78,11 +74,13 @@ def load_compressed_tensors(
     """from_compressed_tensors() for the tensors ``{layer}.weight_packed`` ... of a checkpoint (a path, or what
     open_checkpoint returned).
 
-    Raises WeightFileError for files that cannot be read, lack a tensor or are of another tool, QuantizationError for
-    wrong contents.
+    A configuration in the same folder has to agree with the layer. Raises WeightFileError for files that cannot be
+    read, lack a tensor or are of another tool, QuantizationError for wrong contents and contradictions.
     """
     checkpoint = open_checkpoint(path)
     check_layer(checkpoint, layer, COMPRESSED_TENSORS)
+    facts = folder_facts(checkpoint, layer, COMPRESSED_TENSORS)
+    group_size = facts.group_size if facts and group_size is None else group_size
     return from_compressed_tensors(
         checkpoint.read(f"{layer}.weight_packed"),
         checkpoint.read(f"{layer}.weight_scale"),
@@ -95,26 +93,14 @@ def load_compressed_tensors(
     )
 
 
-def _shape(weight_shape: Any) -> tuple[int, int]:
-    """(N, K) from a tuple or an integer array of two."""
-    plain = (
-        np.asarray(weight_shape)
-        if isinstance(weight_shape, (tuple, list))
-        else host_array(weight_shape, "weight_shape")
-    )
-    if plain.dtype.kind not in "iu" or plain.shape != (2,) or int(plain.min()) < 1:
-        raise QuantizationError(
-            "weight_shape", f"{plain.dtype} {plain.tolist()}", "two integers (N, K), each at least 1"
-        )
-    return int(plain[0]), int(plain[1])
-
-
-def _scales(weight_scale: Any, n: int) -> NDArray[Any]:
-    """Scales as (N, G); one value for the whole tensor is repeated."""
-    scale = host_array(weight_scale, "weight_scale")
-    if scale.size == 1:
-        scale = np.repeat(scale.reshape(1, 1), n, axis=0)
-    scale = matrix(scale, "weight_scale")
-    if scale.shape[0] != n:
-        raise QuantizationError("weight_scale", scale.shape, f"({n}, G)", "it has one row for each of the N outputs")
-    return scale
+def _zero_points(stored: Any, n: int, groups: int) -> NDArray[np.uint8]:
+    """Return zero points (G, N) with 8 added, from words or from one int8 each."""
+    plain = host_array(stored, "weight_zero_point")
+    check_zero_points(plain.shape, plain.dtype == np.int8, n, groups)
+    if plain.dtype != np.int8:
+        return np.ascontiguousarray(nibbles_along_rows(stored, "weight_zero_point")[:n].T)
+    if plain.min() < -SYMMETRIC_ZERO or plain.max() >= SYMMETRIC_ZERO:
+        got = f"values from {plain.min()} to {plain.max()}"
+        raise QuantizationError("weight_zero_point", got, "-8..7", "four bits hold no more")
+    plain = np.broadcast_to(plain.reshape(1, 1), (n, groups)) if plain.size == 1 else plain
+    return np.ascontiguousarray(plain.T.astype(np.int16) + SYMMETRIC_ZERO, dtype=np.uint8)

@@ -1,32 +1,30 @@
-"""What the importers share: nibbles out of 32-bit words, group sizes, act-order, scale types; the format of a layer."""
+"""What the importers share: nibbles of 32-bit words, group sizes, activation order, scale types."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.dtypes import ACTIVATION_TYPES, ActivationType, activation_type
-from cudatma.errors import QuantizationError, WeightFileError
-from cudatma.quantization.checkpoint import Checkpoint
+from cudatma.errors import QuantizationError
+from cudatma.quantization.formats import WORD_VALUES
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, group_count
 from cudatma.quantization.namespaces import host_array, is_float
-from cudatma.quantization.packed import PackedWeight
+from cudatma.quantization.packed import GROUP_SIZES, PackedWeight
 from cudatma.quantization.packing import pack
 
-#: Group sizes that files may have. Those over 128 are imported as several groups of 128 with the same scale.
+#: Group sizes that are inferred from the numbers of rows and groups; others have to be stated.
 FILE_GROUP_SIZES = (32, 64, 128, 256, 512, 1024)
-_LARGEST = 128
+#: Any multiple of the smallest can be imported: groups that packed weights lack become several with the same scale.
+_STEP = min(size for size in GROUP_SIZES if size > 0)
+ALLOWED_GROUP_SIZES = f"-1, or a multiple of {_STEP}"
 _BITS = 4
-#: Values of four bits in a 32-bit word.
-WORD_VALUES = 32 // _BITS
 
 
 def check_bits(bits: int) -> None:
-    """QuantizationError unless ``bits`` is 4."""
+    """Raise QuantizationError unless ``bits`` is 4."""
     if bits != _BITS:
         raise QuantizationError("bits", bits, "4", "quantize the model again with four bits")
 
@@ -60,10 +58,14 @@ def nibbles_along_columns(value: Any, field: str) -> NDArray[np.uint8]:
     return out.reshape(rows, columns * WORD_VALUES)
 
 
-def require_shape(field: str, shape: tuple[int, ...], allowed: tuple[int, ...], remedy: str) -> None:
-    """QuantizationError unless a tensor's shape is the one that the other tensors ask for."""
-    if shape != allowed:
-        raise QuantizationError(field, shape, str(allowed), remedy)
+def weight_extents(weight_shape: Any) -> tuple[int, int]:
+    """Return (N, K) from compressed-tensors' weight_shape, a tuple or an integer array."""
+    is_plain = isinstance(weight_shape, tuple | list)
+    plain = np.asarray(weight_shape) if is_plain else host_array(weight_shape, "weight_shape")
+    if plain.dtype.kind not in "iu" or plain.shape != (2,) or int(plain.min()) < 1:
+        got = f"{plain.dtype} {plain.tolist()}"
+        raise QuantizationError("weight_shape", got, "two integers (N, K), each at least 1")
+    return int(plain[0]), int(plain[1])
 
 
 def matrix(value: Any, field: str) -> NDArray[Any]:
@@ -83,46 +85,60 @@ def assemble(
     dtype: Any | None,
     g_idx: Any | None = None,
 ) -> PackedWeight:
-    """A PackedWeight from imported integers: q (K, N), scales (G, N), zeros (G, N) or None, g_idx (K,) or None.
+    """Pack imported integers: q (K, N), scales (G, N), zeros (G, N) or None, g_idx (K,) or None.
 
-    group_size None: the one that K and G allow. dtype None: the scales' own. Zero points that are all 8 become None.
+    group_size: None infers it from K and G. dtype: None keeps that of the scales. Zero points that are all 8 become
+    None.
     """
     k, groups = q.shape[0], scales.shape[0]
-    size = _file_group_size(k, groups, group_size)
-    perm = None if g_idx is None else _act_order(g_idx, k, groups, size)
+    size = file_group_size(k, groups, group_size)
+    perm = None if g_idx is None else act_order(g_idx, k, groups, size)
     if perm is not None:
         q = q[perm]
     scales = _converted(scales, dtype)
     if zeros is not None and bool((zeros == SYMMETRIC_ZERO).all()):
         zeros = None
-    if size > _LARGEST:
-        wanted = group_count(k, _LARGEST)
-        scales = np.repeat(scales, size // _LARGEST, axis=0)[:wanted]
-        zeros = None if zeros is None else np.repeat(zeros, size // _LARGEST, axis=0)[:wanted]
-        size = _LARGEST
-    return pack(q, scales, zeros, group_size=size, perm=perm)
+    stored = packed_group_size(size)
+    if stored != size:
+        wanted = group_count(k, stored)
+        scales = np.repeat(scales, size // stored, axis=0)[:wanted]
+        zeros = None if zeros is None else np.repeat(zeros, size // stored, axis=0)[:wanted]
+    return pack(q, scales, zeros, group_size=stored, perm=perm)
 
 
-def _file_group_size(k: int, groups: int, asked: int | None) -> int:
-    """The group size of a file's tensors: -1 for one group. At most one size gives G groups where G is over 1."""
-    known = ", ".join(map(str, (*FILE_GROUP_SIZES, -1)))
+def packed_group_size(size: int) -> int:
+    """Return the group size of a packed weight whose file has groups of ``size``: the largest that divides it."""
+    return size if size in GROUP_SIZES else max(part for part in GROUP_SIZES if part > 0 and size % part == 0)
+
+
+def check_group_size(size: object, field: str) -> None:
+    """Raise QuantizationError unless weights with groups of this size can be imported."""
+    if type(size) is not int or (size != -1 and (size < _STEP or size % _STEP)):
+        raise QuantizationError(field, size, ALLOWED_GROUP_SIZES, "quantize the model again with one of these sizes")
+
+
+def file_group_size(k: int, groups: int, asked: int | None) -> int:
+    """Return the group size of a file's tensors, -1 for one group.
+
+    asked: None infers it; of FILE_GROUP_SIZES at most one gives G groups if G is over 1.
+    """
     if asked is not None:
-        if type(asked) is not int or asked not in (*FILE_GROUP_SIZES, -1):
-            raise QuantizationError("group_size", asked, known)
+        check_group_size(asked, "group_size")
         if group_count(k, asked) != groups:
             allowed = f"{group_count(k, asked)} groups for K = {k} and group_size {asked}"
             raise QuantizationError("scales", f"{groups} groups", allowed, "leave group_size out to have it inferred")
-        return asked if asked <= _LARGEST or groups > 1 else -1
+        return asked if asked in GROUP_SIZES or groups > 1 else -1
     if groups == 1:
         return -1
     fitting = [size for size in FILE_GROUP_SIZES if group_count(k, size) == groups]
     if not fitting:
-        raise QuantizationError("scales", f"{groups} groups for K = {k}", f"group sizes {known}")
+        known = ", ".join(map(str, (*FILE_GROUP_SIZES, -1)))
+        raise QuantizationError("scales", f"{groups} groups for K = {k}", f"group sizes {known}", "pass group_size=")
     return fitting[0]
 
 
-def _act_order(g_idx: Any, k: int, groups: int, size: int) -> NDArray[np.int32] | None:
-    """The permutation that sorts rows by group (stable), None where they are sorted already."""
+def act_order(g_idx: Any, k: int, groups: int, size: int) -> NDArray[np.int32] | None:
+    """Return the permutation that sorts rows by group (stable), None where they are sorted already."""
     index = host_array(g_idx, "g_idx")
     if index.dtype.kind not in "iu" or index.shape != (k,):
         raise QuantizationError("g_idx", f"{index.dtype} {index.shape}", f"integers ({k},)")
@@ -155,59 +171,3 @@ def _converted(scales: NDArray[Any], dtype: Any | None) -> NDArray[Any]:
         remedy = "use dtype='bfloat16'" if kind.name == "float16" else "keep the scales' own type"
         raise QuantizationError(f"scales[{group}, {column}]", got, f"values that {kind.name} can hold", remedy)
     return rounded
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """name: of the importers, ``load_NAME``. title: of the tool. tensors: of a layer, with their shapes."""
-
-    name: str
-    title: str
-    tensors: str
-
-
-GPTQ = Format("gptq", "GPTQ", "qweight (K / 8, N), qzeros (G, N / 8), scales (G, N)")
-AWQ = Format("awq", "AWQ", "qweight (K, N / 8), qzeros (G, N / 8), scales (G, N)")
-COMPRESSED_TENSORS = Format(
-    "compressed_tensors", "compressed-tensors", "weight_packed (N, K / 8), weight_scale (N, G), weight_shape (2,)"
-)
-MARLIN = Format("marlin", "the original Marlin", "B (K / 16, 2 N), s (G, N)")
-
-
-def check_layer(checkpoint: Checkpoint, layer: str, wanted: Format) -> None:
-    """WeightFileError where a layer of a file is of another format; it names that and what reads it."""
-    shapes = checkpoint.shapes(layer)
-    found = _recognized(shapes)
-    if found is not None and found is not wanted:
-        remedy = f"read it with load_{found.name}"
-        raise WeightFileError(layer, f"what looks like {found.title}: {_shown(shapes)}", wanted.tensors, remedy)
-    if found is None and "weight" in shapes:
-        got = f"a weight that is not quantized: {_shown(shapes)}"
-        raise WeightFileError(layer, got, wanted.tensors, "cudatma.quantize packs it")
-
-
-def check_arrays(arrays: Mapping[str, Any], wanted: Format) -> None:
-    """QuantizationError where a layer's arrays are of another format; it names that and what takes them."""
-    shapes = {name: tuple(getattr(array, "shape", ())) for name, array in arrays.items()}
-    found = _recognized(shapes)
-    if found is not None and found is not wanted:
-        got = f"what looks like {found.title}: {_shown(shapes)}"
-        raise QuantizationError("qweight", got, wanted.tensors, f"pass it to from_{found.name}")
-
-
-def _recognized(shapes: Mapping[str, tuple[int, ...]]) -> Format | None:
-    if "weight_packed" in shapes:
-        return COMPRESSED_TENSORS
-    if {"B", "s"} <= shapes.keys():
-        return MARLIN
-    qweight, scales = shapes.get("qweight", ()), shapes.get("scales", ())
-    if len(qweight) == len(scales) == 2:
-        if qweight[1] == scales[1]:
-            return GPTQ
-        if qweight[1] * WORD_VALUES == scales[1]:
-            return AWQ
-    return None
-
-
-def _shown(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    return ", ".join(f"{name} {shape}" for name, shape in shapes.items())

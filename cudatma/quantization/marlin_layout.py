@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.errors import QuantizationError
+from cudatma.quantization.agreement import folder_facts
 from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
-from cudatma.quantization.importing import MARLIN, WORD_VALUES, assemble, check_layer, matrix, words
+from cudatma.quantization.formats import MARLIN, WORD_VALUES, check_layer
+from cudatma.quantization.importing import assemble, matrix, words
 from cudatma.quantization.packed import PackedWeight
 
 #: Rows of K of one row of words, and columns of one run of 128 words.
@@ -29,16 +30,12 @@ _SLICE, _RUN = 16, 64
 def from_marlin(b: Any, s: Any, *, group_size: int | None = None, dtype: Any | None = None) -> PackedWeight:
     """A PackedWeight from the original Marlin's tensors B and s (NumPy, CuPy, torch or DLPack).
 
-    Any K that is a multiple of 16 and N of 64 is read. group_size None: inferred from K and G. dtype None: the scales'
-    own type. Raises QuantizationError, ArgumentTypeError.
+    Any K that is a multiple of 16 and N of 64 is read. group_size: -1 or a multiple of 32; None infers 32, 64, 128,
+    256, 512, 1024 or -1 from K and G. dtype: None keeps that of the scales. Raises QuantizationError,
+    ArgumentTypeError.
     """
-    factors = matrix(s, "s")
-    n = factors.shape[1]
-    data = words(b, "B")
-    expected = n * _SLICE // WORD_VALUES
-    if n % _RUN or data.shape[1] != expected:
-        allowed = f"(K / 16, {expected}) for s of N = {n} columns, N a multiple of {_RUN}"
-        raise QuantizationError("B", data.shape[:2], allowed, "other bit widths are not supported")
+    factors, data = matrix(s, "s"), words(b, "B")
+    MARLIN.extent({"B": data.shape[:2], "s": factors.shape})
     return assemble(_values(data), _columns(factors), None, group_size=group_size, dtype=dtype)
 
 
@@ -48,11 +45,13 @@ def load_marlin(
     """from_marlin() for the tensors ``{layer}.B`` and ``{layer}.s`` of a checkpoint (a path, or what open_checkpoint
     returned).
 
-    Raises WeightFileError for files that cannot be read, lack a tensor or are of another tool, QuantizationError for
-    wrong contents.
+    A configuration in the same folder has to agree with the layer. Raises WeightFileError for files that cannot be
+    read, lack a tensor or are of another tool, QuantizationError for wrong contents and contradictions.
     """
     checkpoint = open_checkpoint(path)
     check_layer(checkpoint, layer, MARLIN)
+    facts = folder_facts(checkpoint, layer, MARLIN)
+    group_size = facts.group_size if facts and group_size is None else group_size
     return from_marlin(checkpoint.read(f"{layer}.B"), checkpoint.read(f"{layer}.s"), group_size=group_size, dtype=dtype)
 
 

@@ -97,9 +97,31 @@ class SafetensorsFile:
             raise WeightFileError(name, f"{self.path} ends inside it", f"{left} bytes more", _COPY_AGAIN)
 
 
+#: Other kinds of weight files by the end of their names: what they are, and how to have the weights in safetensors.
+_OTHER_FILES = {
+    (".bin", ".pt", ".pth"): (
+        "a pickle of torch",
+        "rewrite it: safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'model.safetensors')",
+    ),
+    (".gguf",): (
+        "llama.cpp's GGUF",
+        "take the float checkpoint that it was made from: cudatma convert --quantize",
+    ),
+    (".npz",): ("arrays of NumPy or MLX", "take the float checkpoint: cudatma convert --quantize"),
+}
+
+
+def check_suffix(path: Path) -> None:
+    """Raise WeightFileError for a file of weights that is no safetensors file by its name."""
+    for suffixes, (what, remedy) in _OTHER_FILES.items():
+        if path.suffix.lower() in suffixes and path.is_file():
+            raise WeightFileError(str(path), what, "a .safetensors file", remedy)
+
+
 def open_safetensors(path: str | os.PathLike[str]) -> SafetensorsFile:
     """Read and check the header of a safetensors file. WeightFileError if it cannot be read or contradicts itself."""
     path = as_path(path)
+    check_suffix(path)
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

@@ -20,9 +20,10 @@ from cudatma.errors import ArgumentError
 from cudatma.integrations.transformers.attention import attention_forward, attention_mask
 from cudatma.integrations.transformers.config import CudatmaConfig
 from cudatma.integrations.transformers.quantizer import CudatmaHfQuantizer, check_ranks
-from cudatma.quantization.checkpoint import quantization_section
+from cudatma.quantization.checkpoint import require_safetensors
 from cudatma.quantization.conversion.folder import METHOD
 from cudatma.quantization.conversion.scheme import METHODS
+from cudatma.quantization.statement import read_section
 
 __all__ = ["CudatmaConfig", "load", "register"]
 
@@ -49,7 +50,7 @@ def register() -> None:
 
 
 def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: Any) -> Any:
-    """Load a model quantized by GPTQ, AWQ or compressed-tensors, and pack its linear layers as they are read.
+    """Load a model quantized by GPTQ, AWQ, AutoRound or compressed-tensors, and pack its layers as they are read.
 
     None of the tools that quantized the model is needed. A model that `cudatma convert` wrote is loaded as
     from_pretrained() loads it.
@@ -72,6 +73,8 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: An
     """
     _check_folder(model)
     check_ranks(options)
+    if Path(model).is_dir() and "subfolder" not in options:
+        require_safetensors(Path(model))
     register()
     loader = auto_class or transformers.AutoModelForCausalLM
     where = {name: options[name] for name in _WHERE if name in options}
@@ -82,6 +85,8 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: An
         return loader.from_pretrained(model, config=config, **options)
     if method not in METHODS:
         remedy = "a float model: from_pretrained(..., quantization_config=CudatmaConfig())"
+        if method == "None":
+            remedy += "; a quantized one: name its quant_method in config.json"
         raise ArgumentError("model", f"quant_method {method}", f"{METHOD}, {', '.join(METHODS)}", remedy)
     config.quantization_config = CudatmaConfig(source=section).to_dict()
     return loader.from_pretrained(model, config=config, **options)
@@ -99,8 +104,6 @@ def _section(model: str | os.PathLike[str], config: Any) -> dict[str, Any]:
     """The model's quantization_config; earlier GPTQ tools wrote it to a file of its own."""
     holders = (config, config.get_text_config(decoder=True))
     named: Any = next(filter(None, (getattr(holder, "quantization_config", None) for holder in holders)), {})
-    section = quantization_section(Path(model)) if Path(model).is_dir() else {}
+    section, _ = read_section(Path(model)) if Path(model).is_dir() else ({}, "")
     section |= named.to_dict() if hasattr(named, "to_dict") else named
-    if section and "quant_method" not in section and "desc_act" in section:
-        section["quant_method"] = "gptq"
     return section

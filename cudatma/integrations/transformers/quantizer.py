@@ -25,18 +25,20 @@ from cudatma.integrations.torch import MarlinLinear
 from cudatma.integrations.torch.weights import weight_tensors
 from cudatma.integrations.transformers.config import CudatmaConfig
 from cudatma.quantization import PackedWeight, quantize_linear
+from cudatma.quantization.agreement import LayerFacts
 from cudatma.quantization.checkpoint import Checkpoint
+from cudatma.quantization.conversion.inventory import take_inventory
 from cudatma.quantization.conversion.model_class import Sizes, is_linear, linear_sizes, match_layers, renaming
 from cudatma.quantization.conversion.scheme import Scheme, read_scheme
-from cudatma.quantization.conversion.source import quantized_layers, tower_layers, unsuitable
+from cudatma.quantization.conversion.source import tower_layers, unsuitable
 from cudatma.quantization.safetensors_file import open_safetensors
 
 
 class Pack(ConversionOps):  # type: ignore[misc]
-    """The tensors of a GPTQ, AWQ or compressed-tensors layer to ours."""
+    """The tensors of another tool's layer to ours. facts: by the module's name."""
 
-    def __init__(self, scheme: Scheme) -> None:
-        self.scheme = scheme
+    def __init__(self, scheme: Scheme, facts: Mapping[str, LayerFacts]) -> None:
+        self.scheme, self.facts = scheme, facts
 
     def convert(self, input_dict: dict[str, Any], *, full_layer_name: str, model: Any, **_: Any) -> dict[str, Any]:
         """input_dict: the layer's tensors by the patterns that they matched."""
@@ -44,7 +46,8 @@ class Pack(ConversionOps):  # type: ignore[misc]
         layer = full_layer_name.rpartition(".")[0]
         module = model.get_submodule(layer)
         dtype = str(module.dtype).removeprefix("torch.")
-        return _fill(module, layer, self.scheme.pack(tensors, dtype=dtype), next(iter(tensors.values())).device)
+        packed = self.scheme.pack(tensors, self.facts[layer], dtype=dtype)
+        return _fill(module, layer, packed, next(iter(tensors.values())).device)
 
 
 class Quantize(ConversionOps):  # type: ignore[misc]
@@ -93,10 +96,10 @@ def check_ranks(options: Mapping[str, Any]) -> None:
         raise ArgumentError("tp_size", count, "1: int4 layers are not divided among processes", remedy)
 
 
-def packing_conversion(scheme: Scheme) -> Any:
+def packing_conversion(scheme: Scheme, facts: Mapping[str, LayerFacts]) -> Any:
     """What transformers collects a layer's tensors with: each is found by the end of its name."""
-    endings = [rf"\.{name}$" for name in (*scheme.required, *scheme.optional)]
-    return WeightConverter(source_patterns=endings, target_patterns=".qweight", operations=[Pack(scheme)])
+    endings = [rf"\.{name}$" for name in (*scheme.format.required, *scheme.format.optional)]
+    return WeightConverter(source_patterns=endings, target_patterns=".qweight", operations=[Pack(scheme, facts)])
 
 
 def _fill(module: MarlinLinear, layer: str, weight: PackedWeight, device: Any) -> dict[str, Any]:
@@ -125,6 +128,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         super().__init__(quantization_config, **options)
         source = quantization_config.source
         self.scheme: Scheme | None = None if source is None else read_scheme(source, "quantization_config")
+        self.layer_facts: dict[str, LayerFacts] = {}
 
     def update_dtype(self, dtype: Any) -> Any:
         """That of converted layers; otherwise the model's, float16 where that is neither fp16 nor bf16."""
@@ -164,12 +168,16 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         facts: dict[str, dict[str, Any]] = {name: config.facts(name) for name in config.layers or ()}
         sizes: dict[str, Sizes] = dict.fromkeys(facts)
         if self.scheme is not None:
-            for name, parts in quantized_layers(checkpoint, self.scheme, "the checkpoint"):
-                shapes = {part: checkpoint.files[tensor].tensors[tensor].shape for part, tensor in parts.items()}
-                facts[name], sizes[name] = {}, self.scheme.extent(shapes)[:2]
+            inventory = take_inventory(checkpoint, self.scheme, "the checkpoint")
+            for note in inventory.notes:
+                _log.warning_once(f"cudatma: {note}")
+            for name, read in inventory.facts.items():
+                facts[name], sizes[name] = {}, (read.extent.k, read.extent.n)
         match = match_layers(model, sizes, checkpoint)
         match.require()
         modules = {module: facts[layer] for layer, module in match.modules.items()}
+        if self.scheme is not None:
+            self.layer_facts |= {module: inventory.facts[layer] for layer, module in match.modules.items()}
         if self.scheme is None:
             require_arrays(checkpoint, modules, renaming(model))
         for name, known in modules.items():
@@ -197,7 +205,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def get_weight_conversions(self) -> list[Any]:
         """What turns the tensors of another tool's layers into ours."""
-        return [] if self.scheme is None else [packing_conversion(self.scheme)]
+        return [] if self.scheme is None else [packing_conversion(self.scheme, self.layer_facts)]
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         layers = {name: module for name, module in model.named_modules() if isinstance(module, MarlinLinear)}

@@ -64,7 +64,8 @@ def convert_checkpoint(
 ) -> Conversion:
     """Convert a Hugging Face checkpoint's folder into another folder, whose linear layers are packed.
 
-    A GPTQ, AWQ (gemm) or compressed-tensors (pack-quantized W4A16) checkpoint keeps its integers. With ``quantize`` a
+    A GPTQ, AWQ (gemm), AutoRound, Marlin or compressed-tensors (pack-quantized W4A16) checkpoint keeps its integers,
+    and has to be what its configuration says (docs/quantization.md). With ``quantize`` a
     float checkpoint is quantized: the matrices in the model's numbered blocks, with ``group_size``, ``symmetric`` and
     ``clip_search`` as in quantize(), except those whose names match a pattern of ``exclude``. Encoders of images, video
     and audio are quantized with ``vision_tower``. All other tensors are copied as they are.
@@ -130,13 +131,15 @@ def convert_checkpoint(
     return Conversion(
         source=str(folder),
         out=str(target),
-        method=opened.scheme.method if opened.scheme else "float",
+        method=opened.scheme.format.title if opened.scheme else "float",
         dtype=options.dtype,
         layers=layers,
         skipped=opened.skipped,
         ignored=() if quantize else tuple(match.ignored),
         not_compared=match.unknown,
         not_copied=not_copied,
+        left_out=opened.inventory.left_out,
+        notes=opened.inventory.notes,
         source_bytes=total,
         out_bytes=sum(sum(shard.tensors.values()) for shard in finished),
         shards=len(shards),
@@ -153,7 +156,7 @@ def _dtype(source: Source, asked: str | None) -> str:
         if named in ACTIVATION_TYPES:
             return named
     if source.scheme is not None:
-        scales = next(iter(source.layers.values()))[source.scheme.scales]
+        scales = next(iter(source.layers.values()))[source.scheme.format.scales]
         stored = source.checkpoint.files[scales].tensors[scales].dtype
         return "bfloat16" if stored == "BF16" else "float16"
     return "float16"
@@ -215,8 +218,8 @@ def _pack(unit: Unit, source: Source, options: _Options) -> tuple[LayerReport, P
             )
             errors = weight_error(parts["weight"], weight)
         else:
-            weight = source.scheme.pack(parts, dtype=options.dtype)
-            errors = scale_error(parts[source.scheme.scales], ACTIVATION_TYPES[options.dtype].numpy)
+            weight = source.scheme.pack(parts, source.inventory.facts[unit.name], dtype=options.dtype)
+            errors = scale_error(parts[source.scheme.format.scales], ACTIVATION_TYPES[options.dtype].numpy)
     except FieldError as error:
         raise error.renamed({error.field: f"{unit.name}: {error.field}"}) from error
     report = LayerReport(

@@ -139,7 +139,7 @@ _SPARE_BYTES = 64_000_000
 _INDEX = "model.safetensors.index.json"
 #: Weights in other files, and descriptions of a quantization that the converted model no longer has.
 _WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
-_STALE = ("quantize_config.json", "quant_config.json")
+_STALE = ("quantize_config.json", "quant_config.json", "quantization_config.json")
 
 
 def check_folders(source: Path, out: Path) -> None:

@@ -114,10 +114,10 @@ def renaming(model: Any) -> Callable[[str], str]:
 
 
 def _sizes(source: Source, layer: str) -> Sizes:
-    shapes = source.shapes(layer)
     if source.scheme is not None:
-        return source.scheme.extent(shapes)[:2]
-    n, k = shapes["weight"]
+        extent = source.inventory.facts[layer].extent
+        return extent.k, extent.n
+    n, k = source.shapes(layer)["weight"]
     return k, n
 
 

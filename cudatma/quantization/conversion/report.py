@@ -54,8 +54,10 @@ class Conversion:
     source, out: folders. method: of the source, "float" where this conversion quantized it. dtype: of the scales.
     layers: in the model's order. skipped: matrices that stay as they are, with the reason. ignored: packed layers that
     the model class does not load. not_compared: why the layers were not compared with the model class, or "".
-    not_copied: entries of the source's folder that the new one lacks, with the reason. source_bytes, out_bytes: of all
-    tensors. kept_shards: how many an earlier run had finished.
+    not_copied: entries of the source's folder that the new one lacks, with the reason. left_out: tensors that the new
+    folder lacks, with the reason. notes: sentences about the source's configuration: keys that were not used, values
+    read otherwise than stated. source_bytes, out_bytes: of all tensors. kept_shards: how many an earlier run had
+    finished.
     """
 
     source: str
@@ -67,6 +69,8 @@ class Conversion:
     ignored: tuple[str, ...]
     not_compared: str
     not_copied: dict[str, str]
+    left_out: dict[str, str]
+    notes: tuple[str, ...]
     source_bytes: int
     out_bytes: int
     shards: int

@@ -21,7 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.errors import WeightFileError
-from cudatma.quantization.conversion.source import Source, natural
+from cudatma.quantization.conversion.inventory import natural
+from cudatma.quantization.conversion.source import Source
+from cudatma.quantization.importing import file_group_size, packed_group_size
 from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, blocks, group_count
 from cudatma.quantization.safetensors_file import SafetensorsFile, dtype_name
 
@@ -154,8 +156,6 @@ def _joined(first: bytes, data: Any) -> str:
 
 #: The arrays of a packed layer, by their names without the layer's, and the dimensions of each.
 ARRAYS = {"qweight": 2, "scales": 2, "zeros": 2, "perm": 1}
-#: The largest group size of packed weights: files with larger groups have fewer scales.
-_LARGEST_GROUP = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ def plan_shards(source: Source, shard_bytes: int, group_size: int) -> list[Shard
 
     group_size: of a float checkpoint's layers. The same source and options give the same plan.
     """
-    packed = {name for parts in source.layers.values() for name in parts.values()}
+    packed = {name for parts in source.layers.values() for name in parts.values()} | source.inventory.left_out.keys()
     units = [
         Unit(layer, True, tuple(parts.values()), _packed_bytes(source, layer, group_size))
         for layer, parts in source.layers.items()
@@ -209,14 +209,12 @@ def plan_shards(source: Source, shard_bytes: int, group_size: int) -> list[Shard
 
 
 def _packed_bytes(source: Source, layer: str, group_size: int) -> int:
-    shapes = source.shapes(layer)
-    if source.scheme is None:
-        n, k = shapes["weight"]
-        groups = group_count(k, group_size)
+    if facts := source.inventory.facts.get(layer):
+        k, n = facts.extent.k, facts.extent.n
+        group_size = packed_group_size(file_group_size(k, facts.extent.groups, facts.group_size))
     else:
-        k, n, groups = source.scheme.extent(shapes)
-        groups = max(groups, group_count(k, _LARGEST_GROUP)) if groups > 1 else 1
-    columns = blocks(n) * BLOCK
+        n, k = source.shapes(layer)["weight"]
+    columns, groups = blocks(n) * BLOCK, group_count(k, group_size)
     return blocks(n) * blocks(k) * BLOCK_BYTES + groups * columns * 3 + 4 * k  # scales of two bytes, zeros of one
 
 

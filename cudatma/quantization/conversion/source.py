@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from cudatma.errors import ArgumentError, FieldError, WeightFileError
-from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint, quantization_section, read_config
+from cudatma.errors import ArgumentError, WeightFileError
+from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
+from cudatma.quantization.conversion.inventory import Inventory, check_others, is_expert, natural, take_inventory
 from cudatma.quantization.conversion.scheme import Scheme, read_scheme
 from cudatma.quantization.layout_v1 import BLOCK
+from cudatma.quantization.statement import read_config, read_section, statement_files
 
 _FLOATS = ("F16", "BF16", "F32", "F64")
 #: Names that transformers looks for first, where a folder holds other files of weights too.
@@ -25,15 +27,20 @@ _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """scheme: None for a float checkpoint. layers: name -> its tensors by their names without the layer's, in the
-    model's order. skipped: matrices that stay as they are, with the reason."""
+    """scheme: None for a float checkpoint. inventory: what becomes of each tensor. skipped: matrices that stay as they
+    are, with the reason."""
 
     folder: Path
     config: dict[str, Any]
     checkpoint: Checkpoint
     scheme: Scheme | None
-    layers: dict[str, dict[str, str]]
+    inventory: Inventory
     skipped: dict[str, str]
+
+    @property
+    def layers(self) -> dict[str, dict[str, str]]:
+        """The packed layers in the model's order, with their tensors by the names without the layer's."""
+        return self.inventory.layers
 
     def tensor_bytes(self, names: Iterable[str]) -> int:
         """Bytes of these tensors in the checkpoint."""
@@ -49,11 +56,11 @@ class Source:
         """Return the same source with some float layers left as they are, each for a reason."""
         layers = {name: parts for name, parts in self.layers.items() if name not in reasons}
         _require_layers(layers, str(self.folder))
-        return replace(self, layers=layers, skipped={**self.skipped, **reasons})
+        return replace(self, inventory=Inventory(layers), skipped={**self.skipped, **reasons})
 
     def fingerprint(self) -> dict[str, str]:
         """File -> digest of its size, header and samples of its data, enough to tell two trainings of a model apart."""
-        files = {file.path for file in self.checkpoint.files.values()} | {self.folder / "config.json"}
+        files = {file.path for file in self.checkpoint.files.values()} | set(statement_files(self.folder))
         return {path.name: _fingerprint(path) for path in sorted(files)}
 
 
@@ -70,7 +77,7 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
         remedy = "check the path; a model of the Hub has to be downloaded first: hf download MODEL --local-dir FOLDER"
         allowed = "a checkpoint's folder, with config.json and .safetensors"
         raise WeightFileError(str(folder), "no folder", allowed, remedy)
-    config, section = read_config(folder), quantization_section(folder)
+    config, (section, where) = read_config(folder), read_section(folder)
     if section.get("quant_method") == "cudatma":
         remedy = "transformers loads it after cudatma.integrations.transformers.register()"
         raise WeightFileError(str(folder), "a folder that is converted already", "one that is not", remedy)
@@ -78,6 +85,8 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
     checkpoint = open_checkpoint(main[0] if main else folder)
     for name, file in checkpoint.files.items():
         file.check_bytes(name)
+    if not section:
+        check_others(checkpoint, {})
     if section and quantize:
         got = f"a checkpoint that is quantized ({section.get('quant_method', 'gptq')})"
         raise ArgumentError("quantize", got, "a float checkpoint", "leave the option out: its layers are packed as is")
@@ -86,42 +95,11 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
         raise ArgumentError("quantize", f"a float checkpoint: {folder}", "a quantized one", remedy)
     if not section:
         layers, skipped = _float_layers(checkpoint, config, tuple(exclude), vision_tower, str(folder))
-        return Source(folder, config, checkpoint, None, layers, skipped)
-    scheme = read_scheme(section, f"{folder}: quantization_config")
-    layers = dict(quantized_layers(checkpoint, scheme, str(folder)))
+        return Source(folder, config, checkpoint, None, Inventory(layers), skipped)
+    scheme = read_scheme(section, where)
+    inventory = take_inventory(checkpoint, scheme, str(folder))
     skipped = dict.fromkeys(_matrices(checkpoint), "not quantized in the checkpoint")
-    return Source(folder, config, checkpoint, scheme, layers, skipped)
-
-
-def natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """A sorting key under which layer 2 comes before layer 10."""
-    parts = name.split(".")
-    return tuple((0, int(part), "") if part.isascii() and part.isdecimal() else (1, 0, part) for part in parts)
-
-
-def quantized_layers(checkpoint: Checkpoint, scheme: Scheme, where: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Each layer of a quantized checkpoint, in the model's order, and its tensors by their names without the layer's.
-
-    where: the checkpoint, for errors. Raises WeightFileError and QuantizationError for layers that cannot be packed.
-    """
-    ending = f".{scheme.required[0]}"
-    found = sorted((name.removesuffix(ending) for name in checkpoint.names if name.endswith(ending)), key=natural)
-    if not found:
-        raise WeightFileError(where, "no quantized layer", f"tensors that end in {ending}, as {scheme.method} has them")
-    for layer in found:
-        if _is_expert(layer):
-            remedy = "mixtures of experts cannot be converted"
-            raise WeightFileError(layer, "a quantized expert", "linear layers of dense models", remedy)
-        parts = {part: f"{layer}.{part}" for part in (*scheme.required, *scheme.optional)}
-        held = {part: name for part, name in parts.items() if name in checkpoint.files}
-        if missing := scheme.missing(held):
-            got = f"no {' and no '.join(missing)}"
-            raise WeightFileError(layer, got, ", ".join(parts), "copy or download the checkpoint again")
-        try:
-            scheme.extent({part: checkpoint.files[name].tensors[name].shape for part, name in held.items()})
-        except FieldError as error:
-            raise error.renamed({error.field: f"{layer}.{error.field}"}) from error
-        yield layer, held
+    return Source(folder, config, checkpoint, scheme, inventory, skipped)
 
 
 def _float_layers(
@@ -175,7 +153,7 @@ def unsuitable(layer: str, shape: tuple[int, ...]) -> str:
         return "outside the model's numbered blocks, as the head and the embedding"
     if "embed" in last or "norm" in last:
         return "an embedding or a norm by its name"
-    if _is_expert(layer) or last in ("gate", "router"):
+    if is_expert(layer) or last in ("gate", "router"):
         return "an expert or a router"
     if min(shape) < BLOCK:
         return f"smaller than {BLOCK} x {BLOCK}"
@@ -191,10 +169,6 @@ def tower_layers(layers: Iterable[str]) -> set[str]:
     names = set(layers)
     found = {layer for layer in names if _TOWER_WORDS & set(re.split(r"[._]", layer))}
     return found if found != names else set()
-
-
-def _is_expert(layer: str) -> bool:
-    return re.search(r"\.experts\.", layer) is not None
 
 
 def _fingerprint(path: Path) -> str:

@@ -1,0 +1,212 @@
+"""Whether a layer's tensors are what the configuration says, and how they are to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudatma.errors import FieldError, QuantizationError, WeightFileError
+from cudatma.quantization.checkpoint import Checkpoint
+from cudatma.quantization.formats import (
+    AWQ,
+    COMPRESSED_TENSORS,
+    GPTQ,
+    MARLIN,
+    Extent,
+    Format,
+    check_zero_points,
+    recognized,
+)
+from cudatma.quantization.importing import (
+    act_order,
+    check_group_size,
+    file_group_size,
+    nibbles_along_columns,
+    nibbles_along_rows,
+    weight_extents,
+)
+from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, group_count
+from cudatma.quantization.safetensors_file import TensorEntry
+from cudatma.quantization.statement import LayerStatement, Statement, read_section, read_statement
+
+_FOUR = "quantize the model again with 4 bits there, or leave the layer in 16"
+_AGREE = "correct the configuration, or use the tensors that belong to it"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFacts:
+    """How a layer's tensors are read.
+
+    extent: of the whole layer. group_size: None where there is one group. zero_point_format: as from_gptq()'s.
+    note: what the report says about the layer, or "".
+    """
+
+    extent: Extent
+    group_size: int | None
+    zero_point_format: str = "v2"
+    note: str = ""
+
+
+def layer_facts(checkpoint: Checkpoint, layer: str, parts: Mapping[str, str], statement: Statement) -> LayerFacts:
+    """Compare a layer's tensors with what its folder says.
+
+    parts: the names of the tensors in the checkpoint, by their names without the layer's. Reads the small tensors only.
+    Raises QuantizationError for a contradiction, naming both sides, and WeightFileError where a tensor is missing.
+    """
+    entries = {part: checkpoint.files[name].tensors[name] for part, name in parts.items()}
+    try:
+        return _compare(entries, lambda part: checkpoint.read(parts[part]), layer, statement)
+    except FieldError as error:
+        field = error.field if error.field.startswith(statement.where) else f"{layer}.{error.field}".rstrip(".")
+        raise error.renamed({error.field: field}) from error
+
+
+def folder_facts(checkpoint: Checkpoint, layer: str, wanted: Format) -> LayerFacts | None:
+    """layer_facts() by what the checkpoint's own folder says; None where it says nothing.
+
+    Raises WeightFileError where it says that the layer has another format than ``wanted``.
+    """
+    section, where = read_section(checkpoint.path.parent)
+    if not section:
+        return None
+    statement = read_statement({"quant_method": wanted.name.replace("_", "-"), **section}, where)
+    if statement.format is not wanted:
+        remedy = f"read it with load_{statement.format.name}"
+        raise WeightFileError(f"{where}: quant_method", str(section.get("quant_method")), wanted.title, remedy)
+    names = {part: f"{layer}.{part}" for part in (*wanted.required, *wanted.optional)}
+    parts = {part: name for part, name in names.items() if name in checkpoint.files}
+    if missing := [part for part in wanted.required if part not in parts]:
+        checkpoint.read(names[missing[0]])  # raises, and shows similar names
+    return layer_facts(checkpoint, layer, parts, statement)
+
+
+def _compare(
+    entries: Mapping[str, TensorEntry], read: Callable[[str], NDArray[Any]], layer: str, whole: Statement
+) -> LayerFacts:
+    kind = whole.format
+    statement = whole.of(layer)
+    if statement is None:
+        remedy = "name the layer or its class in the targets of one group"
+        raise QuantizationError(f"{whole.where}: config_groups", f"no target for {layer}", "a group for it", remedy)
+    if not statement.quantized:
+        allowed = f"a float weight, because {statement.where} says that it is not quantized"
+        raise QuantizationError(kind.required[0], "a quantized layer", allowed, _AGREE)
+    if statement.bits not in (None, 4):
+        raise QuantizationError(f"{statement.where}: bits", statement.bits, "4", f"it applies to {layer}; {_FOUR}")
+    found = recognized({part: entry.shape for part, entry in entries.items()})
+    if found not in (None, kind):
+        got = f"what looks like {found.title}"
+        raise QuantizationError(kind.required[0], got, f"{kind.title}, because {whole.where} says so", _AGREE)
+    for part in (*kind.integers, kind.scales):
+        dtypes = ("F16", "BF16", "F32", "F64") if part == kind.scales else ("I32", "U32")
+        if entries[part].dtype not in dtypes:
+            raise QuantizationError(part, entries[part].dtype, ", ".join(dtypes))
+    extent = _extent(kind, entries, read, statement)
+    size = _group_size(kind, extent, statement)
+    _check_order(kind, entries, read, extent, size, statement)
+    zero_point_format, note = _zero_points(kind, entries, read, extent, whole, statement)
+    return LayerFacts(extent, size, zero_point_format, note)
+
+
+def _extent(
+    kind: Format, entries: Mapping[str, TensorEntry], read: Callable[[str], NDArray[Any]], statement: LayerStatement
+) -> Extent:
+    shapes = {part: entry.shape for part, entry in entries.items()}
+    k = n = None
+    if kind is COMPRESSED_TENSORS:
+        n, k = weight_extents(read("weight_shape"))
+    elif kind is GPTQ and shapes.get("g_idx", (0,)) != (0,):
+        k = shapes["g_idx"][0]
+    try:
+        return kind.extent(shapes, k, n)
+    except QuantizationError as error:
+        said = "" if statement.bits is None else f"; {statement.where} says {statement.bits} bits"
+        raise type(error)(error.field, error.got, error.allowed, error.remedy + said) from error
+
+
+def _group_size(kind: Format, extent: Extent, statement: LayerStatement) -> int | None:
+    size = statement.group_size
+    if size is None:
+        file_group_size(extent.k, extent.groups, None)
+        return None
+    said = f"{statement.where} says group_size {size}"
+    if extent.groups > 1 or size == 0 or size < -1:
+        check_group_size(size, f"{statement.where}: group_size")
+    if (expected := group_count(extent.k, size)) != extent.groups:
+        got = f"{extent.groups} groups for K = {extent.k}"
+        raise QuantizationError(kind.scales, got, f"{expected}, because {said}", _AGREE)
+    return size if extent.groups > 1 else None
+
+
+def _check_order(
+    kind: Format,
+    entries: Mapping[str, TensorEntry],
+    read: Callable[[str], NDArray[Any]],
+    extent: Extent,
+    size: int | None,
+    statement: LayerStatement,
+) -> None:
+    """Check that rows are in another order exactly where the configuration says that they may be."""
+    if statement.act_order and kind in (AWQ, MARLIN) and extent.groups > 1:
+        got = f"{kind.title}, which holds rows in order"
+        raise QuantizationError(kind.required[0], got, f"GPTQ, because {statement.where} says desc_act true", _AGREE)
+    if not kind.g_idx:
+        return
+    if kind.g_idx not in entries or entries[kind.g_idx].shape == (0,):
+        if statement.act_order and extent.groups > 1:
+            allowed = f"the tensor, because {statement.where} says that rows are in activation order"
+            raise WeightFileError("", f"no {kind.g_idx}", allowed, "copy or download the checkpoint again")
+        return
+    groups = file_group_size(extent.k, extent.groups, size)
+    perm = act_order(read(kind.g_idx), extent.k, extent.groups, groups)
+    if perm is not None and statement.act_order is False:
+        allowed = f"rows in order, because {statement.where} says so"
+        raise QuantizationError(kind.g_idx, "rows in activation order", allowed, _AGREE)
+
+
+def _zero_points(
+    kind: Format,
+    entries: Mapping[str, TensorEntry],
+    read: Callable[[str], NDArray[Any]],
+    extent: Extent,
+    whole: Statement,
+    statement: LayerStatement,
+) -> tuple[str, str]:
+    """Return the format of the zero points, and a note, after comparing them with what is said about symmetry."""
+    form, symmetric = whole.zero_point_format, statement.symmetric
+    if whole.borrows and symmetric is False:
+        return "v1_borrow", ""
+    said = f"{statement.where} says that it is {'' if symmetric else 'not '}symmetric"
+    if kind is MARLIN or (kind is COMPRESSED_TENSORS and "weight_zero_point" not in entries):
+        if symmetric is False:
+            raise QuantizationError(kind.required[0], "no zero points", f"zero points, because {said}", _AGREE)
+        return form, ""
+    part = "weight_zero_point" if kind is COMPRESSED_TENSORS else "qzeros"
+    if kind is COMPRESSED_TENSORS:
+        check_zero_points(entries[part].shape, entries[part].dtype == "I8", extent.n, extent.groups)
+    if symmetric is False or (symmetric is None and form != "v1"):
+        return form, ""
+    zeros = _stored_zeros(kind, read(part), part, extent.n)
+    midpoint = SYMMETRIC_ZERO - 1 if form == "v1" else SYMMETRIC_ZERO
+    if bool((zeros == midpoint).all()):
+        return form, ""
+    if form == "v1" and bool((zeros == SYMMETRIC_ZERO).all()):
+        return "v2", f"{whole.where}: symmetric zero points stored as 8 under the format gptq, read as 8"
+    if symmetric:
+        low, high = int(zeros.min()), int(zeros.max())
+        got = f"{low} everywhere" if low == high else f"stored values from {low} to {high}"
+        raise QuantizationError(part, got, f"{midpoint} everywhere, because {said}", _AGREE)
+    return form, ""
+
+
+def _stored_zeros(kind: Format, stored: NDArray[Any], part: str, n: int) -> NDArray[Any]:
+    """Return zero points as the file has them, in any order, without padding."""
+    if kind is not COMPRESSED_TENSORS:
+        return nibbles_along_columns(stored, part)[:, :n]
+    if stored.dtype == np.int8:
+        return stored.astype(np.int16) + SYMMETRIC_ZERO
+    return nibbles_along_rows(stored, part)[:n]

@@ -1,0 +1,173 @@
+"""What becomes of each tensor of a checkpoint: part of a packed layer, copied, or left out with the reason."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from cudatma.errors import WeightFileError
+from cudatma.quantization.agreement import LayerFacts, layer_facts
+from cudatma.quantization.checkpoint import Checkpoint
+from cudatma.quantization.conversion.scheme import Scheme
+from cudatma.quantization.formats import FORMATS, MARLIN, recognized
+from cudatma.quantization.safetensors_file import TensorEntry
+
+_FLOATS = ("F16", "BF16", "F32", "F64")
+_FLOAT_CHECKPOINT = "quantize the original float checkpoint: cudatma convert --quantize"
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The tensors of a checkpoint.
+
+    layers: those that are packed, in the model's order, with the names of their tensors by the names without the
+    layer's. facts: of each such layer. left_out: tensors that are neither packed nor copied, with the reason. notes:
+    for the report. All other tensors are copied.
+    """
+
+    layers: dict[str, dict[str, str]]
+    facts: dict[str, LayerFacts] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def take_inventory(checkpoint: Checkpoint, scheme: Scheme, where: str) -> Inventory:
+    """Find the quantized layers, compare each with the configuration, and account for all other tensors.
+
+    where: the checkpoint, for errors. Raises WeightFileError and QuantizationError.
+    """
+    kind = scheme.format
+    ending = f".{kind.required[0]}"
+    found = sorted((name.removesuffix(ending) for name in checkpoint.names if name.endswith(ending)), key=natural)
+    if not found:
+        others = [
+            other for other in FORMATS if any(name.endswith(f".{other.required[0]}") for name in checkpoint.names)
+        ]
+        got = f"layers of {others[0].title}" if others else "no quantized layer"
+        allowed = f"tensors that end in {ending}: {scheme.statement.where} says {kind.title}"
+        raise WeightFileError(where, got, allowed, "correct the configuration" if others else "")
+    layers: dict[str, dict[str, str]] = {}
+    facts: dict[str, LayerFacts] = {}
+    for layer in found:
+        if is_expert(layer):
+            remedy = "mixtures of experts cannot be converted"
+            raise WeightFileError(layer, "a quantized expert", "linear layers of dense models", remedy)
+        names = {part: f"{layer}.{part}" for part in (*kind.required, *kind.optional)}
+        layers[layer] = {part: name for part, name in names.items() if name in checkpoint.files}
+        if missing := [part for part in kind.required if part not in layers[layer]]:
+            allowed = f"{', '.join(kind.required)} of a {kind.title} layer"
+            remedy = "copy or download the checkpoint again"
+            raise WeightFileError(layer, f"no {' and no '.join(missing)}", allowed, remedy)
+        facts[layer] = layer_facts(checkpoint, layer, layers[layer], scheme.statement)
+    left_out = {}
+    if kind is MARLIN:
+        buffers = (f"{layer}.workspace" for layer in layers)
+        left_out = {name: "scratch memory of the Marlin kernel" for name in buffers if name in checkpoint.files}
+    check_others(checkpoint, layers, left_out)
+    counts = Counter(known.note for known in facts.values() if known.note)
+    notes = [f"{note} ({count} of {len(layers)} layers)" for note, count in counts.items()]
+    return Inventory(layers, facts, left_out, (*scheme.statement.notes, *notes))
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Return a sorting key under which layer 2 comes before layer 10."""
+    parts = name.split(".")
+    return tuple((0, int(part), "") if part.isascii() and part.isdecimal() else (1, 0, part) for part in parts)
+
+
+def is_expert(layer: str) -> bool:
+    """Whether a layer is an expert by its name."""
+    return re.search(r"\.experts\.", layer) is not None
+
+
+#: Buffers of integers that models have without any quantization.
+_BUFFERS = re.compile(
+    r"(^|.*\.)(position_ids|num_batches_tracked|relative_position_index|token_type_ids|cache_position|tid2eid"
+    r"|att(entio)?n\.(bias|masked_bias)|\w*_(index|indices|mask))"
+)
+#: Tensors that only quantized modules have.
+_PARTS = re.compile(
+    r"(^|.*[._])(qweight|qzeros|g_idx|zero_point|packed|weight_scale_\w+|weight_global_scale|pre_quant_scale)"
+    r"|.*\.(scales|weight\.\w+)"
+)
+_SCALE = re.compile(r"(.*\.)?([^.]*)_scales?")
+#: What is scaled where `X_scale` belongs to a quantized X, even if no tensor X is there.
+_SCALED = frozenset(
+    ["weight", "input", "output", "act", "q", "k", "v", "kv", "kv_cache", "prob", "w1", "w2", "w3", "w13"]
+)
+#: Modules whose weight may be that of another module.
+_TIED = re.compile(r"(.*[._])?(lm_head|predictions|decoder)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The modules of a checkpoint with the number of tensors inside, and what tensors' names begin with."""
+
+    modules: Counter[str]
+    stems: frozenset[str]
+
+
+def check_others(checkpoint: Checkpoint, layers: Mapping[str, Mapping[str, str]], left_out: Iterable[str] = ()) -> None:
+    """Raise WeightFileError for a tensor that is neither packed nor left out, and that no float module has."""
+    names = _names(checkpoint.files)
+    known = {name for parts in layers.values() for name in parts.values()} | set(left_out)
+    for name, file in checkpoint.files.items():
+        if name not in known:
+            _check_inside(name, layers)
+            _check_other(name, file.tensors[name], names, checkpoint)
+
+
+def _check_inside(name: str, layers: Mapping[str, object]) -> None:
+    """Raise WeightFileError for a tensor inside a packed layer other than its bias."""
+    parts = name.split(".")
+    inside = next((end for end in range(1, len(parts)) if ".".join(parts[:end]) in layers), None)
+    if inside is not None and parts[inside:] != ["bias"]:
+        layer = ".".join(parts[:inside])
+        got = f"a tensor of the packed layer {layer}"
+        raise WeightFileError(name, got, "the tensors of its format, and a bias", _FLOAT_CHECKPOINT)
+
+
+def _names(tensors: Iterable[str]) -> _Names:
+    modules: Counter[str] = Counter()
+    stems = set()
+    for name in tensors:
+        parts = name.split(".")
+        modules.update(".".join(parts[:end]) for end in range(1, len(parts)))
+        stems |= {name, name.rpartition(".")[0], re.sub(r"_(packed|shape|blocks|zero_point|qweight)$", "", name)}
+    return _Names(modules, frozenset(stems))
+
+
+def _check_other(name: str, entry: TensorEntry, names: _Names, checkpoint: Checkpoint) -> None:
+    module, _, part = name.rpartition(".")
+    is_float = entry.dtype in _FLOATS
+    if part == "scales" and len(entry.shape) == 1 and names.modules[module] == 1:
+        remedy = f"cudatma does not divide activations by them; {_FLOAT_CHECKPOINT}"
+        raise WeightFileError(name, "scales of an activation, which AWQ puts behind GELU", "none", remedy)
+    if not _BUFFERS.fullmatch(name) and (_PARTS.fullmatch(name) or not (is_float or entry.dtype == "BOOL")):
+        _refuse(name, entry, checkpoint)
+    if scale := _SCALE.fullmatch(name):
+        prefix, scaled = scale[1] or "", scale[2]
+        if scaled in _SCALED or f"{prefix}{scaled}" in names.stems or len(entry.shape) > 1:
+            _refuse(name, entry, checkpoint)
+    if part == "bias" and is_float and names.modules[module] == 1 and not _TIED.fullmatch(module):
+        remedy = "copy or download the checkpoint again"
+        raise WeightFileError(name, f"the bias of a module without weight: {module}", "a weight beside it", remedy)
+
+
+def _refuse(name: str, entry: TensorEntry, checkpoint: Checkpoint) -> NoReturn:
+    """Say that a tensor is left over, and what its module looks like."""
+    beside = checkpoint.shapes(name.rpartition(".")[0])
+    remedy = f"cudatma does not read this part of the model; {_FLOAT_CHECKPOINT}"
+    got = f"{entry.dtype} {entry.shape}, which belongs to no layer that is packed"
+    if re.search(r"(^|\.)experts\b", name):
+        got += ": experts in one tensor"
+    elif {"scales", "biases"} <= beside.keys():
+        got += ": MLX's format"
+    elif kind := recognized(beside):
+        got += f": it looks like {kind.title}"
+        remedy = "state it in config.json: quantization_config with quant_method, bits, group_size and the like"
+    allowed = f"layers of {', '.join(kind.title for kind in FORMATS)}, and float tensors"
+    raise WeightFileError(name, got, allowed, remedy)

@@ -1,0 +1,204 @@
+"""The formats that are imported: which tensors a layer has, and what their shapes say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cudatma.errors import QuantizationError, WeightFileError
+from cudatma.quantization.checkpoint import Checkpoint
+
+#: Values of four bits in a 32-bit word.
+WORD_VALUES = 8
+_WORD_BITS = 32
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Rows K, columns N and scale groups along K of a layer."""
+
+    k: int
+    n: int
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format of quantized layers.
+
+    name: of the importers, ``load_NAME``. title: of the tool. tensors: shapes, for errors. required, optional: names of
+    a layer's tensors without the layer's name; no other module has a tensor of the first name. integers: those of the
+    required tensors that hold 32-bit words.
+    """
+
+    name: str
+    title: str
+    tensors: str
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+    scales: str
+    integers: tuple[str, ...]
+    g_idx: str = ""
+
+    def extent(self, shapes: Shapes, k: int | None = None, n: int | None = None) -> Extent:
+        """Return the extent of a layer whose tensors have these shapes.
+
+        k, n: where other tensors' values say them (g_idx, weight_shape). Raises QuantizationError, which names the
+        tensor, for shapes that are no matrices or that four bits a value do not give.
+        """
+        for name in (*self.integers, self.scales):
+            if len(shapes[name]) != 2 and not (name == "weight_scale" and len(shapes[name]) == 1):
+                raise QuantizationError(name, shapes[name], "two dimensions")
+        words, scales = shapes[self.required[0]], shapes[self.scales]
+        if self.name == "gptq":
+            return _gptq_extent(words, shapes["qzeros"], scales, k)
+        if self.name == "awq":
+            return _awq_extent(words, shapes["qzeros"], scales)
+        if self.name == "marlin":
+            return _marlin_extent(words, scales)
+        return _compressed_extent(words, scales, k, n)
+
+
+GPTQ = Format(
+    "gptq",
+    "GPTQ",
+    "qweight (K / 8, N), qzeros (G, N / 8), scales (G, N)",
+    required=("qweight", "qzeros", "scales"),
+    optional=("g_idx",),
+    scales="scales",
+    integers=("qweight", "qzeros"),
+    g_idx="g_idx",
+)
+AWQ = Format(
+    "awq",
+    "AWQ",
+    "qweight (K, N / 8), qzeros (G, N / 8), scales (G, N)",
+    required=("qweight", "qzeros", "scales"),
+    optional=(),
+    scales="scales",
+    integers=("qweight", "qzeros"),
+)
+COMPRESSED_TENSORS = Format(
+    "compressed_tensors",
+    "compressed-tensors",
+    "weight_packed (N, K / 8), weight_scale (N, G), weight_shape (2,)",
+    required=("weight_packed", "weight_scale", "weight_shape"),
+    optional=("weight_zero_point", "weight_g_idx"),
+    scales="weight_scale",
+    integers=("weight_packed",),
+    g_idx="weight_g_idx",
+)
+MARLIN = Format(
+    "marlin",
+    "the original Marlin",
+    "B (K / 16, 2 N), s (G, N)",
+    required=("B", "s"),
+    optional=(),
+    scales="s",
+    integers=("B",),
+)
+FORMATS = (GPTQ, AWQ, COMPRESSED_TENSORS, MARLIN)
+
+
+def require_shape(field: str, shape: tuple[int, ...], allowed: tuple[int, ...], remedy: str) -> None:
+    """Raise QuantizationError unless a tensor has the shape that the other tensors imply."""
+    if shape != allowed:
+        raise QuantizationError(field, shape, str(allowed), remedy)
+
+
+def _require_words(field: str, shape: tuple[int, ...], axis: int, values: int) -> None:
+    """Check the words along an axis that holds ``values`` four-bit values."""
+    allowed = list(shape)
+    allowed[axis] = -(-values // WORD_VALUES)
+    bits = _WORD_BITS * shape[axis] / values
+    width = f"these are {bits:g} bits a value; " if bits in (1, 2, 3, 5, 6, 8, 16) else ""
+    require_shape(field, shape, tuple(allowed), f"{width}only four bits, eight values a word, are supported")
+
+
+def _gptq_extent(words: tuple[int, ...], zeros: tuple[int, ...], scales: tuple[int, ...], rows: int | None) -> Extent:
+    groups, n = scales
+    require_shape("qweight", words, (words[0], n), "its columns are those of scales")
+    k = WORD_VALUES * words[0] if rows is None else rows
+    require_shape("qzeros", zeros, (groups, zeros[1]), "it has a row for each row of scales")
+    _require_words("qzeros", zeros, 1, n)
+    _require_words("qweight", words, 0, k)
+    return Extent(k, n, groups)
+
+
+def _awq_extent(words: tuple[int, ...], zeros: tuple[int, ...], scales: tuple[int, ...]) -> Extent:
+    groups, n = scales
+    _require_words("qweight", words, 1, n)
+    require_shape("qzeros", zeros, (groups, zeros[1]), "it has a row for each row of scales")
+    _require_words("qzeros", zeros, 1, n)
+    return Extent(words[0], WORD_VALUES * words[1], groups)
+
+
+def _marlin_extent(words: tuple[int, ...], scales: tuple[int, ...]) -> Extent:
+    groups, n = scales
+    if n % 64 or words[1] != 2 * n:
+        allowed = f"(K / 16, {2 * n}) for s of N = {n} columns, N a multiple of 64"
+        raise QuantizationError("B", words, allowed, "other bit widths are not supported")
+    return Extent(16 * words[0], n, groups)
+
+
+def _compressed_extent(words: tuple[int, ...], scales: tuple[int, ...], k: int | None, n: int | None) -> Extent:
+    n = words[0] if n is None else n
+    if words[0] != n:
+        raise QuantizationError("weight_packed", words, f"({n}, K / 8)", "it has a row for each of the N outputs")
+    k = WORD_VALUES * words[1] if k is None else k
+    _require_words("weight_packed", words, 1, k)
+    if set(scales) == {1}:  # one scale for the whole tensor
+        return Extent(k, n, 1)
+    if len(scales) != 2 or scales[0] != n:
+        raise QuantizationError("weight_scale", scales, f"({n}, G)", "it has one row for each of the N outputs")
+    return Extent(k, n, scales[1])
+
+
+def check_zero_points(shape: tuple[int, ...], is_unpacked: bool, n: int, groups: int) -> None:
+    """Check the shape of compressed-tensors' weight_zero_point: words along N, or a byte for each scale."""
+    if not is_unpacked:
+        require_shape("weight_zero_point", shape, (-(-n // WORD_VALUES), groups), "it is packed along N")
+    elif set(shape) != {1}:  # one for the whole tensor
+        require_shape("weight_zero_point", shape, (n, groups), "it has a value for each scale")
+
+
+def check_layer(checkpoint: Checkpoint, layer: str, wanted: Format) -> None:
+    """Raise WeightFileError where a layer of a file is of another format, naming that format and what reads it."""
+    shapes = checkpoint.shapes(layer)
+    found = recognized(shapes)
+    if found is not None and found is not wanted:
+        remedy = f"read it with load_{found.name}"
+        raise WeightFileError(layer, f"what looks like {found.title}: {_shown(shapes)}", wanted.tensors, remedy)
+    if found is None and "weight" in shapes:
+        got = f"a weight that is not quantized: {_shown(shapes)}"
+        raise WeightFileError(layer, got, wanted.tensors, "cudatma.quantize packs it")
+
+
+def check_arrays(arrays: Mapping[str, Any], wanted: Format) -> None:
+    """Raise QuantizationError where a layer's arrays are of another format, naming that format and what takes them."""
+    shapes = {name: tuple(getattr(array, "shape", ())) for name, array in arrays.items()}
+    found = recognized(shapes)
+    if found is not None and found is not wanted:
+        got = f"what looks like {found.title}: {_shown(shapes)}"
+        raise QuantizationError("qweight", got, wanted.tensors, f"pass it to from_{found.name}")
+
+
+def recognized(shapes: Shapes) -> Format | None:
+    """Return the format that a layer's tensors look like, None if they look like none."""
+    if "weight_packed" in shapes:
+        return COMPRESSED_TENSORS
+    if {"B", "s"} <= shapes.keys():
+        return MARLIN
+    qweight, scales = shapes.get("qweight", ()), shapes.get("scales", ())
+    if len(qweight) == len(scales) == 2:
+        if qweight[1] == scales[1]:
+            return GPTQ
+        if qweight[1] * WORD_VALUES == scales[1]:
+            return AWQ
+    return None
+
+
+def _shown(shapes: Shapes) -> str:
+    return ", ".join(f"{name} {shape}" for name, shape in shapes.items())

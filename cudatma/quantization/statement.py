@@ -1,0 +1,513 @@
+"""What a folder's JSON files say about the quantization of its layers, before any tensor is read.
+
+Every key of a configuration is in one of four classes: read here; known to have no effect on the weights (how the model
+was quantized, how another tool runs it); changing what the model computes, which is refused by name; or unknown, which
+the report lists.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn, TypeGuard
+
+from cudatma.errors import WeightFileError
+from cudatma.quantization.checkpoint import read_json
+from cudatma.quantization.formats import AWQ, COMPRESSED_TENSORS, GPTQ, MARLIN, Format
+
+Section = Mapping[str, Any]
+
+#: Files that tools write, the later one's values last, and the keys of config.json.
+_FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json", "config.json")
+_CONFIG_KEYS = ("quantization_config", "compression_config")
+_FLOAT = "quantize the original float checkpoint: cudatma convert --quantize"
+
+# ---- the keys
+
+
+def _keys(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+_READ = _keys("""
+    quant_method method bits w_bit wbits group_size q_group_size sym zero_point desc_act checkpoint_format format
+    dynamic extra_config modules_to_not_convert modules_in_block_to_quantize
+    data_type act_bits pack_dtype sparsity_config transform_config
+""")
+_READ_OF_METHOD = {
+    "gptq": _READ | {"is_marlin_format"},
+    "marlin": _READ | {"is_marlin_format"},
+    "awq": _READ | {"version", "backend"},
+    "auto-round": _READ - {"checkpoint_format", "format"} | {"packing_format", "backend"},
+    "compressed-tensors": _keys("quant_method format config_groups ignore sparsity_config transform_config"),
+}
+_READ_OF_GROUP = _keys("""
+    targets format weights num_bits type symmetric strategy group_size actorder dynamic block_structure
+""")
+#: Keys by which a file is known to describe a quantization.
+_TELLING = _keys("quant_method bits w_bit group_size q_group_size config_groups checkpoint_format desc_act")
+#: How the model was quantized, and how other tools run it: without effect on what stored weights mean.
+_HARMLESS = _keys("""
+    damp_percent damp_auto_increment static_groups true_sequential mse act_group_aware gptaq foem hessian dataset
+    tokenizer batch_size pad_token_id model_seqlen seqlen nsamples iters lr minmax_lr amp gradient_accumulate_steps
+    low_gpu_mem_usage low_cpu_mem_usage enable_minmax_tuning enable_norm_bias_tuning enable_quanted_input
+    enable_torch_compile scale_dtype zp_dtype sampler nblocks not_use_best_mse dynamic_max_gap momentum
+    act_data_type act_dynamic act_group_size act_sym block_name_to_quantize
+    to_quant_block_names quant_block_list module_name_preceding_first_block lm_head mock_quantization offload_to_disk
+    offload_to_disk_path pack_impl device fallback failsafe observer observer_kwargs quantization_status
+    global_compression_ratio provider autoround_version quantizer uri transformers_version model_name_or_path
+    model_file_base_name
+    use_cuda_fp16 use_exllama disable_exllama exllama_config max_input_length cache_block_outputs do_fuse
+    fuse_max_seq_len modules_to_fuse run_compressed dequantize backend hyb_act meta version
+""")
+#: Parts of names of keys that change what the model computes.
+_COMPUTES = re.compile(
+    r"rotat|hadamard|transform|activation|kv_cache|act_scale|act_quant|smoothquant|adapter|lora|eora|online|permut|super_"
+)
+#: Layers of that many bits are not quantized.
+_FLOAT_BITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStatement:
+    """What a configuration says about a layer; None where it says nothing.
+
+    where: file and key, for errors. group_size: -1 is one scale for the whole column. quantized: False where the layer
+    is listed as not quantized.
+    """
+
+    where: str
+    bits: int | None = None
+    group_size: int | None = None
+    symmetric: bool | None = None
+    act_order: bool | None = None
+    quantized: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The statement about the layers whose names begin with a match of the pattern."""
+
+    pattern: re.Pattern[str]
+    statement: LayerStatement
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """What a folder says about its quantization.
+
+    zero_point_format: as from_gptq()'s. borrows: whether the tool subtracted one from whole words ("v1_borrow") where
+    weights are asymmetric. rules: the first that matches a layer applies. notes: for the report.
+    """
+
+    format: Format
+    where: str
+    zero_point_format: str
+    rules: tuple[Rule, ...]
+    notes: tuple[str, ...]
+    borrows: bool = False
+
+    def of(self, layer: str) -> LayerStatement | None:
+        """Return the statement about a layer, None where there is none."""
+        return next((rule.statement for rule in self.rules if rule.pattern.match(layer)), None)
+
+
+# ---- where a statement is
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read a folder's config.json. WeightFileError where there is none, or no JSON object in it."""
+    content = read_json(folder / "config.json")
+    if not isinstance(content, dict):
+        raise WeightFileError(str(folder / "config.json"), type(content).__name__, "a JSON object")
+    return content
+
+
+def statement_files(folder: Path) -> list[Path]:
+    """Return the files of a folder that may hold a statement."""
+    return [folder / name for name in _FILES if (folder / name).is_file()]
+
+
+def read_section(folder: Path) -> tuple[dict[str, Any], str]:
+    """Return the quantization configuration of a folder and its place for errors; empty where the folder has none.
+
+    Raises WeightFileError for files that are no JSON or contradict each other, and for other tools' configurations.
+    """
+    if (folder / "hf_quant_config.json").is_file():
+        content = read_json(folder / "hf_quant_config.json")
+        quantization = content.get("quantization") if isinstance(content, dict) else None
+        kind = quantization.get("quant_algo") if isinstance(quantization, dict) else None
+        got = f"ModelOpt's format ({kind})"
+        raise WeightFileError(str(folder / "hf_quant_config.json"), got, _SUPPORTED, _FLOAT)
+    found: list[tuple[str, Section]] = []
+    for path in statement_files(folder):
+        content = read_json(path)
+        if not isinstance(content, dict):
+            continue
+        if path.name == "config.json":
+            found += [(f"{path}: {key}", section) for key, section in _in_config(content, str(path))]
+        elif not _TELLING.isdisjoint(content):
+            found.append((str(path), content))
+    merged = {key: value for _, section in found for key, value in section.items() if value is not None}
+    _check_alike(folder, found)
+    if merged and not merged.get("quant_method"):
+        merged |= {"quant_method": method} if (method := _inferred_method(merged)) else {}
+    return merged, found[-1][0] if found else str(folder)
+
+
+def _in_config(config: Section, where: str) -> Iterable[tuple[str, Section]]:
+    """Yield the sections of config.json; models of text and images keep theirs with the text model."""
+    mlx = config.get("quantization")
+    if isinstance(mlx, dict) and "bits" in mlx:
+        raise WeightFileError(f"{where}: quantization", "MLX's format", _SUPPORTED, _FLOAT)
+    for name in ("rotation_config", "transform_config"):
+        if not _is_neutral(config.get(name)):
+            _refuse_computation(f"{where}: {name}", config[name])
+    text = config.get("text_config")
+    for prefix, holder in (("text_config.", text if isinstance(text, dict) else {}), ("", config)):
+        for key in reversed(_CONFIG_KEYS):
+            section = holder.get(key)
+            if section is not None and not isinstance(section, dict):
+                raise WeightFileError(f"{where}: {prefix}{key}", repr(section)[:80], "an object")
+            if section:
+                yield prefix + key, section
+
+
+def _check_alike(folder: Path, sections: list[tuple[str, Section]]) -> None:
+    """Raise WeightFileError where two sections state different values of one fact."""
+    names = {
+        "bits": ("bits", "w_bit", "wbits"),
+        "group_size": ("group_size", "q_group_size"),
+        "sym": ("sym",),
+        "zero_point": ("zero_point",),
+        "desc_act": ("desc_act",),
+        "checkpoint_format": ("checkpoint_format",),
+        "version": ("version",),
+        "quant_method": ("quant_method",),
+    }
+    for fact, keys in names.items():
+        stated = {}
+        for where, section in sections:
+            for key in keys:
+                if section.get(key) is not None:
+                    stated[where.removeprefix(f"{folder}/")] = section[key]
+        if len({str(value).lower() for value in stated.values()}) > 1:
+            got = ", ".join(f"{value} in {file}" for file, value in stated.items())
+            remedy = "correct the wrong file"
+            if fact == "checkpoint_format":
+                remedy += ", or read its layers by load_gptq(zero_point_format='v1' or 'v2')"
+            raise WeightFileError(f"{folder}: {fact}", got, "one of them", remedy)
+
+
+def _inferred_method(section: Section) -> str | None:
+    """Return the method of a section that does not name one, by keys that only one tool writes."""
+    if "method" in section:
+        return str(section["method"])
+    if "config_groups" in section:
+        return "compressed-tensors"
+    if not section.keys().isdisjoint(("zero_point", "version", "w_bit", "q_group_size")):
+        return "awq"
+    if not section.keys().isdisjoint(("desc_act", "sym", "damp_percent", "checkpoint_format", "is_marlin_format")):
+        return "gptq"
+    return None
+
+
+# ---- what it says
+
+_AUTO_ROUND = ("auto-round", "auto_round", "intel/auto-round")
+METHODS = ("gptq", "awq", "compressed-tensors", "marlin", *_AUTO_ROUND)
+#: checkpoint_format -> zero_point_format.
+_GPTQ_FORMATS = {"gptq": "v1", "gptq_v2": "v2"}
+_QUOTED = "'v1' or 'v1_borrow' or 'v2'"
+_INTEGERS = (None, "int", "int_sym", "int_asym")
+_SUPPORTED = "GPTQ, AWQ (gemm), compressed-tensors (pack-quantized), AutoRound or Marlin, in safetensors"
+
+
+def read_statement(section: Section, where: str) -> Statement:
+    """Read a quantization configuration.
+
+    where: its file and key, for errors. Raises WeightFileError for methods, variants and keys that are not supported,
+    and for values of another type.
+    """
+    method = section.get("quant_method") or _inferred_method(section)
+    if method not in METHODS:
+        raise WeightFileError(f"{where}: quant_method", str(method), ", ".join(METHODS), _FLOAT)
+    method = "auto-round" if method in _AUTO_ROUND else str(method)
+    notes: list[str] = []
+    _check_keys(section, where, _READ_OF_METHOD[method], notes)
+    _check_types(section, where)
+    _check_transforms(section.get("transform_config"), f"{where}: transform_config", notes)
+    sparse = section.get("sparsity_config")
+    if not _is_neutral(sparse) and not (isinstance(sparse, dict) and sparse.get("format", "dense") == "dense"):
+        raise WeightFileError(f"{where}: sparsity_config", repr(sparse)[:80], "null, or format dense", _FLOAT)
+    if method == "compressed-tensors":
+        return Statement(COMPRESSED_TENSORS, where, "v2", _compressed_rules(section, where, notes), tuple(notes))
+    default = _common(section, where)
+    rules = _layer_rules(section, default, notes)
+    if method == "awq":
+        _check_awq(section, where)
+        return Statement(AWQ, where, "v2", rules, tuple(notes))
+    if method == "auto-round":
+        kind, zero_point_format = _auto_round_format(section, where, default)
+        return Statement(kind, where, zero_point_format, rules, tuple(notes))
+    kind, zero_point_format = _gptq_format(section, where, is_marlin=method == "marlin")
+    meta = section.get("meta")
+    tool = str(meta.get("quantizer", "")) if isinstance(meta, Mapping) else ""
+    borrows = zero_point_format == "v1" and "gptqmodel" in tool.lower()
+    return Statement(kind, where, zero_point_format, rules, tuple(notes), borrows)
+
+
+def _gptq_format(section: Section, where: str, is_marlin: bool) -> tuple[Format, str]:
+    named = {key: str(section[key]) for key in ("checkpoint_format", "format") if section.get(key) is not None}
+    if is_marlin or section.get("is_marlin_format") is True:
+        named["quant_method" if is_marlin else "is_marlin_format"] = "marlin"
+    for key, value in named.items():
+        if value not in (*_GPTQ_FORMATS, "marlin"):
+            remedy = f"if its tensors are GPTQ's, load_gptq(zero_point_format={_QUOTED}) reads its layers"
+            raise WeightFileError(f"{where}: {key}", value, ", ".join((*_GPTQ_FORMATS, "marlin")), remedy)
+    if len(set(named.values())) > 1:
+        got = ", ".join(f"{key} {value}" for key, value in named.items())
+        raise WeightFileError(f"{where}: format", got, "one format", "correct the wrong key")
+    value = next(iter(named.values()), "gptq")
+    return (MARLIN, "v2") if value == "marlin" else (GPTQ, _GPTQ_FORMATS[value])
+
+
+def _check_awq(section: Section, where: str) -> None:
+    for key in ("version", "format", "checkpoint_format"):
+        named = str(section.get(key) or "gemm").lower()
+        remedy = f"quantize the model again as gemm, or {_FLOAT}"
+        if named in ("exllama", "ipex"):
+            remedy = f"{named} is a kernel for files of version gemm: if qweight is (K, N / 8), write gemm here"
+        elif named == "marlin":
+            remedy = "read its layers with cudatma.quantization.from_marlin(qweight, scales)"
+        if named != "gemm":
+            raise WeightFileError(f"{where}: {key}", named, "the version gemm", remedy)
+    if "llm-awq" in str(section.get("backend")):
+        raise WeightFileError(f"{where}: backend", str(section["backend"]), "autoawq", _FLOAT)
+
+
+def _auto_round_format(section: Section, where: str, default: LayerStatement) -> tuple[Format, str]:
+    """Return AutoRound's format: GPTQ's tensors with zero points of the first format or plain ones, or AWQ's."""
+    packing = section.get("packing_format", section.get("backend"))
+    kind = str(packing or "").removeprefix("auto_round").removeprefix(":").removeprefix("auto_").partition(":")[0]
+    if kind == "awq":
+        return AWQ, "v2"
+    if packing == "auto_round" or kind == "gptqmodel":
+        return GPTQ, "v2"
+    # Old files do not say which; of symmetric ones the values do.
+    if kind == "gptq" or (kind in ("", "exllamav2") and default.symmetric):
+        return GPTQ, "v1"
+    allowed = "auto_round, auto_round:auto_gptq, auto_round:auto_awq, auto_round:gptqmodel"
+    raise WeightFileError(f"{where}: packing_format", str(packing), allowed, _FLOAT)
+
+
+def _compressed_rules(section: Section, where: str, notes: list[str]) -> tuple[Rule, ...]:
+    groups = section.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        raise WeightFileError(f"{where}: config_groups", repr(groups)[:80], "an object of groups")
+    targeted: list[tuple[str, LayerStatement]] = []
+    for name, group in groups.items():
+        field = f"{where}: config_groups.{name}"
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if not isinstance(weights, dict):
+            raise WeightFileError(f"{field}.weights", repr(weights)[:80], "an object with num_bits, type, strategy")
+        stored = group.get("format") or section.get("format")
+        if stored != "pack-quantized" or weights.get("type", "int") != "int":
+            got = f"format {stored}, type {weights.get('type')}"
+            raise WeightFileError(field, got, "format pack-quantized, type int", "quantize the float checkpoint")
+        _check_keys({**weights, **group}, field, _READ_OF_GROUP, notes)
+        statement = LayerStatement(
+            f"{field}.weights",
+            _value(weights, "num_bits", int, f"{field}.weights"),
+            _compressed_group_size(weights, f"{field}.weights"),
+            _value(weights, "symmetric", bool, f"{field}.weights"),
+            weights.get("actorder") in ("group", "dynamic", True),
+        )
+        if weights.get("dynamic"):
+            _refuse_computation(f"{field}.weights.dynamic", weights["dynamic"])
+        targeted += [(target, statement) for target in _names(group.get("targets"), f"{field}.targets")]
+    ignored = LayerStatement(f"{where}: ignore", quantized=False)
+    rules = [
+        _rule(name.removeprefix("re:") if name.startswith("re:") else f"{re.escape(name)}$", ignored)
+        for name in _names(section.get("ignore"), ignored.where)
+        if not _is_class(name)
+    ]
+    # A layer's own name comes before a pattern, and a pattern before a class of modules.
+    targeted.sort(key=lambda item: (_is_class(item[0]), item[0].startswith("re:"), "Linear" not in item[0]))
+    rules += [_rule("" if _is_class(target) else _target(target), statement) for target, statement in targeted]
+    return tuple(rules)
+
+
+def _is_class(target: str) -> bool:
+    return "." not in target and target[:1].isupper()
+
+
+def _target(target: str) -> str:
+    """Return the pattern of a target; files may have other names than the class before the numbered block."""
+    if target.startswith("re:"):
+        return target.removeprefix("re:")
+    inside = re.search(r"[^.]+\.\d+\..*", target)
+    return rf"(?:.*\.)?{re.escape(inside[0] if inside else target)}$"
+
+
+def _compressed_group_size(weights: Section, where: str) -> int | None:
+    size: int | None = _value(weights, "group_size", int, where)
+    strategy = weights.get("strategy")
+    if strategy not in (None, "group", "channel", "tensor"):
+        raise WeightFileError(f"{where}.strategy", str(strategy), "group, channel, tensor", _FLOAT)
+    if strategy in ("channel", "tensor"):
+        if size not in (None, -1):
+            raise WeightFileError(
+                f"{where}.group_size", size, f"null for strategy {strategy}", "correct one of the two"
+            )
+        return -1
+    return size
+
+
+def _check_transforms(transforms: Any, where: str, notes: list[str]) -> None:
+    """Refuse transforms of activations; those of weights alone are already in the stored weights."""
+    if _is_neutral(transforms):
+        return
+    groups = transforms.get("config_groups") if isinstance(transforms, dict) else None
+    if not _is_transform(groups):
+        _refuse_computation(where, transforms)
+    applied = [apply for group in groups.values() for apply in group["apply"]]
+    if any(apply.get("location") not in ("weight_input", "weight_output") for apply in applied):
+        _refuse_computation(where, transforms)
+    notes.append(f"{where}: transforms of weights only, which the stored weights already include")
+
+
+def _is_transform(groups: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(groups, dict) and all(
+        isinstance(group, dict)
+        and isinstance(group.get("apply"), list)
+        and all(isinstance(apply, dict) for apply in group["apply"])
+        for group in groups.values()
+    )
+
+
+def _common(section: Section, where: str) -> LayerStatement:
+    """Read the facts that GPTQ, AWQ and AutoRound state alike, of all layers or of some."""
+    symmetric, zero_point = _value(section, "sym", bool, where), _value(section, "zero_point", bool, where)
+    if symmetric is None:
+        symmetric = None if zero_point is None else not zero_point
+    elif zero_point is symmetric:
+        got = f"sym {symmetric}, zero_point {zero_point}"
+        raise WeightFileError(f"{where}: sym", got, "one the negation of the other", "correct the wrong key")
+    return LayerStatement(
+        where,
+        _same(section, ("bits", "w_bit", "wbits"), where),
+        _same(section, ("group_size", "q_group_size"), where),
+        symmetric,
+        _value(section, "desc_act", bool, where),
+    )
+
+
+def _overrides(
+    overrides: Any, default: LayerStatement, where: str, notes: list[str]
+) -> list[tuple[str, LayerStatement]]:
+    """Read statements about single layers: names or patterns, and the settings in which these layers differ."""
+    overrides = {} if overrides is None else overrides
+    if not isinstance(overrides, dict):
+        raise WeightFileError(where, repr(overrides)[:80], "an object of names and settings")
+    found = []
+    for name, settings in overrides.items():
+        field = f"{where}[{name!r}]"
+        if name.startswith("-:"):
+            found.append((name, LayerStatement(field, quantized=False)))
+            continue
+        if not isinstance(settings, dict):
+            raise WeightFileError(field, repr(settings)[:80], "an object of settings")
+        _check_keys(settings, field, _READ, notes)
+        stated = _common(settings, field)
+        facts = {fact: getattr(stated, fact) for fact in ("bits", "group_size", "symmetric", "act_order")}
+        statement = replace(default, where=field, **{fact: value for fact, value in facts.items() if value is not None})
+        if statement.bits is not None and statement.bits >= _FLOAT_BITS:
+            statement = LayerStatement(field, quantized=False)
+        else:
+            _check_types(settings, field)
+        found.append((name, statement))
+    return found
+
+
+def _layer_rules(section: Section, default: LayerStatement, notes: list[str]) -> tuple[Rule, ...]:
+    """Read which layers are not quantized and which have settings of their own, in the ways of all tools."""
+    rules = []
+    field = f"{default.where}: modules_to_not_convert"
+    for name in _names(section.get("modules_to_not_convert"), field):  # a whole name, or parts of one
+        rules.append(_rule(rf"(?:.*\.)?{re.escape(name)}(?:\.|$)", LayerStatement(field, quantized=False)))
+    if inside := section.get("modules_in_block_to_quantize"):  # a list, or lists of modules done together
+        field = f"{default.where}: modules_in_block_to_quantize"
+        flat = [name for part in inside for name in (part if isinstance(part, list) else [part])]
+        names = "|".join(re.escape(name) for name in _names(flat, field))
+        rules.append(_rule(rf"(?!(?:.*\.)?(?:{names})$).*\.\d+\.", LayerStatement(field, quantized=False)))
+    for name, statement in _overrides(section.get("dynamic"), default, f"{default.where}: dynamic", notes):
+        rules.append(_rule(name.removeprefix("-:").removeprefix("+:"), statement))
+    extra = _overrides(section.get("extra_config"), default, f"{default.where}: extra_config", notes)
+    rules += [_rule(f"{re.escape(name)}$", statement) for name, statement in extra]
+    rules += [_rule(f".*?(?:{name})", statement) for name, statement in extra]  # found anywhere in a name
+    return (*rules, _rule("", default))
+
+
+def _rule(pattern: str, statement: LayerStatement) -> Rule:
+    try:
+        return Rule(re.compile(pattern), statement)
+    except re.error as error:
+        raise WeightFileError(statement.where, f"{pattern!r}: {error}", "a regular expression") from error
+
+
+def _check_keys(section: Section, where: str, read: frozenset[str], notes: list[str]) -> None:
+    """Refuse keys that change the computation, and note those without effect here and those that are not known."""
+    for name, value in section.items():
+        if name not in read | _HARMLESS and _COMPUTES.search(name) and not _is_neutral(value):
+            _refuse_computation(f"{where}: {name}", value)
+    harmless = [name for name in section if name in _HARMLESS - read]
+    unknown = [name for name in section if name not in read | _HARMLESS and not _COMPUTES.search(name)]
+    if harmless:
+        notes.append(f"{where}: without effect on the stored weights, not carried over: {', '.join(harmless)}")
+    if unknown:
+        notes.append(f"{where}: unknown, ignored and not carried over: {', '.join(unknown)}")
+
+
+def _check_types(section: Section, where: str) -> None:
+    """Refuse weights that are no integers in 32-bit words, and quantized activations."""
+    if (_value(section, "act_bits", int, where) or _FLOAT_BITS) < _FLOAT_BITS:
+        _refuse_computation(f"{where}: act_bits", section["act_bits"])
+    if section.get("data_type") not in _INTEGERS:
+        raise WeightFileError(f"{where}: data_type", str(section["data_type"]), "int", _FLOAT)
+    if str(section.get("pack_dtype") or "int32").removeprefix("torch.") != "int32":
+        raise WeightFileError(f"{where}: pack_dtype", str(section["pack_dtype"]), "int32", _FLOAT)
+
+
+def _is_neutral(value: Any) -> bool:
+    return value is None or value is False or value in ("", "none", "None") or value in ([], {})
+
+
+def _refuse_computation(field: str, value: Any) -> NoReturn:
+    got = f"{str(value)[:80]}, which changes what the model computes"
+    raise WeightFileError(field, got, "none", f"cudatma does not apply it; {_FLOAT}")
+
+
+def _names(value: Any, where: str) -> list[str]:
+    names = [] if value is None else value
+    if not isinstance(names, list) or any(not isinstance(name, str) for name in names):
+        raise WeightFileError(where, repr(value)[:80], "a list of names")
+    return names
+
+
+def _value(section: Section, name: str, kind: type, where: str) -> Any:
+    value: Any = section.get(name)
+    if value is not None and type(value) is not kind:
+        raise WeightFileError(f"{where}: {name}", repr(value)[:80], kind.__name__)
+    return value
+
+
+def _same(section: Section, names: tuple[str, ...], where: str) -> int | None:
+    """Return the integer that one or several keys state, which have to agree."""
+    stated = {name: value for name in names if (value := _value(section, name, int, where)) is not None}
+    if len(set(stated.values())) > 1:
+        got = ", ".join(f"{name} {value}" for name, value in stated.items())
+        raise WeightFileError(f"{where}: {names[0]}", got, "one value", "correct the wrong key")
+    return next(iter(stated.values()), None)
