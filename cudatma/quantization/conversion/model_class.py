@@ -183,7 +183,7 @@ def _held_parameters(model: Any, checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _absent_parameters(model: Any, modules: set[str], held: Mapping[str, str]) -> list[str]:
-    """Return the parameters in a model's numbered blocks, except those of packed modules, that nothing is loaded to."""
+    """Return the parameters in a model's numbered blocks, outside of packed modules, that the checkpoint lacks."""
     patterns = "|".join(f"({pattern})" for pattern in model._keys_to_ignore_on_load_missing or ())
     tied = model.all_tied_weights_keys
     return [
