@@ -1,4 +1,4 @@
-"""Whether a layer's tensors are what the configuration says, and how they are to be read."""
+"""Compare a layer's tensors with the configuration, and find out how to read them."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _AGREE = "correct the configuration, or use the tensors that belong to it"
 class LayerFacts:
     """How a layer's tensors are read.
 
-    extent: of the whole layer. group_size: None where there is one group. zero_point_format: as from_gptq()'s.
-    note: what the report says about the layer, or "".
+    extent: K, N and the number of groups. group_size: None for one group. zero_point_format: as in from_gptq(). note: a
+    sentence for the report, or "".
     """
 
     extent: Extent
@@ -204,7 +204,7 @@ def _zero_points(
 
 
 def _stored_zeros(kind: Format, stored: NDArray[Any], part: str, n: int) -> NDArray[Any]:
-    """Return zero points as the file has them, in any order, without padding."""
+    """Return the stored zero points in any order, without padding."""
     if kind is not COMPRESSED_TENSORS:
         return nibbles_along_columns(stored, part)[:, :n]
     if stored.dtype == np.int8:

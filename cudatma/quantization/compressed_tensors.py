@@ -48,7 +48,7 @@ def from_compressed_tensors(
     module's header, weight_shape may also be a tuple (N, K).
 
     group_size: -1 or a multiple of 32; None infers 32, 64, 128, 256, 512, 1024 or -1 from K and G. dtype: None keeps
-    that of the scales. Raises QuantizationError, ArgumentTypeError.
+    the scales' own. Raises QuantizationError, ArgumentTypeError.
     """
     check_bits(bits)
     n, k = weight_extents(weight_shape)

@@ -1,4 +1,4 @@
-"""What the importers share: nibbles of 32-bit words, group sizes, activation order, scale types."""
+"""Shared steps of the importers: nibbles of 32-bit words, group sizes, activation order, scale types."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def assemble(
 ) -> PackedWeight:
     """Pack imported integers: q (K, N), scales (G, N), zeros (G, N) or None, g_idx (K,) or None.
 
-    group_size: None infers it from K and G. dtype: None keeps that of the scales. Zero points that are all 8 become
+    group_size: None infers it from K and G. dtype: None keeps the scales' own. Zero points that are all 8 become
     None.
     """
     k, groups = q.shape[0], scales.shape[0]
@@ -117,17 +117,17 @@ def check_group_size(size: object, field: str) -> None:
         raise QuantizationError(field, size, ALLOWED_GROUP_SIZES, "quantize the model again with one of these sizes")
 
 
-def file_group_size(k: int, groups: int, asked: int | None) -> int:
+def file_group_size(k: int, groups: int, stated: int | None) -> int:
     """Return the group size of a file's tensors, -1 for one group.
 
-    asked: None infers it; of FILE_GROUP_SIZES at most one gives G groups if G is over 1.
+    stated: None infers it. At most one of FILE_GROUP_SIZES gives G groups if G is over 1.
     """
-    if asked is not None:
-        check_group_size(asked, "group_size")
-        if group_count(k, asked) != groups:
-            allowed = f"{group_count(k, asked)} groups for K = {k} and group_size {asked}"
+    if stated is not None:
+        check_group_size(stated, "group_size")
+        if group_count(k, stated) != groups:
+            allowed = f"{group_count(k, stated)} groups for K = {k} and group_size {stated}"
             raise QuantizationError("scales", f"{groups} groups", allowed, "leave group_size out to have it inferred")
-        return asked if asked in GROUP_SIZES or groups > 1 else -1
+        return stated if stated in GROUP_SIZES or groups > 1 else -1
     if groups == 1:
         return -1
     fitting = [size for size in FILE_GROUP_SIZES if group_count(k, size) == groups]

@@ -427,6 +427,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "dynamic, excluded": (gptq, section(dynamic={"-:.*up_proj": {}}), r"up_proj\.qweight: got a quantized layer"),
     "dynamic, 8 bits": (gptq, section(dynamic={r"+:.*\.1\..*up_proj": {"bits": 8}}), r"bits: got 8; .*layers\.1\.mlp"),
     "dynamic, groups": (gptq, section(dynamic={".*up_proj": {"group_size": 64}}), "up_proj.*because .*dynamic"),
+    "dynamic, format": (gptq, section(dynamic={".*up_proj": {"format": "fp8"}}), "format: got fp8; .*the other layers"),
     "extra_config, 8 bits": (auto_round, section(extra_config={LAYER: {"bits": 8}}), r"extra_config\[.*bits: got 8"),
     "extra_config, float": (auto_round, section(extra_config={"up_pro": {"bits": 16}}), "up_proj.*not quantized"),
     "not to convert": (write_awq, section(modules_to_not_convert=["up_proj"]), "because .*modules_to_not_convert"),

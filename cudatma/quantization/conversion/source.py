@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,9 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = ()) ->
         return Source(folder, config, checkpoint, None, Inventory(layers), skipped)
     scheme = read_scheme(section, where)
     inventory = take_inventory(checkpoint, scheme, str(folder))
+    if unused := scheme.statement.unused:
+        note = f"{where}: without effect on the stored weights, not carried over: {', '.join(unused)}"
+        inventory = replace(inventory, notes=(note, *inventory.notes))
     skipped = dict.fromkeys(_matrices(checkpoint), "not quantized in the checkpoint")
     return Source(folder, config, checkpoint, scheme, inventory, skipped)
 
