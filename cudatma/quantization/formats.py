@@ -12,7 +12,7 @@ from cudatma.quantization.checkpoint import Checkpoint
 #: Values of four bits in a 32-bit word.
 WORD_VALUES = 8
 _WORD_BITS = 32
-#: What to do about a checkpoint that cannot be imported.
+#: The remedy for a checkpoint that cannot be imported.
 FROM_FLOAT = "quantize the original float checkpoint: cudatma convert --quantize"
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -115,7 +115,7 @@ def _require_words(field: str, shape: tuple[int, ...], axis: int, values: int) -
     allowed = list(shape)
     allowed[axis] = -(-values // WORD_VALUES)
     bits = _WORD_BITS * shape[axis] / values
-    width = f"these are {bits:g} bits a value; " if bits in (1, 2, 3, 5, 6, 8, 16) else ""
+    width = f"these would be {bits:g} bits a value; " if bits in (1, 2, 3, 5, 6, 8, 16) else ""
     require_shape(field, shape, tuple(allowed), f"{width}only four bits, eight values a word, are supported")
 
 

@@ -417,7 +417,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "rows in another order": (lambda path: write_gptq(path, order=True), section(desc_act=False), "g_idx: got rows in"),
     "order of groups": (write_compressed, weights(actorder="group"), "got no weight_g_idx; .*activation order"),
     "awq in order": (write_awq, section(desc_act=True), "AWQ, which holds rows in order; .*desc_act true"),
-    "8 bits in tensors": (gptq, tensor(f"{LAYER}.qzeros", EIGHTS), "these are 8 bits a value; .*says 4 bits"),
+    "8 bits in tensors": (gptq, tensor(f"{LAYER}.qzeros", EIGHTS), "these would be 8 bits a value; .*says 4 bits"),
     "another format": (gptq, section(quant_method="awq", checkpoint_format=None), "looks like GPTQ; allowed: AWQ, bec"),
     "marlin by name": (gptq, section(checkpoint_format="marlin"), "got layers of GPTQ; .*says the original Marlin"),
     "two formats": (gptq, section(format="gptq_v2"), "got checkpoint_format gptq, format gptq_v2"),
