@@ -134,6 +134,10 @@ def file_group_size(k: int, groups: int, stated: int | None) -> int:
     if not fitting:
         known = ", ".join(map(str, (*FILE_GROUP_SIZES, -1)))
         raise QuantizationError("scales", f"{groups} groups for K = {k}", f"group sizes {known}", "pass group_size=")
+    whole = k // groups
+    if k % fitting[0] and k % groups == 0 and whole % _STEP == 0:  # it fits as well, without a shorter last group
+        got = f"{groups} groups for K = {k}, of {fitting[0]} or {whole} rows"
+        raise QuantizationError("scales", got, "one group size that fits", "pass group_size=")
     return fitting[0]
 
 

@@ -67,7 +67,8 @@ _HARMLESS = _keys("""
 """)
 #: Parts of names of keys that change what the model computes.
 _COMPUTES = re.compile(
-    r"rotat|hadamard|transform|activation|kv_cache|act_scale|act_quant|smoothquant|adapter|lora|eora|online|permut|super_"
+    r"rotat|hadamard|quarot|spinquant|transform|activation|act_scale|act_quant|a_bits?$|kv_|smoothquant|adapter|lora"
+    r"|eora|online|permut|super_"
 )
 #: Layers with this many bits or more are not quantized.
 _FLOAT_BITS = 16
@@ -495,7 +496,7 @@ def _check_types(section: Section, where: str) -> None:
 
 
 def _is_neutral(value: Any) -> bool:
-    return value is None or value is False or value in ("", "none", "None") or value in ([], {})
+    return not value or value in ("none", "None")
 
 
 def _refuse_computation(field: str, value: Any) -> NoReturn:

@@ -221,6 +221,17 @@ REFUSALS: dict[str, tuple[Callable[..., PackedWeight], dict[str, Any], type[Exce
     "gptq NaN scales": (_gptq, {"scales": _NAN}, QuantizationError, "scales[0, 0]"),
     "gptq unknown format": (_gptq, {"zero_point_format": "v3"}, QuantizationError, "zero_point_format"),
     "gptq other group size": (_gptq, {"group_size": 64}, QuantizationError, "scales"),
+    "gptq two group sizes fit": (
+        _gptq,
+        {
+            "qweight": np.zeros((24, 32), I32),
+            "qzeros": np.zeros((2, 4), I32),
+            "scales": np.ones((2, 32), np.float16),
+            "g_idx": None,
+        },
+        QuantizationError,
+        "scales",
+    ),
     "gptq group size 16": (_gptq, {"group_size": 16}, QuantizationError, "group_size"),
     "gptq float g_idx": (_gptq, {"g_idx": np.zeros(128, np.float32)}, QuantizationError, "g_idx"),
     "gptq g_idx outside": (_gptq, {"g_idx": np.full(128, 4)}, QuantizationError, "g_idx"),
