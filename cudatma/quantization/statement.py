@@ -8,6 +8,7 @@ of the third change what the model computes and are refused by name. Unknown key
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,6 +43,7 @@ _READ_OF_METHOD = {
     "auto-round": _READ - {"checkpoint_format", "format"} | {"packing_format", "backend"},
     "compressed-tensors": _keys("quant_method format config_groups ignore sparsity_config transform_config"),
 }
+_READ_ANYWHERE = frozenset[str]().union(*_READ_OF_METHOD.values())
 _READ_OF_GROUP = _keys("""
     targets format weights num_bits type symmetric strategy group_size actorder dynamic block_structure
 """)
@@ -180,30 +182,23 @@ def _in_config(config: Section, where: str) -> Iterable[tuple[str, Section]]:
                 yield prefix + key, section
 
 
+_SYNONYMS = {"w_bit": "bits", "wbits": "bits", "q_group_size": "group_size"}
+
+
 def _check_alike(folder: Path, sections: list[tuple[str, Section]]) -> None:
-    """Raise WeightFileError where two sections state different values of one fact."""
-    names = {
-        "bits": ("bits", "w_bit", "wbits"),
-        "group_size": ("group_size", "q_group_size"),
-        "sym": ("sym",),
-        "zero_point": ("zero_point",),
-        "desc_act": ("desc_act",),
-        "checkpoint_format": ("checkpoint_format",),
-        "version": ("version",),
-        "quant_method": ("quant_method",),
-    }
-    for fact, keys in names.items():
-        stated = {}
-        for where, section in sections:
-            for key in keys:
-                if section.get(key) is not None:
-                    stated[where.removeprefix(f"{folder}/")] = section[key]
-        if len({str(value).lower() for value in stated.values()}) > 1:
-            got = ", ".join(f"{value} in {file}" for file, value in stated.items())
+    """Raise WeightFileError where two sections state different values of one key."""
+    stated: dict[str, dict[str, Any]] = defaultdict(dict)
+    for where, section in sections:
+        for key, value in section.items():
+            if key in _READ_ANYWHERE and (value is False or not _is_neutral(value)):
+                stated[_SYNONYMS.get(key, key)][where.removeprefix(f"{folder}/")] = value
+    for key, values in stated.items():
+        if len({str(value).lower() for value in values.values()}) > 1:
+            got = ", ".join(f"{str(value)[:80]} in {file}" for file, value in values.items())
             remedy = "correct the wrong file"
-            if fact == "checkpoint_format":
+            if key == "checkpoint_format":
                 remedy += ", or read its layers by load_gptq(zero_point_format='v1' or 'v2')"
-            raise WeightFileError(f"{folder}: {fact}", got, "one of them", remedy)
+            raise WeightFileError(f"{folder}: {key}", got, "one of them", remedy)
 
 
 def _inferred_method(section: Section) -> str | None:
@@ -212,6 +207,8 @@ def _inferred_method(section: Section) -> str | None:
         return str(section["method"])
     if "config_groups" in section:
         return "compressed-tensors"
+    if "packing_format" in section:
+        return "auto-round"
     if not section.keys().isdisjoint(("zero_point", "version", "w_bit", "q_group_size")):
         return "awq"
     if not section.keys().isdisjoint(("desc_act", "sym", "damp_percent", "checkpoint_format", "is_marlin_format")):

@@ -423,6 +423,11 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "two formats": (gptq, section(format="gptq_v2"), "got checkpoint_format gptq, format gptq_v2"),
     "two names of one key": (write_awq, section(w_bit=8), "bits: got bits 4, w_bit 8"),
     "two files": (gptq, beside("quantize_config.json", bits=8), "got 8 in quantize_config.json, 4 in config.json"),
+    "two files, dynamic": (
+        lambda path: (write_gptq(path, sym=True), change_config(path, dynamic={"x": {"bits": 8}}))[0],
+        beside("quantize_config.json", dynamic={"y": {"bits": 8}}, bits=4),
+        r"dynamic: got \{'y'.* in quantize_config.json, ",
+    ),
     # single layers
     "dynamic, excluded": (gptq, section(dynamic={"-:.*up_proj": {}}), r"up_proj\.qweight: got a quantized layer"),
     "dynamic, 8 bits": (gptq, section(dynamic={r"+:.*\.1\..*up_proj": {"bits": 8}}), r"bits: got 8; .*layers\.1\.mlp"),
