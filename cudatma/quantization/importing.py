@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cudatma.dtypes import ACTIVATION_TYPES, ActivationType, activation_type
 from cudatma.errors import QuantizationError
-from cudatma.quantization.formats import WORD_VALUES
+from cudatma.quantization.formats import WORD_VALUES, check_zero_points
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, group_count
 from cudatma.quantization.namespaces import host_array, is_float
 from cudatma.quantization.packed import GROUP_SIZES, PackedWeight
@@ -66,6 +66,19 @@ def weight_extents(weight_shape: Any) -> tuple[int, int]:
         got = f"{plain.dtype} {plain.tolist()}"
         raise QuantizationError("weight_shape", got, "two integers (N, K), each at least 1")
     return int(plain[0]), int(plain[1])
+
+
+def compressed_zero_points(stored: Any, n: int, groups: int) -> NDArray[np.uint8]:
+    """Return compressed-tensors' zero points as uint8 (G, N) with 8 added, from words or from one int8 each."""
+    plain = host_array(stored, "weight_zero_point")
+    check_zero_points(plain.shape, plain.dtype == np.int8, n, groups)
+    if plain.dtype != np.int8:
+        return np.ascontiguousarray(nibbles_along_rows(stored, "weight_zero_point")[:n].T)
+    if plain.min() < -SYMMETRIC_ZERO or plain.max() >= SYMMETRIC_ZERO:
+        got = f"values from {plain.min()} to {plain.max()}"
+        raise QuantizationError("weight_zero_point", got, "-8..7", "four bits hold no more")
+    plain = np.broadcast_to(plain.reshape(1, 1), (n, groups)) if plain.size == 1 else plain
+    return np.ascontiguousarray(plain.T.astype(np.int16) + SYMMETRIC_ZERO, dtype=np.uint8)
 
 
 def matrix(value: Any, field: str) -> NDArray[Any]:

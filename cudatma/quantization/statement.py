@@ -33,7 +33,7 @@ def _keys(names: str) -> frozenset[str]:
 
 _READ = _keys("""
     quant_method method bits w_bit wbits group_size q_group_size sym zero_point desc_act checkpoint_format format
-    dynamic extra_config modules_to_not_convert modules_in_block_to_quantize
+    dynamic extra_config modules_to_not_convert modules_in_block_to_quantize lm_head
     data_type act_bits pack_dtype sparsity_config transform_config
 """)
 _READ_OF_METHOD = {
@@ -60,7 +60,7 @@ _HARMLESS = _keys("""
     low_gpu_mem_usage low_cpu_mem_usage enable_minmax_tuning enable_norm_bias_tuning enable_quanted_input
     enable_torch_compile scale_dtype zp_dtype sampler nblocks not_use_best_mse dynamic_max_gap momentum
     act_data_type act_dynamic act_group_size act_sym block_name_to_quantize
-    to_quant_block_names quant_block_list module_name_preceding_first_block lm_head mock_quantization offload_to_disk
+    to_quant_block_names quant_block_list module_name_preceding_first_block mock_quantization offload_to_disk
     offload_to_disk_path pack_impl device fallback failsafe observer observer_kwargs quantization_status
     global_compression_ratio provider autoround_version quantizer uri transformers_version model_name_or_path
     model_file_base_name
@@ -233,10 +233,10 @@ def read_statement(section: Section, where: str) -> Statement:
     where: its file and key, for errors. Raises WeightFileError for methods, variants and keys that are not supported,
     and for values of another type.
     """
-    method = section.get("quant_method") or _inferred_method(section)
+    method = str(section.get("quant_method") or _inferred_method(section)).lower()
     if method not in METHODS:
-        raise WeightFileError(f"{where}: quant_method", str(method), ", ".join(METHODS), FROM_FLOAT)
-    method = "auto-round" if method in _AUTO_ROUND else str(method)
+        raise WeightFileError(f"{where}: quant_method", method, ", ".join(METHODS), FROM_FLOAT)
+    method = "auto-round" if method in _AUTO_ROUND else method
     notes: list[str] = []
     unused = tuple(sorted(section.keys() & _HARMLESS - _READ_OF_METHOD[method]))
     _check_keys(section, where, _READ_OF_METHOD[method], notes)
@@ -462,6 +462,8 @@ def _layer_rules(section: Section, default: LayerStatement, notes: list[str]) ->
     extra = _overrides(section, "extra_config", default, notes)
     rules += [_rule(f"{re.escape(name)}$", statement) for name, statement in extra]
     rules += [_rule(f".*?(?:{name})", statement) for name, statement in extra]  # found anywhere in a name
+    if section.get("lm_head") is False:
+        rules.append(_rule(r"(?:.*\.)?lm_head$", LayerStatement(f"{default.where}: lm_head", quantized=False)))
     return (*rules, _rule("", default))
 
 

@@ -437,6 +437,16 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "extra_config, float": (auto_round, section(extra_config={"up_pro": {"bits": 16}}), "up_proj.*not quantized"),
     "not to convert": (write_awq, section(modules_to_not_convert=["up_proj"]), "because .*modules_to_not_convert"),
     "not in the block": (gptq, section(modules_in_block_to_quantize=[["mlp.up_proj"]]), "because .*modules_in_block"),
+    "lm_head": (
+        lambda path: (gptq(path), change_config(path, lm_head=False))[0],
+        lambda path: change_tensors(
+            path,
+            lambda tensors: tensors.update(
+                {f"lm_head.{part}": tensors[f"{LAYER}.{part}"] for part in ("qweight", "qzeros", "scales", "g_idx")}
+            ),
+        ),
+        r"lm_head\.qweight: got a quantized layer; .*: lm_head says",
+    ),
     "ignored": (write_compressed, section(ignore=["re:.*up_proj"]), "because .*ignore says"),
     "no target": (
         write_compressed,

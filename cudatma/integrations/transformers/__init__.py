@@ -58,12 +58,12 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: An
     where = {name: options[name] for name in _WHERE if name in options}
     config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(model, **where)
     section = _section(model, config)
-    method = str(section.get("quant_method"))
+    method = str(section.get("quant_method")).lower()
     if method == METHOD:
         return loader.from_pretrained(model, config=config, **options)
     if method not in METHODS:
         remedy = "a float model: from_pretrained(..., quantization_config=CudatmaConfig())"
-        if method == "None":
+        if method == "none":
             remedy += "; a quantized one: name its quant_method in config.json"
         raise ArgumentError("model", f"quant_method {method}", f"{METHOD}, {', '.join(METHODS)}", remedy)
     config.quantization_config = CudatmaConfig(source=section).to_dict()
