@@ -1,4 +1,4 @@
-"""Folders of tiny Llamas as Hugging Face has them: float, or quantized by GPTQ, AWQ or compressed-tensors.
+"""Folders of tiny Llamas as Hugging Face has them: float, or quantized in the formats of other tools.
 
 The integers are packed here by plain loops over nibbles, not by cudatma; each writer returns the weights that its
 integers stand for, so that tests can compare with them.
@@ -206,17 +206,54 @@ def write_awq(folder: Path, *, group: int = 64, dtype: str = "float16", shards: 
     )
 
 
+def write_auto_round(folder: Path, *, packing: str, sym: bool, seed: int = 0) -> Tensors:
+    """A model in AutoRound's own format: the tensors that ``packing`` names, under quant_method auto-round."""
+    form = "v2" if packing == "auto_round" else "v1"
+    is_awq = "awq" in packing
+    weights = write_awq(folder, seed=seed) if is_awq else write_gptq(folder, form=form, group=64, sym=sym, seed=seed)
+    section = {"quant_method": "auto-round", "packing_format": packing, "bits": 4, "group_size": 64, "sym": sym}
+    (folder / "config.json").write_text(json.dumps(config("float16", section | {"data_type": "int", "iters": 0})))
+    return weights
+
+
+def marlin_tensors(q: NDArray[Any], scales: NDArray[Any]) -> Tensors:
+    """B and s of the original Marlin for integers q (K, N), from the kernel's reading order."""
+    k, n = np.indices(q.shape)
+    lane = 4 * (n % 8) + k % 8 // 2
+    column = n // 64 * 128 + 4 * lane + n % 64 // 16
+    nibble = k % 16 // 8 + 2 * (n % 16 // 8) + 4 * (k % 2)
+    b = np.zeros((q.shape[0] // 16, 2 * q.shape[1]), np.uint32)
+    np.bitwise_or.at(b, (k // 16, column), q.astype(np.uint32) << (4 * nibble).astype(np.uint32))
+    block, inside = np.divmod(np.arange(q.shape[1]), 64 if len(scales) > 1 else 32)
+    u, rest = np.divmod(inside, 8)
+    place = 64 * block + 8 * rest + u if len(scales) > 1 else 32 * block + 8 * (rest // 2) + 2 * u + rest % 2
+    s = np.empty_like(scales)
+    s[:, place] = scales
+    return {"B": b.view(np.int32), "s": s}
+
+
+def write_marlin(folder: Path, *, group: int = 64, seed: int = 0) -> Tensors:
+    """A symmetric model in the original Marlin's format, with the kernel's scratch memory as some tools save it."""
+
+    def tensors_of(made: Quantized) -> Tensors:
+        return {**marlin_tensors(made.q, made.scales), "workspace": np.zeros(16, np.int32)}
+
+    section = {"quant_method": "gptq", "bits": 4, "group_size": group, "sym": True, "checkpoint_format": "marlin"}
+    return _write(folder, section, tensors_of, group=group, sym=True, order=False, dtype="float16", shards=1, seed=seed)
+
+
 def write_compressed(
     folder: Path,
     *,
     group: int = 64,
     sym: bool = True,
     order: bool = False,
+    unpacked: bool = False,
     dtype: str = "bfloat16",
     shards: int = 1,
     seed: int = 0,
 ) -> Tensors:
-    """A compressed-tensors model, pack-quantized."""
+    """A compressed-tensors model, pack-quantized; unpacked: zero points of one byte each, as former versions wrote."""
 
     def tensors_of(made: Quantized) -> Tensors:
         k, n = made.q.shape
@@ -226,7 +263,7 @@ def write_compressed(
             "weight_shape": np.array([n, k], np.int64),
         }
         if not sym:
-            found["weight_zero_point"] = words(made.zeros).T
+            found["weight_zero_point"] = (made.zeros.T.astype(np.int8) - 8) if unpacked else words(made.zeros).T
         if order:
             found["weight_g_idx"] = made.index
         return found

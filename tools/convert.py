@@ -95,15 +95,16 @@ def _text(done: Conversion) -> str:
         rows.append((name, str(len(layers)), shape, group, zeros, order, _bytes(size[0]), _bytes(size[1]), *errors))
     header = ("name", "count", "K x N", "group", "zeros", "order", "before", "after", "max error", "mean error")
     lines = [table_text("packed layers", header, rows), _what_errors_are(done)]
-    reasons: dict[str, list[str]] = defaultdict(list)
-    for name, reason in done.skipped.items():
-        reasons[reason].append(name)
-    lines += [f"not packed, {reason}: {_names(names)}" for reason, names in reasons.items()]
+    for what, found in (("not packed", done.skipped), ("left out", done.left_out)):
+        reasons: dict[str, list[str]] = defaultdict(list)
+        for name, reason in found.items():
+            reasons[reason].append(name)
+        lines += [f"{what}, {reason}: {_names(names)}" for reason, names in reasons.items()]
     if done.ignored:
         lines.append(f"packed, but left out by the model class when it loads the folder: {_names(done.ignored)}")
     if done.not_compared:
         lines.append(f"layers not compared with the model class: {done.not_compared}")
-    lines += [f"not copied: {name} ({reason})" for name, reason in (done.left_out | done.not_copied).items()]
+    lines += [f"not copied: {name} ({reason})" for name, reason in done.not_copied.items()]
     lines += done.notes
     kept = f", {done.kept_shards} of them from an earlier run" if done.kept_shards else ""
     lines += [

@@ -1,4 +1,4 @@
-"""Whether a layer's tensors are what the configuration says, and how they are to be read."""
+"""Compare a layer's tensors with the configuration, and find out how to read them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.errors import FieldError, QuantizationError, WeightFileError
@@ -24,9 +23,9 @@ from cudatma.quantization.formats import (
 from cudatma.quantization.importing import (
     act_order,
     check_group_size,
+    compressed_zero_points,
     file_group_size,
     nibbles_along_columns,
-    nibbles_along_rows,
     weight_extents,
 )
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, group_count
@@ -41,8 +40,8 @@ _AGREE = "correct the configuration, or use the tensors that belong to it"
 class LayerFacts:
     """How a layer's tensors are read.
 
-    extent: of the whole layer. group_size: None where there is one group. zero_point_format: as from_gptq()'s.
-    note: what the report says about the layer, or "".
+    extent: K, N and the number of groups. group_size: None for one group. zero_point_format: as in from_gptq(). note: a
+    sentence for the report, or "".
     """
 
     extent: Extent
@@ -185,12 +184,17 @@ def _zero_points(
         if symmetric is False:
             raise QuantizationError(kind.required[0], "no zero points", f"zero points, because {said}", _AGREE)
         return form, ""
-    part = "weight_zero_point" if kind is COMPRESSED_TENSORS else "qzeros"
     if kind is COMPRESSED_TENSORS:
-        check_zero_points(entries[part].shape, entries[part].dtype == "I8", extent.n, extent.groups)
-    if symmetric is False or (symmetric is None and form != "v1"):
-        return form, ""
-    zeros = _stored_zeros(kind, read(part), part, extent.n)
+        part, is_unpacked = "weight_zero_point", entries["weight_zero_point"].dtype == "I8"
+        check_zero_points(entries[part].shape, is_unpacked, extent.n, extent.groups)
+        if not symmetric and not is_unpacked:
+            return form, ""
+        zeros = compressed_zero_points(read(part), extent.n, extent.groups)
+    else:
+        part = "qzeros"
+        if symmetric is False or (symmetric is None and form != "v1"):
+            return form, ""
+        zeros = nibbles_along_columns(read(part), part)[:, : extent.n]
     midpoint = SYMMETRIC_ZERO - 1 if form == "v1" else SYMMETRIC_ZERO
     if bool((zeros == midpoint).all()):
         return form, ""
@@ -201,12 +205,3 @@ def _zero_points(
         got = f"{low} everywhere" if low == high else f"stored values from {low} to {high}"
         raise QuantizationError(part, got, f"{midpoint} everywhere, because {said}", _AGREE)
     return form, ""
-
-
-def _stored_zeros(kind: Format, stored: NDArray[Any], part: str, n: int) -> NDArray[Any]:
-    """Return zero points as the file has them, in any order, without padding."""
-    if kind is not COMPRESSED_TENSORS:
-        return nibbles_along_columns(stored, part)[:, :n]
-    if stored.dtype == np.int8:
-        return stored.astype(np.int16) + SYMMETRIC_ZERO
-    return nibbles_along_rows(stored, part)[:n]

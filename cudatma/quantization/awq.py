@@ -25,7 +25,7 @@ def from_awq(
     """A PackedWeight from AWQ tensors (NumPy, CuPy, torch or DLPack); the shapes are those of this module's header.
 
     group_size: -1 or a multiple of 32; None infers 32, 64, 128, 256, 512, 1024 or -1 from K and G. dtype: None keeps
-    that of the scales. Raises QuantizationError, ArgumentTypeError.
+    the scales' own. Raises QuantizationError, ArgumentTypeError.
     """
     check_bits(bits)
     check_arrays({"qweight": qweight, "scales": scales}, AWQ)

@@ -14,21 +14,18 @@ import os
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cudatma.errors import QuantizationError
 from cudatma.quantization.agreement import folder_facts
 from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
-from cudatma.quantization.formats import COMPRESSED_TENSORS, check_layer, check_zero_points
+from cudatma.quantization.formats import COMPRESSED_TENSORS, check_layer
 from cudatma.quantization.importing import (
     assemble,
     check_bits,
+    compressed_zero_points,
     matrix,
     nibbles_along_columns,
-    nibbles_along_rows,
     weight_extents,
 )
-from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
 from cudatma.quantization.namespaces import host_array
 from cudatma.quantization.packed import PackedWeight
 
@@ -48,7 +45,7 @@ def from_compressed_tensors(
     module's header, weight_shape may also be a tuple (N, K).
 
     group_size: -1 or a multiple of 32; None infers 32, 64, 128, 256, 512, 1024 or -1 from K and G. dtype: None keeps
-    that of the scales. Raises QuantizationError, ArgumentTypeError.
+    the scales' own. Raises QuantizationError, ArgumentTypeError.
     """
     check_bits(bits)
     n, k = weight_extents(weight_shape)
@@ -58,7 +55,7 @@ def from_compressed_tensors(
     if scale.size == 1:  # one value for the whole tensor
         scale = np.repeat(scale.reshape(1, 1), n, axis=0)
     scale = matrix(scale, "weight_scale")
-    zeros = None if weight_zero_point is None else _zero_points(weight_zero_point, n, scale.shape[1])
+    zeros = None if weight_zero_point is None else compressed_zero_points(weight_zero_point, n, scale.shape[1])
     q = np.ascontiguousarray(packed[:, :k].T)
     return assemble(q, scale.T, zeros, group_size=group_size, dtype=dtype, g_idx=weight_g_idx)
 
@@ -91,16 +88,3 @@ def load_compressed_tensors(
         dtype=dtype,
         bits=bits,
     )
-
-
-def _zero_points(stored: Any, n: int, groups: int) -> NDArray[np.uint8]:
-    """Return zero points (G, N) with 8 added, from words or from one int8 each."""
-    plain = host_array(stored, "weight_zero_point")
-    check_zero_points(plain.shape, plain.dtype == np.int8, n, groups)
-    if plain.dtype != np.int8:
-        return np.ascontiguousarray(nibbles_along_rows(stored, "weight_zero_point")[:n].T)
-    if plain.min() < -SYMMETRIC_ZERO or plain.max() >= SYMMETRIC_ZERO:
-        got = f"values from {plain.min()} to {plain.max()}"
-        raise QuantizationError("weight_zero_point", got, "-8..7", "four bits hold no more")
-    plain = np.broadcast_to(plain.reshape(1, 1), (n, groups)) if plain.size == 1 else plain
-    return np.ascontiguousarray(plain.T.astype(np.int16) + SYMMETRIC_ZERO, dtype=np.uint8)

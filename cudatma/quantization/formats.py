@@ -1,4 +1,4 @@
-"""The formats that are imported: which tensors a layer has, and what their shapes say."""
+"""The formats of quantized layers: the names of a layer's tensors, and the sizes that their shapes imply."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from cudatma.quantization.checkpoint import Checkpoint
 #: Values of four bits in a 32-bit word.
 WORD_VALUES = 8
 _WORD_BITS = 32
+#: The remedy for a checkpoint that cannot be imported.
+FROM_FLOAT = "quantize the original float checkpoint: cudatma convert --quantize"
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -28,9 +30,9 @@ class Extent:
 class Format:
     """A format of quantized layers.
 
-    name: of the importers, ``load_NAME``. title: of the tool. tensors: shapes, for errors. required, optional: names of
-    a layer's tensors without the layer's name; no other module has a tensor of the first name. integers: those of the
-    required tensors that hold 32-bit words.
+    name: the importers are ``from_NAME`` and ``load_NAME``. title: the tool's name. tensors: shapes, for errors.
+    required, optional: names of a layer's tensors without the layer's name; the first one occurs in no other module.
+    scales, g_idx: the names of the scales and of the rows' groups. integers: the required tensors of 32-bit words.
     """
 
     name: str
@@ -45,8 +47,8 @@ class Format:
     def extent(self, shapes: Shapes, k: int | None = None, n: int | None = None) -> Extent:
         """Return the extent of a layer whose tensors have these shapes.
 
-        k, n: where other tensors' values say them (g_idx, weight_shape). Raises QuantizationError, which names the
-        tensor, for shapes that are no matrices or that four bits a value do not give.
+        k, n: the exact sizes where another tensor states them (g_idx, weight_shape). Raises QuantizationError, which
+        names the tensor, unless the shapes fit four-bit values.
         """
         for name in (*self.integers, self.scales):
             if len(shapes[name]) != 2 and not (name == "weight_scale" and len(shapes[name]) == 1):
@@ -109,11 +111,11 @@ def require_shape(field: str, shape: tuple[int, ...], allowed: tuple[int, ...], 
 
 
 def _require_words(field: str, shape: tuple[int, ...], axis: int, values: int) -> None:
-    """Check the words along an axis that holds ``values`` four-bit values."""
+    """Raise QuantizationError unless an axis has the words that ``values`` four-bit values need."""
     allowed = list(shape)
     allowed[axis] = -(-values // WORD_VALUES)
     bits = _WORD_BITS * shape[axis] / values
-    width = f"these are {bits:g} bits a value; " if bits in (1, 2, 3, 5, 6, 8, 16) else ""
+    width = f"these would be {bits:g} bits a value; " if bits in (1, 2, 3, 5, 6, 8, 16) else ""
     require_shape(field, shape, tuple(allowed), f"{width}only four bits, eight values a word, are supported")
 
 

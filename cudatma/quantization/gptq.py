@@ -56,7 +56,7 @@ def from_gptq(
 
     zero_point_format: one of ZERO_POINT_FORMATS. None: the first format, "v1", unless every stored value is 8: no
     symmetric weight has a zero point of 9, so these are read as 8. group_size: -1 or a multiple of 32; None infers 32,
-    64, 128, 256, 512, 1024 or -1 from K and G. dtype: None keeps that of the scales. Zero points that are all 8 give a
+    64, 128, 256, 512, 1024 or -1 from K and G. dtype: None keeps the scales' own. Zero points that are all 8 give a
     symmetric weight; g_idx that is not sorted gives a perm. Raises QuantizationError, ArgumentTypeError.
     """
     check_bits(bits)

@@ -1,4 +1,4 @@
-"""What the importers share: nibbles of 32-bit words, group sizes, activation order, scale types."""
+"""Shared steps of the importers: nibbles of 32-bit words, group sizes, activation order, scale types."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cudatma.dtypes import ACTIVATION_TYPES, ActivationType, activation_type
 from cudatma.errors import QuantizationError
-from cudatma.quantization.formats import WORD_VALUES
+from cudatma.quantization.formats import WORD_VALUES, check_zero_points
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, group_count
 from cudatma.quantization.namespaces import host_array, is_float
 from cudatma.quantization.packed import GROUP_SIZES, PackedWeight
@@ -68,6 +68,19 @@ def weight_extents(weight_shape: Any) -> tuple[int, int]:
     return int(plain[0]), int(plain[1])
 
 
+def compressed_zero_points(stored: Any, n: int, groups: int) -> NDArray[np.uint8]:
+    """Return compressed-tensors' zero points as uint8 (G, N) with 8 added, from words or from one int8 each."""
+    plain = host_array(stored, "weight_zero_point")
+    check_zero_points(plain.shape, plain.dtype == np.int8, n, groups)
+    if plain.dtype != np.int8:
+        return np.ascontiguousarray(nibbles_along_rows(stored, "weight_zero_point")[:n].T)
+    if plain.min() < -SYMMETRIC_ZERO or plain.max() >= SYMMETRIC_ZERO:
+        got = f"values from {plain.min()} to {plain.max()}"
+        raise QuantizationError("weight_zero_point", got, "-8..7", "four bits hold no more")
+    plain = np.broadcast_to(plain.reshape(1, 1), (n, groups)) if plain.size == 1 else plain
+    return np.ascontiguousarray(plain.T.astype(np.int16) + SYMMETRIC_ZERO, dtype=np.uint8)
+
+
 def matrix(value: Any, field: str) -> NDArray[Any]:
     """Scales as a host array of two dimensions and a floating type. QuantizationError otherwise."""
     array = host_array(value, field)
@@ -87,7 +100,7 @@ def assemble(
 ) -> PackedWeight:
     """Pack imported integers: q (K, N), scales (G, N), zeros (G, N) or None, g_idx (K,) or None.
 
-    group_size: None infers it from K and G. dtype: None keeps that of the scales. Zero points that are all 8 become
+    group_size: None infers it from K and G. dtype: None keeps the scales' own. Zero points that are all 8 become
     None.
     """
     k, groups = q.shape[0], scales.shape[0]
@@ -117,23 +130,27 @@ def check_group_size(size: object, field: str) -> None:
         raise QuantizationError(field, size, ALLOWED_GROUP_SIZES, "quantize the model again with one of these sizes")
 
 
-def file_group_size(k: int, groups: int, asked: int | None) -> int:
+def file_group_size(k: int, groups: int, stated: int | None) -> int:
     """Return the group size of a file's tensors, -1 for one group.
 
-    asked: None infers it; of FILE_GROUP_SIZES at most one gives G groups if G is over 1.
+    stated: None infers it. At most one of FILE_GROUP_SIZES gives G groups if G is over 1.
     """
-    if asked is not None:
-        check_group_size(asked, "group_size")
-        if group_count(k, asked) != groups:
-            allowed = f"{group_count(k, asked)} groups for K = {k} and group_size {asked}"
+    if stated is not None:
+        check_group_size(stated, "group_size")
+        if group_count(k, stated) != groups:
+            allowed = f"{group_count(k, stated)} groups for K = {k} and group_size {stated}"
             raise QuantizationError("scales", f"{groups} groups", allowed, "leave group_size out to have it inferred")
-        return asked if asked in GROUP_SIZES or groups > 1 else -1
+        return stated if stated in GROUP_SIZES or groups > 1 else -1
     if groups == 1:
         return -1
     fitting = [size for size in FILE_GROUP_SIZES if group_count(k, size) == groups]
     if not fitting:
         known = ", ".join(map(str, (*FILE_GROUP_SIZES, -1)))
         raise QuantizationError("scales", f"{groups} groups for K = {k}", f"group sizes {known}", "pass group_size=")
+    whole = k // groups
+    if k % fitting[0] and k % groups == 0 and whole % _STEP == 0:  # it fits as well, without a shorter last group
+        got = f"{groups} groups for K = {k}, of {fitting[0]} or {whole} rows"
+        raise QuantizationError("scales", got, "one group size that fits", "pass group_size=")
     return fitting[0]
 
 

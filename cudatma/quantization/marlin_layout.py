@@ -31,7 +31,7 @@ def from_marlin(b: Any, s: Any, *, group_size: int | None = None, dtype: Any | N
     """A PackedWeight from the original Marlin's tensors B and s (NumPy, CuPy, torch or DLPack).
 
     Any K that is a multiple of 16 and N of 64 is read. group_size: -1 or a multiple of 32; None infers 32, 64, 128,
-    256, 512, 1024 or -1 from K and G. dtype: None keeps that of the scales. Raises QuantizationError,
+    256, 512, 1024 or -1 from K and G. dtype: None keeps the scales' own. Raises QuantizationError,
     ArgumentTypeError.
     """
     factors, data = matrix(s, "s"), words(b, "B")

@@ -1,13 +1,14 @@
-"""What a folder's JSON files say about the quantization of its layers, before any tensor is read.
+"""Statements about a model's quantization in the JSON files of its folder.
 
-Every key of a configuration is in one of four classes: read here; known to have no effect on the weights (how the model
-was quantized, how another tool runs it); changing what the model computes, which is refused by name; or unknown, which
-the report lists.
+Each key of a configuration belongs to one of four classes. Keys of the first are read here. Keys of the second describe
+how the model was quantized or how another tool runs it; they do not change the weights, and the report lists them. Keys
+of the third change what the model computes and are refused by name. Unknown keys are listed in the report.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,14 +16,13 @@ from typing import Any, NoReturn, TypeGuard
 
 from cudatma.errors import WeightFileError
 from cudatma.quantization.checkpoint import read_json
-from cudatma.quantization.formats import AWQ, COMPRESSED_TENSORS, GPTQ, MARLIN, Format
+from cudatma.quantization.formats import AWQ, COMPRESSED_TENSORS, FROM_FLOAT, GPTQ, MARLIN, Format
 
 Section = Mapping[str, Any]
 
 #: Files that tools write, the later one's values last, and the keys of config.json.
 _FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json", "config.json")
 _CONFIG_KEYS = ("quantization_config", "compression_config")
-_FLOAT = "quantize the original float checkpoint: cudatma convert --quantize"
 
 # ---- the keys
 
@@ -33,7 +33,7 @@ def _keys(names: str) -> frozenset[str]:
 
 _READ = _keys("""
     quant_method method bits w_bit wbits group_size q_group_size sym zero_point desc_act checkpoint_format format
-    dynamic extra_config modules_to_not_convert modules_in_block_to_quantize
+    dynamic extra_config modules_to_not_convert modules_in_block_to_quantize lm_head
     data_type act_bits pack_dtype sparsity_config transform_config
 """)
 _READ_OF_METHOD = {
@@ -43,8 +43,13 @@ _READ_OF_METHOD = {
     "auto-round": _READ - {"checkpoint_format", "format"} | {"packing_format", "backend"},
     "compressed-tensors": _keys("quant_method format config_groups ignore sparsity_config transform_config"),
 }
+_READ_ANYWHERE = frozenset[str]().union(*_READ_OF_METHOD.values())
 _READ_OF_GROUP = _keys("""
     targets format weights num_bits type symmetric strategy group_size actorder dynamic block_structure
+""")
+_FORMAT_KEYS = _keys("quant_method method checkpoint_format format")
+_READ_OF_LAYER = _FORMAT_KEYS | _keys("""
+    bits w_bit wbits group_size q_group_size sym zero_point desc_act data_type act_bits pack_dtype
 """)
 #: Keys by which a file is known to describe a quantization.
 _TELLING = _keys("quant_method bits w_bit group_size q_group_size config_groups checkpoint_format desc_act")
@@ -55,7 +60,7 @@ _HARMLESS = _keys("""
     low_gpu_mem_usage low_cpu_mem_usage enable_minmax_tuning enable_norm_bias_tuning enable_quanted_input
     enable_torch_compile scale_dtype zp_dtype sampler nblocks not_use_best_mse dynamic_max_gap momentum
     act_data_type act_dynamic act_group_size act_sym block_name_to_quantize
-    to_quant_block_names quant_block_list module_name_preceding_first_block lm_head mock_quantization offload_to_disk
+    to_quant_block_names quant_block_list module_name_preceding_first_block mock_quantization offload_to_disk
     offload_to_disk_path pack_impl device fallback failsafe observer observer_kwargs quantization_status
     global_compression_ratio provider autoround_version quantizer uri transformers_version model_name_or_path
     model_file_base_name
@@ -64,18 +69,19 @@ _HARMLESS = _keys("""
 """)
 #: Parts of names of keys that change what the model computes.
 _COMPUTES = re.compile(
-    r"rotat|hadamard|transform|activation|kv_cache|act_scale|act_quant|smoothquant|adapter|lora|eora|online|permut|super_"
+    r"rotat|hadamard|quarot|spinquant|transform|activation|act_scale|act_quant|a_bits?$|kv_|smoothquant|adapter|lora"
+    r"|eora|online|permut|super_"
 )
-#: Layers of that many bits are not quantized.
+#: Layers with this many bits or more are not quantized.
 _FLOAT_BITS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class LayerStatement:
-    """What a configuration says about a layer; None where it says nothing.
+    """Facts that a configuration states about a layer; None for those that it does not state.
 
-    where: file and key, for errors. group_size: -1 is one scale for the whole column. quantized: False where the layer
-    is listed as not quantized.
+    where: file and key, for errors. group_size: -1 is one scale for the whole column. quantized: False if the layer is
+    listed as not quantized.
     """
 
     where: str
@@ -96,10 +102,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What a folder says about its quantization.
+    """The statement of a whole model.
 
-    zero_point_format: as from_gptq()'s. borrows: whether the tool subtracted one from whole words ("v1_borrow") where
-    weights are asymmetric. rules: the first that matches a layer applies. notes: for the report.
+    zero_point_format: as in from_gptq(). borrows: whether asymmetric layers have the format "v1_borrow". rules: the
+    first one that matches a layer applies. notes: sentences of the report. unused: keys without effect.
     """
 
     format: Format
@@ -107,10 +113,11 @@ class Statement:
     zero_point_format: str
     rules: tuple[Rule, ...]
     notes: tuple[str, ...]
+    unused: tuple[str, ...]
     borrows: bool = False
 
     def of(self, layer: str) -> LayerStatement | None:
-        """Return the statement about a layer, None where there is none."""
+        """Return the statement about a layer, or None."""
         return next((rule.statement for rule in self.rules if rule.pattern.match(layer)), None)
 
 
@@ -118,7 +125,7 @@ class Statement:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read a folder's config.json. WeightFileError where there is none, or no JSON object in it."""
+    """Read a folder's config.json. Raises WeightFileError unless it is a JSON object."""
     content = read_json(folder / "config.json")
     if not isinstance(content, dict):
         raise WeightFileError(str(folder / "config.json"), type(content).__name__, "a JSON object")
@@ -140,7 +147,7 @@ def read_section(folder: Path) -> tuple[dict[str, Any], str]:
         quantization = content.get("quantization") if isinstance(content, dict) else None
         kind = quantization.get("quant_algo") if isinstance(quantization, dict) else None
         got = f"ModelOpt's format ({kind})"
-        raise WeightFileError(str(folder / "hf_quant_config.json"), got, _SUPPORTED, _FLOAT)
+        raise WeightFileError(str(folder / "hf_quant_config.json"), got, _SUPPORTED, FROM_FLOAT)
     found: list[tuple[str, Section]] = []
     for path in statement_files(folder):
         content = read_json(path)
@@ -161,7 +168,7 @@ def _in_config(config: Section, where: str) -> Iterable[tuple[str, Section]]:
     """Yield the sections of config.json; models of text and images keep theirs with the text model."""
     mlx = config.get("quantization")
     if isinstance(mlx, dict) and "bits" in mlx:
-        raise WeightFileError(f"{where}: quantization", "MLX's format", _SUPPORTED, _FLOAT)
+        raise WeightFileError(f"{where}: quantization", "MLX's format", _SUPPORTED, FROM_FLOAT)
     for name in ("rotation_config", "transform_config"):
         if not _is_neutral(config.get(name)):
             _refuse_computation(f"{where}: {name}", config[name])
@@ -175,30 +182,23 @@ def _in_config(config: Section, where: str) -> Iterable[tuple[str, Section]]:
                 yield prefix + key, section
 
 
+_SYNONYMS = {"w_bit": "bits", "wbits": "bits", "q_group_size": "group_size"}
+
+
 def _check_alike(folder: Path, sections: list[tuple[str, Section]]) -> None:
-    """Raise WeightFileError where two sections state different values of one fact."""
-    names = {
-        "bits": ("bits", "w_bit", "wbits"),
-        "group_size": ("group_size", "q_group_size"),
-        "sym": ("sym",),
-        "zero_point": ("zero_point",),
-        "desc_act": ("desc_act",),
-        "checkpoint_format": ("checkpoint_format",),
-        "version": ("version",),
-        "quant_method": ("quant_method",),
-    }
-    for fact, keys in names.items():
-        stated = {}
-        for where, section in sections:
-            for key in keys:
-                if section.get(key) is not None:
-                    stated[where.removeprefix(f"{folder}/")] = section[key]
-        if len({str(value).lower() for value in stated.values()}) > 1:
-            got = ", ".join(f"{value} in {file}" for file, value in stated.items())
+    """Raise WeightFileError where two sections state different values of one key."""
+    stated: dict[str, dict[str, Any]] = defaultdict(dict)
+    for where, section in sections:
+        for key, value in section.items():
+            if key in _READ_ANYWHERE and (value is False or not _is_neutral(value)):
+                stated[_SYNONYMS.get(key, key)][where.removeprefix(f"{folder}/")] = value
+    for key, values in stated.items():
+        if len({str(value).lower() for value in values.values()}) > 1:
+            got = ", ".join(f"{str(value)[:80]} in {file}" for file, value in values.items())
             remedy = "correct the wrong file"
-            if fact == "checkpoint_format":
+            if key == "checkpoint_format":
                 remedy += ", or read its layers by load_gptq(zero_point_format='v1' or 'v2')"
-            raise WeightFileError(f"{folder}: {fact}", got, "one of them", remedy)
+            raise WeightFileError(f"{folder}: {key}", got, "one of them", remedy)
 
 
 def _inferred_method(section: Section) -> str | None:
@@ -207,6 +207,8 @@ def _inferred_method(section: Section) -> str | None:
         return str(section["method"])
     if "config_groups" in section:
         return "compressed-tensors"
+    if "packing_format" in section:
+        return "auto-round"
     if not section.keys().isdisjoint(("zero_point", "version", "w_bit", "q_group_size")):
         return "awq"
     if not section.keys().isdisjoint(("desc_act", "sym", "damp_percent", "checkpoint_format", "is_marlin_format")):
@@ -231,32 +233,39 @@ def read_statement(section: Section, where: str) -> Statement:
     where: its file and key, for errors. Raises WeightFileError for methods, variants and keys that are not supported,
     and for values of another type.
     """
-    method = section.get("quant_method") or _inferred_method(section)
+    method = str(section.get("quant_method") or _inferred_method(section)).lower()
     if method not in METHODS:
-        raise WeightFileError(f"{where}: quant_method", str(method), ", ".join(METHODS), _FLOAT)
-    method = "auto-round" if method in _AUTO_ROUND else str(method)
+        raise WeightFileError(f"{where}: quant_method", method, ", ".join(METHODS), FROM_FLOAT)
+    method = "auto-round" if method in _AUTO_ROUND else method
     notes: list[str] = []
+    unused = tuple(sorted(section.keys() & _HARMLESS - _READ_OF_METHOD[method]))
     _check_keys(section, where, _READ_OF_METHOD[method], notes)
     _check_types(section, where)
     _check_transforms(section.get("transform_config"), f"{where}: transform_config", notes)
     sparse = section.get("sparsity_config")
     if not _is_neutral(sparse) and not (isinstance(sparse, dict) and sparse.get("format", "dense") == "dense"):
-        raise WeightFileError(f"{where}: sparsity_config", repr(sparse)[:80], "null, or format dense", _FLOAT)
+        raise WeightFileError(f"{where}: sparsity_config", repr(sparse)[:80], "null, or format dense", FROM_FLOAT)
     if method == "compressed-tensors":
-        return Statement(COMPRESSED_TENSORS, where, "v2", _compressed_rules(section, where, notes), tuple(notes))
-    default = _common(section, where)
-    rules = _layer_rules(section, default, notes)
-    if method == "awq":
-        _check_awq(section, where)
-        return Statement(AWQ, where, "v2", rules, tuple(notes))
-    if method == "auto-round":
-        kind, zero_point_format = _auto_round_format(section, where, default)
-        return Statement(kind, where, zero_point_format, rules, tuple(notes))
-    kind, zero_point_format = _gptq_format(section, where, is_marlin=method == "marlin")
+        kind, zero_point_format = COMPRESSED_TENSORS, "v2"
+        rules = _compressed_rules(section, where, notes)
+    else:
+        default = _common(section, where)
+        kind, zero_point_format = _kind(method, section, default)
+        rules = _layer_rules(section, default, notes)
     meta = section.get("meta")
     tool = str(meta.get("quantizer", "")) if isinstance(meta, Mapping) else ""
-    borrows = zero_point_format == "v1" and "gptqmodel" in tool.lower()
-    return Statement(kind, where, zero_point_format, rules, tuple(notes), borrows)
+    borrows = method == "gptq" and zero_point_format == "v1" and "gptqmodel" in tool.lower()
+    return Statement(kind, where, zero_point_format, rules, tuple(notes), unused, borrows)
+
+
+def _kind(method: str, section: Section, default: LayerStatement) -> tuple[Format, str]:
+    """Return the format of the tensors and the zero_point_format."""
+    if method == "awq":
+        _check_awq(section, default.where)
+        return AWQ, "v2"
+    if method == "auto-round":
+        return _auto_round_format(section, default)
+    return _gptq_format(section, default.where, is_marlin=method == "marlin")
 
 
 def _gptq_format(section: Section, where: str, is_marlin: bool) -> tuple[Format, str]:
@@ -277,7 +286,7 @@ def _gptq_format(section: Section, where: str, is_marlin: bool) -> tuple[Format,
 def _check_awq(section: Section, where: str) -> None:
     for key in ("version", "format", "checkpoint_format"):
         named = str(section.get(key) or "gemm").lower()
-        remedy = f"quantize the model again as gemm, or {_FLOAT}"
+        remedy = f"quantize the model again as gemm, or {FROM_FLOAT}"
         if named in ("exllama", "ipex"):
             remedy = f"{named} is a kernel for files of version gemm: if qweight is (K, N / 8), write gemm here"
         elif named == "marlin":
@@ -285,12 +294,12 @@ def _check_awq(section: Section, where: str) -> None:
         if named != "gemm":
             raise WeightFileError(f"{where}: {key}", named, "the version gemm", remedy)
     if "llm-awq" in str(section.get("backend")):
-        raise WeightFileError(f"{where}: backend", str(section["backend"]), "autoawq", _FLOAT)
+        raise WeightFileError(f"{where}: backend", str(section["backend"]), "autoawq", FROM_FLOAT)
 
 
-def _auto_round_format(section: Section, where: str, default: LayerStatement) -> tuple[Format, str]:
+def _auto_round_format(section: Section, default: LayerStatement) -> tuple[Format, str]:
     """Return AutoRound's format: GPTQ's tensors with zero points of the first format or plain ones, or AWQ's."""
-    packing = section.get("packing_format", section.get("backend"))
+    packing = section.get("packing_format") or section.get("backend")
     kind = str(packing or "").removeprefix("auto_round").removeprefix(":").removeprefix("auto_").partition(":")[0]
     if kind == "awq":
         return AWQ, "v2"
@@ -300,7 +309,7 @@ def _auto_round_format(section: Section, where: str, default: LayerStatement) ->
     if kind == "gptq" or (kind in ("", "exllamav2") and default.symmetric):
         return GPTQ, "v1"
     allowed = "auto_round, auto_round:auto_gptq, auto_round:auto_awq, auto_round:gptqmodel"
-    raise WeightFileError(f"{where}: packing_format", str(packing), allowed, _FLOAT)
+    raise WeightFileError(f"{default.where}: packing_format", str(packing), allowed, FROM_FLOAT)
 
 
 def _compressed_rules(section: Section, where: str, notes: list[str]) -> tuple[Rule, ...]:
@@ -316,7 +325,7 @@ def _compressed_rules(section: Section, where: str, notes: list[str]) -> tuple[R
         stored = group.get("format") or section.get("format")
         if stored != "pack-quantized" or weights.get("type", "int") != "int":
             got = f"format {stored}, type {weights.get('type')}"
-            raise WeightFileError(field, got, "format pack-quantized, type int", "quantize the float checkpoint")
+            raise WeightFileError(field, got, "format pack-quantized, type int", FROM_FLOAT)
         _check_keys({**weights, **group}, field, _READ_OF_GROUP, notes)
         statement = LayerStatement(
             f"{field}.weights",
@@ -356,7 +365,7 @@ def _compressed_group_size(weights: Section, where: str) -> int | None:
     size: int | None = _value(weights, "group_size", int, where)
     strategy = weights.get("strategy")
     if strategy not in (None, "group", "channel", "tensor"):
-        raise WeightFileError(f"{where}.strategy", str(strategy), "group, channel, tensor", _FLOAT)
+        raise WeightFileError(f"{where}.strategy", str(strategy), "group, channel, tensor", FROM_FLOAT)
     if strategy in ("channel", "tensor"):
         if size not in (None, -1):
             raise WeightFileError(
@@ -367,7 +376,7 @@ def _compressed_group_size(weights: Section, where: str) -> int | None:
 
 
 def _check_transforms(transforms: Any, where: str, notes: list[str]) -> None:
-    """Refuse transforms of activations; those of weights alone are already in the stored weights."""
+    """Refuse transforms of activations; the stored weights already include transforms of weights."""
     if _is_neutral(transforms):
         return
     groups = transforms.get("config_groups") if isinstance(transforms, dict) else None
@@ -406,10 +415,11 @@ def _common(section: Section, where: str) -> LayerStatement:
 
 
 def _overrides(
-    overrides: Any, default: LayerStatement, where: str, notes: list[str]
+    section: Section, key: str, default: LayerStatement, notes: list[str]
 ) -> list[tuple[str, LayerStatement]]:
     """Read statements about single layers: names or patterns, and the settings in which these layers differ."""
-    overrides = {} if overrides is None else overrides
+    where = f"{default.where}: {key}"
+    overrides = {} if section.get(key) is None else section[key]
     if not isinstance(overrides, dict):
         raise WeightFileError(where, repr(overrides)[:80], "an object of names and settings")
     found = []
@@ -420,7 +430,11 @@ def _overrides(
             continue
         if not isinstance(settings, dict):
             raise WeightFileError(field, repr(settings)[:80], "an object of settings")
-        _check_keys(settings, field, _READ, notes)
+        _check_keys(settings, field, _READ_OF_LAYER, notes)
+        for name_of_format in _FORMAT_KEYS & settings.keys():
+            if settings[name_of_format] not in (None, *(section.get(key) for key in _FORMAT_KEYS)):
+                got = str(settings[name_of_format])
+                raise WeightFileError(f"{field}: {name_of_format}", got, "the format of the other layers", FROM_FLOAT)
         stated = _common(settings, field)
         facts = {fact: getattr(stated, fact) for fact in ("bits", "group_size", "symmetric", "act_order")}
         statement = replace(default, where=field, **{fact: value for fact, value in facts.items() if value is not None})
@@ -443,11 +457,13 @@ def _layer_rules(section: Section, default: LayerStatement, notes: list[str]) ->
         flat = [name for part in inside for name in (part if isinstance(part, list) else [part])]
         names = "|".join(re.escape(name) for name in _names(flat, field))
         rules.append(_rule(rf"(?!(?:.*\.)?(?:{names})$).*\.\d+\.", LayerStatement(field, quantized=False)))
-    for name, statement in _overrides(section.get("dynamic"), default, f"{default.where}: dynamic", notes):
+    for name, statement in _overrides(section, "dynamic", default, notes):
         rules.append(_rule(name.removeprefix("-:").removeprefix("+:"), statement))
-    extra = _overrides(section.get("extra_config"), default, f"{default.where}: extra_config", notes)
+    extra = _overrides(section, "extra_config", default, notes)
     rules += [_rule(f"{re.escape(name)}$", statement) for name, statement in extra]
     rules += [_rule(f".*?(?:{name})", statement) for name, statement in extra]  # found anywhere in a name
+    if section.get("lm_head") is False:
+        rules.append(_rule(r"(?:.*\.)?lm_head$", LayerStatement(f"{default.where}: lm_head", quantized=False)))
     return (*rules, _rule("", default))
 
 
@@ -459,14 +475,11 @@ def _rule(pattern: str, statement: LayerStatement) -> Rule:
 
 
 def _check_keys(section: Section, where: str, read: frozenset[str], notes: list[str]) -> None:
-    """Refuse keys that change the computation, and note those without effect here and those that are not known."""
+    """Refuse keys that change the computation, and note unknown keys."""
     for name, value in section.items():
         if name not in read | _HARMLESS and _COMPUTES.search(name) and not _is_neutral(value):
             _refuse_computation(f"{where}: {name}", value)
-    harmless = [name for name in section if name in _HARMLESS - read]
     unknown = [name for name in section if name not in read | _HARMLESS and not _COMPUTES.search(name)]
-    if harmless:
-        notes.append(f"{where}: without effect on the stored weights, not carried over: {', '.join(harmless)}")
     if unknown:
         notes.append(f"{where}: unknown, ignored and not carried over: {', '.join(unknown)}")
 
@@ -476,18 +489,18 @@ def _check_types(section: Section, where: str) -> None:
     if (_value(section, "act_bits", int, where) or _FLOAT_BITS) < _FLOAT_BITS:
         _refuse_computation(f"{where}: act_bits", section["act_bits"])
     if section.get("data_type") not in _INTEGERS:
-        raise WeightFileError(f"{where}: data_type", str(section["data_type"]), "int", _FLOAT)
+        raise WeightFileError(f"{where}: data_type", str(section["data_type"]), "int", FROM_FLOAT)
     if str(section.get("pack_dtype") or "int32").removeprefix("torch.") != "int32":
-        raise WeightFileError(f"{where}: pack_dtype", str(section["pack_dtype"]), "int32", _FLOAT)
+        raise WeightFileError(f"{where}: pack_dtype", str(section["pack_dtype"]), "int32", FROM_FLOAT)
 
 
 def _is_neutral(value: Any) -> bool:
-    return value is None or value is False or value in ("", "none", "None") or value in ([], {})
+    return not value or value in ("none", "None")
 
 
 def _refuse_computation(field: str, value: Any) -> NoReturn:
     got = f"{str(value)[:80]}, which changes what the model computes"
-    raise WeightFileError(field, got, "none", f"cudatma does not apply it; {_FLOAT}")
+    raise WeightFileError(field, got, "none", f"cudatma does not apply it; {FROM_FLOAT}")
 
 
 def _names(value: Any, where: str) -> list[str]:

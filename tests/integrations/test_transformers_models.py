@@ -18,10 +18,12 @@ from model_folders import (
     VOCAB,
     linear_shapes,
     quantize_layers,
+    write_auto_round,
     write_awq,
     write_compressed,
     write_float,
     write_gptq,
+    write_marlin,
 )
 from safetensors.numpy import load_file, save_file
 from transformers.integrations.accelerate import compute_module_sizes
@@ -42,6 +44,8 @@ WRITERS: dict[str, Any] = {
     "gptqmodel": lambda path: write_gptq(path, form="v1_borrow", group=64),
     "gptq symmetric": lambda path: write_gptq(path, group=-1, sym=True),
     "awq": write_awq,
+    "auto-round": lambda path: write_auto_round(path, packing="auto_round", sym=False),
+    "marlin": write_marlin,
     "compressed-tensors": write_compressed,
     "compressed-tensors, zeros, act-order": lambda path: write_compressed(path, sym=False, order=True),
 }
@@ -333,7 +337,7 @@ def test_a_layer_that_cannot_be_packed_ends_the_load(tmp_path: Path) -> None:
         load(tmp_path / "in")
     tensors[f"{name}.g_idx"] = np.zeros_like(g_idx)
     save_file(tensors, path, metadata={"format": "pt"})
-    with pytest.raises(RuntimeError, match="conver"):
+    with pytest.raises(QuantizationError, match=f"{name}.g_idx: got groups of unequal size"):
         load(tmp_path / "in")
 
 
@@ -349,11 +353,15 @@ def test_other_methods_and_wrong_configurations_are_refused(tmp_path: Path) -> N
     for changed, error, says in (
         ({"bits": 8}, QuantizationError, "bits"),
         ({"quant_method": "hqq"}, ArgumentError, "hqq"),
+        ({"rotation": "hadamard"}, WeightFileError, "rotation: got hadamard"),
     ):
         changed = {**config, "quantization_config": {**config["quantization_config"], **changed}}
         (tmp_path / "in" / "config.json").write_text(json.dumps(changed))
         with pytest.raises(error, match=says):
             load(tmp_path / "in")
+    (tmp_path / "in" / "model.safetensors").rename(tmp_path / "in" / "pytorch_model.bin")
+    with pytest.raises(WeightFileError, match="a pickle of torch"):
+        load(tmp_path / "in")
     for arguments in ({"group_size": 48}, {"symmetric": 1}, {"bits": 8}, {"layout_version": 99}, {"layers": {"x": 3}}):
         with pytest.raises((ValueError, TypeError), match=next(iter(arguments))):
             CudatmaConfig(**arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from model_folders import linear_shapes, write_awq, write_compressed, write_float, write_gptq
+from model_folders import (
+    linear_shapes,
+    write_auto_round,
+    write_awq,
+    write_compressed,
+    write_float,
+    write_gptq,
+    write_marlin,
+)
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
@@ -33,8 +42,15 @@ WRITERS: dict[str, Any] = {
     "gptq v2, act-order": lambda path: write_gptq(path, form="v2", order=True, shards=3),
     "gptq of GPTQModel": lambda path: write_gptq(path, form="v1_borrow", group=64),
     "gptq, column": lambda path: write_gptq(path, group=-1, sym=True, dtype="bfloat16"),
+    "gptq, groups of 96": lambda path: write_gptq(path, group=96, order=True),
     "awq": write_awq,
+    "auto-round, gptq": lambda path: write_auto_round(path, packing="auto_round:auto_gptq", sym=True),
+    "auto-round, plain zeros": lambda path: write_auto_round(path, packing="auto_round", sym=False),
+    "auto-round, awq": lambda path: write_auto_round(path, packing="auto_round:auto_awq", sym=False),
+    "marlin": write_marlin,
+    "marlin, column": lambda path: write_marlin(path, group=-1),
     "compressed": write_compressed,
+    "compressed, zeros in bytes": lambda path: write_compressed(path, sym=False, unpacked=True),
     "compressed, zeros, act-order": lambda path: write_compressed(path, sym=False, order=True, group=32, shards=2),
     "compressed, column": lambda path: write_compressed(path, group=-1, dtype="float16"),
 }
@@ -80,7 +96,7 @@ def test_integers_and_scales_are_those_of_the_checkpoint(tmp_path: Path, kind: s
 def test_the_library_of_safetensors_reads_every_file_and_the_index_names_every_tensor(tmp_path: Path) -> None:
     write_compressed(tmp_path / "in", sym=False, order=True)
     # An odd number of bytes would misalign what follows it.
-    more = {"model.layers.0.flags": np.ones(3, np.uint8), "model.layers.0.odd": np.ones(5, np.float16)}
+    more = {"model.layers.0.flags": np.ones(3, np.bool_), "model.layers.0.odd": np.ones(5, np.float16)}
     tensors = load_file(tmp_path / "in" / "model.safetensors")
     save_file({**tensors, **more}, tmp_path / "in" / "model.safetensors", metadata={"format": "pt"})
     done = convert_checkpoint(tmp_path / "in", tmp_path / "out", shard_bytes=100_000)
@@ -91,7 +107,7 @@ def test_the_library_of_safetensors_reads_every_file_and_the_index_names_every_t
             assert file.metadata() == {"format": "pt"}
             held |= dict.fromkeys(file.keys(), path.name)
         for name, entry in open_safetensors(path).tensors.items():
-            size = np.dtype({"BF16": "i2", "F16": "i2", "I32": "i4", "U8": "i1"}[entry.dtype]).itemsize
+            size = np.dtype({"BF16": "i2", "F16": "i2", "I32": "i4", "U8": "i1", "BOOL": "i1"}[entry.dtype]).itemsize
             assert entry.begin % size == 0, name
     assert index["weight_map"] == held
     assert index["metadata"]["total_size"] == done.out_bytes
@@ -243,8 +259,12 @@ def test_the_disk_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def change_config(path: Path, **values: Any) -> None:
+    change_json(path, lambda config: config["quantization_config"].update(values))
+
+
+def change_json(path: Path, change: Any) -> None:
     config = json.loads((path / "config.json").read_text())
-    config["quantization_config"].update(values)
+    change(config)
     (path / "config.json").write_text(json.dumps(config))
 
 
@@ -332,6 +352,210 @@ def test_checkpoints_that_contradict_themselves_are_refused_before_anything_is_w
     assert not (tmp_path / "out").exists()
     assert cli.main(["convert", str(tmp_path / "in"), str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def section(**values: Any) -> Any:
+    """A change of quantization_config."""
+    return lambda path: change_config(path, **values)
+
+
+def weights(**values: Any) -> Any:
+    """A change of compressed-tensors' only group: of its weights, or of the whole group."""
+
+    def change(config: dict[str, Any]) -> None:
+        group = config["quantization_config"]["config_groups"]["group_0"]
+        for name, value in values.items():
+            (group["weights"] if name in group["weights"] else group)[name] = value
+
+    return lambda path: change_json(path, change)
+
+
+def tensor(name: str, array: Any) -> Any:
+    """One tensor more."""
+    return lambda path: change_tensors(path, lambda tensors: tensors.update({name: array}))
+
+
+def beside(name: str, **content: Any) -> Any:
+    """Another JSON file."""
+    return lambda path: (path / name).write_text(json.dumps(content))
+
+
+def gptq(path: Path) -> Any:
+    return write_gptq(path, sym=True)
+
+
+def gptq_plain(path: Path) -> Any:
+    """Symmetric, its zero points stored as 8."""
+    return write_gptq(path, sym=True, form="v2")
+
+
+def compressed_zeros(path: Path) -> Any:
+    return write_compressed(path, sym=False)
+
+
+def auto_round(path: Path) -> Any:
+    return write_auto_round(path, packing="auto_round:auto_gptq", sym=True)
+
+
+EIGHTS, SCALE = np.zeros((4, 48), np.int32), np.ones((4, 4), np.float16)
+R4 = {"config_groups": {"R4": {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": "input"}]}}}
+#: Writer of a folder, what is changed in it, and the words of the error: both statements, or the name of the key.
+REFUSED: dict[str, tuple[Any, Any, str]] = {
+    # configuration against tensors
+    "zero points of another format": (gptq, section(checkpoint_format="gptq_v2"), "got 7 everywhere; allowed: 8"),
+    "zero points of symmetric gptq": (write_gptq, section(sym=True), "qzeros: got .* everywhere, because .* symmetric"),
+    "zero points of symmetric awq": (write_awq, section(zero_point=False), "qzeros: got .* because .* symmetric"),
+    "zero points of symmetric groups": (
+        compressed_zeros,
+        weights(symmetric=True),
+        "weight_zero_point: got .*symmetric",
+    ),
+    "no zero points": (write_compressed, weights(symmetric=False), "got no zero points; .*is not symmetric"),
+    "another group size": (gptq, section(group_size=64), "got 6 groups for K = 192; allowed: 3, .*group_size 64"),
+    "no groups": (write_compressed, weights(strategy="channel", group_size=None), "got 3 groups .*group_size -1"),
+    "groups of 48": (lambda path: write_gptq(path, group=48), section(), "group_size: got 48; .*multiple of 32"),
+    "rows in another order": (lambda path: write_gptq(path, order=True), section(desc_act=False), "g_idx: got rows in"),
+    "order of groups": (write_compressed, weights(actorder="group"), "got no weight_g_idx; .*activation order"),
+    "awq in order": (write_awq, section(desc_act=True), "AWQ, which holds rows in order; .*desc_act true"),
+    "8 bits in tensors": (gptq, tensor(f"{LAYER}.qzeros", EIGHTS), "these would be 8 bits a value; .*says 4 bits"),
+    "another format": (gptq, section(quant_method="awq", checkpoint_format=None), "looks like GPTQ; allowed: AWQ, bec"),
+    "marlin by name": (gptq, section(checkpoint_format="marlin"), "got layers of GPTQ; .*says the original Marlin"),
+    "two formats": (gptq, section(format="gptq_v2"), "got checkpoint_format gptq, format gptq_v2"),
+    "two names of one key": (write_awq, section(w_bit=8), "bits: got bits 4, w_bit 8"),
+    "two files": (gptq, beside("quantize_config.json", bits=8), "got 8 in quantize_config.json, 4 in config.json"),
+    "two files, dynamic": (
+        lambda path: (write_gptq(path, sym=True), change_config(path, dynamic={"x": {"bits": 8}}))[0],
+        beside("quantize_config.json", dynamic={"y": {"bits": 8}}, bits=4),
+        r"dynamic: got \{'y'.* in quantize_config.json, ",
+    ),
+    # single layers
+    "dynamic, excluded": (gptq, section(dynamic={"-:.*up_proj": {}}), r"up_proj\.qweight: got a quantized layer"),
+    "dynamic, 8 bits": (gptq, section(dynamic={r"+:.*\.1\..*up_proj": {"bits": 8}}), r"bits: got 8; .*layers\.1\.mlp"),
+    "dynamic, groups": (gptq, section(dynamic={".*up_proj": {"group_size": 64}}), "up_proj.*because .*dynamic"),
+    "dynamic, format": (gptq, section(dynamic={".*up_proj": {"format": "fp8"}}), "format: got fp8; .*the other layers"),
+    "extra_config, 8 bits": (auto_round, section(extra_config={LAYER: {"bits": 8}}), r"extra_config\[.*bits: got 8"),
+    "extra_config, float": (auto_round, section(extra_config={"up_pro": {"bits": 16}}), "up_proj.*not quantized"),
+    "not to convert": (write_awq, section(modules_to_not_convert=["up_proj"]), "because .*modules_to_not_convert"),
+    "not in the block": (gptq, section(modules_in_block_to_quantize=[["mlp.up_proj"]]), "because .*modules_in_block"),
+    "lm_head": (
+        lambda path: (gptq(path), change_config(path, lm_head=False))[0],
+        lambda path: change_tensors(
+            path,
+            lambda tensors: tensors.update(
+                {f"lm_head.{part}": tensors[f"{LAYER}.{part}"] for part in ("qweight", "qzeros", "scales", "g_idx")}
+            ),
+        ),
+        r"lm_head\.qweight: got a quantized layer; .*: lm_head says",
+    ),
+    "ignored": (write_compressed, section(ignore=["re:.*up_proj"]), "because .*ignore says"),
+    "no target": (
+        write_compressed,
+        weights(targets=["re:.*self_attn.*"]),
+        "no target for model.layers.0.mlp.down_proj",
+    ),
+    # keys that change the computation
+    "rotation": (gptq, section(rotation="hadamard"), "rotation: got hadamard, which changes what the model computes"),
+    "a rotated layer": (gptq, section(dynamic={"x": {"rotation_config": {"block_size": 32}}}), "rotation_config: got"),
+    "rotation beside": (
+        gptq,
+        lambda p: change_json(p, lambda c: c.update(rotation_config={"a": 1})),
+        "rotation_config",
+    ),
+    "transform": (write_compressed, section(transform_config=R4), "transform_config: got"),
+    "activations": (write_compressed, weights(input_activations={"num_bits": 8}), "input_activations: got"),
+    "activations of auto-round": (auto_round, section(act_bits=8), "act_bits: got 8"),
+    "KV cache": (write_compressed, section(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme: got"),
+    "adapter": (gptq, section(adapter={"name": "lora"}), "adapter: got"),
+    "sparsity": (write_compressed, section(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config: got"),
+    "scaled activation": (write_awq, tensor("model.layers.0.mlp.act.scales", SCALE[0]), "got scales of an activation"),
+    # other formats
+    "gemv": (write_awq, section(version="GEMV"), "version: got gemv.*quantize the model again as gemm"),
+    "gemv by format": (write_awq, section(checkpoint_format="gemv_fast"), "checkpoint_format: got gemv_fast"),
+    "ipex": (write_awq, section(version="ipex"), "write gemm here"),
+    "awq of marlin": (write_awq, section(format="marlin"), "from_marlin"),
+    "auto-round without format": (auto_round, section(packing_format=None, sym=False), "packing_format: got None"),
+    "floats of auto-round": (auto_round, section(data_type="mx_fp"), "data_type: got mx_fp"),
+    "ModelOpt": (
+        gptq,
+        beside("hf_quant_config.json", quantization={"quant_algo": "NVFP4"}),
+        "ModelOpt.*NVFP4.*--quant",
+    ),
+    "MLX": (gptq, lambda path: change_json(path, lambda c: c.update(quantization={"bits": 4})), "MLX.*--quantize"),
+    "a pickle": (gptq, lambda p: (p / "model.safetensors").rename(p / "pytorch_model.bin"), "torch.*save_file"),
+    "GGUF": (gptq, lambda p: (p / "model.safetensors").rename(p / "model.gguf"), "GGUF.*--quantize"),
+    "no configuration": (
+        write_awq,
+        lambda p: change_json(p, lambda c: c.pop("quantization_config")),
+        "it looks like AWQ",
+    ),
+    # tensors that are left over
+    "integers": (gptq, tensor("model.layers.0.x", EIGHTS), "belongs to no layer that is packed"),
+    "packed experts": (
+        write_compressed,
+        tensor("model.layers.0.mlp.experts.down_proj_packed", np.zeros((2, 4, 4), np.int32)),
+        "experts in one tensor",
+    ),
+    "scales": (gptq, tensor("model.layers.0.mlp.other.scales", SCALE), "belongs to no layer"),
+    "a scale": (gptq, tensor("model.layers.0.mlp.other.weight_scale", SCALE), "belongs to no layer"),
+    "scales of a KV cache": (gptq, tensor("model.layers.0.self_attn.k_scale", SCALE[0, :1]), "belongs to no layer"),
+    "a bias": (gptq, tensor("model.layers.0.mlp.other.bias", SCALE[0]), "bias of a module without weight"),
+    "a second weight": (gptq, tensor(f"{LAYER}.weight", SCALE), f"a tensor of the packed layer {LAYER}"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_contradictions_and_what_would_be_lost_are_refused(tmp_path: Path, what: str) -> None:
+    writer, change, says = REFUSED[what]
+    writer(tmp_path / "in")
+    change(tmp_path / "in")
+    with pytest.raises((QuantizationError, WeightFileError, ArgumentError), match=says):
+        convert_checkpoint(tmp_path / "in", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+FUSED = {"config_groups": {"R1": {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": "weight_input"}]}}}
+AWQ_KEYS = {"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"}
+#: Writer of a folder, what is changed in it, and words of the report.
+READ: dict[str, tuple[Any, Any, str]] = {
+    "zero points stored as 8": (gptq_plain, section(checkpoint_format="gptq"), r"read as 8 \(14 of 14 layers\)"),
+    "of a format that is not stated": (gptq_plain, section(checkpoint_format=None, sym=None), "read as 8"),
+    "old auto-round": (auto_round, section(quant_method="intel/auto-round", packing_format=None), "iters"),
+    "unknown and harmless keys": (gptq, section(fancy=1, damp_percent=0.1), "damp_percent.*unknown.*fancy"),
+    "neutral keys": (gptq, section(rotation=None, adapter={}, act_bits=16, kv_cache_scheme=None), "^$"),
+    "settings of other layers": (gptq, section(dynamic={"-:lm_head": {}, "+:.*expert": {"bits": 8}}), "^$"),
+    "settings of one layer": (gptq, section(group_size=128, dynamic={"model": {"group_size": 32}}), "^$"),
+    "parts of names": (write_awq, section(modules_to_not_convert=["gate", "visual", "lm_head"]), "^$"),
+    "names as targets": (write_compressed, weights(targets=list(linear_shapes())), "^$"),
+    "transforms of weights": (write_compressed, section(transform_config=FUSED), "already include"),
+    "tensors without layer": (
+        gptq,
+        lambda path: change_tensors(
+            path,
+            lambda tensors: tensors.update(
+                {f"{LAYER}.bias": SCALE[0], "logit_scale": SCALE[0, :1], "logit_bias": SCALE[0, :1],
+                 "visual.position_ids": EIGHTS, "visual.layer_scale": SCALE[0], "lm_head.bias": SCALE[0],
+                 "h.0.attn.bias": np.ones((1, 1, 4, 4), np.uint8)}
+            ),
+        ),
+        "^$",
+    ),
+}  # fmt: skip
+for name in ("quant_config.json", "quantize_config.json", "quantization_config.json"):
+    READ[name] = (
+        write_awq,
+        lambda p, name=name: (beside(name, **AWQ_KEYS)(p), change_json(p, lambda c: c.pop("quantization_config"))),
+        "^$",
+    )
+
+
+@pytest.mark.parametrize("what", READ)
+def test_what_is_stated_elsewhere_or_harmless_is_read_and_reported(tmp_path: Path, what: str) -> None:
+    writer, change, says = READ[what]
+    expected = writer(tmp_path / "in")
+    change(tmp_path / "in")
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "out")
+    expect_weights(tmp_path / "out", expected)
+    assert re.search(says, "; ".join(done.notes))
 
 
 @pytest.mark.parametrize(

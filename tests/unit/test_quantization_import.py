@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from model_folders import marlin_tensors
 from safetensors.numpy import save_file
 
 from cudatma.errors import ArgumentTypeError, QuantizationError, WeightFileError
@@ -113,43 +114,27 @@ def test_gptq_without_or_with_empty_g_idx() -> None:
         expect(from_gptq(tensors["qweight"], tensors["qzeros"], tensors["scales"], g_idx), tensors, 32)
 
 
-def marlin_word(k: int, n: int) -> tuple[int, int, int]:
-    """Row, column and nibble of B that hold weight (k, n), from the kernel's reading order."""
-    lane = 4 * (n % 8) + k % 8 // 2
-    column = n // 64 * 128 + 4 * lane + n % 64 // 16
-    return k // 16, column, k % 16 // 8 + 2 * (n % 16 // 8) + 4 * (k % 2)
-
-
 @pytest.mark.parametrize("groups", [1, 3])
 def test_marlin_against_a_packer_by_positions(groups: int) -> None:
-    depth, width = 96, 128
     rng = np.random.default_rng(groups)
-    q = rng.integers(0, 16, (depth, width), dtype=np.uint8)
-    scales = rng.uniform(0.01, 0.02, (groups, width)).astype(np.float16)
-    words = np.zeros((depth // 16, 2 * width), np.uint32)
-    for k, n in np.ndindex(depth, width):
-        row, column, nibble = marlin_word(k, n)
-        words[row, column] |= np.uint32(q[k, n]) << np.uint32(4 * nibble)
-    stored = np.empty_like(scales)
-    for n in range(width):
-        block, inside = divmod(n, 64 if groups > 1 else 32)
-        u, rest = divmod(inside, 8)
-        stands = 64 * block + 8 * rest + u if groups > 1 else 32 * block + 8 * (rest // 2) + 2 * u + rest % 2
-        stored[:, stands] = scales[:, n]
-    found = unpack(from_marlin(words.view(np.int32), stored))
+    q = rng.integers(0, 16, (96, 128), dtype=np.uint8)
+    scales = rng.uniform(0.01, 0.02, (groups, 128)).astype(np.float16)
+    tensors = marlin_tensors(q, scales)
+    found = unpack(from_marlin(tensors["B"], tensors["s"]))
     np.testing.assert_array_equal(found.q, q)
     np.testing.assert_array_equal(found.scales, scales)
 
 
-@pytest.mark.parametrize("size", [256, 512, 1024])
-def test_large_groups_become_groups_of_128(size: int) -> None:
-    depth, width = 2 * size + 64, 16
+@pytest.mark.parametrize(("size", "packed"), [(256, 128), (1024, 128), (384, 128), (192, 64), (96, 32)])
+def test_other_groups_become_several_that_share_a_scale(size: int, packed: int) -> None:
+    depth, width = 2 * size + 32, 16
     rng = np.random.default_rng(size)
     qweight = rng.integers(-(2**31), 2**31, (depth // 8, width), dtype=np.int64).astype(np.int32)
     qzeros = rng.integers(-(2**31), 2**31, (3, width // 8), dtype=np.int64).astype(np.int32)
     scales = rng.uniform(0.01, 0.02, (3, width)).astype(np.float16)
-    weight = from_gptq(qweight, qzeros, scales, zero_point_format="v2")
-    assert weight.group_size == 128
+    stated = None if size in (256, 1024) else size  # others cannot be inferred
+    weight = from_gptq(qweight, qzeros, scales, zero_point_format="v2", group_size=stated)
+    assert weight.group_size == packed
     group = np.arange(depth) // size
     q = (qweight.view(np.uint32)[:, None] >> (4 * np.arange(8, dtype=np.uint32))[:, None] & 15).reshape(depth, width)
     zeros = (qzeros.view(np.uint32)[:, :, None] >> (4 * np.arange(8, dtype=np.uint32)) & 15).reshape(3, width)
@@ -236,6 +221,17 @@ REFUSALS: dict[str, tuple[Callable[..., PackedWeight], dict[str, Any], type[Exce
     "gptq NaN scales": (_gptq, {"scales": _NAN}, QuantizationError, "scales[0, 0]"),
     "gptq unknown format": (_gptq, {"zero_point_format": "v3"}, QuantizationError, "zero_point_format"),
     "gptq other group size": (_gptq, {"group_size": 64}, QuantizationError, "scales"),
+    "gptq two group sizes fit": (
+        _gptq,
+        {
+            "qweight": np.zeros((24, 32), I32),
+            "qzeros": np.zeros((2, 4), I32),
+            "scales": np.ones((2, 32), np.float16),
+            "g_idx": None,
+        },
+        QuantizationError,
+        "scales",
+    ),
     "gptq group size 16": (_gptq, {"group_size": 16}, QuantizationError, "group_size"),
     "gptq float g_idx": (_gptq, {"g_idx": np.zeros(128, np.float32)}, QuantizationError, "g_idx"),
     "gptq g_idx outside": (_gptq, {"g_idx": np.full(128, 4)}, QuantizationError, "g_idx"),
@@ -278,9 +274,9 @@ REFUSALS: dict[str, tuple[Callable[..., PackedWeight], dict[str, Any], type[Exce
         QuantizationError,
         "weight_zero_point",
     ),
-    "compressed-tensors unpacked zeros": (
+    "compressed-tensors zeros of five bits": (
         _compressed,
-        {"weight_zero_point": np.zeros((20, 2), np.int8)},
+        {"weight_zero_point": np.full((20, 2), 9, np.int8)},
         QuantizationError,
         "weight_zero_point",
     ),
@@ -390,7 +386,36 @@ def test_zero_points_of_gptqmodel_borrow_where_its_first_format_is_asymmetric(tm
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": said}))
     np.testing.assert_array_equal(unpack(load_gptq(tmp_path, "layer")).zeros, zeros)
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": said | {"sym": True}}))
-    assert (unpack(load_gptq(tmp_path, "layer")).zeros != zeros).any()
+    with pytest.raises(
+        QuantizationError, match=r"layer\.qzeros: got stored values from 0 to 15; allowed: 7 everywhere"
+    ):
+        load_gptq(tmp_path, "layer")
+
+
+def test_symmetric_zero_points_stored_as_8_under_the_first_format_are_8() -> None:
+    tensors = fixture("gptq_v2", "sym")
+    parts = (tensors["qweight"], tensors["qzeros"], tensors["scales"], tensors["g_idx"])
+    expect(from_gptq(*parts), tensors, 64)
+    assert set(unpack(from_gptq(*parts, zero_point_format="v1")).zeros.flat) == {9}
+
+
+@pytest.mark.parametrize(
+    ("load", "file", "layer", "section", "says"),
+    [
+        (load_awq, "awq", "asym", {"version": "gemv"}, "version: got gemv"),
+        (load_awq, "awq", "asym", {"zero_point": False}, r"asym\.qzeros: got stored values"),
+        (load_compressed_tensors, "compressed_tensors", "group", {"quant_method": "awq"}, "read it with load_awq"),
+        (load_marlin, "marlin", "grouped", {"group_size": 64, "is_marlin_format": True}, "says group_size 64"),
+    ],
+)
+def test_a_layer_is_compared_with_the_configuration_beside_it(
+    tmp_path: Path, load: Callable[..., Any], file: str, layer: str, section: dict[str, Any], says: str
+) -> None:
+    shutil.copy(FIXTURES / f"{file}.safetensors", tmp_path)
+    assert load(tmp_path, layer).shape[0] > 0
+    (tmp_path / "quant_config.json").write_text(json.dumps({"bits": 4, **section}))
+    with pytest.raises((QuantizationError, WeightFileError), match=says):
+        load(tmp_path, layer)
 
 
 @pytest.mark.parametrize(

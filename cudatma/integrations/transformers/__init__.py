@@ -23,6 +23,7 @@ from cudatma.integrations.transformers.quantizer import CudatmaHfQuantizer, chec
 from cudatma.quantization.checkpoint import require_safetensors
 from cudatma.quantization.conversion.folder import METHOD
 from cudatma.quantization.conversion.scheme import METHODS
+from cudatma.quantization.safetensors_file import check_suffix
 from cudatma.quantization.statement import read_section
 
 __all__ = ["CudatmaConfig", "load", "register"]
@@ -71,33 +72,38 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: An
     ArgumentError
         If the method is another one, the folder does not exist, or the layers would be divided among processes.
     """
-    _check_folder(model)
+    _check_folder(model, options.get("subfolder", ""))
     check_ranks(options)
-    if Path(model).is_dir() and "subfolder" not in options:
-        require_safetensors(Path(model))
     register()
     loader = auto_class or transformers.AutoModelForCausalLM
     where = {name: options[name] for name in _WHERE if name in options}
     config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(model, **where)
     section = _section(model, config)
-    method = str(section.get("quant_method"))
+    method = str(section.get("quant_method")).lower()
     if method == METHOD:
         return loader.from_pretrained(model, config=config, **options)
     if method not in METHODS:
         remedy = "a float model: from_pretrained(..., quantization_config=CudatmaConfig())"
-        if method == "None":
+        if method == "none":
             remedy += "; a quantized one: name its quant_method in config.json"
         raise ArgumentError("model", f"quant_method {method}", f"{METHOD}, {', '.join(METHODS)}", remedy)
     config.quantization_config = CudatmaConfig(source=section).to_dict()
     return loader.from_pretrained(model, config=config, **options)
 
 
-def _check_folder(model: str | os.PathLike[str]) -> None:
-    """Raise ArgumentError for a path of nothing; a name on the hub has no separator, or one inside ("owner/name")."""
+def _check_folder(model: str | os.PathLike[str], subfolder: str) -> None:
+    """Raise ArgumentError for a path that does not exist, and WeightFileError for weights in files of another kind.
+
+    A name on the hub has no separator, or one inside ("owner/name").
+    """
     text = os.fspath(model)
     is_path = not isinstance(model, str) or text.count("/") > 1 or text[:1] in ("/", ".", "~") or "\\" in text
     if is_path and not os.path.exists(text):
         raise ArgumentError("model", text, "a folder that exists, or a name on the Hugging Face hub")
+    path = Path(model, subfolder)
+    check_suffix(path)
+    if path.is_dir():
+        require_safetensors(path)
 
 
 def _section(model: str | os.PathLike[str], config: Any) -> dict[str, Any]:

@@ -40,9 +40,12 @@ class Pack(ConversionOps):  # type: ignore[misc]
     def __init__(self, scheme: Scheme, facts: Mapping[str, LayerFacts]) -> None:
         self.scheme, self.facts = scheme, facts
 
+    def __deepcopy__(self, memo: Any) -> Pack:
+        return self  # transformers copies it for each layer, and it does not change
+
     def convert(self, input_dict: dict[str, Any], *, full_layer_name: str, model: Any, **_: Any) -> dict[str, Any]:
         """input_dict: the layer's tensors by the patterns that they matched."""
-        tensors = {pattern[2:-1]: found[0] for pattern, found in input_dict.items()}
+        tensors = {pattern.rpartition(".")[2][:-1]: found[0] for pattern, found in input_dict.items()}
         layer = full_layer_name.rpartition(".")[0]
         module = model.get_submodule(layer)
         dtype = str(module.dtype).removeprefix("torch.")
@@ -98,8 +101,9 @@ def check_ranks(options: Mapping[str, Any]) -> None:
 
 def packing_conversion(scheme: Scheme, facts: Mapping[str, LayerFacts]) -> Any:
     """What transformers collects a layer's tensors with: each is found by the end of its name."""
-    endings = [rf"\.{name}$" for name in (*scheme.format.required, *scheme.format.optional)]
-    return WeightConverter(source_patterns=endings, target_patterns=".qweight", operations=[Pack(scheme, facts)])
+    # Whole names: transformers replaces the first occurrence of what matched, and ".s" begins ".self_attn" too.
+    names = [rf"^(.+)\.{name}$" for name in (*scheme.format.required, *scheme.format.optional)]
+    return WeightConverter(source_patterns=names, target_patterns=r"\1.qweight", operations=[Pack(scheme, facts)])
 
 
 def _fill(module: MarlinLinear, layer: str, weight: PackedWeight, device: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What becomes of each tensor of a checkpoint: part of a packed layer, copied, or left out with the reason."""
+"""An inventory of a checkpoint: each tensor is packed, copied, or left out with a reason."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from cudatma.errors import WeightFileError
 from cudatma.quantization.agreement import LayerFacts, layer_facts
 from cudatma.quantization.checkpoint import Checkpoint
 from cudatma.quantization.conversion.scheme import Scheme
-from cudatma.quantization.formats import FORMATS, MARLIN, recognized
+from cudatma.quantization.formats import FORMATS, FROM_FLOAT, MARLIN, recognized
 from cudatma.quantization.safetensors_file import TensorEntry
 
 _FLOATS = ("F16", "BF16", "F32", "F64")
-_FLOAT_CHECKPOINT = "quantize the original float checkpoint: cudatma convert --quantize"
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
     """The tensors of a checkpoint.
 
-    layers: those that are packed, in the model's order, with the names of their tensors by the names without the
-    layer's. facts: of each such layer. left_out: tensors that are neither packed nor copied, with the reason. notes:
-    for the report. All other tensors are copied.
+    layers: the layers that are packed, in the model's order, with the names of their tensors by the names without the
+    layer's. facts: how to read each layer. left_out: tensors that are neither packed nor copied, with the reason.
+    notes: sentences of the report. All other tensors are copied.
     """
 
     layers: dict[str, dict[str, str]]
@@ -43,9 +42,8 @@ def take_inventory(checkpoint: Checkpoint, scheme: Scheme, where: str) -> Invent
     ending = f".{kind.required[0]}"
     found = sorted((name.removesuffix(ending) for name in checkpoint.names if name.endswith(ending)), key=natural)
     if not found:
-        others = [
-            other for other in FORMATS if any(name.endswith(f".{other.required[0]}") for name in checkpoint.names)
-        ]
+        ends = {name.rpartition(".")[2] for name in checkpoint.files}
+        others = [other for other in FORMATS if other.required[0] in ends]
         got = f"layers of {others[0].title}" if others else "no quantized layer"
         allowed = f"tensors that end in {ending}: {scheme.statement.where} says {kind.title}"
         raise WeightFileError(where, got, allowed, "correct the configuration" if others else "")
@@ -91,14 +89,14 @@ _BUFFERS = re.compile(
 #: Tensors that only quantized modules have.
 _PARTS = re.compile(
     r"(^|.*[._])(qweight|qzeros|g_idx|zero_point|packed|weight_scale_\w+|weight_global_scale|pre_quant_scale)"
-    r"|.*\.(scales|weight\.\w+)"
+    r"|.*\.(scales|weight\.(absmax|quant_map|nested_\w+|quant_state\..*|_data|_scale|_shift))"
 )
 _SCALE = re.compile(r"(.*\.)?([^.]*)_scales?")
-#: What is scaled where `X_scale` belongs to a quantized X, even if no tensor X is there.
+#: A tensor `X_scale` with one of these X belongs to a quantized module, even if the file has no tensor X.
 _SCALED = frozenset(
     ["weight", "input", "output", "act", "q", "k", "v", "kv", "kv_cache", "prob", "w1", "w2", "w3", "w13"]
 )
-#: Modules whose weight may be that of another module.
+#: Modules that may share the weight of another module, and have a bias of their own.
 _TIED = re.compile(r"(.*[._])?(lm_head|predictions|decoder)")
 
 
@@ -127,7 +125,7 @@ def _check_inside(name: str, layers: Mapping[str, object]) -> None:
     if inside is not None and parts[inside:] != ["bias"]:
         layer = ".".join(parts[:inside])
         got = f"a tensor of the packed layer {layer}"
-        raise WeightFileError(name, got, "the tensors of its format, and a bias", _FLOAT_CHECKPOINT)
+        raise WeightFileError(name, got, "the tensors of its format, and a bias", FROM_FLOAT)
 
 
 def _names(tensors: Iterable[str]) -> _Names:
@@ -144,7 +142,7 @@ def _check_other(name: str, entry: TensorEntry, names: _Names, checkpoint: Check
     module, _, part = name.rpartition(".")
     is_float = entry.dtype in _FLOATS
     if part == "scales" and len(entry.shape) == 1 and names.modules[module] == 1:
-        remedy = f"cudatma does not divide activations by them; {_FLOAT_CHECKPOINT}"
+        remedy = f"cudatma does not divide activations by them; {FROM_FLOAT}"
         raise WeightFileError(name, "scales of an activation, which AWQ puts behind GELU", "none", remedy)
     if not _BUFFERS.fullmatch(name) and (_PARTS.fullmatch(name) or not (is_float or entry.dtype == "BOOL")):
         _refuse(name, entry, checkpoint)
@@ -160,7 +158,7 @@ def _check_other(name: str, entry: TensorEntry, names: _Names, checkpoint: Check
 def _refuse(name: str, entry: TensorEntry, checkpoint: Checkpoint) -> NoReturn:
     """Say that a tensor is left over, and what its module looks like."""
     beside = checkpoint.shapes(name.rpartition(".")[0])
-    remedy = f"cudatma does not read this part of the model; {_FLOAT_CHECKPOINT}"
+    remedy = f"cudatma does not read this part of the model; {FROM_FLOAT}"
     got = f"{entry.dtype} {entry.shape}, which belongs to no layer that is packed"
     if re.search(r"(^|\.)experts\b", name):
         got += ": experts in one tensor"

@@ -15,6 +15,7 @@ from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
 from cudatma.quantization.conversion.inventory import Inventory, check_others, is_expert, natural, take_inventory
 from cudatma.quantization.conversion.scheme import Scheme, read_scheme
 from cudatma.quantization.layout_v1 import BLOCK
+from cudatma.quantization.safetensors_file import check_suffix
 from cudatma.quantization.statement import read_config, read_section, statement_files
 
 _FLOATS = ("F16", "BF16", "F32", "F64")
@@ -73,6 +74,7 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
     Raises WeightFileError and QuantizationError for what cannot be converted, ArgumentError for quantize where the
     checkpoint is or is not quantized.
     """
+    check_suffix(folder)
     if not folder.is_dir():
         remedy = "check the path; a model of the Hub has to be downloaded first: hf download MODEL --local-dir FOLDER"
         allowed = "a checkpoint's folder, with config.json and .safetensors"
@@ -98,6 +100,9 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
         return Source(folder, config, checkpoint, None, Inventory(layers), skipped)
     scheme = read_scheme(section, where)
     inventory = take_inventory(checkpoint, scheme, str(folder))
+    if unused := scheme.statement.unused:
+        note = f"{where}: without effect on the stored weights, not carried over: {', '.join(unused)}"
+        inventory = replace(inventory, notes=(note, *inventory.notes))
     skipped = dict.fromkeys(_matrices(checkpoint), "not quantized in the checkpoint")
     return Source(folder, config, checkpoint, scheme, inventory, skipped)
 

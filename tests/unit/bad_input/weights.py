@@ -99,7 +99,7 @@ WEIGHTS = [
          lambda b: gptq(scales=np.ones((2, N), np.float32))),
     Case("GPTQ, scales beyond fp16", QuantizationError, "scales[0, 0]", "1e+06",
          lambda b: gptq(scales=np.full((2, N), 1e6), dtype="float16")),
-    Case("AWQ, other columns", QuantizationError, "qweight", "(64, 64)",
+    Case("AWQ, other columns", QuantizationError, "qweight", "(64, 8)",
          lambda b: awq(qweight=np.zeros((K, 4), np.int32))),
     Case("AWQ, scales a vector", QuantizationError, "scales", "(64,)", lambda b: awq(scales=np.ones(N, np.float16))),
     Case("compressed, shape of three", QuantizationError, "weight_shape", "(N, K)",
