@@ -532,7 +532,7 @@ READ: dict[str, tuple[Any, Any, str]] = {
         lambda path: change_tensors(
             path,
             lambda tensors: tensors.update(
-                {f"{LAYER}.bias": SCALE[0], "logit_scale": SCALE[0, :1], "logit_bias": SCALE[0, :1],
+                {f"{LAYER}.bias": 0 * SCALE[0], "logit_scale": SCALE[0, :1], "logit_bias": SCALE[0, :1],
                  "visual.position_ids": EIGHTS, "visual.layer_scale": SCALE[0], "lm_head.bias": SCALE[0],
                  "h.0.attn.bias": np.ones((1, 1, 4, 4), np.uint8)}
             ),
