@@ -122,10 +122,10 @@ used: Any = threading.local()
 run = plan.Plan.run
 
 
-def note(self: plan.Plan, x: int, out: int, bias: int, workspace: Any, stream: int) -> None:
+def note(self: plan.Plan, weight: Any, x: int, out: int, bias: int, workspace: Any, stream: int) -> None:
     used.last = stream, workspace.partials_pointer, x
     assert self.partials_bytes <= workspace.partials_bytes
-    run(self, x, out, bias, workspace, stream)
+    run(self, weight, x, out, bias, workspace, stream)
 
 
 plan.Plan.run = note  # type: ignore[method-assign]
