@@ -10,6 +10,7 @@ does, adapted to the rest of the problem if its tile fits: the work is divided i
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -179,6 +180,16 @@ def lookup(family: Family[P, S], problem: P, gpu: Gpu) -> Found | None:
         if (alike := _alike(entries, problem, get_target(gpu.target))) is not None:
             return Found(alike, path, shipped, exact=False)
     return None
+
+
+def entry_breakpoints(family: Family[P, S], problem: P, gpu: Gpu) -> set[int]:
+    """Return the values of M at which another tuning entry may begin to serve a problem of this shape."""
+    if os.environ.get(FILE_VARIABLE) == NOTHING:
+        return set()
+    raw = problem.as_json()
+    index = tuple(raw[name] for name in family.index)
+    measured = {entry.problem.m for path, _ in _files(family) for entry in _entries(path, family, gpu, index)}
+    return {point for m in measured for point in (math.ceil(m / _LARGER_M), m, 2 * m)}
 
 
 def _alike(entries: Sequence[Entry[Any, Any]], problem: Any, target: Target) -> Entry[Any, Any] | None:

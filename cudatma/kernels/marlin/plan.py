@@ -180,7 +180,7 @@ def loaded(template: str, spec: Any, device: int, stream: int | None) -> tuple[K
     return kernel, resident
 
 
-#: The parameters that may hold the address of x, out, bias, partials, flags, qweight (twice), scales and zeros.
+#: The parameters that may hold the address of x, out, bias, partials, flags, and of the arrays of WeightAddresses.
 _ADDRESS_PARAMETERS = (
     ("activation_map", "activations"),
     ("output",),
@@ -191,20 +191,25 @@ _ADDRESS_PARAMETERS = (
     ("half_weight_map",),
     ("scale_map", "scales"),
     ("zero_map", "zeros"),
+    (),
 )
 
 
 class WeightAddresses(NamedTuple):
-    """The addresses of a weight's arrays on its device; 0 for an array that it lacks."""
+    """The addresses of a weight's arrays on its device; 0 for an array that it lacks.
+
+    half_qweight is the same as qweight: the skinny GEMM has a second tensor map over it.
+    """
 
     qweight: int
+    half_qweight: int
     scales: int
     zeros: int
     perm: int
 
     @classmethod
     def of(cls, w: PackedWeight) -> WeightAddresses:
-        arrays = w.qweight, w.scales, w.zeros, w.perm
+        arrays = w.qweight, w.qweight, w.scales, w.zeros, w.perm
         return cls(*(0 if array is None else describe(array).pointer for array in arrays))
 
 
@@ -225,11 +230,10 @@ class Plan:
             raise ArgumentError("x.device", "the host", "a CUDA device")
         kernel, spec, work = configure(w, x.rows, device, stream, batch_invariant=batch_invariant)
         launch = gemm_launch(x, w, out, None, spec, work, detect(device), programmatic=programmatic)
-        weight = WeightAddresses.of(w)
-        bases = (x.info.pointer, out.info.pointer, 0, 0, 0, weight.qweight, weight.qweight, weight.scales, weight.zeros)
+        bases = (x.info.pointer, out.info.pointer, 0, 0, 0, *WeightAddresses.of(w))
         index = {name: place for place, name in enumerate(spec.parameter_names)}
         places = [next((index[name] for name in names if name in index), None) for names in _ADDRESS_PARAMETERS]
-        self._replay = Replay(launch, kernel, device, bases, places)
+        self._replay = Replay(launch, kernel, device, bases, places, steady=len(WeightAddresses._fields))
         self.device, self.spec, self.schedule = device, spec, work
         self.partials_bytes = work.partial_ctas * spec.partial_bytes
         self.needs_workspace = self.partials_bytes > 0
@@ -240,9 +244,8 @@ class Plan:
     ) -> None:
         """Launch for arrays at these addresses, of the shapes and layouts that the plan was made for. workspace: None
         unless ``needs_workspace``."""
-        qweight, scales, zeros, _ = weight
         if workspace is None:
-            self._replay.run((x, out, bias, 0, 0, qweight, qweight, scales, zeros), stream)
+            self._replay.run((x, out, bias, 0, 0), stream, weight)
         else:
-            partials, flags = workspace.partials_pointer, workspace.flags_pointer
-            self._replay.run((x, out, bias, partials, flags, qweight, qweight, scales, zeros), stream)
+            addresses = x, out, bias, workspace.partials_pointer, workspace.flags_pointer
+            self._replay.run(addresses, stream, weight)
