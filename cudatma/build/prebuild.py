@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import IO, Any, TypeVar, cast
 
 from cudatma.build.kernel import load_kernel
 from cudatma.build.nvrtc import Compiled, compile_source
@@ -67,7 +67,7 @@ def each(do: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iter
     def run(item: Item) -> Result:
         worker = idle.get()
         try:
-            return cast("Result", worker.call(do, item))
+            return worker.call(do, item)
         finally:
             idle.put(worker)
 
@@ -105,14 +105,15 @@ class _Worker:
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
+        self._calls = cast("IO[bytes]", self._process.stdin)
+        self._answers = cast("IO[bytes]", self._process.stdout)
         self._send(sys.path)
 
     def call(self, do: Callable[[Item], Result], item: Item) -> Result:
         """Return do(item). Raises what it raises, and EOFError if the process has died."""
         try:
             self._send((do, item))
-            assert self._process.stdout is not None
-            succeeded, result = pickle.load(self._process.stdout)
+            succeeded, result = pickle.load(self._answers)
         except (BrokenPipeError, pickle.UnpicklingError) as error:
             raise EOFError from error
         if not succeeded:
@@ -120,9 +121,8 @@ class _Worker:
         return cast("Result", result)
 
     def _send(self, value: object) -> None:
-        assert self._process.stdin is not None
-        pickle.dump(value, self._process.stdin)
-        self._process.stdin.flush()
+        pickle.dump(value, self._calls)
+        self._calls.flush()
 
     def close(self) -> None:
         """End the process, which exits when its input ends."""

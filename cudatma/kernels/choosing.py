@@ -13,6 +13,7 @@ import contextlib
 import math
 import os
 import warnings
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -92,6 +93,41 @@ def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
     spec, cost, considered = cheapest_of(family, problem, gpu)
     why = f"the cheapest of {counted(considered, 'candidate')} by the cost model, {cost.us:.4g} us"
     return Decision(spec, "rule", problem.constraint or why)
+
+
+def choose(family: Family[P, S], problem: P, gpu: Gpu) -> S:
+    """Return the configuration that decide() gives, which is kept for each interval of M in which it is the same."""
+    spec = pinned_scope.get()
+    if spec is not None and type(spec) in family.kernels.values():
+        return decide(family, problem, gpu).spec
+    first = interval_start(family, problem, gpu)
+    at_start: Any = problem if first == problem.m else replace(problem, m=first)  # type: ignore[type-var]
+    chosen: S = _chosen(family, at_start, gpu, os.environ.get(FILE_VARIABLE))
+    return chosen
+
+
+def interval_start(family: Family[P, S], problem: P, gpu: Gpu) -> int:
+    """Return the first M of the interval around a problem's M in which the choice is the same."""
+    at_one: Any = replace(problem, m=1)  # type: ignore[type-var]
+    points = _entry_points(family, at_one, gpu, os.environ.get(FILE_VARIABLE))
+    below = bisect_right(points, problem.m)
+    return max(family.interval(problem.m), points[below - 1] if below else 1)
+
+
+@lru_cache(maxsize=8192)
+def _chosen(family: Family[Any, Any], problem: Any, gpu: Gpu, file: str | None) -> Any:
+    return decide(family, problem, gpu).spec
+
+
+@lru_cache(maxsize=256)
+def _entry_points(family: Family[Any, Any], problem: Any, gpu: Gpu, file: str | None) -> list[int]:
+    """Return, sorted, the values of M at which another tuning entry may begin to serve a problem of this shape."""
+    if file == NOTHING:
+        return []
+    raw = problem.as_json()
+    index = tuple(raw[name] for name in family.index)
+    measured = {entry.problem.m for path, _ in _files(family) for entry in _entries(path, family, gpu, index)}
+    return sorted({point for m in measured for point in (math.ceil(m / _LARGER_M), m, 2 * m)})
 
 
 def _check_pinned(family: Family[P, S], spec: S, problem: P, gpu: Gpu) -> None:
@@ -180,16 +216,6 @@ def lookup(family: Family[P, S], problem: P, gpu: Gpu) -> Found | None:
         if (alike := _alike(entries, problem, get_target(gpu.target))) is not None:
             return Found(alike, path, shipped, exact=False)
     return None
-
-
-def entry_breakpoints(family: Family[P, S], problem: P, gpu: Gpu) -> set[int]:
-    """Return the values of M at which another tuning entry may begin to serve a problem of this shape."""
-    if os.environ.get(FILE_VARIABLE) == NOTHING:
-        return set()
-    raw = problem.as_json()
-    index = tuple(raw[name] for name in family.index)
-    measured = {entry.problem.m for path, _ in _files(family) for entry in _entries(path, family, gpu, index)}
-    return {point for m in measured for point in (math.ceil(m / _LARGER_M), m, 2 * m)}
 
 
 def _alike(entries: Sequence[Entry[Any, Any]], problem: Any, target: Target) -> Entry[Any, Any] | None:
@@ -285,5 +311,5 @@ def _warn(text: str) -> None:
 
 def forget() -> None:
     """Read the files again at the next look: after tuning, and in tests."""
-    for cached in (_by_index, _entries, _warn):
+    for cached in (_by_index, _entries, _entry_points, _chosen, _warn):
         cached.cache_clear()

@@ -18,7 +18,6 @@ from cudatma import PackedWeight, context, target
 from cudatma.arrays import ArrayInfo
 from cudatma.kernels import known_call, stream_workspaces
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.marlin import gemm as marlin_calls
 from cudatma.kernels.marlin import plan as marlin_plan
 from cudatma.runtime import streams
 from cudatma.runtime.launch import Kernel
@@ -133,7 +132,8 @@ class FakeGpu:
 
     def device_of(self, weight: PackedWeight) -> int:
         """The ordinal of this GPU, which holds the arrays of every weight."""
-        self.known += [array for array in (weight.qweight, weight.scales, weight.zeros, weight.perm) if array is not None]
+        arrays = weight.qweight, weight.scales, weight.zeros, weight.perm
+        self.known += [array for array in arrays if array is not None]
         return 0
 
     def buffers(self) -> list[Any]:
@@ -207,7 +207,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     monkeypatch.setattr(context, "using", using)
     monkeypatch.setattr(context, "device", lambda o: context.Device(o, (9, 0), 232_448, PROCESSORS))
     monkeypatch.setattr(marlin_plan, "gpu_of", lambda device: imagined_gpu("sm_90a", PROCESSORS))
-    monkeypatch.setattr(marlin_calls, "_SHARED_PLANS", {})
     monkeypatch.setattr(target, "_detect", lambda device: get_target("sm_90a"))
     monkeypatch.setattr(PackedWeight, "device", property(made.device_of))
     monkeypatch.setattr(Kernel, "load", lambda self, device=None: self._functions.setdefault(0, None))

@@ -13,7 +13,6 @@ from marlin_fake_gpu import gpu as gpu  # the fixture
 from test_marlin_gemm import close, make, values
 
 from cudatma import ArgumentError, MarlinLinear, PackedWeight, marlin_gemm
-from cudatma.kernels.marlin import gemm as calls
 from cudatma.kernels.marlin import plan
 from cudatma.kernels.marlin.choose import marlin_explain, resolve_fused
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
@@ -90,7 +89,7 @@ def test_a_call_takes_the_weights_form(gpu: FakeGpu, monkeypatch: pytest.MonkeyP
     assert {made.spec.fused for made in w.attachments["plans"].values()} == {form}
     assert close(out, x.astype(np.float64) @ dense)
     monkeypatch.setattr(plan, "resolve_fused", lambda spec, _: resolve_fused(spec, "none"))
-    monkeypatch.setattr(calls, "_SHARED_PLANS", {})
+    monkeypatch.setattr("cudatma.kernels.marlin.gemm._SHARED_PLANS", {})
     plain = replace(w)
     assert gemm(gpu, plain)[1].tobytes() == out.tobytes()
     assert {made.spec.fused for made in plain.attachments["plans"].values()} == {"none"}

@@ -95,9 +95,7 @@ class MarlinLinear:
         return marlin_gemm(x, self.weight, out, self.bias, stream, batch_invariant=self.batch_invariant, **options)
 
     @former_arguments("stream", tokens="m_values")
-    def warm_up(
-        self, m_values: Iterable[int] | None = None, *, max_m: int | None = None, stream: Any = None
-    ) -> None:
+    def warm_up(self, m_values: Iterable[int] | None = None, *, max_m: int | None = None, stream: Any = None) -> None:
         """Compile and load what calls need, and reserve their memory, before the first call.
 
         Do this at start-up, so that no request waits for the compiler, or before a graph capture, which cannot load
@@ -121,7 +119,7 @@ class MarlinLinear:
         """
         if (m_values is None) == (max_m is None):
             raise ArgumentError("m_values, max_m", "both" if max_m is not None else "neither", "exactly one of them")
-        batches = checked_m_values([max_m] if m_values is None else m_values, "max_m" if m_values is None else "m_values")
+        batches = checked_m_values(m_values) if max_m is None else checked_m_values([max_m], "max_m")
         if self.weight.device is None:
             if selected_backend() != "cuda":
                 return

@@ -19,7 +19,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.launch import Launch, Replay
 from cudatma.kernels.launch_struct import pack
-from cudatma.kernels.marlin.choose import AnyMarlinSpec, decide, resolve_fused
+from cudatma.kernels.marlin.choose import AnyMarlinSpec, choose, resolve_fused
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.problem import Problem, problem_values
 from cudatma.kernels.schedule import Schedule, ceil_div, schedule
@@ -157,7 +157,7 @@ def configure(
     stream: the one it is about to be launched on; LaunchError if that is under capture and the kernel not yet loaded.
     """
     problem, gpu = Problem.of(w, m, batch_invariant=batch_invariant), gpu_of(device)
-    spec = resolve_fused(decide(problem, gpu).spec, w.scale_fit.form)
+    spec = resolve_fused(choose(problem, gpu), w.scale_fit.form)
     kernel, resident = loaded(spec.template, spec, device, stream)
     ctas = context.device(device).sm_count * min(spec.blocks_per_sm, resident)
     return kernel, spec, schedule(spec, m, problem.n, problem.k, ctas, divide=not batch_invariant)

@@ -15,17 +15,15 @@ from typing import Any
 from cudatma.build.kernel import is_cached, load_kernel
 from cudatma.build.prebuild import compile_all, usable_cores
 from cudatma.errors import ArgumentError, ArgumentTypeError, CompileError, counted
-from cudatma.kernels.choosing import entry_breakpoints
+from cudatma.kernels.choosing import interval_start
 from cudatma.kernels.gpu import Gpu, gpu_of
-from cudatma.kernels.marlin.choose import MARLIN, decide, resolve_fused
+from cudatma.kernels.marlin.choose import MARLIN, choose, resolve_fused
 from cudatma.kernels.marlin.permute_columns import TEMPLATE as ARRANGE
 from cudatma.kernels.marlin.permute_columns import choose_arrangement
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.quantization import PackedWeight
 from cudatma.target import Target, detect
 
-#: Every tile's rows are a multiple of this, or a power of two below; up to 32 rows the skinny GEMM competes as well.
-_ROW_STEP, _MAX_SKINNY_M = 8, 32
 #: Fewer kernels than this are compiled in this process: starting another one takes as long as compiling one kernel.
 _FEW_KERNELS = 2
 _log = logging.getLogger(__name__)
@@ -97,15 +95,15 @@ def warm_up(
 def kernels_up_to(w: PackedWeight, max_m: int, gpu: Gpu, target: Target, batch_invariant: bool = False) -> Kernels:
     """Return (template, spec) of every kernel that calls with this weight and up to ``max_m`` rows may launch."""
     layer = LinearShape.of(w)
-    at_one = Problem(layer, 1, batch_invariant)
-    points = {*range(1, _MAX_SKINNY_M + 1), *range(_MAX_SKINNY_M + 1, max_m + 1, _ROW_STEP), max_m}
-    points |= entry_breakpoints(MARLIN, at_one, gpu)
     kernels: Kernels = {}
-    for m in sorted(point for point in points if point <= max_m):
-        spec = resolve_fused(decide(Problem(layer, m, batch_invariant), gpu).spec, w.scale_fit.form)
+    m = max_m
+    while m:
+        problem = Problem(layer, m, batch_invariant)
+        spec = resolve_fused(choose(problem, gpu), w.scale_fit.form)
         kernels[spec.template, spec] = None
         for is_aligned in (False,) if w.perm is None else (False, True):
             kernels[ARRANGE, choose_arrangement(w, m, is_aligned, target, gpu.sm_count)] = None
+        m = interval_start(MARLIN, problem, gpu) - 1
     return kernels
 
 
