@@ -1,7 +1,7 @@
-"""Many kernels compiled at once, by several new processes; into the artifact cache, or wherever a caller puts them.
+"""Compile many kernels at once, in several processes.
 
-NVRTC compiles one kernel at a time in a process, whatever its threads do. The workers are new processes, not forks:
-a fork cannot use the CUDA context of its parent.
+NVRTC compiles one kernel at a time in a process, even if several threads call it. The workers are new processes, not
+forks: a fork cannot use the CUDA context of its parent.
 """
 
 from __future__ import annotations

@@ -101,8 +101,8 @@ T = TypeVar("T")
 class Replay:
     """A launch that runs again with its arrays at other addresses, equal to the first ones modulo 16.
 
-    Keeps no array alive. Safe from many threads: each launch has a set of marshalled arguments to itself, and there are
-    as many sets as threads have launched at the same time.
+    Keeps no array alive. Safe from many threads: each launch takes a set of marshalled arguments for itself, and a set is
+    added when several threads launch at the same time.
     """
 
     __slots__ = ("_first", "_idle", "_split", "device")
@@ -128,7 +128,7 @@ class Replay:
         self._idle = [self._first]
 
     def run(self, addresses: tuple[int, ...], stream: int, steady: tuple[int, ...] = ()) -> None:
-        """Launch on a stream, by its handle, for arrays at these addresses, in the order of ``bases``.
+        """Launch on a stream, by its handle, with the arrays at these addresses, in the order of ``bases``.
 
         steady: the addresses of the last arrays; a tuple that is the same object as before is not read again.
         Raises DriverError, LaunchError (a forked process), PipelineHang (debug).
@@ -144,7 +144,7 @@ class Replay:
 
 
 class _Instance:
-    """One set of marshalled arguments, for one thread at a time."""
+    """One set of marshalled arguments, which one thread uses at a time."""
 
     __slots__ = ("_addresses", "_by_driver", "_device", "_launch", "_maps", "_places", "_plan", "_split", "_steady",
                  "_steady_words", "_words")  # fmt: skip

@@ -58,7 +58,7 @@ class LaunchPlan:
         self._handle, self._call = function.handle, driver.cuLaunchKernelEx
 
     def twin(self) -> LaunchPlan:
-        """Return a plan of the same launch with arguments of its own, for another thread."""
+        """Return a plan of the same launch whose arguments another thread may change."""
         twin = copy.copy(self)
         values = [type(value).from_buffer_copy(value) for value in self.arguments]
         twin.arguments, twin._pointers = values, Arguments(values, None, "", []).addresses()

@@ -56,7 +56,7 @@ def test_a_launch_during_another_one_has_arguments_of_its_own() -> None:
     kernel = SimpleNamespace(
         plan=lambda *args, **options: first, target=SimpleNamespace(tensormap_knows_allocation=False)
     )
-    made = Replay(launch, kernel, 0, (0x1000, 0x2000), (0, 1), steady=1)
+    made: Replay = Replay(launch, kernel, 0, (0x1000, 0x2000), (0, 1), steady=1)  # type: ignore[arg-type]
     made.run((0x3000,), 7, (0x4000,))
     made.run((0x3000,), 7, (0x4000,))
     assert sent == [(8, 0x5000, 0x6000), (7, 0x3000, 0x4000)] * 2

@@ -43,14 +43,13 @@ def warm_up(
 ) -> None:
     """Compile and load every kernel that ``marlin_gemm`` can need for these weights and up to ``max_m`` rows of x.
 
-    Afterwards no call with at most ``max_m`` rows compiles anything, whatever the alignment of its arrays and with or
-    without a bias. Kernels that the cache lacks are compiled in parallel. Results have the same bits with and without
-    warm-up.
+    Afterwards no call with at most ``max_m`` rows compiles anything, aligned or not, with or without a bias. Kernels that
+    the cache lacks are compiled in parallel. Results have the same bits with and without warm-up.
 
     Parameters
     ----------
     weights : iterable of PackedWeight
-        Weights on CUDA devices. Those of one shape and format need the same kernels.
+        Weights on CUDA devices. Weights of one shape and format need the same kernels.
     max_m : int
         Largest number of rows of x, at least 1.
     batch_invariant : bool, default False
