@@ -101,8 +101,8 @@ T = TypeVar("T")
 class Replay:
     """A launch that runs again with its arrays at other addresses, equal to the first ones modulo 16.
 
-    Keeps no array alive. Safe from many threads: each launch takes a set of marshalled arguments for itself, and a set is
-    added when several threads launch at the same time.
+    Keeps no array alive. Safe from many threads: each launch takes a set of marshalled arguments for itself, and a set
+    is added when several threads launch at the same time.
     """
 
     __slots__ = ("_first", "_idle", "_split", "device")

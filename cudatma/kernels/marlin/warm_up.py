@@ -43,8 +43,8 @@ def warm_up(
 ) -> None:
     """Compile and load every kernel that ``marlin_gemm`` can need for these weights and up to ``max_m`` rows of x.
 
-    Afterwards no call with at most ``max_m`` rows compiles anything, aligned or not, with or without a bias. Kernels that
-    the cache lacks are compiled in parallel. Results have the same bits with and without warm-up.
+    Afterwards no call with at most ``max_m`` rows compiles anything, aligned or not, with or without a bias. Kernels
+    that the cache lacks are compiled in parallel. Results have the same bits with and without warm-up.
 
     Parameters
     ----------
