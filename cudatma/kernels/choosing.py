@@ -95,28 +95,12 @@ def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
     return Decision(spec, "rule", problem.constraint or why)
 
 
-def choose(family: Family[P, S], problem: P, gpu: Gpu) -> S:
-    """Return the configuration that decide() gives, which is kept for each interval of M in which it is the same."""
-    spec = pinned_scope.get()
-    if spec is not None and type(spec) in family.kernels.values():
-        return decide(family, problem, gpu).spec
-    first = interval_start(family, problem, gpu)
-    at_start: Any = problem if first == problem.m else replace(problem, m=first)  # type: ignore[type-var]
-    chosen: S = _chosen(family, at_start, gpu, os.environ.get(FILE_VARIABLE))
-    return chosen
-
-
 def interval_start(family: Family[P, S], problem: P, gpu: Gpu) -> int:
     """Return the first M of the interval around a problem's M in which the choice is the same."""
     at_one: Any = replace(problem, m=1)  # type: ignore[type-var]
     points = _entry_points(family, at_one, gpu, os.environ.get(FILE_VARIABLE))
     below = bisect_right(points, problem.m)
     return max(family.interval(problem.m), points[below - 1] if below else 1)
-
-
-@lru_cache(maxsize=8192)
-def _chosen(family: Family[Any, Any], problem: Any, gpu: Gpu, file: str | None) -> Any:
-    return decide(family, problem, gpu).spec
 
 
 @lru_cache(maxsize=256)
@@ -267,6 +251,11 @@ def _files(family: Family[Any, Any]) -> list[tuple[Path, bool]]:
     return ([] if path is None else [(path, False)]) + ([] if table is None else [(table, True)])
 
 
+def tuning_files(family: Family[Any, Any]) -> list[Path]:
+    """Return the files whose entries may serve a family: the user's, then the table that ships."""
+    return [path for path, _ in _files(family)]
+
+
 def shipped(family: Family[Any, Any]) -> Path | None:
     """The table that ships with a family."""
     return family.table
@@ -311,5 +300,5 @@ def _warn(text: str) -> None:
 
 def forget() -> None:
     """Read the files again at the next look: after tuning, and in tests."""
-    for cached in (_by_index, _entries, _entry_points, _chosen, _warn):
+    for cached in (_by_index, _entries, _entry_points, _warn):
         cached.cache_clear()

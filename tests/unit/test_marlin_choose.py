@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cudatma.kernels import choice_table
 from cudatma.kernels.choosing import shortlist, variants
 from cudatma.kernels.cost import ranked
 from cudatma.kernels.gpu import H200, Gpu, clusters_at_once, imagined_gpu
@@ -182,7 +183,12 @@ def test_the_table_of_intervals_gives_the_choice_of_each_m(
     layer: LinearShape, m: int, gpu: Gpu, batch_invariant: bool
 ) -> None:
     problem = Problem(layer, m, batch_invariant)
-    assert choose(problem, gpu) == decide(problem, gpu).spec
+    expected = decide(problem, gpu).spec
+    choice_table.forget()
+    assert choose(problem, gpu) == expected
+    if m <= 300:
+        table = choice_table.choice_table(MARLIN, problem, gpu, 300)
+        assert choose(problem, gpu) == table.at(m) == expected
 
 
 def test_intervals_end_where_another_tuning_entry_begins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from cudatma.build.kernel import default_target
 from cudatma.deprecation import former_arguments
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError
-from cudatma.kernels import choosing
+from cudatma.kernels import choice_table, choosing
 from cudatma.kernels.choosing import Decision
 from cudatma.kernels.cost import Candidate
 from cudatma.kernels.explain import Explanation, explained
@@ -91,7 +91,7 @@ def decide(problem: Problem, gpu: Gpu) -> Decision[AnyMarlinSpec]:
 
 def choose(problem: Problem, gpu: Gpu) -> AnyMarlinSpec:
     """Return the configuration for a problem on a GPU, without the reason."""
-    return choosing.choose(MARLIN, problem, gpu)
+    return choice_table.choose(MARLIN, problem, gpu)
 
 
 def choose_by_cost(problem: Problem, gpu: Gpu) -> AnyMarlinSpec:

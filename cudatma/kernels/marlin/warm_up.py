@@ -1,7 +1,6 @@
 """Compile and load the kernels that marlin_gemm may need, before the first call needs them.
 
-The choice of a configuration changes only at a few hundred values of M, so asking for it there finds every kernel of a
-shape without asking for each M.
+The table of a shape's configurations names every kernel that some M needs.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from typing import Any
 from cudatma.build.kernel import is_cached, load_kernel
 from cudatma.build.prebuild import compile_all, usable_cores
 from cudatma.errors import ArgumentError, ArgumentTypeError, CompileError, counted
-from cudatma.kernels.choosing import interval_start
+from cudatma.kernels.choice_table import choice_table
 from cudatma.kernels.gpu import Gpu, gpu_of
-from cudatma.kernels.marlin.choose import MARLIN, choose, resolve_fused
+from cudatma.kernels.marlin.choose import MARLIN, resolve_fused
 from cudatma.kernels.marlin.permute_columns import TEMPLATE as ARRANGE
 from cudatma.kernels.marlin.permute_columns import choose_arrangement
 from cudatma.kernels.marlin.problem import LinearShape, Problem
@@ -93,16 +92,12 @@ def warm_up(
 
 def kernels_up_to(w: PackedWeight, max_m: int, gpu: Gpu, target: Target, batch_invariant: bool = False) -> Kernels:
     """Return (template, spec) of every kernel that calls with this weight and up to ``max_m`` rows may launch."""
-    layer = LinearShape.of(w)
-    kernels: Kernels = {}
-    m = max_m
-    while m:
-        problem = Problem(layer, m, batch_invariant)
-        spec = resolve_fused(choose(problem, gpu), w.scale_fit.form)
-        kernels[spec.template, spec] = None
+    problem = Problem(LinearShape.of(w), 1, batch_invariant)
+    specs = (resolve_fused(spec, w.scale_fit.form) for spec in choice_table(MARLIN, problem, gpu, max_m).specs)
+    kernels: Kernels = {(spec.template, spec): None for spec in specs}
+    for m in (1, max_m):
         for is_aligned in (False,) if w.perm is None else (False, True):
             kernels[ARRANGE, choose_arrangement(w, m, is_aligned, target, gpu.sm_count)] = None
-        m = interval_start(MARLIN, problem, gpu) - 1
     return kernels
 
 
