@@ -101,7 +101,7 @@ def _rows(family: Family[P, S], problem: Any, gpu: Gpu, max_m: int) -> list[tupl
             rows.pop()
         rows.append((first, spec))
         m = first - 1
-    return [(first, family.kernel_name(spec), asdict(spec)) for first, spec in reversed(rows)]
+    return [(first, family.kernel_name(spec), asdict(cast("Any", spec))) for first, spec in reversed(rows)]
 
 
 @lru_cache(maxsize=1)
