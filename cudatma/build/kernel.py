@@ -258,12 +258,26 @@ def _code_digests(spec_module: str) -> list[str]:
     return sorted(_digest(path.read_bytes()) for path in files)
 
 
-def _have(order: _Order) -> Kernel:
-    """The kernel of an order: from memory, from disk, or compiled."""
+def is_cached(template: str, spec: Any, target: str | Target) -> bool:
+    """Return whether load_kernel() would find the kernel in this process or on disk, and so not compile it."""
+    chosen, debug = get_target(target), wants_debug(None)
+    if known_kernel(template, spec, chosen) is not None:
+        return True
+    key, _ = _identity(_from_template(template, spec, chosen, spec.entry, (), debug))
+    return _cache(default_root()).get(key) is not None
+
+
+def _identity(order: _Order) -> tuple[str, dict[str, Any]]:
+    """Return the key of an order's artifact, and the facts that it digests."""
     flags = compile_flags(order.target, order.options)
     version = _nvrtc_version(default_root())
     facts = order.facts | {"schema": _SCHEMA, "target": order.target, "flags": flags, "nvrtc": version}
-    key = digest(facts | {"entry": order.entry})
+    return digest(facts | {"entry": order.entry}), facts
+
+
+def _have(order: _Order) -> Kernel:
+    """Return the kernel of an order: from memory, from disk, or compiled."""
+    key, facts = _identity(order)
     known = _kernels.get(key)
     if known is not None:
         return known
@@ -286,6 +300,11 @@ def _nvrtc_version(root: Path) -> tuple[int, int]:
     fingerprint = nvrtc_fingerprint()
     major, minor = _remembered(root, {"nvrtc": fingerprint}, nvrtc_version) if fingerprint else nvrtc_version()
     return int(major), int(minor)
+
+
+def remembered(facts: Any, find: Callable[[], Any]) -> Any:
+    """Return find(), or what it returned when the cache folder last met the same facts. Both are JSON."""
+    return _remembered(default_root(), canonical(facts), find)
 
 
 def _remembered(root: Path, facts: Any, find: Callable[[], Any]) -> Any:

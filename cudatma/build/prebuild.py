@@ -1,22 +1,21 @@
-"""Many kernels compiled at once, by several new processes; into the artifact cache, or wherever a caller puts them.
+"""Compile many kernels at once, in several processes.
 
-NVRTC compiles one kernel at a time in a process, whatever its threads do. The workers are started anew, not forked: a
-CUDA context of this process is not theirs.
+NVRTC compiles one kernel at a time in a process, even if several threads call it. The workers are new processes, not
+forks: a fork cannot use the CUDA context of its parent.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import contextlib
 import os
-import signal
+import pickle
+import queue
+import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
-from types import ModuleType
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 from cudatma.build.kernel import load_kernel
 from cudatma.build.nvrtc import Compiled, compile_source
@@ -47,9 +46,9 @@ def compile_all(orders: Iterable[tuple[str, Any]], target: str | Target, jobs: i
 
 
 def each(do: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iterator[tuple[Item, Result]]:
-    """(item, do(item)) as each is done, in any order, by ``jobs`` new processes; 1: by this one, in order.
+    """Yield (item, do(item)) as each is done, in any order, by ``jobs`` new processes; with 1, by this one, in order.
 
-    do, items and results are pickled. Raises ArgumentError (jobs), CompileError where a process dies, and what ``do``
+    do, items and results are pickled. Raises ArgumentError (jobs), CompileError if a process dies, and what ``do``
     raises.
     """
     if jobs < 1:
@@ -59,18 +58,94 @@ def each(do: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iter
         for item in wanted:
             yield item, do(item)
         return
-    spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(jobs, len(wanted)), mp_context=spawn, initializer=_end_with_parent)
+    count = min(jobs, len(wanted))
+    idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+    workers = [_Worker() for _ in range(count)]
+    for worker in workers:
+        idle.put(worker)
+
+    def run(item: Item) -> Result:
+        worker = idle.get()
+        try:
+            return worker.call(do, item)
+        finally:
+            idle.put(worker)
+
+    pool = ThreadPoolExecutor(count)
     try:
-        with _deaf_children(), _no_main_file():
-            under_way = {pool.submit(do, item): item for item in wanted}
+        under_way = {pool.submit(run, item): item for item in wanted}
         for future in as_completed(under_way):
             yield under_way[future], future.result()
-    except BrokenExecutor as error:
-        message = f"one of {jobs} processes that compile died, maybe for want of memory; take fewer"
+    except EOFError as error:
+        message = f"one of {jobs} processes that compile died, perhaps because memory ran out; use fewer jobs"
         raise CompileError(message) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+        for worker in workers:
+            worker.close()
+
+
+_PROGRAM = """
+import pickle, sys
+sys.path[:] = pickle.load(sys.stdin.buffer)
+from cudatma.build.prebuild import _serve
+_serve()
+"""
+
+
+class _Worker:
+    """A new Python process that calls functions for this one, one at a time.
+
+    Unlike a pool of multiprocessing it may also be started by a daemonic process, as vLLM's workers are, and it does
+    not import the program's main file.
+    """
+
+    def __init__(self) -> None:
+        # A new session: Ctrl-C, which the terminal sends to the whole process group, is for the parent to handle.
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        self._calls = cast("IO[bytes]", self._process.stdin)
+        self._answers = cast("IO[bytes]", self._process.stdout)
+        self._send(sys.path)
+
+    def call(self, do: Callable[[Item], Result], item: Item) -> Result:
+        """Return do(item). Raises what it raises, and EOFError if the process has died."""
+        try:
+            self._send((do, item))
+            succeeded, result = pickle.load(self._answers)
+        except (BrokenPipeError, pickle.UnpicklingError) as error:
+            raise EOFError from error
+        if not succeeded:
+            raise result
+        return cast("Result", result)
+
+    def _send(self, value: object) -> None:
+        pickle.dump(value, self._calls)
+        self._calls.flush()
+
+    def close(self) -> None:
+        """End the process, which exits when its input ends."""
+        with contextlib.suppress(BrokenPipeError):
+            self._process.communicate()
+
+
+def _serve() -> None:
+    """Answer the calls of a parent process until it closes the pipe or ends."""
+    calls = sys.stdin.buffer
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # what libraries print must not mix with the answers
+        while True:
+            try:
+                do, item = pickle.load(calls)
+            except EOFError:
+                return
+            try:
+                answer = True, do(item)
+            except Exception as error:
+                answer = False, error
+            pickle.dump(answer, answers)
+            answers.flush()
 
 
 def compiled(order: tuple[str, str, str]) -> Compiled | CompileError:
@@ -90,40 +165,3 @@ def _refusal(order: tuple[str, Any], target: str) -> CompileError | None:
     except CompileError as error:
         return error
     return None
-
-
-def _end_with_parent() -> None:
-    """In a worker: a parent that was killed tells nobody, and the worker would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-@contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Processes started inside inherit a mask, and Ctrl-C, which the terminal sends to all, is this one's to handle.
-
-    The pool must be there before: its locks start multiprocessing's resource tracker, which lifts the mask.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _no_main_file() -> Iterator[None]:
-    """Processes started inside do not run the program's main file again, be it a script without a guard. They need
-    nothing of it."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main

@@ -10,8 +10,10 @@ does, adapted to the rest of the problem if its tile fits: the work is divided i
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import warnings
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -91,6 +93,25 @@ def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
     spec, cost, considered = cheapest_of(family, problem, gpu)
     why = f"the cheapest of {counted(considered, 'candidate')} by the cost model, {cost.us:.4g} us"
     return Decision(spec, "rule", problem.constraint or why)
+
+
+def interval_start(family: Family[P, S], problem: P, gpu: Gpu) -> int:
+    """Return the first M of the interval around a problem's M in which the choice is the same."""
+    at_one: Any = replace(problem, m=1)  # type: ignore[type-var]
+    points = _entry_points(family, at_one, gpu, os.environ.get(FILE_VARIABLE))
+    below = bisect_right(points, problem.m)
+    return max(family.interval(problem.m), points[below - 1] if below else 1)
+
+
+@lru_cache(maxsize=256)
+def _entry_points(family: Family[Any, Any], problem: Any, gpu: Gpu, file: str | None) -> list[int]:
+    """Return, sorted, the values of M at which another tuning entry may begin to serve a problem of this shape."""
+    if file == NOTHING:
+        return []
+    raw = problem.as_json()
+    index = tuple(raw[name] for name in family.index)
+    measured = {entry.problem.m for path, _ in _files(family) for entry in _entries(path, family, gpu, index)}
+    return sorted({point for m in measured for point in (math.ceil(m / _LARGER_M), m, 2 * m)})
 
 
 def _check_pinned(family: Family[P, S], spec: S, problem: P, gpu: Gpu) -> None:
@@ -230,6 +251,11 @@ def _files(family: Family[Any, Any]) -> list[tuple[Path, bool]]:
     return ([] if path is None else [(path, False)]) + ([] if table is None else [(table, True)])
 
 
+def tuning_files(family: Family[Any, Any]) -> list[Path]:
+    """Return the files whose entries may serve a family: the user's, then the table that ships."""
+    return [path for path, _ in _files(family)]
+
+
 def shipped(family: Family[Any, Any]) -> Path | None:
     """The table that ships with a family."""
     return family.table
@@ -274,5 +300,5 @@ def _warn(text: str) -> None:
 
 def forget() -> None:
     """Read the files again at the next look: after tuning, and in tests."""
-    for cached in (_by_index, _entries, _warn):
+    for cached in (_by_index, _entries, _entry_points, _warn):
         cached.cache_clear()

@@ -127,7 +127,8 @@ class Family(Generic[P, S]):
     for the entry to serve it. spec_fields: fields of a spec that the problem gives. table: the measured exceptions that
     ship; None for none. options: fields of a problem besides m, n and k, for command lines. launched: a chosen spec ->
     the one that is compiled for it. versions: of its kernels, and who may ask for one; None where it has none. shape:
-    what k and n are, for command lines; "": a layer's.
+    what k and n are, for command lines; "": a layer's. interval: maps M to the first M of the interval in which
+    the cheapest candidate stays the same; by default, each M is an interval.
     """
 
     name: str
@@ -142,6 +143,7 @@ class Family(Generic[P, S]):
     launched: Callable[[Any], Any] = _unchanged
     versions: Versions[Any] | None = None
     shape: str = ""
+    interval: Callable[[int], int] = _unchanged
 
     def kernel_name(self, spec: object) -> str:
         """The name of a spec's kernel."""

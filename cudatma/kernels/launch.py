@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Sequence
-from ctypes import addressof, c_uint64
+from ctypes import addressof
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -99,46 +99,93 @@ T = TypeVar("T")
 
 
 class Replay:
-    """A launch whose arrays may lie elsewhere the next time, at addresses equal to these modulo 16.
+    """A launch that runs again with its arrays at other addresses, equal to the first ones modulo 16.
 
-    Keeps no array alive. Safe from many threads.
+    Keeps no array alive. Safe from many threads: each launch takes a set of marshalled arguments for itself, and a set
+    is added when several threads launch at the same time.
     """
 
-    __slots__ = ("_addresses", "_by_driver", "_launch", "_lock", "_words", "device")
+    __slots__ = ("_first", "_idle", "_split", "device")
 
     def __init__(
-        self, launch: Launch, kernel: Kernel, device: int, bases: Sequence[int], arguments: Sequence[int | None]
+        self,
+        launch: Launch,
+        kernel: Kernel,
+        device: int,
+        bases: Sequence[int],
+        arguments: Sequence[int | None],
+        steady: int = 0,
     ) -> None:
-        """bases: addresses of the call's arrays now. arguments: for each array, the index of the argument that holds
-        its address, with whatever offset; None for none. Raises what Kernel.plan() raises."""
+        """Marshal a launch. Raises what Kernel.plan() raises.
+
+        bases: addresses of the call's arrays now. arguments: for each array, the index of the argument that holds its
+        address, at any offset, or None. steady: the number of arrays, the last ones, whose addresses run() gets apart.
+        """
         plan = launch.plan(kernel, device)
-        self.device, self._launch, self._lock = device, plan.launch, threading.Lock()
-        self._addresses: tuple[int, ...] | None = None  # of the last launch
-        self._words, self._by_driver = _moving(
-            launch.args, plan.arguments, bases, arguments, kernel.target.tensormap_knows_allocation
-        )
+        self.device, self._split = device, len(bases) - steady
+        places = _places(launch.args, bases, arguments, kernel.target.tensormap_knows_allocation)
+        self._first = _Instance(plan, places, self._split, device)
+        self._idle = [self._first]
 
-    def run(self, addresses: tuple[int, ...], stream: int) -> None:
-        """Launch on a stream, by its handle, for arrays at these addresses, as many and in the order of ``bases``.
+    def run(self, addresses: tuple[int, ...], stream: int, steady: tuple[int, ...] = ()) -> None:
+        """Launch on a stream, by its handle, with the arrays at these addresses, in the order of ``bases``.
 
+        steady: the addresses of the last arrays; a tuple that is the same object as before is not read again.
         Raises DriverError, LaunchError (a forked process), PipelineHang (debug).
         """
-        with self._lock:
-            # The same address may belong to another allocation by now: the driver reads it each time.
-            if addresses != self._addresses or self._by_driver:
-                self._move(addresses)
-            self._launch(stream)
+        try:
+            instance = self._idle.pop()
+        except IndexError:
+            instance = self._first.twin()
+        try:
+            instance.run(addresses, stream, steady)
+        finally:
+            self._idle.append(instance)
 
-    def _move(self, addresses: tuple[int, ...]) -> None:
+
+class _Instance:
+    """One set of marshalled arguments, which one thread uses at a time."""
+
+    __slots__ = ("_addresses", "_by_driver", "_device", "_launch", "_maps", "_places", "_plan", "_split", "_steady",
+                 "_steady_words", "_words")  # fmt: skip
+
+    def __init__(self, plan: LaunchPlan, places: Sequence[_Place], split: int, device: int) -> None:
+        self._plan, self._places, self._split, self._device = plan, places, split, device
+        self._launch = plan.launch
+        #: Addresses of the last launch; None where an argument may hold anything.
+        self._addresses: tuple[int, ...] | None = None
+        self._steady: tuple[int, ...] | None = None
+        words = [place.word(plan.arguments) for place in places if not place.by_driver]
+        self._words = [word for word in words if word[1] < split]
+        self._steady_words = [(word, index - split, offset) for word, index, offset in words if index >= split]
+        self._maps = [place.map(plan.arguments) for place in places if place.by_driver]
+
+    def twin(self) -> _Instance:
+        """Return another set of arguments for the same launch."""
+        return _Instance(self._plan.twin(), self._places, self._split, self._device)
+
+    def run(self, addresses: tuple[int, ...], stream: int, steady: tuple[int, ...]) -> None:
+        # The same address may belong to another allocation by now: the driver reads it each time.
+        if addresses != self._addresses or steady is not self._steady or self._maps:
+            self._move(addresses, steady)
+        self._launch(stream)
+
+    def _move(self, addresses: tuple[int, ...], steady: tuple[int, ...]) -> None:
         """Write the addresses into the arguments."""
-        self._addresses = None  # whatever fails below
-        for word, index, offset in self._words:
-            word[0] = addresses[index] + offset
-        if self._by_driver:
-            with context.using(self.device):  # the driver looks the allocation up in the current context
-                for place, index, offset in self._by_driver:
-                    replace_address(place, addresses[index] + offset)
-        self._addresses = addresses
+        if addresses != self._addresses:
+            self._addresses = None  # if a write fails below
+            for word, index, offset in self._words:
+                word[0] = addresses[index] + offset
+        if steady is not self._steady:
+            self._steady = None
+            for word, index, offset in self._steady_words:
+                word[0] = steady[index] + offset
+        if self._maps:
+            every = addresses + steady
+            with context.using(self._device):  # the driver looks the allocation up in the current context
+                for address, index, offset in self._maps:
+                    replace_address(address, every[index] + offset)
+        self._addresses, self._steady = addresses, steady
 
 
 class EmulatedReplay:
@@ -152,8 +199,8 @@ class EmulatedReplay:
         self._touched = [relative(part, array) for part, array in zip(launch.touched, arrays, strict=True)]
         self._launch = replace(launch, args=(), touched=())
         self._values = marshal(kernel.parameters, launch.values).values
-        bases = [array.pointer for array in arrays]
-        self._words, _ = _moving(launch.args, self._values, bases, launch.moving, by_driver=False)
+        places = _places(launch.args, [array.pointer for array in arrays], launch.moving, knows_allocation=False)
+        self._words = [place.word(self._values) for place in places]
 
     def run(self, addresses: Sequence[int], stream: int) -> None:
         """One schedule, for arrays at these addresses. Raises HazardError."""
@@ -168,23 +215,37 @@ class EmulatedReplay:
 
 #: (the argument's word, index of the array, offset from its base); a tensor map begins with its address.
 _Word: TypeAlias = tuple[Any, int, int]
-#: (host address of a map, index, offset): where a map holds more of the allocation than its address, only the driver
-#: may change it.
-_MapAddress: TypeAlias = tuple[int, int, int]
 
 
-def _moving(
-    args: Sequence[Any], values: Sequence[Any], bases: Sequence[int], arguments: Sequence[int | None], by_driver: bool
-) -> tuple[list[_Word], list[_MapAddress]]:
-    """What has to be written before a launch. args: as they were given; values: marshalled."""
-    words: list[_Word] = []
-    maps: list[_MapAddress] = []
-    for index, (base, argument) in enumerate(zip(bases, arguments, strict=True)):
-        if argument is not None and by_driver and isinstance(args[argument], TensorMap):
-            maps.append((addressof(values[argument]), index, args[argument].address - base))
-        elif argument is not None:
-            words.append(((c_uint64 * 1).from_buffer(values[argument]), index, _address(args[argument]) - base))
-    return words, maps
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Which argument holds which array's address, and at what offset from its base.
+
+    by_driver: whether it is a map that holds more of the allocation than its address, which only the driver may change.
+    """
+
+    argument: int
+    array: int
+    offset: int
+    by_driver: bool
+
+    def word(self, values: Sequence[Any]) -> _Word:
+        return memoryview(values[self.argument]).cast("B").cast("Q"), self.array, self.offset
+
+    def map(self, values: Sequence[Any]) -> tuple[int, int, int]:
+        """(host address of the map, index of the array, offset)"""
+        return addressof(values[self.argument]), self.array, self.offset
+
+
+def _places(
+    args: Sequence[Any], bases: Sequence[int], arguments: Sequence[int | None], knows_allocation: bool
+) -> list[_Place]:
+    """Return what has to be written before a launch. args: as they were given."""
+    return [
+        _Place(at, array, _address(args[at]) - base, knows_allocation and isinstance(args[at], TensorMap))
+        for array, (base, at) in enumerate(zip(bases, arguments, strict=True))
+        if at is not None
+    ]
 
 
 def relative(info: ArrayInfo, array: ArrayInfo) -> ArrayInfo:

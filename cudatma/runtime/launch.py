@@ -7,6 +7,7 @@ call ``load()`` before one begins. Source: CUDA driver API, "Module Management",
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import threading
 from collections.abc import Sequence
@@ -55,6 +56,15 @@ class LaunchPlan:
         self._config = config.for_driver(driver)
         self._stream = -1
         self._handle, self._call = function.handle, driver.cuLaunchKernelEx
+
+    def twin(self) -> LaunchPlan:
+        """Return a plan of the same launch whose arguments another thread may change."""
+        twin = copy.copy(self)
+        values = [type(value).from_buffer_copy(value) for value in self.arguments]
+        twin.arguments, twin._pointers = values, Arguments(values, None, "", []).addresses()
+        twin._addresses, twin._stream = ctypes.addressof(twin._pointers), -1
+        twin._config = self.config.for_driver(context.initialise())
+        return twin
 
     def launch(self, stream: int) -> None:
         """Launch on a stream, by its handle: one driver call. The caller orders it and keeps the arrays alive.

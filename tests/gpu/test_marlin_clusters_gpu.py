@@ -11,7 +11,6 @@ from marlin_operands import activations, bits, compare, is_poison, make_bias, ma
 
 from cudatma import marlin_gemm
 from cudatma.errors import DriverError, TargetError
-from cudatma.kernels.choosing import Decision
 from cudatma.kernels.marlin import plan
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
@@ -55,7 +54,8 @@ CASES: dict[str, tuple[SkinnySpec | WgmmaSpec, int, int, int]] = {
 
 
 def use(monkeypatch: pytest.MonkeyPatch, spec: SkinnySpec | WgmmaSpec) -> None:
-    monkeypatch.setattr(plan, "decide", lambda *_, **__: Decision(spec, "pinned", ""))
+    monkeypatch.setattr(plan, "choose", lambda *_: spec)
+    monkeypatch.setattr("cudatma.kernels.marlin.gemm._SHARED_PLANS", {})
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -31,10 +31,9 @@ from cudatma.build.kernel import compile as compile_kernel
 from cudatma.build.render import render
 from cudatma.dtypes import BFLOAT16, activation_type
 from cudatma.errors import ArgumentError, DriverError, TargetError
-from cudatma.kernels.choosing import Decision
 from cudatma.kernels.gpu import Gpu, imagined_gpu
 from cudatma.kernels.marlin import plan, skinny_candidates, wgmma_candidates
-from cudatma.kernels.marlin.choose import AnyMarlinSpec, decide
+from cudatma.kernels.marlin.choose import AnyMarlinSpec, choose
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
@@ -100,7 +99,8 @@ def check(out: Any, reference: Any, what: object = "") -> None:
 
 def use(monkeypatch: pytest.MonkeyPatch, spec: AnyMarlinSpec) -> None:
     """Whatever is asked for, this instance serves it."""
-    monkeypatch.setattr(plan, "decide", lambda *_, **__: Decision(spec, "pinned", ""))
+    monkeypatch.setattr(plan, "choose", lambda *_: spec)
+    monkeypatch.setattr("cudatma.kernels.marlin.gemm._SHARED_PLANS", {})
 
 
 def check_job(job: Job) -> None:
@@ -118,7 +118,7 @@ def test_against_float64(job: Job) -> None:
 
 @pytest.mark.parametrize("job", MMA_SYNC_JOBS, ids=str)
 def test_the_mma_sync_kernel_with_a_large_m(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
-    monkeypatch.setattr(plan, "decide", lambda *problem, **_: Decision(choose_mma_sync(*problem), "pinned", ""))
+    monkeypatch.setattr(plan, "choose", choose_mma_sync)
     check_job(job)
 
 
@@ -175,14 +175,14 @@ def test_the_sm120_form_on_this_gpu(monkeypatch: pytest.MonkeyPatch, job: Job) -
     """Configuration and source are sm_120a's; only the compiler is told this GPU's name."""
     sm120, rendered = get_target("sm_120a"), []
 
-    def as_sm120(problem: Problem, gpu: Gpu) -> Decision[AnyMarlinSpec]:
-        return decide(problem, imagined_gpu(sm120, gpu.sm_count))
+    def as_sm120(problem: Problem, gpu: Gpu) -> AnyMarlinSpec:
+        return choose(problem, imagined_gpu(sm120, gpu.sm_count))
 
     def load_kernel(template: str, spec: Any, target: Target) -> Any:
         rendered.append(spec.entry)
         return compile_kernel(render(template, spec, sm120), target=target, entry=spec.entry)
 
-    monkeypatch.setattr(plan, "decide", as_sm120)
+    monkeypatch.setattr(plan, "choose", as_sm120)
     monkeypatch.setattr(plan, "load_kernel", load_kernel)
     monkeypatch.setattr(plan, "known_kernel", lambda *_: None)  # it may know this GPU's form of the same spec
     check_job(job)

@@ -23,7 +23,6 @@ from marlin_operands import (
 from cudatma import marlin_gemm
 from cudatma.dtypes import activation_type
 from cudatma.errors import DriverError, TargetError
-from cudatma.kernels.choosing import Decision
 from cudatma.kernels.marlin import plan
 from cudatma.kernels.marlin.choose import resolve_fused
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
@@ -59,7 +58,8 @@ TILES = {
 def use(monkeypatch: pytest.MonkeyPatch, spec: WgmmaSpec) -> None:
     """Whatever is asked for, this instance serves it, and divides tiles as readily as the other kernels do: else small
     problems' would all be whole."""
-    monkeypatch.setattr(plan, "decide", lambda *_, **__: Decision(spec, "pinned", ""))
+    monkeypatch.setattr(plan, "choose", lambda *_: spec)
+    monkeypatch.setattr("cudatma.kernels.marlin.gemm._SHARED_PLANS", {})
     monkeypatch.setattr(plan, "schedule", partial(schedule, eager=True))
 
 
@@ -107,7 +107,8 @@ def test_a_partial_wave_is_divided_alone(tile: str, monkeypatch: pytest.MonkeyPa
     def alone(*args: Any, **_: Any) -> Schedule:
         return replace(schedule(*args, divide=False), stream_tiles=rows * columns - ranges)
 
-    monkeypatch.setattr(plan, "decide", lambda *_, **__: Decision(spec, "pinned", ""))
+    monkeypatch.setattr(plan, "choose", lambda *_: spec)
+    monkeypatch.setattr("cudatma.kernels.marlin.gemm._SHARED_PLANS", {})
     monkeypatch.setattr(plan, "schedule", alone)
     n = columns * spec.block_n * spec.cluster - 40
     weight, x = make_weight(4096, n), activations((rows * spec.block_m - 5, 4096), "float16")

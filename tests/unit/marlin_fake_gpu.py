@@ -130,6 +130,12 @@ class FakeGpu:
         self.known.append(values)
         return Array(values)
 
+    def device_of(self, weight: PackedWeight) -> int:
+        """The ordinal of this GPU, which holds the arrays of every weight."""
+        arrays = weight.qweight, weight.scales, weight.zeros, weight.perm
+        self.known += [array for array in arrays if array is not None]
+        return 0
+
     def buffers(self) -> list[Any]:
         """All memory that a kernel may reach, each buffer once."""
         buffers = {}
@@ -202,7 +208,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     monkeypatch.setattr(context, "device", lambda o: context.Device(o, (9, 0), 232_448, PROCESSORS))
     monkeypatch.setattr(marlin_plan, "gpu_of", lambda device: imagined_gpu("sm_90a", PROCESSORS))
     monkeypatch.setattr(target, "_detect", lambda device: get_target("sm_90a"))
-    monkeypatch.setattr(PackedWeight, "device", property(lambda self: 0))
+    monkeypatch.setattr(PackedWeight, "device", property(made.device_of))
     monkeypatch.setattr(Kernel, "load", lambda self, device=None: self._functions.setdefault(0, None))
     monkeypatch.setattr(Kernel, "occupancy", lambda self, *_, **__: 1)
     monkeypatch.setattr(Kernel, "plan", plan)

@@ -23,7 +23,6 @@ from fake_records import Counts, Record, Setup, Stream, raises, run_cases
 import cudatma as c
 from cudatma.arrays import dense_strides
 from cudatma.kernels import stream_workspaces
-from cudatma.kernels.choosing import Decision
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin import permute_columns, plan
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
@@ -111,10 +110,9 @@ def loaded(template: str, spec: Any, device: int, stream: int | None) -> tuple[A
 
 loading._compare_parameters = lambda *_: None
 plan.loaded = permute_columns.loaded = loaded
-plan.decide = lambda problem, gpu: Decision(  # type: ignore[assignment]
-    choose_mma_sync(Problem(problem.layer, problem.n // 8), imagined_gpu("sm_120a", PROCESSORS)),
-    "pinned",
-    "its tiles are divided",
+#: Its tiles are divided.
+plan.choose = lambda problem, gpu: choose_mma_sync(
+    Problem(problem.layer, problem.n // 8), imagined_gpu("sm_120a", PROCESSORS)
 )
 
 #: ``last``: (stream, address of partial sums, of activations) of the thread's last launch.
@@ -122,10 +120,10 @@ used: Any = threading.local()
 run = plan.Plan.run
 
 
-def note(self: plan.Plan, x: int, out: int, bias: int, workspace: Any, stream: int) -> None:
+def note(self: plan.Plan, weight: Any, x: int, out: int, bias: int, workspace: Any, stream: int) -> None:
     used.last = stream, workspace.partials_pointer, x
     assert self.partials_bytes <= workspace.partials_bytes
-    run(self, x, out, bias, workspace, stream)
+    run(self, weight, x, out, bias, workspace, stream)
 
 
 plan.Plan.run = note  # type: ignore[method-assign]

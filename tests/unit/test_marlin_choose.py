@@ -6,15 +6,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cudatma.kernels import choice_table
 from cudatma.kernels.choosing import shortlist, variants
 from cudatma.kernels.cost import ranked
 from cudatma.kernels.gpu import H200, Gpu, clusters_at_once, imagined_gpu
 from cudatma.kernels.marlin import mma_sync_candidates
-from cudatma.kernels.marlin.choose import MARLIN, AnyMarlinSpec, candidates, choose_by_cost
+from cudatma.kernels.marlin.choose import (
+    MARLIN,
+    AnyMarlinSpec,
+    candidates,
+    choose,
+    choose_by_cost,
+    decide,
+    resolve_fused,
+)
 from cudatma.kernels.marlin.mma_sync import LOAD_PATHS, LoadPaths, MmaSyncSpec
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync, dump_specs
 from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
+from cudatma.kernels.marlin.sample import random_weight
 from cudatma.kernels.marlin.skinny import SkinnySpec
+from cudatma.kernels.marlin.warm_up import kernels_up_to
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import ceil_div, fits_workspace, schedule
 from cudatma.kernels.tuning_file import Entry, parse_entry
@@ -164,3 +175,37 @@ def test_dump_specs_hold_every_tile_and_every_feature(name: str) -> None:
         if not tile.registers or target.has_setmaxnreg
     }
     assert tiles <= {(s.block_m, s.block_n, s.block_k, s.warps_n, s.slice_k) for s in specs}
+
+
+@settings(max_examples=60)
+@given(layers, rows, gpus, st.booleans())
+def test_the_table_of_intervals_gives_the_choice_of_each_m(
+    layer: LinearShape, m: int, gpu: Gpu, batch_invariant: bool
+) -> None:
+    problem = Problem(layer, m, batch_invariant)
+    expected = decide(problem, gpu).spec
+    choice_table.forget()
+    assert choose(problem, gpu) == expected
+    if m <= 300:
+        table = choice_table.choice_table(MARLIN, problem, gpu, 300)
+        assert choose(problem, gpu) == table.at(m) == expected
+
+
+def test_intervals_end_where_another_tuning_entry_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDATMA_TUNE_FILE", "/nowhere/tuned.json")  # the table that ships serves
+    layer = LinearShape(28672, 8192, 128, False, "float16")
+    sources = set()
+    for m in range(1, 400):
+        decision = decide(Problem(layer, m), H200)
+        sources.add(decision.source)
+        assert choose(Problem(layer, m), H200) == decision.spec
+    assert sources == {"rule", "shipped"}
+
+
+def test_warming_up_covers_every_m() -> None:
+    weight, found = random_weight(LinearShape(1024, 1536, 128, True, "bfloat16")), set()
+    kernels = kernels_up_to(weight, 600, H200, get_target("sm_90a"))
+    for m in range(1, 601):
+        spec = resolve_fused(choose_by_cost(Problem(LinearShape.of(weight), m), H200), weight.scale_fit.form)
+        found.add((spec.template, spec))
+    assert found == {kernel for kernel in kernels if "marlin" in kernel[0]}

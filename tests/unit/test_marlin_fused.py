@@ -89,6 +89,7 @@ def test_a_call_takes_the_weights_form(gpu: FakeGpu, monkeypatch: pytest.MonkeyP
     assert {made.spec.fused for made in w.attachments["plans"].values()} == {form}
     assert close(out, x.astype(np.float64) @ dense)
     monkeypatch.setattr(plan, "resolve_fused", lambda spec, _: resolve_fused(spec, "none"))
+    monkeypatch.setattr("cudatma.kernels.marlin.gemm._SHARED_PLANS", {})
     plain = replace(w)
     assert gemm(gpu, plain)[1].tobytes() == out.tobytes()
     assert {made.spec.fused for made in plain.attachments["plans"].values()} == {"none"}

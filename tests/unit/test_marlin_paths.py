@@ -169,3 +169,14 @@ def test_threads_of_one_stream_do_not_mix_their_rows(gpu: FakeGpu) -> None:
     assert [is_copy for is_copy, _ in entries(gpu)] == [True, False, True, False]
     for number, x in enumerate(xs):
         assert close(outs[number], x.astype(np.float64) @ reference)
+
+
+def test_weights_of_one_shape_share_their_plans(gpu: FakeGpu, fast: None) -> None:
+    made = [make(K, N, act_order=act_order, seed=seed) for act_order in (False, True) for seed in (0, 1)]
+    for _ in range(2):
+        for weight, reference in made:
+            x = values((5, K))
+            assert close(gemm(gpu, x, weight, backend=None), x.astype(np.float64) @ reference)
+    plans = [weight.attachments["plans"] for weight, _ in made]
+    assert plans[0] is plans[1] is not plans[2] is plans[3]
+    assert [len({id(plan) for plan in each.values()}) for each in plans[1:3]] == [1, 1]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudatma.kernels import choosing, tuning_file
+from cudatma.kernels import choice_table, choosing, tuning_file
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import H200, Gpu
 from cudatma.kernels.marlin.choose import MARLIN, SHIPPED, choose_by_cost, decide
@@ -45,9 +45,9 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "data" / "tuned.json"
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
     monkeypatch.setattr(choosing, "shipped", lambda family: tmp_path / "shipped.json")
-    choosing.forget()
+    choice_table.forget()
     yield path
-    choosing.forget()
+    choice_table.forget()
 
 
 def entry(m: int, spec: Any = WGMMA, **layer: Any) -> Entry:
@@ -63,7 +63,7 @@ def test_an_entry_comes_before_the_cost_model(file: Path) -> None:
     assert decided(64) == ("rule", choose_by_cost(Problem(LAYER, 64), H200))
     store_entry(file, GPU, MARLIN, entry(64))
     assert decided(64)[0] == "rule", "the file is read once a process"
-    choosing.forget()
+    choice_table.forget()
     assert decided(64) == ("tuned", WGMMA)
     why = decide(Problem(LAYER, 64), H200).why
     assert f"{file} has this problem, measured at M = 64: 8 us, where the cost model's choice took 10" in why
@@ -92,7 +92,7 @@ def test_the_users_file_comes_before_the_table_that_ships(file: Path) -> None:
     store_entry(shipped(), GPU, MARLIN, entry(1, SKINNY))
     assert decided(64) == ("shipped", replace(WGMMA, stages=4))
     store_entry(file, GPU, MARLIN, entry(64))
-    choosing.forget()
+    choice_table.forget()
     assert decided(64) == ("tuned", WGMMA)
     assert decided(1) == ("shipped", SKINNY)
 
@@ -155,15 +155,15 @@ def test_a_layers_own_entry_comes_before_one_alike_and_the_users_before_a_shippe
     store_entry(shipped(), GPU, MARLIN, entry(64, replace(WGMMA, stages=3)))
     assert decided(64, has_zeros=True) == ("shipped", replace(WGMMA, stages=3, has_zeros=True))
     store_entry(file, GPU, MARLIN, entry(64, replace(WGMMA, stages=4)))
-    choosing.forget()
+    choice_table.forget()
     assert decided(64, has_zeros=True) == ("tuned", replace(WGMMA, stages=4, has_zeros=True))
     store_entry(shipped(), GPU, MARLIN, entry(64, replace(WGMMA, stages=5), has_zeros=True))
-    choosing.forget()
+    choice_table.forget()
     assert decided(64, has_zeros=True) == ("shipped", replace(WGMMA, stages=5, has_zeros=True)), "its own"
     assert decided(64) == ("tuned", replace(WGMMA, stages=4))
     # Its own entry is for another M: those of layers alike serve the rest.
     store_entry(file, GPU, MARLIN, entry(256, replace(WGMMA, stages=2), dtype="bfloat16"))
-    choosing.forget()
+    choice_table.forget()
     assert decided(64, dtype="bfloat16") == ("tuned", replace(WGMMA, stages=4, dtype="bfloat16"))
 
 
@@ -192,7 +192,7 @@ def test_what_does_not_fit_a_layer_alike_is_passed_over(file: Path, measured: En
         assert decided(m, **change)[0] == "rule"
     other = WGMMA if m == 64 else SKINNY
     store_entry(file, GPU, MARLIN, entry(m, other, group_size=64))
-    choosing.forget()
+    choice_table.forget()
     assert decided(m, **change) == ("tuned", replace(other, **change)), "the next that fits"
 
 

@@ -39,6 +39,29 @@ def test_addresses_keep_their_offsets() -> None:
     assert list(marshalled[1][1:]) == list(range(1, 16))
 
 
+def test_a_launch_during_another_one_has_arguments_of_its_own() -> None:
+    """A second thread launches while the first one is between writing its addresses and launching."""
+    sent: list[Any] = []
+    launch = Launch("t", SimpleNamespace(threads=32, smem_bytes=0), 1, (0x1000, 0x2000), ())
+
+    def plan(values: list[Any], meanwhile: Any) -> Any:
+        def send(stream: int) -> None:
+            meanwhile()
+            sent.append((stream, *(value.value for value in values)))
+
+        copies = [ctypes.c_uint64(value.value) for value in values]
+        return SimpleNamespace(arguments=values, launch=send, twin=lambda: plan(copies, lambda: None))
+
+    first = plan([ctypes.c_uint64(1), ctypes.c_uint64(2)], lambda: made.run((0x5000,), 8, (0x6000,)))
+    kernel = SimpleNamespace(
+        plan=lambda *args, **options: first, target=SimpleNamespace(tensormap_knows_allocation=False)
+    )
+    made: Replay = Replay(launch, kernel, 0, (0x1000, 0x2000), (0, 1), steady=1)  # type: ignore[arg-type]
+    made.run((0x3000,), 7, (0x4000,))
+    made.run((0x3000,), 7, (0x4000,))
+    assert sent == [(8, 0x5000, 0x6000), (7, 0x3000, 0x4000)] * 2
+
+
 def test_the_driver_changes_maps_that_know_their_allocation(monkeypatch: Any) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(launching, "replace_address", lambda place, address: asked.append((place, address)))

@@ -19,7 +19,7 @@ from cudatma.kernels.choosing import Listed, shortlist
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin import sample
 from cudatma.kernels.marlin.choose import MARLIN, decide
-from cudatma.kernels.marlin.plan import Plan
+from cudatma.kernels.marlin.plan import Plan, WeightAddresses
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.sample import MarlinTrial, random_weight
 from cudatma.kernels.schedule import schedule
@@ -109,21 +109,20 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
             # As the plan itself would take them, so that a call that it would refuse fails here too.
             given = inspect.signature(Plan).bind(*args, **options).arguments
             w, x, out = (given[name] for name in ("w", "x", "out"))
+            assert w in copies
             assert given["stream"] == stream.ptr
             assert not given["programmatic"]
             assert not given["batch_invariant"]
             k, n = w.shape
-            self.spec, self.copy, self.out = (
-                decide(Problem.of(w, x.rows), H200).spec,
-                copies.index(w),
-                x.info.pointer,
-            )
+            self.spec = decide(Problem.of(w, x.rows), H200).spec
             self.schedule = schedule(self.spec, x.rows, n, k, 132 * self.spec.blocks_per_sm)
             assert out.info.shape == (x.rows, n)
 
-        def run(self, x: int, out: int, bias: int, space: Any, handle: int) -> None:
+        def run(self, weight: Any, x: int, out: int, bias: int, space: Any, handle: int) -> None:
+            copy = [WeightAddresses.of(w) for w in copies].index(weight)
+
             def launch() -> None:
-                here.seen.append((self.spec.entry, self.copy))
+                here.seen.append((self.spec.entry, copy))
                 stream.clock_us += here.us.get(self.spec.entry, 10.0)
                 bits = bench._trial.out.view(np.uint16)
                 bits[...] = rng.integers(0, 9, bits.shape) if self.spec.entry in here.wrong else 5

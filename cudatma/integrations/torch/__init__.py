@@ -1,8 +1,8 @@
 """PyTorch: the operators ``torch.ops.cudatma.*``, which the import registers, and int4 modules."""
 
 from cudatma.integrations.torch.all_reduce import AllReduce
-from cudatma.integrations.torch.linear import MarlinLinear
+from cudatma.integrations.torch.linear import MarlinLinear, warm_up
 from cudatma.integrations.torch.parallel import ColumnParallel, RowParallel
 from cudatma.integrations.torch.weights import forget
 
-__all__ = ["AllReduce", "ColumnParallel", "MarlinLinear", "RowParallel", "forget"]
+__all__ = ["AllReduce", "ColumnParallel", "MarlinLinear", "RowParallel", "forget", "warm_up"]

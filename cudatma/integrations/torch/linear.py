@@ -14,8 +14,9 @@ from cudatma.integrations.torch.operators import MARLIN_GEMM
 from cudatma.integrations.torch.weights import forget, packed_weight, weight_tensors
 from cudatma.kernels.marlin.dequantize import dequantize
 from cudatma.kernels.marlin.linear import MarlinLinear as ArrayLayer
-from cudatma.kernels.marlin.linear import checked_m_values, converted_bias
+from cudatma.kernels.marlin.linear import converted_bias
 from cudatma.kernels.marlin.operands import check_weight
+from cudatma.kernels.marlin.warm_up import warm_up as warm_up_weights
 from cudatma.pipeline import align_up
 from cudatma.quantization import (
     PackedWeight,
@@ -211,13 +212,28 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
             self.batch_invariant,
         )
 
-    def warm_up(self, m_values: Iterable[int]) -> None:
-        """Read the weight's values, and compile and load what calls with these M need: before a graph capture, or at
-        start-up. M counts the rows of x, all its dimensions but the last. On the CPU the weight is read and checked."""
-        batches = checked_m_values(m_values)
+    def warm_up(self, m_values: Iterable[int] | None = None, *, max_m: int | None = None) -> None:
+        """Read the weight's values, and compile and load what calls need: at start-up, or before a graph capture.
+
+        On the CPU the weight is read and checked.
+
+        Parameters
+        ----------
+        m_values : iterable of int, optional
+            Numbers of rows of x: the product of all its dimensions but the last.
+        max_m : int, optional
+            Prepare for every number of rows up to this one instead. ``cudatma.integrations.torch.warm_up()`` does it
+            for all layers of a model together, which is faster.
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            Unless exactly one of the two is given, with sizes in range.
+        """
         layer = ArrayLayer(self._packed_weight(), batch_invariant=self.batch_invariant)
-        if self.qweight.is_cuda:
-            layer.warm_up(batches, stream=torch.cuda.current_stream(self.qweight.device))
+        on_gpu = self.qweight.is_cuda
+        stream = torch.cuda.current_stream(self.qweight.device) if on_gpu else None
+        layer.warm_up(m_values, max_m=max_m, stream=stream)
 
     def _packed_weight(self) -> PackedWeight:
         """Over the buffers, which it does not keep alive."""
@@ -256,3 +272,30 @@ def _bias(bias: Any, n: int, dtype: str) -> Any:
     if shape != (n,):
         raise ArgumentError("bias.shape", shape, f"({n},)")
     return torch.from_numpy(converted_bias(bias, dtype).view("int16").copy()).view(getattr(torch, dtype))
+
+
+def warm_up(model: torch.nn.Module, max_m: int, *, progress: bool | None = None) -> None:
+    """Prepare every MarlinLinear of a model on a GPU for calls with up to ``max_m`` rows.
+
+    Afterwards such calls compile nothing. Layers of one shape share their kernels, and kernels that the cache lacks
+    are compiled in parallel.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A model, or a single layer.
+    max_m : int
+        Largest number of rows of a layer's input: the tokens of a batch together.
+    progress : bool, optional
+        Show a progress bar on stderr. Default: only if stderr is a terminal.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If ``max_m`` is out of range.
+    """
+    layers = [module for module in model.modules() if isinstance(module, MarlinLinear) and module.qweight.is_cuda]
+    for invariant in (False, True):
+        weights = [layer._packed_weight() for layer in layers if layer.batch_invariant is invariant]
+        if weights:
+            warm_up_weights(weights, max_m, batch_invariant=invariant, progress=progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from vllm import envs
+from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.kernels.linear import MPLinearKernel, MPLinearLayerConfig
 from vllm.platforms import current_platform
 
@@ -33,6 +34,12 @@ class CudatmaW4A16LinearKernel(PackedLayer, MPLinearKernel):  # type: ignore[mis
     def batch_invariant(self) -> bool:
         """Whether rows must not depend on their batch, as VLLM_BATCH_INVARIANT says."""
         return bool(envs.VLLM_BATCH_INVARIANT)
+
+    @property
+    def max_m(self) -> int | None:
+        """The largest number of tokens of a batch, as vLLM's configuration says while it loads a model."""
+        config = get_current_vllm_config_or_none()
+        return None if config is None else int(config.scheduler_config.max_num_batched_tokens)
 
 
 def _unfit_platform() -> str | None:

@@ -13,6 +13,8 @@ import torch
 
 import cudatma.integrations.torch  # noqa: F401  registers torch.ops.cudatma
 from cudatma.errors import QuantizationError
+from cudatma.integrations.torch.weights import packed_weight
+from cudatma.kernels.marlin.warm_up import warm_up
 from cudatma.quantization import GROUP_SIZES
 from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, SYMMETRIC_ZERO, blocks, group_count
 from cudatma.quantization.namespaces import host_array
@@ -69,8 +71,13 @@ class PackedLayer:
         """Whether a row's bits must not depend on the other rows of its batch."""
         return False
 
+    @property
+    def max_m(self) -> int | None:
+        """The largest number of tokens of a batch; None where it is not known, and nothing is warmed up."""
+        return None
+
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Pack the layer's weight, and free the loaded tensors.
+        """Pack the layer's weight, free the loaded tensors, and compile and load the kernels that batches will need.
 
         vLLM's reload_weights() replaces weights in place. Raises QuantizationError if the new scales have another
         range: the kernels of the layer were chosen for that of the first.
@@ -84,6 +91,10 @@ class PackedLayer:
                 continue
             # Not vLLM's parameter classes, which run Python code at each access. None: zero points that are all 8.
             setattr(layer, name, None if tensor is None else torch.nn.Parameter(tensor, requires_grad=False))
+        if self.max_m is not None and packed[0].is_cuda:
+            k, n = config.partition_weight_shape
+            weight = packed_weight(*packed, None, k, n, config.group_size)
+            warm_up([weight], self.max_m, batch_invariant=self.batch_invariant)
 
     def apply_weights(self, layer: Any, x: Any, bias: Any = None) -> Any:
         """x (..., K) -> x W + bias (..., N), by torch.ops.cudatma.marlin_gemm."""

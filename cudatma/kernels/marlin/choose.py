@@ -12,7 +12,7 @@ from cudatma.build.kernel import default_target
 from cudatma.deprecation import former_arguments
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError
-from cudatma.kernels import choosing
+from cudatma.kernels import choice_table, choosing
 from cudatma.kernels.choosing import Decision
 from cudatma.kernels.cost import Candidate
 from cudatma.kernels.explain import Explanation, explained
@@ -57,6 +57,14 @@ def launched(spec: AnyMarlinSpec) -> AnyMarlinSpec:
     return resolve_fused(spec, "as_stored")
 
 
+def interval(m: int) -> int:
+    """Return the first M of the interval around M in which the cheapest candidate is the same.
+
+    Tiles have a multiple of 8 rows. Up to 32 rows, where the skinny GEMM competes, each M has an interval of its own.
+    """
+    return m if m <= 32 else m - (m - 1) % 8
+
+
 MARLIN: Family[Problem, AnyMarlinSpec] = Family(
     name="marlin",
     kernels=KERNELS,
@@ -72,12 +80,18 @@ MARLIN: Family[Problem, AnyMarlinSpec] = Family(
     ),
     launched=launched,
     trial="cudatma.kernels.marlin.sample:MarlinTrial",
+    interval=interval,
 )
 
 
 def decide(problem: Problem, gpu: Gpu) -> Decision[AnyMarlinSpec]:
     """The configuration for a problem on a GPU, and the reason."""
     return choosing.decide(MARLIN, problem, gpu)
+
+
+def choose(problem: Problem, gpu: Gpu) -> AnyMarlinSpec:
+    """Return the configuration for a problem on a GPU, without the reason."""
+    return choice_table.choose(MARLIN, problem, gpu)
 
 
 def choose_by_cost(problem: Problem, gpu: Gpu) -> AnyMarlinSpec:

@@ -10,7 +10,7 @@ loses. Pure: no device, no file.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
@@ -137,24 +137,9 @@ def division_stages(tile: WgmmaTile, others: int, tiles_m: int) -> tuple[float, 
 
 
 def wgmma_cost(tile: WgmmaTile, m: int, n: int, k: int, gpu: Gpu) -> Cost:
-    """One launch of the wgmma kernel: tiles whole or divided, whichever is less; or a cluster of ``cluster_k`` CTAs for
-    each tile, all at once."""
-    k_iterations, stage = ceil_div(k, tile.block_k), stage_clocks(tile)
-    if tile.cluster_k > 1:
-        # Each CTA adds up the sums of all for a part of the rows, and stores it.
-        own = 8 * ceil_div(tile.block_m, 8 * tile.cluster_k) * tile.block_n
-        exchanged = _MEETING * tile.cluster_k + 4 * (tile.cluster_k - 1) * own / _SUMS_BYTES
-        loop, ends = ceil_div(k_iterations, tile.cluster_k) * stage, _result_clocks(own)
-    else:
-        resident = max(1, gpu.sm_count // tile.cluster)
-        tiles = ceil_div(m, tile.block_m) * ceil_div(n, tile.block_n * tile.cluster)
-        division = partial(division_stages, tile, tiles_m=_RANKED_ROWS)
-        taken = shortest(assignments(tiles, _RANKED_ROWS, resident, k_iterations), division)
-        once, each = division(taken.others)
-        # Divided or not, the longest work range stores as many results.
-        ends = _ends_clocks(tile, ceil_div(tiles, resident))
-        loop = (taken.whole_stages + taken.divided_stages * each) * stage
-        exchanged = once * stage if taken.stream_tiles else 0.0
+    """Predict one launch of the wgmma kernel: tiles whole or divided, whichever is less; or a cluster of ``cluster_k``
+    CTAs for each tile, all at once."""
+    ends, loop, exchanged = _wgmma_clocks(tile, ceil_div(m, tile.block_m), n, k, gpu.sm_count)
     clock_us = _WGMMA_SM / gpu.sm_clock_mhz
     tensor = _WGMMA_TENSOR + (_WGMMA_POWER if m >= _SUSTAINED_FROM else 0.0)
     return Cost(
@@ -164,6 +149,26 @@ def wgmma_cost(tile: WgmmaTile, m: int, n: int, k: int, gpu: Gpu) -> Cost:
         memory_us=_WGMMA_MEMORY * _memory_us(k, n, gpu),
         tensor_us=tensor * m * n * k / (_WGMMA_MACS * gpu.sm_count * gpu.sm_clock_mhz),
     )
+
+
+@lru_cache(maxsize=1 << 15)
+def _wgmma_clocks(tile: WgmmaTile, tiles_m: int, n: int, k: int, sm_count: int) -> tuple[float, float, float]:
+    """Return clocks of the busiest SM: around the main loop, in it, and exchanging sums. A new M often has as many
+    tiles as one before."""
+    k_iterations, stage = ceil_div(k, tile.block_k), stage_clocks(tile)
+    if tile.cluster_k > 1:
+        # Each CTA adds up the sums of all for a part of the rows, and stores it.
+        own = 8 * ceil_div(tile.block_m, 8 * tile.cluster_k) * tile.block_n
+        exchanged = _MEETING * tile.cluster_k + 4 * (tile.cluster_k - 1) * own / _SUMS_BYTES
+        return _result_clocks(own), ceil_div(k_iterations, tile.cluster_k) * stage, exchanged
+    resident = max(1, sm_count // tile.cluster)
+    tiles = tiles_m * ceil_div(n, tile.block_n * tile.cluster)
+    division = partial(division_stages, tile, tiles_m=_RANKED_ROWS)
+    taken = shortest(assignments(tiles, _RANKED_ROWS, resident, k_iterations), division)
+    once, each = division(taken.others)
+    loop = (taken.whole_stages + taken.divided_stages * each) * stage
+    # Divided or not, the longest work range stores as many results.
+    return _ends_clocks(tile, ceil_div(tiles, resident)), loop, once * stage if taken.stream_tiles else 0.0
 
 
 def _ends_clocks(tile: WgmmaTile, results: int) -> float:

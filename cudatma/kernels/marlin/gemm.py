@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,22 @@ from cudatma.kernels.known_call import library_of_tensor
 from cudatma.kernels.launch import PlanCache
 from cudatma.kernels.marlin.operands import Rows, check_bias, check_input, check_output, check_weight
 from cudatma.kernels.marlin.permute_columns import ArrangedPlan, needs_arranging
-from cudatma.kernels.marlin.plan import Plan
+from cudatma.kernels.marlin.plan import Plan, WeightAddresses
+from cudatma.kernels.marlin.problem import LinearShape
 from cudatma.kernels.stream_workspaces import stream_workspace
 from cudatma.kernels.workspace import MarlinWorkspace, check_workspace
 from cudatma.library_streams import current_stream, stream_handle, working_on
 from cudatma.quantization import PackedWeight
 from cudatma.runtime.streams import order_after_producers
 
-#: A weight's attachment: its PlanCache. Decoding meets a few hundred batch sizes, each plan takes some 5 KB.
-_PLANS, _MOST_PLANS = "plans", 2048
+#: Attachments of a weight: the plans of its shape and format, and the addresses of its arrays.
+_PLANS, _ADDRESSES = "plans", "addresses"
+#: A decoding engine meets a few hundred batch sizes; a plan takes about 5 KB.
+_MAX_PLANS = 2048
 _ELEMENT_BYTES = 2
+#: Plans hold for addresses that are equal modulo this many bytes.
+_ALIGNMENT = 16
+_SHARED_PLANS: dict[Hashable, PlanCache[Plan]] = {}
 
 
 def marlin_gemm(
@@ -122,7 +129,8 @@ def _first(
     if plan.needs_workspace:
         space = stream_workspace(device, handle, plan.partials_bytes) if space is None else space
         space.require_room(plan.spec, plan.schedule)
-    plan.run(rows.info.pointer, target.info.pointer, 0 if addend is None else addend.pointer, space, handle)
+    bias_address = 0 if addend is None else addend.pointer
+    plan.run(w.attachments[_ADDRESSES], rows.info.pointer, target.info.pointer, bias_address, space, handle)
     library = library_of_tensor(x)
     # A repeated call looks at no address: a plan for rows off 16 bytes would serve aligned ones too, but slower.
     if library and rows.info.pointer % 16 == 0 and debug_scope.get() is None and pinned_scope.get() is None:
@@ -155,8 +163,16 @@ def _plan(
 
 
 def _plans(w: PackedWeight) -> PlanCache[Plan]:
-    """The plans of calls with this weight; freed with it."""
-    plans: PlanCache[Plan] = w.attachments.setdefault(_PLANS, PlanCache(_MOST_PLANS))
+    """Return the plans of this weight's shape and format, which all such weights on its device share."""
+    plans: PlanCache[Plan] | None = w.attachments.get(_PLANS)
+    if plans is None:
+        addresses = WeightAddresses.of(w)
+        misalignment = tuple(address % _ALIGNMENT for address in addresses)
+        key = (w.device, LinearShape.of(w), w.scale_fit, w.perm is None, misalignment)
+        plans = _SHARED_PLANS.setdefault(key, PlanCache(_MAX_PLANS))
+        context.after_fork(plans, PlanCache.clear)
+        w.attachments[_ADDRESSES] = addresses
+        w.attachments[_PLANS] = plans
     return plans
 
 
@@ -246,5 +262,5 @@ def run_again(plan: Plan, w: PackedWeight, library: str, x: Any, out: Any, bias:
         return False
     handle = current_stream(library, plan.device) if stream is None else stream_handle(stream, library, plan.device)
     space = stream_workspace(plan.device, handle, plan.partials_bytes) if plan.needs_workspace else None
-    plan.run(at, to, add, space, handle)
+    plan.run(w.attachments[_ADDRESSES], at, to, add, space, handle)
     return True

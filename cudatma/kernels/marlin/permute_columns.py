@@ -20,7 +20,7 @@ from cudatma.deprecation import former_arguments
 from cudatma.errors import ArgumentError, LaunchError
 from cudatma.kernels.launch import Launch, Replay
 from cudatma.kernels.marlin.operands import Rows
-from cudatma.kernels.marlin.plan import Plan, loaded
+from cudatma.kernels.marlin.plan import Plan, WeightAddresses, loaded
 from cudatma.kernels.sample import Sample
 from cudatma.kernels.workspace import MarlinWorkspace
 from cudatma.pipeline import Operand, PipelineSpec, align_up
@@ -295,17 +295,20 @@ class ArrangedPlan(Plan):
         super().__init__(w, rows, out, True, batch_invariant, stream)
         self.needs_workspace = True
         self.x_extent = x.info.extent[1] - x.info.pointer
-        bases = x.info.pointer, rows.info.pointer
-        args = permute_arguments(bases[0], w.perm, bases[1], x.rows, k, x.pitch_bytes)
+        perm = WeightAddresses.of(w).perm
+        args = permute_arguments(x.info.pointer, perm or None, rows.info.pointer, x.rows, k, x.pitch_bytes)
         launch = Launch(TEMPLATE, spec, grid, args, (), programmatic=programmatic)
-        first = int(spec.has_permutation)
-        self._arrange = Replay(launch, kernel, device, bases, (first, first + 1))
+        bases = x.info.pointer, rows.info.pointer, perm
+        places = (1, 2, 0) if spec.has_permutation else (0, 1, None)
+        self._arrange = Replay(launch, kernel, device, bases, places)
 
-    def run(self, x: int, out: int, bias: int, workspace: MarlinWorkspace | None, stream: int) -> None:
-        """As Plan.run(), in two launches. DriverError where the workspace has no memory to grow."""
+    def run(
+        self, weight: WeightAddresses, x: int, out: int, bias: int, workspace: MarlinWorkspace | None, stream: int
+    ) -> None:
+        """Launch both kernels, as Plan.run() does one. Raises DriverError if the workspace cannot grow."""
         if workspace is None:
             raise LaunchError("workspace", "None", "a workspace, which holds the copied activations")
         with workspace.rows.lock:
             rows = workspace.rows.room(self._rows_bytes)
-            self._arrange.run((x, rows), stream)
-            super().run(rows, out, bias, workspace, stream)
+            self._arrange.run((x, rows, weight.perm), stream)
+            super().run(weight, rows, out, bias, workspace, stream)

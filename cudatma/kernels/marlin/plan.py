@@ -3,7 +3,7 @@ gemm_launch() serves the GPU and the emulator."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from cudatma import context
 from cudatma.arrays import ArrayInfo, describe
@@ -19,7 +19,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.launch import Launch, Replay
 from cudatma.kernels.launch_struct import pack
-from cudatma.kernels.marlin.choose import AnyMarlinSpec, decide, resolve_fused
+from cudatma.kernels.marlin.choose import AnyMarlinSpec, choose, resolve_fused
 from cudatma.kernels.marlin.operands import Rows
 from cudatma.kernels.marlin.problem import Problem, problem_values
 from cudatma.kernels.schedule import Schedule, ceil_div, schedule
@@ -157,7 +157,7 @@ def configure(
     stream: the one it is about to be launched on; LaunchError if that is under capture and the kernel not yet loaded.
     """
     problem, gpu = Problem.of(w, m, batch_invariant=batch_invariant), gpu_of(device)
-    spec = resolve_fused(decide(problem, gpu).spec, w.scale_fit.form)
+    spec = resolve_fused(choose(problem, gpu), w.scale_fit.form)
     kernel, resident = loaded(spec.template, spec, device, stream)
     ctas = context.device(device).sm_count * min(spec.blocks_per_sm, resident)
     return kernel, spec, schedule(spec, m, problem.n, problem.k, ctas, divide=not batch_invariant)
@@ -180,8 +180,45 @@ def loaded(template: str, spec: Any, device: int, stream: int | None) -> tuple[K
     return kernel, resident
 
 
+#: The parameters that may hold the address of x, out, bias, partials, flags, and of the arrays of WeightAddresses.
+_ADDRESS_PARAMETERS = (
+    ("activation_map", "activations"),
+    ("output",),
+    ("bias",),
+    ("partials",),
+    ("flags",),
+    ("weight_map",),
+    ("half_weight_map",),
+    ("scale_map", "scales"),
+    ("zero_map", "zeros"),
+    (),
+)
+
+
+class WeightAddresses(NamedTuple):
+    """The addresses of a weight's arrays on its device; 0 for an array that it lacks.
+
+    half_qweight is the same as qweight: the skinny GEMM has a second tensor map over it.
+    """
+
+    qweight: int
+    half_qweight: int
+    scales: int
+    zeros: int
+    perm: int
+
+    @classmethod
+    def of(cls, w: PackedWeight) -> WeightAddresses:
+        arrays = w.qweight, w.qweight, w.scales, w.zeros, w.perm
+        return cls(*(0 if array is None else describe(array).pointer for array in arrays))
+
+
 class Plan:
-    """One (weight, M, layouts, device). x: aligned rows. Safe from many threads; keeps no activation array alive."""
+    """The launch for one shape and format of weight, one M, and one layout of the activations and the result.
+
+    Weights of the same shape, format and scale fit share it: only addresses differ. x: aligned rows. Safe from many
+    threads; keeps no array alive.
+    """
 
     __slots__ = ("_replay", "device", "needs_workspace", "out_extent", "partials_bytes", "schedule", "spec", "x_extent")
 
@@ -193,20 +230,22 @@ class Plan:
             raise ArgumentError("x.device", "the host", "a CUDA device")
         kernel, spec, work = configure(w, x.rows, device, stream, batch_invariant=batch_invariant)
         launch = gemm_launch(x, w, out, None, spec, work, detect(device), programmatic=programmatic)
-        named = {name: index for index, name in enumerate(spec.parameter_names)}
-        activations = named.get("activation_map", named.get("activations"))
-        others = (named.get(name) for name in ("output", "bias", "partials", "flags"))
-        bases = (x.info.pointer, out.info.pointer, 0, 0, 0)
-        self._replay = Replay(launch, kernel, device, bases, (activations, *others))
+        bases = (x.info.pointer, out.info.pointer, 0, 0, 0, *WeightAddresses.of(w))
+        index = {name: place for place, name in enumerate(spec.parameter_names)}
+        places = [next((index[name] for name in names if name in index), None) for names in _ADDRESS_PARAMETERS]
+        self._replay = Replay(launch, kernel, device, bases, places, steady=len(WeightAddresses._fields))
         self.device, self.spec, self.schedule = device, spec, work
         self.partials_bytes = work.partial_ctas * spec.partial_bytes
         self.needs_workspace = self.partials_bytes > 0
         self.x_extent, self.out_extent = (rows.info.extent[1] - rows.info.pointer for rows in (x, out))
 
-    def run(self, x: int, out: int, bias: int, workspace: MarlinWorkspace | None, stream: int) -> None:
+    def run(
+        self, weight: WeightAddresses, x: int, out: int, bias: int, workspace: MarlinWorkspace | None, stream: int
+    ) -> None:
         """Launch for arrays at these addresses, of the shapes and layouts that the plan was made for. workspace: None
         unless ``needs_workspace``."""
         if workspace is None:
-            self._replay.run((x, out, bias, 0, 0), stream)
+            self._replay.run((x, out, bias, 0, 0), stream, weight)
         else:
-            self._replay.run((x, out, bias, workspace.partials_pointer, workspace.flags_pointer), stream)
+            addresses = x, out, bias, workspace.partials_pointer, workspace.flags_pointer
+            self._replay.run(addresses, stream, weight)

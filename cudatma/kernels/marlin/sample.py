@@ -17,7 +17,7 @@ from cudatma.kernels.marlin.choose import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.emulated import prepare
 from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_candidates
 from cudatma.kernels.marlin.operands import check_input, check_output
-from cudatma.kernels.marlin.plan import Plan
+from cudatma.kernels.marlin.plan import Plan, WeightAddresses
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny_candidates import skinny_candidates
 from cudatma.kernels.marlin.wgmma_candidates import wgmma_candidates
@@ -111,17 +111,14 @@ class MarlinTrial:
         x = check_input(self._x, self._weights[0])
         out = check_output(self.out, x, self._weights[0])
         with pinned(candidate.spec):
-            plans = [
-                Plan(weight, x, out, programmatic=False, batch_invariant=False, stream=stream)
-                for weight in self._weights[:copies]
-            ]
-        spec, work = plans[0].spec, plans[0].schedule
+            plan = Plan(self._weights[0], x, out, programmatic=False, batch_invariant=False, stream=stream)
+        spec, work = plan.spec, plan.schedule
         if resolve_fused(spec, "none") != candidate.spec:
             raise LaunchError("candidate", f"{spec.entry}, {work}", f"what was asked for: {candidate.label}")
         space.require_room(spec, work)
 
         given = x.info.pointer, out.info.pointer, 0, space, stream
-        return in_turn([partial(plan.run, *given) for plan in plans])
+        return in_turn([partial(plan.run, WeightAddresses.of(w), *given) for w in self._weights[:copies]])
 
 
 def random_weight(layer: LinearShape) -> PackedWeight:

@@ -1,0 +1,123 @@
+"""Compile and load the kernels that marlin_gemm may need, before the first call needs them.
+
+The table of a shape's configurations names every kernel that some M needs.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cudatma.build.kernel import is_cached, load_kernel
+from cudatma.build.prebuild import compile_all, usable_cores
+from cudatma.errors import ArgumentError, ArgumentTypeError, CompileError, counted
+from cudatma.kernels.choice_table import choice_table
+from cudatma.kernels.gpu import Gpu, gpu_of
+from cudatma.kernels.marlin.choose import MARLIN, resolve_fused
+from cudatma.kernels.marlin.permute_columns import TEMPLATE as ARRANGE
+from cudatma.kernels.marlin.permute_columns import choose_arrangement
+from cudatma.kernels.marlin.problem import LinearShape, Problem
+from cudatma.quantization import PackedWeight
+from cudatma.target import Target, detect
+
+#: Fewer kernels than this are compiled in this process: starting another one takes as long as compiling one kernel.
+_FEW_KERNELS = 2
+_log = logging.getLogger(__name__)
+
+Kernels = dict[tuple[str, Any], None]
+#: Requests whose kernels this process has loaded: a model has many layers of few shapes.
+_done: set[tuple[Any, ...]] = set()
+
+
+def warm_up(
+    weights: Iterable[PackedWeight],
+    max_m: int,
+    *,
+    batch_invariant: bool = False,
+    jobs: int | None = None,
+    progress: bool | None = None,
+) -> None:
+    """Compile and load every kernel that ``marlin_gemm`` can need for these weights and up to ``max_m`` rows of x.
+
+    Afterwards no call with at most ``max_m`` rows compiles anything, aligned or not, with or without a bias. Kernels
+    that the cache lacks are compiled in parallel. Results have the same bits with and without warm-up.
+
+    Parameters
+    ----------
+    weights : iterable of PackedWeight
+        Weights on CUDA devices. Weights of one shape and format need the same kernels.
+    max_m : int
+        Largest number of rows of x, at least 1.
+    batch_invariant : bool, default False
+        Warm up the kernels of calls with ``batch_invariant=True``.
+    jobs : int, optional
+        Processes that compile. Default: one per usable core.
+    progress : bool, optional
+        Show a progress bar on stderr while kernels compile. Default: only if stderr is a terminal.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If ``max_m`` is out of range, or a weight is not on a device.
+    CompileError, DriverError, TargetError
+        As the first call would.
+    """
+    if type(max_m) is not int:
+        raise ArgumentTypeError("max_m", type(max_m).__name__, "int, rows of x")
+    if not 1 <= max_m < 2**31:
+        raise ArgumentError("max_m", max_m, "1 to 2**31 - 1 rows")
+    by_device: dict[int, Kernels] = {}
+    requests = set()
+    for w in weights:
+        if w.device is None:
+            raise ArgumentError("weights", "a weight in host memory", "weights on a CUDA device", "call to_device()")
+        request = (w.device, LinearShape.of(w), w.scale_fit.form, w.perm is None, max_m, batch_invariant)
+        if request not in _done and request not in requests:
+            requests.add(request)
+            target, gpu = detect(w.device), gpu_of(w.device)
+            by_device.setdefault(w.device, {}).update(kernels_up_to(w, max_m, gpu, target, batch_invariant))
+    for device, kernels in by_device.items():
+        target = detect(device)
+        missing = [one for one in kernels if not is_cached(*one, target)]
+        if len(missing) > _FEW_KERNELS:
+            with _bar(len(missing), progress) as advance:
+                compile_all(missing, target, usable_cores() if jobs is None else jobs, advance)
+        for template, spec in kernels:
+            load_kernel(template, spec, target).load(device)
+    _done.update(requests)
+
+
+def kernels_up_to(w: PackedWeight, max_m: int, gpu: Gpu, target: Target, batch_invariant: bool = False) -> Kernels:
+    """Return (template, spec) of every kernel that calls with this weight and up to ``max_m`` rows may launch."""
+    problem = Problem(LinearShape.of(w), 1, batch_invariant)
+    specs = (resolve_fused(spec, w.scale_fit.form) for spec in choice_table(MARLIN, problem, gpu, max_m).specs)
+    kernels: Kernels = {(spec.template, spec): None for spec in specs}
+    for m in (1, max_m):
+        for is_aligned in (False,) if w.perm is None else (False, True):
+            kernels[ARRANGE, choose_arrangement(w, m, is_aligned, target, gpu.sm_count)] = None
+    return kernels
+
+
+@contextmanager
+def _bar(total: int, show: bool | None) -> Iterator[Callable[[Any, CompileError | None], None]]:
+    """Show how many of ``total`` kernels are compiled; yields what compile_all() calls after each."""
+    from rich.console import Console  # only who compiles pays for the import
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    hidden = not (sys.stderr.isatty() if show is None else show)
+    if hidden:
+        _log.info("cudatma compiles %s", counted(total, "kernel"))
+    columns = TextColumn("compiling kernels"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, disable=hidden, transient=True) as progress:
+        task = progress.add_task("compile", total=total)
+
+        def advance(spec: Any, refusal: CompileError | None) -> None:
+            if refusal is not None:
+                raise refusal
+            progress.advance(task)
+
+        yield advance
