@@ -83,8 +83,6 @@ def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast:
         return
     targets = targets_of(w, at, to, strip(bar), multicast)
     observer, trace = w.block.cluster.observer, w.launch.trace
-    if from_shared and observer is not None:
-        observer.async_read(w, at, source_block, chunks_of(source_offset, size), None)
     for address, barrier_address in targets:
         block, offset = shared_run(w, at, address, size, "destination")
         barrier = find(w, at, barrier_address, "cp.async.bulk")
@@ -93,6 +91,8 @@ def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast:
             until = observer.load_until(barrier)
             observer.globals.async_read(w, at, region, chunks_of(source_offset, size), CHUNK, until)
         if observer is not None:
+            if from_shared:
+                observer.copy_read(w, at, source_block, chunks_of(source_offset, size), barrier)
             written = observer.async_write(w, at, block, chunks_of(offset, size), CHUNK, "cp.async.bulk", barrier)
         mark = trace.copy_begins(w, at, block, offset, size, barrier) if trace is not None else None
 
@@ -160,7 +160,7 @@ def store_later(
     group.issued_at = at
     observer = w.block.cluster.observer
     if observer is not None:
-        observer.async_read(w, at, block, chunks, (lane, group))
+        observer.async_read(w, at, block, chunks, observer.read_until(w, lane, group))
     scheduler, trace = w.launch.scheduler, w.launch.trace
     mark = trace.store_begins(w, at, block, int(chunks.min()), chunks.size * CHUNK) if trace is not None else None
 

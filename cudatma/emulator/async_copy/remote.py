@@ -73,7 +73,7 @@ def reduce_shared(w: Warp, at: int, to: int, source: int, size: int, bar: int, o
     observer = w.block.cluster.observer
     written = None
     if observer is not None:
-        observer.async_read(w, at, origin, bulk.chunks_of(source_offset, size), None)
+        observer.copy_read(w, at, origin, bulk.chunks_of(source_offset, size), barrier)
         written = observer.async_write(w, at, block, bulk.chunks_of(offset, size), 16, "cp.reduce.async.bulk", barrier)
 
     def complete() -> None:

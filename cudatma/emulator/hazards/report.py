@@ -27,7 +27,8 @@ CAUSES: dict[str, str] = {
     "overwritten_while_read": "the slot is refilled before its readers arrived on the empty barrier, or without a wait",
     "write_race": "two writers of the same bytes are not ordered by a barrier",
     "missing_proxy_fence": "fence.proxy.async is missing between plain stores and an asynchronous access",
-    "store_source_reused": "the source of a bulk store is written before cp.async.bulk.wait_group.read",
+    "store_source_reused": "the source of a bulk copy is written before the copy is known to have read it: "
+    "cp.async.bulk.wait_group.read for a store, a message from the destination CTA for a copy between CTAs",
     "exit_with_pending_store": "the kernel ends without cp.async.bulk.wait_group.read for its bulk stores",
     "exit_with_pending_load": "nobody waits for the copy's phase before the CTA ends or the mbarrier is invalidated",
     "uncommitted_group": "bulk stores are issued but never committed with cp.async.bulk.commit_group",
@@ -40,7 +41,7 @@ CAUSES: dict[str, str] = {
     "register_pool": "setmaxnreg.inc asks for more registers than the CTA began with and setmaxnreg.dec has freed",
     "divergent_barrier": "bar.sync is inside a branch that not all lanes of a warp take",
     "divergent_warp": "a warp-wide instruction is executed by a part of the lanes that it names",
-    "block_gone": "barrier.cluster arrive and wait are missing at the end of the kernel",
+    "block_gone": "a CTA may exit while another one uses its shared memory: the kernel ends without barrier.cluster",
     "barrier_count": "threads disagree on how many take part in a named barrier",
     "data_race": "no barrier orders the two accesses to shared memory",
     "global_race": "no barrier of both threads, and no fence with a flag at a wide enough scope, orders the accesses",
@@ -177,6 +178,7 @@ _ORDERING = 2
 
 _EARLY_READS = {"read_before_load", "wrong_parity"}
 _SLOTS = _EARLY_READS | {"uninitialised_shared", "overwritten_while_read", "write_race", "data_race", "lane_race"}
+_SLOTS |= {"store_source_reused", "block_gone"}
 #: Kinds that follow from any wrong use of a pipeline: they are related to whatever came before.
 _STUCK = {"deadlock", "arrival_overflow", "exit_with_pending_load", "trap"}
 _PIPELINE = _SLOTS | _STUCK
@@ -189,7 +191,8 @@ _FOLLOWS: tuple[tuple[tuple[str, ...], set[str]], ...] = (
     (("uncommitted_group",), {"store_source_reused", "exit_with_pending_store", "read_before_store"}),
     (("wgmma_uncommitted",), {"wgmma_registers", "overwritten_while_read"}),
     (("divergent_warp",), {"lane_race", *_STUCK}),
-    (("data_race",), {"store_source_reused", *_SLOTS}),
+    (("data_race",), _SLOTS),
+    (("block_gone",), _STUCK),
     (("lane_race",), {"uninitialised_shared"}),
     (("out_of_bounds", "barrier_misaligned", "target"), {"trap"}),
 )

@@ -227,10 +227,6 @@ def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) 
                 observer.report("out_of_bounds", w, at, message)
             trap(w, at, message)
         block = blocks[rank]
-        if block.is_done and w.block.cluster.observer is not None:
-            w.block.cluster.observer.report(
-                "block_gone", w, at, f"block {block.index} has ended, its shared memory is another's"
-            )
     offsets = addresses.astype(np.int64) - block.shared_base
     if int(offsets.min()) < 0 or int(offsets.max()) + size > block.shared.size:
         bad = offsets[(offsets < 0) | (offsets + size > block.shared.size)]
