@@ -405,7 +405,6 @@ CASES = [
         remote_bulk,
         grid=2,
     ),
-    Case("messages", MESSAGES, {"LEAVES": "block_gone", "RELAXED": "block_gone"}, remote_bulk, grid=2),
     Case(
         "products",
         PRODUCT,
@@ -428,6 +427,7 @@ CASES = [
         halves,
         grid=2,
     ),
+    Case("messages", MESSAGES, {"LEAVES": "block_gone", "RELAXED": "block_gone"}, remote_bulk, grid=2),
 ]
 
 
