@@ -34,7 +34,7 @@ def chunks_of(offset: int, size: int) -> Array:
 
 def shared_run(w: Warp, at: int, address: int, size: int, what: str) -> tuple[Any, int]:
     """(block, offset) of a run of shared bytes; traps where it leaves the memory."""
-    vector = np.array([strip(address)], np.uint64)
+    vector = np.array([address], np.uint64)
     block, offsets = access.shared_offsets(w, at, vector, max(size, 1), True)
     return block, int(offsets[0])
 
@@ -50,7 +50,7 @@ def global_run(w: Warp, at: int, address: int, size: int) -> tuple[Region, int]:
 def check_run(w: Warp, at: int, size: int, *addresses: int) -> int:
     """What a bulk copy really moves: whole chunks of 16 bytes (measured). Traps on addresses that are no multiples."""
     if any(a % CHUNK for a in addresses):
-        shown = ", ".join(f"{strip(a):#x}" for a in addresses)
+        shown = ", ".join(f"{a:#x}" for a in addresses)
         message = f"a bulk copy of {size} bytes at {shown}: addresses are multiples of {CHUNK}"
         access.trap(w, at, message, "MISALIGNED_ADDRESS")
     moved = size // CHUNK * CHUNK
@@ -71,7 +71,6 @@ def check_cluster(w: Warp, at: int, what: str) -> None:
 def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast: int | None, from_shared: bool) -> None:
     """cp.async.bulk into shared memory, completing on an mbarrier; from global or another CTA's shared memory."""
     size = check_run(w, at, size, to, source)
-    to = strip(to)
     if from_shared:
         check_cluster(w, at, "a bulk copy between shared memories")
         source_block, source_offset = shared_run(w, at, source, size, "source")
@@ -81,7 +80,7 @@ def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast:
         origin = region.data
     if size == 0:
         return
-    targets = targets_of(w, at, to, strip(bar), multicast)
+    targets = targets_of(w, at, to, bar, multicast)
     observer, trace = w.block.cluster.observer, w.launch.trace
     for address, barrier_address in targets:
         block, offset = shared_run(w, at, address, size, "destination")
@@ -111,6 +110,8 @@ def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast:
 
 def targets_of(w: Warp, at: int, to: int, bar: int, multicast: int | None) -> list[tuple[int, int]]:
     """(destination, barrier) addresses: one pair, or one a CTA of a multicast at the same offsets."""
+    if (to | bar) >> 60:
+        access.check_window(w, at, to if to >> 60 else bar, access.SHARED_OPERAND)
     if multicast is None:
         return [(to, bar)]
     low = (1 << RANK_SHIFT) - 1
