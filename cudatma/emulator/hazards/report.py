@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from cudatma.errors import counted
 
 CAUSES: dict[str, str] = {
-    "deadlock": "an arrive is missing on one path, expect_tx differs from the delivered bytes, or a parity is wrong",
+    "deadlock": "an arrive is missing on one path, expect_tx differs from the delivered bytes, a parity is wrong, or a "
+    "flag is never set",
     "byte_count": "expect_tx differs from the bytes that the copies deliver (bytes mistaken for elements)",
     "arrival_overflow": "more threads arrive than mbarrier.init expects, or one arrives twice in a phase",
     "barrier_uninitialised": "mbarrier.init is missing, mbarrier.inval came too early, or another address is used",
@@ -62,7 +63,8 @@ CAUSES: dict[str, str] = {
 class Hazard:
     """One finding. kind: a key of CAUSES. block, warp: of the access that exposed it. schedule, seed: to replay it.
 
-    advice: the call that is missing, where that is known. consequences: what follows from it.
+    count: how often it was found. blocks: in how many thread blocks. advice: the call that is missing, where that is
+    known. consequences: what follows from it.
     """
 
     kind: str
@@ -76,6 +78,7 @@ class Hazard:
     schedule: int
     seed: int
     count: int = 1
+    blocks: int = 1
     advice: str = ""
     consequences: tuple[Hazard, ...] = ()
 
@@ -87,11 +90,15 @@ class Hazard:
         lines = [
             f"{self.kind}: {self.message}",
             f"  at {self.place} `{self.instruction}`, kernel {self.kernel}, "
-            f"block {self.block}, warp {self.warp}, schedule {self.schedule} of seed {self.seed}",
+            f"block {self.block}, warp {self.warp}{self._elsewhere}, schedule {self.schedule} of seed {self.seed}",
             *(f"  {note}" for note in self.notes),
             f"  usual cause: {self.cause}",
         ]
         return "\n".join(lines)
+
+    @property
+    def _elsewhere(self) -> str:
+        return f" and in {counted(self.blocks - 1, 'more block')}" if self.blocks > 1 else ""
 
     @property
     def notes(self) -> list[str]:
@@ -201,10 +208,12 @@ FOLLOWS = {cause: kinds for causes, kinds in _FOLLOWS for cause in causes}
 
 @dataclass(slots=True, eq=False)
 class Finding:
-    """A hazard as it is collected. places: what it concerns. is_derived: whether each time something came before it."""
+    """A hazard as it is collected. places: what it concerns. blocks: the CTAs in which it was found. is_derived: whether
+    each time something came before it."""
 
     hazard: Hazard
     places: set[Place] = field(default_factory=set)
+    blocks: set[tuple[int, int, int]] = field(default_factory=set)
     is_derived: bool = True
 
     def touch(self, places: Iterable[Place], is_derived: bool) -> None:
@@ -242,11 +251,14 @@ def by_cause(findings: list[Finding]) -> list[Hazard]:
                 continue
             if kind in _STUCK or not places or not finding.places or _meet(finding.places, places):
                 places |= finding.places
-                consequences.append(finding.hazard)
+                consequences.append(replace(finding.hazard, blocks=len(finding.blocks)))
                 break
         else:
             causes.append((finding, set(finding.places), []))
-    return [replace(cause.hazard, consequences=tuple(consequences)) for cause, _, consequences in causes]
+    return [
+        replace(cause.hazard, blocks=max(1, len(cause.blocks)), consequences=tuple(consequences))
+        for cause, _, consequences in causes
+    ]
 
 
 def _meet(some: set[Place], others: set[Place]) -> bool:
