@@ -245,7 +245,10 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) k(u32* out) {
     MAPA(full_there, ADDRESS(&full), rank ^ 1);
     MAPA(done_there, ADDRESS(&done), rank ^ 1);
     MAPA(there, ADDRESS(to), rank ^ 1);
-    if (threadIdx.x == 0) { INIT(ADDRESS(&full), 1); INIT(ADDRESS(&done), 32); FENCE_INIT(); EXPECT(ADDRESS(&full), 128); }
+    if (threadIdx.x == 0) {
+        INIT(ADDRESS(&full), 1); INIT(ADDRESS(&done), 32); FENCE_INIT();
+        EXPECT(ADDRESS(&full), 128);
+    }
     from[threadIdx.x] = threadIdx.x + 100 * rank;
     FENCE_ASYNC_SHARED();
     CLUSTER_ARRIVE();

@@ -32,8 +32,8 @@ REFILL_WAIT = (
 )
 #: The same where the source of a copy between CTAs is written.
 COPY_MESSAGE = (
-    "before the write a message from the destination: a thread there that has waited for the copy's mbarrier arrives on "
-    "an mbarrier of this CTA, and the writer waits for it; or barrier.cluster"
+    "before the write a message from the destination: a thread there that has waited for the copy's mbarrier arrives "
+    "on an mbarrier of this CTA, and the writer waits for it; or barrier.cluster"
 )
 #: The same where a slot is refilled and no thread is known to have waited for its contents.
 LAP_WAIT = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +27,11 @@ class Findings:
     """Hazards by kind and place, the source line where it is known; a second one at the same place only counts. The
     first of a kind in ``stop_at`` raises Found."""
 
-    def __init__(self, kernel: str, stop_at: Iterable[str] = ()) -> None:
-        self.kernel, self._stop_at = kernel, frozenset(stop_at)
+    def __init__(
+        self, kernel: str, stop_at: Iterable[str] = (), lines: Mapping[str, Mapping[int, str]] | None = None
+    ) -> None:
+        """lines: file name -> line number -> text, of the sources at hand."""
+        self.kernel, self._stop_at, self._lines = kernel, frozenset(stop_at), lines or {}
         self._found: dict[tuple[str, str, Any], Finding] = {}
         self._warned: dict[tuple[str, str, Any], Finding] = {}
         #: (function, instruction) -> how many more reads of swizzled tiles there are to be looked at.
@@ -82,22 +85,33 @@ class Findings:
             return known
         if launch.trace is not None and found is self._found:
             launch.trace.hazard(kind, block, warp)
+        source = program.module.source_of(instruction) if instruction else ""
         known = found[key] = Finding(
             Hazard(
                 kind,
                 message,
                 self.kernel,
                 instruction.line if instruction else 0,
-                program.module.source_of(instruction) if instruction else "",
+                source,
                 instruction.text if instruction else "",
                 block,
                 warp,
                 launch.scheduler.schedule,
                 launch.scheduler.seed,
                 advice=advice,
+                source_text=self._text(source),
             )
         )
         return known
+
+    def _text(self, source: str) -> str:
+        """Return the text of "k.cu:12" or "k.cu:12, inlined at k.cu:40": of the innermost line that is at hand."""
+        for place in source.split(", inlined at "):
+            name, _, number = place.rpartition(":")
+            text = self._lines.get(name, {}).get(int(number)) if number.isdigit() else None
+            if text is not None:
+                return text.strip()
+        return ""
 
     def unsupported(self, program: Program, at: int, target: str, feature: str) -> None:
         """Record an instruction that the target lacks."""
@@ -154,15 +168,15 @@ def _position(split: Split, loops: Recorder | None) -> tuple[Program, int, str]:
     if not loop.reads:
         what += " reads no memory: compilers move a plain load of a flag out of its loop (volatile or ld.acquire stays)"
     elif any(is_plain(i) for _, i in loop.reads):
-        what += " reads what does not change, with a plain load, which need not see other threads' writes (ld.acquire does)"
+        what += " reads what does not change: a plain load need not see other threads' writes (ld.acquire does)"
     return loop.program, loop.at, what
 
 
-def _lines_of(blocked: list[Split], loops: Recorder | None) -> list[str]:
+def lines_of(deadlock: Deadlock) -> list[str]:
     """Say where splits wait, a line for those that wait alike."""
     alike: dict[tuple[str, str], list[Split]] = {}
-    for split in blocked:
-        program, at, what = _position(split, loops)
+    for split in sorted(deadlock.blocked, key=lambda split: (split.warp.block.index[::-1], split.warp.index)):
+        program, at, what = _position(split, deadlock.loops)
         instruction = program.instruction(at)
         source = program.module.source_of(instruction)
         place = f"PTX line {instruction.line}" + (f" ({source})" if source else "")
@@ -185,7 +199,7 @@ def _of_its_block(text: str, block: tuple[int, int, int]) -> str:
 def report_deadlock(launch: Launch, deadlock: Deadlock, findings: Findings) -> None:
     """Report one hazard for the deadlock as a whole, and one for each barrier whose bytes do not add up."""
     blocked = sorted(deadlock.blocked, key=lambda split: (split.warp.block.index[::-1], split.warp.index))
-    lines = _lines_of(blocked, deadlock.loops)
+    lines = lines_of(deadlock)
     shown = "\n    ".join(lines[:16])
     more = f"\n    and {len(lines) - 16} more" if len(lines) > 16 else ""
     first = next((split for split in blocked if split.waits_for is None), blocked[0])

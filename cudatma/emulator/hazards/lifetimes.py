@@ -62,7 +62,10 @@ class Lifetimes:
         self._uses: dict[int, dict[tuple[int, str], Use]] = {}
 
     def accessed(self, w: Warp, at: int, block: Block, place: Place, stamps: Iterable[Stamp], what: str) -> None:
-        """Note an access of a warp to another CTA's shared memory, or a copy that reads it. stamps: of Agents.stamps."""
+        """Note an access of a warp to another CTA's shared memory, or a copy that reads it.
+
+        stamps: as Agents.stamps gives them.
+        """
         for agent, clock, _ in stamps:
             use = Use(agent, clock, w, w.split.frame.program, at, what, place)
             if block.is_done:

@@ -64,7 +64,7 @@ class Hazard:
     """One finding. kind: a key of CAUSES. block, warp: of the access that exposed it. schedule, seed: to replay it.
 
     count: how often it was found. blocks: in how many thread blocks. advice: the call that is missing, where that is
-    known. consequences: what follows from it.
+    known. consequences: what follows from it. source_text: the line of the source, where it is at hand.
     """
 
     kind: str
@@ -81,6 +81,7 @@ class Hazard:
     blocks: int = 1
     advice: str = ""
     consequences: tuple[Hazard, ...] = ()
+    source_text: str = ""
 
     @property
     def cause(self) -> str:
@@ -91,6 +92,7 @@ class Hazard:
             f"{self.kind}: {self.message}",
             f"  at {self.place} `{self.instruction}`, kernel {self.kernel}, "
             f"block {self.block}, warp {self.warp}{self._elsewhere}, schedule {self.schedule} of seed {self.seed}",
+            *([f"  source: {self.source_text}"] if self.source_text else []),
             *(f"  {note}" for note in self.notes),
             f"  usual cause: {self.cause}",
         ]
@@ -208,8 +210,11 @@ FOLLOWS = {cause: kinds for causes, kinds in _FOLLOWS for cause in causes}
 
 @dataclass(slots=True, eq=False)
 class Finding:
-    """A hazard as it is collected. places: what it concerns. blocks: the CTAs in which it was found. is_derived: whether
-    each time something came before it."""
+    """A hazard as it is collected.
+
+    places: what it concerns. blocks: the CTAs in which it was found. is_derived: whether each time something came
+    before it.
+    """
 
     hazard: Hazard
     places: set[Place] = field(default_factory=set)

@@ -45,7 +45,8 @@ class Loop:
 
 def is_plain(instruction: Instruction) -> bool:
     """Whether an instruction is a weak load, which need not see what other threads write."""
-    return instruction.parts[0] in ("ld", "ldu") and not {"volatile", "relaxed", "acquire", "mmio"} & set(instruction.parts)
+    root, *rest = instruction.parts
+    return root in ("ld", "ldu") and not {"volatile", "relaxed", "acquire", "mmio"} & set(rest)
 
 
 def _ranges(lines: set[int]) -> str:
@@ -65,7 +66,7 @@ class Recorder:
 
     def __init__(self, splits: Iterable[Split]) -> None:
         """splits: those of which it is to be known whether they come back to the state that they have now."""
-        #: Place -> state -> how often a split had it there: once when it goes on from it, a second time when it is back.
+        #: Place -> state -> how often a split had it there: once as it goes on, a second time when it comes back.
         self._states: dict[tuple[Warp, int], dict[int, int]] = {}
         for split in splits:
             self._states.setdefault((split.warp, split.pc), {})[state_of(split)] = 0
