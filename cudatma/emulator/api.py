@@ -45,7 +45,7 @@ def load(ptx: str, *, lines: Lines | None = None) -> EmulatedModule:
     """Parse PTX text.
 
     lines: file name -> line number -> text of the sources that it was compiled from, which hazards then quote.
-    Raises PtxError, which names the line, for text that is no PTX.
+    Raises PtxError if the text is not PTX.
     """
     return EmulatedModule(ptx, lines=lines)
 
@@ -109,10 +109,10 @@ class EmulatedModule:
         have not started.
         registers: of a thread when the kernel begins, as its cubin has them (0: ptxas ignores setmaxnreg); by default
         what .maxnreg and the launch bounds say. trace: records the events of the last schedule, or of the first with
-        a hazard. progress: called with the number of schedules that have run: after each schedule, and now and then
-        during a long one, with its part of ``step_limit`` as the fraction. By default a launch that takes more than some
-        seconds shows its progress on stderr, if that is a terminal. stop_at: kinds of hazard; a schedule ends at the
-        first of one, whatever the kernel has still to write.
+        a hazard. progress: called with the number of finished schedules, after each one and from time to time during
+        a long one, whose fraction is its share of ``step_limit``. By default, launches longer than 5 seconds show their
+        progress on stderr if it is a terminal. stop_at: kinds of hazard; a schedule ends at the first one, even if the
+        kernel has not written its results yet.
 
         programmatic: as in a programmatic dependent launch, the previous grid may still run: all writes to global
         memory, and all reads of the arrays ``produced_by_previous``, must come after griddepcontrol.wait. Arrays there

@@ -29,9 +29,10 @@ _SYNC = (
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """An access to shared memory, or to an mbarrier there, and the (agent, clock) of those who know of it.
+    """An access to shared memory or to an mbarrier in it.
 
-    place: what is used. barrier, phase: of an arrival or a copy, which is over when the phase has ended.
+    A thread that knows ``clock`` of ``agent`` is ordered after the access. place: the bytes or the mbarrier. barrier,
+    phase: an arrival or a copy is over when this phase has ended.
     """
 
     agent: int

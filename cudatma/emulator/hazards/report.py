@@ -210,10 +210,10 @@ FOLLOWS = {cause: kinds for causes, kinds in _FOLLOWS for cause in causes}
 
 @dataclass(slots=True, eq=False)
 class Finding:
-    """A hazard as it is collected.
+    """A hazard during collection.
 
-    places: what it concerns. blocks: the CTAs in which it was found. is_derived: whether each time something came
-    before it.
+    places: bytes and mbarriers that it concerns. blocks: CTAs in which it was found. is_derived: whether it was always
+    preceded by another hazard.
     """
 
     hazard: Hazard

@@ -21,7 +21,7 @@ from cudatma.emulator.ptx.writer import runtime
 from cudatma.errors import counted
 
 _union = np.bitwise_or.reduce
-#: What an operand of the .shared state space is.
+#: The allowed operand of an instruction with .shared, for messages.
 SHARED_OPERAND = "an address of the .shared state space, from cvta.to.shared (__cvta_generic_to_shared)"
 
 
@@ -91,7 +91,7 @@ def _offsets(region: Region, addresses: Array) -> Array:
 
 
 def memory_of(w: Warp, address: int) -> str:
-    """Return the memory in which a generic address lies, or "" where there is none."""
+    """Return the name of the memory that a generic address points into, or ""."""
     window = address >> 60
     if window:
         return {SHARED_WINDOW >> 60: "shared memory", LOCAL_WINDOW >> 60: "local memory"}.get(window, "")
@@ -105,7 +105,7 @@ def is_shared_offset(w: Warp, address: int) -> bool:
 
 
 def check_window(w: Warp, at: int, address: int, allowed: str) -> None:
-    """Trap on an address that lies in another memory than the instruction takes. allowed: what it takes."""
+    """Trap if an address points into another memory than the instruction accesses. allowed: the right addresses."""
     memory = memory_of(w, address)
     if memory:
         trap(w, at, f"{address:#x} is a generic address of {memory}, allowed: {allowed}", "ILLEGAL_ADDRESS")

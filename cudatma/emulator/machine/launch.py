@@ -193,7 +193,7 @@ class GridLaunch:
         return found
 
     def show_steps(self, steps: int) -> None:
-        """Tell whoever waits for the launch how far this schedule has come."""
+        """Report the steps of the running schedule to the caller of the launch."""
         if self.setup.show_steps is not None:
             self.setup.show_steps(steps)
 

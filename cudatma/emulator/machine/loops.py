@@ -1,4 +1,4 @@
-"""Endless loops: whether splits come back to where they were, and which lines they run through on the way."""
+"""Endless loops: whether splits return to an earlier state, and through which lines they run until then."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cudatma.emulator.machine.retries import state_of
 from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.ptx.model import Instruction
 
-#: Tries of a split to come back to the state that it had at first, and steps of all, before a recording has failed.
+#: Visits of a split to its first place, and steps of all splits, after which a recording has failed.
 _MAX_COMPARED, _MAX_STEPS = 100, 200_000
 #: Lines of a loop that are named.
 _MAX_LINES = 6
@@ -19,7 +19,7 @@ _READS = ("ld", "ldu", "atom", "mbarrier")
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Instructions that a warp has executed again and again. at: one that reads memory, else the first one."""
+    """Instructions that a warp executes repeatedly. at: the first one that reads memory, else the first one."""
 
     program: Program
     instructions: tuple[tuple[int, Instruction], ...]
@@ -65,8 +65,8 @@ class Recorder:
     """Records for a while where the warps of a launch are: a ``watch`` of the scheduler."""
 
     def __init__(self, splits: Iterable[Split]) -> None:
-        """splits: those of which it is to be known whether they come back to the state that they have now."""
-        #: Place -> state -> how often a split had it there: once as it goes on, a second time when it comes back.
+        """splits: compared with their present states, to find out whether they return to them."""
+        #: Place -> state -> number of visits: the first when the split goes on, the second when it returns.
         self._states: dict[tuple[Warp, int], dict[int, int]] = {}
         for split in splits:
             self._states.setdefault((split.warp, split.pc), {})[state_of(split)] = 0
@@ -89,18 +89,18 @@ class Recorder:
 
     @property
     def is_cycle(self) -> bool:
-        """Whether all of the splits have come back to their first states."""
+        """Whether all splits have returned to their first states."""
         return all(count > 1 for states in self._states.values() for count in states.values())
 
     @property
     def has_failed(self) -> bool:
-        """Whether a split does not come back to its first state."""
+        """Whether a split does not return to its first state."""
         return self._steps > _MAX_STEPS or any(
             count >= _MAX_COMPARED and min(self._states[place].values()) < 2 for place, count in self._compared.items()
         )
 
     def loop(self, warp: Warp) -> Loop | None:
-        """What a warp has executed more than once; None where that is nothing."""
+        """Return the instructions that a warp has executed more than once, or None."""
         visits = [place for place, count in self._visits.get(warp, {}).items() if count > 1]
         if not visits:
             return None

@@ -24,13 +24,13 @@ STARVATION = 2000
 WIDTHS = (1, 2, 4, 8)
 #: Segments after which another cluster is let in while the present ones still run (they may wait for it).
 PATIENCE = 20000
-#: Steps from one look at whether anything happens to the next, and to the next look at what is recorded.
+#: Steps between two looks for progress, and between two looks at a recording.
 LOOK_PERIOD, RECORD_PERIOD = 10_000, 1000
-#: Steps of a time slice while they are recorded, so that all splits have their turn.
+#: The longest time slice during a recording: all splits are to have their turn.
 RECORD_SLICE = 256
 #: Loops that an error names.
 MAX_LOOPS = 4
-#: Segments of a launch that is given up in which its loops are recorded.
+#: Steps beyond the step limit, to record the loops.
 LAST_STEPS = 4096
 #: Segments that a look at a flag which has not changed counts for, until another cluster is let in.
 SPIN = 200
@@ -50,7 +50,10 @@ class Grid(Protocol):
 
 
 class Deadlock(Exception):  # noqa: N818
-    """No warp can run, nothing is under way. blocked: the splits that wait; loops: what those that run execute."""
+    """No warp can go on and nothing is under way.
+
+    blocked: all splits that are left. loops: recorded loops of the splits that can run.
+    """
 
     def __init__(self, blocked: list[Split], loops: Recorder | None = None) -> None:
         super().__init__(f"{len(blocked)} groups of lanes wait for ever")
@@ -83,7 +86,7 @@ class Scheduler:
         self._stall = Stall()
         self.has_stalled = False
         self._starved = 0
-        #: What is recorded where nothing has happened for a while, and what watched the splits before.
+        #: The recording that runs while nothing happens, and the watch that it replaces.
         self._recorder: Recorder | None = None
         self._watched_by: Callable[[Split, int], None] | None = None
         self._next_look, self._look_period = LOOK_PERIOD, LOOK_PERIOD
@@ -203,10 +206,10 @@ class Scheduler:
                 self._look_for_loops()
 
     def _look_for_loops(self) -> None:
-        """Notice that all who can run go round in circles, so that nobody will ever do anything else.
+        """Raise Deadlock if all splits that can run are in endless loops and nothing else can happen.
 
-        Where nothing has happened since the last look, the next steps are recorded until all who run are back where
-        they were, or one of them does not come back; the next look is later then. Raises Deadlock.
+        If there was no progress since the last look, record the next steps until all splits have returned to their
+        states, or one of them fails to; the next look comes later then.
         """
         self.launch.show_steps(self.steps)
         if self.progress != self._idle_progress:
@@ -225,18 +228,18 @@ class Scheduler:
         self._next_look = self.steps + (self._look_period if self._recorder is None else RECORD_PERIOD)
 
     def _admit_more(self) -> bool:
-        """Start clusters that those which are live may wait for, as many again; True where there is one."""
+        """Double the number of live clusters: they may wait for others. Return whether one started."""
         found = [self.launch.admit() for _ in range(len(self.launch.resident))]
         return any(found) or self.launch.admit_beyond()
 
     def _release_once(self) -> bool:
-        """Let suspended waits time out, unless that has not helped before."""
+        """Let suspended waits time out, once until the next progress. Return whether there was one."""
         is_new = self._released_at != self.progress
         self._released_at = self.progress
         return is_new and self._release_suspended()
 
     def _record(self, recorder: Recorder | None) -> None:
-        """Record where splits are, in place of what else watches them; None ends it."""
+        """Start a recording, or end the running one with None."""
         if self._recorder is None:
             self._watched_by = self.launch.watch
         self._recorder = recorder
@@ -286,7 +289,7 @@ class Scheduler:
         return bool(able)
 
     def _end_at_limit(self) -> None:
-        """Record some more steps, then raise StepLimitError with the loops that were found."""
+        """Record some more steps, then raise StepLimitError with the loops in them."""
         if not self._is_over:
             self._is_over = True
             self.step_limit += LAST_STEPS
@@ -350,7 +353,7 @@ class Scheduler:
 
 
 def _where(recorder: Recorder) -> str:
-    """Name the lines of the loops that were recorded, and the warps in them; "" where there are none."""
+    """Name the lines of the recorded loops and the warps in them; "" without loops."""
     warps: dict[str, list[Any]] = {}
     for warp in recorder.warps():
         loop = recorder.loop(warp)
