@@ -27,7 +27,7 @@ _SYNC = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Use:
     """An access to shared memory or to an mbarrier in it.
 
@@ -75,19 +75,9 @@ class Lifetimes:
 
     def used(self, w: Warp, at: int, barrier: MBarrier, what: str, clock: Clock) -> None:
         """Note that a warp uses an mbarrier. clock: what it knows."""
-        agent = self._agents.leader_agent(w)
-        is_wait = what == "a wait"
-        use = Use(
-            agent,
-            int(clock.order[agent]),
-            w,
-            w.split.frame.program,
-            at,
-            what,
-            barrier.place,
-            None if is_wait else barrier,
-            barrier.phase,
-        )
+        agent, program = self._agents.leader_agent(w), w.split.frame.program
+        now, is_wait = int(clock.order[agent]), what == "a wait"
+        use = Use(agent, now, w, program, at, what, barrier.place, None if is_wait else barrier, barrier.phase)
         if barrier.block.is_done:
             self._report(use, barrier.block)
         self._uses.setdefault(id(barrier), {})[agent, "" if is_wait else what] = use
