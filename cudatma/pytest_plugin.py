@@ -101,7 +101,7 @@ class Emulate:
             **more,
         )
         if report.hazards and hazards == "fail":
-            pytest.fail(self._failure(report, source, trace), pytrace=False)
+            pytest.fail(self._failure(report, trace), pytrace=False)
         return report
 
     def _first(self, option: str, of_test: int | None, default: int) -> int:
@@ -120,7 +120,7 @@ class Emulate:
         if isinstance(kernel, str | Path) and "\n" not in str(kernel) and (self._folder / kernel).is_file():
             kernel = self._folder / kernel
         source = ptx_source(kernel, entry=entry, target=target, template=template, options=options)
-        return load(source.ptx), source
+        return load(source.ptx, lines=source.lines), source
 
     # ---- when something is wrong
 
@@ -131,15 +131,14 @@ class Emulate:
 
         return Trace()
 
-    def _failure(self, report: Report, source: PtxSource, trace: Trace | None) -> str:
+    def _failure(self, report: Report, trace: Trace | None) -> str:
         """What the test shows: every hazard, how to see it again, and where its picture is."""
         found = report.hazards
         lines = [f"{report.kernel}: {len(found)} {'hazards' if len(found) > 1 else 'hazard'} on the emulator", ""]
         for number, hazard in enumerate(found, 1):
-            shown = source.describe(hazard)
+            shown = str(hazard).splitlines()
             lines += [f"{number}. {line}" if not at else f"   {line}" for at, line in enumerate(shown)]
-        for warning in report.warnings:
-            lines += [line if at else f"warning: {line}" for at, line in enumerate(source.describe(warning))]
+        lines += [f"warning: {warning}" for warning in report.warnings]
         first = found[0]
         again = f'pytest "{self._test}" --emulator-seed {first.seed} --emulator-replay {first.schedule}'
         lines += ["", "the first one again, with a picture:", f"  {again} --emulator-trace traces"]

@@ -45,7 +45,6 @@ class Outcome:
 
     title: str
     report: Report
-    source: PtxSource
     seconds: float
     compared: list[Comparison] = field(default_factory=list)
     written: list[Path] = field(default_factory=list)
@@ -64,22 +63,26 @@ class Outcome:
             "schedules": report.schedules,
             "steps": report.steps,
             "seconds": round(self.seconds, 3),
-            "hazards": [self._hazard(hazard) for hazard in report.hazards],
-            "warnings": [self._hazard(warning) for warning in report.warnings],
+            "hazards": [_as_data(hazard) for hazard in report.hazards],
+            "warnings": [_as_data(warning) for warning in report.warnings],
             "unchecked": report.unchecked,
             "printed": report.printed,
             "compared": [asdict(comparison) | {"passed": comparison.passed} for comparison in self.compared],
             "written": [str(path) for path in self.written],
         }
 
-    def _hazard(self, hazard: Hazard) -> dict[str, Any]:
-        more = {"cause": hazard.cause, "source_text": self.source.line(hazard.source)}
-        return asdict(hazard) | more | {"consequences": [self._hazard(found) for found in hazard.consequences]}
+
+def _as_data(hazard: Hazard) -> dict[str, Any]:
+    consequences = [_as_data(found) for found in hazard.consequences]
+    return asdict(hazard) | {"cause": hazard.cause, "consequences": consequences}
 
 
 @contextmanager
-def progress_bar(what: str, total: int, is_shown: bool) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, where that is a terminal, with the time that the rest should take; call it with what is done."""
+def progress_bar(what: str, total: int, is_shown: bool) -> Iterator[Callable[[float], None]]:
+    """Show a bar on stderr, if that is a terminal, with the time that the rest should take.
+
+    Call it with what is done; a fraction is a schedule's part of its step limit.
+    """
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -98,7 +101,12 @@ def progress_bar(what: str, total: int, is_shown: bool) -> Iterator[Callable[[in
     with Progress(*columns, *rest, console=console, disable=hidden, transient=True, speed_estimate_period=3600) as bar:
         task = bar.add_task(what, total=total)
         bar.advance(task, 0)  # the estimate counts from here
-        yield lambda done: bar.update(task, completed=done)
+
+        def show(done: float) -> None:
+            part = f", the next one at {done % 1:.1%} of its step limit" if done % 1 >= 0.001 else ""
+            bar.update(task, completed=int(done), description=what + part)
+
+        yield show
 
 
 def _options(options: argparse.Namespace, trace: Trace | None) -> dict[str, Any]:
@@ -143,7 +151,7 @@ def run_sample(
     report, seconds, written = _watched(sample.run, options)
     compared = [Comparison("result", sample.error(), sample.limit)] if report.is_clean else []
     title = f"{sample.title}, {target.name}"
-    return Outcome(title, report, ptx_source(sample.kernel), seconds, compared, written)
+    return Outcome(title, report, seconds, compared, written)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +207,11 @@ def run_launch(options: argparse.Namespace) -> Outcome:
             described = launch.check_array(name, f"--{option}")
             described |= {field_name: str(Path(file).absolute())}
     operands = make_operands(launch)
-    run = partial(given.call(operands).run, load(source.ptx))
+    run = partial(given.call(operands).run, load(source.ptx, lines=source.lines))
     report, seconds, written = _watched(run, options)
     written += _saved(launch, operands)
     compared = _compared(launch, operands, options.tolerance)
-    return Outcome(f"{kernel.name}, {report.kernel}", report, source, seconds, compared, written)
+    return Outcome(f"{kernel.name}, {report.kernel}", report, seconds, compared, written)
 
 
 def _kernel_of(path: Path, launch: LaunchFile) -> Path:
@@ -263,7 +271,7 @@ def show(outcome: Outcome, as_json: bool) -> None:
     for line in report.printed:
         say(f"printed   {line.rstrip()}")
     for number, hazard in enumerate(report.hazards, 1):
-        first, *rest = outcome.source.describe(hazard)
+        first, *rest = str(hazard).splitlines()
         say(f"{number}. {first}", style="red")
         times = [f"  {hazard.count} times"] if hazard.count > 1 else []
         for line in [*rest, *times, f"  again: --seed {hazard.seed} --replay {hazard.schedule}"]:

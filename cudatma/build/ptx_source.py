@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cudatma.build.kernel import TEMPLATE_SUFFIX, default_target, hinting_at_template
 from cudatma.build.nvrtc import compile_source
@@ -15,9 +14,6 @@ from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.runtime.compiler_log import Lines, own_lines
 from cudatma.runtime.launch import Kernel
 from cudatma.target import Target, get_target
-
-if TYPE_CHECKING:
-    from cudatma.emulator import Hazard
 
 _PTX = re.compile(r"^\s*\.version\s+\d", re.MULTILINE)
 _CUDA_SUFFIXES, _PTX_SUFFIXES = (".cu", ".cuh", ".j2"), (".ptx",)
@@ -35,24 +31,6 @@ class PtxSource:
     entry: str = ""
     target: Target | None = None
     lines: Lines = field(default_factory=dict)
-
-    def line(self, place: str) -> str:
-        """The text of a hazard's source, "name.cu:12" or "name.cu:12, inlined at name.cu:40": the innermost line of the
-        sources at hand; empty where there is none."""
-        for inner in place.split(", inlined at "):
-            name, _, number = inner.rpartition(":")
-            lines = self.lines.get(name, {})
-            if number.isdigit() and int(number) in lines:
-                return lines[int(number)].strip()
-        return ""
-
-    def describe(self, hazard: Hazard) -> list[str]:
-        """A hazard as a report shows it, with the text of its source line below its place."""
-        lines, text = str(hazard).splitlines(), self.line(hazard.source)
-        if text:
-            at = next(number for number, line in enumerate(lines) if line.startswith("  at PTX line"))
-            lines.insert(at + 1, f"  source: {text}")
-        return lines
 
 
 def ptx_source(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import cudatma.emulator.instructions  # noqa: F401
 from cudatma.emulator.errors import EmulatorError, ResidencyError, StepLimitError, TrapError
-from cudatma.emulator.hazards.findings import Found, trapped_at
+from cudatma.emulator.hazards.findings import Found, lines_of, trapped_at
 from cudatma.emulator.hazards.global_watch import prepare
 from cudatma.emulator.hazards.observer import Findings, Observer, report_deadlock
 from cudatma.emulator.hazards.report import CAUSES, Report
@@ -22,12 +23,15 @@ from cudatma.emulator.machine.program import Image
 from cudatma.emulator.machine.protocols import Dim, Launch
 from cudatma.emulator.machine.scheduler import Deadlock
 from cudatma.emulator.machine.state import MAX_LOCAL_BYTES
+from cudatma.emulator.progress import progress_line
 from cudatma.emulator.ptx.names import Variables
 from cudatma.emulator.ptx.parser import parse
 from cudatma.emulator.ptx.types import Array
 from cudatma.emulator.trace import Trace
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, HazardError
 from cudatma.target import TARGETS, Target, get_target
+
+Lines = Mapping[str, Mapping[int, str]]
 
 #: Segments after which a launch is given up as endless: minutes, where they are short.
 STEP_LIMIT = 5_000_000
@@ -37,17 +41,22 @@ MAX_PARAM_BYTES = 32764
 MAX_SHARED_BYTES = 227 << 10
 
 
-def load(ptx: str) -> EmulatedModule:
-    """Parse PTX text. Raises PtxError, which names the line, for text that is no PTX."""
-    return EmulatedModule(ptx)
+def load(ptx: str, *, lines: Lines | None = None) -> EmulatedModule:
+    """Parse PTX text.
+
+    lines: file name -> line number -> text of the sources that it was compiled from, which hazards then quote.
+    Raises PtxError if the text is not PTX.
+    """
+    return EmulatedModule(ptx, lines=lines)
 
 
 class EmulatedModule:
     """A PTX module whose kernels run on the CPU. Variables of the module keep their values between launches."""
 
-    def __init__(self, ptx: str) -> None:
+    def __init__(self, ptx: str, *, lines: Lines | None = None) -> None:
         self.image = Image(parse(ptx))
         self.module = self.image.module
+        self._lines = lines or {}
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -84,7 +93,7 @@ class EmulatedModule:
         resident_clusters: int = 132,
         registers: int | None = None,
         trace: Trace | None = None,
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[float], None] | None = None,
         stop_at: Iterable[str] = (),
     ) -> Report:
         """Run a kernel under several schedules and report its hazards.
@@ -100,8 +109,10 @@ class EmulatedModule:
         have not started.
         registers: of a thread when the kernel begins, as its cubin has them (0: ptxas ignores setmaxnreg); by default
         what .maxnreg and the launch bounds say. trace: records the events of the last schedule, or of the first with
-        a hazard. progress: is called after each schedule with the number of schedules that have run. stop_at: kinds of
-        hazard; a schedule ends at the first of one, whatever the kernel has still to write.
+        a hazard. progress: called with the number of finished schedules, after each one and from time to time during
+        a long one, whose fraction is its share of ``step_limit``. By default, launches longer than 5 seconds show their
+        progress on stderr if it is a terminal. stop_at: kinds of hazard; a schedule ends at the first one, even if the
+        kernel has not written its results yet.
 
         programmatic: as in a programmatic dependent launch, the previous grid may still run: all writes to global
         memory, and all reads of the arrays ``produced_by_previous``, must come after griddepcontrol.wait. Arrays there
@@ -152,7 +163,7 @@ class EmulatedModule:
         setup.extra.update(_dependence(memory, programmatic, produced_by_previous), track_all=replay is not None)
         setup.extra["target"] = _target_of(target, self.module.target)
         setup.extra["names_cluster"] = cluster is not None or "reqnctapercluster" in program.function.directives
-        findings = Findings(program.function.name, stop_at)
+        findings = Findings(program.function.name, stop_at, self._lines)
         chosen = _target_of(target, self.module.target)
         _check_setup(setup, chosen, self.image.shared_layout(program.function.name)[1])
         if chosen is not None:
@@ -162,19 +173,21 @@ class EmulatedModule:
             setup.observe = lambda launch, block_cluster: Observer(launch, block_cluster, findings)
         report = Report(program.function.name, 1 if replay is not None else schedules)
         before = _snapshot(memory)
-        try:
-            for done, number in enumerate([replay] if replay is not None else range(schedules), 1):
-                if done > 1:
-                    memory.restore(before)
-                with suppress(Found):
-                    self._run_one(setup, number, seed, report, findings, hazards)
-                if findings.hazards():
-                    setup.trace = None
-                if progress is not None:
-                    progress(done)
-        except BaseException:
-            memory.restore(before)
-            raise
+        shown = progress_line(program.function.name, report.schedules) if progress is None else nullcontext(progress)
+        with shown as show:
+            try:
+                for done, number in enumerate([replay] if replay is not None else range(schedules)):
+                    if done:
+                        memory.restore(before)
+                    setup.show_steps = partial(_show_steps, show, done, setup.step_limit)
+                    with suppress(Found):
+                        self._run_one(setup, number, seed, report, findings, hazards)
+                    if findings.hazards():
+                        setup.trace = None
+                    show(done + 1)
+            except BaseException:
+                memory.restore(before)
+                raise
         report.hazards, report.warnings = findings.hazards(), findings.warnings()
         if hazards == "raise" and report.hazards:
             raise HazardError(str(report), report.hazards)
@@ -191,7 +204,8 @@ class EmulatedModule:
             launch.run()
         except Deadlock as deadlock:
             if hazards == "off":
-                raise EmulatorError(f"deadlock in schedule {schedule} of seed {seed}: {deadlock}") from None
+                shown = "; ".join(lines_of(deadlock)[:4])
+                raise EmulatorError(f"deadlock in schedule {schedule} of seed {seed}: {shown}") from None
             report_deadlock(launch, deadlock, findings)
         except TrapError as error:
             for block_cluster in launch.resident if launch.has_idled else ():
@@ -228,6 +242,10 @@ class EmulatedModule:
             report.steps += launch.scheduler.steps
             report.printed += launch.printed
             report.unchecked += [what for what in launch.unchecked if what not in report.unchecked]
+
+
+def _show_steps(show: Callable[[float], None], done: int, limit: int, steps: int) -> None:
+    show(done + min(steps / limit, 0.99))
 
 
 def _located(launch: Launch, error: TrapError) -> TrapError:

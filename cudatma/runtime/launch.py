@@ -23,7 +23,7 @@ from cudatma.backend import BACKEND_VARIABLE, backend_for
 from cudatma.deprecation import former_arguments
 from cudatma.errors import ArgumentError, DriverError, LaunchError, check, counted
 from cudatma.library_streams import stream_handle
-from cudatma.runtime.compiler_log import log_warnings, register_count
+from cudatma.runtime.compiler_log import log_warnings, own_lines, register_count
 from cudatma.runtime.hang import Names, is_debug_ptx
 from cudatma.runtime.launch_args import Arguments, Parameter, entries, marshal
 from cudatma.runtime.launch_config import LaunchConfig, make_config
@@ -251,11 +251,12 @@ class Kernel:
         """The module on the emulator; its variables keep their values, as they do on a GPU."""
         from cudatma.emulator import load  # only who emulates pays for it
 
+        lines = own_lines(self.source)
         if not self.is_debug:
-            return load(self.ptx)
+            return load(self.ptx, lines=lines)
         from cudatma.runtime.hang.listeners import ListeningModule
 
-        return ListeningModule(load(self.ptx), self._names)
+        return ListeningModule(load(self.ptx, lines=lines), self._names)
 
     @property
     def _names(self) -> Names:

@@ -213,9 +213,12 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) k(u32* out) {
 #endif
     CLUSTER_ARRIVE();
     CLUSTER_WAIT();
-    if (threadIdx.x == 0) BULK_TO_CLUSTER(there, ADDRESS(from), 128, bar_there);   //! NO_FENCE
+    if (threadIdx.x == 0) BULK_TO_CLUSTER(there, ADDRESS(from), 128, bar_there);   //! NO_FENCE NO_END
 #ifndef NO_WAIT
-    WAIT_CLUSTER(bar, 0);
+    WAIT_CLUSTER(bar, 0);   // this block's bytes have come: the other's may be under way
+#endif
+#ifdef REWRITES
+    from[threadIdx.x] = 0;   //! REWRITES
 #endif
     out[32 * rank + threadIdx.x] = to[threadIdx.x];   //! NO_WAIT
 #ifndef NO_END
@@ -230,6 +233,44 @@ def remote_bulk() -> Made:
     out = np.zeros(64, np.uint32)
     wanted = np.arange(32) + 100 * np.array([[1], [0]])
     return (out,), lambda: bool((out.reshape(2, 32) == wanted).all())
+
+
+# Messages instead of a last cluster barrier: a block stays until the other one has read its memory.
+MESSAGES = """
+extern "C" __global__ void __cluster_dims__(2, 1, 1) k(u32* out) {
+    __shared__ alignas(128) u32 from[32], to[32];
+    __shared__ alignas(8) u64 full, done;
+    u32 rank, v, there, full_there, done_there;
+    asm volatile("mov.u32 %0, %cluster_ctarank;" : "=r"(rank));
+    MAPA(full_there, ADDRESS(&full), rank ^ 1);
+    MAPA(done_there, ADDRESS(&done), rank ^ 1);
+    MAPA(there, ADDRESS(to), rank ^ 1);
+    if (threadIdx.x == 0) {
+        INIT(ADDRESS(&full), 1); INIT(ADDRESS(&done), 32); FENCE_INIT();
+        EXPECT(ADDRESS(&full), 128);
+    }
+    from[threadIdx.x] = threadIdx.x + 100 * rank;
+    FENCE_ASYNC_SHARED();
+    CLUSTER_ARRIVE();
+    CLUSTER_WAIT();
+    if (threadIdx.x == 0) BULK_TO_CLUSTER(there, ADDRESS(from), 128, full_there);
+    WAIT_CLUSTER(ADDRESS(&full), 0);
+    MAPA(there, ADDRESS(from + threadIdx.x), rank ^ 1);
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(there) : "memory");   //! RELAXED
+#ifdef RELAXED
+    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" :: "r"(done_there) : "memory");
+#else
+    ARRIVE_REMOTE(done_there);   //! LEAVES
+#endif
+#ifndef LEAVES
+    WAIT_CLUSTER(ADDRESS(&done), 0);
+#ifndef RELAXED
+    if (v == to[threadIdx.x]) from[threadIdx.x] = 0;
+#endif
+#endif
+    out[32 * rank + threadIdx.x] = v;
+}
+"""
 
 
 # ---- wgmma: a ring of two, one group of products under way while the next is issued
@@ -360,7 +401,9 @@ CASES = [
         REMOTE_BULK,
         {
             "NO_FENCE": "missing_proxy_fence",
-            "NO_WAIT": (EARLY, "uninitialised_shared", OVERWRITTEN),
+            "NO_WAIT": (EARLY, "uninitialised_shared", OVERWRITTEN, "block_gone"),
+            "REWRITES": "store_source_reused",
+            "NO_END": "block_gone",
         },
         remote_bulk,
         grid=2,
@@ -387,6 +430,7 @@ CASES = [
         halves,
         grid=2,
     ),
+    Case("messages", MESSAGES, {"LEAVES": "block_gone", "RELAXED": "block_gone"}, remote_bulk, grid=2),
 ]
 
 

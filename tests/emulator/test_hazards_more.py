@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from ptx_of import module_of
 
-from cudatma.descriptor import TensorMap
+from cudatma.descriptor import TensorMap, TiledSpec
+from cudatma.descriptor.codec import encode
 from cudatma.emulator import TrapError
 
 OVERFLOW = """
@@ -209,3 +210,118 @@ def test_ldmatrix_under_another_swizzle_than_the_map(mode: str) -> None:
     if mode == "128B":
         tile = source[:, 16:32].reshape(2, 8, 2, 4, 2).transpose(2, 0, 1, 3, 4)
         assert (out.view(np.uint16) == tile.reshape(-1)).all()
+
+
+# ---- addresses of another memory
+
+PLACE = """
+extern "C" __global__ void k(HOW map, const TensorMap* other, u32* out) {
+    __shared__ __align__(128) u32 box[256];
+    __shared__ __align__(128) TensorMap copy;
+    __shared__ __align__(8) u64 barrier;
+    const u32 bar = shared_address(&barrier);
+    if (threadIdx.x == 0) {
+        for (u32 i = 0; i < 128; ++i) copy.bytes[i] = other->bytes[i];
+        fence_proxy_async();
+        mbarrier_init(bar, 1);
+        fence_mbarrier_init();
+        mbarrier_arrive_expect_tx(bar, 1024);
+        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                     " [%0], [%1, {%3, %3}], [%2];"
+                     :: "r"(shared_address(box)), "l"(WHERE), "r"(bar), "r"(0) : "memory");
+    }
+    __syncwarp();
+    mbarrier_wait_parity(bar, 0);
+    for (u32 i = threadIdx.x; i < 256; i += 32) out[i] = box[i];
+}"""
+GRID_CONSTANT = "const __grid_constant__ TensorMap"
+
+
+@pytest.mark.parametrize(
+    ("how", "where", "memory"),
+    [
+        (GRID_CONSTANT, "&map", ""),
+        (GRID_CONSTANT, "other", ""),
+        ("TensorMap", "&map", "local memory"),
+        (GRID_CONSTANT, "&copy", "shared memory"),
+        (GRID_CONSTANT, "(u64)shared_address(&copy)", "shared memory"),
+    ],
+)
+def test_where_a_tensor_map_may_be(how: str, where: str, memory: str) -> None:
+    source, out = np.arange(256, dtype=np.uint32).reshape(8, 32), np.zeros((8, 32), np.uint32)
+    map_ = TensorMap.from_array(source, (8, 32), encoder="codec")
+    room = np.zeros(192, np.uint8)
+    other = room[-int(room.__array_interface__["data"][0]) % 64 :][:128]
+    other[:] = np.frombuffer(bytes(map_), np.uint8)
+    module = module_of(PLACE.replace("HOW", how).replace("WHERE", where))
+    report = module.launch("k", 1, 32, (map_, other, out), arrays=(source,), hazards="collect")
+    if not memory:
+        assert report.is_clean, str(report)
+        assert (out == source).all()
+        return
+    assert report.kinds == {"trap"}, str(report)
+    assert memory in report.hazards[0].message
+    assert "__grid_constant__" in report.hazards[0].message
+
+
+ASYNC_STORE = """
+extern "C" __global__ void __cluster_dims__(2, 1, 1) k(u32 offset) {
+    __shared__ __align__(16) u8 box[64];
+    __shared__ __align__(8) u64 barrier;
+    const u32 bar = shared_address(&barrier), peer = cluster_ctarank() ^ 1;
+    for (u32 i = threadIdx.x; i < 64; i += 32) box[i] = 0;
+    if (threadIdx.x == 0) { mbarrier_init(bar, 1); fence_mbarrier_init(); mbarrier_arrive_expect_tx(bar, BYTES); }
+    barrier_cluster_arrive(); barrier_cluster_wait();
+    if (threadIdx.x == 0)
+        asm volatile("INSTRUCTION" :: "r"(mapa_shared_cluster(shared_address(box) + offset, peer)), "r"(0),
+                     "r"(mapa_shared_cluster(bar, peer)), "l"(1ull) : "memory");
+    __syncwarp();
+    mbarrier_wait_parity(bar, 0);
+}"""
+
+
+@pytest.mark.parametrize(
+    ("instruction", "size"),
+    [
+        ("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %1, %1, %1}, [%2];", 16),
+        ("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %3, [%2];", 8),
+        ("red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u64 [%0], %3, [%2];", 8),
+    ],
+)
+def test_alignment_of_asynchronous_stores(instruction: str, size: int) -> None:
+    module = module_of(ASYNC_STORE.replace("INSTRUCTION", instruction).replace("BYTES", str(size)))
+    assert module.launch("k", 2, 32, (size,)).is_clean
+    with pytest.raises(TrapError, match="misaligned"):
+        module.launch("k", 2, 32, (size // 2,))
+
+
+SPREAD = """
+extern "C" __global__ void k(const __grid_constant__ TensorMap map) {
+    __shared__ __align__(128) float box[128];
+    for (u32 i = threadIdx.x; i < 128; i += 32) box[i] = 1.0f;
+    fence_proxy_async();
+    __syncwarp();
+    if (threadIdx.x == 0) {
+        asm volatile("INSTRUCTION.bulk_group [%0, {%2, %2}], [%1];" :: "l"(&map), "r"(shared_address(box)), "r"(0)
+                     : "memory");
+        cp_async_bulk_commit_group();
+        cp_async_bulk_wait_group<0>();
+    }
+}"""
+
+
+@pytest.mark.parametrize(("stride", "overlaps"), [(128, False), (64, True), (0, True)])
+def test_stores_whose_elements_land_on_each_other(stride: int, overlaps: bool) -> None:
+    out = np.zeros((4, 32), np.float32)
+    address = int(out.__array_interface__["data"][0])
+    map_ = encode(TiledSpec(dtype="float32", dims=(32, 4), strides_bytes=(stride,), box=(32, 4), address=address))
+    store, add = (
+        module_of(SPREAD.replace("INSTRUCTION", f"cp.{what}.2d.global.shared::cta{tail}"))
+        for what, tail in (("async.bulk.tensor", ""), ("reduce.async.bulk.tensor", ".add.tile"))
+    )
+    report = store.launch("k", 1, 32, (map_,), arrays=(out,), hazards="collect")
+    assert report.kinds == ({"write_race"} if overlaps else set()), str(report)
+    out[:] = 0
+    report = add.launch("k", 1, 32, (map_,), arrays=(out,))
+    assert [warning.kind for warning in report.warnings] == ["write_race"] * overlaps
+    assert out.sum() == 128

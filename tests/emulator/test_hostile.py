@@ -144,6 +144,33 @@ def test_endless_loops_meet_the_step_limit(body: str) -> None:
         run(kernel(f"ld.param.u64 %rd1, [p];\nmov.u32 %r1, 0;\n{body}"), step_limit=5000)
 
 
+@pytest.mark.parametrize(
+    ("body", "line", "what"),
+    [
+        ("L: ld.global.u32 %r1, [%rd1];\nsetp.eq.u32 %p1, %r1, 0;\n@%p1 bra L;", 11, "a plain load"),
+        ("bra L;\nL: bra L;", 12, "reads no memory"),
+        ("mov.u32 %r2, %tid.x;\nsetp.gt.u32 %p2, %r2, 31;\n@%p2 bra E;\nL: bra L;\nE: bar.sync 0;", 14, "bar.sync"),
+    ],
+)
+def test_an_endless_loop_names_its_lines(body: str, line: int, what: str) -> None:
+    text = kernel(f"ld.param.u64 %rd1, [p];\nmov.u32 %r1, 0;\n{body}")
+    report = run(text, grid=3, block=64, schedules=3)
+    assert report.kinds == {"deadlock"}, str(report)
+    (hazard,) = report.hazards
+    assert (hazard.ptx_line, hazard.blocks) == (line, 3)
+    assert what in hazard.message
+    assert hazard.message.count("an endless loop") == 1, "warps that loop alike have one line"
+
+
+def test_the_step_limit_names_the_loop() -> None:
+    counted = "L: add.u32 %r1, %r1, 1;\nst.global.u32 [%rd1], %r1;\nbra L;"
+    text = kernel(f"ld.param.u64 %rd1, [p];\nmov.u32 %r1, 0;\n{counted}")
+    shown: list[float] = []
+    with pytest.raises(StepLimitError, match="through PTX lines 11-13"):
+        run(text, block=32, step_limit=30_000, progress=shown.append)
+    assert 0 < max(shown) < 1
+
+
 def test_waiting_for_ever_is_a_deadlock_and_not_the_step_limit() -> None:
     head = "mov.u32 %r2, 1024;\nmov.u32 %r1, %tid.x;\nsetp.eq.u32 %p2, %r1, 0;\n"
     head += "@%p2 mbarrier.init.shared::cta.b64 [%r2], 1;\nbar.sync 0;\n"
@@ -201,6 +228,38 @@ def test_pointers_to_nowhere(address: int) -> None:
                 assert hazards == "off" or report.kinds, access
             except EmulatorError:
                 assert hazards == "off", access
+
+
+@pytest.mark.parametrize(
+    ("access", "memory"),
+    [
+        ("mov.u64 %rd2, s;\ncvta.shared.u64 %rd2, %rd2;\nld.global.u32 %r1, [%rd2];", "of shared memory"),
+        ("mov.u64 %rd2, s;\ncvta.shared.u64 %rd2, %rd2;\nld.shared.u32 %r1, [%rd2];", "of shared memory"),
+        ("mov.u64 %rd2, s;\nst.u32 [%rd2], 0;", "cvta.shared makes it generic"),
+        ("ld.shared.u32 %r1, [%rd1];", "of global memory"),
+        ("mov.u64 %rd2, l;\ncvta.local.u64 %rd2, %rd2;\nld.global.u32 %r1, [%rd2];", "of local memory"),
+        ("mov.u64 %rd2, l;\ncvta.local.u64 %rd2, %rd2;\nld.local.u32 %r1, [%rd2];", "of local memory"),
+        ("ld.local.u32 %r1, [%rd1];", "of global memory"),
+        ("mbarrier.init.b64 [%rd1], 1;", "of global memory"),
+        ("mov.u64 %rd2, s;\ncp.async.ca.shared.global [%rd1], [%rd1], 16;", "of global memory"),
+        (
+            "mov.u64 %rd2, s;\ncvta.shared.u64 %rd3, %rd2;\n"
+            "cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%rd3], 16;",
+            "of shared memory",
+        ),
+        (
+            "mov.u64 %rd2, l;\ncvta.local.u64 %rd3, %rd2;\nmov.u64 %rd2, s;\n"
+            "cp.async.bulk.global.shared::cta.bulk_group [%rd3], [%rd2], 16;",
+            "of local memory",
+        ),
+        ("mov.u64 %rd2, l;\ncvta.local.u64 %rd2, %rd2;\nprefetch.tensormap [%rd2];", "__grid_constant__"),
+    ],
+)
+def test_an_address_of_another_memory(access: str, memory: str) -> None:
+    variables = ".shared .align 16 .b8 s[64];\n.local .align 16 .b8 l[64];\nld.param.u64 %rd1, [p];"
+    report = run(kernel(f"{variables}\n{access}"))
+    assert "trap" in report.kinds
+    assert memory in report.hazards[0].message, str(report)
 
 
 def test_random_bytes_as_a_tensor_map_trap() -> None:

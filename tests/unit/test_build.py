@@ -440,6 +440,9 @@ def test_hazards_have_the_lines_of_the_text() -> None:
         kernel = compile_kernel(source, target="sm_90a", template=is_template)
         report = kernel.emulate(1, 64, (x,), hazards="collect")
         assert {hazard.source for hazard in report.hazards} <= {f"kernel.cu:{n - (not is_template)}" for n in (5, 6)}
+        quoted = [line.removeprefix("  source: ") for line in str(report).splitlines() if "  source: " in line]
+        assert len(quoted) == len(report.hazards)
+        assert all(line in ("s[threadIdx.x] = 1;", "*x = s[63 - threadIdx.x];") for line in quoted)
         assert "/tmp" not in kernel.ptx
         assert str(Path.cwd()) not in kernel.ptx
 

@@ -34,7 +34,7 @@ def chunks_of(offset: int, size: int) -> Array:
 
 def shared_run(w: Warp, at: int, address: int, size: int, what: str) -> tuple[Any, int]:
     """(block, offset) of a run of shared bytes; traps where it leaves the memory."""
-    vector = np.array([strip(address)], np.uint64)
+    vector = np.array([address], np.uint64)
     block, offsets = access.shared_offsets(w, at, vector, max(size, 1), True)
     return block, int(offsets[0])
 
@@ -50,7 +50,7 @@ def global_run(w: Warp, at: int, address: int, size: int) -> tuple[Region, int]:
 def check_run(w: Warp, at: int, size: int, *addresses: int) -> int:
     """What a bulk copy really moves: whole chunks of 16 bytes (measured). Traps on addresses that are no multiples."""
     if any(a % CHUNK for a in addresses):
-        shown = ", ".join(f"{strip(a):#x}" for a in addresses)
+        shown = ", ".join(f"{a:#x}" for a in addresses)
         message = f"a bulk copy of {size} bytes at {shown}: addresses are multiples of {CHUNK}"
         access.trap(w, at, message, "MISALIGNED_ADDRESS")
     moved = size // CHUNK * CHUNK
@@ -71,7 +71,6 @@ def check_cluster(w: Warp, at: int, what: str) -> None:
 def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast: int | None, from_shared: bool) -> None:
     """cp.async.bulk into shared memory, completing on an mbarrier; from global or another CTA's shared memory."""
     size = check_run(w, at, size, to, source)
-    to = strip(to)
     if from_shared:
         check_cluster(w, at, "a bulk copy between shared memories")
         source_block, source_offset = shared_run(w, at, source, size, "source")
@@ -81,10 +80,8 @@ def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast:
         origin = region.data
     if size == 0:
         return
-    targets = targets_of(w, at, to, strip(bar), multicast)
+    targets = targets_of(w, at, to, bar, multicast)
     observer, trace = w.block.cluster.observer, w.launch.trace
-    if from_shared and observer is not None:
-        observer.async_read(w, at, source_block, chunks_of(source_offset, size), None)
     for address, barrier_address in targets:
         block, offset = shared_run(w, at, address, size, "destination")
         barrier = find(w, at, barrier_address, "cp.async.bulk")
@@ -93,6 +90,8 @@ def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast:
             until = observer.load_until(barrier)
             observer.globals.async_read(w, at, region, chunks_of(source_offset, size), CHUNK, until)
         if observer is not None:
+            if from_shared:
+                observer.copy_read(w, at, source_block, chunks_of(source_offset, size), barrier)
             written = observer.async_write(w, at, block, chunks_of(offset, size), CHUNK, "cp.async.bulk", barrier)
         mark = trace.copy_begins(w, at, block, offset, size, barrier) if trace is not None else None
 
@@ -111,6 +110,8 @@ def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast:
 
 def targets_of(w: Warp, at: int, to: int, bar: int, multicast: int | None) -> list[tuple[int, int]]:
     """(destination, barrier) addresses: one pair, or one a CTA of a multicast at the same offsets."""
+    if (to | bar) >> 60:
+        access.check_window(w, at, to if to >> 60 else bar, access.SHARED_OPERAND)
     if multicast is None:
         return [(to, bar)]
     low = (1 << RANK_SHIFT) - 1
@@ -160,7 +161,7 @@ def store_later(
     group.issued_at = at
     observer = w.block.cluster.observer
     if observer is not None:
-        observer.async_read(w, at, block, chunks, (lane, group))
+        observer.async_read(w, at, block, chunks, observer.read_until(w, lane, group))
     scheduler, trace = w.launch.scheduler, w.launch.trace
     mark = trace.store_begins(w, at, block, int(chunks.min()), chunks.size * CHUNK) if trace is not None else None
 

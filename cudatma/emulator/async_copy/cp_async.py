@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cudatma.emulator.async_copy import groups
-from cudatma.emulator.async_copy.bulk import global_run, strip
+from cudatma.emulator.async_copy.bulk import global_run
 from cudatma.emulator.async_copy.mbarrier import MBarrier, find
 from cudatma.emulator.machine import access
 from cudatma.emulator.machine.state import Warp
@@ -36,8 +36,6 @@ def _copy_lanes(
     w: Warp, at: int, to: Array, source: Array, size: int, counts: Array, group: groups.Group, lanes: Array
 ) -> None:
     """The copies of lanes that count their groups together."""
-    if int(to[0]) >> 60:
-        to = np.array([strip(int(a)) for a in to.tolist()], np.uint64)
     block, offsets = access.shared_offsets(w, at, to, size, False)
     token = group.begin(lanes)
     group.issued_at = at

@@ -122,7 +122,7 @@ class BarrierWait:
 
 def _place(w: Warp, at: int, address: int) -> tuple[Block, int]:
     """(block, offset) of a barrier's address, generic or shared."""
-    if address >> 60:
+    if address >> 60 == 1:
         address -= SHARED_WINDOW
     block, offsets = access.shared_offsets(w, at, np.array([address], np.uint64), 8, True)
     return block, int(offsets[0])

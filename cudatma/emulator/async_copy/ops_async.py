@@ -224,6 +224,18 @@ def _prefetch(e: SegmentWriter, i: Instruction, names: set[str]) -> None:
     e.indent -= 1
 
 
+@emitter("prefetch")
+def prefetch(e: SegmentWriter, i: Instruction) -> None:
+    """prefetch of a tensor map, at a generic address; other prefetches have no bearing on values."""
+    if i.parts[1:] != ("tensormap",):
+        e.line("pass")
+        return
+    address = e.temporary(address_of(e, i.operands[0]))
+    _lane_loop(e)
+    e.line(f"tensor.check_map_place(w, {e.at}, int({address}[lane]))")
+    e.indent -= 1
+
+
 @emitter("st.async")
 def st_async(e: SegmentWriter, i: Instruction) -> None:
     """st.async.weak.shared::cluster.mbarrier::complete_tx::bytes{.v2,.v4}.type [to], value, [barrier]."""

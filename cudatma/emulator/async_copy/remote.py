@@ -37,10 +37,11 @@ def _later(w: Warp, at: int, block: Any, offset: int, size: int, barrier: MBarri
 def store(w: Warp, at: int, to: Array, code: str, values: tuple[Array, ...], bar: Array, mask: Array | None) -> None:
     """st.async: one vector of elements a lane."""
     bulk.check_cluster(w, at, "st.async")
+    access.check_aligned(w, at, access.lanes_of(to, mask), len(values) * NUMPY[code].itemsize)
     for lane in groups.lanes(mask):
         data = np.array([value[lane] for value in values], NUMPY[code]).view(np.uint8)
         block, offset = bulk.shared_run(w, at, int(to[lane]), data.size, "destination")
-        barrier = find(w, at, bulk.strip(int(bar[lane])), "st.async")
+        barrier = find(w, at, int(bar[lane]), "st.async")
 
         def write(place: Array, data: Array = data) -> None:
             place[:] = data
@@ -52,10 +53,11 @@ def reduce(
     w: Warp, at: int, to: Array, operation: str, kind: str, value: Array, bar: Array, mask: Array | None
 ) -> None:
     """red.async: one element a lane."""
+    access.check_aligned(w, at, access.lanes_of(to, mask), value.itemsize)
     for lane in groups.lanes(mask):
         data = value[lane : lane + 1].view(np.uint8)
         block, offset = bulk.shared_run(w, at, int(to[lane]), data.size, "destination")
-        barrier = find(w, at, bulk.strip(int(bar[lane])), "red.async")
+        barrier = find(w, at, int(bar[lane]), "red.async")
 
         def write(place: Array, data: Array = data) -> None:
             bulk.reduce_into(place, data, operation, kind)
@@ -69,11 +71,11 @@ def reduce_shared(w: Warp, at: int, to: int, source: int, size: int, bar: int, o
     bulk.check_cluster(w, at, "a bulk reduction between shared memories")
     origin, source_offset = bulk.shared_run(w, at, source, size, "source")
     block, offset = bulk.shared_run(w, at, to, size, "destination")
-    barrier = find(w, at, bulk.strip(bar), "cp.reduce.async.bulk")
+    barrier = find(w, at, bar, "cp.reduce.async.bulk")
     observer = w.block.cluster.observer
     written = None
     if observer is not None:
-        observer.async_read(w, at, origin, bulk.chunks_of(source_offset, size), None)
+        observer.copy_read(w, at, origin, bulk.chunks_of(source_offset, size), barrier)
         written = observer.async_write(w, at, block, bulk.chunks_of(offset, size), 16, "cp.reduce.async.bulk", barrier)
 
     def complete() -> None:
@@ -94,7 +96,7 @@ def fill(w: Warp, at: int, to: Array, size: Array, mask: Array | None) -> None:
             access.trap(w, at, f"st.bulk of {count} bytes: sizes and addresses are multiples of 8")
         if not count:
             continue
-        block, offset = bulk.shared_run(w, at, int(to[lane]), count, "destination")
+        block, offset = bulk.shared_run(w, at, bulk.strip(int(to[lane])), count, "destination")
         observer = w.block.cluster.observer
         if observer is not None:
             observer.generic_write(w, at, block, np.arange(offset, offset + count, 8), 8, "")
@@ -110,6 +112,7 @@ def try_cancel(w: Warp, at: int, to: Array, bar: Array, mask: Array | None, ever
     The answer, 16 bytes in shared memory of the CTA or of all CTAs of the cluster: the first CTA's index, and
     whether there was a cluster left.
     """
+    access.check_aligned(w, at, access.lanes_of(to, mask), RESPONSE_BYTES)
     for lane in groups.lanes(mask):
         origin = w.launch.take_cluster()
         answer = np.array([*(origin or (0, 0, 0)), origin is not None], np.uint32).view(np.uint8)

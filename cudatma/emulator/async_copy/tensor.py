@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -39,19 +40,15 @@ _NOTHING = np.zeros(0, np.uint8)
 
 
 def _map_at(w: Warp, at: int, address: int) -> MapSpec:
-    """The tensor map at a generic address."""
+    """Return the tensor map at a generic address."""
+    region = w.launch.memory.find(address)
+    if region is None:
+        check_map_place(w, at, address)
     if address % 64:
         access.trap(w, at, f"a tensor map at {address:#x}: 64-byte alignment is needed")
-    region: Region | None = None
-    if address >> 60 == 1:
-        block, offset = bulk.shared_run(w, at, address, 128, "tensor map")
-        data: Array = block.shared.data[offset : offset + 128]
-    else:
-        region = w.launch.memory.find(address)
-        if region is None or address + 128 > region.end:
-            access.outside(w, at, address, 128)
-        data = region.data[address - region.base : address - region.base + 128]
-    raw = data.tobytes()
+    if region is None or address + 128 > region.end:
+        access.outside(w, at, address, 128)
+    raw = region.data[address - region.base : address - region.base + 128].tobytes()
     cache = w.launch.decoded_maps
     spec = cache.get(raw)
     if spec is None:
@@ -60,9 +57,23 @@ def _map_at(w: Warp, at: int, address: int) -> MapSpec:
         except BoxError as error:
             access.trap(w, at, str(error), error.error)
     observer = w.block.cluster.observer
-    if observer is not None and region is not None:
+    if observer is not None:
         observer.globals.map_read(w, at, region, address - region.base)
     return spec
+
+
+def check_map_place(w: Warp, at: int, address: int) -> None:
+    """Trap on a tensor map in a memory that TMA does not read tensor maps from."""
+    memory = access.memory_of(w, address) if address >> 60 else ""
+    if not memory and access.is_shared_offset(w, address):
+        memory = "shared memory, or a parameter without cvta.param"
+    if memory:
+        message = (
+            f"the tensor map's address {address:#x} is one of {memory}, allowed: a kernel parameter, constant or "
+            "global memory. Declare the parameter `const __grid_constant__ CUtensorMap`: otherwise taking its address "
+            "copies it to local memory"
+        )
+        access.trap(w, at, message, "ILLEGAL_ADDRESS")
 
 
 def _map_in_use(w: Warp, address: int, *until: tuple[int, int]) -> None:
@@ -126,7 +137,6 @@ def load(
 ) -> None:
     """Global to shared memory; each destination's barrier gets the box's own bytes."""
     spec = _map_at(w, at, map_address)
-    to, bar = bulk.strip(to), bulk.strip(bar)
     try:
         check_load(spec, coords, mode)
     except BoxError as error:
@@ -174,7 +184,6 @@ def store(
 ) -> None:
     """Shared to global memory, plain or with a reduction, in the thread's bulk group."""
     spec = _map_at(w, at, map_address)
-    source = bulk.strip(source)
     try:
         check_store(spec, coords, mode, operation)
     except BoxError as error:
@@ -201,6 +210,7 @@ def store(
             tensor_values.write(region.data, offsets, words[mask], box.unit_bytes)
 
     group = groups.queue(w, lane).open
+    _check_distinct(w, at, box, mask, operation)
     if operation or bulk.is_first(w, (at, map_address, *coords, source)):
         _watch_store(w, at, lane, box, mask, bool(operation), group)
     chunks = (index * CHUNK).reshape(-1)
@@ -211,6 +221,36 @@ def store(
     # Elements outside the tensor are not written: a box's padding in shared memory may hold anything.
     used = chunks[mask.reshape(-1)] if mask.any() else chunks
     bulk.store_later(w, at, lane, block, used, read, write, group)
+
+
+def _check_distinct(w: Warp, at: int, box: Box, mask: Array, operation: str) -> None:
+    """Report a store whose elements land on each other: TMA writes them in no defined order.
+
+    Reductions are atomic for each element, so that a sum into one row may be meant: they are a warning.
+    """
+    observer, spec = w.block.cluster.observer, box.spec
+    if observer is None or not isinstance(spec, TiledSpec) or not _may_overlap(spec):
+        return
+    written = box.gmem[mask]
+    if np.unique(written).size == written.size:
+        return
+    strides = f"strides {', '.join(map(str, spec.strides_bytes))} bytes"
+    what = f"reduction .{operation}" if operation else "store"
+    message = f"elements of one tensor {what} land on the same bytes: the tensor map has {strides}"
+    advice = "a tensor map for the store in which each element has its own bytes; strides of 0 are for loads"
+    observer.report("write_race", w, at, message, advice=advice, is_warning=bool(operation))
+
+
+@lru_cache(maxsize=1024)
+def _may_overlap(spec: TiledSpec) -> bool:
+    """Whether a row of a box may begin before the end of the rows inside it."""
+    extents = [min(extent, size) for extent, size in zip(spec.box, spec.dims, strict=True)]
+    span = extents[0] * spec.dtype.element_bits // 8
+    for stride, extent in zip(spec.strides_bytes, extents[1:], strict=True):
+        if extent > 1 and stride < span:
+            return True
+        span = max(span, stride * (extent - 1) + span)
+    return False
 
 
 def _watch_store(w: Warp, at: int, lane: int, box: Box, mask: Array, is_reduction: bool, group: groups.Group) -> None:

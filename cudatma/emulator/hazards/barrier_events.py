@@ -15,6 +15,7 @@ from cudatma.emulator.hazards.checks import Checks, phase_name
 from cudatma.emulator.hazards.clocks import INITS, Clock, joined
 from cudatma.emulator.hazards.findings import Findings
 from cudatma.emulator.hazards.global_watch import GlobalWatch
+from cudatma.emulator.hazards.lifetimes import Lifetimes
 from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Cluster, NamedBarrier, Warp
 from cudatma.emulator.ptx.types import SCOPES
@@ -51,8 +52,7 @@ class BarrierEvents(Checks):
         self._cluster_pending, self._cluster_done = Clock(self.size), Clock(self.size)
         self._barriers: dict[int, tuple[Clock, Clock]] = {}
         self._inits: dict[int, Init] = {}
-        #: Of each barrier, the clock of every warp that has used it.
-        self._uses: dict[int, dict[int, int]] = {}
+        self.lifetimes = Lifetimes(self, findings)
         #: Of each warp, what its threads have initialised and not fenced yet.
         self._unfenced: dict[int, list[Init]] = {}
 
@@ -121,12 +121,10 @@ class BarrierEvents(Checks):
         self._unfenced.setdefault(w.agent, []).append(made)
 
     def barrier_inval(self, w: Warp, at: int, barrier: MBarrier) -> None:
-        """Whoever has used the barrier must be known to have done so; later it is bytes like any other."""
-        order = self.known(w).order
-        for agent, clock in self._uses.pop(id(barrier), {}).items():
-            if clock > order[agent]:
-                message = f"mbarrier.inval of {barrier.name}, and nothing orders it after its use by {self.who(agent)}"
-                self.report("barrier_uninitialised", w, at, message, places=[barrier.place])
+        """Check that all uses of the barrier are known to be over; afterwards it is bytes like any other."""
+        for use in self.lifetimes.invalidated(barrier, self.known(w)):
+            message = f"mbarrier.inval of {barrier.name}, and nothing orders it after its use by {self.who(use.agent)}"
+            self.report("barrier_uninitialised", w, at, message, places=[barrier.place])
         self.check_loads(barrier, f"{barrier.name} is invalidated", w, at)
         shadow = self.shadows[barrier.block.rank]
         indices = shadow.granules(np.array([barrier.offset]), 8)
@@ -134,11 +132,10 @@ class BarrierEvents(Checks):
         shadow.written(indices, *self.stamp(w, 1), at, False)
 
     def barrier_used(self, w: Warp, at: int, barrier: MBarrier, what: str) -> None:
-        """Whoever uses a barrier must be ordered after its init, and before its end."""
+        """Check that a use of a barrier is ordered after its init, and note it for its end."""
         made = self._inits.get(id(barrier))
         known = self.known(w)
-        agent = self.leader_agent(w)
-        self._uses.setdefault(id(barrier), {})[agent] = int(known.order[agent])
+        self.lifetimes.used(w, at, barrier, what, known)
         if made is not None and made.clock > known.order[made.agent]:
             inits = known.far.fenced.get(INITS) if known.far is not None else None
             if inits is not None and made.clock <= inits.order[made.agent]:

@@ -30,7 +30,11 @@ REFILL_WAIT = (
     "before the copy a wait for the arrivals of all who read the slot (mbarrier.try_wait.parity in a loop on its empty "
     "mbarrier; a pipeline's producer_acquire), or __syncthreads between the last read and the copy"
 )
-
+#: The same where the source of a copy between CTAs is written.
+COPY_MESSAGE = (
+    "before the write a message from the destination: a thread there that has waited for the copy's mbarrier arrives "
+    "on an mbarrier of this CTA, and the writer waits for it; or barrier.cluster"
+)
 #: The same where a slot is refilled and no thread is known to have waited for its contents.
 LAP_WAIT = (
     "before the copy a wait for the arrivals of all who read the slot (mbarrier.try_wait.parity in a loop on its empty "
@@ -257,6 +261,8 @@ class Checks(Agents):
             kind, advice = "overwritten_while_read", REFILL_WAIT
             if reader_kind == "bulk":
                 kind, advice = "store_source_reused", ""
+            elif reader_kind == "barrier":
+                kind, advice = "store_source_reused", COPY_MESSAGE
             elif reader_kind == "warp" and not (proxy or is_copy):
                 kind, advice = "data_race", ""
             text = f"{self.who(agent)} reads these bytes and nothing orders this write after it"

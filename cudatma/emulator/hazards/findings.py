@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from cudatma.emulator.async_copy.mbarrier import MBarrier
 from cudatma.emulator.errors import TrapError
 from cudatma.emulator.hazards.report import Finding, Hazard, Place, by_cause
+from cudatma.emulator.machine.loops import Recorder, is_plain
 from cudatma.emulator.machine.program import Program
-from cudatma.emulator.machine.protocols import Launch
+from cudatma.emulator.machine.protocols import Dim, Launch
 from cudatma.emulator.machine.register_pool import RegisterWait
 from cudatma.emulator.machine.scheduler import Deadlock
 from cudatma.emulator.machine.state import Split, Warp
@@ -25,8 +27,11 @@ class Findings:
     """Hazards by kind and place, the source line where it is known; a second one at the same place only counts. The
     first of a kind in ``stop_at`` raises Found."""
 
-    def __init__(self, kernel: str, stop_at: Iterable[str] = ()) -> None:
-        self.kernel, self._stop_at = kernel, frozenset(stop_at)
+    def __init__(
+        self, kernel: str, stop_at: Iterable[str] = (), lines: Mapping[str, Mapping[int, str]] | None = None
+    ) -> None:
+        """lines: file name -> line number -> text, of the sources at hand."""
+        self.kernel, self._stop_at, self._lines = kernel, frozenset(stop_at), lines or {}
         self._found: dict[tuple[str, str, Any], Finding] = {}
         self._warned: dict[tuple[str, str, Any], Finding] = {}
         #: (function, instruction) -> how many more reads of swizzled tiles there are to be looked at.
@@ -44,15 +49,18 @@ class Findings:
         places: Iterable[Place] = (),
         is_derived: bool = False,
         advice: str = "",
+        blocks: Iterable[Dim] = (),
         is_warning: bool = False,
     ) -> None:
         """Record a hazard, or a warning, at an instruction.
 
-        places, is_derived, advice: as in causes.Finding and report.Hazard.
+        places, is_derived, advice: as in report.Finding and report.Hazard. blocks: CTAs that it concerns besides the
+        warp's.
         """
         found = self._warned if is_warning else self._found
         known = self._add(kind, message, launch, program, at, warp.block.index, warp.index, advice, found)
         known.touch(places, is_derived)
+        known.blocks.update(blocks, (warp.block.index,))
         if kind in self._stop_at and not is_warning:
             raise Found
 
@@ -77,22 +85,33 @@ class Findings:
             return known
         if launch.trace is not None and found is self._found:
             launch.trace.hazard(kind, block, warp)
+        source = program.module.source_of(instruction) if instruction else ""
         known = found[key] = Finding(
             Hazard(
                 kind,
                 message,
                 self.kernel,
                 instruction.line if instruction else 0,
-                program.module.source_of(instruction) if instruction else "",
+                source,
                 instruction.text if instruction else "",
                 block,
                 warp,
                 launch.scheduler.schedule,
                 launch.scheduler.seed,
                 advice=advice,
+                source_text=self._text(source),
             )
         )
         return known
+
+    def _text(self, source: str) -> str:
+        """Return the text of "k.cu:12" or "k.cu:12, inlined at k.cu:40": of the innermost line that is at hand."""
+        for place in source.split(", inlined at "):
+            name, _, number = place.rpartition(":")
+            text = self._lines.get(name, {}).get(int(number)) if number.isdigit() else None
+            if text is not None:
+                return text.strip()
+        return ""
 
     def unsupported(self, program: Program, at: int, target: str, feature: str) -> None:
         """Record an instruction that the target lacks."""
@@ -119,7 +138,7 @@ class Findings:
 
     def warnings(self) -> list[Hazard]:
         """What may be meant as it is."""
-        return [finding.hazard for finding in self._warned.values()]
+        return [replace(finding.hazard, blocks=len(finding.blocks)) for finding in self._warned.values()]
 
 
 def _place(instruction: Instruction | None, at: int) -> Any:
@@ -137,31 +156,60 @@ def trapped_at(launch: Launch, error: TrapError) -> tuple[Split, int]:
     return split, error.at if error.at >= 0 else split.frame.program.flow.segments[split.pc].stop - 1
 
 
-def _line_of(split: Split) -> str:
-    wait = split.waits_for or split.last_poll
+def _position(split: Split, loops: Recorder | None) -> tuple[Program, int, str]:
+    """Return the instruction at which a split waits, or goes round in circles, and what it does there."""
+    wait = split.waits_for or (split.last_poll if split.polls else None)
+    loop = loops.loop(split.warp) if wait is None and loops is not None else None
     program = split.frame.program
-    at = getattr(wait, "at", program.flow.segments[split.pc].start)
-    instruction = program.instruction(min(at, len(program.function.body) - 1))
-    source = program.module.source_of(instruction)
-    lanes = int(split.mask.sum())
-    what = wait.describe() if wait is not None else "running"
-    place = f"PTX line {instruction.line}" + (f" ({source})" if source else "")
-    return f"block {split.warp.block.index} warp {split.warp.index} ({counted(lanes, 'lane')}) at {place}: {what}"
+    if loop is None:
+        at = getattr(wait, "at", program.flow.segments[split.pc].start)
+        return program, min(at, len(program.function.body) - 1), wait.describe() if wait is not None else "running"
+    what = f"an endless loop through {loop.describe()}"
+    if not loop.reads:
+        what += " reads no memory: compilers move a plain load of a flag out of its loop (volatile or ld.acquire stays)"
+    elif any(is_plain(i) for _, i in loop.reads):
+        what += " reads what does not change: a plain load need not see other threads' writes (ld.acquire does)"
+    return loop.program, loop.at, what
+
+
+def lines_of(deadlock: Deadlock) -> list[str]:
+    """Say where splits wait, a line for those that wait alike."""
+    alike: dict[tuple[str, str], list[Split]] = {}
+    for split in sorted(deadlock.blocked, key=lambda split: (split.warp.block.index[::-1], split.warp.index)):
+        program, at, what = _position(split, deadlock.loops)
+        instruction = program.instruction(at)
+        source = program.module.source_of(instruction)
+        place = f"PTX line {instruction.line}" + (f" ({source})" if source else "")
+        alike.setdefault((place, _of_its_block(what, split.warp.block.index)), []).append(split)
+    lines = []
+    for (place, what), splits in alike.items():
+        first, blocks = splits[0], {id(split.warp.block) for split in splits}
+        who = f"block {first.warp.block.index} warp {first.warp.index} ({counted(int(first.mask.sum()), 'lane')})"
+        if len(splits) > 1:
+            who += f" and {len(splits) - 1} more" + (f" in {len(blocks)} blocks" if len(blocks) > 1 else "")
+        lines.append(f"{who} at {place}: {what}")
+    return lines
+
+
+def _of_its_block(text: str, block: tuple[int, int, int]) -> str:
+    """Describe a barrier of a warp's own block without the block's index: what others say of theirs is the same."""
+    return text.replace(f" of block {block}:", " of its block:")
 
 
 def report_deadlock(launch: Launch, deadlock: Deadlock, findings: Findings) -> None:
-    """One hazard for the deadlock as a whole, and one for each barrier whose bytes do not add up."""
+    """Report one hazard for the deadlock as a whole, and one for each barrier whose bytes do not add up."""
     blocked = sorted(deadlock.blocked, key=lambda split: (split.warp.block.index[::-1], split.warp.index))
-    shown = "\n    ".join(_line_of(split) for split in blocked[:16])
-    more = f"\n    and {len(blocked) - 16} more" if len(blocked) > 16 else ""
-    first = blocked[0]
-    wait = first.waits_for or first.last_poll
-    at = getattr(wait, "at", first.frame.program.flow.segments[first.pc].start)
+    lines = lines_of(deadlock)
+    shown = "\n    ".join(lines[:16])
+    more = f"\n    and {len(lines) - 16} more" if len(lines) > 16 else ""
+    first = next((split for split in blocked if split.waits_for is None), blocked[0])
+    program, at, _ = _position(first, deadlock.loops)
+    blocks = {split.warp.block.index for split in blocked}
     starved = next((split for split in blocked if isinstance(split.waits_for, RegisterWait)), None)
     if starved is not None:  # all other warps wait for these
         message = f"{starved.waits_for.arithmetic()}; it waits for ever:\n    {shown}{more}"
         program = starved.frame.program
-        findings.add("register_pool", message, launch, program, starved.waits_for.at, starved.warp)
+        findings.add("register_pool", message, launch, program, starved.waits_for.at, starved.warp, blocks=blocks)
         return
     barriers = {}
     for split in blocked:
@@ -180,13 +228,19 @@ def report_deadlock(launch: Launch, deadlock: Deadlock, findings: Findings) -> N
                 owner,
                 places=[barrier.place],
             )
+    named: dict[tuple[int, str], list[str]] = {}
+    for barrier, _ in barriers.values():
+        named.setdefault((barrier.offset, _arrivals(barrier)), []).append(barrier.name)
     arrived = "".join(
-        f"\n    arrived at {barrier.name} so far: {_arrivals(barrier.arrived_by)}" for barrier, _ in barriers.values()
+        f"\n    arrived at {names[0]}{f' and in {len(names) - 1} more' if len(names) > 1 else ''} so far: {what}"
+        for (_, what), names in named.items()
     )
-    message = f"no warp can run and nothing is under way:\n    {shown}{more}{arrived}"
-    findings.add("deadlock", message, launch, first.frame.program, at, first.warp)
+    message = f"no warp can go on and nothing is under way:\n    {shown}{more}{arrived}"
+    findings.add("deadlock", message, launch, program, at, first.warp, blocks=blocks)
 
 
-def _arrivals(arrived: set[tuple[int, int]]) -> str:
+def _arrivals(barrier: MBarrier) -> str:
+    """Say who has arrived at an mbarrier in its phase."""
+    arrived = barrier.arrived_by
     warps = sorted({agent for agent, _ in arrived})
     return f"{len(arrived)} threads of warps {', '.join(map(str, warps))}" if arrived else "nobody"

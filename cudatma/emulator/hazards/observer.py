@@ -69,8 +69,11 @@ class Observer(SwizzleChecks):
             )
         elif shadow.has_swizzled and not together:
             self.plain_read(w, at, shadow, offsets)
-        for agent, now, part in self.stamps(w, indices, len(offsets), together):
+        stamps = self.stamps(w, indices, len(offsets), together)
+        for agent, now, part in stamps:
             shadow.row(agent, bool(order))[indices[part]] = now
+        if block is not w.block:
+            self.lifetimes.accessed(w, at, block, self._bytes(shadow, indices), stamps, "this read")
 
     def generic_write(
         self,
@@ -86,6 +89,7 @@ class Observer(SwizzleChecks):
         """st, stmatrix and the like, before the write."""
         shadow = self.shadows[block.rank]
         indices = shadow.granules(offsets, size)
+        stamps = self.stamps(w, indices, len(offsets), together)
         if order:
             clock_copy = self.without_unmet(w, self.known(w).copy(), False)
             for place in set(indices.tolist()):
@@ -95,8 +99,10 @@ class Observer(SwizzleChecks):
             for clock, known in self.knowers(w, indices):
                 self._check_write(w, at, shadow, known, clock, False, same)
             self.lanes.write(w, at, shadow, indices, together, same)
-        for agent, now, part in self.stamps(w, indices, len(offsets), together):
+        for agent, now, part in stamps:
             shadow.written(indices[part], agent, now, at, False)
+        if block is not w.block:
+            self.lifetimes.accessed(w, at, block, self._bytes(shadow, indices), stamps, "this write")
         shadow.is_strong[indices] = bool(order)
         if shadow.has_boxes:
             if self._linear:
@@ -122,6 +128,9 @@ class Observer(SwizzleChecks):
         agent, now = self.stamp(w, 1)
         shadow.written(indices, agent, now, at, False)
         shadow.is_strong[indices] = True
+        if block is not w.block:
+            stamps = [(agent, now, slice(None))]
+            self.lifetimes.accessed(w, at, block, self._bytes(shadow, indices), stamps, "this atomic operation")
 
     def atomic_order(self, w: Warp, at: int, order: str) -> None:
         """An atomic's own order: what it publishes ends here."""
@@ -189,15 +198,25 @@ class Observer(SwizzleChecks):
             return
         shadow.written(mine, agent, clock, operation.at, is_proxy)
 
-    def async_read(self, w: Warp, at: int, block: Block, offsets: Array, owner: tuple[int, Group] | None) -> None:
-        """A bulk store (or copy to another block) is issued: its source must be complete and fenced."""
+    def async_read(self, w: Warp, at: int, block: Block, offsets: Array, until: tuple[int, int]) -> None:
+        """Check that the source of a bulk copy that is issued is complete and fenced.
+
+        until: (agent, clock) that a thread acquires by waiting for the copy to have read it.
+        """
         shadow = self.shadows[block.rank]
         indices = shadow.granules(offsets, 16)
         self._check_read(w, at, shadow, indices, self.known(w), True)
         self.lanes.copy(w, at, shadow, indices, False)
-        if owner is not None:
-            agent, number = self.read_until(w, *owner)
-            shadow.row(agent)[indices] = number
+        agent, number = until
+        shadow.row(agent)[indices] = number
+
+    def copy_read(self, w: Warp, at: int, block: Block, offsets: Array, barrier: MBarrier) -> None:
+        """Check the source of a copy between shared memories; it is in use until the copy completes on the mbarrier."""
+        until = self.load_until(barrier)
+        self.async_read(w, at, block, offsets, until)
+        if block is not barrier.block:
+            stamps = [(*until, slice(None))]
+            self.lifetimes.accessed(w, at, block, barrier.place, stamps, "the completion of this copy")
 
     # ---- groups
 
@@ -270,6 +289,8 @@ class Observer(SwizzleChecks):
                 self.bytes_over(barrier)
             else:
                 self.check_loads(barrier, f"block {w.block.index} ends")
+        if w.block.is_done and len(self.cluster.blocks) > 1:
+            self.lifetimes.ended(w.block)
         queues: dict[int, Queue] = w.async_state.get("bulk", {})
         for found in queues.values():
             if found.open.issued_at >= 0:

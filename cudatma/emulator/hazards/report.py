@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from cudatma.errors import counted
 
 CAUSES: dict[str, str] = {
-    "deadlock": "an arrive is missing on one path, expect_tx differs from the delivered bytes, or a parity is wrong",
+    "deadlock": "an arrive is missing on one path, expect_tx differs from the delivered bytes, a parity is wrong, or a "
+    "flag is never set",
     "byte_count": "expect_tx differs from the bytes that the copies deliver (bytes mistaken for elements)",
     "arrival_overflow": "more threads arrive than mbarrier.init expects, or one arrives twice in a phase",
     "barrier_uninitialised": "mbarrier.init is missing, mbarrier.inval came too early, or another address is used",
@@ -27,7 +28,8 @@ CAUSES: dict[str, str] = {
     "overwritten_while_read": "the slot is refilled before its readers arrived on the empty barrier, or without a wait",
     "write_race": "two writers of the same bytes are not ordered by a barrier",
     "missing_proxy_fence": "fence.proxy.async is missing between plain stores and an asynchronous access",
-    "store_source_reused": "the source of a bulk store is written before cp.async.bulk.wait_group.read",
+    "store_source_reused": "the source of a bulk copy is written before the copy is known to have read it: "
+    "cp.async.bulk.wait_group.read for a store, a message from the destination CTA for a copy between CTAs",
     "exit_with_pending_store": "the kernel ends without cp.async.bulk.wait_group.read for its bulk stores",
     "exit_with_pending_load": "nobody waits for the copy's phase before the CTA ends or the mbarrier is invalidated",
     "uncommitted_group": "bulk stores are issued but never committed with cp.async.bulk.commit_group",
@@ -40,7 +42,7 @@ CAUSES: dict[str, str] = {
     "register_pool": "setmaxnreg.inc asks for more registers than the CTA began with and setmaxnreg.dec has freed",
     "divergent_barrier": "bar.sync is inside a branch that not all lanes of a warp take",
     "divergent_warp": "a warp-wide instruction is executed by a part of the lanes that it names",
-    "block_gone": "barrier.cluster arrive and wait are missing at the end of the kernel",
+    "block_gone": "a CTA may exit while another one uses its shared memory: the kernel ends without barrier.cluster",
     "barrier_count": "threads disagree on how many take part in a named barrier",
     "data_race": "no barrier orders the two accesses to shared memory",
     "global_race": "no barrier of both threads, and no fence with a flag at a wide enough scope, orders the accesses",
@@ -61,7 +63,8 @@ CAUSES: dict[str, str] = {
 class Hazard:
     """One finding. kind: a key of CAUSES. block, warp: of the access that exposed it. schedule, seed: to replay it.
 
-    advice: the call that is missing, where that is known. consequences: what follows from it.
+    count: how often it was found. blocks: in how many thread blocks. advice: the call that is missing, where that is
+    known. consequences: what follows from it. source_text: the line of the source, where it is at hand.
     """
 
     kind: str
@@ -75,8 +78,10 @@ class Hazard:
     schedule: int
     seed: int
     count: int = 1
+    blocks: int = 1
     advice: str = ""
     consequences: tuple[Hazard, ...] = ()
+    source_text: str = ""
 
     @property
     def cause(self) -> str:
@@ -86,11 +91,16 @@ class Hazard:
         lines = [
             f"{self.kind}: {self.message}",
             f"  at {self.place} `{self.instruction}`, kernel {self.kernel}, "
-            f"block {self.block}, warp {self.warp}, schedule {self.schedule} of seed {self.seed}",
+            f"block {self.block}, warp {self.warp}{self._elsewhere}, schedule {self.schedule} of seed {self.seed}",
+            *([f"  source: {self.source_text}"] if self.source_text else []),
             *(f"  {note}" for note in self.notes),
             f"  usual cause: {self.cause}",
         ]
         return "\n".join(lines)
+
+    @property
+    def _elsewhere(self) -> str:
+        return f" and in {counted(self.blocks - 1, 'more block')}" if self.blocks > 1 else ""
 
     @property
     def notes(self) -> list[str]:
@@ -177,6 +187,7 @@ _ORDERING = 2
 
 _EARLY_READS = {"read_before_load", "wrong_parity"}
 _SLOTS = _EARLY_READS | {"uninitialised_shared", "overwritten_while_read", "write_race", "data_race", "lane_race"}
+_SLOTS |= {"store_source_reused", "block_gone"}
 #: Kinds that follow from any wrong use of a pipeline: they are related to whatever came before.
 _STUCK = {"deadlock", "arrival_overflow", "exit_with_pending_load", "trap"}
 _PIPELINE = _SLOTS | _STUCK
@@ -189,7 +200,8 @@ _FOLLOWS: tuple[tuple[tuple[str, ...], set[str]], ...] = (
     (("uncommitted_group",), {"store_source_reused", "exit_with_pending_store", "read_before_store"}),
     (("wgmma_uncommitted",), {"wgmma_registers", "overwritten_while_read"}),
     (("divergent_warp",), {"lane_race", *_STUCK}),
-    (("data_race",), {"store_source_reused", *_SLOTS}),
+    (("data_race",), _SLOTS),
+    (("block_gone",), _STUCK),
     (("lane_race",), {"uninitialised_shared"}),
     (("out_of_bounds", "barrier_misaligned", "target"), {"trap"}),
 )
@@ -198,10 +210,15 @@ FOLLOWS = {cause: kinds for causes, kinds in _FOLLOWS for cause in causes}
 
 @dataclass(slots=True, eq=False)
 class Finding:
-    """A hazard as it is collected. places: what it concerns. is_derived: whether each time something came before it."""
+    """A hazard during collection.
+
+    places: bytes and mbarriers that it concerns. blocks: CTAs in which it was found. is_derived: whether it was always
+    preceded by another hazard.
+    """
 
     hazard: Hazard
     places: set[Place] = field(default_factory=set)
+    blocks: set[tuple[int, int, int]] = field(default_factory=set)
     is_derived: bool = True
 
     def touch(self, places: Iterable[Place], is_derived: bool) -> None:
@@ -239,11 +256,14 @@ def by_cause(findings: list[Finding]) -> list[Hazard]:
                 continue
             if kind in _STUCK or not places or not finding.places or _meet(finding.places, places):
                 places |= finding.places
-                consequences.append(finding.hazard)
+                consequences.append(replace(finding.hazard, blocks=len(finding.blocks)))
                 break
         else:
             causes.append((finding, set(finding.places), []))
-    return [replace(cause.hazard, consequences=tuple(consequences)) for cause, _, consequences in causes]
+    return [
+        replace(cause.hazard, blocks=max(1, len(cause.blocks)), consequences=tuple(consequences))
+        for cause, _, consequences in causes
+    ]
 
 
 def _meet(some: set[Place], others: set[Place]) -> bool:

@@ -14,13 +14,15 @@ from typing import Any, NoReturn
 import numpy as np
 
 from cudatma.emulator.errors import TrapError
-from cudatma.emulator.machine.memory import RANK_SHIFT, SHARED_START, Region
+from cudatma.emulator.machine.memory import LOCAL_WINDOW, RANK_SHIFT, SHARED_START, SHARED_WINDOW, Region
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import BYTES, LANES, NUMPY, Array
 from cudatma.emulator.ptx.writer import runtime
 from cudatma.errors import counted
 
 _union = np.bitwise_or.reduce
+#: The allowed operand of an instruction with .shared, for messages.
+SHARED_OPERAND = "an address of the .shared state space, from cvta.to.shared (__cvta_generic_to_shared)"
 
 
 def trap(w: Warp, at: int, message: str, error: str = "ILLEGAL_INSTRUCTION") -> NoReturn:
@@ -88,9 +90,34 @@ def _offsets(region: Region, addresses: Array) -> Array:
     return result
 
 
+def memory_of(w: Warp, address: int) -> str:
+    """Return the name of the memory that a generic address points into, or ""."""
+    window = address >> 60
+    if window:
+        return {SHARED_WINDOW >> 60: "shared memory", LOCAL_WINDOW >> 60: "local memory"}.get(window, "")
+    region = w.launch.memory.find(address)
+    return "" if region is None else f"global memory ({region.name})"
+
+
+def is_shared_offset(w: Warp, address: int) -> bool:
+    """Whether an address is one of the cluster's shared memory in the .shared state space."""
+    return any(0 <= address - block.shared_base < block.shared.size for block in w.block.cluster.blocks)
+
+
+def check_window(w: Warp, at: int, address: int, allowed: str) -> None:
+    """Trap if an address points into another memory than the instruction accesses. allowed: the right addresses."""
+    memory = memory_of(w, address)
+    if memory:
+        trap(w, at, f"{address:#x} is a generic address of {memory}, allowed: {allowed}", "ILLEGAL_ADDRESS")
+
+
 def outside(w: Warp, at: int, address: int, size: int) -> NoReturn:
     """Report an access to bytes that nobody mapped and stop."""
+    if address >> 60:
+        check_window(w, at, address, "an address of global memory")
     message = f"access of {counted(size, 'byte')} at {address:#x}, {w.launch.memory.nearest(address)}"
+    if is_shared_offset(w, address):
+        message += ". In the .shared state space this is an address of shared memory: cvta.shared makes it generic"
     observer = w.block.cluster.observer
     if observer is not None:
         observer.report("out_of_bounds", w, at, message)
@@ -221,16 +248,13 @@ def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) 
     if rank != block.rank:
         blocks = block.cluster.blocks
         if not remote or rank >= len(blocks):
+            check_window(w, at, first, SHARED_OPERAND)
             message = f"shared address {first:#x} names block {rank} of the cluster"
             observer = block.cluster.observer
             if observer is not None:
                 observer.report("out_of_bounds", w, at, message)
             trap(w, at, message)
         block = blocks[rank]
-        if block.is_done and w.block.cluster.observer is not None:
-            w.block.cluster.observer.report(
-                "block_gone", w, at, f"block {block.index} has ended, its shared memory is another's"
-            )
     offsets = addresses.astype(np.int64) - block.shared_base
     if int(offsets.min()) < 0 or int(offsets.max()) + size > block.shared.size:
         bad = offsets[(offsets < 0) | (offsets + size > block.shared.size)]

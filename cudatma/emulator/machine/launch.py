@@ -45,6 +45,7 @@ class Setup:
     resident_clusters: int
     registers: int | None = None
     observe: Callable[[Launch, Cluster], Observer] | None = None
+    show_steps: Callable[[int], None] | None = None
     trace: Any = None
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -190,6 +191,11 @@ class GridLaunch:
             found.flags.writeable = False
             self._parameter_values[name, offset, code, count] = found
         return found
+
+    def show_steps(self, steps: int) -> None:
+        """Report the steps of the running schedule to the caller of the launch."""
+        if self.setup.show_steps is not None:
+            self.setup.show_steps(steps)
 
     def clock(self, name: str) -> int:
         """The step counter as %clock, %globaltimer or a half of them, and the time that has passed in idleness."""

@@ -196,7 +196,7 @@ def nanosleep(e: SegmentWriter, i: Instruction) -> None:
     e.line("w.launch.scheduler.poll(w.split)")
 
 
-@emitter("setmaxnreg", "pmevent", "prefetch", "prefetchu", "applypriority", "discard")
+@emitter("setmaxnreg", "pmevent", "prefetchu", "applypriority", "discard")
 def no_effect(e: SegmentWriter, i: Instruction) -> None:
     """Registers, caches and counters have no bearing on values; setmaxnreg.inc may have to wait for registers."""
     if i.parts[0] == "setmaxnreg":

@@ -13,8 +13,10 @@ from typing import Any, Protocol
 
 from cudatma.emulator.errors import StepLimitError
 from cudatma.emulator.machine.divergence import arrive
+from cudatma.emulator.machine.loops import Recorder
 from cudatma.emulator.machine.retries import Retries, Stall
 from cudatma.emulator.machine.state import BLOCK, SWITCH, Split
+from cudatma.errors import counted
 
 #: How often waits that count their tries go on, in a schedule, before what they wait for happens.
 STARVATION = 2000
@@ -22,6 +24,14 @@ STARVATION = 2000
 WIDTHS = (1, 2, 4, 8)
 #: Segments after which another cluster is let in while the present ones still run (they may wait for it).
 PATIENCE = 20000
+#: Steps between two looks for progress, and between two looks at a recording.
+LOOK_PERIOD, RECORD_PERIOD = 10_000, 1000
+#: The longest time slice during a recording: all splits are to have their turn.
+RECORD_SLICE = 256
+#: Loops that an error names.
+MAX_LOOPS = 4
+#: Steps beyond the step limit, to record the loops.
+LAST_STEPS = 4096
 #: Segments that a look at a flag which has not changed counts for, until another cluster is let in.
 SPIN = 200
 
@@ -36,14 +46,18 @@ class Grid(Protocol):
     def admit(self) -> bool: ...
     def admit_beyond(self) -> bool: ...
     def pass_time(self) -> bool: ...
+    def show_steps(self, steps: int) -> None: ...
 
 
 class Deadlock(Exception):  # noqa: N818
-    """No warp can run, nothing is under way. blocked: the splits that wait."""
+    """No warp can go on and nothing is under way.
 
-    def __init__(self, blocked: list[Split]) -> None:
+    blocked: all splits that are left. loops: recorded loops of the splits that can run.
+    """
+
+    def __init__(self, blocked: list[Split], loops: Recorder | None = None) -> None:
         super().__init__(f"{len(blocked)} groups of lanes wait for ever")
-        self.blocked = blocked
+        self.blocked, self.loops = blocked, loops
 
 
 class Scheduler:
@@ -72,6 +86,13 @@ class Scheduler:
         self._stall = Stall()
         self.has_stalled = False
         self._starved = 0
+        #: The recording that runs while nothing happens, and the watch that it replaces.
+        self._recorder: Recorder | None = None
+        self._watched_by: Callable[[Split, int], None] | None = None
+        self._next_look, self._look_period = LOOK_PERIOD, LOOK_PERIOD
+        self._idle_progress, self._released_at = -1, -1
+        #: Whether the step limit has been met.
+        self._is_over = False
 
     # ---- splits
 
@@ -181,6 +202,48 @@ class Scheduler:
                 admitted_at = self.steps + self.spun
                 if not self._complete_one():
                     launch.admit()
+            if self.steps > self._next_look and not self._is_over:
+                self._look_for_loops()
+
+    def _look_for_loops(self) -> None:
+        """Raise Deadlock if all splits that can run are in endless loops and nothing else can happen.
+
+        If there was no progress since the last look, record the next steps until all splits have returned to their
+        states, or one of them fails to; the next look comes later then.
+        """
+        self.launch.show_steps(self.steps)
+        if self.progress != self._idle_progress:
+            self._idle_progress, self._look_period = self.progress, LOOK_PERIOD
+            self._record(None)
+        elif self._recorder is None:
+            self._record(Recorder(self.ready))
+        elif self._recorder.is_cycle:
+            recorder = self._recorder
+            self._record(None)
+            if not (self._complete_one() or self._admit_more() or self._release_once()):
+                raise Deadlock([*self.blocked.values(), *self.ready], recorder)
+        elif self._recorder.has_failed:
+            self._look_period *= 2
+            self._record(None)
+        self._next_look = self.steps + (self._look_period if self._recorder is None else RECORD_PERIOD)
+
+    def _admit_more(self) -> bool:
+        """Double the number of live clusters: they may wait for others. Return whether one started."""
+        found = [self.launch.admit() for _ in range(len(self.launch.resident))]
+        return any(found) or self.launch.admit_beyond()
+
+    def _release_once(self) -> bool:
+        """Let suspended waits time out, once until the next progress. Return whether there was one."""
+        is_new = self._released_at != self.progress
+        self._released_at = self.progress
+        return is_new and self._release_suspended()
+
+    def _record(self, recorder: Recorder | None) -> None:
+        """Start a recording, or end the running one with None."""
+        if self._recorder is None:
+            self._watched_by = self.launch.watch
+        self._recorder = recorder
+        self.launch.watch = self._watched_by if recorder is None else recorder.watch
 
     def _help_pollers(self) -> None:
         """Do what may end the polling of all that are ready."""
@@ -225,6 +288,19 @@ class Scheduler:
             self.ready.append(split)
         return bool(able)
 
+    def _end_at_limit(self) -> None:
+        """Record some more steps, then raise StepLimitError with the loops in them."""
+        if not self._is_over:
+            self._is_over = True
+            self.step_limit += LAST_STEPS
+            self._record(Recorder(()))
+            return
+        loop = _where(self._recorder) if self._recorder is not None else ""
+        raise StepLimitError(
+            f"{self.steps} steps and no end (schedule {self.schedule}, seed {self.seed}): "
+            f"an endless loop{loop and ' ' + loop}, or step_limit= is too low"
+        )
+
     def _choose(self) -> Split:
         if self.in_order or self.most_delayed:
             return self.ready[0]
@@ -239,6 +315,8 @@ class Scheduler:
         is_whole = is_whole or self.in_order or self.most_delayed
         self._may_switch = not is_whole
         slice_steps = 4096 if is_whole else 1 + int(self.random.expovariate(0.03))
+        if self._recorder is not None:
+            slice_steps = min(slice_steps, RECORD_SLICE)
         self.is_polling = False
         polls = split.polls
         watch = self.launch.watch
@@ -266,12 +344,23 @@ class Scheduler:
         if self.steps > self.step_limit:
             if self._stall.progress == self.progress:
                 raise Deadlock([*self.blocked.values(), *self.ready])
-            raise StepLimitError(
-                f"{self.steps} steps and no end (schedule {self.schedule}, seed {self.seed}): "
-                "an endless loop, or step_limit= is too low"
-            )
+            self._end_at_limit()
         if split.polls == polls:
             split.polls = 0
         if split.waits_for is None and split in self.ready:
             self.ready.remove(split)
             self.ready.append(split)
+
+
+def _where(recorder: Recorder) -> str:
+    """Name the lines of the recorded loops and the warps in them; "" without loops."""
+    warps: dict[str, list[Any]] = {}
+    for warp in recorder.warps():
+        loop = recorder.loop(warp)
+        if loop is not None:
+            warps.setdefault(loop.describe(), []).append(warp)
+    found = []
+    for lines, those in warps.items():
+        more = f" and {counted(len(those) - 1, 'more warp')}" if len(those) > 1 else ""
+        found.append(f"through {lines} (block {those[0].block.index} warp {those[0].index}{more})")
+    return ", and ".join(found[:MAX_LOOPS])

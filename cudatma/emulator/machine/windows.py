@@ -11,6 +11,7 @@ from cudatma.emulator.errors import TrapError
 from cudatma.emulator.machine.access import (
     active_of,
     check_aligned,
+    check_window,
     lanes_of,
     ld_global,
     ld_shared,
@@ -35,6 +36,7 @@ def _local_offsets(w: Warp, at: int, addresses: Array, size: int, mask: Array | 
     lanes = _LANE_NUMBERS if mask is None else _LANE_NUMBERS[mask]
     inside = addresses.astype(np.int64)
     if int(inside.min()) < 0 or int(inside.max()) + size > w.local_bytes:
+        check_window(w, at, int(inside.max()), "an address of the .local state space, from cvta.to.local")
         message = f"local access of {counted(size, 'byte')} at {int(inside.max()):#x}, {w.local_bytes} bytes are there"
         observer = w.block.cluster.observer
         if observer is not None:

@@ -123,7 +123,7 @@ class ListeningModule:
         hazards: str = "raise",
         programmatic: bool = False,
         produced_by_previous: Sequence[Any] = (),
-        progress: Callable[[int], None] | None = None,
+        progress: Callable[[float], None] | None = None,
         **options: Any,
     ) -> Any:
         """Run it, get an emulator's Report. After a PipelineHang the arrays hold what they held before."""
@@ -134,13 +134,15 @@ class ListeningModule:
         panel = shared.panel_bytes(records.ctypes.data, notes.ctypes.data, blocks)
         self.module.globals[shared.PANEL_NAME] = np.frombuffer(panel, np.uint8)
 
-        def listen(schedules_done: int) -> None:
+        def listen(schedules_done: float) -> None:
+            if progress is not None:
+                progress(schedules_done)
+            if schedules_done % 1:
+                return  # a schedule is running
             taken = shared.taken_of(self.module.globals[shared.PANEL_NAME].tobytes())
             hang = hang_of(records, self._names, verified=True, where="the emulator", taken=taken)
             if hang is not None:
                 raise hang
-            if progress is not None:
-                progress(schedules_done)
 
         report = self.module.launch(
             name,
