@@ -214,7 +214,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--m", type=parse_m_values, metavar="M,..", help="values of M (default: 1 to 8192)")
     add("--rivals", type=parse_rivals, metavar="R,..", help=f"of {', '.join(RIVALS)} (the last two: bf16 only); none")
-    add("--vllm", type=Path, metavar="FOLDER", help="with libraries of vLLM's Marlin and Machete: rivals/vllm.py")
+    add("--vllm", type=Path, metavar="FOLDER", help="libraries of vLLM's wheel, see rivals/vllm.py")
     add("--replays", type=int, default=11, help="timed replays for M < 256 (default: 11)")
     add("--seconds", type=seconds, default=3.0, help="how long a pair alternates from M = 256 on (default: 3)")
     add("--budget-minutes", type=float, metavar="MIN", help="measure the most important cells in this time")

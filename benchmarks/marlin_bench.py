@@ -64,7 +64,7 @@ class Floors:
 class GpuBench:
     """LayerBench on the current device.
 
-    say: prints a line. reader: of clock and watts, or None. vllm: the folder of vLLM's kernels.
+    say: prints a line. reader: of clock and watts, or None. vllm: the folder with the libraries of vLLM's wheel.
     """
 
     def __init__(
