@@ -140,6 +140,7 @@ class Emulate:
             lines += [f"{number}. {line}" if not at else f"   {line}" for at, line in enumerate(shown)]
         for warning in report.warnings:
             lines += [line if at else f"warning: {line}" for at, line in enumerate(source.describe(warning))]
+        lines += ["", f"hint: {report.hint}"] if report.hint else []
         first = found[0]
         again = f'pytest "{self._test}" --emulator-seed {first.seed} --emulator-replay {first.schedule}'
         lines += ["", "the first one again, with a picture:", f"  {again} --emulator-trace traces"]

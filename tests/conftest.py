@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
@@ -63,6 +64,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         skip = pytest.mark.skip(reason=f"needs a GPU: {reason}")
         for item in marked:
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the collected tests from garbage collection, which otherwise scans them all the time."""
+    gc.collect()
+    gc.freeze()
 
 
 def mark_sweeps(items: list[pytest.Item]) -> None:

@@ -15,7 +15,7 @@ from cudatma.target import get_target
 _PRIMITIVES = sorted(path.name for path in (template_root() / "primitives").glob("*.cuh.j2"))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", REGISTRY)
 def test_a_kernel_compiles_with_debug(name: str) -> None:
     """The first of its specs, for a target that runs it; ``cudatma dump all --debug`` goes through all of them."""

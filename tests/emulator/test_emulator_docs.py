@@ -60,6 +60,7 @@ def test_the_page_shows_what_the_command_prints(
     assert words(capsys.readouterr().out) == words(shown)
 
 
+@pytest.mark.slow
 def test_the_page_on_tests_shows_what_pytest_prints(tmp_path: Path) -> None:
     page = (FOLDER / "testing_your_kernel.md").read_text()
     (source,) = re.findall(r"`test_fetch.py`:\n\n```python\n(.*?)```", page, re.S)

@@ -92,7 +92,6 @@ def two_ranks() -> Any:
 
 
 @pytest.mark.usefixtures("two_ranks")
-@pytest.mark.filterwarnings("ignore::cudatma.BackendWarning")
 def test_parallel_layers_compile_into_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDATMA_BACKEND", "reference")
     columns = ColumnParallel.from_packed(worker.weight(128, 192, 1))
@@ -155,7 +154,6 @@ def test_a_launch_that_waited_in_vain_is_an_error_that_names_the_rank() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.filterwarnings("ignore::cudatma.BackendWarning")
 def test_one_rank_has_the_whole_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDATMA_BACKEND", "reference")
     packed, x = worker.weight(128, 72, 0), worker.activations("float16")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -402,6 +403,7 @@ def test_the_command_reports_in_text_and_json(tmp_path: Path, capsys: pytest.Cap
     assert "14 layers of" in shown
     assert "not packed, outside the model's numbered blocks" in shown
     assert "pytorch_model.bin (other weights)" in shown
+    assert re.search(r"  0\.\d*[1-9]\d  0\.\d*[1-9]\d$", shown, re.MULTILINE), "errors have two digits"
     assert cli.main([*command, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (len(report["layers"]), report["kept_shards"], report["shards"]) == (14, 1, 1)
