@@ -65,7 +65,7 @@ def _print(checks: Sequence[Check], gpu: bool) -> None:
     console = Console()
 
     def say(start: Text | str, text: str, style: str = "") -> None:
-        """Print a text beside its start; further lines are indented. Words are not split: paths can be copied."""
+        """Print a text after ``start`` and indent its further lines. Long words, such as paths, are not split."""
         indent = " " * len(start)
         width = max(console.width - len(indent), 20)
         lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]

@@ -71,7 +71,7 @@ class _Vllm:
         self.layer, self.errors = layer, dict[str, str]()
         self.ops = load(folder) if ops is None else ops
         self.x = to_torch(layer.x)
-        # The bits that Humming and QuACK get: eight codes a word along K, and scales like those of our own weights.
+        # Humming and QuACK get the same bits: eight codes a word along K, and positive scales.
         words = filled(cupy, (n, k // 8), random_words(cupy, 1 << 20, 6))
         codes = torch.as_tensor(words.view(cupy.uint8), device=self.x.device)
         scales = to_torch(filled(cupy, (k // GROUP_SIZE, n), abs_scales(cupy, layer.dtype)))
