@@ -17,6 +17,7 @@ import pytest
 import cudatma
 from cudatma.cli import tools_package
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for torch and OpenBLAS: as many test processes run as there are cores
 os.environ["CUDATMA_TUNE_FILE"] = "none"  # no test depends on what somebody tuned on this machine
 
 with suppress(ImportError):  # gpu-test needs no hypothesis

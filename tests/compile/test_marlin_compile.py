@@ -68,7 +68,7 @@ def test_resources(name: str, spec: MmaSyncSpec) -> None:
     assert spec.smem_bytes <= min(99 * 1024, target.smem_per_block_bytes)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("name", "spec"), REPRESENTATIVE, ids=ids)
 def test_parameters(name: str, spec: MmaSyncSpec) -> None:
     """A map for each operand that TMA loads, a pointer for each other one, four more, the problem."""

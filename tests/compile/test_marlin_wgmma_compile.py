@@ -70,7 +70,7 @@ def test_resources(spec: WgmmaSpec) -> None:
     assert int(barriers[1]) == 1 + named
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.entry)
 def test_parameters(spec: WgmmaSpec) -> None:
     sizes = [parameter.size_bytes for parameter in compiled(spec).parameters]

@@ -285,7 +285,7 @@ def test_the_example_kernel_is_tma_only(target: str, load_example: Callable[[str
     assert "0 bytes spill stores" in result.log
 
 
-@pytest.mark.sweep(20)
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
 @pytest.mark.parametrize(("name", "spec", "feature"), PROBES, ids=lambda value: str(value).replace(" ", ""))
 def test_the_probes_compile(target: str, name: str, spec: object, feature: str) -> None:

@@ -128,7 +128,7 @@ JOBS = [job for entry in REGISTRY.values() for name in TARGETS for job in jobs_f
 ]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 def test_the_control_flow_of_a_kernel_is_read_whole(job: Job, tmp_path: Path) -> None:
     (code,) = parse_encoded(disassembled(render(job.entry.template, job.spec, job.target), job.target.name, tmp_path))

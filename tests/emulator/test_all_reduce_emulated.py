@@ -187,7 +187,7 @@ PLANTED = {
 }  # fmt: skip
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_mistake_is_found(name: str) -> None:
     """By a hazard, or by a wrong sum: NaNs after a launch that waits in vain."""
