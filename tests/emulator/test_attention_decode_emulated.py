@@ -113,7 +113,7 @@ CASES: dict[str, tuple[list[int], int, int, tuple[int, int], int, int, int, dict
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("case", "target"),
     [*((case, SM90A) for case in CASES), *((case, SM120A) for case in [*list(CASES)[::2], "sinks"])],
@@ -227,7 +227,7 @@ def test_a_scale_of_keys_that_is_zero_or_less_counts_as_zero(options: dict[str, 
     check(given | {"k_scale": np.array([0.0, -1.0], np.float32)}, parts=1, schedules=1, **options)
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("page_size", [0, 16])
 def test_the_ring_of_an_e4m3_cache_wraps(page_size: int) -> None:
     given = in_e4m3(make([400, 270], 2, 1, (32, 32), 1, page_size, "float16"))
@@ -310,6 +310,7 @@ def test_specs_that_cannot_be(fields: dict[str, Any], message: str) -> None:
         AttentionDecode(**{"dtype": "float16", "head_dim": 64, "v_head_dim": 64, **fields})
 
 
+@pytest.mark.slow
 def test_the_sample() -> None:
     made = decode_sample(SM90A, k_length=100, page_size=16, dtype="bfloat16")
     assert made.run(schedules=2).is_clean

@@ -85,7 +85,7 @@ def check(
     assert (whole[..., dims[1] :] == 7).all()
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_results_are_right_and_clean(version: str, case: str) -> None:
@@ -162,7 +162,7 @@ def test_many_schedules_are_clean(version: str) -> None:
     check(version, 3, 3, 66, 100, (32, 32), causal=True, fields=fields, schedules=8)
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["a4", "a1"])
 @pytest.mark.parametrize("last", [2, 1, 9])
 def test_causal_tiles_in_raster_groups(version: str, last: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ def test_rows_whose_maximum_rises_again_and_again(version: str, scale: float, op
     check_operands(version, q, k, v, scale=scale, **options)
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("infinite", [slice(32, None), slice(0, 32), slice(16, 48), slice(0, None)], ids=str)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_blocks_of_logits_of_minus_infinity(version: str, infinite: slice) -> None:

@@ -85,7 +85,7 @@ PLANTED = (
 )
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "old", "new", "barrier", "cause"), PLANTED, ids=[name for name, *_ in PLANTED])
 def test_a_hang_in_a_kernel_of_the_registry_ends(name: str, old: str, new: str, barrier: str, cause: str) -> None:
     """With clusters, named barriers, setmaxnreg, stream-K flags and stores to other blocks around it."""

@@ -52,7 +52,7 @@ def check(
     assert np.linalg.norm(y.astype(np.float64) - wanted) <= LIMITS[spec.dtype] * np.linalg.norm(wanted)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("m", "n", "k", "fields"),
     [
@@ -145,7 +145,7 @@ def test_many_schedules_are_clean(version: int | str) -> None:
     check(VERSIONS[version]("float16", "CR", 64, block_n, stages=2, warpgroups=1), m, block_n + 8, 136, schedules=8)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("pitch", "offset"),
     [(72, 0), (72, 8), (72, 1), (73, 0), (67, 0)],
@@ -212,7 +212,7 @@ CALLS: dict[str, tuple[Any, Any, dict[str, Any], tuple[int | str, ...]]] = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("call", "version"), [(name, version) for name in CALLS for version in CALLS[name][3]])
 def test_what_versions_share(call: str, version: int | str) -> None:
     """Against the reference; what surrounds the result is left alone."""
@@ -303,7 +303,7 @@ def test_columns_have_more_scales_than_a_warp_has_lanes() -> None:
     assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("by_tma", [False, True])
 def test_scales_of_blocks_beyond_the_last_column_are_not_read(by_tma: bool) -> None:
     """The last cluster's second CTA has no columns, which lie along N. A cluster has several tiles."""
@@ -354,6 +354,7 @@ def test_a_batch_whose_matrices_are_interleaved() -> None:
     np.testing.assert_allclose(out.astype(np.float64), (a.astype(np.float64) @ b), rtol=1e-3, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_the_tile_does_not_change_the_bits() -> None:
     """The emulator adds as the hardware's documentation lets it; what batch_invariant promises, a GPU has to show."""
     a, b, seen = numbers(70, 136), numbers(136, 72), set()
