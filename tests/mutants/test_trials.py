@@ -25,7 +25,7 @@ TRIALS = trials()
 SCHEDULES = 6
 #: Mutants that are tried of a kernel's first launch, at most, and the part of them of its further ones, which share
 #: most of their code with it.
-MOST, FURTHER = 24, 0.3
+MOST, FURTHER = 36, 0.3
 #: Kernels of which `make test` tries a mutant.
 KERNELS = 8
 #: What has to be reported of a launch's mutants that are not exempt.
