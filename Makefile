@@ -49,10 +49,10 @@ demo: $(READY) $(MODEL) ## quantize a real layer, run its GEMM on the GPU or the
 	$(RUN) -m cudatma.cli demo $(ARGS)
 
 test: $(READY) ## the tests that need no GPU, a part of each long sweep: a few minutes
-	$(RUN) -m pytest -m "not gpu and not slow" $(PARALLEL) $(ARGS)
+	$(RUN) -m pytest -m "not gpu and not slow" --ignore=tests/gpu $(PARALLEL) $(ARGS)
 
 test-all: $(READY) ## the same with every mutant and the whole of each sweep, as CI runs them
-	$(RUN) -m pytest -m "not gpu" --hypothesis-profile=full $(PARALLEL) $(ARGS)
+	$(RUN) -m pytest -m "not gpu" --ignore=tests/gpu --hypothesis-profile=full $(PARALLEL) $(ARGS)
 
 test-integrations: $(VLLM_VENV)/.installed ## the tests with vLLM, in an environment of its own (7 GB, Python 3.11); no GPU needed
 	$(VLLM_VENV)/bin/python -m pytest tests/integrations/test_vllm_*.py $(ARGS)

@@ -32,7 +32,7 @@ from benchmarks.report import Cell, Result, failure
 from benchmarks.rivals.attention import ALWAYS, FA3, OPTIONAL, fa3
 from benchmarks.turns import Rival, chosen, entered, field_of, judged, precompile, timed, timing_method
 from cudatma.dtypes import ACTIVATION_TYPES
-from cudatma.errors import ArgumentError, TargetError
+from cudatma.errors import ArgumentError, TargetError, duration
 from cudatma.kernels.attention.attention import attention
 from cudatma.kernels.attention.choose import attention_explain
 
@@ -141,7 +141,7 @@ def _run(options: argparse.Namespace) -> int:
         except Exception as error:  # each call compiles its own then
             result.say(f"nothing compiled beforehand: {failure(error)}")
         measured(result, calls, lambda call: measure(stream, call, field, versions, options.replays), facts, rates_line)
-    result.say(f"{time.monotonic() - began:.0f} s")
+    result.say(duration(time.monotonic() - began))
     return finished(result, "Attention, forward", picture, options.plot)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.harness import Contender, quick
 from benchmarks.turns import Entrant
+from cudatma.errors import duration
 
 #: Queries and keys of a sequence; a batch has TOKENS of them, or one sequence, and all heads together HIDDEN columns.
 LENGTHS, TOKENS, HIDDEN = (512, 1024, 2048, 4096, 8192, 16384, 32768), 16384, 2048
@@ -97,7 +98,7 @@ def entrant(stream: Any, name: str, run: Callable[[int], object], out: Any) -> E
     if us is None:
         raise RuntimeError(found.errors.get(name, "not measured"))
     if us > _LONGEST_US:
-        raise RuntimeError(f"not timed, one launch takes {us / 1e3:.0f} ms")
+        raise RuntimeError(f"not timed, one launch takes {duration(1e-6 * us)}")
     launches = max(1, min(_MAX_LAUNCHES, round(_GRAPH_US / max(us, 1.0))))
     return Entrant(name, Contender(name, run, 1, launches), out)
 

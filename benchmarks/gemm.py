@@ -30,7 +30,7 @@ from benchmarks.report import Cell, Result, failure
 from benchmarks.rivals.dense import ALWAYS, CUPY, OPTIONAL, TORCH
 from benchmarks.turns import Entrant, Method, Rival, chosen, entered, field_of, judged, precompile, timed, timing_method
 from cudatma.dtypes import ACTIVATION_TYPES
-from cudatma.errors import ArgumentError, TargetError
+from cudatma.errors import ArgumentError, TargetError, duration
 from cudatma.kernels.gemm.choose import gemm_explain
 from cudatma.kernels.gemm.gemm import gemm
 from cudatma.kernels.gemm.problem import LAYOUTS
@@ -172,7 +172,7 @@ def _run(options: argparse.Namespace) -> int:
             lambda product: product.facts,
             rates_line,
         )
-    result.say(f"{time.monotonic() - began:.0f} s")
+    result.say(duration(time.monotonic() - began))
     return finished(result, f"Dense GEMM, {operands}", picture, options.plot)
 
 

@@ -22,6 +22,7 @@ from benchmarks.gemm_table import compared, rates_line, size_of, tflops
 from benchmarks.harness import Contender, measuring_stream
 from benchmarks.report import Cell, Result, Table, shown
 from benchmarks.turns import Entrant, Method, chosen, entered, judged, timed
+from cudatma.errors import duration
 from cudatma.kernels.gemm.gemm import gemm
 
 FP8 = "float8_e4m3fn"
@@ -242,5 +243,5 @@ def run(options: argparse.Namespace, settings: Mapping[str, Any], method_of: Cal
             _facts,
             rates_line,
         )
-    result.say(f"{time.monotonic() - began:.0f} s")
+    result.say(duration(time.monotonic() - began))
     return finished(result, f"Scaled fp8 GEMM, {operands}")

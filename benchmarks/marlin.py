@@ -29,7 +29,7 @@ from benchmarks.report import Cell, Result, failure, machine_facts, print_table
 from benchmarks.rivals import BF16_ONLY, RIVALS, VLLM
 from benchmarks.rivals.vllm import version_of
 from benchmarks.shapes import FIVE, M_VALUES, parse_m_values, parse_shapes
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, duration
 from tools.command_line import seconds
 
 QUICK_SHAPES, QUICK_M_VALUES, QUICK_SECONDS = ((4096, 4096), (8192, 28672)), (1, 16, 64, 256, 1024), 0.5
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         done = {key_of(cell) for cell in kept}
         keys = [key for key in keys if key not in done]
     chosen, late = choose(keys, costs, budget_s)
-    print(f"{len(chosen)} cells, about {costs.total_s(chosen) / 60:.1f} minutes", f"({len(kept)} kept)" if kept else "")
+    print(f"{len(chosen)} cells, about {duration(costs.total_s(chosen))}", f"({len(kept)} kept)" if kept else "")
     if late:
         print(f"no time for {len(late)} cells: {described(late)}")
     if options.plan:
@@ -158,7 +158,7 @@ def _measured(
         bench = GpuBench(stream, dtype, costs, floor_bench, reader, result.say, vllm)
         spent = time.monotonic() - began
         left_out = run(bench, keys, costs, None if budget_s is None else budget_s - spent, result)
-    result.say(f"{time.monotonic() - began:.0f} s")
+    result.say(duration(time.monotonic() - began))
     return left_out
 
 
@@ -214,7 +214,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--m", type=parse_m_values, metavar="M,..", help="values of M (default: 1 to 8192)")
     add("--rivals", type=parse_rivals, metavar="R,..", help=f"of {', '.join(RIVALS)} (the last two: bf16 only); none")
-    add("--vllm", type=Path, metavar="FOLDER", help="with libraries of vLLM's Marlin and Machete: rivals/vllm.py")
+    add("--vllm", type=Path, metavar="FOLDER", help="libraries of vLLM's wheel, see rivals/vllm.py")
     add("--replays", type=int, default=11, help="timed replays for M < 256 (default: 11)")
     add("--seconds", type=seconds, default=3.0, help="how long a pair alternates from M = 256 on (default: 3)")
     add("--budget-minutes", type=float, metavar="MIN", help="measure the most important cells in this time")

@@ -31,6 +31,7 @@ from benchmarks.power import PowerLog, Sample
 from benchmarks.read_floor import FloorBench
 from benchmarks.report import Cell, Result, failure
 from benchmarks.rivals import Field, make_field
+from cudatma.errors import duration
 from tools.model_layers import Shape
 
 #: How many variants of cuBLAS take part in the turns of a cell.
@@ -64,7 +65,7 @@ class Floors:
 class GpuBench:
     """LayerBench on the current device.
 
-    say: prints a line. reader: of clock and watts, or None. vllm: the folder of vLLM's kernels.
+    say: prints a line. reader: of clock and watts, or None. vllm: the folder with the libraries of vLLM's wheel.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class GpuBench:
         self.layer = make_layer(k, n, self.dtype, max(m_values), with_dense="cublas" in rivals)
         began = time.monotonic()
         self.field = make_field(rivals, self.layer, m_values, self.vllm)
-        self.say(f"{k} x {n}: rivals ready in {time.monotonic() - began:.1f} s")
+        self.say(f"{k} x {n}: rivals ready in {duration(time.monotonic() - began)}")
         for name, why in self.field.errors.items():
             self.say(f"{k} x {n}: {name}: {why}")
 

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.harness import Contender, Measured, cold, sustained
 from benchmarks.report import Cell, failure
 from cudatma.build.prebuild import compile_all, usable_cores
-from cudatma.errors import counted
+from cudatma.errors import counted, duration
 from cudatma.target import detect
 
 
@@ -67,7 +67,7 @@ def precompile(specs: Iterable[Any]) -> str:
     began, orders = time.monotonic(), {(spec.template, spec): None for spec in specs}
     refused: list[Any] = []
     compile_all(orders, detect(), usable_cores(), lambda spec, why: refused.append(spec) if why else None)
-    told = f"{counted(len(orders), 'kernel')} compiled or found in {time.monotonic() - began:.1f} s"
+    told = f"{counted(len(orders), 'kernel')} compiled or found in {duration(time.monotonic() - began)}"
     return f"{told}, {len(refused)} refused by the compiler" if refused else told
 
 

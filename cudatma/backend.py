@@ -30,14 +30,15 @@ def selected_backend(backend: str | None = None) -> str:
 
 
 def backend_for(function: str, explicit: str | None) -> str:
-    """selected_backend(), with a BackendWarning where a function computes on the CPU and its caller did not say so."""
+    """Return selected_backend(), and warn if it is the emulator although neither the call nor the user chose it.
+
+    The warning is a BackendWarning. The user chooses with $CUDATMA_BACKEND.
+    """
     chosen = selected_backend(explicit)
-    if chosen != "cuda" and explicit in (None, "auto"):
-        is_automatic = _named(explicit) == "auto"
-        faster = " backend='reference' (NumPy) is faster." if chosen == "emulator" else ""
-        why = "there is no usable NVIDIA GPU here" if is_automatic else f"{BACKEND_VARIABLE} asks for it"
+    if chosen != "cuda" and _named(explicit) == "auto":
         warnings.warn(
-            f"{function} computes on the CPU ({chosen}): {why}.{faster} Silence this with "
+            f"{function} computes on the CPU ({chosen}): there is no usable NVIDIA GPU here. backend='reference' "
+            f"(NumPy) is faster. Silence this with {BACKEND_VARIABLE}={chosen}, with "
             f"warnings.filterwarnings('ignore', category=cudatma.BackendWarning), or in cudatma's own functions with "
             f"backend={chosen!r}",
             BackendWarning,

@@ -26,6 +26,20 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def duration(seconds: float) -> str:
+    """Return a time with the unit that suits it: ``"4.76 us"``, ``"221 ms"``, ``"43.1 s"``, ``"2 min 5 s"``."""
+    if not seconds:
+        return "0 s"
+    if seconds < 0.9995:
+        unit, scale = ("ms", 1e3) if seconds >= 0.9995e-3 else ("us", 1e6)
+        value = seconds * scale
+        return f"{value:.{2 - (value >= 9.995) - (value >= 99.95)}f} {unit}"
+    if seconds < 59.95:
+        return f"{seconds:.{1 + (seconds < 9.995)}f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def similar(got: str, known: Iterable[str]) -> str:
     """The name that may be meant, or "" if no name is similar. Names with other numbers do not count as similar:
     sm_80 is no typing error for sm_90."""

@@ -139,6 +139,7 @@ class Emulate:
             shown = str(hazard).splitlines()
             lines += [f"{number}. {line}" if not at else f"   {line}" for at, line in enumerate(shown)]
         lines += [f"warning: {warning}" for warning in report.warnings]
+        lines += ["", f"hint: {report.hint}"] if report.hint else []
         first = found[0]
         again = f'pytest "{self._test}" --emulator-seed {first.seed} --emulator-replay {first.schedule}'
         lines += ["", "the first one again, with a picture:", f"  {again} --emulator-trace traces"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
@@ -16,6 +17,7 @@ import pytest
 import cudatma
 from cudatma.cli import tools_package
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for torch and OpenBLAS: as many test processes run as there are cores
 os.environ["CUDATMA_TUNE_FILE"] = "none"  # no test depends on what somebody tuned on this machine
 
 with suppress(ImportError):  # gpu-test needs no hypothesis
@@ -69,6 +71,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         skip = pytest.mark.skip(reason=f"needs a GPU: {reason}")
         for item in marked:
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the collected tests from garbage collection, which otherwise scans them all the time."""
+    gc.collect()
+    gc.freeze()
 
 
 def mark_sweeps(items: list[pytest.Item]) -> None:

@@ -24,6 +24,7 @@ from cudatma.errors import (
     TargetError,
     check,
     counted,
+    duration,
     no_driver,
 )
 from cudatma.kernels.registry import REGISTRY
@@ -244,7 +245,7 @@ def check_nvrtc(machine: Machine) -> list[Check]:
     for target in TARGETS.values():
         try:
             seconds = machine.compile_probe(target)
-            checks.append(Check(f"  {target.name}", "ok", f"compiles ({1e3 * seconds:.0f} ms)"))
+            checks.append(Check(f"  {target.name}", "ok", f"compiles ({duration(seconds)})"))
         except CudaTmaError as error:
             status = "fail" if target.name in needed else "warn"
             checks.append(Check(f"  {target.name}", status, str(error).splitlines()[0]))
@@ -297,7 +298,7 @@ def check_emulator(machine: Machine) -> list[Check]:
         return [Check("emulator", "fail", str(error).splitlines()[0], missing=True)]
     if not right:
         return [Check("emulator", "fail", "a probe gave wrong results", "report it: this is a bug", missing=True)]
-    return [Check("emulator", "ok", f"runs PTX on the CPU ({1e3 * (time.perf_counter() - started):.0f} ms)")]
+    return [Check("emulator", "ok", f"runs PTX on the CPU ({duration(time.perf_counter() - started)})")]
 
 
 def check_templates() -> Check:
@@ -308,7 +309,7 @@ def check_templates() -> Check:
     except CudaTmaError as error:
         remedy = "install cudatma again: the package came without its templates"
         return Check("templates", "fail", str(error).splitlines()[0], remedy, missing=True)
-    return Check("templates", "ok", f"{len(files)} files, for the kernels {', '.join(REGISTRY)}")
+    return Check("templates", "ok", f"{len(files)} files for {counted(len(REGISTRY), 'kernel')}")
 
 
 def check_cache(root: Path | None = None) -> Check:
@@ -324,9 +325,9 @@ def check_cache(root: Path | None = None) -> Check:
     if cache.folder is None:
         found = f"{place} cannot be written: kernels are compiled again in each process"
         return Check("cache", "warn", found, "set CUDATMA_CACHE_DIR to a folder of your own")
-    took = 1e3 * (time.perf_counter() - started)
+    took = duration(time.perf_counter() - started)
     size = f"{megabytes(used.size_bytes)} of {megabytes(used.limit_bytes)}"
-    return Check("cache", "ok", f"{place}: {counted(used.entries, 'kernel')}, {size}, private, opened in {took:.0f} ms")
+    return Check("cache", "ok", f"{place}: {counted(used.entries, 'kernel')}, {size}, private, opened in {took}")
 
 
 def check_disassembler() -> Check:

@@ -91,7 +91,7 @@ def _text(done: Conversion) -> str:
     for (name, shape, group, zeros, order), layers in kinds.items():
         size = sum(layer.source_bytes for layer in layers), sum(layer.packed_bytes for layer in layers)
         mean = sum(layer.mean_error for layer in layers) / len(layers)
-        errors = f"{max(layer.max_error for layer in layers):.2g}", f"{mean:.2g}"
+        errors = _error(max(layer.max_error for layer in layers)), _error(mean)
         rows.append((name, str(len(layers)), shape, group, zeros, order, _bytes(size[0]), _bytes(size[1]), *errors))
     header = ("name", "count", "K x N", "group", "zeros", "order", "before", "after", "max error", "mean error")
     lines = [table_text("packed layers", header, rows), _what_errors_are(done)]
@@ -113,6 +113,11 @@ def _text(done: Conversion) -> str:
         f"wrote {done.out}",
     ]
     return "\n".join(line for line in lines if line)
+
+
+def _error(value: float) -> str:
+    """Return an error with two digits, also where the second one is 0."""
+    return f"{value:#.2g}" if value else "0"
 
 
 def _kind(layer: LayerReport) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from cudatma.backend import BACKEND_VARIABLE, selected_backend
 from cudatma.build.kernel import compile_seconds, default_target
-from cudatma.errors import ArgumentError, CudaTmaError
+from cudatma.errors import ArgumentError, CudaTmaError, duration
 from cudatma.target import Target, detect
 
 from .command_line import Parser
@@ -228,11 +228,11 @@ def _print(found: dict[str, Any]) -> None:
     say(f"bytes    {dense:,} in fp16, {packed:,} packed: {saved:.1f} % saved")
     say(f"rounding {100 * found['weight_error']:.2f} % of the weight's norm is lost to int4")
     table = Table(title="GEMM against float64 on the same int4 weights")
-    for column in ("M", "relative error", "ms, first call", "of it NVRTC"):
+    for column in ("M", "relative error", "first call", "of it NVRTC"):
         table.add_column(column, justify="right")
     for item in found["results"]:
         m = item["tokens"]
-        times = (f"{item['milliseconds']:.1f}", f"{item['compiling']:.1f}")
+        times = duration(1e-3 * item["milliseconds"]), duration(1e-3 * item["compiling"])
         table.add_row(str(m), f"{item['error']:.2e}", *times)
     console.print(table)
     verdict = "within" if found["passed"] else "BEYOND"

@@ -13,6 +13,7 @@ if __name__ == "__main__":  # as a file it is the subcommand; the checkout need 
     raise SystemExit(cudatma_main(["doctor", *sys.argv[1:]]))
 
 import json
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -63,18 +64,23 @@ def _print(checks: Sequence[Check], gpu: bool) -> None:
 
     console = Console()
 
-    def say(line: Text) -> None:
-        console.print(line, soft_wrap=True)  # a path that is folded into lines cannot be copied
+    def say(start: Text | str, text: str, style: str = "") -> None:
+        """Print a text after ``start`` and indent its further lines. Long words, such as paths, are not split."""
+        indent = " " * len(start)
+        width = max(console.width - len(indent), 20)
+        lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+        for number, line in enumerate(lines):
+            console.print(Text.assemble(indent if number else start, (line, style)), soft_wrap=True)
 
     for check in checks:
-        say(Text.assemble((f"{check.status:<5}", _STYLES[check.status]), f"{check.name:<14}{check.found}"))
+        say(Text.assemble((f"{check.status:<5}", _STYLES[check.status]), f"{check.name:<14}"), check.found)
         if check.remedy:
-            say(Text(f"{'':19}{check.remedy}", style="italic"))
-    say(Text())
+            say(" " * 19, check.remedy, "italic")
+    print()
     for ability, (works, why) in abilities(checks).items():
-        say(Text(f"{'can' if works else 'cannot':<7}{ability}{f'  ({why})' if why else ''}"))
+        say(f"{'can' if works else 'cannot':<7}", f"{ability}{f' ({why})' if why else ''}")
     if not passed(checks, gpu=gpu):
-        say(Text("\nSomething failed: see the lines above.", style="bold red"))
+        say("", "Something failed: see the lines above.", "bold red")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

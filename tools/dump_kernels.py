@@ -25,7 +25,7 @@ from cudatma.build import render as rendering
 from cudatma.build.kernel import default_target
 from cudatma.build.nvrtc import Compiled
 from cudatma.build.prebuild import compiled, each, usable_cores
-from cudatma.errors import ArgumentError, CompileError, FieldError, counted
+from cudatma.errors import ArgumentError, CompileError, FieldError, counted, duration
 from cudatma.kernels.choosing import decide
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.registry import FAMILIES, FORMER_NAMES, REGISTRY, KernelEntry, family, kernel
@@ -275,7 +275,7 @@ def _print_summary(report: Report, folder: Path) -> None:
     use = report.resources
     shown = f"{counted(use.registers, 'register')}, {use.spill_store_bytes} B spilled, " if use else ""
     shown += f"{report.smem_total_bytes} B shared memory, " if report.smem_total_bytes is not None else ""
-    print(f"{folder / report.name}.report.txt: {shown}compiled in {report.compile_seconds:.2f} s")
+    print(f"{folder / report.name}.report.txt: {shown}compiled in {duration(report.compile_seconds)}")
     for note in report.notes:
         print(f"  {note}", file=sys.stderr)
 

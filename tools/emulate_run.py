@@ -16,9 +16,11 @@ import numpy as np
 
 from cudatma.build.ptx_source import PtxSource, ptx_source
 from cudatma.emulator import Hazard, Report, Trace, load
-from cudatma.errors import ArgumentError, counted
+from cudatma.emulator.ptx.names import find_name
+from cudatma.errors import ArgumentError, counted, duration
 from cudatma.kernels.sample import Sample
 from cudatma.mutants.mutant import Call
+from cudatma.runtime.launch_args import entries
 from cudatma.target import Target
 
 from .emulate_launch import LaunchFile, Operands, load_array, make_operands, read_launch
@@ -163,10 +165,10 @@ class FileLaunch:
     source: PtxSource
 
     def call(self, operands: Operands) -> Call:
-        """The launch over these arrays."""
+        """Return the launch over these arrays. Raises ArgumentError unless the entry's name fits exactly one kernel."""
         found = self.launch.launch
         return Call(
-            self.source.entry,
+            find_name(self.source.entry, list(entries(self.source.ptx)), "--entry", "kernels"),
             found.get("grid", 1),
             found.get("block", 32),
             tuple(operands.values),
@@ -278,8 +280,10 @@ def show(outcome: Outcome, as_json: bool) -> None:
             say(f" {line}")
     for line in report.unchecked:
         say(f"unchecked: {line}")
+    if report.hint:
+        say(f"hint: {report.hint}")
     verdict = counted(len(report.hazards), "hazard") if report.hazards else "no hazard"
-    run = f"{counted(report.schedules, 'schedule')}, {counted(report.steps, 'step')}, {outcome.seconds:.2f} s"
+    run = ", ".join([counted(report.schedules, "schedule"), counted(report.steps, "step"), duration(outcome.seconds)])
     say(f"{verdict} in {run}", style="green" if report.is_clean else "red")
     for warning in report.warnings:
         say(f"warning: {warning}")

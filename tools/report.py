@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any
 
+from cudatma.errors import duration
 from cudatma.target import Target
 
 from .sass import CLASSES, Resources, by_class, count_mnemonics, parse_sass, uses_cluster
@@ -149,7 +150,7 @@ def _heading(report: Report) -> list[str]:
         report.name,
         f"  template  {report.template}",
         f"  entry     {report.entry}",
-        f"  target    {report.target}, NVRTC {report.nvrtc}, compiled in {report.compile_seconds:.2f} s",
+        f"  target    {report.target}, NVRTC {report.nvrtc}, compiled in {duration(report.compile_seconds)}",
     ]
     words = ", ".join(f"{name} = {value}" for name, value in report.spec.items())
     return lines + textwrap.wrap(words, 110, initial_indent="  spec      ", subsequent_indent=" " * 12)

@@ -12,6 +12,7 @@ if __name__ == "__main__":  # as a file it is the subcommand; the checkout need 
     raise SystemExit(cudatma_main(["targets", *sys.argv[1:]]))
 
 import json
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,14 +44,6 @@ def describe_target(name: str) -> dict[str, Any]:
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    # Narrow enough for 80 columns.
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    table.add_column("", no_wrap=True)
-    for row in rows:
-        table.add_column(row["name"], justify="right", no_wrap=True)
     lines: dict[str, list[str]] = {
         "compute capability": [row["compute_capability"] for row in rows],
         "least PTX ISA": [row["ptx_isa"] for row in rows],
@@ -59,9 +52,17 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         "launched on": ["yes" if row["runs_here"] else "-" for row in rows],
     }
     lines |= {feature: ["yes" if row["features"][feature] else "-" for row in rows] for feature in FEATURES}
-    for label, cells in lines.items():
-        table.add_row(label, *cells)
-    Console().print(table)
+    # A narrow terminal gets the columns in several tables, one below the other.
+    widths = [len(row["name"]) + 1 for row in rows]
+    first = max(map(len, lines))
+    per_table = max(1, (shutil.get_terminal_size().columns - first) // max(widths))
+    for begin in range(0, len(rows), per_table):
+        part = range(begin, min(begin + per_table, len(rows)))
+        print(" " * first + "".join(f"{rows[i]['name']:>{widths[i]}}" for i in part))
+        for label, cells in lines.items():
+            print(f"{label:<{first}}" + "".join(f"{cells[i]:>{widths[i]}}" for i in part))
+        if part.stop < len(rows):
+            print()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cudatma.build.cache import default_root
 from cudatma.build.kernel import default_target
 from cudatma.build.prebuild import usable_cores
-from cudatma.errors import ArgumentError, CudaTmaError, DriverError, counted
+from cudatma.errors import ArgumentError, CudaTmaError, DriverError, counted, duration
 from cudatma.kernels.family import Family, imported
 from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
 from cudatma.kernels.registry import FAMILIES, family
@@ -223,7 +223,7 @@ def _show_plan(tasks: Sequence[Task], gpu: Gpu, as_json: bool) -> None:
     for task in tasks:
         print(f"\n{task}: {counted(len(task.candidates), 'candidate')}, the cost model's choice first")
         for one in task.candidates:
-            print(f"  {one.cost.us:9.4g} us predicted, {one.cost.bound:<9} {one.label}")
+            print(f"  {duration(1e-6 * one.cost.us):>9} predicted, {one.cost.bound:<9} {one.label}")
 
 
 def _progress(console: Console, what: str) -> Progress:

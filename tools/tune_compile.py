@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cudatma.build.prebuild import compile_all
-from cudatma.errors import CompileError, counted
+from cudatma.errors import CompileError, counted, duration
 from cudatma.kernels.family import Family
 
 from .tune_plan import Task
@@ -24,7 +24,7 @@ class Kernels:
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        ready = f"{counted(self.ready, 'kernel')} ready after {self.seconds:.1f} s"
+        ready = f"{counted(self.ready, 'kernel')} ready after {duration(self.seconds)}"
         return f"{ready}, {len(self.refused)} refused by the compiler"
 
     def labels(self, tasks: Sequence[Task]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from cudatma.errors import CudaTmaError, LaunchError
+from cudatma.errors import CudaTmaError, LaunchError, duration
 from cudatma.kernels.choosing import Listed
 from cudatma.kernels.family import Family
 from cudatma.kernels.tuning_file import Entry, GpuClass, store_entry
@@ -76,7 +76,8 @@ class Outcome:
         if self.winner is None:
             why = next(iter(self.dropped.values()), "nothing could be measured")
             return f"{task}: failed: {why}"
-        gain = f"{self.us:.4g} us, the cost model's choice {self.rule_us:.4g} ({self.rule_us / self.us:.2f} x)"
+        took, rule_took = duration(1e-6 * self.us), duration(1e-6 * self.rule_us)
+        gain = f"{took}, the cost model's choice {rule_took} ({self.rule_us / self.us:.2f} x)"
         return f"{task}: {self.status}: {gain}, {self.winner.label}"
 
 

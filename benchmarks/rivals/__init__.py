@@ -23,7 +23,7 @@ RIVALS = {
 }
 #: Those that take bf16 alone.
 BF16_ONLY = ("quack", "tinygemm")
-#: Those whose kernels come from a folder of libraries.
+#: Rivals whose kernels come from the libraries of vLLM's wheel.
 VLLM = ("marlin", "machete")
 
 
@@ -63,7 +63,8 @@ class Field:
 def make_field(names: Sequence[str], layer: Layer, m_values: Sequence[int], vllm: Path | None = None) -> Field:
     """The named rivals on a layer.
 
-    m_values: what they will run, so that they can compile it all at once. vllm: the folder of vLLM's kernels.
+    m_values: what they will run, so that they can compile it all at once. vllm: the folder with the libraries of vLLM's
+    wheel.
     """
     made = Field()
     for name in names:

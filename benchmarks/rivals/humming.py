@@ -1,4 +1,4 @@
-"""Humming (PyPI: humming-kernels): W4A16 kernels compiled for each layer and M by its own heuristics."""
+"""Humming (package humming-kernels): W4A16 kernels compiled for each layer and M by its own heuristics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""QuACK's W4A16 GEMM (PyPI: quack-kernels), in CuTe DSL: bf16, group 128, symmetric.
+"""QuACK's W4A16 GEMM (package quack-kernels), in CuTe DSL: bf16, group 128, symmetric.
 
 Its launches overlap as QuACK has them do by default: each is a programmatic dependent of the one before it.
 """

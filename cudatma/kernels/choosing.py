@@ -22,7 +22,16 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Generic
 
-from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TargetError, TuneFileWarning, counted, shown
+from cudatma.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CudaTmaError,
+    TargetError,
+    TuneFileWarning,
+    counted,
+    duration,
+    shown,
+)
 from cudatma.kernels.cost import Cost, ranked
 from cudatma.kernels.family import Family, KernelSpec, P, S
 from cudatma.kernels.gpu import Gpu
@@ -86,12 +95,13 @@ def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
             return Decision(spec, "pinned", "pinned by the caller")
         if (found := lookup(family, problem, gpu)) is not None:
             entry, source = found.entry, "shipped" if found.shipped else "tuned"
-            gain = f"{entry.us:.4g} us, where the cost model's choice took {entry.rule_us:.4g}"
+            took, rule_took = duration(1e-6 * entry.us), duration(1e-6 * entry.rule_us)
+            gain = f"{took}, where the cost model's choice took {rule_took}"
             shared = " and ".join(name.upper() for name in family.index)
             which = "this problem" if found.exact else f"one of this {shared} ({entry.problem.description})"
             return Decision(entry.spec, source, f"{found.path} has {which}, measured at M = {entry.problem.m}: {gain}")
     spec, cost, considered = cheapest_of(family, problem, gpu)
-    why = f"the cheapest of {counted(considered, 'candidate')} by the cost model, {cost.us:.4g} us"
+    why = f"the cheapest of {counted(considered, 'candidate')} by the cost model, {duration(1e-6 * cost.us)}"
     return Decision(spec, "rule", problem.constraint or why)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from cudatma.build.kernel import default_target
 from cudatma.deprecation import warn_deprecated
-from cudatma.errors import counted
+from cudatma.errors import counted, duration
 from cudatma.kernels.choosing import Decision, Listed, decide
 from cudatma.kernels.cost import Cost, ranked
 from cudatma.kernels.family import Family
@@ -128,8 +128,8 @@ class Explanation:
             f"why        {self.decision.source}: {self.decision.why}",
             f"work       {work.tiles_m} x {work.tiles_n} tiles {of_cluster}of {counted(work.k_iterations, 'stage')} "
             f"on {counted(work.ctas, 'CTA')}, {divided}",
-            f"predicted  {cost.us:.4g} us: "
-            + ", ".join(f"{words} {getattr(cost, f'{term}_us'):.3g}" for term, words in _TERMS.items()),
+            f"predicted  {duration(1e-6 * cost.us)}: "
+            + ", ".join(f"{words} {duration(1e-6 * getattr(cost, f'{term}_us'))}" for term, words in _TERMS.items()),
             "",
         ]
         rows = [

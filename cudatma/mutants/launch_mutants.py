@@ -25,7 +25,8 @@ def mutants_of_call(ptx: str, call: Call) -> list[Mutant]:
     """Every mutant of a launch: of each tensor map, of the shared memory, and of each shared array's alignment."""
     found = list(_bases(ptx, call))
     functions = parse(ptx).functions
-    entry = find_name(call.entry, [function.name for function in functions.values() if function.is_entry], "entry")
+    entries = [function.name for function in functions.values() if function.is_entry]
+    entry = find_name(call.entry, entries, "entry", "kernels")
     loaded = loaded_parameters(functions[entry])
     for position, value in enumerate(call.args):
         if isinstance(getattr(value, "spec", None), TiledSpec):

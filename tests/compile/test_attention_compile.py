@@ -31,7 +31,7 @@ def exponentials_between_waits(sass: str) -> list[int]:
     return found
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(
     ("version", "head_dim", "warpgroups", "block_n"),

@@ -42,6 +42,7 @@ def accesses(kernel: Kernel) -> Counter[str]:
     return Counter(re.findall(r"^\s*(?:@!?%p\d+\s+)?((?:ld|st)\.(?:shared|global|volatile))", kernel.ptx, re.MULTILINE))
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", BY_TMA)
 @pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
 def test_no_thread_moves_data(name: str, target: str) -> None:
@@ -79,6 +80,7 @@ def test_runs_of_every_operation_compile(op: str, kind: str) -> None:
 TURNING = {1: ("LDSM", "STSM", 4), 2: ("LDSM", "STSM", 2), 4: ("LDS", "STS", 4), 8: ("LDS", "STS", 2)}
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("element_bytes", TURNING)
 @pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
 def test_a_transpose_reads_and_writes_16_bytes_a_lane(element_bytes: int, target: str, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from cudatma.target import get_target
 _PRIMITIVES = sorted(path.name for path in (template_root() / "primitives").glob("*.cuh.j2"))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", REGISTRY)
 def test_a_kernel_compiles_with_debug(name: str) -> None:
     """The first of its specs, for a target that runs it; ``cudatma dump all --debug`` goes through all of them."""
@@ -38,7 +38,7 @@ def test_nothing_of_it_is_in_a_primitive_without_debug(name: str) -> None:
 
 def test_nothing_of_it_is_in_a_kernel_without_debug() -> None:
     for entry in REGISTRY.values():
-        for spec in entry.specs("sm_90a"):
+        for spec in entry.specs("sm_90a")[:2]:
             text = render(entry.template, spec, "sm_90a")
             assert "debug" not in text, entry.name
             assert "__builtin_LINE" not in text, entry.name

@@ -66,6 +66,7 @@ def test_an_unread_parameter_is_found() -> None:
     assert unread_parameters(compile_kernel(source, target="sm_90a").ptx, "one") == ["one_param_1"]
 
 
+@pytest.mark.slow
 def test_sm_121a_has_the_sources_of_sm_120a() -> None:
     sources = [
         [render(job.entry.template, job.spec, job.target).partition("\n")[2] for job in all_jobs(name)]
@@ -74,7 +75,7 @@ def test_sm_121a_has_the_sources_of_sm_120a() -> None:
     assert sources[0] == sources[1]
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 def test_kernel(job: Job, folder: Path, reports: dict[str, Report]) -> None:
     report = dump(job, folder)
@@ -96,6 +97,7 @@ def test_kernel(job: Job, folder: Path, reports: dict[str, Report]) -> None:
         assert report.cluster_opcodes == ()
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", TARGETS)
 def test_marlin_uses_tma_and_tensor_cores(name: str, folder: Path) -> None:
     """The kernel that is fed by TMA alone has no other loads into shared memory."""

@@ -55,7 +55,7 @@ def opcodes(spec: MmaSyncSpec, target: str) -> tuple[Counter[str], tuple[str, ..
     return Counter(i.mnemonic for i in instructions), tuple(uses_cluster(instructions))
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("name", "spec"), REPRESENTATIVE, ids=ids)
 def test_resources(name: str, spec: MmaSyncSpec) -> None:
     kernel, target = compiled(spec, name), get_target(name)
@@ -68,7 +68,7 @@ def test_resources(name: str, spec: MmaSyncSpec) -> None:
     assert spec.smem_bytes <= min(99 * 1024, target.smem_per_block_bytes)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("name", "spec"), REPRESENTATIVE, ids=ids)
 def test_parameters(name: str, spec: MmaSyncSpec) -> None:
     """A map for each operand that TMA loads, a pointer for each other one, four more, the problem."""
@@ -80,7 +80,7 @@ def test_parameters(name: str, spec: MmaSyncSpec) -> None:
     assert sizes == [TENSOR_MAP_BYTES] * maps + [8] * arrays + [size_bytes(spec.problem_members)]
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("name", "spec"), [case for case in REPRESENTATIVE if case[0] in SM120], ids=ids)
 def test_sm120_code(name: str, spec: MmaSyncSpec) -> None:
     mnemonics, cluster = opcodes(spec, name)
@@ -94,6 +94,7 @@ def test_sm120_code(name: str, spec: MmaSyncSpec) -> None:
     assert "multicast" not in ptx
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", TARGETS)
 def test_tma_takes_the_place_of_loads(name: str) -> None:
     """With TMA alone no thread computes addresses of, or copies, what is multiplied."""

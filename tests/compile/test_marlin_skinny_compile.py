@@ -38,7 +38,7 @@ def compiled(spec: SkinnySpec, target: str) -> Kernel:
         pytest.skip(f"no NVRTC: {error}")
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("target", "spec"), CASES + OTHER_BOX, ids=ids)
 def test_resources_and_parameters(target: str, spec: SkinnySpec) -> None:
     kernel = compiled(spec, target)
@@ -55,6 +55,7 @@ def test_resources_and_parameters(target: str, spec: SkinnySpec) -> None:
     assert sizes == [TENSOR_MAP_BYTES] * maps + [8] * arrays + [size_bytes(spec.problem_members)]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("n", [36864, 46000])
 @pytest.mark.parametrize("group_size", [64, 128])
 def test_two_blocks_of_32_tokens_keep_their_sums(n: int, group_size: int) -> None:
@@ -67,6 +68,7 @@ def test_two_blocks_of_32_tokens_keep_their_sums(n: int, group_size: int) -> Non
     assert used.registers * spec.threads * 2 <= 65536
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("target", "spec"), CASES[:1] + CASES[-1:] + OTHER_BOX, ids=ids)
 def test_instructions(target: str, spec: SkinnySpec) -> None:
     """TMA alone loads the operands: before the wait, for the first lap, and for all later laps."""

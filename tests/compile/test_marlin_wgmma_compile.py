@@ -52,7 +52,7 @@ def saves_one(spec: WgmmaSpec) -> bool:
     return spec.is_fused and (spec.block_m, spec.block_n, spec.block_k, spec.mmas_per_commit) == (64, 256, 256, 2)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.entry)
 def test_resources(spec: WgmmaSpec) -> None:
     """A log that speaks of serialised wgmmas or an ignored setmaxnreg is a warning."""
@@ -70,7 +70,7 @@ def test_resources(spec: WgmmaSpec) -> None:
     assert int(barriers[1]) == 1 + named
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.entry)
 def test_parameters(spec: WgmmaSpec) -> None:
     sizes = [parameter.size_bytes for parameter in compiled(spec).parameters]
@@ -79,7 +79,7 @@ def test_parameters(spec: WgmmaSpec) -> None:
     assert sizes == [TENSOR_MAP_BYTES] * maps + [8] * arrays + [size_bytes(spec.problem_members)]
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.entry)
 def test_instructions(spec: WgmmaSpec) -> None:
     if find_program("nvdisasm") is None:

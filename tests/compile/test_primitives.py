@@ -212,6 +212,7 @@ def test_the_compiler_warns_of_nothing(target: str) -> None:
     assert compiled(target).warnings == ()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("target", COMPILED_TARGETS)
 def test_sass(target: str, tmp_path: Path) -> None:
     found = Counter(re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", sass(target, tmp_path)))
@@ -284,6 +285,7 @@ def test_the_example_kernel_is_tma_only(target: str, load_example: Callable[[str
     assert "0 bytes spill stores" in result.log
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
 @pytest.mark.parametrize(("name", "spec", "feature"), PROBES, ids=lambda value: str(value).replace(" ", ""))
 def test_the_probes_compile(target: str, name: str, spec: object, feature: str) -> None:

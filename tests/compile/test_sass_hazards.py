@@ -113,6 +113,7 @@ def test_fragments_of_groups_within_the_loop_are_kept_apart(tmp_path: Path) -> N
     assert wgmma_hazards(text) == ()
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("wait", ["WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.DEPBAR.LE gsb0, 0x0"])
 def test_a_real_kernel_needs_its_waits(wait: str, tmp_path: Path) -> None:
     """The same kernel with one kind of its waits taken away: for the next fragments, or for the accumulators."""
@@ -127,7 +128,7 @@ JOBS = [job for entry in REGISTRY.values() for name in TARGETS for job in jobs_f
 ]
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 def test_the_control_flow_of_a_kernel_is_read_whole(job: Job, tmp_path: Path) -> None:
     (code,) = parse_encoded(disassembled(render(job.entry.template, job.spec, job.target), job.target.name, tmp_path))

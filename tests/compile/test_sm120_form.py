@@ -36,6 +36,7 @@ JOBS = [
 ]
 
 
+@pytest.mark.sweep(30)
 @pytest.mark.parametrize(("template", "spec"), JOBS, ids=lambda value: getattr(value, "entry", None))
 def test_same_source(template: str, spec: Any) -> None:
     sources = [render(template, spec, target) for target in ("sm_90a", "sm_120a")]

@@ -142,7 +142,7 @@ def names(value: Any) -> str:
 
 
 def check_clean(case: Case) -> None:
-    report, is_right = case.run(schedules=20)
+    report, is_right = case.run(schedules=10)
     assert report.is_clean, str(report)
     assert is_right
 

@@ -113,7 +113,7 @@ CASES: dict[str, tuple[list[int], int, int, tuple[int, int], int, int, int, dict
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("case", "target"),
     [*((case, SM90A) for case in CASES), *((case, SM120A) for case in [*list(CASES)[::2], "sinks"])],
@@ -125,23 +125,24 @@ def test_results_are_right_and_clean(case: str, target: Target) -> None:
     check(make(lengths, heads, kv_heads, dims, q_length, page_size, dtype), parts=parts, target=target, **options)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("page_size", "target"), [(0, SM90A), (16, SM120A), (5, SM90A)])
 def test_rings_wrap(page_size: int, target: Target) -> None:
     given = make([300, 230], 2, 1, (32, 32), 1, page_size, "float16")
-    check(given, parts=1, schedules=4, fields={"stages": 2}, target=target)
+    check(given, parts=1, fields={"stages": 2}, target=target)
 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize(("page_size", "target"), [(0, SM90A), (5, SM90A), (16, SM120A), (5, SM120A)])
-def test_twenty_schedules_are_clean(page_size: int, target: Target) -> None:
+def test_many_schedules_are_clean(page_size: int, target: Target) -> None:
     given = make([200, 65], 2, 1, (32, 32), 1, page_size, "float16")
-    check(given, parts=2, schedules=20, fields={"stages": 2}, target=target)
+    check(given, parts=2, schedules=8, fields={"stages": 2}, target=target)
 
 
 def test_pages_and_a_contiguous_cache_give_the_same_bits() -> None:
-    given = make([300, 65], 8, 2, (64, 64), 1, 0, "bfloat16")
+    given = make([200, 65], 4, 2, (64, 64), 1, 0, "bfloat16")
     first = check(given, parts=3, schedules=1)
-    for page_size in (5, 24, 64):
+    for page_size in (5,):
         assert (check(in_pages(given, page_size), parts=3, schedules=1) == first).all()
 
 
@@ -205,7 +206,7 @@ FP8_CASES: dict[str, tuple[list[int], tuple[int, int], int, int, int, dict[str, 
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("case", "target"),
     [*((case, SM90A) for case in FP8_CASES), *((case, SM120A) for case in list(FP8_CASES)[::2])],
@@ -218,6 +219,7 @@ def test_an_e4m3_cache(case: str, target: Target) -> None:
     check(given | SCALES[number % 4], parts=parts, target=target, **options)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("options", [{}, {"softcap": 2.0}, {"window": (70, 0)}], ids=str)
 def test_a_scale_of_keys_that_is_zero_or_less_counts_as_zero(options: dict[str, Any]) -> None:
     """Zero is what the largest element of a head of zeros gives."""
@@ -225,13 +227,15 @@ def test_a_scale_of_keys_that_is_zero_or_less_counts_as_zero(options: dict[str, 
     check(given | {"k_scale": np.array([0.0, -1.0], np.float32)}, parts=1, schedules=1, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page_size", [0, 16])
 def test_the_ring_of_an_e4m3_cache_wraps(page_size: int) -> None:
-    given = in_e4m3(make([600, 500], 2, 1, (32, 32), 1, page_size, "float16"))
+    given = in_e4m3(make([400, 270], 2, 1, (32, 32), 1, page_size, "float16"))
     for fields in ({"stages": 2}, {"stages": 2, "block_n": 64, "box_rows": page_size or 64}):
-        check(given, parts=1, schedules=10, fields=fields)
+        check(given, parts=1, schedules=4, fields=fields)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_every_finite_e4m3_number_is_exact(dtype: str) -> None:
     """One key a sequence: each head takes one of its columns, and all take its values. Subnormal numbers too."""
@@ -306,6 +310,7 @@ def test_specs_that_cannot_be(fields: dict[str, Any], message: str) -> None:
         AttentionDecode(**{"dtype": "float16", "head_dim": 64, "v_head_dim": 64, **fields})
 
 
+@pytest.mark.slow
 def test_the_sample() -> None:
     made = decode_sample(SM90A, k_length=100, page_size=16, dtype="bfloat16")
     assert made.run(schedules=2).is_clean

@@ -85,7 +85,7 @@ def check(
     assert (whole[..., dims[1] :] == 7).all()
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_results_are_right_and_clean(version: str, case: str) -> None:
@@ -95,7 +95,7 @@ def test_results_are_right_and_clean(version: str, case: str) -> None:
     check(version, heads, kv_heads, q_length, k_length, dtype=dtype, schedules=schedules, **options)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("version", ["a1", "a2", "a3", "a4", "p1"])
 def test_sinks(version: str) -> None:
     """Greater than all scores, less, and none; queries that see no key have nothing else."""
@@ -103,7 +103,7 @@ def test_sinks(version: str) -> None:
     check(version, 4, 2, 70, 65, causal=True, sink=sink, target=SM120A if version == "p1" else SM90A)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("dims", "fields"),
     [
@@ -134,7 +134,7 @@ def test_every_head_dim_of_the_first_versions(version: str, dims: tuple[int, int
     check(version, 1, 1, 40, 70, dims, fields=fields, schedules=1, dtype="bfloat16")
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("dims", "fields"),
     [
@@ -149,22 +149,22 @@ def test_every_head_dim_of_the_first_versions(version: str, dims: tuple[int, int
     ids=str,
 )
 def test_every_head_dim_on_sm120(dims: tuple[int, int], fields: dict[str, Any]) -> None:
-    check("p1", 2, 1, 70, 150, dims, fields=fields, target=SM120A, causal=True, dtype="bfloat16")
+    check("p1", 1, 1, 40, 100, dims, fields=fields, target=SM120A, causal=True, dtype="bfloat16")
 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("version", ["a1", "a2", "a3", "a4", "p1"])
-def test_twenty_schedules_are_clean(version: str) -> None:
+def test_many_schedules_are_clean(version: str) -> None:
     """Rings of two slots wrap twice; in version a4 each CTA takes several tiles."""
     fields: dict[str, Any] = {"block_n": 32}
     if version == "a4":
         fields["q_stages"] = 2
-    check(version, 3, 3, 66, 150, (32, 32), causal=True, fields=fields, schedules=20)
+    check(version, 3, 3, 66, 100, (32, 32), causal=True, fields=fields, schedules=8)
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("version", ["a1", "a4"])
-@pytest.mark.parametrize("last", [1, 2, 9])
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["a4", "a1"])
+@pytest.mark.parametrize("last", [2, 1, 9])
 def test_causal_tiles_in_raster_groups(version: str, last: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of one head of k, with the two of q that share it, and a longer last one."""
     monkeypatch.setattr(plan, "_GROUP_BYTES", 1)
@@ -172,17 +172,17 @@ def test_causal_tiles_in_raster_groups(version: str, last: int, monkeypatch: pyt
     check(version, 6, 3, 130, 130, (32, 32), batch=2, schedules=1, causal=True)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("q_stages", [1, 2])
 def test_persistent_ctas_take_several_tiles(q_stages: int) -> None:
-    check(
-        "a4", 2, 2, 200, 70, (32, 32), causal=True, batch=2, fields={"q_stages": q_stages, "block_n": 32}, schedules=3
-    )
+    check("a4", 2, 2, 200, 70, (32, 32), causal=True, batch=2, fields={"q_stages": q_stages, "block_n": 32})
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("warpgroups", [1, 3])
 def test_one_warpgroup_and_three(warpgroups: int) -> None:
     fields = {"block_m": 64 * warpgroups, "block_n": 32, "warpgroups": warpgroups}
-    check("a3", 1, 1, 200, 200, (32, 32), fields=fields, schedules=5)
+    check("a3", 1, 1, 200, 100, (32, 32), fields=fields)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def check_operands(
     return out, lse
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("scale", "options"),
     [(0.5, {}), (8, {"causal": True}), (8, {"window": (50, 20)}), (0.5, {"sink": np.array([6, -np.inf], np.float32)})],
@@ -253,12 +253,12 @@ def test_rows_whose_maximum_rises_again_and_again(version: str, scale: float, op
     check_operands(version, q, k, v, scale=scale, **options)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("infinite", [slice(32, None), slice(0, 32), slice(16, 48), slice(0, None)], ids=str)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_blocks_of_logits_of_minus_infinity(version: str, infinite: slice) -> None:
     """Count as keys that are not seen: the last blocks, which come first, the first ones, some in between, and all."""
-    q, k, v = (operand(1, 70, 1, 64, "float16", seed) for seed in (0, 1, 2))
+    q, k, v = (operand(1, length, 1, 64, "float16", seed) for seed, length in enumerate((20, 70, 70)))
     q[..., 0] = np.abs(q[..., 0]) + 1
     k[:, infinite, :, 0] = -np.inf
     fields = {"block_n": 32} if version == "phase1" else {}
@@ -266,6 +266,7 @@ def test_blocks_of_logits_of_minus_infinity(version: str, infinite: slice) -> No
         check_operands(version, q, k, v, scale=scale, fields=fields)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_only_rows_with_a_logit_of_plus_infinity_are_nan(version: str) -> None:
     """As with torch.softmax: inf - inf. Their neighbors in a tile are as they were."""
@@ -278,6 +279,7 @@ def test_only_rows_with_a_logit_of_plus_infinity_are_nan(version: str) -> None:
     np.testing.assert_allclose(lse, sums, atol=1e-3)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_query_with_a_nan_is_nan_alone(version: str) -> None:
     q, k, v = (operand(1, 70, 1, 64, "float16", seed) for seed in (0, 1, 2))

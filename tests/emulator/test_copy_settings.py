@@ -80,6 +80,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_any_ring_copies_windows_and_runs(setting: Setting) -> None:
     source = numbers(40, 640, "uint32")

@@ -56,7 +56,7 @@ def arrays(call: Call) -> Iterator[np.ndarray[Any, Any]]:
             yield value.reshape(-1).view(np.uint8)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", CHOSEN)
 def test_the_result_is_the_same(name: str) -> None:
     subject = SUBJECTS[name]
@@ -85,7 +85,7 @@ PLANTED = (
 )
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "old", "new", "barrier", "cause"), PLANTED, ids=[name for name, *_ in PLANTED])
 def test_a_hang_in_a_kernel_of_the_registry_ends(name: str, old: str, new: str, barrier: str, cause: str) -> None:
     """With clusters, named barriers, setmaxnreg, stream-K flags and stores to other blocks around it."""
@@ -97,6 +97,7 @@ def test_a_hang_in_a_kernel_of_the_registry_ends(name: str, old: str, new: str, 
     assert re.search(r"mbarrier_wait_parity|ring\.(acquire|wait)\(", first.text)
 
 
+@pytest.mark.slow
 def test_who_waits_for_another_blocks_sums_is_told_apart() -> None:
     """Block 1 of each cluster waits for bytes that never come; what the others wait for is what it did not send."""
     subject = SUBJECTS["marlin_skinny/cluster"]
@@ -110,6 +111,7 @@ def test_who_waits_for_another_blocks_sums_is_told_apart() -> None:
     assert all("2048 announced bytes never came" in wait.cause for wait in owner)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     # The two warps of a column send a fragment each, of 128 sums.
     ("moved", "what"),

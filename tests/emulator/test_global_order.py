@@ -58,6 +58,7 @@ def independent(ptx: str) -> str:
     return ptx.replace("griddepcontrol.wait;", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutate", [unreleased, narrow, unacquired])
 def test_marlin_without_its_flags_order(monkeypatch: pytest.MonkeyPatch, mutate: Mutation) -> None:
     assert run_marlin(monkeypatch, mutate).kinds == {"global_race"}

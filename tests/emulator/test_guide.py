@@ -30,6 +30,7 @@ def imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del sys.modules[name]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """It prints that its result is right, after 20 schedules (of the largest step, 5) without a hazard."""
@@ -46,6 +47,7 @@ def test_a_step(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert name == "s1_descriptor.py" or "right, on the emulator" in printed
 
 
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake(name: str) -> None:
     mistake = importlib.import_module(name).MISTAKE

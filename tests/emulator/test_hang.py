@@ -32,6 +32,7 @@ def run(
     return sums, right
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name.lower())
 def test_a_planted_hang_is_named(planted: Planted) -> None:
     with pytest.raises(PipelineHang) as caught:

@@ -439,6 +439,7 @@ def test_the_right_kernel_is_clean(case: Case) -> None:
     check_clean(case)
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize(("case", "bug"), parametrised(CASES), ids=names)
 def test_the_bug_is_reported(case: Case, bug: str) -> None:
     check_bug(case, bug)

@@ -641,11 +641,13 @@ CASES = [
 ]
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("case", CASES, ids=names)
 def test_the_right_kernel_is_clean(case: Case) -> None:
     check_clean(case)
 
 
+@pytest.mark.sweep(14)
 @pytest.mark.parametrize(("case", "bug"), parametrised(CASES), ids=names)
 def test_the_bug_is_reported(case: Case, bug: str) -> None:
     check_bug(case, bug)
@@ -657,6 +659,6 @@ def test_the_bug_is_reported(case: Case, bug: str) -> None:
     ids=names,
 )
 def test_other_right_ways_are_clean(case: Case, variant: str) -> None:
-    report, is_right = case.run(variant, schedules=20)
+    report, is_right = case.run(variant, schedules=10)
     assert report.is_clean, str(report)
     assert is_right

@@ -419,11 +419,13 @@ CASES = [
 ]
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize("case", CASES, ids=names)
 def test_the_right_kernel_is_clean(case: Case) -> None:
     check_clean(case)
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize(("case", "bug"), parametrised(CASES), ids=names)
 def test_the_bug_is_reported(case: Case, bug: str) -> None:
     check_bug(case, bug)

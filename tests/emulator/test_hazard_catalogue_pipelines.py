@@ -352,6 +352,7 @@ def test_the_right_kernel_is_clean(case: Case) -> None:
     check_clean(case)
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize(("case", "bug"), parametrised(CASES), ids=names)
 def test_the_bug_is_reported(case: Case, bug: str) -> None:
     check_bug(case, bug)
@@ -359,6 +360,6 @@ def test_the_bug_is_reported(case: Case, bug: str) -> None:
 
 @pytest.mark.parametrize(("case", "variant"), [(CASES[0], "GUIDE"), (CASES[2], "FENCE_BY_ONE")], ids=names)
 def test_other_right_ways_are_clean(case: Case, variant: str) -> None:
-    report, is_right = case.run(variant, schedules=20)
+    report, is_right = case.run(variant, schedules=10)
     assert report.is_clean, str(report)
     assert is_right

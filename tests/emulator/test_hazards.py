@@ -134,11 +134,12 @@ def relay(
 
 
 def test_the_relay_without_a_bug_is_clean() -> None:
-    report, given, out = relay(schedules=50)
+    report, given, out = relay(schedules=20)
     assert report.is_clean, str(report)
     assert (out == given + 1).all()
 
 
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize(
     ("define", "kind"),
     [

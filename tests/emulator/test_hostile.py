@@ -48,6 +48,7 @@ def run(text: str, args: Any = None, **options: Any) -> Any:
 # ---- text
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", BASES)
 def test_mutants_end_in_a_report_or_a_typed_error(name: str) -> None:
     for what, text in hostile.mutants(base(name), 60, len(name)):
@@ -109,6 +110,7 @@ def test_text_that_is_refused(text: Any) -> None:
     assert len(str(caught.value)) < 2000
 
 
+@pytest.mark.slow
 def test_ten_megabytes_in_bounded_memory() -> None:
     """Each parse has 2 GB of address space for everything, NumPy included."""
     script = """

@@ -105,7 +105,7 @@ def test_variables_are_read_and_written_by_name() -> None:
     assert any("weights" in name for name in module.globals)
     with pytest.raises(ArgumentError, match="weights: got 8 bytes; allowed: 16 bytes"):
         module.globals["weights"] = np.zeros(2, np.float32)
-    with pytest.raises(ArgumentError, match=r"name: got wights; allowed: one of .*weights"):
+    with pytest.raises(ArgumentError, match=r"name: got wights; allowed: .*weights"):
         module.variable("wights")
 
 
@@ -161,9 +161,9 @@ def test_kernels_go_by_plain_qualified_and_partial_names() -> None:
     ):
         module.launch(name, 1, 1, (out,), schedules=1)
         assert out[0] == value
-    with pytest.raises(ArgumentError, match=r"one of .*fillILi3E.*fillILi30E.*2 names fit; give more of one"):
+    with pytest.raises(ArgumentError, match=r"allowed: .*fillILi3E.*fillILi30E.*2 names fit; give more of one"):
         module.launch("fill", 1, 1, (out,))
-    with pytest.raises(ArgumentError, match="got scalers; allowed: one of scalars"):
+    with pytest.raises(ArgumentError, match=r"got scalers .*allowed: scalars, "):
         module.launch("scalers", 1, 1, (out,))
 
 

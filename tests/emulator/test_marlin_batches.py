@@ -13,10 +13,10 @@ from cudatma.quantization import quantize
 
 K, N, PROCESSORS = 320, 136, 3
 #: Each tile of either kernel, tails in M, and several tiles a CTA.
-M_VALUES = (1, 11, 30, 50, 100, 280)
+M_VALUES = (1, 11, 30, 50, 100, 150)
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "dtype", "group", "symmetric"),
     [("sm_90a", "float16", 128, True), ("sm_90a", "bfloat16", -1, False), ("sm_120a", "float16", 64, False)],
@@ -31,7 +31,7 @@ def test_a_row_has_the_same_bits_in_every_batch(target: str, dtype: str, group: 
         spec = choose_invariant(Problem(layer, m), imagined_gpu(target, PROCESSORS))
         entries.add(spec.entry)
         out, report = run_marlin(
-            np.ascontiguousarray(x[:m]), w, target=target, processors=PROCESSORS, spec=spec, divide=False, schedules=2
+            np.ascontiguousarray(x[:m]), w, target=target, processors=PROCESSORS, spec=spec, divide=False, schedules=1
         )
         assert report.is_clean
         results.append(out)
@@ -41,6 +41,7 @@ def test_a_row_has_the_same_bits_in_every_batch(target: str, dtype: str, group: 
     assert relative_error(results[-1], x, w) < (1e-3 if dtype == "float16" else 6e-3)
 
 
+@pytest.mark.slow
 def test_the_fastest_instances_do_differ() -> None:
     """What batch invariance is for: the usual choice divides K where tiles are few."""
     rng = np.random.default_rng(5)

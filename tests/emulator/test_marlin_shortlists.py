@@ -31,7 +31,7 @@ KINDS: dict[str, tuple[str, Callable[[AnyMarlinSpec], bool]]] = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_of_each_kind(kind: str) -> None:
     layer, m = LinearShape(320, 264, 64, True, "float16"), 20

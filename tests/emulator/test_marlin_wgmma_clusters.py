@@ -47,7 +47,7 @@ def test_products_are_right_and_clean(name: str) -> None:
     assert relative_error(out, x, w, bias) < TOLERANCE[of.dtype]
 
 
-@pytest.mark.sweep(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["2_blocks", "3_blocks_of_5_fragments"])
 def test_prefetched_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A programmatic dependent launch of clusters."""

@@ -21,7 +21,7 @@ from cudatma.kernels.schedule import schedule
 from cudatma.quantization import PackedWeight
 from cudatma.quantization.scale_range import ScaleFit
 
-SCHEDULES = 4
+SCHEDULES = 2
 #: What the largest scale becomes, and the fit then; all other scales are half of it and more.
 SMALL, LARGE = (2.0**-9, ScaleFit("as_stored", 0)), (1.7, ScaleFit("as_stored", 9))
 BF16_SMALL, BF16_LARGE = (2.0**-6, ScaleFit("as_stored", 0)), (1.7, ScaleFit("as_stored", 6))
@@ -107,7 +107,7 @@ def test_tiles_are_divided(name: str) -> None:
     assert schedule(of, m, n, k, processors, eager=True).stream_tiles
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", CASES)
 def test_the_bits_are_those_of_the_other_way(name: str) -> None:
     m, k, n, processors, of, (largest, fit) = CASES[name]
@@ -167,6 +167,7 @@ def served(monkeypatch: pytest.MonkeyPatch, w: PackedWeight, m: int = 33, **opti
     return seen[0]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_the_call_takes_it_where_it_can(monkeypatch: pytest.MonkeyPatch, batch_invariant: bool) -> None:
     _, w, _ = operands(1, 128, 64, spec())
@@ -183,6 +184,7 @@ def test_the_call_takes_it_where_it_can(monkeypatch: pytest.MonkeyPatch, batch_i
         assert chosen.in_form("none") == rule
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("fields", [{"has_zeros": True}, {"group_size": -1}, {}])
 def test_others_run_as_they_did(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> None:
     _, w, _ = operands(1, 128, 64, spec(**fields))

@@ -60,6 +60,7 @@ DIRECT = PermuteColumnsSpec(True, rows=2, consumers=64)
 COPY = PermuteColumnsSpec(False, rows=2, consumers=64)
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
 @pytest.mark.parametrize(
     ("spec", "shape", "pitch", "offset"),

@@ -87,6 +87,7 @@ def positions(rank: int, itemsize: int, store: bool) -> list[tuple[int, ...]]:
     return [zero, some, over, outside] if store else [zero, some, over, outside, negative]
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8, BFLOAT16], ids=str)
 @pytest.mark.parametrize("rank", TENSORS)
 def test_tile_load_and_store(rank: int, dtype: Any) -> None:
@@ -202,6 +203,7 @@ def test_mma(name: str, dtype: Any) -> None:
     assert np.abs(d - wanted).max() < 1e-5
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("source", ["registers", "shared"])
 @pytest.mark.parametrize("n", [8, 24, 256])
 @pytest.mark.parametrize(("name", "dtype"), [("f16", np.dtype(np.float16)), ("bf16", BFLOAT16)])

@@ -40,6 +40,7 @@ def polled(producer: int, consumer: int, grid: int, tries: int, schedules: int) 
     return kinds
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(("producer", "consumer", "grid"), [(0, 1, 2), (1, 0, 2), (0, 100, 101), (100, 0, 101)])
 @pytest.mark.parametrize("tries", [1, 20])
 def test_a_flag_that_is_polled_a_few_times_may_not_be_set_yet(
@@ -95,6 +96,7 @@ extern "C" __global__ void k(u32* flags, u32* out, u32 is_reversed) {
 """
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("is_reversed", [0, 1])
 @pytest.mark.parametrize(("grid", "schedules", "resident"), [(3, 50, 132), (24, 6, 132), (24, 4, 2), (150, 2, 132)])
 def test_ctas_that_wait_for_each_other_keep_none_from_starting(

@@ -74,6 +74,7 @@ def test_the_same_through_ptx() -> None:
     assert differences(complete[::PTX_SHARE], gpu.run) == []
 
 
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_compute_what_they_do_on_the_gpu(name: str) -> None:
     stored = np.load(KERNELS)

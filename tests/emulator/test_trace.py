@@ -302,6 +302,7 @@ def arrows_of(root: ElementTree.Element) -> list[Box]:
     return found
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("width", [480, 800, 1200])
 @pytest.mark.parametrize(
     "make",

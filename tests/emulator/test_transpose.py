@@ -28,6 +28,7 @@ def place(target: str = "sm_90a", blocks: int = 2) -> Place:
     return Place("emulator", None, get_target(target), blocks)
 
 
+@pytest.mark.sweep(9)
 @pytest.mark.parametrize("backend", ["emulator", "reference"])
 @pytest.mark.parametrize(
     ("shape", "dtype"),
@@ -72,16 +73,17 @@ def test_what_tma_cannot_is_right_too(source: Array) -> None:
         assert (into == wanted).all()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("element_bytes", "target"), [(1, "sm_90a"), (2, "sm_90a"), (4, "sm_90a"), (8, "sm_90a"), (4, "sm_120a")]
 )
-def test_no_hazard_in_20_schedules(element_bytes: int, target: str) -> None:
+def test_no_hazard_in_many_schedules(element_bytes: int, target: str) -> None:
     """Small tiles, so that the ring and the transposed tiles wrap around several times."""
     spec = TransposeSpec(element_bytes, 1, 1, 2, 1, warps=2, raster_group=2)
     source = numbers((3 * spec.side, 2 * spec.side - 16), f"uint{8 * element_bytes}")
     result = np.zeros(source.shape[::-1], source.dtype)
     planned = tile_plan(describe(source), describe(result), place(target), spec)
-    assert planned.emulate(get_target(target), schedules=20, seed=3).is_clean
+    assert planned.emulate(get_target(target), schedules=8, seed=3).is_clean
     assert (result == source.T).all()
 
 

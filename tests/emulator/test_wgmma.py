@@ -121,6 +121,7 @@ def run(mode: str, *defines: str, hazards: str = "raise") -> tuple[Any, Any, Rep
     return out, wanted, report
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("defines", [(), ("A_REGISTERS",), ("B_MN",)], ids=str)
 @pytest.mark.parametrize("mode", ["32B", "64B", "128B"])
 def test_products(mode: str, defines: tuple[str, ...]) -> None:

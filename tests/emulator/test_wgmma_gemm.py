@@ -33,6 +33,7 @@ def gemm(spec: WgmmaGemm, m: int, n: int, k: int, **options: Any) -> tuple[Any, 
     return d, a.astype(np.float64) @ b.astype(np.float64).T, report
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("spec", "m", "n", "k"),
     [

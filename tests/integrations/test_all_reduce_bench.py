@@ -14,6 +14,7 @@ CELLS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_is_a_cell_with_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     found = list(all_reduce.cells(2, [1]))

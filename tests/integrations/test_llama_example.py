@@ -16,6 +16,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 llama = importlib.import_module("llama")
 
 
+@pytest.mark.slow
 def test_the_tiny_model_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

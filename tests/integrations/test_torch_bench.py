@@ -16,8 +16,6 @@ from benchmarks import harness, torch_ops
 from cudatma.errors import DriverError
 from tools.dev.readme_tables import table_text
 
-pytestmark = pytest.mark.filterwarnings("ignore::cudatma.BackendWarning")
-
 
 @pytest.fixture(autouse=True)
 def _reference(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,9 +28,6 @@ def _reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDATMA_BACKEND", "reference")
 
 
-pytestmark = pytest.mark.filterwarnings("ignore::cudatma.BackendWarning")
-
-
 def linear(dtype: Any = torch.float16, *, bias: bool = True, seed: int = 0) -> Any:
     torch.manual_seed(seed)
     return torch.nn.Linear(K, N, bias=bias, dtype=dtype).requires_grad_(False)

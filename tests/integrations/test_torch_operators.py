@@ -18,8 +18,6 @@ import cudatma.integrations.torch
 from cudatma.errors import ArgumentTypeError, CudaTmaError, FieldError
 from cudatma.integrations.torch.weights import packed_weight, weight_tensors
 
-pytestmark = pytest.mark.filterwarnings("ignore::cudatma.BackendWarning")
-
 ONE = torch.tensor(1.0)
 TYPES = [torch.float16, torch.bfloat16]
 K, N = 96, 72
@@ -192,6 +190,7 @@ def test_an_operator_writes_out(name: str) -> None:
     assert out._version > version  # autograd and packed_weight() see the change
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_opcheck(name: str) -> None:
     call = calls(torch.float16)[name]
@@ -235,6 +234,7 @@ def test_functions_compile_into_one_graph_with_out_and_any_length() -> None:
         torch.testing.assert_close(compiled(x, w), model(x, w), rtol=0, atol=0)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_the_emulator_takes_tensors_of_the_host(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDATMA_BACKEND", "emulator")
@@ -245,7 +245,8 @@ def test_the_emulator_takes_tensors_of_the_host(dtype: Any, monkeypatch: pytest.
 
 
 def test_a_call_on_the_cpu_warns_as_the_functions_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.warns(cudatma.BackendWarning, match=r"gemm computes on the CPU \(reference\)"):
+    monkeypatch.delenv("CUDATMA_BACKEND")
+    with pytest.warns(cudatma.BackendWarning, match=r"gemm computes on the CPU \(emulator\)"):
         calls(torch.float16)["gemm"].run()
 
 

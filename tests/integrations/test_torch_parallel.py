@@ -48,6 +48,7 @@ def exact(dtype: str) -> tuple[Any, Any]:
     return hidden, torch.nn.functional.silu(hidden) @ down + second.double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_two_ranks_give_what_the_whole_layers_give(dtype: str, ended: tuple[Path, list[int]]) -> None:
     found = [torch.load(ended[0] / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
@@ -92,7 +93,6 @@ def two_ranks() -> Any:
 
 
 @pytest.mark.usefixtures("two_ranks")
-@pytest.mark.filterwarnings("ignore::cudatma.BackendWarning")
 def test_parallel_layers_compile_into_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDATMA_BACKEND", "reference")
     columns = ColumnParallel.from_packed(worker.weight(128, 192, 1))
@@ -155,7 +155,6 @@ def test_a_launch_that_waited_in_vain_is_an_error_that_names_the_rank() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.filterwarnings("ignore::cudatma.BackendWarning")
 def test_one_rank_has_the_whole_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDATMA_BACKEND", "reference")
     packed, x = worker.weight(128, 72, 0), worker.activations("float16")

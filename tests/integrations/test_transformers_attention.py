@@ -17,8 +17,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from cudatma.integrations.transformers import attention, register
 
-pytestmark = pytest.mark.filterwarnings("ignore::cudatma.BackendWarning")
-
 SIZES = {
     "hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
     "num_hidden_layers": 2, "vocab_size": 96, "max_position_embeddings": 256, "head_dim": 32,
@@ -228,6 +226,7 @@ def test_training(models: dict[str, Any]) -> None:
 # ---- compiling
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("mask", [None, LEFT], ids=["whole", "left"])
 def test_it_compiles_as_one_graph(models: dict[str, Any], mask: Any) -> None:
     """Padding cannot be looked at while it is traced: it goes to sdpa."""

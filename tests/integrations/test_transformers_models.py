@@ -35,8 +35,6 @@ from cudatma.integrations.transformers.quantizer import CudatmaHfQuantizer
 from cudatma.quantization import open_checkpoint
 from cudatma.quantization.conversion import convert_checkpoint
 
-pytestmark = pytest.mark.filterwarnings("ignore::cudatma.BackendWarning")
-
 TOKENS = torch.arange(3, 3 + 18).reshape(2, 9)
 WRITERS: dict[str, Any] = {
     "gptq v1": lambda path: write_gptq(path, order=True),
@@ -80,6 +78,7 @@ def expect_packed(model: Any) -> None:
     assert type(model.lm_head) is torch.nn.Linear
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_quantized_model_computes_what_its_integers_stand_for(tmp_path: Path, kind: str) -> None:
     weights = WRITERS[kind](tmp_path / "in")

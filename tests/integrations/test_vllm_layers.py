@@ -27,8 +27,6 @@ CASES = [
     *[("compressed-tensors", size, True) for size in (32, -1)],
 ]
 
-pytestmark = pytest.mark.filterwarnings("ignore::cudatma.BackendWarning")
-
 
 @pytest.fixture(autouse=True)
 def _one_rank(monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -26,6 +26,8 @@ SCHEDULES = 6
 #: Mutants that are tried of a kernel's first launch, at most, and the part of them of its further ones, which share
 #: most of their code with it.
 MOST, FURTHER = 36, 0.3
+#: Kernels of which `make test` tries a mutant.
+KERNELS = 8
 #: What has to be reported of a launch's mutants that are not exempt.
 LEAST = 0.88
 #: The same of a drawn part, in which few mutants decide.
@@ -74,17 +76,17 @@ def drawn(name: str, trial: Trial, count: int) -> list[Mutant]:
     return random.Random(name).sample(trial.mutants, min(count, len(trial.mutants)))
 
 
-def test_mutants_drawn_from_every_kernel_are_reported() -> None:
-    """One launch of each kernel, one mutant of each."""
+def test_mutants_drawn_from_some_kernels_are_reported() -> None:
+    """Try one mutant of one launch of each of some kernels."""
     outcomes: list[Outcome] = []
-    for kernel in dict.fromkeys(map(kernel_of, TRIALS)):
+    for kernel in random.Random(1).sample(sorted(set(map(kernel_of, TRIALS))), KERNELS):
         name = random.Random(kernel).choice([name for name in TRIALS if kernel_of(name) == kernel])
         trial = TRIALS[name]()
         report = trial.unchanged(1, seed=5)
         assert report.is_clean, f"{name}: {report}"
         outcomes += trial.outcomes(SCHEDULES, drawn(name, trial, 1))
-    assert len(outcomes) >= len(REGISTRY)
-    assert reported_share(by_verdict(outcomes)) >= LEAST, missed(outcomes)
+    assert len(outcomes) > KERNELS // 2  # some have no mutants
+    assert reported_share(by_verdict(outcomes)) >= LEAST_OF_PART, missed(outcomes)
     check_exemptions(outcomes)
 
 

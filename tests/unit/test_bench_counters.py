@@ -208,6 +208,7 @@ def test_nvml_is_asked_about_the_right_gpu(monkeypatch: pytest.MonkeyPatch) -> N
 # ---- Load paths ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     find_program("nvdisasm") is None, reason="nvdisasm is not installed: pip install nvidia-cuda-nvdisasm"
 )

@@ -283,6 +283,7 @@ def test_an_fp8_table_compares_with_the_fastest_of_each_scaling() -> None:
 # ---- With torch alone -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_operands_lie_as_the_layout_says(layout: str) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")

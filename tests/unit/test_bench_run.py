@@ -134,6 +134,7 @@ def test_a_whole_run(world: World, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "met: M <= 16, 4096 x 4096 <= 1.35 F: 1.111 F" in said
 
 
+@pytest.mark.slow
 def test_a_second_run_goes_on(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = run(tmp_path, "--shapes", "4096x4096", "--m", "1", "--rivals", "cublas")
     world.speeds["ours"] = 99.0

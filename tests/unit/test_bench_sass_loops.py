@@ -111,6 +111,7 @@ def test_copies_of_a_stage() -> None:
     assert load_path_code.copies_by_operand(spec_of("scales")) == pieces | {"scale": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     find_program("nvdisasm") is None, reason="nvdisasm is not installed: pip install nvidia-cuda-nvdisasm"
 )

@@ -251,6 +251,7 @@ def test_first_call_bars() -> None:
     assert len(first_call.misses([good | {"compile_ms": 2001.0}, good | {"warm_ms": {"load": 11.0}}, FAILED])) == 3
 
 
+@pytest.mark.slow
 def test_first_call_in_fresh_processes() -> None:
     found = first_call.measure(1, "sm_90a", warm_runs=1)
     assert "error" not in found, found

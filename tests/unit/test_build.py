@@ -583,7 +583,7 @@ def test_backends(
 
 @pytest.mark.parametrize(
     ("explicit", "variable", "warned"),
-    [(None, "", "no usable NVIDIA GPU"), ("auto", "", "no usable"), (None, "reference", "CUDATMA_BACKEND"),
+    [(None, "", "no usable NVIDIA GPU"), ("auto", "", "no usable"), (None, "reference", ""), (None, "emulator", ""),
      ("emulator", "", ""), ("reference", "", ""), (None, "cuda", "")],
 )  # fmt: skip
 def test_a_function_says_that_it_computes_on_the_cpu_unless_asked_to(

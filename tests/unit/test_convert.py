@@ -631,6 +631,9 @@ def test_the_command_reports_in_text_and_json(tmp_path: Path, capsys: pytest.Cap
     assert "not packed, outside the model's numbered blocks" in shown
     assert "pytorch_model.bin (other weights)" in shown
     assert "layers not compared with the model class: config.json names no architecture" in shown
+    errors = [error for row in re.findall(r"(0\.\d+) +(0\.\d+)$", shown, re.MULTILINE) for error in row]
+    assert len(errors) == 14
+    assert {len(error.lstrip("0.")) for error in errors} == {2}, "digits of an error"
     assert cli.main([*command, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (len(report["layers"]), report["kept_shards"], report["shards"]) == (14, 1, 1)

@@ -126,6 +126,7 @@ def test_test_files(block: Block, folder: Path, pytester: pytest.Pytester) -> No
     result.assert_outcomes(passed=block.text.count("\ndef test_"))
 
 
+@pytest.mark.sweep(8)
 @of_language("python")
 @pytest.mark.usefixtures("folder")
 @pytest.mark.filterwarnings("ignore::cudatma.BackendWarning")
@@ -144,6 +145,7 @@ def test_python(block: Block) -> None:
     execute(block.text, name)
 
 
+@pytest.mark.sweep(5)
 @of_language("sh")
 @pytest.mark.usefixtures("folder")
 def test_commands(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:

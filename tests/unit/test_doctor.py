@@ -162,17 +162,19 @@ def test_without_a_gpu_kernels_run_on_the_emulator(root: Path) -> None:
     assert broken["run kernels on the emulator"] == (False, "emulator: a probe gave wrong results")
 
 
-def test_lines_are_not_folded(
+def test_lines_fit_the_terminal_but_no_path_is_folded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A path that a terminal of 40 columns would have been given in pieces can be copied."""
+    """A path that is longer than a line can be copied."""
     root = tmp_path / ("long_name_" * 12)
     monkeypatch.setattr(doctor, "Machine", Sound)
     monkeypatch.setenv("CUDATMA_CACHE_DIR", str(root))
-    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(module, "find_program", lambda name: None)
     assert doctor.main([]) == 0
     printed = capsys.readouterr().out
-    assert str(root) in printed
+    assert f"{root}:" in printed
+    assert all(len(line) <= 60 for line in printed.splitlines() if str(root) not in line)
     assert "run kernels on the emulator" in printed
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from cudatma import cli
+from cudatma.build.ptx_source import ptx_source
 from cudatma.errors import ArgumentError
 from cudatma.kernels.registry import REGISTRY
 from tools.emulate_launch import LaunchFile, make_operands
@@ -305,7 +306,6 @@ def test_the_help_of_a_kernel_lists_its_sizes(
         (["reverse.cu", *CALL, "--schedules", "0"], "schedules"),
         (["reverse.cu", *CALL, "--cluster", "2"], "cluster"),
         (["reverse.cu", *CALL, "--shared-bytes", "-1"], "shared_bytes"),
-        (["reverse.cu", *CALL[2:]], "name"),
     ],
 )
 def test_wrong_calls_are_one_line(
@@ -317,6 +317,37 @@ def test_wrong_calls_are_one_line(
     assert len(captured.err.splitlines()) == 1
     assert captured.err.startswith("cudatma: ")
     assert f"Error: {field}: got " in captured.err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "got none; allowed: reverse, other. the PTX has 2 kernels; name one"),
+        (["--entry", "revers_"], "got revers_ (did you mean reverse?); allowed: reverse, other"),
+        (["--entry", "er"], "got er; allowed: reverse, other. 2 names fit; give more of one"),
+        (["--entry", "x"], "got x; allowed: reverse, other"),
+    ],
+)
+def test_the_entry_has_to_name_one_kernel(
+    given: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert emulate("reverse.cu", *given, *CALL[2:]) == 2
+    assert capsys.readouterr().err == f"cudatma: ArgumentError: --entry: {said}\n"
+
+
+def test_a_file_without_a_kernel(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty.cu").write_text("__device__ int x;")
+    assert emulate("empty.cu") == 2
+    assert "--entry: got none; allowed: none: the PTX has no kernels" in capsys.readouterr().err
+
+
+def test_a_report_without_source_lines_says_how_to_get_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ptx = ptx_source(Path("racy.cu")).ptx
+    Path("with.ptx").write_text(ptx)
+    Path("without.ptx").write_text(re.sub(r"^\s*\.loc.*\n", "", ptx, flags=re.MULTILINE))
+    for kernel, is_hinted in (("with.ptx", False), ("without.ptx", True)):
+        assert emulate(kernel, *CALL) == 1
+        assert ("nvcc -lineinfo" in capsys.readouterr().out) == is_hinted
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, LaunchError, TargetError
+from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, LaunchError, TargetError, duration
 from cudatma.kernels import choosing
 from cudatma.kernels.explain import Explanation, plain_table, table_text
 from cudatma.kernels.gpu import H200, imagined_gpu
@@ -54,7 +54,7 @@ def test_it_tells_the_choice_and_why(layer: LinearShape, m: int, target: str, ke
     assert said.kernel == kernel
     assert said.spec == choose_by_cost(Problem(layer, m), imagined_gpu(target, 132))
     assert said.decision.source == "rule"
-    why = f"the cheapest of {said.considered} candidates by the cost model, {said.prediction.us:.4g} us"
+    why = f"the cheapest of {said.considered} candidates by the cost model, {duration(1e-6 * said.prediction.us)}"
     assert said.decision.why == why
     assert said.considered >= len(said.candidates) > 1
 
@@ -101,7 +101,8 @@ def test_a_tuning_entry_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path:
     said = explained(LAYER, 13)
     choosing.forget()
     assert (said.decision.source, said.spec) == ("tuned", spec)
-    assert f"{path} has this problem, measured at M = 16: 5.5 us, where the cost model's choice took 5.9" in str(said)
+    gain = "5.50 us, where the cost model's choice took 5.90 us"
+    assert f"{path} has this problem, measured at M = 16: {gain}" in str(said)
     assert "marlin_skinny_f16_g128_16x32x256_k4_s5" in str(said)
 
 

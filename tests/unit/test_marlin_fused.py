@@ -82,6 +82,7 @@ def test_forms_are_told_apart_and_can_be_taken_back(form: str) -> None:
     assert fused.smem_bytes == BASE.smem_bytes
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("form", FORMS_OF)
 def test_a_call_takes_the_weights_form(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     w, dense = weight(form)

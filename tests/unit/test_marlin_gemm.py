@@ -131,8 +131,7 @@ def test_the_environment_chooses_the_backend(monkeypatch: pytest.MonkeyPatch) ->
     weight, dense = make(96, 40)
     x = values((5, 96))
     monkeypatch.setenv("CUDATMA_BACKEND", "reference")
-    with pytest.warns(RuntimeWarning, match="computes on the CPU"):
-        out = marlin_gemm(x, weight)
+    out = marlin_gemm(x, weight)
     assert close(out, x.astype(np.float64) @ dense)
     monkeypatch.setenv("CUDATMA_BACKEND", "cuda")
     with pytest.raises(ArgumentError, match=r"x\.device"):

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from fake_records import build_driver, wrong_cases
 
 
+@pytest.mark.slow
 def test_on_the_fake_driver(tmp_path: Path) -> None:
     build_driver(tmp_path)
     script = Path(__file__).with_name("marlin_on_fake_driver.py")

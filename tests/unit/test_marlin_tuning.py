@@ -66,7 +66,7 @@ def test_an_entry_comes_before_the_cost_model(file: Path) -> None:
     choice_table.forget()
     assert decided(64) == ("tuned", WGMMA)
     why = decide(Problem(LAYER, 64), H200).why
-    assert f"{file} has this problem, measured at M = 64: 8 us, where the cost model's choice took 10" in why
+    assert f"{file} has this problem, measured at M = 64: 8.00 us, where the cost model's choice took 10.0 us" in why
     for other in ({"k": 8192}, {"n": 4160}):
         assert decided(64, **other)[0] == "rule"
 
@@ -142,7 +142,7 @@ def test_an_entry_serves_layers_alike_with_their_own_operands(
     store_entry(file, GPU, MARLIN, entry(m, spec))
     assert decided(m, **change) == ("tuned", replace(spec, **change))
     said = decide(Problem(replace(LAYER, **change), m), H200).why
-    assert f"{file} has one of this K and N ({Problem(LAYER, m).description}), measured at M = {m}: 8 us" in said
+    assert f"{file} has one of this K and N ({Problem(LAYER, m).description}), measured at M = {m}: 8.00 us" in said
     assert "has this problem, measured" in decide(Problem(LAYER, m), H200).why
 
 

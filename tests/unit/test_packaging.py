@@ -96,6 +96,7 @@ def test_linters_are_pinned_alike_everywhere() -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_templates_and_tools(tmp_path: Path) -> None:
     """Built as pip builds it, from a copy, so that nothing is left in the checkout."""
     import shutil

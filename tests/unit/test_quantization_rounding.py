@@ -206,6 +206,7 @@ def assert_same_bytes(one: PackedWeight, other: PackedWeight) -> None:
             np.testing.assert_array_equal(found.view(np.uint8), wanted.view(np.uint8))
 
 
+@pytest.mark.sweep(48)
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("shape", [(1, 1), (33, 1), (65, 130), (130, 129), (288, 70), (257, 1025)])
 @pytest.mark.parametrize("size", [32, 64, 128, -1])
@@ -234,6 +235,7 @@ def test_tiles_of_a_clip_search_have_the_bytes_of_the_plain_formula(size: int, s
     assert_same_bytes(quantize(weight, group_size=size, symmetric=symmetric, clip_search=True), wanted)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("kind", [np.float16, np.float32])
 @pytest.mark.parametrize("size", [32, -1])

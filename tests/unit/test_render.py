@@ -355,6 +355,7 @@ def test_any_text_renders_to_itself_or_raises_a_template_error(source: str) -> N
     assert first == render(source, None, "sm_90a", is_source=True)
 
 
+@pytest.mark.sweep(40)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_files_of_a_template_are_those_that_jinja_finds(name: str) -> None:
     environment = module._environment(template_root())

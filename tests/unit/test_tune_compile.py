@@ -178,6 +178,7 @@ def test_compiling_only_and_a_dry_run_exclude_each_other() -> None:
         tune.main([*COMPILE, "--dry-run"])
 
 
+@pytest.mark.slow
 def test_the_kernels_are_then_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By processes, for the GPU, with the call by which a launch loads them."""
     monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path / "cache"))
@@ -194,7 +195,8 @@ def test_the_kernels_are_then_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_
     assert not compiled
 
 
-@pytest.mark.parametrize("seconds", [0.1, 0.2, 0.8])
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.1, 0.8])
 def test_ctrl_c_ends_all_processes_quietly(seconds: float, tmp_path: Path) -> None:
     """As a terminal sends it: to every process of the group, while they start and while they compile."""
     command = [sys.executable, "-m", "cudatma.cli", "tune", *COMPILE, "--jobs", "2"]

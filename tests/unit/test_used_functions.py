@@ -108,12 +108,13 @@ def test_namespaces_become_one_and_empty_ones_go() -> None:
     assert without_unused(source) == f"{opened}\nint a;\n\nint b;\n{closed}int c;\n"
 
 
-@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.parametrize("debug", [False, True])
 def test_every_function_of_a_kernel_is_called(name: str, debug: bool) -> None:
     entry = REGISTRY[name]
     target = next(one for one in map(get_target, ("sm_90a", "sm_100a")) if entry.specs(one))
-    for spec in entry.specs(target)[:3]:
+    for spec in entry.specs(target)[:2]:
         source = re.sub(r"//.*", "", render(entry.template, spec, target, debug=debug))
         defined = set(re.findall(r"^(?:template.*\s)?__device__ __forceinline__ [^;{}]*?(\w+)\(", source, re.MULTILINE))
         assert defined or name == "plain_copy"

@@ -144,12 +144,22 @@ class Report:
         """The kinds of hazard that were found, consequences too."""
         return {finding.kind for finding in self.findings}
 
+    @property
+    def hint(self) -> str:
+        """How to get source lines, if something was found and the PTX has none; else empty."""
+        found = [*self.findings, *self.warnings]
+        if not found or any(finding.source for finding in found):
+            return ""
+        return "the PTX names no source lines; compile with `nvcc -lineinfo` (or cudatma.compile) to see them here"
+
     def __str__(self) -> str:
         lines = [str(hazard) for hazard in self.hazards]
         if self.is_clean:
             lines.append(f"{self.kernel}: no hazard in {counted(self.schedules, 'schedule')}")
         lines += [f"warning: {warning}" for warning in self.warnings]
-        return "\n".join([*lines, *(f"unchecked: {what}" for what in self.unchecked)])
+        lines += [f"unchecked: {what}" for what in self.unchecked]
+        lines += [f"hint: {self.hint}"] if self.hint else []
+        return "\n".join(lines)
 
 
 #: What a finding concerns: ("bytes", CTA rank, first, last) of shared memory, or ("mbarrier", CTA rank, offset).

@@ -173,10 +173,9 @@ class Image:
         return next((name for name, value in self._numbers.items() if value == number), None)
 
     def entry(self, name: str) -> Program:
-        """An entry by its name, or the only one that the name matches: find_name(). ArgumentError where there is
-        none."""
+        """Return the kernel that a name means, see find_name(). Raises ArgumentError."""
         entries = [f.name for f in self.module.functions.values() if f.is_entry]
-        return self.program(find_name(name, entries, "entry"))
+        return self.program(find_name(name, entries, "entry", "kernels"))
 
     def check(self, entry: str) -> None:
         """Raise PtxError at the first instruction, of all functions that an entry reaches, that cannot be emulated."""

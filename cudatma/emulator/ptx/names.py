@@ -34,13 +34,16 @@ def plain_name(symbol: str) -> str:
     return "::".join(parts) or symbol
 
 
-def find_name(name: str, known: Sequence[str], what: str) -> str:
-    """The one of ``known`` that is meant: itself, its plain name, a beginning, a part of it; "" is the only one.
+def find_name(name: str, known: Sequence[str], field: str, what: str) -> str:
+    """Return the name in ``known`` that ``name`` means: the whole name, its plain name, a beginning, or a part.
 
-    Raises ArgumentError, which lists candidates, where there is none or more than one.
+    "" means the only name. Raises ArgumentError, which names ``field`` and lists candidates, if no name fits or several
+    do. ``what`` says in the plural what the names are.
     """
     if not isinstance(name, str):
-        raise ArgumentTypeError("name", type(name).__name__, "a str")
+        raise ArgumentTypeError(field, type(name).__name__, "a str")
+    if not known:
+        raise ArgumentError(field, name or "none", f"none: the PTX has no {what}")
     if name in known:
         return name
     if not name and len(known) == 1:
@@ -56,9 +59,11 @@ def find_name(name: str, known: Sequence[str], what: str) -> str:
         if len(found) == 1:
             return found[0]
         if found:
-            raise ArgumentError("name", name, f"one of {_some(found)}", f"{len(found)} names fit; give more of one")
-    near = difflib.get_close_matches(wanted, known, _LISTED, 0.3) or list(known)
-    raise ArgumentError("name", name, f"one of {_some(near)}" if near else f"none: the module has no {what}")
+            raise ArgumentError(field, name, _some(found), f"{len(found)} names fit; give more of one")
+    if not name:
+        raise ArgumentError(field, "none", _some(known), f"the PTX has {len(known)} {what}; name one")
+    near = difflib.get_close_matches(wanted, known, _LISTED, 0.3)
+    raise ArgumentError(field, name, _some([*near, *(symbol for symbol in known if symbol not in near)]))
 
 
 def _some(names: Sequence[str]) -> str:
@@ -77,7 +82,7 @@ class Variables(Mapping[str, Array]):
         self._arrays = arrays
 
     def __getitem__(self, name: str) -> Array:
-        return self._arrays[find_name(name, list(self._arrays), "variable")]
+        return self._arrays[find_name(name, list(self._arrays), "name", "variables")]
 
     def __setitem__(self, name: str, value: Any) -> None:
         found = self[name]
