@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from cudatma.emulator.errors import TrapError
-from cudatma.emulator.hazards.report import Finding, Hazard, Place, by_cause
+from cudatma.emulator.hazards.report import OUT_OF_STEP, Finding, Hazard, Place, by_cause
 from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.register_pool import RegisterWait
@@ -94,6 +94,17 @@ class Findings:
         )
         return known
 
+    def add_bytes(self, barrier: Any, launch: Launch, program: Program, at: int, warp: Warp) -> None:
+        """Record that the bytes of an mbarrier's phase do not add up.
+
+        The bytes are the mistake where a phase ended before its copies landed, or where nothing was out of order
+        before; else threads that are out of step have mixed up the phases.
+        """
+        is_derived = not barrier.is_short and any(kind in OUT_OF_STEP for kind, _, _ in self._found)
+        message = f"{barrier.missing_bytes()} at {barrier.describe()}"
+        places = [barrier.place]
+        self.add("byte_count", message, launch, program, at, warp, places=places, is_derived=is_derived)
+
     def unsupported(self, program: Program, at: int, target: str, feature: str) -> None:
         """Record an instruction that the target lacks."""
         instruction = program.instruction(at)
@@ -171,15 +182,8 @@ def report_deadlock(launch: Launch, deadlock: Deadlock, findings: Findings) -> N
     for barrier, split in barriers.values():
         if barrier.pending == 0 and barrier.tx:
             owner, place = barrier.expected_by or (split.warp, getattr(split.waits_for, "at", at))
-            findings.add(
-                "byte_count",
-                f"{barrier.missing_bytes()} at {barrier.describe()}",
-                launch,
-                owner.launch.program if owner.launch.program is not None else split.frame.program,
-                place,
-                owner,
-                places=[barrier.place],
-            )
+            program = owner.launch.program if owner.launch.program is not None else split.frame.program
+            findings.add_bytes(barrier, launch, program, place, owner)
     arrived = "".join(
         f"\n    arrived at {barrier.name} so far: {_arrivals(barrier.arrived_by)}" for barrier, _ in barriers.values()
     )

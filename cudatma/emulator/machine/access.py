@@ -221,7 +221,11 @@ def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) 
     if rank != block.rank:
         blocks = block.cluster.blocks
         if not remote or rank >= len(blocks):
-            message = f"shared address {first:#x} names block {rank} of the cluster"
+            message = f"shared address {first:#x} lies in the memory of block {rank} of the cluster"
+            if rank < len(blocks):
+                message += ": an instruction without .shared::cluster reaches that of its own block alone"
+            else:
+                message += f", which has {counted(len(blocks), 'block')}"
             observer = block.cluster.observer
             if observer is not None:
                 observer.report("out_of_bounds", w, at, message)
