@@ -48,8 +48,8 @@ class MBarrier:
     loads: int = 0
     loaded: int = 0
     awaited: int = 0
-    #: Whether a copy has landed after the end of the phase in which it was issued: fewer bytes were expected than came.
-    is_short: bool = False
+    #: Whether a phase is known to have expected other bytes than its copies brought.
+    is_miscounted: bool = False
     load_from: tuple[Warp, Any, int] | None = None
 
     def __post_init__(self) -> None:
@@ -301,7 +301,7 @@ def wait(
             done = (barrier.phase & 1) != key[1] if by_parity else barrier.phase > key[1]
             answers[key] = done
             if not by_parity and barrier.phase > key[1] + 1:
-                text = f"a wait with a token of phase {key[1]}, which is neither the current phase nor the one before it"
+                text = f"a wait with a token of phase {key[1]}, which is neither the current nor the previous phase"
                 _beyond_limit(w, at, barrier, text)
             if done and observer is not None:
                 observer.barrier_acquire(w, barrier, order)

@@ -186,6 +186,8 @@ class BarrierEvents(Checks):
 
     def arrivals_over(self, w: Warp, program: Program, at: int, text: str, barrier: MBarrier, is_derived: bool) -> None:
         """More threads arrive than a phase waits for. program: the function of the instruction."""
+        if barrier.tx > 0 and not barrier.loads:
+            barrier.is_miscounted = True  # no copy under way can end the phase
         places = [barrier.place]
         self.findings.add("arrival_overflow", text, self.launch, program, at, w, places=places, is_derived=is_derived)
 

@@ -234,7 +234,8 @@ class Checks(Agents):
         seen = indices
         if strong:
             seen = indices[self.is_copy(shadow.writer[indices]) | self.narrow_writers(w, shadow, indices, strong)]
-        late = shadow.unordered_writer(seen, self._performed_copies(clock), self._fenced(shadow, clock) if proxy else None)
+        fenced = self._fenced(shadow, clock) if proxy else None
+        late = shadow.unordered_writer(seen, self._performed_copies(clock), fenced)
         if late is not None and self.kind_of(late[0]) == "warp" and same is not None and same():
             late = None
         if late is not None:

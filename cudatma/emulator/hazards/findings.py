@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from cudatma.emulator.errors import TrapError
-from cudatma.emulator.hazards.report import OUT_OF_STEP, Finding, Hazard, Place, by_cause
+from cudatma.emulator.hazards.report import Finding, Hazard, Place, by_cause
 from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.register_pool import RegisterWait
@@ -97,10 +97,9 @@ class Findings:
     def add_bytes(self, barrier: Any, launch: Launch, program: Program, at: int, warp: Warp) -> None:
         """Record that the bytes of an mbarrier's phase do not add up.
 
-        The bytes are the mistake where a phase ended before its copies landed, or where nothing was out of order
-        before; else threads that are out of step have mixed up the phases.
+        Where too many threads have arrived, phases are mixed up, and so are their bytes.
         """
-        is_derived = not barrier.is_short and any(kind in OUT_OF_STEP for kind, _, _ in self._found)
+        is_derived = not barrier.is_miscounted and self.has(barrier.place, "arrival_overflow")
         message = f"{barrier.missing_bytes()} at {barrier.describe()}"
         places = [barrier.place]
         self.add("byte_count", message, launch, program, at, warp, places=places, is_derived=is_derived)

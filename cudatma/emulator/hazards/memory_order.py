@@ -79,7 +79,9 @@ class MemoryOrder:
         keys: list[tuple[int, Any]] = [(0, (self._number, w.block.rank)), (1, self._number), (2, None)]
         return keys[:strength]
 
-    def wrote(self, w: Warp, shadow: GlobalShadow | Shadow, place: int, order: str, lanes: int, *, is_update: bool) -> None:
+    def wrote(
+        self, w: Warp, shadow: GlobalShadow | Shadow, place: int, order: str, lanes: int, *, is_update: bool
+    ) -> None:
         """A strong write at a granule. is_update: an atomic operation, which keeps what was published before it."""
         observer = self._observer
         clock = observer.told(w)

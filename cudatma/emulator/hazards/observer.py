@@ -129,7 +129,7 @@ class Observer(SwizzleChecks):
                 self.globals.order.wrote(w, shadow, place, order, 1, is_update=True)
 
     def _strong_read(self, w: Warp, shadow: Shadow, places: Iterable[int], order: str) -> None:
-        """Acquire what strong writes have published: of this CTA always, of others in the cluster by fence and scope."""
+        """Acquire what strong writes have published: those of this CTA always, others by fence and scope."""
         for place in places:
             published = shadow.sync_clocks.get((place, w.block.rank))
             if published is not None:
@@ -197,7 +197,7 @@ class Observer(SwizzleChecks):
         if barrier is not None:
             agent, clock = self.barrier_agent(barrier), barrier.phase + 1
             barrier.loads, barrier.loaded = barrier.loads - 1, clock
-            barrier.is_short = barrier.is_short or barrier.phase > operation.phase
+            barrier.is_miscounted = barrier.is_miscounted or barrier.phase > operation.phase
             ends = int(indices.min()), int(indices.max())
             shadow.issuers.setdefault((agent, clock), []).append((*ends, *operation.issuer))
         elif group is not None:

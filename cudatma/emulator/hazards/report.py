@@ -181,15 +181,6 @@ _EITHER = {"byte_count": 1, "arrival_overflow": 1, "write_race": _ORDERING, "ove
 
 _EARLY_READS = {"read_before_load", "wrong_parity"}
 _SLOTS = _EARLY_READS | {"uninitialised_shared", "overwritten_while_read", "write_race", "data_race", "lane_race"}
-#: Kinds after which the bytes of an mbarrier's phase may not add up.
-OUT_OF_STEP = _EARLY_READS | {
-    "overwritten_while_read",
-    "write_race",
-    "data_race",
-    "global_race",
-    "arrival_overflow",
-    "uninitialised_shared",
-}
 #: Kinds that follow from any wrong use of a pipeline: they are related to whatever came before.
 _STUCK = {"deadlock", "arrival_overflow", "exit_with_pending_load", "trap"}
 _PIPELINE = _SLOTS | _STUCK
@@ -213,7 +204,7 @@ FOLLOWS = {cause: kinds for causes, kinds in _FOLLOWS for cause in causes}
 
 @dataclass(slots=True, eq=False)
 class Finding:
-    """A hazard as it is collected. places: what it concerns. is_derived: whether it always followed from another one."""
+    """A hazard as it is collected. places: what it concerns. is_derived: whether another one always came before it."""
 
     hazard: Hazard
     places: set[Place] = field(default_factory=set)

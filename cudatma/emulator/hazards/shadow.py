@@ -138,8 +138,8 @@ class Awaited:
 
 class AsyncWrite:
     """A copy into shared memory that is under way. number: its value in Shadow.in_flight; awaited: what it ends;
-    barrier: the mbarrier that its bytes complete on, None for a cp.async; phase: the barrier's at the issue; issuer: the
-    agent and clock of its issue."""
+    barrier: the mbarrier that its bytes complete on, None for a cp.async; phase: the barrier's phase at the issue;
+    issuer: the agent and clock of its issue."""
 
     __slots__ = ("at", "awaited", "barrier", "indices", "issuer", "number", "phase", "shadow", "what")
 
