@@ -221,6 +221,8 @@ def arrive(
         if observer is not None:
             arrivals_over(w, w.split.frame.program, at, barrier, sum(numbers[lane] for lane in group))
             observer.barrier_release(w, barrier, order, alone)
+        if min(numbers[lane] for lane in group) < 1:
+            _beyond_limit(w, at, barrier, "an arrival with count 0")
         for lane in group:
             token[lane] = barrier.phase << _TOKEN_SHIFT | barrier.pending
             phase = barrier.phase
@@ -278,6 +280,8 @@ def complete_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | N
     for lane in _lanes(mask):
         barrier = find(w, at, int(addresses[lane]), "mbarrier.complete_tx", remote)
         barrier.complete_tx(int(size[lane]))
+        if barrier.tx < -MAX_COUNT:
+            _beyond_limit(w, at, barrier, f"{-barrier.tx} bytes came that were not expected; the limit is {MAX_COUNT}")
 
 
 def wait(
