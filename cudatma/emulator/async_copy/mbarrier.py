@@ -48,8 +48,6 @@ class MBarrier:
     loads: int = 0
     loaded: int = 0
     awaited: int = 0
-    #: Whether a phase is known to have expected other bytes than its copies brought.
-    is_miscounted: bool = False
     load_from: tuple[Warp, Any, int] | None = None
 
     def __post_init__(self) -> None:

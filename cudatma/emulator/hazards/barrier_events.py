@@ -186,8 +186,7 @@ class BarrierEvents(Checks):
 
     def arrivals_over(self, w: Warp, program: Program, at: int, text: str, barrier: MBarrier, is_derived: bool) -> None:
         """More threads arrive than a phase waits for. program: the function of the instruction."""
-        if barrier.tx > 0 and not barrier.loads:
-            barrier.is_miscounted = True  # no copy under way can end the phase
+        self.out_of_step(by_bytes=self.lacks_bytes(barrier))
         places = [barrier.place]
         self.findings.add("arrival_overflow", text, self.launch, program, at, w, places=places, is_derived=is_derived)
 
@@ -266,7 +265,16 @@ class BarrierEvents(Checks):
         asked = barrier.expected_by or barrier.expected_before
         owner, at = asked or (barrier.initialised_by, made.at if made is not None else -1)
         if owner is not None:
-            self.findings.add_bytes(barrier, self.launch, self.launch.program, at, owner)
+            self.findings.add(
+                "byte_count",
+                f"{barrier.missing_bytes()} at {barrier.describe()}",
+                self.launch,
+                self.launch.program,
+                at,
+                owner,
+                places=[barrier.place],
+                is_derived=self.bytes_follow,
+            )
 
     def check_loads(self, barrier: MBarrier, what: str, w: Warp | None = None, at: int = -1) -> None:
         """The barrier is used no more: whether the copies that complete on it have landed is not known, unless

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cudatma.emulator.async_copy.mbarrier import MBarrier
 from cudatma.emulator.hazards.agents import Agents
 from cudatma.emulator.hazards.clocks import Clock
 from cudatma.emulator.hazards.findings import Findings
@@ -22,6 +23,8 @@ from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Block, Cluster, Warp
 from cudatma.emulator.ptx.types import Array
 
+#: Kinds of accesses out of order, after which the bytes of an mbarrier need not add up.
+_OUT_OF_ORDER = {"overwritten_while_read", "write_race", "data_race", "global_race", "lane_race"}
 #: Reads of unwritten bytes that are remembered in case a copy into them is issued later.
 _MOST_UNWRITTEN = 256
 #: The calls that are missing where a copy was not waited for, or a slot is refilled too early.
@@ -84,11 +87,29 @@ class Checks(Agents):
         self._passes: dict[tuple[int, int], tuple[int, int, bool]] = {}
         #: Warps that have read what they had to wait for: what goes wrong with their slots afterwards follows from it.
         self._astray: set[int] = set()
+        #: What first brought threads out of step: an access out of order, or (False) bytes that do not add up.
+        self._order_broke: bool | None = None
         #: (warp, program, instruction, shadow, granules, kind) of reads of unwritten bytes.
         self._unwritten: list[tuple[Warp, Program, int, Shadow, Array, str]] = []
 
+    def out_of_step(self, *, by_bytes: bool) -> None:
+        """Note what brings threads out of step: bytes of an mbarrier that do not add up, or an access out of order."""
+        if self._order_broke is None:
+            self._order_broke = not by_bytes
+
+    def lacks_bytes(self, barrier: MBarrier) -> bool:
+        """Return whether a phase waits for bytes alone, which no copy under way brings, nor one of another CTA."""
+        return barrier.pending == 0 and barrier.tx > 0 and not barrier.loads and not self.has_peers
+
+    @property
+    def bytes_follow(self) -> bool:
+        """Whether bytes that do not add up follow from an access out of order."""
+        return bool(self._order_broke)
+
     def report(self, kind: str, w: Warp, at: int, message: str, **more: Any) -> bool:
         """Record a hazard at an instruction of the running function. more: as of Findings.add."""
+        if kind in _OUT_OF_ORDER and not more.get("is_derived"):
+            self.out_of_step(by_bytes=False)
         self.findings.add(kind, message, self.launch, w.split.frame.program, at, w, **more)
         return True
 
@@ -124,6 +145,9 @@ class Checks(Agents):
             place = int(indices[int((flying != 0).argmax())])
             operation = self._operations.get(int(shadow.in_flight[place]))
             awaited = operation.awaited if operation is not None else Awaited()
+            barrier = operation.barrier if operation is not None else None
+            if operation is not None and barrier is not None and barrier.phase > operation.phase:
+                self.out_of_step(by_bytes=True)
             self._early(w, at, shadow, place, indices, "is still under way", awaited)
             return
         writers = shadow.writer[indices]
@@ -177,6 +201,8 @@ class Checks(Agents):
     ) -> None:
         """A read of bytes whose copy has not been waited for: which of the two usual mistakes it was."""
         self._astray.add(w.agent)
+        barriers = [self.cluster.blocks[place[1]].mbarriers.get(place[2]) for place in awaited.places]
+        self.out_of_step(by_bytes=any(b is not None and (b.tx < 0 or self.lacks_bytes(b)) for b in barriers))
         ends = f": it ends {awaited.name}" if awaited.name else ""
         text = f"bytes are read whose copy {state}{ends}"
         kind, more = self._early_kind(w), {"places": awaited.places, "advice": awaited.advice}

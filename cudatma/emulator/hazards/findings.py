@@ -94,16 +94,6 @@ class Findings:
         )
         return known
 
-    def add_bytes(self, barrier: Any, launch: Launch, program: Program, at: int, warp: Warp) -> None:
-        """Record that the bytes of an mbarrier's phase do not add up.
-
-        Where too many threads have arrived, phases are mixed up, and so are their bytes.
-        """
-        is_derived = not barrier.is_miscounted and self.has(barrier.place, "arrival_overflow")
-        message = f"{barrier.missing_bytes()} at {barrier.describe()}"
-        places = [barrier.place]
-        self.add("byte_count", message, launch, program, at, warp, places=places, is_derived=is_derived)
-
     def unsupported(self, program: Program, at: int, target: str, feature: str) -> None:
         """Record an instruction that the target lacks."""
         instruction = program.instruction(at)
@@ -173,18 +163,13 @@ def report_deadlock(launch: Launch, deadlock: Deadlock, findings: Findings) -> N
         program = starved.frame.program
         findings.add("register_pool", message, launch, program, starved.waits_for.at, starved.warp)
         return
-    barriers = {}
-    for split in blocked:
-        barrier = getattr(split.waits_for or split.last_poll, "barrier", None)
-        if barrier is not None and hasattr(barrier, "tx"):
-            barriers[id(barrier)] = (barrier, split)
-    for barrier, split in barriers.values():
+    waits = [split.waits_for or split.last_poll for split in blocked]
+    barriers = {id(wait.barrier): wait.barrier for wait in waits if hasattr(getattr(wait, "barrier", None), "tx")}
+    for barrier in barriers.values():
         if barrier.pending == 0 and barrier.tx:
-            owner, place = barrier.expected_by or (split.warp, getattr(split.waits_for, "at", at))
-            program = owner.launch.program if owner.launch.program is not None else split.frame.program
-            findings.add_bytes(barrier, launch, program, place, owner)
+            barrier.block.cluster.observer.bytes_over(barrier)
     arrived = "".join(
-        f"\n    arrived at {barrier.name} so far: {_arrivals(barrier.arrived_by)}" for barrier, _ in barriers.values()
+        f"\n    arrived at {barrier.name} so far: {_arrivals(barrier.arrived_by)}" for barrier in barriers.values()
     )
     message = f"no warp can run and nothing is under way:\n    {shown}{more}{arrived}"
     findings.add("deadlock", message, launch, first.frame.program, at, first.warp)

@@ -197,7 +197,8 @@ class Observer(SwizzleChecks):
         if barrier is not None:
             agent, clock = self.barrier_agent(barrier), barrier.phase + 1
             barrier.loads, barrier.loaded = barrier.loads - 1, clock
-            barrier.is_miscounted = barrier.is_miscounted or barrier.phase > operation.phase
+            if barrier.phase > operation.phase:
+                self.out_of_step(by_bytes=True)
             ends = int(indices.min()), int(indices.max())
             shadow.issuers.setdefault((agent, clock), []).append((*ends, *operation.issuer))
         elif group is not None:
