@@ -12,7 +12,7 @@ import numpy as np
 
 from cudatma.emulator.async_copy import groups
 from cudatma.emulator.async_copy.bulk import global_run, strip
-from cudatma.emulator.async_copy.mbarrier import MBarrier, arrivals_over, find
+from cudatma.emulator.async_copy.mbarrier import MBarrier, find
 from cudatma.emulator.machine import access
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import Array
@@ -129,7 +129,8 @@ def _arrive_later(w: Warp, at: int, barrier: MBarrier, count: int, waiting: list
             scheduler.pending.append(attempt)
             return
         if observer is not None:
-            arrivals_over(w, program, at, barrier, count)
+            if count > barrier.pending:
+                observer.arrivals_over(w, program, at, barrier, count, False)
             observer.cp_arrived(barrier, snapshot)
         barrier.arrive(min(count, barrier.pending))
 

@@ -14,11 +14,9 @@ import numpy as np
 
 from cudatma.emulator.machine import access
 from cudatma.emulator.machine.memory import RANK_SHIFT, SHARED_WINDOW
-from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.state import Block, Split, Warp
 from cudatma.emulator.ptx.types import LANES, Array
 from cudatma.emulator.ptx.writer import RUNTIME, runtime
-from cudatma.errors import counted
 from cudatma.mbarrier_bits import BarrierBits, encode
 
 MAX_COUNT = (1 << 20) - 1
@@ -217,7 +215,9 @@ def arrive(
     for address, group in arriving.items():
         barrier = find(w, at, address, "mbarrier.arrive", remote)
         if observer is not None:
-            arrivals_over(w, w.split.frame.program, at, barrier, sum(numbers[lane] for lane in group))
+            total = sum(numbers[lane] for lane in group)
+            if total > barrier.pending:
+                observer.arrivals_over(w, w.split.frame.program, at, barrier, total, expect is not None)
             observer.barrier_release(w, barrier, order, alone)
         if min(numbers[lane] for lane in group) < 1:
             _beyond_limit(w, at, barrier, "an arrival with count 0")
@@ -234,18 +234,6 @@ def arrive(
             if is_partial and barrier.phase != phase:
                 _beyond_limit(w, at, barrier, "an arrival with .noComplete ends the phase")
     return token
-
-
-def arrivals_over(w: Warp, program: Program, at: int, barrier: MBarrier, number: int) -> None:
-    """Report arrivals, all by one instruction, that are more than the barrier's phase waits for.
-
-    More than a whole phase takes are a mistake of their own; otherwise threads are out of step.
-    """
-    observer = w.block.cluster.observer
-    if observer is not None and number > barrier.pending:
-        text = f"{counted(number, 'arrival')} at once, which is too many: {barrier.describe()}"
-        is_derived = number <= barrier.count
-        observer.arrivals_over(w, program, at, text, barrier, is_derived)
 
 
 def _beyond_limit(w: Warp, at: int, barrier: MBarrier, text: str) -> None:

@@ -20,6 +20,7 @@ from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Cluster, NamedBarrier, Warp
 from cudatma.emulator.ptx.types import SCOPES
+from cudatma.errors import counted
 
 _CTA, _CLUSTER = SCOPES["cta"], SCOPES["cluster"]
 
@@ -184,11 +185,24 @@ class BarrierEvents(Checks):
             places=[barrier.place],
         )
 
-    def arrivals_over(self, w: Warp, program: Program, at: int, text: str, barrier: MBarrier, is_derived: bool) -> None:
-        """More threads arrive than a phase waits for. program: the function of the instruction."""
+    def arrivals_over(self, w: Warp, program: Program, at: int, barrier: MBarrier, number: int, expects: bool) -> None:
+        """Report more arrivals by one instruction than are pending. program: the instruction's; expects: with bytes.
+
+        They are the mistake where a whole phase takes fewer, or where no thread was out of step before. A producer that
+        does not wait for its slot, however, arrives with the bytes of the next phase before it issues the copy.
+        """
+        is_derived = number <= barrier.count and (expects or self.bytes_follow or bool(self._astray))
         self.out_of_step(by_bytes=self.lacks_bytes(barrier))
-        places = [barrier.place]
-        self.findings.add("arrival_overflow", text, self.launch, program, at, w, places=places, is_derived=is_derived)
+        self.findings.add(
+            "arrival_overflow",
+            f"{counted(number, 'arrival')} at once, which is too many: {barrier.describe()}",
+            self.launch,
+            program,
+            at,
+            w,
+            places=[barrier.place],
+            is_derived=is_derived,
+        )
 
     def barrier_release(self, w: Warp, barrier: MBarrier, order: str, alone: bool) -> None:
         """Publish what the executing lanes know by an arrival.
