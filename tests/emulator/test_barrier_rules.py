@@ -206,7 +206,8 @@ def test_atomics_of_two_ctas_need_a_scope_that_includes_both(text: str, kind: st
 def test_flags_in_the_shared_memory_of_a_cluster(before: str, store: str, load: str, after: str, kind: str) -> None:
     report = launch(
         f"@%p1 bra END; @%p2 bra SPIN; st.shared::cluster.u32 [%r5+4], 5; {before}"
-        f"{store}.shared::cluster.u32 [%r5], 1; bra END; SPIN: {load}.shared.u32 %r7, [%r4]; setp.eq.u32 %p3, %r7, 0; @%p3 bra SPIN; {after}"
+        f"{store}.shared::cluster.u32 [%r5], 1; bra END;"
+        f"SPIN: {load}.shared.u32 %r7, [%r4]; setp.eq.u32 %p3, %r7, 0; @%p3 bra SPIN; {after}"
         "ld.shared.u32 %r8, [%r4+4];"
     )
     assert first_kind(report) == kind, str(report)

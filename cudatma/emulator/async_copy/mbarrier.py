@@ -128,7 +128,7 @@ def _place(w: Warp, at: int, address: int, remote: bool) -> tuple[Block, int]:
 
 
 def find(w: Warp, at: int, address: int, what: str, remote: bool = True) -> MBarrier:
-    """Return the barrier at an address; report and trap where there is none.
+    """Return the barrier at an address; report and trap if no barrier is initialised at this address.
 
     remote: whether the instruction reaches barriers of other CTAs, as its .shared::cluster form does.
     """

@@ -46,10 +46,10 @@ class Init:
 
 
 class Released:
-    """What arrivals at an mbarrier have released, in all phases so far.
+    """Clocks of what arrivals at an mbarrier have released, in all phases so far.
 
-    near: by threads of its own CTA. remote: by threads of other CTAs, None before the first. The ``ended`` clocks hold
-    what the last phase that ended makes known.
+    near: by threads of its own CTA. remote: by threads of other CTAs, None before the first. The ``ended`` clocks are
+    copies from the end of the last phase: waits acquire them.
     """
 
     __slots__ = ("near", "near_ended", "remote", "remote_ended")
@@ -207,8 +207,8 @@ class BarrierEvents(Checks):
     def barrier_release(self, w: Warp, barrier: MBarrier, order: str, alone: bool) -> None:
         """Publish what the executing lanes know by an arrival.
 
-        A release reaches the threads in its scope. A fence before the arrival decides the scope in its place: then the
-        arrival need not release. To another CTA, a release of CTA scope only tells that accesses have been performed.
+        A release reaches the threads in its scope. A fence before the arrival may release in its place, at the scope of
+        the fence. In another CTA, a release of CTA scope makes known only that accesses have been performed.
         """
         released = self._released(barrier)
         is_near = barrier.block is w.block
@@ -245,8 +245,8 @@ class BarrierEvents(Checks):
     def barrier_acquire(self, w: Warp, barrier: MBarrier, order: str) -> None:
         """Make known what the arrivals of the phases that have ended released.
 
-        Bytes that copies have completed are visible at any scope. What threads of other CTAs released is acquired by a
-        wait of cluster scope, or by a fence of that scope after the wait.
+        Bytes that copies have completed are visible at any scope. A wait of cluster scope, or a fence of this scope
+        after the wait, acquires what threads of other CTAs have released.
         """
         barrier.awaited = barrier.phase
         agent = self.barrier_agent(barrier)

@@ -87,7 +87,7 @@ class Checks(Agents):
         self._passes: dict[tuple[int, int], tuple[int, int, bool]] = {}
         #: Warps that have read what they had to wait for: what goes wrong with their slots afterwards follows from it.
         self._astray: set[int] = set()
-        #: What first brought threads out of step: an access out of order, or (False) bytes that do not add up.
+        #: Whether an access out of order brought threads out of step first, or (False) bytes that do not add up.
         self._order_broke: bool | None = None
         #: (warp, program, instruction, shadow, granules, kind) of reads of unwritten bytes.
         self._unwritten: list[tuple[Warp, Program, int, Shadow, Array, str]] = []

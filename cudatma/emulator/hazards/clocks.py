@@ -39,8 +39,8 @@ class Far:
     Attributes
     ----------
     performed
-        What has been performed before now, though its writes need not be visible: what an mbarrier whose arrive or wait
-        has CTA scope tells another CTA. Orders a write after reads, and after copies that were waited for.
+        Accesses that have been performed, though their writes need not be visible: known through an mbarrier whose
+        arrive or wait has CTA scope, from another CTA. Orders a write after reads and after copies that have completed.
     proxy
         What a proxy fence has made visible to the asynchronous proxy in global memory.
     proxy_of
@@ -131,7 +131,7 @@ class Clock:
         return result
 
     def performed(self) -> Array:
-        """What has been performed before now: all that is ordered, and what CTA scope has told of another CTA."""
+        """Return which accesses have been performed: those that are ordered, and those in ``Far.performed``."""
         far = self.far
         if far is None or far.performed is None:
             return self.order
@@ -139,7 +139,7 @@ class Clock:
         return result
 
     def proxy_in(self, rank: int) -> Array:
-        """What is visible to the asynchronous proxy in the shared memory of the CTA with this rank."""
+        """Return which accesses the asynchronous proxy sees in the shared memory of the CTA with this rank."""
         own = self.far.proxy_of.get(rank) if self.far is not None else None
         if own is None:
             return self.proxy
@@ -184,8 +184,8 @@ class Clock:
     def of(self, who: Array, size: int, own: int, through_proxy: bool = False, performed: bool = False) -> Array:
         """Return the clock known of each agent.
 
-        who: cluster number * size + agent. through_proxy: for the asynchronous proxy. performed: for a write after
-        reads.
+        who: cluster number * size + agent. through_proxy: what the asynchronous proxy sees. performed: what has been
+        performed.
         """
         number, agent = np.divmod(who, size)
         far = self.far

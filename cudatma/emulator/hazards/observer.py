@@ -129,7 +129,7 @@ class Observer(SwizzleChecks):
                 self.globals.order.wrote(w, shadow, place, order, 1, is_update=True)
 
     def _strong_read(self, w: Warp, shadow: Shadow, places: Iterable[int], order: str) -> None:
-        """Acquire what strong writes have published: those of this CTA always, others by fence and scope."""
+        """Acquire what strong writes have published: always within the CTA, by fences and scopes from other CTAs."""
         for place in places:
             published = shadow.sync_clocks.get((place, w.block.rank))
             if published is not None:

@@ -47,9 +47,9 @@ class Shadow:
         self.row_strong: list[bool] = []
         self._rows: dict[tuple[int, bool], int] = {}
         self.reads: Array = np.zeros((0, count), np.int32)
-        #: By (granule, CTA rank): what strong writes by threads of this CTA make known to strong reads by the same CTA.
+        #: Clocks by (granule, CTA rank) that strong writes pass on to strong reads by the same CTA.
         self.sync_clocks: dict[tuple[int, int], Clock] = {}
-        #: By granule: what strong writes have published to other CTAs, see MemoryOrder.
+        #: Clocks by granule that strong writes have published to other CTAs, see MemoryOrder.
         self.published: dict[int, Any] = {}
         #: (agent, clock) of copies that have landed -> (first granule, last one, agent, clock) of the issue of each.
         self.issuers: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}

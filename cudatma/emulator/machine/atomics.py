@@ -53,7 +53,7 @@ def apply(operation: str, old: Array, value: Array, second: Array | None = None)
 
 
 def _locate(w: Warp, at: int, address: int, space: str, remote: bool, size: int, order: str) -> tuple[Region, int]:
-    """Return (region, offset) of one lane's operand. remote: whether it may lie in another CTA's shared memory."""
+    """Return (region, offset) of one lane's operand. remote: whether another CTA's memory is allowed."""
     vector = np.array([address], np.uint64)
     window = address >> 60 if not space else (1 if space == "shared" else 0)
     if space == "shared" or (not space and window == 1):
