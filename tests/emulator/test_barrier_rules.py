@@ -136,6 +136,7 @@ TEST = "mbarrier.test_wait.shared.b64 %p3, [%r2], %d7;"
         (1, "mbarrier.arrive.noComplete.shared.b64 %d7, [%r2], 1;", False),
         (2, "mbarrier.arrive.noComplete.shared.b64 %d7, [%r2], 1;", True),
         (1, EXPECT.format(1048575) + EXPECT.format(1), False),
+        (1, EXPECT.format(1048576), False),
         (1, COMPLETE.format(1048575) + COMPLETE.format(1) + EXPECT.format(1048575) + EXPECT.format(1), False),
         (1, EXPECT.format(1048574) + EXPECT.format(1) + COMPLETE.format(1048575), True),
         (1, f"{ARRIVE} {TEST}", True),

@@ -243,12 +243,10 @@ def _beyond_limit(w: Warp, at: int, barrier: MBarrier, text: str) -> None:
 
 
 def _expect(w: Warp, at: int, barrier: MBarrier, size: int) -> None:
-    if not 0 <= size <= MAX_COUNT:
-        access.trap(w, at, f"expect_tx of {size} bytes; at most {MAX_COUNT} are allowed")
     barrier.tx += size
     barrier.expected_by = (w, at)
-    if barrier.tx > MAX_COUNT:
-        _beyond_limit(w, at, barrier, f"{barrier.tx} bytes are expected in one phase; at most {MAX_COUNT} are allowed")
+    if (most := max(size, barrier.tx)) > MAX_COUNT:
+        _beyond_limit(w, at, barrier, f"{most} bytes are expected in one phase; at most {MAX_COUNT} are allowed")
 
 
 def expect_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | None, remote: bool) -> None:
