@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,9 @@ k(const __grid_constant__ Map map, u32* out, u32 tiles) {
         const u32 s = i % STAGES, phase = i / STAGES & 1;
         if (warp == 2) {
             if (lane == 0) {
-#ifndef NO_ACQUIRE
+#if defined(DEFAULT_SCOPE)
+                WAIT(e + 8 * s, phase ^ 1);
+#elif !defined(NO_ACQUIRE)
                 WAIT_CLUSTER(e + 8 * s, phase ^ 1);
 #endif
                 EXPECT(f + 8 * s, 1024);
@@ -57,11 +60,17 @@ k(const __grid_constant__ Map map, u32* out, u32 tiles) {
             WAIT_CLUSTER(f + 8 * s, phase);
             u32 v[4];
             for (u32 j = 0; j < 4; ++j) v[j] = slots[s][threadIdx.x + 64 * j];
+#ifdef IN_PLACE
+            for (u32 j = 0; j < 4; ++j) slots[s][threadIdx.x + 64 * j] = 0;
+            FENCE_ASYNC();
+#endif
             __syncwarp();
             if (lane < 2) {
                 u32 there;
                 MAPA(there, e + 8 * s, lane);
-#ifdef OWN_ONLY
+#if defined(DEFAULT_SCOPE)
+                asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(there) : "memory");
+#elif defined(OWN_ONLY)
                 if (lane == rank) { ARRIVE_REMOTE(there); ARRIVE_REMOTE(there); }
 #else
                 ARRIVE_REMOTE(there);
@@ -445,10 +454,29 @@ def test_the_bug_is_reported(case: Case, bug: str) -> None:
     check_bug(case, bug)
 
 
-def test_barriers_fenced_by_their_init_fence_travel_with_a_relaxed_cluster_barrier() -> None:
-    report, is_right = CASES[0].run("RELAXED", schedules=20)
+@pytest.mark.parametrize("variant", ["RELAXED", "DEFAULT_SCOPE", "IN_PLACE"])
+def test_other_right_multicasts_are_clean(variant: str) -> None:
+    """A relaxed cluster barrier after an init fence; slots that are only read, released without a scope; slots that are
+    written, released at cluster scope."""
+    report, is_right = CASES[0].run(variant, schedules=20)
     assert report.is_clean, str(report)
     assert is_right
+
+
+def test_slots_that_were_written_are_released_at_cluster_scope() -> None:
+    report, _ = CASES[0].run("DEFAULT_SCOPE", "IN_PLACE", schedules=4)
+    assert report.findings[0].kind == "write_race", str(report)
+
+
+def test_bytes_that_do_not_add_up_come_after_the_refill_that_mixes_them() -> None:
+    report, _ = CASES[0].run("NO_ACQUIRE", schedules=12)
+    assert report.findings[0].kind == OVERWRITTEN, str(report)
+    assert "byte_count" in report.kinds
+    report, _ = replace(CASES[0], source=MULTICAST.replace("EXPECT(f + 8 * s, 1024)", "EXPECT(f + 8 * s, 512)")).run(
+        schedules=4
+    )
+    assert report.findings[0].kind == "byte_count", str(report)
+    assert EARLY in report.kinds
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[4]], ids=names)

@@ -451,10 +451,14 @@ extern "C" __global__ void k(const __grid_constant__ Map given, Map* made, u32* 
     if (threadIdx.x == 0) {
 #ifndef NO_ACQUIRE
         asm volatile("fence.proxy.tensormap::generic.release.gpu;" ::: "memory");
+#ifdef OTHER_MAP
+        asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" :: "l"(made + 1) : "memory");
+#else
         asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" :: "l"(made) : "memory");
 #endif
+#endif
         EXPECT(bar, 1024);
-        TMA_LOAD(ADDRESS(box), made, bar, 0, 0);   //! NO_ACQUIRE
+        TMA_LOAD(ADDRESS(box), made, bar, 0, 0);   //! NO_ACQUIRE OTHER_MAP
     }
     __syncthreads();
     WAIT(bar, 0);
@@ -619,7 +623,7 @@ CASES = [
     Case("overlapping stores", OVERLAPPING_STORES, {"NO_WAIT": "write_race"}, nothing(64)),
     Case("reductions of several blocks", TMA_ADDS, {"PLAIN": "write_race"}, tma_adds, 3),
     Case("a load's source", LOAD_THEN_OVERWRITE, {"NO_WAIT": RACE}, nothing(32, 32)),
-    Case("a map of its own", OWN_MAP, {"NO_ACQUIRE": "tensor_map_fence"}, own_map, 1, 64),
+    Case("a map of its own", OWN_MAP, dict.fromkeys(("NO_ACQUIRE", "OTHER_MAP"), "tensor_map_fence"), own_map, 1, 64),
     Case(
         "programmatic dependent launch",
         DEPENDENT,

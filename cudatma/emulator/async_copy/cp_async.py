@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,6 @@ from cudatma.emulator.machine import access
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import Array
 from cudatma.emulator.ptx.writer import RUNTIME
-from cudatma.errors import counted
 
 
 def copy(w: Warp, at: int, to: Array, source: Array, size: int, take: Array | None, mask: Array | None) -> None:
@@ -100,8 +98,7 @@ def _watch_sources(w: Warp, at: int, addresses: Array, counts: Array, until: tup
 
 
 def arrive(w: Warp, at: int, addresses: Array, mask: Array | None, counts_itself: bool) -> None:
-    """cp.async.mbarrier.arrive{.noinc}: an arrival for each thread when its own copies so far have landed."""
-    observer = w.block.cluster.observer
+    """cp.async.mbarrier.arrive{.noinc}: submit an arrival for each thread, when its own copies so far have landed."""
     active = groups.bits(mask)
     queues = groups.copy_queues(w, active)
     for part in queues:
@@ -112,42 +109,30 @@ def arrive(w: Warp, at: int, addresses: Array, mask: Array | None, counts_itself
             if lanes >> lane & 1:
                 targets[int(addresses[lane])] = targets.get(int(addresses[lane]), 0) + 1
         for address, count in targets.items():
-            barrier = find(w, at, address, "cp.async.mbarrier.arrive")
+            barrier = find(w, at, address, "cp.async.mbarrier.arrive", False)
             if not counts_itself:
                 barrier.pending += count
-            Arrival(w, at, barrier, count, waiting, observer).start()
+            _arrive_later(w, at, barrier, count, waiting)
     for part in queues:
         part.seal()
 
 
-class Arrival:
-    """Arrivals at a barrier that happen when cp.async groups have landed."""
+def _arrive_later(w: Warp, at: int, barrier: MBarrier, count: int, waiting: list[groups.Group]) -> None:
+    """Submit arrivals at a barrier that happen when cp.async groups have landed."""
+    observer, scheduler, program = w.block.cluster.observer, w.launch.scheduler, w.split.frame.program
+    snapshot = observer.cp_snapshot(w) if observer is not None else None
 
-    def __init__(
-        self, w: Warp, at: int, barrier: MBarrier, count: int, waiting: list[groups.Group], observer: Any
-    ) -> None:
-        self.w, self.at, self.barrier, self.count = w, at, barrier, count
-        self.waiting, self.observer = waiting, observer
-        self.snapshot = observer.cp_snapshot(w) if observer is not None else None
-
-    def start(self) -> None:
-        self.w.launch.scheduler.submit(self._try)
-
-    def _try(self) -> None:
-        if any(group.writing for group in self.waiting):
-            self.w.launch.scheduler.pending.append(self._try)
+    def attempt() -> None:
+        if any(group.writing for group in waiting):
+            scheduler.pending.append(attempt)
             return
-        if self.count > self.barrier.pending and self.observer is not None:
-            self.observer.report(
-                "arrival_overflow",
-                self.w,
-                self.at,
-                f"{counted(self.count, 'arrival')} where {self.barrier.pending} are pending; {self.barrier.describe()}",
-                barrier=self.barrier,
-            )
-        if self.observer is not None:
-            self.observer.cp_arrived(self.w, self.barrier, self.snapshot)
-        self.barrier.arrive(min(self.count, self.barrier.pending))
+        if observer is not None:
+            if count > barrier.pending:
+                observer.arrivals_over(w, program, at, barrier, count, False)
+            observer.cp_arrived(barrier, snapshot)
+        barrier.arrive(min(count, barrier.pending))
+
+    scheduler.submit(attempt)
 
 
 RUNTIME["cp_async"] = sys.modules[__name__]

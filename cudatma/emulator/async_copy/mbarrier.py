@@ -17,7 +17,6 @@ from cudatma.emulator.machine.memory import RANK_SHIFT, SHARED_WINDOW
 from cudatma.emulator.machine.state import Block, Split, Warp
 from cudatma.emulator.ptx.types import LANES, Array
 from cudatma.emulator.ptx.writer import RUNTIME, runtime
-from cudatma.errors import counted
 from cudatma.mbarrier_bits import BarrierBits, encode
 
 MAX_COUNT = (1 << 20) - 1
@@ -120,17 +119,20 @@ class BarrierWait:
         return f"{self.barrier.describe()}; waited for: {asked}"
 
 
-def _place(w: Warp, at: int, address: int) -> tuple[Block, int]:
-    """(block, offset) of a barrier's address, generic or shared."""
+def _place(w: Warp, at: int, address: int, remote: bool) -> tuple[Block, int]:
+    """Return (block, offset) of a barrier's address, generic or shared."""
     if address >> 60 == 1:
         address -= SHARED_WINDOW
-    block, offsets = access.shared_offsets(w, at, np.array([address], np.uint64), 8, True)
+    block, offsets = access.shared_offsets(w, at, np.array([address], np.uint64), 8, remote)
     return block, int(offsets[0])
 
 
-def find(w: Warp, at: int, address: int, what: str) -> MBarrier:
-    """The barrier at an address; reported and trapped where there is none."""
-    block, offset = _place(w, at, address)
+def find(w: Warp, at: int, address: int, what: str, remote: bool = True) -> MBarrier:
+    """Return the barrier at an address; report and trap if no barrier is initialised at this address.
+
+    remote: whether the instruction reaches barriers of other CTAs, as its .shared::cluster form does.
+    """
+    block, offset = _place(w, at, address, remote)
     barrier = block.mbarriers.get(offset)
     observer = w.block.cluster.observer
     if barrier is None:
@@ -158,7 +160,7 @@ def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -
         key = int(addresses[lane]), int(count[lane])
         doers[key] = doers.get(key, 0) | 1 << lane
     for (address, number), lanes in doers.items():
-        block, offset = _place(w, at, address)
+        block, offset = _place(w, at, address, False)
         if address % 8:
             if observer is not None:
                 observer.report(
@@ -177,7 +179,7 @@ def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -
 def inval(w: Warp, at: int, addresses: Array, mask: Array | None) -> None:
     """mbarrier.inval: the state is written back, and the bytes are memory like any other."""
     for lane in _lanes(mask):
-        barrier = find(w, at, int(addresses[lane]), "mbarrier.inval")
+        barrier = find(w, at, int(addresses[lane]), "mbarrier.inval", False)
         observer = w.block.cluster.observer
         if observer is not None:
             observer.barrier_inval(w, at, barrier)
@@ -193,70 +195,85 @@ def arrive(
     expect: Array | None,
     mask: Array | None,
     drop: bool,
-    release: bool,
+    order: str,
+    remote: bool,
+    is_partial: bool,
 ) -> Array:
-    """mbarrier.arrive, .arrive_drop, .arrive.expect_tx: the state before it as a token for each lane."""
+    """mbarrier.arrive, .arrive_drop and .arrive.expect_tx: return each lane's token, the state before its arrival.
+
+    order: "release.cta" and the like. remote: as of find(). is_partial: .noComplete.
+    """
     token = np.zeros(LANES, np.uint64)
     w.launch.scheduler.progress += 1
     lanes = _lanes(mask)
+    observer = w.block.cluster.observer
     alone = len(lanes) == 1 and int(w.alive.sum()) > 1
+    numbers = dict.fromkeys(lanes, 1) if count is None else {lane: int(count[lane]) for lane in lanes}
+    arriving: dict[int, list[int]] = {}
     for lane in lanes:
-        barrier = find(w, at, int(addresses[lane]), "mbarrier.arrive")
-        token[lane] = barrier.phase << _TOKEN_SHIFT | barrier.pending
-        number = 1 if count is None else int(count[lane])
-        _expect(w, at, barrier, None if expect is None else int(expect[lane]))
-        observer = w.block.cluster.observer
-        if number > barrier.pending:
-            if observer is not None:
-                observer.report(
-                    "arrival_overflow",
-                    w,
-                    at,
-                    f"{counted(number, 'arrival')} where {barrier.pending} are pending; {barrier.describe()}",
-                    places=[barrier.place],
-                )
-            number = barrier.pending
-        barrier.arrived_by.add((w.agent, lane))
-        if drop:
-            barrier.next_count -= number
+        arriving.setdefault(int(addresses[lane]), []).append(lane)
+    for address, group in arriving.items():
+        barrier = find(w, at, address, "mbarrier.arrive", remote)
         if observer is not None:
-            observer.barrier_release(w, at, barrier, release, alone)
-        barrier.arrive(number)
+            total = sum(numbers[lane] for lane in group)
+            if total > barrier.pending:
+                observer.arrivals_over(w, w.split.frame.program, at, barrier, total, expect is not None)
+            observer.barrier_release(w, barrier, order, alone)
+        if min(numbers[lane] for lane in group) < 1:
+            _beyond_limit(w, at, barrier, "an arrival with count 0")
+        for lane in group:
+            token[lane] = barrier.phase << _TOKEN_SHIFT | barrier.pending
+            phase = barrier.phase
+            if expect is not None:
+                _expect(w, at, barrier, int(expect[lane]))
+            number = min(numbers[lane], barrier.pending)
+            barrier.arrived_by.add((w.agent, lane))
+            if drop:
+                barrier.next_count -= number
+            barrier.arrive(number)
+            if is_partial and barrier.phase != phase:
+                _beyond_limit(w, at, barrier, "an arrival with .noComplete ends the phase")
     return token
 
 
-def _expect(w: Warp, at: int, barrier: MBarrier, size: int | None) -> None:
-    if size is None:
-        return
-    if not 0 <= size <= MAX_COUNT:
-        access.trap(w, at, f"expect_tx of {size} bytes; at most {MAX_COUNT} are allowed")
+def _beyond_limit(w: Warp, at: int, barrier: MBarrier, text: str) -> None:
+    observer = w.block.cluster.observer
+    if observer is not None:
+        observer.report("barrier_limit", w, at, f"{text}; {barrier.describe()}", places=[barrier.place])
+
+
+def _expect(w: Warp, at: int, barrier: MBarrier, size: int) -> None:
     barrier.tx += size
     barrier.expected_by = (w, at)
+    if (most := max(size, barrier.tx)) > MAX_COUNT:
+        _beyond_limit(w, at, barrier, f"{most} bytes are expected in one phase; at most {MAX_COUNT} are allowed")
 
 
-def expect_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | None) -> None:
+def expect_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | None, remote: bool) -> None:
     """mbarrier.expect_tx: more bytes to wait for, no arrival."""
     w.launch.scheduler.progress += 1
     for lane in _lanes(mask):
-        barrier = find(w, at, int(addresses[lane]), "mbarrier.expect_tx")
+        barrier = find(w, at, int(addresses[lane]), "mbarrier.expect_tx", remote)
         _expect(w, at, barrier, int(size[lane]))
         barrier.settle()
 
 
-def complete_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | None) -> None:
+def complete_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | None, remote: bool) -> None:
     """mbarrier.complete_tx: as if a copy of so many bytes had arrived."""
     w.launch.scheduler.progress += 1
     for lane in _lanes(mask):
-        barrier = find(w, at, int(addresses[lane]), "mbarrier.complete_tx")
+        barrier = find(w, at, int(addresses[lane]), "mbarrier.complete_tx", remote)
         barrier.complete_tx(int(size[lane]))
+        if barrier.tx < -MAX_COUNT:
+            _beyond_limit(w, at, barrier, f"{-barrier.tx} bytes came that were not expected; the limit is {MAX_COUNT}")
 
 
 def wait(
-    w: Warp, at: int, addresses: Array, phase: Array, by_parity: bool, suspends: bool, mask: Array | None, acquire: bool
+    w: Warp, at: int, addresses: Array, phase: Array, by_parity: bool, suspends: bool, mask: Array | None, order: str
 ) -> Array | None:
-    """test_wait, try_wait: which lanes' phases have ended; None where the split has to wait first.
+    """test_wait, try_wait: return which lanes' phases have ended, or None where the split has to wait first.
 
-    A try_wait times out when the schedule says so, or when nobody can end its phase.
+    order: "acquire.cta" and the like. A try_wait times out when the schedule says so, or when nobody can end its phase.
     """
     split = w.split
     result = np.zeros(LANES, bool)
@@ -268,11 +285,14 @@ def wait(
         asked = int(phase[lane])
         key = (int(addresses[lane]), asked & 1 if by_parity else asked >> _TOKEN_SHIFT)
         if key not in answers:
-            barrier = find(w, at, key[0], "a wait")
+            barrier = find(w, at, key[0], "a wait", False)
             done = (barrier.phase & 1) != key[1] if by_parity else barrier.phase > key[1]
             answers[key] = done
+            if not by_parity and barrier.phase > key[1] + 1:
+                text = f"a wait with a token of phase {key[1]}, which is neither the current nor the previous phase"
+                _beyond_limit(w, at, barrier, text)
             if done and observer is not None:
-                observer.barrier_acquire(w, at, barrier, acquire)
+                observer.barrier_acquire(w, barrier, order)
             if done and w.launch.trace is not None:
                 w.launch.trace.acquired(w, at, barrier)
             if not done and first is None:

@@ -12,9 +12,9 @@ import cudatma.emulator.async_copy.mbarrier
 import cudatma.emulator.async_copy.remote
 import cudatma.emulator.async_copy.tensor
 import cudatma.emulator.async_copy.tensor_map  # noqa: F401
-from cudatma.emulator.machine.ops_memory import address_of, atom, st
+from cudatma.emulator.machine.ops_memory import address_of, atom, st, state_space
 from cudatma.emulator.ptx.model import Imm, Instruction, Mem, Operand, Sink, Vec
-from cudatma.emulator.ptx.types import CODES, unsigned
+from cudatma.emulator.ptx.types import CODES, SCOPES, unsigned
 from cudatma.emulator.ptx.writer import SegmentWriter, emitter
 
 
@@ -35,7 +35,12 @@ def mbarrier(e: SegmentWriter, i: Instruction) -> None:
     e.need(bool(ops), "mbarrier wants an address")
     head = f"w, {e.at}, {address_of(e, ops[0])}"
     rest = ops[1:]
-    relaxed = "relaxed" in i.parts
+    is_partial, has_token = "noComplete" in i.parts, not (to is None or isinstance(to, Sink))
+    space, remote = state_space(i)
+    # A generic address may be another CTA's where the instruction has a .shared::cluster form, which returns no token.
+    remote = remote or not (space or is_partial or has_token)
+    sem = "relaxed" if "relaxed" in i.parts else "acquire" if "wait" in form else "release"
+    order = f"{sem}.{next((part for part in i.parts if part in SCOPES), 'cta')}"
     if form == "init":
         e.line(f"mbarrier.init({head}, {e.src(rest[0], 'u32')}, {e.mask})")
     elif form == "inval":
@@ -44,17 +49,18 @@ def mbarrier(e: SegmentWriter, i: Instruction) -> None:
         expects = "expect_tx" in i.parts
         count = e.src(rest[0], "u32") if rest and not expects else "None"
         size = e.src(rest[0], "u32") if expects else "None"
-        text = f"mbarrier.arrive({head}, {count}, {size}, {e.mask}, {form == 'arrive_drop'}, {not relaxed})"
-        if to is None or isinstance(to, Sink):
-            e.line(text)
-        else:
+        drop = form == "arrive_drop"
+        text = f"mbarrier.arrive({head}, {count}, {size}, {e.mask}, {drop}, {order!r}, {remote}, {is_partial})"
+        if to is not None and has_token:
             e.dst(to, text, "u64")
+        else:
+            e.line(text)
     elif form in ("expect_tx", "complete_tx"):
-        e.line(f"mbarrier.{form}({head}, {e.src(rest[0], 'u32')}, {e.mask})")
+        e.line(f"mbarrier.{form}({head}, {e.src(rest[0], 'u32')}, {e.mask}, {remote})")
     elif form in ("test_wait", "try_wait"):
         parity = "parity" in i.parts
         phase = e.src(rest[0], "u32" if parity else "u64")
-        text = f"mbarrier.wait({head}, {phase}, {parity}, {form == 'try_wait'}, {e.mask}, {not relaxed})"
+        text = f"mbarrier.wait({head}, {phase}, {parity}, {form == 'try_wait'}, {e.mask}, {order!r})"
         value = e.temporary(text)
         e.line(f"if {value} is None: return -1")
         if to is None:
@@ -274,9 +280,12 @@ def st_bulk(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("fence", "membar")
 def fence(e: SegmentWriter, i: Instruction) -> None:
-    """Memory fences; the hazard layer is told which."""
-    kind = ".".join(i.parts[1:])
-    e.line(f"remote.fence(w, {e.at}, {kind!r})")
+    """Memory fences, which matter to the hazard layer alone."""
+    if i.operands:
+        scope = next(SCOPES[part] for part in i.parts if part in SCOPES)
+        e.line(f"remote.fence_map(w, {e.at}, {address_of(e, i.operands[0])}, {scope}, {e.mask})")
+        return
+    e.line(f"remote.fence(w, {e.at}, {'.'.join(i.parts[1:])!r})")
 
 
 @emitter("createpolicy")

@@ -135,4 +135,11 @@ def fence(w: Warp, at: int, kind: str) -> None:
         observer.fence(w, at, kind)
 
 
+def fence_map(w: Warp, at: int, addresses: Array, scope: int, mask: Array | None) -> None:
+    """fence.proxy.tensormap::generic.acquire of the tensor maps at the lanes' addresses."""
+    observer = w.block.cluster.observer
+    if observer is not None:
+        observer.globals.fence_map(w, {int(addresses[lane]) for lane in groups.lanes(mask)}, scope)
+
+
 RUNTIME["remote"] = sys.modules[__name__]

@@ -16,9 +16,14 @@ from cudatma.emulator.hazards.clocks import INITS, Clock, joined
 from cudatma.emulator.hazards.findings import Findings
 from cudatma.emulator.hazards.global_watch import GlobalWatch
 from cudatma.emulator.hazards.lifetimes import Lifetimes
+from cudatma.emulator.hazards.memory_order import acquires, releases, scope_of
+from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Cluster, NamedBarrier, Warp
 from cudatma.emulator.ptx.types import SCOPES
+from cudatma.errors import counted
+
+_CTA, _CLUSTER = SCOPES["cta"], SCOPES["cluster"]
 
 
 @dataclass(slots=True)
@@ -41,6 +46,21 @@ class Init:
     is_fenced: bool = False
 
 
+class Released:
+    """Clocks of what arrivals at an mbarrier have released, in all phases so far.
+
+    near: by threads of its own CTA. remote: by threads of other CTAs, None before the first. The ``ended`` clocks are
+    copies from the end of the last phase: waits acquire them.
+    """
+
+    __slots__ = ("near", "near_ended", "remote", "remote_ended")
+
+    def __init__(self, size: int) -> None:
+        self.near, self.near_ended = Clock(size), Clock(size)
+        self.remote: Clock | None = None
+        self.remote_ended: Clock | None = None
+
+
 class BarrierEvents(Checks):
     """Clocks that travel through bar, barrier.cluster and mbarrier, and what fences add to them."""
 
@@ -50,7 +70,7 @@ class BarrierEvents(Checks):
         super().__init__(launch, cluster, findings)
         self._named: dict[int, Clock] = {}
         self._cluster_pending, self._cluster_done = Clock(self.size), Clock(self.size)
-        self._barriers: dict[int, tuple[Clock, Clock]] = {}
+        self._barriers: dict[int, Released] = {}
         self._inits: dict[int, Init] = {}
         self.lifetimes = Lifetimes(self, findings)
         #: Of each warp, what its threads have initialised and not fenced yet.
@@ -77,7 +97,7 @@ class BarrierEvents(Checks):
             return
         far = self.told(w).far
         for scope, clock in far.fenced.items() if far is not None else ():
-            if scope >= SCOPES["cluster"]:
+            if scope >= _CLUSTER:
                 self._cluster_pending.join(clock)
             elif scope == INITS:
                 fenced = self._cluster_pending.beyond().fenced
@@ -93,10 +113,10 @@ class BarrierEvents(Checks):
 
     # ---- mbarriers
 
-    def _pending(self, barrier: MBarrier) -> tuple[Clock, Clock]:
+    def _released(self, barrier: MBarrier) -> Released:
         known = self._barriers.get(id(barrier))
         if known is None:
-            known = self._barriers[id(barrier)] = (Clock(self.size), Clock(self.size))
+            known = self._barriers[id(barrier)] = Released(self.size)
         return known
 
     def barrier_init(self, w: Warp, at: int, barrier: MBarrier, old: MBarrier | None, lanes: int) -> None:
@@ -150,7 +170,7 @@ class BarrierEvents(Checks):
 
     def _check_init_fence(self, w: Warp, at: int, barrier: MBarrier, clock: Clock) -> None:
         made = self._inits.get(id(barrier))
-        if made is None or made.is_fenced or made.own_clock <= clock.proxy[made.own_agent]:
+        if made is None or made.is_fenced or made.own_clock <= clock.proxy_in(barrier.block.rank)[made.own_agent]:
             return
         self.findings.add(
             "missing_init_fence",
@@ -162,14 +182,93 @@ class BarrierEvents(Checks):
             places=[barrier.place],
         )
 
-    def barrier_release(self, w: Warp, at: int, barrier: MBarrier, release: bool, alone: bool) -> None:
-        if release:
-            self._pending(barrier)[0].join(self.published(w, alone))
+    def arrivals_over(self, w: Warp, program: Program, at: int, barrier: MBarrier, number: int, expects: bool) -> None:
+        """Report more arrivals by one instruction than are pending. program: the instruction's; expects: with bytes.
+
+        They are the mistake where a whole phase takes fewer, or where no thread was out of step before. A producer that
+        does not wait for its slot, however, arrives with the bytes of the next phase before it issues the copy.
+        """
+        is_derived = number <= barrier.count and (expects or self.bytes_follow or bool(self._astray))
+        self.out_of_step(by_bytes=self.lacks_bytes(barrier))
+        self.findings.add(
+            "arrival_overflow",
+            f"{counted(number, 'arrival')} at once, which is too many: {barrier.describe()}",
+            self.launch,
+            program,
+            at,
+            w,
+            places=[barrier.place],
+            is_derived=is_derived,
+        )
+
+    def barrier_release(self, w: Warp, barrier: MBarrier, order: str, alone: bool) -> None:
+        """Publish what the executing lanes know by an arrival.
+
+        A release reaches the threads in its scope. A fence before the arrival may release in its place, at the scope of
+        the fence. In another CTA, a release of CTA scope makes known only that accesses have been performed.
+        """
+        released = self._released(barrier)
+        is_near = barrier.block is w.block
+        if is_near:
+            target = released.near
+        else:
+            if released.remote is None:
+                released.remote = Clock(self.size)
+            target = released.remote
+        if releases(order) and (is_near or scope_of(order) >= _CLUSTER):
+            known = self.published(w, alone)
+            if not is_near and known.far is not None:
+                known.far.seen = {}
+            target.join(known)
+            return
+        told = self.told(w)
+        for scope, fenced in told.far.fenced.items() if told.far is not None else ():
+            if scope >= (_CTA if is_near else _CLUSTER):
+                target.join(fenced)
+        if releases(order):
+            self._perform(target, self.published(w, alone))
+
+    def _perform(self, clock: Clock, known: Clock) -> None:
+        """Note that what another clock knows has been performed."""
+        clock.beyond().performed = np.maximum(clock.performed(), known.performed())
 
     def phase_ended(self, barrier: MBarrier) -> None:
-        pending, _ = self._pending(barrier)
-        pending.order[self.barrier_agent(barrier)] = barrier.phase
-        self._barriers[id(barrier)] = (pending, pending.copy())
+        released = self._released(barrier)
+        released.near.order[self.barrier_agent(barrier)] = barrier.phase
+        released.near_ended = released.near.copy()
+        if released.remote is not None:
+            released.remote_ended = released.remote.copy()
+
+    def barrier_acquire(self, w: Warp, barrier: MBarrier, order: str) -> None:
+        """Make known what the arrivals of the phases that have ended released.
+
+        Bytes that copies have completed are visible at any scope. A wait of cluster scope, or a fence of this scope
+        after the wait, acquires what threads of other CTAs have released.
+        """
+        barrier.awaited = barrier.phase
+        agent = self.barrier_agent(barrier)
+        lanes = lanes_now(w)
+        last, before, repeated = self._passes.get((w.agent, agent), (-1, 0, False))
+        if last != barrier.phase:
+            before, repeated = 0, barrier.phase == 0
+        self._passes[w.agent, agent] = (barrier.phase, before | lanes, repeated or bool(before & lanes))
+        released = self._released(barrier)
+        remote, number = released.remote_ended, self.cluster.number
+        for clock in self.learners(w):
+            if acquires(order):
+                clock.join(released.near_ended)
+            else:
+                clock.note(_CTA, number, released.near_ended, number)
+            if remote is None:
+                continue
+            if acquires(order) and scope_of(order) >= _CLUSTER:
+                clock.join(remote)
+            else:
+                clock.note(_CLUSTER, number, remote, number)
+                if acquires(order):
+                    self._perform(clock, remote)
+        if acquires(order):
+            self.acquired(w)
 
     def bytes_over(self, barrier: MBarrier) -> None:
         """More or fewer bytes came in a phase than expected, and no thread is left that could change it."""
@@ -185,6 +284,7 @@ class BarrierEvents(Checks):
                 at,
                 owner,
                 places=[barrier.place],
+                is_derived=self.bytes_follow,
             )
 
     def check_loads(self, barrier: MBarrier, what: str, w: Warp | None = None, at: int = -1) -> None:
@@ -215,44 +315,36 @@ class BarrierEvents(Checks):
                 if barrier.pending == 0 and barrier.tx > 0 and id(barrier) not in coming:
                     self.bytes_over(barrier)
 
-    def barrier_acquire(self, w: Warp, at: int, barrier: MBarrier, acquire: bool) -> None:
-        barrier.awaited = barrier.phase
-        agent = self.barrier_agent(barrier)
-        lanes = lanes_now(w)
-        last, before, repeated = self._passes.get((w.agent, agent), (-1, 0, False))
-        if last != barrier.phase:
-            before, repeated = 0, barrier.phase == 0
-        self._passes[w.agent, agent] = (barrier.phase, before | lanes, repeated or bool(before & lanes))
-        if acquire:
-            for clock in self.learners(w):
-                clock.join(self._pending(barrier)[1])
-                clock.order[agent] = max(int(clock.order[agent]), barrier.phase)
-            self.acquired(w)
-
     # ---- fences
 
     def fence(self, w: Warp, at: int, kind: str) -> None:
         """membar and fence; kind: the opcode after its root."""
         if kind.startswith("proxy.async"):
-            uncovered = [] if kind.endswith("global") else self._fence_inits(w, self.epoch(w))
-            for clock in self.learners(w):
-                if not kind.endswith("global"):
-                    before = clock.proxy[uncovered]
-                    np.maximum(clock.proxy, clock.order, out=clock.proxy)
-                    clock.proxy[uncovered] = before
-                if "shared" not in kind:
-                    clock.fence_proxy_global()
-            self.advance(w)
+            self._fence_proxy(w, kind)
         elif kind.startswith("mbarrier_init"):
             self._fence_inits(w)
             for clock in self.learners(w):
                 clock.beyond().fenced[INITS] = clock.bare()
             self.advance(w)
-        elif kind.startswith("proxy.tensormap"):
-            if "release" not in kind:
-                self.globals.fence_tensormap(w)
         elif not kind.startswith("proxy"):
             self.globals.order.fence(w, kind)
+
+    def _fence_proxy(self, w: Warp, kind: str) -> None:
+        """fence.proxy.async of all memory, of global memory, or of the shared memory of this CTA or of the cluster."""
+        is_shared = not kind.endswith("global")
+        is_own = "shared::cta" in kind and self.has_remote_stores
+        uncovered = self._fence_inits(w, self.epoch(w)) if is_shared else []
+        for clock in self.learners(w):
+            if is_shared:
+                order = clock.order.copy()
+                order[uncovered] = clock.proxy[uncovered]
+                if is_own:
+                    clock.beyond().fence_proxy_of(w.block.rank, order)
+                else:
+                    np.maximum(clock.proxy, order, out=clock.proxy)
+            if "shared" not in kind:
+                clock.fence_proxy_global()
+        self.advance(w)
 
     def _fence_inits(self, w: Warp, epoch: int = -1) -> list[int]:
         """A fence covers what its own threads have initialised, and what was before the warp last met, at ``epoch``.

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cudatma.emulator.async_copy.mbarrier import MBarrier
 from cudatma.emulator.hazards.agents import Agents
 from cudatma.emulator.hazards.clocks import Clock
 from cudatma.emulator.hazards.findings import Findings
@@ -22,6 +23,8 @@ from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Block, Cluster, Warp
 from cudatma.emulator.ptx.types import Array
 
+#: Kinds of accesses out of order, after which the bytes of an mbarrier need not add up.
+_OUT_OF_ORDER = {"overwritten_while_read", "write_race", "store_source_reused", "data_race", "global_race", "lane_race"}
 #: Reads of unwritten bytes that are remembered in case a copy into them is issued later.
 _MOST_UNWRITTEN = 256
 #: The calls that are missing where a copy was not waited for, or a slot is refilled too early.
@@ -40,6 +43,11 @@ LAP_WAIT = (
     "before the copy a wait for the arrivals of all who read the slot (mbarrier.try_wait.parity in a loop on its empty "
     "mbarrier; a pipeline's producer_acquire), or a reader's wait for the copy before (consumer_wait) ahead of its "
     "arrival"
+)
+#: The same where the arrive or the wait between two CTAs has CTA scope.
+CLUSTER_SCOPE = (
+    "cluster scope at both ends of the hand-over: mbarrier.arrive.release.cluster by the writer and "
+    "mbarrier.try_wait.acquire.cluster by the reader (without a scope they have that of one CTA)"
 )
 
 
@@ -73,17 +81,39 @@ class Checks(Agents):
         if launch.reserved_bytes:
             for shadow in self.shadows:
                 shadow.writer[launch.reserved_start // granule :] = 0  # the system's part is initialised
+        self._copies = self.is_copy(np.arange(self.size))
+        self.has_peers = len(cluster.blocks) > 1
+        #: Whether a thread has stored into another CTA's shared memory: fences of shared::cta do not cover that.
+        self.has_remote_stores = False
         self._operations: dict[int, AsyncWrite] = {}
         self._count = 0
         #: (warp, barrier) -> the last phase that its wait passed, by which lanes, whether they knew it already.
         self._passes: dict[tuple[int, int], tuple[int, int, bool]] = {}
         #: Warps that have read what they had to wait for: what goes wrong with their slots afterwards follows from it.
         self._astray: set[int] = set()
+        #: Whether an access out of order brought threads out of step first, or (False) bytes that do not add up.
+        self._order_broke: bool | None = None
         #: (warp, program, instruction, shadow, granules, kind) of reads of unwritten bytes.
         self._unwritten: list[tuple[Warp, Program, int, Shadow, Array, str]] = []
 
+    def out_of_step(self, *, by_bytes: bool) -> None:
+        """Note what brings threads out of step: bytes of an mbarrier that do not add up, or an access out of order."""
+        if self._order_broke is None:
+            self._order_broke = not by_bytes
+
+    def lacks_bytes(self, barrier: MBarrier) -> bool:
+        """Return whether a phase waits for bytes alone, which no copy under way brings, nor one of another CTA."""
+        return barrier.pending == 0 and barrier.tx > 0 and not barrier.loads and not self.has_peers
+
+    @property
+    def bytes_follow(self) -> bool:
+        """Whether bytes that do not add up follow from an access out of order."""
+        return bool(self._order_broke)
+
     def report(self, kind: str, w: Warp, at: int, message: str, **more: Any) -> bool:
         """Record a hazard at an instruction of the running function. more: as of Findings.add."""
+        if kind in _OUT_OF_ORDER and not more.get("is_derived"):
+            self.out_of_step(by_bytes=False)
         self.findings.add(kind, message, self.launch, w.split.frame.program, at, w, **more)
         return True
 
@@ -108,14 +138,20 @@ class Checks(Agents):
         return "bytes", self.shadows.index(shadow), int(indices.min()), int(indices.max())
 
     def _check_read(
-        self, w: Warp, at: int, shadow: Shadow, indices: Array, clock: Clock, proxy: bool, strong: bool = False
+        self, w: Warp, at: int, shadow: Shadow, indices: Array, clock: Clock, proxy: bool, strong: int = 0
     ) -> None:
-        """strong: a volatile, relaxed or acquiring read: it does not race with other threads, but with copies."""
+        """Report a read of bytes whose writer is not ordered before it.
+
+        strong: 1 + the scope of a volatile, relaxed or acquiring read, which does not race with threads in its scope.
+        """
         flying = shadow.in_flight[indices]
         if np.count_nonzero(flying):
             place = int(indices[int((flying != 0).argmax())])
             operation = self._operations.get(int(shadow.in_flight[place]))
             awaited = operation.awaited if operation is not None else Awaited()
+            barrier = operation.barrier if operation is not None else None
+            if operation is not None and barrier is not None and barrier.phase > operation.phase:
+                self.out_of_step(by_bytes=True)
             self._early(w, at, shadow, place, indices, "is still under way", awaited)
             return
         writers = shadow.writer[indices]
@@ -126,8 +162,8 @@ class Checks(Agents):
                 self.tell("uninitialised_shared", w, at, text, shadow, place, indices)
                 self._read_unwritten(w, at, shadow, indices)
         if strong:
-            indices = indices[self.is_copy(writers)]
-        late = shadow.unordered_writer(indices, clock, proxy)
+            indices = indices[self.is_copy(writers) | self.narrow_writers(w, shadow, indices, strong)]
+        late = shadow.unordered_writer(indices, clock.order, self._fenced(shadow, clock) if proxy else None)
         if late is None:
             return
         agent, place, is_proxy = late
@@ -154,6 +190,7 @@ class Checks(Agents):
                 shadow,
                 place,
                 indices,
+                advice=CLUSTER_SCOPE if shadow.writer_clock[place] <= clock.performed()[agent] else "",
             )
 
     def _awaited(self, agent: int, clock: int) -> Awaited:
@@ -168,6 +205,8 @@ class Checks(Agents):
     ) -> None:
         """A read of bytes whose copy has not been waited for: which of the two usual mistakes it was."""
         self._astray.add(w.agent)
+        barriers = [self.cluster.blocks[place[1]].mbarriers.get(place[2]) for place in awaited.places]
+        self.out_of_step(by_bytes=any(b is not None and (b.tx < 0 or self.lacks_bytes(b)) for b in barriers))
         ends = f": it ends {awaited.name}" if awaited.name else ""
         text = f"bytes are read whose copy {state}{ends}"
         kind, more = self._early_kind(w), {"places": awaited.places, "advice": awaited.advice}
@@ -204,14 +243,14 @@ class Checks(Agents):
         proxy: bool,
         same: Callable[[], bool] | None = None,
         is_copy: bool = False,
-        strong: bool = False,
+        strong: int = 0,
         awaited: Awaited | None = None,
     ) -> None:
-        """same: whether the bytes are what they are to become; plain writers of one value do not race.
+        """Report a write that is not ordered after the last writer of the bytes, or after their readers.
 
-        proxy: through the asynchronous proxy. is_copy: a copy that is not, as cp.async and st.async are. strong: a
-        volatile, relaxed or releasing store: it does not race with other threads, but with copies. awaited: what a copy
-        ends.
+        same: whether the bytes are what they are to become; plain writers of one value do not race. proxy: through the
+        asynchronous proxy. is_copy: a copy that is not, as cp.async and st.async are. strong: 1 + the scope of a
+        volatile, relaxed or releasing store, which does not race with threads in its scope. awaited: what a copy ends.
         """
         if np.count_nonzero(shadow.is_barrier[indices]):
             place = int(indices[int(shadow.is_barrier[indices].argmax())])
@@ -222,8 +261,11 @@ class Checks(Agents):
             text = "bytes are written while a copy into them is under way"
             self.tell("write_race", w, at, text, shadow, place, indices, is_derived=bool(self._astray))
             return
-        seen = indices[self.is_copy(shadow.writer[indices])] if strong else indices
-        late = shadow.unordered_writer(seen, clock, proxy)
+        seen = indices
+        if strong:
+            seen = indices[self.is_copy(shadow.writer[indices]) | self.narrow_writers(w, shadow, indices, strong)]
+        fenced = self._fenced(shadow, clock) if proxy else None
+        late = shadow.unordered_writer(seen, self._performed_copies(clock), fenced)
         if late is not None and self.kind_of(late[0]) == "warp" and same is not None and same():
             late = None
         if late is not None:
@@ -268,6 +310,27 @@ class Checks(Agents):
             text = f"{self.who(agent)} reads these bytes and nothing orders this write after it"
             astray = self._is_astray(agent, awaited)
             self.tell(kind, w, at, text, shadow, place, indices, is_derived=astray, advice=advice)
+
+    def narrow_writers(self, w: Warp, shadow: Shadow, indices: Array, strength: int) -> Array:
+        """Return which granules a thread of another CTA wrote, where it or this strong access names CTA scope."""
+        if not self.has_peers:
+            return np.zeros(len(indices), bool)
+        writers = shadow.writer[indices]
+        is_foreign = (writers >= 0) & (writers % self.warps // w.block.warp_count != w.block.rank)
+        is_narrow = (shadow.strength[indices] == 1) | (strength == 1)
+        result: Array = is_foreign & is_narrow & ~self.is_copy(writers)
+        return result
+
+    def _performed_copies(self, clock: Clock) -> Array:
+        """Return what is ordered before now, and of copies what has been waited for."""
+        if clock.far is None or clock.far.performed is None:
+            return clock.order
+        result: Array = np.where(self._copies, clock.performed(), clock.order)
+        return result
+
+    def _fenced(self, shadow: Shadow, clock: Clock) -> Array:
+        """Return what is visible to the asynchronous proxy in a CTA's shared memory."""
+        return clock.proxy if clock.far is None else clock.proxy_in(self.shadows.index(shadow))
 
     def _follows_issue(self, shadow: Shadow, place: int, clock: Clock) -> bool:
         """Whether a copy is ordered after the issue of the one that wrote these bytes, though not after its landing."""

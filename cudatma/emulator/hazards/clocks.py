@@ -15,43 +15,79 @@ import numpy as np
 from cudatma.emulator.ptx.model import MEMBERS, Imm, Instruction
 from cudatma.emulator.ptx.types import LANES, Array
 
-#: Key in Far.fenced of what fence.proxy.tensormap has made visible.
-TENSORMAP = -1
-#: The same of fence.mbarrier_init: what a relaxed barrier.cluster.arrive after it publishes about barriers.
-INITS = -2
+#: Key in Far.fenced of fence.mbarrier_init: what a relaxed barrier.cluster.arrive after it publishes about barriers.
+INITS = -1
+
+
+def _larger(one: Array | None, other: Array | None) -> Array | None:
+    if one is None or other is None or one is other:
+        return other if one is None else one
+    result: Array = np.maximum(one, other)
+    return result
+
+
+def join_clocks(mine: dict[Any, Clock], theirs: dict[Any, Clock]) -> None:
+    """Join each of their clocks into the one of mine with the same key."""
+    for key, clock in theirs.items():
+        known = mine.get(key)
+        mine[key] = clock if known is None or known is clock else joined(known, clock)
 
 
 class Far:
     """What goes beyond plain order inside a cluster; every vector in it is replaced, never changed.
 
-    proxy: what a proxy fence has made visible to the asynchronous proxy in global memory. others: of another cluster,
-    by its number, (order, such a proxy vector). fenced: by scope, what fences have made ready to be published by a
-    strong write. seen: by the scope that a fence needs, what relaxed reads have observed and nothing has acquired yet.
+    Attributes
+    ----------
+    performed
+        Accesses that have been performed, though their writes need not be visible: known through an mbarrier whose
+        arrive or wait has CTA scope, from another CTA. Orders a write after reads and after copies that have completed.
+    proxy
+        What a proxy fence has made visible to the asynchronous proxy in global memory.
+    proxy_of
+        The same in the shared memory of one CTA, by its rank; ``Clock.proxy`` holds what is visible in all of them.
+    others
+        By the number of another cluster: (order, vector like ``proxy``).
+    fenced
+        By scope, what a fence has prepared for a strong write to publish.
+    maps
+        By (address, scope), what an acquiring fence has made visible to reads of the tensor map at this address.
+    seen
+        By the scope that a fence needs, what relaxed reads have observed and no fence has acquired yet.
     """
 
-    __slots__ = ("fenced", "others", "proxy", "seen")
+    __slots__ = ("fenced", "maps", "others", "performed", "proxy", "proxy_of", "seen")
 
     def __init__(self) -> None:
+        self.performed: Array | None = None
         self.proxy: Array | None = None
+        self.proxy_of: dict[int, Array] = {}
         self.others: dict[int, tuple[Array, Array]] = {}
         self.fenced: dict[int, Clock] = {}
+        self.maps: dict[tuple[int, int], Clock] = {}
         self.seen: dict[int, Clock] = {}
 
     def copy(self) -> Far:
         result = Far()
-        result.proxy, result.others = self.proxy, dict(self.others)
-        result.fenced, result.seen = dict(self.fenced), dict(self.seen)
+        result.performed, result.proxy = self.performed, self.proxy
+        result.proxy_of, result.others = dict(self.proxy_of), dict(self.others)
+        result.fenced, result.maps, result.seen = dict(self.fenced), dict(self.maps), dict(self.seen)
         return result
 
     def join(self, other: Far) -> None:
-        if other.proxy is not None:
-            self.proxy = other.proxy if self.proxy is None else np.maximum(self.proxy, other.proxy)
+        self.performed = _larger(self.performed, other.performed)
+        self.proxy = _larger(self.proxy, other.proxy)
+        for rank, proxy in other.proxy_of.items():
+            self.fence_proxy_of(rank, proxy)
         for number, (order, proxy) in other.others.items():
             self.learn(number, order, proxy)
-        for mine, theirs in ((self.fenced, other.fenced), (self.seen, other.seen)):
-            for scope, clock in theirs.items():
-                known = mine.get(scope)
-                mine[scope] = clock if known is None else known if known is clock else joined(known, clock)
+        join_clocks(self.fenced, other.fenced)
+        join_clocks(self.maps, other.maps)
+        join_clocks(self.seen, other.seen)
+
+    def fence_proxy_of(self, rank: int, order: Array) -> None:
+        """Note that a proxy fence has made these accesses visible in the shared memory of one CTA."""
+        known = self.proxy_of.get(rank)
+        self.proxy_of[rank] = order if known is None else np.maximum(known, order)
 
     def learn(self, number: int, order: Array, proxy: Array) -> None:
         """Know at least this much of another cluster."""
@@ -91,8 +127,31 @@ class Clock:
         """A copy without what fences and relaxed reads have prepared: what a release makes known."""
         result = self.copy()
         if result.far is not None:
-            result.far.fenced, result.far.seen = {}, {}
+            result.far.fenced, result.far.maps, result.far.seen = {}, {}, {}
         return result
+
+    def performed(self) -> Array:
+        """Return which accesses have been performed: those that are ordered, and those in ``Far.performed``."""
+        far = self.far
+        if far is None or far.performed is None:
+            return self.order
+        result: Array = np.maximum(self.order, far.performed)
+        return result
+
+    def proxy_in(self, rank: int) -> Array:
+        """Return which accesses the asynchronous proxy sees in the shared memory of the CTA with this rank."""
+        own = self.far.proxy_of.get(rank) if self.far is not None else None
+        if own is None:
+            return self.proxy
+        result: Array = np.maximum(self.proxy, own)
+        return result
+
+    def note(self, scope: int, number: int, clock: Clock, own: int) -> None:
+        """Note what a relaxed read has observed, until a fence of this scope acquires it. number, own: as in absorb."""
+        seen = self.beyond().seen
+        noted = Clock(self.order.size) if scope not in seen else seen[scope].copy()
+        noted.absorb(number, clock, own)
+        seen[scope] = noted
 
     def beyond(self) -> Far:
         """``far``, made when it is first needed."""
@@ -122,11 +181,17 @@ class Clock:
         far.proxy = self.order.copy()
         far.others = {number: (order, order) for number, (order, _) in far.others.items()}
 
-    def of(self, who: Array, size: int, own: int, through_proxy: bool = False) -> Array:
-        """The clock known of each agent. who: cluster number * size + agent. through_proxy: for the async proxy."""
+    def of(self, who: Array, size: int, own: int, through_proxy: bool = False, performed: bool = False) -> Array:
+        """Return the clock known of each agent.
+
+        who: cluster number * size + agent. through_proxy: what the asynchronous proxy sees. performed: what has been
+        performed.
+        """
         number, agent = np.divmod(who, size)
         far = self.far
-        near = self.order if not through_proxy else (far.proxy if far is not None else None)
+        near: Array | None = self.performed() if performed else self.order
+        if through_proxy:
+            near = far.proxy if far is not None else None
         result: Array = np.zeros(who.shape, np.int32) if near is None else near[agent]
         foreign = number != own
         if foreign.any():
@@ -192,6 +257,9 @@ class LaneClocks:
             np.minimum(result.order, clock.order, out=result.order)
             np.minimum(result.proxy, clock.proxy, out=result.proxy)
         result.far = self.whole.far
+        if any(clock.far is not None and clock.far.performed is not None for _, clock in found):
+            result.far = Far() if result.far is None else result.far.copy()
+            result.far.performed = np.minimum.reduce([clock.performed() for _, clock in found])
         return result
 
     def groups(self, lanes: int) -> list[tuple[int, Clock]]:

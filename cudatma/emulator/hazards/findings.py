@@ -211,25 +211,13 @@ def report_deadlock(launch: Launch, deadlock: Deadlock, findings: Findings) -> N
         program = starved.frame.program
         findings.add("register_pool", message, launch, program, starved.waits_for.at, starved.warp, blocks=blocks)
         return
-    barriers = {}
-    for split in blocked:
-        barrier = getattr(split.waits_for or split.last_poll, "barrier", None)
-        if barrier is not None and hasattr(barrier, "tx"):
-            barriers[id(barrier)] = (barrier, split)
-    for barrier, split in barriers.values():
+    waits = [split.waits_for or split.last_poll for split in blocked]
+    barriers = {id(wait.barrier): wait.barrier for wait in waits if hasattr(getattr(wait, "barrier", None), "tx")}
+    for barrier in barriers.values():
         if barrier.pending == 0 and barrier.tx:
-            owner, place = barrier.expected_by or (split.warp, getattr(split.waits_for, "at", at))
-            findings.add(
-                "byte_count",
-                f"{barrier.missing_bytes()} at {barrier.describe()}",
-                launch,
-                owner.launch.program if owner.launch.program is not None else split.frame.program,
-                place,
-                owner,
-                places=[barrier.place],
-            )
+            barrier.block.cluster.observer.bytes_over(barrier)
     named: dict[tuple[int, str], list[str]] = {}
-    for barrier, _ in barriers.values():
+    for barrier in barriers.values():
         named.setdefault((barrier.offset, _arrivals(barrier)), []).append(barrier.name)
     arrived = "".join(
         f"\n    arrived at {names[0]}{f' and in {len(names) - 1} more' if len(names) > 1 else ''} so far: {what}"

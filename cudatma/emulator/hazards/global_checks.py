@@ -14,7 +14,7 @@ from cudatma.emulator.hazards.clocks import Clock
 from cudatma.emulator.hazards.shadow import CLOCK, LANE, PLACE, STRENGTH, WHO, GlobalShadow
 from cudatma.emulator.machine.memory import Region
 from cudatma.emulator.machine.state import Warp
-from cudatma.emulator.ptx.types import Array
+from cudatma.emulator.ptx.types import SCOPES, Array
 
 NC = "ld.global.nc reads bytes that this kernel writes: the read-only path may deliver old ones"
 LANE_READ = "{} of the same warp wrote these bytes, and the lanes have not met since"
@@ -36,11 +36,14 @@ class GlobalChecks:
             message = f"{region.name} is {what} and nothing orders this after griddepcontrol.wait"
             self._observer.report("grid_dependency", w, at, message)
 
-    def _seen(self, clock: Clock, through_proxy: bool = False) -> Callable[[Array, Array], Array]:
+    def _seen(
+        self, clock: Clock, through_proxy: bool = False, performed: bool = False
+    ) -> Callable[[Array, Array], Array]:
+        """Return a function that decides which accesses a clock has seen. through_proxy, performed: as in Clock.of."""
         size, number = self._observer.size, self._number
 
         def seen(who: Array, when: Array) -> Array:
-            known = clock.of(np.maximum(who - 1, 0), size, number, through_proxy)
+            known = clock.of(np.maximum(who - 1, 0), size, number, through_proxy, performed)
             result: Array = (who == 0) | (when <= known)
             return result
 
@@ -49,17 +52,17 @@ class GlobalChecks:
     def _both_strong(self, w: Warp, strength: int, who: int, other: int) -> bool:
         """Whether two accesses are morally strong: their scopes include each other's thread."""
         least = min(strength, other)
-        if not least:
-            return False
+        return least > 0 and least - 1 >= self._distance(w, who)
+
+    def _distance(self, w: Warp, who: int) -> int:
+        """Return the narrowest scope that includes both a warp and another agent."""
         observer = self._observer
         number, agent = divmod(who - 1, observer.size)
         if number != self._number:
-            distance = 2
-        elif not observer.is_own(agent):
-            distance = 1
-        else:
-            distance = int(agent % observer.warps // w.block.warp_count != w.block.rank)
-        return least - 1 >= distance
+            return SCOPES["gpu"]
+        if not observer.is_own(agent):
+            return SCOPES["cluster"]
+        return SCOPES["cta" if agent % observer.warps // w.block.warp_count == w.block.rank else "cluster"]
 
     def _check_read(
         self,
@@ -141,7 +144,7 @@ class GlobalChecks:
         readers = shadow.readers(indices)
         if readers is None:
             return True
-        late = ~seen(readers[:, :, 0], readers[:, :, 1])
+        late = ~self._seen(clock, performed=True)(readers[:, :, 0], readers[:, :, 1])
         for position, slot in np.argwhere(late).tolist():
             who, _, other, _ = readers[position, slot].tolist()
             if self._both_strong(w, strength, who, other) or same():

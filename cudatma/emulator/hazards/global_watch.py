@@ -12,7 +12,6 @@ import numpy as np
 
 from cudatma.emulator.hazards.agents import Stamp, used
 from cudatma.emulator.hazards.checks import Checks
-from cudatma.emulator.hazards.clocks import TENSORMAP
 from cudatma.emulator.hazards.global_checks import LANE_READ, NC, GlobalChecks
 from cudatma.emulator.hazards.memory_order import MemoryOrder, strength_of
 from cudatma.emulator.hazards.shadow import CLOCK, LANE, PLACE, STRENGTH, WHO, GlobalShadow, narrowest_global
@@ -176,10 +175,11 @@ class GlobalWatch(GlobalChecks):
 
     # ---- tensor maps in global memory
 
-    def fence_tensormap(self, w: Warp) -> None:
-        """fence.proxy.tensormap::generic.acquire: maps that were edited before it may be used."""
+    def fence_map(self, w: Warp, addresses: set[int], scope: int) -> None:
+        """fence.proxy.tensormap::generic.acquire: the maps at these addresses may be used as they are now."""
         for clock in self._observer.learners(w):
-            clock.beyond().fenced[TENSORMAP] = clock.bare()
+            known = clock.bare()
+            clock.beyond().maps.update({(address, scope): known for address in addresses})
 
     def map_read(self, w: Warp, at: int, region: Region, offset: int) -> None:
         """The 128 bytes of a tensor map are used."""
@@ -188,13 +188,19 @@ class GlobalWatch(GlobalChecks):
             return
         indices = shadow.granules(np.arange(offset, offset + 128, 16), 16)
         rows = shadow.writers[indices]
-        known = self._observer.known(w)
-        fenced = known.far.fenced.get(TENSORMAP) if known.far is not None else None
         edited = (rows[:, WHO] > 0) & (rows[:, PLACE] & 1 == 0)
-        if fenced is not None:
-            edited &= ~self._seen(fenced)(rows[:, WHO], rows[:, CLOCK])
+        if not edited.any():
+            return
+        known = self._observer.known(w)
+        distances = np.array([self._distance(w, int(who)) if who else 0 for who in rows[:, WHO]])
+        for (address, scope), fenced in known.far.maps.items() if known.far is not None else ():
+            if address == region.base + offset:
+                edited &= ~(self._seen(fenced)(rows[:, WHO], rows[:, CLOCK]) & (distances <= scope))
         if edited.any():
-            text = "a tensor map was edited here and no fence.proxy.tensormap::generic.acquire follows"
+            text = (
+                "a tensor map was edited here and no fence.proxy.tensormap::generic.acquire of its address follows, "
+                "with a scope that includes the thread that edited it"
+            )
             self._tell(w, at, "tensor_map_fence", shadow, int(indices[int(edited.argmax())]), text)
 
     def map_in_use(self, w: Warp, region: Region, offset: int, *until: tuple[int, int]) -> None:
@@ -212,7 +218,7 @@ class GlobalWatch(GlobalChecks):
         shadow = self._shadow(region, tracks=True)
         chunks = np.arange(offset, offset + 128, 16)
         indices = shadow.granules(chunks, 16)
-        seen = self._seen(self._observer.known(w))
+        seen = self._seen(self._observer.known(w), performed=True)
         uses = shadow.map_uses.pop(offset, ())
         if not all(any(seen(*map(np.array, use)) for use in ways) for ways in uses):
             text = "a copy through this tensor map may be in flight: nothing orders this edit after it"

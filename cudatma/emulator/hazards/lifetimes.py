@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from cudatma.emulator.async_copy.mbarrier import MBarrier
 from cudatma.emulator.hazards.agents import Agents, Stamp
 from cudatma.emulator.hazards.clocks import Clock
@@ -49,9 +51,9 @@ class Use:
     def is_copy(self) -> bool:
         return self.barrier is not None and not self.what.startswith("mbarrier.")
 
-    def is_known(self, order: Array) -> bool:
-        """Whether a thread with this clock, or one of the barrier's CTA, knows that the use is over."""
-        return self.clock <= order[self.agent] or (self.barrier is not None and self.barrier.awaited > self.phase)
+    def is_known(self, performed: Array) -> bool:
+        """Whether a thread that knows these accesses, or one of the barrier's CTA, knows that the use is over."""
+        return self.clock <= performed[self.agent] or (self.barrier is not None and self.barrier.awaited > self.phase)
 
 
 class Lifetimes:
@@ -85,7 +87,7 @@ class Lifetimes:
     def invalidated(self, barrier: MBarrier, clock: Clock) -> Iterator[Use]:
         """Yield the uses of an mbarrier that a thread with this clock does not know to be over."""
         for use in self._uses.pop(id(barrier), {}).values():
-            if not use.is_known(clock.order):
+            if not use.is_known(clock.performed()):
                 yield use
 
     def ended(self, block: Block) -> None:
@@ -93,15 +95,13 @@ class Lifetimes:
 
         Copies into the CTA are left to BarrierEvents.check_loads.
         """
-        known = Clock(self._agents.size)
-        for warp in block.warps:
-            for clock in self._agents.every_clock(warp):
-                known.join(clock)
+        clocks = [clock for warp in block.warps for clock in self._agents.every_clock(warp)]
+        known = np.maximum.reduce([clock.performed() for clock in clocks])
         uses = [use for (rank, _), use in self._accesses.items() if rank == block.rank]
         for barrier in block.mbarriers.values():
             uses += [use for use in self._uses.get(id(barrier), {}).values() if use.warp.block is not block]
         for use in uses:
-            if not use.is_copy and not use.is_known(known.order):
+            if not use.is_copy and not use.is_known(known):
                 self._report(use, block)
 
     def _report(self, use: Use, block: Block) -> None:

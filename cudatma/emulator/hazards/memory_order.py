@@ -13,7 +13,7 @@ from typing import Any
 
 from cudatma.emulator.hazards.checks import Checks
 from cudatma.emulator.hazards.clocks import Clock, joined
-from cudatma.emulator.hazards.shadow import GlobalShadow
+from cudatma.emulator.hazards.shadow import GlobalShadow, Shadow
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import SCOPES
 
@@ -22,11 +22,14 @@ _GPU = SCOPES["gpu"]
 Published = dict[tuple[int, Any], dict[int, Clock]]
 
 
+def scope_of(order: str) -> int:
+    """Return the scope of a strong access. order: "relaxed.gpu", "volatile", "acquire.cta", ..."""
+    return SCOPES.get(order.rpartition(".")[2], _GPU)
+
+
 def strength_of(order: str) -> int:
-    """0 for a weak access, else 1 + its scope. order: "relaxed.gpu", "volatile", "acquire.cta", ..."""
-    if not order or order == "nc":
-        return 0
-    return 1 + SCOPES.get(order.rpartition(".")[2], _GPU)
+    """Return 0 for a weak access, else 1 + its scope."""
+    return 0 if not order or order == "nc" else 1 + scope_of(order)
 
 
 def releases(order: str) -> bool:
@@ -76,7 +79,9 @@ class MemoryOrder:
         keys: list[tuple[int, Any]] = [(0, (self._number, w.block.rank)), (1, self._number), (2, None)]
         return keys[:strength]
 
-    def wrote(self, w: Warp, shadow: GlobalShadow, place: int, order: str, lanes: int, *, is_update: bool) -> None:
+    def wrote(
+        self, w: Warp, shadow: GlobalShadow | Shadow, place: int, order: str, lanes: int, *, is_update: bool
+    ) -> None:
         """A strong write at a granule. is_update: an atomic operation, which keeps what was published before it."""
         observer = self._observer
         clock = observer.told(w)
@@ -106,7 +111,7 @@ class MemoryOrder:
         if now is not None:
             observer.advance(w)
 
-    def read(self, w: Warp, shadow: GlobalShadow, place: int, order: str) -> None:
+    def read(self, w: Warp, shadow: GlobalShadow | Shadow, place: int, order: str) -> None:
         """A strong read of a granule: acquires what is published there, or notes it until a fence does."""
         entry: Published | None = shadow.published.get(place)
         if not entry:
@@ -118,11 +123,7 @@ class MemoryOrder:
                 for clock in observer.learners(w):
                     if now:
                         clock.absorb(number, known, self._number)
-                        continue
-                    seen = clock.beyond().seen
-                    before = seen.get(scope)
-                    noted = Clock(observer.size) if before is None else before.copy()
-                    noted.absorb(number, known, self._number)
-                    seen[scope] = noted
+                    else:
+                        clock.note(scope, number, known, self._number)
         if now:
             observer.acquired(w)

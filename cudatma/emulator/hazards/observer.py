@@ -6,7 +6,7 @@ Source: PTX ISA, "Memory Consistency Model" (causality order, proxies), "mbarrie
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,9 @@ from cudatma.emulator.hazards.checks import COPY_WAIT, phase_of
 from cudatma.emulator.hazards.clocks import Clock
 from cudatma.emulator.hazards.findings import Findings, report_deadlock
 from cudatma.emulator.hazards.global_watch import GlobalWatch
-from cudatma.emulator.hazards.memory_order import releases
+from cudatma.emulator.hazards.memory_order import releases, strength_of
 from cudatma.emulator.hazards.register_watch import RegisterWatch, watch
-from cudatma.emulator.hazards.shadow import AsyncWrite, Awaited
+from cudatma.emulator.hazards.shadow import AsyncWrite, Awaited, Shadow
 from cudatma.emulator.hazards.swizzle_checks import CROOKED, SwizzleChecks
 from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Block, Cluster, Warp
@@ -53,14 +53,9 @@ class Observer(SwizzleChecks):
         shadow = self.shadows[block.rank]
         indices = used(w, at, shadow.granules(offsets, size), len(offsets), size)
         if order:
-            for place in set(indices.tolist()):
-                published = shadow.sync_clocks.get(place)
-                if published is not None:
-                    for clock in self.learners(w):
-                        clock.join(published)
-                    self.acquired(w)
+            self._strong_read(w, shadow, set(indices.tolist()), order)
         for clock, known in self.knowers(w, indices):
-            self._check_read(w, at, shadow, known, clock, False, bool(order))
+            self._check_read(w, at, shadow, known, clock, False, strength_of(order))
         if not (together or order):
             self.lanes.read(w, at, shadow, indices)
         if shadow.has_crooked and (shadow.mode[offsets // 16] >= CROOKED).any():
@@ -90,11 +85,13 @@ class Observer(SwizzleChecks):
         shadow = self.shadows[block.rank]
         indices = shadow.granules(offsets, size)
         stamps = self.stamps(w, indices, len(offsets), together)
+        if block is not w.block:
+            self.has_remote_stores = True
         if order:
-            clock_copy = self.without_unmet(w, self.known(w).copy(), False)
+            published = self.without_unmet(w, self.known(w).copy(), False)
             for place in set(indices.tolist()):
-                shadow.sync_clocks.setdefault(place, Clock(self.size)).join(clock_copy)
-            self._check_write(w, at, shadow, indices, self.known(w), False, same, strong=True)
+                shadow.sync_clocks.setdefault((place, w.block.rank), Clock(self.size)).join(published)
+            self._check_write(w, at, shadow, indices, self.known(w), False, same, strong=strength_of(order))
         else:
             for clock, known in self.knowers(w, indices):
                 self._check_write(w, at, shadow, known, clock, False, same)
@@ -103,7 +100,11 @@ class Observer(SwizzleChecks):
             shadow.written(indices[part], agent, now, at, False)
         if block is not w.block:
             self.lifetimes.accessed(w, at, block, self._bytes(shadow, indices), stamps, "this write")
-        shadow.is_strong[indices] = bool(order)
+        if order:
+            shadow.strength[indices] = strength_of(order)
+            if self.has_peers:
+                for place in set(indices.tolist()):
+                    self.globals.order.wrote(w, shadow, place, order, len(offsets), is_update=False)
         if shadow.has_boxes:
             if self._linear:
                 self.plain_write(w, offsets)
@@ -113,24 +114,39 @@ class Observer(SwizzleChecks):
             self.advance(w)
 
     def atomic(self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str) -> None:
-        """One lane's atomic operation: it does not race with atomics and strong stores."""
+        """One lane's atomic operation: it does not race with atomics and strong stores in its scope."""
         shadow = self.shadows[block.rank]
         indices = shadow.granules(offsets, size)
+        if block is not w.block:
+            self.has_remote_stores = True
         clock = self.known(w)
-        if not shadow.is_strong[indices].all():
+        if not shadow.strength[indices].all() or self.narrow_writers(w, shadow, indices, strength_of(order)).any():
             self._check_read(w, at, shadow, indices, clock, False)
             self._check_write(w, at, shadow, indices, clock, False)
-        for place in indices.tolist():
-            known = shadow.sync_clocks.setdefault(place, Clock(self.size))
-            for learner in self.learners(w):
-                learner.join(known)
-            known.join(self.known(w))
+        places = indices.tolist()
+        self._strong_read(w, shadow, places, order)
+        for place in places:
+            shadow.sync_clocks.setdefault((place, w.block.rank), Clock(self.size)).join(self.known(w))
         agent, now = self.stamp(w, 1)
         shadow.written(indices, agent, now, at, False)
-        shadow.is_strong[indices] = True
+        shadow.strength[indices] = strength_of(order)
         if block is not w.block:
             stamps = [(agent, now, slice(None))]
             self.lifetimes.accessed(w, at, block, self._bytes(shadow, indices), stamps, "this atomic operation")
+        if self.has_peers:
+            for place in places:
+                self.globals.order.wrote(w, shadow, place, order, 1, is_update=True)
+
+    def _strong_read(self, w: Warp, shadow: Shadow, places: Iterable[int], order: str) -> None:
+        """Acquire what strong writes have published: always within the CTA, by fences and scopes from other CTAs."""
+        for place in places:
+            published = shadow.sync_clocks.get((place, w.block.rank))
+            if published is not None:
+                for clock in self.learners(w):
+                    clock.join(published)
+                self.acquired(w)
+            if self.has_peers:
+                self.globals.order.read(w, shadow, place, order)
 
     def atomic_order(self, w: Warp, at: int, order: str) -> None:
         """An atomic's own order: what it publishes ends here."""
@@ -190,6 +206,8 @@ class Observer(SwizzleChecks):
         if barrier is not None:
             agent, clock = self.barrier_agent(barrier), barrier.phase + 1
             barrier.loads, barrier.loaded = barrier.loads - 1, clock
+            if barrier.phase > operation.phase:
+                self.out_of_step(by_bytes=True)
             ends = int(indices.min()), int(indices.max())
             shadow.issuers.setdefault((agent, clock), []).append((*ends, *operation.issuer))
         elif group is not None:
@@ -244,8 +262,9 @@ class Observer(SwizzleChecks):
                 clock.order[self.cp_agent(w)] = max([0, *(g.number + 1 for g in found.closed if not g.owner)])
         return clock
 
-    def cp_arrived(self, w: Warp, barrier: MBarrier, snapshot: Clock) -> None:
-        self._pending(barrier)[0].join(snapshot)
+    def cp_arrived(self, barrier: MBarrier, snapshot: Clock) -> None:
+        """Copies of threads of the barrier's CTA have landed and arrived."""
+        self._released(barrier).near.join(snapshot)
 
     # ---- wgmma
 

@@ -17,6 +17,8 @@ CAUSES: dict[str, str] = {
     "flag is never set",
     "byte_count": "expect_tx differs from the bytes that the copies deliver (bytes mistaken for elements)",
     "arrival_overflow": "more threads arrive than mbarrier.init expects, or one arrives twice in a phase",
+    "barrier_limit": "an mbarrier takes at most 2^20 - 1 bytes a phase, tokens of its last two phases, and no end of a "
+    "phase by .noComplete",
     "barrier_uninitialised": "mbarrier.init is missing, mbarrier.inval came too early, or another address is used",
     "barrier_reinitialised": "mbarrier.init runs again while the barrier is in use; invalidate it first",
     "barrier_misaligned": "the barrier is not aligned to 8 bytes",
@@ -178,7 +180,7 @@ _SETUP = (
     "missing_init_fence",
 )
 _PROTOCOL = (
-    "byte_count",
+    "barrier_limit",
     "uncommitted_group",
     "wgmma_uncommitted",
     "wgmma_missing_fence",
@@ -189,11 +191,13 @@ _PROTOCOL = (
     "register_pool",
 )
 #: Kinds that come to light where two sides are out of step already, then those in which a kernel ends for that.
-_LATE = ("lane_race", "write_race", "arrival_overflow", "uninitialised_shared", "block_gone")
+_LATE = ("lane_race", "uninitialised_shared", "block_gone")
 _LAST = ("exit_with_pending_store", "exit_with_pending_load", "deadlock", "trap")
 _TIERS: dict[str, float] = {kind: tier for tier, kinds in ((1, _PROTOCOL), (3, _LATE), (4, _LAST)) for kind in kinds}
 _TIERS |= {kind: number / len(_SETUP) for number, kind in enumerate(_SETUP)}
-_ORDERING = 2
+_ORDERING, _DERIVED = 2, 3
+#: Kinds whose tier depends on whether something else came before them.
+_EITHER = {"byte_count": 1, "arrival_overflow": 1, "write_race": _ORDERING, "overwritten_while_read": _ORDERING}
 
 _EARLY_READS = {"read_before_load", "wrong_parity"}
 _SLOTS = _EARLY_READS | {"uninitialised_shared", "overwritten_while_read", "write_race", "data_race", "lane_race"}
@@ -205,14 +209,16 @@ _PIPELINE = _SLOTS | _STUCK
 _FOLLOWS: tuple[tuple[tuple[str, ...], set[str]], ...] = (
     (("missing_init_sync", "barrier_uninitialised"), {"byte_count", *_SETUP, *_PIPELINE}),
     (("barrier_reinitialised", "barrier_overwritten"), {"byte_count", *_PIPELINE}),
-    (("byte_count", "barrier_count", "divergent_barrier", *_EARLY_READS), _PIPELINE),
-    (("overwritten_while_read", "write_race"), _PIPELINE),
+    (("byte_count", "barrier_count", "divergent_barrier"), _PIPELINE),
+    (("arrival_overflow", "barrier_limit", "overwritten_while_read", "write_race"), {"byte_count", *_PIPELINE}),
+    (tuple(_EARLY_READS), {"byte_count", *_PIPELINE}),
     (("uncommitted_group",), {"store_source_reused", "exit_with_pending_store", "read_before_store"}),
     (("wgmma_uncommitted",), {"wgmma_registers", "overwritten_while_read"}),
     (("divergent_warp",), {"lane_race", *_STUCK}),
-    (("data_race",), _SLOTS),
+    (("data_race",), {"store_source_reused", "byte_count", *_SLOTS}),
     (("block_gone",), _STUCK),
-    (("lane_race",), {"uninitialised_shared"}),
+    (("lane_race",), {"uninitialised_shared", "byte_count"}),
+    (("global_race",), {"byte_count"}),
     (("out_of_bounds", "barrier_misaligned", "target"), {"trap"}),
 )
 FOLLOWS = {cause: kinds for causes, kinds in _FOLLOWS for cause in causes}
@@ -240,8 +246,8 @@ class Finding:
     @property
     def tier(self) -> float:
         kind = self.hazard.kind
-        if kind in ("write_race", "overwritten_while_read"):
-            return _TIERS["write_race"] if self.is_derived else _ORDERING
+        if kind in _EITHER:
+            return _DERIVED if self.is_derived else _EITHER[kind]
         return _TIERS.get(kind, _ORDERING)
 
 

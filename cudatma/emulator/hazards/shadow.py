@@ -32,8 +32,8 @@ class Shadow:
         self.writer_clock: Array = np.zeros(count, np.int32)
         self.writer_at: Array = np.full(count, -1, np.int32)
         self.is_async: Array = np.zeros(count, bool)
-        #: Whether an atomic or a strong store wrote last: an atomic does not race with it.
-        self.is_strong: Array = np.zeros(count, bool)
+        #: 0 where a weak store or a copy wrote last, else 1 + the scope of the strong store or atomic operation.
+        self.strength: Array = np.zeros(count, np.int8)
         self.is_barrier: Array = np.zeros(count, bool)
         self.in_flight: Array = np.zeros(count, np.int32)
         #: Whether tensor boxes have been laid down here, swizzled ones, and ones that begin off their pattern.
@@ -47,7 +47,10 @@ class Shadow:
         self.row_strong: list[bool] = []
         self._rows: dict[tuple[int, bool], int] = {}
         self.reads: Array = np.zeros((0, count), np.int32)
-        self.sync_clocks: dict[int, Clock] = {}
+        #: Clocks by (granule, CTA rank) that strong writes pass on to strong reads by the same CTA.
+        self.sync_clocks: dict[tuple[int, int], Clock] = {}
+        #: Clocks by granule that strong writes have published to other CTAs, see MemoryOrder.
+        self.published: dict[int, Any] = {}
         #: (agent, clock) of copies that have landed -> (first granule, last one, agent, clock) of the issue of each.
         self.issuers: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
         self._steps: dict[int, Array] = {}
@@ -81,11 +84,14 @@ class Shadow:
         return found
 
     def unordered_reader(self, indices: Array, clock: Clock, by_copy: bool) -> tuple[int, int] | None:
-        """(agent, granule) of a read that the clock has not seen, or None. by_copy: strong reads count too."""
+        """Return (agent, granule) of a read that was not performed before now, or None.
+
+        by_copy: strong reads count too.
+        """
         count = len(self.row_agents)
         if not count:
             return None
-        seen = clock.order[self.row_agents]
+        seen = clock.performed()[self.row_agents]
         late = self.reads[:count, indices] > seen[:, None]
         if not by_copy and True in self.row_strong:
             late[self.row_strong] = False
@@ -100,18 +106,21 @@ class Shadow:
         self.writer_clock[indices] = clock
         self.writer_at[indices] = at
         self.is_async[indices] = is_async
-        self.is_strong[indices] = False
+        self.strength[indices] = 0
 
-    def unordered_writer(self, indices: Array, clock: Clock, proxy: bool) -> tuple[int, int, bool] | None:
-        """(agent, granule, whether only the proxy fence is missing) of a write that the clock has not seen, or None."""
+    def unordered_writer(self, indices: Array, order: Array, fenced: Array | None) -> tuple[int, int, bool] | None:
+        """Return (agent, granule, whether only the proxy fence is missing) of a write that is not ordered, or None.
+
+        order: what is ordered before now. fenced: what is visible to the asynchronous proxy, for an access through it.
+        """
         writers = self.writer[indices]
         # Unwritten bytes have clock 0, which every agent has seen.
-        late = self.writer_clock[indices] > clock.order[writers]
+        late = self.writer_clock[indices] > order[writers]
         if np.count_nonzero(late):
             place = int(late.argmax())
             return int(writers[place]), int(indices[place]), False
-        if proxy:
-            unfenced = (self.writer_clock[indices] > clock.proxy[writers]) & ~self.is_async[indices]
+        if fenced is not None:
+            unfenced = (self.writer_clock[indices] > fenced[writers]) & ~self.is_async[indices]
             if np.count_nonzero(unfenced):
                 place = int(unfenced.argmax())
                 return int(writers[place]), int(indices[place]), True
@@ -129,9 +138,10 @@ class Awaited:
 
 class AsyncWrite:
     """A copy into shared memory that is under way. number: its value in Shadow.in_flight; awaited: what it ends;
-    barrier: the mbarrier that its bytes complete on, None for a cp.async; issuer: the agent and clock of its issue."""
+    barrier: the mbarrier that its bytes complete on, None for a cp.async; phase: the barrier's phase at the issue;
+    issuer: the agent and clock of its issue."""
 
-    __slots__ = ("at", "awaited", "barrier", "indices", "issuer", "number", "shadow", "what")
+    __slots__ = ("at", "awaited", "barrier", "indices", "issuer", "number", "phase", "shadow", "what")
 
     def __init__(
         self,
@@ -146,6 +156,7 @@ class AsyncWrite:
     ) -> None:
         self.number, self.at, self.shadow, self.indices, self.what = number, at, shadow, indices, what
         self.awaited, self.barrier, self.issuer = awaited, barrier, issuer
+        self.phase = 0 if barrier is None else barrier.phase
 
 
 def narrowest(programs: Any) -> int:

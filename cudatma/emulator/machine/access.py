@@ -249,7 +249,11 @@ def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) 
         blocks = block.cluster.blocks
         if not remote or rank >= len(blocks):
             check_window(w, at, first, SHARED_OPERAND)
-            message = f"shared address {first:#x} names block {rank} of the cluster"
+            message = f"shared address {first:#x} is in the memory of block {rank} of the cluster"
+            if rank < len(blocks):
+                message += ": an instruction without .shared::cluster reaches that of its own block alone"
+            else:
+                message += f", which has {counted(len(blocks), 'block')}"
             observer = block.cluster.observer
             if observer is not None:
                 observer.report("out_of_bounds", w, at, message)

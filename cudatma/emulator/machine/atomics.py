@@ -52,14 +52,14 @@ def apply(operation: str, old: Array, value: Array, second: Array | None = None)
     return np.asarray(result).astype(old.dtype, copy=False)
 
 
-def _locate(w: Warp, at: int, address: int, space: str, size: int, order: str, lane: int) -> tuple[Region, int]:
-    """(region, offset) of one lane's operand."""
+def _locate(w: Warp, at: int, address: int, space: str, remote: bool, size: int, order: str) -> tuple[Region, int]:
+    """Return (region, offset) of one lane's operand. remote: whether another CTA's memory is allowed."""
     vector = np.array([address], np.uint64)
     window = address >> 60 if not space else (1 if space == "shared" else 0)
     if space == "shared" or (not space and window == 1):
         if not space:
             vector = vector - np.uint64(SHARED_WINDOW)
-        block, offsets = access.shared_offsets(w, at, vector, size, True)
+        block, offsets = access.shared_offsets(w, at, vector, size, remote)
         observer = w.block.cluster.observer
         if observer is not None:
             observer.atomic(w, at, block, offsets, size, order)
@@ -172,9 +172,10 @@ def atomic(
     sources: tuple[tuple[Array, ...], ...],
     mask: Array | None,
     order: str,
-    returns: bool = True,
+    remote: bool,
+    returns: bool,
 ) -> Array:
-    """(elements, 32) raw values from before; lanes that are not active give 0."""
+    """Return (elements, 32) raw values from before the operation; lanes that are not active give 0."""
     code = "u64" if name == "b128" else unsigned(CODES[name])
     count = len(sources[0])
     size = BYTES[code] * count
@@ -196,7 +197,7 @@ def atomic(
             return old
     has_changed = False
     for lane in active.tolist():
-        region, offset = _locate(w, at, int(addresses[lane]), space, size, order, lane)
+        region, offset = _locate(w, at, int(addresses[lane]), space, remote, size, order)
         place = region.data[offset : offset + size]
         before = place.copy()
         old[:, lane] = before.view(NUMPY[code])

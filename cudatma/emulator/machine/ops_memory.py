@@ -22,9 +22,14 @@ def state_space(i: Instruction) -> tuple[str, bool]:
 
 
 def order_of(i: Instruction) -> str:
-    """The memory order that an access asks for, with its scope where it names one: "acquire.gpu"; "" for a weak one."""
-    order = next((p for p in i.parts[1:] if p in ("relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")), "")
+    """Return the memory order of an access, with its scope where it names one: "acquire.gpu"; "" for a weak one.
+
+    Atomic operations without an order are relaxed.
+    """
+    order = next((p for p in i.parts[1:] if p in ("relaxed", "acquire", "release", "acq_rel", "volatile")), "")
     scope = next((p for p in i.parts[1:] if p in SCOPES), "")
+    if not order and i.parts[0] in ("atom", "red"):
+        order = "relaxed"
     if not order:
         return "nc" if "nc" in i.parts else ""
     return f"{order}.{scope}" if scope else order
@@ -168,7 +173,7 @@ def atom(e: SegmentWriter, i: Instruction) -> None:
     e.need(bool(operation), "unknown atomic operation")
     name = next((p for p in reversed(i.parts) if p in CODES), "")
     e.need(bool(name), "an atomic operation without a type")
-    space, _ = state_space(i)
+    space, remote = state_space(i)
     is_wide = name == "b128"
     raw = "u64" if is_wide else unsigned(CODES[name])
     shift = 1 if i.parts[0] == "atom" else 0
@@ -183,7 +188,7 @@ def atom(e: SegmentWriter, i: Instruction) -> None:
             sources.append("(" + ", ".join(e.src(item, raw) for item in items) + ",)")
     text = (
         f"atomic(w, {e.at}, {address}, {space!r}, {operation!r}, {name!r}, ({', '.join(sources)},), {e.mask}, "
-        f"{order_of(i) or 'relaxed.gpu'!r}, {bool(shift) and not isinstance(i.operands[0], Sink)})"
+        f"{order_of(i)!r}, {remote or not space}, {bool(shift) and not isinstance(i.operands[0], Sink)})"
     )
     if not shift:
         e.line(text)

@@ -1,0 +1,214 @@
+"""Rules of mbarriers, atomics and proxy fences that PTX states by form: scopes, state spaces, and limits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from ptx_lines import kernel
+
+from cudatma.emulator import Report
+
+#: %r1: the CTA's rank. %r2, %r3: a barrier, and the one of CTA 0. %r4, %r5: the lane's word of ``box``, and the one of
+#: CTA 0. %d3, %d5: generic addresses of %r3 and %r5.
+SHARED = ".shared .align 16 .b32 box[32]; .shared .align 8 .b64 ready;"
+BEGIN = """
+mov.u32 %r1, %cluster_ctarank; mov.u32 %r2, ready; mov.u32 %r4, box;
+shl.b32 %r6, %r63, 2; add.u32 %r4, %r4, %r6; st.shared.u32 [%r4], 0;
+setp.ne.u32 %p1, %r63, 0;
+@%p1 bra BEGUN;
+mbarrier.init.shared.b64 [%r2], COUNT; fence.mbarrier_init.release.cluster;
+BEGUN:
+barrier.cluster.arrive; barrier.cluster.wait;
+mapa.shared::cluster.u32 %r3, %r2, 0; mapa.shared::cluster.u32 %r5, %r4, 0;
+cvt.u64.u32 %d3, %r3; add.u64 %d3, %d3, 0x1000000000000000;
+cvt.u64.u32 %d5, %r5; add.u64 %d5, %d5, 0x1000000000000000;
+ld.param.u64 %d1, [p0];
+setp.eq.u32 %p2, %r1, 0;
+"""
+END = "END: barrier.cluster.arrive; barrier.cluster.wait;"
+
+
+def launch(body: str, count: int = 32, cluster: int = 2) -> Report:
+    """A cluster executes ``body``; %p2 is true in CTA 0. The report of 4 schedules."""
+    module = kernel(BEGIN.replace("COUNT", str(count)) + body + END, 1, SHARED)
+    out = np.zeros(64, np.uint32)
+    return module.launch("k", cluster, 32, (out,), cluster=cluster, schedules=4, hazards="collect")
+
+
+def first_kind(report: Report) -> str:
+    return report.findings[0].kind if report.findings else ""
+
+
+WAIT = "WAIT: mbarrier.try_wait.parity{wait}.shared::cta.b64 %p3, [%r2], 0; @!%p3 bra WAIT;"
+
+
+def hand_over(first: str, before: str, arrive: str, wait: str, after: str, second: str) -> Report:
+    """CTA 1 executes ``first`` and arrives at CTA 0's barrier, where CTA 0 waits before it executes ``second``."""
+    return launch(
+        f"@%p2 bra WAIT; {first} {before} mbarrier.arrive{arrive}.shared::cluster.b64 _, [%r3]; bra END;"
+        f"{WAIT.format(wait=wait)} {after} {second}"
+    )
+
+
+WRITE, READ = "st.shared::cluster.u32 [%r5], 5;", "ld.shared.u32 %r7, [%r4];"
+FENCE, NARROW = "fence.acq_rel.cluster;", "fence.acq_rel.cta;"
+
+
+@pytest.mark.parametrize(
+    ("before", "arrive", "wait", "after", "kind"),
+    [
+        ("", ".release.cluster", ".acquire.cluster", "", ""),
+        ("", "", ".acquire.cluster", "", "data_race"),
+        ("", ".release.cta", ".acquire.cluster", FENCE, "data_race"),
+        ("", ".release.cluster", "", "", "data_race"),
+        ("", ".release.cluster", "", FENCE, ""),
+        ("", ".release.cluster", "", NARROW, "data_race"),
+        ("", ".relaxed.cluster", ".acquire.cluster", "", "data_race"),
+        (FENCE, ".relaxed.cluster", ".acquire.cluster", "", ""),
+        (NARROW, ".relaxed.cluster", ".acquire.cluster", "", "data_race"),
+        ("fence.release.gpu;", ".relaxed.cluster", ".relaxed.cluster", "fence.acquire.gpu;", ""),
+        ("", ".release.cluster", ".relaxed.cluster", "", "data_race"),
+    ],
+)
+def test_data_reach_another_cta_at_cluster_scope_alone(
+    before: str, arrive: str, wait: str, after: str, kind: str
+) -> None:
+    report = hand_over(WRITE, before, arrive, wait, after, READ)
+    assert first_kind(report) == kind, str(report)
+    assert (
+        report.is_clean or (arrive, wait) != ("", ".acquire.cluster") or "release.cluster" in report.hazards[0].advice
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kind"),
+    [
+        ("ld.shared::cluster.u32 %r7, [%r5];", "st.shared.u32 [%r4], 7;", ""),
+        (WRITE, "st.shared.u32 [%r4], 7;", "data_race"),
+        ("ld.global.u32 %r7, [%d1];", "st.global.u32 [%d1], 7;", ""),
+        ("st.global.u32 [%d1], 5;", "st.global.u32 [%d1], 7;", "global_race"),
+        ("st.global.u32 [%d1], 5;", "ld.global.u32 %r7, [%d1];", "global_race"),
+    ],
+)
+def test_a_remote_arrival_without_a_scope_orders_writes_after_reads(first: str, second: str, kind: str) -> None:
+    """Consumers of a multicast ring release slots in this way."""
+    report = hand_over(first, "", "", "", "", second)
+    assert first_kind(report) == kind, str(report)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_right"),
+    [
+        ("mbarrier.arrive.shared::cta.b64 %d7, [%r3];", False),
+        ("mbarrier.arrive.shared.b64 _, [%r3];", False),
+        ("mbarrier.arrive.b64 %d7, [%d3];", False),
+        ("mbarrier.arrive.expect_tx.shared.b64 _, [%r3], 0;", False),
+        ("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r3], 0;", False),
+        ("mbarrier.test_wait.parity.shared::cta.b64 %p3, [%r3], 1;", False),
+        ("mbarrier.try_wait.parity.b64 %p3, [%d3], 1;", False),
+        ("mbarrier.inval.shared.b64 [%r3];", False),
+        ("cp.async.mbarrier.arrive.noinc.shared.b64 [%r3];", False),
+        ("atom.shared.add.u32 %r7, [%r5], 1;", False),
+        ("red.shared::cta.add.u32 [%r5], 1;", False),
+        ("mbarrier.arrive.shared::cluster.b64 _, [%r3];", True),
+        ("mbarrier.arrive.b64 _, [%d3];", True),
+        ("mbarrier.expect_tx.relaxed.cluster.shared::cluster.b64 [%r3], 0;", True),
+        ("atom.add.u32 %r7, [%d5], 1;", True),
+        ("red.shared::cluster.add.u32 [%r5], 1;", True),
+    ],
+)
+def test_forms_without_cluster_reach_their_own_cta_alone(text: str, is_right: bool) -> None:
+    report = launch(f"@%p2 bra END; {text}")
+    assert first_kind(report) == ("" if is_right else "out_of_bounds"), str(report)
+    # CTA 0 itself may use the same address, although mapa made it.
+    assert launch(f"@!%p2 bra END; {text}").is_clean or "inval" in text
+
+
+EXPECT = "mbarrier.expect_tx.relaxed.cta.shared.b64 [%r2], {};"
+COMPLETE = "mbarrier.complete_tx.relaxed.cta.shared.b64 [%r2], {};"
+ARRIVE = "mbarrier.arrive.shared.b64 %d7, [%r2];"
+TEST = "mbarrier.test_wait.shared.b64 %p3, [%r2], %d7;"
+
+
+@pytest.mark.parametrize(
+    ("count", "text", "is_right"),
+    [
+        (1, "mbarrier.arrive.noComplete.shared.b64 %d7, [%r2], 1;", False),
+        (2, "mbarrier.arrive.noComplete.shared.b64 %d7, [%r2], 1;", True),
+        (1, EXPECT.format(1048575) + EXPECT.format(1), False),
+        (1, EXPECT.format(1048576), False),
+        (1, COMPLETE.format(1048575) + COMPLETE.format(1) + EXPECT.format(1048575) + EXPECT.format(1), False),
+        (1, EXPECT.format(1048574) + EXPECT.format(1) + COMPLETE.format(1048575), True),
+        (1, f"{ARRIVE} {TEST}", True),
+        (1, f"{ARRIVE} mbarrier.arrive.shared.b64 _, [%r2]; {TEST}", False),
+    ],
+)
+def test_limits(count: int, text: str, is_right: bool) -> None:
+    report = launch(f"@%p1 bra END; {text}", count)
+    assert first_kind(report) == ("" if is_right else "barrier_limit"), str(report)
+
+
+@pytest.mark.parametrize("arrive", ["mbarrier.arrive.shared.b64 _,", "cp.async.mbarrier.arrive.noinc.shared.b64"])
+def test_too_many_arrivals_are_called_too_many(arrive: str) -> None:
+    """All lanes arrive where one is counted; two waits for the next phase show a deadlock as well."""
+    text = f"{arrive} [%r2]; {WAIT.format(wait='')} mbarrier.try_wait.parity.shared.b64 %p3, [%r2], 1;"
+    assert launch(text).is_clean
+    report = launch(text, count=1)
+    assert first_kind(report) == "arrival_overflow", str(report)
+    assert "32 arrivals at once" in report.hazards[0].message
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "kind"),
+    [
+        ("", "fence.proxy.async.shared::cta;", ""),
+        ("fence.proxy.async;", "", ""),
+        ("fence.proxy.async.shared::cluster;", "", ""),
+        ("fence.proxy.async.shared::cta;", "", "missing_proxy_fence"),
+        ("", "fence.proxy.async.global;", "missing_proxy_fence"),
+    ],
+)
+def test_a_proxy_fence_covers_its_state_space(writer: str, reader: str, kind: str) -> None:
+    """CTA 1 writes into the shared memory of CTA 0, which stores it with a bulk copy."""
+    report = launch(
+        f"@%p2 bra MET; {WRITE} {writer} MET: barrier.cluster.arrive; barrier.cluster.wait; @!%p2 bra END; {reader}"
+        "bar.warp.sync -1; @%p1 bra END; cp.async.bulk.global.shared::cta.bulk_group [%d1], [%r4], 128;"
+        "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;"
+    )
+    assert first_kind(report) == kind, str(report)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("red.global.add.u32 [%d1], 1;", ""),
+        ("red.global.cluster.add.u32 [%d1], 1;", ""),
+        ("red.global.cta.add.u32 [%d1], 1;", "global_race"),
+        ("atom.acq_rel.cta.global.add.u32 %r7, [%d1], 1;", "global_race"),
+        ("red.shared::cluster.add.u32 [%r5], 1;", ""),
+        ("red.cta.shared::cluster.add.u32 [%r5], 1;", "data_race"),
+    ],
+)
+def test_atomics_of_two_ctas_need_a_scope_that_includes_both(text: str, kind: str) -> None:
+    report = launch(text)
+    assert first_kind(report) == kind, str(report)
+
+
+@pytest.mark.parametrize(
+    ("before", "store", "load", "after", "kind"),
+    [
+        ("", "st.release.cluster", "ld.acquire.cluster", "", ""),
+        ("", "st.release.cta", "ld.acquire.cluster", "", "data_race"),
+        ("", "st.release.cluster", "ld.acquire.cta", "", "data_race"),
+        ("", "st.relaxed.cluster", "ld.relaxed.cluster", FENCE, "data_race"),
+        (FENCE, "st.volatile", "ld.volatile", FENCE, ""),
+    ],
+)
+def test_flags_in_the_shared_memory_of_a_cluster(before: str, store: str, load: str, after: str, kind: str) -> None:
+    report = launch(
+        f"@%p1 bra END; @%p2 bra SPIN; st.shared::cluster.u32 [%r5+4], 5; {before}"
+        f"{store}.shared::cluster.u32 [%r5], 1; bra END;"
+        f"SPIN: {load}.shared.u32 %r7, [%r4]; setp.eq.u32 %p3, %r7, 0; @%p3 bra SPIN; {after}"
+        "ld.shared.u32 %r8, [%r4+4];"
+    )
+    assert first_kind(report) == kind, str(report)
