@@ -1,11 +1,14 @@
 """Lanes of a warp part, meet again, call functions and leave the kernel.
 
-They part at a branch and meet at its immediate post-dominator. A compiler may also send diverged lanes to one bar.sync,
-shuffle or mma by paths that join before that: as on hardware the lanes that come first wait there for the rest, unless
-these cannot come.
+They part at a branch and meet at its immediate post-dominator. A compiler may also send diverged lanes to one bar.sync
+or mma by paths that join before that: the lanes that come first wait there for the rest, unless these cannot come.
 
-Source: PTX ISA, "shfl.sync", "bar.warp.sync" ("wait until all non-exited threads corresponding to membermask have
-executed" it), "bar", "mma" (.aligned).
+An instruction with a member mask brings together the lanes that the mask names, wherever each of them executes an
+instruction with the same qualifiers and the same mask.
+
+Source: PTX ISA, "shfl.sync", "vote.sync", "match.sync", "redux.sync" ("wait until all non-exited threads corresponding
+to membermask have executed" it "with the same qualifiers and same membermask value"), "bar.warp.sync", "bar", "mma"
+(.aligned).
 """
 
 from __future__ import annotations
@@ -24,11 +27,17 @@ from cudatma.emulator.ptx.writer import runtime
 
 @dataclass(slots=True)
 class Wait:
-    """A split that waits for other lanes of its warp. members: (32,) bool, the lanes that the instruction names."""
+    """A split that waits for other lanes of its warp.
+
+    members: (32,) bool, the lanes that the instruction names. key: what the instructions that may meet have in common.
+    value: (32,) what each lane brings.
+    """
 
     split: Split
     at: int
     members: Array
+    key: tuple[object, ...]
+    value: Array | None = None
     may_time_out: bool = True
     is_joint: bool = True
 
@@ -58,7 +67,7 @@ def may_come(w: Warp, wait: Wait) -> bool:
     for other in w.splits:
         if other is not wait.split:
             there = other.waits_for
-            stuck = isinstance(there, Wait) and other.pc != wait.split.pc and (there.missing & wait.split.mask).any()
+            stuck = isinstance(there, Wait) and there.key != wait.key and (there.missing & wait.split.mask).any()
             if not stuck:
                 coming |= other.mask
     return bool(missing.any()) and not (missing & ~coming).any()
@@ -222,8 +231,8 @@ def call(w: Warp, program: Program, arguments: list[str], results: list[str], re
 
 
 @runtime
-def meet(w: Warp, at: int, members: Array | None) -> int:
-    """Bring the lanes of a joint instruction together before it is executed.
+def meet(w: Warp, at: int) -> int:
+    """Bring the lanes of a warp together for an instruction that all of them have to execute.
 
     0: go on (all have come, or the rest cannot come: the instruction reports it); BLOCK: wait; SWITCH: the running
     split has grown and begins the segment again.
@@ -231,28 +240,70 @@ def meet(w: Warp, at: int, members: Array | None) -> int:
     split = w.split
     if split.token is not None:  # woken by the barrier that it had joined
         return 0
-    w.waiting[:] = [wait for wait in w.waiting if wait.split is not split]
-    lanes = w.alive if members is None else _bits(int(members[split.mask.argmax()]))
-    wait = Wait(split, at, lanes)
-    if not wait.missing.any():
-        return 0
-    grown = False
-    for other in list(w.waiting):
-        if other.split.pc == split.pc and other.split.frame is split.frame and (other.split.mask & wait.missing).any():
-            _absorb(w, split, other.split)
-            grown = True
-    if split.timed_out or not may_come(w, wait):
-        split.timed_out = False
-        return SWITCH if grown else 0
-    if wait.missing.any():
+    held = _hold(w, Wait(split, at, w.alive, ("all", split.pc, id(split.frame))))
+    return 0 if isinstance(held, list) else held
+
+
+#: What the lanes of an instruction with a member mask have brought, and the groups of lanes that have met.
+Met = tuple[Array | None, tuple[Array, ...]]
+
+
+@runtime
+def gather(w: Warp, at: int, what: str, members: Array, value: Array | None, following: int) -> int | Met:
+    """Bring the lanes of an instruction with a member mask together, whichever one of this kind each of them executes.
+
+    Returns an int where the running split has to wait or has changed. following: the segment after the instruction.
+    """
+    split = w.split
+    met: Met | None = split.token
+    if met is not None:  # woken by the last lane that came
+        split.token = None
+        return met
+    groups = sync.groups_of(members, split.mask)
+    if all((lanes | ~sync.lanes_of(bits) | ~w.alive).all() for bits, lanes in groups):
+        sync.meet(w, at, what, groups)
+        return value, tuple(lanes for _, lanes in groups)
+    if len(groups) > 1:
+        return diverge(w, groups[0][1], split.pc, split.pc, following)
+    mask = groups[0][0]
+    held = _hold(w, Wait(split, at, sync.lanes_of(mask), (what, mask), value))
+    if not isinstance(held, list):
+        return held
+    lanes = split.mask
+    for other in held:
+        lanes = lanes | other.split.mask
+        if value is not None and other.value is not None:
+            value = np.where(other.split.mask, other.value, value)
+    sync.meet(w, at, what, [(mask, lanes)])
+    met = value, (lanes,)
+    for other in held:
+        other.split.token = met
+    w.launch.scheduler.wake([other.split for other in held])
+    return met
+
+
+def _hold(w: Warp, wait: Wait) -> int | list[Wait]:
+    """Let the running split wait for the lanes that its instruction names; an int where it has to, or has grown.
+
+    Otherwise all have come, or the rest cannot: return the waits that end, of lanes at other instructions of the kind.
+    """
+    split = wait.split
+    w.waiting[:] = [known for known in w.waiting if known.split is not split]
+    partners = [known for known in w.waiting if known.key == wait.key and (known.split.mask & wait.missing).any()]
+    here = [known.split for known in partners if known.split.pc == split.pc and known.split.frame is split.frame]
+    for other in here:
+        _absorb(w, split, other)
+    if here:
+        return SWITCH
+    timed_out, split.timed_out = split.timed_out, False
+    missing = wait.missing
+    for known in partners:
+        missing = missing & ~known.split.mask
+    if missing.any() and not timed_out and may_come(w, wait):
         w.waiting.append(wait)
         return w.launch.scheduler.block(split, wait)
-    return SWITCH
-
-
-def _bits(members: int) -> Array:
-    lanes: Array = np.unpackbits(np.array([members], "<u4").view(np.uint8), bitorder="little").view(bool)
-    return lanes
+    w.waiting[:] = [known for known in w.waiting if known not in partners]
+    return partners
 
 
 def _absorb(w: Warp, split: Split, other: Split) -> None:

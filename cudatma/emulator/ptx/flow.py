@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cudatma.emulator.errors import PtxError
-from cudatma.emulator.ptx.model import Function, Instruction, Mem, Not, Operand, Pair, Part, Reg, Sym, Vec
+from cudatma.emulator.ptx.model import Function, Imm, Instruction, Mem, Not, Operand, Pair, Part, Reg, Sym, Vec
 
 #: Segments longer than this are cut, so that one step of a warp stays short.
 MAX_SEGMENT = 256
@@ -157,8 +157,15 @@ class Flow:
         for index, instruction in enumerate(body):
             root = instruction.parts[0]
             joined = joined and index not in starts
-            if not joined and instruction.is_joint:
-                starts.add(index)  # where lanes that parted wait for each other; those that follow have them together
+            # Lanes that parted wait for each other where a segment begins: at each instruction with a member mask,
+            # because each may meet another instruction, and at the first of those for the whole warp.
+            if instruction.members is not None:
+                starts.add(index)
+                joined = instruction.names_all
+                if not isinstance(instruction.members, Imm):
+                    starts.add(index + 1)  # lanes with different masks part, and meet again after it
+            elif instruction.guard is None and instruction.is_whole_warp and not joined:
+                starts.add(index)
                 joined = True
             if root in _ENDS:
                 starts.add(index + 1)
