@@ -152,6 +152,9 @@ def _line_of(split: Split) -> str:
 def report_deadlock(launch: Launch, deadlock: Deadlock, findings: Findings) -> None:
     """One hazard for the deadlock as a whole, and one for each barrier whose bytes do not add up."""
     blocked = sorted(deadlock.blocked, key=lambda split: (split.warp.block.index[::-1], split.warp.index))
+    for observer in dict.fromkeys(split.warp.block.cluster.observer for split in blocked):
+        if observer is not None:
+            observer.stuck()
     shown = "\n    ".join(_line_of(split) for split in blocked[:16])
     more = f"\n    and {len(blocked) - 16} more" if len(blocked) > 16 else ""
     first = blocked[0]

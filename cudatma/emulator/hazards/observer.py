@@ -22,6 +22,7 @@ from cudatma.emulator.hazards.memory_order import releases
 from cudatma.emulator.hazards.register_watch import RegisterWatch, watch
 from cudatma.emulator.hazards.shadow import AsyncWrite, Awaited
 from cudatma.emulator.hazards.swizzle_checks import CROOKED, SwizzleChecks
+from cudatma.emulator.hazards.warpgroups import Warpgroups
 from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Block, Cluster, Warp
 from cudatma.emulator.ptx.types import Array
@@ -38,6 +39,7 @@ class Observer(SwizzleChecks):
             launch.watch = watch
         self.registers = RegisterWatch(self)
         self.globals = GlobalWatch(self, cluster.number)
+        self.warpgroups = Warpgroups(self)
 
     def some_met(self, w: Warp, groups: set[int]) -> None:
         """Some lanes of a warp have met, and not all: the lanes of each group, as bits, among themselves."""
@@ -241,13 +243,14 @@ class Observer(SwizzleChecks):
     def wgmma_issued(self, w: Warp, at: int, shared: tuple[Array, ...]) -> None:
         """shared: scale-d and the matrix descriptors, which are the same in all threads of a warpgroup."""
         self.registers.issued(w, at)
-        self.registers.agree(w, at, shared)
+        self.warpgroups.wgmma_issued(w, at, shared)
 
     def wgmma_fence(self, w: Warp, at: int) -> None:
         self.registers.fenced(w)
 
     def wgmma_commit(self, w: Warp, at: int) -> None:
         self.registers.committed(w)
+        self.warpgroups.wgmma_committed(w)
 
     def wgmma_wait(self, w: Warp, at: int, newest: int, group: list[Warp]) -> None:
         """Groups of the warpgroup are complete: their reads of shared memory, by all four warps, are over."""
@@ -257,7 +260,14 @@ class Observer(SwizzleChecks):
                 agent = self.wgmma_agent(other)
                 clock.order[agent] = max(int(clock.order[agent]), done)
 
+    def registers_set(self, w: Warp, at: int, count: int, is_inc: bool) -> None:
+        self.warpgroups.registers_set(w, at, count, is_inc)
+
     # ---- ends
+
+    def stuck(self) -> None:
+        """No warp of the grid can run any more."""
+        self.warpgroups.stuck([w for block in self.cluster.blocks for w in block.warps])
 
     def warp_ended(self, w: Warp) -> None:
         """When a warp leaves: bulk stores not waited for, or not committed; with the CTA's last one, loads that
@@ -265,6 +275,8 @@ class Observer(SwizzleChecks):
         if self.cluster.is_done:
             self.check_bytes()
             self.warn_of_linear_reads()
+        if w.block.is_done:
+            self.warpgroups.block_ended(w.block)
         for barrier in w.block.mbarriers.values() if w.block.is_done else ():
             if barrier.tx < 0:
                 self.bytes_over(barrier)
