@@ -115,6 +115,10 @@ class Agents:
         """The warp's strong writes to global memory: what it publishes there is known apart from what comes before."""
         return 4 * self.warps + w.agent
 
+    def of_warp(self, w: Warp) -> range:
+        """The agents of a warp and of parts of it."""
+        return range(w.agent, self._own, self.warps)
+
     def is_own(self, agent: int) -> bool:
         """Whether the agent is a warp, or one kind of its accesses."""
         return agent < self._own

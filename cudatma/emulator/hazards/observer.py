@@ -72,7 +72,7 @@ class Observer(SwizzleChecks):
         elif shadow.has_swizzled and not together:
             self.plain_read(w, at, shadow, offsets)
         for agent, now, part in self.stamps(w, indices, len(offsets), together):
-            shadow.row(agent, bool(order))[indices[part]] = now
+            shadow.read(indices[part], agent, now, at, bool(order))
 
     def generic_write(
         self,
@@ -199,7 +199,7 @@ class Observer(SwizzleChecks):
         self.lanes.copy(w, at, shadow, indices, False)
         if owner is not None:
             agent, number = self.read_until(w, *owner)
-            shadow.row(agent)[indices] = number
+            shadow.read(indices, agent, number, at)
 
     # ---- groups
 
@@ -237,7 +237,7 @@ class Observer(SwizzleChecks):
         shadow = self.shadows[w.block.rank]
         indices = shadow.granules(offsets, 16)
         self._check_read(w, at, shadow, indices, self.known(w), True)
-        shadow.row(self.wgmma_agent(w))[indices] = self.registers.group_of(w) + 1
+        shadow.read(indices, self.wgmma_agent(w), self.registers.group_of(w) + 1, at)
         self.descriptor_read(w, at, offsets, descriptor)
 
     def wgmma_issued(self, w: Warp, at: int, shared: tuple[Array, ...]) -> None:
