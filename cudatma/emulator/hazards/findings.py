@@ -31,6 +31,8 @@ class Findings:
         self._warned: dict[tuple[str, str, Any], Finding] = {}
         #: (function, instruction) -> how many more reads of swizzled tiles there are to be looked at.
         self.reads_to_check: dict[tuple[str, int], int] = {}
+        #: (function, instruction, matrix descriptor, operand) of the wgmmas whose descriptors have been looked at.
+        self.descriptors: set[tuple[str, int, int, int]] = set()
 
     def add(
         self,

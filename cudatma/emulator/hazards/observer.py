@@ -232,13 +232,12 @@ class Observer(SwizzleChecks):
 
     # ---- wgmma
 
-    def wgmma_read(self, w: Warp, at: int, offsets: Array, descriptor: Any) -> None:
+    def wgmma_read(self, w: Warp, at: int, offsets: Array) -> None:
         """A wgmma reads 16-byte chunks of its CTA's shared memory through the asynchronous proxy."""
         shadow = self.shadows[w.block.rank]
         indices = shadow.granules(offsets, 16)
         self._check_read(w, at, shadow, indices, self.known(w), True)
         shadow.read(indices, self.wgmma_agent(w), self.registers.group_of(w) + 1, at)
-        self.descriptor_read(w, at, offsets, descriptor)
 
     def wgmma_issued(self, w: Warp, at: int, shared: tuple[Array, ...]) -> None:
         """shared: scale-d and the matrix descriptors, which are the same in all threads of a warpgroup."""

@@ -35,7 +35,7 @@ CAUSES: dict[str, str] = {
     "wgmma_missing_fence": "wgmma.fence is missing before the first wgmma after registers were written",
     "wgmma_operands": "a matrix descriptor or scale-d comes from what differs among the threads of a warpgroup",
     "wgmma_uncommitted": "wgmma.commit_group is missing before wgmma.wait_group",
-    "swizzle_mismatch": "the reader's swizzle differs from the tensor map's (wgmma's codes run the other way)",
+    "swizzle_mismatch": "the reader's swizzle or offsets are not the tile's (wgmma numbers the swizzles the other way round)",
     "swizzle_alignment": "a swizzled tile does not begin at a multiple of its pattern (256, 512 or 1024 bytes)",
     "register_pool": "setmaxnreg.inc asks for more registers than the CTA began with and setmaxnreg.dec has freed",
     "divergent_barrier": "bar.sync is inside a branch that not all lanes of a warp take",

@@ -1,0 +1,101 @@
+"""Whether the offsets of a wgmma matrix descriptor follow the tensor boxes that they read.
+
+A core matrix is 8 rows of 16 bytes. The rows of an operand (its k, if it is MN-major) are consecutive rows of a box, and
+the 16-byte chunks of one row are consecutive chunks of that row; an operand may continue in another box where one ends.
+Offsets that are wrong break this: a stride offset that is too small repeats rows, exchanged offsets walk along a row
+where the next row is due.
+
+Source: PTX ISA, "Matrix Descriptor Format", "Strides", "Canonical Layouts".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cudatma.emulator.hazards.shadow import Shadow
+from cudatma.emulator.ptx.types import Array
+from cudatma.emulator.tensor_core.wgmma import CHUNK, Operand
+
+
+def name_of(operand: Operand) -> str:
+    """The fields of an operand's descriptor, for messages."""
+    d = operand.descriptor
+    base = f", base offset {d.base_offset}" if d.base_offset else ""
+    major = "MN" if operand.is_mn_major else "K"
+    return (
+        f"a wgmma matrix descriptor (start {d.start:#x}, leading {d.leading}, stride {d.stride}{base}, "
+        f"{d.mode.label}, {major}-major)"
+    )
+
+
+def advice_for(operand: Operand) -> str:
+    """The offsets of the canonical layout."""
+    span = operand.descriptor.mode.span_bytes
+    if span and not operand.is_mn_major:
+        return f"stride offset {8 * span}, from 8 rows to the next 8; the leading offset is not used"
+    if span:
+        return f"stride offset {8 * span}, from 8 k to the next 8; leading offset from one {span}-byte panel to the next"
+    if operand.is_mn_major:
+        return "leading offset from 8 k to the next 8; stride offset from 8 elements of M or N to the next 8"
+    return "leading offset from 16 bytes of k to the next 16; stride offset from 8 rows to the next 8"
+
+
+def misread(shadow: Shadow, operand: Operand) -> str:
+    """What is wrong with the chunks that a descriptor reads, "" for nothing."""
+    laid = shadow.mode[operand.places // CHUNK] != 0
+    return _crosses(shadow, operand, laid) or _repeats(operand, bool(laid.any()))
+
+
+def _crosses(shadow: Shadow, operand: Operand, laid: Array) -> str:
+    """Whether the operand does not follow the rows and columns of the boxes that it reads."""
+    chunks = operand.places // CHUNK
+    plane = np.where(laid, shadow.box_plane[chunks], 0)
+    if not plane.any():
+        return ""
+    row, column = shadow.box_row[chunks], shadow.box_column[chunks]
+    line, part = ("k", "elements") if operand.is_mn_major else ("row", "bytes")
+    wrong = (plane > 0) & (column != operand.columns)
+    if operand.descriptor.base_offset and wrong.any():
+        i, j = np.argwhere(wrong)[0]
+        columns = f"column {column[i, j]} of a box for column {operand.columns[i, j]}"
+        return f"reads {columns}: what tensor copies lay down is read with base offset 0"
+    joined = (plane[:, 1:] == plane[:, :-1]) & (plane[:, 1:] > 0)
+    wrong = joined & ((row[:, 1:] != row[:, :-1]) | (column[:, 1:] != column[:, :-1] + 1))
+    if wrong.any():
+        i, j = np.argwhere(wrong)[0]
+        ends = f"{_at(row, column, i, j)} and {_at(row, column, i, j + 1)}"
+        return f"takes neighboring {part} of {line} {i} from {ends} of one box"
+    joined = (plane[1:] == plane[:-1]) & (plane[1:] > 0)
+    wrong = joined & ((column[1:] != column[:-1]) | (row[1:] <= row[:-1]))
+    if wrong.any():
+        i, j = np.argwhere(wrong)[0]
+        ends = f"{_at(row, column, i, j)} and {_at(row, column, i + 1, j)}"
+        return f"takes {line} {i} and {line} {i + 1} from {ends} of one box"
+    # An operand that goes on in another box leaves the first one at its end.
+    span = operand.descriptor.mode.span_bytes or CHUNK
+    after = np.minimum((operand.places // span + 1) * span // CHUNK, len(shadow.mode) - 1)
+    goes_on = (shadow.mode[after] != 0) & (shadow.box_plane[after] == plane) & (plane > 0)
+    jumps = operand.places[1:] // span - operand.places[:-1] // span != 1
+    wrong = goes_on[:-1] & (plane[1:] != plane[:-1]) & (plane[1:] > 0) & jumps
+    if wrong.any():
+        i, j = np.argwhere(wrong)[0]
+        return (
+            f"takes {line} {i} from row {row[i, j]} of a box, which has more rows, and {line} {i + 1} from another box"
+        )
+    return ""
+
+
+def _at(row: Array, column: Array, i: int, j: int) -> str:
+    return f"row {row[i, j]} column {column[i, j]}"
+
+
+def _repeats(operand: Operand, is_laid: bool) -> str:
+    """Whether two parts of the matrix are the same bytes; of plain stores, with an offset of 0, that is meant."""
+    unique, count = np.unique(operand.places, return_counts=True)
+    if unique.size == operand.places.size:
+        return ""
+    d = operand.descriptor
+    uses_leading = operand.is_mn_major or not d.mode
+    if not is_laid and (d.stride == 0 or (uses_leading and d.leading == 0)):
+        return ""
+    return f"reads {int((count > 1).sum())} of its 16-byte chunks for several parts of the matrix"
