@@ -6,17 +6,23 @@ Source: PTX ISA: "mma" and "ldmatrix" (.aligned: "all threads in the warp must e
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+from catalogue import module_of
 
 from cudatma.emulator import Report, load
 
 KERNEL = """.version 8.3
 .target sm_90a
 .address_size 64
+.global .align 128 .b8 map[128];
 .visible .entry k(.param .u32 limit) {
     .reg .pred %p<3>;
     .reg .b32 %r<12>;
+    .reg .b64 %rd<2>;
+    mov.u64 %rd1, map;
     .shared .align 128 .b8 box[1024];
     mov.u32 %r1, %tid.x;
     ld.param.u32 %r2, [limit];
@@ -45,6 +51,9 @@ MATRICES = {
     "movmatrix": "movmatrix.sync.aligned.m8n8.trans.b16 %r4, %r3;",
 }
 OTHERS = {
+    "setmaxnreg": "setmaxnreg.dec.sync.aligned.u32 24;",
+    "tensormap.cp_fenceproxy": "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned "
+    "[%rd1], [box], 128;",
     "wgmma.fence": "wgmma.fence.sync.aligned;",
     "shfl": "shfl.sync.idx.b32 %r4, %r3, 0, 31, 0xffffffff;",
     "vote": "vote.sync.ballot.b32 %r4, %p1, 0xffffffff;",
@@ -99,6 +108,115 @@ def test_a_warp_with_fewer_threads_is_whole(name: str) -> None:
     """Lanes that the block does not have are not missing."""
     report = run(EVERY[name], "guard", 32, threads=40)
     assert report.is_clean, str(report)
+
+
+#: Half a warp has v = 3 lane, the other half 5 lane; each executes its own instruction, with the mask of all.
+PARTED = """
+extern "C" __global__ void k(u32* out) {
+    const u32 lane = threadIdx.x;
+    u32 v, found;
+    if (lane < 16) {
+        v = 3 * lane;
+        found = FIRST;
+    } else {
+        v = 5 * lane;
+        found = SECOND + 1;
+    }
+    out[lane] = found;
+}
+"""
+VALUES = [(3 if lane < 16 else 5) * lane for lane in range(32)]
+MEETINGS: dict[str, Callable[[int], int]] = {
+    "__shfl_xor_sync(-1u, v, 16)": lambda lane: VALUES[lane ^ 16],
+    "__ballot_sync(-1u, v & 1)": lambda lane: sum((v & 1) << k for k, v in enumerate(VALUES)),
+    "__any_sync(-1u, v == 155)": lambda lane: 1,
+    "__all_sync(-1u, v != 155)": lambda lane: 0,
+    "__reduce_max_sync(-1u, v)": lambda lane: 155,
+    "__match_any_sync(-1u, v % 2)": lambda lane: 0x55555555 << lane % 2,
+    "(__syncwarp(), v)": lambda lane: VALUES[lane],
+    "(__syncwarp(), __shfl_sync(-1u, v, 31) + __shfl_sync(-1u, v, 1))": lambda lane: 158,
+}
+
+
+@pytest.mark.parametrize("operation", MEETINGS)
+def test_lanes_meet_at_different_instructions(operation: str) -> None:
+    out = np.zeros(32, np.uint32)
+    source = PARTED.replace("FIRST", operation).replace("SECOND", operation)
+    report = module_of(source, ()).launch("k", 1, 32, (out,), hazards="collect", schedules=4)
+    assert report.is_clean, str(report)
+    assert out.tolist() == [MEETINGS[operation](lane) + (lane > 15) for lane in range(32)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("__shfl_xor_sync(-1u, v, 16)", "__shfl_sync(-1u, v, 0)"),  # other qualifiers
+        ("__shfl_sync(-1u, v, 0)", "__shfl_sync(0xffff0000u, v, 16)"),  # another mask
+        ("__ballot_sync(-1u, v & 1)", "v"),  # nothing
+    ],
+)
+def test_lanes_whose_instructions_differ_do_not_meet(first: str, second: str) -> None:
+    source = PARTED.replace("FIRST", first).replace("SECOND", second)
+    report = module_of(source, ()).launch("k", 1, 32, (np.zeros(32, np.uint32),), hazards="collect", schedules=4)
+    assert report.kinds == {"divergent_warp"}, str(report)
+
+
+def test_what_a_lane_writes_after_the_meeting_is_not_ordered_before_it() -> None:
+    source = """
+    extern "C" __global__ void k(u32* out) {
+        __shared__ u32 box[1];
+        if (threadIdx.x == 0) {
+            BEFORE
+            __syncwarp();
+            AFTER
+        } else {
+            __syncwarp();
+            out[threadIdx.x] = box[0];
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) out[0] = box[0];
+    }
+    """
+    kinds = []
+    for before, after in (("box[0] = 7;", ""), ("", "box[0] = 7;")):
+        text = source.replace("BEFORE", before).replace("AFTER", after)
+        report = module_of(text, ()).launch("k", 1, 32, (np.zeros(32, np.uint32),), hazards="collect", schedules=4)
+        kinds.append(report.kinds)
+    assert not kinds[0] and "lane_race" in kinds[1]
+
+
+#: All lanes execute one instruction, each half, or each lane of a kind, with its own mask.
+GROUPS: dict[str, Callable[[int], int]] = {
+    "__ballot_sync(half, v & 1)": lambda lane: sum((VALUES[k] & 1) << k for k in half_of(lane)),
+    "__reduce_add_sync(half, v)": lambda lane: sum(VALUES[k] for k in half_of(lane)),
+    "__reduce_add_sync(lane % 2 ? 0xaaaaaaaau : 0x55555555u, 1)": lambda lane: 16,
+    "__match_any_sync(half, 7)": lambda lane: sum(1 << k for k in half_of(lane)),
+    "__shfl_sync(half, v, lane ^ 1)": lambda lane: VALUES[lane ^ 1],
+}
+
+
+def half_of(lane: int) -> range:
+    return range(lane // 16 * 16, lane // 16 * 16 + 16)
+
+
+@pytest.mark.parametrize("odd_first", [False, True])
+@pytest.mark.parametrize("operation", GROUPS)
+def test_each_member_mask_is_a_group_of_its_own(operation: str, odd_first: bool) -> None:
+    """odd_first: the odd lanes of both halves come to the instruction by another way than the even ones."""
+    source = """
+    extern "C" __global__ void k(u32* out) {
+        const u32 lane = threadIdx.x, half = lane < 16 ? 0xffffu : 0xffff0000u, v = (lane < 16 ? 3 : 5) * lane;
+        u32 found;
+        if (ODD_FIRST && lane % 2) found = OPERATION;
+        else found = OPERATION;
+        out[lane] = found;
+    }
+    """
+    source = source.replace("OPERATION", operation).replace("ODD_FIRST", str(int(odd_first)))
+    out = np.zeros(32, np.uint32)
+    report = module_of(source, ()).launch("k", 1, 32, (out,), hazards="collect", schedules=4)
+    assert report.is_clean, str(report)
+    assert out.tolist() == [GROUPS[operation](lane) for lane in range(32)]
 
 
 @pytest.mark.parametrize("form", ["branch", "guard"])

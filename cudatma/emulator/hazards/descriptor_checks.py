@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cudatma.emulator.hazards.shadow import Shadow
+from cudatma.emulator.hazards.shadow import PLANE_BITS, Shadow
 from cudatma.emulator.ptx.types import Array
 from cudatma.emulator.tensor_core.wgmma import CHUNK, Operand
 
@@ -32,9 +32,15 @@ def advice_for(operand: Operand) -> str:
     """The offsets of the canonical layout."""
     span = operand.descriptor.mode.span_bytes
     if span and not operand.is_mn_major:
-        return f"stride offset {8 * span}, from 8 rows to the next 8; the leading offset is not used"
+        return (
+            f"stride offset {8 * span}, from 8 rows to the next 8 (the leading offset is not used); the transpose bit of "
+            "the instruction if the tile is MN-major"
+        )
     if span:
-        return f"stride offset {8 * span}, from 8 k to the next 8; leading offset from one {span}-byte panel to the next"
+        return (
+            f"stride offset {8 * span}, from 8 k to the next 8; leading offset from one {span}-byte panel to the next; no "
+            "transpose bit if the tile is K-major"
+        )
     if operand.is_mn_major:
         return "leading offset from 8 k to the next 8; stride offset from 8 elements of M or N to the next 8"
     return "leading offset from 16 bytes of k to the next 16; stride offset from 8 rows to the next 8"
@@ -76,11 +82,18 @@ def _crosses(shadow: Shadow, operand: Operand, laid: Array) -> str:
     after = np.minimum((operand.places // span + 1) * span // CHUNK, len(shadow.mode) - 1)
     goes_on = (shadow.mode[after] != 0) & (shadow.box_plane[after] == plane) & (plane > 0)
     jumps = operand.places[1:] // span - operand.places[:-1] // span != 1
-    wrong = goes_on[:-1] & (plane[1:] != plane[:-1]) & (plane[1:] > 0) & jumps
+    moves = (plane[1:] != plane[:-1]) & (plane[1:] > 0) & (plane[:-1] > 0)
+    wrong = moves & goes_on[:-1] & jumps
     if wrong.any():
         i, j = np.argwhere(wrong)[0]
         return (
             f"takes {line} {i} from row {row[i, j]} of a box, which has more rows, and {line} {i + 1} from another box"
+        )
+    wrong = moves & (plane[1:] >> PLANE_BITS != plane[:-1] >> PLANE_BITS) & (row[0] > 0)
+    if wrong.any():
+        i, j = np.argwhere(wrong)[0]
+        return (
+            f"begins at row {row[0, j]} of a box, leaves it after {line} {i}, and goes on in a box of another tensor map"
         )
     return ""
 

@@ -18,6 +18,8 @@ from cudatma.emulator.machine.memory import Region, in_units
 from cudatma.emulator.ptx.types import Array
 
 
+#: Bits of Shadow.box_plane that tell the planes of one tensor map apart.
+PLANE_BITS = 20
 #: Bits of Shadow.reads that hold the instruction.
 _AT_BITS = 24
 
@@ -46,7 +48,8 @@ class Shadow:
         #: Row and column of each 16-byte chunk in the tensor box that laid it down, -1 where plain code wrote.
         self.box_row: Array = np.full(len(self.mode), -1, np.int32)
         self.box_column: Array = np.full(len(self.mode), -1, np.int32)
-        #: A number for each two-dimensional plane of a box; 0 where its rows need not be those of a matrix.
+        #: The tensor map (from bit PLANE_BITS on) and a number for each two-dimensional plane of a box; 0 where the rows of
+        #: a box need not be those of a matrix.
         self.box_plane: Array = np.zeros(len(self.mode), np.int32)
         self.row_agents: list[int] = []
         #: Of each row, whether its reads are strong ones: plain writes do not race with them, copies do.

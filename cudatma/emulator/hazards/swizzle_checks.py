@@ -10,7 +10,7 @@ import numpy as np
 from cudatma.emulator.hazards.barrier_events import BarrierEvents
 from cudatma.emulator.hazards.descriptor_checks import advice_for, misread, name_of
 from cudatma.emulator.hazards.findings import Findings
-from cudatma.emulator.hazards.shadow import Shadow
+from cudatma.emulator.hazards.shadow import PLANE_BITS, Shadow
 from cudatma.emulator.machine.memory import SHARED_START
 from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.protocols import Launch
@@ -50,14 +50,15 @@ class SwizzleChecks(BarrierEvents):
         super().__init__(launch, cluster, findings)
         #: (warp, offsets) -> the last linear read of swizzled bytes there.
         self._linear: dict[tuple[int, bytes], tuple[Warp, Program, int, Swizzle]] = {}
-        #: The number of the next plane of a box.
-        self._planes = 1
+        #: The number of the next plane of a box, and one for each address of a tensor map.
+        self._planes = 0
+        self._sources: dict[int, int] = {}
 
-    def swizzled(self, block: Block, offsets: Array, mode: Swizzle, address: int, plane_rows: int) -> None:
+    def swizzled(self, block: Block, offsets: Array, mode: Swizzle, address: int, plane_rows: int, source: int) -> None:
         """Remember how (rows, columns) of 16-byte chunks were laid down, and whether the box began on the pattern.
 
         The hardware swizzles absolute addresses; code that swizzles offsets into the tile reads other bytes unless the
-        tile is aligned to the pattern. plane_rows: rows of a two-dimensional plane of the box.
+        tile is aligned to the pattern. plane_rows: rows of a two-dimensional plane of the box. source: the tensor map.
         """
         repeat = required_alignment(mode)
         crooked = int(mode) and offsets.size * 16 >= repeat and address % repeat
@@ -69,7 +70,9 @@ class SwizzleChecks(BarrierEvents):
         shadow.box_column[chunks] = np.arange(chunks.shape[1])[None, :]
         # Without a swizzle, wide rows are not core matrices: the tensor map moves bytes that are in order already.
         is_matrix = bool(mode) or chunks.shape[1] == 1
-        shadow.box_plane[chunks] = (self._planes + np.arange(chunks.shape[0]) // plane_rows)[:, None] if is_matrix else 0
+        planes = (self._planes + np.arange(chunks.shape[0]) // plane_rows) & (1 << PLANE_BITS) - 1
+        number = self._sources.setdefault(source, 1 + len(self._sources) % 1000)
+        shadow.box_plane[chunks] = (planes | number << PLANE_BITS)[:, None] if is_matrix else 0
         self._planes += -(-chunks.shape[0] // plane_rows)
 
     def plain_read(self, w: Warp, at: int, shadow: Shadow, offsets: Array) -> None:
