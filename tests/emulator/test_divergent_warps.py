@@ -164,21 +164,21 @@ def test_lanes_whose_instructions_differ_do_not_meet(first: str, second: str) ->
 def test_what_a_lane_writes_after_the_meeting_is_not_ordered_before_it() -> None:
     source = """
     extern "C" __global__ void k(u32* out) {
-        __shared__ u32 box[1];
+        __shared__ u32 box[32];
+        box[threadIdx.x] = out[threadIdx.x];
+        __syncwarp();
         if (threadIdx.x == 0) {
             BEFORE
             __syncwarp();
             AFTER
         } else {
             __syncwarp();
-            out[threadIdx.x] = box[0];
+            out[threadIdx.x] = box[threadIdx.x];
         }
-        __syncthreads();
-        if (threadIdx.x == 0) out[0] = box[0];
     }
     """
     kinds = []
-    for before, after in (("box[0] = 7;", ""), ("", "box[0] = 7;")):
+    for before, after in (("box[9] = 7;", ""), ("", "box[9] = 7;")):
         text = source.replace("BEFORE", before).replace("AFTER", after)
         report = module_of(text, ()).launch("k", 1, 32, (np.zeros(32, np.uint32),), hazards="collect", schedules=4)
         kinds.append(report.kinds)
