@@ -163,12 +163,20 @@ def test_rules(define: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("mode", "defines", "message"),
     [
-        ("128B", ("A_OFFSETS 16, 4 * SPAN",), "takes row 7 and row 8 from row 7 column 0 and row 4 column 0 of one box"),
+        (
+            "128B",
+            ("A_OFFSETS 16, 4 * SPAN",),
+            "takes row 7 and row 8 from row 7 column 0 and row 4 column 0 of one box",
+        ),
         ("128B", ("A_OFFSETS 8 * SPAN, 16",), "takes neighboring bytes of row 56 from row 0 column 7 and row 1"),
         ("128B", ("A_OFFSETS 16, 16 * SPAN",), "takes row 31 from row 55 of a box, which has more rows"),
         ("128B", ("A_TRANSPOSED 1",), "takes neighboring elements of k 0 from row 0 column 7 and row 1 column 0"),
         ("128B", ("A_BASE 2ull",), "reads column 2 of a box for column 0"),
-        ("64B", ("B_MN", "B_OFFSETS 8 * SPAN, K * SPAN"), "takes neighboring elements of k 0 from row 0 column 3 and row 8"),
+        (
+            "64B",
+            ("B_MN", "B_OFFSETS 8 * SPAN, K * SPAN"),
+            "takes neighboring elements of k 0 from row 0 column 3 and row 8",
+        ),
         ("128B", ("A_OFFSETS 8192, 8 * SPAN",), ""),  # the leading offset of swizzled K-major operands is not used
         ("128B", ("A_OFFSETS 0, 8 * SPAN",), ""),
     ],

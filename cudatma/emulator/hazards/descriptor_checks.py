@@ -92,9 +92,7 @@ def _crosses(shadow: Shadow, operand: Operand, laid: Array) -> str:
     wrong = moves & (plane[1:] >> PLANE_BITS != plane[:-1] >> PLANE_BITS) & (row[0] > 0)
     if wrong.any():
         i, j = np.argwhere(wrong)[0]
-        return (
-            f"begins at row {row[0, j]} of a box, leaves it after {line} {i}, and goes on in a box of another tensor map"
-        )
+        return f"begins at row {row[0, j]} of a box, leaves it after {line} {i}, and goes on in a box of another tensor map"
     return ""
 
 

@@ -246,7 +246,9 @@ class GlobalShadow:
         """(granules, 2, 5): the readers, or None before the first read."""
         return None if self._readers is None else self._readers[indices]
 
-    def read(self, indices: Array, who: int, clock: int, strength: int, at: int, lanes: Array | int, seen: Seen) -> None:
+    def read(
+        self, indices: Array, who: int, clock: int, strength: int, at: int, lanes: Array | int, seen: Seen
+    ) -> None:
         """Record a read: over the first slot where its reader is the same or ordered before, else over the second."""
         if self._readers is None:
             self._readers = np.zeros((self.count, 2, 5), np.int64)

@@ -143,7 +143,9 @@ class SwizzleChecks(BarrierEvents):
         both swizzle absolute addresses (CUTLASS aligns its tiles to 128 bytes only).
         """
         shadow = self.shadows[w.block.rank]
-        if not self._compare(w, at, shadow.mode[operand.places // 16], operand.descriptor.mode, "a wgmma descriptor says"):
+        if not self._compare(
+            w, at, shadow.mode[operand.places // 16], operand.descriptor.mode, "a wgmma descriptor says"
+        ):
             text = misread(shadow, operand)
             if text:
                 self.report("swizzle_mismatch", w, at, f"{name_of(operand)} {text}", advice=advice_for(operand))

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+import cudatma.emulator.machine.undefined  # noqa: F401  (run-time helpers)
 from cudatma.emulator.arithmetic.numeric import canon
 from cudatma.emulator.arithmetic.ops_integer import kind
 from cudatma.emulator.machine.state import FULL
-from cudatma.emulator.ptx.model import Imm, Instruction, Pair, Sink
+from cudatma.emulator.ptx.model import Imm, Instruction, Pair, Reg, Sink
 from cudatma.emulator.ptx.types import LANES, NUMPY, Array
 from cudatma.emulator.ptx.writer import RUNTIME, SegmentWriter, emitter, runtime
 
@@ -23,8 +24,6 @@ _LANE = np.arange(LANES, dtype=np.int64)
 #: The groups of an instruction that all lanes execute with the mask of all lanes.
 WHOLE = (FULL,)
 RUNTIME["WHOLE"] = WHOLE
-#: The value of a shuffle that reads a lane which does not take part: undefined on hardware.
-UNDEFINED = np.uint32(0xBADBAD)
 
 
 def gather_members(e: SegmentWriter, i: Instruction, value: str) -> tuple[str, str]:
@@ -59,19 +58,21 @@ def shfl(e: SegmentWriter, i: Instruction) -> None:
     value, groups = _exchange(e, i, "u32")
     b, c = (e.src(o, "u32") for o in i.operands[2:4])
     to = i.operands[0]
-    fixed = all(isinstance(o, Imm) for o in i.operands[2:4])
-    if fixed:
-        b_bits, c_bits = (o.bits for o in i.operands[2:4] if isinstance(o, Imm))
-        source, valid = shuffle_lanes(mode, np.full(LANES, b_bits & 31), np.full(LANES, c_bits & 0x1F1F))
-        pair = f"{e.constant(source)}, {e.constant(valid)}"
+    fixed = [o.bits for o in i.operands[2:4] if isinstance(o, Imm)]
+    if len(fixed) == 2:
+        lanes = shuffle_lanes(mode, np.full(LANES, fixed[0] & 31), np.full(LANES, fixed[1] & 0x1F1F))
+        source, valid = e.constant(lanes[0]), e.constant(lanes[1])
     else:
         pair = e.temporary(f"shuffle_lanes({mode!r}, {b}.astype(i64), {c}.astype(i64))")
-        pair = f"{pair}[0], {pair}[1]"
-    source = pair.split(", ")[0]
-    value = e.temporary(f"{value}[{source}]" if groups == "WHOLE" else f"shuffled({value}, {source}, {groups})")
+        source, valid = f"{pair}[0]", f"{pair}[1]"
+    if groups == "WHOLE":
+        value = e.temporary(f"{value}[{source}]")
+    else:
+        of, at = (operand.index if isinstance(operand, Reg) else -1 for operand in (i.operands[1], getattr(to, "first", to)))
+        value = e.temporary(f"shuffled(w, {e.at}, {value}, {source}, {groups}, {e.mask}, {of}, {at})")
     if isinstance(to, Pair):
         e.dst(to.first, value, "u32")
-        e.dst(to.second, pair.split(", ")[1], "pred")
+        e.dst(to.second, valid, "pred")
     else:
         e.dst(to, value, "u32")
 
@@ -95,15 +96,6 @@ def shuffle_lanes(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
         source = least | (b & ~segment)
         valid = source <= most
     return np.where(valid, source, _LANE), valid
-
-
-@runtime
-def shuffled(value: Array, source: Array, groups: tuple[Array, ...]) -> Array:
-    """Each lane's value from its source lane; undefined where that one is not in its group."""
-    known = np.zeros(LANES, bool)
-    for lanes in groups:
-        known |= lanes & lanes[source]
-    return np.where(known, value[source], UNDEFINED)
 
 
 def _by_group(groups: tuple[Array, ...], code: str, result: Callable[[Array], Any]) -> Array:
@@ -132,7 +124,9 @@ def cast_votes(mode: str, votes: Array, groups: tuple[Array, ...]) -> Array:
 
     def result(lanes: Array) -> bool:
         cast = votes[lanes]
-        return bool((mode != "any" and cast.all()) or (mode == "any" and cast.any()) or (mode == "uni" and not cast.any()))
+        return bool(
+            (mode != "any" and cast.all()) or (mode == "any" and cast.any()) or (mode == "uni" and not cast.any())
+        )
 
     return _by_group(groups, "pred", result)
 

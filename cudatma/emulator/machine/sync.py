@@ -185,7 +185,9 @@ def meet(w: Warp, at: int, what: str, groups: list[Group]) -> None:
         w.part_meetings += 1
         if observer is not None:
             observer.some_met(w, named)
-    for bits, lanes in groups if observer is not None else ():
+    if observer is None:
+        return
+    for bits, lanes in groups:
         here = _bits(lanes)
         if outside := here & ~bits:
             message = f"lanes {outside:#x} execute {what}, whose mask does not name them"

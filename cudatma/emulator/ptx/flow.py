@@ -141,6 +141,7 @@ class Flow:
 
     def __init__(self, function: Function) -> None:
         self.function = function
+        self.has_shuffles = any(instruction.parts[0] == "shfl" for instruction in function.body)
         #: (written, read) registers of each instruction.
         self.accesses = [destinations(instruction) for instruction in function.body]
         self.segments: list[Segment] = []

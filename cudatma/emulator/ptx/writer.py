@@ -306,12 +306,14 @@ class SegmentWriter:
         if stranger:
             raise self.error(f"unknown modifier `.{stranger}` of `{root}`")
         if root in ("bra", "brx", "ret", "exit", "trap", "call"):
+            self._track(instruction)
             self._store_back()
             emit(self, instruction)
             return True
         if instruction.guard is None:
             if self.masked:
                 self._check_whole_warp(instruction)
+            self._track(instruction)
             emit(self, instruction)
             return False
         register, negated = instruction.guard
@@ -329,6 +331,7 @@ class SegmentWriter:
         if root in _WATCHED:
             self.line(f"w.guard = {self.mask}")
         self._check_whole_warp(instruction)
+        self._track(instruction)
         emit(self, instruction)
         if root in _WATCHED:
             self.line("w.guard = None")
@@ -343,6 +346,26 @@ class SegmentWriter:
         parts = instruction.parts
         if "aligned" in parts and (parts[0] != "barrier" or parts[1] == "cluster"):  # barrier.sync counts threads
             self.line(f"check_whole_warp(w, {self.at}, {self.mask}, {instruction.opcode!r})")
+
+    def _track(self, instruction: Instruction) -> None:
+        """Follow undefined values of shuffles through an instruction (machine/undefined.py)."""
+        if not self.masked or not self.flow.has_shuffles or instruction.parts[0] == "shfl":
+            return
+        if any(self.flow.accesses[self.at]):
+            self.line(f"if w.split.frame.undefined: track(w, {self.at}, {self.mask}, {self._spared(instruction)})")
+
+    def _spared(self, instruction: Instruction) -> str:
+        """An expression of the lanes in which each source has no bearing on the result: of selp, and of ``and`` with 0."""
+        root, kind, operands = instruction.parts[0], instruction.parts[-1], instruction.operands
+        if root == "selp":
+            chosen = self.src(operands[3], "pred")
+            return f"(~{chosen}, {chosen}, None)"
+        if root in ("and", "or") and all(isinstance(operand, Reg) for operand in operands[1:]):
+            if root == "and" or kind == "pred":
+                a, b = (self.src(operand, CODES[kind]) for operand in operands[1:])
+                decides = "== 0" if root == "and" else "!= 0"
+                return f"({b} {decides}, {a} {decides})"
+        return "None"
 
     def zero(self, register: int) -> str:
         return self.splat(0, self.classes[register])

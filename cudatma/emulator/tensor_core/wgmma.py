@@ -150,7 +150,7 @@ def mma_async(
     stored = k // 2 if form.sparse else k
     d_kind, a_kind, b_kind, _ = form.kinds
     observer = w.block.cluster.observer
-    if not w.split.is_full:
+    if not w.split.mask.all():
         access.trap(w, at, "wgmma by a part of a warp")
     if w.block.warp_count - 4 * (w.index // 4) < 4:
         access.trap(w, at, "wgmma by a warpgroup of fewer than four warps")
