@@ -189,8 +189,8 @@ def test_offsets_that_do_not_follow_the_tile_are_named(mode: str, defines: tuple
     assert message or np.abs(out - wanted).max() < 1e-4
 
 
-#: D = A B + D of ones, in core matrices that plain stores fill. INIT: what D is before; SCALE: scale-d; OFFSETS: leading
-#: and stride offsets; WHO: which warps execute the wgmma.
+#: D = A B + D of ones, in core matrices that plain stores fill. INIT: what D is before; SCALE: scale-d; OFFSETS: the
+#: leading and the stride offset; WHO: which warps execute the wgmma.
 ONES = """
 //% include "primitives/fence.cuh.j2"
 //% include "primitives/wgmma_mma.cuh.j2"

@@ -1,9 +1,8 @@
 """Whether the offsets of a wgmma matrix descriptor follow the tensor boxes that they read.
 
-A core matrix is 8 rows of 16 bytes. The rows of an operand (its k, if it is MN-major) are consecutive rows of a box, and
-the 16-byte chunks of one row are consecutive chunks of that row; an operand may continue in another box where one ends.
-Offsets that are wrong break this: a stride offset that is too small repeats rows, exchanged offsets walk along a row
-where the next row is due.
+The rows of an operand (its k, if it is MN-major) are consecutive rows of a box, and the 16-byte chunks of one row are
+consecutive chunks of that row; an operand may continue in another box where one ends. Wrong offsets break this: a stride
+offset that is too small repeats rows, exchanged offsets go along a row where the next row is due.
 
 Source: PTX ISA, "Matrix Descriptor Format", "Strides", "Canonical Layouts".
 """
@@ -33,13 +32,13 @@ def advice_for(operand: Operand) -> str:
     span = operand.descriptor.mode.span_bytes
     if span and not operand.is_mn_major:
         return (
-            f"stride offset {8 * span}, from 8 rows to the next 8 (the leading offset is not used); the transpose bit of "
-            "the instruction if the tile is MN-major"
+            f"stride offset {8 * span}, from 8 rows to the next 8 (the leading offset is not used); the instruction's "
+            "transpose bit if the tile is MN-major"
         )
     if span:
         return (
-            f"stride offset {8 * span}, from 8 k to the next 8; leading offset from one {span}-byte panel to the next; no "
-            "transpose bit if the tile is K-major"
+            f"stride offset {8 * span}, from 8 k to the next 8; leading offset from one {span}-byte panel to the next; "
+            "no transpose bit if the tile is K-major"
         )
     if operand.is_mn_major:
         return "leading offset from 8 k to the next 8; stride offset from 8 elements of M or N to the next 8"
@@ -48,17 +47,20 @@ def advice_for(operand: Operand) -> str:
 
 def misread(shadow: Shadow, operand: Operand) -> str:
     """What is wrong with the chunks that a descriptor reads, "" for nothing."""
-    laid = shadow.mode[operand.places // CHUNK] != 0
-    return _crosses(shadow, operand, laid) or _repeats(operand, bool(laid.any()))
-
-
-def _crosses(shadow: Shadow, operand: Operand, laid: Array) -> str:
-    """Whether the operand does not follow the rows and columns of the boxes that it reads."""
     chunks = operand.places // CHUNK
-    plane = np.where(laid, shadow.box_plane[chunks], 0)
+    row, column = shadow.box_row[chunks], shadow.box_column[chunks]
+    plane = np.where(shadow.mode[chunks] != 0, shadow.box_plane[chunks], 0)
+    if plane[0, 0] and not operand.descriptor.base_offset and (plane == plane[0, 0]).all():
+        rows, columns = np.ogrid[row[0, 0] : row[0, 0] + len(row), column[0, 0] : column[0, 0] + column.shape[1]]
+        if (row == rows).all() and (column == columns).all():
+            return ""
+    return _crosses(shadow, operand, plane, row, column) or _repeats(operand, bool(shadow.mode[chunks].any()))
+
+
+def _crosses(shadow: Shadow, operand: Operand, plane: Array, row: Array, column: Array) -> str:
+    """Whether the operand does not follow the rows and columns of the boxes that it reads."""
     if not plane.any():
         return ""
-    row, column = shadow.box_row[chunks], shadow.box_column[chunks]
     line, part = ("k", "elements") if operand.is_mn_major else ("row", "bytes")
     wrong = (plane > 0) & (column != operand.columns)
     if operand.descriptor.base_offset and wrong.any():
@@ -92,7 +94,8 @@ def _crosses(shadow: Shadow, operand: Operand, laid: Array) -> str:
     wrong = moves & (plane[1:] >> PLANE_BITS != plane[:-1] >> PLANE_BITS) & (row[0] > 0)
     if wrong.any():
         i, j = np.argwhere(wrong)[0]
-        return f"begins at row {row[0, j]} of a box, leaves it after {line} {i}, and goes on in a box of another tensor map"
+        first = f"begins at row {row[0, j]} of a box and leaves it after {line} {i}"
+        return f"{first}, and goes on in a box of another tensor map"
     return ""
 
 

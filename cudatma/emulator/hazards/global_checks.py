@@ -186,7 +186,7 @@ class GlobalChecks:
                 self._check_lanes(w, at, shadow, indices, row, stamps, _LANE_REUSE, is_read=True)
 
     def _check_lane_alone(self, w: Warp, at: int, shadow: GlobalShadow, indices: Array, rows: Array) -> None:
-        """One lane hands what other lanes of its warp stored, by strong stores too, to a copy: they have to meet before."""
+        """One lane hands to a copy what other lanes of its warp stored, strongly or not: they have to meet before."""
         lanes = self._observer.lanes
         if lanes.single(w) >= 0:
             weak = rows.copy()

@@ -88,7 +88,7 @@ class Shadow:
             self.row_agents.append(agent)
             self.row_strong.append(strong)
             if number >= len(self.reads):
-                grown = np.zeros((max(8, 2 * number), self.reads.shape[1]), np.int64)
+                grown = np.zeros((max(32, 2 * number), self.reads.shape[1]), np.int64)
                 grown[:number] = self.reads
                 self.reads = grown
         found: Array = self.reads[number]
@@ -100,7 +100,7 @@ class Shadow:
         if not count:
             return None
         seen = clock.order[self.row_agents].astype(np.int64)
-        late = self.reads[:count, indices] >> _AT_BITS > seen[:, None]
+        late = self.reads[:count, indices] >= (seen + 1 << _AT_BITS)[:, None]
         if not by_copy and True in self.row_strong:
             late[self.row_strong] = False
         if not np.count_nonzero(late):

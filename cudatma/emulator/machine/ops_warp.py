@@ -68,7 +68,9 @@ def shfl(e: SegmentWriter, i: Instruction) -> None:
     if groups == "WHOLE":
         value = e.temporary(f"{value}[{source}]")
     else:
-        of, at = (operand.index if isinstance(operand, Reg) else -1 for operand in (i.operands[1], getattr(to, "first", to)))
+        of, at = (
+            operand.index if isinstance(operand, Reg) else -1 for operand in (i.operands[1], getattr(to, "first", to))
+        )
         value = e.temporary(f"shuffled(w, {e.at}, {value}, {source}, {groups}, {e.mask}, {of}, {at})")
     if isinstance(to, Pair):
         e.dst(to.first, value, "u32")

@@ -15,7 +15,22 @@ from cudatma.emulator.ptx.writer import runtime
 
 #: Opcodes of which each result comes from several lanes.
 _COLLECTIVE = {"vote", "match", "redux", "mma", "wmma", "ldmatrix", "movmatrix"}
-_EFFECTS = {"st", "red", "atom", "ld", "ldu", "cp", "mbarrier", "stmatrix", "wgmma", "bar", "barrier", "bra", "brx", "ret"}
+_EFFECTS = {
+    "st",
+    "red",
+    "atom",
+    "ld",
+    "ldu",
+    "cp",
+    "mbarrier",
+    "stmatrix",
+    "wgmma",
+    "bar",
+    "barrier",
+    "bra",
+    "brx",
+    "ret",
+}
 _EFFECTS |= {"exit", "ldmatrix", "multimem", "tensormap"}
 #: What a lane reads that has no value.
 GARBAGE = 0xBADBAD

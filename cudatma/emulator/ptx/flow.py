@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cudatma.emulator.errors import PtxError
-from cudatma.emulator.ptx.model import Function, Imm, Instruction, Mem, Not, Operand, Pair, Part, Reg, Sym, Vec
+from cudatma.emulator.ptx.model import MEMBERS, Function, Imm, Instruction, Mem, Not, Operand, Pair, Part, Reg, Sym, Vec
 
 #: Segments longer than this are cut, so that one step of a warp stays short.
 MAX_SEGMENT = 256
@@ -39,6 +39,8 @@ _ALONE = {
     "clusterlaunchcontrol",
 }
 _ENDS = {"bra", "brx", "ret", "exit", "trap"}
+#: Opcodes with a member mask, and the one that is .aligned without saying so.
+_COLLECTIVE = {*MEMBERS, "bar"}
 #: Opcodes that write nothing to their first operand.
 _NO_DESTINATION = {
     "st",
@@ -160,12 +162,14 @@ class Flow:
             joined = joined and index not in starts
             # Lanes that parted wait for each other where a segment begins: at each instruction with a member mask,
             # because each may meet another instruction, and at the first of those for the whole warp.
-            if instruction.members is not None:
+            is_collective = root in _COLLECTIVE or "aligned" in instruction.parts
+            members = instruction.members if is_collective else None
+            if members is not None:
                 starts.add(index)
                 joined = instruction.names_all
-                if not isinstance(instruction.members, Imm):
+                if not isinstance(members, Imm):
                     starts.add(index + 1)  # lanes with different masks part, and meet again after it
-            elif instruction.guard is None and instruction.is_whole_warp and not joined:
+            elif is_collective and instruction.guard is None and instruction.is_whole_warp and not joined:
                 starts.add(index)
                 joined = True
             if root in _ENDS:
