@@ -42,7 +42,7 @@ LAP_WAIT = f"{_ARRIVALS}, or a reader's wait for the copy before (consumer_wait)
 
 
 def _refill_advice(is_copy: bool, reader: str) -> str:
-    """What has to come between a read and the write that refills the bytes. reader: as of Agents.kind_of."""
+    """Name the synchronization that belongs between a read and the write that refills the bytes."""
     if is_copy and reader == "wgmma":
         return f"{_ARRIVALS}, which arrive {_AFTER_WGMMA}; or __syncthreads {_AFTER_WGMMA} and before the copy"
     if is_copy:

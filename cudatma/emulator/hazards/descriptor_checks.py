@@ -1,8 +1,8 @@
 """Whether the offsets of a wgmma matrix descriptor follow the tensor boxes that they read.
 
 The rows of an operand (its k, if it is MN-major) are consecutive rows of a box, and the 16-byte chunks of one row are
-consecutive chunks of that row; an operand may continue in another box where one ends. Wrong offsets break this: a stride
-offset that is too small repeats rows, exchanged offsets go along a row where the next row is due.
+consecutive chunks of the box's row; an operand may continue in another box where one ends. Wrong offsets break this: a
+stride offset that is too small repeats rows, and exchanged offsets go along a row where the next row is due.
 
 Source: PTX ISA, "Matrix Descriptor Format", "Strides", "Canonical Layouts".
 """
@@ -17,7 +17,7 @@ from cudatma.emulator.tensor_core.wgmma import CHUNK, Operand
 
 
 def name_of(operand: Operand) -> str:
-    """The fields of an operand's descriptor, for messages."""
+    """Return the fields of an operand's descriptor, for messages."""
     d = operand.descriptor
     base = f", base offset {d.base_offset}" if d.base_offset else ""
     major = "MN" if operand.is_mn_major else "K"
@@ -28,7 +28,7 @@ def name_of(operand: Operand) -> str:
 
 
 def advice_for(operand: Operand) -> str:
-    """The offsets of the canonical layout."""
+    """Return the offsets of the canonical layout."""
     span = operand.descriptor.mode.span_bytes
     if span and not operand.is_mn_major:
         return (
@@ -46,7 +46,7 @@ def advice_for(operand: Operand) -> str:
 
 
 def misread(shadow: Shadow, operand: Operand) -> str:
-    """What is wrong with the chunks that a descriptor reads, "" for nothing."""
+    """Say what is wrong with the chunks that a descriptor reads; return "" if they are right."""
     chunks = operand.places // CHUNK
     row, column = shadow.box_row[chunks], shadow.box_column[chunks]
     plane = np.where(shadow.mode[chunks] != 0, shadow.box_plane[chunks], 0)
@@ -58,7 +58,7 @@ def misread(shadow: Shadow, operand: Operand) -> str:
 
 
 def _crosses(shadow: Shadow, operand: Operand, plane: Array, row: Array, column: Array) -> str:
-    """Whether the operand does not follow the rows and columns of the boxes that it reads."""
+    """Say where the operand does not follow the rows and columns of the boxes that it reads."""
     if not plane.any():
         return ""
     line, part = ("k", "elements") if operand.is_mn_major else ("row", "bytes")
@@ -104,7 +104,10 @@ def _at(row: Array, column: Array, i: int, j: int) -> str:
 
 
 def _repeats(operand: Operand, is_laid: bool) -> str:
-    """Whether two parts of the matrix are the same bytes; of plain stores, with an offset of 0, that is meant."""
+    """Say whether two parts of the matrix are the same bytes.
+
+    Over bytes that plain stores wrote, an offset of 0 repeats a core matrix on purpose.
+    """
     unique, count = np.unique(operand.places, return_counts=True)
     if unique.size == operand.places.size:
         return ""

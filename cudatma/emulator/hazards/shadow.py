@@ -17,8 +17,7 @@ from cudatma.emulator.hazards.report import Place
 from cudatma.emulator.machine.memory import Region, in_units
 from cudatma.emulator.ptx.types import Array
 
-
-#: Bits of Shadow.box_plane that tell the planes of one tensor map apart.
+#: Bits of Shadow.box_plane that distinguish the planes of one tensor map.
 PLANE_BITS = 20
 #: Bits of Shadow.reads that hold the instruction.
 _AT_BITS = 24
@@ -48,14 +47,14 @@ class Shadow:
         #: Row and column of each 16-byte chunk in the tensor box that laid it down, -1 where plain code wrote.
         self.box_row: Array = np.full(len(self.mode), -1, np.int32)
         self.box_column: Array = np.full(len(self.mode), -1, np.int32)
-        #: The tensor map (from bit PLANE_BITS on) and a number for each two-dimensional plane of a box; 0 where the rows of
-        #: a box need not be those of a matrix.
+        #: The two-dimensional plane of a box that each chunk belongs to: a number, and from bit PLANE_BITS on the
+        #: tensor map. 0 if the rows of the box need not be rows of a matrix.
         self.box_plane: Array = np.zeros(len(self.mode), np.int32)
         self.row_agents: list[int] = []
         #: Of each row, whether its reads are strong ones: plain writes do not race with them, copies do.
         self.row_strong: list[bool] = []
         self._rows: dict[tuple[int, bool], int] = {}
-        #: Of each reader and granule, the clock and the instruction of its last read, packed.
+        #: The clock and the instruction, packed, of each reader's last read of each granule.
         self.reads: Array = np.zeros((0, count), np.int64)
         self.sync_clocks: dict[int, Clock] = {}
         #: (agent, clock) of copies that have landed -> (first granule, last one, agent, clock) of the issue of each.

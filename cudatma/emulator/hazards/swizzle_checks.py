@@ -155,7 +155,7 @@ class SwizzleChecks(BarrierEvents):
         self._compare(w, at, self.shadows[block.rank].mode[offsets // 16], mode, "the store's tensor map says")
 
     def _compare(self, w: Warp, at: int, laid: Array, mode: Swizzle, who: str) -> bool:
-        """Report bytes that a tensor map has laid down with another swizzle; True where there are some."""
+        """Report bytes that a tensor map has laid down with another swizzle. Return whether it found any."""
         laid = laid & (CROOKED - 1)
         wrong = (laid != 0) & (laid != int(mode) + 1)
         if wrong.any():

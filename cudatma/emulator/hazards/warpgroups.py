@@ -38,14 +38,14 @@ class Warpgroups:
         self._observer = observer
         #: The wgmmas of each warp that it has not committed.
         self._open: dict[int, list[_Event]] = {}
-        #: (first warp of a warpgroup, number of a group of wgmmas) -> warp -> its wgmmas, until all warps have committed.
+        #: (first warp of a warpgroup, number of a group of wgmmas) -> warp -> its wgmmas, until all have committed it.
         self._groups: dict[tuple[int, int], dict[int, list[_Event]]] = {}
         self._committed: dict[int, int] = {}
         #: The setmaxnregs of each warp.
         self._settings: dict[int, list[_Event]] = {}
 
     def wgmma_issued(self, w: Warp, at: int, shared: Sequence[Array]) -> None:
-        """A warp issues a wgmma. shared: scale-d and the matrix descriptors."""
+        """Note a wgmma of a warp. shared: scale-d and the matrix descriptors."""
         for name, vector in zip(_SHARED, shared, strict=False):
             if (vector != vector[0]).any():
                 self._observer.report("wgmma_operands", w, at, f"{name} is not the same in all lanes")
@@ -53,7 +53,7 @@ class Warpgroups:
         self._open.setdefault(w.agent, []).append(_Event(w, w.split.frame.program, at, operands))
 
     def wgmma_committed(self, w: Warp) -> None:
-        """A warp commits its wgmmas: compare them with those of the first warp that has committed this group."""
+        """Compare the wgmmas that a warp commits with the first warp's in the same group."""
         number = self._committed[w.agent] = self._committed.get(w.agent, 0) + 1
         warps = _warpgroup(w)
         key = warps[0].agent, number
@@ -77,7 +77,7 @@ class Warpgroups:
                     self._report(other, f"{name} is not the same in all warps of the warpgroup", "wgmma_operands")
 
     def registers_set(self, w: Warp, at: int, count: int, is_inc: bool) -> None:
-        """A warp executes setmaxnreg."""
+        """Check a setmaxnreg of a warp against the other warps of its warpgroup."""
         observer = self._observer
         own = self._settings.setdefault(w.agent, [])
         event = _Event(w, w.split.frame.program, at, (count, is_inc), observer.stamp(w, 1))
@@ -99,15 +99,15 @@ class Warpgroups:
         own.append(event)
 
     def block_ended(self, block: Block) -> None:
-        """A CTA has ended: what some warps of a warpgroup have executed, the others never will."""
+        """Report what some warps of a warpgroup executed in a CTA that has ended, and others did not."""
         self._report_missing(block.warps)
 
     def stuck(self, warps: Iterable[Warp]) -> None:
-        """Nobody can run any more. warps: those of the CTAs that wait."""
+        """No warp can run any more. warps: of the cluster."""
         self._report_missing([w for w in warps if not w.alive.any() or _rendezvous(w)])
 
     def _report_missing(self, absent: Sequence[Warp]) -> None:
-        """Report what a warp of a warpgroup has executed and one of these warps has not."""
+        """Report instructions that one of these warps has not executed and another warp of its warpgroup has."""
         for w in absent:
             first = _warpgroup(w)[0].agent
             own = len(self._settings.get(w.agent, ()))

@@ -244,15 +244,15 @@ def meet(w: Warp, at: int) -> int:
     return 0 if isinstance(held, list) else held
 
 
-#: What the lanes of an instruction with a member mask have brought, and the groups of lanes that have met.
+#: The values of all lanes that have met at an instruction with a member mask, and the groups in which they have met.
 Met = tuple[Array | None, tuple[Array, ...]]
 
 
 @runtime
 def gather(w: Warp, at: int, what: str, members: Array, value: Array | None, following: int) -> int | Met:
-    """Bring the lanes of an instruction with a member mask together, whichever one of this kind each of them executes.
+    """Bring the lanes that a member mask names together; each may execute another instruction of the same kind.
 
-    Returns an int where the running split has to wait or has changed. following: the segment after the instruction.
+    Return an int if the running split has to wait or has changed. following: the segment after the instruction.
     """
     split = w.split
     met: Met | None = split.token

@@ -29,7 +29,7 @@ RUNTIME["WHOLE"] = WHOLE
 def gather_members(e: SegmentWriter, i: Instruction, value: str) -> tuple[str, str]:
     """Write the meeting of the lanes that the member mask names.
 
-    Returns expressions of the values of all lanes that have met, and of the groups in which they have.
+    Return expressions of the values of all lanes that have met, and of the groups in which they have.
     """
     operand = i.operands[-1]
     member = e.src(operand, "u32")
@@ -44,7 +44,10 @@ def gather_members(e: SegmentWriter, i: Instruction, value: str) -> tuple[str, s
 
 
 def _exchange(e: SegmentWriter, i: Instruction, code: str) -> tuple[str, str]:
-    """What the lanes bring in the second operand, and the groups that look at it; without .sync, whoever is here."""
+    """Return expressions of the second operand of all lanes that meet, and of the groups in which they do.
+
+    An instruction without .sync has one group, the active lanes.
+    """
     value = e.temporary(e.src(i.operands[1], code))
     if "sync" in i.parts:
         return gather_members(e, i, value)

@@ -32,7 +32,7 @@ _EFFECTS = {
     "ret",
 }
 _EFFECTS |= {"exit", "ldmatrix", "multimem", "tensormap"}
-#: What a lane reads that has no value.
+#: The bits of an undefined value.
 GARBAGE = 0xBADBAD
 
 

@@ -160,8 +160,8 @@ class Flow:
         for index, instruction in enumerate(body):
             root = instruction.parts[0]
             joined = joined and index not in starts
-            # Lanes that parted wait for each other where a segment begins: at each instruction with a member mask,
-            # because each may meet another instruction, and at the first of those for the whole warp.
+            # Diverged lanes wait for each other where a segment begins: at each instruction with a member mask, because
+            # each may meet another instruction, and at the first of several instructions of the whole warp.
             is_collective = root in _COLLECTIVE or "aligned" in instruction.parts
             members = instruction.members if is_collective else None
             if members is not None:

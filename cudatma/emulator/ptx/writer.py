@@ -355,16 +355,16 @@ class SegmentWriter:
             self.line(f"if w.split.frame.undefined: track(w, {self.at}, {self.mask}, {self._spared(instruction)})")
 
     def _spared(self, instruction: Instruction) -> str:
-        """An expression of the lanes in which each source has no bearing on the result: of selp, and of ``and`` with 0."""
+        """The lanes in which each source has no bearing on the result: of selp, and of ``and`` with 0."""
         root, kind, operands = instruction.parts[0], instruction.parts[-1], instruction.operands
         if root == "selp":
             chosen = self.src(operands[3], "pred")
             return f"(~{chosen}, {chosen}, None)"
-        if root in ("and", "or") and all(isinstance(operand, Reg) for operand in operands[1:]):
-            if root == "and" or kind == "pred":
-                a, b = (self.src(operand, CODES[kind]) for operand in operands[1:])
-                decides = "== 0" if root == "and" else "!= 0"
-                return f"({b} {decides}, {a} {decides})"
+        is_logic = root == "and" or (root == "or" and kind == "pred")
+        if is_logic and all(isinstance(operand, Reg) for operand in operands[1:]):
+            a, b = (self.src(operand, CODES[kind]) for operand in operands[1:])
+            decides = "== 0" if root == "and" else "!= 0"
+            return f"({b} {decides}, {a} {decides})"
         return "None"
 
     def zero(self, register: int) -> str:

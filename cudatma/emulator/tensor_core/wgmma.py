@@ -73,10 +73,10 @@ def chunk_pattern(descriptor: MatrixDescriptor, extent: int, depth_bytes: int, m
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """What a wgmma reads through a descriptor.
+    """The matrix that a descriptor describes.
 
     places: offsets in shared memory of its 16-byte chunks, (rows, chunks of a row), or (k, chunks of 8 elements) if
-    MN-major. columns: where in its swizzled row each chunk would be with base offset 0.
+    MN-major. columns: the column of each chunk in its swizzled row if the base offset is 0.
     """
 
     descriptor: MatrixDescriptor
@@ -86,7 +86,7 @@ class Operand:
 
 
 def operand_of(bits: int, extent: int, depth_bytes: int, mn_major: bool) -> Operand:
-    """Lay out the whole operand of a warpgroup."""
+    """Return the whole operand of a warpgroup."""
     descriptor = MatrixDescriptor.read(bits)
     addresses = descriptor.start + chunk_pattern(descriptor, extent, depth_bytes, mn_major)
     per_row = max(1, descriptor.mode.span_bytes // CHUNK)
@@ -94,9 +94,9 @@ def operand_of(bits: int, extent: int, depth_bytes: int, mn_major: bool) -> Oper
 
 
 def _offsets(descriptor: MatrixDescriptor, addresses: Array) -> Array:
-    """Offsets in shared memory of chunks at unswizzled addresses.
+    """Return the offsets in shared memory of chunks at unswizzled addresses.
 
-    The pattern's phase is that of absolute address bits; base_offset shifts it where the tile is not aligned to it.
+    The swizzle uses absolute address bits; base_offset shifts it for a tile that is not aligned to the pattern.
     """
     base = descriptor.base_offset << 7
     absolute = swizzle(addresses ^ base, descriptor.mode) ^ base
@@ -169,7 +169,7 @@ def mma_async(
             observer.wgmma_read(w, at, offsets)
             if observer.is_new_descriptor(w, at, bits, position):
                 operand = operand_of(bits, extent, depth * fragments.ELEMENT_BITS[a_kind] // 8, mn_major)
-                if 0 <= operand.places.min() and operand.places.max() + CHUNK <= w.block.shared.size:
+                if operand.places.min() >= 0 and operand.places.max() + CHUNK <= w.block.shared.size:
                     observer.descriptor_used(w, at, operand)
         observer.wgmma_issued(w, at, (scale_d, b) if isinstance(a, tuple) else (scale_d, b, np.asarray(a)))
         if scale_d[0] and any(map(is_unwritten, d)):
