@@ -158,7 +158,7 @@ def test_lanes_meet_at_different_instructions(operation: str) -> None:
 def test_lanes_whose_instructions_differ_do_not_meet(first: str, second: str) -> None:
     source = PARTED.replace("FIRST", first).replace("SECOND", second)
     report = module_of(source, ()).launch("k", 1, 32, (np.zeros(32, np.uint32),), hazards="collect", schedules=4)
-    assert report.kinds == {"divergent_warp"}, str(report)
+    assert {hazard.kind for hazard in report.hazards} == {"divergent_warp"}, str(report)
 
 
 def test_what_a_lane_writes_after_the_meeting_is_not_ordered_before_it() -> None:
@@ -225,3 +225,30 @@ def test_a_member_mask_of_those_who_come_is_clean(form: str) -> None:
     for instruction in (OTHERS["shfl"], OTHERS["bar.warp.sync"], OTHERS["redux"]):
         report = run(instruction.replace("0xffffffff", "0xffff"), form, 16)
         assert report.is_clean, str(report)
+
+
+#: v is x[lane]; whether what a shuffle reads from a lane that does not take part has an effect. limit: lanes that stay.
+UNDEFINED = [
+    ("y[lane] = __shfl_down_sync(0xffff, v, 8);", 16, True),
+    ("u32 t = __shfl_down_sync(0xffff, v, 8); y[lane] = lane < 8 ? t : v;", 16, False),
+    ("u32 t = __shfl_down_sync(0xffff, v, 8); if (lane < 8) y[lane] = t;", 16, False),
+    ("u32 t = __shfl_down_sync(0xffff, v, 8); if (t == 3) y[lane] = 1;", 16, True),
+    ("y[lane] = x[__shfl_sync(0xffff, v, 20) & 31];", 16, True),
+    ("y[lane] = __any_sync(0xffff, __shfl_sync(0xffff, v, 20) == 3);", 16, True),
+    ("for (u32 i = 16; i; i /= 2) v += __shfl_down_sync(-1u, v, i); if (lane == 0) y[0] = v;", 20, True),
+    ("for (u32 i = 8; i; i /= 2) v += __shfl_down_sync(0xffff, v, i); if (lane == 0) y[0] = v;", 16, False),
+    ("u32 half = lane < 16 ? 0xffff : 0xffff0000; y[lane] = __shfl_down_sync(half, v, 4);", 32, True),
+    ("u32 half = lane < 16 ? 0xffff : 0xffff0000; y[lane] = __shfl_down_sync(half, v, 4, 16);", 32, False),
+    ("u32 half = lane < 16 ? 0xffff : 0xffff0000; y[lane] = __shfl_xor_sync(half, v, 4);", 32, False),
+]
+
+
+@pytest.mark.parametrize(("body", "limit", "is_used"), UNDEFINED)
+def test_an_undefined_value_is_reported_where_it_has_an_effect(body: str, limit: int, is_used: bool) -> None:
+    source = (
+        'extern "C" __global__ void k(const u32* x, u32* y, u32 limit) {\n'
+        f"const u32 lane = threadIdx.x; u32 v = x[lane]; if (lane >= limit) return; {body} }}"
+    )
+    x, y = np.arange(32, dtype=np.uint32), np.zeros(32, np.uint32)
+    report = module_of(source, ()).launch("k", 1, 32, (x, y, limit), hazards="collect", schedules=2)
+    assert report.kinds == ({"uninitialised_register"} if is_used else set()), str(report)

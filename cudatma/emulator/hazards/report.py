@@ -188,7 +188,7 @@ _FOLLOWS: tuple[tuple[tuple[str, ...], set[str]], ...] = (
     (("overwritten_while_read", "write_race"), _PIPELINE),
     (("uncommitted_group",), {"store_source_reused", "exit_with_pending_store", "read_before_store"}),
     (("wgmma_uncommitted",), {"wgmma_registers", "overwritten_while_read"}),
-    (("divergent_warp",), {"lane_race", "register_pool", *_STUCK}),
+    (("divergent_warp",), {"lane_race", "register_pool", "uninitialised_register", *_STUCK}),
     (("data_race",), {"store_source_reused", *_SLOTS}),
     (("lane_race",), {"uninitialised_shared"}),
     (("out_of_bounds", "barrier_misaligned", "target"), {"trap"}),
