@@ -220,6 +220,31 @@ def test_each_member_mask_is_a_group_of_its_own(operation: str, odd_first: bool)
     assert out.tolist() == [GROUPS[operation](lane) for lane in range(32)]
 
 
+def test_no_lane_waits_at_a_join_for_lanes_that_need_it_elsewhere() -> None:
+    """Both halves are in all three branches, and each goes on as soon as its own lanes have met."""
+    step = "v = FACTOR * v + __shfl_xor_sync(half, v, 8); v += __reduce_add_sync(half, v);"
+    one, two, three = (f"{step} {step}".replace("FACTOR", factor) for factor in "357")
+    source = f"""
+    extern "C" __global__ void k(u32* out) {{
+        const u32 lane = threadIdx.x, half = lane < 16 ? 0xffffu : 0xffff0000u;
+        u32 v = lane;
+        if (lane & 2) {{ {one} }}
+        else if (lane & 4) {{ {two} }}
+        else {{ {three} }}
+        out[lane] = v;
+    }}
+    """
+    values = np.arange(32, dtype=np.uint32)
+    lanes = np.arange(32)
+    for _ in range(2):
+        values = np.where(lanes & 2, 3, np.where(lanes & 4, 5, 7)).astype(np.uint32) * values + values[lanes ^ 8]
+        values += values.reshape(2, 16).sum(axis=1, dtype=np.uint32).repeat(16)
+    out = np.zeros(32, np.uint32)
+    report = module_of(source, ()).launch("k", 1, 32, (out,), hazards="collect", schedules=8)
+    assert report.is_clean, str(report)
+    assert (out == values).all()
+
+
 @pytest.mark.parametrize("form", ["branch", "guard"])
 def test_a_member_mask_of_those_who_come_is_clean(form: str) -> None:
     for instruction in (OTHERS["shfl"], OTHERS["bar.warp.sync"], OTHERS["redux"]):

@@ -20,7 +20,7 @@ import numpy as np
 from cudatma.emulator.errors import EmulatorError, TrapError
 from cudatma.emulator.machine import sync
 from cudatma.emulator.machine.program import Program
-from cudatma.emulator.machine.state import SWITCH, Frame, Join, Split, Warp
+from cudatma.emulator.machine.state import NOBODY, SWITCH, Frame, Join, Split, Warp
 from cudatma.emulator.ptx.types import Array
 from cudatma.emulator.ptx.writer import runtime
 
@@ -136,18 +136,39 @@ def one_less(w: Warp, join: Join) -> None:
     if join.missing:
         return
     mask = join.mask & w.alive
-    parent = join.parent
-    if not mask.any():
-        if parent is not None:
-            one_less(w, parent)
-        return
+    if mask.any():
+        _go_on(w, join, mask)
+    elif join.parent is not None:
+        one_less(w, join.parent)
+
+
+def _go_on(w: Warp, join: Join, lanes: Array) -> None:
+    """Let lanes that have come to a join run on from there."""
     frame, pc = join.frame, join.at
     if pc == -1:
         caller = frame.caller
         if caller is None:
             raise EmulatorError("a kernel's end was joined")
         pc, frame = frame.return_to, caller
-    _place(w, Split(w, pc, mask, frame, parent))
+    _place(w, Split(w, pc, lanes, frame, join.parent))
+
+
+def _release(w: Warp, lanes: Array) -> Array:
+    """Let lanes that others wait for leave the joins where they are parked; return those that have.
+
+    Lanes of a warp run independently: a join saves work, and no lane has to wait there.
+    """
+    released = np.zeros_like(lanes)
+    joins = {id(join): join for split in w.splits for join in _ancestors(split.join)}
+    for join in joins.values():
+        parked = join.mask & w.alive
+        if (parked & lanes).any():
+            join.mask = join.mask & ~parked
+            released |= parked
+            if join.parent is not None:
+                join.parent.missing += 1
+            _go_on(w, join, parked)
+    return released
 
 
 @runtime
@@ -240,6 +261,11 @@ def meet(w: Warp, at: int) -> int:
     split = w.split
     if split.token is not None:  # woken by the barrier that it had joined
         return 0
+    for other in list(w.waiting):
+        if other.key[0] != "all" and (other.missing & split.mask).any():  # lanes here will not go there
+            other.split.timed_out = True
+            w.waiting.remove(other)
+            w.launch.scheduler.wake([other.split])
     held = _hold(w, Wait(split, at, w.alive, ("all", split.pc, id(split.frame))))
     return 0 if isinstance(held, list) else held
 
@@ -261,7 +287,7 @@ def gather(w: Warp, at: int, what: str, members: Array, value: Array | None, fol
         return met
     groups = sync.groups_of(members, split.mask)
     if all((lanes | ~sync.lanes_of(bits) | ~w.alive).all() for bits, lanes in groups):
-        sync.meet(w, at, what, groups)
+        _met(w, at, what, groups, [split])
         return value, tuple(lanes for _, lanes in groups)
     if len(groups) > 1:
         return diverge(w, groups[0][1], split.pc, split.pc, following)
@@ -274,12 +300,23 @@ def gather(w: Warp, at: int, what: str, members: Array, value: Array | None, fol
         lanes = lanes | other.split.mask
         if value is not None and other.value is not None:
             value = np.where(other.split.mask, other.value, value)
-    sync.meet(w, at, what, [(mask, lanes)])
+    _met(w, at, what, [(mask, lanes)], [split, *(other.split for other in held)])
     met = value, (lanes,)
     for other in held:
         other.split.token = met
     w.launch.scheduler.wake([other.split for other in held])
     return met
+
+
+def _met(w: Warp, at: int, what: str, groups: list[sync.Group], splits: list[Split]) -> None:
+    """The lanes of some splits have met; report lanes that were to come and have left the kernel instead."""
+    sync.meet(w, at, what, groups)
+    observer = w.block.cluster.observer
+    for split in splits:
+        if observer is not None and (split.released & ~w.alive).any():
+            message = f"{what} names lanes that do not execute it and leave the kernel while others wait for them"
+            observer.report("divergent_warp", w, at, message)
+        split.released = NOBODY
 
 
 def _hold(w: Warp, wait: Wait) -> int | list[Wait]:
@@ -299,9 +336,12 @@ def _hold(w: Warp, wait: Wait) -> int | list[Wait]:
     missing = wait.missing
     for known in partners:
         missing = missing & ~known.split.mask
-    if missing.any() and not timed_out and may_come(w, wait):
-        w.waiting.append(wait)
-        return w.launch.scheduler.block(split, wait)
+    if missing.any() and not timed_out:
+        while wait.key[0] != "all" and not may_come(w, wait) and (released := _release(w, missing)).any():
+            split.released = split.released | (released & missing)
+        if may_come(w, wait):
+            w.waiting.append(wait)
+            return w.launch.scheduler.block(split, wait)
     w.waiting[:] = [known for known in w.waiting if known not in partners]
     return partners
 

@@ -20,6 +20,8 @@ from cudatma.emulator.ptx.types import LANES, Array
 BLOCK, SWITCH = -1, -2
 FULL = np.ones(LANES, bool)
 FULL.flags.writeable = False
+NOBODY = ~FULL
+NOBODY.flags.writeable = False
 _LANES = np.arange(LANES)
 #: The most local memory of one thread.
 MAX_LOCAL_BYTES = 512 << 10
@@ -75,6 +77,7 @@ class Split:
         "mask",
         "pc",
         "polls",
+        "released",
         "timed_out",
         "token",
         "waits_for",
@@ -86,6 +89,8 @@ class Split:
         self.is_full = (mask is FULL or bool(mask.all())) and not frame.undefined
         self.waits_for: Any = None
         self.timed_out = False
+        #: Lanes that this split waits for and that have left a join to come (divergence.py).
+        self.released: Array = NOBODY
         self.polls = 0
         self.token: Any = None
         self.last_poll: Any = None
