@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,8 @@ from ptx_of import module_of
 from cudatma import compile
 from cudatma.descriptor import TensorMap
 from cudatma.emulator import Report
+from cudatma.emulator.machine.memory import SHARED_START
+from cudatma.emulator.tensor_core.wgmma import operand_of
 
 #: One warpgroup: D (64 x N) = A (64 x K) B (N x K)^T. SPAN: bytes of a swizzled row; MODE: the descriptor's code.
 #: B_MN: B lies as (K x N), N contiguous, and is read transposed.
@@ -171,7 +176,7 @@ def test_rules(define: str, kind: str) -> None:
         ("128B", ("A_OFFSETS 8 * SPAN, 16",), "takes neighboring bytes of row 56 from row 0 column 7 and row 1"),
         ("128B", ("A_OFFSETS 16, 16 * SPAN",), "takes row 31 from row 55 of a box, which has more rows"),
         ("128B", ("A_TRANSPOSED 1",), "takes neighboring elements of k 0 from row 0 column 7 and row 1 column 0"),
-        ("128B", ("A_BASE 2ull",), "reads column 2 of a box for column 0"),
+        ("128B", ("A_BASE 2ull",), "reads column 6 of a box for column 0"),
         (
             "64B",
             ("B_MN", "B_OFFSETS 8 * SPAN, K * SPAN"),
@@ -240,6 +245,17 @@ def test_what_a_warpgroup_has_in_common_and_what_it_adds_to(changes: dict[str, s
     report = compile(source, "sm_90a", template=True).emulate(1, 128, (out,), hazards="collect")
     assert report.kinds == ({kind} if kind else set()), str(report)
     assert kind or (out == 16).all()
+
+
+def test_descriptors_read_what_an_h200_reads() -> None:
+    """The elements of operand A for random descriptors of all swizzles, both majors, with base offsets."""
+    path = Path(__file__).parents[1] / "fixtures" / "wgmma_reads_h200.json"
+    for mn_major, code, base, start, leading, stride, crc in json.loads(path.read_text())["rows"]:
+        bits = (SHARED_START + start) >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | base << 49 | code << 62
+        places = operand_of(bits, 64, 32, bool(mn_major)).places
+        elements = (places[:, :, None] // 2 + np.arange(8)).reshape(len(places), -1)
+        read = np.ascontiguousarray(elements.T if mn_major else elements, "<i4")
+        assert zlib.crc32(read.tobytes()) == crc, (mn_major, code, base, start, leading, stride)
 
 
 def test_a_target_without_wgmma_is_named() -> None:

@@ -96,10 +96,10 @@ def operand_of(bits: int, extent: int, depth_bytes: int, mn_major: bool) -> Oper
 def _offsets(descriptor: MatrixDescriptor, addresses: Array) -> Array:
     """Return the offsets in shared memory of chunks at unswizzled addresses.
 
-    The swizzle uses absolute address bits; base_offset shifts it for a tile that is not aligned to the pattern.
+    The swizzle uses absolute address bits; base_offset is subtracted from the row that they give (measured on an H200).
     """
-    base = descriptor.base_offset << 7
-    absolute = swizzle(addresses ^ base, descriptor.mode) ^ base
+    rows = addresses - (descriptor.base_offset << 7)
+    absolute = addresses ^ rows ^ swizzle(rows, descriptor.mode)
     offsets: Array = (absolute & (_ADDRESS_BITS - 1)) - SHARED_START
     return offsets
 
