@@ -345,8 +345,26 @@ extern "C" __global__ void k(const u32* in, u32* out) {
 }
 """
 
+# Two warps write one place.
+EQUAL = """
+extern "C" __global__ void k(const u32* in, u32* out) {
+    __shared__ __align__(128) u32 tile[32];
+    const u32 lane = threadIdx.x % 32;
+#ifdef OTHER_VALUES
+    const u32 from = threadIdx.x;
+#else
+    const u32 from = lane;
+#endif
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};"
+                 :: "r"(ADDRESS(tile) + 16 * (lane % 8)), "r"(in[from]) : "memory");   //! OTHER_VALUES
+    __syncthreads();
+    if (threadIdx.x < 32) out[lane] = tile[lane];
+}
+"""
+
 CASES = [
     Case("stmatrix", MATRICES, {"NO_MEETING": "data_race"}, filled(lambda a: 2 * a[:32]), block=64),
+    Case("equal stmatrix", EQUAL, {"OTHER_VALUES": "data_race"}, filled(lambda a: a[:32]), block=64),
     Case("exchange", EXCHANGE, {"NO_FIRST": LANES, "NO_SECOND": LANES}, filled(exchanged, 64), block=64),
     Case(
         "parts of a warp",

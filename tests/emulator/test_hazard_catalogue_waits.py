@@ -95,7 +95,16 @@ POOL = """
 extern "C" __global__ void __launch_bounds__(384, 1) k(u32* out) {
     if (threadIdx.x < 128) {
 #ifndef KEEPS
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+#ifdef THREE_WARPS
+        if (threadIdx.x < 96)
+#endif
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");   //! THREE_WARPS
+#endif
+#if !defined(KEEPS) && !defined(THREE_WARPS)
+#ifndef TWICE
+        NAMED_SYNC(1, 128);
+#endif
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");   //! TWICE
 #endif
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 " CONSUMER ";");   //! GREEDY KEEPS
@@ -119,7 +128,17 @@ CASES = [
         copied,
         block=64,
     ),
-    Case("pool", POOL, dict.fromkeys(("GREEDY", "KEEPS"), "register_pool"), counted, block=384),
+    Case(
+        "pool",
+        POOL,
+        {
+            **dict.fromkeys(("GREEDY", "KEEPS"), "register_pool"),
+            "THREE_WARPS": ("divergent_warp", "register_pool"),
+            "TWICE": "divergent_warp",
+        },
+        counted,
+        block=384,
+    ),
 ]
 #: A single try finds nothing of the tile there: what others do with it comes with the first mistake.
 ALLOWED = {"ONCE": ("read_before_load", "overwritten_while_read", "uninitialised_shared")}

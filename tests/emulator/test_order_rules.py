@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import catalogue
 import numpy as np
 import pytest
 from probe_subjects import subjects
@@ -99,3 +100,58 @@ def test_an_arrival_covers_the_copies_before_it_alone(bug: bool) -> None:
     )
     assert report.kinds == ({"read_before_load"} if bug else set()), str(report)
     assert bug or (out == given[:32] + given[128:160]).all()
+
+
+#: Warp 1 overwrites what warp 0 reads.
+REUSED = """
+extern "C" __global__ void k(u32* given, u32* out) {
+    __shared__ u32 box[32];
+    const u32 lane = threadIdx.x % 32;
+    if (threadIdx.x < 32) PLACE[lane] = threadIdx.x;
+    __syncthreads();
+    if (threadIdx.x < 32) out[lane] = PLACE[31 - lane];   //! READ
+    else PLACE[lane] = lane + 5;
+}"""
+
+
+@pytest.mark.parametrize("place", ["box", "given"])
+def test_a_write_after_a_read_names_the_read(place: str) -> None:
+    source = REUSED.replace("PLACE", place)
+    args = np.zeros(32, np.uint32), np.zeros(32, np.uint32)
+    module = catalogue.module_of(source, ())
+    report = module.launch("k", 1, 64, args, hazards="collect", replay=0)
+    (hazard,) = report.hazards
+    line = catalogue.line_of(source, (), "READ")
+    assert f"(kernel.cu:{line}) by `ld.{'shared' if place == 'box' else 'global'}.u32`" in hazard.message
+
+
+#: Thread 0 stores a word and issues a copy; thread 32 waits for the copy, and perhaps for an arrival of thread 0.
+COMPLETION = """
+extern "C" __global__ void k(const u32* in, u32* out) {
+    __shared__ alignas(128) u32 box[32];
+    __shared__ u32 word;
+    __shared__ alignas(8) u64 full;
+    const u32 f = ADDRESS(&full);
+    if (threadIdx.x == 32) { INIT(f, 1); FENCE_INIT(); }
+#ifndef ISSUER_ARRIVES
+    if (threadIdx.x == 32) EXPECT(f, 128);
+#endif
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        word = in[5];
+#ifdef ISSUER_ARRIVES
+        EXPECT(f, 128);
+#endif
+        BULK_LOAD(ADDRESS(box), in, 128, f);
+    } else if (threadIdx.x == 32) {
+        WAIT(f, 0);
+        out[0] = word + box[7];
+    }
+}"""
+
+
+@pytest.mark.parametrize(("defines", "kinds"), [(("ISSUER_ARRIVES",), set()), ((), {"data_race"})])
+def test_the_completion_of_a_copy_orders_the_copy_alone(defines: tuple[str, ...], kinds: set[str]) -> None:
+    args = np.arange(32, dtype=np.uint32), np.zeros(1, np.uint32)
+    report = catalogue.module_of(COMPLETION, defines).launch("k", 1, 64, args, hazards="collect", schedules=4)
+    assert report.kinds == kinds, str(report)

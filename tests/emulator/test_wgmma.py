@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,8 @@ from ptx_of import module_of
 from cudatma import compile
 from cudatma.descriptor import TensorMap
 from cudatma.emulator import Report
+from cudatma.emulator.machine.memory import SHARED_START
+from cudatma.emulator.tensor_core.wgmma import operand_of
 
 #: One warpgroup: D (64 x N) = A (64 x K) B (N x K)^T. SPAN: bytes of a swizzled row; MODE: the descriptor's code.
 #: B_MN: B lies as (K x N), N contiguous, and is read transposed.
@@ -23,6 +28,23 @@ GEMM = """
 #endif
 #ifndef SPAN
 #define SPAN 128
+#endif
+// leading and stride offsets of the descriptors, the base offset of A's
+#ifndef A_OFFSETS
+#define A_OFFSETS 16, 8 * SPAN
+#endif
+#ifndef B_OFFSETS
+#ifdef B_MN
+#define B_OFFSETS K * SPAN, 8 * SPAN
+#else
+#define B_OFFSETS 16, 8 * SPAN
+#endif
+#endif
+#ifndef A_BASE
+#define A_BASE 0
+#endif
+#ifndef A_TRANSPOSED
+#define A_TRANSPOSED 0
 #endif
 constexpr u32 M = 64, N = 64, K = 64;
 constexpr u32 PANEL = SPAN / 2;              // elements of a swizzled row
@@ -59,11 +81,11 @@ gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap 
 #pragma unroll
     for (u32 k = 0; k < K; k += 16) {
         const u32 inside = k % PANEL * 2, panel = k / PANEL;
-        const u64 da = descriptor(a + panel * A_PANEL_BYTES + inside, 16, 8 * SPAN, WRONG_MODE);
+        const u64 da = descriptor(a + panel * A_PANEL_BYTES + inside, A_OFFSETS, WRONG_MODE) | (u64)A_BASE << 49;
 #ifdef B_MN
-        const u64 db = descriptor(b + k / 8 * (8 * SPAN), K * SPAN, 8 * SPAN, MODE);
+        const u64 db = descriptor(b + k / 8 * (8 * SPAN), B_OFFSETS, MODE);
 #else
-        const u64 db = descriptor(b + panel * B_PANEL_BYTES + inside, 16, 8 * SPAN, MODE);
+        const u64 db = descriptor(b + panel * B_PANEL_BYTES + inside, B_OFFSETS, MODE);
 #endif
 #ifdef A_REGISTERS
         const u32* f = a_fragments + (k / 16 * 128 + threadIdx.x) * 4;
@@ -74,8 +96,8 @@ gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap 
 #else
         asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
             "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,"
-            "%30,%31}, %32, %33, 1, 1, 1, 0, %34;"
-            : R16(0), R16(16) : "l"(da), "l"(db),
+            "%30,%31}, %32, %33, 1, 1, 1, %34, %35;"
+            : R16(0), R16(16) : "l"(da), "l"(db), "n"(A_TRANSPOSED),
 #ifdef B_MN
             "n"(1)
 #else
@@ -144,7 +166,37 @@ def test_rules(define: str, kind: str) -> None:
     assert kind in report.kinds, str(report)
 
 
-#: D = A B + D of ones. INIT: what D is before; SCALE: scale-d.
+@pytest.mark.parametrize(
+    ("mode", "defines", "message"),
+    [
+        (
+            "128B",
+            ("A_OFFSETS 16, 4 * SPAN",),
+            "takes row 7 and row 8 from row 7 column 0 and row 4 column 0 of one box",
+        ),
+        ("128B", ("A_OFFSETS 8 * SPAN, 16",), "takes neighboring bytes of row 56 from row 0 column 7 and row 1"),
+        ("128B", ("A_OFFSETS 16, 16 * SPAN",), "takes row 31 from row 55 of a box, which has more rows"),
+        ("128B", ("A_TRANSPOSED 1",), "takes neighboring elements of k 0 from row 0 column 7 and row 1 column 0"),
+        ("128B", ("A_BASE 2ull",), "reads column 6 of a box for column 0"),
+        (
+            "64B",
+            ("B_MN", "B_OFFSETS 8 * SPAN, K * SPAN"),
+            "takes neighboring elements of k 0 from row 0 column 3 and row 8",
+        ),
+        ("128B", ("A_OFFSETS 8192, 8 * SPAN",), ""),  # the leading offset of swizzled K-major operands is not used
+        ("128B", ("A_OFFSETS 0, 8 * SPAN",), ""),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_offsets_that_do_not_follow_the_tile_are_named(mode: str, defines: tuple[str, ...], message: str) -> None:
+    out, wanted, report = run(mode, *defines, hazards="collect")
+    assert message in str(report)
+    assert report.kinds == ({"swizzle_mismatch"} if message else set()), str(report)
+    assert message or np.abs(out - wanted).max() < 1e-4
+
+
+#: D = A B + D of ones, in core matrices that plain stores fill. INIT: what D is before; SCALE: scale-d; OFFSETS: the
+#: leading and the stride offset; WHO: which warps execute the wgmma.
 ONES = """
 //% include "primitives/fence.cuh.j2"
 //% include "primitives/wgmma_mma.cuh.j2"
@@ -154,11 +206,12 @@ extern "C" __global__ void __launch_bounds__(128) ones(float* out) {
     for (u32 i = threadIdx.x; i < 3072; i += 128) reinterpret_cast<u16*>(smem)[i] = 0x3c00;
     fence_proxy_async_shared_cta();
     __syncthreads();
-    const u64 a = matrix_descriptor(shared_address(smem), 128, 256, 0), b = a + 2048 / 16;
+    const u64 a = matrix_descriptor(shared_address(smem), OFFSETS, 0), b = a + 2048 / 16;
+    const u32 warp = threadIdx.x / 32;
     float d[8][4];
     INIT
     wgmma_fence();
-    wgmma_m64n64k16_f32_f16_ss(d, a, b + OFFSET, SCALE);
+    if (WHO) wgmma_m64n64k16_f32_f16_ss(d, a, b + PLACE, SCALE);
     wgmma_commit_group();
     wgmma_wait_group<0>();
     for (u32 i = 0; i < 32; ++i) out[threadIdx.x * 32 + i] = d[i / 4][i % 4];
@@ -168,25 +221,42 @@ CLEAR = "for (u32 i = 0; i < 32; ++i) d[i / 4][i % 4] = 0;"
 
 
 @pytest.mark.parametrize(
-    ("init", "scale", "offset", "kinds"),
+    ("changes", "kind"),
     [
-        (CLEAR, "true", "0", ()),
-        ("", "false", "0", ()),
-        ("", "true", "0", ("uninitialised_register",)),
-        (CLEAR, "threadIdx.x & 1", "0", ("wgmma_operands",)),
-        (CLEAR, "threadIdx.x / 32 == 1", "0", ("wgmma_operands",)),
-        (CLEAR, "true", "threadIdx.x / 64", ("wgmma_operands",)),
+        ({}, ""),
+        ({"INIT": "", "SCALE": "false"}, ""),
+        ({"INIT": ""}, "uninitialised_register"),
+        ({"SCALE": "threadIdx.x & 1"}, "wgmma_operands"),
+        ({"SCALE": "warp == 1"}, "wgmma_operands"),
+        ({"PLACE": "threadIdx.x / 64"}, "wgmma_operands"),
+        ({"WHO": "warp != 3"}, "divergent_warp"),
+        ({"WHO": "warp < 4"}, ""),
+        ({"INIT": CLEAR + " if (warp == 2) return;"}, "divergent_warp"),
+        ({"OFFSETS": "256, 128"}, "swizzle_mismatch"),
+        ({"OFFSETS": "0, 0"}, ""),  # one core matrix for the whole operand
     ],
-    ids=["cleared", "replaced", "unwritten", "by lane", "by warp", "descriptor by warp"],
+    ids=str,
 )
-def test_what_a_warpgroup_has_in_common_and_what_it_adds_to(
-    init: str, scale: str, offset: str, kinds: tuple[str, ...]
-) -> None:
-    source = ONES.replace("INIT", init).replace("SCALE", scale).replace("OFFSET", offset)
+def test_what_a_warpgroup_has_in_common_and_what_it_adds_to(changes: dict[str, str], kind: str) -> None:
+    source = ONES
+    whole = {"INIT": CLEAR, "SCALE": "true", "PLACE": "0", "OFFSETS": "128, 256", "WHO": "true"}
+    for name, text in {**whole, **changes}.items():
+        source = source.replace(name, text)
     out = np.zeros(4096, np.float32)
     report = compile(source, "sm_90a", template=True).emulate(1, 128, (out,), hazards="collect")
-    assert set(report.kinds) == set(kinds), str(report)
-    assert kinds or (out == 16).all()
+    assert report.kinds == ({kind} if kind else set()), str(report)
+    assert kind or (out == 16).all()
+
+
+def test_descriptors_read_what_an_h200_reads() -> None:
+    """The elements of operand A for random descriptors of all swizzles, both majors, with base offsets."""
+    path = Path(__file__).parents[1] / "fixtures" / "wgmma_reads_h200.json"
+    for mn_major, code, base, start, leading, stride, crc in json.loads(path.read_text())["rows"]:
+        bits = (SHARED_START + start) >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | base << 49 | code << 62
+        places = operand_of(bits, 64, 32, bool(mn_major)).places
+        elements = (places[:, :, None] // 2 + np.arange(8)).reshape(len(places), -1)
+        read = np.ascontiguousarray(elements.T if mn_major else elements, "<i4")
+        assert zlib.crc32(read.tobytes()) == crc, (mn_major, code, base, start, leading, stride)
 
 
 def test_a_target_without_wgmma_is_named() -> None:

@@ -6,6 +6,7 @@ Source: PTX ISA, "st.async", "red.async", "cp.reduce.async.bulk", "membar, fence
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -99,8 +100,13 @@ def fill(w: Warp, at: int, to: Array, size: Array, mask: Array | None) -> None:
         block, offset = bulk.shared_run(w, at, bulk.strip(int(to[lane])), count, "destination")
         observer = w.block.cluster.observer
         if observer is not None:
-            observer.generic_write(w, at, block, np.arange(offset, offset + count, 8), 8, "")
+            same = partial(_is_zero, block.shared.data[offset : offset + count])
+            observer.generic_write(w, at, block, np.arange(offset, offset + count, 8), 8, "", same=same)
         block.shared.data[offset : offset + count] = 0
+
+
+def _is_zero(data: Array) -> bool:
+    return not data.any()
 
 
 RESPONSE_BYTES = 16

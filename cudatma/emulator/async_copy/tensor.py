@@ -153,7 +153,7 @@ def load(
         if observer is not None:
             chunks = index * CHUNK
             written = observer.async_write(w, at, block, chunks.reshape(-1), CHUNK, "cp.async.bulk.tensor", barrier)
-            observer.swizzled(block, chunks, spec.swizzle, address & LOW)
+            observer.swizzled(block, chunks, spec.swizzle, address & LOW, box.plane_rows, map_address)
             # cp.async.bulk.wait_group.read covers reads of the tensor map; CUTLASS edits a map after it.
             read = observer.read_until(w, lane, groups.queue(w, lane).open)
             _map_in_use(w, map_address, observer.load_until(barrier), read)

@@ -53,6 +53,14 @@ class Box:
     unit_bytes: int
     expected_bytes: int
 
+    @property
+    def plane_rows(self) -> int:
+        """Rows that one step of the tensor's second dimension separates: a two-dimensional plane of the box."""
+        spec = self.spec
+        if not isinstance(spec, TiledSpec) or spec.rank < 2 or spec.interleave is not Interleave.NONE:
+            return len(self.smem)
+        return min(len(self.smem), traversed(spec.box, spec.element_strides, spec.interleave)[1])
+
 
 def read_map(data: bytes, target: Target | None = None) -> MapSpec:
     """Decode 128 bytes; BoxError where they are no tensor map that the hardware takes.

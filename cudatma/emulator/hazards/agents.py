@@ -11,7 +11,7 @@ import numpy as np
 
 from cudatma.emulator.async_copy.groups import Group
 from cudatma.emulator.async_copy.mbarrier import MBarrier
-from cudatma.emulator.hazards.clocks import Clock, LaneClocks, LaneGroups, joined, lane_bits, names_parts, refine
+from cudatma.emulator.hazards.clocks import Clock, LaneClocks, LaneGroups, joined, lane_bits, refine
 from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Cluster, Warp
 from cudatma.emulator.ptx.types import LANES, Array
@@ -51,7 +51,8 @@ class Agents:
         extra = launch.setup.extra
         if "has_groups" not in extra:
             names = launch.image.reachable(launch.program.function.name)
-            extra["has_groups"] = any(names_parts(i) for n in names for i in launch.image.module.functions[n].body)
+            body = (instruction for name in names for instruction in launch.image.module.functions[name].body)
+            extra["has_groups"] = any(i.members is not None and not i.names_all for i in body)
             if extra["has_groups"] and extra.get("track_all"):
                 extra["groups"] = np.arange(LANES)  # a replay has no schedule before it that could tell them
         self._own: int = self.warps * (_OWN_AGENTS + LANES * extra["has_groups"])
@@ -113,6 +114,10 @@ class Agents:
     def flag_agent(self, w: Warp) -> int:
         """The warp's strong writes to global memory: what it publishes there is known apart from what comes before."""
         return 4 * self.warps + w.agent
+
+    def of_warp(self, w: Warp) -> range:
+        """The agents of a warp and of parts of it."""
+        return range(w.agent, self._own, self.warps)
 
     def is_own(self, agent: int) -> bool:
         """Whether the agent is a warp, or one kind of its accesses."""

@@ -29,26 +29,41 @@ _OUT_OF_ORDER = {"overwritten_while_read", "write_race", "store_source_reused", 
 _MOST_UNWRITTEN = 256
 #: The calls that are missing where a copy was not waited for, or a slot is refilled too early.
 COPY_WAIT = "cp.async.wait_group by the threads that copied, then a barrier of those that read (__syncthreads)"
-REFILL_WAIT = (
-    "before the copy a wait for the arrivals of all who read the slot (mbarrier.try_wait.parity in a loop on its empty "
-    "mbarrier; a pipeline's producer_acquire), or __syncthreads between the last read and the copy"
+#: The same where the asynchronous proxy reads: a wgmma, or a bulk store.
+PROXY_COPY_WAIT = (
+    "cp.async.wait_group, then fence.proxy.async, by the threads that copied, then a barrier of those that read "
+    "(__syncthreads)"
 )
+PROXY_FENCE = "fence.proxy.async by the threads that stored, then a barrier before the wgmma or the copy"
+_ARRIVALS = (
+    "before the copy a wait for the arrivals of all who read the slot (mbarrier.try_wait.parity in a loop on its empty "
+    "mbarrier; a pipeline's producer_acquire)"
+)
+_AFTER_WGMMA = "after wgmma.wait_group in the warps that read"
+#: The same where a slot is refilled and no thread is known to have waited for its contents.
+LAP_WAIT = f"{_ARRIVALS}, or a reader's wait for the copy before (consumer_wait) ahead of its arrival"
 #: The same where the source of a copy between CTAs is written.
 COPY_MESSAGE = (
     "before the write a message from the destination: a thread there that has waited for the copy's mbarrier arrives "
     "on an mbarrier of this CTA, and the writer waits for it; or barrier.cluster"
-)
-#: The same where a slot is refilled and no thread is known to have waited for its contents.
-LAP_WAIT = (
-    "before the copy a wait for the arrivals of all who read the slot (mbarrier.try_wait.parity in a loop on its empty "
-    "mbarrier; a pipeline's producer_acquire), or a reader's wait for the copy before (consumer_wait) ahead of its "
-    "arrival"
 )
 #: The same where the arrive or the wait between two CTAs has CTA scope.
 CLUSTER_SCOPE = (
     "cluster scope at both ends of the hand-over: mbarrier.arrive.release.cluster by the writer and "
     "mbarrier.try_wait.acquire.cluster by the reader (without a scope they have that of one CTA)"
 )
+
+
+def _refill_advice(is_copy: bool, reader: str) -> str:
+    """Name the synchronization that belongs between a read and the write that refills the bytes."""
+    if is_copy and reader == "wgmma":
+        return f"{_ARRIVALS}, which arrive {_AFTER_WGMMA}; or __syncthreads {_AFTER_WGMMA} and before the copy"
+    if is_copy:
+        return f"{_ARRIVALS}, or __syncthreads between the last read and the copy"
+    return (
+        f"before the store a barrier of the warps that read and those that store, {_AFTER_WGMMA}: __syncthreads, "
+        "bar.sync, or an mbarrier on which the readers arrive"
+    )
 
 
 def phase_name(block: Block, offset: int, phase: int) -> str:
@@ -118,21 +133,42 @@ class Checks(Agents):
         return True
 
     def written_at(self, origin: int) -> str:
-        """The position of an instruction of the kernel, for messages; nothing for one of a called function."""
+        """The position of the last write, for messages."""
+        return self._placed("last written at", origin)
+
+    def read_at(self, origin: int) -> str:
+        """The position and the opcode of a read, for messages."""
+        place = self._placed("read at", origin)
+        return f"{place} by `{self.launch.program.function.body[origin].opcode}`" if place else ""
+
+    def _placed(self, what: str, origin: int) -> str:
+        """The position of an instruction of the kernel; nothing for one of a called function."""
         body = self.launch.program.function.body
         if not 0 <= origin < len(body):
             return ""
         source = self.launch.program.module.source_of(body[origin])
-        return f"; last written at PTX line {body[origin].line}" + (f" ({source})" if source else "")
+        return f"; {what} PTX line {body[origin].line}" + (f" ({source})" if source else "")
 
     def tell(
-        self, kind: str, w: Warp, at: int, text: str, shadow: Shadow, place: int, indices: Array, **more: Any
+        self,
+        kind: str,
+        w: Warp,
+        at: int,
+        text: str,
+        shadow: Shadow,
+        place: int,
+        indices: Array,
+        read_at: int = -1,
+        **more: Any,
     ) -> None:
-        """Record a hazard that concerns shared bytes, with their last writer. indices: all that is accessed."""
+        """Record a hazard that concerns shared bytes, with their last writer. indices: all that is accessed.
+
+        read_at: the read that a write is not ordered after.
+        """
         address = place * shadow.granule + SHARED_START
-        origin = int(shadow.writer_at[place])
+        others = self.read_at(read_at) + self.written_at(int(shadow.writer_at[place]))
         more["places"] = [self._bytes(shadow, indices), *more.get("places", ())]
-        self.report(kind, w, at, f"{text} (shared address {address:#x}{self.written_at(origin)})", **more)
+        self.report(kind, w, at, f"{text} (shared address {address:#x}{others})", **more)
 
     def _bytes(self, shadow: Shadow, indices: Array) -> Place:
         return "bytes", self.shadows.index(shadow), int(indices.min()), int(indices.max())
@@ -152,7 +188,7 @@ class Checks(Agents):
             barrier = operation.barrier if operation is not None else None
             if operation is not None and barrier is not None and barrier.phase > operation.phase:
                 self.out_of_step(by_bytes=True)
-            self._early(w, at, shadow, place, indices, "is still under way", awaited)
+            self._early(w, at, shadow, place, indices, "is still under way", awaited, proxy)
             return
         writers = shadow.writer[indices]
         if np.count_nonzero(writers < 0):
@@ -169,18 +205,11 @@ class Checks(Agents):
         agent, place, is_proxy = late
         kind = self.kind_of(agent)
         if is_proxy:
-            self.tell(
-                "missing_proxy_fence",
-                w,
-                at,
-                f"the asynchronous proxy reads what {self.who(agent)} stored with no proxy fence since",
-                shadow,
-                place,
-                indices,
-            )
+            text = f"the asynchronous proxy reads what {self.who(agent)} stored with no proxy fence since"
+            self.tell("missing_proxy_fence", w, at, text, shadow, place, indices, advice=PROXY_FENCE)
         elif kind in ("barrier", "cp"):
             awaited = self._awaited(agent, int(shadow.writer_clock[place]))
-            self._early(w, at, shadow, place, indices, "was not waited for", awaited)
+            self._early(w, at, shadow, place, indices, "was not waited for", awaited, proxy)
         else:
             self.tell(
                 "data_race",
@@ -201,7 +230,7 @@ class Checks(Agents):
         return phase_of(self.cluster.blocks[key[1]], key[2], clock - 1)
 
     def _early(
-        self, w: Warp, at: int, shadow: Shadow, place: int, indices: Array, state: str, awaited: Awaited
+        self, w: Warp, at: int, shadow: Shadow, place: int, indices: Array, state: str, awaited: Awaited, proxy: bool
     ) -> None:
         """A read of bytes whose copy has not been waited for: which of the two usual mistakes it was."""
         self._astray.add(w.agent)
@@ -209,8 +238,8 @@ class Checks(Agents):
         self.out_of_step(by_bytes=any(b is not None and (b.tx < 0 or self.lacks_bytes(b)) for b in barriers))
         ends = f": it ends {awaited.name}" if awaited.name else ""
         text = f"bytes are read whose copy {state}{ends}"
-        kind, more = self._early_kind(w), {"places": awaited.places, "advice": awaited.advice}
-        self.tell(kind, w, at, text, shadow, place, indices, **more)
+        advice = PROXY_COPY_WAIT if proxy and awaited.advice is COPY_WAIT else awaited.advice
+        self.tell(self._early_kind(w), w, at, text, shadow, place, indices, places=awaited.places, advice=advice)
 
     def _early_kind(self, w: Warp) -> str:
         repeated = any(flag for (agent, _), (_, _, flag) in self._passes.items() if agent == w.agent)
@@ -292,7 +321,7 @@ class Checks(Agents):
             return
         reader = shadow.unordered_reader(indices, clock, proxy or is_copy)
         if reader is not None and not (strong and self.kind_of(reader[0]) == "warp"):
-            agent, place = reader
+            agent, place, read_at = reader
             if (
                 awaited is not None
                 and shadow.writer[place] < 0
@@ -300,7 +329,8 @@ class Checks(Agents):
             ):
                 return
             reader_kind = self.kind_of(agent)
-            kind, advice = "overwritten_while_read", REFILL_WAIT
+            kind = "overwritten_while_read"
+            advice = _refill_advice(is_copy or proxy, reader_kind)
             if reader_kind == "bulk":
                 kind, advice = "store_source_reused", ""
             elif reader_kind == "barrier":
@@ -309,7 +339,7 @@ class Checks(Agents):
                 kind, advice = "data_race", ""
             text = f"{self.who(agent)} reads these bytes and nothing orders this write after it"
             astray = self._is_astray(agent, awaited)
-            self.tell(kind, w, at, text, shadow, place, indices, is_derived=astray, advice=advice)
+            self.tell(kind, w, at, text, shadow, place, indices, read_at, is_derived=astray, advice=advice)
 
     def narrow_writers(self, w: Warp, shadow: Shadow, indices: Array, strength: int) -> Array:
         """Return which granules a thread of another CTA wrote, where it or this strong access names CTA scope."""

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.emulator.ptx.model import MEMBERS, Imm, Instruction
 from cudatma.emulator.ptx.types import LANES, Array
 
 #: Key in Far.fenced of fence.mbarrier_init: what a relaxed barrier.cluster.arrive after it publishes about barriers.
@@ -293,15 +292,6 @@ def lane_bits(mask: Array) -> int:
 
 
 _LANES = np.arange(LANES)
-
-
-def names_parts(instruction: Instruction) -> bool:
-    """Whether parts of a warp may meet at an instruction: its member mask is not the constant of all lanes."""
-    parts = instruction.parts
-    if parts[:2] != ("bar", "warp") and not (parts[0] in MEMBERS and "sync" in parts):
-        return False
-    mask = instruction.operands[-1] if instruction.operands else None
-    return not (isinstance(mask, Imm) and mask.bits & 0xFFFFFFFF == 0xFFFFFFFF)
 
 
 def refine(extra: dict[str, Any], meeting: set[int]) -> None:

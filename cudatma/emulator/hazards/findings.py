@@ -36,6 +36,8 @@ class Findings:
         self._warned: dict[tuple[str, str, Any], Finding] = {}
         #: (function, instruction) -> how many more reads of swizzled tiles there are to be looked at.
         self.reads_to_check: dict[tuple[str, int], int] = {}
+        #: (function, instruction, matrix descriptor, operand) of the wgmmas whose descriptors have been looked at.
+        self.descriptors: set[tuple[str, int, int, int]] = set()
 
     def add(
         self,
@@ -199,6 +201,9 @@ def _of_its_block(text: str, block: tuple[int, int, int]) -> str:
 def report_deadlock(launch: Launch, deadlock: Deadlock, findings: Findings) -> None:
     """Report one hazard for the deadlock as a whole, and one for each barrier whose bytes do not add up."""
     blocked = sorted(deadlock.blocked, key=lambda split: (split.warp.block.index[::-1], split.warp.index))
+    for observer in dict.fromkeys(split.warp.block.cluster.observer for split in blocked):
+        if observer is not None:
+            observer.stuck()
     lines = lines_of(deadlock)
     shown = "\n    ".join(lines[:16])
     more = f"\n    and {len(lines) - 16} more" if len(lines) > 16 else ""

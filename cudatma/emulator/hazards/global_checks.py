@@ -144,13 +144,13 @@ class GlobalChecks:
         readers = shadow.readers(indices)
         if readers is None:
             return True
-        late = ~self._seen(clock, performed=True)(readers[:, :, 0], readers[:, :, 1])
+        late = ~self._seen(clock, performed=True)(readers[:, :, WHO], readers[:, :, CLOCK])
         for position, slot in np.argwhere(late).tolist():
-            who, _, other, _ = readers[position, slot].tolist()
-            if self._both_strong(w, strength, who, other) or same():
+            reader = readers[position, slot].tolist()
+            if self._both_strong(w, strength, reader[WHO], reader[STRENGTH]) or same():
                 continue
-            text = f"{self._who(who)} reads these bytes and nothing orders this write after it"
-            self._tell(w, at, "global_race", shadow, int(indices[position]), text)
+            text = f"{self._who(reader[WHO])} reads these bytes and nothing orders this write after it"
+            self._tell(w, at, "global_race", shadow, int(indices[position]), text, reader[PLACE] // 2)
             return False
         return True
 
@@ -160,17 +160,18 @@ class GlobalChecks:
         at: int,
         shadow: GlobalShadow,
         indices: Array,
-        known: Array,
-        other: Array,
+        rows: Array,
         stamps: Array,
         text: str,
+        is_read: bool = False,
     ) -> None:
+        """rows: of each granule, what is known of its writer or of a reader."""
         lanes = self._observer.lanes
-        position = lanes.conflict(w, np.where(other > 0, 0, known), stamps)
+        position = lanes.conflict(w, np.where(rows[:, STRENGTH] > 0, 0, rows[:, LANE]), stamps)
         if position >= 0:
-            self._tell(
-                w, at, "lane_race", shadow, int(indices[position]), text.format(lanes.lane(int(known[position])))
-            )
+            message = text.format(lanes.lane(int(rows[position, LANE])))
+            read_at = int(rows[position, PLACE]) // 2 if is_read else -1
+            self._tell(w, at, "lane_race", shadow, int(indices[position]), message, read_at)
 
     def _check_lane_writes(
         self, w: Warp, at: int, shadow: GlobalShadow, indices: Array, stamps: Array, same: Callable[[], bool]
@@ -178,21 +179,22 @@ class GlobalChecks:
         rows = shadow.writers[indices]
         lanes = self._observer.lanes
         if lanes.conflict(w, rows[:, LANE], stamps) >= 0 and not same():
-            self._check_lanes(w, at, shadow, indices, rows[:, LANE], rows[:, STRENGTH], stamps, _LANE_WRITE)
+            self._check_lanes(w, at, shadow, indices, rows, stamps, _LANE_WRITE)
         readers = shadow.readers(indices)
         if readers is None:
             return
         for slot in (0, 1):
-            known, other = readers[:, slot, 3], readers[:, slot, 2]
-            if lanes.conflict(w, known, stamps) >= 0 and not same():
-                self._check_lanes(w, at, shadow, indices, known, other, stamps, _LANE_REUSE)
+            row = readers[:, slot]
+            if lanes.conflict(w, row[:, LANE], stamps) >= 0 and not same():
+                self._check_lanes(w, at, shadow, indices, row, stamps, _LANE_REUSE, is_read=True)
 
-    def _check_lane_alone(self, w: Warp, at: int, shadow: GlobalShadow, indices: Array, known: Array) -> None:
-        """What other lanes of the warp stored is handed to a copy by one lane: they have to meet before."""
+    def _check_lane_alone(self, w: Warp, at: int, shadow: GlobalShadow, indices: Array, rows: Array) -> None:
+        """One lane hands to a copy what other lanes of its warp stored, strongly or not: they have to meet before."""
         lanes = self._observer.lanes
         if lanes.single(w) >= 0:
-            stamps = lanes.stamps(w, len(indices))
-            self._check_lanes(w, at, shadow, indices, known, np.zeros_like(known), stamps, LANE_READ)
+            weak = rows.copy()
+            weak[:, STRENGTH] = 0
+            self._check_lanes(w, at, shadow, indices, weak, lanes.stamps(w, len(indices)), LANE_READ)
 
     # ---- messages
 
@@ -209,13 +211,15 @@ class GlobalChecks:
         wide, high, _ = launch.cluster
         return f"warp {warp} of block {(x + rank % wide, y + rank // wide % high, z + rank // wide // high)}"
 
-    def _tell(self, w: Warp, at: int, kind: str, shadow: GlobalShadow, place: int, text: str) -> None:
-        """Record a hazard that concerns bytes of a buffer, with their last writer."""
+    def _tell(
+        self, w: Warp, at: int, kind: str, shadow: GlobalShadow, place: int, text: str, read_at: int = -1
+    ) -> None:
+        """Record a hazard that concerns bytes of a buffer, with their last writer, and a read that comes before it."""
         offset = shadow.byte(place)
-        written = ""
+        others = self._observer.read_at(read_at)
         if shadow.writers[place, WHO]:
-            written = self._observer.written_at(int(shadow.writers[place, PLACE]) // 2)
+            others += self._observer.written_at(int(shadow.writers[place, PLACE]) // 2)
         region = shadow.region
         self._observer.report(
-            kind, w, at, f"{text} (bytes from {offset} of {region.name}, address {region.base + offset:#x}{written})"
+            kind, w, at, f"{text} (bytes from {offset} of {region.name}, address {region.base + offset:#x}{others})"
         )

@@ -14,7 +14,7 @@ from cudatma.emulator.hazards.agents import Stamp, used
 from cudatma.emulator.hazards.checks import Checks
 from cudatma.emulator.hazards.global_checks import LANE_READ, NC, GlobalChecks
 from cudatma.emulator.hazards.memory_order import MemoryOrder, strength_of
-from cudatma.emulator.hazards.shadow import CLOCK, LANE, PLACE, STRENGTH, WHO, GlobalShadow, narrowest_global
+from cudatma.emulator.hazards.shadow import CLOCK, PLACE, WHO, GlobalShadow, narrowest_global
 from cudatma.emulator.machine.memory import Region
 from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Warp
@@ -80,9 +80,9 @@ class GlobalWatch(GlobalChecks):
             if order == "nc":
                 self._tell(w, at, "global_race", shadow, int(indices[int((rows[:, WHO] > 0).argmax())]), NC)
             elif not strength:
-                self._check_lanes(w, at, shadow, indices, rows[:, LANE], rows[:, STRENGTH], stamps, LANE_READ)
+                self._check_lanes(w, at, shadow, indices, rows, stamps, LANE_READ)
         for agent, now, part in observer.stamps(w, indices, len(offsets)):
-            shadow.read(indices[part], self._base + agent, now, strength, stamps[part], self._seen(clock))
+            shadow.read(indices[part], self._base + agent, now, strength, at, stamps[part], self._seen(clock))
 
     def write(
         self,
@@ -155,8 +155,8 @@ class GlobalWatch(GlobalChecks):
         indices = shadow.granules(offsets, size)
         rows = shadow.writers[indices]
         if np.count_nonzero(rows[:, WHO]) and self._check_read(w, at, shadow, indices, rows, clock, 0, proxy) and proxy:
-            self._check_lane_alone(w, at, shadow, indices, rows[:, LANE])
-        shadow.read(indices, self._base + until[0], until[1], 0, 0, self._seen(clock))
+            self._check_lane_alone(w, at, shadow, indices, rows)
+        shadow.read(indices, self._base + until[0], until[1], 0, at, 0, self._seen(clock))
 
     def async_write(
         self, w: Warp, at: int, region: Region, offsets: Array, size: int, until: tuple[int, int], is_reduction: bool
@@ -209,7 +209,8 @@ class GlobalWatch(GlobalChecks):
         shadow: GlobalShadow | None = region.shadow
         if shadow is not None:
             indices = shadow.granules(np.arange(offset, offset + 128, 16), 16)
-            shadow.read(indices, self._base + until[0][0], until[0][1], 0, 0, self._seen(self._observer.known(w)))
+            seen = self._seen(self._observer.known(w))
+            shadow.read(indices, self._base + until[0][0], until[0][1], 0, -1, 0, seen)
             uses = shadow.map_uses.setdefault(offset, set())
             uses.add(tuple((self._base + agent, clock) for agent, clock in until))
 

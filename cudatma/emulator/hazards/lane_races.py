@@ -167,7 +167,8 @@ class LaneRaces:
         if position >= 0:
             place = int(indices[position])
             text = f"{self.lane(int(known[place]))} of the same warp {verb} these bytes, and the lanes did not meet"
-            self._report("lane_race", w, at, text, shadow, place, indices)
+            read_at = shadow.last_read(place, self._agents.of_warp(w)) if verb == "reads" else -1
+            self._report("lane_race", w, at, text, shadow, place, indices, read_at)
 
     def copy(self, w: Warp, at: int, shadow: Shadow, indices: Array, writes: bool) -> None:
         """A copy that one lane issues, against what other lanes of its warp wrote, or read, since the lanes met."""

@@ -22,6 +22,7 @@ from cudatma.emulator.hazards.memory_order import releases, strength_of
 from cudatma.emulator.hazards.register_watch import RegisterWatch, watch
 from cudatma.emulator.hazards.shadow import AsyncWrite, Awaited, Shadow
 from cudatma.emulator.hazards.swizzle_checks import CROOKED, SwizzleChecks
+from cudatma.emulator.hazards.warpgroups import Warpgroups
 from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Block, Cluster, Warp
 from cudatma.emulator.ptx.types import Array
@@ -38,6 +39,7 @@ class Observer(SwizzleChecks):
             launch.watch = watch
         self.registers = RegisterWatch(self)
         self.globals = GlobalWatch(self, cluster.number)
+        self.warpgroups = Warpgroups(self)
 
     def some_met(self, w: Warp, groups: set[int]) -> None:
         """Some lanes of a warp have met, and not all: the lanes of each group, as bits, among themselves."""
@@ -66,7 +68,7 @@ class Observer(SwizzleChecks):
             self.plain_read(w, at, shadow, offsets)
         stamps = self.stamps(w, indices, len(offsets), together)
         for agent, now, part in stamps:
-            shadow.row(agent, bool(order))[indices[part]] = now
+            shadow.read(indices[part], agent, now, at, bool(order))
         if block is not w.block:
             self.lifetimes.accessed(w, at, block, self._bytes(shadow, indices), stamps, "this read")
 
@@ -226,7 +228,7 @@ class Observer(SwizzleChecks):
         self._check_read(w, at, shadow, indices, self.known(w), True)
         self.lanes.copy(w, at, shadow, indices, False)
         agent, number = until
-        shadow.row(agent)[indices] = number
+        shadow.read(indices, agent, number, at)
 
     def copy_read(self, w: Warp, at: int, block: Block, offsets: Array, barrier: MBarrier) -> None:
         """Check the source of a copy between shared memories; it is in use until the copy completes on the mbarrier."""
@@ -268,24 +270,24 @@ class Observer(SwizzleChecks):
 
     # ---- wgmma
 
-    def wgmma_read(self, w: Warp, at: int, offsets: Array, descriptor: Any) -> None:
+    def wgmma_read(self, w: Warp, at: int, offsets: Array) -> None:
         """A wgmma reads 16-byte chunks of its CTA's shared memory through the asynchronous proxy."""
         shadow = self.shadows[w.block.rank]
         indices = shadow.granules(offsets, 16)
         self._check_read(w, at, shadow, indices, self.known(w), True)
-        shadow.row(self.wgmma_agent(w))[indices] = self.registers.group_of(w) + 1
-        self.descriptor_read(w, at, offsets, descriptor)
+        shadow.read(indices, self.wgmma_agent(w), self.registers.group_of(w) + 1, at)
 
     def wgmma_issued(self, w: Warp, at: int, shared: tuple[Array, ...]) -> None:
         """shared: scale-d and the matrix descriptors, which are the same in all threads of a warpgroup."""
         self.registers.issued(w, at)
-        self.registers.agree(w, at, shared)
+        self.warpgroups.wgmma_issued(w, at, shared)
 
     def wgmma_fence(self, w: Warp, at: int) -> None:
         self.registers.fenced(w)
 
     def wgmma_commit(self, w: Warp, at: int) -> None:
         self.registers.committed(w)
+        self.warpgroups.wgmma_committed(w)
 
     def wgmma_wait(self, w: Warp, at: int, newest: int, group: list[Warp]) -> None:
         """Groups of the warpgroup are complete: their reads of shared memory, by all four warps, are over."""
@@ -295,7 +297,14 @@ class Observer(SwizzleChecks):
                 agent = self.wgmma_agent(other)
                 clock.order[agent] = max(int(clock.order[agent]), done)
 
+    def registers_set(self, w: Warp, at: int, count: int, is_inc: bool) -> None:
+        self.warpgroups.registers_set(w, at, count, is_inc)
+
     # ---- ends
+
+    def stuck(self) -> None:
+        """No warp of the grid can run any more."""
+        self.warpgroups.stuck([w for block in self.cluster.blocks for w in block.warps])
 
     def warp_ended(self, w: Warp) -> None:
         """When a warp leaves: bulk stores not waited for, or not committed; with the CTA's last one, loads that
@@ -303,6 +312,8 @@ class Observer(SwizzleChecks):
         if self.cluster.is_done:
             self.check_bytes()
             self.warn_of_linear_reads()
+        if w.block.is_done:
+            self.warpgroups.block_ended(w.block)
         for barrier in w.block.mbarriers.values() if w.block.is_done else ():
             if barrier.tx < 0:
                 self.bytes_over(barrier)

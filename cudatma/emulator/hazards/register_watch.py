@@ -11,10 +11,6 @@ from cudatma.emulator.hazards.checks import Checks
 from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.ptx.flow import bit_set, registers_of
 from cudatma.emulator.ptx.model import Instruction, Reg, Vec
-from cudatma.emulator.ptx.types import Array
-
-#: Operands of a wgmma that all threads of a warpgroup have in common, in the order of RegisterWatch.agree().
-_SHARED = "scale-d", "the matrix descriptor of B", "the matrix descriptor of A"
 
 
 class _State:
@@ -22,7 +18,6 @@ class _State:
 
     def __init__(self) -> None:
         self.committed = 0
-        self.issued = 0
         self.waited = 0
         self.is_fenced = False
         self.has_open = False
@@ -36,8 +31,6 @@ class RegisterWatch:
         self.observer = observer
         self._states: dict[int, _State] = {}
         self._operands: dict[int, tuple[int, int]] = {}
-        #: (warpgroup, number of the wgmma) -> what its first warp has for all, and how many warps have issued it.
-        self._shared: dict[tuple[int, int], tuple[tuple[int, ...], int]] = {}
 
     def _state(self, w: Warp) -> _State:
         found = self._states.get(w.agent)
@@ -67,22 +60,6 @@ class RegisterWatch:
         state.has_open = True
         w.launch.watch = watch
         w.launch.scheduler.is_polling = True
-
-    def agree(self, w: Warp, at: int, shared: tuple[Array, ...]) -> None:
-        """What all threads of a warpgroup have to have in common for a wgmma that was issued: scale-d, descriptors."""
-        for name, vector in zip(_SHARED, shared, strict=False):
-            if (vector != vector[0]).any():
-                self.observer.report("wgmma_operands", w, at, f"{name} is not the same in all lanes")
-        state = self._state(w)
-        state.issued += 1
-        key = w.block.warps[w.index // 4 * 4].agent, state.issued
-        own = tuple(int(vector[0]) for vector in shared)
-        first, warps = self._shared.pop(key, (own, 0))
-        for name, one, other in zip(_SHARED, own, first, strict=False):
-            if one != other:
-                self.observer.report("wgmma_operands", w, at, f"{name} is not the same in all warps of the warpgroup")
-        if warps < 3:
-            self._shared[key] = first, warps + 1
 
     def _check_fenced(self, w: Warp, at: int) -> None:
         program = w.split.frame.program

@@ -6,7 +6,7 @@ its cp.asyncs, one a thread that issues bulk stores, and one an mbarrier (its cl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,11 @@ from cudatma.emulator.hazards.clocks import Clock
 from cudatma.emulator.hazards.report import Place
 from cudatma.emulator.machine.memory import Region, in_units
 from cudatma.emulator.ptx.types import Array
+
+#: Bits of Shadow.box_plane that distinguish the planes of one tensor map.
+PLANE_BITS = 20
+#: Bits of Shadow.reads that hold the instruction.
+_AT_BITS = 24
 
 
 class Shadow:
@@ -42,11 +47,15 @@ class Shadow:
         #: Row and column of each 16-byte chunk in the tensor box that laid it down, -1 where plain code wrote.
         self.box_row: Array = np.full(len(self.mode), -1, np.int32)
         self.box_column: Array = np.full(len(self.mode), -1, np.int32)
+        #: The two-dimensional plane of a box that each chunk belongs to: a number, and from bit PLANE_BITS on the
+        #: tensor map. 0 if the rows of the box need not be rows of a matrix.
+        self.box_plane: Array = np.zeros(len(self.mode), np.int32)
         self.row_agents: list[int] = []
         #: Of each row, whether its reads are strong ones: plain writes do not race with them, copies do.
         self.row_strong: list[bool] = []
         self._rows: dict[tuple[int, bool], int] = {}
-        self.reads: Array = np.zeros((0, count), np.int32)
+        #: The clock and the instruction, packed, of each reader's last read of each granule.
+        self.reads: Array = np.zeros((0, count), np.int64)
         #: Clocks by (granule, CTA rank) that strong writes pass on to strong reads by the same CTA.
         self.sync_clocks: dict[tuple[int, int], Clock] = {}
         #: Clocks by granule that strong writes have published to other CTAs, see MemoryOrder.
@@ -69,36 +78,46 @@ class Shadow:
             steps = self._steps[count] = np.arange(count, dtype=np.int64)
         return (first[:, None] + steps).reshape(-1)
 
-    def row(self, agent: int, strong: bool = False) -> Array:
-        """The read clocks of an agent. strong: of its volatile, relaxed and acquiring reads."""
+    def read(self, indices: Array, agent: int, clock: int, at: int, strong: bool = False) -> None:
+        """Record a read. strong: a volatile, relaxed or acquiring one."""
+        self._row(agent, strong)[indices] = clock << _AT_BITS | at
+
+    def _row(self, agent: int, strong: bool) -> Array:
+        """Return what is known of an agent's reads."""
         number = self._rows.get((agent, strong))
         if number is None:
             number = self._rows[agent, strong] = len(self.row_agents)
             self.row_agents.append(agent)
             self.row_strong.append(strong)
             if number >= len(self.reads):
-                grown = np.zeros((max(8, 2 * number), self.reads.shape[1]), np.int32)
+                grown = np.zeros((max(32, 2 * number), self.reads.shape[1]), np.int64)
                 grown[:number] = self.reads
                 self.reads = grown
         found: Array = self.reads[number]
         return found
 
-    def unordered_reader(self, indices: Array, clock: Clock, by_copy: bool) -> tuple[int, int] | None:
-        """Return (agent, granule) of a read that was not performed before now, or None.
+    def unordered_reader(self, indices: Array, clock: Clock, by_copy: bool) -> tuple[int, int, int] | None:
+        """Return (agent, granule, instruction) of a read that was not performed before now, or None.
 
         by_copy: strong reads count too.
         """
         count = len(self.row_agents)
         if not count:
             return None
-        seen = clock.performed()[self.row_agents]
-        late = self.reads[:count, indices] > seen[:, None]
+        seen = clock.performed()[self.row_agents].astype(np.int64)
+        late = self.reads[:count, indices] >= (seen + 1 << _AT_BITS)[:, None]
         if not by_copy and True in self.row_strong:
             late[self.row_strong] = False
         if not np.count_nonzero(late):
             return None
         row, place = (int(x[0]) for x in np.nonzero(late))
-        return self.row_agents[row], int(indices[place])
+        granule = int(indices[place])
+        return self.row_agents[row], granule, int(self.reads[row, granule]) & (1 << _AT_BITS) - 1
+
+    def last_read(self, granule: int, agents: Container[int]) -> int:
+        """The instruction of the last read of a granule by one of some agents, -1 for none."""
+        found = [int(self.reads[row, granule]) for row, agent in enumerate(self.row_agents) if agent in agents]
+        return max(found) & (1 << _AT_BITS) - 1 if max(found, default=0) else -1
 
     def written(self, indices: Array, agent: int, clock: int, at: int, is_async: bool) -> None:
         """Record a write."""
@@ -226,7 +245,7 @@ class GlobalShadow:
         rows[indices, PLACE] = place
         rows[indices, LANE] = lanes
 
-    # ---- readers: two slots each of (who, clock, strength, lanes)
+    # ---- readers: two slots each of (who, clock, strength, instruction, lanes)
 
     def forget_readers(self, indices: Array) -> None:
         """Those that have been reported, so that one access is one finding."""
@@ -234,23 +253,26 @@ class GlobalShadow:
             self._readers[indices] = 0
 
     def readers(self, indices: Array) -> Array | None:
-        """(granules, 2, 4): the readers, or None before the first read."""
+        """(granules, 2, 5): the readers, or None before the first read."""
         return None if self._readers is None else self._readers[indices]
 
-    def read(self, indices: Array, who: int, clock: int, strength: int, lanes: Array | int, seen: Seen) -> None:
+    def read(
+        self, indices: Array, who: int, clock: int, strength: int, at: int, lanes: Array | int, seen: Seen
+    ) -> None:
         """Record a read: over the first slot where its reader is the same or ordered before, else over the second."""
         if self._readers is None:
-            self._readers = np.zeros((self.count, 2, 4), np.int64)
+            self._readers = np.zeros((self.count, 2, 5), np.int64)
         first = self._readers[indices, 0]
-        free = (first[:, 0] == 0) | (first[:, 0] == who)
+        free = (first[:, WHO] == 0) | (first[:, WHO] == who)
         if not free.all():
-            free |= seen(first[:, 0], first[:, 1])
+            free |= seen(first[:, WHO], first[:, CLOCK])
         slot = np.where(free, 0, 1)
         rows = self._readers
-        rows[indices, slot, 0] = who
-        rows[indices, slot, 1] = clock
-        rows[indices, slot, 2] = strength
-        rows[indices, slot, 3] = lanes
+        rows[indices, slot, WHO] = who
+        rows[indices, slot, CLOCK] = clock
+        rows[indices, slot, STRENGTH] = strength
+        rows[indices, slot, PLACE] = 2 * at
+        rows[indices, slot, LANE] = lanes
 
 
 _WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}

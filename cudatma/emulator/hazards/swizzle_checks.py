@@ -5,18 +5,18 @@ Source: PTX ISA, "Swizzling Modes", "Matrix descriptor" (swizzling mode, base of
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from cudatma.emulator.hazards.barrier_events import BarrierEvents
+from cudatma.emulator.hazards.descriptor_checks import advice_for, misread, name_of
 from cudatma.emulator.hazards.findings import Findings
-from cudatma.emulator.hazards.shadow import Shadow
+from cudatma.emulator.hazards.shadow import PLANE_BITS, Shadow
 from cudatma.emulator.machine.memory import SHARED_START
 from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Block, Cluster, Warp
 from cudatma.emulator.ptx.types import LANES, Array
+from cudatma.emulator.tensor_core.wgmma import Operand
 from cudatma.layout import Swizzle, required_alignment, swizzle
 
 #: Flag in Shadow.mode: the swizzled box does not begin where its pattern does.
@@ -50,12 +50,15 @@ class SwizzleChecks(BarrierEvents):
         super().__init__(launch, cluster, findings)
         #: (warp, offsets) -> the last linear read of swizzled bytes there.
         self._linear: dict[tuple[int, bytes], tuple[Warp, Program, int, Swizzle]] = {}
+        #: The number of the next plane of a box, and one for each address of a tensor map.
+        self._planes = 0
+        self._sources: dict[int, int] = {}
 
-    def swizzled(self, block: Block, offsets: Array, mode: Swizzle, address: int) -> None:
+    def swizzled(self, block: Block, offsets: Array, mode: Swizzle, address: int, plane_rows: int, source: int) -> None:
         """Remember how (rows, columns) of 16-byte chunks were laid down, and whether the box began on the pattern.
 
         The hardware swizzles absolute addresses; code that swizzles offsets into the tile reads other bytes unless the
-        tile is aligned to the pattern.
+        tile is aligned to the pattern. plane_rows: rows of a two-dimensional plane of the box. source: the tensor map.
         """
         repeat = required_alignment(mode)
         crooked = int(mode) and offsets.size * 16 >= repeat and address % repeat
@@ -65,6 +68,12 @@ class SwizzleChecks(BarrierEvents):
         shadow.mode[chunks] = int(mode) + 1 + (CROOKED if crooked else 0)
         shadow.box_row[chunks] = np.arange(chunks.shape[0])[:, None]
         shadow.box_column[chunks] = np.arange(chunks.shape[1])[None, :]
+        # Without a swizzle, wide rows are not core matrices: the tensor map moves bytes that are in order already.
+        is_matrix = bool(mode) or chunks.shape[1] == 1
+        planes = (self._planes + np.arange(chunks.shape[0]) // plane_rows) & (1 << PLANE_BITS) - 1
+        number = self._sources.setdefault(source, 1 + len(self._sources) % 1000)
+        shadow.box_plane[chunks] = (planes | number << PLANE_BITS)[:, None] if is_matrix else 0
+        self._planes += -(-chunks.shape[0] // plane_rows)
 
     def plain_read(self, w: Warp, at: int, shadow: Shadow, offsets: Array) -> None:
         """ld of a whole warp from a swizzled box: note where it goes over the bytes as if the box were not swizzled.
@@ -118,23 +127,39 @@ class SwizzleChecks(BarrierEvents):
             message = f"rows of one matrix come from several columns of a box laid down with swizzle {mode.label}"
             self.report("swizzle_mismatch", w, at, message)
 
-    def descriptor_read(self, w: Warp, at: int, offsets: Array, descriptor: Any) -> None:
-        """wgmma: the descriptor's swizzle is the map's.
+    def is_new_descriptor(self, w: Warp, at: int, bits: int, position: int) -> bool:
+        """Whether a wgmma uses a descriptor for the first time: it is checked once. position: of B 0, of A 1."""
+        key = w.split.frame.program.function.name, at, bits, position
+        seen = self.findings.descriptors
+        if key in seen:
+            return False
+        seen.add(key)
+        return True
 
-        A tile that does not begin on the pattern is not checked: both swizzle absolute addresses, so base
-        offset 0 is right wherever a tensor copy has put the tile (CUTLASS aligns its tiles to 128 bytes only).
+    def descriptor_used(self, w: Warp, at: int, operand: Operand) -> None:
+        """wgmma: the descriptor's swizzle is the tensor map's, and its offsets follow the box.
+
+        A tile that does not begin on the pattern is right with base offset 0, too, wherever a tensor copy has put it:
+        both swizzle absolute addresses (CUTLASS aligns its tiles to 128 bytes only).
         """
-        laid = self.shadows[w.block.rank].mode[offsets // 16]
-        self._compare(w, at, laid, descriptor.mode, "a wgmma descriptor says")
+        shadow = self.shadows[w.block.rank]
+        if not self._compare(
+            w, at, shadow.mode[operand.places // 16], operand.descriptor.mode, "a wgmma descriptor says"
+        ):
+            text = misread(shadow, operand)
+            if text:
+                self.report("swizzle_mismatch", w, at, f"{name_of(operand)} {text}", advice=advice_for(operand))
 
     def box_stored(self, w: Warp, at: int, block: Block, offsets: Array, mode: Swizzle) -> None:
         """A tensor store of chunks that a tensor load has laid down: both maps have one swizzle."""
         self._compare(w, at, self.shadows[block.rank].mode[offsets // 16], mode, "the store's tensor map says")
 
-    def _compare(self, w: Warp, at: int, laid: Array, mode: Swizzle, who: str) -> None:
+    def _compare(self, w: Warp, at: int, laid: Array, mode: Swizzle, who: str) -> bool:
+        """Report bytes that a tensor map has laid down with another swizzle. Return whether it found any."""
         laid = laid & (CROOKED - 1)
         wrong = (laid != 0) & (laid != int(mode) + 1)
         if wrong.any():
             found = _swizzle_of(int(laid[wrong][0]))
             text = f"{who} {mode.label}, the tensor map that filled these bytes {found.label}"
             self.report("swizzle_mismatch", w, at, text)
+        return bool(wrong.any())

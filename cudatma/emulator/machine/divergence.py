@@ -1,11 +1,14 @@
 """Lanes of a warp part, meet again, call functions and leave the kernel.
 
-They part at a branch and meet at its immediate post-dominator. A compiler may also send diverged lanes to one bar.sync,
-shuffle or mma by paths that join before that: as on hardware the lanes that come first wait there for the rest, unless
-these cannot come.
+They part at a branch and meet at its immediate post-dominator. A compiler may also send diverged lanes to one bar.sync
+or mma by paths that join before that: the lanes that come first wait there for the rest, unless these cannot come.
 
-Source: PTX ISA, "shfl.sync", "bar.warp.sync" ("wait until all non-exited threads corresponding to membermask have
-executed" it), "bar", "mma" (.aligned).
+An instruction with a member mask brings together the lanes that the mask names, wherever each of them executes an
+instruction with the same qualifiers and the same mask.
+
+Source: PTX ISA, "shfl.sync", "vote.sync", "match.sync", "redux.sync" ("wait until all non-exited threads corresponding
+to membermask have executed" it "with the same qualifiers and same membermask value"), "bar.warp.sync", "bar", "mma"
+(.aligned).
 """
 
 from __future__ import annotations
@@ -17,18 +20,24 @@ import numpy as np
 from cudatma.emulator.errors import EmulatorError, TrapError
 from cudatma.emulator.machine import sync
 from cudatma.emulator.machine.program import Program
-from cudatma.emulator.machine.state import SWITCH, Frame, Join, Split, Warp
+from cudatma.emulator.machine.state import NOBODY, SWITCH, Frame, Join, Split, Warp
 from cudatma.emulator.ptx.types import Array
 from cudatma.emulator.ptx.writer import runtime
 
 
 @dataclass(slots=True)
 class Wait:
-    """A split that waits for other lanes of its warp. members: (32,) bool, the lanes that the instruction names."""
+    """A split that waits for other lanes of its warp.
+
+    members: (32,) bool, the lanes that the instruction names. key: what the instructions that may meet have in common.
+    value: (32,) what each lane brings.
+    """
 
     split: Split
     at: int
     members: Array
+    key: tuple[object, ...]
+    value: Array | None = None
     may_time_out: bool = True
     is_joint: bool = True
 
@@ -58,7 +67,7 @@ def may_come(w: Warp, wait: Wait) -> bool:
     for other in w.splits:
         if other is not wait.split:
             there = other.waits_for
-            stuck = isinstance(there, Wait) and other.pc != wait.split.pc and (there.missing & wait.split.mask).any()
+            stuck = isinstance(there, Wait) and there.key != wait.key and (there.missing & wait.split.mask).any()
             if not stuck:
                 coming |= other.mask
     return bool(missing.any()) and not (missing & ~coming).any()
@@ -127,18 +136,39 @@ def one_less(w: Warp, join: Join) -> None:
     if join.missing:
         return
     mask = join.mask & w.alive
-    parent = join.parent
-    if not mask.any():
-        if parent is not None:
-            one_less(w, parent)
-        return
+    if mask.any():
+        _go_on(w, join, mask)
+    elif join.parent is not None:
+        one_less(w, join.parent)
+
+
+def _go_on(w: Warp, join: Join, lanes: Array) -> None:
+    """Let lanes that have come to a join run on from there."""
     frame, pc = join.frame, join.at
     if pc == -1:
         caller = frame.caller
         if caller is None:
             raise EmulatorError("a kernel's end was joined")
         pc, frame = frame.return_to, caller
-    _place(w, Split(w, pc, mask, frame, parent))
+    _place(w, Split(w, pc, lanes, frame, join.parent))
+
+
+def _release(w: Warp, lanes: Array) -> Array:
+    """Let lanes that others wait for leave the joins where they are parked; return those that have.
+
+    Lanes of a warp run independently: a join saves work, and no lane has to wait there.
+    """
+    released = np.zeros_like(lanes)
+    joins = {id(join): join for split in w.splits for join in _ancestors(split.join)}
+    for join in joins.values():
+        parked = join.mask & w.alive
+        if (parked & lanes).any():
+            join.mask = join.mask & ~parked
+            released |= parked
+            if join.parent is not None:
+                join.parent.missing += 1
+            _go_on(w, join, parked)
+    return released
 
 
 @runtime
@@ -222,8 +252,8 @@ def call(w: Warp, program: Program, arguments: list[str], results: list[str], re
 
 
 @runtime
-def meet(w: Warp, at: int, members: Array | None) -> int:
-    """Bring the lanes of a joint instruction together before it is executed.
+def meet(w: Warp, at: int) -> int:
+    """Bring the lanes of a warp together for an instruction that all of them have to execute.
 
     0: go on (all have come, or the rest cannot come: the instruction reports it); BLOCK: wait; SWITCH: the running
     split has grown and begins the segment again.
@@ -231,28 +261,89 @@ def meet(w: Warp, at: int, members: Array | None) -> int:
     split = w.split
     if split.token is not None:  # woken by the barrier that it had joined
         return 0
-    w.waiting[:] = [wait for wait in w.waiting if wait.split is not split]
-    lanes = w.alive if members is None else _bits(int(members[split.mask.argmax()]))
-    wait = Wait(split, at, lanes)
-    if not wait.missing.any():
-        return 0
-    grown = False
     for other in list(w.waiting):
-        if other.split.pc == split.pc and other.split.frame is split.frame and (other.split.mask & wait.missing).any():
-            _absorb(w, split, other.split)
-            grown = True
-    if split.timed_out or not may_come(w, wait):
-        split.timed_out = False
-        return SWITCH if grown else 0
-    if wait.missing.any():
-        w.waiting.append(wait)
-        return w.launch.scheduler.block(split, wait)
-    return SWITCH
+        if other.key[0] != "all" and (other.missing & split.mask).any():  # lanes here will not go there
+            other.split.timed_out = True
+            w.waiting.remove(other)
+            w.launch.scheduler.wake([other.split])
+    held = _hold(w, Wait(split, at, w.alive, ("all", split.pc, id(split.frame))))
+    return 0 if isinstance(held, list) else held
 
 
-def _bits(members: int) -> Array:
-    lanes: Array = np.unpackbits(np.array([members], "<u4").view(np.uint8), bitorder="little").view(bool)
-    return lanes
+#: The values of all lanes that have met at an instruction with a member mask, and the groups in which they have met.
+Met = tuple[Array | None, tuple[Array, ...]]
+
+
+@runtime
+def gather(w: Warp, at: int, what: str, members: Array, value: Array | None, following: int) -> int | Met:
+    """Bring the lanes that a member mask names together; each may execute another instruction of the same kind.
+
+    Return an int if the running split has to wait or has changed. following: the segment after the instruction.
+    """
+    split = w.split
+    met: Met | None = split.token
+    if met is not None:  # woken by the last lane that came
+        split.token = None
+        return met
+    groups = sync.groups_of(members, split.mask)
+    if all((lanes | ~sync.lanes_of(bits) | ~w.alive).all() for bits, lanes in groups):
+        _met(w, at, what, groups, [split])
+        return value, tuple(lanes for _, lanes in groups)
+    if len(groups) > 1:
+        return diverge(w, groups[0][1], split.pc, split.pc, following)
+    mask = groups[0][0]
+    held = _hold(w, Wait(split, at, sync.lanes_of(mask), (what, mask), value))
+    if not isinstance(held, list):
+        return held
+    lanes = split.mask
+    for other in held:
+        lanes = lanes | other.split.mask
+        if value is not None and other.value is not None:
+            value = np.where(other.split.mask, other.value, value)
+    _met(w, at, what, [(mask, lanes)], [split, *(other.split for other in held)])
+    met = value, (lanes,)
+    for other in held:
+        other.split.token = met
+    w.launch.scheduler.wake([other.split for other in held])
+    return met
+
+
+def _met(w: Warp, at: int, what: str, groups: list[sync.Group], splits: list[Split]) -> None:
+    """The lanes of some splits have met; report lanes that were to come and have left the kernel instead."""
+    sync.meet(w, at, what, groups)
+    observer = w.block.cluster.observer
+    for split in splits:
+        if observer is not None and (split.released & ~w.alive).any():
+            message = f"{what} names lanes that do not execute it and leave the kernel while others wait for them"
+            observer.report("divergent_warp", w, at, message)
+        split.released = NOBODY
+
+
+def _hold(w: Warp, wait: Wait) -> int | list[Wait]:
+    """Let the running split wait for the lanes that its instruction names; an int where it has to, or has grown.
+
+    Otherwise all have come, or the rest cannot: return the waits that end, of lanes at other instructions of the kind.
+    """
+    split = wait.split
+    w.waiting[:] = [known for known in w.waiting if known.split is not split]
+    partners = [known for known in w.waiting if known.key == wait.key and (known.split.mask & wait.missing).any()]
+    here = [known.split for known in partners if known.split.pc == split.pc and known.split.frame is split.frame]
+    for other in here:
+        _absorb(w, split, other)
+    if here:
+        return SWITCH
+    timed_out, split.timed_out = split.timed_out, False
+    missing = wait.missing
+    for known in partners:
+        missing = missing & ~known.split.mask
+    if missing.any() and not timed_out:
+        while wait.key[0] != "all" and not may_come(w, wait) and (released := _release(w, missing)).any():
+            split.released = split.released | (released & missing)
+        if may_come(w, wait):
+            w.waiting.append(wait)
+            return w.launch.scheduler.block(split, wait)
+    w.waiting[:] = [known for known in w.waiting if known not in partners]
+    return partners
 
 
 def _absorb(w: Warp, split: Split, other: Split) -> None:

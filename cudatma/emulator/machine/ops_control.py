@@ -10,6 +10,7 @@ import numpy as np
 import cudatma.emulator.machine.register_pool  # noqa: F401
 from cudatma.emulator.errors import TrapError
 from cudatma.emulator.machine import divergence
+from cudatma.emulator.machine.ops_warp import gather_members
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.forms import REFUSED
 from cudatma.emulator.ptx.model import Imm, Instruction, Reg, Sym, Vec
@@ -161,7 +162,7 @@ def bar(e: SegmentWriter, i: Instruction) -> None:
     following = e.segment.index + 1
     parts = set(i.parts)
     if "warp" in parts:
-        e.line(f"sync.warp_sync(w, {e.at}, {e.src(i.operands[0], 'u32')}, {e.mask})")
+        gather_members(e, i, "None")
         return
     if "cluster" in parts:
         if "wait" in parts:

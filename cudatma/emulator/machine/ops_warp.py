@@ -5,55 +5,79 @@ Source: PTX ISA, "shfl.sync", "vote.sync", "match.sync", "redux.sync", "activema
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
+import cudatma.emulator.machine.undefined  # noqa: F401  (run-time helpers)
 from cudatma.emulator.arithmetic.numeric import canon
 from cudatma.emulator.arithmetic.ops_integer import kind
-from cudatma.emulator.machine import sync
-from cudatma.emulator.machine.state import FULL, Warp
-from cudatma.emulator.ptx.model import Imm, Instruction, Pair, Sink
-from cudatma.emulator.ptx.types import LANES, Array
-from cudatma.emulator.ptx.writer import SegmentWriter, emitter, runtime
+from cudatma.emulator.machine.state import FULL
+from cudatma.emulator.ptx.model import Imm, Instruction, Pair, Reg, Sink
+from cudatma.emulator.ptx.types import LANES, NUMPY, Array
+from cudatma.emulator.ptx.writer import RUNTIME, SegmentWriter, emitter, runtime
 
 _LANE = np.arange(LANES, dtype=np.int64)
 
 
-def _members(e: SegmentWriter, i: Instruction, position: int) -> None:
-    """The lanes of the member mask meet; check it where it is not the constant of all lanes in a full warp."""
-    operand = i.operands[position]
-    if e.masked or e.guarded or not isinstance(operand, Imm) or ~operand.bits & 0xFFFFFFFF:
-        e.line(f"members(w, {e.at}, {e.src(operand, 'u32')}, {e.mask}, {i.opcode!r})")
-    else:
+#: The groups of an instruction that all lanes execute with the mask of all lanes.
+WHOLE = (FULL,)
+RUNTIME["WHOLE"] = WHOLE
+
+
+def gather_members(e: SegmentWriter, i: Instruction, value: str) -> tuple[str, str]:
+    """Write the meeting of the lanes that the member mask names.
+
+    Return expressions of the values of all lanes that have met, and of the groups in which they have.
+    """
+    operand = i.operands[-1]
+    member = e.src(operand, "u32")
+    if e.masked:
+        met = e.temporary(f"gather(w, {e.at}, {i.opcode!r}, {member}, {value}, {e.segment.index + 1})")
+        e.line(f"if {met}.__class__ is int: return {met}")
+        return f"{met}[0]", f"{met}[1]"
+    if i.names_all:
         e.line("w.meetings += 1")
+        return value, "WHOLE"
+    return value, e.temporary(f"all_meet(w, {e.at}, {i.opcode!r}, {member})")
 
 
-@runtime
-def members(w: Warp, at: int, member: Array, mask: Array | None, what: str) -> None:
-    """The members meet; report a mask that names lanes which are elsewhere."""
-    sync.meet(w, member, mask)
-    sync.check_members(w, at, member, mask, what)
+def _exchange(e: SegmentWriter, i: Instruction, code: str) -> tuple[str, str]:
+    """Return expressions of the second operand of all lanes that meet, and of the groups in which they do.
+
+    An instruction without .sync has one group, the active lanes.
+    """
+    value = e.temporary(e.src(i.operands[1], code))
+    if "sync" in i.parts:
+        return gather_members(e, i, value)
+    return value, f"({e.mask},)" if e.masked or e.guarded else "WHOLE"
 
 
 @emitter("shfl")
 def shfl(e: SegmentWriter, i: Instruction) -> None:
-    if "sync" in i.parts:
-        _members(e, i, 4)
     mode = next((p for p in i.parts if p in ("up", "down", "bfly", "idx")), "")
     e.need(bool(mode), "one of .up, .down, .bfly, .idx is expected")
-    a, b, c = (e.src(o, "u32") for o in i.operands[1:4])
+    value, groups = _exchange(e, i, "u32")
+    b, c = (e.src(o, "u32") for o in i.operands[2:4])
     to = i.operands[0]
-    fixed = all(isinstance(o, Imm) for o in i.operands[2:4])
-    if fixed:
-        b_bits, c_bits = (o.bits for o in i.operands[2:4] if isinstance(o, Imm))
-        source, valid = shuffle_lanes(mode, np.full(LANES, b_bits & 31), np.full(LANES, c_bits & 0x1F1F))
-        pair = f"{e.constant(source)}, {e.constant(valid)}"
+    fixed = [o.bits for o in i.operands[2:4] if isinstance(o, Imm)]
+    if len(fixed) == 2:
+        lanes = shuffle_lanes(mode, np.full(LANES, fixed[0] & 31), np.full(LANES, fixed[1] & 0x1F1F))
+        source, valid = e.constant(lanes[0]), e.constant(lanes[1])
     else:
         pair = e.temporary(f"shuffle_lanes({mode!r}, {b}.astype(i64), {c}.astype(i64))")
-        pair = f"{pair}[0], {pair}[1]"
-    value = e.temporary(f"({a})[{pair.split(', ')[0]}]")
+        source, valid = f"{pair}[0]", f"{pair}[1]"
+    if groups == "WHOLE":
+        value = e.temporary(f"{value}[{source}]")
+    else:
+        of, at = (
+            operand.index if isinstance(operand, Reg) else -1 for operand in (i.operands[1], getattr(to, "first", to))
+        )
+        value = e.temporary(f"shuffled(w, {e.at}, {value}, {source}, {groups}, {e.mask}, {of}, {at})")
     if isinstance(to, Pair):
         e.dst(to.first, value, "u32")
-        e.dst(to.second, pair.split(", ")[1], "pred")
+        e.dst(to.second, valid, "pred")
     else:
         e.dst(to, value, "u32")
 
@@ -79,25 +103,37 @@ def shuffle_lanes(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
     return np.where(valid, source, _LANE), valid
 
 
+def _by_group(groups: tuple[Array, ...], code: str, result: Callable[[Array], Any]) -> Array:
+    """One result for each group, in all of its lanes."""
+    if len(groups) == 1:
+        return np.full(LANES, result(groups[0]), NUMPY[code])
+    values = np.zeros(LANES, NUMPY[code])
+    for lanes in groups:
+        values[lanes] = result(lanes)
+    return values
+
+
 @emitter("vote")
 def vote(e: SegmentWriter, i: Instruction) -> None:
-    if "sync" in i.parts:
-        _members(e, i, len(i.operands) - 1)
     mode = next((p for p in i.parts if p in ("all", "any", "uni", "ballot")), "")
     e.need(bool(mode), "one of .all, .any, .uni, .ballot is expected")
-    text = f"cast_votes({mode!r}, {e.src(i.operands[1], 'pred')}, {e.mask})"
-    e.dst(i.operands[0], text, "u32" if mode == "ballot" else "pred")
+    votes, groups = _exchange(e, i, "pred")
+    e.dst(i.operands[0], f"cast_votes({mode!r}, {votes}, {groups})", "u32" if mode == "ballot" else "pred")
 
 
 @runtime
-def cast_votes(mode: str, votes: Array, mask: Array | None) -> Array:
-    """A vote among the active lanes."""
-    here = FULL if mask is None else mask
+def cast_votes(mode: str, votes: Array, groups: tuple[Array, ...]) -> Array:
+    """A vote of each group."""
     if mode == "ballot":
-        return np.full(LANES, bits_of(votes & here), np.uint32)
-    cast = votes[here]
-    result = {"all": cast.all(), "any": cast.any(), "uni": cast.all() or not cast.any()}[mode]
-    return np.full(LANES, bool(result))
+        return _by_group(groups, "u32", lambda lanes: bits_of(votes & lanes))
+
+    def result(lanes: Array) -> bool:
+        cast = votes[lanes]
+        return bool(
+            (mode != "any" and cast.all()) or (mode == "any" and cast.any()) or (mode == "uni" and not cast.any())
+        )
+
+    return _by_group(groups, "pred", result)
 
 
 def bits_of(mask: Array) -> int:
@@ -117,10 +153,8 @@ def active_bits(mask: Array | None) -> Array:
 
 @emitter("match")
 def match(e: SegmentWriter, i: Instruction) -> None:
-    _members(e, i, 2)
-    code = kind(e, i, -1)
-    every = "all" in i.parts
-    value = e.temporary(f"find_matches({e.src(i.operands[1], code)}, {e.mask}, {every})")
+    found, groups = _exchange(e, i, kind(e, i, -1))
+    value = e.temporary(f"find_matches({found}, {groups}, {'all' in i.parts})")
     to = i.operands[0]
     if isinstance(to, Pair):
         e.dst(to.first, f"{value}[0]", "u32")
@@ -130,36 +164,36 @@ def match(e: SegmentWriter, i: Instruction) -> None:
 
 
 @runtime
-def find_matches(value: Array, mask: Array | None, every: bool) -> tuple[Array, Array]:
+def find_matches(value: Array, groups: tuple[Array, ...], every: bool) -> tuple[Array, Array]:
     """match.any: lanes with the same value; match.all: all lanes where they agree, else none, and a predicate."""
-    here = FULL if mask is None else mask
     if every:
-        same = bool((value[here] == value[here][0]).all())
-        return np.full(LANES, bits_of(here) if same else 0, np.uint32), np.full(LANES, same)
-    table = (value[:, None] == value[None, :]) & here[None, :]
-    packed = np.packbits(table, axis=1, bitorder="little").view(np.uint32)[:, 0]
-    return packed, FULL
+        found = _by_group(groups, "u32", lambda lanes: bits_of(lanes) * int(np.unique(value[lanes]).size == 1))
+        return found, found != 0
+    found = np.zeros(LANES, np.uint32)
+    for lanes in groups:
+        table = (value[:, None] == value[None, :]) & lanes[None, :]
+        found[lanes] = np.packbits(table, axis=1, bitorder="little").view(np.uint32)[lanes, 0]
+    return found, FULL
 
 
 @emitter("redux")
 def redux(e: SegmentWriter, i: Instruction) -> None:
-    _members(e, i, 2)
     code = kind(e, i, -1)
     operation = next((p for p in i.parts if p in ("add", "min", "max", "and", "or", "xor")), "")
     e.need(bool(operation), "unknown reduction")
-    text = (
-        f"reduce_lanes({operation!r}, {e.src(i.operands[1], code)}, {e.mask}, {'NaN' in i.parts}, {'abs' in i.parts})"
-    )
+    value, groups = _exchange(e, i, code)
+    text = f"reduce_lanes({operation!r}, {code!r}, {value}, {groups}, {'NaN' in i.parts}, {'abs' in i.parts})"
     e.dst(i.operands[0], text, code)
 
 
 @runtime
-def reduce_lanes(operation: str, value: Array, mask: Array | None, keep_nan: bool, magnitude: bool) -> Array:
-    active = value if mask is None else value[mask]
+def reduce_lanes(
+    operation: str, code: str, value: Array, groups: tuple[Array, ...], keep_nan: bool, magnitude: bool
+) -> Array:
     if magnitude:
-        active = np.abs(active)
+        value = np.abs(value)
     if value.dtype.kind == "f":
-        return np.full(LANES, _extreme(operation == "max", active, keep_nan), value.dtype)
+        return _by_group(groups, code, lambda lanes: _extreme(operation == "max", value[lanes], keep_nan))
     function = {
         "add": np.add,
         "min": np.minimum,
@@ -168,7 +202,7 @@ def reduce_lanes(operation: str, value: Array, mask: Array | None, keep_nan: boo
         "or": np.bitwise_or,
         "xor": np.bitwise_xor,
     }[operation]
-    return np.full(LANES, function.reduce(active, dtype=value.dtype), value.dtype)
+    return _by_group(groups, code, lambda lanes: function.reduce(value[lanes], dtype=value.dtype))
 
 
 def _extreme(largest: bool, values: Array, keep_nan: bool) -> Array:
@@ -187,9 +221,9 @@ def _extreme(largest: bool, values: Array, keep_nan: bool) -> Array:
 
 @emitter("elect")
 def elect(e: SegmentWriter, i: Instruction) -> None:
-    """elect.sync d|p, members: the lowest member that is here."""
-    _members(e, i, 1)
-    value = e.temporary(f"elected({e.src(i.operands[1], 'u32')}, {e.mask})")
+    """elect.sync d|p, members: the lowest lane of the mask that is here."""
+    _, groups = gather_members(e, i, "None")
+    value = e.temporary(f"elected({groups})")
     to = i.operands[0]
     if not isinstance(to, Pair):
         raise e.error("elect.sync wants d|p")
@@ -199,10 +233,6 @@ def elect(e: SegmentWriter, i: Instruction) -> None:
 
 
 @runtime
-def elected(member: Array, mask: Array | None) -> tuple[Array, Array]:
-    here = FULL if mask is None else mask
-    named = int(member[here.argmax()])
-    able = here & ((named >> _LANE & 1) != 0)
-    leader = int(able.argmax()) if able.any() else int(here.argmax())
-    chosen: Array = np.equal(_LANE, leader)
-    return np.full(LANES, leader, np.uint32), chosen
+def elected(groups: tuple[Array, ...]) -> tuple[Array, Array]:
+    leader = _by_group(groups, "u32", lambda lanes: int(lanes.argmax()))
+    return leader, np.equal(_LANE, leader)

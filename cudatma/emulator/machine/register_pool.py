@@ -90,8 +90,8 @@ def set_registers(w: Warp, at: int, count: int, is_inc: bool) -> bool:
     """setmaxnreg, by a whole warp: True while it has to wait for registers."""
     launch, block = w.launch, w.block
     observer = block.cluster.observer
-    if observer is not None and not w.split.is_full:
-        observer.report("divergent_warp", w, at, "setmaxnreg is executed by a part of the warp")
+    if observer is not None and not w.async_state.pop("waits_for_registers", False):
+        observer.registers_set(w, at, count, is_inc)
     pool: RegisterPool | None = block.register_pool
     if pool is None:
         start = start_of(launch)
@@ -111,6 +111,7 @@ def set_registers(w: Warp, at: int, count: int, is_inc: bool) -> bool:
     more = (count - owned) * LANES
     if more > pool.freed - pool.taken:
         pool.waiters.append(w.split)
+        w.async_state["waits_for_registers"] = True
         launch.scheduler.block(w.split, RegisterWait(pool, at, count, owned))
         return True
     if more > 0:

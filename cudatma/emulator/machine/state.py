@@ -20,6 +20,8 @@ from cudatma.emulator.ptx.types import LANES, Array
 BLOCK, SWITCH = -1, -2
 FULL = np.ones(LANES, bool)
 FULL.flags.writeable = False
+NOBODY = ~FULL
+NOBODY.flags.writeable = False
 _LANES = np.arange(LANES)
 #: The most local memory of one thread.
 MAX_LOCAL_BYTES = 512 << 10
@@ -28,13 +30,26 @@ MAX_LOCAL_BYTES = 512 << 10
 class Frame:
     """One activation of a function: registers, parameter buffers, where its locals lie, where to return to."""
 
-    __slots__ = ("addresses", "caller", "local_base", "params", "program", "registers", "return_to")
+    __slots__ = (
+        "addresses",
+        "caller",
+        "local_base",
+        "params",
+        "program",
+        "registers",
+        "return_to",
+        "undefined",
+        "undefined_at",
+    )
 
     def __init__(self, program: Program, caller: Frame | None, return_to: int, local_base: int) -> None:
         self.program, self.caller, self.return_to, self.local_base = program, caller, return_to, local_base
         self.registers: list[Array] = list(program.initial_registers)
         self.params: dict[str, Region] = {}
         self.addresses: dict[tuple[str, int], Array] = {}
+        #: Register -> its lanes that a shuffle has given no value, and the last such shuffle (undefined.py).
+        self.undefined: dict[int, Array] = {}
+        self.undefined_at = -1
 
 
 class Join:
@@ -48,7 +63,11 @@ class Join:
 
 
 class Split:
-    """Lanes of one warp that are at the same place. waits_for: None while they can run."""
+    """Lanes of one warp that are at the same place.
+
+    is_full: whether they run the form of a segment for all lanes, which follows no undefined values. waits_for: None
+    while they can run.
+    """
 
     __slots__ = (
         "frame",
@@ -58,6 +77,7 @@ class Split:
         "mask",
         "pc",
         "polls",
+        "released",
         "timed_out",
         "token",
         "waits_for",
@@ -66,9 +86,11 @@ class Split:
 
     def __init__(self, warp: Warp, pc: int, mask: Array, frame: Frame, join: Join | None) -> None:
         self.warp, self.pc, self.mask, self.frame, self.join = warp, pc, mask, frame, join
-        self.is_full = mask is FULL or bool(mask.all())
+        self.is_full = (mask is FULL or bool(mask.all())) and not frame.undefined
         self.waits_for: Any = None
         self.timed_out = False
+        #: Lanes that this split waits for and that have left a join to come (divergence.py).
+        self.released: Array = NOBODY
         self.polls = 0
         self.token: Any = None
         self.last_poll: Any = None
@@ -76,7 +98,7 @@ class Split:
     def widen(self, lanes: Array) -> None:
         """Take in the lanes of another split."""
         self.mask = self.mask | lanes
-        self.is_full = bool(self.mask.all())
+        self.is_full = bool(self.mask.all()) and not self.frame.undefined
 
 
 class Warp:

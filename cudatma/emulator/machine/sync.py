@@ -148,43 +148,61 @@ def named_reduce(
     return None
 
 
-def warp_sync(w: Warp, at: int, member: Array, mask: Array | None) -> None:
-    """bar.warp.sync: lanes of a warp meet here; a member that is elsewhere is reported."""
-    meet(w, member, mask)
-    check_members(w, at, member, mask, "bar.warp.sync")
+#: A member mask, and the lanes that execute an instruction with it.
+Group = tuple[int, Array]
 
 
-def meet(w: Warp, member: Array, mask: Array | None) -> None:
-    """The lanes of each member mask meet: all of the warp, or some alone. mask: who executes the instruction."""
-    here = w.split.mask if mask is None else mask
-    alive = _bits(w.alive)
-    groups = {int(bits) & alive for bits in np.unique(member[here])}
-    if alive in groups:
-        w.meetings += 1
-        return
-    w.part_meetings += 1
-    if w.block.cluster.observer is not None:
-        w.block.cluster.observer.some_met(w, groups)
+def lanes_of(bits: int) -> Array:
+    """The lanes of a 32-bit mask as (32,) bool."""
+    lanes: Array = np.unpackbits(np.array([bits], "<u4").view(np.uint8), bitorder="little").view(bool)
+    return lanes
 
 
 def _bits(mask: Array) -> int:
     return int(np.packbits(mask, bitorder="little").view(np.uint32)[0])
 
 
-def check_members(w: Warp, at: int, member: Array, mask: Array | None, what: str) -> None:
-    """Report a warp-wide instruction whose member mask lacks lanes that execute it, or names live lanes that do not.
-    mask: who does. [PTX ISA, shfl.sync: undefined if the executing thread is not in the membermask]"""
+def groups_of(members: Array, here: Array) -> list[Group]:
+    """Divide the lanes that are here by their member masks."""
+    first = int(members[here.argmax()])
+    if (members[here] == first).all():
+        return [(first, here)]
+    return [(bits, here & (members == bits)) for bits in np.unique(members[here]).tolist()]
+
+
+def meet(w: Warp, at: int, what: str, groups: list[Group]) -> None:
+    """The lanes of each member mask meet, all of the warp or some alone.
+
+    Reports a mask that lacks lanes which execute the instruction, or that names live lanes which do not. [PTX ISA,
+    shfl.sync: undefined if the executing thread is not in the membermask]
+    """
+    alive = _bits(w.alive)
     observer = w.block.cluster.observer
-    here = w.split.mask if mask is None else mask
+    named = {bits & alive for bits, _ in groups}
+    if alive in named:
+        w.meetings += 1
+    else:
+        w.part_meetings += 1
+        if observer is not None:
+            observer.some_met(w, named)
     if observer is None:
         return
-    if outside := _bits(here & (member.astype(np.int64) >> np.arange(LANES) & 1 == 0)):
-        observer.report("divergent_warp", w, at, f"lanes {outside:#x} execute {what}, whose mask does not name them")
-    if here.all():
-        return
-    missing = int(member[here.argmax()]) & _bits(w.alive & ~here)
-    if missing:
-        observer.report("divergent_warp", w, at, f"{what} names lanes {missing:#x}, which do not execute it")
+    for bits, lanes in groups:
+        here = _bits(lanes)
+        if outside := here & ~bits:
+            message = f"lanes {outside:#x} execute {what}, whose mask does not name them"
+            observer.report("divergent_warp", w, at, message)
+        if missing := bits & alive & ~here:
+            message = f"{what} names lanes {missing:#x}, which do not execute it with the mask {bits:#x}"
+            observer.report("divergent_warp", w, at, message)
+
+
+@runtime
+def all_meet(w: Warp, at: int, what: str, members: Array) -> tuple[Array, ...]:
+    """The groups of a full warp that meet at an instruction with a member mask."""
+    groups = groups_of(members, w.split.mask)
+    meet(w, at, what, groups)
+    return tuple(lanes for _, lanes in groups)
 
 
 @runtime

@@ -246,14 +246,26 @@ class BodyParser:
                 cursor.expect(",")
         text = self._text(start)
         parts = tuple(opcode.text.split("."))
-        self.function.body.append(
-            Instruction(parts, tuple(operands), opcode.line, text, guard, self.file, self.source_line, self.inlined_at)
+        instruction = Instruction(
+            parts, tuple(operands), opcode.line, text, guard, self.file, self.source_line, self.inlined_at
         )
+        if guard is not None and instruction.members is not None:
+            self._branch_around(instruction, guard)
+            return
+        self.function.body.append(instruction)
         if self.used_bytes is not None and parts[0] in ("ld", "ldu"):
             self.function.used_bytes[len(self.function.body) - 1] = self.used_bytes
         self.used_bytes = None
         if parts[0] in ("bra", "brx"):
             self.branches.append((len(self.function.body) - 1, scope))
+
+    def _branch_around(self, instruction: Instruction, guard: tuple[int, bool]) -> None:
+        """Make the guard of an instruction with a member mask a branch: its lanes meet those that come another way."""
+        body, (register, negated) = self.function.body, guard
+        past = f"past instruction {len(body)}"
+        branch = replace(instruction, parts=("bra",), operands=(Sym(past),), guard=(register, not negated))
+        body += [branch, replace(instruction, guard=None)]
+        self.function.labels[past] = len(body)
 
     def _text(self, start: int) -> str:
         tokens = [token.text for token in self.cursor.tokens[start : min(self.cursor.at - 1, start + 40)]]

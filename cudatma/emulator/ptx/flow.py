@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cudatma.emulator.errors import PtxError
-from cudatma.emulator.ptx.model import Function, Instruction, Mem, Not, Operand, Pair, Part, Reg, Sym, Vec
+from cudatma.emulator.ptx.model import MEMBERS, Function, Imm, Instruction, Mem, Not, Operand, Pair, Part, Reg, Sym, Vec
 
 #: Segments longer than this are cut, so that one step of a warp stays short.
 MAX_SEGMENT = 256
@@ -39,6 +39,8 @@ _ALONE = {
     "clusterlaunchcontrol",
 }
 _ENDS = {"bra", "brx", "ret", "exit", "trap"}
+#: Opcodes with a member mask, and the one that is .aligned without saying so.
+_COLLECTIVE = {*MEMBERS, "bar"}
 #: Opcodes that write nothing to their first operand.
 _NO_DESTINATION = {
     "st",
@@ -141,6 +143,7 @@ class Flow:
 
     def __init__(self, function: Function) -> None:
         self.function = function
+        self.has_shuffles = any(instruction.parts[0] == "shfl" for instruction in function.body)
         #: (written, read) registers of each instruction.
         self.accesses = [destinations(instruction) for instruction in function.body]
         self.segments: list[Segment] = []
@@ -157,8 +160,17 @@ class Flow:
         for index, instruction in enumerate(body):
             root = instruction.parts[0]
             joined = joined and index not in starts
-            if not joined and instruction.is_joint:
-                starts.add(index)  # where lanes that parted wait for each other; those that follow have them together
+            # Diverged lanes wait for each other where a segment begins: at each instruction with a member mask, because
+            # each may meet another instruction, and at the first of several instructions of the whole warp.
+            is_collective = root in _COLLECTIVE or "aligned" in instruction.parts
+            members = instruction.members if is_collective else None
+            if members is not None:
+                starts.add(index)
+                joined = instruction.names_all
+                if not isinstance(members, Imm):
+                    starts.add(index + 1)  # lanes with different masks part, and meet again after it
+            elif is_collective and instruction.guard is None and instruction.is_whole_warp and not joined:
+                starts.add(index)
                 joined = True
             if root in _ENDS:
                 starts.add(index + 1)

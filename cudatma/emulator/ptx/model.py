@@ -78,11 +78,8 @@ class Part:
 Operand = Reg | Imm | Sym | Mem | Vec | Pair | Not | Sink | Part
 
 
-#: Instructions whose last operand names the lanes that execute them together, where they say .sync.
+#: Instructions whose last operand is a member mask, where they say .sync.
 MEMBERS = {"shfl", "vote", "match", "redux", "elect"}
-#: Instructions that have to be executed by all threads of a warp, and whatever else a whole warp executes together.
-WHOLE_WARP = {"mma", "wmma", "wgmma", "ldmatrix", "stmatrix", "movmatrix"}
-ALIGNED = WHOLE_WARP | {"bar", "setmaxnreg"}
 
 
 @dataclass(slots=True)
@@ -107,14 +104,25 @@ class Instruction:
         return ".".join(self.parts)
 
     @property
-    def is_joint(self) -> bool:
-        """Whether the lanes of a warp execute it together."""
+    def members(self) -> Operand | None:
+        """The member mask: the operand that names the lanes which execute the instruction together."""
         parts = self.parts
-        if self.guard is not None:
-            return False
-        if parts[0] == "barrier":
-            return "aligned" in parts
-        return parts[0] in ALIGNED or (parts[0] in MEMBERS and "sync" in parts)
+        if parts[:2] == ("bar", "warp") or (parts[0] in MEMBERS and "sync" in parts):
+            return self.operands[-1] if self.operands else None
+        return None
+
+    @property
+    def names_all(self) -> bool:
+        """Whether the member mask is the constant of all lanes."""
+        mask = self.members
+        return isinstance(mask, Imm) and mask.bits & 0xFFFFFFFF == 0xFFFFFFFF
+
+    @property
+    def is_whole_warp(self) -> bool:
+        """Whether all lanes of a warp have to execute this very instruction."""
+        if self.parts[0] == "bar":
+            return self.parts[:2] != ("bar", "warp")
+        return "aligned" in self.parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,6 @@ from cudatma.emulator.errors import PtxError
 from cudatma.emulator.ptx.flow import Flow, Segment, destinations, registers_of
 from cudatma.emulator.ptx.forms import unknown_modifier
 from cudatma.emulator.ptx.model import (
-    MEMBERS,
-    WHOLE_WARP,
     Imm,
     Instruction,
     Mem,
@@ -287,8 +285,9 @@ class SegmentWriter:
         ended = False
         for at in range(self.segment.start, self.segment.stop):
             self.at, self.current = at, body[at]
-            if self.masked and at == self.segment.start and body[at].is_joint:
-                self._meet(body[at])
+            if self.masked and at == self.segment.start and body[at].guard is None and body[at].is_whole_warp:
+                held = self.temporary(f"meet(w, {at})")
+                self.line(f"if {held}: return {held}")
             ended = self._instruction(body[at])
         if not ended:
             following = self.segment.next[0] if self.segment.next else -1
@@ -296,17 +295,6 @@ class SegmentWriter:
             self.line(f"return {following}" if following >= 0 else "return leave(w, m)")
         loads = [f"    r{i} = R[{i}]" for i in self.loaded]
         return "\n".join(["def segment(w, R, m):", *loads, *self.lines, ""])
-
-    def _meet(self, instruction: Instruction) -> None:
-        """Let lanes that have parted meet for an instruction that they execute together (machine/divergence.py)."""
-        root, operands = instruction.parts[0], instruction.operands
-        members = "None"
-        if root in MEMBERS and operands:
-            members = self.src(operands[-1], "u32")
-        elif instruction.parts[:2] == ("bar", "warp") and operands:
-            members = self.src(operands[0], "u32")
-        held = self.temporary(f"meet(w, {self.at}, {members})")
-        self.line(f"if {held}: return {held}")
 
     def _instruction(self, instruction: Instruction) -> bool:
         """Write one instruction; True where it has returned on every path."""
@@ -318,12 +306,14 @@ class SegmentWriter:
         if stranger:
             raise self.error(f"unknown modifier `.{stranger}` of `{root}`")
         if root in ("bra", "brx", "ret", "exit", "trap", "call"):
+            self._track(instruction)
             self._store_back()
             emit(self, instruction)
             return True
         if instruction.guard is None:
             if self.masked:
                 self._check_whole_warp(instruction)
+            self._track(instruction)
             emit(self, instruction)
             return False
         register, negated = instruction.guard
@@ -341,6 +331,7 @@ class SegmentWriter:
         if root in _WATCHED:
             self.line(f"w.guard = {self.mask}")
         self._check_whole_warp(instruction)
+        self._track(instruction)
         emit(self, instruction)
         if root in _WATCHED:
             self.line("w.guard = None")
@@ -353,8 +344,28 @@ class SegmentWriter:
     def _check_whole_warp(self, instruction: Instruction) -> None:
         """Have it reported where not all threads of the warp execute an instruction that is theirs together."""
         parts = instruction.parts
-        if "aligned" in parts and (parts[0] in WHOLE_WARP or parts[:2] == ("barrier", "cluster")):
+        if "aligned" in parts and (parts[0] != "barrier" or parts[1] == "cluster"):  # barrier.sync counts threads
             self.line(f"check_whole_warp(w, {self.at}, {self.mask}, {instruction.opcode!r})")
+
+    def _track(self, instruction: Instruction) -> None:
+        """Follow undefined values of shuffles through an instruction (machine/undefined.py)."""
+        if not self.masked or not self.flow.has_shuffles or instruction.parts[0] == "shfl":
+            return
+        if any(self.flow.accesses[self.at]):
+            self.line(f"if w.split.frame.undefined: track(w, {self.at}, {self.mask}, {self._spared(instruction)})")
+
+    def _spared(self, instruction: Instruction) -> str:
+        """The lanes in which each source has no bearing on the result: of selp, and of ``and`` with 0."""
+        root, kind, operands = instruction.parts[0], instruction.parts[-1], instruction.operands
+        if root == "selp":
+            chosen = self.src(operands[3], "pred")
+            return f"(~{chosen}, {chosen}, None)"
+        is_logic = root == "and" or (root == "or" and kind == "pred")
+        if is_logic and all(isinstance(operand, Reg) for operand in operands[1:]):
+            a, b = (self.src(operand, CODES[kind]) for operand in operands[1:])
+            decides = "== 0" if root == "and" else "!= 0"
+            return f"({b} {decides}, {a} {decides})"
+        return "None"
 
     def zero(self, register: int) -> str:
         return self.splat(0, self.classes[register])

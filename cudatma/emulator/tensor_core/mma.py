@@ -25,8 +25,8 @@ from cudatma.emulator.tensor_core import fragments
 ROW_BYTES = 16
 
 
-def _rows(w: Warp, at: int, addresses: Array, count: int, writes: bool) -> tuple[Array, Array]:
-    """(data of the block, offsets) of the rows that the first ``count`` lanes point at."""
+def _rows(w: Warp, at: int, addresses: Array, count: int) -> tuple[Any, Array]:
+    """Return the CTA and the offsets of the rows that the first ``count`` lanes point at."""
     first = addresses[:count]
     if int(first[0]) >> 60:
         first = np.array([bulk.strip(int(a)) for a in first.tolist()], np.uint64)
@@ -34,14 +34,7 @@ def _rows(w: Warp, at: int, addresses: Array, count: int, writes: bool) -> tuple
         access.trap(w, at, "a matrix row that is not aligned to 16 bytes")
     block, offsets = access.shared_offsets(w, at, first, ROW_BYTES, False)
     w.meetings += 1
-    observer = w.block.cluster.observer
-    if observer is not None:
-        if writes:
-            observer.generic_write(w, at, block, offsets, ROW_BYTES, "")  # the lanes met before it, not after it
-        else:
-            observer.generic_read(w, at, block, offsets, ROW_BYTES, "", True)
-            observer.matrices_read(w, at, block, offsets)
-    return block.shared.data, offsets
+    return block, offsets
 
 
 _BYTES = np.arange(ROW_BYTES)
@@ -51,8 +44,12 @@ def ldmatrix(w: Warp, at: int, addresses: Array, count: int, form: str) -> Array
     """(registers, 32) of ``count`` matrices. form: "", "trans", "square" (m16n16) or a packed source format of m8n16,
     the latter two with "square." in front for m16n16."""
     is_square = form.startswith("square")
-    data, offsets = _rows(w, at, addresses, (16 if is_square else 8) * count, False)
-    rows = data[offsets[:, None] + _BYTES]
+    block, offsets = _rows(w, at, addresses, (16 if is_square else 8) * count)
+    observer = w.block.cluster.observer
+    if observer is not None:
+        observer.generic_read(w, at, block, offsets, ROW_BYTES, "", True)
+        observer.matrices_read(w, at, block, offsets)
+    rows = block.shared.data[offsets[:, None] + _BYTES]
     source = form.removeprefix("square.")
     if source in ("b4x16_p64", "b6x16_p32"):
         rows = fragments.spread_bits(rows, source)
@@ -61,10 +58,14 @@ def ldmatrix(w: Warp, at: int, addresses: Array, count: int, form: str) -> Array
 
 def stmatrix(w: Warp, at: int, addresses: Array, registers: tuple[Array, ...], form: str) -> None:
     """form: "", "trans" or "bytes" (m16n8 of .b8)."""
-    data, offsets = _rows(w, at, addresses, 8 * len(registers), True)
+    block, offsets = _rows(w, at, addresses, 8 * len(registers))
     stacked = np.stack(registers)
     rows = fragments.store_byte_rows(stacked) if form == "bytes" else fragments.store_rows(stacked, form == "trans")
-    data[offsets[:, None] + _BYTES] = rows
+    data, places = block.shared.data, offsets[:, None] + _BYTES
+    observer = w.block.cluster.observer
+    if observer is not None:  # the lanes met before it, not after it
+        observer.generic_write(w, at, block, offsets, ROW_BYTES, "", same=lambda: bool((data[places] == rows).all()))
+    data[places] = rows
 
 
 def movmatrix(register: Array) -> Array:

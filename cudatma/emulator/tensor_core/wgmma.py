@@ -71,6 +71,39 @@ def chunk_pattern(descriptor: MatrixDescriptor, extent: int, depth_bytes: int, m
     return (depth % 8) * CHUNK + (depth // 8) * lead + chunk * stride
 
 
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """The matrix that a descriptor describes.
+
+    places: offsets in shared memory of its 16-byte chunks, (rows, chunks of a row), or (k, chunks of 8 elements) if
+    MN-major. columns: the column of each chunk in its swizzled row if the base offset is 0.
+    """
+
+    descriptor: MatrixDescriptor
+    is_mn_major: bool
+    places: Array
+    columns: Array
+
+
+def operand_of(bits: int, extent: int, depth_bytes: int, mn_major: bool) -> Operand:
+    """Return the whole operand of a warpgroup."""
+    descriptor = MatrixDescriptor.read(bits)
+    addresses = descriptor.start + chunk_pattern(descriptor, extent, depth_bytes, mn_major)
+    per_row = max(1, descriptor.mode.span_bytes // CHUNK)
+    return Operand(descriptor, mn_major, _offsets(descriptor, addresses), addresses // CHUNK % per_row)
+
+
+def _offsets(descriptor: MatrixDescriptor, addresses: Array) -> Array:
+    """Return the offsets in shared memory of chunks at unswizzled addresses.
+
+    The swizzle uses absolute address bits; base_offset is subtracted from the row that they give (measured on an H200).
+    """
+    rows = addresses - (descriptor.base_offset << 7)
+    absolute = addresses ^ rows ^ swizzle(rows, descriptor.mode)
+    offsets: Array = (absolute & (_ADDRESS_BITS - 1)) - SHARED_START
+    return offsets
+
+
 def read_matrix(
     w: Warp, at: int, bits: int, first: int, extent: int, depth: int, kind: str, mn_major: bool
 ) -> tuple[Array, Array]:
@@ -80,11 +113,7 @@ def read_matrix(
     pattern = chunk_pattern(descriptor, total, depth * fragments.ELEMENT_BITS[kind] // 8, mn_major)
     pattern = pattern[:, first // 8 :] if mn_major else pattern[first:]
     start = descriptor.start
-    # The pattern's phase is that of absolute address bits; base_offset shifts it where the tile is not aligned to it.
-    absolute = swizzle((start + pattern) ^ (descriptor.base_offset << 7), descriptor.mode) ^ (
-        descriptor.base_offset << 7
-    )
-    offsets = (absolute & (_ADDRESS_BITS - 1)) - SHARED_START
+    offsets = _offsets(descriptor, start + pattern)
     shared = w.block.shared
     if int(offsets.min()) < 0 or int(offsets.max()) + CHUNK > shared.size:
         message = (
@@ -121,23 +150,27 @@ def mma_async(
     stored = k // 2 if form.sparse else k
     d_kind, a_kind, b_kind, _ = form.kinds
     observer = w.block.cluster.observer
-    if not w.split.is_full:
+    if not w.split.mask.all():
         access.trap(w, at, "wgmma by a part of a warp")
     if w.block.warp_count - 4 * (w.index // 4) < 4:
         access.trap(w, at, "wgmma by a warpgroup of fewer than four warps")
     b_bits = int(b[0])
     right, b_chunks = read_matrix(w, at, b_bits, 0, n, k, b_kind, transposes[1])
-    chunks = [(b_bits, b_chunks)]
+    reads = [(b_bits, b_chunks, n, k, transposes[1])]
     if isinstance(a, tuple):
         left = fragments.gather_a(a, WARP_ROWS, stored, a_kind)
     else:
         a_bits = int(np.asarray(a)[0])
         first = WARP_ROWS * (w.index % 4)
         left, a_chunks = read_matrix(w, at, a_bits, first, WARP_ROWS, stored, a_kind, transposes[0])
-        chunks.append((a_bits, a_chunks))
+        reads.append((a_bits, a_chunks, WARPS * WARP_ROWS, stored, transposes[0]))
     if observer is not None:
-        for bits, offsets in chunks:
-            observer.wgmma_read(w, at, offsets, MatrixDescriptor.read(bits))
+        for position, (bits, offsets, extent, depth, mn_major) in enumerate(reads):
+            observer.wgmma_read(w, at, offsets)
+            if observer.is_new_descriptor(w, at, bits, position):
+                operand = operand_of(bits, extent, depth * fragments.ELEMENT_BITS[a_kind] // 8, mn_major)
+                if operand.places.min() >= 0 and operand.places.max() + CHUNK <= w.block.shared.size:
+                    observer.descriptor_used(w, at, operand)
         observer.wgmma_issued(w, at, (scale_d, b) if isinstance(a, tuple) else (scale_d, b, np.asarray(a)))
         if scale_d[0] and any(map(is_unwritten, d)):
             observer.report("uninitialised_register", w, at, "a wgmma adds to an accumulator that nothing has written")

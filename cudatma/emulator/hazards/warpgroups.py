@@ -1,0 +1,140 @@
+"""Instructions that all four warps of a warpgroup have to execute: wgmma.mma_async and setmaxnreg.
+
+Source: PTX ISA, "wgmma.mma_async" (.aligned: all threads in the warpgroup must execute the same instruction),
+"setmaxnreg" (the same; all warps of the warpgroup synchronize before they execute another one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cudatma.emulator.hazards.checks import Checks
+from cudatma.emulator.machine.program import Program
+from cudatma.emulator.machine.state import Block, Warp
+from cudatma.emulator.machine.sync import ClusterWait, NamedWait
+from cudatma.emulator.ptx.types import Array
+
+WARPS = 4
+#: Operands of a wgmma that all threads of a warpgroup have in common.
+_SHARED = "scale-d", "the matrix descriptor of B", "the matrix descriptor of A"
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """One execution by a warp. operands: what all threads have to have in common. stamp: its agent and clock."""
+
+    w: Warp
+    program: Program
+    at: int
+    operands: tuple[int, ...]
+    stamp: tuple[int, int] = (0, 0)
+
+
+class Warpgroups:
+    """Compares what the warps of each warpgroup of a cluster execute."""
+
+    def __init__(self, observer: Checks) -> None:
+        self._observer = observer
+        #: The wgmmas of each warp that it has not committed.
+        self._open: dict[int, list[_Event]] = {}
+        #: (first warp of a warpgroup, number of a group of wgmmas) -> warp -> its wgmmas, until all have committed it.
+        self._groups: dict[tuple[int, int], dict[int, list[_Event]]] = {}
+        self._committed: dict[int, int] = {}
+        #: The setmaxnregs of each warp.
+        self._settings: dict[int, list[_Event]] = {}
+
+    def wgmma_issued(self, w: Warp, at: int, shared: Sequence[Array]) -> None:
+        """Note a wgmma of a warp. shared: scale-d and the matrix descriptors."""
+        for name, vector in zip(_SHARED, shared, strict=False):
+            if (vector != vector[0]).any():
+                self._observer.report("wgmma_operands", w, at, f"{name} is not the same in all lanes")
+        operands = tuple(int(vector[0]) for vector in shared)
+        self._open.setdefault(w.agent, []).append(_Event(w, w.split.frame.program, at, operands))
+
+    def wgmma_committed(self, w: Warp) -> None:
+        """Compare the wgmmas that a warp commits with the first warp's in the same group."""
+        number = self._committed[w.agent] = self._committed.get(w.agent, 0) + 1
+        warps = _warpgroup(w)
+        key = warps[0].agent, number
+        group = self._groups.setdefault(key, {})
+        own = group[w.index] = self._open.pop(w.agent, [])
+        first = next(iter(group))
+        if len(group[first]) == len(own):
+            self._compare(group[first], own)
+        else:
+            few, many = sorted((first, w.index), key=lambda index: len(group[index]))
+            counts = f"warp {many} executes {len(group[many])} and warp {few} executes {len(group[few])}"
+            text = f"wgmma.mma_async is for all four warps of a warpgroup, and in one group of wgmmas {counts}"
+            self._report(group[many][-1], text)
+        if len(group) == len(warps):
+            del self._groups[key]
+
+    def _compare(self, first: list[_Event], own: list[_Event]) -> None:
+        for one, other in zip(first, own, strict=True):
+            for name, left, right in zip(_SHARED, one.operands, other.operands, strict=False):
+                if left != right:
+                    self._report(other, f"{name} is not the same in all warps of the warpgroup", "wgmma_operands")
+
+    def registers_set(self, w: Warp, at: int, count: int, is_inc: bool) -> None:
+        """Check a setmaxnreg of a warp against the other warps of its warpgroup."""
+        observer = self._observer
+        own = self._settings.setdefault(w.agent, [])
+        event = _Event(w, w.split.frame.program, at, (count, is_inc), observer.stamp(w, 1))
+        number = len(own)
+        known = observer.known(w)
+        for other in _warpgroup(w):
+            if other is w:
+                continue
+            theirs = self._settings.get(other.agent, [])
+            before = theirs[number - 1].stamp if 0 < number <= len(theirs) else None
+            if number and (before is None or known.order[before[0]] < before[1]):
+                text = f"nothing orders this setmaxnreg after the one before it of warp {other.index}"
+                self._report(event, f"{text}: the warps of a warpgroup have to synchronize between the two")
+                break
+            if len(theirs) > number and theirs[number].operands != event.operands:
+                text = f"{_named(event)} here and {_named(theirs[number])} in warp {other.index} of the same warpgroup"
+                self._report(event, text)
+                break
+        own.append(event)
+
+    def block_ended(self, block: Block) -> None:
+        """Report what some warps of a warpgroup executed in a CTA that has ended, and others did not."""
+        self._report_missing(block.warps)
+
+    def stuck(self, warps: Iterable[Warp]) -> None:
+        """No warp can run any more. warps: of the cluster."""
+        self._report_missing([w for w in warps if not w.alive.any() or _rendezvous(w)])
+
+    def _report_missing(self, absent: Sequence[Warp]) -> None:
+        """Report instructions that one of these warps has not executed and another warp of its warpgroup has."""
+        for w in absent:
+            first = _warpgroup(w)[0].agent
+            own = len(self._settings.get(w.agent, ()))
+            for other in _warpgroup(w):
+                for event in self._settings.get(other.agent, [])[own:]:
+                    self._report(event, f"setmaxnreg is for all warps of a warpgroup, and warp {w.index} skips it")
+            for (group, _), done in self._groups.items():
+                if group == first and w.index not in done:
+                    for event in next((events for events in done.values() if events), []):
+                        text = f"wgmma.mma_async is for all four warps of a warpgroup, and warp {w.index} skips it"
+                        self._report(event, text)
+
+    def _report(self, event: _Event, message: str, kind: str = "divergent_warp") -> None:
+        observer = self._observer
+        observer.findings.add(kind, message, observer.launch, event.program, event.at, event.w)
+
+
+def _named(event: _Event) -> str:
+    count, is_inc = event.operands
+    return f"setmaxnreg.{'inc' if is_inc else 'dec'} {count}"
+
+
+def _warpgroup(w: Warp) -> list[Warp]:
+    first = w.index // WARPS * WARPS
+    return w.block.warps[first : first + WARPS]
+
+
+def _rendezvous(w: Warp) -> bool:
+    """Whether all lanes of a warp wait at a barrier of their CTA or cluster."""
+    return all(isinstance(split.waits_for, NamedWait | ClusterWait) for split in w.splits)

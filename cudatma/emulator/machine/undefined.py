@@ -1,0 +1,109 @@
+"""Undefined values: what a shuffle reads from a lane that does not take part, followed until it has an effect.
+
+Each frame knows the lanes of its registers that are undefined. Instructions pass them on from their sources to their
+destinations. An effect is a store, an address, a branch, or an operand of an asynchronous instruction.
+
+Source: PTX ISA, "shfl.sync": the result is unpredictable if the source lane is inactive or not in the membermask.
+"""
+
+from __future__ import annotations
+
+from cudatma.emulator.machine.state import Frame, Warp
+from cudatma.emulator.ptx.flow import registers_of
+from cudatma.emulator.ptx.types import Array
+from cudatma.emulator.ptx.writer import runtime
+
+#: Opcodes of which each result comes from several lanes.
+_COLLECTIVE = {"vote", "match", "redux", "mma", "wmma", "ldmatrix", "movmatrix"}
+_EFFECTS = {
+    "st",
+    "red",
+    "atom",
+    "ld",
+    "ldu",
+    "cp",
+    "mbarrier",
+    "stmatrix",
+    "wgmma",
+    "bar",
+    "barrier",
+    "bra",
+    "brx",
+    "ret",
+}
+_EFFECTS |= {"exit", "ldmatrix", "multimem", "tensormap"}
+#: The bits of an undefined value.
+GARBAGE = 0xBADBAD
+
+
+@runtime
+def track(w: Warp, at: int, mask: Array, spared: tuple[Array | None, ...] | None) -> None:
+    """Pass undefined values on from the sources of an instruction, or report the effect that they have.
+
+    spared: the lanes in which each source has no bearing on the result.
+    """
+    frame = w.split.frame
+    undefined, instruction = frame.undefined, frame.program.instruction(at)
+    written, read = frame.program.flow.accesses[at]
+    found = ~mask & mask
+    if spared is None:
+        for register in read:
+            if register in undefined:
+                found = found | undefined[register]
+    else:
+        for operand, lanes in zip(instruction.operands[1:], spared, strict=True):
+            for register in registers_of(operand):
+                if register in undefined:
+                    found = found | (undefined[register] if lanes is None else undefined[register] & ~lanes)
+    found = found & mask
+    parts = instruction.parts
+    if found.any() and parts[0] in _EFFECTS and parts[1:2] != ("param",):
+        observer = w.block.cluster.observer
+        if observer is not None:
+            line = frame.program.instruction(frame.undefined_at).line
+            text = f"what the shuffle at PTX line {line} has read from a lane that does not take part in it is used"
+            observer.report("uninitialised_register", w, at, text)
+        found = ~mask & mask
+    if found.any() and parts[0] in _COLLECTIVE:
+        found = mask
+    for register in written:
+        _mark(frame, register, found, mask)
+    if not undefined:
+        w.split.is_full = bool(w.split.mask.all())
+
+
+def _mark(frame: Frame, register: int, lanes: Array, mask: Array) -> None:
+    """Note which of the lanes that write a register give it an undefined value."""
+    before = frame.undefined.get(register)
+    if before is None and not lanes.any():
+        return
+    now = lanes & mask if before is None else (before & ~mask) | (lanes & mask)
+    if now.any():
+        frame.undefined[register] = now
+    else:
+        frame.undefined.pop(register, None)
+
+
+@runtime
+def shuffled(
+    w: Warp, at: int, value: Array, source: Array, groups: tuple[Array, ...], mask: Array | None, of: int, to: int
+) -> Array:
+    """Each lane's value from its source lane, which is undefined where that one is not in its group.
+
+    of, to: the registers, -1 where an operand is none.
+    """
+    known: Array = source < 0
+    for lanes in groups:
+        known |= lanes & lanes[source]
+    frame = w.split.frame
+    here = w.split.mask if mask is None else mask
+    missing = here & ~known
+    if frame.undefined or missing.any():
+        before = frame.undefined.get(of)
+        _mark(frame, to, missing if before is None else missing | (known & before[source]), here)
+        if missing.any():
+            frame.undefined_at = at
+        w.split.is_full = not frame.undefined and bool(w.split.mask.all())
+    result = value[source]
+    result[~known] = GARBAGE
+    return result
