@@ -255,7 +255,8 @@ def test_wrong_sources_are_named() -> None:
 def test_values_that_no_weight_has_are_found_by_warm_up() -> None:
     layer = layer_of()
     layer.warm_up([1, 16])
-    for wrong in (16, [1.5], [-1]):
+    layer.warm_up(16)
+    for wrong in (-16, 1.5, [1.5], [-1]):
         with pytest.raises((ArgumentError, ArgumentTypeError), match="m_values"):
             layer.warm_up(wrong)
     layer.scales[0, 0] = float("nan")

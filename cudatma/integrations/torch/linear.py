@@ -212,28 +212,25 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
             self.batch_invariant,
         )
 
-    def warm_up(self, m_values: Iterable[int] | None = None, *, max_m: int | None = None) -> None:
+    def warm_up(self, m_values: int | Iterable[int]) -> None:
         """Read the weight's values, and compile and load what calls need: at start-up, or before a graph capture.
 
         On the CPU the weight is read and checked.
 
         Parameters
         ----------
-        m_values : iterable of int, optional
-            Numbers of rows of x: the product of all its dimensions but the last.
-        max_m : int, optional
-            Prepare for every number of rows up to this one instead. ``cudatma.integrations.torch.warm_up()`` does it
-            for all layers of a model together, which is faster.
+        m_values : int or iterable of int
+            Numbers of rows of x, the product of all its dimensions but the last. An int prepares for every number up
+            to it. ``cudatma.integrations.torch.warm_up()`` does it for all layers of a model together, which is
+            faster.
 
         Raises
         ------
         ArgumentError, ArgumentTypeError
-            Unless exactly one of the two is given, with sizes in range.
+            If a number is out of range.
         """
         layer = ArrayLayer(self._packed_weight(), batch_invariant=self.batch_invariant)
-        on_gpu = self.qweight.is_cuda
-        stream = torch.cuda.current_stream(self.qweight.device) if on_gpu else None
-        layer.warm_up(m_values, max_m=max_m, stream=stream)
+        layer.warm_up(m_values, stream=torch.cuda.current_stream(self.qweight.device) if self.qweight.is_cuda else None)
 
     def _packed_weight(self) -> PackedWeight:
         """Over the buffers, which it does not keep alive."""

@@ -95,7 +95,7 @@ class MarlinLinear:
         return marlin_gemm(x, self.weight, out, self.bias, stream, batch_invariant=self.batch_invariant, **options)
 
     @former_arguments("stream", tokens="m_values")
-    def warm_up(self, m_values: Iterable[int] | None = None, *, max_m: int | None = None, stream: Any = None) -> None:
+    def warm_up(self, m_values: int | Iterable[int], *, stream: Any = None) -> None:
         """Compile and load what calls need, and reserve their memory, before the first call.
 
         Do this at start-up, so that no request waits for the compiler, or before a graph capture, which cannot load
@@ -104,29 +104,27 @@ class MarlinLinear:
 
         Parameters
         ----------
-        m_values : iterable of int, optional
-            Numbers of rows of x, dense and beginning at multiples of 16 bytes.
-        max_m : int, optional
-            Prepare for every number of rows up to this one and for every layout of x instead. Missing kernels are
-            compiled in parallel, with a progress bar on a terminal.
+        m_values : int or iterable of int
+            An int prepares for every number of rows of x up to it, and for every layout of x; missing kernels are
+            compiled in parallel, with a progress bar on a terminal. Several numbers prepare for these alone, with
+            dense rows that begin at multiples of 16 bytes.
         stream : stream, optional
             The stream whose workspace is reserved. Default: the current one.
 
         Raises
         ------
         ArgumentError, ArgumentTypeError
-            Unless exactly one of ``m_values`` and ``max_m`` is given, with sizes in range.
+            If a number is out of range, or the weight is in host memory.
         """
-        if (m_values is None) == (max_m is None):
-            raise ArgumentError("m_values, max_m", "both" if max_m is not None else "neither", "exactly one of them")
-        batches = checked_m_values(m_values) if max_m is None else checked_m_values([max_m], "max_m")
+        max_m = m_values if type(m_values) is int else None
+        batches = checked_m_values(m_values if max_m is None else [max_m])
         if self.weight.device is None:
             if selected_backend() != "cuda":
                 return
             raise ArgumentError("weight.device", "the host", "a CUDA device", "call to_device() first")
         device = self.weight.device
         detect(device)  # first: a missing driver is the error to report
-        if max_m is not None:
+        if max_m:
             warm_up([self.weight], max_m, batch_invariant=self.batch_invariant)
         space = stream_workspace(device, stream_handle(stream, "cupy", device))
         for m in filter(None, batches):
@@ -167,12 +165,12 @@ def _upload(values: Any, device: int) -> Any:
         return cupy.asarray(values)
 
 
-def checked_m_values(m_values: Any, field: str = "m_values") -> list[int]:
-    """Return the values of M as a list. Raises ArgumentError, ArgumentTypeError, which name ``field``."""
+def checked_m_values(m_values: Any) -> list[int]:
+    """Return the values of M as a list. Raises ArgumentError, ArgumentTypeError."""
     if not isinstance(m_values, Iterable):
-        raise ArgumentTypeError(field, type(m_values).__name__, "a sequence of ints, one for each M")
+        raise ArgumentTypeError("m_values", type(m_values).__name__, "an int, or a sequence of ints, one for each M")
     batches = list(m_values)
     for m in batches:
         if type(m) is not int or not 0 <= m < 2**31:
-            raise ArgumentError(field, m, "ints from 0 to 2**31 - 1")
+            raise ArgumentError("m_values", m, "ints from 0 to 2**31 - 1")
     return batches
