@@ -162,7 +162,7 @@ def test_a_stage_in_one_box(monkeypatch: pytest.MonkeyPatch, spec: SkinnySpec, k
     for deep in (True, False):
         of = replace(spec, deep_box=deep)
         use(monkeypatch, of)
-        packed = replace(weight.packed)  # without the other's plans
+        packed = replace(weight.packed)
         out = marlin_gemm(buffer[:, :k], packed)
         assert {made.spec for made in packed.attachments["plans"].values()} == {of}
         check(out, to_float64(values) @ weight.dense)

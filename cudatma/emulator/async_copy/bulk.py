@@ -111,7 +111,7 @@ def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast:
 def targets_of(w: Warp, at: int, to: int, bar: int, multicast: int | None) -> list[tuple[int, int]]:
     """(destination, barrier) addresses: one pair, or one a CTA of a multicast at the same offsets."""
     if (to | bar) >> 60:
-        access.check_window(w, at, to if to >> 60 else bar, access.SHARED_OPERAND)
+        to, bar = access.as_shared(w, at, to), access.as_shared(w, at, bar)
     if multicast is None:
         return [(to, bar)]
     low = (1 << RANK_SHIFT) - 1

@@ -111,6 +111,22 @@ def check_window(w: Warp, at: int, address: int, allowed: str) -> None:
         trap(w, at, f"{address:#x} is a generic address of {memory}, allowed: {allowed}", "ILLEGAL_ADDRESS")
 
 
+def as_shared(w: Warp, at: int, address: int) -> int:
+    """Return a shared operand's address in the .shared state space.
+
+    Hardware reads the low half of a generic address of shared memory, which is the address in that space. PTX does not
+    promise this, so it is worth a warning. A generic address of another memory traps.
+    """
+    if address >> 60 == SHARED_WINDOW >> 60:
+        observer = w.block.cluster.observer
+        if observer is not None:
+            message = f"{address:#x} is a generic address of shared memory; allowed: {SHARED_OPERAND}"
+            observer.report("out_of_bounds", w, at, message, is_warning=True)
+        return address - SHARED_WINDOW
+    check_window(w, at, address, SHARED_OPERAND)
+    return address
+
+
 def outside(w: Warp, at: int, address: int, size: int) -> NoReturn:
     """Report an access to bytes that nobody mapped and stop."""
     if address >> 60:
@@ -244,6 +260,10 @@ def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) 
     if own is not None:
         return block, own
     first = int(addresses[0])
+    if first >> 60:
+        generic = first - as_shared(w, at, first)
+        if generic:
+            return shared_offsets(w, at, addresses - np.uint64(generic), size, remote)
     rank = first >> RANK_SHIFT
     if rank != block.rank:
         blocks = block.cluster.blocks
