@@ -303,7 +303,7 @@ def _nvrtc_version(root: Path) -> tuple[int, int]:
 
 
 def remembered(facts: Any, find: Callable[[], Any]) -> Any:
-    """Return find(), or what it returned when the cache folder last met the same facts. Both are JSON."""
+    """Return find(), or its cached result for equal facts. Both must be JSON."""
     return _remembered(default_root(), canonical(facts), find)
 
 

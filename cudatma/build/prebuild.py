@@ -6,7 +6,6 @@ forks: a fork cannot use the CUDA context of its parent.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import queue
@@ -76,7 +75,7 @@ def each(do: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iter
         under_way = {pool.submit(run, item): item for item in wanted}
         for future in as_completed(under_way):
             yield under_way[future], future.result()
-    except EOFError as error:
+    except _WorkerDiedError as error:
         message = f"one of {jobs} processes that compile died, perhaps because memory ran out; use fewer jobs"
         raise CompileError(message) from error
     finally:
@@ -93,8 +92,12 @@ _serve()
 """
 
 
+class _WorkerDiedError(Exception):
+    """A worker ended without an answer."""
+
+
 class _Worker:
-    """A new Python process that calls functions for this one, one at a time.
+    """A Python subprocess that runs functions on request, one at a time.
 
     Unlike a pool of multiprocessing it may also be started by a daemonic process, as vLLM's workers are, and it does
     not import the program's main file.
@@ -110,12 +113,12 @@ class _Worker:
         self._send(sys.path)
 
     def call(self, do: Callable[[Item], Result], item: Item) -> Result:
-        """Return do(item). Raises what it raises, and EOFError if the process has died."""
+        """Return do(item). Raises what it raises, and _WorkerDiedError if the process has ended."""
         try:
             self._send((do, item))
             succeeded, result = pickle.load(self._answers)
-        except (BrokenPipeError, pickle.UnpicklingError) as error:
-            raise EOFError from error
+        except (BrokenPipeError, EOFError, pickle.UnpicklingError) as error:
+            raise _WorkerDiedError from error
         if not succeeded:
             raise result
         return cast("Result", result)
@@ -126,8 +129,7 @@ class _Worker:
 
     def close(self) -> None:
         """End the process, which exits when its input ends."""
-        with contextlib.suppress(BrokenPipeError):
-            self._process.communicate()
+        self._process.communicate()
 
 
 def _serve() -> None:
@@ -141,11 +143,20 @@ def _serve() -> None:
             except EOFError:
                 return
             try:
-                answer = True, do(item)
+                answer = pickle.dumps((True, do(item)))
             except Exception as error:
-                answer = False, error
-            pickle.dump(answer, answers)
+                answer = pickle.dumps((False, _picklable(error)))
+            answers.write(answer)
             answers.flush()
+
+
+def _picklable(error: Exception) -> Exception:
+    """Return an error that can be sent to the parent: this one, or a CompileError with its text."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return CompileError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def compiled(order: tuple[str, str, str]) -> Compiled | CompileError:

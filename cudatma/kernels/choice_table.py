@@ -1,7 +1,7 @@
 """The configuration for each M of a shape, as a table of intervals.
 
-A table takes seconds to build, because the cost model ranks its candidates once for each interval. It is kept in the
-artifact cache, by a digest of all that it depends on.
+Building a table takes a second or more, because the cost model ranks its candidates once for each interval of M. It is
+kept in the artifact cache under a digest of everything that it depends on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cudatma.kernels.tuning_file import FILE_VARIABLE
 
 @dataclass(frozen=True, slots=True)
 class ChoiceTable:
-    """Configurations of a shape for M from 1 to max_m. starts: the first M of each configuration, sorted."""
+    """The configurations of a shape for M = 1 to max_m; ``starts[i]`` is the first M that uses ``specs[i]``."""
 
     max_m: int
     starts: Sequence[int]
@@ -35,13 +35,17 @@ class ChoiceTable:
         """Return the configuration for M rows, at most ``max_m``."""
         return self.specs[bisect_right(self.starts, m) - 1]
 
+    def specs_up_to(self, m: int) -> Sequence[Any]:
+        """Return the configurations that M from 1 to m use."""
+        return self.specs[: bisect_right(self.starts, m)]
 
-#: Tables that this process has built or read, by shape, GPU and the variable that names the tuning file.
+
+#: The tables of this process by shape, GPU and the variable that names the tuning file.
 _tables: dict[Any, ChoiceTable] = {}
 
 
 def choose(family: Family[P, S], problem: P, gpu: Gpu) -> S:
-    """Return the configuration that decide() gives, from the shape's table if there is one up to this M."""
+    """Return decide()'s configuration, from the shape's table if it covers M."""
     spec = pinned_scope.get()
     if spec is not None and type(spec) in family.kernels.values():
         return decide(family, problem, gpu).spec
@@ -60,9 +64,9 @@ def _at_start(family: Family[Any, Any], problem: Any, gpu: Gpu, file: str | None
 
 
 def choice_table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int) -> ChoiceTable:
-    """Return the table of a problem's shape up to ``max_m``: this process's, the cache's, or a new one.
+    """Return a table of the problem's shape that covers ``max_m``, cached or newly built.
 
-    choose() uses it from then on.
+    choose() uses it afterwards.
     """
     file = os.environ.get(FILE_VARIABLE)
     key = (family.name, problem.fixed, gpu, file)
@@ -95,8 +99,8 @@ def _rows(family: Family[P, S], problem: Any, gpu: Gpu, max_m: int) -> list[tupl
     rows: list[tuple[int, S]] = []
     m = max_m
     while m:
-        at_m = replace(problem, m=m)
-        first, spec = interval_start(family, at_m, gpu), decide(family, at_m, gpu).spec
+        first = interval_start(family, replace(problem, m=m), gpu)
+        spec = decide(family, replace(problem, m=first), gpu).spec
         if rows and rows[-1][1] == spec:
             rows.pop()
         rows.append((first, spec))
@@ -106,9 +110,10 @@ def _rows(family: Family[P, S], problem: Any, gpu: Gpu, max_m: int) -> list[tupl
 
 @lru_cache(maxsize=1)
 def _code_digest() -> str:
-    """Digest the code that a choice depends on: the cost models, the candidates and the specs."""
-    folder = Path(__file__).parent
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.rglob("*.py")))).hexdigest()
+    """Digest the code that a choice depends on: cost models, candidates, specs, targets and element types."""
+    kernels = Path(__file__).parent
+    files = sorted([*kernels.rglob("*.py"), *kernels.parent.glob("*.py")])
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def _digest(path: Path) -> str:

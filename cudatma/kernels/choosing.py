@@ -121,7 +121,10 @@ def _entry_points(family: Family[Any, Any], problem: Any, gpu: Gpu, file: str | 
     raw = problem.as_json()
     index = tuple(raw[name] for name in family.index)
     measured = {entry.problem.m for path, _ in _files(family) for entry in _entries(path, family, gpu, index)}
-    return sorted({point for m in measured for point in (math.ceil(m / _LARGER_M), m, 2 * m)})
+    points = {point for m in measured for point in (math.ceil(m / _LARGER_M), m, 2 * m)}
+    # Among entries of other problems the one with the nearest M serves, so that another one begins half-way.
+    points |= {half for a in measured for b in measured if a < b for half in (ceil_div(a + b, 2), (a + b) // 2 + 1)}
+    return sorted(points)
 
 
 def _check_pinned(family: Family[P, S], spec: S, problem: P, gpu: Gpu) -> None:

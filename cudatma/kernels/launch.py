@@ -99,7 +99,7 @@ T = TypeVar("T")
 
 
 class Replay:
-    """A launch that runs again with its arrays at other addresses, equal to the first ones modulo 16.
+    """A launch that can be repeated with other array addresses, if these are congruent to the first ones modulo 16.
 
     Keeps no array alive. Safe from many threads: each launch takes a set of marshalled arguments for itself, and a set
     is added when several threads launch at the same time.
@@ -119,7 +119,8 @@ class Replay:
         """Marshal a launch. Raises what Kernel.plan() raises.
 
         bases: addresses of the call's arrays now. arguments: for each array, the index of the argument that holds its
-        address, at any offset, or None. steady: the number of arrays, the last ones, whose addresses run() gets apart.
+        address, at any offset, or None. steady: the number of trailing arrays whose addresses are passed to run()
+        separately.
         """
         plan = launch.plan(kernel, device)
         self.device, self._split = device, len(bases) - steady
@@ -130,7 +131,7 @@ class Replay:
     def run(self, addresses: tuple[int, ...], stream: int, steady: tuple[int, ...] = ()) -> None:
         """Launch on a stream, by its handle, with the arrays at these addresses, in the order of ``bases``.
 
-        steady: the addresses of the last arrays; a tuple that is the same object as before is not read again.
+        steady: the addresses of the trailing arrays. Passing the same tuple object again skips their update.
         Raises DriverError, LaunchError (a forked process), PipelineHang (debug).
         """
         try:
@@ -146,7 +147,7 @@ class Replay:
 class _Instance:
     """One set of marshalled arguments, which one thread uses at a time."""
 
-    __slots__ = ("_addresses", "_by_driver", "_device", "_launch", "_maps", "_places", "_plan", "_split", "_steady",
+    __slots__ = ("_addresses", "_device", "_launch", "_maps", "_places", "_plan", "_split", "_steady",
                  "_steady_words", "_words")  # fmt: skip
 
     def __init__(self, plan: LaunchPlan, places: Sequence[_Place], split: int, device: int) -> None:
@@ -221,7 +222,7 @@ _Word: TypeAlias = tuple[Any, int, int]
 class _Place:
     """Which argument holds which array's address, and at what offset from its base.
 
-    by_driver: whether it is a map that holds more of the allocation than its address, which only the driver may change.
+    by_driver: whether it is a tensor map that also encodes its allocation, so that only the driver may change it.
     """
 
     argument: int

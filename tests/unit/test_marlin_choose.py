@@ -25,7 +25,7 @@ from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync, dump_spe
 from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
 from cudatma.kernels.marlin.sample import random_weight
 from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.warm_up import kernels_up_to
+from cudatma.kernels.marlin.warm_up import kernels_of
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import ceil_div, fits_workspace, schedule
 from cudatma.kernels.tuning_file import Entry, parse_entry
@@ -204,7 +204,8 @@ def test_intervals_end_where_another_tuning_entry_begins(monkeypatch: pytest.Mon
 
 def test_warming_up_covers_every_m() -> None:
     weight, found = random_weight(LinearShape(1024, 1536, 128, True, "bfloat16")), set()
-    kernels = kernels_up_to(weight, 600, H200, get_target("sm_90a"))
+    table = choice_table.choice_table(MARLIN, Problem.of(weight, 1), H200, 700)
+    kernels = kernels_of(table, weight, H200, get_target("sm_90a"), 600)
     for m in range(1, 601):
         spec = resolve_fused(choose_by_cost(Problem(LinearShape.of(weight), m), H200), weight.scale_fit.form)
         found.add((spec.template, spec))

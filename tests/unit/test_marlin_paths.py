@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,10 @@ from marlin_fake_gpu import Array, FakeGpu
 from marlin_fake_gpu import gpu as gpu  # the fixture
 from test_marlin_gemm import close, make, values
 
-from cudatma import LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm
+from cudatma import ArgumentError, LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm
+from cudatma.kernels import choice_table
+from cudatma.kernels.gpu import imagined_gpu
+from cudatma.kernels.marlin import warm_up as warming
 from cudatma.kernels.stream_workspaces import stream_workspace
 from cudatma.runtime.launch import Kernel
 
@@ -180,3 +184,35 @@ def test_weights_of_one_shape_share_their_plans(gpu: FakeGpu, fast: None) -> Non
     plans = [weight.attachments["plans"] for weight, _ in made]
     assert plans[0] is plans[1] is not plans[2] is plans[3]
     assert [len({id(plan) for plan in each.values()}) for each in plans[1:3]] == [1, 1]
+
+
+def test_warming_up_to_a_bound_compiles_what_is_missing_and_loads_the_rest(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = [make(K, N, seed=seed)[0] for seed in (0, 1)]
+    compiled, loaded = [], []
+
+    def compile_all(orders: Any, target: Any, jobs: int, tell: Any) -> None:
+        for order in orders:
+            compiled.append(order)
+            tell(order[1], None)
+
+    def load_kernel(template: str, spec: Any, target: Any) -> Any:
+        return SimpleNamespace(load=lambda device: loaded.append((template, spec)))
+
+    monkeypatch.setattr(warming, "is_cached", lambda template, spec, target: "permute" in template)
+    monkeypatch.setattr(warming, "compile_all", compile_all)
+    monkeypatch.setattr(warming, "load_kernel", load_kernel)
+    monkeypatch.setattr(warming, "gpu_of", lambda device: imagined_gpu("sm_90a", 4))
+    warming.warm_up(weights, 100)
+    assert len(set(loaded)) == len(loaded)
+    assert set(compiled) == {one for one in loaded if "permute" not in one[0]}
+    assert len(compiled) > 3
+    warming.warm_up(weights, 100)
+    assert len(set(loaded)) == len(loaded), "the second time there is nothing to do"
+    choice_table.forget()
+    warming.warm_up(weights[:1], 100)
+    assert len(loaded) == 2 * len(set(loaded)), "another tuning file may have come"
+    for wrong in (0, 1 << 20):
+        with pytest.raises(ArgumentError, match=r"max_m: got \d+; allowed: 1 to 131072 rows"):
+            warming.warm_up(weights, wrong)

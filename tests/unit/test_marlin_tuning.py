@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cudatma.kernels import choice_table, choosing, tuning_file
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import H200, Gpu
-from cudatma.kernels.marlin.choose import MARLIN, SHIPPED, choose_by_cost, decide
+from cudatma.kernels.marlin.choose import MARLIN, SHIPPED, choose, choose_by_cost, decide
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
@@ -194,6 +194,18 @@ def test_what_does_not_fit_a_layer_alike_is_passed_over(file: Path, measured: En
     store_entry(file, GPU, MARLIN, entry(m, other, group_size=64))
     choice_table.forget()
     assert decided(m, **change) == ("tuned", replace(other, **change)), "the next that fits"
+
+
+def test_the_table_of_intervals_follows_entries_of_other_problems(file: Path) -> None:
+    """Entries of layers alike: half-way between two of them the other one begins to serve."""
+    store_entry(file, GPU, MARLIN, entry(66, replace(WGMMA, stages=2), group_size=64))
+    store_entry(file, GPU, MARLIN, entry(100, replace(WGMMA, stages=3), group_size=32))
+    choice_table.forget()
+    specs = {m: decided(m)[1] for m in range(50, 140)}
+    assert {spec.stages for spec in specs.values()} >= {2, 3}
+    assert {m: choose(Problem(LAYER, m), H200) for m in specs} == specs
+    table = choice_table.choice_table(MARLIN, Problem(LAYER, 1), H200, 139)
+    assert {m: table.at(m) for m in specs} == specs
 
 
 def test_what_was_measured_with_zero_points_serves_no_layer_alike(file: Path) -> None:

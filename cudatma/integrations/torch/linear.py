@@ -14,7 +14,7 @@ from cudatma.integrations.torch.operators import MARLIN_GEMM
 from cudatma.integrations.torch.weights import forget, packed_weight, weight_tensors
 from cudatma.kernels.marlin.dequantize import dequantize
 from cudatma.kernels.marlin.linear import MarlinLinear as ArrayLayer
-from cudatma.kernels.marlin.linear import converted_bias
+from cudatma.kernels.marlin.linear import checked_m_values, converted_bias
 from cudatma.kernels.marlin.operands import check_weight
 from cudatma.kernels.marlin.warm_up import warm_up as warm_up_weights
 from cudatma.pipeline import align_up
@@ -220,17 +220,20 @@ class MarlinLinear(torch.nn.Module):  # type: ignore[misc]
         Parameters
         ----------
         m_values : int or iterable of int
-            Numbers of rows of x, the product of all its dimensions but the last. An int prepares for every number up
-            to it. ``cudatma.integrations.torch.warm_up()`` does it for all layers of a model together, which is
-            faster.
+            Numbers of rows of x, the product of all its dimensions but the last. An int n covers 1 to n rows. To warm
+            up a whole model, use ``cudatma.integrations.torch.warm_up(model, max_m)``, which is faster.
 
         Raises
         ------
         ArgumentError, ArgumentTypeError
             If a number is out of range.
         """
-        layer = ArrayLayer(self._packed_weight(), batch_invariant=self.batch_invariant)
-        layer.warm_up(m_values, stream=torch.cuda.current_stream(self.qweight.device) if self.qweight.is_cuda else None)
+        weight = self._packed_weight()
+        if self.qweight.is_cuda:
+            layer = ArrayLayer(weight, batch_invariant=self.batch_invariant)
+            layer.warm_up(m_values, stream=torch.cuda.current_stream(self.qweight.device))
+        else:
+            checked_m_values(m_values)
 
     def _packed_weight(self) -> PackedWeight:
         """Over the buffers, which it does not keep alive."""

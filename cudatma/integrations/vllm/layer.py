@@ -73,7 +73,7 @@ class PackedLayer:
 
     @property
     def max_m(self) -> int | None:
-        """The largest number of tokens of a batch; None where it is not known, and nothing is warmed up."""
+        """The largest number of tokens in a batch. If None, nothing is warmed up."""
         return None
 
     def process_weights_after_loading(self, layer: Any) -> None:

@@ -153,8 +153,10 @@ def wgmma_cost(tile: WgmmaTile, m: int, n: int, k: int, gpu: Gpu) -> Cost:
 
 @lru_cache(maxsize=1 << 15)
 def _wgmma_clocks(tile: WgmmaTile, tiles_m: int, n: int, k: int, sm_count: int) -> tuple[float, float, float]:
-    """Return clocks of the busiest SM: around the main loop, in it, and exchanging sums. A new M often has as many
-    tiles as one before."""
+    """Return clocks of the busiest SM: around the main loop, in it, and exchanging sums.
+
+    The result is cached: different M often give the same number of tiles.
+    """
     k_iterations, stage = ceil_div(k, tile.block_k), stage_clocks(tile)
     if tile.cluster_k > 1:
         # Each CTA adds up the sums of all for a part of the rows, and stores it.

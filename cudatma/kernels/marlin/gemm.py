@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Hashable
 from typing import Any
 
@@ -32,9 +33,10 @@ _PLANS, _ADDRESSES = "plans", "addresses"
 #: A decoding engine meets a few hundred batch sizes; a plan takes about 5 KB.
 _MAX_PLANS = 2048
 _ELEMENT_BYTES = 2
-#: Plans hold for addresses that are equal modulo this many bytes.
+#: A plan is valid for addresses with the same remainder modulo this.
 _ALIGNMENT = 16
-_SHARED_PLANS: dict[Hashable, PlanCache[Plan]] = {}
+#: By shape and format, while a weight of these lives.
+_SHARED_PLANS: weakref.WeakValueDictionary[Hashable, PlanCache[Plan]] = weakref.WeakValueDictionary()
 
 
 def marlin_gemm(

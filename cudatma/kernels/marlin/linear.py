@@ -105,9 +105,9 @@ class MarlinLinear:
         Parameters
         ----------
         m_values : int or iterable of int
-            An int prepares for every number of rows of x up to it, and for every layout of x; missing kernels are
-            compiled in parallel, with a progress bar on a terminal. Several numbers prepare for these alone, with
-            dense rows that begin at multiples of 16 bytes.
+            An int n prepares for 1 to n rows of x in any layout; missing kernels are compiled in parallel, with a
+            progress bar on a terminal. Several numbers prepare for these alone, with dense rows that begin at multiples
+            of 16 bytes.
         stream : stream, optional
             The stream whose workspace is reserved. Default: the current one.
 
@@ -116,16 +116,15 @@ class MarlinLinear:
         ArgumentError, ArgumentTypeError
             If a number is out of range, or the weight is in host memory.
         """
-        max_m = m_values if type(m_values) is int else None
-        batches = checked_m_values(m_values if max_m is None else [max_m])
+        batches = checked_m_values(m_values)
         if self.weight.device is None:
             if selected_backend() != "cuda":
                 return
             raise ArgumentError("weight.device", "the host", "a CUDA device", "call to_device() first")
         device = self.weight.device
         detect(device)  # first: a missing driver is the error to report
-        if max_m:
-            warm_up([self.weight], max_m, batch_invariant=self.batch_invariant)
+        if isinstance(m_values, int) and m_values:
+            warm_up([self.weight], m_values, batch_invariant=self.batch_invariant)
         space = stream_workspace(device, stream_handle(stream, "cupy", device))
         for m in filter(None, batches):
             self._warm(m, space)
@@ -166,7 +165,9 @@ def _upload(values: Any, device: int) -> Any:
 
 
 def checked_m_values(m_values: Any) -> list[int]:
-    """Return the values of M as a list. Raises ArgumentError, ArgumentTypeError."""
+    """Return the values of M, or the bound alone, as a list. Raises ArgumentError, ArgumentTypeError."""
+    if type(m_values) is int:
+        m_values = [m_values]
     if not isinstance(m_values, Iterable):
         raise ArgumentTypeError("m_values", type(m_values).__name__, "an int, or a sequence of ints, one for each M")
     batches = list(m_values)

@@ -180,7 +180,7 @@ def loaded(template: str, spec: Any, device: int, stream: int | None) -> tuple[K
     return kernel, resident
 
 
-#: The parameters that may hold the address of x, out, bias, partials, flags, and of the arrays of WeightAddresses.
+#: The kernel parameters that may hold each address: x, out, bias, partials, flags, then the fields of WeightAddresses.
 _ADDRESS_PARAMETERS = (
     ("activation_map", "activations"),
     ("output",),

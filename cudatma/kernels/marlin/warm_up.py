@@ -1,6 +1,6 @@
 """Compile and load the kernels that marlin_gemm may need, before the first call needs them.
 
-The table of a shape's configurations names every kernel that some M needs.
+The choice table of a shape lists every kernel used for some M.
 """
 
 from __future__ import annotations
@@ -11,25 +11,27 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cudatma.build.kernel import is_cached, load_kernel
+from cudatma.build.kernel import is_cached, load_kernel, wants_debug
 from cudatma.build.prebuild import compile_all, usable_cores
 from cudatma.errors import ArgumentError, ArgumentTypeError, CompileError, counted
-from cudatma.kernels.choice_table import choice_table
+from cudatma.kernels.choice_table import ChoiceTable, choice_table
 from cudatma.kernels.gpu import Gpu, gpu_of
 from cudatma.kernels.marlin.choose import MARLIN, resolve_fused
 from cudatma.kernels.marlin.permute_columns import TEMPLATE as ARRANGE
 from cudatma.kernels.marlin.permute_columns import choose_arrangement
-from cudatma.kernels.marlin.problem import LinearShape, Problem
+from cudatma.kernels.marlin.problem import Problem
 from cudatma.quantization import PackedWeight
 from cudatma.target import Target, detect
 
-#: Fewer kernels than this are compiled in this process: starting another one takes as long as compiling one kernel.
+#: Up to this many kernels are compiled in this process: starting a worker takes as long as compiling one.
 _FEW_KERNELS = 2
+#: Largest bound. Building the table of a shape takes 10 s for it.
+_LARGEST_M = 1 << 17
 _log = logging.getLogger(__name__)
 
 Kernels = dict[tuple[str, Any], None]
-#: Requests whose kernels this process has loaded: a model has many layers of few shapes.
-_done: set[tuple[Any, ...]] = set()
+#: Requests whose kernels this process has loaded, with their choice tables: a model has many layers of few shapes.
+_done: dict[tuple[Any, ...], ChoiceTable] = {}
 
 
 def warm_up(
@@ -37,7 +39,6 @@ def warm_up(
     max_m: int,
     *,
     batch_invariant: bool = False,
-    jobs: int | None = None,
     progress: bool | None = None,
 ) -> None:
     """Compile and load every kernel that ``marlin_gemm`` can need for these weights and up to ``max_m`` rows of x.
@@ -50,11 +51,9 @@ def warm_up(
     weights : iterable of PackedWeight
         Weights on CUDA devices. Weights of one shape and format need the same kernels.
     max_m : int
-        Largest number of rows of x, at least 1.
+        Largest number of rows of x, 1 to 131072.
     batch_invariant : bool, default False
         Warm up the kernels of calls with ``batch_invariant=True``.
-    jobs : int, optional
-        Processes that compile. Default: one per usable core.
     progress : bool, optional
         Show a progress bar on stderr while kernels compile. Default: only if stderr is a terminal.
 
@@ -67,33 +66,33 @@ def warm_up(
     """
     if type(max_m) is not int:
         raise ArgumentTypeError("max_m", type(max_m).__name__, "int, rows of x")
-    if not 1 <= max_m < 2**31:
-        raise ArgumentError("max_m", max_m, "1 to 2**31 - 1 rows")
+    if not 1 <= max_m <= _LARGEST_M:
+        raise ArgumentError("max_m", max_m, f"1 to {_LARGEST_M} rows", "larger batches compile at their first call")
     by_device: dict[int, Kernels] = {}
-    requests = set()
+    requests: dict[tuple[Any, ...], ChoiceTable] = {}
     for w in weights:
         if w.device is None:
             raise ArgumentError("weights", "a weight in host memory", "weights on a CUDA device", "call to_device()")
-        request = (w.device, LinearShape.of(w), w.scale_fit.form, w.perm is None, max_m, batch_invariant)
-        if request not in _done and request not in requests:
-            requests.add(request)
-            target, gpu = detect(w.device), gpu_of(w.device)
-            by_device.setdefault(w.device, {}).update(kernels_up_to(w, max_m, gpu, target, batch_invariant))
+        target, gpu, problem = detect(w.device), gpu_of(w.device), Problem.of(w, 1, batch_invariant=batch_invariant)
+        table = choice_table(MARLIN, problem, gpu, max_m)
+        request = (w.device, problem, w.scale_fit.form, w.perm is None, max_m, wants_debug(None))
+        if _done.get(request) is not table:
+            requests[request] = table
+            by_device.setdefault(w.device, {}).update(kernels_of(table, w, gpu, target, max_m))
     for device, kernels in by_device.items():
         target = detect(device)
         missing = [one for one in kernels if not is_cached(*one, target)]
         if len(missing) > _FEW_KERNELS:
             with _bar(len(missing), progress) as advance:
-                compile_all(missing, target, usable_cores() if jobs is None else jobs, advance)
+                compile_all(missing, target, usable_cores(), advance)
         for template, spec in kernels:
             load_kernel(template, spec, target).load(device)
     _done.update(requests)
 
 
-def kernels_up_to(w: PackedWeight, max_m: int, gpu: Gpu, target: Target, batch_invariant: bool = False) -> Kernels:
+def kernels_of(table: ChoiceTable, w: PackedWeight, gpu: Gpu, target: Target, max_m: int) -> Kernels:
     """Return (template, spec) of every kernel that calls with this weight and up to ``max_m`` rows may launch."""
-    problem = Problem(LinearShape.of(w), 1, batch_invariant)
-    specs = (resolve_fused(spec, w.scale_fit.form) for spec in choice_table(MARLIN, problem, gpu, max_m).specs)
+    specs = (resolve_fused(spec, w.scale_fit.form) for spec in table.specs_up_to(max_m))
     kernels: Kernels = {(spec.template, spec): None for spec in specs}
     for m in (1, max_m):
         for is_aligned in (False,) if w.perm is None else (False, True):
