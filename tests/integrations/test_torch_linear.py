@@ -18,7 +18,7 @@ import safetensors.torch
 
 import cudatma
 from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
-from cudatma.integrations.torch import MarlinLinear
+from cudatma.integrations.torch import MarlinLinear, warm_up
 
 K, N = 160, 136  # no multiples of a block
 
@@ -287,3 +287,29 @@ def test_a_layer_is_exported_with_a_free_batch() -> None:
     dynamic = {"x": {0: torch.export.Dim("m")}}
     program = torch.export.export(layer, (x,), dynamic_shapes=dynamic)
     torch.testing.assert_close(program.module()(rows(6)), layer(rows(6)), rtol=0, atol=0)
+
+
+def test_warming_up_a_model_checks_its_arguments_without_a_gpu_too() -> None:
+    model = torch.nn.Sequential(layer_of())
+    warm_up(model, 16)
+    for wrong in (0, -1, 2.5, "16", [], True):
+        with pytest.raises((ArgumentError, ArgumentTypeError), match=r"max_m: got "):
+            warm_up(model, wrong)
+    with pytest.raises(ArgumentTypeError, match="model: got NoneType"):
+        warm_up(None, 16)
+
+
+def test_buffers_off_16_bytes_run_on_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of a safetensors file may begin at any multiple of 8 bytes."""
+    layer = layer_of()
+    x = torch.ones(1, layer.in_features, dtype=torch.float16)
+    expected = layer(x)
+    for name, tensor in list(layer.named_buffers()):
+        size = tensor.numel() * tensor.element_size()
+        whole = torch.empty(size + 32, dtype=torch.uint8)
+        start = -whole.data_ptr() % 16 + 8
+        moved = whole[start : start + size].view(tensor.dtype).view(tensor.shape)
+        moved.copy_(tensor)
+        setattr(layer, name, moved)
+    monkeypatch.setenv("CUDATMA_BACKEND", "emulator")
+    torch.testing.assert_close(layer(x), expected, rtol=2e-3, atol=2e-3)

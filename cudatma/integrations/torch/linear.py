@@ -16,6 +16,7 @@ from cudatma.kernels.marlin.dequantize import dequantize
 from cudatma.kernels.marlin.linear import MarlinLinear as ArrayLayer
 from cudatma.kernels.marlin.linear import checked_m_values, converted_bias
 from cudatma.kernels.marlin.operands import check_weight
+from cudatma.kernels.marlin.warm_up import check_max_m
 from cudatma.kernels.marlin.warm_up import warm_up as warm_up_weights
 from cudatma.pipeline import align_up
 from cudatma.quantization import (
@@ -294,6 +295,9 @@ def warm_up(model: torch.nn.Module, max_m: int, *, progress: bool | None = None)
     ArgumentError, ArgumentTypeError
         If ``max_m`` is out of range.
     """
+    check_max_m(max_m)
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentTypeError("model", type(model).__name__, "torch.nn.Module")
     layers = [module for module in model.modules() if isinstance(module, MarlinLinear) and module.qweight.is_cuda]
     for invariant in (False, True):
         weights = [layer._packed_weight() for layer in layers if layer.batch_invariant is invariant]

@@ -27,6 +27,7 @@ from cudatma.library_streams import current_stream
 from cudatma.quantization import PackedWeight
 from cudatma.quantization.namespaces import bfloat16_view
 
+_ALIGNMENT = 16
 #: Address of qweight -> what of the tensors the weight depends on, the weight, and the storages. Without a lock, which
 #: a forked child could find locked, and so could a finalizer that calls forget().
 _known: dict[int, tuple[tuple[Any, ...], PackedWeight, tuple[StorageWeakRef, ...]]] = {}
@@ -120,9 +121,13 @@ def _reading(device: int) -> Iterator[None]:
 
 
 def _view(info: ArrayInfo) -> Any:
-    """A NumPy or CuPy array over a tensor's memory, which it does not keep alive: the operator's caller does."""
+    """Return a NumPy or CuPy array over a tensor's memory, which it does not keep alive: the operator's caller does.
+
+    Host memory that does not begin at a multiple of 16 bytes, as in safetensors files, is copied: TMA cannot read it.
+    """
     if info.device is None:
-        return host_array(info)
+        array = host_array(info)
+        return array.copy() if info.pointer % _ALIGNMENT else array
 
     def of_cupy(cupy: Any) -> Any:
         kind = "uint16" if info.dtype == BFLOAT16 else info.dtype

@@ -168,7 +168,7 @@ def checked_m_values(m_values: Any) -> list[int]:
     """Return the values of M, or the bound alone, as a list. Raises ArgumentError, ArgumentTypeError."""
     if type(m_values) is int:
         m_values = [m_values]
-    if not isinstance(m_values, Iterable):
+    if not isinstance(m_values, Iterable) or isinstance(m_values, str | bytes):
         raise ArgumentTypeError("m_values", type(m_values).__name__, "an int, or a sequence of ints, one for each M")
     batches = list(m_values)
     for m in batches:

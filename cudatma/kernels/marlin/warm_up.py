@@ -64,10 +64,7 @@ def warm_up(
     CompileError, DriverError, TargetError
         As the first call would.
     """
-    if type(max_m) is not int:
-        raise ArgumentTypeError("max_m", type(max_m).__name__, "int, rows of x")
-    if not 1 <= max_m <= _LARGEST_M:
-        raise ArgumentError("max_m", max_m, f"1 to {_LARGEST_M} rows", "larger batches compile at their first call")
+    check_max_m(max_m)
     by_device: dict[int, Kernels] = {}
     requests: dict[tuple[Any, ...], ChoiceTable] = {}
     for w in weights:
@@ -88,6 +85,14 @@ def warm_up(
         for template, spec in kernels:
             load_kernel(template, spec, target).load(device)
     _done.update(requests)
+
+
+def check_max_m(max_m: Any) -> None:
+    """Raise ArgumentError or ArgumentTypeError unless this is a bound that warm_up() takes."""
+    if type(max_m) is not int:
+        raise ArgumentTypeError("max_m", type(max_m).__name__, "int, rows of x")
+    if not 1 <= max_m <= _LARGEST_M:
+        raise ArgumentError("max_m", max_m, f"1 to {_LARGEST_M} rows", "larger batches compile at their first call")
 
 
 def kernels_of(table: ChoiceTable, w: PackedWeight, gpu: Gpu, target: Target, max_m: int) -> Kernels:
