@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,7 @@ def convert_checkpoint(
     left: dict[str, str] = {}
     if quantize:
         unfit = [layer for layer in opened.layers if layer in match.refused]
+        replace(match, refused={name: match.refused[name] for name in match.refused if name not in unfit}).require()
         left = dict.fromkeys(unfit, f"{match.class_name} cannot load it quantized")
         left |= dict.fromkeys(match.ignored, f"{match.class_name} leaves it out")
         opened = opened.leave(left)

@@ -90,7 +90,7 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
     if not section:
         check_others(checkpoint, {})
     if section and quantize:
-        got = f"a checkpoint that is quantized ({section.get('quant_method', 'gptq')})"
+        got = f"a checkpoint that is quantized ({section.get('quant_method', 'no quant_method')})"
         raise ArgumentError("quantize", got, "a float checkpoint", "leave the option out: its layers are packed as is")
     if not section and not quantize:
         remedy = "--quantize quantizes it, rounding to nearest"
