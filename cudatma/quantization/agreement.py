@@ -1,4 +1,4 @@
-"""Compare a layer's tensors with the configuration, and find out how to read them."""
+"""Check a layer's tensors against its configuration and decide how to decode them."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, group_count
 from cudatma.quantization.safetensors_file import TensorEntry
 from cudatma.quantization.statement import LayerStatement, Statement, read_section, read_statement
 
-_FOUR = "quantize the model again with 4 bits there, or leave the layer in 16"
+_FOUR = "quantize the model again with 4 bits there, or leave the layer unquantized"
 _AGREE = "correct the configuration, or use the tensors that belong to it"
 
 
 @dataclass(frozen=True, slots=True)
 class LayerFacts:
-    """How a layer's tensors are read.
+    """How to decode a layer's tensors.
 
     extent: K, N and the number of groups. group_size: None for one group. zero_point_format: as in from_gptq(). note: a
     sentence for the report, or "".
@@ -51,10 +51,10 @@ class LayerFacts:
 
 
 def layer_facts(checkpoint: Checkpoint, layer: str, parts: Mapping[str, str], statement: Statement) -> LayerFacts:
-    """Compare a layer's tensors with what its folder says.
+    """Check a layer's tensors against the configuration.
 
-    parts: the names of the tensors in the checkpoint, by their names without the layer's. Reads the small tensors only.
-    Raises QuantizationError for a contradiction, naming both sides, and WeightFileError where a tensor is missing.
+    parts: maps each tensor's name without the layer's to its name in the checkpoint. Only small tensors are read.
+    Raises QuantizationError for a contradiction, naming both sides, and WeightFileError for a missing tensor.
     """
     entries = {part: checkpoint.files[name].tensors[name] for part, name in parts.items()}
     try:
@@ -65,9 +65,9 @@ def layer_facts(checkpoint: Checkpoint, layer: str, parts: Mapping[str, str], st
 
 
 def folder_facts(checkpoint: Checkpoint, layer: str, wanted: Format) -> LayerFacts | None:
-    """layer_facts() by what the checkpoint's own folder says; None where it says nothing.
+    """Return layer_facts() for the folder's configuration, or None without one.
 
-    Raises WeightFileError where it says that the layer has another format than ``wanted``.
+    Raises WeightFileError if the configuration states another format than ``wanted``.
     """
     section, where = read_section(checkpoint.path.parent)
     if not section:
@@ -149,7 +149,7 @@ def _check_order(
     size: int | None,
     statement: LayerStatement,
 ) -> None:
-    """Check that rows are in another order exactly where the configuration says that they may be."""
+    """Check that g_idx permutes rows only if the configuration allows it."""
     if statement.act_order and kind in (AWQ, MARLIN) and extent.groups > 1:
         got = f"{kind.title}, which holds rows in order"
         raise QuantizationError(kind.required[0], got, f"GPTQ, because {statement.where} says desc_act true", _AGREE)
@@ -175,7 +175,7 @@ def _zero_points(
     whole: Statement,
     statement: LayerStatement,
 ) -> tuple[str, str]:
-    """Return the format of the zero points, and a note, after comparing them with what is said about symmetry."""
+    """Check the zero points against the stated symmetry. Return their format and a note."""
     form, symmetric = whole.zero_point_format, statement.symmetric
     if whole.borrows and symmetric is False:
         return "v1_borrow", ""

@@ -71,8 +71,8 @@ def load_compressed_tensors(
     """from_compressed_tensors() for the tensors ``{layer}.weight_packed`` ... of a checkpoint (a path, or what
     open_checkpoint returned).
 
-    A configuration in the same folder has to agree with the layer. Raises WeightFileError for files that cannot be
-    read, lack a tensor or are of another tool, QuantizationError for wrong contents and contradictions.
+    A configuration in the same folder has to agree with the layer. Raises WeightFileError if a file is unreadable,
+    lacks a tensor or has another format; QuantizationError if tensors are invalid or contradict the configuration.
     """
     checkpoint = open_checkpoint(path)
     check_layer(checkpoint, layer, COMPRESSED_TENSORS)

@@ -83,10 +83,10 @@ def load_gptq(
 ) -> PackedWeight:
     """from_gptq() for the tensors ``{layer}.qweight`` ... of a checkpoint (a path, or what open_checkpoint returned).
 
-    zero_point_format: None compares the layer with the configuration in the same folder (docs/quantization.md), which
-    also names the format of the zero points; without a configuration as from_gptq(). A format ignores the
-    configuration. Raises WeightFileError for files that cannot be read, lack a tensor or are of another tool,
-    QuantizationError for wrong contents and for what contradicts the configuration.
+    A configuration in the same folder has to agree with the layer, and states the format of the zero points
+    (docs/quantization.md). Without a configuration, zero_point_format has the default of from_gptq(). If
+    zero_point_format is given, the configuration is not read. Raises WeightFileError if a file is unreadable, lacks a
+    tensor or has another format; QuantizationError if tensors are invalid or contradict the configuration.
     """
     checkpoint = open_checkpoint(path)
     check_layer(checkpoint, layer, GPTQ)

@@ -1,4 +1,4 @@
-"""Statements about a model's quantization in the JSON files of its folder.
+"""Read the quantization configuration from a model folder's JSON files.
 
 Each key of a configuration belongs to one of four classes. Keys of the first are read here. Keys of the second describe
 how the model was quantized or how another tool runs it; they do not change the weights, and the report lists them. Keys
@@ -186,7 +186,7 @@ _SYNONYMS = {"w_bit": "bits", "wbits": "bits", "q_group_size": "group_size"}
 
 
 def _check_alike(folder: Path, sections: list[tuple[str, Section]]) -> None:
-    """Raise WeightFileError where two sections state different values of one key."""
+    """Raise WeightFileError if two sections state different values of one key."""
     stated: dict[str, dict[str, Any]] = defaultdict(dict)
     for where, section in sections:
         for key, value in section.items():
@@ -307,7 +307,7 @@ def _check_awq(section: Section, where: str) -> None:
 
 
 def _auto_round_format(section: Section, default: LayerStatement) -> tuple[Format, str]:
-    """Return AutoRound's format: GPTQ's tensors with zero points of the first format or plain ones, or AWQ's."""
+    """Return AutoRound's format, either GPTQ's or AWQ's, and the zero_point_format."""
     packing = section.get("packing_format") or section.get("backend")
     kind = str(packing or "").removeprefix("auto_round").removeprefix(":").removeprefix("auto_").partition(":")[0]
     if kind == "awq":
@@ -430,7 +430,7 @@ def _common(section: Section, where: str) -> LayerStatement:
 def _overrides(
     section: Section, key: str, default: LayerStatement, notes: list[str]
 ) -> list[tuple[str, LayerStatement]]:
-    """Read statements about single layers: names or patterns, and the settings in which these layers differ."""
+    """Return the names or patterns of layers with their own settings, and the statement about each."""
     where = f"{default.where}: {key}"
     overrides = {} if section.get(key) is None else section[key]
     if not isinstance(overrides, dict):

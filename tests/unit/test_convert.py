@@ -484,7 +484,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "KV cache": (write_compressed, section(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme: got"),
     "adapter": (gptq, section(adapter={"name": "lora"}), "adapter: got"),
     "sparsity": (write_compressed, section(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config: got"),
-    "scaled activation": (write_awq, tensor("model.layers.0.mlp.act.scales", SCALE[0]), "got scales of an activation"),
+    "scaled activation": (write_awq, tensor("model.layers.0.mlp.act.scales", SCALE[0]), "got activation scales"),
     # other formats
     "gemv": (write_awq, section(version="GEMV"), "version: got gemv.*quantize the model again as gemm"),
     "gemv by format": (write_awq, section(checkpoint_format="gemv_fast"), "checkpoint_format: got gemv_fast"),

@@ -51,7 +51,7 @@ def register() -> None:
 
 
 def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: Any) -> Any:
-    """Load a model quantized by GPTQ, AWQ, AutoRound, Marlin or compressed-tensors, and pack its layers as they are read.
+    """Load a GPTQ, AWQ, AutoRound, Marlin or compressed-tensors model, and pack its layers as they are read.
 
     None of the tools that quantized the model is needed. A model that `cudatma convert` wrote is loaded as
     from_pretrained() loads it.

@@ -71,15 +71,15 @@ def convert_checkpoint(
     and audio are quantized with ``vision_tower``. All other tensors are copied as they are.
 
     Where transformers is installed, the layers are compared with the model class that config.json names. A layer that
-    this class cannot load raises WeightFileError if the checkpoint quantized it, and otherwise stays float.
+    this class cannot load raises WeightFileError if the checkpoint quantized it, and otherwise stays float. A parameter
+    of the class's numbered blocks that the checkpoint lacks raises WeightFileError.
 
     dtype: of the scales, "float16" or "bfloat16", which activations have to share; None: the model's own, else the
     first layer's. shard_bytes: of a file, at most, unless one tensor is larger. progress: called often.
 
     A call that was interrupted can be repeated: finished files are checked and kept. No more than one layer is in
-    memory. Raises WeightFileError, QuantizationError and ArgumentError before anything is written where the folders
-    or the configuration are wrong, where the model class does not take a quantized layer, and where the disk is too
-    small.
+    memory. Raises WeightFileError, QuantizationError and ArgumentError before writing if the folders or configuration
+    are invalid, a quantized layer does not fit the model class, or disk space is insufficient.
     """
     folder, target = as_path(source), as_path(out)
     check_folders(folder, target)

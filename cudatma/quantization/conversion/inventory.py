@@ -102,14 +102,14 @@ _TIED = re.compile(r"(.*[._])?(lm_head|predictions|decoder)")
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """The modules of a checkpoint with the number of tensors inside, and what tensors' names begin with."""
+    """Number of tensors in each module, and the stems of tensor names."""
 
     modules: Counter[str]
     stems: frozenset[str]
 
 
 def check_others(checkpoint: Checkpoint, layers: Mapping[str, Mapping[str, str]], left_out: Iterable[str] = ()) -> None:
-    """Raise WeightFileError for a tensor that is neither packed nor left out, and that no float module has."""
+    """Raise WeightFileError for a left-over tensor that does not look like a float parameter."""
     names = _names(checkpoint.files)
     known = {name for parts in layers.values() for name in parts.values()} | set(left_out)
     for name, file in checkpoint.files.items():
@@ -143,7 +143,7 @@ def _check_other(name: str, entry: TensorEntry, names: _Names, checkpoint: Check
     is_float = entry.dtype in _FLOATS
     if part == "scales" and len(entry.shape) == 1 and names.modules[module] == 1:
         remedy = f"cudatma does not divide activations by them; {FROM_FLOAT}"
-        raise WeightFileError(name, "scales of an activation, which AWQ puts behind GELU", "none", remedy)
+        raise WeightFileError(name, "activation scales (AWQ's ScaledActivation)", "none", remedy)
     if not _BUFFERS.fullmatch(name) and (_PARTS.fullmatch(name) or not (is_float or entry.dtype == "BOOL")):
         _refuse(name, entry, checkpoint)
     if scale := _SCALE.fullmatch(name):

@@ -26,7 +26,8 @@ class Match:
     """A checkpoint's quantized layers in a model class.
 
     modules: layer -> the module that it becomes. ignored: layers that the class does not load, such as multi-token
-    prediction. refused: layer, or parameter that the checkpoint lacks -> the error if it were loaded. unknown: why the layers were not matched, or "".
+    prediction. refused: the error of each layer that the class cannot load, and of each parameter that the checkpoint
+    lacks. unknown: why the layers were not matched, or "".
     """
 
     class_name: str = ""
@@ -75,10 +76,9 @@ def match_class(source: Source) -> Match:
         return Match(unknown=unknown)
     layers = {layer: _sizes(source, layer) for layer in source.layers}
     found = match_layers(model, layers, source.checkpoint)
-    if found.refused and "auto_map" in source.config:  # whoever trusts the model's own code gets another class
-        return Match(
-            unknown=f"the model uses custom code, and its layers differ from those of transformers' {found.class_name}"
-        )
+    if found.refused and "auto_map" in source.config:
+        cause = f"the model uses custom code, and its layers differ from those of transformers' {found.class_name}"
+        return Match(unknown=cause)
     return found
 
 
