@@ -10,26 +10,17 @@ from numpy.typing import NDArray
 
 from cudatma.errors import FieldError, QuantizationError, WeightFileError
 from cudatma.quantization.checkpoint import Checkpoint
-from cudatma.quantization.formats import (
-    AWQ,
-    COMPRESSED_TENSORS,
-    GPTQ,
-    MARLIN,
-    Extent,
-    Format,
-    check_zero_points,
-    recognized,
-)
+from cudatma.quantization.formats import Extent, Format, check_zero_points, recognized
 from cudatma.quantization.importing import (
     act_order,
-    check_group_size,
+    check_file_group_size,
     compressed_zero_points,
     file_group_size,
     nibbles_along_columns,
     weight_extents,
 )
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, group_count
-from cudatma.quantization.safetensors_file import TensorEntry
+from cudatma.quantization.safetensors_file import FLOAT_DTYPES, TensorEntry
 from cudatma.quantization.statement import LayerStatement, Statement, read_section, read_statement
 
 _FOUR = "quantize the model again with 4 bits there, or leave the layer unquantized"
@@ -101,7 +92,7 @@ def _compare(
         got = f"what looks like {found.title}"
         raise QuantizationError(kind.required[0], got, f"{kind.title}, because {whole.where} says so", _AGREE)
     for part in (*kind.integers, kind.scales):
-        dtypes = ("F16", "BF16", "F32", "F64") if part == kind.scales else ("I32", "U32")
+        dtypes = FLOAT_DTYPES if part == kind.scales else ("I32", "U32")
         if entries[part].dtype not in dtypes:
             raise QuantizationError(part, entries[part].dtype, ", ".join(dtypes))
     extent = _extent(kind, entries, read, statement)
@@ -116,9 +107,9 @@ def _extent(
 ) -> Extent:
     shapes = {part: entry.shape for part, entry in entries.items()}
     k = n = None
-    if kind is COMPRESSED_TENSORS:
+    if "weight_shape" in shapes:
         n, k = weight_extents(read("weight_shape"))
-    elif kind is GPTQ and shapes.get("g_idx", (0,)) != (0,):
+    elif shapes.get("g_idx", (0,)) != (0,):
         k = shapes["g_idx"][0]
     try:
         return kind.extent(shapes, k, n)
@@ -134,7 +125,7 @@ def _group_size(kind: Format, extent: Extent, statement: LayerStatement) -> int 
         return None
     said = f"{statement.where} says group_size {size}"
     if extent.groups > 1 or size == 0 or size < -1:
-        check_group_size(size, f"{statement.where}: group_size")
+        check_file_group_size(size, f"{statement.where}: group_size")
     if (expected := group_count(extent.k, size)) != extent.groups:
         got = f"{extent.groups} groups for K = {extent.k}"
         raise QuantizationError(kind.scales, got, f"{expected}, because {said}", _AGREE)
@@ -150,10 +141,13 @@ def _check_order(
     statement: LayerStatement,
 ) -> None:
     """Check that g_idx permutes rows only if the configuration allows it."""
-    if statement.act_order and kind in (AWQ, MARLIN) and extent.groups > 1:
-        got = f"{kind.title}, which holds rows in order"
-        raise QuantizationError(kind.required[0], got, f"GPTQ, because {statement.where} says desc_act true", _AGREE)
     if not kind.g_idx:
+        if statement.act_order and extent.groups > 1:
+            got, allowed = (
+                f"{kind.title}, which holds rows in order",
+                f"GPTQ, because {statement.where} says desc_act true",
+            )
+            raise QuantizationError(kind.required[0], got, allowed, _AGREE)
         return
     if kind.g_idx not in entries or entries[kind.g_idx].shape == (0,):
         if statement.act_order and extent.groups > 1:
@@ -180,18 +174,18 @@ def _zero_points(
     if whole.borrows and symmetric is False:
         return "v1_borrow", ""
     said = f"{statement.where} says that it is {'' if symmetric else 'not '}symmetric"
-    if kind is MARLIN or (kind is COMPRESSED_TENSORS and "weight_zero_point" not in entries):
+    part = kind.zeros
+    if part not in entries:
         if symmetric is False:
             raise QuantizationError(kind.required[0], "no zero points", f"zero points, because {said}", _AGREE)
         return form, ""
-    if kind is COMPRESSED_TENSORS:
-        part, is_unpacked = "weight_zero_point", entries["weight_zero_point"].dtype == "I8"
+    if part == "weight_zero_point":
+        is_unpacked = entries[part].dtype == "I8"
         check_zero_points(entries[part].shape, is_unpacked, extent.n, extent.groups)
         if not symmetric and not is_unpacked:
             return form, ""
         zeros = compressed_zero_points(read(part), extent.n, extent.groups)
     else:
-        part = "qzeros"
         if symmetric is False or (symmetric is None and form != "v1"):
             return form, ""
         zeros = nibbles_along_columns(read(part), part)[:, : extent.n]

@@ -22,9 +22,8 @@ from cudatma.integrations.transformers.config import CudatmaConfig
 from cudatma.integrations.transformers.quantizer import CudatmaHfQuantizer, check_ranks
 from cudatma.quantization.checkpoint import require_safetensors
 from cudatma.quantization.conversion.folder import METHOD
-from cudatma.quantization.conversion.scheme import METHODS
 from cudatma.quantization.safetensors_file import check_suffix
-from cudatma.quantization.statement import read_section
+from cudatma.quantization.statement import METHODS, read_section
 
 __all__ = ["CudatmaConfig", "load", "register"]
 

@@ -19,6 +19,7 @@ from cudatma.quantization.conversion.folder import (
     write_config,
     write_index,
 )
+from cudatma.quantization.conversion.importers import pack_layer
 from cudatma.quantization.conversion.model_class import match_class
 from cudatma.quantization.conversion.report import Conversion, LayerReport, scale_error, weight_error
 from cudatma.quantization.conversion.shards import ARRAYS, ShardPlan, ShardWriter, Unit, plan_shards
@@ -132,7 +133,7 @@ def convert_checkpoint(
     return Conversion(
         source=str(folder),
         out=str(target),
-        method=opened.scheme.format.title if opened.scheme else "float",
+        method=opened.statement.format.title if opened.statement else "float",
         dtype=options.dtype,
         layers=layers,
         skipped=opened.skipped,
@@ -156,8 +157,8 @@ def _dtype(source: Source, asked: str | None) -> str:
         named = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
         if named in ACTIVATION_TYPES:
             return named
-    if source.scheme is not None:
-        scales = next(iter(source.layers.values()))[source.scheme.format.scales]
+    if source.statement is not None:
+        scales = next(iter(source.layers.values()))[source.statement.format.scales]
         stored = source.checkpoint.files[scales].tensors[scales].dtype
         return "bfloat16" if stored == "BF16" else "float16"
     return "float16"
@@ -209,7 +210,7 @@ def _write_shard(
 def _pack(unit: Unit, source: Source, options: _Options) -> tuple[LayerReport, PackedWeight]:
     parts = {part: source.checkpoint.read(name) for part, name in source.layers[unit.name].items()}
     try:
-        if source.scheme is None:
+        if source.statement is None:
             weight = quantize_linear(
                 parts["weight"],
                 group_size=options.group_size,
@@ -219,8 +220,9 @@ def _pack(unit: Unit, source: Source, options: _Options) -> tuple[LayerReport, P
             )
             errors = weight_error(parts["weight"], weight)
         else:
-            weight = source.scheme.pack(parts, source.inventory.facts[unit.name], dtype=options.dtype)
-            errors = scale_error(parts[source.scheme.format.scales], ACTIVATION_TYPES[options.dtype].numpy)
+            kind = source.statement.format
+            weight = pack_layer(kind, parts, source.inventory.facts[unit.name], dtype=options.dtype)
+            errors = scale_error(parts[kind.scales], ACTIVATION_TYPES[options.dtype].numpy)
     except FieldError as error:
         raise error.renamed({error.field: f"{unit.name}: {error.field}"}) from error
     report = LayerReport(

@@ -116,7 +116,7 @@ def renaming(model: Any) -> Callable[[str], str]:
 
 
 def _sizes(source: Source, layer: str) -> Sizes:
-    if source.scheme is not None:
+    if source.statement is not None:
         extent = source.inventory.facts[layer].extent
         return extent.k, extent.n
     n, k = source.shapes(layer)["weight"]
