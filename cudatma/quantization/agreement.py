@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cudatma.errors import FieldError, QuantizationError, WeightFileError
-from cudatma.quantization.checkpoint import Checkpoint
-from cudatma.quantization.formats import Extent, Format, check_zero_points, recognized
+from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
+from cudatma.quantization.formats import Extent, Format, check_layer, check_zero_points, recognized
 from cudatma.quantization.importing import (
     act_order,
     check_file_group_size,
@@ -55,7 +56,29 @@ def layer_facts(checkpoint: Checkpoint, layer: str, parts: Mapping[str, str], st
         raise error.renamed({error.field: field}) from error
 
 
-def folder_facts(checkpoint: Checkpoint, layer: str, wanted: Format) -> LayerFacts | None:
+def read_layer(
+    path: str | os.PathLike[str] | Checkpoint,
+    layer: str,
+    kind: Format,
+    group_size: int | None,
+    zero_point_format: str | None = None,
+) -> tuple[list[Any], int | None, str | None]:
+    """Return a layer's tensors as its importer takes them, and its group_size and zero_point_format.
+
+    None for the last two is replaced by the value of the folder's configuration, if there is one. The configuration is
+    not read if zero_point_format is given. Raises WeightFileError and QuantizationError.
+    """
+    checkpoint = open_checkpoint(path)
+    check_layer(checkpoint, layer, kind)
+    if zero_point_format is None and (facts := _folder_facts(checkpoint, layer, kind)):
+        zero_point_format = facts.zero_point_format
+        group_size = facts.group_size if group_size is None else group_size
+    tensors: list[Any] = [checkpoint.read(f"{layer}.{part}") for part in kind.required]
+    tensors += [checkpoint.read_if_present(f"{layer}.{part}") for part in kind.optional]
+    return tensors, group_size, zero_point_format
+
+
+def _folder_facts(checkpoint: Checkpoint, layer: str, wanted: Format) -> LayerFacts | None:
     """Return layer_facts() for the folder's configuration, or None without one.
 
     Raises WeightFileError if the configuration states another format than ``wanted``.
@@ -143,11 +166,10 @@ def _check_order(
     """Check that g_idx permutes rows only if the configuration allows it."""
     if not kind.g_idx:
         if statement.act_order and extent.groups > 1:
-            got, allowed = (
-                f"{kind.title}, which holds rows in order",
-                f"GPTQ, because {statement.where} says desc_act true",
+            got = f"{kind.title}, which holds rows in order"
+            raise QuantizationError(
+                kind.required[0], got, f"GPTQ, because {statement.where} says desc_act true", _AGREE
             )
-            raise QuantizationError(kind.required[0], got, allowed, _AGREE)
         return
     if kind.g_idx not in entries or entries[kind.g_idx].shape == (0,):
         if statement.act_order and extent.groups > 1:
