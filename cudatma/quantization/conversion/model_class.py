@@ -64,7 +64,7 @@ def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint
         if error:
             found.refused[layer] = error
     for name in _absent_parameters(model, set(found.modules.values()), held):
-        allowed = f"every parameter in the blocks of {found.class_name}"
+        allowed = f"the parameter that {found.class_name} has"
         found.refused[name] = WeightFileError(name, "no such tensor", allowed, "copy or download the checkpoint again")
     return found
 
