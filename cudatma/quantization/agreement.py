@@ -1,7 +1,8 @@
-"""Compare a layer's tensors with the configuration, and find out how to read them."""
+"""Check a layer's tensors against its configuration and decide how to decode them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,36 +10,27 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cudatma.errors import FieldError, QuantizationError, WeightFileError
-from cudatma.quantization.checkpoint import Checkpoint
-from cudatma.quantization.formats import (
-    AWQ,
-    COMPRESSED_TENSORS,
-    GPTQ,
-    MARLIN,
-    Extent,
-    Format,
-    check_zero_points,
-    recognized,
-)
+from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
+from cudatma.quantization.formats import Extent, Format, check_layer, check_zero_points, recognized
 from cudatma.quantization.importing import (
     act_order,
-    check_group_size,
+    check_file_group_size,
     compressed_zero_points,
     file_group_size,
     nibbles_along_columns,
     weight_extents,
 )
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, group_count
-from cudatma.quantization.safetensors_file import TensorEntry
+from cudatma.quantization.safetensors_file import FLOAT_DTYPES, TensorEntry
 from cudatma.quantization.statement import LayerStatement, Statement, read_section, read_statement
 
-_FOUR = "quantize the model again with 4 bits there, or leave the layer in 16"
+_FOUR = "quantize the model again with 4 bits there, or leave the layer unquantized"
 _AGREE = "correct the configuration, or use the tensors that belong to it"
 
 
 @dataclass(frozen=True, slots=True)
 class LayerFacts:
-    """How a layer's tensors are read.
+    """How to decode a layer's tensors.
 
     extent: K, N and the number of groups. group_size: None for one group. zero_point_format: as in from_gptq(). note: a
     sentence for the report, or "".
@@ -51,10 +43,10 @@ class LayerFacts:
 
 
 def layer_facts(checkpoint: Checkpoint, layer: str, parts: Mapping[str, str], statement: Statement) -> LayerFacts:
-    """Compare a layer's tensors with what its folder says.
+    """Check a layer's tensors against the configuration.
 
-    parts: the names of the tensors in the checkpoint, by their names without the layer's. Reads the small tensors only.
-    Raises QuantizationError for a contradiction, naming both sides, and WeightFileError where a tensor is missing.
+    parts: maps each tensor's name without the layer's to its name in the checkpoint. Only small tensors are read.
+    Raises QuantizationError for a contradiction, naming both sides, and WeightFileError for a missing tensor.
     """
     entries = {part: checkpoint.files[name].tensors[name] for part, name in parts.items()}
     try:
@@ -64,10 +56,32 @@ def layer_facts(checkpoint: Checkpoint, layer: str, parts: Mapping[str, str], st
         raise error.renamed({error.field: field}) from error
 
 
-def folder_facts(checkpoint: Checkpoint, layer: str, wanted: Format) -> LayerFacts | None:
-    """layer_facts() by what the checkpoint's own folder says; None where it says nothing.
+def read_layer(
+    path: str | os.PathLike[str] | Checkpoint,
+    layer: str,
+    kind: Format,
+    group_size: int | None,
+    zero_point_format: str | None = None,
+) -> tuple[list[Any], int | None, str | None]:
+    """Return a layer's tensors as its importer takes them, and its group_size and zero_point_format.
 
-    Raises WeightFileError where it says that the layer has another format than ``wanted``.
+    None for the last two is replaced by the value of the folder's configuration, if there is one. The configuration is
+    not read if zero_point_format is given. Raises WeightFileError and QuantizationError.
+    """
+    checkpoint = open_checkpoint(path)
+    check_layer(checkpoint, layer, kind)
+    if zero_point_format is None and (facts := _folder_facts(checkpoint, layer, kind)):
+        zero_point_format = facts.zero_point_format
+        group_size = facts.group_size if group_size is None else group_size
+    tensors: list[Any] = [checkpoint.read(f"{layer}.{part}") for part in kind.required]
+    tensors += [checkpoint.read_if_present(f"{layer}.{part}") for part in kind.optional]
+    return tensors, group_size, zero_point_format
+
+
+def _folder_facts(checkpoint: Checkpoint, layer: str, wanted: Format) -> LayerFacts | None:
+    """Return layer_facts() for the folder's configuration, or None without one.
+
+    Raises WeightFileError if the configuration states another format than ``wanted``.
     """
     section, where = read_section(checkpoint.path.parent)
     if not section:
@@ -101,7 +115,7 @@ def _compare(
         got = f"what looks like {found.title}"
         raise QuantizationError(kind.required[0], got, f"{kind.title}, because {whole.where} says so", _AGREE)
     for part in (*kind.integers, kind.scales):
-        dtypes = ("F16", "BF16", "F32", "F64") if part == kind.scales else ("I32", "U32")
+        dtypes = FLOAT_DTYPES if part == kind.scales else ("I32", "U32")
         if entries[part].dtype not in dtypes:
             raise QuantizationError(part, entries[part].dtype, ", ".join(dtypes))
     extent = _extent(kind, entries, read, statement)
@@ -116,9 +130,9 @@ def _extent(
 ) -> Extent:
     shapes = {part: entry.shape for part, entry in entries.items()}
     k = n = None
-    if kind is COMPRESSED_TENSORS:
+    if "weight_shape" in shapes:
         n, k = weight_extents(read("weight_shape"))
-    elif kind is GPTQ and shapes.get("g_idx", (0,)) != (0,):
+    elif shapes.get("g_idx", (0,)) != (0,):
         k = shapes["g_idx"][0]
     try:
         return kind.extent(shapes, k, n)
@@ -134,7 +148,7 @@ def _group_size(kind: Format, extent: Extent, statement: LayerStatement) -> int 
         return None
     said = f"{statement.where} says group_size {size}"
     if extent.groups > 1 or size == 0 or size < -1:
-        check_group_size(size, f"{statement.where}: group_size")
+        check_file_group_size(size, f"{statement.where}: group_size")
     if (expected := group_count(extent.k, size)) != extent.groups:
         got = f"{extent.groups} groups for K = {extent.k}"
         raise QuantizationError(kind.scales, got, f"{expected}, because {said}", _AGREE)
@@ -149,11 +163,13 @@ def _check_order(
     size: int | None,
     statement: LayerStatement,
 ) -> None:
-    """Check that rows are in another order exactly where the configuration says that they may be."""
-    if statement.act_order and kind in (AWQ, MARLIN) and extent.groups > 1:
-        got = f"{kind.title}, which holds rows in order"
-        raise QuantizationError(kind.required[0], got, f"GPTQ, because {statement.where} says desc_act true", _AGREE)
+    """Check that g_idx permutes rows only if the configuration allows it."""
     if not kind.g_idx:
+        if statement.act_order and extent.groups > 1:
+            got = f"{kind.title}, which holds rows in order"
+            raise QuantizationError(
+                kind.required[0], got, f"GPTQ, because {statement.where} says desc_act true", _AGREE
+            )
         return
     if kind.g_idx not in entries or entries[kind.g_idx].shape == (0,):
         if statement.act_order and extent.groups > 1:
@@ -175,23 +191,23 @@ def _zero_points(
     whole: Statement,
     statement: LayerStatement,
 ) -> tuple[str, str]:
-    """Return the format of the zero points, and a note, after comparing them with what is said about symmetry."""
+    """Check the zero points against the stated symmetry. Return their format and a note."""
     form, symmetric = whole.zero_point_format, statement.symmetric
     if whole.borrows and symmetric is False:
         return "v1_borrow", ""
     said = f"{statement.where} says that it is {'' if symmetric else 'not '}symmetric"
-    if kind is MARLIN or (kind is COMPRESSED_TENSORS and "weight_zero_point" not in entries):
+    part = kind.zeros
+    if part not in entries:
         if symmetric is False:
             raise QuantizationError(kind.required[0], "no zero points", f"zero points, because {said}", _AGREE)
         return form, ""
-    if kind is COMPRESSED_TENSORS:
-        part, is_unpacked = "weight_zero_point", entries["weight_zero_point"].dtype == "I8"
+    if part == "weight_zero_point":
+        is_unpacked = entries[part].dtype == "I8"
         check_zero_points(entries[part].shape, is_unpacked, extent.n, extent.groups)
         if not symmetric and not is_unpacked:
             return form, ""
         zeros = compressed_zero_points(read(part), extent.n, extent.groups)
     else:
-        part = "qzeros"
         if symmetric is False or (symmetric is None and form != "v1"):
             return form, ""
         zeros = nibbles_along_columns(read(part), part)[:, : extent.n]

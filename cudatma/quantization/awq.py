@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.quantization.agreement import folder_facts
-from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
-from cudatma.quantization.formats import AWQ, WORD_VALUES, check_arrays, check_layer
+from cudatma.quantization.agreement import read_layer
+from cudatma.quantization.checkpoint import Checkpoint
+from cudatma.quantization.formats import AWQ, WORD_VALUES, check_arrays
 from cudatma.quantization.importing import assemble, check_bits, matrix, nibbles_along_columns
 from cudatma.quantization.packed import PackedWeight
 
@@ -44,14 +44,10 @@ def load_awq(
 ) -> PackedWeight:
     """from_awq() for the tensors ``{layer}.qweight`` ... of a checkpoint (a path, or what open_checkpoint returned).
 
-    A configuration in the same folder has to agree with the layer. Raises WeightFileError for files that cannot be
-    read, lack a tensor or are of another tool, QuantizationError for wrong contents and contradictions.
+    A configuration in the same folder has to agree with the layer. Raises WeightFileError if a file is unreadable,
+    lacks a tensor or has another format; QuantizationError if tensors are invalid or contradict the configuration.
     """
-    checkpoint = open_checkpoint(path)
-    check_layer(checkpoint, layer, AWQ)
-    facts = folder_facts(checkpoint, layer, AWQ)
-    group_size = facts.group_size if facts and group_size is None else group_size
-    tensors = [checkpoint.read(f"{layer}.{name}") for name in ("qweight", "qzeros", "scales")]
+    tensors, group_size, _ = read_layer(path, layer, AWQ, group_size)
     return from_awq(*tensors, group_size=group_size, dtype=dtype, bits=bits)
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.quantization.agreement import folder_facts
-from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
-from cudatma.quantization.formats import COMPRESSED_TENSORS, check_layer
+from cudatma.quantization.agreement import read_layer
+from cudatma.quantization.checkpoint import Checkpoint
+from cudatma.quantization.formats import COMPRESSED_TENSORS
 from cudatma.quantization.importing import (
     assemble,
     check_bits,
@@ -71,20 +71,8 @@ def load_compressed_tensors(
     """from_compressed_tensors() for the tensors ``{layer}.weight_packed`` ... of a checkpoint (a path, or what
     open_checkpoint returned).
 
-    A configuration in the same folder has to agree with the layer. Raises WeightFileError for files that cannot be
-    read, lack a tensor or are of another tool, QuantizationError for wrong contents and contradictions.
+    A configuration in the same folder has to agree with the layer. Raises WeightFileError if a file is unreadable,
+    lacks a tensor or has another format; QuantizationError if tensors are invalid or contradict the configuration.
     """
-    checkpoint = open_checkpoint(path)
-    check_layer(checkpoint, layer, COMPRESSED_TENSORS)
-    facts = folder_facts(checkpoint, layer, COMPRESSED_TENSORS)
-    group_size = facts.group_size if facts and group_size is None else group_size
-    return from_compressed_tensors(
-        checkpoint.read(f"{layer}.weight_packed"),
-        checkpoint.read(f"{layer}.weight_scale"),
-        checkpoint.read(f"{layer}.weight_shape"),
-        checkpoint.read_if_present(f"{layer}.weight_zero_point"),
-        checkpoint.read_if_present(f"{layer}.weight_g_idx"),
-        group_size=group_size,
-        dtype=dtype,
-        bits=bits,
-    )
+    tensors, group_size, _ = read_layer(path, layer, COMPRESSED_TENSORS, group_size)
+    return from_compressed_tensors(*tensors, group_size=group_size, dtype=dtype, bits=bits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,84 +26,6 @@ class Extent:
     groups: int
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """A format of quantized layers.
-
-    name: the importers are ``from_NAME`` and ``load_NAME``. title: the tool's name. tensors: shapes, for errors.
-    required, optional: names of a layer's tensors without the layer's name; the first one occurs in no other module.
-    scales, g_idx: the names of the scales and of the rows' groups. integers: the required tensors of 32-bit words.
-    """
-
-    name: str
-    title: str
-    tensors: str
-    required: tuple[str, ...]
-    optional: tuple[str, ...]
-    scales: str
-    integers: tuple[str, ...]
-    g_idx: str = ""
-
-    def extent(self, shapes: Shapes, k: int | None = None, n: int | None = None) -> Extent:
-        """Return the extent of a layer whose tensors have these shapes.
-
-        k, n: the exact sizes where another tensor states them (g_idx, weight_shape). Raises QuantizationError, which
-        names the tensor, unless the shapes fit four-bit values.
-        """
-        for name in (*self.integers, self.scales):
-            if len(shapes[name]) != 2 and not (name == "weight_scale" and len(shapes[name]) == 1):
-                raise QuantizationError(name, shapes[name], "two dimensions")
-        words, scales = shapes[self.required[0]], shapes[self.scales]
-        if self.name == "gptq":
-            return _gptq_extent(words, shapes["qzeros"], scales, k)
-        if self.name == "awq":
-            return _awq_extent(words, shapes["qzeros"], scales)
-        if self.name == "marlin":
-            return _marlin_extent(words, scales)
-        return _compressed_extent(words, scales, k, n)
-
-
-GPTQ = Format(
-    "gptq",
-    "GPTQ",
-    "qweight (K / 8, N), qzeros (G, N / 8), scales (G, N)",
-    required=("qweight", "qzeros", "scales"),
-    optional=("g_idx",),
-    scales="scales",
-    integers=("qweight", "qzeros"),
-    g_idx="g_idx",
-)
-AWQ = Format(
-    "awq",
-    "AWQ",
-    "qweight (K, N / 8), qzeros (G, N / 8), scales (G, N)",
-    required=("qweight", "qzeros", "scales"),
-    optional=(),
-    scales="scales",
-    integers=("qweight", "qzeros"),
-)
-COMPRESSED_TENSORS = Format(
-    "compressed_tensors",
-    "compressed-tensors",
-    "weight_packed (N, K / 8), weight_scale (N, G), weight_shape (2,)",
-    required=("weight_packed", "weight_scale", "weight_shape"),
-    optional=("weight_zero_point", "weight_g_idx"),
-    scales="weight_scale",
-    integers=("weight_packed",),
-    g_idx="weight_g_idx",
-)
-MARLIN = Format(
-    "marlin",
-    "the original Marlin",
-    "B (K / 16, 2 N), s (G, N)",
-    required=("B", "s"),
-    optional=(),
-    scales="s",
-    integers=("B",),
-)
-FORMATS = (GPTQ, AWQ, COMPRESSED_TENSORS, MARLIN)
-
-
 def require_shape(field: str, shape: tuple[int, ...], allowed: tuple[int, ...], remedy: str) -> None:
     """Raise QuantizationError unless a tensor has the shape that the other tensors imply."""
     if shape != allowed:
@@ -119,33 +41,34 @@ def _require_words(field: str, shape: tuple[int, ...], axis: int, values: int) -
     require_shape(field, shape, tuple(allowed), f"{width}only four bits, eight values a word, are supported")
 
 
-def _gptq_extent(words: tuple[int, ...], zeros: tuple[int, ...], scales: tuple[int, ...], rows: int | None) -> Extent:
-    groups, n = scales
+def _gptq_extent(shapes: Shapes, k: int | None, _: int | None) -> Extent:
+    words, zeros, (groups, n) = shapes["qweight"], shapes["qzeros"], shapes["scales"]
     require_shape("qweight", words, (words[0], n), "its columns are those of scales")
-    k = WORD_VALUES * words[0] if rows is None else rows
+    k = WORD_VALUES * words[0] if k is None else k
     require_shape("qzeros", zeros, (groups, zeros[1]), "it has a row for each row of scales")
     _require_words("qzeros", zeros, 1, n)
     _require_words("qweight", words, 0, k)
     return Extent(k, n, groups)
 
 
-def _awq_extent(words: tuple[int, ...], zeros: tuple[int, ...], scales: tuple[int, ...]) -> Extent:
-    groups, n = scales
+def _awq_extent(shapes: Shapes, *_: int | None) -> Extent:
+    words, zeros, (groups, n) = shapes["qweight"], shapes["qzeros"], shapes["scales"]
     _require_words("qweight", words, 1, n)
     require_shape("qzeros", zeros, (groups, zeros[1]), "it has a row for each row of scales")
     _require_words("qzeros", zeros, 1, n)
     return Extent(words[0], WORD_VALUES * words[1], groups)
 
 
-def _marlin_extent(words: tuple[int, ...], scales: tuple[int, ...]) -> Extent:
-    groups, n = scales
+def _marlin_extent(shapes: Shapes, *_: int | None) -> Extent:
+    words, (groups, n) = shapes["B"], shapes["s"]
     if n % 64 or words[1] != 2 * n:
         allowed = f"(K / 16, {2 * n}) for s of N = {n} columns, N a multiple of 64"
         raise QuantizationError("B", words, allowed, "other bit widths are not supported")
     return Extent(16 * words[0], n, groups)
 
 
-def _compressed_extent(words: tuple[int, ...], scales: tuple[int, ...], k: int | None, n: int | None) -> Extent:
+def _compressed_extent(shapes: Shapes, k: int | None, n: int | None) -> Extent:
+    words, scales = shapes["weight_packed"], shapes["weight_scale"]
     n = words[0] if n is None else n
     if words[0] != n:
         raise QuantizationError("weight_packed", words, f"({n}, K / 8)", "it has a row for each of the N outputs")
@@ -156,6 +79,87 @@ def _compressed_extent(words: tuple[int, ...], scales: tuple[int, ...], k: int |
     if len(scales) != 2 or scales[0] != n:
         raise QuantizationError("weight_scale", scales, f"({n}, G)", "it has one row for each of the N outputs")
     return Extent(k, n, scales[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format of quantized layers.
+
+    name: the importers are ``from_NAME`` and ``load_NAME``. title: the tool's name. tensors: shapes, for errors.
+    required, optional: names of a layer's tensors without the layer's name; the first one occurs in no other module.
+    scales, zeros, g_idx: the names of the scales, the zero points and the rows' groups, or "". integers: the required
+    tensors of 32-bit words. measure: computes the extent, for extent().
+    """
+
+    name: str
+    title: str
+    tensors: str
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+    scales: str
+    integers: tuple[str, ...]
+    measure: Callable[[Shapes, int | None, int | None], Extent]
+    zeros: str = ""
+    g_idx: str = ""
+
+    def extent(self, shapes: Shapes, k: int | None = None, n: int | None = None) -> Extent:
+        """Return the extent of a layer whose tensors have these shapes.
+
+        k, n: the exact sizes where another tensor states them (g_idx, weight_shape). Raises QuantizationError, which
+        names the tensor, unless the shapes fit four-bit values.
+        """
+        for name in (*self.integers, self.scales):
+            if len(shapes[name]) != 2 and not (name == "weight_scale" and len(shapes[name]) == 1):
+                raise QuantizationError(name, shapes[name], "two dimensions")
+        return self.measure(shapes, k, n)
+
+
+GPTQ = Format(
+    "gptq",
+    "GPTQ",
+    "qweight (K / 8, N), qzeros (G, N / 8), scales (G, N)",
+    required=("qweight", "qzeros", "scales"),
+    optional=("g_idx",),
+    scales="scales",
+    integers=("qweight", "qzeros"),
+    measure=_gptq_extent,
+    zeros="qzeros",
+    g_idx="g_idx",
+)
+AWQ = Format(
+    "awq",
+    "AWQ",
+    "qweight (K, N / 8), qzeros (G, N / 8), scales (G, N)",
+    required=("qweight", "qzeros", "scales"),
+    optional=(),
+    scales="scales",
+    integers=("qweight", "qzeros"),
+    measure=_awq_extent,
+    zeros="qzeros",
+)
+COMPRESSED_TENSORS = Format(
+    "compressed_tensors",
+    "compressed-tensors",
+    "weight_packed (N, K / 8), weight_scale (N, G), weight_shape (2,)",
+    required=("weight_packed", "weight_scale", "weight_shape"),
+    optional=("weight_zero_point", "weight_g_idx"),
+    scales="weight_scale",
+    integers=("weight_packed",),
+    measure=_compressed_extent,
+    zeros="weight_zero_point",
+    g_idx="weight_g_idx",
+)
+MARLIN = Format(
+    "marlin",
+    "the original Marlin",
+    "B (K / 16, 2 N), s (G, N)",
+    required=("B", "s"),
+    optional=(),
+    scales="s",
+    integers=("B",),
+    measure=_marlin_extent,
+)
+FORMATS = (GPTQ, AWQ, COMPRESSED_TENSORS, MARLIN)
 
 
 def check_zero_points(shape: tuple[int, ...], is_unpacked: bool, n: int, groups: int) -> None:

@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.errors import QuantizationError
-from cudatma.quantization.agreement import folder_facts
-from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
-from cudatma.quantization.formats import GPTQ, check_arrays, check_layer
+from cudatma.quantization.agreement import read_layer
+from cudatma.quantization.checkpoint import Checkpoint
+from cudatma.quantization.formats import GPTQ, check_arrays
 from cudatma.quantization.importing import (
     assemble,
     check_bits,
@@ -83,26 +83,13 @@ def load_gptq(
 ) -> PackedWeight:
     """from_gptq() for the tensors ``{layer}.qweight`` ... of a checkpoint (a path, or what open_checkpoint returned).
 
-    zero_point_format: None compares the layer with the configuration in the same folder (docs/quantization.md), which
-    also names the format of the zero points; without a configuration as from_gptq(). A format ignores the
-    configuration. Raises WeightFileError for files that cannot be read, lack a tensor or are of another tool,
-    QuantizationError for wrong contents and for what contradicts the configuration.
+    A configuration in the same folder has to agree with the layer, and states the format of the zero points
+    (docs/quantization.md). Without a configuration, zero_point_format has the default of from_gptq(). If
+    zero_point_format is given, the configuration is not read. Raises WeightFileError if a file is unreadable, lacks a
+    tensor or has another format; QuantizationError if tensors are invalid or contradict the configuration.
     """
-    checkpoint = open_checkpoint(path)
-    check_layer(checkpoint, layer, GPTQ)
-    if zero_point_format is None and (facts := folder_facts(checkpoint, layer, GPTQ)):
-        zero_point_format = facts.zero_point_format
-        group_size = facts.group_size if group_size is None else group_size
-    return from_gptq(
-        checkpoint.read(f"{layer}.qweight"),
-        checkpoint.read(f"{layer}.qzeros"),
-        checkpoint.read(f"{layer}.scales"),
-        checkpoint.read_if_present(f"{layer}.g_idx"),
-        zero_point_format=zero_point_format,
-        group_size=group_size,
-        dtype=dtype,
-        bits=bits,
-    )
+    tensors, group_size, zero_point_format = read_layer(path, layer, GPTQ, group_size, zero_point_format)
+    return from_gptq(*tensors, zero_point_format=zero_point_format, group_size=group_size, dtype=dtype, bits=bits)
 
 
 def _zero_points(stored: NDArray[np.uint8], qzeros: Any, zero_point_format: str | None) -> NDArray[np.uint8]:

@@ -124,7 +124,7 @@ def packed_group_size(size: int) -> int:
     return size if size in GROUP_SIZES else max(part for part in GROUP_SIZES if part > 0 and size % part == 0)
 
 
-def check_group_size(size: object, field: str) -> None:
+def check_file_group_size(size: object, field: str) -> None:
     """Raise QuantizationError unless weights with groups of this size can be imported."""
     if type(size) is not int or (size != -1 and (size < _STEP or size % _STEP)):
         raise QuantizationError(field, size, ALLOWED_GROUP_SIZES, "quantize the model again with one of these sizes")
@@ -136,7 +136,7 @@ def file_group_size(k: int, groups: int, stated: int | None) -> int:
     stated: None infers it. At most one of FILE_GROUP_SIZES gives G groups if G is over 1.
     """
     if stated is not None:
-        check_group_size(stated, "group_size")
+        check_file_group_size(stated, "group_size")
         if group_count(k, stated) != groups:
             allowed = f"{group_count(k, stated)} groups for K = {k} and group_size {stated}"
             raise QuantizationError("scales", f"{groups} groups", allowed, "leave group_size out to have it inferred")

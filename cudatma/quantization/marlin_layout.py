@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.quantization.agreement import folder_facts
-from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
-from cudatma.quantization.formats import MARLIN, WORD_VALUES, check_layer
+from cudatma.quantization.agreement import read_layer
+from cudatma.quantization.checkpoint import Checkpoint
+from cudatma.quantization.formats import MARLIN, WORD_VALUES
 from cudatma.quantization.importing import assemble, matrix, words
 from cudatma.quantization.packed import PackedWeight
 
@@ -45,14 +45,11 @@ def load_marlin(
     """from_marlin() for the tensors ``{layer}.B`` and ``{layer}.s`` of a checkpoint (a path, or what open_checkpoint
     returned).
 
-    A configuration in the same folder has to agree with the layer. Raises WeightFileError for files that cannot be
-    read, lack a tensor or are of another tool, QuantizationError for wrong contents and contradictions.
+    A configuration in the same folder has to agree with the layer. Raises WeightFileError if a file is unreadable,
+    lacks a tensor or has another format; QuantizationError if tensors are invalid or contradict the configuration.
     """
-    checkpoint = open_checkpoint(path)
-    check_layer(checkpoint, layer, MARLIN)
-    facts = folder_facts(checkpoint, layer, MARLIN)
-    group_size = facts.group_size if facts and group_size is None else group_size
-    return from_marlin(checkpoint.read(f"{layer}.B"), checkpoint.read(f"{layer}.s"), group_size=group_size, dtype=dtype)
+    tensors, group_size, _ = read_layer(path, layer, MARLIN, group_size)
+    return from_marlin(*tensors, group_size=group_size, dtype=dtype)
 
 
 def _values(data: NDArray[np.uint8]) -> NDArray[np.uint8]:

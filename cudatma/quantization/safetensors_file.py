@@ -29,6 +29,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     **{f"I{bits}": np.dtype(f"<i{bits // 8}") for bits in (8, 16, 32, 64)},
     **{f"U{bits}": np.dtype(f"<u{bits // 8}") for bits in (8, 16, 32, 64)},
 }
+FLOAT_DTYPES = ("F16", "BF16", "F32", "F64")
 #: Longest header that the format allows.
 _MAX_HEADER_BYTES = 100_000_000
 _COPY_AGAIN = "copy or download the file again"

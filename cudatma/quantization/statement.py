@@ -1,4 +1,4 @@
-"""Statements about a model's quantization in the JSON files of its folder.
+"""Read the quantization configuration from a model folder's JSON files.
 
 Each key of a configuration belongs to one of four classes. Keys of the first are read here. Keys of the second describe
 how the model was quantized or how another tool runs it; they do not change the weights, and the report lists them. Keys
@@ -157,8 +157,8 @@ def read_section(folder: Path) -> tuple[dict[str, Any], str]:
             found += [(f"{path}: {key}", section) for key, section in _in_config(content, str(path))]
         elif not _TELLING.isdisjoint(content):
             found.append((str(path), content))
-    merged = {key: value for _, section in found for key, value in section.items() if value is not None}
     _check_alike(folder, found)
+    merged = {key: value for _, section in found for key, value in section.items() if value is not None}
     if merged and not merged.get("quant_method"):
         merged |= {"quant_method": method} if (method := _inferred_method(merged)) else {}
     return merged, found[-1][0] if found else str(folder)
@@ -186,19 +186,28 @@ _SYNONYMS = {"w_bit": "bits", "wbits": "bits", "q_group_size": "group_size"}
 
 
 def _check_alike(folder: Path, sections: list[tuple[str, Section]]) -> None:
-    """Raise WeightFileError where two sections state different values of one key."""
+    """Raise WeightFileError if two sections state different values of one key."""
     stated: dict[str, dict[str, Any]] = defaultdict(dict)
     for where, section in sections:
         for key, value in section.items():
             if key in _READ_ANYWHERE and (value is False or not _is_neutral(value)):
                 stated[_SYNONYMS.get(key, key)][where.removeprefix(f"{folder}/")] = value
     for key, values in stated.items():
-        if len({str(value).lower() for value in values.values()}) > 1:
+        if len({_normalized(value) for value in values.values()}) > 1:
             got = ", ".join(f"{str(value)[:80]} in {file}" for file, value in values.items())
             remedy = "correct the wrong file"
             if key == "checkpoint_format":
                 remedy += ", or read its layers by load_gptq(zero_point_format='v1' or 'v2')"
             raise WeightFileError(f"{folder}: {key}", got, "one of them", remedy)
+
+
+def _normalized(value: Any) -> str:
+    """Return a text that is equal for equal settings: without case, order, repetitions and null values."""
+    if isinstance(value, dict):
+        return f"{{{sorted(f'{key}: {_normalized(item)}' for key, item in value.items() if item is not None)}}}"
+    if isinstance(value, list):
+        return str(sorted({_normalized(item) for item in value}))
+    return str(value).lower()
 
 
 def _inferred_method(section: Section) -> str | None:
@@ -298,7 +307,7 @@ def _check_awq(section: Section, where: str) -> None:
 
 
 def _auto_round_format(section: Section, default: LayerStatement) -> tuple[Format, str]:
-    """Return AutoRound's format: GPTQ's tensors with zero points of the first format or plain ones, or AWQ's."""
+    """Return AutoRound's format, either GPTQ's or AWQ's, and the zero_point_format."""
     packing = section.get("packing_format") or section.get("backend")
     kind = str(packing or "").removeprefix("auto_round").removeprefix(":").removeprefix("auto_").partition(":")[0]
     if kind == "awq":
@@ -344,8 +353,12 @@ def _compressed_rules(section: Section, where: str, notes: list[str]) -> tuple[R
         if not _is_class(name)
     ]
     # A layer's own name comes before a pattern, and a pattern before a class of modules.
-    targeted.sort(key=lambda item: (_is_class(item[0]), item[0].startswith("re:"), "Linear" not in item[0]))
-    rules += [_rule("" if _is_class(target) else _target(target), statement) for target, statement in targeted]
+    targeted.sort(key=lambda item: (item[0] == "Linear", item[0].startswith("re:")))
+    rules += [
+        _rule("" if target == "Linear" else _target(target), statement)
+        for target, statement in targeted
+        if target == "Linear" or not _is_class(target)
+    ]
     return tuple(rules)
 
 
@@ -417,7 +430,7 @@ def _common(section: Section, where: str) -> LayerStatement:
 def _overrides(
     section: Section, key: str, default: LayerStatement, notes: list[str]
 ) -> list[tuple[str, LayerStatement]]:
-    """Read statements about single layers: names or patterns, and the settings in which these layers differ."""
+    """Return the names or patterns of layers with their own settings, and the statement about each."""
     where = f"{default.where}: {key}"
     overrides = {} if section.get(key) is None else section[key]
     if not isinstance(overrides, dict):
@@ -432,7 +445,7 @@ def _overrides(
             raise WeightFileError(field, repr(settings)[:80], "an object of settings")
         _check_keys(settings, field, _READ_OF_LAYER, notes)
         for name_of_format in _FORMAT_KEYS & settings.keys():
-            if settings[name_of_format] not in (None, *(section.get(key) for key in _FORMAT_KEYS)):
+            if settings[name_of_format] not in (None, *(section.get(name) for name in _FORMAT_KEYS)):
                 got = str(settings[name_of_format])
                 raise WeightFileError(f"{field}: {name_of_format}", got, "the format of the other layers", FROM_FLOAT)
         stated = _common(settings, field)
@@ -451,7 +464,7 @@ def _layer_rules(section: Section, default: LayerStatement, notes: list[str]) ->
     rules = []
     field = f"{default.where}: modules_to_not_convert"
     for name in _names(section.get("modules_to_not_convert"), field):  # a whole name, or parts of one
-        rules.append(_rule(rf"(?:.*\.)?{re.escape(name)}(?:\.|$)", LayerStatement(field, quantized=False)))
+        rules.append(_rule(_module(name), LayerStatement(field, quantized=False)))
     if inside := section.get("modules_in_block_to_quantize"):  # a list, or lists of modules done together
         field = f"{default.where}: modules_in_block_to_quantize"
         flat = [name for part in inside for name in (part if isinstance(part, list) else [part])]
@@ -461,10 +474,20 @@ def _layer_rules(section: Section, default: LayerStatement, notes: list[str]) ->
         rules.append(_rule(name.removeprefix("-:").removeprefix("+:"), statement))
     extra = _overrides(section, "extra_config", default, notes)
     rules += [_rule(f"{re.escape(name)}$", statement) for name, statement in extra]
-    rules += [_rule(f".*?(?:{name})", statement) for name, statement in extra]  # found anywhere in a name
+    rules += [_rule(_module(name) if _is_module(name) else f".*?(?:{name})", statement) for name, statement in extra]
     if section.get("lm_head") is False:
         rules.append(_rule(r"(?:.*\.)?lm_head$", LayerStatement(f"{default.where}: lm_head", quantized=False)))
     return (*rules, _rule("", default))
+
+
+def _module(name: str) -> str:
+    """Return the pattern of a module and the modules inside, by its whole name or the end of it."""
+    return rf"(?:.*\.)?{re.escape(name)}(?:\.|$)"
+
+
+def _is_module(name: str) -> bool:
+    """Return whether a key of extra_config names one module in a numbered block; others are searched as patterns."""
+    return re.search(r"\.\d+\.", name) is not None and not set(name) & set("*+?^$()[]{}|\\")
 
 
 def _rule(pattern: str, statement: LayerStatement) -> Rule:

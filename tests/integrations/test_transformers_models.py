@@ -346,6 +346,18 @@ def test_a_folder_that_does_not_exist_is_not_asked_of_the_hub(model: Any) -> Non
         load(model)
 
 
+def test_the_configuration_of_a_subfolder_is_read(tmp_path: Path) -> None:
+    write_awq(tmp_path / "in")
+    (tmp_path / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 32, "desc_act": True}))
+    expect_packed(load(tmp_path, subfolder="in"))
+
+
+def test_to_dict_keeps_every_stated_value() -> None:
+    stated = {"layers": {}, "modules_to_not_convert": []}
+    assert CudatmaConfig(**stated).to_dict().items() >= stated.items()
+    assert CudatmaConfig().to_dict().keys().isdisjoint((*stated, "vision_tower", "source", "dtype"))
+
+
 def test_other_methods_and_wrong_configurations_are_refused(tmp_path: Path) -> None:
     write_gptq(tmp_path / "in")
     config = json.loads((tmp_path / "in" / "config.json").read_text())
@@ -377,7 +389,7 @@ MISFITS: dict[str, tuple[dict[str, tuple[int, int]], dict[str, Any], dict[str, A
         {},
         {f"model.layers.1.mlp.up_proj.{part}": None for part in ("qweight", "qzeros", "scales", "g_idx")},
         {},
-        r"up_proj\.weight: got not in the checkpoint",
+        r"up_proj\.weight: got no such tensor",
     ),
     "one of two tied weights": (
         {"lm_head": (HIDDEN, VOCAB)},
@@ -404,12 +416,33 @@ def test_layers_that_the_class_cannot_take_are_refused_before_anything_is_writte
 
 
 @pytest.mark.parametrize(
+    ("config", "tensor", "says"),
+    [
+        ({}, "model.layers.1.mlp.up_proj.weight", r"^model\.layers\.1\.mlp\.up_proj\.weight: got no such tensor"),
+        ({}, "model.layers.0.input_layernorm.weight", r"^model\.layers\.0\.input_layernorm\.weight: got no such"),
+        ({"mlp_bias": True}, "", r"^model\..*_proj\.bias and 5 others: got no such tensor"),
+    ],
+)
+def test_a_float_checkpoint_without_a_parameter_of_its_class_is_refused(
+    tmp_path: Path, config: dict[str, Any], tensor: str, says: str
+) -> None:
+    write_float(tmp_path / "in")
+    path = tmp_path / "in" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+    path = tmp_path / "in" / "model.safetensors"
+    save_file({name: array for name, array in load_file(path).items() if name != tensor}, path)
+    with pytest.raises(WeightFileError, match=says):
+        convert_checkpoint(tmp_path / "in", tmp_path / "out", quantize=True)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
     ("config", "says"),
     [
         ({"architectures": None}, "config.json names no architecture"),
         ({"architectures": ["NewForCausalLM"]}, "has no class NewForCausalLM"),
         ({"model_type": "new"}, "LlamaForCausalLM cannot be built"),
-        ({"num_hidden_layers": BLOCKS - 1, "auto_map": {"AutoModelForCausalLM": "own.Model"}}, "code of its own"),
+        ({"num_hidden_layers": BLOCKS - 1, "auto_map": {"AutoModelForCausalLM": "own.Model"}}, "custom code"),
     ],
 )
 def test_the_report_says_why_the_class_was_not_asked(tmp_path: Path, config: dict[str, Any], says: str) -> None:

@@ -397,6 +397,12 @@ def auto_round(path: Path) -> Any:
     return write_auto_round(path, packing="auto_round:auto_gptq", sym=True)
 
 
+def awq_without(*names: str) -> Any:
+    """A writer of a folder whose configuration lists modules that are not quantized."""
+    return lambda path: (write_awq(path), change_config(path, modules_to_not_convert=[*names]))[0]
+
+
+AWQ_KEYS = {"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"}
 EIGHTS, SCALE = np.zeros((4, 48), np.int32), np.ones((4, 4), np.float16)
 R4 = {"config_groups": {"R4": {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": "input"}]}}}
 #: Writer of a folder, what is changed in it, and the words of the error: both statements, or the name of the key.
@@ -423,6 +429,11 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "two formats": (gptq, section(format="gptq_v2"), "got checkpoint_format gptq, format gptq_v2"),
     "two names of one key": (write_awq, section(w_bit=8), "bits: got bits 4, w_bit 8"),
     "two files": (gptq, beside("quantize_config.json", bits=8), "got 8 in quantize_config.json, 4 in config.json"),
+    "two files, lists": (
+        awq_without("lm_head", "visual"),
+        beside("quant_config.json", **AWQ_KEYS, modules_to_not_convert=["lm_head"]),
+        "modules_to_not_convert: got",
+    ),
     "two files, dynamic": (
         lambda path: (write_gptq(path, sym=True), change_config(path, dynamic={"x": {"bits": 8}}))[0],
         beside("quantize_config.json", dynamic={"y": {"bits": 8}}, bits=4),
@@ -435,6 +446,11 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "dynamic, format": (gptq, section(dynamic={".*up_proj": {"format": "fp8"}}), "format: got fp8; .*the other layers"),
     "extra_config, 8 bits": (auto_round, section(extra_config={LAYER: {"bits": 8}}), r"extra_config\[.*bits: got 8"),
     "extra_config, float": (auto_round, section(extra_config={"up_pro": {"bits": 16}}), "up_proj.*not quantized"),
+    "extra_config, a block": (
+        auto_round,
+        section(extra_config={"layers.1.mlp": {"bits": 16}}),
+        r"layers\.1\.mlp\.down_proj.*not quantized",
+    ),
     "not to convert": (write_awq, section(modules_to_not_convert=["up_proj"]), "because .*modules_to_not_convert"),
     "not in the block": (gptq, section(modules_in_block_to_quantize=[["mlp.up_proj"]]), "because .*modules_in_block"),
     "lm_head": (
@@ -453,6 +469,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         weights(targets=["re:.*self_attn.*"]),
         "no target for model.layers.0.mlp.down_proj",
     ),
+    "targets of another class": (write_compressed, weights(targets=["Embedding"]), "no target for model"),
     # keys that change the computation
     "rotation": (gptq, section(rotation="hadamard"), "rotation: got hadamard, which changes what the model computes"),
     "a rotated layer": (gptq, section(dynamic={"x": {"rotation_config": {"block_size": 32}}}), "rotation_config: got"),
@@ -467,7 +484,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "KV cache": (write_compressed, section(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme: got"),
     "adapter": (gptq, section(adapter={"name": "lora"}), "adapter: got"),
     "sparsity": (write_compressed, section(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config: got"),
-    "scaled activation": (write_awq, tensor("model.layers.0.mlp.act.scales", SCALE[0]), "got scales of an activation"),
+    "scaled activation": (write_awq, tensor("model.layers.0.mlp.act.scales", SCALE[0]), "got activation scales"),
     # other formats
     "gemv": (write_awq, section(version="GEMV"), "version: got gemv.*quantize the model again as gemm"),
     "gemv by format": (write_awq, section(checkpoint_format="gemv_fast"), "checkpoint_format: got gemv_fast"),
@@ -514,7 +531,6 @@ def test_contradictions_and_what_would_be_lost_are_refused(tmp_path: Path, what:
 
 
 FUSED = {"config_groups": {"R1": {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": "weight_input"}]}}}
-AWQ_KEYS = {"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"}
 #: Writer of a folder, what is changed in it, and words of the report.
 READ: dict[str, tuple[Any, Any, str]] = {
     "zero points stored as 8": (gptq_plain, section(checkpoint_format="gptq"), r"read as 8 \(14 of 14 layers\)"),
@@ -524,6 +540,21 @@ READ: dict[str, tuple[Any, Any, str]] = {
     "neutral keys": (gptq, section(rotation=None, adapter={}, act_bits=16, kv_cache_scheme=None), "^$"),
     "settings of other layers": (gptq, section(dynamic={"-:lm_head": {}, "+:.*expert": {"bits": 8}}), "^$"),
     "settings of one layer": (gptq, section(group_size=128, dynamic={"model": {"group_size": 32}}), "^$"),
+    "lists in another order": (
+        awq_without("lm_head", "visual"),
+        beside("quant_config.json", **AWQ_KEYS, modules_to_not_convert=["visual", "lm_head"]),
+        "^$",
+    ),
+    "objects in another order": (
+        lambda path: (gptq(path), section(dynamic={"x": {"bits": 8, "sym": True}, "y": {"bits": 8}})(path))[0],
+        beside("quantize_config.json", bits=4, dynamic={"y": {"bits": 8}, "x": {"sym": True, "bits": 8}}),
+        "^$",
+    ),
+    "a layer whose name begins others": (
+        auto_round,
+        section(extra_config={"model.layers.0.mlp.gate": {"bits": 16}, "layers.1.mlp.u": {"bits": 8}}),
+        "iters",
+    ),
     "parts of names": (write_awq, section(modules_to_not_convert=["gate", "visual", "lm_head"]), "^$"),
     "names as targets": (write_compressed, weights(targets=list(linear_shapes())), "^$"),
     "transforms of weights": (write_compressed, section(transform_config=FUSED), "already include"),
@@ -605,6 +636,9 @@ def test_quantized_and_float_models_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="vision_tower"):
         convert_checkpoint(tmp_path / "awq", tmp_path / "out", vision_tower=True)
     with pytest.raises(ArgumentError, match=r"quantized \(awq\)"):
+        convert_checkpoint(tmp_path / "awq", tmp_path / "out", quantize=True)
+    change_json(tmp_path / "awq", lambda config: config.update(quantization_config={"bits": 4}))
+    with pytest.raises(ArgumentError, match=r"quantized \(no quant_method\)"):
         convert_checkpoint(tmp_path / "awq", tmp_path / "out", quantize=True)
 
 

@@ -22,9 +22,8 @@ from cudatma.integrations.transformers.config import CudatmaConfig
 from cudatma.integrations.transformers.quantizer import CudatmaHfQuantizer, check_ranks
 from cudatma.quantization.checkpoint import require_safetensors
 from cudatma.quantization.conversion.folder import METHOD
-from cudatma.quantization.conversion.scheme import METHODS
 from cudatma.quantization.safetensors_file import check_suffix
-from cudatma.quantization.statement import read_section
+from cudatma.quantization.statement import METHODS, read_section
 
 __all__ = ["CudatmaConfig", "load", "register"]
 
@@ -51,7 +50,7 @@ def register() -> None:
 
 
 def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: Any) -> Any:
-    """Load a model quantized by GPTQ, AWQ, AutoRound or compressed-tensors, and pack its layers as they are read.
+    """Load a GPTQ, AWQ, AutoRound, Marlin or compressed-tensors model, and pack its layers as they are read.
 
     None of the tools that quantized the model is needed. A model that `cudatma convert` wrote is loaded as
     from_pretrained() loads it.
@@ -70,7 +69,7 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: An
     WeightFileError, QuantizationError
         If a layer cannot be packed, or the model class does not take it.
     ArgumentError
-        If the method is another one, the folder does not exist, or the layers would be divided among processes.
+        If the quantization method is not supported, the folder does not exist, or tensor parallelism is requested.
     """
     _check_folder(model, options.get("subfolder", ""))
     check_ranks(options)
@@ -78,7 +77,7 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: An
     loader = auto_class or transformers.AutoModelForCausalLM
     where = {name: options[name] for name in _WHERE if name in options}
     config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(model, **where)
-    section = _section(model, config)
+    section = _section(Path(model, options.get("subfolder", "")), config)
     method = str(section.get("quant_method")).lower()
     if method == METHOD:
         return loader.from_pretrained(model, config=config, **options)
@@ -106,10 +105,10 @@ def _check_folder(model: str | os.PathLike[str], subfolder: str) -> None:
         require_safetensors(path)
 
 
-def _section(model: str | os.PathLike[str], config: Any) -> dict[str, Any]:
-    """The model's quantization_config; earlier GPTQ tools wrote it to a file of its own."""
+def _section(folder: Path, config: Any) -> dict[str, Any]:
+    """Return the model's quantization_config, which earlier GPTQ tools wrote to a separate file."""
     holders = (config, config.get_text_config(decoder=True))
     named: Any = next(filter(None, (getattr(holder, "quantization_config", None) for holder in holders)), {})
-    section, _ = read_section(Path(model)) if Path(model).is_dir() else ({}, "")
+    section, _ = read_section(folder) if folder.is_dir() else ({}, "")
     section |= named.to_dict() if hasattr(named, "to_dict") else named
     return section

@@ -91,7 +91,8 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.source = None
 
     def to_dict(self) -> dict[str, Any]:
-        """What config.json holds: nothing that has its default."""
-        left_out = {"modules_to_not_convert", "vision_tower", "layers", "source", "dtype"}
+        """Return the content of config.json, without values that are None and without ``vision_tower=False``."""
         found: dict[str, Any] = super().to_dict()
-        return {name: value for name, value in found.items() if value or name not in left_out}
+        if not self.vision_tower:
+            del found["vision_tower"]
+        return {name: value for name, value in found.items() if value is not None}

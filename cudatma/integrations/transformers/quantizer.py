@@ -27,18 +27,20 @@ from cudatma.integrations.transformers.config import CudatmaConfig
 from cudatma.quantization import PackedWeight, quantize_linear
 from cudatma.quantization.agreement import LayerFacts
 from cudatma.quantization.checkpoint import Checkpoint
+from cudatma.quantization.conversion.importers import pack_layer
 from cudatma.quantization.conversion.inventory import take_inventory
 from cudatma.quantization.conversion.model_class import Sizes, is_linear, linear_sizes, match_layers, renaming
-from cudatma.quantization.conversion.scheme import Scheme, read_scheme
 from cudatma.quantization.conversion.source import tower_layers, unsuitable
+from cudatma.quantization.formats import Format
 from cudatma.quantization.safetensors_file import open_safetensors
+from cudatma.quantization.statement import Statement, read_statement
 
 
 class Pack(ConversionOps):  # type: ignore[misc]
     """The tensors of another tool's layer to ours. facts: by the module's name."""
 
-    def __init__(self, scheme: Scheme, facts: Mapping[str, LayerFacts]) -> None:
-        self.scheme, self.facts = scheme, facts
+    def __init__(self, kind: Format, facts: Mapping[str, LayerFacts]) -> None:
+        self.kind, self.facts = kind, facts
 
     def __deepcopy__(self, memo: Any) -> Pack:
         return self  # transformers copies it for each layer, and it does not change
@@ -49,7 +51,7 @@ class Pack(ConversionOps):  # type: ignore[misc]
         layer = full_layer_name.rpartition(".")[0]
         module = model.get_submodule(layer)
         dtype = str(module.dtype).removeprefix("torch.")
-        packed = self.scheme.pack(tensors, self.facts[layer], dtype=dtype)
+        packed = pack_layer(self.kind, tensors, self.facts[layer], dtype=dtype)
         return _fill(module, layer, packed, next(iter(tensors.values())).device)
 
 
@@ -99,11 +101,11 @@ def check_ranks(options: Mapping[str, Any]) -> None:
         raise ArgumentError("tp_size", count, "1: int4 layers are not divided among processes", remedy)
 
 
-def packing_conversion(scheme: Scheme, facts: Mapping[str, LayerFacts]) -> Any:
+def packing_conversion(kind: Format, facts: Mapping[str, LayerFacts]) -> Any:
     """What transformers collects a layer's tensors with: each is found by the end of its name."""
     # Whole names: transformers replaces the first occurrence of what matched, and ".s" begins ".self_attn" too.
-    names = [rf"^(.+)\.{name}$" for name in (*scheme.format.required, *scheme.format.optional)]
-    return WeightConverter(source_patterns=names, target_patterns=r"\1.qweight", operations=[Pack(scheme, facts)])
+    names = [rf"^(.+)\.{name}$" for name in (*kind.required, *kind.optional)]
+    return WeightConverter(source_patterns=names, target_patterns=r"\1.qweight", operations=[Pack(kind, facts)])
 
 
 def _fill(module: MarlinLinear, layer: str, weight: PackedWeight, device: Any) -> dict[str, Any]:
@@ -131,7 +133,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
     def __init__(self, quantization_config: CudatmaConfig, **options: Any) -> None:
         super().__init__(quantization_config, **options)
         source = quantization_config.source
-        self.scheme: Scheme | None = None if source is None else read_scheme(source, "quantization_config")
+        self.statement: Statement | None = None if source is None else read_statement(source, "quantization_config")
         self.layer_facts: dict[str, LayerFacts] = {}
 
     def update_dtype(self, dtype: Any) -> Any:
@@ -171,8 +173,8 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         checkpoint = opened_files(checkpoint_files)
         facts: dict[str, dict[str, Any]] = {name: config.facts(name) for name in config.layers or ()}
         sizes: dict[str, Sizes] = dict.fromkeys(facts)
-        if self.scheme is not None:
-            inventory = take_inventory(checkpoint, self.scheme, "the checkpoint")
+        if self.statement is not None:
+            inventory = take_inventory(checkpoint, self.statement, "the checkpoint")
             for note in inventory.notes:
                 _log.warning_once(f"cudatma: {note}")
             for name, read in inventory.facts.items():
@@ -180,9 +182,9 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         match = match_layers(model, sizes, checkpoint)
         match.require()
         modules = {module: facts[layer] for layer, module in match.modules.items()}
-        if self.scheme is not None:
+        if self.statement is not None:
             self.layer_facts |= {module: inventory.facts[layer] for layer, module in match.modules.items()}
-        if self.scheme is None:
+        if self.statement is None:
             require_arrays(checkpoint, modules, renaming(model))
         for name, known in modules.items():
             _replace(model, name, model.get_submodule(name), known)
@@ -209,7 +211,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def get_weight_conversions(self) -> list[Any]:
         """What turns the tensors of another tool's layers into ours."""
-        return [] if self.scheme is None else [packing_conversion(self.scheme, self.layer_facts)]
+        return [] if self.statement is None else [packing_conversion(self.statement.format, self.layer_facts)]
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         layers = {name: module for name, module in model.named_modules() if isinstance(module, MarlinLinear)}
@@ -221,7 +223,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         self.quantization_config.describe(
             {name: _facts(layer) for name, layer in layers.items()}, next(iter(dtypes), "float16")
         )
-        self.scheme = None
+        self.statement = None
         # What was converted is saved as it is now, not as it was.
         model._weight_conversions = [one for one in model._weight_conversions or () if not _packs(one)]
         return model

@@ -2,6 +2,5 @@
 
 from cudatma.quantization.conversion.convert import convert_checkpoint
 from cudatma.quantization.conversion.report import Conversion, LayerReport
-from cudatma.quantization.conversion.scheme import Scheme, read_scheme
 
-__all__ = ["Conversion", "LayerReport", "Scheme", "convert_checkpoint", "read_scheme"]
+__all__ = ["Conversion", "LayerReport", "convert_checkpoint"]

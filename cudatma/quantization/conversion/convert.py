@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from cudatma.quantization.conversion.folder import (
     write_config,
     write_index,
 )
+from cudatma.quantization.conversion.importers import pack_layer
 from cudatma.quantization.conversion.model_class import match_class
 from cudatma.quantization.conversion.report import Conversion, LayerReport, scale_error, weight_error
 from cudatma.quantization.conversion.shards import ARRAYS, ShardPlan, ShardWriter, Unit, plan_shards
@@ -71,15 +72,15 @@ def convert_checkpoint(
     and audio are quantized with ``vision_tower``. All other tensors are copied as they are.
 
     Where transformers is installed, the layers are compared with the model class that config.json names. A layer that
-    this class cannot load raises WeightFileError if the checkpoint quantized it, and otherwise stays float.
+    this class cannot load raises WeightFileError if the checkpoint quantized it, and otherwise stays float. A parameter
+    of the class's numbered blocks that the checkpoint lacks raises WeightFileError.
 
     dtype: of the scales, "float16" or "bfloat16", which activations have to share; None: the model's own, else the
     first layer's. shard_bytes: of a file, at most, unless one tensor is larger. progress: called often.
 
     A call that was interrupted can be repeated: finished files are checked and kept. No more than one layer is in
-    memory. Raises WeightFileError, QuantizationError and ArgumentError before anything is written where the folders
-    or the configuration are wrong, where the model class does not take a quantized layer, and where the disk is too
-    small.
+    memory. Raises WeightFileError, QuantizationError and ArgumentError before writing if the folders or configuration
+    are invalid, a quantized layer does not fit the model class, or disk space is insufficient.
     """
     folder, target = as_path(source), as_path(out)
     check_folders(folder, target)
@@ -96,6 +97,7 @@ def convert_checkpoint(
     left: dict[str, str] = {}
     if quantize:
         unfit = [layer for layer in opened.layers if layer in match.refused]
+        replace(match, refused={name: match.refused[name] for name in match.refused if name not in unfit}).require()
         left = dict.fromkeys(unfit, f"{match.class_name} cannot load it quantized")
         left |= dict.fromkeys(match.ignored, f"{match.class_name} leaves it out")
         opened = opened.leave(left)
@@ -131,7 +133,7 @@ def convert_checkpoint(
     return Conversion(
         source=str(folder),
         out=str(target),
-        method=opened.scheme.format.title if opened.scheme else "float",
+        method=opened.statement.format.title if opened.statement else "float",
         dtype=options.dtype,
         layers=layers,
         skipped=opened.skipped,
@@ -155,8 +157,8 @@ def _dtype(source: Source, asked: str | None) -> str:
         named = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
         if named in ACTIVATION_TYPES:
             return named
-    if source.scheme is not None:
-        scales = next(iter(source.layers.values()))[source.scheme.format.scales]
+    if source.statement is not None:
+        scales = next(iter(source.layers.values()))[source.statement.format.scales]
         stored = source.checkpoint.files[scales].tensors[scales].dtype
         return "bfloat16" if stored == "BF16" else "float16"
     return "float16"
@@ -208,7 +210,7 @@ def _write_shard(
 def _pack(unit: Unit, source: Source, options: _Options) -> tuple[LayerReport, PackedWeight]:
     parts = {part: source.checkpoint.read(name) for part, name in source.layers[unit.name].items()}
     try:
-        if source.scheme is None:
+        if source.statement is None:
             weight = quantize_linear(
                 parts["weight"],
                 group_size=options.group_size,
@@ -218,8 +220,9 @@ def _pack(unit: Unit, source: Source, options: _Options) -> tuple[LayerReport, P
             )
             errors = weight_error(parts["weight"], weight)
         else:
-            weight = source.scheme.pack(parts, source.inventory.facts[unit.name], dtype=options.dtype)
-            errors = scale_error(parts[source.scheme.format.scales], ACTIVATION_TYPES[options.dtype].numpy)
+            kind = source.statement.format
+            weight = pack_layer(kind, parts, source.inventory.facts[unit.name], dtype=options.dtype)
+            errors = scale_error(parts[kind.scales], ACTIVATION_TYPES[options.dtype].numpy)
     except FieldError as error:
         raise error.renamed({error.field: f"{unit.name}: {error.field}"}) from error
     report = LayerReport(

@@ -11,11 +11,9 @@ from typing import NoReturn
 from cudatma.errors import WeightFileError
 from cudatma.quantization.agreement import LayerFacts, layer_facts
 from cudatma.quantization.checkpoint import Checkpoint
-from cudatma.quantization.conversion.scheme import Scheme
 from cudatma.quantization.formats import FORMATS, FROM_FLOAT, MARLIN, recognized
-from cudatma.quantization.safetensors_file import TensorEntry
-
-_FLOATS = ("F16", "BF16", "F32", "F64")
+from cudatma.quantization.safetensors_file import FLOAT_DTYPES, TensorEntry
+from cudatma.quantization.statement import Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +31,19 @@ class Inventory:
     notes: tuple[str, ...] = ()
 
 
-def take_inventory(checkpoint: Checkpoint, scheme: Scheme, where: str) -> Inventory:
+def take_inventory(checkpoint: Checkpoint, statement: Statement, where: str) -> Inventory:
     """Find the quantized layers, compare each with the configuration, and account for all other tensors.
 
     where: the checkpoint, for errors. Raises WeightFileError and QuantizationError.
     """
-    kind = scheme.format
+    kind = statement.format
     ending = f".{kind.required[0]}"
     found = sorted((name.removesuffix(ending) for name in checkpoint.names if name.endswith(ending)), key=natural)
     if not found:
         ends = {name.rpartition(".")[2] for name in checkpoint.files}
         others = [other for other in FORMATS if other.required[0] in ends]
         got = f"layers of {others[0].title}" if others else "no quantized layer"
-        allowed = f"tensors that end in {ending}: {scheme.statement.where} says {kind.title}"
+        allowed = f"tensors that end in {ending}: {statement.where} says {kind.title}"
         raise WeightFileError(where, got, allowed, "correct the configuration" if others else "")
     layers: dict[str, dict[str, str]] = {}
     facts: dict[str, LayerFacts] = {}
@@ -59,7 +57,7 @@ def take_inventory(checkpoint: Checkpoint, scheme: Scheme, where: str) -> Invent
             allowed = f"{', '.join(kind.required)} of a {kind.title} layer"
             remedy = "copy or download the checkpoint again"
             raise WeightFileError(layer, f"no {' and no '.join(missing)}", allowed, remedy)
-        facts[layer] = layer_facts(checkpoint, layer, layers[layer], scheme.statement)
+        facts[layer] = layer_facts(checkpoint, layer, layers[layer], statement)
     left_out = {}
     if kind is MARLIN:
         buffers = (f"{layer}.workspace" for layer in layers)
@@ -67,7 +65,7 @@ def take_inventory(checkpoint: Checkpoint, scheme: Scheme, where: str) -> Invent
     check_others(checkpoint, layers, left_out)
     counts = Counter(known.note for known in facts.values() if known.note)
     notes = [f"{note} ({count} of {len(layers)} layers)" for note, count in counts.items()]
-    return Inventory(layers, facts, left_out, (*scheme.statement.notes, *notes))
+    return Inventory(layers, facts, left_out, (*statement.notes, *notes))
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
@@ -102,14 +100,14 @@ _TIED = re.compile(r"(.*[._])?(lm_head|predictions|decoder)")
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """The modules of a checkpoint with the number of tensors inside, and what tensors' names begin with."""
+    """Number of tensors in each module, and the stems of tensor names."""
 
     modules: Counter[str]
     stems: frozenset[str]
 
 
 def check_others(checkpoint: Checkpoint, layers: Mapping[str, Mapping[str, str]], left_out: Iterable[str] = ()) -> None:
-    """Raise WeightFileError for a tensor that is neither packed nor left out, and that no float module has."""
+    """Raise WeightFileError for a left-over tensor that does not look like a float parameter."""
     names = _names(checkpoint.files)
     known = {name for parts in layers.values() for name in parts.values()} | set(left_out)
     for name, file in checkpoint.files.items():
@@ -140,10 +138,10 @@ def _names(tensors: Iterable[str]) -> _Names:
 
 def _check_other(name: str, entry: TensorEntry, names: _Names, checkpoint: Checkpoint) -> None:
     module, _, part = name.rpartition(".")
-    is_float = entry.dtype in _FLOATS
+    is_float = entry.dtype in FLOAT_DTYPES
     if part == "scales" and len(entry.shape) == 1 and names.modules[module] == 1:
         remedy = f"cudatma does not divide activations by them; {FROM_FLOAT}"
-        raise WeightFileError(name, "scales of an activation, which AWQ puts behind GELU", "none", remedy)
+        raise WeightFileError(name, "activation scales (AWQ's ScaledActivation)", "none", remedy)
     if not _BUFFERS.fullmatch(name) and (_PARTS.fullmatch(name) or not (is_float or entry.dtype == "BOOL")):
         _refuse(name, entry, checkpoint)
     if scale := _SCALE.fullmatch(name):

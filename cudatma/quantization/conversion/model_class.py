@@ -26,7 +26,8 @@ class Match:
     """A checkpoint's quantized layers in a model class.
 
     modules: layer -> the module that it becomes. ignored: layers that the class does not load, such as multi-token
-    prediction. refused: layer -> the error if it were loaded. unknown: why the layers were not matched, or "".
+    prediction. refused: the error of each layer that the class cannot load, and of each parameter that the checkpoint
+    lacks. unknown: why the layers were not matched, or "".
     """
 
     class_name: str = ""
@@ -58,13 +59,13 @@ def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint
             continue
         found.modules[layer] = name
         error = _misfit(layer, module, sizes, found.class_name)
-        error = error or _bias_misfit(layer, module, found.class_name, checkpoint, held.get(f"{name}.bias"))
+        error = error or _bias_misfit(module, found.class_name, checkpoint, held.get(f"{name}.bias"))
         error = error or _tie_misfit(layer, name, model, held)
         if error:
             found.refused[layer] = error
     for name in _absent_parameters(model, set(found.modules.values()), held):
-        got, allowed = "not in the checkpoint", f"every parameter in the blocks of {found.class_name}"
-        found.refused[name] = WeightFileError(name, got, allowed, "copy or download the checkpoint again")
+        allowed = f"the parameter that {found.class_name} has"
+        found.refused[name] = WeightFileError(name, "no such tensor", allowed, "copy or download the checkpoint again")
     return found
 
 
@@ -75,8 +76,9 @@ def match_class(source: Source) -> Match:
         return Match(unknown=unknown)
     layers = {layer: _sizes(source, layer) for layer in source.layers}
     found = match_layers(model, layers, source.checkpoint)
-    if found.refused and "auto_map" in source.config:  # whoever trusts the model's own code gets another class
-        return Match(unknown=f"the model has code of its own, and transformers' {found.class_name} other layers")
+    if found.refused and "auto_map" in source.config:
+        cause = f"the model uses custom code, and its layers differ from those of transformers' {found.class_name}"
+        return Match(unknown=cause)
     return found
 
 
@@ -114,7 +116,7 @@ def renaming(model: Any) -> Callable[[str], str]:
 
 
 def _sizes(source: Source, layer: str) -> Sizes:
-    if source.scheme is not None:
+    if source.statement is not None:
         extent = source.inventory.facts[layer].extent
         return extent.k, extent.n
     n, k = source.shapes(layer)["weight"]
@@ -138,17 +140,11 @@ def _misfit(layer: str, module: Any, sizes: Sizes, class_name: str) -> WeightFil
     return None
 
 
-def _bias_misfit(
-    layer: str, module: Any, class_name: str, checkpoint: Checkpoint, name: str | None
-) -> WeightFileError | None:
-    """Return the error of a bias, a tensor of this name, that only the checkpoint has, unless it is 0, or only the
-    model."""
+def _bias_misfit(module: Any, class_name: str, checkpoint: Checkpoint, name: str | None) -> WeightFileError | None:
+    """Return an error if only the checkpoint has a nonzero bias."""
     if module.bias is None and name is not None and checkpoint.read(name).any():
         remedy = "set the model's option for biases in config.json"
         return WeightFileError(name, "a bias", f"none, or zeros: {class_name} has no such bias", remedy)
-    if module.bias is not None and name is None:
-        allowed = f"the bias that {class_name} has"
-        return WeightFileError(f"{layer}.bias", "no such tensor", allowed, "download the file again")
     return None
 
 
@@ -183,15 +179,16 @@ def _held_parameters(model: Any, checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _absent_parameters(model: Any, modules: set[str], held: Mapping[str, str]) -> list[str]:
-    """Return the parameters in a model's numbered blocks, outside of packed modules, that the checkpoint lacks."""
+    """Return the parameters that the checkpoint lacks: all in numbered blocks and packed modules but packed weights."""
+    packed = {f"{module}.weight" for module in modules}
     patterns = "|".join(f"({pattern})" for pattern in model._keys_to_ignore_on_load_missing or ())
     tied = model.all_tied_weights_keys
     return [
         name
         for name, _ in model.named_parameters()
         if name not in held
-        and re.search(r"\.\d+\.", name)
-        and name.rpartition(".")[0] not in modules
+        and (name.rpartition(".")[0] in modules or re.search(r"\.\d+\.", name))
+        and name not in packed
         and name not in tied
         and name not in tied.values()
         and not (patterns and re.search(patterns, name))

@@ -13,12 +13,10 @@ from typing import Any
 from cudatma.errors import ArgumentError, WeightFileError
 from cudatma.quantization.checkpoint import Checkpoint, open_checkpoint
 from cudatma.quantization.conversion.inventory import Inventory, check_others, is_expert, natural, take_inventory
-from cudatma.quantization.conversion.scheme import Scheme, read_scheme
 from cudatma.quantization.layout_v1 import BLOCK
-from cudatma.quantization.safetensors_file import check_suffix
-from cudatma.quantization.statement import read_config, read_section, statement_files
+from cudatma.quantization.safetensors_file import FLOAT_DTYPES, check_suffix
+from cudatma.quantization.statement import Statement, read_config, read_section, read_statement, statement_files
 
-_FLOATS = ("F16", "BF16", "F32", "F64")
 #: Names that transformers looks for first, where a folder holds other files of weights too.
 _MAIN_FILES = ("model.safetensors.index.json", "model.safetensors")
 #: Architectures whose projections are stored (K, N), as transformers' Conv1D, under the name of nn.Linear's.
@@ -28,13 +26,16 @@ _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """scheme: None for a float checkpoint. inventory: what becomes of each tensor. skipped: matrices that stay as they
-    are, with the reason."""
+    """A checkpoint.
+
+    statement: None for a float checkpoint. inventory: the use of each tensor. skipped: matrices that are not packed,
+    with the reason.
+    """
 
     folder: Path
     config: dict[str, Any]
     checkpoint: Checkpoint
-    scheme: Scheme | None
+    statement: Statement | None
     inventory: Inventory
     skipped: dict[str, str]
 
@@ -90,7 +91,7 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
     if not section:
         check_others(checkpoint, {})
     if section and quantize:
-        got = f"a checkpoint that is quantized ({section.get('quant_method', 'gptq')})"
+        got = f"a checkpoint that is quantized ({section.get('quant_method', 'no quant_method')})"
         raise ArgumentError("quantize", got, "a float checkpoint", "leave the option out: its layers are packed as is")
     if not section and not quantize:
         remedy = "--quantize quantizes it, rounding to nearest"
@@ -98,13 +99,13 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
     if not section:
         layers, skipped = _float_layers(checkpoint, config, tuple(exclude), vision_tower, str(folder))
         return Source(folder, config, checkpoint, None, Inventory(layers), skipped)
-    scheme = read_scheme(section, where)
-    inventory = take_inventory(checkpoint, scheme, str(folder))
-    if unused := scheme.statement.unused:
-        note = f"{where}: without effect on the stored weights, not carried over: {', '.join(unused)}"
+    statement = read_statement(section, where)
+    inventory = take_inventory(checkpoint, statement, str(folder))
+    if statement.unused:
+        note = f"{where}: without effect on the stored weights, not carried over: {', '.join(statement.unused)}"
         inventory = replace(inventory, notes=(note, *inventory.notes))
     skipped = dict.fromkeys(_matrices(checkpoint), "not quantized in the checkpoint")
-    return Source(folder, config, checkpoint, scheme, inventory, skipped)
+    return Source(folder, config, checkpoint, statement, inventory, skipped)
 
 
 def _float_layers(
@@ -146,7 +147,7 @@ def _why_not(checkpoint: Checkpoint, layer: str, exclude: tuple[str, ...]) -> st
     for pattern in exclude:
         if fnmatchcase(layer, pattern):
             return f"excluded by {pattern}"
-    if entry.dtype not in _FLOATS:
+    if entry.dtype not in FLOAT_DTYPES:
         return f"its type is {entry.dtype}"
     return unsuitable(layer, entry.shape)
 

@@ -1,0 +1,31 @@
+"""Pack a layer's tensors with the importer of their format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cudatma.quantization.agreement import LayerFacts
+from cudatma.quantization.awq import from_awq
+from cudatma.quantization.compressed_tensors import from_compressed_tensors
+from cudatma.quantization.formats import GPTQ, Format
+from cudatma.quantization.gptq import from_gptq
+from cudatma.quantization.marlin_layout import from_marlin
+from cudatma.quantization.packed import PackedWeight
+
+_IMPORTERS: dict[str, Callable[..., PackedWeight]] = {
+    "gptq": from_gptq,
+    "awq": from_awq,
+    "compressed_tensors": from_compressed_tensors,
+    "marlin": from_marlin,
+}
+
+
+def pack_layer(kind: Format, tensors: Mapping[str, Any], facts: LayerFacts, *, dtype: Any = None) -> PackedWeight:
+    """Pack a layer's tensors (NumPy or torch), given by their names without the layer's.
+
+    facts: from layer_facts(). dtype: of the scales; None keeps theirs. Raises QuantizationError, ArgumentTypeError.
+    """
+    values = [tensors.get(name) for name in (*kind.required, *kind.optional)]
+    options = {"zero_point_format": facts.zero_point_format} if kind is GPTQ else {}
+    return _IMPORTERS[kind.name](*values, group_size=facts.group_size, dtype=dtype, **options)
