@@ -16,7 +16,7 @@ from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Block, Cluster, Warp
 from cudatma.emulator.ptx.types import LANES, Array
-from cudatma.emulator.tensor_core.wgmma import Operand
+from cudatma.emulator.tensor_core.wgmma import WARP_ROWS, WARPS, Operand
 from cudatma.layout import Swizzle, required_alignment, swizzle
 
 #: Flag in Shadow.mode: the swizzled box does not begin where its pattern does.
@@ -127,10 +127,21 @@ class SwizzleChecks(BarrierEvents):
             message = f"rows of one matrix come from several columns of a box laid down with swizzle {mode.label}"
             self.report("swizzle_mismatch", w, at, message)
 
-    def is_new_descriptor(self, w: Warp, at: int, bits: int, position: int) -> bool:
-        """Whether a wgmma uses a descriptor for the first time: it is checked once. position: of B 0, of A 1."""
-        key = w.split.frame.program.function.name, at, bits, position
-        seen = self.findings.descriptors
+    def is_new_operand(self, w: Warp, at: int, bits: int, position: int, offsets: Array) -> bool:
+        """Return whether a wgmma uses a descriptor for the first time over bytes that tensor copies wrote like this.
+
+        bits: the descriptor. position: 0 for B, 1 for A. offsets: the chunks that the warp reads.
+        """
+        shadow, chunks = self.shadows[w.block.rank], offsets // 16
+        written = 0
+        if shadow.has_boxes:
+            # Relative to the warp's rows of A, so that the four warps of a warpgroup agree on one tile.
+            rows = shadow.box_row[chunks] - position * WARP_ROWS * (w.index % WARPS)
+            sources = shadow.box_plane[chunks] >> PLANE_BITS
+            fields = (shadow.mode[chunks], rows, shadow.box_column[chunks], sources)
+            written = hash(b"".join(field.tobytes() for field in fields))
+        key = w.split.frame.program.function.name, at, bits, position, written
+        seen = self.findings.operands
         if key in seen:
             return False
         seen.add(key)
