@@ -132,8 +132,7 @@ def test_other_groups_become_several_that_share_a_scale(size: int, packed: int) 
     qweight = rng.integers(-(2**31), 2**31, (depth // 8, width), dtype=np.int64).astype(np.int32)
     qzeros = rng.integers(-(2**31), 2**31, (3, width // 8), dtype=np.int64).astype(np.int32)
     scales = rng.uniform(0.01, 0.02, (3, width)).astype(np.float16)
-    stated = None if size in (256, 1024) else size  # others cannot be inferred
-    weight = from_gptq(qweight, qzeros, scales, zero_point_format="v2", group_size=stated)
+    weight = from_gptq(qweight, qzeros, scales, zero_point_format="v2", group_size=size)
     assert weight.group_size == packed
     group = np.arange(depth) // size
     q = (qweight.view(np.uint32)[:, None] >> (4 * np.arange(8, dtype=np.uint32))[:, None] & 15).reshape(depth, width)
