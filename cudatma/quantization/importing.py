@@ -130,7 +130,9 @@ def packed_group_size(size: int) -> int:
 def check_file_group_size(size: object, field: str) -> None:
     """Raise QuantizationError unless weights with groups of this size can be imported."""
     if type(size) is not int or (size != -1 and (size < _STEP or size % _STEP)):
-        raise QuantizationError(field, repr(size), ALLOWED_GROUP_SIZES, "quantize the model again with one of these sizes")
+        raise QuantizationError(
+            field, repr(size), ALLOWED_GROUP_SIZES, "quantize the model again with one of these sizes"
+        )
 
 
 def file_group_size(k: int, groups: int, stated: int | None) -> int:
