@@ -138,8 +138,8 @@ def check_file_group_size(size: object, field: str) -> None:
 def file_group_size(k: int, groups: int, stated: int | None) -> int:
     """Return the group size of a file's tensors, -1 for one group.
 
-    stated: None infers it: the one of FILE_GROUP_SIZES that gives G groups, unless another size gives them as well and
-    only a shorter last group would tell the two apart.
+    stated: None infers the one of FILE_GROUP_SIZES that gives G groups. Raises QuantizationError if it does not divide
+    K and another size gives G groups too.
     """
     if stated is not None:
         check_file_group_size(stated, "group_size")
@@ -149,7 +149,7 @@ def file_group_size(k: int, groups: int, stated: int | None) -> int:
         return stated if stated in GROUP_SIZES or groups > 1 else -1
     if groups == 1:
         return -1
-    # Sizes of 16 rows and more that are in use: multiples of 32, and others that divide K.
+    # Tools write multiples of 32, and other sizes only where they divide K.
     fitting = [size for size in range(16, k, 16) if group_count(k, size) == groups and not (size % _STEP and k % size)]
     known = [size for size in fitting if size in FILE_GROUP_SIZES]
     if not known:

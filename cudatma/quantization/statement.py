@@ -67,10 +67,10 @@ _HARMLESS = _keys("""
     use_cuda_fp16 use_exllama disable_exllama exllama_config max_input_length cache_block_outputs do_fuse
     fuse_max_seq_len modules_to_fuse run_compressed dequantize backend hyb_act meta version
 """)
-#: Parts of names of keys that change what the model computes, in lower case and without underscores.
+#: Parts of names of keys, in lower case, that change what the model computes.
 _COMPUTES = re.compile(
-    r"rotat|hadamard|quarot|spinquant|transform|activation|actscale|actquant|actbit|inputbit|abits?$|kv|smoothquant"
-    r"|adapter|lora|eora|lowrank|online|permut|super"
+    r"rotat|hadamard|quarot|spin_?quant|transform|activation|act_?scale|act_?quant|act_?bit|input_?bit|a_?bits?$"
+    r"|(?<![a-z])kv|smooth_?quant|adapter|lora|eora|low_?rank|online|permut|super_"
 )
 #: Layers with this many bits or more are not quantized.
 _FLOAT_BITS = 16
@@ -514,7 +514,7 @@ def _check_keys(section: Section, where: str, read: frozenset[str], notes: list[
     if (_value(section, "act_bits", int, where) or _FLOAT_BITS) < _FLOAT_BITS:
         _refuse_computation(f"{where}: act_bits", section["act_bits"])
     unknown = [name for name in section if name not in read | _HARMLESS]
-    computing = [name for name in unknown if _COMPUTES.search(name.lower().replace("_", ""))]
+    computing = [name for name in unknown if _COMPUTES.search(name.lower())]
     for name in computing:
         if not _is_neutral(section[name]):
             _refuse_computation(f"{where}: {name}", section[name])
