@@ -103,7 +103,7 @@ def _compare(
     kind = whole.format
     statement = whole.of(layer)
     if statement is None:
-        remedy = "name the layer or its class in the targets of one group"
+        remedy = "name the layer, as its files do, or its class in the targets of one group"
         raise QuantizationError(f"{whole.where}: config_groups", f"no target for {layer}", "a group for it", remedy)
     if not statement.quantized:
         allowed = f"a float weight, because {statement.where} says that it is not quantized"
@@ -117,7 +117,7 @@ def _compare(
     for part in (*kind.integers, kind.scales):
         dtypes = FLOAT_DTYPES if part == kind.scales else ("I32", "U32")
         if entries[part].dtype not in dtypes:
-            raise QuantizationError(part, entries[part].dtype, ", ".join(dtypes))
+            raise QuantizationError(f"{part}.dtype", entries[part].dtype, ", ".join(dtypes))
     extent = _extent(kind, entries, read, statement)
     size = _group_size(kind, extent, statement)
     _check_order(kind, entries, read, extent, size, statement)
@@ -137,8 +137,9 @@ def _extent(
     try:
         return kind.extent(shapes, k, n)
     except QuantizationError as error:
-        said = "" if statement.bits is None else f"; {statement.where} says {statement.bits} bits"
-        raise type(error)(error.field, error.got, error.allowed, error.remedy + said) from error
+        said = "" if statement.bits is None else f"{statement.where} says {statement.bits} bits"
+        remedy = "; ".join(filter(None, (error.remedy, said)))
+        raise type(error)(error.field, error.got, error.allowed, remedy) from error
 
 
 def _group_size(kind: Format, extent: Extent, statement: LayerStatement) -> int | None:

@@ -109,8 +109,9 @@ class Format:
         names the tensor, unless the shapes fit four-bit values.
         """
         for name in (*self.integers, self.scales):
-            if len(shapes[name]) != 2 and not (name == "weight_scale" and len(shapes[name]) == 1):
-                raise QuantizationError(name, shapes[name], "two dimensions")
+            dimensions = (1, 2) if name == "weight_scale" else (2,)
+            if len(shapes[name]) not in dimensions or 0 in shapes[name]:
+                raise QuantizationError(name, shapes[name], "two dimensions, each at least 1")
         return self.measure(shapes, k, n)
 
 

@@ -26,7 +26,7 @@ _BITS = 4
 def check_bits(bits: int) -> None:
     """Raise QuantizationError unless ``bits`` is 4."""
     if bits != _BITS:
-        raise QuantizationError("bits", bits, "4", "quantize the model again with four bits")
+        raise QuantizationError("bits", repr(bits), "4", "quantize the model again with four bits")
 
 
 def words(value: Any, field: str) -> NDArray[np.uint8]:
@@ -60,8 +60,11 @@ def nibbles_along_columns(value: Any, field: str) -> NDArray[np.uint8]:
 
 def weight_extents(weight_shape: Any) -> tuple[int, int]:
     """Return (N, K) from compressed-tensors' weight_shape, a tuple or an integer array."""
-    is_plain = isinstance(weight_shape, tuple | list)
-    plain = np.asarray(weight_shape) if is_plain else host_array(weight_shape, "weight_shape")
+    if isinstance(weight_shape, tuple | list):
+        is_integers = all(isinstance(size, int | np.integer) for size in weight_shape)
+        plain = np.asarray(weight_shape, dtype=None if is_integers else object)
+    else:
+        plain = host_array(weight_shape, "weight_shape")
     if plain.dtype.kind not in "iu" or plain.shape != (2,) or int(plain.min()) < 1:
         got = f"{plain.dtype} {plain.tolist()}"
         raise QuantizationError("weight_shape", got, "two integers (N, K), each at least 1")
@@ -127,13 +130,16 @@ def packed_group_size(size: int) -> int:
 def check_file_group_size(size: object, field: str) -> None:
     """Raise QuantizationError unless weights with groups of this size can be imported."""
     if type(size) is not int or (size != -1 and (size < _STEP or size % _STEP)):
-        raise QuantizationError(field, size, ALLOWED_GROUP_SIZES, "quantize the model again with one of these sizes")
+        raise QuantizationError(
+            field, repr(size), ALLOWED_GROUP_SIZES, "quantize the model again with one of these sizes"
+        )
 
 
 def file_group_size(k: int, groups: int, stated: int | None) -> int:
     """Return the group size of a file's tensors, -1 for one group.
 
-    stated: None infers it. At most one of FILE_GROUP_SIZES gives G groups if G is over 1.
+    stated: None infers the one of FILE_GROUP_SIZES that gives G groups. Raises QuantizationError if it does not divide
+    K and another size gives G groups too.
     """
     if stated is not None:
         check_file_group_size(stated, "group_size")
@@ -143,15 +149,18 @@ def file_group_size(k: int, groups: int, stated: int | None) -> int:
         return stated if stated in GROUP_SIZES or groups > 1 else -1
     if groups == 1:
         return -1
-    fitting = [size for size in FILE_GROUP_SIZES if group_count(k, size) == groups]
-    if not fitting:
-        known = ", ".join(map(str, (*FILE_GROUP_SIZES, -1)))
-        raise QuantizationError("scales", f"{groups} groups for K = {k}", f"group sizes {known}", "pass group_size=")
-    whole = k // groups
-    if k % fitting[0] and k % groups == 0 and whole % _STEP == 0:  # it fits as well, without a shorter last group
-        got = f"{groups} groups for K = {k}, of {fitting[0]} or {whole} rows"
-        raise QuantizationError("scales", got, "one group size that fits", "pass group_size=")
-    return fitting[0]
+    # Tools write multiples of 32, and other sizes only where they divide K.
+    fitting = [size for size in range(16, k, 16) if group_count(k, size) == groups and not (size % _STEP and k % size)]
+    known = [size for size in fitting if size in FILE_GROUP_SIZES]
+    if not known:
+        sizes = ", ".join(map(str, (*FILE_GROUP_SIZES, -1)))
+        raise QuantizationError("scales", f"{groups} groups for K = {k}", f"group sizes {sizes}", "pass group_size=")
+    if k % known[0] and len(fitting) > 1:
+        other = next(size for size in fitting if size != known[0])
+        got = f"{groups} groups for K = {k}, of {known[0]} or {other} rows"
+        remedy = "pass group_size=, or state group_size in the configuration"
+        raise QuantizationError("scales", got, "one group size that fits", remedy)
+    return known[0]
 
 
 def act_order(g_idx: Any, k: int, groups: int, size: int) -> NDArray[np.int32] | None:

@@ -67,10 +67,10 @@ _HARMLESS = _keys("""
     use_cuda_fp16 use_exllama disable_exllama exllama_config max_input_length cache_block_outputs do_fuse
     fuse_max_seq_len modules_to_fuse run_compressed dequantize backend hyb_act meta version
 """)
-#: Parts of names of keys that change what the model computes.
+#: Parts of names of keys, in lower case, that change what the model computes.
 _COMPUTES = re.compile(
-    r"rotat|hadamard|quarot|spinquant|transform|activation|act_scale|act_quant|a_bits?$|kv_|smoothquant|adapter|lora"
-    r"|eora|online|permut|super_"
+    r"rotat|hadamard|quarot|spin_?quant|transform|activation|act_?scale|act_?quant|act_?bit|input_?bit|a_?bits?$"
+    r"|(?<![a-z])kv|smooth_?quant|adapter|lora|eora|low_?rank|online|permut|super_"
 )
 #: Layers with this many bits or more are not quantized.
 _FLOAT_BITS = 16
@@ -158,7 +158,12 @@ def read_section(folder: Path) -> tuple[dict[str, Any], str]:
         elif not _TELLING.isdisjoint(content):
             found.append((str(path), content))
     _check_alike(folder, found)
-    merged = {key: value for _, section in found for key, value in section.items() if value is not None}
+    merged: dict[str, Any] = {}
+    for _, section in found:
+        stated = {key: value for key, value in section.items() if value is not None}
+        merged |= {key: value for key, value in stated.items() if key not in merged or not _is_neutral(value)}
+    if tools := [tool for _, section in found if (tool := _tools(section))]:
+        merged["meta"] = {"quantizer": tools}
     if merged and not merged.get("quant_method"):
         merged |= {"quant_method": method} if (method := _inferred_method(merged)) else {}
     return merged, found[-1][0] if found else str(folder)
@@ -169,11 +174,12 @@ def _in_config(config: Section, where: str) -> Iterable[tuple[str, Section]]:
     mlx = config.get("quantization")
     if isinstance(mlx, dict) and "bits" in mlx:
         raise WeightFileError(f"{where}: quantization", "MLX's format", _SUPPORTED, FROM_FLOAT)
-    for name in ("rotation_config", "transform_config"):
-        if not _is_neutral(config.get(name)):
-            _refuse_computation(f"{where}: {name}", config[name])
-    text = config.get("text_config")
-    for prefix, holder in (("text_config.", text if isinstance(text, dict) else {}), ("", config)):
+    parts = {f"{name}.": part for name, part in config.items() if isinstance(part, dict) and name not in _CONFIG_KEYS}
+    for prefix, holder in (*parts.items(), ("", config)):
+        for name in ("rotation_config", "transform_config"):
+            if not _is_neutral(holder.get(name)):
+                _refuse_computation(f"{where}: {prefix}{name}", holder[name])
+    for prefix, holder in (("text_config.", parts.get("text_config.", {})), ("", config)):
         for key in reversed(_CONFIG_KEYS):
             section = holder.get(key)
             if section is not None and not isinstance(section, dict):
@@ -208,6 +214,12 @@ def _normalized(value: Any) -> str:
     if isinstance(value, list):
         return str(sorted({_normalized(item) for item in value}))
     return str(value).lower()
+
+
+def _tools(section: Section) -> str:
+    """Return the tools that quantized the model, or ""."""
+    meta = section.get("meta")
+    return str(meta.get("quantizer") or "").lower() if isinstance(meta, Mapping) else ""
 
 
 def _inferred_method(section: Section) -> str | None:
@@ -246,6 +258,8 @@ def read_statement(section: Section, where: str) -> Statement:
     if method not in METHODS:
         raise WeightFileError(f"{where}: quant_method", method, ", ".join(METHODS), FROM_FLOAT)
     method = "auto-round" if method in _AUTO_ROUND else method
+    if method == "awq" and section.get("zero_point") is not None:  # GPTQModel also writes the default of "sym"
+        section = {key: value for key, value in section.items() if key != "sym"}
     notes: list[str] = []
     unused = tuple(sorted(section.keys() & _HARMLESS - _READ_OF_METHOD[method]))
     _check_keys(section, where, _READ_OF_METHOD[method], notes)
@@ -261,9 +275,7 @@ def read_statement(section: Section, where: str) -> Statement:
         default = _common(section, where)
         kind, zero_point_format = _kind(method, section, default)
         rules = _layer_rules(section, default, notes)
-    meta = section.get("meta")
-    tool = str(meta.get("quantizer", "")) if isinstance(meta, Mapping) else ""
-    borrows = method == "gptq" and zero_point_format == "v1" and "gptqmodel" in tool.lower()
+    borrows = method == "gptq" and zero_point_format == "v1" and "gptqmodel" in _tools(section)
     return Statement(kind, where, zero_point_format, rules, tuple(notes), unused, borrows)
 
 
@@ -347,19 +359,14 @@ def _compressed_rules(section: Section, where: str, notes: list[str]) -> tuple[R
             _refuse_computation(f"{field}.weights.dynamic", weights["dynamic"])
         targeted += [(target, statement) for target in _names(group.get("targets"), f"{field}.targets")]
     ignored = LayerStatement(f"{where}: ignore", quantized=False)
-    rules = [
-        _rule(name.removeprefix("re:") if name.startswith("re:") else f"{re.escape(name)}$", ignored)
-        for name in _names(section.get("ignore"), ignored.where)
-        if not _is_class(name)
-    ]
     # A layer's own name comes before a pattern, and a pattern before a class of modules.
     targeted.sort(key=lambda item: (item[0] == "Linear", item[0].startswith("re:")))
-    rules += [
-        _rule("" if target == "Linear" else _target(target), statement)
+    targeted[:0] = [(name, ignored) for name in _names(section.get("ignore"), ignored.where)]
+    return tuple(
+        _rule(_target(target), statement)
         for target, statement in targeted
         if target == "Linear" or not _is_class(target)
-    ]
-    return tuple(rules)
+    )
 
 
 def _is_class(target: str) -> bool:
@@ -367,11 +374,13 @@ def _is_class(target: str) -> bool:
 
 
 def _target(target: str) -> str:
-    """Return the pattern of a target; files may have other names than the class before the numbered block."""
+    """Return the pattern of a target. The model class and its files may wrap the same module in other names."""
+    if target == "Linear":
+        return ""
     if target.startswith("re:"):
         return target.removeprefix("re:")
-    inside = re.search(r"[^.]+\.\d+\..*", target)
-    return rf"(?:.*\.)?{re.escape(inside[0] if inside else target)}$"
+    wrappers = r"(?:(?:model|language_model|text_model)\.)*"
+    return f"{wrappers}{re.escape(re.sub(f'^{wrappers}', '', target))}$"
 
 
 def _compressed_group_size(weights: Section, where: str) -> int | None:
@@ -393,6 +402,8 @@ def _check_transforms(transforms: Any, where: str, notes: list[str]) -> None:
     if _is_neutral(transforms):
         return
     groups = transforms.get("config_groups") if isinstance(transforms, dict) else None
+    if isinstance(transforms, dict):
+        _check_keys(transforms, where, _keys("config_groups"), notes)
     if not _is_transform(groups):
         _refuse_computation(where, transforms)
     applied = [apply for group in groups.values() for apply in group["apply"]]
@@ -467,8 +478,9 @@ def _layer_rules(section: Section, default: LayerStatement, notes: list[str]) ->
         rules.append(_rule(_module(name), LayerStatement(field, quantized=False)))
     if inside := section.get("modules_in_block_to_quantize"):  # a list, or lists of modules done together
         field = f"{default.where}: modules_in_block_to_quantize"
-        flat = [name for part in inside for name in (part if isinstance(part, list) else [part])]
-        names = "|".join(re.escape(name) for name in _names(flat, field))
+        if isinstance(inside, list):
+            inside = [name for part in inside for name in (part if isinstance(part, list) else [part])]
+        names = "|".join(re.escape(name) for name in _names(inside, field))
         rules.append(_rule(rf"(?!(?:.*\.)?(?:{names})$).*\.\d+\.", LayerStatement(field, quantized=False)))
     for name, statement in _overrides(section, "dynamic", default, notes):
         rules.append(_rule(name.removeprefix("-:").removeprefix("+:"), statement))
@@ -499,18 +511,19 @@ def _rule(pattern: str, statement: LayerStatement) -> Rule:
 
 def _check_keys(section: Section, where: str, read: frozenset[str], notes: list[str]) -> None:
     """Refuse keys that change the computation, and note unknown keys."""
-    for name, value in section.items():
-        if name not in read | _HARMLESS and _COMPUTES.search(name) and not _is_neutral(value):
-            _refuse_computation(f"{where}: {name}", value)
-    unknown = [name for name in section if name not in read | _HARMLESS and not _COMPUTES.search(name)]
-    if unknown:
+    if (_value(section, "act_bits", int, where) or _FLOAT_BITS) < _FLOAT_BITS:
+        _refuse_computation(f"{where}: act_bits", section["act_bits"])
+    unknown = [name for name in section if name not in read | _HARMLESS]
+    computing = [name for name in unknown if _COMPUTES.search(name.lower())]
+    for name in computing:
+        if not _is_neutral(section[name]):
+            _refuse_computation(f"{where}: {name}", section[name])
+    if unknown := [name for name in unknown if name not in computing]:
         notes.append(f"{where}: unknown, ignored and not carried over: {', '.join(unknown)}")
 
 
 def _check_types(section: Section, where: str) -> None:
-    """Refuse weights that are no integers in 32-bit words, and quantized activations."""
-    if (_value(section, "act_bits", int, where) or _FLOAT_BITS) < _FLOAT_BITS:
-        _refuse_computation(f"{where}: act_bits", section["act_bits"])
+    """Refuse weights that are no integers in 32-bit words."""
     if section.get("data_type") not in _INTEGERS:
         raise WeightFileError(f"{where}: data_type", str(section["data_type"]), "int", FROM_FLOAT)
     if str(section.get("pack_dtype") or "int32").removeprefix("torch.") != "int32":

@@ -370,10 +370,23 @@ def test_other_methods_and_wrong_configurations_are_refused(tmp_path: Path) -> N
         (tmp_path / "in" / "config.json").write_text(json.dumps(changed))
         with pytest.raises(error, match=says):
             load(tmp_path / "in")
+    config["quantization_config"]["rotation"] = ""
+    (tmp_path / "in" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "in" / "quantize_config.json").write_text(json.dumps({"bits": 4, "rotation": "hadamard"}))
+    with pytest.raises(WeightFileError, match="rotation: got hadamard"):
+        load(tmp_path / "in")
     (tmp_path / "in" / "model.safetensors").rename(tmp_path / "in" / "pytorch_model.bin")
     with pytest.raises(WeightFileError, match="a pickle of torch"):
         load(tmp_path / "in")
-    for arguments in ({"group_size": 48}, {"symmetric": 1}, {"bits": 8}, {"layout_version": 99}, {"layers": {"x": 3}}):
+    for arguments in (
+        {"group_size": 48},
+        {"symmetric": 1},
+        {"bits": 8},
+        {"layout_version": 99},
+        {"layers": {"x": 3}},
+        {"layers": [1]},
+        {"modules_to_not_convert": [1]},
+    ):
         with pytest.raises((ValueError, TypeError), match=next(iter(arguments))):
             CudatmaConfig(**arguments)
 

@@ -452,6 +452,8 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         r"layers\.1\.mlp\.down_proj.*not quantized",
     ),
     "not to convert": (write_awq, section(modules_to_not_convert=["up_proj"]), "because .*modules_to_not_convert"),
+    "a text as list": (gptq, section(modules_in_block_to_quantize="mlp.up_proj"), "allowed: a list of names"),
+    "a number as list": (gptq, section(modules_in_block_to_quantize=5), "allowed: a list of names"),
     "not in the block": (gptq, section(modules_in_block_to_quantize=[["mlp.up_proj"]]), "because .*modules_in_block"),
     "lm_head": (
         lambda path: (gptq(path), change_config(path, lm_head=False))[0],
@@ -470,6 +472,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         "no target for model.layers.0.mlp.down_proj",
     ),
     "targets of another class": (write_compressed, weights(targets=["Embedding"]), "no target for model"),
+    "all linear layers ignored": (write_compressed, section(ignore=["Linear"]), "because .*ignore says"),
     # keys that change the computation
     "rotation": (gptq, section(rotation="hadamard"), "rotation: got hadamard, which changes what the model computes"),
     "a rotated layer": (gptq, section(dynamic={"x": {"rotation_config": {"block_size": 32}}}), "rotation_config: got"),
@@ -478,9 +481,38 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         lambda p: change_json(p, lambda c: c.update(rotation_config={"a": 1})),
         "rotation_config",
     ),
+    "rotation of the text model": (
+        gptq,
+        lambda p: change_json(p, lambda c: c.update(text_config={"rotation_config": {"a": 1}})),
+        r"text_config\.rotation_config: got",
+    ),
+    "rotation in one of two files": (
+        lambda path: (gptq(path), change_config(path, rotation="", dynamic={}))[0],
+        beside("quantize_config.json", rotation="hadamard", bits=4),
+        "rotation: got hadamard",
+    ),
+    "rotation by another name": (gptq, section(onlineHadamard=True), "onlineHadamard: got True"),
+    "activations by another name": (gptq, section(abits=8), "abits: got 8"),
     "transform": (write_compressed, section(transform_config=R4), "transform_config: got"),
+    "a key of transforms": (
+        write_compressed,
+        section(transform_config={"config_groups": {}, "rotation": "R1"}),
+        "transform_config: rotation: got R1",
+    ),
     "activations": (write_compressed, weights(input_activations={"num_bits": 8}), "input_activations: got"),
     "activations of auto-round": (auto_round, section(act_bits=8), "act_bits: got 8"),
+    "activations of a float layer": (
+        auto_round,
+        section(extra_config={"lm_head": {"bits": 16, "act_bits": 8}}),
+        "act_bits: got 8",
+    ),
+    "no columns": (
+        gptq,
+        lambda path: change_tensors(
+            path, lambda t: t.update({name: t[name][..., :0] for name in t if re.search("qweight|qzeros|scales", name)})
+        ),
+        "two dimensions, each at least 1",
+    ),
     "KV cache": (write_compressed, section(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme: got"),
     "adapter": (gptq, section(adapter={"name": "lora"}), "adapter: got"),
     "sparsity": (write_compressed, section(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config: got"),
@@ -555,8 +587,32 @@ READ: dict[str, tuple[Any, Any, str]] = {
         section(extra_config={"model.layers.0.mlp.gate": {"bits": 16}, "layers.1.mlp.u": {"bits": 8}}),
         "iters",
     ),
+    "an empty value in one of two files": (
+        lambda path: (write_awq(path), change_config(path, modules_to_not_convert=[]))[0],
+        beside("quant_config.json", **AWQ_KEYS, modules_to_not_convert=["lm_head"]),
+        "^$",
+    ),
+    "sym of asymmetric awq": (write_awq, section(sym=True), "^$"),
     "parts of names": (write_awq, section(modules_to_not_convert=["gate", "visual", "lm_head"]), "^$"),
     "names as targets": (write_compressed, weights(targets=list(linear_shapes())), "^$"),
+    "names of the class as targets": (
+        write_compressed,
+        weights(targets=[name.replace("model.", "model.language_model.") for name in linear_shapes()]),
+        "^$",
+    ),
+    "names of another tower as targets": (
+        write_compressed,
+        lambda path: change_json(
+            path,
+            lambda c: c["quantization_config"]["config_groups"].update(
+                tower={
+                    "targets": [name.replace("model.", "vision_tower.encoder.") for name in linear_shapes()],
+                    "weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "channel"},
+                }
+            ),
+        ),
+        "^$",
+    ),
     "transforms of weights": (write_compressed, section(transform_config=FUSED), "already include"),
     "tensors without layer": (
         gptq,

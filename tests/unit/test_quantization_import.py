@@ -132,8 +132,7 @@ def test_other_groups_become_several_that_share_a_scale(size: int, packed: int) 
     qweight = rng.integers(-(2**31), 2**31, (depth // 8, width), dtype=np.int64).astype(np.int32)
     qzeros = rng.integers(-(2**31), 2**31, (3, width // 8), dtype=np.int64).astype(np.int32)
     scales = rng.uniform(0.01, 0.02, (3, width)).astype(np.float16)
-    stated = None if size in (256, 1024) else size  # others cannot be inferred
-    weight = from_gptq(qweight, qzeros, scales, zero_point_format="v2", group_size=stated)
+    weight = from_gptq(qweight, qzeros, scales, zero_point_format="v2", group_size=size)
     assert weight.group_size == packed
     group = np.arange(depth) // size
     q = (qweight.view(np.uint32)[:, None] >> (4 * np.arange(8, dtype=np.uint32))[:, None] & 15).reshape(depth, width)
@@ -232,6 +231,18 @@ REFUSALS: dict[str, tuple[Callable[..., PackedWeight], dict[str, Any], type[Exce
         QuantizationError,
         "scales",
     ),
+    "gptq two group sizes fit, neither without a shorter last group": (
+        _gptq,
+        {
+            "qweight": np.zeros((20, 32), I32),
+            "qzeros": np.zeros((2, 4), I32),
+            "scales": np.ones((2, 32), np.float16),
+            "g_idx": None,
+        },
+        QuantizationError,
+        "scales",
+    ),
+    "gptq no rows": (_gptq, {"qweight": np.zeros((0, 32), I32)}, QuantizationError, "qweight"),
     "gptq group size 16": (_gptq, {"group_size": 16}, QuantizationError, "group_size"),
     "gptq float g_idx": (_gptq, {"g_idx": np.zeros(128, np.float32)}, QuantizationError, "g_idx"),
     "gptq g_idx outside": (_gptq, {"g_idx": np.full(128, 4)}, QuantizationError, "g_idx"),
@@ -256,6 +267,12 @@ REFUSALS: dict[str, tuple[Callable[..., PackedWeight], dict[str, Any], type[Exce
     ),
     "compressed-tensors other shape": (_compressed, {"weight_shape": (20, 64)}, QuantizationError, "weight_packed"),
     "compressed-tensors shape of one": (_compressed, {"weight_shape": (20,)}, QuantizationError, "weight_shape"),
+    "compressed-tensors shape of lists": (
+        _compressed,
+        {"weight_shape": [[20], [128, 1]]},
+        QuantizationError,
+        "weight_shape",
+    ),
     "compressed-tensors shape of floats": (
         _compressed,
         {"weight_shape": (20.0, 128.0)},
@@ -385,6 +402,11 @@ def test_zero_points_of_gptqmodel_borrow_where_its_first_format_is_asymmetric(tm
     said = {"bits": 4, "checkpoint_format": "gptq", "sym": False, "meta": {"quantizer": ["gptqmodel:5.6.0"]}}
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": said}))
     np.testing.assert_array_equal(unpack(load_gptq(tmp_path, "layer")).zeros, zeros)
+    (tmp_path / "quantize_config.json").write_text(json.dumps(said))
+    for meta in ({}, {"quantizer": ["optimum:1.23.3"]}):  # another tool wrote config.json
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": said | {"meta": meta}}))
+        np.testing.assert_array_equal(unpack(load_gptq(tmp_path, "layer")).zeros, zeros)
+    (tmp_path / "quantize_config.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": said | {"sym": True}}))
     with pytest.raises(
         QuantizationError, match=r"layer\.qzeros: got stored values from 0 to 15; allowed: 7 everywhere"

@@ -106,9 +106,8 @@ def _check_folder(model: str | os.PathLike[str], subfolder: str) -> None:
 
 
 def _section(folder: Path, config: Any) -> dict[str, Any]:
-    """Return the model's quantization_config, which earlier GPTQ tools wrote to a separate file."""
+    """Return the quantization configuration of a folder's files, or of a model on the hub its config.json."""
+    section, _ = read_section(folder) if folder.is_dir() else ({}, "")
     holders = (config, config.get_text_config(decoder=True))
     named: Any = next(filter(None, (getattr(holder, "quantization_config", None) for holder in holders)), {})
-    section, _ = read_section(folder) if folder.is_dir() else ({}, "")
-    section |= named.to_dict() if hasattr(named, "to_dict") else named
-    return section
+    return section or (named.to_dict() if hasattr(named, "to_dict") else dict(named))

@@ -60,12 +60,15 @@ class CudatmaConfig(QuantizationConfigMixin):  # type: ignore[misc]
             if type(flag) is not bool:
                 raise ArgumentTypeError(name, type(flag).__name__, "bool")
         if bits != 4:
-            raise QuantizationError("bits", bits, "4")
+            raise QuantizationError("bits", repr(bits), "4")
         if layout_version not in supported_versions():
             known = ", ".join(map(str, supported_versions()))
             raise QuantizationError("layout_version", layout_version, known, "convert the checkpoint again")
-        if isinstance(modules_to_not_convert, str):
-            raise ArgumentTypeError("modules_to_not_convert", "str", "a list of names")
+        names = () if modules_to_not_convert is None else modules_to_not_convert
+        if isinstance(names, str) or not isinstance(names, Sequence) or any(type(name) is not str for name in names):
+            raise ArgumentTypeError("modules_to_not_convert", repr(names)[:80], "a list of names")
+        if layers is not None and not isinstance(layers, Mapping):
+            raise ArgumentTypeError("layers", repr(layers)[:80], "an object of layers by name")
         for name, facts in (layers or {}).items():
             if not isinstance(facts, Mapping) or not set(facts) <= set(_FACTS):
                 raise ArgumentError(f"layers[{name!r}]", repr(facts)[:80], f"an object of {', '.join(_FACTS)}")
