@@ -19,7 +19,7 @@ from cudatma.quantization.conversion.folder import (
     write_config,
     write_index,
 )
-from cudatma.quantization.conversion.importers import pack_layer
+from cudatma.quantization.conversion.importers import check_scales, pack_layer
 from cudatma.quantization.conversion.model_class import match_class
 from cudatma.quantization.conversion.report import Conversion, LayerReport, scale_error, weight_error
 from cudatma.quantization.conversion.shards import ARRAYS, ShardPlan, ShardWriter, Unit, plan_shards
@@ -73,14 +73,14 @@ def convert_checkpoint(
 
     Where transformers is installed, the layers are compared with the model class that config.json names. A layer that
     this class cannot load raises WeightFileError if the checkpoint quantized it, and otherwise stays float. A parameter
-    of the class's numbered blocks that the checkpoint lacks raises WeightFileError.
+    of the class that the checkpoint lacks, or has in another shape, raises WeightFileError.
 
     dtype: of the scales, "float16" or "bfloat16", which activations have to share; None: the model's own, else the
     first layer's. shard_bytes: of a file, at most, unless one tensor is larger. progress: called often.
 
     A call that was interrupted can be repeated: finished files are checked and kept. No more than one layer is in
     memory. Raises WeightFileError, QuantizationError and ArgumentError before writing if the folders or configuration
-    are invalid, a quantized layer does not fit the model class, or disk space is insufficient.
+    are invalid, a quantized layer does not fit the model class, a scale is not finite, or disk space is insufficient.
     """
     folder, target = as_path(source), as_path(out)
     check_folders(folder, target)
@@ -113,6 +113,10 @@ def convert_checkpoint(
         vision_tower=vision_tower,
         left=tuple(sorted(left)),
     )
+    if opened.statement is not None:
+        for parts in opened.layers.values():
+            name = parts[opened.statement.format.scales]
+            check_scales(name, opened.checkpoint.read(name), options.dtype)
     shards = plan_shards(opened, shard_bytes, group_size)
     journal = Journal(target, _identity(opened, options, shard_bytes))
     check_disk(target, sum(shard.most_bytes for shard in shards if shard.name not in journal.shards))

@@ -17,11 +17,11 @@ from cudatma.quantization.layout_v1 import BLOCK
 from cudatma.quantization.safetensors_file import FLOAT_DTYPES, check_suffix
 from cudatma.quantization.statement import Statement, read_config, read_section, read_statement, statement_files
 
-#: Names that transformers looks for first, where a folder holds other files of weights too.
-_MAIN_FILES = ("model.safetensors.index.json", "model.safetensors")
 #: Architectures whose projections are stored (K, N), as transformers' Conv1D, under the name of nn.Linear's.
 _CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
+#: transformers applies the adapter that this file describes to the model in the same folder, if peft is installed.
+ADAPTER = "adapter_config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,10 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
     if section.get("quant_method") == "cudatma":
         remedy = "transformers loads it after cudatma.integrations.transformers.register()"
         raise WeightFileError(str(folder), "a folder that is converted already", "one that is not", remedy)
-    main = [folder / name for name in _MAIN_FILES if (folder / name).is_file()]
-    checkpoint = open_checkpoint(main[0] if main else folder)
+    if (folder / ADAPTER).is_file():
+        remedy = "move it and adapter_model.safetensors to another folder; peft applies them to the converted model"
+        raise WeightFileError(str(folder / ADAPTER), "an adapter", "a model without one", remedy)
+    checkpoint = open_checkpoint(folder)
     for name, file in checkpoint.files.items():
         file.check_bytes(name)
     if not section:
