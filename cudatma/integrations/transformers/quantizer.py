@@ -166,7 +166,7 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
             if not linears:
                 got = f"no layer of {type(model).__name__} to quantize"
                 raise ArgumentError("quantization_config", got, "nn.Linear in numbered blocks, from 64 x 64 up")
-            for name in () if config.vision_tower else tower_layers(linears):
+            for name in () if config.vision_tower else tower_layers(linears, model.config.model_type):
                 del linears[name]
             for name, linear in linears.items():
                 layer = _replace(model, name, linear, config.facts(name))

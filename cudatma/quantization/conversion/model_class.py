@@ -189,7 +189,8 @@ def _held_parameters(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str]
 def _absent_parameters(model: Any, modules: set[str], held: Mapping[str, str]) -> list[str]:
     """Return the parameters that the checkpoint lacks.
 
-    A checkpoint of another class may lack those outside of numbered blocks, such as a head for classification.
+    Outside of numbered blocks, a checkpoint may lack poolers, and one of another class anything, such as a head for
+    classification: transformers initializes these for training.
     """
     present = held.keys() | {f"{module}.weight" for module in modules}
     patterns = "|".join(f"({pattern})" for pattern in model._keys_to_ignore_on_load_missing or ())
@@ -201,7 +202,11 @@ def _absent_parameters(model: Any, modules: set[str], held: Mapping[str, str]) -
         for name, _ in model.named_parameters()
         if name not in present
         and tied.get(name, name) not in loaded
-        and (is_own_class or name.rpartition(".")[0] in modules or re.search(r"\.\d+\.", name))
+        and (
+            (is_own_class and "pooler" not in name.split("."))
+            or name.rpartition(".")[0] in modules
+            or re.search(r"\.\d+\.", name)
+        )
         and not (patterns and re.search(patterns, name))
     ]
 

@@ -123,7 +123,7 @@ def _float_layers(
             raise ArgumentError("exclude", pattern, "a pattern that a layer of the checkpoint matches", remedy)
     reasons = {layer: _why_not(checkpoint, layer, exclude) for layer in matrices}
     if not vision_tower:
-        tower = tower_layers(layer for layer, why in reasons.items() if not why)
+        tower = tower_layers((layer for layer, why in reasons.items() if not why), config.get("model_type"))
         reasons |= dict.fromkeys(tower, "in an encoder of images, video or audio")
     layers = {layer: {"weight": f"{layer}.weight"} for layer, why in reasons.items() if not why}
     _require_layers(layers, where)
@@ -170,12 +170,18 @@ def unsuitable(layer: str, shape: tuple[int, ...]) -> str:
 
 #: Words in the names of modules that encode what is not text.
 _TOWER_WORDS = {"vision", "visual", "image", "video", "audio", "speech", "vqmodel", "vpm", "apm"}
+#: Types of models for images or audio whose encoder has no other name than ``encoder``.
+_ENCODER_MODELS = {
+    "granite_speech", "moonshine", "speech-encoder-decoder", "speech_to_text", "vision-encoder-decoder", "whisper",
+}  # fmt: skip
 
 
-def tower_layers(layers: Iterable[str]) -> set[str]:
+def tower_layers(layers: Iterable[str], model_type: object) -> set[str]:
     """Return the layers whose names say that they encode images, video or audio, unless all of them do."""
     names = set(layers)
     found = {layer for layer in names if _TOWER_WORDS & set(re.split(r"[._]", layer))}
+    if model_type in _ENCODER_MODELS:
+        found |= {layer for layer in names if re.match(r"(model\.)?encoder\.", layer)}
     return found if found != names else set()
 
 
