@@ -114,9 +114,11 @@ def _compare(
     if found not in (None, kind):
         got = f"what looks like {found.title}"
         raise QuantizationError(kind.required[0], got, f"{kind.title}, because {whole.where} says so", _AGREE)
-    for part in (*kind.integers, kind.scales):
-        dtypes = FLOAT_DTYPES if part == kind.scales else ("I32", "U32")
-        if entries[part].dtype not in dtypes:
+    for part in (*kind.integers, kind.scales, kind.zeros):
+        dtypes = (
+            FLOAT_DTYPES if part == kind.scales else ("I32", "U32") if part in kind.integers else ("I32", "U32", "I8")
+        )
+        if part in entries and entries[part].dtype not in dtypes:
             raise QuantizationError(part, entries[part].dtype, ", ".join(dtypes))
     extent = _extent(kind, entries, read, statement)
     size = _group_size(kind, extent, statement)

@@ -380,6 +380,7 @@ def test_the_configuration_of_a_subfolder_is_read(tmp_path: Path) -> None:
     [
         (lambda path: (path / "config.json").write_text("[]"), r"config\.json: got list"),
         (lambda path: (path / "config.json").write_text("{", encoding="utf-8-sig"), r"config\.json: .*BOM"),
+        (lambda path: (path / "config.json").write_text('{"quantization_config": [4]}'), "quantization_config: got"),
         (lambda path: (path / "config.json").unlink(), r"config\.json: got .*No such file"),
         (lambda path: (path / "model.safetensors").rename(path / "gptq-4bit.safetensors"), "cudatma convert"),
         (lambda path: (path / "model.safetensors").unlink(), r"got no \.safetensors file"),

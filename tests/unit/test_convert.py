@@ -491,6 +491,13 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "sparsity": (write_compressed, section(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config: got"),
     "scaled activation": (write_awq, tensor("model.layers.0.mlp.act.scales", SCALE[0]), "got activation scales"),
     # other formats
+    "zero points of eight bytes": (
+        compressed_zeros,
+        lambda path: change_tensors(
+            path, lambda t: t.update({f"{LAYER}.weight_zero_point": t[f"{LAYER}.weight_zero_point"].astype(np.int64)})
+        ),
+        "weight_zero_point: got I64; allowed: I32, U32, I8",
+    ),
     "gemv": (write_awq, section(version="GEMV"), "version: got gemv.*quantize the model again as gemm"),
     "gemv by format": (write_awq, section(checkpoint_format="gemv_fast"), "checkpoint_format: got gemv_fast"),
     "ipex": (write_awq, section(version="ipex"), "write gemm here"),

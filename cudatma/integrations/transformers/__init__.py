@@ -109,6 +109,7 @@ def _check_folder(model: str | os.PathLike[str], options: Mapping[str, Any]) -> 
     if (path / ADAPTER).is_file() and find_spec("peft") is None:
         raise WeightFileError(str(path / ADAPTER), "an adapter, without peft", "peft installed", "pip install peft")
     config = read_config(path) if "config" not in options else {}
+    read_section(path)
     if "transformers_weights" in config or options.get("variant") or options.get("use_safetensors") is False:
         return  # other files
     file = open_checkpoint(path).path
