@@ -63,7 +63,7 @@ def open_checkpoint(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
 
     In a folder with several, this takes the file that transformers takes: model.safetensors, else its index. A
     checkpoint holds all tensors of its files, including those that the index does not name. A Checkpoint is returned
-    as it is. Only headers are read, and tensors that two files hold. Raises WeightFileError.
+    unchanged. This reads only headers, and tensors that two files hold. Raises WeightFileError.
     """
     if isinstance(path, Checkpoint):
         return path

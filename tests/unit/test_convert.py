@@ -585,7 +585,7 @@ READ: dict[str, tuple[Any, Any, str]] = {
                  "h.0.attn.bias": np.ones((1, 1, 4, 4), np.uint8)}
             ),
         ),
-        "^$",
+        r"^$|LlamaForCausalLM does not load: h\.0\.attn\.bias, lm_head\.bias, logit_bias and 3 others$",
     ),
 }  # fmt: skip
 for name in ("quant_config.json", "quantize_config.json", "quantization_config.json"):

@@ -193,8 +193,8 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
                 scales = inventory.layers[layer][self.statement.format.scales]
                 dtype = str(model.get_submodule(module).weight.dtype).removeprefix("torch.")
                 check_scales(scales, checkpoint.read(scales), dtype)
-        for name, known in modules.items():
-            _replace(model, name, model.get_submodule(name), known)
+        for module, known in modules.items():
+            _replace(model, module, model.get_submodule(module), known)
         _untie(model, modules)
 
     def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:

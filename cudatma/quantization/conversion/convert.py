@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cudatma.dtypes import ACTIVATION_TYPES, activation_type
-from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError
+from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError, counted
 from cudatma.quantization.conversion.folder import (
     Journal,
     Shard,
@@ -20,7 +20,7 @@ from cudatma.quantization.conversion.folder import (
     write_index,
 )
 from cudatma.quantization.conversion.importers import check_scales, pack_layer
-from cudatma.quantization.conversion.model_class import match_class
+from cudatma.quantization.conversion.model_class import Match, match_class
 from cudatma.quantization.conversion.report import Conversion, LayerReport, scale_error, weight_error
 from cudatma.quantization.conversion.shards import ARRAYS, ShardPlan, ShardWriter, Unit, plan_shards
 from cudatma.quantization.conversion.source import Source, open_source
@@ -145,12 +145,20 @@ def convert_checkpoint(
         not_compared=match.unknown,
         not_copied=not_copied,
         left_out=opened.inventory.left_out,
-        notes=opened.inventory.notes,
+        notes=(*opened.inventory.notes, *_unloaded(match)),
         source_bytes=total,
         out_bytes=sum(sum(shard.tensors.values()) for shard in finished),
         shards=len(shards),
         kept_shards=kept,
     )
+
+
+def _unloaded(match: Match) -> Iterator[str]:
+    """Yield a note about tensors that are copied, though the model class does not load them."""
+    if match.unloaded:
+        first, others = ", ".join(match.unloaded[:3]), len(match.unloaded) - 3
+        more = f" and {counted(others, 'other')}" if others > 0 else ""
+        yield f"copied, but {match.class_name} does not load: {first}{more}"
 
 
 def _dtype(source: Source, asked: str | None) -> str:

@@ -27,13 +27,14 @@ class Match:
 
     modules: layer -> the module that it becomes. ignored: layers that the class does not load, such as multi-token
     prediction. refused: the error of each layer that the class cannot load, and of each parameter that the checkpoint
-    lacks or has in another shape. unknown: why the layers were not matched, or "".
+    lacks or has in another shape. unloaded: other tensors that the class does not load. unknown: why the layers were not matched, or "".
     """
 
     class_name: str = ""
     modules: dict[str, str] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     refused: dict[str, WeightFileError] = field(default_factory=dict)
+    unloaded: list[str] = field(default_factory=list)
     unknown: str = ""
 
     def require(self) -> None:
@@ -63,15 +64,22 @@ def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint
         error = error or _tie_misfit(layer, name, model, held)
         if error:
             found.refused[layer] = error
-    for name, tensor in model.state_dict().items():
-        got, expected = checkpoint.shape(plain[name]) if name in plain else None, tuple(tensor.shape)
-        if got not in (None, expected):
-            allowed = f"{expected}, as {found.class_name} has it"
+    parameters = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name, shape in parameters.items():
+        if name in plain and checkpoint.shape(plain[name]) != shape:
+            tensor, got, allowed = plain[name], checkpoint.shape(plain[name]), f"{shape}, as {found.class_name} has it"
             remedy = "correct config.json, or download the checkpoint again"
-            found.refused[plain[name]] = WeightFileError(plain[name], f"shape {got}", allowed, remedy)
+            found.refused[tensor] = WeightFileError(tensor, f"shape {got}", allowed, remedy)
     for name in _absent_parameters(model, set(found.modules.values()), held):
         allowed = f"the parameter that {found.class_name} has"
         found.refused[name] = WeightFileError(name, "no such tensor", allowed, "copy or download the checkpoint again")
+    found.unloaded.extend(
+        tensor
+        for name, tensor in held.items()
+        if name not in parameters
+        and tensor.rpartition(".")[0] not in layers
+        and not any(pattern.search(name) for pattern in ignored)
+    )
     return found
 
 
@@ -166,7 +174,7 @@ def _tie_misfit(layer: str, name: str, model: Any, held: Mapping[str, str]) -> W
 
 
 def _held_parameters(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the tensor that each parameter of a model is loaded from, of all and of those that keep their shape."""
+    """Return the tensor that each parameter of a model is loaded from, and the same for tensors loaded unchanged."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
