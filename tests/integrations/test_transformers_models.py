@@ -393,9 +393,13 @@ def test_the_configuration_of_a_subfolder_is_read(tmp_path: Path) -> None:
             ),
             "metadata: got none",
         ),
+        (lambda path: (path / "adapter_config.json").write_text("{}"), "an adapter, without peft"),
     ],
 )
-def test_folders_that_transformers_cannot_load_are_refused(tmp_path: Path, change: Any, says: str) -> None:
+def test_folders_that_transformers_cannot_load_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, says: str
+) -> None:
+    monkeypatch.setattr("cudatma.integrations.transformers.find_spec", lambda name: None)
     write_awq(tmp_path / "in")
     change(tmp_path / "in")
     with pytest.raises(WeightFileError, match=says):

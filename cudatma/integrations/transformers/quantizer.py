@@ -189,8 +189,8 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
             require_arrays(checkpoint, modules, renaming(model))
         else:
             self.layer_facts |= {module: inventory.facts[layer] for layer, module in match.modules.items()}
-            for layer, module in match.modules.items():
-                scales = inventory.layers[layer][self.statement.format.scales]
+            for name, module in match.modules.items():
+                scales = inventory.layers[name][self.statement.format.scales]
                 dtype = str(model.get_submodule(module).weight.dtype).removeprefix("torch.")
                 check_scales(scales, checkpoint.read(scales), dtype)
         for module, known in modules.items():

@@ -27,7 +27,8 @@ class Match:
 
     modules: layer -> the module that it becomes. ignored: layers that the class does not load, such as multi-token
     prediction. refused: the error of each layer that the class cannot load, and of each parameter that the checkpoint
-    lacks or has in another shape. unloaded: other tensors that the class does not load. unknown: why the layers were not matched, or "".
+    lacks or has in another shape. unloaded: other tensors that the class does not load. unknown: why the layers were
+    not matched, or "".
     """
 
     class_name: str = ""
