@@ -496,7 +496,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         lambda path: change_tensors(
             path, lambda t: t.update({f"{LAYER}.weight_zero_point": t[f"{LAYER}.weight_zero_point"].astype(np.int64)})
         ),
-        "weight_zero_point: got I64; allowed: I32, U32, I8",
+        "weight_zero_point.*: got I64; allowed: I32, U32, I8",
     ),
     "gemv": (write_awq, section(version="GEMV"), "version: got gemv.*quantize the model again as gemm"),
     "gemv by format": (write_awq, section(checkpoint_format="gemv_fast"), "checkpoint_format: got gemv_fast"),
