@@ -114,9 +114,10 @@ def _compare(
     if found not in (None, kind):
         got = f"what looks like {found.title}"
         raise QuantizationError(kind.required[0], got, f"{kind.title}, because {whole.where} says so", _AGREE)
-    for part in (*kind.integers, kind.scales):
-        dtypes = FLOAT_DTYPES if part == kind.scales else ("I32", "U32")
-        if entries[part].dtype not in dtypes:
+    words: tuple[str, ...] = ("I32", "U32")
+    dtypes_of = {kind.zeros: (*words, "I8"), **dict.fromkeys(kind.integers, words), kind.scales: FLOAT_DTYPES}
+    for part, dtypes in dtypes_of.items():
+        if part in entries and entries[part].dtype not in dtypes:
             raise QuantizationError(f"{part}.dtype", entries[part].dtype, ", ".join(dtypes))
     extent = _extent(kind, entries, read, statement)
     size = _group_size(kind, extent, statement)

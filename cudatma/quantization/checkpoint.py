@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,10 @@ class Checkpoint:
         names = (name for name in self.names if name.startswith(start))
         return {name[len(start) :]: self.files[name].tensors[name].shape for name in names}
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor."""
+        return self.files[name].tensors[name].shape
+
     def read(self, name: str) -> NDArray[Any]:
         """A tensor as a NumPy array (bf16 through ml_dtypes). Raises WeightFileError."""
         if name in self.files:
@@ -56,7 +61,9 @@ class Checkpoint:
 def open_checkpoint(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
     """Open a ``.safetensors`` file, a ``*.safetensors.index.json`` or a folder with one of them.
 
-    A Checkpoint is returned as it is. Only headers are read. Raises WeightFileError.
+    In a folder with several, this takes the file that transformers takes: model.safetensors, else its index. A
+    checkpoint holds all tensors of its files, including those that the index does not name. A Checkpoint is returned
+    unchanged. This reads only headers, and tensors that two files hold. Raises WeightFileError.
     """
     if isinstance(path, Checkpoint):
         return path
@@ -69,8 +76,15 @@ def open_checkpoint(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
     return Checkpoint(path, dict.fromkeys(file.tensors, file))
 
 
+#: The files that transformers loads from a folder, the first that exists.
+MAIN_FILES = ("model.safetensors", "model.safetensors.index.json")
+
+
 def _in_folder(folder: Path) -> Path:
     require_safetensors(folder)
+    for name in MAIN_FILES:
+        if (folder / name).is_file():
+            return folder / name
     for pattern in ("*.safetensors.index.json", "*.safetensors"):
         found = sorted(folder.glob(pattern))
         if len(found) == 1:
@@ -92,7 +106,7 @@ def require_safetensors(folder: Path) -> None:
 def read_json(path: Path) -> Any:
     """The content of a JSON file. Raises WeightFileError."""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise WeightFileError(str(path), f"{error}", "a readable file", "check the path") from error
     except (ValueError, RecursionError) as error:
@@ -105,7 +119,6 @@ def _sharded(index: Path) -> Checkpoint:
     if not isinstance(shards, dict) or any(not isinstance(name, str) for name in shards.values()):
         raise WeightFileError(f"{index}: weight_map", repr(shards)[:80], "an object of tensor name: file name")
     opened: dict[str, SafetensorsFile] = {}
-    files: dict[str, SafetensorsFile] = {}
     for tensor, name in shards.items():
         if name not in opened:
             if Path(name).name != name:  # an index must not lead out of its folder
@@ -113,5 +126,20 @@ def _sharded(index: Path) -> Checkpoint:
             opened[name] = open_safetensors(index.parent / name)
         if tensor not in opened[name].tensors:
             raise WeightFileError(tensor, f"not in {name}", f"what {index} says", "copy or download the shard again")
-        files[tensor] = opened[name]
-    return Checkpoint(index, files)
+    return Checkpoint(index, files_by_tensor(opened.values()))
+
+
+def files_by_tensor(files: Iterable[SafetensorsFile]) -> dict[str, SafetensorsFile]:
+    """Return the file of each tensor. Raises WeightFileError if two files hold different values of one tensor."""
+    found: dict[str, SafetensorsFile] = {}
+    for file in files:
+        for name, entry in file.tensors.items():
+            first = found.setdefault(name, file)
+            if first is file:
+                continue
+            other = first.tensors[name]
+            is_same = (entry.dtype, entry.shape) == (other.dtype, other.shape)
+            if not is_same or any(a != b for a, b in zip(first.raw(name), file.raw(name), strict=True)):
+                got = f"other values in {first.path.name} than in {file.path.name}"
+                raise WeightFileError(name, got, "one value", "remove the file that does not belong to the model")
+    return found

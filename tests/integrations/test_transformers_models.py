@@ -14,6 +14,7 @@ transformers = pytest.importorskip("transformers", minversion="5.17")
 
 from model_folders import (
     BLOCKS,
+    FFN,
     HIDDEN,
     VOCAB,
     linear_shapes,
@@ -213,6 +214,28 @@ def test_layers_that_transformers_renames(tmp_path: Path, vision_tower: bool) ->
             assert torch.equal(other.get_submodule(name).qweight, loaded.get_submodule(name).qweight)
 
 
+def write_trocr(path: Path) -> None:
+    """Write a model whose encoder of images is called "encoder", without the pooler that its class adds."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128}
+    vision = transformers.ViTConfig(**sizes, image_size=28, patch_size=14)
+    text = transformers.BertConfig(**sizes, vocab_size=VOCAB, is_decoder=True, add_cross_attention=True)
+    transformers.VisionEncoderDecoderModel(
+        encoder=transformers.ViTModel(vision, add_pooling_layer=False), decoder=transformers.BertLMHeadModel(text)
+    ).half().save_pretrained(path)
+
+
+def test_an_encoder_of_images_without_a_name_of_its_own_stays_float(tmp_path: Path) -> None:
+    write_trocr(tmp_path / "in")
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "converted", quantize=True)
+    auto, options = transformers.VisionEncoderDecoderModel, {"quantization_config": CudatmaConfig()}
+    loaded = auto.from_pretrained(tmp_path / "in", **options)
+    packed = {name for name, module in loaded.named_modules() if isinstance(module, MarlinLinear)}
+    assert {layer.name for layer in done.layers} == packed
+    assert {name.split(".")[0] for name in packed} == {"decoder"}
+    assert any(".crossattention." in name for name in packed)
+    auto.from_pretrained(tmp_path / "converted")
+
+
 def write_tied(path: Path) -> dict[str, Any]:
     """Write a model whose head, tied by config.json, is quantized and has values of its own."""
     write_float(path)
@@ -352,6 +375,37 @@ def test_the_configuration_of_a_subfolder_is_read(tmp_path: Path) -> None:
     expect_packed(load(tmp_path, subfolder="in"))
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda path: (path / "config.json").write_text("[]"), r"config\.json: got list"),
+        (lambda path: (path / "config.json").write_text("{", encoding="utf-8-sig"), r"config\.json: .*BOM"),
+        (lambda path: (path / "config.json").write_text('{"quantization_config": [4]}'), "quantization_config: got"),
+        (lambda path: (path / "config.json").unlink(), r"config\.json: got .*No such file"),
+        (lambda path: (path / "model.safetensors").rename(path / "gptq-4bit.safetensors"), "cudatma convert"),
+        (lambda path: (path / "model.safetensors").unlink(), r"got no \.safetensors file"),
+        (
+            lambda path: (
+                (path / "model.safetensors").rename(path / "all.safetensors"),
+                (path / "model.safetensors.index.json").write_text(
+                    '{"weight_map": {"lm_head.weight": "all.safetensors"}}'
+                ),
+            ),
+            "metadata: got none",
+        ),
+        (lambda path: (path / "adapter_config.json").write_text("{}"), "an adapter, without peft"),
+    ],
+)
+def test_folders_that_transformers_cannot_load_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, says: str
+) -> None:
+    monkeypatch.setattr("cudatma.integrations.transformers.find_spec", lambda name: None)
+    write_awq(tmp_path / "in")
+    change(tmp_path / "in")
+    with pytest.raises(WeightFileError, match=says):
+        load(tmp_path / "in")
+
+
 def test_to_dict_keeps_every_stated_value() -> None:
     stated = {"layers": {}, "modules_to_not_convert": []}
     assert CudatmaConfig(**stated).to_dict().items() >= stated.items()
@@ -398,6 +452,26 @@ MISFITS: dict[str, tuple[dict[str, tuple[int, int]], dict[str, Any], dict[str, A
     "another size": ({}, {}, {"intermediate_size": 256}, r"mlp.*: K x N and 5 others: got 192 x 128"),
     "a bias too many": ({}, {"model.layers.0.mlp.up_proj.bias": np.ones(192, np.float16)}, {}, "no such bias"),
     "a bias too few": ({}, {}, {"mlp_bias": True}, r"proj\.bias and 5 others: got no such tensor"),
+    "fewer rows": (
+        {},
+        {"model.layers.0.mlp.up_proj.g_idx": np.arange(124, dtype=np.int32) // 32},
+        {},
+        "K x N: got 124",
+    ),
+    "a norm of one value": ({}, {"model.norm.weight": np.ones(1, np.float16)}, {}, r"norm\.weight: got shape \(1,\)"),
+    "half a head": (
+        {},
+        {"lm_head.weight": np.ones((48, HIDDEN), np.float16)},
+        {},
+        r"shape \(48, 128\); allowed: \(96, ",
+    ),
+    "no head": ({}, {"lm_head.weight": None}, {}, r"lm_head\.weight: got no such tensor"),
+    "no tied embedding": (
+        {},
+        {"lm_head.weight": None, "model.embed_tokens.weight": None},
+        {"tie_word_embeddings": True},
+        r"model\.embed_tokens\.weight.*: got no such tensor",
+    ),
     "a layer without tensors": (
         {},
         {f"model.layers.1.mlp.up_proj.{part}": None for part in ("qweight", "qzeros", "scales", "g_idx")},
@@ -433,20 +507,25 @@ def test_layers_that_the_class_cannot_take_are_refused_before_anything_is_writte
     [
         ({}, "model.layers.1.mlp.up_proj.weight", r"^model\.layers\.1\.mlp\.up_proj\.weight: got no such tensor"),
         ({}, "model.layers.0.input_layernorm.weight", r"^model\.layers\.0\.input_layernorm\.weight: got no such"),
+        ({}, "lm_head.weight", r"^lm_head\.weight: got no such tensor"),
         ({"mlp_bias": True}, "", r"^model\..*_proj\.bias and 5 others: got no such tensor"),
+        ({"intermediate_size": FFN + 4}, "", r"proj\.weight and 5 others: got shape .*192"),
     ],
 )
-def test_a_float_checkpoint_without_a_parameter_of_its_class_is_refused(
+def test_a_float_checkpoint_that_lacks_a_parameter_of_its_class_is_refused(
     tmp_path: Path, config: dict[str, Any], tensor: str, says: str
 ) -> None:
     write_float(tmp_path / "in")
     path = tmp_path / "in" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
     path = tmp_path / "in" / "model.safetensors"
-    save_file({name: array for name, array in load_file(path).items() if name != tensor}, path)
+    tensors = {name: array for name, array in load_file(path).items() if name != tensor}
+    save_file(tensors, path, metadata={"format": "pt"})
     with pytest.raises(WeightFileError, match=says):
         convert_checkpoint(tmp_path / "in", tmp_path / "out", quantize=True)
     assert not (tmp_path / "out").exists()
+    with pytest.raises(WeightFileError, match=says):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "in", quantization_config=CudatmaConfig())
 
 
 @pytest.mark.parametrize(

@@ -332,6 +332,11 @@ HOSTILE: dict[str, tuple[Any, type[Exception], str]] = {
         WeightFileError,
         "occurs twice",
     ),
+    "a scale that is not finite": (
+        lambda path: change_tensors(path, lambda tensors: tensors[f"{LAYER}.scales"].__setitem__((1, 2), np.nan)),
+        QuantizationError,
+        rf"{LAYER}\.scales\[1, 2\]: got nan",
+    ),
     "a shape that contradicts the bytes": (
         lambda path: patched(path / "model.safetensors", b'"shape":[96,128]', b'"shape":[96,999]'),
         WeightFileError,
@@ -518,6 +523,13 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "sparsity": (write_compressed, section(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config: got"),
     "scaled activation": (write_awq, tensor("model.layers.0.mlp.act.scales", SCALE[0]), "got activation scales"),
     # other formats
+    "zero points of eight bytes": (
+        compressed_zeros,
+        lambda path: change_tensors(
+            path, lambda t: t.update({f"{LAYER}.weight_zero_point": t[f"{LAYER}.weight_zero_point"].astype(np.int64)})
+        ),
+        "weight_zero_point.*: got I64; allowed: I32, U32, I8",
+    ),
     "gemv": (write_awq, section(version="GEMV"), "version: got gemv.*quantize the model again as gemm"),
     "gemv by format": (write_awq, section(checkpoint_format="gemv_fast"), "checkpoint_format: got gemv_fast"),
     "ipex": (write_awq, section(version="ipex"), "write gemm here"),
@@ -530,6 +542,11 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         "ModelOpt.*NVFP4.*--quant",
     ),
     "MLX": (gptq, lambda path: change_json(path, lambda c: c.update(quantization={"bits": 4})), "MLX.*--quantize"),
+    "an adapter beside": (
+        gptq,
+        beside("adapter_config.json", peft_type="LORA"),
+        r"adapter_config\.json: got an adapter",
+    ),
     "a pickle": (gptq, lambda p: (p / "model.safetensors").rename(p / "pytorch_model.bin"), "torch.*save_file"),
     "GGUF": (gptq, lambda p: (p / "model.safetensors").rename(p / "model.gguf"), "GGUF.*--quantize"),
     "no configuration": (
@@ -624,7 +641,7 @@ READ: dict[str, tuple[Any, Any, str]] = {
                  "h.0.attn.bias": np.ones((1, 1, 4, 4), np.uint8)}
             ),
         ),
-        "^$",
+        r"^$|LlamaForCausalLM does not load: h\.0\.attn\.bias, lm_head\.bias, logit_bias and 3 others$",
     ),
 }  # fmt: skip
 for name in ("quant_config.json", "quantize_config.json", "quantization_config.json"):
@@ -665,17 +682,38 @@ def test_an_index_that_leads_elsewhere_is_refused(tmp_path: Path, change: Any, s
     assert not (tmp_path / "out").exists()
 
 
-def test_a_layer_that_cannot_be_packed_is_named_and_ends_the_conversion(tmp_path: Path) -> None:
-    write_gptq(tmp_path / "in", order=True)
+def test_a_layer_that_cannot_be_quantized_is_named_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    write_float(tmp_path / "in")
+    change_tensors(tmp_path / "in", lambda tensors: tensors[f"{LAYER}.weight"].__setitem__((1, 2), np.nan))
+    with pytest.raises(QuantizationError, match=rf"{LAYER}: weight\["):
+        convert_checkpoint(tmp_path / "in", tmp_path / "out", quantize=True)
+    assert not (tmp_path / "out").exists()
 
-    def spoil(tensors: dict[str, NDArray[Any]]) -> None:
-        tensors[f"{LAYER}.scales"][1, 2] = np.nan
 
-    change_tensors(tmp_path / "in", spoil)
-    with pytest.raises(QuantizationError, match=rf"{LAYER}: scales\[1, 2\]"):
-        convert_checkpoint(tmp_path / "in", tmp_path / "out")
-    assert not list((tmp_path / "out").glob("*.safetensors"))
-    assert not (tmp_path / "out" / "config.json").exists()
+def test_every_tensor_of_the_shards_is_read_and_two_values_of_one_are_refused(tmp_path: Path) -> None:
+    weights = write_gptq(tmp_path / "in", order=True, shards=2)
+    index = tmp_path / "in" / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    files = {name: file for name, file in content["weight_map"].items() if not name.endswith("g_idx")}
+    index.write_text(json.dumps({**content, "weight_map": files}))
+    first, second = sorted((tmp_path / "in").glob("model-*.safetensors"))
+    name, more = next(iter(load_file(first).items())), load_file(second)
+    save_file({**more, name[0]: name[1]}, second, metadata={"format": "pt"})
+    convert_checkpoint(tmp_path / "in", tmp_path / "out")
+    expect_weights(tmp_path / "out", weights)
+    save_file({**more, name[0]: name[1] + 1}, second, metadata={"format": "pt"})
+    with pytest.raises(WeightFileError, match=rf"^{name[0]}: got other values in {first.name} than in {second.name}"):
+        convert_checkpoint(tmp_path / "in", tmp_path / "other")
+
+
+def test_a_single_file_goes_before_shards_as_in_transformers(tmp_path: Path) -> None:
+    weights = write_awq(tmp_path / "in")
+    write_awq(tmp_path / "shards", shards=2, seed=1)
+    for path in (tmp_path / "shards").glob("model*"):
+        shutil.copy(path, tmp_path / "in")
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "out")
+    expect_weights(tmp_path / "out", weights)
+    assert "model-00001-of-00002.safetensors" in done.not_copied
 
 
 def test_quantized_and_float_models_are_told_apart(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,15 @@ from transformers.quantizers.auto import (
     register_quantizer,
 )
 
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, WeightFileError
 from cudatma.integrations.transformers.attention import attention_forward, attention_mask
 from cudatma.integrations.transformers.config import CudatmaConfig
 from cudatma.integrations.transformers.quantizer import CudatmaHfQuantizer, check_ranks
-from cudatma.quantization.checkpoint import require_safetensors
+from cudatma.quantization.checkpoint import MAIN_FILES, open_checkpoint, read_json
 from cudatma.quantization.conversion.folder import METHOD
+from cudatma.quantization.conversion.source import ADAPTER
 from cudatma.quantization.safetensors_file import check_suffix
-from cudatma.quantization.statement import METHODS, read_section
+from cudatma.quantization.statement import METHODS, read_config, read_section
 
 __all__ = ["CudatmaConfig", "load", "register"]
 
@@ -71,7 +74,7 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: An
     ArgumentError
         If the quantization method is not supported, the folder does not exist, or tensor parallelism is requested.
     """
-    _check_folder(model, options.get("subfolder", ""))
+    _check_folder(model, options)
     check_ranks(options)
     register()
     loader = auto_class or transformers.AutoModelForCausalLM
@@ -90,8 +93,8 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: An
     return loader.from_pretrained(model, config=config, **options)
 
 
-def _check_folder(model: str | os.PathLike[str], subfolder: str) -> None:
-    """Raise ArgumentError for a path that does not exist, and WeightFileError for weights in files of another kind.
+def _check_folder(model: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
+    """Raise ArgumentError for a path that does not exist, and WeightFileError for files that transformers cannot load.
 
     A name on the hub has no separator, or one inside ("owner/name").
     """
@@ -99,10 +102,23 @@ def _check_folder(model: str | os.PathLike[str], subfolder: str) -> None:
     is_path = not isinstance(model, str) or text.count("/") > 1 or text[:1] in ("/", ".", "~") or "\\" in text
     if is_path and not os.path.exists(text):
         raise ArgumentError("model", text, "a folder that exists, or a name on the Hugging Face hub")
-    path = Path(model, subfolder)
+    path = Path(model, options.get("subfolder", ""))
     check_suffix(path)
-    if path.is_dir():
-        require_safetensors(path)
+    if not path.is_dir():
+        return
+    if (path / ADAPTER).is_file() and find_spec("peft") is None:
+        raise WeightFileError(str(path / ADAPTER), "an adapter, without peft", "peft installed", "pip install peft")
+    config = read_config(path) if "config" not in options else {}
+    read_section(path)
+    if "transformers_weights" in config or options.get("variant") or options.get("use_safetensors") is False:
+        return  # other files
+    file = open_checkpoint(path).path
+    if file.name not in MAIN_FILES:
+        remedy = "convert the model first: cudatma convert"
+        raise WeightFileError(str(path), file.name, f"{' or '.join(MAIN_FILES)}, as transformers names it", remedy)
+    if file.suffix == ".json" and not isinstance(read_json(file).get("metadata"), dict):
+        remedy = "add an empty object, or convert the model first: cudatma convert"
+        raise WeightFileError(f"{file}: metadata", "none", "an object, which transformers reads", remedy)
 
 
 def _section(folder: Path, config: Any) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from cudatma.integrations.torch.weights import weight_tensors
 from cudatma.integrations.transformers.config import CudatmaConfig
 from cudatma.quantization import PackedWeight, quantize_linear
 from cudatma.quantization.agreement import LayerFacts
-from cudatma.quantization.checkpoint import Checkpoint
-from cudatma.quantization.conversion.importers import pack_layer
+from cudatma.quantization.checkpoint import Checkpoint, files_by_tensor
+from cudatma.quantization.conversion.importers import check_scales, pack_layer
 from cudatma.quantization.conversion.inventory import take_inventory
 from cudatma.quantization.conversion.model_class import Sizes, is_linear, linear_sizes, match_layers, renaming
 from cudatma.quantization.conversion.source import tower_layers, unsuitable
@@ -149,7 +149,10 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
     ) -> None:
         check_ranks({"distributed_config": getattr(model.config, "distributed_config", None)})
         config = self.quantization_config
+        files = list(checkpoint_files or ())
         if not self.pre_quantized:
+            if files and all(str(file).endswith(".safetensors") for file in files):
+                match_layers(model, {}, opened_files(files)).require()
             skipped = self.get_modules_to_not_convert(
                 model, config.modules_to_not_convert, model._keep_in_fp32_modules, add_default_skips=True
             )
@@ -163,14 +166,14 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
             if not linears:
                 got = f"no layer of {type(model).__name__} to quantize"
                 raise ArgumentError("quantization_config", got, "nn.Linear in numbered blocks, from 64 x 64 up")
-            for name in () if config.vision_tower else tower_layers(linears):
+            for name in () if config.vision_tower else tower_layers(linears, model.config.model_type):
                 del linears[name]
             for name, linear in linears.items():
                 layer = _replace(model, name, linear, config.facts(name))
                 # The float weight is read under this name.
                 layer.register_parameter("weight", torch.nn.Parameter(linear.weight.to("meta"), False))
             return
-        checkpoint = opened_files(checkpoint_files)
+        checkpoint = opened_files(files)
         facts: dict[str, dict[str, Any]] = {name: config.facts(name) for name in config.layers or ()}
         sizes: dict[str, Sizes] = dict.fromkeys(facts)
         if self.statement is not None:
@@ -182,12 +185,16 @@ class CudatmaHfQuantizer(HfQuantizer):  # type: ignore[misc]
         match = match_layers(model, sizes, checkpoint)
         match.require()
         modules = {module: facts[layer] for layer, module in match.modules.items()}
-        if self.statement is not None:
-            self.layer_facts |= {module: inventory.facts[layer] for layer, module in match.modules.items()}
         if self.statement is None:
             require_arrays(checkpoint, modules, renaming(model))
-        for name, known in modules.items():
-            _replace(model, name, model.get_submodule(name), known)
+        else:
+            self.layer_facts |= {module: inventory.facts[layer] for layer, module in match.modules.items()}
+            for name, module in match.modules.items():
+                scales = inventory.layers[name][self.statement.format.scales]
+                dtype = str(model.get_submodule(module).weight.dtype).removeprefix("torch.")
+                check_scales(scales, checkpoint.read(scales), dtype)
+        for module, known in modules.items():
+            _replace(model, module, model.get_submodule(module), known)
         _untie(model, modules)
 
     def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
@@ -275,11 +282,10 @@ def _packs(conversion: Any) -> bool:
 _ARRAYS = ("qweight", "scales", "zeros", "perm")
 
 
-def opened_files(files: Iterable[str] | None) -> Checkpoint:
-    """The headers of the files that transformers is about to load. Raises WeightFileError."""
-    opened = [open_safetensors(file) for file in files or ()]
-    found = {name: file for file in opened for name in file.tensors}
-    return Checkpoint(opened[0].path if opened else Path(), found)
+def opened_files(files: Iterable[str]) -> Checkpoint:
+    """Open the files that transformers is about to load. Raises WeightFileError."""
+    opened = [open_safetensors(file) for file in files]
+    return Checkpoint(opened[0].path if opened else Path(), files_by_tensor(opened))
 
 
 def require_arrays(

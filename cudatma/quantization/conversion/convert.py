@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cudatma.dtypes import ACTIVATION_TYPES, activation_type
-from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError
+from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError, counted
 from cudatma.quantization.conversion.folder import (
     Journal,
     Shard,
@@ -19,8 +19,8 @@ from cudatma.quantization.conversion.folder import (
     write_config,
     write_index,
 )
-from cudatma.quantization.conversion.importers import pack_layer
-from cudatma.quantization.conversion.model_class import match_class
+from cudatma.quantization.conversion.importers import check_scales, pack_layer
+from cudatma.quantization.conversion.model_class import Match, match_class
 from cudatma.quantization.conversion.report import Conversion, LayerReport, scale_error, weight_error
 from cudatma.quantization.conversion.shards import ARRAYS, ShardPlan, ShardWriter, Unit, plan_shards
 from cudatma.quantization.conversion.source import Source, open_source
@@ -73,14 +73,14 @@ def convert_checkpoint(
 
     Where transformers is installed, the layers are compared with the model class that config.json names. A layer that
     this class cannot load raises WeightFileError if the checkpoint quantized it, and otherwise stays float. A parameter
-    of the class's numbered blocks that the checkpoint lacks raises WeightFileError.
+    of the class that the checkpoint lacks, or has in another shape, raises WeightFileError.
 
     dtype: of the scales, "float16" or "bfloat16", which activations have to share; None: the model's own, else the
     first layer's. shard_bytes: of a file, at most, unless one tensor is larger. progress: called often.
 
     A call that was interrupted can be repeated: finished files are checked and kept. No more than one layer is in
     memory. Raises WeightFileError, QuantizationError and ArgumentError before writing if the folders or configuration
-    are invalid, a quantized layer does not fit the model class, or disk space is insufficient.
+    are invalid, a quantized layer does not fit the model class, a scale is not finite, or disk space is insufficient.
     """
     folder, target = as_path(source), as_path(out)
     check_folders(folder, target)
@@ -113,6 +113,10 @@ def convert_checkpoint(
         vision_tower=vision_tower,
         left=tuple(sorted(left)),
     )
+    if opened.statement is not None:
+        for parts in opened.layers.values():
+            name = parts[opened.statement.format.scales]
+            check_scales(name, opened.checkpoint.read(name), options.dtype)
     shards = plan_shards(opened, shard_bytes, group_size)
     journal = Journal(target, _identity(opened, options, shard_bytes))
     check_disk(target, sum(shard.most_bytes for shard in shards if shard.name not in journal.shards))
@@ -141,12 +145,20 @@ def convert_checkpoint(
         not_compared=match.unknown,
         not_copied=not_copied,
         left_out=opened.inventory.left_out,
-        notes=opened.inventory.notes,
+        notes=(*opened.inventory.notes, *_unloaded(match)),
         source_bytes=total,
         out_bytes=sum(sum(shard.tensors.values()) for shard in finished),
         shards=len(shards),
         kept_shards=kept,
     )
+
+
+def _unloaded(match: Match) -> Iterator[str]:
+    """Yield a note about tensors that are copied, though the model class does not load them."""
+    if match.unloaded:
+        first, others = ", ".join(match.unloaded[:3]), len(match.unloaded) - 3
+        more = f" and {counted(others, 'other')}" if others > 0 else ""
+        yield f"copied, but {match.class_name} does not load: {first}{more}"
 
 
 def _dtype(source: Source, asked: str | None) -> str:

@@ -53,8 +53,12 @@ class Journal:
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[None]:
-        """Make the folder, keep other processes out of it, and remove what an interrupted run left unfinished."""
+        """Create the folder, lock it against other processes, and remove unfinished files.
+
+        Remove the journal, and the folder if this call created it, after an error that leaves no finished file.
+        """
         out = self.path.parent
+        existed = out.exists()
         try:
             out.mkdir(parents=True, exist_ok=True)
             folder = os.open(out, os.O_RDONLY)
@@ -65,7 +69,14 @@ class Journal:
             for left in out.glob(f".*{PARTIAL}"):
                 left.unlink()
             self._write()
-            yield
+            try:
+                yield
+            except BaseException:
+                if not self.shards:
+                    self.path.unlink(missing_ok=True)
+                    if not existed and not any(out.iterdir()):
+                        out.rmdir()
+                raise
         finally:
             os.close(folder)
 
@@ -206,14 +217,17 @@ def write_index(out: Path, shards: Mapping[str, Mapping[str, int]]) -> None:
 
 def write_config(out: Path, config: Mapping[str, Any], layers: Sequence[LayerReport], dtype: str) -> None:
     """Write the source's config.json with our quantization_config, last of all: it makes the folder a model's."""
-    config = {name: value for name, value in config.items() if name != "compression_config"}
+    config = _without_sections(config)
     if isinstance(config.get("text_config"), dict):
-        config["text_config"] = {
-            name: value for name, value in config["text_config"].items() if name != "quantization_config"
-        }
+        config["text_config"] = _without_sections(config["text_config"])
     config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
     config["quantization_config"] = quantization_config({layer.name: layer.facts for layer in layers}, dtype)
     write_text(out / "config.json", json.dumps(config, indent=2) + "\n")
+
+
+def _without_sections(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration without the descriptions of its former quantization."""
+    return {name: value for name, value in config.items() if name not in ("quantization_config", "compression_config")}
 
 
 def quantization_config(layers: dict[str, dict[str, Any]], dtype: str) -> dict[str, Any]:

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from cudatma.dtypes import ACTIVATION_TYPES
+from cudatma.errors import QuantizationError
 from cudatma.quantization.agreement import LayerFacts
 from cudatma.quantization.awq import from_awq
 from cudatma.quantization.compressed_tensors import from_compressed_tensors
@@ -29,3 +34,15 @@ def pack_layer(kind: Format, tensors: Mapping[str, Any], facts: LayerFacts, *, d
     values = [tensors.get(name) for name in (*kind.required, *kind.optional)]
     options = {"zero_point_format": facts.zero_point_format} if kind is GPTQ else {}
     return _IMPORTERS[kind.name](*values, group_size=facts.group_size, dtype=dtype, **options)
+
+
+def check_scales(name: str, scales: NDArray[Any], dtype: str) -> None:
+    """Raise QuantizationError for the first scale that is not finite in ``dtype``, or that becomes 0 in it."""
+    with np.errstate(over="ignore"):
+        rounded = scales.astype(ACTIVATION_TYPES[dtype].numpy)
+    lost = ~np.isfinite(rounded) | ((rounded == 0) & (scales != 0))
+    if lost.any():
+        first = np.argwhere(lost)[0].tolist()
+        value = float(scales[tuple(first)])
+        remedy = "use dtype='bfloat16'" if np.isfinite(value) else "copy or download the checkpoint again"
+        raise QuantizationError(f"{name}{first}", f"{value:g}", f"finite values that {dtype} can hold", remedy)

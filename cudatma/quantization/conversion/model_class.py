@@ -27,13 +27,15 @@ class Match:
 
     modules: layer -> the module that it becomes. ignored: layers that the class does not load, such as multi-token
     prediction. refused: the error of each layer that the class cannot load, and of each parameter that the checkpoint
-    lacks. unknown: why the layers were not matched, or "".
+    lacks or has in another shape. unloaded: other tensors that the class does not load. unknown: why the layers were
+    not matched, or "".
     """
 
     class_name: str = ""
     modules: dict[str, str] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     refused: dict[str, WeightFileError] = field(default_factory=dict)
+    unloaded: list[str] = field(default_factory=list)
     unknown: str = ""
 
     def require(self) -> None:
@@ -48,7 +50,7 @@ def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint
     renamed, found = renaming(model), Match(type(model).__name__)
     known = dict(model.named_modules())
     ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
-    held = _held_parameters(model, checkpoint)
+    held, plain = _held_parameters(model, checkpoint)
     is_base = bool(model.base_model_prefix) and model.base_model is model
     for layer, sizes in layers.items():
         name = renamed(layer)
@@ -63,9 +65,22 @@ def match_layers(model: Any, layers: Mapping[str, Sizes], checkpoint: Checkpoint
         error = error or _tie_misfit(layer, name, model, held)
         if error:
             found.refused[layer] = error
+    parameters = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name, shape in parameters.items():
+        if name in plain and checkpoint.shape(plain[name]) != shape:
+            tensor, got, allowed = plain[name], checkpoint.shape(plain[name]), f"{shape}, as {found.class_name} has it"
+            remedy = "correct config.json, or download the checkpoint again"
+            found.refused[tensor] = WeightFileError(tensor, f"shape {got}", allowed, remedy)
     for name in _absent_parameters(model, set(found.modules.values()), held):
         allowed = f"the parameter that {found.class_name} has"
         found.refused[name] = WeightFileError(name, "no such tensor", allowed, "copy or download the checkpoint again")
+    found.unloaded.extend(
+        tensor
+        for name, tensor in held.items()
+        if name not in parameters
+        and tensor.rpartition(".")[0] not in layers
+        and not any(pattern.search(name) for pattern in ignored)
+    )
     return found
 
 
@@ -134,7 +149,7 @@ def _misfit(layer: str, module: Any, sizes: Sizes, class_name: str) -> WeightFil
         remedy = "quantize the model again without this module"
         return WeightFileError(layer, f"a quantized {type(module).__name__} of {class_name}", allowed, remedy)
     # Other tools store words of eight integers: K or N may be padded by up to seven.
-    if sizes is not None and any(-(-a // 8) != -(-b // 8) for a, b in zip(sizes, expected, strict=True)):
+    if sizes is not None and any(not b <= a <= -(-b // 8) * 8 for a, b in zip(sizes, expected, strict=True)):
         got, allowed = (f"{k} x {n}" for k, n in (sizes, expected))
         return WeightFileError(f"{layer}: K x N", got, f"{allowed}, as {class_name} has it", "correct config.json")
     return None
@@ -159,8 +174,8 @@ def _tie_misfit(layer: str, name: str, model: Any, held: Mapping[str, str]) -> W
     return None
 
 
-def _held_parameters(model: Any, checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the tensor that each parameter of a model is loaded from."""
+def _held_parameters(model: Any, checkpoint: Checkpoint) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the tensor that each parameter of a model is loaded from, and the same for tensors loaded unchanged."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
@@ -168,29 +183,39 @@ def _held_parameters(model: Any, checkpoint: Checkpoint) -> dict[str, str]:
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
     targets = {pattern: rule.target_patterns for rule in converters for pattern in rule.source_patterns}
-    held = {}
+    held, plain = {}, {}
     for tensor in checkpoint.names:
         key, pattern = rename_source_key(tensor, renamings, converters, model.base_model_prefix, known)
         if key not in known and tensor in known:  # it has the model's name already
             key, pattern = tensor, None
         for target in targets.get(pattern, [""]):
             held[key.replace(targets[pattern][0], target) if target else key] = tensor
-    return held
+        if pattern not in targets:
+            plain[key] = tensor
+    return held, plain
 
 
 def _absent_parameters(model: Any, modules: set[str], held: Mapping[str, str]) -> list[str]:
-    """Return the parameters that the checkpoint lacks: all in numbered blocks and packed modules but packed weights."""
-    packed = {f"{module}.weight" for module in modules}
+    """Return the parameters that the checkpoint lacks.
+
+    Outside of numbered blocks, a checkpoint may lack poolers, and one of another class anything, such as a head for
+    classification: transformers initializes these for training.
+    """
+    present = held.keys() | {f"{module}.weight" for module in modules}
     patterns = "|".join(f"({pattern})" for pattern in model._keys_to_ignore_on_load_missing or ())
+    is_own_class = type(model).__name__ in (model.config.architectures or ())
     tied = model.all_tied_weights_keys
+    loaded = {tied.get(name, name) for name in present}  # by the name of the parameter that others are tied to
     return [
         name
         for name, _ in model.named_parameters()
-        if name not in held
-        and (name.rpartition(".")[0] in modules or re.search(r"\.\d+\.", name))
-        and name not in packed
-        and name not in tied
-        and name not in tied.values()
+        if name not in present
+        and tied.get(name, name) not in loaded
+        and (
+            (is_own_class and "pooler" not in name.split("."))
+            or name.rpartition(".")[0] in modules
+            or re.search(r"\.\d+\.", name)
+        )
         and not (patterns and re.search(patterns, name))
     ]
 

@@ -17,11 +17,11 @@ from cudatma.quantization.layout_v1 import BLOCK
 from cudatma.quantization.safetensors_file import FLOAT_DTYPES, check_suffix
 from cudatma.quantization.statement import Statement, read_config, read_section, read_statement, statement_files
 
-#: Names that transformers looks for first, where a folder holds other files of weights too.
-_MAIN_FILES = ("model.safetensors.index.json", "model.safetensors")
 #: Architectures whose projections are stored (K, N), as transformers' Conv1D, under the name of nn.Linear's.
 _CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
+#: transformers applies the adapter that this file describes to the model in the same folder, if peft is installed.
+ADAPTER = "adapter_config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,10 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
     if section.get("quant_method") == "cudatma":
         remedy = "transformers loads it after cudatma.integrations.transformers.register()"
         raise WeightFileError(str(folder), "a folder that is converted already", "one that is not", remedy)
-    main = [folder / name for name in _MAIN_FILES if (folder / name).is_file()]
-    checkpoint = open_checkpoint(main[0] if main else folder)
+    if (folder / ADAPTER).is_file():
+        remedy = "move it and adapter_model.safetensors to another folder; peft applies them to the converted model"
+        raise WeightFileError(str(folder / ADAPTER), "an adapter", "a model without one", remedy)
+    checkpoint = open_checkpoint(folder)
     for name, file in checkpoint.files.items():
         file.check_bytes(name)
     if not section:
@@ -121,7 +123,7 @@ def _float_layers(
             raise ArgumentError("exclude", pattern, "a pattern that a layer of the checkpoint matches", remedy)
     reasons = {layer: _why_not(checkpoint, layer, exclude) for layer in matrices}
     if not vision_tower:
-        tower = tower_layers(layer for layer, why in reasons.items() if not why)
+        tower = tower_layers((layer for layer, why in reasons.items() if not why), config.get("model_type"))
         reasons |= dict.fromkeys(tower, "in an encoder of images, video or audio")
     layers = {layer: {"weight": f"{layer}.weight"} for layer, why in reasons.items() if not why}
     _require_layers(layers, where)
@@ -168,12 +170,18 @@ def unsuitable(layer: str, shape: tuple[int, ...]) -> str:
 
 #: Words in the names of modules that encode what is not text.
 _TOWER_WORDS = {"vision", "visual", "image", "video", "audio", "speech", "vqmodel", "vpm", "apm"}
+#: Types of models for images or audio whose encoder has no other name than ``encoder``.
+_ENCODER_MODELS = {
+    "granite_speech", "moonshine", "speech-encoder-decoder", "speech_to_text", "vision-encoder-decoder", "whisper",
+}  # fmt: skip
 
 
-def tower_layers(layers: Iterable[str]) -> set[str]:
+def tower_layers(layers: Iterable[str], model_type: object) -> set[str]:
     """Return the layers whose names say that they encode images, video or audio, unless all of them do."""
     names = set(layers)
     found = {layer for layer in names if _TOWER_WORDS & set(re.split(r"[._]", layer))}
+    if model_type in _ENCODER_MODELS:
+        found |= {layer for layer in names if re.match(r"(model\.)?encoder\.", layer)}
     return found if found != names else set()
 
 
