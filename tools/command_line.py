@@ -74,7 +74,8 @@ class Parser(argparse.ArgumentParser):
         found = _OF_ARGUMENT.fullmatch(message)
         field, got = (found["field"], found["got"]) if found else (self.prog, message)
         got, _, allowed = got.partition("; allowed: ")
-        allowed = allowed or f"what {self.prog} --help lists"
+        form = next((action.metavar for action in self._actions if field in action.option_strings), None)
+        allowed = allowed or (str(form) if form else f"what {self.prog} --help lists")
         if wrong := _WRONG_VALUE.fullmatch(got):
             got, allowed = wrong["got"], _KINDS.get(wrong["kind"], wrong["kind"])
         elif got.startswith(_EXCLUDED):

@@ -20,7 +20,7 @@ from cudatma.emulator.ptx.names import find_name
 from cudatma.errors import ArgumentError, counted, duration
 from cudatma.kernels.sample import Sample
 from cudatma.mutants.mutant import Call
-from cudatma.runtime.launch_args import entries
+from cudatma.runtime.launch_args import Parameter, entries
 from cudatma.target import Target
 
 from .emulate_launch import LaunchFile, Operands, load_array, make_operands, read_launch
@@ -166,9 +166,16 @@ class FileLaunch:
 
     def call(self, operands: Operands) -> Call:
         """Return the launch over these arrays. Raises ArgumentError unless the entry's name fits exactly one kernel."""
-        found = self.launch.launch
+        found, kernels = self.launch.launch, entries(self.source.ptx)
+        entry = find_name(self.source.entry, list(kernels), "--entry", "kernels")
+        parameters = kernels[entry]
+        if len(operands.values) != len(parameters):
+            listed = ", ".join(map(_described, parameters)) or "none"
+            remedy = "give one --arg for each, in order, such as --arg x:float32[64]=arange --arg n:int32=64"
+            got = counted(len(operands.values), "argument")
+            raise ArgumentError("--arg", got, f"{len(parameters)} for kernel {entry} ({listed})", remedy)
         return Call(
-            find_name(self.source.entry, list(entries(self.source.ptx)), "--entry", "kernels"),
+            entry,
             found.get("grid", 1),
             found.get("block", 32),
             tuple(operands.values),
@@ -177,6 +184,13 @@ class FileLaunch:
             arrays=tuple(operands.arrays.values()),
             options=(("target", found.get("target") or self.source.target),),
         )
+
+
+def _described(parameter: Parameter) -> str:
+    if parameter.is_pointer_wide:
+        return f"{parameter.name}: a pointer or an 8-byte integer"
+    kind = {"int": "integer", "float": "float"}.get(parameter.kind, "structure")
+    return f"{parameter.name}: a {parameter.size_bytes}-byte {kind}"
 
 
 def read_file_launch(options: argparse.Namespace) -> FileLaunch:

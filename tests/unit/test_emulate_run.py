@@ -191,7 +191,7 @@ def test_a_narrow_terminal_splits_no_identifier(
     monkeypatch.setenv("COLUMNS", "80")
     assert emulate("racy.cu", *CALL[:-2], "--schedules", "1") == 1
     lines = capsys.readouterr().out.splitlines()
-    (instruction,) = [line for line in lines if "at PTX line" in line and "`" in line][:1]
+    (instruction,) = [line for line in lines if line.startswith("   at PTX line")][:1]
     assert "kernel reverse, block (0, 0, 0), warp" in instruction
     assert re.search(r"\(racy\.cu:\d\)", instruction)
     assert "   source: if (threadIdx.x < n) y[threadIdx.x] = tile[n - 1 - threadIdx.x];" in lines
@@ -249,6 +249,9 @@ def test_registry_kernels(name: str, sizes: list[str], capsys: pytest.CaptureFix
         (["marlin_wgmma", "--target", "sm_120a"], "target: got sm_120a; allowed: a target with wgmma"),
         (["marlin_mma_sync", "--m", "many"], "--m: got many; allowed: an integer"),
         (["attention_a3", "--causal", "0"], "--causal: got 0; allowed: true, false"),
+        (["reverse.cu", "--block"], "--block: got no value; allowed: X[,Y[,Z]]"),
+        (["marlin_mma", "--m", "16"], "KERNEL: got marlin_mma (did you mean marlin_mma_sync?)"),
+        (["reverse.cu", *CALL[:-4]], "--arg: got 2 arguments; allowed: 3 for kernel reverse (reverse_param_0: a pointer"),
         (["reverse.cu", "--grid", "0"], "; allowed: one to three numbers"),
         (["reverse.cu", "--grid", "1,2,3,4"], "; allowed: one to three numbers"),
     ],

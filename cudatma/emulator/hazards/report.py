@@ -118,7 +118,8 @@ class Hazard:
 
 @dataclass(slots=True)
 class Report:
-    """What a launch showed over all its schedules. steps: segments executed; printed: what vprintf wrote.
+    """What a launch showed over all its schedules. steps: segments executed; printed: what vprintf wrote
+    in the first schedule that called it.
 
     hazards: causes, the first one first; what follows from one is in its ``consequences``. warnings: what may be
     meant as it is; they leave a report clean. unchecked: what of the kernel could not be checked, and why.
