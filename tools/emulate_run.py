@@ -16,6 +16,7 @@ import numpy as np
 
 from cudatma.build.ptx_source import PtxSource, ptx_source
 from cudatma.emulator import Hazard, Report, Trace, load
+from cudatma.emulator.progress import of_next
 from cudatma.emulator.ptx.names import find_name
 from cudatma.errors import ArgumentError, counted, duration
 from cudatma.kernels.sample import Sample
@@ -80,10 +81,10 @@ def _as_data(hazard: Hazard) -> dict[str, Any]:
 
 
 @contextmanager
-def progress_bar(what: str, total: int, is_shown: bool) -> Iterator[Callable[[float], None]]:
+def progress_bar(what: str, total: int, is_shown: bool) -> Iterator[Callable[[int, int], None]]:
     """Show a bar on stderr, if that is a terminal, with the time that the rest should take.
 
-    Call it with what is done; a fraction is a schedule's part of its step limit.
+    Call it with what is done and the steps of the running schedule.
     """
     from rich.console import Console
     from rich.progress import (
@@ -104,9 +105,8 @@ def progress_bar(what: str, total: int, is_shown: bool) -> Iterator[Callable[[fl
         task = bar.add_task(what, total=total)
         bar.advance(task, 0)  # the estimate counts from here
 
-        def show(done: float) -> None:
-            part = f", the next one at {done % 1:.1%} of its step limit" if done % 1 >= 0.001 else ""
-            bar.update(task, completed=int(done), description=what + part)
+        def show(done: int, steps: int) -> None:
+            bar.update(task, completed=done, description=what + of_next(steps))
 
         yield show
 

@@ -119,7 +119,7 @@ def run(launch: FileLaunch, schedules: int, *, show: bool) -> Result:
     with progress_bar("mutants", len(chosen), show) as progress:
         for outcome in trial.outcomes(schedules, chosen):
             outcomes.append(outcome)
-            progress(len(outcomes))
+            progress(len(outcomes), 0)
     return Result(f"{launch.kernel.name}, {report.kernel}", report, outcomes)
 
 

@@ -93,7 +93,7 @@ class EmulatedModule:
         resident_clusters: int = 132,
         registers: int | None = None,
         trace: Trace | None = None,
-        progress: Callable[[float], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
         stop_at: Iterable[str] = (),
     ) -> Report:
         """Run a kernel under several schedules and report its hazards.
@@ -109,10 +109,10 @@ class EmulatedModule:
         have not started.
         registers: of a thread when the kernel begins, as its cubin has them (0: ptxas ignores setmaxnreg); by default
         what .maxnreg and the launch bounds say. trace: records the events of the last schedule, or of the first with
-        a hazard. progress: called with the number of finished schedules, after each one and from time to time during
-        a long one, whose fraction is its share of ``step_limit``. By default, launches longer than 5 seconds show their
-        progress on stderr if it is a terminal. stop_at: kinds of hazard; a schedule ends at the first one, even if the
-        kernel has not written its results yet.
+        a hazard. progress: called with the number of finished schedules and the steps of the running one (0 between
+        schedules), after each schedule and from time to time during a long one. By default, launches longer than
+        5 seconds show their progress on stderr if it is a terminal. stop_at: kinds of hazard; a schedule ends at the
+        first one, even if the kernel has not written its results yet.
 
         programmatic: as in a programmatic dependent launch, the previous grid may still run: all writes to global
         memory, and all reads of the arrays ``produced_by_previous``, must come after griddepcontrol.wait. Arrays there
@@ -179,12 +179,12 @@ class EmulatedModule:
                 for done, number in enumerate([replay] if replay is not None else range(schedules)):
                     if done:
                         memory.restore(before)
-                    setup.show_steps = partial(_show_steps, show, done, setup.step_limit)
+                    setup.show_steps = partial(show, done)
                     with suppress(Found):
                         self._run_one(setup, number, seed, report, findings, hazards)
                     if findings.hazards():
                         setup.trace = None
-                    show(done + 1)
+                    show(done + 1, 0)
             except BaseException:
                 memory.restore(before)
                 raise
@@ -242,10 +242,6 @@ class EmulatedModule:
             report.steps += launch.scheduler.steps
             report.printed = report.printed or launch.printed
             report.unchecked += [what for what in launch.unchecked if what not in report.unchecked]
-
-
-def _show_steps(show: Callable[[float], None], done: int, limit: int, steps: int) -> None:
-    show(done + min(steps / limit, 0.99))
 
 
 def _located(launch: Launch, error: TrapError) -> TrapError:

@@ -11,23 +11,23 @@ from contextlib import contextmanager
 _FIRST_S, _PERIOD_S = 5.0, 1.0
 
 
-def describe(done: float, total: int) -> str:
-    """Say how many schedules have run, and how far the running one has come."""
-    return f"{int(done)} of {total} schedules, the next one at {done % 1:.1%} of its step limit"
+def of_next(steps: int) -> str:
+    """Describe the progress of the running schedule; return "" between schedules."""
+    return f", {steps:,} steps of the next one" if steps else ""
 
 
 @contextmanager
-def progress_line(kernel: str, total: int) -> Iterator[Callable[[float], None]]:
+def progress_line(kernel: str, total: int) -> Iterator[Callable[[int, int], None]]:
     """Show on stderr, if it is a terminal, how many of a kernel's ``total`` schedules have run."""
     next_at = time.monotonic() + _FIRST_S
     shown = False
 
-    def show(done: float) -> None:
+    def show(done: int, steps: int) -> None:
         nonlocal next_at, shown
         now = time.monotonic()
         if now >= next_at and sys.stderr.isatty():
             next_at, shown = now + _PERIOD_S, True
-            sys.stderr.write(f"\r\x1b[Kcudatma: {kernel}: {describe(done, total)}")
+            sys.stderr.write(f"\r\x1b[Kcudatma: {kernel}: {done} of {total} schedules{of_next(steps)}")
             sys.stderr.flush()
 
     try:

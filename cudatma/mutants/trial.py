@@ -81,7 +81,7 @@ class Trial:
         #: The module of the last run, with what its variables held when it was loaded.
         self._last: tuple[str, EmulatedModule, dict[str, bytes]] | None = None
 
-    def unchanged(self, schedules: int, seed: int = 0, progress: Callable[[float], None] | None = None) -> Report:
+    def unchanged(self, schedules: int, seed: int = 0, progress: Callable[[int, int], None] | None = None) -> Report:
         """The kernel itself under ``schedules`` schedules; it should be clean. progress: of EmulatedModule.launch."""
         options = {"schedules": schedules, "seed": seed, "progress": progress}
         report = self.make().run(load(self.ptx), hazards="collect", **options)

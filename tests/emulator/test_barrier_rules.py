@@ -155,7 +155,7 @@ def test_too_many_arrivals_are_called_too_many(arrive: str) -> None:
     assert launch(text).is_clean
     report = launch(text, count=1)
     assert first_kind(report) == "arrival_overflow", str(report)
-    assert "32 arrivals at once" in report.hazards[0].message
+    assert "too many arrivals (32 by one instruction)" in report.hazards[0].message
 
 
 @pytest.mark.parametrize(

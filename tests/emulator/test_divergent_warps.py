@@ -265,6 +265,12 @@ UNDEFINED = [
     ("u32 half = lane < 16 ? 0xffff : 0xffff0000; y[lane] = __shfl_down_sync(half, v, 4);", 32, True),
     ("u32 half = lane < 16 ? 0xffff : 0xffff0000; y[lane] = __shfl_down_sync(half, v, 4, 16);", 32, False),
     ("u32 half = lane < 16 ? 0xffff : 0xffff0000; y[lane] = __shfl_xor_sync(half, v, 4);", 32, False),
+    (
+        'u32 t = __shfl_down_sync(0xffff, v, 8), r = 0; asm volatile("{ .reg .pred p, q; setp.ne.u32 p, %1, 77; '
+        'setp.eq.u32 q, %2, 0; @p selp.u32 %0, 1, 2, q; }" : "+r"(r) : "r"(t), "r"(lane)); y[lane] = r;',
+        16,
+        True,
+    ),
 ]
 
 

@@ -167,10 +167,10 @@ def test_an_endless_loop_names_its_lines(body: str, line: int, what: str) -> Non
 def test_the_step_limit_names_the_loop() -> None:
     counted = "L: add.u32 %r1, %r1, 1;\nst.global.u32 [%rd1], %r1;\nbra L;"
     text = kernel(f"ld.param.u64 %rd1, [p];\nmov.u32 %r1, 0;\n{counted}")
-    shown: list[float] = []
+    shown: list[tuple[int, int]] = []
     with pytest.raises(StepLimitError, match="through PTX lines 11-13"):
-        run(text, block=32, step_limit=30_000, progress=shown.append)
-    assert 0 < max(shown) < 1
+        run(text, block=32, step_limit=30_000, progress=lambda done, steps: shown.append((done, steps)))
+    assert (0, 0) < max(shown) < (1, 0)
 
 
 def test_waiting_for_ever_is_a_deadlock_and_not_the_step_limit() -> None:
@@ -258,14 +258,26 @@ def test_an_address_of_another_memory(access: str, memory: str) -> None:
     assert memory in report.hazards[0].message, str(report)
 
 
-def test_a_generic_address_in_the_shared_state_space_is_worth_a_warning() -> None:
+@pytest.mark.parametrize(
+    "access",
+    [
+        "stSPACE.u32 [%rd3], %r1;",
+        "stmatrix.sync.aligned.m8n8.x1SPACE.b16 [%rd3], {%r1};",
+        "st.shared.v4.u32 [%rd2], {%r1, %r1, %r1, %r1};\nbar.warp.sync -1;\n"
+        "ldmatrix.sync.aligned.m8n8.x1SPACE.b16 {%r3}, [%rd3];",
+        "@%p1 mbarrier.initSPACE.b64 [%rd3], 1;",
+        "@%p1 st.bulkSPACE [%rd3], 64, 0;",
+    ],
+)
+def test_a_generic_address_in_the_shared_state_space_is_worth_a_warning(access: str) -> None:
     """An H200 reads its low half, the address in .shared; PTX does not promise that."""
     body = ".shared .align 16 .b8 s[64];\nmov.u64 %rd2, s;\ncvta.shared.u64 %rd3, %rd2;\nmov.u32 %r1, 7;\n"
-    body += "st.shared.u32 [%rd3], %r1;\nbar.warp.sync -1;\nld.shared.u32 %r2, [%rd2];\n"
-    body += "ld.param.u64 %rd1, [p];\nst.global.u32 [%rd1], %r2;"
-    report = run(kernel(body))
-    assert not report.kinds, str(report)
-    assert {"generic address of shared memory" in warning.message for warning in report.warnings} == {True}
+    body += "mov.u32 %r2, %tid.x;\nsetp.eq.u32 %p1, %r2, 0;\n"
+    for space in (".shared::cta", ""):
+        report = run(kernel(body + access.replace("SPACE", space)))
+        assert not report.kinds, str(report)
+        warned = ["generic address of shared memory" in warning.message for warning in report.warnings]
+        assert warned == [True] * bool(space), str(report)
 
 
 def test_random_bytes_as_a_tensor_map_trap() -> None:
@@ -375,13 +387,13 @@ def test_an_interruption_stops_the_launch(monkeypatch: pytest.MonkeyPatch) -> No
     array = np.arange(64, dtype=np.uint32)
     calls = []
 
-    def interrupt(done: int) -> None:
-        calls.append(done)
+    def interrupt(done: int, steps: int) -> None:
+        calls.append((done, steps))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run(kernel(STORE), (array,), progress=interrupt)
-    assert calls == [1]
+    assert calls == [(1, 0)]
     assert array[0] == 0
 
 

@@ -55,16 +55,18 @@ __device__ __forceinline__ u64 descriptor(u32 address, u32 leading, u32 stride, 
 #define R4(b) "+f"(d[b]), "+f"(d[b + 1]), "+f"(d[b + 2]), "+f"(d[b + 3])
 #define R16(b) R4(b), R4(b + 4), R4(b + 8), R4(b + 12)
 extern "C" __global__ void __launch_bounds__(128)
-gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, const u32* a_fragments,
-     float* out) {
+gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
+     const __grid_constant__ TensorMap second_a_map, const u32* a_fragments, float* out) {
     extern __shared__ __align__(1024) u8 smem[];
     const u32 a = shared_address(smem), b = a + M * K * 2, bar = b + N * K * 2;
     if (threadIdx.x == 0) { mbarrier_init(bar, 1); fence_mbarrier_init(); }
     __syncthreads();
     if (threadIdx.x == 0) {
         mbarrier_arrive_expect_tx(bar, (M + N) * K * 2);
-        for (u32 p = 0; p < K / PANEL; ++p)
-            cp_async_bulk_tensor_2d_load(a + p * A_PANEL_BYTES, &a_map, bar, p * PANEL, 0);
+        for (u32 p = 0; p < K / PANEL; ++p) {
+            if (blockIdx.x) cp_async_bulk_tensor_2d_load(a + p * A_PANEL_BYTES, &second_a_map, bar, p * PANEL, 0);
+            else cp_async_bulk_tensor_2d_load(a + p * A_PANEL_BYTES, &a_map, bar, p * PANEL, 0);
+        }
 #ifdef B_MN
         for (u32 p = 0; p < N / PANEL; ++p) cp_async_bulk_tensor_2d_load(b + p * K * SPAN, &b_map, bar, p * PANEL, 0);
 #else
@@ -112,6 +114,7 @@ gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap 
 #ifndef BUG_WAIT
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #endif
+    if (blockIdx.x) return;
     const u32 row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
     for (u32 i = 0; i < 32; ++i) out[(row + 8 * (i / 2 % 2)) * N + i / 4 * 8 + column + i % 2] = d[i];
 }
@@ -119,8 +122,8 @@ gemm(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap 
 MODES = {"none": (0, 16), "32B": (3, 32), "64B": (2, 64), "128B": (1, 128)}
 
 
-def run(mode: str, *defines: str, hazards: str = "raise") -> tuple[Any, Any, Report]:
-    """(result, reference, report) of the product of two random matrices."""
+def run(mode: str, *defines: str, hazards: str = "raise", second: str = "") -> tuple[Any, Any, Report]:
+    """(result, reference, report) of the product of two random matrices. second: the swizzle of A in a second CTA."""
     code, span = MODES[mode]
     rng = np.random.default_rng(1)
     a = rng.normal(size=(64, 64)).astype(np.float16)
@@ -133,11 +136,19 @@ def run(mode: str, *defines: str, hazards: str = "raise") -> tuple[Any, Any, Rep
             for register in range(4):
                 pair = a[row + 8 * (register & 1), column + 8 * (register >> 1) :][:2]
                 fragments[step, thread, register] = np.ascontiguousarray(pair).view(np.uint32)[0]
-    maps = [TensorMap.from_array(x, (64, panel), swizzle=mode, encoder="codec") for x in (a, b)]
+    operands = ((a, mode), (b, mode), (a, second or mode))
+    maps = [TensorMap.from_array(x, (64, panel), swizzle=swizzle, encoder="codec") for x, swizzle in operands]
     out = np.zeros((64, 64), np.float32)
     head = "".join(f"#define {d}\n" for d in (f"MODE {code}", f"SPAN {span}", *defines))
     report = module_of(head + GEMM).launch(
-        "gemm", 1, 128, (*maps, fragments, out), shared_bytes=16384 + 8, schedules=4, hazards=hazards, arrays=(a, b)
+        "gemm",
+        2 if second else 1,
+        128,
+        (*maps, fragments, out),
+        shared_bytes=16384 + 8,
+        schedules=4,
+        hazards=hazards,
+        arrays=(a, b),
     )
     wanted = a.astype(np.float64) @ (b if "B_MN" in defines else b.T).astype(np.float64)
     return out, wanted, report
@@ -164,6 +175,12 @@ def test_products(mode: str, defines: tuple[str, ...]) -> None:
 def test_rules(define: str, kind: str) -> None:
     _, _, report = run("128B", define, hazards="collect")
     assert kind in report.kinds, str(report)
+
+
+@pytest.mark.parametrize(("second", "kinds"), [("128B", set()), ("none", {"swizzle_mismatch"})])
+def test_each_tile_under_one_descriptor_is_compared(second: str, kinds: set[str]) -> None:
+    _, _, report = run("128B", hazards="collect", second=second)
+    assert report.kinds == kinds, str(report)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +277,7 @@ def test_descriptors_read_what_an_h200_reads() -> None:
 
 
 def test_a_target_without_wgmma_is_named() -> None:
-    maps = [TensorMap.from_array(np.zeros((64, 64), np.float16), (64, 64), swizzle="128B", encoder="codec")] * 2
+    maps = [TensorMap.from_array(np.zeros((64, 64), np.float16), (64, 64), swizzle="128B", encoder="codec")] * 3
     report = module_of("#define SPAN 128\n" + GEMM).launch(
         "gemm",
         1,

@@ -14,17 +14,12 @@ import numpy as np
 from cudatma.emulator.async_copy import groups, tensor_values
 from cudatma.emulator.async_copy.mbarrier import find
 from cudatma.emulator.machine import access
-from cudatma.emulator.machine.memory import RANK_SHIFT, SHARED_WINDOW, Region
+from cudatma.emulator.machine.memory import RANK_SHIFT, Region
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import Array
 from cudatma.emulator.ptx.writer import RUNTIME
 
 CHUNK = 16
-
-
-def strip(address: int) -> int:
-    """A shared address from a generic one."""
-    return address - SHARED_WINDOW if address >> 60 == 1 else address
 
 
 def chunks_of(offset: int, size: int) -> Array:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cudatma.emulator.machine import access
-from cudatma.emulator.machine.memory import RANK_SHIFT, SHARED_WINDOW
+from cudatma.emulator.machine.memory import RANK_SHIFT
 from cudatma.emulator.machine.state import Block, Split, Warp
 from cudatma.emulator.ptx.types import LANES, Array
 from cudatma.emulator.ptx.writer import RUNTIME, runtime
@@ -65,13 +65,21 @@ class MBarrier:
     @property
     def name(self) -> str:
         """The barrier's shared address and CTA."""
-        return f"mbarrier at {self.offset + (self.block.shared_base & 0xFFFFFF):#x} of block {self.block.index}"
+        return f"mbarrier at {self.address:#x} of block {self.block.index}"
+
+    @property
+    def address(self) -> int:
+        """Its address in the shared memory of its CTA."""
+        return self.offset + (self.block.shared_base & 0xFFFFFF)
+
+    @property
+    def state(self) -> str:
+        """Its phase and what is pending."""
+        arrivals = f"{self.pending} of {self.count} arrivals"
+        return f"phase {self.phase} (parity {self.phase & 1}), {arrivals} and {self.tx} bytes pending"
 
     def describe(self) -> str:
-        return (
-            f"{self.name}: phase {self.phase} (parity {self.phase & 1}), {self.pending} of {self.count} arrivals and "
-            f"{self.tx} bytes pending"
-        )
+        return f"{self.name}: {self.state}"
 
     def missing_bytes(self) -> str:
         """What is wrong with its bytes, for messages."""
@@ -107,7 +115,7 @@ class MBarrier:
 
 @dataclass(slots=True)
 class BarrierWait:
-    """A split that waits for a phase. parity: -1 where a token named the phase."""
+    """A split that waits for a phase of an mbarrier of its own CTA. parity: -1 where a token named the phase."""
 
     barrier: MBarrier
     at: int
@@ -116,13 +124,11 @@ class BarrierWait:
 
     def describe(self) -> str:
         asked = f"parity {self.parity}" if self.parity >= 0 else "a token's phase"
-        return f"{self.barrier.describe()}; waited for: {asked}"
+        return f"mbarrier at {self.barrier.address:#x} of its block: {self.barrier.state}; waited for: {asked}"
 
 
 def _place(w: Warp, at: int, address: int, remote: bool) -> tuple[Block, int]:
-    """Return (block, offset) of a barrier's address, generic or shared."""
-    if address >> 60 == 1:
-        address -= SHARED_WINDOW
+    """Return (block, offset) of a barrier's address."""
     block, offsets = access.shared_offsets(w, at, np.array([address], np.uint64), 8, remote)
     return block, int(offsets[0])
 
@@ -194,6 +200,7 @@ def arrive(
     count: Array | None,
     expect: Array | None,
     mask: Array | None,
+    *,
     drop: bool,
     order: str,
     remote: bool,

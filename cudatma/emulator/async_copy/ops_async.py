@@ -12,7 +12,7 @@ import cudatma.emulator.async_copy.mbarrier
 import cudatma.emulator.async_copy.remote
 import cudatma.emulator.async_copy.tensor
 import cudatma.emulator.async_copy.tensor_map  # noqa: F401
-from cudatma.emulator.machine.ops_memory import address_of, atom, st, state_space
+from cudatma.emulator.machine.ops_memory import address_of, atom, shared_address_of, st, state_space
 from cudatma.emulator.ptx.model import Imm, Instruction, Mem, Operand, Sink, Vec
 from cudatma.emulator.ptx.types import CODES, SCOPES, unsigned
 from cudatma.emulator.ptx.writer import SegmentWriter, emitter
@@ -33,7 +33,7 @@ def mbarrier(e: SegmentWriter, i: Instruction) -> None:
         return
     to = ops.pop(0) if ops and not isinstance(ops[0], Mem) else None
     e.need(bool(ops), "mbarrier wants an address")
-    head = f"w, {e.at}, {address_of(e, ops[0])}"
+    head = f"w, {e.at}, {shared_address_of(e, i, ops[0])}"
     rest = ops[1:]
     is_partial, has_token = "noComplete" in i.parts, not (to is None or isinstance(to, Sink))
     space, remote = state_space(i)
@@ -50,7 +50,8 @@ def mbarrier(e: SegmentWriter, i: Instruction) -> None:
         count = e.src(rest[0], "u32") if rest and not expects else "None"
         size = e.src(rest[0], "u32") if expects else "None"
         drop = form == "arrive_drop"
-        text = f"mbarrier.arrive({head}, {count}, {size}, {e.mask}, {drop}, {order!r}, {remote}, {is_partial})"
+        how = f"drop={drop}, order={order!r}, remote={remote}, is_partial={is_partial}"
+        text = f"mbarrier.arrive({head}, {count}, {size}, {e.mask}, {how})"
         if to is not None and has_token:
             e.dst(to, text, "u64")
         else:
@@ -81,7 +82,8 @@ def cp(e: SegmentWriter, i: Instruction) -> None:
         elif "wait_group" in names or "wait_all" in names:
             _wait_group(e, i, names)
         elif "mbarrier" in names and "arrive" in names:
-            e.line(f"cp_async.arrive(w, {e.at}, {address_of(e, i.operands[0])}, {e.mask}, {'noinc' in names})")
+            address = shared_address_of(e, i, i.operands[0])
+            e.line(f"cp_async.arrive(w, {e.at}, {address}, {e.mask}, {'noinc' in names})")
         elif "prefetch" in names:
             _prefetch(e, i, names)
         elif "tensor" in names:
@@ -275,7 +277,7 @@ def st_bulk(e: SegmentWriter, i: Instruction) -> None:
     value = i.operands[2]
     e.need(isinstance(value, Imm) and value.bits == 0, "st.bulk fills with zeros alone")
     size = e.src(i.operands[1], "u64")
-    e.line(f"remote.fill(w, {e.at}, {address_of(e, i.operands[0])}, {size}, {e.mask})")
+    e.line(f"remote.fill(w, {e.at}, {shared_address_of(e, i, i.operands[0])}, {size}, {e.mask})")
 
 
 @emitter("fence", "membar")
@@ -300,7 +302,7 @@ def tensormap(e: SegmentWriter, i: Instruction) -> None:
     if i.parts[1] == "replace":
         wide = "b64" in i.parts
         field = i.parts[3]
-        address = address_of(e, i.operands[0])
+        address = shared_address_of(e, i, i.operands[0])
         ordinal = "None"
         value = i.operands[-1]
         if len(i.operands) == 3:
@@ -321,7 +323,7 @@ def tensormap(e: SegmentWriter, i: Instruction) -> None:
 def clusterlaunchcontrol(e: SegmentWriter, i: Instruction) -> None:
     """try_cancel.async [answer], [barrier]; query_cancel of the answer as a 128-bit register."""
     if i.parts[1] == "try_cancel":
-        to, bar = (address_of(e, operand) for operand in i.operands)
+        to, bar = (shared_address_of(e, i, operand) for operand in i.operands)
         e.line(f"remote.try_cancel(w, {e.at}, {to}, {bar}, {e.mask}, {'multicast::cluster::all' in i.parts})")
         return
     answer = e.temporary(f"unpack({e.src(i.operands[1], 'b128')}.T, u32, 4)")

@@ -97,7 +97,7 @@ def fill(w: Warp, at: int, to: Array, size: Array, mask: Array | None) -> None:
             access.trap(w, at, f"st.bulk of {count} bytes: sizes and addresses are multiples of 8")
         if not count:
             continue
-        block, offset = bulk.shared_run(w, at, bulk.strip(int(to[lane])), count, "destination")
+        block, offset = bulk.shared_run(w, at, int(to[lane]), count, "destination")
         observer = w.block.cluster.observer
         if observer is not None:
             same = partial(_is_zero, block.shared.data[offset : offset + count])
@@ -122,9 +122,8 @@ def try_cancel(w: Warp, at: int, to: Array, bar: Array, mask: Array | None, ever
     for lane in groups.lanes(mask):
         origin = w.launch.take_cluster()
         answer = np.array([*(origin or (0, 0, 0)), origin is not None], np.uint32).view(np.uint8)
-        addresses = bulk.strip(int(to[lane])), bulk.strip(int(bar[lane]))
         everybody = (1 << len(w.block.cluster.blocks)) - 1 if everywhere else None
-        for address, barrier_address in bulk.targets_of(w, at, *addresses, everybody):
+        for address, barrier_address in bulk.targets_of(w, at, int(to[lane]), int(bar[lane]), everybody):
             block, offset = bulk.shared_run(w, at, address, RESPONSE_BYTES, "destination")
             barrier = find(w, at, barrier_address, "clusterlaunchcontrol.try_cancel")
 

@@ -69,9 +69,9 @@ def check_map_place(w: Warp, at: int, address: int) -> None:
         memory = "shared memory, or a parameter without cvta.param"
     if memory:
         message = (
-            f"the tensor map's address {address:#x} is one of {memory}, allowed: a kernel parameter, constant or "
-            "global memory. Declare the parameter `const __grid_constant__ CUtensorMap`: otherwise taking its address "
-            "copies it to local memory"
+            f"tensor map at {address:#x} is in {memory}; TMA reads tensor maps only from kernel parameters, constant "
+            "or global memory. Declare the parameter `const __grid_constant__ CUtensorMap`: otherwise taking its "
+            "address copies it to local memory"
         )
         access.trap(w, at, message, "ILLEGAL_ADDRESS")
 

@@ -57,7 +57,7 @@ def _is_shared(address: int) -> bool:
 
 def _place(w: Warp, at: int, address: int) -> Array:
     if _is_shared(address):
-        block, offset = bulk.shared_run(w, at, bulk.strip(address), MAP_BYTES, "tensor map")
+        block, offset = bulk.shared_run(w, at, address, MAP_BYTES, "tensor map")
         found: Array = block.shared.data[offset : offset + MAP_BYTES]
         return found
     region, offset = bulk.global_run(w, at, address, MAP_BYTES)
@@ -70,7 +70,7 @@ def _watch(w: Warp, at: int, address: int, together: bool) -> None:
     if observer is None:
         return
     if _is_shared(address):
-        block, offset = bulk.shared_run(w, at, bulk.strip(address), MAP_BYTES, "tensor map")
+        block, offset = bulk.shared_run(w, at, address, MAP_BYTES, "tensor map")
         observer.generic_write(w, at, block, np.array([offset]), MAP_BYTES, "", together)
         return
     region = w.launch.memory.find(address)
@@ -100,7 +100,7 @@ def copy_fence(w: Warp, at: int, to: Array, source: Array, mask: Array | None) -
         if address % MAP_BYTES:
             access.trap(w, at, f"tensormap.cp_fenceproxy at {address:#x}: {MAP_BYTES}-byte alignment is needed")
     if w.block.cluster.observer is not None and _is_shared(int(source[lane])):
-        block, inside = bulk.shared_run(w, at, bulk.strip(int(source[lane])), MAP_BYTES, "tensor map")
+        block, inside = bulk.shared_run(w, at, int(source[lane]), MAP_BYTES, "tensor map")
         w.block.cluster.observer.generic_read(w, at, block, np.array([inside]), MAP_BYTES, "", True)
     data = _place(w, at, int(source[lane])).copy()
     region, offset = bulk.global_run(w, at, int(to[lane]), MAP_BYTES)

@@ -21,7 +21,6 @@ from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Cluster, NamedBarrier, Warp
 from cudatma.emulator.ptx.types import SCOPES
-from cudatma.errors import counted
 
 _CTA, _CLUSTER = SCOPES["cta"], SCOPES["cluster"]
 
@@ -185,14 +184,14 @@ class BarrierEvents(Checks):
     def arrivals_over(self, w: Warp, program: Program, at: int, barrier: MBarrier, number: int, expects: bool) -> None:
         """Report more arrivals by one instruction than are pending. program: the instruction's; expects: with bytes.
 
-        They are the mistake where a whole phase takes fewer, or where no thread was out of step before. A producer that
-        does not wait for its slot, however, arrives with the bytes of the next phase before it issues the copy.
+        The overflow is the root cause if the instruction exceeds the barrier's count, or if nothing was out of order
+        before. A producer that does not wait for its slot arrives with the next phase's bytes before it copies.
         """
         is_derived = number <= barrier.count and (expects or self.bytes_follow or bool(self._astray))
         self.out_of_step(by_bytes=self.lacks_bytes(barrier))
         self.findings.add(
             "arrival_overflow",
-            f"{counted(number, 'arrival')} at once, which is too many: {barrier.describe()}",
+            f"too many arrivals ({number} by one instruction): {barrier.describe()}",
             self.launch,
             program,
             at,
@@ -202,7 +201,7 @@ class BarrierEvents(Checks):
         )
 
     def barrier_release(self, w: Warp, barrier: MBarrier, order: str, alone: bool) -> None:
-        """Publish what the executing lanes know by an arrival.
+        """Record what an arrival releases.
 
         A release reaches the threads in its scope. A fence before the arrival may release in its place, at the scope of
         the fence. In another CTA, a release of CTA scope makes known only that accesses have been performed.

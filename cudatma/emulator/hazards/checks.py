@@ -44,8 +44,8 @@ _AFTER_WGMMA = "after wgmma.wait_group in the warps that read"
 LAP_WAIT = f"{_ARRIVALS}, or a reader's wait for the copy before (consumer_wait) ahead of its arrival"
 #: The same where the source of a copy between CTAs is written.
 COPY_MESSAGE = (
-    "before the write a message from the destination: a thread there that has waited for the copy's mbarrier arrives "
-    "on an mbarrier of this CTA, and the writer waits for it; or barrier.cluster"
+    "before the write, have a thread of the destination CTA wait for the copy's mbarrier and arrive on one of this "
+    "CTA, and wait for that; or use barrier.cluster"
 )
 #: The same where the arrive or the wait between two CTAs has CTA scope.
 CLUSTER_SCOPE = (
@@ -117,7 +117,7 @@ class Checks(Agents):
             self._order_broke = not by_bytes
 
     def lacks_bytes(self, barrier: MBarrier) -> bool:
-        """Return whether a phase waits for bytes alone, which no copy under way brings, nor one of another CTA."""
+        """Return whether a phase waits only for bytes that no copy in flight will deliver."""
         return barrier.pending == 0 and barrier.tx > 0 and not barrier.loads and not self.has_peers
 
     @property
@@ -278,7 +278,7 @@ class Checks(Agents):
         """Report a write that is not ordered after the last writer of the bytes, or after their readers.
 
         same: whether the bytes are what they are to become; plain writers of one value do not race. proxy: through the
-        asynchronous proxy. is_copy: a copy that is not, as cp.async and st.async are. strong: 1 + the scope of a
+        asynchronous proxy. is_copy: a copy through the generic proxy (cp.async, st.async). strong: 1 + the scope of a
         volatile, relaxed or releasing store, which does not race with threads in its scope. awaited: what a copy ends.
         """
         if np.count_nonzero(shadow.is_barrier[indices]):
@@ -342,7 +342,7 @@ class Checks(Agents):
             self.tell(kind, w, at, text, shadow, place, indices, read_at, is_derived=astray, advice=advice)
 
     def narrow_writers(self, w: Warp, shadow: Shadow, indices: Array, strength: int) -> Array:
-        """Return which granules a thread of another CTA wrote, where it or this strong access names CTA scope."""
+        """Return granules last written by another CTA, where either access has only CTA scope."""
         if not self.has_peers:
             return np.zeros(len(indices), bool)
         writers = shadow.writer[indices]

@@ -66,7 +66,7 @@ def _crosses(shadow: Shadow, operand: Operand, plane: Array, row: Array, column:
     if operand.descriptor.base_offset and wrong.any():
         i, j = np.argwhere(wrong)[0]
         columns = f"column {column[i, j]} of a box for column {operand.columns[i, j]}"
-        return f"reads {columns}: what tensor copies lay down is read with base offset 0"
+        return f"reads {columns}: tiles loaded by TMA need base offset 0"
     joined = (plane[:, 1:] == plane[:, :-1]) & (plane[:, 1:] > 0)
     wrong = joined & ((row[:, 1:] != row[:, :-1]) | (column[:, 1:] != column[:, :-1] + 1))
     if wrong.any():

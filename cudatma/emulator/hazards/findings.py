@@ -36,8 +36,8 @@ class Findings:
         self._warned: dict[tuple[str, str, Any], Finding] = {}
         #: (function, instruction) -> how many more reads of swizzled tiles there are to be looked at.
         self.reads_to_check: dict[tuple[str, int], int] = {}
-        #: (function, instruction, matrix descriptor, operand) of the wgmmas whose descriptors have been looked at.
-        self.descriptors: set[tuple[str, int, int, int]] = set()
+        #: The operands of wgmmas that SwizzleChecks.is_new_operand has seen.
+        self.operands: set[tuple[str, int, int, int, int]] = set()
 
     def add(
         self,
@@ -159,7 +159,7 @@ def trapped_at(launch: Launch, error: TrapError) -> tuple[Split, int]:
 
 
 def _position(split: Split, loops: Recorder | None) -> tuple[Program, int, str]:
-    """Return the instruction at which a split waits, or goes round in circles, and what it does there."""
+    """Return where a split waits or loops, and a description."""
     wait = split.waits_for or (split.last_poll if split.polls else None)
     loop = loops.loop(split.warp) if wait is None and loops is not None else None
     program = split.frame.program
@@ -182,7 +182,7 @@ def lines_of(deadlock: Deadlock) -> list[str]:
         instruction = program.instruction(at)
         source = program.module.source_of(instruction)
         place = f"PTX line {instruction.line}" + (f" ({source})" if source else "")
-        alike.setdefault((place, _of_its_block(what, split.warp.block.index)), []).append(split)
+        alike.setdefault((place, what), []).append(split)
     lines = []
     for (place, what), splits in alike.items():
         first, blocks = splits[0], {id(split.warp.block) for split in splits}
@@ -191,11 +191,6 @@ def lines_of(deadlock: Deadlock) -> list[str]:
             who += f" and {len(splits) - 1} more" + (f" in {len(blocks)} blocks" if len(blocks) > 1 else "")
         lines.append(f"{who} at {place}: {what}")
     return lines
-
-
-def _of_its_block(text: str, block: tuple[int, int, int]) -> str:
-    """Describe a barrier of a warp's own block without the block's index: what others say of theirs is the same."""
-    return text.replace(f" of block {block}:", " of its block:")
 
 
 def report_deadlock(launch: Launch, deadlock: Deadlock, findings: Findings) -> None:

@@ -1,4 +1,4 @@
-"""Lifetimes of shared memory: whether a CTA, or an mbarrier in it, outlives what others do there.
+"""Check that no CTA exits, and no mbarrier is invalidated, while still in use.
 
 A CTA's shared memory ends with its last thread. What another CTA does there has to be ordered before one of its threads
 exits. This is judged by what the threads know when they exit, so that it does not depend on who came first.

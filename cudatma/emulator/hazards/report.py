@@ -17,8 +17,8 @@ CAUSES: dict[str, str] = {
     "flag is never set",
     "byte_count": "expect_tx differs from the bytes that the copies deliver (bytes mistaken for elements)",
     "arrival_overflow": "more threads arrive than mbarrier.init expects, or one arrives twice in a phase",
-    "barrier_limit": "an mbarrier takes at most 2^20 - 1 bytes a phase, tokens of its last two phases, and no end of a "
-    "phase by .noComplete",
+    "barrier_limit": "at most 2^20 - 1 bytes per phase; a token must be of the current or previous phase; .noComplete "
+    "must not complete a phase",
     "barrier_uninitialised": "mbarrier.init is missing, mbarrier.inval came too early, or another address is used",
     "barrier_reinitialised": "mbarrier.init runs again while the barrier is in use; invalidate it first",
     "barrier_misaligned": "the barrier is not aligned to 8 bytes",
@@ -238,6 +238,9 @@ class Finding:
     blocks: set[tuple[int, int, int]] = field(default_factory=set)
     is_derived: bool = True
 
+    def __post_init__(self) -> None:
+        self.blocks.add(self.hazard.block)
+
     def touch(self, places: Iterable[Place], is_derived: bool) -> None:
         """It was found here, too."""
         if len(self.places) < _MOST_PLACES:
@@ -278,7 +281,7 @@ def by_cause(findings: list[Finding]) -> list[Hazard]:
         else:
             causes.append((finding, set(finding.places), []))
     return [
-        replace(cause.hazard, blocks=max(1, len(cause.blocks)), consequences=tuple(consequences))
+        replace(cause.hazard, blocks=len(cause.blocks), consequences=tuple(consequences))
         for cause, _, consequences in causes
     ]
 

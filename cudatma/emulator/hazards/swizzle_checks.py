@@ -127,10 +127,19 @@ class SwizzleChecks(BarrierEvents):
             message = f"rows of one matrix come from several columns of a box laid down with swizzle {mode.label}"
             self.report("swizzle_mismatch", w, at, message)
 
-    def is_new_descriptor(self, w: Warp, at: int, bits: int, position: int) -> bool:
-        """Whether a wgmma uses a descriptor for the first time: it is checked once. position: of B 0, of A 1."""
-        key = w.split.frame.program.function.name, at, bits, position
-        seen = self.findings.descriptors
+    def is_new_operand(self, w: Warp, at: int, bits: int, position: int, offsets: Array) -> bool:
+        """Return whether a wgmma uses a descriptor for the first time over bytes that tensor copies wrote like this.
+
+        bits: the descriptor. position: 0 for B, 1 for A. offsets: the chunks that the warp reads.
+        """
+        shadow, chunks = self.shadows[w.block.rank], offsets // 16
+        written = 0
+        if shadow.has_boxes:
+            sources = shadow.box_plane[chunks] >> PLANE_BITS
+            fields = (shadow.mode[chunks], shadow.box_row[chunks], shadow.box_column[chunks], sources)
+            written = hash(b"".join(field.tobytes() for field in fields))
+        key = w.split.frame.program.function.name, at, bits, position, written
+        seen = self.findings.operands
         if key in seen:
             return False
         seen.add(key)

@@ -64,8 +64,8 @@ class Warpgroups:
             self._compare(group[first], own)
         else:
             few, many = sorted((first, w.index), key=lambda index: len(group[index]))
-            counts = f"warp {many} executes {len(group[many])} and warp {few} executes {len(group[few])}"
-            text = f"wgmma.mma_async is for all four warps of a warpgroup, and in one group of wgmmas {counts}"
+            counts = f"warp {many} executes {len(group[many])}, warp {few} executes {len(group[few])}"
+            text = f"all four warps must execute each wgmma.mma_async; in one wgmma-group {counts}"
             self._report(group[many][-1], text)
         if len(group) == len(warps):
             del self._groups[key]
@@ -113,11 +113,11 @@ class Warpgroups:
             own = len(self._settings.get(w.agent, ()))
             for other in _warpgroup(w):
                 for event in self._settings.get(other.agent, [])[own:]:
-                    self._report(event, f"setmaxnreg is for all warps of a warpgroup, and warp {w.index} skips it")
+                    self._report(event, f"all four warps must execute each setmaxnreg; warp {w.index} skips it")
             for (group, _), done in self._groups.items():
                 if group == first and w.index not in done:
                     for event in next((events for events in done.values() if events), []):
-                        text = f"wgmma.mma_async is for all four warps of a warpgroup, and warp {w.index} skips it"
+                        text = f"all four warps must execute each wgmma.mma_async; warp {w.index} skips it"
                         self._report(event, text)
 
     def _report(self, event: _Event, message: str, kind: str = "divergent_warp") -> None:

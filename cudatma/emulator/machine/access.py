@@ -127,6 +127,13 @@ def as_shared(w: Warp, at: int, address: int) -> int:
     return address
 
 
+@runtime
+def from_generic(addresses: Array) -> Array:
+    """Convert generic addresses of shared memory to the .shared state space; leave others as they are."""
+    is_shared = addresses >> np.uint64(60) == SHARED_WINDOW >> 60
+    return addresses - is_shared * np.uint64(SHARED_WINDOW) if is_shared.any() else addresses
+
+
 def outside(w: Warp, at: int, address: int, size: int) -> NoReturn:
     """Report an access to bytes that nobody mapped and stop."""
     if address >> 60:
@@ -269,11 +276,11 @@ def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) 
         blocks = block.cluster.blocks
         if not remote or rank >= len(blocks):
             check_window(w, at, first, SHARED_OPERAND)
-            message = f"shared address {first:#x} is in the memory of block {rank} of the cluster"
+            message = f"shared address {first:#x} belongs to CTA {rank} of the cluster"
             if rank < len(blocks):
-                message += ": an instruction without .shared::cluster reaches that of its own block alone"
+                message += "; only .shared::cluster forms can access another CTA"
             else:
-                message += f", which has {counted(len(blocks), 'block')}"
+                message += f", which has {counted(len(blocks), 'CTA')}"
             observer = block.cluster.observer
             if observer is not None:
                 observer.report("out_of_bounds", w, at, message)

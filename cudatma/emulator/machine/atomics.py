@@ -52,7 +52,7 @@ def apply(operation: str, old: Array, value: Array, second: Array | None = None)
     return np.asarray(result).astype(old.dtype, copy=False)
 
 
-def _locate(w: Warp, at: int, address: int, space: str, remote: bool, size: int, order: str) -> tuple[Region, int]:
+def _locate(w: Warp, at: int, address: int, size: int, *, space: str, remote: bool, order: str) -> tuple[Region, int]:
     """Return (region, offset) of one lane's operand. remote: whether another CTA's memory is allowed."""
     vector = np.array([address], np.uint64)
     window = address >> 60 if not space else (1 if space == "shared" else 0)
@@ -197,7 +197,7 @@ def atomic(
             return old
     has_changed = False
     for lane in active.tolist():
-        region, offset = _locate(w, at, int(addresses[lane]), space, remote, size, order)
+        region, offset = _locate(w, at, int(addresses[lane]), size, space=space, remote=remote, order=order)
         place = region.data[offset : offset + size]
         before = place.copy()
         old[:, lane] = before.view(NUMPY[code])

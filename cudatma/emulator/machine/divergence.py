@@ -320,9 +320,9 @@ def _met(w: Warp, at: int, what: str, groups: list[sync.Group], splits: list[Spl
 
 
 def _hold(w: Warp, wait: Wait) -> int | list[Wait]:
-    """Let the running split wait for the lanes that its instruction names; an int where it has to, or has grown.
+    """Wait for the missing lanes.
 
-    Otherwise all have come, or the rest cannot: return the waits that end, of lanes at other instructions of the kind.
+    Return a scheduler code if the split blocks or was merged; else the waits to release.
     """
     split = wait.split
     w.waiting[:] = [known for known in w.waiting if known.split is not split]

@@ -1,4 +1,4 @@
-"""Endless loops: whether splits return to an earlier state, and through which lines they run until then."""
+"""Detect endless loops: warps that return to an earlier state, and the lines they execute."""
 
 from __future__ import annotations
 

@@ -49,6 +49,12 @@ def address_of(e: SegmentWriter, mem: object) -> str:
     return f"({text} + w.launch.param_shift)" if is_kernel_parameter(e, mem.base) else text
 
 
+def shared_address_of(e: SegmentWriter, i: Instruction, mem: object) -> str:
+    """The lane addresses of an operand in shared memory, which is a generic one if the opcode names no state space."""
+    text = address_of(e, mem)
+    return text if state_space(i)[0] else f"from_generic({text})"
+
+
 def is_kernel_parameter(e: SegmentWriter, base: object) -> bool:
     """Whether an operand names a parameter of the kernel: its address is one of the .param space."""
     function = e.flow.function

@@ -8,6 +8,10 @@ Source: PTX ISA, "shfl.sync": the result is unpredictable if the source lane is 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
+
 from cudatma.emulator.machine.state import Frame, Warp
 from cudatma.emulator.ptx.flow import registers_of
 from cudatma.emulator.ptx.types import Array
@@ -45,25 +49,24 @@ def track(w: Warp, at: int, mask: Array, spared: tuple[Array | None, ...] | None
     frame = w.split.frame
     undefined, instruction = frame.undefined, frame.program.instruction(at)
     written, read = frame.program.flow.accesses[at]
-    found = ~mask & mask
-    if spared is None:
-        for register in read:
-            if register in undefined:
-                found = found | undefined[register]
-    else:
-        for operand, lanes in zip(instruction.operands[1:], spared, strict=True):
-            for register in registers_of(operand):
-                if register in undefined:
-                    found = found | (undefined[register] if lanes is None else undefined[register] & ~lanes)
-    found = found & mask
+    sources: list[tuple[Iterable[int], Array | None]] = [(read, None)]
+    if spared is not None:
+        sources = [(registers_of(o), lanes) for o, lanes in zip(instruction.operands[1:], spared, strict=True)]
+        if instruction.guard is not None:
+            sources.append((instruction.guard[:1], None))
+    found = np.zeros_like(mask)
+    for registers, lanes in sources:
+        for register in undefined.keys() & registers:
+            found |= undefined[register] if lanes is None else undefined[register] & ~lanes
+    found &= mask
     parts = instruction.parts
     if found.any() and parts[0] in _EFFECTS and parts[1:2] != ("param",):
         observer = w.block.cluster.observer
         if observer is not None:
             line = frame.program.instruction(frame.undefined_at).line
-            text = f"what the shuffle at PTX line {line} has read from a lane that does not take part in it is used"
+            text = f"uses an undefined value: the shuffle at PTX line {line} read a non-participating lane"
             observer.report("uninitialised_register", w, at, text)
-        found = ~mask & mask
+        found = np.zeros_like(mask)
     if found.any() and parts[0] in _COLLECTIVE:
         found = mask
     for register in written:

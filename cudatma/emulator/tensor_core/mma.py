@@ -15,7 +15,6 @@ import numpy as np
 
 from cudatma.emulator.arithmetic.conversions import from_ue8m0, values
 from cudatma.emulator.arithmetic.numeric import canon, canon16
-from cudatma.emulator.async_copy import bulk
 from cudatma.emulator.machine import access
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import LANES, Array, is_unwritten
@@ -28,8 +27,6 @@ ROW_BYTES = 16
 def _rows(w: Warp, at: int, addresses: Array, count: int) -> tuple[Any, Array]:
     """Return the CTA and the offsets of the rows that the first ``count`` lanes point at."""
     first = addresses[:count]
-    if int(first[0]) >> 60:
-        first = np.array([bulk.strip(int(a)) for a in first.tolist()], np.uint64)
     if np.bitwise_or.reduce(first) & np.uint64(ROW_BYTES - 1):
         access.trap(w, at, "a matrix row that is not aligned to 16 bytes")
     block, offsets = access.shared_offsets(w, at, first, ROW_BYTES, False)

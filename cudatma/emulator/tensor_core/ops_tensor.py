@@ -10,7 +10,7 @@ import re
 
 import cudatma.emulator.tensor_core.wgmma
 import cudatma.emulator.tensor_core.wmma  # noqa: F401  (run-time helpers)
-from cudatma.emulator.machine.ops_memory import address_of, state_space
+from cudatma.emulator.machine.ops_memory import address_of, shared_address_of, state_space
 from cudatma.emulator.ptx.model import Imm, Instruction, Operand, Vec
 from cudatma.emulator.ptx.writer import SegmentWriter, emitter
 from cudatma.emulator.tensor_core.fragments import ELEMENT_BITS
@@ -73,7 +73,8 @@ def ldmatrix(e: SegmentWriter, i: Instruction) -> None:
     items = items_of(i.operands[0])
     size = 2 * count if is_square else count
     e.need(len(items) == size, f"{size} destinations are expected")
-    value = e.temporary(f"tensorcore.ldmatrix(w, {e.at}, {address_of(e, i.operands[1])}, {count}, {form!r})")
+    address = shared_address_of(e, i, i.operands[1])
+    value = e.temporary(f"tensorcore.ldmatrix(w, {e.at}, {address}, {count}, {form!r})")
     for k, item in enumerate(items):
         e.dst(item, f"{value}[{k}]", "u32")
 
@@ -88,7 +89,7 @@ def stmatrix(e: SegmentWriter, i: Instruction) -> None:
     else:
         e.need("m8n8" in i.parts and "b16" in i.parts, ".m8n8 of .b16, or .m16n8 of .b8, is expected")
     e.need(len(items_of(i.operands[1])) == count, f"{count} values are expected")
-    address = address_of(e, i.operands[0])
+    address = shared_address_of(e, i, i.operands[0])
     e.line(f"tensorcore.stmatrix(w, {e.at}, {address}, {tuple_of(e, i.operands[1], 'u32')}, {form!r})")
 
 

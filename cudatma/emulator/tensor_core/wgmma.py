@@ -167,7 +167,7 @@ def mma_async(
     if observer is not None:
         for position, (bits, offsets, extent, depth, mn_major) in enumerate(reads):
             observer.wgmma_read(w, at, offsets)
-            if observer.is_new_descriptor(w, at, bits, position):
+            if observer.is_new_operand(w, at, bits, position, offsets):
                 operand = operand_of(bits, extent, depth * fragments.ELEMENT_BITS[a_kind] // 8, mn_major)
                 if operand.places.min() >= 0 and operand.places.max() + CHUNK <= w.block.shared.size:
                     observer.descriptor_used(w, at, operand)

@@ -123,7 +123,7 @@ class ListeningModule:
         hazards: str = "raise",
         programmatic: bool = False,
         produced_by_previous: Sequence[Any] = (),
-        progress: Callable[[float], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
         **options: Any,
     ) -> Any:
         """Run it, get an emulator's Report. After a PipelineHang the arrays hold what they held before."""
@@ -134,10 +134,10 @@ class ListeningModule:
         panel = shared.panel_bytes(records.ctypes.data, notes.ctypes.data, blocks)
         self.module.globals[shared.PANEL_NAME] = np.frombuffer(panel, np.uint8)
 
-        def listen(schedules_done: float) -> None:
+        def listen(schedules_done: int, steps: int) -> None:
             if progress is not None:
-                progress(schedules_done)
-            if schedules_done % 1:
+                progress(schedules_done, steps)
+            if steps:
                 return  # a schedule is running
             taken = shared.taken_of(self.module.globals[shared.PANEL_NAME].tobytes())
             hang = hang_of(records, self._names, verified=True, where="the emulator", taken=taken)
