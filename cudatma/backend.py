@@ -37,8 +37,8 @@ def backend_for(function: str, explicit: str | None) -> str:
     chosen = selected_backend(explicit)
     if chosen != "cuda" and _named(explicit) == "auto":
         warnings.warn(
-            f"{function} computes on the CPU ({chosen}): there is no usable NVIDIA GPU here. backend='reference' "
-            f"(NumPy) is faster. Silence this with {BACKEND_VARIABLE}={chosen}, with "
+            f"{function} computes on the CPU ({chosen}): there is no usable NVIDIA GPU here. "
+            f"{BACKEND_VARIABLE}=reference (NumPy) is faster. Silence this with {BACKEND_VARIABLE}={chosen}, with "
             f"warnings.filterwarnings('ignore', category=cudatma.BackendWarning), or in cudatma's own functions with "
             f"backend={chosen!r}",
             BackendWarning,

@@ -74,8 +74,10 @@ class Parser(argparse.ArgumentParser):
         found = _OF_ARGUMENT.fullmatch(message)
         field, got = (found["field"], found["got"]) if found else (self.prog, message)
         got, _, allowed = got.partition("; allowed: ")
-        form = next((action.metavar for action in self._actions if field in action.option_strings), None)
-        allowed = allowed or (str(form) if form else f"what {self.prog} --help lists")
+        action = next((action for action in self._actions if field in action.option_strings), None)
+        if action is not None and not allowed:
+            allowed = _KINDS.get(getattr(action.type, "__name__", ""), str(action.metavar or ""))
+        allowed = allowed or f"what {self.prog} --help lists"
         if wrong := _WRONG_VALUE.fullmatch(got):
             got, allowed = wrong["got"], _KINDS.get(wrong["kind"], wrong["kind"])
         elif got.startswith(_EXCLUDED):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import sys
@@ -212,6 +213,19 @@ def test_names_and_printed_lines_are_shown_as_they_are(
     assert shown[0].startswith("a[b].cu, k")
     assert f"printed   {line}" in shown
     assert shown[-1] == "wrote t[red].svg"
+
+
+def test_an_endless_loop_shows_progress_and_exits_1(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.tools_package()
+    monkeypatch.setattr(importlib.import_module("cudatma.tools.emulate_run"), "_FIRST_S", 0.0)
+    Path("spin.cu").write_text('extern "C" __global__ void spin(volatile int* x) { for (int i = 0;; i++) x[0] = i; }')
+    assert emulate("spin.cu", "--arg", "x:int32[1]", "--step-limit", "20000") == 1
+    shown, error = capsys.readouterr().err.splitlines()
+    assert re.match(r"cudatma: 0 of 10 schedules, [\d,]+ steps of the next one, ", shown)
+    assert "an endless loop through spin.cu:1" in error
+    assert error.endswith("or --step-limit is too low")
 
 
 def test_a_cu_file_is_a_template_only_where_it_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,10 +84,12 @@ class Hazard:
     advice: str = ""
     consequences: tuple[Hazard, ...] = ()
     source_text: str = ""
+    known_cause: str = ""
 
     @property
     def cause(self) -> str:
-        return CAUSES[self.kind]
+        """The cause in this case, or the usual one of its kind."""
+        return self.known_cause or CAUSES[self.kind]
 
     def __str__(self) -> str:
         lines = [

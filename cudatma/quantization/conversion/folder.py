@@ -95,6 +95,8 @@ class Journal:
             there, here = content.get(part), json.loads(json.dumps(wanted))
             if there != here:
                 got, allowed = f"a conversion with other {part}", "the same source and options"
+                if part == "source":
+                    got = f"a conversion of another source{_described(there)}"
                 if part == "options" and isinstance(there, dict):
                     got, allowed = f"{got}: {_without(there, here)}", f"{allowed}: {_without(here, there)}"
                 raise WeightFileError(str(self.path), got, allowed, _ELSEWHERE)
@@ -121,6 +123,12 @@ def _lock(folder: int, out: Path) -> None:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise WeightFileError(str(out), "another conversion writes to it", "one at a time", "wait for it") from error
+
+
+def _described(source: Any) -> str:
+    """Name the files of a source whose fingerprint is given."""
+    files = list(source) if isinstance(source, dict) else []
+    return f" ({', '.join(files[:3])}{', ...' if len(files) > 3 else ''})" if files else ""
 
 
 def _without(options: dict[str, Any], others: dict[str, Any]) -> str:
