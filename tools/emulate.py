@@ -163,7 +163,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--schedules", type=int, default=10, metavar="N", help="in order, most delayed, random ones (10)")
     run.add_argument("--seed", type=int, default=0, metavar="S", help="of the random schedules (0)")
     run.add_argument("--replay", type=int, metavar="K", help="run schedule K of the seed alone")
-    run.add_argument("--step-limit", type=int, metavar="N", help=f"steps after which a schedule counts as endless ({STEP_LIMIT})")
+    run.add_argument("--step-limit", type=int, metavar="N", help=f"steps that make a schedule endless ({STEP_LIMIT})")
     result = parser.add_argument_group("the result")
     result.add_argument("--save", action="append", default=[], metavar="NAME=FILE.npy", help="write an array")
     result.add_argument("--expect", action="append", default=[], metavar="NAME=FILE.npy", help="compare an array")

@@ -132,7 +132,7 @@ class Explanation:
             f"work       {work.tiles_m} x {work.tiles_n} tiles {of_cluster}of {counted(work.k_iterations, 'stage')} "
             f"on {counted(work.ctas, 'CTA')}, {divided}",
             f"predicted  {duration(1e-6 * cost.us)}: "
-            + ", ".join(f"{words} {duration(1e-6 * us)}" for words, us in terms if us),
+            + ", ".join(f"{words} {duration(1e-6 * us)}" for words, us in terms if us >= 0.005),
             "",
         ]
         rows = [

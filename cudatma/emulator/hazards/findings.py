@@ -59,8 +59,8 @@ class Findings:
     ) -> None:
         """Record a hazard, or a warning, at an instruction.
 
-        places, is_derived, advice: as in report.Finding and report.Hazard. cause: if not the usual one. blocks: CTAs that it concerns besides the
-        warp's.
+        places, is_derived, advice: as in report.Finding and report.Hazard. blocks: CTAs that it concerns besides the
+        warp's. cause: if it is not the usual one.
         """
         found = self._warned if is_warning else self._found
         known = self._add(kind, message, launch, program, at, warp.block.index, warp.index, advice, found)

@@ -120,7 +120,7 @@ class Hazard:
 
 @dataclass(slots=True)
 class Report:
-    """What a launch showed over all its schedules. steps: segments executed; printed: what vprintf wrote
+    """Findings of a launch over all its schedules. steps: segments executed; printed: what vprintf wrote
     in the first schedule that called it.
 
     hazards: causes, the first one first; what follows from one is in its ``consequences``. warnings: what may be
