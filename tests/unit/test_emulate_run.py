@@ -192,7 +192,7 @@ def test_a_narrow_terminal_splits_no_identifier(
     monkeypatch.setenv("COLUMNS", "80")
     assert emulate("racy.cu", *CALL[:-2], "--schedules", "1") == 1
     lines = capsys.readouterr().out.splitlines()
-    (instruction,) = [line for line in lines if line.startswith("   at PTX line")][:1]
+    (instruction,) = [line for line in lines if line.strip().startswith("at PTX line")][:1]
     assert "kernel reverse, block (0, 0, 0), warp" in instruction
     assert re.search(r"\(racy\.cu:\d\)", instruction)
     assert "   source: if (threadIdx.x < n) y[threadIdx.x] = tile[n - 1 - threadIdx.x];" in lines

@@ -16,7 +16,7 @@ from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Block, Cluster, Warp
 from cudatma.emulator.ptx.types import LANES, Array
-from cudatma.emulator.tensor_core.wgmma import Operand
+from cudatma.emulator.tensor_core.wgmma import WARP_ROWS, WARPS, Operand
 from cudatma.layout import Swizzle, required_alignment, swizzle
 
 #: Flag in Shadow.mode: the swizzled box does not begin where its pattern does.
@@ -135,8 +135,10 @@ class SwizzleChecks(BarrierEvents):
         shadow, chunks = self.shadows[w.block.rank], offsets // 16
         written = 0
         if shadow.has_boxes:
+            # Relative to the warp's rows of A, so that the four warps of a warpgroup agree on one tile.
+            rows = shadow.box_row[chunks] - position * WARP_ROWS * (w.index % WARPS)
             sources = shadow.box_plane[chunks] >> PLANE_BITS
-            fields = (shadow.mode[chunks], shadow.box_row[chunks], shadow.box_column[chunks], sources)
+            fields = (shadow.mode[chunks], rows, shadow.box_column[chunks], sources)
             written = hash(b"".join(field.tobytes() for field in fields))
         key = w.split.frame.program.function.name, at, bits, position, written
         seen = self.findings.operands
