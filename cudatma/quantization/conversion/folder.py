@@ -38,13 +38,13 @@ class Shard:
 
 
 class Journal:
-    """shards: the finished files by name. identity: of the source and the options; another one is another conversion.
+    """The finished files of a conversion, by name. identity: digests of the source, and the options. source_name: for errors.
 
     Nothing is written before begin().
     """
 
-    def __init__(self, out: Path, identity: dict[str, Any]) -> None:
-        self.path, self.identity = out / FILE, identity
+    def __init__(self, out: Path, identity: dict[str, Any], source_name: str) -> None:
+        self.path, self.identity, self.source_name = out / FILE, identity, source_name
         self.shards: dict[str, Shard] = {}
         if self.path.is_file():
             self._read()
@@ -84,7 +84,8 @@ class Journal:
 
     def _write(self) -> None:
         shards = {name: asdict(shard) for name, shard in sorted(self.shards.items())}
-        content = {"format": _FORMAT, "version": _VERSION, **self.identity, "shards": shards}
+        content = {"format": _FORMAT, "version": _VERSION, "source_name": self.source_name}
+        content |= {**self.identity, "shards": shards}
         write_text(self.path, json.dumps(content, indent=1) + "\n")
 
     def _read(self) -> None:
@@ -96,7 +97,7 @@ class Journal:
             if there != here:
                 got, allowed = f"a conversion with other {part}", "the same source and options"
                 if part == "source":
-                    got = f"a conversion of another source{_described(there)}"
+                    got = f"a conversion of another source, {content.get('source_name', 'unnamed')}"
                 if part == "options" and isinstance(there, dict):
                     got, allowed = f"{got}: {_without(there, here)}", f"{allowed}: {_without(here, there)}"
                 raise WeightFileError(str(self.path), got, allowed, _ELSEWHERE)
@@ -123,12 +124,6 @@ def _lock(folder: int, out: Path) -> None:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         raise WeightFileError(str(out), "another conversion writes to it", "one at a time", "wait for it") from error
-
-
-def _described(source: Any) -> str:
-    """Name the files of a source whose fingerprint is given."""
-    files = list(source) if isinstance(source, dict) else []
-    return f" ({', '.join(files[:3])}{', ...' if len(files) > 3 else ''})" if files else ""
 
 
 def _without(options: dict[str, Any], others: dict[str, Any]) -> str:
