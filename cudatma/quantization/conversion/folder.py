@@ -38,9 +38,9 @@ class Shard:
 
 
 class Journal:
-    """The finished files of a conversion, by name. identity: digests of the source, and the options. source_name: for errors.
+    """The finished files of a conversion, by name. identity: digests of the source, and the options.
 
-    Nothing is written before begin().
+    source_name: the folder that was converted, for errors. Nothing is written before begin().
     """
 
     def __init__(self, out: Path, identity: dict[str, Any], source_name: str) -> None:
