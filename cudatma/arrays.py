@@ -310,7 +310,7 @@ def empty_in_cupy(shape: tuple[int, ...], dtype: np.dtype[Any], device: int, str
 
 
 #: cudaErrorInsufficientDriver, which is also said where there is no driver, and cudaErrorNoDevice.
-_NO_GPU = (35, 100)
+_NO_DRIVER, _NO_DEVICE = 35, 100
 
 
 def with_cupy(call: str, function: Callable[[Any], Any]) -> Any:
@@ -325,7 +325,8 @@ def with_cupy(call: str, function: Callable[[Any], Any]) -> Any:
     except cupy.cuda.runtime.CUDARuntimeError as error:
         status = int(error.status)
         remedy = "cudatma doctor says what is missing; NumPy arrays and backend='emulator' compute on the CPU"
-        raise DriverError(call, status, str(error), remedy if status in _NO_GPU else "") from error
+        detail = f"no NVIDIA driver, or one too old for this CuPy ({error})" if status == _NO_DRIVER else str(error)
+        raise DriverError(call, status, detail, remedy if status in (_NO_DRIVER, _NO_DEVICE) else "") from error
 
 
 def is_torch(owner: object) -> bool:

@@ -37,8 +37,8 @@ def backend_for(function: str, explicit: str | None) -> str:
     chosen = selected_backend(explicit)
     if chosen != "cuda" and _named(explicit) == "auto":
         warnings.warn(
-            f"{function} computes on the CPU ({chosen}): there is no usable NVIDIA GPU here. backend='reference' "
-            f"(NumPy) is faster. Silence this with {BACKEND_VARIABLE}={chosen}, with "
+            f"{function} computes on the CPU ({chosen}): there is no usable NVIDIA GPU here. "
+            f"{BACKEND_VARIABLE}=reference (NumPy) is faster. Silence this with {BACKEND_VARIABLE}={chosen}, with "
             f"warnings.filterwarnings('ignore', category=cudatma.BackendWarning), or in cudatma's own functions with "
             f"backend={chosen!r}",
             BackendWarning,
@@ -52,9 +52,11 @@ def device_remedy(remedy: str, device: int | None = None) -> str:
     device: "" where the array is on one and the backend is wrong."""
     if device is not None:
         return ""
-    return (
-        remedy if _has_usable_gpu() else "this machine has no usable NVIDIA GPU; backend='emulator' takes host arrays"
-    )
+    if _has_usable_gpu():
+        return remedy
+    named = os.environ.get(BACKEND_VARIABLE)
+    remedy = f"{BACKEND_VARIABLE} is {named}; unset it, or pass backend='emulator'" if named else "backend='emulator'"
+    return f"this machine has no usable NVIDIA GPU; {remedy} for host arrays"
 
 
 def _named(explicit: str | None) -> str:

@@ -14,9 +14,10 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def user_stacklevel() -> int:
-    """``stacklevel`` for a warnings.warn() in the calling function: the nearest frame outside of cudatma."""
+    """Return the ``stacklevel`` for a warnings.warn() in the calling function that names the nearest frame outside of
+    cudatma and of torch, which calls cudatma's operators and modules."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in (_PACKAGE, "torch"):
         frame, level = frame.f_back, level + 1
     return level
 

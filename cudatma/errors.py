@@ -45,7 +45,9 @@ def similar(got: str, known: Iterable[str]) -> str:
     sm_80 is no typing error for sm_90."""
     digits = re.sub(r"\D", "", got)
     candidates = [name for name in known if " " not in name and re.sub(r"\D", "", name) == digits]
-    found = difflib.get_close_matches(got, candidates, 1) if candidates and len(got) < _LONGEST_NAME else []
+    close = difflib.get_close_matches(got, candidates, 3) if candidates and len(got) < _LONGEST_NAME else []
+    longer = [name for name in close if name.startswith(got)]
+    found = [*longer, *close]
     return found[0] if found and found[0] != got else ""
 
 

@@ -132,15 +132,18 @@ class Emulate:
         return Trace()
 
     def _failure(self, report: Report, trace: Trace | None) -> str:
-        """What the test shows: every hazard, how to see it again, and where its picture is."""
+        """Describe every hazard, how to reproduce it, and where its picture is."""
+        from cudatma.errors import counted
+
         found = report.hazards
-        lines = [f"{report.kernel}: {len(found)} {'hazards' if len(found) > 1 else 'hazard'} on the emulator", ""]
+        more = f" and {counted(len(found) - 1, 'more hazard')}" if len(found) > 1 else ""
+        first = found[0]
+        lines = [f"{report.kernel}: {first.kind} at {first.source or first.place}{more} on the emulator", ""]
         for number, hazard in enumerate(found, 1):
             shown = str(hazard).splitlines()
             lines += [f"{number}. {line}" if not at else f"   {line}" for at, line in enumerate(shown)]
         lines += [f"warning: {warning}" for warning in report.warnings]
         lines += ["", f"hint: {report.hint}"] if report.hint else []
-        first = found[0]
         again = f'pytest "{self._test}" --emulator-seed {first.seed} --emulator-replay {first.schedule}'
         lines += ["", "the first one again, with a picture:", f"  {again} --emulator-trace traces"]
         if trace is not None and self._option("--emulator-trace") is not None:

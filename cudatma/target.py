@@ -75,7 +75,9 @@ class Target:
         if not self.has(feature):
             able = [t.name for t in TARGETS.values() if feature in t.features]
             allowed = f"a target with {feature} ({', '.join(able)})"
-            raise TargetError("target", self.name, allowed, f"{purpose} needs it")
+            choice = next((name for name in able if TARGETS[name].runs_here), able[0])
+            remedy = f"{purpose} needs it; CUDATMA_TARGET={choice} chooses such a target for the emulator"
+            raise TargetError("target", self.name, allowed, remedy)
 
     def smem_share_bytes(self, blocks: int) -> int:
         """Most shared memory of each thread block where ``blocks`` of them are resident on one SM."""

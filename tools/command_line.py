@@ -74,6 +74,9 @@ class Parser(argparse.ArgumentParser):
         found = _OF_ARGUMENT.fullmatch(message)
         field, got = (found["field"], found["got"]) if found else (self.prog, message)
         got, _, allowed = got.partition("; allowed: ")
+        action = next((action for action in self._actions if field in action.option_strings), None)
+        if action is not None and not allowed:
+            allowed = _KINDS.get(getattr(action.type, "__name__", ""), str(action.metavar or ""))
         allowed = allowed or f"what {self.prog} --help lists"
         if wrong := _WRONG_VALUE.fullmatch(got):
             got, allowed = wrong["got"], _KINDS.get(wrong["kind"], wrong["kind"])

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from cudatma.backend import BACKEND_VARIABLE, selected_backend
 from cudatma.build.kernel import compile_seconds, default_target
-from cudatma.errors import ArgumentError, CudaTmaError, duration
+from cudatma.errors import ArgumentError, CudaTmaError, DriverError, duration
 from cudatma.target import Target, detect
 
 from .command_line import Parser
@@ -100,7 +100,12 @@ def choose_backend(wanted: str) -> tuple[str, str]:
     """
     backend = selected_backend(None if wanted == "auto" else wanted)
     if backend == "cuda":
-        return backend, f"this machine's GPU, {detect().name}"
+        try:
+            return backend, f"this machine's GPU, {detect().name}"
+        except DriverError as error:
+            source = "--backend" if wanted == backend else BACKEND_VARIABLE
+            remedy = f"{source} asks for the GPU; --backend emulator computes on the CPU"
+            raise DriverError(error.call, error.code, error.detail, remedy) from None
     if wanted == "auto" and not os.environ.get(BACKEND_VARIABLE):
         return "emulator", "the GPU's own kernel, executed on the CPU: there is no usable GPU here"
     try:

@@ -4,7 +4,7 @@ KERNEL is a .ptx or .cu file, a launch file (.toml, .json), or one of cudatma's 
 sizes are options that `cudatma emulate KERNEL --help` lists. --coverage runs nothing: it lists which instructions of a
 PTX file the emulator supports.
 
-Exit status: 0 no hazard and the expected result; 1 a hazard or a wrong result; 2 a wrong call.
+Exit status: 0 no hazard and the expected result; 1 a hazard, a wrong result or an endless loop; 2 a wrong call.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cudatma.build.kernel import default_target
+from cudatma.emulator import StepLimitError
+from cudatma.emulator.api import STEP_LIMIT
 from cudatma.emulator.instructions import Coverage, coverage
 from cudatma.emulator.ptx.lexer import MAX_CHARS
 from cudatma.errors import ArgumentError
@@ -161,7 +163,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--schedules", type=int, default=10, metavar="N", help="in order, most delayed, random ones (10)")
     run.add_argument("--seed", type=int, default=0, metavar="S", help="of the random schedules (0)")
     run.add_argument("--replay", type=int, metavar="K", help="run schedule K of the seed alone")
-    run.add_argument("--step-limit", type=int, metavar="N", help="steps after which a schedule counts as endless")
+    run.add_argument("--step-limit", type=int, metavar="N", help=f"steps that make a schedule endless ({STEP_LIMIT})")
     result = parser.add_argument_group("the result")
     result.add_argument("--save", action="append", default=[], metavar="NAME=FILE.npy", help="write an array")
     result.add_argument("--expect", action="append", default=[], metavar="NAME=FILE.npy", help="compare an array")
@@ -231,8 +233,6 @@ def _run(options: argparse.Namespace, rest: Sequence[str]) -> Outcome:
             raise ArgumentError("KERNEL", name, f"its sizes alone, without {refused}", "they are for kernels of files")
         target = get_target(options.target) if options.target else default_target()
         return run_sample(_sample_of(name), target, sizes, options)
-    if not name.endswith((".ptx", ".cu", ".j2", ".toml", ".json")):
-        raise ArgumentError("KERNEL", name, f"{', '.join(REGISTRY)}, a .ptx, .cu, .j2, .toml or .json file")
     return run_launch(options)
 
 
@@ -250,12 +250,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (options.kernel is None) == (options.coverage is None):
         got = "none" if options.kernel is None else f"{options.kernel} and --coverage"
         raise ArgumentError("KERNEL", got, "either KERNEL or --coverage", "cudatma emulate --help shows examples")
+    is_file = options.kernel is None or options.kernel.endswith((".ptx", ".cu", ".j2", ".toml", ".json"))
+    if options.kernel not in REGISTRY and not is_file:
+        raise ArgumentError("KERNEL", options.kernel, f"{', '.join(REGISTRY)}, a .ptx, .cu, .j2, .toml or .json file")
     if rest and options.kernel not in REGISTRY:
         parser.refuse(rest)
     if options.coverage is not None:
         found = coverage(read_ptx(options.coverage))
         print(json.dumps(describe_coverage(found), indent=2) if options.json else found)
         return 1 if found.missing else 0
-    outcome = _run(options, rest)
+    try:
+        outcome = _run(options, rest)
+    except StepLimitError as error:
+        print(f"cudatma: {str(error).replace('step_limit=', '--step-limit')}", file=sys.stderr)
+        return 1
     show(outcome, options.json)
     return 0 if outcome.passed else 1

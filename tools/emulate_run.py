@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,11 +22,13 @@ from cudatma.emulator.ptx.names import find_name
 from cudatma.errors import ArgumentError, counted, duration
 from cudatma.kernels.sample import Sample
 from cudatma.mutants.mutant import Call
-from cudatma.runtime.launch_args import entries
+from cudatma.runtime.launch_args import Parameter, entries
 from cudatma.target import Target
 
 from .emulate_launch import LaunchFile, Operands, load_array, make_operands, read_launch
 
+#: Seconds before the first line of progress on a stderr that is no terminal, and between two lines.
+_FIRST_S, _PERIOD_S = 20.0, 60.0
 _LAUNCH_FIELDS = ("entry", "grid", "block", "cluster", "shared_bytes", "target")
 
 
@@ -77,12 +80,14 @@ class Outcome:
 
 def _as_data(hazard: Hazard) -> dict[str, Any]:
     consequences = [_as_data(found) for found in hazard.consequences]
-    return asdict(hazard) | {"cause": hazard.cause, "consequences": consequences}
+    data = asdict(hazard) | {"cause": hazard.cause, "consequences": consequences}
+    del data["known_cause"]
+    return data
 
 
 @contextmanager
 def progress_bar(what: str, total: int, is_shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on stderr, if that is a terminal, with the time that the rest should take.
+    """Show a bar on stderr with the time that the rest should take; a line from time to time if that is no terminal.
 
     Call it with what is done and the steps of the running schedule.
     """
@@ -105,7 +110,15 @@ def progress_bar(what: str, total: int, is_shown: bool) -> Iterator[Callable[[in
         task = bar.add_task(what, total=total)
         bar.advance(task, 0)  # the estimate counts from here
 
+        began = time.monotonic()
+        next_at = began + _FIRST_S
+
         def show(done: int, steps: int) -> None:
+            nonlocal next_at
+            now = time.monotonic()
+            if hidden and now >= next_at:
+                next_at = now + _PERIOD_S
+                print(f"cudatma: {done} of {total} {what}{of_next(steps)}, {duration(now - began)}", file=sys.stderr)
             bar.update(task, completed=done, description=what + of_next(steps))
 
         yield show
@@ -166,17 +179,33 @@ class FileLaunch:
 
     def call(self, operands: Operands) -> Call:
         """Return the launch over these arrays. Raises ArgumentError unless the entry's name fits exactly one kernel."""
-        found = self.launch.launch
+        found, kernels = self.launch.launch, entries(self.source.ptx)
+        entry = find_name(self.source.entry, list(kernels), "--entry", "kernels")
+        parameters = kernels[entry]
+        if len(operands.values) != len(parameters):
+            listed = ", ".join(map(_described, parameters)) or "none"
+            remedy = "give one --arg for each, in order, such as --arg x:float32[64]=arange --arg n:int32=64"
+            got = counted(len(operands.values), "argument")
+            raise ArgumentError("--arg", got, f"{len(parameters)} for kernel {entry} ({listed})", remedy)
+        # Arrays that are arguments are named as such in hazards.
+        others = [array for array in operands.arrays.values() if not any(array is value for value in operands.values)]
         return Call(
-            find_name(self.source.entry, list(entries(self.source.ptx)), "--entry", "kernels"),
+            entry,
             found.get("grid", 1),
             found.get("block", 32),
             tuple(operands.values),
             cluster=found.get("cluster"),
             shared_bytes=found.get("shared_bytes", 0),
-            arrays=tuple(operands.arrays.values()),
+            arrays=tuple(others),
             options=(("target", found.get("target") or self.source.target),),
         )
+
+
+def _described(parameter: Parameter) -> str:
+    if parameter.is_pointer_wide:
+        return f"{parameter.name}: a pointer or an 8-byte integer"
+    kind = {"int": "integer", "float": "float"}.get(parameter.kind, "structure")
+    return f"{parameter.name}: a {parameter.size_bytes}-byte {kind}"
 
 
 def read_file_launch(options: argparse.Namespace) -> FileLaunch:

@@ -38,7 +38,7 @@ def describe_target(name: str) -> dict[str, Any]:
         "smem_per_sm_bytes": target.smem_per_sm_bytes,
         "max_cluster_blocks": target.max_cluster_blocks,
         "mma": target.mma,
-        "runs_here": target.runs_here,
+        "launched_on": target.runs_here,
         "features": {feature: target.has(feature) for feature in FEATURES},
     }
 
@@ -49,7 +49,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         "least PTX ISA": [row["ptx_isa"] for row in rows],
         "smem a block, KiB": [str(row["smem_per_block_bytes"] // KIB) for row in rows],
         "CTAs of a cluster": [str(row["max_cluster_blocks"]) for row in rows],
-        "launched on": ["yes" if row["runs_here"] else "-" for row in rows],
+        "launched on": ["yes" if row["launched_on"] else "-" for row in rows],
     }
     lines |= {feature: ["yes" if row["features"][feature] else "-" for row in rows] for feature in FEATURES}
     # A narrow terminal gets the columns in several tables, one below the other.

@@ -43,6 +43,7 @@ _REFUSED_OPTIONS = (
 _WHEEL_FOLDERS = ("nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib")
 #: NVRTC turns a relative name into a path of the working directory and writes it into the PTX; "/" keeps it out.
 _NAME_PREFIX = "/"
+_MISSING_HEADER = re.compile(r'could not open source file "([^"]*)"')
 _PREFIXED_PLACE = re.compile(r"^/(?=[^\n(]+\(\d+\): )", re.MULTILINE)
 
 
@@ -180,6 +181,12 @@ def compile_source(
         if keep is not None:
             kept = keep({"kernel.cu": source.encode(), "kernel.ptx": ptx.encode(), "log.txt": log.encode()})
         message = f"NVRTC {version[0]}.{version[1]} refused {name} for {target.name} ({getattr(code, 'name', code)})"
+        if missing := _MISSING_HEADER.search(log):
+            message = (
+                f"{name} includes {missing[1]}, and cudatma compiles without header folders. Compile the file with "
+                f"`nvcc -ptx -lineinfo -arch={target.name}` and emulate the .ptx file; a template includes cudatma's "
+                f"primitives with //% include\n{message}"
+            )
         shown = excerpt(log, source, name, ptx)
         raise CompileError(message, log, source, None if kept is None else str(kept), shown)
     return Compiled(ptx, cubin, log, version, time.perf_counter() - began)

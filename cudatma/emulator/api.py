@@ -240,7 +240,7 @@ class EmulatedModule:
         finally:
             launch.unmap()
             report.steps += launch.scheduler.steps
-            report.printed += launch.printed
+            report.printed = report.printed or launch.printed
             report.unchecked += [what for what in launch.unchecked if what not in report.unchecked]
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from cudatma.backend import selected_backend
 from cudatma.build.kernel import default_target
 from cudatma.deprecation import warn_deprecated
 from cudatma.errors import counted, duration
@@ -120,16 +121,18 @@ class Explanation:
         if self.spec.cluster_k > 1:
             divided = f"the K of each tile divided by a cluster of {self.spec.cluster_k}"
         of_cluster = f"of a cluster of {work.cluster} CTAs, " if work.cluster > 1 else ""
+        assumed = "" if selected_backend("auto") == "cuda" else " (assumed; this machine has no usable GPU)"
+        terms = [(words, getattr(cost, f"{term}_us")) for term, words in _TERMS.items()]
         shown = [
             self.problem.description,
-            f"on {gpu.target}, {counted(gpu.sm_count, 'SM')}, {gpu.sm_clock_mhz} MHz, "
+            f"on {gpu.target}{assumed}, {counted(gpu.sm_count, 'SM')}, {gpu.sm_clock_mhz} MHz, "
             f"memory {gpu.memory_bytes_per_us / 1e6:.3g} TB/s",
             f"kernel     {self.kernel}: {self.spec.entry}",
             f"why        {self.decision.source}: {self.decision.why}",
             f"work       {work.tiles_m} x {work.tiles_n} tiles {of_cluster}of {counted(work.k_iterations, 'stage')} "
             f"on {counted(work.ctas, 'CTA')}, {divided}",
             f"predicted  {duration(1e-6 * cost.us)}: "
-            + ", ".join(f"{words} {duration(1e-6 * getattr(cost, f'{term}_us'))}" for term, words in _TERMS.items()),
+            + ", ".join(f"{words} {duration(1e-6 * us)}" for words, us in terms if us >= 0.005),
             "",
         ]
         rows = [

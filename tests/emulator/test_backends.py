@@ -89,12 +89,15 @@ def test_tile_copy(shape: tuple[int, int], dtype: Any) -> None:
     assert (wide[-1] == 7).all()
 
 
-def test_tile_copy_takes_the_emulator_by_itself(no_gpu: None) -> None:
+def test_tile_copy_takes_the_emulator_by_itself(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     source, destination = np.ones((8, 16), np.float32), np.zeros((8, 16), np.float32)
     with pytest.warns(BackendWarning, match="tile_copy"):
         tile_copy(source, destination)
     assert (destination == 1).all()
     assert tile_copy(source[:0], destination[:0], backend="emulator").shape == (0, 16)
+    monkeypatch.setenv("CUDATMA_BACKEND", "cuda")
+    with pytest.raises(ArgumentError, match="CUDATMA_BACKEND is cuda; unset it"):
+        tile_copy(source, destination)
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,7 @@ def test_an_endless_loop_names_its_lines(body: str, line: int, what: str) -> Non
     (hazard,) = report.hazards
     assert (hazard.ptx_line, hazard.blocks) == (line, 3)
     assert what in hazard.message
+    assert "the loop never comes true" in hazard.cause
     assert hazard.message.count("an endless loop") == 1, "warps that loop alike have one line"
 
 
@@ -182,7 +183,9 @@ def test_waiting_for_ever_is_a_deadlock_and_not_the_step_limit() -> None:
     spin = "ld.param.u64 %rd1, [p];\nL: ld.volatile.global.u32 %r1, [%rd1];\nsetp.eq.u32 %p1, %r1, 0;\n@%p1 bra L;"
     assert "deadlock" in run(kernel(spin)).kinds
     named = "mov.u32 %r1, %tid.x;\nshr.u32 %r1, %r1, 5;\nadd.u32 %r1, %r1, 1;\nbarrier.sync %r1, 64;"
-    assert "deadlock" in run(kernel(named), block=64).kinds
+    report = run(kernel(named), block=64)
+    assert "deadlock" in report.kinds
+    assert "a branch skips it" in report.hazards[0].cause
 
 
 @pytest.mark.parametrize(

@@ -246,8 +246,9 @@ def test_the_emulator_takes_tensors_of_the_host(dtype: Any, monkeypatch: pytest.
 
 def test_a_call_on_the_cpu_warns_as_the_functions_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDATMA_BACKEND")
-    with pytest.warns(cudatma.BackendWarning, match=r"gemm computes on the CPU \(emulator\)"):
+    with pytest.warns(cudatma.BackendWarning, match=r"gemm computes on the CPU .* CUDATMA_BACKEND=reference") as caught:
         calls(torch.float16)["gemm"].run()
+    assert caught[0].filename == __file__
 
 
 def wrong_calls() -> dict[str, tuple[Call, str]]:

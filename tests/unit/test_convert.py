@@ -240,7 +240,7 @@ def test_folders_that_would_be_overwritten_are_refused(tmp_path: Path) -> None:
         convert_checkpoint(tmp_path / "in", tmp_path / "file")
     convert_checkpoint(tmp_path / "in", tmp_path / "out")
     before = digests(tmp_path / "out")
-    with pytest.raises(WeightFileError, match="other source"):  # same shapes, other weights
+    with pytest.raises(WeightFileError, match="another source, in"):  # same shapes, other weights
         convert_checkpoint(tmp_path / "in2", tmp_path / "out")
     with pytest.raises(WeightFileError, match="other options"):
         convert_checkpoint(tmp_path / "in", tmp_path / "out", dtype="bfloat16")

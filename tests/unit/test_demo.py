@@ -13,7 +13,7 @@ import pytest
 
 import cudatma
 from cudatma.build import kernel as build
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, DriverError, no_driver
 from tools import demo
 
 
@@ -144,3 +144,7 @@ def test_the_text_names_progress_errors_and_the_picture(
 def test_the_environment_decides_before_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDATMA_BACKEND", "reference")
     assert demo.choose_backend("auto")[0] == "reference"
+    monkeypatch.setattr(demo, "detect", lambda: no_driver("cuInit", OSError("no library")))
+    monkeypatch.setenv("CUDATMA_BACKEND", "cuda")
+    with pytest.raises(DriverError, match="CUDATMA_BACKEND asks for the GPU; --backend emulator"):
+        demo.choose_backend("auto")

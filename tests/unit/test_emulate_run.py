@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import sys
@@ -214,6 +215,19 @@ def test_names_and_printed_lines_are_shown_as_they_are(
     assert shown[-1] == "wrote t[red].svg"
 
 
+def test_an_endless_loop_shows_progress_and_exits_1(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.tools_package()
+    monkeypatch.setattr(importlib.import_module("cudatma.tools.emulate_run"), "_FIRST_S", 0.0)
+    Path("spin.cu").write_text('extern "C" __global__ void spin(volatile int* x) { for (int i = 0;; i++) x[0] = i; }')
+    assert emulate("spin.cu", "--arg", "x:int32[1]", "--step-limit", "20000") == 1
+    shown, error = capsys.readouterr().err.splitlines()
+    assert re.match(r"cudatma: 0 of 10 schedules, [\d,]+ steps of the next one, ", shown)
+    assert "an endless loop through spin.cu:1" in error
+    assert error.endswith("or --step-limit is too low")
+
+
 def test_a_cu_file_is_a_template_only_where_it_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("fetch.cu").write_text(FETCH)
     arguments = ["fetch.cu", "--block", "128", "--array", "x:float32[64,16]", "--arg", "map(x, box=8x16)"]
@@ -249,6 +263,9 @@ def test_registry_kernels(name: str, sizes: list[str], capsys: pytest.CaptureFix
         (["marlin_wgmma", "--target", "sm_120a"], "target: got sm_120a; allowed: a target with wgmma"),
         (["marlin_mma_sync", "--m", "many"], "--m: got many; allowed: an integer"),
         (["attention_a3", "--causal", "0"], "--causal: got 0; allowed: true, false"),
+        (["reverse.cu", "--block"], "--block: got no value; allowed: X[,Y[,Z]]"),
+        (["marlin_mma", "--m", "16"], "KERNEL: got marlin_mma (did you mean marlin_mma_sync?)"),
+        (["reverse.cu", *CALL[:-4]], "--arg: got 2 arguments; allowed: 3 for kernel reverse (reverse_param_0: "),
         (["reverse.cu", "--grid", "0"], "; allowed: one to three numbers"),
         (["reverse.cu", "--grid", "1,2,3,4"], "; allowed: one to three numbers"),
     ],

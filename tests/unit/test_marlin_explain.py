@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cudatma import backend
 from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, LaunchError, TargetError, duration
 from cudatma.kernels import choosing
 from cudatma.kernels.explain import Explanation, plain_table, table_text
@@ -124,11 +125,13 @@ def test_as_json() -> None:
     assert data["considered"] == said.considered
 
 
-def test_as_text() -> None:
+def test_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_has_usable_gpu", lambda: False)
     text = str(explained(LAYER, 1))
     lines = text.splitlines()
     assert lines[0] == "M = 1, K = 4096, N = 4096, int4 weights, float16, groups of 128, symmetric"
-    assert "132 SMs" in lines[1]
+    assert lines[1].startswith("on sm_90a (assumed; this machine has no usable GPU), 132 SMs")
+    assert " 0 s" not in text
     assert any(line.startswith("predicted  ") and "main loop" in line for line in lines)
     marked = [line for line in lines if line.startswith("->")]
     assert len(marked) == 1, "the choice is among the candidates"

@@ -9,12 +9,14 @@ from typing import Any
 from cudatma.emulator.async_copy.mbarrier import MBarrier
 from cudatma.emulator.errors import TrapError
 from cudatma.emulator.hazards.report import Finding, Hazard, Place, by_cause
+from cudatma.emulator.machine.access import FlagWait
 from cudatma.emulator.machine.loops import Recorder, is_plain
 from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.protocols import Dim, Launch
 from cudatma.emulator.machine.register_pool import RegisterWait
 from cudatma.emulator.machine.scheduler import Deadlock
 from cudatma.emulator.machine.state import Split, Warp
+from cudatma.emulator.machine.sync import NamedWait
 from cudatma.emulator.ptx.model import Instruction
 from cudatma.errors import counted
 
@@ -53,14 +55,16 @@ class Findings:
         advice: str = "",
         blocks: Iterable[Dim] = (),
         is_warning: bool = False,
+        cause: str = "",
     ) -> None:
         """Record a hazard, or a warning, at an instruction.
 
         places, is_derived, advice: as in report.Finding and report.Hazard. blocks: CTAs that it concerns besides the
-        warp's.
+        warp's. cause: if it is not the usual one.
         """
         found = self._warned if is_warning else self._found
         known = self._add(kind, message, launch, program, at, warp.block.index, warp.index, advice, found)
+        known.hazard = replace(known.hazard, known_cause=cause)
         known.touch(places, is_derived)
         known.blocks.update(blocks, (warp.block.index,))
         if kind in self._stop_at and not is_warning:
@@ -158,9 +162,26 @@ def trapped_at(launch: Launch, error: TrapError) -> tuple[Split, int]:
     return split, error.at if error.at >= 0 else split.frame.program.flow.segments[split.pc].stop - 1
 
 
+def _wait(split: Split) -> Any:
+    return split.waits_for or (split.last_poll if split.polls else None)
+
+
+def _cause(waits: list[Any]) -> str:
+    """Return the usual cause of a deadlock without mbarriers, or ""."""
+    if any(hasattr(getattr(wait, "barrier", None), "tx") for wait in waits):
+        return ""
+    if None in waits:
+        return "the condition that ends the loop never comes true"
+    if any(isinstance(wait, NamedWait) for wait in waits):
+        return "fewer threads reach the barrier than it waits for: its thread count is wrong, or a branch skips it"
+    if any(isinstance(wait, FlagWait) for wait in waits):
+        return "no thread sets the flag, or the thread that sets it waits too"
+    return ""
+
+
 def _position(split: Split, loops: Recorder | None) -> tuple[Program, int, str]:
     """Return where a split waits or loops, and a description."""
-    wait = split.waits_for or (split.last_poll if split.polls else None)
+    wait = _wait(split)
     loop = loops.loop(split.warp) if wait is None and loops is not None else None
     program = split.frame.program
     if loop is None:
@@ -223,8 +244,10 @@ def report_deadlock(launch: Launch, deadlock: Deadlock, findings: Findings) -> N
         f"\n    arrived at {names[0]}{f' and in {len(names) - 1} more' if len(names) > 1 else ''} so far: {what}"
         for (_, what), names in named.items()
     )
-    message = f"no warp can go on and nothing is under way:\n    {shown}{more}{arrived}"
-    findings.add("deadlock", message, launch, program, at, first.warp, blocks=blocks)
+    waits = [_wait(split) for split in blocked]
+    what = "no warp can go on and nothing is under way" if any(waits) else "endless loop, and no other warp can end it"
+    message = f"{what}:\n    {shown}{more}{arrived}"
+    findings.add("deadlock", message, launch, program, at, first.warp, blocks=blocks, cause=_cause(waits))
 
 
 def _arrivals(barrier: MBarrier) -> str:

@@ -84,10 +84,12 @@ class Hazard:
     advice: str = ""
     consequences: tuple[Hazard, ...] = ()
     source_text: str = ""
+    known_cause: str = ""
 
     @property
     def cause(self) -> str:
-        return CAUSES[self.kind]
+        """The cause in this case, or the usual one of its kind."""
+        return self.known_cause or CAUSES[self.kind]
 
     def __str__(self) -> str:
         lines = [
@@ -118,7 +120,8 @@ class Hazard:
 
 @dataclass(slots=True)
 class Report:
-    """What a launch showed over all its schedules. steps: segments executed; printed: what vprintf wrote.
+    """Findings of a launch over all its schedules. steps: segments executed; printed: what vprintf wrote
+    in the first schedule that called it.
 
     hazards: causes, the first one first; what follows from one is in its ``consequences``. warnings: what may be
     meant as it is; they leave a report clean. unchecked: what of the kernel could not be checked, and why.

@@ -171,7 +171,7 @@ def ld_global(w: Warp, at: int, addresses: Array, code: str, count: int, mask: A
             observer.globals.read(w, at, region, offsets, size, order)
         found = _gather(region, offsets, code, count)
         if order:
-            look(w, at, found, order)
+            look(w, at, found, order, int(active[0]))
         return spread(found, mask)
     values = np.zeros((count, len(active)), NUMPY[code])
     for part, lanes in regions_of(w, at, active, size):
@@ -188,21 +188,34 @@ class FlagWait:
 
     at: int
     value: int
+    place: str
     may_time_out: bool = False
 
     def describe(self) -> str:
-        return f"reads {self.value:#x} again and again"
+        value = self.value if self.value < 1000 else hex(self.value)
+        return f"polls {self.place}, which stays {value}"
 
 
-def look(w: Warp, at: int, found: Array, order: str) -> None:
-    """Notice a strong load, or an atomic operation that changes nothing, that spins: let other splits run."""
+def look(w: Warp, at: int, found: Array, order: str, address: int) -> None:
+    """Let other splits run if a strong load, or an atomic operation that changes nothing, returns what it did before.
+
+    found: the elements read. address: generic, of the first.
+    """
     seen = at, found.tobytes()
     if seen != w.looked:
         w.looked = seen
         if order != "nc":
             w.launch.scheduler.synchronized()
     elif order != "nc":
-        w.launch.scheduler.spin(w.split, FlagWait(at, int(found.view(NUMPY[f"u{8 * found.itemsize}"]).flat[0])))
+        value = int(found.view(NUMPY[f"u{8 * found.itemsize}"]).flat[0])
+        w.launch.scheduler.spin(w.split, FlagWait(at, value, _flag_name(w, address)))
+
+
+def _flag_name(w: Warp, address: int) -> str:
+    if address >> 60:
+        return f"shared address {address - SHARED_WINDOW:#x}"
+    region = w.launch.memory.find(address)
+    return f"byte {address - region.base} of {region.name}" if region is not None else f"address {address:#x}"
 
 
 def _gather(region: Region, offsets: Array, code: str, count: int) -> Array:
@@ -338,7 +351,7 @@ def _load_at(w: Warp, at: int, block: Any, offsets: Array, code: str, count: int
         observer.generic_read(w, at, block, offsets, BYTES[code] * count, order)
     result: Array = block.shared.gather(offsets, code, count)
     if order:
-        look(w, at, result, order)
+        look(w, at, result, order, SHARED_WINDOW + block.shared_base + int(np.ravel(offsets)[0]))
     return result
 
 

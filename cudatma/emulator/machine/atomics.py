@@ -193,7 +193,7 @@ def atomic(
         found = _quickly(w, at, addresses[active], element, operation, chosen)
         if found is not None:
             old[0, active] = found[0].view(NUMPY[code])
-            _done(w, at, old, active, found[1])
+            _done(w, at, old[:, active], found[1], int(addresses[active[0]]))
             return old
     has_changed = False
     for lane in active.tolist():
@@ -211,14 +211,18 @@ def atomic(
             new = apply(operation, current, operands[0], operands[1] if len(operands) > 1 else None)
         place[:] = new.view(np.uint8)
         has_changed = has_changed or bool(np.count_nonzero(place != before))
-    _done(w, at, old, active, has_changed)
+    address = int(addresses[active[0]]) + (SHARED_WINDOW if space == "shared" else 0)
+    _done(w, at, old[:, active], has_changed, address)
     return old
 
 
-def _done(w: Warp, at: int, old: Array, active: Array, has_changed: bool) -> None:
-    """An operation that changes memory may release other splits; one that does not, and comes again, is a spin."""
+def _done(w: Warp, at: int, old: Array, has_changed: bool, address: int) -> None:
+    """Let other splits run after an operation that changed memory, or that did not and comes again.
+
+    old: the elements before it. address: generic, of the first.
+    """
     if has_changed:
         w.launch.scheduler.progress += 1
         w.launch.scheduler.synchronized()
     else:
-        access.look(w, at, old[:, active], "relaxed")
+        access.look(w, at, old, "relaxed", address)

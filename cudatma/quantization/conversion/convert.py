@@ -118,7 +118,7 @@ def convert_checkpoint(
             name = parts[opened.statement.format.scales]
             check_scales(name, opened.checkpoint.read(name), options.dtype)
     shards = plan_shards(opened, shard_bytes, group_size)
-    journal = Journal(target, _identity(opened, options, shard_bytes))
+    journal = Journal(target, _identity(opened, options, shard_bytes), opened.folder.resolve().name)
     check_disk(target, sum(shard.most_bytes for shard in shards if shard.name not in journal.shards))
     with journal.begin():
         report = progress or (lambda what, done, total: None)

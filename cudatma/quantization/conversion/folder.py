@@ -38,13 +38,13 @@ class Shard:
 
 
 class Journal:
-    """shards: the finished files by name. identity: of the source and the options; another one is another conversion.
+    """The finished files of a conversion, by name. identity: digests of the source, and the options.
 
-    Nothing is written before begin().
+    source_name: the folder that was converted, for errors. Nothing is written before begin().
     """
 
-    def __init__(self, out: Path, identity: dict[str, Any]) -> None:
-        self.path, self.identity = out / FILE, identity
+    def __init__(self, out: Path, identity: dict[str, Any], source_name: str) -> None:
+        self.path, self.identity, self.source_name = out / FILE, identity, source_name
         self.shards: dict[str, Shard] = {}
         if self.path.is_file():
             self._read()
@@ -95,7 +95,8 @@ class Journal:
 
     def _write(self) -> None:
         shards = {name: asdict(shard) for name, shard in sorted(self.shards.items())}
-        content = {"format": _FORMAT, "version": _VERSION, **self.identity, "shards": shards}
+        content = {"format": _FORMAT, "version": _VERSION, "source_name": self.source_name}
+        content |= {**self.identity, "shards": shards}
         write_text(self.path, json.dumps(content, indent=1) + "\n")
 
     def _read(self) -> None:
@@ -106,6 +107,8 @@ class Journal:
             there, here = content.get(part), json.loads(json.dumps(wanted))
             if there != here:
                 got, allowed = f"a conversion with other {part}", "the same source and options"
+                if part == "source":
+                    got = f"a conversion of another source, {content.get('source_name', 'unnamed')}"
                 if part == "options" and isinstance(there, dict):
                     got, allowed = f"{got}: {_without(there, here)}", f"{allowed}: {_without(here, there)}"
                 raise WeightFileError(str(self.path), got, allowed, _ELSEWHERE)

@@ -96,8 +96,8 @@ def open_source(folder: Path, *, quantize: bool, exclude: Iterable[str] = (), vi
         got = f"a checkpoint that is quantized ({section.get('quant_method', 'no quant_method')})"
         raise ArgumentError("quantize", got, "a float checkpoint", "leave the option out: its layers are packed as is")
     if not section and not quantize:
-        remedy = "--quantize quantizes it, rounding to nearest"
-        raise ArgumentError("quantize", f"a float checkpoint: {folder}", "a quantized one", remedy)
+        remedy = "add --quantize (quantize=True), which rounds its weights to nearest"
+        raise ArgumentError(str(folder), "a float checkpoint", "a quantized one", remedy)
     if not section:
         layers, skipped = _float_layers(checkpoint, config, tuple(exclude), vision_tower, str(folder))
         return Source(folder, config, checkpoint, None, Inventory(layers), skipped)

@@ -55,7 +55,7 @@ ENVIRONMENT = [
     Case("a GPU of tomorrow", TargetError, "device", "99.0", lambda b: target_for((99, 0))),
     Case("no CuPy", DriverError, "PackedWeight.to_device", "cupy-cuda13x",
          lambda b: (b.without_cupy(), host_weight().to_device())),
-    Case("CuPy without a driver", DriverError, "PackedWeight.to_device", "InsufficientDriver",
+    Case("CuPy without a driver", DriverError, "PackedWeight.to_device", "no NVIDIA driver",
          lambda b: (b.cupy_without_driver(), host_weight().to_device())),
     Case("CuPy without a driver: the current stream", DriverError, "get_current_stream", "InsufficientDriver",
          lambda b: (b.cupy_without_driver(), gemm(stream=None))),
