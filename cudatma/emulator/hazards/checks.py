@@ -16,7 +16,7 @@ from cudatma.emulator.hazards.clocks import Clock
 from cudatma.emulator.hazards.findings import Findings
 from cudatma.emulator.hazards.lane_races import LaneRaces
 from cudatma.emulator.hazards.report import Place
-from cudatma.emulator.hazards.shadow import AsyncWrite, Awaited, Shadow, narrowest
+from cudatma.emulator.hazards.shadow import REDUCED, AsyncWrite, Awaited, Shadow, narrowest
 from cudatma.emulator.machine.memory import SHARED_START
 from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.protocols import Launch
@@ -278,8 +278,9 @@ class Checks(Agents):
         """Report a write that is not ordered after the last writer of the bytes, or after their readers.
 
         same: whether the bytes are what they are to become; plain writers of one value do not race. proxy: through the
-        asynchronous proxy. is_copy: a copy through the generic proxy (cp.async, st.async). strong: 1 + the scope of a
-        volatile, relaxed or releasing store, which does not race with threads in its scope. awaited: what a copy ends.
+        asynchronous proxy. is_copy: an asynchronous operation. strong: 1 + the scope of a volatile, relaxed or releasing
+        store, which does not race with threads in its scope, or of an asynchronous reduction, which does not race with
+        reductions and strong accesses through its proxy. awaited: what a copy ends.
         """
         if np.count_nonzero(shadow.is_barrier[indices]):
             place = int(indices[int(shadow.is_barrier[indices].argmax())])
@@ -292,7 +293,10 @@ class Checks(Agents):
             return
         seen = indices
         if strong:
-            seen = indices[self.is_copy(shadow.writer[indices]) | self.narrow_writers(w, shadow, indices, strong)]
+            races = self.is_copy(shadow.writer[indices]) | self.narrow_writers(w, shadow, indices, strong) | proxy
+            if is_copy:
+                races |= shadow.strength[indices] == 0
+            seen = indices[races & ~self.reduced(shadow, indices, proxy)]
         fenced = self._fenced(shadow, clock) if proxy else None
         late = shadow.unordered_writer(seen, self._performed_copies(clock), fenced)
         if late is not None and self.kind_of(late[0]) == "warp" and same is not None and same():
@@ -320,7 +324,7 @@ class Checks(Agents):
                 self.tell(kind, w, at, text, shadow, place, indices, is_derived=bool(self._astray), advice=advice)
             return
         reader = shadow.unordered_reader(indices, clock, proxy or is_copy)
-        if reader is not None and not (strong and self.kind_of(reader[0]) == "warp"):
+        if reader is not None and (is_copy or not strong or self.kind_of(reader[0]) != "warp"):
             agent, place, read_at = reader
             if (
                 awaited is not None
@@ -340,6 +344,11 @@ class Checks(Agents):
             text = f"{self.who(agent)} reads these bytes and nothing orders this write after it"
             astray = self._is_astray(agent, awaited)
             self.tell(kind, w, at, text, shadow, place, indices, read_at, is_derived=astray, advice=advice)
+
+    def reduced(self, shadow: Shadow, indices: Array, proxy: bool) -> Array:
+        """Return granules last written by a reduction through this proxy: reductions are relaxed operations."""
+        result: Array = (shadow.strength[indices] == REDUCED) & (shadow.is_async[indices] == proxy)
+        return result
 
     def narrow_writers(self, w: Warp, shadow: Shadow, indices: Array, strength: int) -> Array:
         """Return granules last written by another CTA, where either access has only CTA scope."""

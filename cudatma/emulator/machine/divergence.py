@@ -171,6 +171,11 @@ def _release(w: Warp, lanes: Array) -> Array:
     return released
 
 
+def release_parked(w: Warp) -> bool:
+    """Let all lanes that are parked at joins go on: the lanes that they wait for may need them. Return whether any did."""
+    return bool(_release(w, w.alive).any())
+
+
 @runtime
 def leave(w: Warp, mask: Array | None) -> int:
     """The running split (or those lanes of it) comes to the function's end."""
