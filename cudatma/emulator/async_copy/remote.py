@@ -39,15 +39,18 @@ def _later(
 
 
 def _check_places(w: Warp, at: int, what: str, block: Block, barrier: MBarrier) -> None:
-    """Report a destination or an mbarrier that is not in the same other CTA: the behavior is undefined."""
+    """Report a destination and an mbarrier that are not in one CTA, other than the executing thread's.
+
+    PTX leaves the behavior undefined. An H200 does write into the thread's own CTA, so that is only a warning.
+    """
     observer = w.block.cluster.observer
     if observer is None or w.block is not block is barrier.block:
         return
     message = (
         f"{what} by block {w.block.index} writes into block {block.index} and completes on an mbarrier of block "
-        f"{barrier.block.index}: both must be in one CTA, other than that of the executing thread"
+        f"{barrier.block.index}; allowed: both in one CTA of the cluster, other than that of the executing thread"
     )
-    observer.report("out_of_bounds", w, at, message, advice="mapa of both addresses with the rank of the other CTA")
+    observer.report("out_of_bounds", w, at, message, is_warning=block is barrier.block)
 
 
 def store(w: Warp, at: int, to: Array, code: str, values: tuple[Array, ...], bar: Array, mask: Array | None) -> None:

@@ -122,8 +122,9 @@ class Observer(SwizzleChecks):
         if block is not w.block:
             self.has_remote_stores = True
         clock = self.known(w)
-        is_relaxed = (shadow.strength[indices] > 0) | self.reduced(shadow, indices, False)
-        if not is_relaxed.all() or self.narrow_writers(w, shadow, indices, strength_of(order)).any():
+        strength = strength_of(order)
+        is_relaxed = (shadow.strength[indices] > 0) | (self.reduced(shadow, indices, False) & (strength > 1))
+        if not is_relaxed.all() or self.narrow_writers(w, shadow, indices, strength).any():
             self._check_read(w, at, shadow, indices, clock, False)
             self._check_write(w, at, shadow, indices, clock, False)
         places = indices.tolist()
@@ -132,7 +133,7 @@ class Observer(SwizzleChecks):
             shadow.sync_clocks.setdefault((place, w.block.rank), Clock(self.size)).join(self.known(w))
         agent, now = self.stamp(w, 1)
         shadow.written(indices, agent, now, at, False)
-        shadow.strength[indices] = strength_of(order)
+        shadow.strength[indices] = strength
         if block is not w.block:
             stamps = [(agent, now, slice(None))]
             self.lifetimes.accessed(w, at, block, self._bytes(shadow, indices), stamps, "this atomic operation")

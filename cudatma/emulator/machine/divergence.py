@@ -172,7 +172,7 @@ def _release(w: Warp, lanes: Array) -> Array:
 
 
 def release_parked(w: Warp) -> bool:
-    """Let all lanes that are parked at joins go on: the lanes that they wait for may need them. Return whether any did."""
+    """Let all lanes that are parked at joins go on without the rest. Return whether any did."""
     return bool(_release(w, w.alive).any())
 
 

@@ -59,6 +59,11 @@ class Deadlock(Exception):  # noqa: N818
         super().__init__(f"{len(blocked)} groups of lanes wait for ever")
         self.blocked, self.loops = blocked, loops
 
+    @property
+    def is_endless(self) -> bool:
+        """Whether a split still runs, in an endless loop."""
+        return any(split.waits_for is None for split in self.blocked)
+
 
 class Scheduler:
     """Runs the splits of all resident clusters. ``progress`` counts what may have released a waiter."""
@@ -261,13 +266,12 @@ class Scheduler:
             self._unlock()
 
     def _release_parked(self) -> bool:
-        """Let lanes that are parked where their warp reconverges go on without the rest. Return whether any did.
+        """Let lanes that are parked where their warp reconverges go on while the rest polls. Return whether any did.
 
         Every thread makes progress: one that holds a lock releases it though other lanes of its warp still try to get
         it. Source: CUDA C++ Programming Guide, "Independent Thread Scheduling".
         """
-        warps = {split.warp: None for split in (*self.ready, *self.blocked.values())}
-        released = [release_parked(warp) for warp in warps]
+        released = [release_parked(warp) for warp in {split.warp: None for split in self.ready}]
         self.progress += any(released)
         return any(released)
 
