@@ -264,6 +264,12 @@ def test_a_lane_releases_its_lock_while_other_lanes_try_to_get_it(lanes: int, lo
     assert y.tolist() == [0, 2 * lanes]
 
 
+def test_lanes_that_wait_for_a_polling_lane_are_no_divergent_warp() -> None:
+    source = 'extern "C" __global__ void k(volatile u32* y) { if (threadIdx.x == 0) while (!y[0]) {} __syncthreads(); }'
+    report = module_of(source, ()).launch("k", 1, 64, (np.zeros(1, np.uint32),), hazards="collect", schedules=2)
+    assert report.kinds == {"deadlock"}, str(report)
+
+
 @pytest.mark.parametrize("form", ["branch", "guard"])
 def test_a_member_mask_of_those_who_come_is_clean(form: str) -> None:
     for instruction in (OTHERS["shfl"], OTHERS["bar.warp.sync"], OTHERS["redux"]):
