@@ -180,11 +180,15 @@ class EmulatedModule:
                     if done:
                         memory.restore(before)
                     setup.show_steps = partial(show, done)
+                    is_endless = False
                     with suppress(Found):
-                        self._run_one(setup, number, seed, report, findings, hazards)
+                        is_endless = self._run_one(setup, number, seed, report, findings, hazards)
                     if findings.hazards():
                         setup.trace = None
                     show(done + 1, 0)
+                    if is_endless:  # other schedules would search as long for the same loop
+                        report.schedules = done + 1
+                        break
             except BaseException:
                 memory.restore(before)
                 raise
@@ -195,7 +199,8 @@ class EmulatedModule:
 
     def _run_one(
         self, setup: Setup, schedule: int, seed: int, report: Report, findings: Findings, hazards: str
-    ) -> None:
+    ) -> bool:
+        """Run one schedule. Return whether it ended in an endless loop."""
         setup.memory.recent.clear()
         launch = GridLaunch(setup, schedule, seed)
         if setup.observe is not None:
@@ -207,13 +212,14 @@ class EmulatedModule:
                 shown = "; ".join(lines_of(deadlock)[:4])
                 raise EmulatorError(f"deadlock in schedule {schedule} of seed {seed}: {shown}") from None
             report_deadlock(launch, deadlock, findings)
+            return deadlock.is_endless
         except TrapError as error:
             for block_cluster in launch.resident if launch.has_idled else ():
                 if block_cluster.observer is not None:
                     block_cluster.observer.check_bytes()
             if hazards == "collect":
                 findings.trapped(launch, error)
-                return
+                return False
             located = _located(launch, error)
             if not findings.hazards():
                 raise located from None
@@ -242,6 +248,7 @@ class EmulatedModule:
             report.steps += launch.scheduler.steps
             report.printed = report.printed or launch.printed
             report.unchecked += [what for what in launch.unchecked if what not in report.unchecked]
+        return False
 
 
 def _located(launch: Launch, error: TrapError) -> TrapError:

@@ -212,3 +212,45 @@ def test_flags_in_the_shared_memory_of_a_cluster(before: str, store: str, load: 
         "ld.shared.u32 %r8, [%r4+4];"
     )
     assert first_kind(report) == kind, str(report)
+
+
+REDUCE = "red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%r5], %r1, [%r3];"
+BULK_REDUCE = (
+    "fence.proxy.async; bar.warp.sync -1; @%p1 bra END; cp.reduce.async.bulk.shared::cluster.shared::cta"
+    ".mbarrier::complete_tx::bytes.add.u32 [%r5], [%r4], 128, [%r3];"
+)
+STORE = "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 {}, %r1, {};"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "own", "kinds"),
+    [
+        (REDUCE + REDUCE, "", set()),
+        (BULK_REDUCE, "", set()),
+        (REDUCE, "atom.shared.add.u32 %r7, [%r4], 1;", set()),
+        (REDUCE, "st.shared.u32 [%r4], 1;", {"write_race", "data_race"}),
+        (REDUCE, "ld.shared.u32 %r7, [%r4];", {"overwritten_while_read", "read_before_load"}),
+        (BULK_REDUCE, "atom.shared.add.u32 %r7, [%r4], 1;", {"write_race", "missing_proxy_fence", "read_before_load"}),
+        (STORE.format("[%r5]", "[%r3]"), "", {"write_race"}),
+        (STORE.format("[%r5]", "[%r2]"), "", {"out_of_bounds"}),
+    ],
+)
+def test_asynchronous_reductions_of_two_ctas_do_not_race(theirs: str, own: str, kinds: set[str]) -> None:
+    """CTAs 1 and 2 write into CTA 0, which accesses the same words before it waits for all bytes."""
+    size = 2 * 4 * theirs.count("complete_tx")
+    report = launch(
+        f"@%p2 bra WAIT; {theirs} bra END;"
+        f"WAIT: {own} mbarrier.arrive.expect_tx.shared.b64 _, [%r2], {size};"
+        f"{WAIT.replace('WAIT', 'AGAIN').format(wait='.acquire.cluster')} ld.shared.u32 %r7, [%r4];",
+        cluster=3,
+    )
+    assert not kinds if report.is_clean else first_kind(report) in kinds, str(report)
+
+
+def test_copies_that_end_on_an_mbarrier_are_awaited_there() -> None:
+    report = launch(
+        "cp.async.ca.shared.global [%r4], [%d1], 4; cp.async.mbarrier.arrive.noinc.shared.b64 [%r2];"
+        f"ld.shared.u32 %r7, [%r4]; {WAIT.format(wait='')}"
+    )
+    assert first_kind(report) == "read_before_load", str(report)
+    assert "it ends on an mbarrier" in report.hazards[0].message

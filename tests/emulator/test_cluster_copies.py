@@ -62,7 +62,9 @@ extern "C" __global__ void CLUSTER k(float* out) {
 def test_st_async_to_its_own_block_needs_a_cluster_of_one() -> None:
     """As on an H200: an illegal instruction without one."""
     out = np.zeros(32, np.float32)
-    assert module_of(TO_ITSELF.replace("CLUSTER", "__cluster_dims__(1, 1, 1)")).launch("k", 1, 32, (out,)).is_clean
+    report = module_of(TO_ITSELF.replace("CLUSTER", "__cluster_dims__(1, 1, 1)")).launch("k", 1, 32, (out,))
+    assert report.is_clean
+    assert ["other than that of the executing thread" in warning.message for warning in report.warnings] == [True]
     assert (out == 1 + np.arange(32) % 4).all()
     with pytest.raises(TrapError, match=r"st\.async in a launch without a cluster"):
         module_of(TO_ITSELF.replace("CLUSTER", "")).launch("k", 1, 32, (out,))

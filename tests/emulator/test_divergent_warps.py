@@ -245,6 +245,31 @@ def test_no_lane_waits_at_a_join_for_lanes_that_need_it_elsewhere() -> None:
     assert (out == values).all()
 
 
+@pytest.mark.parametrize("look", ["atomicCAS((u32*)y, 0, 1) != 0", "y[0] || atomicExch((u32*)y, 1)"])
+@pytest.mark.parametrize("lanes", [2, 32])
+def test_a_lane_releases_its_lock_while_other_lanes_try_to_get_it(lanes: int, look: str) -> None:
+    source = f"""
+    extern "C" __global__ void k(volatile u32* y) {{
+        if (threadIdx.x < {lanes}) {{
+            while ({look}) {{}}
+            __threadfence();
+            y[1] = y[1] + 1;
+            __threadfence();
+            atomicExch((u32*)y, 0);
+        }}
+    }}
+    """
+    y = np.zeros(2, np.uint32)
+    assert module_of(source, ()).launch("k", 2, 32, (y,), schedules=4).is_clean
+    assert y.tolist() == [0, 2 * lanes]
+
+
+def test_lanes_that_wait_for_a_polling_lane_are_no_divergent_warp() -> None:
+    source = 'extern "C" __global__ void k(volatile u32* y) { if (threadIdx.x == 0) while (!y[0]) {} __syncthreads(); }'
+    report = module_of(source, ()).launch("k", 1, 64, (np.zeros(1, np.uint32),), hazards="collect", schedules=2)
+    assert report.kinds == {"deadlock"}, str(report)
+
+
 @pytest.mark.parametrize("form", ["branch", "guard"])
 def test_a_member_mask_of_those_who_come_is_clean(form: str) -> None:
     for instruction in (OTHERS["shfl"], OTHERS["bar.warp.sync"], OTHERS["redux"]):

@@ -128,6 +128,21 @@ def test_ctas_that_all_spin_exceed_the_bound_of_live_ones(look: str) -> None:
     assert (out == 7).all()
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if (blockIdx.x == gridDim.x - 1) *flag = 1; else while (!*flag) {}",
+        "atomicAdd((u32*)flag, 1); while (*flag < gridDim.x) {}",
+        "atomicAdd((u32*)flag, 1); while (atomicAdd((u32*)flag, 0) < gridDim.x) {}",
+    ],
+    ids=["the last one sets a flag", "grid barrier", "grid barrier of atomics"],
+)
+def test_each_poller_looks_again_before_it_is_a_deadlock(body: str) -> None:
+    module = module_of(f'extern "C" __global__ void k(volatile u32* flag) {{ if (threadIdx.x == 0) {{ {body} }} }}')
+    for grid in (7, 8, 9, 16):
+        assert module.launch("k", grid, 32, (np.zeros(1, np.uint32),), schedules=4).is_clean
+
+
 def test_a_hang_in_a_large_grid_is_a_deadlock() -> None:
     """No other CTA can end a wait for an mbarrier of one's own."""
     endless = POLL.replace("WAIT", "mbarrier_try_wait_parity").replace("i < tries && ", "")

@@ -14,17 +14,20 @@ import numpy as np
 from cudatma.emulator.async_copy import bulk, groups
 from cudatma.emulator.async_copy.mbarrier import MBarrier, find
 from cudatma.emulator.machine import access
-from cudatma.emulator.machine.state import Warp
+from cudatma.emulator.machine.state import Block, Warp
 from cudatma.emulator.ptx.types import NUMPY, Array
 from cudatma.emulator.ptx.writer import RUNTIME
 
 
-def _later(w: Warp, at: int, block: Any, offset: int, size: int, barrier: MBarrier, action: Any) -> None:
-    """Submit a write of a few bytes that completes on a barrier."""
+def _later(
+    w: Warp, at: int, block: Any, offset: int, size: int, barrier: MBarrier, action: Any, scope: str = ""
+) -> None:
+    """Submit a write of a few bytes that completes on a barrier. scope: of a reduction."""
     observer = w.block.cluster.observer
     handle = None
     if observer is not None:
-        handle = observer.async_write(w, at, block, np.array([offset]), size, "st.async", barrier, generic=True)
+        place = np.array([offset])
+        handle = observer.async_write(w, at, block, place, size, "st.async", barrier, generic=True, scope=scope)
 
     def complete() -> None:
         action(block.shared.data[offset : offset + size])
@@ -35,6 +38,21 @@ def _later(w: Warp, at: int, block: Any, offset: int, size: int, barrier: MBarri
     w.launch.scheduler.submit(complete)
 
 
+def _check_places(w: Warp, at: int, what: str, block: Block, barrier: MBarrier) -> None:
+    """Report a destination and an mbarrier that are not in one CTA, other than the executing thread's.
+
+    PTX leaves the behavior undefined. An H200 does write into the thread's own CTA, so that is only a warning.
+    """
+    observer = w.block.cluster.observer
+    if observer is None or w.block is not block is barrier.block:
+        return
+    message = (
+        f"{what} by block {w.block.index} writes into block {block.index} and completes on an mbarrier of block "
+        f"{barrier.block.index}; allowed: both in one CTA of the cluster, other than that of the executing thread"
+    )
+    observer.report("out_of_bounds", w, at, message, is_warning=block is barrier.block)
+
+
 def store(w: Warp, at: int, to: Array, code: str, values: tuple[Array, ...], bar: Array, mask: Array | None) -> None:
     """st.async: one vector of elements a lane."""
     bulk.check_cluster(w, at, "st.async")
@@ -43,6 +61,7 @@ def store(w: Warp, at: int, to: Array, code: str, values: tuple[Array, ...], bar
         data = np.array([value[lane] for value in values], NUMPY[code]).view(np.uint8)
         block, offset = bulk.shared_run(w, at, int(to[lane]), data.size, "destination")
         barrier = find(w, at, int(bar[lane]), "st.async")
+        _check_places(w, at, "st.async", block, barrier)
 
         def write(place: Array, data: Array = data) -> None:
             place[:] = data
@@ -59,11 +78,12 @@ def reduce(
         data = value[lane : lane + 1].view(np.uint8)
         block, offset = bulk.shared_run(w, at, int(to[lane]), data.size, "destination")
         barrier = find(w, at, int(bar[lane]), "red.async")
+        _check_places(w, at, "red.async", block, barrier)
 
         def write(place: Array, data: Array = data) -> None:
             bulk.reduce_into(place, data, operation, kind)
 
-        _later(w, at, block, offset, data.size, barrier, write)
+        _later(w, at, block, offset, data.size, barrier, write, "relaxed.cluster")
 
 
 def reduce_shared(w: Warp, at: int, to: int, source: int, size: int, bar: int, operation: str, kind: str) -> None:
@@ -77,7 +97,8 @@ def reduce_shared(w: Warp, at: int, to: int, source: int, size: int, bar: int, o
     written = None
     if observer is not None:
         observer.copy_read(w, at, origin, bulk.chunks_of(source_offset, size), barrier)
-        written = observer.async_write(w, at, block, bulk.chunks_of(offset, size), 16, "cp.reduce.async.bulk", barrier)
+        chunks, what = bulk.chunks_of(offset, size), "cp.reduce.async.bulk"
+        written = observer.async_write(w, at, block, chunks, 16, what, barrier, scope="relaxed.gpu")
 
     def complete() -> None:
         data = origin.shared.data[source_offset : source_offset + size].copy()

@@ -16,7 +16,7 @@ from cudatma.emulator.hazards.clocks import Clock
 from cudatma.emulator.hazards.findings import Findings
 from cudatma.emulator.hazards.lane_races import LaneRaces
 from cudatma.emulator.hazards.report import Place
-from cudatma.emulator.hazards.shadow import AsyncWrite, Awaited, Shadow, narrowest
+from cudatma.emulator.hazards.shadow import REDUCED, AsyncWrite, Awaited, Shadow, narrowest
 from cudatma.emulator.machine.memory import SHARED_START
 from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.protocols import Launch
@@ -33,6 +33,11 @@ COPY_WAIT = "cp.async.wait_group by the threads that copied, then a barrier of t
 PROXY_COPY_WAIT = (
     "cp.async.wait_group, then fence.proxy.async, by the threads that copied, then a barrier of those that read "
     "(__syncthreads)"
+)
+#: The same where the copies end on an mbarrier.
+_COPY_ARRIVALS = (
+    "a wait for the mbarrier of cp.async.mbarrier.arrive by those that read; mbarrier.init counts every thread that "
+    "arrives there with .noinc"
 )
 PROXY_FENCE = "fence.proxy.async by the threads that stored, then a barrier before the wgmma or the copy"
 _ARRIVALS = (
@@ -85,7 +90,7 @@ class Checks(Agents):
 
     def __init__(self, launch: Launch, cluster: Cluster, findings: Findings) -> None:
         super().__init__(launch, cluster)
-        self.findings = findings
+        self.findings, self._body = findings, launch.program.function.body
         self.lanes = LaneRaces(self, cluster.number, self.tell)
         granule = launch.setup.extra.get("granule")
         if granule is None:
@@ -139,15 +144,15 @@ class Checks(Agents):
     def read_at(self, origin: int) -> str:
         """The position and the opcode of a read, for messages."""
         place = self._placed("read at", origin)
-        return f"{place} by `{self.launch.program.function.body[origin].opcode}`" if place else ""
+        return f"{place} by `{self._body[origin].opcode}`" if place else ""
 
     def _placed(self, what: str, origin: int) -> str:
         """The position of an instruction of the kernel; nothing for one of a called function."""
-        body = self.launch.program.function.body
-        if not 0 <= origin < len(body):
+        if not 0 <= origin < len(self._body):
             return ""
-        source = self.launch.program.module.source_of(body[origin])
-        return f"; {what} PTX line {body[origin].line}" + (f" ({source})" if source else "")
+        instruction = self._body[origin]
+        source = self.launch.program.module.source_of(instruction)
+        return f"; {what} PTX line {instruction.line}" + (f" ({source})" if source else "")
 
     def tell(
         self,
@@ -238,7 +243,11 @@ class Checks(Agents):
         self.out_of_step(by_bytes=any(b is not None and (b.tx < 0 or self.lacks_bytes(b)) for b in barriers))
         ends = f": it ends {awaited.name}" if awaited.name else ""
         text = f"bytes are read whose copy {state}{ends}"
-        advice = PROXY_COPY_WAIT if proxy and awaited.advice is COPY_WAIT else awaited.advice
+        advice = awaited.advice
+        if advice is COPY_WAIT and any(i.opcode.startswith("cp.async.mbarrier") for i in self._body):
+            text, advice = f"bytes are read whose copy {state}: it ends on an mbarrier", _COPY_ARRIVALS
+        elif advice is COPY_WAIT and proxy:
+            advice = PROXY_COPY_WAIT
         self.tell(self._early_kind(w), w, at, text, shadow, place, indices, places=awaited.places, advice=advice)
 
     def _early_kind(self, w: Warp) -> str:
@@ -278,8 +287,9 @@ class Checks(Agents):
         """Report a write that is not ordered after the last writer of the bytes, or after their readers.
 
         same: whether the bytes are what they are to become; plain writers of one value do not race. proxy: through the
-        asynchronous proxy. is_copy: a copy through the generic proxy (cp.async, st.async). strong: 1 + the scope of a
-        volatile, relaxed or releasing store, which does not race with threads in its scope. awaited: what a copy ends.
+        asynchronous proxy. is_copy: an asynchronous operation. strong: 1 + the scope of a volatile, relaxed or
+        releasing store, which does not race with threads in its scope, or of an asynchronous reduction, which does not
+        race with reductions and strong accesses through its proxy. awaited: what a copy ends.
         """
         if np.count_nonzero(shadow.is_barrier[indices]):
             place = int(indices[int(shadow.is_barrier[indices].argmax())])
@@ -292,7 +302,10 @@ class Checks(Agents):
             return
         seen = indices
         if strong:
-            seen = indices[self.is_copy(shadow.writer[indices]) | self.narrow_writers(w, shadow, indices, strong)]
+            races = self.is_copy(shadow.writer[indices]) | self.narrow_writers(w, shadow, indices, strong) | proxy
+            if is_copy:
+                races |= shadow.strength[indices] == 0
+            seen = indices[races & ~self.reduced(shadow, indices, proxy)]
         fenced = self._fenced(shadow, clock) if proxy else None
         late = shadow.unordered_writer(seen, self._performed_copies(clock), fenced)
         if late is not None and self.kind_of(late[0]) == "warp" and same is not None and same():
@@ -320,7 +333,7 @@ class Checks(Agents):
                 self.tell(kind, w, at, text, shadow, place, indices, is_derived=bool(self._astray), advice=advice)
             return
         reader = shadow.unordered_reader(indices, clock, proxy or is_copy)
-        if reader is not None and not (strong and self.kind_of(reader[0]) == "warp"):
+        if reader is not None and (is_copy or not strong or self.kind_of(reader[0]) != "warp"):
             agent, place, read_at = reader
             if (
                 awaited is not None
@@ -340,6 +353,11 @@ class Checks(Agents):
             text = f"{self.who(agent)} reads these bytes and nothing orders this write after it"
             astray = self._is_astray(agent, awaited)
             self.tell(kind, w, at, text, shadow, place, indices, read_at, is_derived=astray, advice=advice)
+
+    def reduced(self, shadow: Shadow, indices: Array, proxy: bool) -> Array:
+        """Return granules last written by a reduction through this proxy: reductions are relaxed operations."""
+        result: Array = (shadow.strength[indices] == REDUCED) & (shadow.is_async[indices] == proxy)
+        return result
 
     def narrow_writers(self, w: Warp, shadow: Shadow, indices: Array, strength: int) -> Array:
         """Return granules last written by another CTA, where either access has only CTA scope."""

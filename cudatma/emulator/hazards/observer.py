@@ -20,7 +20,7 @@ from cudatma.emulator.hazards.findings import Findings, report_deadlock
 from cudatma.emulator.hazards.global_watch import GlobalWatch
 from cudatma.emulator.hazards.memory_order import releases, strength_of
 from cudatma.emulator.hazards.register_watch import RegisterWatch, watch
-from cudatma.emulator.hazards.shadow import AsyncWrite, Awaited, Shadow
+from cudatma.emulator.hazards.shadow import REDUCED, AsyncWrite, Awaited, Shadow
 from cudatma.emulator.hazards.swizzle_checks import CROOKED, SwizzleChecks
 from cudatma.emulator.hazards.warpgroups import Warpgroups
 from cudatma.emulator.machine.protocols import Launch
@@ -122,7 +122,9 @@ class Observer(SwizzleChecks):
         if block is not w.block:
             self.has_remote_stores = True
         clock = self.known(w)
-        if not shadow.strength[indices].all() or self.narrow_writers(w, shadow, indices, strength_of(order)).any():
+        strength = strength_of(order)
+        is_relaxed = (shadow.strength[indices] > 0) | (self.reduced(shadow, indices, False) & (strength > 1))
+        if not is_relaxed.all() or self.narrow_writers(w, shadow, indices, strength).any():
             self._check_read(w, at, shadow, indices, clock, False)
             self._check_write(w, at, shadow, indices, clock, False)
         places = indices.tolist()
@@ -131,7 +133,7 @@ class Observer(SwizzleChecks):
             shadow.sync_clocks.setdefault((place, w.block.rank), Clock(self.size)).join(self.known(w))
         agent, now = self.stamp(w, 1)
         shadow.written(indices, agent, now, at, False)
-        shadow.strength[indices] = strength_of(order)
+        shadow.strength[indices] = strength
         if block is not w.block:
             stamps = [(agent, now, slice(None))]
             self.lifetimes.accessed(w, at, block, self._bytes(shadow, indices), stamps, "this atomic operation")
@@ -168,8 +170,12 @@ class Observer(SwizzleChecks):
         barrier: MBarrier | None = None,
         generic: bool = False,
         lanes: Array | None = None,
+        scope: str = "",
     ) -> AsyncWrite:
-        """A copy into shared memory is issued; its bytes may not be read until it has landed and was waited for."""
+        """A copy into shared memory is issued; its bytes may not be read until it has landed and was waited for.
+
+        scope: of a reduction; several may be under way to the same bytes.
+        """
         shadow = self.shadows[block.rank]
         indices = shadow.granules(np.asarray(offsets), size)
         clock = self.known(w)
@@ -182,7 +188,8 @@ class Observer(SwizzleChecks):
             for clock, part in self.knowers(w, indices):
                 self._check_write(w, at, shadow, part, clock, False, is_copy=True, awaited=awaited)
         else:
-            self._check_write(w, at, shadow, indices, clock, is_proxy, is_copy=True, awaited=awaited)
+            strong = strength_of(scope)
+            self._check_write(w, at, shadow, indices, clock, is_proxy, is_copy=True, strong=strong, awaited=awaited)
             self.lanes.copy(w, at, shadow, indices, True)
         if barrier is not None and is_proxy:
             self._check_init_fence(w, at, barrier, clock)
@@ -192,7 +199,12 @@ class Observer(SwizzleChecks):
             barrier.load_from = (w, w.split.frame.program, at)
         operation = AsyncWrite(self._count, at, shadow, indices, what, awaited, barrier, self.stamp(w, 1))
         self._operations[self._count] = operation
-        shadow.in_flight[indices] = self._count
+        if scope and barrier is not None:
+            shadow.written(indices, *self.load_until(barrier), at, is_proxy)
+            shadow.strength[indices] = REDUCED
+            shadow.issued(self.load_until(barrier), operation)
+        else:
+            shadow.in_flight[indices] = self._count
         shadow.lane_writes[indices] = 0 if lanes is None else lanes.repeat(len(indices) // len(lanes))
         shadow.mode[np.asarray(offsets) // 16] = 0
         shadow.box_column[np.asarray(offsets) // 16] = -1
@@ -210,8 +222,7 @@ class Observer(SwizzleChecks):
             barrier.loads, barrier.loaded = barrier.loads - 1, clock
             if barrier.phase > operation.phase:
                 self.out_of_step(by_bytes=True)
-            ends = int(indices.min()), int(indices.max())
-            shadow.issuers.setdefault((agent, clock), []).append((*ends, *operation.issuer))
+            shadow.issued((agent, clock), operation)
         elif group is not None:
             agent, clock = self.copies_until(group[1], group[2])
         else:

@@ -51,7 +51,8 @@ CAUSES: dict[str, str] = {
     "lane_race": "__syncwarp is missing: lanes of a warp run independently, that they ran together orders nothing",
     "read_before_store": "cp.async.bulk.wait_group (without .read) is missing before a bulk store's result is used",
     "grid_dependency": "griddepcontrol.wait is missing or comes too late in a programmatic dependent launch",
-    "out_of_bounds": "an index or a size is wrong, or a buffer was sized by byte count where rows are padded",
+    "out_of_bounds": "an index, a size, or the CTA or state space of an address is wrong, or a buffer was sized by "
+    "byte count where rows are padded",
     "uninitialised_shared": "shared memory is read that nobody wrote",
     "uninitialised_register": "no path has written the register, or a shuffle reads a lane outside its mask",
     "tensor_map_fence": "a tensor map was edited without the tensormap proxy fence before its use",

@@ -19,6 +19,8 @@ from cudatma.emulator.ptx.types import Array
 
 #: Bits of Shadow.box_plane that distinguish the planes of one tensor map.
 PLANE_BITS = 20
+#: Shadow.strength of bytes that an asynchronous reduction wrote last.
+REDUCED = -1
 #: Bits of Shadow.reads that hold the instruction.
 _AT_BITS = 24
 
@@ -37,7 +39,8 @@ class Shadow:
         self.writer_clock: Array = np.zeros(count, np.int32)
         self.writer_at: Array = np.full(count, -1, np.int32)
         self.is_async: Array = np.zeros(count, bool)
-        #: 0 where a weak store or a copy wrote last, else 1 + the scope of the strong store or atomic operation.
+        #: 0 where a weak store or a copy wrote last, REDUCED where an asynchronous reduction did, else 1 + the scope of
+        #: the strong store or atomic operation.
         self.strength: Array = np.zeros(count, np.int8)
         self.is_barrier: Array = np.zeros(count, bool)
         self.in_flight: Array = np.zeros(count, np.int32)
@@ -126,6 +129,11 @@ class Shadow:
         self.writer_at[indices] = at
         self.is_async[indices] = is_async
         self.strength[indices] = 0
+
+    def issued(self, until: tuple[int, int], operation: AsyncWrite) -> None:
+        """Note who issued a copy. until: the agent and clock that are the writer of its bytes."""
+        ends = int(operation.indices.min()), int(operation.indices.max())
+        self.issuers.setdefault(until, []).append((*ends, *operation.issuer))
 
     def unordered_writer(self, indices: Array, order: Array, fenced: Array | None) -> tuple[int, int, bool] | None:
         """Return (agent, granule, whether only the proxy fence is missing) of a write that is not ordered, or None.

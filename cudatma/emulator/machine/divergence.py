@@ -38,8 +38,15 @@ class Wait:
     members: Array
     key: tuple[object, ...]
     value: Array | None = None
-    may_time_out: bool = True
-    is_joint: bool = True
+
+    @property
+    def may_time_out(self) -> bool:
+        """Whether the missing lanes have had their chance. Lanes that left a join early wait for those that poll."""
+        return not self.split.warp.is_parted
+
+    @property
+    def is_joint(self) -> bool:
+        return self.may_time_out
 
     @property
     def missing(self) -> Array:
@@ -168,6 +175,13 @@ def _release(w: Warp, lanes: Array) -> Array:
             if join.parent is not None:
                 join.parent.missing += 1
             _go_on(w, join, parked)
+    return released
+
+
+def release_parked(w: Warp) -> bool:
+    """Let all lanes that are parked at joins go on without the rest. Return whether any did."""
+    released = bool(_release(w, w.alive).any())
+    w.is_parted = w.is_parted or released
     return released
 
 

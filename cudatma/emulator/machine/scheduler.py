@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from cudatma.emulator.errors import StepLimitError
-from cudatma.emulator.machine.divergence import arrive
+from cudatma.emulator.machine.divergence import arrive, release_parked
 from cudatma.emulator.machine.loops import Recorder
 from cudatma.emulator.machine.retries import Retries, Stall
 from cudatma.emulator.machine.state import BLOCK, SWITCH, Split
@@ -58,6 +58,11 @@ class Deadlock(Exception):  # noqa: N818
     def __init__(self, blocked: list[Split], loops: Recorder | None = None) -> None:
         super().__init__(f"{len(blocked)} groups of lanes wait for ever")
         self.blocked, self.loops = blocked, loops
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether a split still runs, in an endless loop."""
+        return any(split.waits_for is None for split in self.blocked)
 
 
 class Scheduler:
@@ -187,12 +192,12 @@ class Scheduler:
                     return
                 self._unlock()
                 continue
-            if all(split.polls for split in self.ready):
-                idle = idle + 1 if seen == self.progress else 0
-                seen = self.progress
-                if idle > len(self.ready):
-                    idle = 0
-                    self._help_pollers()
+            # Idle: each split that can run has looked for something in vain since the last progress.
+            is_idle = self.is_polling and seen == self.progress and all(split.polls for split in self.ready)
+            idle, seen = idle + 1 if is_idle else 0, self.progress
+            if idle > len(self.ready):
+                idle = 0
+                self._help_pollers()
             # While nobody does anything each runs up to its next poll, in turn, before anything is done about it.
             is_idle = idle > 0 and seen == self.progress
             self._quantum(self.ready[0] if is_idle else self._choose(), is_idle)
@@ -220,7 +225,8 @@ class Scheduler:
         elif self._recorder.is_cycle:
             recorder = self._recorder
             self._record(None)
-            if not (self._complete_one() or self._admit_more() or self._release_once()):
+            helps = self._complete_one, self._admit_more, self._release_parked, self._release_once
+            if not any(help() for help in helps):
                 raise Deadlock([*self.blocked.values(), *self.ready], recorder)
         elif self._recorder.has_failed:
             self._look_period *= 2
@@ -259,8 +265,20 @@ class Scheduler:
         if not self._release_suspended("is_joint"):
             self._unlock()
 
+    def _release_parked(self) -> bool:
+        """Let lanes that are parked where their warp reconverges go on while the rest polls. Return whether any did.
+
+        Every thread makes progress: one that holds a lock releases it though other lanes of its warp still try to get
+        it. Source: CUDA C++ Programming Guide, "Independent Thread Scheduling".
+        """
+        released = [release_parked(warp) for warp in {split.warp: None for split in self.ready}]
+        self.progress += any(released)
+        return any(released)
+
     def _unlock(self) -> None:
         """Nobody can do anything but wait: let time pass, let waits time out. Raises Deadlock where that is no use."""
+        if self._release_parked():
+            return
         self.has_stalled = True
         if not self.launch.pass_time():
             waiting = [*self.blocked.values(), *self.ready]

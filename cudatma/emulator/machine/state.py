@@ -115,6 +115,8 @@ class Warp:
         #: How often all live lanes have met at a warp-wide instruction, and how often some of them.
         self.meetings = 0
         self.part_meetings = 0
+        #: Whether lanes have left a join because the rest polled.
+        self.is_parted = False
         #: Lanes whose guard holds, while a guarded instruction runs of which the hazard layer is notified.
         self.guard: Array | None = None
         #: (instruction, value) of the last strong load: one that finds the same again is spinning.
