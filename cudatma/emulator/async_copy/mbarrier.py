@@ -69,12 +69,12 @@ class MBarrier:
 
     @property
     def address(self) -> int:
-        """Its address in the shared memory of its CTA."""
+        """The address in the shared memory of the CTA."""
         return self.offset + (self.block.shared_base & 0xFFFFFF)
 
     @property
     def state(self) -> str:
-        """Its phase and what is pending."""
+        """The phase and what is pending."""
         arrivals = f"{self.pending} of {self.count} arrivals"
         return f"phase {self.phase} (parity {self.phase & 1}), {arrivals} and {self.tx} bytes pending"
 

@@ -137,8 +137,10 @@ def division_stages(tile: WgmmaTile, others: int, tiles_m: int) -> tuple[float, 
 
 
 def wgmma_cost(tile: WgmmaTile, m: int, n: int, k: int, gpu: Gpu) -> Cost:
-    """Predict one launch of the wgmma kernel: tiles whole or divided, whichever is less; or a cluster of ``cluster_k``
-    CTAs for each tile, all at once."""
+    """Predict one launch of the wgmma kernel.
+
+    Tiles are whole or divided, as is cheaper, or a cluster of ``cluster_k`` CTAs computes each tile, all at once.
+    """
     ends, loop, exchanged = _wgmma_clocks(tile, ceil_div(m, tile.block_m), n, k, gpu.sm_count)
     clock_us = _WGMMA_SM / gpu.sm_clock_mhz
     tensor = _WGMMA_TENSOR + (_WGMMA_POWER if m >= _SUSTAINED_FROM else 0.0)
@@ -169,7 +171,7 @@ def _wgmma_clocks(tile: WgmmaTile, tiles_m: int, n: int, k: int, sm_count: int) 
     taken = shortest(assignments(tiles, _RANKED_ROWS, resident, k_iterations), division)
     once, each = division(taken.others)
     loop = (taken.whole_stages + taken.divided_stages * each) * stage
-    # Divided or not, the longest work range stores as many results.
+    # The longest work range stores the same number of results, divided or not.
     return _ends_clocks(tile, ceil_div(tiles, resident)), loop, once * stage if taken.stream_tiles else 0.0
 
 
