@@ -45,4 +45,4 @@ def register() -> None:
         return create(lora_config, adapter_name, target, **options)
 
     create_new_module._takes_marlin = True  # type: ignore[attr-defined]
-    LoraModel._create_new_module = staticmethod(create_new_module)
+    LoraModel._create_new_module = staticmethod(create_new_module)  # type: ignore[method-assign, unused-ignore]
