@@ -178,7 +178,9 @@ def _barrier(site: Site) -> Iterator[Change]:
     elif "arrive" in parts:
         yield "drop_arrive", "", frozenset({"deadlock"})
     else:
-        yield "drop_barrier", "", _UNORDERED | {"deadlock", "uninitialised_shared", "barrier_uninitialised"}
+        # divergent_warp: two setmaxnreg with no barrier between them.
+        unset = {"uninitialised_shared", "barrier_uninitialised"}
+        yield "drop_barrier", "", _UNORDERED | unset | {"deadlock", "divergent_warp"}
         if len(site.operands) == 2 and "sync" in parts:
             yield "barrier_count", _moved(site, 1, 32), frozenset({"deadlock", "barrier_count"})
 
