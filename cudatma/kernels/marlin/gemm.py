@@ -35,7 +35,7 @@ _MAX_PLANS = 2048
 _ELEMENT_BYTES = 2
 #: A plan is valid for addresses with the same remainder modulo this.
 _ALIGNMENT = 16
-#: Plans by shape and format; they are freed with the last weight of that kind.
+#: Plans by shape and format; they are freed with the last such weight.
 _SHARED_PLANS: weakref.WeakValueDictionary[Hashable, PlanCache[Plan]] = weakref.WeakValueDictionary()
 
 
