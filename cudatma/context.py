@@ -17,6 +17,9 @@ from typing import Any, TypeVar
 from cudatma.errors import DriverError, LaunchError, check, no_driver
 
 
+_Part = TypeVar("_Part")
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """A GPU: ordinal, compute capability, opt-in limit of shared memory per thread block, number of SMs."""
@@ -25,6 +28,44 @@ class Device:
     compute_capability: tuple[int, int]
     smem_per_block_bytes: int
     sm_count: int
+
+
+class Runtime:
+    """The state that lives as long as the process: kernels, plans, workspaces, tables of choices, tuning files.
+
+    Each part is an instance of the class that a module names, made at its first use. A forked child starts with a new
+    Runtime. Tests run in one of their own: ``with using_runtime(Runtime()): ...``. Safe from many threads.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[type, Any] = {}
+        self._lock = threading.RLock()
+
+    def part(self, kind: type[_Part]) -> _Part:
+        """Return the part that is an instance of this class, which takes no arguments."""
+        found: _Part | None = self._parts.get(kind)
+        if found is None:
+            with self._lock:
+                found = self._parts.get(kind)
+                if found is None:
+                    found = self._parts[kind] = kind()
+        return found
+
+
+def runtime() -> Runtime:
+    """Return the Runtime in use."""
+    return _runtime
+
+
+@contextlib.contextmanager
+def using_runtime(other: Runtime) -> Iterator[Runtime]:
+    """Use another Runtime, in all threads, until the block ends."""
+    global _runtime
+    previous, _runtime = _runtime, other
+    try:
+        yield other
+    finally:
+        _runtime = previous
 
 
 #: CUDA_ERROR_STREAM_CAPTURE_IMPLICIT of cuda.h.
@@ -38,13 +79,15 @@ forked = False
 #: What must be renewed in a forked child, by the object's identity.
 _renewals: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 _Renewed = TypeVar("_Renewed")
+_runtime = Runtime()
 
 
 def _note_fork() -> None:
-    global _lock, forked, _initialised
+    global _lock, forked, _initialised, _runtime
     _lock = threading.Lock()  # another thread of the parent may have held it
     forked = forked or _initialised
     _initialised = False
+    _runtime = Runtime()
     _devices.clear()
     _contexts.clear()
     for renewed, renew in list(_renewals.items()):

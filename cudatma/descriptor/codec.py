@@ -18,7 +18,9 @@ bits (``TmaType.descriptor_format``), in which tf32 is fp32 with bit 80 set.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from cudatma.descriptor.rules import CHUNK_BYTES, CORNER_RANGE, L2Promotion, OobFill
@@ -62,6 +64,10 @@ FIELDS: dict[str, dict[str, tuple[int, int]]] = {
 }
 #: Fields that no argument of the driver's functions sets; decode() does not hold them against a map.
 DERIVED = ("version", "smem_bytes", "smem_pattern")
+#: The places of the fields that write_fields() knows.
+_DIM_WORD, _STRIDE_WORD = _COMMON["dim_minus_1[0]"][0] // 32, _COMMON["stride_low[0]"][0] // 32
+_SMEM_WORD, _STRIDE_HIGH_BYTE = _COMMON["smem_bytes"][0] // 32, _COMMON["stride_high[0]"][0] // 8
+_BOX_BYTE = FIELDS["tiled"]["box_minus_1[0]"][0] // 8
 _CORNER_BITS = {rank: high.bit_length() + 1 for rank, (_, high) in CORNER_RANGE.items()}
 _DERIVED_BITS = sum(((1 << bits) - 1) << first for first, bits in (_COMMON[name] for name in DERIVED))
 
@@ -102,6 +108,30 @@ def encode(spec: AnySpec, version: int = 0) -> bytes:
     else:
         raise DescriptorError("spec", type(spec).__name__, "TiledSpec, Im2colSpec", "use the driver for im2col wide")
     return _assemble(FIELDS[kind], fields)
+
+
+def write_fields(
+    words: Any, raw: Any, spec: TiledSpec, fields: Sequence[tuple[str, int]], values: Sequence[int]
+) -> None:
+    """Write fields of a tiled map in place.
+
+    words, raw: 32-bit words and bytes of the map. spec: its rank and dtype. fields: kind ("dim", "stride" or "box") and
+    index of each value. Nothing is checked.
+    """
+    has_box = False
+    for (kind, index), value in zip(fields, values, strict=True):
+        if kind == "dim":
+            words[_DIM_WORD + index] = value - 1
+        elif kind == "stride":
+            words[_STRIDE_WORD + index] = value >> 4 & _MASK_32
+            at, shift = _STRIDE_HIGH_BYTE + index // 2, 4 * (index % 2)
+            raw[at] = raw[at] & ~(15 << shift) | value >> 36 << shift
+        else:
+            raw[_BOX_BYTE + index] = value - 1
+            has_box = True
+    if has_box:
+        whole = (raw[_BOX_BYTE + i] + 1 for i in range(spec.rank))
+        words[_SMEM_WORD] = prod(whole) * spec.dtype.element_bytes & _MASK_32
 
 
 def encode_shared(spec: AnySpec) -> bytes:

@@ -13,6 +13,7 @@ from cudatma.descriptor import rules
 from cudatma.descriptor.encode import TensorMap
 from cudatma.descriptor.rules import L2Promotion
 from cudatma.descriptor.spec import AnySpec, TiledSpec
+from cudatma.dtypes import tma_type
 from cudatma.errors import DescriptorError
 from cudatma.layout import Swizzle
 from cudatma.target import Target
@@ -38,9 +39,15 @@ def create_weight_tma_desc(
     surplus blocks be ignored. Raises DescriptorError, TargetError, DriverError.
     """
     info = _packed_rows(qweight)
-    shape, strides = (info.shape[0], BLOCK_WORDS), (info.strides_bytes[0], 8)
+    spec = weight_map_spec(info.shape[0], block_k64, info.strides_bytes[0], info.pointer)
+    return _map(info, spec, target, encoder)
+
+
+def weight_map_spec(rows: int, block_k64: int, pitch_bytes: int = BLOCK_BYTES, address: int = 0) -> TiledSpec:
+    """Return the spec of create_weight_tma_desc() for ``rows`` packed rows."""
     box = {"block_k64": block_k64, "box": BLOCK_WORDS}
-    return _map(info, shape, strides, "uint64", box, target, encoder, l2_promotion=L2Promotion.B256)
+    shape, strides = (rows, BLOCK_WORDS), (pitch_bytes, 8)
+    return _spec(address, shape, strides, "uint64", box, l2_promotion=L2Promotion.B256)
 
 
 @former_arguments(backend="encoder")
@@ -64,12 +71,27 @@ def create_weight_tile_tma_desc(
     info = _packed_rows(qweight)
     if k64 < 1 or info.shape[0] % k64:
         raise DescriptorError("k64", k64, f"a divisor of {info.shape[0]}, the rows of qweight", "ceil(K / 64)")
-    pitch = info.strides_bytes[0]
-    shape, strides = (info.shape[0] // k64, k64, BLOCK_WORDS), (pitch * k64, pitch, 8)
+    blocks = k64, info.shape[0] // k64, block_k64, block_n64
+    spec = weight_tile_map_spec(*blocks, half_rows=half_rows, pitch_bytes=info.strides_bytes[0], address=info.pointer)
+    return _map(info, spec, target, encoder)
+
+
+def weight_tile_map_spec(
+    k64: int,
+    n64: int,
+    block_k64: int,
+    block_n64: int,
+    *,
+    half_rows: bool = False,
+    pitch_bytes: int = BLOCK_BYTES,
+    address: int = 0,
+) -> TiledSpec:
+    """Return the spec of create_weight_tile_tma_desc() for ``n64`` rows of ``k64`` blocks."""
+    shape, strides = (n64, k64, BLOCK_WORDS), (pitch_bytes * k64, pitch_bytes, 8)
     words = BLOCK_WORDS // 2 if half_rows else BLOCK_WORDS
     box = {"block_n64": block_n64, "block_k64": block_k64, "box": words}
     names = {"strides_bytes[1]": "strides_bytes[0]"}
-    return _map(info, shape, strides, "uint64", box, target, encoder, names, l2_promotion=L2Promotion.B256)
+    return _spec(address, shape, strides, "uint64", box, names, l2_promotion=L2Promotion.B256)
 
 
 def _packed_rows(qweight: object) -> ArrayInfo:
@@ -116,9 +138,25 @@ def create_scale_tma_desc(
         raise DescriptorError("scales.shape", info.shape, "(N,) or (1, N)" if whole_column else "(groups, N)")
     if whole_column and block_groups != 1:
         raise DescriptorError("block_groups", block_groups, "1 with whole-column scales")
-    taken = slice(-1, None) if whole_column else slice(None)
-    box = {"block_n": block_n} if whole_column else {"block_groups": block_groups, "block_n": block_n}
-    return _map(info, info.shape[taken], info.strides_bytes[taken], info.dtype, box, target, encoder)
+    if whole_column:
+        size, stride = info.shape[-1:], info.strides_bytes[-1:]
+        return _map(info, _spec(info.pointer, size, stride, info.dtype, {"block_n": block_n}), target, encoder)
+    spec = scale_map_spec(info.shape, info.dtype, block_n, block_groups, info.strides_bytes, info.pointer)
+    return _map(info, spec, target, encoder)
+
+
+def scale_map_spec(
+    shape: Sequence[int],
+    dtype: object,
+    block_n: int,
+    block_groups: int,
+    strides_bytes: Sequence[int] | None = None,
+    address: int = 0,
+) -> TiledSpec:
+    """Return the spec of create_scale_tma_desc() for scales (groups, N), dense by default."""
+    size = tma_type(dtype).element_bytes
+    strides = (shape[1] * size, size) if strides_bytes is None else strides_bytes
+    return _spec(address, shape, strides, dtype, {"block_groups": block_groups, "block_n": block_n})
 
 
 @former_arguments(backend="encoder")
@@ -155,9 +193,10 @@ def create_activation_tma_desc(
         box = {"blocks": blocks, "block_m": block_m, "block_k": block_k}
         names = {"strides_bytes[0]": "block_k", "strides_bytes[1]": "strides_bytes[0]"}
         names |= {"shape[0]": "shape[1]", "shape[1]": "shape[0]"}
-        return _map(info, shape, strides, info.dtype, box, target, encoder, names, **options)
+        return _map(info, _spec(info.pointer, shape, strides, info.dtype, box, names, **options), target, encoder)
     box = {"block_m": block_m, "block_k": block_k}
-    return _map(info, info.shape, info.strides_bytes, info.dtype, box, target, encoder, **options)
+    spec = _spec(info.pointer, info.shape, info.strides_bytes, info.dtype, box, **options)
+    return _map(info, spec, target, encoder)
 
 
 def _blocks_of_depths(info: ArrayInfo, block_k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -170,29 +209,31 @@ def _blocks_of_depths(info: ArrayInfo, block_k: int) -> tuple[tuple[int, ...], t
     return (k // block_k, m, block_k), (block_k * step, pitch, step)
 
 
-def _map(
-    info: ArrayInfo,
+def _spec(
+    address: int,
     shape: Sequence[int],
     strides: Sequence[int],
     dtype: object,
     box: dict[str, int],
-    target: Target | str | None,
-    encoder: str,
     names: Mapping[str, str] | None = None,
     **options: Any,
-) -> TensorMap:
-    """A map in C order. box: argument of the caller's -> extent, outermost first; errors name the argument. names: what
-    the caller calls other fields."""
+) -> TiledSpec:
+    """Return a spec in C order. box: the caller's argument -> extent, outermost first; errors name the argument.
+    names: the caller's names of other fields."""
     axes = tuple(reversed(range(len(shape))))
     names = {f"box[{axis}]": name for axis, name in enumerate(box)} | dict(names or {})
     try:
-        spec = TiledSpec.from_strided(
-            info.pointer, shape, strides_bytes=strides, dtype=dtype, box=tuple(box.values()), axes=axes, **options
+        return TiledSpec.from_strided(
+            address, shape, strides_bytes=strides, dtype=dtype, box=tuple(box.values()), axes=axes, **options
         )
     except DescriptorError as error:
         raise error.renamed(names) from None
-    on_host = info.device is None
-    return TensorMap(spec, device=info.device, owner=info.owner, target=target, encoder=encoder, on_host=on_host)
+
+
+def _map(info: ArrayInfo, spec: TiledSpec, target: Target | str | None, encoder: str) -> TensorMap:
+    return TensorMap(
+        spec, device=info.device, owner=info.owner, target=target, encoder=encoder, on_host=info.device is None
+    )
 
 
 def _box_extent(spec: AnySpec) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from cudatma import context
 from cudatma.errors import ArgumentTypeError, LaunchError
-from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES, Schedule, TiledSpec
+from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES
 from cudatma.runtime.device_memory import DeviceMemory
 
 #: Memory for rows of activations is allocated in multiples of this.
@@ -113,15 +113,13 @@ class MarlinWorkspace:
         """Device memory that it takes, including rows."""
         return self._memory.nbytes + self.rows.held_bytes
 
-    def require_room(self, spec: TiledSpec, schedule: Schedule) -> None:
+    def require_room(self, partials_bytes: int, flags_bytes: int) -> None:
         """Raise LaunchError unless a launch's partial sums and flags fit."""
-        partials = schedule.partial_ctas * spec.partial_bytes
-        flags = schedule.partial_ctas * spec.warp_tiles * 4
-        if partials > self.partials_bytes or flags > self.flags_bytes:
+        if partials_bytes > self.partials_bytes or flags_bytes > self.flags_bytes:
             raise LaunchError(
                 "workspace",
                 f"{self.partials_bytes} + {self.flags_bytes} bytes",
-                f"{partials} + {flags} bytes",
+                f"{partials_bytes} + {flags_bytes} bytes",
                 "the schedule runs more CTAs than a workspace is made for",
             )
 

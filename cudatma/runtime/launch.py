@@ -26,7 +26,7 @@ from cudatma.library_streams import stream_handle
 from cudatma.runtime.compiler_log import log_warnings, own_lines, register_count
 from cudatma.runtime.hang import Names, is_debug_ptx
 from cudatma.runtime.launch_args import Arguments, Parameter, entries, marshal
-from cudatma.runtime.launch_config import LaunchConfig, make_config
+from cudatma.runtime.launch_config import LaunchConfig, dim3, make_config
 from cudatma.runtime.loading import Function, Resources, load_function, refuse_capture
 from cudatma.runtime.streams import order_after
 from cudatma.target import Target
@@ -46,14 +46,17 @@ class LaunchPlan:
     A plan keeps no array alive and is not for two threads at a time.
     """
 
-    __slots__ = ("_addresses", "_call", "_config", "_handle", "_pointers", "_stream", "arguments", "config", "device")
+    __slots__ = (
+        *("_addresses", "_call", "_config", "_handle", "_pointers", "_programmatic", "_stream"),
+        *("arguments", "config", "device"),
+    )
 
     def __init__(self, function: Function, config: LaunchConfig, arguments: Arguments, device: int) -> None:
         driver = context.initialise()
         self.arguments, self.config, self.device = arguments.values, config, device
         self._pointers = arguments.addresses()
         self._addresses = ctypes.addressof(self._pointers)
-        self._config = config.for_driver(driver)
+        self._config, self._programmatic = config.for_driver(driver), config.programmatic
         self._stream = -1
         self._handle, self._call = function.handle, driver.cuLaunchKernelEx
 
@@ -63,8 +66,20 @@ class LaunchPlan:
         values = [type(value).from_buffer_copy(value) for value in self.arguments]
         twin.arguments, twin._pointers = values, Arguments(values, None, "", []).addresses()
         twin._addresses, twin._stream = ctypes.addressof(twin._pointers), -1
-        twin._config = self.config.for_driver(context.initialise())
+        twin._config, twin._programmatic = self.config.for_driver(context.initialise()), self.config.programmatic
         return twin
+
+    def reshape(self, grid: int | tuple[int, ...], shared_bytes: int, programmatic: bool) -> None:
+        """Change the grid, the dynamic shared memory and the kind of launch. The caller has checked them."""
+        if programmatic != self._programmatic:
+            self._config = replace(self.config, programmatic=programmatic).for_driver(context.initialise())
+            self._programmatic, self._stream = programmatic, -1
+        config = self._config
+        if grid.__class__ is int:
+            config.gridDimX = grid
+        else:
+            config.gridDimX, config.gridDimY, config.gridDimZ = dim3(grid, "grid")
+        config.sharedMemBytes = shared_bytes
 
     def launch(self, stream: int) -> None:
         """Launch on a stream, by its handle: one driver call. The caller orders it and keeps the arrays alive.
@@ -87,18 +102,23 @@ class LaunchPlan:
 class DebugPlan(LaunchPlan):
     """A launch of a kernel that was compiled with debug=True: it waits for the stream and raises PipelineHang."""
 
-    __slots__ = ("_blocks", "_listener")
+    __slots__ = ("_listener",)
 
     def __init__(
         self, function: Function, config: LaunchConfig, arguments: Arguments, device: int, listener: Listener
     ) -> None:
         super().__init__(function, config, arguments, device)
-        self._listener, self._blocks = listener, config.grid[0] * config.grid[1] * config.grid[2]
+        self._listener = listener
+
+    def reshape(self, grid: int | tuple[int, ...], shared_bytes: int, programmatic: bool) -> None:
+        """As LaunchPlan's, but never programmatic: its notes would be written before the previous kernel has ended."""
+        super().reshape(grid, shared_bytes, False)
 
     def launch(self, stream: int) -> None:
         """Launch on a stream and wait for its end. Raises PipelineHang, and LaunchError where the stream captures."""
+        blocks = self._config.gridDimX * self._config.gridDimY * self._config.gridDimZ
         with context.using(self.device):
-            self._listener.run(lambda: super(DebugPlan, self).launch(stream), self._blocks, stream)
+            self._listener.run(lambda: super(DebugPlan, self).launch(stream), blocks, stream)
 
 
 class Kernel:

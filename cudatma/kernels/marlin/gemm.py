@@ -1,42 +1,39 @@
-"""marlin_gemm: y = x W + bias with W in int4. From top to bottom: a known call, else checks, plan, launch."""
+"""marlin_gemm: y = x W + bias with W in int4."""
 
 from __future__ import annotations
 
-import sys
-import weakref
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, ClassVar
 
 import numpy as np
 
 from cudatma import context
-from cudatma.arrays import empty_like_library
-from cudatma.backend import backend_for, device_remedy
-from cudatma.build.kernel import debug_scope, debugging, wants_debug
-from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.choosing import pinned_scope
+from cudatma.arrays import ArrayInfo, describe
+from cudatma.build.kernel import debugging
+from cudatma.errors import ArgumentTypeError
+from cudatma.kernels.arguments import Arguments, Sizes
+from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
-from cudatma.kernels.known_call import library_of_tensor
-from cudatma.kernels.launch import PlanCache
-from cudatma.kernels.marlin.operands import Rows, check_bias, check_input, check_output, check_weight
-from cudatma.kernels.marlin.permute_columns import ArrangedPlan, needs_arranging
-from cudatma.kernels.marlin.plan import Plan, WeightAddresses
-from cudatma.kernels.marlin.problem import LinearShape
-from cudatma.kernels.stream_workspaces import stream_workspace
+from cudatma.kernels.marlin.arguments import copy_arguments, copy_sizes, gemm_arguments, sizes_for
+from cudatma.kernels.marlin.choose import AnyMarlinSpec, choose, resolve_fused
+from cudatma.kernels.marlin.operands import MAX_ROWS, check_bias, check_input, check_output, check_weight
+from cudatma.kernels.marlin.permute_columns import TEMPLATE as COPY
+from cudatma.kernels.marlin.permute_columns import PermuteColumnsSpec, choose_copy
+from cudatma.kernels.marlin.problem import LinearShape, Problem
+from cudatma.kernels.operation import Checked, Operation, Weight, run
+from cudatma.kernels.schedule import schedule
 from cudatma.kernels.workspace import MarlinWorkspace, check_workspace
-from cudatma.library_streams import current_stream, stream_handle, working_on
 from cudatma.quantization import PackedWeight
-from cudatma.runtime.streams import order_after_producers
+from cudatma.target import get_target
 
-#: Attachments of a weight: the plans of its shape and format, and the addresses of its arrays.
-_PLANS, _ADDRESSES = "plans", "addresses"
-#: A decoding engine meets a few hundred batch sizes; a plan takes about 5 KB.
-_MAX_PLANS = 2048
-_ELEMENT_BYTES = 2
-#: A plan is valid for addresses with the same remainder modulo this.
+#: The attachment of a weight: what a launch needs of it.
+_WEIGHT = "launch"
+#: A tensor map is valid for addresses with the same remainder modulo this.
 _ALIGNMENT = 16
-#: Plans by shape and format; they are freed with the last such weight.
-_SHARED_PLANS: weakref.WeakValueDictionary[Hashable, PlanCache[Plan]] = weakref.WeakValueDictionary()
+#: Sizes that a configuration keeps.
+_MAX_SIZES = 4096
 
 
 def marlin_gemm(
@@ -52,217 +49,203 @@ def marlin_gemm(
     batch_invariant: bool = False,
     debug: bool | None = None,
 ) -> Any:
-    """y = x W + bias, W int4, with fp32 accumulation; the same bits every time.
+    """Compute y = x W + bias with an int4 weight and fp32 accumulation; the same bits every time.
 
-    x: (..., K) fp16 or bf16, the weight's dtype: CuPy, torch, DLPack or ``__cuda_array_interface__``, on the weight's
-    device. Where its base or pitch is no multiple of 16 bytes, and where the weight was quantized in activation order,
-    a second kernel copies it to the workspace first.
-    w: PackedWeight on that device (``w.to_device()``). out: (..., N) of x's dtype, returned; made by x's library if
-    None, on the stream of the launch: to read it on another stream, order the two. bias: (N,) or None. stream: None is
-    the current stream of x's library. It waits for a stream that ``__cuda_array_interface__`` names.
-    backend: ``"cuda"``; for host arrays ``"emulator"`` (the generated kernel itself, slowly, its hazards raised) or
-    ``"reference"`` (NumPy); ``"auto"``: the GPU, or the emulator where there is none, as a BackendWarning says.
-    None: $CUDATMA_BACKEND, else auto.
-    workspace: partial sums and copied activations of this call, kept by the caller while a captured graph uses it.
-    None: the stream's own, in a capture that of the graph's branch, which is freed with the graph (workspace_bytes()).
-    programmatic: launch as a programmatic dependent of the kernel before it. Activations, workspace and out are touched
-    only once that kernel has ended; the weight is read before: that kernel must not write it.
-    batch_invariant: a row's bits do not depend on M, at some cost in speed (choose.py).
     There is no backward pass: tensors that require grad raise while torch records.
-    debug: run kernels whose waits end and say what they waited for (docs/debugging.md); the call waits for their end.
-    None: what ``cudatma.debugging()`` or, at the first call of a kind, $CUDATMA_DEBUG says.
 
-    Raises ArgumentError, ArgumentTypeError (shapes, dtypes, devices, layouts, overlap), LaunchError (a first call
-    inside a graph capture), TargetError, CompileError, DriverError, HazardError (emulator); nothing is launched then.
-    PipelineHang (debug).
+    Parameters
+    ----------
+    x : array (..., K)
+        Activations of the weight's dtype, fp16 or bf16, on the weight's device: CuPy, torch, DLPack or
+        ``__cuda_array_interface__``. A second kernel copies them to the workspace first if their base or pitch is not a
+        multiple of 16 bytes, or if the weight was quantized in activation order. The launch waits for the stream that
+        ``__cuda_array_interface__`` names.
+    w : PackedWeight
+        The weight (K, N). ``w.to_device()`` moves it to a device.
+    out : array (..., N), optional
+        The result, of x's dtype. Default: a new array of x's library, allocated on the stream of the launch.
+    bias : array (N,), optional
+        Added to each row, of x's dtype.
+    stream : stream, optional
+        Default: the current stream of x's library.
+    backend : str, optional
+        ``"cuda"``; for host arrays ``"emulator"`` (the generated kernel itself, slowly, with an error for each hazard)
+        or ``"reference"`` (NumPy); ``"auto"``: the GPU, or the emulator if there is none, with a BackendWarning.
+        Default: ``$CUDATMA_BACKEND``, else ``"auto"``.
+    workspace : MarlinWorkspace, optional
+        Memory for partial sums and copied activations, which must live as long as a captured graph that uses it.
+        Default: the stream's own; during capture, one per graph branch, freed with the graph.
+    programmatic : bool, default False
+        Launch as a programmatic dependent of the previous kernel. The weight and the bias may be read before that
+        kernel has ended, so it must not write them; activations, workspace and out are touched only afterwards.
+    batch_invariant : bool, default False
+        Compute a row's bits independently of M, at some cost in speed.
+    debug : bool, optional
+        Run kernels whose waits time out and report what they waited for (docs/debugging.md); the call waits for their
+        end. Default: the setting of ``cudatma.debugging()``, or ``$CUDATMA_DEBUG`` at the first call of a kind.
+
+    Returns
+    -------
+    array (..., N)
+        ``out``.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        For wrong shapes, dtypes, devices, layouts, or arrays that overlap.
+    LaunchError
+        For a first call inside a graph capture, and in a forked process.
+    TargetError, CompileError, DriverError
+        If there is no kernel for the GPU, or it does not compile or load.
+    HazardError
+        On the emulator.
+    PipelineHang
+        With ``debug``.
     """
-    demands = (programmatic, batch_invariant)
-    if debug is not None:
-        with debugging(debug):
-            return _first(x, check_weight(w), out, bias, stream, backend, workspace, *demands)
-    plain = backend is None and workspace is None
-    plain = plain and programmatic.__class__ is bool and batch_invariant.__class__ is bool
-    library = library_of_tensor(x) if plain and debug_scope.get() is None and pinned_scope.get() is None else ""
-    if library and w.__class__ is PackedWeight:
-        if out is None:
-            out = new_result(library, x, w.shape[1], stream)
-        key = call_key(library, x, out, bias, demands)
-        known = w.attachments.get(_PLANS)
-        plan = None if known is None else known.get(key)
-        if plan is not None and run_again(plan, w, library, x, out, bias, stream):
-            return out
-    return _first(x, check_weight(w), out, bias, stream, backend, workspace, *demands)
+    for name, flag in (("programmatic", programmatic), ("batch_invariant", batch_invariant)):
+        if flag.__class__ is not bool:
+            raise ArgumentTypeError(name, type(flag).__name__, "bool")
+    options = {"stream": stream, "backend": backend, "subject": w, "weight": weight_of(w)}
+    if workspace is not None:
+        options["workspace"] = check_workspace(workspace, w.device)
+    if debug is None:
+        return run(MARLIN_GEMM, (x, bias), out, (programmatic, batch_invariant), **options)
+    with debugging(debug):
+        return run(MARLIN_GEMM, (x, bias), out, (programmatic, batch_invariant), **options)
 
 
-def _first(
-    x: Any,
-    w: PackedWeight,
-    out: Any,
-    bias: Any,
-    stream: Any,
-    backend: str | None,
-    workspace: MarlinWorkspace | None,
-    programmatic: bool,
-    batch_invariant: bool,
-) -> Any:
-    """A call with full checks; keeps a plan for later calls of the same kind."""
-    for field, flag in (("programmatic", programmatic), ("batch_invariant", batch_invariant)):
-        if type(flag) is not bool:
-            raise ArgumentTypeError(field, type(flag).__name__, "bool")
-    chosen = backend_for("marlin_gemm", backend)
-    if chosen != "cuda":
-        return _on_host(x, w, out, bias, chosen, batch_invariant)
-    rows = check_input(x, w)
-    device = rows.info.device
-    if device is None:
-        remedy = device_remedy("cupy.asarray moves it; w.to_device() the weight")
-        raise ArgumentError("x.device", "the host", "a CUDA device", remedy)
-    handle = stream_handle(stream, rows.info.kind, device)
-    if out is None:
-        out = empty_like_library(rows.info, (*rows.info.shape[:-1], w.shape[1]), w.dtype, handle)
-    target = check_output(out, rows, w)
-    addend = None if bias is None else check_bias(bias, w, target.info)
-    space = None if workspace is None else check_workspace(workspace, device)
-    if rows.rows == 0:
-        return out
-    context.require_no_fork()
-    order_after_producers(handle, device, rows.info, target.info, addend)
-    plan = _plan(w, rows, target, programmatic, batch_invariant, handle, space)
-    if plan.needs_workspace:
-        space = stream_workspace(device, handle, plan.partials_bytes) if space is None else space
-        space.require_room(plan.spec, plan.schedule)
-    bias_address = 0 if addend is None else addend.pointer
-    plan.run(w.attachments[_ADDRESSES], rows.info.pointer, target.info.pointer, bias_address, space, handle)
-    library = library_of_tensor(x)
-    # A repeated call looks at no address: a plan for rows off 16 bytes would serve aligned ones too, but slower.
-    if library and rows.info.pointer % 16 == 0 and debug_scope.get() is None and pinned_scope.get() is None:
-        key = call_key(library, x, out, bias, (programmatic, batch_invariant))
-        if key is not None:
-            _plans(w).put(key, plan)
-    return out
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The kernels of a call. gemm: in the form that the weight's scales allow. copy: of activations, None for none.
+    sizes: functions of M by what else they depend on."""
+
+    gemm: AnyMarlinSpec
+    copy: PermuteColumnsSpec | None
+    layer: LinearShape
+    sizes: dict[Any, Callable[[int], Sizes]] = field(default_factory=dict, compare=False, repr=False)
 
 
-def _plan(
-    w: PackedWeight,
-    x: Rows,
-    out: Rows,
-    programmatic: bool,
-    batch_invariant: bool,
-    handle: int,
-    space: MarlinWorkspace | None,
-) -> Plan:
-    layout = (x.info.device, x.rows, x.pitch_bytes, x.is_aligned, out.pitch_bytes)
-    key = (*layout, programmatic, batch_invariant, wants_debug(None), pinned_scope.get())
-    plan = _plans(w).get(key)
-    if plan is None:
-        if needs_arranging(w, x):
-            used = stream_workspace(x.info.device or 0, handle, 0) if space is None else space
-            plan = ArrangedPlan(w, x, out, programmatic, batch_invariant, handle, used)
-        else:
-            plan = Plan(w, x, out, programmatic, batch_invariant, handle)
-        _plans(w).put(key, plan)
-    return plan
+@lru_cache(maxsize=4096)
+def _config(layer: LinearShape, spec: AnyMarlinSpec, form: str, copy: PermuteColumnsSpec | None) -> Config:
+    return Config(resolve_fused(spec, form), copy, layer)
 
 
-def _plans(w: PackedWeight) -> PlanCache[Plan]:
-    """Return the plans of this weight's shape and format, which all such weights on its device share."""
-    plans: PlanCache[Plan] | None = w.attachments.get(_PLANS)
-    if plans is None:
-        addresses = WeightAddresses.of(w)
-        misalignment = tuple(address % _ALIGNMENT for address in addresses)
-        key = (w.device, LinearShape.of(w), w.scale_fit, w.perm is None, misalignment)
-        plans = _SHARED_PLANS.setdefault(key, PlanCache(_MAX_PLANS))
-        context.after_fork(plans, PlanCache.clear)
-        w.attachments[_ADDRESSES] = addresses
-        w.attachments[_PLANS] = plans
-    return plans
+class MarlinGemm(Operation[Problem, Config]):
+    """marlin_gemm as an operation. Its options are ``programmatic`` and ``batch_invariant``."""
 
+    name: ClassVar[str] = "marlin_gemm"
+    inputs: ClassVar[tuple[str, ...]] = ("x", "bias")
+    steady: ClassVar[tuple[str, ...]] = ("qweight", "scales", "zeros", "perm")
+    fixed_axes: ClassVar[tuple[int | None, ...]] = (1, None, 1)
 
-def _on_host(
-    x: Any,
-    w: PackedWeight,
-    out: Any,
-    bias: Any,
-    backend: str,
-    batch_invariant: bool,
-) -> Any:
-    """The result on the CPU: by the emulator, or as fp32 products of the dequantized weight, rounded once."""
-    rows = check_input(x, w)
-    if rows.info.device is not None:
-        raise ArgumentError("x.device", f"device {rows.info.device}", f"the host with backend {backend!r}")
-    if out is None:
-        out = empty_like_library(rows.info, (*rows.info.shape[:-1], w.shape[1]), w.dtype)
-    target = check_output(out, rows, w)
-    addend = None if bias is None else check_bias(bias, w, target.info)
-    if rows.rows and backend == "emulator":
-        from cudatma.kernels.marlin.emulated import emulated_gemm  # only this backend needs the emulator
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Problem]:
+        """Validate a call; ``subject`` is the weight."""
+        w, (x, bias), (programmatic, batch_invariant) = subject, inputs, options
+        rows = check_input(x, w)
+        shape = *rows.info.shape[:-1], w.shape[1]
+        result = None if out is None else check_output(out, rows, w)
+        addend = None if bias is None else check_bias(bias, w, None if result is None else result.info)
+        problem = Problem.of(
+            w,
+            max(rows.rows, 1),
+            batch_invariant=batch_invariant,
+            x_pitch_bytes=rows.pitch_bytes,
+            out_pitch_bytes=0 if result is None else result.pitch_bytes,
+            has_aligned_x=rows.is_aligned,
+            has_aligned_out=w.shape[1] % 8 == 0 if result is None else result.is_aligned,
+            programmatic=programmatic,
+        )
+        return Checked(problem, (rows.info, addend), None if result is None else result.info, shape, rows.info.dtype)
 
-        emulated_gemm(rows, w, target, addend, batch_invariant=batch_invariant)
-    elif rows.rows:
-        with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
-            values = host_array(rows.info).astype(np.float32) @ w.dequantize(dtype=np.float32)
-            if addend is not None:
-                values += host_array(addend).astype(np.float32)
-            host_array(target.info)[...] = values.astype(target.info.dtype)
-    return out
-
-
-def call_key(library: str, x: Any, out: Any, bias: Any, demands: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """What the plan of a call depends on; None where the arrays are not all of one library, or torch might record
-    a gradient. demands: its options. Reads the few attributes of CuPy arrays and torch tensors that a plan depends on,
-    and nothing else: a full check of three arrays costs more than the launch."""
-    kind = type(x)
-    if kind is not type(out) or (bias is not None and kind is not type(bias)):
-        return None
-    if library == "cupy":
-        bias_facts = None if bias is None else (bias.shape, bias.strides, bias.dtype, bias.data.device_id)
-        return (library, x.shape, x.strides, x.dtype, x.data.device_id, out.shape, out.strides, out.dtype,
-                out.data.device_id, bias_facts, demands)  # fmt: skip
-    if x.requires_grad or out.requires_grad or (bias is not None and bias.requires_grad):
-        return None
-    bias_facts = None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.device)
-    return (library, x.shape, x.stride(), x.dtype, x.device, out.shape, out.stride(), out.dtype, out.device, bias_facts,
-            demands)  # fmt: skip
-
-
-def new_result(library: str, x: Any, n: int, stream: Any) -> Any:
-    """An uninitialized result (..., n) on x's device, allocated on the stream of the launch; None where one call cannot
-    make it (another device is current)."""
-    if library == "torch":
-        if not x.is_cuda or not x.dim():
+    def resized(
+        self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any], options: tuple[Any, ...]
+    ) -> Checked[Problem] | None:
+        """Return the problem with another M."""
+        x, _, out = shapes
+        m = 1
+        for extent in x[:-1]:
+            m *= extent
+        if m > MAX_ROWS or (out is not None and out[:-1] != x[:-1]):
             return None
-        if stream is None:
-            return x.new_empty((*x.shape[:-1], n))
-        device = x.device.index
-        with working_on(library, device, stream_handle(stream, library, device)):
-            return x.new_empty((*x.shape[:-1], n))
-    cupy = sys.modules["cupy"]
-    device = x.data.device_id
-    if not x.ndim or device != cupy.cuda.runtime.getDevice():
-        return None
-    if stream is None:
-        return cupy.empty((*x.shape[:-1], n), x.dtype)
-    with working_on(library, device, stream_handle(stream, library, device)):
-        return cupy.empty((*x.shape[:-1], n), x.dtype)
+        return Checked(problem.with_m(m), (), None, (*x[:-1], problem.layer.n), None)
+
+    def masks(self, problem: Problem) -> tuple[int, ...]:
+        """TMA reads x and vectors write out; the bias is read by elements."""
+        return 15, 1, 15
+
+    def plan_key(self, problem: Problem) -> Hashable:
+        """All but M and the exponent of the scales, which is in the struct."""
+        return problem.layer, problem.launch_key[:-2], problem.programmatic
+
+    def configure(self, problem: Problem, gpu: Gpu) -> Config:
+        """Return the kernels for a problem."""
+        copy = choose_copy(problem, get_target(gpu.target), gpu.sm_count) if problem.is_arranged else None
+        return _config(problem.layer, choose(problem, gpu), problem.scale_form, copy)
+
+    def kernels(self, problem: Problem, config: Config) -> tuple[tuple[str, Any], ...]:
+        """Return the copy of activations, if there is one, and the GEMM."""
+        gemm = config.gemm.template, config.gemm
+        return (gemm,) if config.copy is None else ((COPY, config.copy), gemm)
+
+    def arguments(self, problem: Problem, config: Config, gpu: Gpu, resident: tuple[int, ...]) -> tuple[Arguments, ...]:
+        """Return the launches of a problem."""
+        work = _schedule(problem, config, resident)
+        gemm = gemm_arguments(problem, config.gemm, work, get_target(gpu.target))
+        return (gemm,) if config.copy is None else (copy_arguments(problem, config.copy, resident[0]), gemm)
+
+    def sizes(self, problem: Problem, config: Config, gpu: Gpu, resident: tuple[int, ...]) -> tuple[Sizes, ...]:
+        """Return the sizes of the launches. Values of M with as many tiles differ in a word or two."""
+        key = -(-problem.m // config.gemm.block_m), resident, problem.launch_key
+        of_m = config.sizes.get(key)
+        if of_m is None:
+            if len(config.sizes) >= _MAX_SIZES:
+                config.sizes.clear()
+            work = _schedule(problem, config, resident)
+            of_m = config.sizes[key] = sizes_for(problem, config.gemm, work, get_target(gpu.target))
+        gemm = of_m(problem.m)
+        return (gemm,) if config.copy is None else (copy_sizes(problem, config.copy, resident[0]), gemm)
+
+    def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
+        """Compute fp32 products of the dequantized weight, rounded once."""
+        named = {name: host_array(arrays[name]) if name in arrays else None for name in (*self.inputs, "out")}
+        layer = problem.layer
+        parts = {name: host_array(arrays[name]) if name in arrays else None for name in self.steady}
+        w = PackedWeight(**parts, shape=(layer.k, layer.n), group_size=layer.group_size, dtype=layer.dtype)
+        with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
+            values = named["x"].astype(np.float32) @ w.dequantize(dtype=np.float32)
+            if named["bias"] is not None:
+                values += named["bias"].astype(np.float32)
+            named["out"][...] = values.astype(arrays["out"].dtype)
 
 
-def run_again(plan: Plan, w: PackedWeight, library: str, x: Any, out: Any, bias: Any, stream: Any) -> bool:
-    """Launch a plan whose key the call matched; False, and nothing is launched, where the full checks have to look.
+MARLIN_GEMM = MarlinGemm()
 
-    Alignment and overlap are all that addresses can still get wrong.
-    """
-    if library == "cupy":
-        at, to, add = x.data.ptr, out.data.ptr, 0 if bias is None else bias.data.ptr
-    else:
-        at, to, add = x.data_ptr(), out.data_ptr(), 0 if bias is None else bias.data_ptr()
-    end = to + plan.out_extent
-    clash = at < end and to < at + plan.x_extent
-    if bias is not None:
-        clash = clash or add % _ELEMENT_BYTES != 0 or (add < end and to < add + _ELEMENT_BYTES * w.shape[1])
-    if (at | to) & 15 or clash:
-        # They say what is wrong, that views of one buffer lie side by side, or that x has to be copied first.
-        return False
-    handle = current_stream(library, plan.device) if stream is None else stream_handle(stream, library, plan.device)
-    space = stream_workspace(plan.device, handle, plan.partials_bytes) if plan.needs_workspace else None
-    plan.run(w.attachments[_ADDRESSES], at, to, add, space, handle)
-    return True
+
+def _schedule(problem: Problem, config: Config, resident: tuple[int, ...]) -> Any:
+    layer = problem.layer
+    return schedule(config.gemm, problem.m, layer.n, layer.k, resident[-1], divide=not problem.batch_invariant)
+
+
+class _Format:
+    """What plans depend on of a weight. Weights of one shape, format and scale fit on a device share it."""
+
+
+class _Formats(dict[Hashable, _Format]):
+    """The formats of a process, a part of the Runtime."""
+
+
+def weight_of(w: object) -> Weight:
+    """Return the arrays of a weight for a launch. Raises ArgumentTypeError for an object that is no weight."""
+    if w.__class__ is PackedWeight:
+        known: Weight | None = w.attachments.get(_WEIGHT)  # type: ignore[attr-defined]
+        if known is not None:
+            return known
+    weight = check_weight(w)
+    arrays = {name: getattr(weight, name) for name in MarlinGemm.steady}
+    infos = {name: describe(array, name) for name, array in arrays.items() if array is not None}
+    addresses = tuple([infos[name].pointer if name in infos else 0 for name in arrays])
+    remainders = tuple([address % _ALIGNMENT for address in addresses])
+    key = weight.device, LinearShape.of(weight), weight.scale_fit, weight.perm is None, remainders
+    formats = context.runtime().part(_Formats)
+    made = weight.attachments[_WEIGHT] = Weight(formats.setdefault(key, _Format()), addresses, infos)
+    return made

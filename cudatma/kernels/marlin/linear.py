@@ -14,13 +14,12 @@ from cudatma.backend import selected_backend
 from cudatma.deprecation import former_arguments
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.marlin.gemm import marlin_gemm
+from cudatma.kernels.marlin.gemm import MARLIN_GEMM, marlin_gemm, weight_of
 from cudatma.kernels.marlin.operands import check_weight
-from cudatma.kernels.marlin.permute_columns import arranged_bytes, configure_arrangement
-from cudatma.kernels.marlin.plan import configure
+from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.marlin.warm_up import warm_up
+from cudatma.kernels.operation import launch_of
 from cudatma.kernels.stream_workspaces import stream_workspace
-from cudatma.kernels.workspace import MarlinWorkspace
 from cudatma.library_streams import stream_handle
 from cudatma.quantization import PackedWeight, quantize_linear
 from cudatma.quantization.namespaces import host_array, is_float
@@ -125,19 +124,15 @@ class MarlinLinear:
         detect(device)  # first: a missing driver is the error to report
         if isinstance(m_values, int) and m_values:
             warm_up([self.weight], m_values, batch_invariant=self.batch_invariant)
-        space = stream_workspace(device, stream_handle(stream, "cupy", device))
+        handle = stream_handle(stream, "cupy", device)
+        space, aligned = stream_workspace(device, handle), self.in_features % _ALIGNED_ELEMS == 0
         for m in filter(None, batches):
-            self._warm(m, space)
-
-    def _warm(self, m: int, space: MarlinWorkspace) -> None:
-        """Load the kernels, and reserve the memory, for m dense rows."""
-        device, k = space.device, self.in_features
-        configure(self.weight, m, device, batch_invariant=self.batch_invariant)
-        aligned = k % _ALIGNED_ELEMS == 0
-        if not aligned or self.weight.perm is not None:
-            configure_arrangement(self.weight, m, aligned, device)
-            with space.rows.lock:
-                space.rows.room(arranged_bytes(m, k))
+            facts = {"batch_invariant": self.batch_invariant, "has_aligned_x": aligned}
+            problem = Problem.of(self.weight, m, x_pitch_bytes=2 * self.in_features, **facts)
+            launch = launch_of(MARLIN_GEMM, problem, device, handle, weight=weight_of(self.weight))
+            if launch.rows_bytes:
+                with space.rows.lock:
+                    space.rows.room(launch.rows_bytes)
 
     def __repr__(self) -> str:
         invariant = ", batch_invariant=True" if self.batch_invariant else ""

@@ -14,7 +14,7 @@ from cudatma.quantization import PackedWeight
 _ELEMENT_BYTES = 2
 _ALIGNMENT = 16
 #: Rows are counted in 32 bits on the device.
-_MAX_ROWS = 2**31 - 1
+MAX_ROWS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ def _rows(info: ArrayInfo, columns: int, field: str) -> Rows:
             )
         pitch = stride if rows == 1 else pitch
         rows *= extent
-    if rows > _MAX_ROWS:
-        raise ArgumentError(f"{field}.shape", info.shape, f"at most {_MAX_ROWS} rows", "split the batch")
+    if rows > MAX_ROWS:
+        raise ArgumentError(f"{field}.shape", info.shape, f"at most {MAX_ROWS} rows", "split the batch")
     pitch = columns * _ELEMENT_BYTES if rows <= 1 else pitch
     if pitch < 0 and info.size_elems:
         raise ArgumentError(f"{field}.strides", info.strides_bytes, "strides of 0 and up", "copy it first")
@@ -130,14 +130,14 @@ def check_output(out: object, x: Rows, w: PackedWeight) -> Rows:
     return rows
 
 
-def check_bias(bias: object, w: PackedWeight, out: ArrayInfo) -> ArrayInfo:
-    """bias as (N,), dense, of the weight's dtype, on its device, apart from out."""
+def check_bias(bias: object, w: PackedWeight, out: ArrayInfo | None) -> ArrayInfo:
+    """Return bias as (N,), dense, of the weight's dtype, on its device, apart from out if the caller gives one."""
     info = describe(bias, "bias")
     _check_common(info, w, "bias")
     if info.shape != (w.shape[1],):
         raise ArgumentError("bias.shape", info.shape, f"({w.shape[1]},)")
     if not info.is_contiguous or info.pointer % np.dtype(np.uint16).itemsize:
         raise ArgumentError("bias.strides", info.strides_bytes, "dense elements", "make it contiguous")
-    if overlaps(info, out):
+    if out is not None and overlaps(info, out):
         raise ArgumentError("out", "memory that overlaps bias", "memory of its own")
     return info

@@ -8,25 +8,19 @@ The copy is bound by memory; docs/performance/marlin_paths.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from cudatma import context
 from cudatma.build.kernel import load_kernel
 from cudatma.deprecation import former_arguments
-from cudatma.errors import ArgumentError, LaunchError
-from cudatma.kernels.launch import Launch, Replay
-from cudatma.kernels.marlin.operands import Rows
-from cudatma.kernels.marlin.plan import Plan, WeightAddresses, loaded
+from cudatma.errors import ArgumentError
+from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.sample import Sample
-from cudatma.kernels.workspace import MarlinWorkspace
 from cudatma.pipeline import Operand, PipelineSpec, align_up
-from cudatma.quantization import PackedWeight
-from cudatma.runtime.launch import Kernel
-from cudatma.target import KIB, Target, detect
+from cudatma.target import KIB, Target
 
 TEMPLATE = "kernels/permute_columns.cu.j2"
 ELEMENT_BYTES = 2
@@ -220,95 +214,13 @@ def sample(target: Target, *, rows: int = 9, columns: int = 520, path: str = "st
     return Sample(title, kernel, run, error, 0.0)
 
 
-def needs_arranging(w: PackedWeight, x: Rows) -> bool:
-    """Whether x has to be copied first."""
-    return w.perm is not None or not x.is_aligned
-
-
-def arranged_bytes(rows: int, k: int) -> int:
-    """Memory that arranged activations take."""
-    return rows * result_pitch_bytes(k)
-
-
-def arranged_rows(x: Rows, pointer: int, owner: object = None) -> Rows:
-    """The rows that a copy of x leaves at an address; owner: what keeps their memory."""
-    k, pitch = x.info.shape[-1], result_pitch_bytes(x.info.shape[-1])
-    info = replace(
-        x.info,
-        pointer=pointer,
-        shape=(x.rows, k),
-        strides_bytes=(pitch, ELEMENT_BYTES),
-        owner=x.info.owner if owner is None else owner,
-    )
-    return Rows(info, x.rows, pitch)
-
-
-def choose_arrangement(
-    w: PackedWeight, rows: int, is_aligned: bool, target: Target, sm_count: int
-) -> PermuteColumnsSpec:
-    """The copying kernel for a weight and a batch. is_aligned: whether the caller's activations are."""
+def choose_copy(problem: Problem, target: Target, sm_count: int) -> PermuteColumnsSpec:
+    """Return the kernel that copies a problem's activations."""
     return choose_permute(
-        rows,
-        w.shape[0],
-        has_permutation=w.perm is not None,
-        is_aligned=is_aligned,
+        problem.m,
+        problem.layer.k,
+        has_permutation=problem.has_perm,
+        is_aligned=problem.has_aligned_x,
         target=target,
         sm_count=sm_count,
     )
-
-
-def configure_arrangement(
-    w: PackedWeight, rows: int, is_aligned: bool, device: int, stream: int | None = None
-) -> tuple[Kernel, PermuteColumnsSpec, tuple[int, int]]:
-    """The copying kernel, loaded onto the device, and its grid. stream: as for plan.configure()."""
-    sm_count = context.device(device).sm_count
-    spec = choose_arrangement(w, rows, is_aligned, detect(device), sm_count)
-    kernel, resident = loaded(TEMPLATE, spec, device, stream)
-    return kernel, spec, permute_grid(spec, rows, w.shape[0], sm_count * resident)
-
-
-class ArrangedPlan(Plan):
-    """A plan of two launches: activations are copied to the workspace, the GEMM reads them there.
-
-    Made for x whose rows are all aligned to 16 bytes, or for any x; a plan of the latter kind serves aligned rows, too.
-    """
-
-    __slots__ = ("_arrange", "_rows_bytes")
-
-    def __init__(
-        self,
-        w: PackedWeight,
-        x: Rows,
-        out: Rows,
-        programmatic: bool,
-        batch_invariant: bool,
-        stream: int,
-        workspace: MarlinWorkspace,
-    ) -> None:
-        device, k = x.info.device, w.shape[0]
-        if device is None:
-            raise ArgumentError("x.device", "the host", "a CUDA device")
-        self._rows_bytes = arranged_bytes(x.rows, k)
-        kernel, spec, grid = configure_arrangement(w, x.rows, x.is_aligned, device, stream)
-        with workspace.rows.lock:
-            rows = arranged_rows(x, workspace.rows.room(self._rows_bytes))
-        super().__init__(w, rows, out, True, batch_invariant, stream)
-        self.needs_workspace = True
-        self.x_extent = x.info.extent[1] - x.info.pointer
-        perm = WeightAddresses.of(w).perm
-        args = permute_arguments(x.info.pointer, perm or None, rows.info.pointer, x.rows, k, x.pitch_bytes)
-        launch = Launch(TEMPLATE, spec, grid, args, (), programmatic=programmatic)
-        bases = x.info.pointer, rows.info.pointer, perm
-        places = (1, 2, 0) if spec.has_permutation else (0, 1, None)
-        self._arrange = Replay(launch, kernel, device, bases, places)
-
-    def run(
-        self, weight: WeightAddresses, x: int, out: int, bias: int, workspace: MarlinWorkspace | None, stream: int
-    ) -> None:
-        """Launch both kernels, as Plan.run() does one. Raises DriverError if the workspace cannot grow."""
-        if workspace is None:
-            raise LaunchError("workspace", "None", "a workspace, which holds the copied activations")
-        with workspace.rows.lock:
-            rows = workspace.rows.room(self._rows_bytes)
-            self._arrange.run((x, rows, weight.perm), stream)
-            super().run(weight, rows, out, bias, workspace, stream)

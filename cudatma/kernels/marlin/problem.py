@@ -75,12 +75,44 @@ class LinearShape:
 class Problem:
     """One GEMM: M rows of x times a layer's weight.
 
-    batch_invariant: the bits of a row must not depend on M (choose.py). Raises ArgumentError, ArgumentTypeError.
+    layer, m, batch_invariant decide the configuration; the rest is what a launch depends on, besides addresses.
+
+    Parameters
+    ----------
+    layer : LinearShape
+        The weight.
+    m : int
+        Rows of x.
+    batch_invariant : bool
+        Whether the bits of a row must not depend on M.
+    x_pitch_bytes, out_pitch_bytes : int
+        Bytes from one row to the next. Default 0: dense rows.
+    has_aligned_x, has_aligned_out : bool
+        Whether every row begins at a multiple of 16 bytes.
+    has_perm : bool
+        Whether the weight was quantized in activation order.
+    scale_form, scale_exponent : str, int
+        ``scale_fit`` of the weight.
+    programmatic : bool
+        Whether the launch is a programmatic dependent of the kernel before it.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        If m is no number of rows.
     """
 
     layer: LinearShape
     m: int
     batch_invariant: bool = False
+    x_pitch_bytes: int = 0
+    out_pitch_bytes: int = 0
+    has_aligned_x: bool = True
+    has_aligned_out: bool = True
+    has_perm: bool = False
+    scale_form: str = "none"
+    scale_exponent: int = 0
+    programmatic: bool = False
 
     def __post_init__(self) -> None:
         if type(self.m) is not int:
@@ -89,9 +121,30 @@ class Problem:
             raise ArgumentError("m", self.m, f"1 to {MAX_EXTENT} rows")
 
     @classmethod
-    def of(cls, w: PackedWeight, m: int, *, batch_invariant: bool = False) -> Problem:
-        """M rows of x times a weight."""
-        return cls(LinearShape.of(w), m, batch_invariant)
+    def of(cls, w: PackedWeight, m: int, **others: Any) -> Problem:
+        """Return the problem of M dense rows of x times a weight; others: further fields."""
+        fit = w.scale_fit
+        facts = {"has_perm": w.perm is not None, "scale_form": fit.form, "scale_exponent": fit.exponent}
+        return cls(LinearShape.of(w), m, **(facts | others))
+
+    def with_m(self, m: int) -> Problem:
+        """Return the problem of another M, which the caller has checked."""
+        made = object.__new__(Problem)
+        for name in _FIELDS:
+            object.__setattr__(made, name, getattr(self, name))
+        object.__setattr__(made, "m", m)
+        return made
+
+    @property
+    def launch_key(self) -> tuple[Any, ...]:
+        """All that a launch depends on but M and the layer."""
+        return (self.batch_invariant, self.x_pitch_bytes, self.out_pitch_bytes, self.has_aligned_x,
+                self.has_aligned_out, self.has_perm, self.scale_form, self.scale_exponent, self.programmatic)  # fmt: skip
+
+    @property
+    def is_arranged(self) -> bool:
+        """Whether a second kernel copies x to aligned rows first."""
+        return self.has_perm or not self.has_aligned_x
 
     @property
     def n(self) -> int:
@@ -128,6 +181,9 @@ class Problem:
         """From a tuning entry. Raises KeyError, ArgumentError, ArgumentTypeError."""
         layer = LinearShape(*(raw[name] for name in ("k", "n", "group_size", "has_zeros", "dtype")))
         return cls(layer, raw["m"])
+
+
+_FIELDS = tuple(Problem.__dataclass_fields__)
 
 
 def weight_policy(m: int, block_m: int) -> str:

@@ -8,22 +8,22 @@ from typing import Any
 
 import numpy as np
 
+from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, LaunchError, counted
 from cudatma.kernels.choosing import Listed, pinned
 from cudatma.kernels.cost import Candidate, cheapest
 from cudatma.kernels.gpu import Gpu, imagined_gpu
 from cudatma.kernels.marlin.choose import AnyMarlinSpec, resolve_fused
-from cudatma.kernels.marlin.emulated import prepare
+from cudatma.kernels.marlin.arguments import gemm_arguments
+from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
 from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_candidates
-from cudatma.kernels.marlin.operands import check_input, check_output
-from cudatma.kernels.marlin.plan import Plan, WeightAddresses
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny_candidates import skinny_candidates
 from cudatma.kernels.marlin.wgmma_candidates import wgmma_candidates
+from cudatma.kernels.operation import host_workspace, launch_of
 from cudatma.kernels.sample import LIMITS, Launch, Sample, cold_copies, empty_rows, in_turn, random_rows, relative_error
 from cudatma.kernels.schedule import schedule
-from cudatma.kernels.stream_workspaces import stream_workspace
 from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import Target
 
@@ -56,18 +56,21 @@ def _sample(
     weight = quantize(random.standard_normal((k, n), np.float32) * 0.05, group_size=group_size, dtype=dtype)
     x = random.standard_normal((m, k), np.float32).astype(activation_type(dtype).numpy)
     out = np.full((m, n), np.nan, x.dtype)
-    rows = check_input(x, weight)
-    chosen = cheapest(candidates(Problem.of(weight, m), imagined_gpu(target, sm_count)))
+    problem = Problem.of(weight, m, has_aligned_out=n % 8 == 0)
+    chosen = cheapest(candidates(problem, imagined_gpu(target, sm_count)))
     if chosen is None:
         raise ArgumentError("m", m, "a number of rows that this kernel takes", "the kernels divide them: see --help")
     spec = resolve_fused(chosen, weight.scale_fit.form)
     work = schedule(spec, m, n, k, sm_count)
-    launch = prepare(rows, weight, check_output(out, rows, weight), None, spec, work, target)
+    arguments = gemm_arguments(problem, spec, work, target)
+    arrays = {"x": describe(x), "out": describe(out), **weight_of(weight).arrays, **host_workspace(arguments.sizes)}
     reference = x.astype(np.float64) @ weight.dequantize(dtype=np.float64)
 
     error = partial(relative_error, out, reference)
     title = f"Marlin GEMM, M = {m}, N = {n}, K = {k}, {dtype}, {counted(work.ctas, 'CTA')} of {spec.threads} threads"
-    return Sample(title, launch.kernel(target), partial(launch.emulate, target), error, LIMITS[dtype])
+    kernel = arguments.kernel(target)
+    run = partial(arguments.emulate, target, arrays, kernel=kernel)
+    return Sample(title, kernel, run, error, LIMITS[dtype])
 
 
 mma_sync_sample = partial(_sample, mma_sync_candidates)
@@ -107,18 +110,16 @@ class MarlinTrial:
 
         Raises LaunchError if it would not be launched as it says, and what a launch raises.
         """
-        space = stream_workspace(self.device, stream)
-        x = check_input(self._x, self._weights[0])
-        out = check_output(self.out, x, self._weights[0])
+        x, out, weight = describe(self._x), describe(self.out), self._weights[0]
+        problem = Problem.of(weight, x.shape[0], has_aligned_out=weight.shape[1] % 8 == 0)
+        named = {"x": x, "out": out, **weight_of(weight).arrays}
         with pinned(candidate.spec):
-            plan = Plan(self._weights[0], x, out, programmatic=False, batch_invariant=False, stream=stream)
-        spec, work = plan.spec, plan.schedule
+            launch = launch_of(MARLIN_GEMM, problem, self.device, stream, named, weight_of(weight))
+        spec = launch.replays[-1].config
         if resolve_fused(spec, "none") != candidate.spec:
-            raise LaunchError("candidate", f"{spec.entry}, {work}", f"what was asked for: {candidate.label}")
-        space.require_room(spec, work)
-
-        given = x.info.pointer, out.info.pointer, 0, space, stream
-        return in_turn([partial(plan.run, WeightAddresses.of(w), *given) for w in self._weights[:copies]])
+            raise LaunchError("candidate", spec.entry, f"what was asked for: {candidate.label}")
+        addresses = x.pointer, 0, out.pointer, 0
+        return in_turn([partial(launch.run, addresses, stream, weight_of(w)) for w in self._weights[:copies]])
 
 
 def random_weight(layer: LinearShape) -> PackedWeight:

@@ -18,7 +18,7 @@ from cudatma.kernels.choice_table import ChoiceTable, choice_table
 from cudatma.kernels.gpu import Gpu, gpu_of
 from cudatma.kernels.marlin.choose import MARLIN, resolve_fused
 from cudatma.kernels.marlin.permute_columns import TEMPLATE as ARRANGE
-from cudatma.kernels.marlin.permute_columns import choose_arrangement
+from cudatma.kernels.marlin.permute_columns import choose_copy
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.quantization import PackedWeight
 from cudatma.target import Target, detect
@@ -101,7 +101,8 @@ def kernels_of(table: ChoiceTable, w: PackedWeight, gpu: Gpu, target: Target, ma
     kernels: Kernels = {(spec.template, spec): None for spec in specs}
     for m in (1, max_m):
         for is_aligned in (False,) if w.perm is None else (False, True):
-            kernels[ARRANGE, choose_arrangement(w, m, is_aligned, target, gpu.sm_count)] = None
+            copied = Problem.of(w, m, has_aligned_x=is_aligned)
+            kernels[ARRANGE, choose_copy(copied, target, gpu.sm_count)] = None
     return kernels
 
 

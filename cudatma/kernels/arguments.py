@@ -1,0 +1,205 @@
+"""Arguments of a launch: the number, the array or the tensor map that each parameter of a kernel gets. Pure.
+
+Arguments name the arrays that they address and hold no address. What changes with the sizes of a call is in ``Sizes``;
+everything else belongs to a shape and a configuration. replay.py launches them on a GPU, ``emulate()`` on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cudatma.arrays import ArrayInfo
+from cudatma.build.kernel import load_kernel, wants_debug
+from cudatma.descriptor import AnySpec, TensorMap, TiledSpec
+from cudatma.dtypes import tma_type
+from cudatma.kernels.host import host_bytes
+from cudatma.runtime.launch import Kernel
+from cudatma.target import Target
+
+if TYPE_CHECKING:
+    from cudatma.emulator import Report
+
+#: Names of the arrays that the engine provides: partial sums, flags that are zero between launches, and copied rows.
+PARTIALS, FLAGS, ROWS = "partials", "flags", "rows"
+#: A field of a tensor map by its kind ("dim", "stride" or "box") and its index in TMA order.
+Field = tuple[str, int]
+
+
+class At(NamedTuple):
+    """The address of a named array, ``offset_bytes`` from its first element; null if the call has no such array."""
+
+    array: str
+    offset_bytes: int = 0
+
+
+class Map(NamedTuple):
+    """A tensor map over a named array. The address of ``spec`` is 0; ``sized`` lists the fields that Sizes holds."""
+
+    array: str
+    spec: AnySpec
+    sized: tuple[Field, ...] = ()
+    offset_bytes: int = 0
+
+
+class Value(NamedTuple):
+    """A parameter whose value is ``Sizes.values[index]``."""
+
+    index: int
+
+
+class Sizes(NamedTuple):
+    """The part of the arguments that differs between calls of one shape and configuration.
+
+    Parameters
+    ----------
+    grid : int or tuple of int
+        CTAs.
+    values : tuple
+        Numbers, and structs as bytes, that Value parameters refer to.
+    fields : tuple of int
+        Values of the sized fields of all tensor maps, in the order of the parameters.
+    shared_bytes : int
+        Dynamic shared memory of a CTA if it is to be more than the configuration's.
+    programmatic : bool
+        Whether the launch is a programmatic dependent of the launch before it.
+    partials_bytes, flags_bytes : int
+        Workspace for partial sums and flags. No workspace is used if both are 0.
+    rows_bytes : int
+        Memory for copied rows.
+    """
+
+    grid: int | tuple[int, ...]
+    values: tuple[Any, ...] = ()
+    fields: tuple[int, ...] = ()
+    shared_bytes: int = 0
+    programmatic: bool = False
+    partials_bytes: int = 0
+    flags_bytes: int = 0
+    rows_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """One launch of a kernel.
+
+    template, config: the kernel; ``config`` has ``entry``, ``threads`` and ``smem_bytes``. parameters: in the kernel's
+    order, each a number, bytes, At, Map or Value. cluster: CTAs of a cluster, 1 for none. early: arrays that the kernel
+    may read before the previous kernel has ended.
+    """
+
+    template: str
+    config: Any
+    parameters: tuple[Any, ...]
+    sizes: Sizes
+    cluster: int = 1
+    early: tuple[str, ...] = ()
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        return max(self.config.smem_bytes, self.sizes.shared_bytes)
+
+    @property
+    def maps(self) -> list[Map]:
+        """The tensor maps, in the order of the parameters, with the fields of Sizes."""
+        values, found = iter(self.sizes.fields), []
+        for parameter in self.parameters:
+            if isinstance(parameter, Map):
+                found.append(with_fields(parameter, [next(values) for _ in parameter.sized]))
+        return found
+
+    def kernel(self, target: Target) -> Kernel:
+        """Return the kernel, compiled or found in the cache."""
+        return kernel_of(self.template, self.config, target)
+
+    def filled(self, arrays: Mapping[str, ArrayInfo]) -> list[Any]:
+        """Return the arguments with the addresses of these arrays; tensor maps are encoded by the codec."""
+        maps = iter(self.maps)
+        return [self._filled(parameter, maps, arrays) for parameter in self.parameters]
+
+    def _filled(self, parameter: Any, maps: Any, arrays: Mapping[str, ArrayInfo]) -> Any:
+        if isinstance(parameter, Map):
+            over = next(maps)
+            spec = replace(over.spec, address=arrays[over.array].pointer + over.offset_bytes)
+            return TensorMap(spec, encoder="codec", on_host=True)
+        if isinstance(parameter, At):
+            info = arrays.get(parameter.array)
+            return 0 if info is None else info.pointer + parameter.offset_bytes
+        return self.sizes.values[parameter.index] if isinstance(parameter, Value) else parameter
+
+    def emulate(
+        self, target: Target, arrays: Mapping[str, ArrayInfo], *, kernel: Kernel | None = None, **options: Any
+    ) -> Report:
+        """Run the launch on the emulator.
+
+        Parameters
+        ----------
+        target : Target
+            Target of the kernel.
+        arrays : mapping of str to ArrayInfo
+            The arrays by name, in host memory. An array that is not there has the address 0.
+        kernel : Kernel, optional
+            The compiled kernel.
+        **options
+            Options of ``EmulatedModule.launch``. A programmatic dependent runs as if the kernel before it wrote all
+            arrays but the early ones, unless ``produced_by_previous`` names them.
+        """
+        reached = {name: host_bytes(info) for name, info in arrays.items() if info.size_elems}
+        given: dict[str, Any] = {"arrays": tuple(reached.values()), "target": target}
+        given |= {"shared_bytes": self.shared_bytes, "cluster": self.cluster if self.cluster > 1 else None}
+        if self.sizes.programmatic:
+            given["produced_by_previous"] = tuple([held for name, held in reached.items() if name not in self.early])
+        chosen = self.kernel(target) if kernel is None else kernel
+        return chosen.emulate(self.sizes.grid, self.config.threads, self.filled(arrays), **(given | options))
+
+
+def kernel_of(template: str, config: Any, target: Target) -> Kernel:
+    """Return a configuration's kernel, compiled or found in the cache."""
+    return _kernel(template, config, target, wants_debug(None))
+
+
+@lru_cache(maxsize=256)
+def _kernel(template: str, config: Any, target: Target, debug: bool) -> Kernel:
+    """load_kernel() without the digests of all that a kernel depends on, which cost more than a launch."""
+    return load_kernel(template, config, target, debug=debug)
+
+
+def with_fields(over: Map, values: Sequence[int]) -> Map:
+    """Return the map with these values of its sized fields."""
+    if not values:
+        return over
+    spec: Any = over.spec
+    lists = {"dim": list(spec.dims), "stride": list(spec.strides_bytes), "box": list(getattr(spec, "box", ()))}
+    for (kind, index), value in zip(over.sized, values, strict=True):
+        lists[kind][index] = value
+    changed: dict[str, Any] = {"dims": tuple(lists["dim"]), "strides_bytes": tuple(lists["stride"])}
+    if lists["box"]:
+        changed["box"] = tuple(lists["box"])
+    return over._replace(spec=replace(spec, **changed))
+
+
+def map_over(
+    array: str,
+    info: ArrayInfo,
+    box: Sequence[int],
+    *,
+    dtype: object = None,
+    axes: Sequence[int] | None = None,
+    sized: tuple[Field, ...] = (),
+    offset_bytes: int = 0,
+    **options: Any,
+) -> Map:
+    """Return a tiled map over a named array.
+
+    info: its shape, strides and dtype. box: elements of each axis, in NumPy order. dtype: the TMA type if it is not
+    the array's. axes: the array's axes from innermost to outermost. options: other fields of TiledSpec.
+    Raises DescriptorError, which counts axes as the array does.
+    """
+    kind = tma_type(info.dtype) if dtype is None else tma_type(dtype)
+    spec = TiledSpec.from_strided(
+        0, info.shape, strides_bytes=info.strides_bytes, dtype=kind, box=box, axes=axes, **options
+    )
+    return Map(array, spec, sized, offset_bytes)

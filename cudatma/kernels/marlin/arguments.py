@@ -1,0 +1,174 @@
+"""Arguments of a Marlin GEMM's launches: the GEMM, and the copy of activations in front of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cudatma.descriptor import L2Promotion, TiledSpec
+from cudatma.descriptor.helpers import scale_map_spec, weight_map_spec, weight_tile_map_spec
+from cudatma.dtypes import tma_type
+from cudatma.kernels.arguments import FLAGS, PARTIALS, ROWS, Arguments, At, Map, Sizes, Value
+from cudatma.kernels.launch_struct import offsets, pack
+from cudatma.kernels.marlin.choose import AnyMarlinSpec
+from cudatma.kernels.marlin.permute_columns import ELEMENT_BYTES, PermuteColumnsSpec, permute_grid, result_pitch_bytes
+from cudatma.kernels.marlin.permute_columns import TEMPLATE as PERMUTE
+from cudatma.kernels.marlin.problem import LinearShape, Problem, problem_values
+from cudatma.kernels.schedule import Schedule, ceil_div
+from cudatma.layout import Swizzle
+from cudatma.quantization.layout_v1 import group_count, part_shapes
+from cudatma.target import Target
+
+#: Parameters that are arrays, and the names of the arrays.
+_ARRAYS = {
+    "weight": "qweight",
+    "scales": "scales",
+    "zeros": "zeros",
+    "bias": "bias",
+    "output": "out",
+    "partials": PARTIALS,
+    "flags": FLAGS,
+}
+#: Arrays that kernels may read before the previous kernel has ended.
+_EARLY = ("qweight", "scales", "zeros", "perm", "bias")
+#: Elements of K in a row of the 128-byte swizzle.
+_SPAN = 64
+
+
+def gemm_arguments(problem: Problem, spec: AnyMarlinSpec, work: Schedule, target: Target) -> Arguments:
+    """Return the launch of the GEMM, which reads x, or the copied rows.
+
+    Parameters
+    ----------
+    problem : Problem
+        What has to be computed.
+    spec : AnyMarlinSpec
+        The kernel, in the form that the weight's scales allow.
+    work : Schedule
+        How tiles are divided among CTAs.
+    target : Target
+        Target of the kernel.
+    """
+    makers: dict[str, Callable[[], Any]] = {
+        "weight_map": lambda: _weights(problem.layer, spec),
+        "half_weight_map": lambda: _weight_tiles(problem.layer, spec, 1, half_rows=True),
+        "scale_map": lambda: _table(problem.layer, spec, "scales"),
+        "zero_map": lambda: _table(problem.layer, spec, "zeros"),
+        "activation_map": lambda: _activations(problem, spec),
+        "activations": lambda: At(ROWS if problem.is_arranged else "x"),
+        "problem": lambda: Value(0),
+    }
+    parameters = tuple([makers[name]() if name in makers else At(_ARRAYS[name]) for name in spec.parameter_names])
+    sizes = sizes_for(problem, spec, work, target)(problem.m)
+    return Arguments(spec.template, spec, parameters, sizes, spec.launch_cluster, early=_EARLY)
+
+
+def sizes_for(problem: Problem, spec: AnyMarlinSpec, work: Schedule, target: Target) -> Callable[[int], Sizes]:
+    """Return a function of M that returns the sizes, for every M that has as many tiles as the problem's."""
+    k, n, pitch = problem.layer.k, problem.layer.n, x_pitch_bytes(problem)
+    programmatic = problem.programmatic or problem.is_arranged
+    values = problem_values(
+        spec,
+        work,
+        problem.m,
+        n,
+        k,
+        group_count(k, problem.layer.group_size),
+        activation_pitch=pitch // ELEMENT_BYTES,
+        output_pitch=(problem.out_pitch_bytes or n * ELEMENT_BYTES) // ELEMENT_BYTES,
+        output_vectors=problem.has_aligned_out,
+        programmatic=programmatic,
+        scale_exponent=0 if spec.scale_form == "none" else problem.scale_exponent,
+    )
+    struct, at = pack(spec.problem_members, values), offsets(spec.problem_members)["m"]
+    head, tail = struct[:at], struct[at + 4 :]
+    shared = dependent_smem_bytes(spec, target) if programmatic else 0
+    partials = work.partial_ctas * spec.partial_bytes
+    flags = work.partial_ctas * spec.warp_tiles * 4
+    has_map = "activation_map" in spec.parameter_names
+
+    def sizes(m: int) -> Sizes:
+        whole = head + m.to_bytes(4, "little") + tail
+        return Sizes(work.ctas, (whole,), (m,) if has_map else (), shared, programmatic, partials, flags)
+
+    return sizes
+
+
+def x_pitch_bytes(problem: Problem) -> int:
+    """Return the bytes from one row of activations to the next, as the GEMM reads them."""
+    if problem.is_arranged:
+        return result_pitch_bytes(problem.layer.k)
+    return problem.x_pitch_bytes or problem.layer.k * ELEMENT_BYTES
+
+
+def dependent_smem_bytes(spec: AnyMarlinSpec, target: Target) -> int:
+    """Return the dynamic shared memory of a CTA in a dependent launch.
+
+    It is enlarged if more than ``blocks_per_sm`` CTAs would fit on an SM, including those of the previous launch. The
+    GPU places a dependent launch's CTAs on any SM that holds them: while CTAs of the previous launch still occupy SMs,
+    some would get too many and some none. Measured: 43 us instead of 30 (docs/performance/marlin_skinny.md).
+    """
+    too_much = target.smem_share_bytes(spec.blocks_per_sm + 1) + 1
+    return max(spec.smem_bytes, min(target.smem_share_bytes(spec.blocks_per_sm), too_much))
+
+
+def _weights(layer: LinearShape, spec: AnyMarlinSpec) -> Map:
+    """Return the map of the weights: a whole tile a box, or one block of 64 columns after the other."""
+    if spec.loads_weight_tiles:
+        return _weight_tiles(layer, spec, spec.block_n // 64)
+    rows = part_shapes(layer.k, layer.n, layer.group_size)["qweight"][0]
+    return Map("qweight", weight_map_spec(rows, spec.block_k // 64))
+
+
+def _weight_tiles(layer: LinearShape, spec: AnyMarlinSpec, rows: int, *, half_rows: bool = False) -> Map:
+    """Return the map of whole tiles. Half rows are for N tiles that begin inside of a row of 64 columns of N."""
+    blocks = ceil_div(layer.k, 64), ceil_div(layer.n, 64)
+    return Map("qweight", weight_tile_map_spec(*blocks, spec.block_k // 64, rows, half_rows=half_rows))
+
+
+def _table(layer: LinearShape, spec: AnyMarlinSpec, name: str) -> Map:
+    """Return the map of scales or zero points."""
+    shape = part_shapes(layer.k, layer.n, layer.group_size)[name]
+    dtype = "uint8" if name == "zeros" else layer.dtype
+    return Map(name, scale_map_spec(shape, dtype, spec.scale_row, spec.groups_per_stage))
+
+
+def _activations(problem: Problem, spec: AnyMarlinSpec) -> Map:
+    """Return the map of the activations, of which each CTA of a cluster loads a part of the rows for all.
+
+    With several blocks a box, K is divided into blocks of 64, which arrive one after another.
+    """
+    k, pitch, rows = problem.layer.k, x_pitch_bytes(problem), spec.block_m // spec.cluster
+    dims, strides, box = (k, problem.m), (pitch,), (_SPAN, rows)
+    if (blocks := spec.activation_box_blocks) > 1:
+        dims, strides = (_SPAN, problem.m, k // _SPAN), (pitch, _SPAN * ELEMENT_BYTES)  # type: ignore[assignment]
+        box = (_SPAN, rows, blocks)  # type: ignore[assignment]
+    over = TiledSpec(
+        dtype=tma_type(problem.layer.dtype),
+        dims=dims,
+        strides_bytes=strides,
+        box=box,
+        swizzle=Swizzle.B128,
+        l2_promotion=L2Promotion.B128,
+    )
+    return Map(ROWS if problem.is_arranged else "x", over, (("dim", 1),))
+
+
+def copy_arguments(problem: Problem, spec: PermuteColumnsSpec, resident_ctas: int) -> Arguments:
+    """Return the launch that copies x to aligned rows in the order of the weight."""
+    order = (At("perm"),) if spec.has_permutation else ()
+    parameters = *order, At("x"), At(ROWS), *(Value(index) for index in range(4))
+    return Arguments(PERMUTE, spec, parameters, copy_sizes(problem, spec, resident_ctas), early=_EARLY)
+
+
+def copy_sizes(problem: Problem, spec: PermuteColumnsSpec, resident_ctas: int) -> Sizes:
+    """Return the sizes of the copy."""
+    m, k = problem.m, problem.layer.k
+    source = (problem.x_pitch_bytes or k * ELEMENT_BYTES) // ELEMENT_BYTES
+    rows_pitch = result_pitch_bytes(k)
+    return Sizes(
+        permute_grid(spec, m, k, resident_ctas),
+        (m, k, source, rows_pitch // 16),
+        programmatic=problem.programmatic,
+        rows_bytes=m * rows_pitch,
+    )

@@ -1,0 +1,691 @@
+"""The path of a call: what a family supplies, and ``run()``, which takes a call from its arrays to a launch.
+
+A call is served by the first of these that knows it; they differ only in how much was kept of earlier calls:
+
+1. A call with the layouts and options of an earlier one: its launch, with other addresses.
+2. A call that differs from an earlier one in sizes only: the plan of the shape, with new sizes and addresses.
+3. Any other call: the family's checks, configuration and arguments, and a plan that is kept.
+
+Only this module knows keys, plans, workspaces, backends and the order of streams.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from cudatma import context
+from cudatma.arrays import ArrayInfo, describe, empty_like_library
+from cudatma.backend import backend_for
+from cudatma.build.kernel import debug_scope, default_target, known_kernel, wants_debug
+from cudatma.errors import ArgumentError, LaunchError
+from cudatma.kernels.arguments import FLAGS, PARTIALS, ROWS, Arguments, Sizes, kernel_of
+from cudatma.kernels.checks import check_backend
+from cudatma.kernels.choosing import pinned_scope
+from cudatma.kernels.gpu import H200, Gpu, gpu_of, imagined_gpu
+from cudatma.kernels.replay import Replay
+from cudatma.kernels.stream_workspaces import stream_workspace
+from cudatma.kernels.workspace import MarlinWorkspace, is_capturing
+from cudatma.library_streams import current_stream, stream_handle, working_on
+from cudatma.runtime.streams import order_after_producers
+from cudatma.target import Target, detect
+
+P = TypeVar("P", bound=Hashable)
+C = TypeVar("C", bound=Hashable)
+T = TypeVar("T")
+#: Names of the results, and of the memory that the engine provides.
+_RESULTS, _SPACES = ("out", "lse"), (PARTIALS, FLAGS, ROWS)
+_PLAIN = (int, float, bool, str, type(None))
+#: Calls and plans that an operation keeps: a call takes some 2 KB.
+_MAX_CALLS, _MAX_PLANS = 4096, 512
+
+
+class Checked(NamedTuple, Generic[P]):
+    """A call that is valid.
+
+    problem: what has to be computed. arrays: the inputs in the operation's order. out: the caller's result, None to
+    make one. shape, dtype: of the result. lse: shape of a second result in fp32, if the call has one. kind: the
+    library whose current stream a call without a stream uses.
+    """
+
+    problem: P
+    arrays: tuple[ArrayInfo | None, ...]
+    out: ArrayInfo | None
+    shape: tuple[int, ...]
+    dtype: Any
+    lse: tuple[int, ...] | None = None
+
+
+class Weight(NamedTuple):
+    """Arrays that stay from call to call. format: what a plan depends on, hashed by identity. addresses: in the order
+    of the operation's ``steady``. arrays: the same by name."""
+
+    format: Hashable
+    addresses: tuple[int, ...]
+    arrays: Mapping[str, ArrayInfo]
+
+
+class Operation(ABC, Generic[P, C]):
+    """What a family supplies for one public function.
+
+    A problem is frozen and hashable and holds no address. Everything but check() and reference() is pure.
+    """
+
+    #: The public function.
+    name: ClassVar[str]
+    #: Names of the inputs in the order of run(), and of a weight's arrays.
+    inputs: ClassVar[tuple[str, ...]]
+    steady: ClassVar[tuple[str, ...]] = ()
+    #: For each input and for out, the trailing axes that are part of a shape; the axes before them may differ from call
+    #: to call. None: all axes are part of the shape.
+    fixed_axes: ClassVar[tuple[int | None, ...]] = ()
+    #: SMs of the GPU that the emulator imagines.
+    emulated_sm_count: ClassVar[int] = H200.sm_count
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the arrays whose addresses differ from call to call, in the order of a launch."""
+        return (*self.inputs, *_RESULTS, *_SPACES)
+
+    @abstractmethod
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[P]:
+        """Validate a call. ``subject`` is run()'s. Raises ArgumentError, ArgumentTypeError."""
+
+    @abstractmethod
+    def configure(self, problem: P, gpu: Gpu) -> C:
+        """Return the configuration for a problem, in constant time for a new M of a known shape."""
+
+    @abstractmethod
+    def kernels(self, problem: P, config: C) -> tuple[tuple[str, Any], ...]:
+        """Return (template, spec) of the kernels that a call launches, in order."""
+
+    @abstractmethod
+    def arguments(self, problem: P, config: C, gpu: Gpu, resident: tuple[int, ...]) -> tuple[Arguments, ...]:
+        """Return the launches in order. ``resident`` holds the CTAs of each kernel that the GPU runs at a time."""
+
+    @abstractmethod
+    def reference(self, problem: P, arrays: Mapping[str, ArrayInfo]) -> None:
+        """Compute the result with NumPy. The arrays are in host memory."""
+
+    def sizes(self, problem: P, config: C, gpu: Gpu, resident: tuple[int, ...]) -> tuple[Sizes, ...]:
+        """Return the sizes of arguments(), which is all that differs between problems of one plan_key()."""
+        return tuple([one.sizes for one in self.arguments(problem, config, gpu, resident)])
+
+    def plan_key(self, problem: P) -> Hashable:
+        """Return what all problems that share a plan have in common."""
+        return problem
+
+    def resized(
+        self, problem: P, shapes: Sequence[Any], strides_bytes: Sequence[Any], options: tuple[Any, ...]
+    ) -> Checked[P] | None:
+        """Return the problem with other sizes, or None to have check() look at the call.
+
+        ``shapes`` and ``strides_bytes`` are those of the inputs and of out, None for what the call lacks. They differ
+        from those of a call with this problem in the axes that are not fixed, each of which has two elements or more,
+        or one as before.
+        """
+        return None
+
+    def masks(self, problem: P) -> tuple[int, ...]:
+        """Return, for each input and for out, the bits of its address that have to be 0 in a repeated call."""
+        return (15,) * (len(self.inputs) + 1)
+
+    def arranged(self, checked: Checked[P], backend: str, stream: int | None) -> Checked[P]:
+        """Return the call with inputs that the kernels can read, copied on a stream where needed."""
+        return checked
+
+    def without_kernel(self, problem: P, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
+        """Compute a result that needs no kernel; return whether it was one."""
+        return False
+
+
+def run(
+    operation: Operation[P, C],
+    inputs: tuple[Any, ...],
+    out: Any,
+    options: tuple[Any, ...],
+    *,
+    stream: Any = None,
+    backend: str | None = None,
+    weight: Weight | None = None,
+    subject: Any = None,
+    workspace: MarlinWorkspace | None = None,
+) -> Any:
+    """Compute an operation; return ``out``, or (out, lse).
+
+    Parameters
+    ----------
+    operation : Operation
+        What to compute.
+    inputs : tuple
+        Arrays in the operation's order, None for those that the call lacks.
+    out : array or None
+        The result. None makes one.
+    options : tuple
+        What the result depends on besides the arrays. Numbers, strings and None are part of a call's key; a call with
+        anything else goes through all checks.
+    stream : stream, optional
+        Default: the current stream of the first input's library.
+    backend : str, optional
+        ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``. Default: ``$CUDATMA_BACKEND``, else ``"auto"``.
+    weight : Weight, optional
+        Arrays that stay from call to call.
+    subject : object, optional
+        The object that check() validates the call against.
+    workspace : MarlinWorkspace, optional
+        Default: the stream's own; during capture, one per graph branch.
+    """
+    key = None
+    if backend is None and workspace is None and debug_scope.get() is None and pinned_scope.get() is None:
+        library = library_of(inputs[0])
+        if library:
+            facts = _facts(library, (*inputs, out))
+            if facts is not None and all([option.__class__ in _PLAIN for option in options]):
+                known = context.runtime().part(Plans).of(operation)
+                kinds = tuple([option.__class__ for option in options])
+                key = library, facts, options, kinds, None if weight is None else weight.format
+                call = known.calls.get(key)
+                if call is None:
+                    call = known.resized_call(key)
+                if call is not None:
+                    done = call.run(library, inputs, out, stream, weight)
+                    if done is not None:
+                        return done
+    return _first(operation, inputs, out, options, stream, backend, weight, subject, workspace, key)
+
+
+def _first(
+    operation: Operation[P, C],
+    inputs: tuple[Any, ...],
+    out: Any,
+    options: tuple[Any, ...],
+    stream: Any,
+    backend: str | None,
+    weight: Weight | None,
+    subject: Any,
+    workspace: MarlinWorkspace | None,
+    key: tuple[Any, ...] | None,
+) -> Any:
+    """Compute an operation with all checks, and keep its launch for later calls."""
+    chosen = backend_for(operation.name, backend)
+    given = operation.check(inputs, out, options, subject)
+    first = next(info for info in given.arrays if info is not None)
+    check_backend(first, operation.inputs[0], chosen)
+    device = first.device
+    handle = None if device is None else stream_handle(stream, _kind(first, given.out), device)
+    result = given.out
+    if result is None:
+        out = empty_like_library(first, given.shape, given.dtype, handle)
+        result = describe(out)
+        given = given._replace(out=result)
+    lse = None if given.lse is None else empty_like_library(first, given.lse, np.float32, handle)
+    done = out if lse is None else (out, lse)
+    if not result.size_elems:
+        return done
+    if device is not None and handle is not None:
+        order_after_producers(handle, device, result, *given.arrays)
+    checked = operation.arranged(given, chosen, handle)
+    arrays = dict(zip(operation.inputs, checked.arrays, strict=True)) | {"out": result}
+    arrays["lse"] = None if lse is None else describe(lse)
+    if weight is not None:
+        arrays |= weight.arrays
+    named = {name: info for name, info in arrays.items() if info is not None}
+    if chosen == "reference":
+        operation.reference(checked.problem, named)
+    elif operation.without_kernel(checked.problem, named, handle):
+        pass
+    elif device is None or handle is None:
+        emulate(operation, checked.problem, named)
+    else:
+        launch = launch_of(operation, checked.problem, device, handle, named, weight)
+        addresses = tuple([0 if (info := arrays[name]) is None else info.pointer for name in operation.names[:-3]])
+        launch.run(addresses, handle, weight, workspace)
+        if key is not None and checked is given:
+            dtypes = out.dtype, None if lse is None else lse.dtype
+            context.runtime().part(Plans).of(operation).keep(key, launch, checked, dtypes)
+    return done
+
+
+def emulate(
+    operation: Operation[P, C],
+    problem: P,
+    arrays: Mapping[str, ArrayInfo],
+    *,
+    target: Target | None = None,
+    schedules: int = 1,
+    **options: Any,
+) -> Any:
+    """Run a call's launches on the emulator; return the last one's report.
+
+    arrays: inputs, results and a weight's arrays by name, in host memory. target: None is default_target().
+    options: of ``EmulatedModule.launch``. Raises HazardError, CompileError.
+    """
+    target = default_target() if target is None else target
+    gpu = imagined_gpu(target, operation.emulated_sm_count)
+    config = operation.configure(problem, gpu)
+    kernels = operation.kernels(problem, config)
+    resident = tuple([gpu.sm_count * getattr(spec, "blocks_per_sm", 1) for _, spec in kernels])
+    report = None
+    arrays = dict(arrays)
+    for one in operation.arguments(problem, config, gpu, resident):
+        one.config.check_target(target)
+        arrays |= {name: info for name, info in host_workspace(one.sizes).items() if name not in arrays}
+        report = one.emulate(target, arrays, schedules=schedules, **options)
+    return report
+
+
+def host_workspace(sizes: Sizes) -> dict[str, ArrayInfo]:
+    """Return workspace in host memory for one launch: flags are 0, everything else is NaN in every type."""
+    needed = {PARTIALS: sizes.partials_bytes, FLAGS: sizes.flags_bytes, ROWS: sizes.rows_bytes}
+    return {
+        name: describe(np.full(nbytes, 0 if name == FLAGS else 0xFF, np.uint8))
+        for name, nbytes in needed.items()
+        if nbytes
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The launches of a call but for addresses and stream. partials_bytes: None if no workspace is used."""
+
+    replays: tuple[Replay, ...]
+    sizes: tuple[Sizes, ...]
+    device: int
+    partials_bytes: int | None
+    rows_bytes: int
+
+    def run(
+        self, addresses: tuple[int, ...], stream: int, weight: Weight | None, workspace: MarlinWorkspace | None = None
+    ) -> None:
+        """Launch with the inputs and results at these addresses."""
+        steady = () if weight is None else weight.addresses
+        if self.partials_bytes is None:
+            self._run((*addresses, 0, 0, 0), stream, steady)
+            return
+        space = stream_workspace(self.device, stream, self.partials_bytes) if workspace is None else workspace
+        if workspace is not None:
+            for sizes in self.sizes:
+                workspace.require_room(sizes.partials_bytes, sizes.flags_bytes)
+        if not self.rows_bytes:
+            self._run((*addresses, space.partials_pointer, space.flags_pointer, 0), stream, steady)
+            return
+        with space.rows.lock:
+            rows = space.rows.room(self.rows_bytes)
+            self._run((*addresses, space.partials_pointer, space.flags_pointer, rows), stream, steady)
+
+    def _run(self, addresses: tuple[int, ...], stream: int, steady: tuple[int, ...]) -> None:
+        for replay, sizes in zip(self.replays, self.sizes):  # noqa: B905 (a keyword takes time)
+            replay.run(sizes, addresses, stream, steady)
+
+
+class _Loaded(NamedTuple):
+    """The kernels of a configuration on a device. resident: CTAs of each that the GPU runs at a time."""
+
+    config: Any
+    replays: tuple[Replay, ...]
+    resident: tuple[int, ...]
+
+
+class Plan(Generic[P, C]):
+    """The loaded kernels and marshalled arguments for calls that differ in sizes and addresses only."""
+
+    __slots__ = ("_gpu", "_loaded", "_operation", "_target", "device")
+
+    def __init__(self, operation: Operation[P, C], device: int) -> None:
+        self._operation, self.device = operation, device
+        self._gpu, self._target = gpu_of(device), detect(device)
+        #: By the identity of the configuration, and by its value.
+        self._loaded: dict[Any, _Loaded] = {}
+
+    def launch(self, problem: P) -> Launch | None:
+        """Return the launches of a problem whose kernels are loaded, else None."""
+        config = self._operation.configure(problem, self._gpu)
+        loaded = self._loaded.get(id(config))
+        if loaded is None:
+            return None
+        sizes = self._operation.sizes(problem, loaded.config, self._gpu, loaded.resident)
+        return self._launch(loaded, sizes)
+
+    def load(self, problem: P, stream: int, named: Mapping[str, ArrayInfo], weight: Weight | None) -> Launch:
+        """Return the launches of a problem; compile and load what is missing.
+
+        named: the arrays of the call, at whose addresses tensor maps are encoded. Raises LaunchError if a kernel is
+        missing and the stream is under capture.
+        """
+        operation, gpu, target = self._operation, self._gpu, self._target
+        config = operation.configure(problem, gpu)
+        loaded = self._loaded.get(config)
+        if loaded is None:
+            kernels, resident = [], []
+            for template, spec in operation.kernels(problem, config):
+                kernels.append(loaded_kernel(template, spec, target, self.device, stream, operation.name))
+                held = kernels[-1].occupancy(spec.threads, shared_bytes=spec.smem_bytes, device=self.device)
+                if held < 1:
+                    raise ArgumentError("device", self.device, f"a GPU that holds a CTA of {spec.entry}")
+                resident.append(gpu.sm_count * min(held, getattr(spec, "blocks_per_sm", held)))
+            arguments = operation.arguments(problem, config, gpu, tuple(resident))
+            addresses = [info.pointer if (info := named.get(name)) else _ANY_ADDRESS for name in operation.names]
+            addresses += () if weight is None else weight.addresses
+            names = *operation.names, *operation.steady
+            replays = tuple(
+                [
+                    Replay(one, kernel, self.device, names, addresses, len(operation.steady))
+                    for one, kernel in zip(arguments, kernels, strict=True)
+                ]
+            )
+            loaded = self._loaded[config] = _Loaded(config, replays, tuple(resident))
+        if len(self._loaded) >= _MAX_PLANS:
+            for known in [known for known in self._loaded if known.__class__ is int]:
+                self._loaded.pop(known, None)
+        self._loaded[id(config)] = loaded._replace(config=config)  # which keeps the identity
+        return self._launch(loaded, operation.sizes(problem, config, gpu, loaded.resident))
+
+    def _launch(self, loaded: _Loaded, sizes: tuple[Sizes, ...]) -> Launch:
+        partials, rows, uses_space = 0, 0, False
+        for one in sizes:
+            partials, rows = max(partials, one.partials_bytes), max(rows, one.rows_bytes)
+            uses_space = uses_space or one.flags_bytes > 0
+        uses_space = uses_space or partials > 0 or rows > 0
+        return Launch(loaded.replays, sizes, self.device, partials if uses_space else None, rows)
+
+
+#: An aligned address, for tensor maps over memory that is not there yet.
+_ANY_ADDRESS = 1 << 20
+
+
+def loaded_kernel(template: str, spec: Any, target: Target, device: int, stream: int, function: str) -> Any:
+    """Return a kernel that is loaded on a device. Raises LaunchError if it is not and the stream is under capture."""
+    kernel = known_kernel(template, spec, target)
+    if (kernel is None or not kernel.is_loaded(device)) and is_capturing(device, stream):
+        allowed = f"a stream that captures nothing, for the first {function} of this kind"
+        remedy = f"call {function} once, or warm it up, before the capture"
+        raise LaunchError("stream", "a stream under graph capture", allowed, remedy)
+    kernel = kernel_of(template, spec, target)
+    kernel.load(device)
+    return kernel
+
+
+def launch_of(
+    operation: Operation[P, C],
+    problem: P,
+    device: int,
+    stream: int,
+    named: Mapping[str, ArrayInfo] | None = None,
+    weight: Weight | None = None,
+) -> Launch:
+    """Return the launches of a problem on a device; compile and load what is missing, and keep the plan.
+
+    named: the arrays of the call, at whose addresses tensor maps are encoded. Raises LaunchError if a kernel is missing
+    and the stream is under capture, CompileError, DriverError.
+    """
+    context.require_no_fork()
+    key = device, operation.plan_key(problem), wants_debug(None), pinned_scope.get()
+    plans = context.runtime().part(Plans).of(operation).plans
+    plan = plans.get(key)
+    if plan is None:
+        plan = Plan(operation, device)
+        plans.put(key, plan)
+    return plan.launch(problem) or plan.load(problem, stream, named or {}, weight)
+
+
+class Call:
+    """A launch, and what a repeated call can still get wrong: where its arrays are."""
+
+    __slots__ = ("_device", "_dtype", "_launch", "_lse", "_mask", "_out_bytes", "_places", "_shape")
+
+    def __init__(
+        self,
+        launch: Launch,
+        checked: Checked[Any],
+        dtypes: tuple[Any, Any],
+        masks: tuple[int, ...],
+        extents: Iterable[tuple[int, int]],
+    ) -> None:
+        """dtypes: of out and lse, as their library has them. extents: first byte and end of each input and of out,
+        relative to its address."""
+        self._launch, self._device = launch, launch.device
+        self._shape, self._dtype = checked.shape, dtypes[0]
+        self._lse = None if checked.lse is None else (checked.lse, dtypes[1])
+        *read, (_, self._out_bytes) = extents
+        self._mask = masks[-1]
+        self._places = [(low, high, mask) for (low, high), mask in zip(read, masks, strict=False)]
+
+    def run(self, library: str, inputs: tuple[Any, ...], out: Any, stream: Any, weight: Weight | None) -> Any:
+        """Launch; return the results, or None if check() has to look at the addresses."""
+        device = self._device
+        handle = current_stream(library, device) if stream is None else stream_handle(stream, library, device)
+        if out is None:
+            out = _new(library, inputs[0], self._shape, self._dtype, stream, handle)
+        is_torch = library == "torch"
+        to = out.data_ptr() if is_torch else out.data.ptr
+        if to & self._mask:
+            return None
+        end, places = to + self._out_bytes, []
+        for array, (low, high, mask) in zip(inputs, self._places):  # noqa: B905 (a keyword takes time)
+            if array is None:
+                places.append(0)
+                continue
+            place = array.data_ptr() if is_torch else array.data.ptr
+            if place & mask or (place + low < end and to < place + high):
+                return None
+            places.append(place)
+        if self._lse is None:
+            self._launch.run((*places, to, 0), handle, weight)
+            return out
+        lse = _new(library, inputs[0], *self._lse, stream, handle)
+        self._launch.run((*places, to, lse.data_ptr() if is_torch else lse.data.ptr), handle, weight)
+        return out, lse
+
+
+class _Shape(NamedTuple):
+    """A call whose sizes may change: its plan and its problem."""
+
+    plan: Plan[Any, Any]
+    problem: Any
+    dtypes: tuple[Any, Any]
+    itemsizes: tuple[int, ...]
+
+
+class _OfOperation(Generic[P, C]):
+    """The calls and plans of one operation."""
+
+    def __init__(self, operation: Operation[P, C]) -> None:
+        self._operation = operation
+        self.calls: PlanCache[Call] = PlanCache(_MAX_CALLS)
+        self.plans: PlanCache[Plan[P, C]] = PlanCache(_MAX_PLANS)
+        self._shapes: PlanCache[_Shape] = PlanCache(_MAX_PLANS)
+
+    def keep(self, key: tuple[Any, ...], launch: Launch, checked: Checked[P], dtypes: tuple[Any, Any]) -> None:
+        """Keep a call, and its shape for calls with other sizes."""
+        operation, infos = self._operation, (*checked.arrays, checked.out)
+        extents = [(0, 0) if info is None else _relative(info.extent, info.pointer) for info in infos]
+        masks = operation.masks(checked.problem)
+        if any(info is not None and info.pointer & mask for info, mask in zip(infos, masks, strict=True)):
+            return  # a plan for misaligned arrays serves aligned ones, too, but slower
+        self.calls.put(key, Call(launch, checked, dtypes, masks, extents))
+        shape = _shape_key(key, operation.fixed_axes)
+        if shape is not None:
+            plan_key = launch.device, operation.plan_key(checked.problem), wants_debug(None), None
+            plan = self.plans.get(plan_key)
+            if plan is not None:
+                sizes = tuple([0 if info is None else info.dtype.itemsize for info in infos])
+                self._shapes.put(shape, _Shape(plan, checked.problem, dtypes, sizes))
+
+    def resized_call(self, key: tuple[Any, ...]) -> Call | None:
+        """Return, and keep, the call that differs from a known one in its sizes only."""
+        operation = self._operation
+        shape_key = _shape_key(key, operation.fixed_axes)
+        shape = None if shape_key is None else self._shapes.get(shape_key)
+        if shape is None:
+            return None
+        library, facts, options, *_ = key
+        shapes = [None if fact is None else fact[0] for fact in facts]
+        if library == "torch":
+            strides = [
+                None if fact is None else tuple([stride * size for stride in fact[1]])
+                for fact, size in zip(facts, shape.itemsizes, strict=True)
+            ]
+        else:
+            strides = [None if fact is None else fact[1] for fact in facts]
+        checked = operation.resized(shape.problem, shapes, strides, options)
+        if checked is None:
+            return None
+        launch = shape.plan.launch(checked.problem)
+        if launch is None:
+            return None
+        if shapes[-1] is None:
+            out = 1
+            for extent in checked.shape:
+                out *= extent
+            extents = [_extent(*one) for one in zip(shapes[:-1], strides, shape.itemsizes, strict=False)]
+            extents.append((0, out * shape.itemsizes[-1]))
+        else:
+            extents = [_extent(*one) for one in zip(shapes, strides, shape.itemsizes, strict=True)]
+        call = Call(launch, checked, shape.dtypes, operation.masks(checked.problem), extents)
+        self.calls.put(key, call)
+        return call
+
+
+class Plans:
+    """The calls and plans of all operations, a part of the Runtime."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, _OfOperation[Any, Any]] = {}
+
+    def of(self, operation: Operation[Any, Any]) -> _OfOperation[Any, Any]:
+        """Return those of an operation."""
+        found = self._of.get(operation.name)
+        return self._of.setdefault(operation.name, _OfOperation(operation)) if found is None else found
+
+    def clear(self) -> None:
+        """Forget all calls and plans: they hold configurations that may not be chosen any more."""
+        self._of.clear()
+
+
+class PlanCache(dict[Hashable, T]):
+    """The newest values by their keys, at most ``limit`` of them. Read without a lock; safe from many threads."""
+
+    __slots__ = ("limit",)
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def put(self, key: Hashable, value: T) -> None:
+        """Keep a value. Drops the older half if there are ``limit`` already."""
+        if len(self) >= self.limit:
+            for old in list(self)[: max(1, self.limit // 2)]:
+                self.pop(old, None)
+        self[key] = value
+
+
+#: CuPy's array class and torch's, once they have been seen, by their library.
+_libraries: dict[type, str] = {}
+
+
+def library_of(array: Any) -> str:
+    """Return ``"cupy"``, ``"torch"``, or ``""`` for an array that only describe() can read."""
+    kind = array.__class__
+    known = _libraries.get(kind)
+    if known is None:
+        modules = sys.modules
+        if "cupy" in modules and kind is modules["cupy"].ndarray:
+            known = "cupy"
+        elif "torch" in modules and kind in (modules["torch"].Tensor, modules["torch"].nn.Parameter):
+            known = "torch"
+        else:
+            return ""
+        _libraries[kind] = known
+    return known
+
+
+def _facts(library: str, arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Return (shape, strides, dtype, device) of each array.
+
+    None if they are not all of one library, or if torch records a gradient. Reads the few attributes that a launch
+    depends on and nothing else: describe() costs more than a launch.
+    """
+    facts: list[Any] = []
+    for array in arrays:
+        if array is None:
+            facts.append(None)
+        elif _libraries.get(array.__class__) != library:
+            if library_of(array) != library:
+                return None
+            return _facts(library, arrays)
+        elif library == "cupy":
+            facts.append((array.shape, array.strides, array.dtype, array.data.device_id))
+        elif array.requires_grad and sys.modules["torch"].is_grad_enabled():
+            return None
+        else:
+            try:
+                facts.append((array.shape, array.stride(), array.dtype, array.device))
+            except RuntimeError:  # a nested tensor has none of them
+                return None
+    return tuple(facts)
+
+
+def _shape_key(key: tuple[Any, ...], fixed_axes: tuple[int | None, ...]) -> Hashable:
+    """Return a call's key without the sizes of the axes that are not fixed; None if the call has no such key."""
+    if not fixed_axes:
+        return None
+    library, facts, *others = key
+    parts: list[Any] = [library, *others]
+    for fact, fixed in zip(facts, fixed_axes):  # noqa: B905 (a keyword takes time)
+        if fact is None or fixed is None:
+            parts.append(fact)
+            continue
+        shape, strides, dtype, device = fact
+        free = max(len(shape) - fixed, 1)
+        for axis in range(free - 1):  # outer axes have to follow each other without gaps
+            if strides[axis] != shape[axis + 1] * strides[axis + 1]:
+                return None
+        ones = 0
+        for extent in shape[:free]:
+            if extent < 2:
+                if not extent:
+                    return None
+                ones += 1
+        parts.append((len(shape), ones, shape[free:], strides[free - 1 :], dtype, device))
+    return tuple(parts)
+
+
+def _extent(shape: Any, strides: Any, itemsize: int) -> tuple[int, int]:
+    """Return the first byte and the end of an array, relative to its first element."""
+    if shape is None:
+        return 0, 0
+    low, high = 0, itemsize
+    for extent, stride in zip(shape, strides):  # noqa: B905 (a keyword takes time)
+        if stride < 0:
+            low += (extent - 1) * stride
+        else:
+            high += (extent - 1) * stride
+    return low, high
+
+
+def _relative(extent: tuple[int, int], pointer: int) -> tuple[int, int]:
+    return extent[0] - pointer, extent[1] - pointer
+
+
+def _kind(first: ArrayInfo, out: ArrayInfo | None) -> str:
+    return "torch" if out is not None and out.kind == "torch" and first.kind not in ("cupy", "torch") else first.kind
+
+
+def _new(library: str, like: Any, shape: tuple[int, ...], dtype: Any, stream: Any, handle: int) -> Any:
+    """Return an uninitialized result on an array's device, allocated on the stream of the launch."""
+    if library == "torch":
+        if stream is None:
+            return like.new_empty(shape, dtype=dtype)
+        with working_on(library, like.device.index, handle):
+            return like.new_empty(shape, dtype=dtype)
+    cupy = sys.modules["cupy"]
+    device = like.data.device_id
+    if stream is None and cupy.cuda.runtime.getDevice() == device:
+        return cupy.empty(shape, dtype)
+    with cupy.cuda.Device(device), working_on(library, device, handle):
+        return cupy.empty(shape, dtype)

@@ -1,0 +1,229 @@
+"""The same launch again with other addresses and other sizes: words of its arguments change, nothing is rebuilt."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import addressof
+from dataclasses import replace
+from typing import Any
+
+from cudatma import context
+from cudatma.descriptor import check_target, codec, driver
+from cudatma.kernels.arguments import Arguments, At, Map, Sizes, Value, with_fields
+from cudatma.runtime.launch import Kernel, LaunchPlan
+
+#: (argument's 64-bit words, index of the array, offset from its first byte); a tensor map begins with its address.
+_Word = tuple[Any, int, int]
+#: Whether the codec writes a field as the driver does, by the kind of map: compared once a process.
+_agrees: dict[Any, bool] = {}
+
+
+class Replay:
+    """A launch on a device that can be repeated with other addresses and sizes.
+
+    Keeps no array alive. Safe from many threads: each launch takes a set of marshalled arguments for itself, and a set
+    is added when several threads launch at the same time.
+
+    Parameters
+    ----------
+    arguments : Arguments
+        The launch. Later sizes are those of the same shape and configuration.
+    kernel : Kernel
+        The compiled kernel, which is loaded if it is not yet.
+    device : int
+        Ordinal of the device.
+    names : sequence of str
+        Names of the arrays whose addresses ``run()`` gets.
+    addresses : sequence of int
+        Their addresses now, from which the driver encodes tensor maps.
+    steady : int, default 0
+        Number of trailing arrays whose addresses ``run()`` gets separately: a weight's.
+    """
+
+    __slots__ = ("_first", "_idle", "config", "device", "resident")
+
+    def __init__(
+        self,
+        arguments: Arguments,
+        kernel: Kernel,
+        device: int,
+        names: Sequence[str],
+        addresses: Sequence[int],
+        steady: int = 0,
+    ) -> None:
+        self.device, self.config = device, arguments.config
+        self._first = _Instance(arguments, kernel, device, tuple(names), tuple(addresses), steady)
+        self._idle = [self._first]
+
+    def run(self, sizes: Sizes, addresses: tuple[int, ...], stream: int, steady: tuple[int, ...] = ()) -> None:
+        """Launch on a stream, by its handle, with arrays at these addresses.
+
+        ``steady`` holds the addresses of the trailing arrays. Passing the same ``sizes`` or ``steady`` object again
+        skips their update. Raises DriverError, LaunchError (a forked process), PipelineHang (debug).
+        """
+        try:
+            instance = self._idle.pop()
+        except IndexError:
+            instance = self._first.twin()
+        try:
+            if sizes is not instance.sizes:
+                instance.resize(sizes)
+            instance.run(addresses, stream, steady)
+        finally:
+            self._idle.append(instance)
+
+
+class _Instance:
+    """One set of marshalled arguments, which one thread uses at a time."""
+
+    __slots__ = (
+        *("_addresses", "_given", "_launch", "_maps", "_plan", "_smem_bytes", "_steady", "_steady_words"),
+        *("_values", "_words", "sizes"),
+    )
+
+    def __init__(
+        self,
+        arguments: Arguments,
+        kernel: Kernel,
+        device: int,
+        names: tuple[str, ...],
+        addresses: tuple[int, ...],
+        steady: int,
+        plan: LaunchPlan | None = None,
+    ) -> None:
+        self._given = arguments, kernel, device, names, addresses, steady
+        #: Addresses of the last launch; None if an argument may hold anything.
+        self._addresses: tuple[int, ...] | None = None
+        self._steady: tuple[int, ...] | None = None
+        if plan is None:
+            at = dict(zip(names, addresses, strict=True))
+            for over in arguments.maps:
+                check_target(over.spec, kernel.target)
+            plan = kernel.plan(
+                arguments.sizes.grid,
+                arguments.config.threads,
+                _encoded(arguments, at, device),
+                cluster=arguments.cluster if arguments.cluster > 1 else None,
+                shared_bytes=arguments.shared_bytes,
+                programmatic=arguments.sizes.programmatic,
+                device=device,
+            )
+        self._plan, self._launch, self.sizes = plan, plan.launch, arguments.sizes
+        self._smem_bytes = arguments.config.smem_bytes
+        index, split = {name: place for place, name in enumerate(names)}, len(names) - steady
+        words: list[_Word] = []
+        by_driver = kernel.target.tensormap_knows_allocation
+        self._maps: list[_MapWords] = []
+        self._values: list[tuple[Any, int, int]] = []
+        for parameter, value in zip(arguments.parameters, plan.arguments, strict=True):
+            if isinstance(parameter, Map):
+                place = index[parameter.array]
+                if by_driver or parameter.sized:
+                    self._maps.append(_MapWords(parameter, value, place, device, by_driver))
+                if not by_driver:
+                    words.append((_words(value, "Q"), place, parameter.offset_bytes))
+            elif isinstance(parameter, At) and parameter.array in index:
+                words.append((_words(value, "Q"), index[parameter.array], parameter.offset_bytes))
+            elif isinstance(parameter, Value):
+                self._values.append((value, parameter.index, ctypes.sizeof(value)))
+        self._words = [word for word in words if word[1] < split]
+        self._steady_words = [(word, place - split, offset) for word, place, offset in words if place >= split]
+
+    def twin(self) -> _Instance:
+        """Return another set of arguments for the same launch."""
+        arguments, *others = self._given
+        plan = self._plan.twin()
+        twin = _Instance(replace(arguments, sizes=self.sizes), *others, plan=plan)  # type: ignore[arg-type]
+        twin.sizes = arguments.sizes  # another thread may be changing what was copied
+        twin.resize(arguments.sizes)
+        return twin
+
+    def resize(self, sizes: Sizes) -> None:
+        """Write other sizes into the arguments."""
+        plan, old = self._plan, self.sizes
+        self.sizes = None  # type: ignore[assignment]  # if a write fails below
+        for value, index, size in self._values:
+            given = sizes.values[index]
+            if given.__class__ is bytes:
+                ctypes.memmove(value, given, size)
+            else:
+                value.value = given
+        if self._maps and (old is None or sizes.fields != old.fields):
+            fields = iter(sizes.fields)
+            for over in self._maps:
+                over.resize([next(fields) for _ in over.sized])
+            self._addresses = self._steady = None
+        plan.reshape(sizes.grid, max(self._smem_bytes, sizes.shared_bytes), sizes.programmatic)
+        self.sizes = sizes
+
+    def run(self, addresses: tuple[int, ...], stream: int, steady: tuple[int, ...]) -> None:
+        if addresses != self._addresses:
+            self._addresses = None  # if a write fails below
+            for word, index, offset in self._words:
+                word[0] = addresses[index] + offset
+            self._addresses = addresses
+        if steady is not self._steady:
+            self._steady = None
+            for word, index, offset in self._steady_words:
+                word[0] = steady[index] + offset
+            self._steady = steady
+        for over in self._maps:
+            if over.by_driver:
+                over.place(addresses + steady)
+        self._launch(stream)
+
+
+class _MapWords:
+    """The 128 bytes of a tensor map among the arguments whose fields change."""
+
+    __slots__ = ("_bytes", "_device", "_fields", "_map", "_place", "_value", "_words", "by_driver", "sized")
+
+    def __init__(self, over: Map, value: Any, place: int, device: int, by_driver: bool) -> None:
+        self._map, self._value, self._place, self._device = over, value, place, device
+        self.sized, self.by_driver = over.sized, by_driver
+        self._words, self._bytes = _words(value, "I"), memoryview(value).cast("B")
+        self._fields: tuple[int, ...] = ()
+
+    def resize(self, fields: list[int]) -> None:
+        """Write the sized fields, once a process for each kind of map in comparison with the driver."""
+        spec: Any = self._map.spec
+        kind = spec.dtype, spec.rank, spec.swizzle, spec.interleave, self.sized
+        agrees = _agrees.get(kind)
+        if agrees and not self.by_driver:
+            codec.write_fields(self._words, self._bytes, spec, self.sized, fields)
+            return
+        address = int.from_bytes(self._bytes[:8], "little")
+        changed = replace(with_fields(self._map, fields).spec, address=address)
+        raw = driver.encode(changed, self._device)
+        if agrees is None:
+            codec.write_fields(self._words, self._bytes, spec, self.sized, fields)
+            _agrees[kind] = bytes(self._bytes) == raw
+        self._bytes[:] = raw
+
+    def place(self, addresses: tuple[int, ...]) -> None:
+        """Let the driver write the address: the same one may belong to another allocation by now."""
+        with context.using(self._device):  # the driver looks the allocation up in the current context
+            driver.replace_address(addressof(self._value), addresses[self._place] + self._map.offset_bytes)
+
+
+def _encoded(arguments: Arguments, addresses: dict[str, int], device: int) -> list[Any]:
+    """Return the arguments at these addresses, tensor maps as the driver encodes them."""
+    maps = iter(arguments.maps)
+    values: list[Any] = []
+    for parameter in arguments.parameters:
+        if isinstance(parameter, Map):
+            over = next(maps)
+            values.append(driver.encode(replace(over.spec, address=addresses[over.array] + over.offset_bytes), device))
+        elif isinstance(parameter, At):
+            address = addresses.get(parameter.array, 0)
+            values.append(address + parameter.offset_bytes if address else 0)
+        elif isinstance(parameter, Value):
+            values.append(arguments.sizes.values[parameter.index])
+        else:
+            values.append(parameter)
+    return values
+
+
+def _words(value: Any, kind: str) -> Any:
+    return memoryview(value).cast("B").cast(kind)
