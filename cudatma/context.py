@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from cudatma.errors import DriverError, LaunchError, check, no_driver
 
-
 _Part = TypeVar("_Part")
 
 

@@ -45,9 +45,9 @@ class Map(NamedTuple):
 
 
 class Value(NamedTuple):
-    """A parameter whose value is ``Sizes.values[index]``."""
+    """A parameter whose value is ``Sizes.values[place]``."""
 
-    index: int
+    place: int
 
 
 class Sizes(NamedTuple):
@@ -100,7 +100,7 @@ class Arguments:
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a CTA."""
-        return max(self.config.smem_bytes, self.sizes.shared_bytes)
+        return max(int(self.config.smem_bytes), self.sizes.shared_bytes)
 
     @property
     def maps(self) -> list[Map]:
@@ -128,7 +128,7 @@ class Arguments:
         if isinstance(parameter, At):
             info = arrays.get(parameter.array)
             return 0 if info is None else info.pointer + parameter.offset_bytes
-        return self.sizes.values[parameter.index] if isinstance(parameter, Value) else parameter
+        return self.sizes.values[parameter.place] if isinstance(parameter, Value) else parameter
 
     def emulate(
         self, target: Target, arrays: Mapping[str, ArrayInfo], *, kernel: Kernel | None = None, **options: Any

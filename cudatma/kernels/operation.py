@@ -40,7 +40,7 @@ C = TypeVar("C", bound=Hashable)
 T = TypeVar("T")
 #: Names of the results, and of the memory that the engine provides.
 _RESULTS, _SPACES = ("out", "lse"), (PARTIALS, FLAGS, ROWS)
-_PLAIN = (int, float, bool, str, type(None))
+_PLAIN = frozenset((int, float, bool, str, type(None)))
 #: Calls and plans that an operation keeps: a call takes some 2 KB.
 _MAX_CALLS, _MAX_PLANS = 4096, 512
 
@@ -49,8 +49,8 @@ class Checked(NamedTuple, Generic[P]):
     """A call that is valid.
 
     problem: what has to be computed. arrays: the inputs in the operation's order. out: the caller's result, None to
-    make one. shape, dtype: of the result. lse: shape of a second result in fp32, if the call has one. kind: the
-    library whose current stream a call without a stream uses.
+    make one. shape, dtype: of the result. lse: shape of a second result in fp32, if the call has one. source: whatever
+    arranged() needs.
     """
 
     problem: P
@@ -59,6 +59,7 @@ class Checked(NamedTuple, Generic[P]):
     shape: tuple[int, ...]
     dtype: Any
     lse: tuple[int, ...] | None = None
+    source: Any = None
 
 
 class Weight(NamedTuple):
@@ -92,6 +93,15 @@ class Operation(ABC, Generic[P, C]):
         """Names of the arrays whose addresses differ from call to call, in the order of a launch."""
         return (*self.inputs, *_RESULTS, *_SPACES)
 
+    def named(self, checked: Checked[P]) -> dict[str, ArrayInfo]:
+        """Return the inputs and the result of a call by name."""
+        arrays = dict(zip(self.inputs, checked.arrays, strict=True)) | {"out": checked.out}
+        return {name: info for name, info in arrays.items() if info is not None}
+
+    def addresses(self, named: Mapping[str, ArrayInfo]) -> tuple[int, ...]:
+        """Return the addresses of inputs and results in the order of a launch, 0 for what the call lacks."""
+        return tuple([info.pointer if (info := named.get(name)) else 0 for name in (*self.inputs, *_RESULTS)])
+
     @abstractmethod
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[P]:
         """Validate a call. ``subject`` is run()'s. Raises ArgumentError, ArgumentTypeError."""
@@ -112,8 +122,13 @@ class Operation(ABC, Generic[P, C]):
     def reference(self, problem: P, arrays: Mapping[str, ArrayInfo]) -> None:
         """Compute the result with NumPy. The arrays are in host memory."""
 
-    def sizes(self, problem: P, config: C, gpu: Gpu, resident: tuple[int, ...]) -> tuple[Sizes, ...]:
-        """Return the sizes of arguments(), which is all that differs between problems of one plan_key()."""
+    def sizes(
+        self, problem: P, config: C, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
+    ) -> tuple[Sizes, ...]:
+        """Return the sizes of arguments(), which is all that differs between problems of one plan_key().
+
+        ``memo`` is kept for problems of the same plan_key() and configuration.
+        """
         return tuple([one.sizes for one in self.arguments(problem, config, gpu, resident)])
 
     def plan_key(self, problem: P) -> Hashable:
@@ -185,9 +200,9 @@ def run(
         library = library_of(inputs[0])
         if library:
             facts = _facts(library, (*inputs, out))
-            if facts is not None and all([option.__class__ in _PLAIN for option in options]):
+            kinds = tuple([option.__class__ for option in options])
+            if facts is not None and _PLAIN.issuperset(kinds):
                 known = context.runtime().part(Plans).of(operation)
-                kinds = tuple([option.__class__ for option in options])
                 key = library, facts, options, kinds, None if weight is None else weight.format
                 call = known.calls.get(key)
                 if call is None:
@@ -230,11 +245,11 @@ def _first(
     if device is not None and handle is not None:
         order_after_producers(handle, device, result, *given.arrays)
     checked = operation.arranged(given, chosen, handle)
-    arrays = dict(zip(operation.inputs, checked.arrays, strict=True)) | {"out": result}
-    arrays["lse"] = None if lse is None else describe(lse)
+    named = operation.named(checked)
+    if lse is not None:
+        named["lse"] = describe(lse)
     if weight is not None:
-        arrays |= weight.arrays
-    named = {name: info for name, info in arrays.items() if info is not None}
+        named |= weight.arrays
     if chosen == "reference":
         operation.reference(checked.problem, named)
     elif operation.without_kernel(checked.problem, named, handle):
@@ -243,8 +258,7 @@ def _first(
         emulate(operation, checked.problem, named)
     else:
         launch = launch_of(operation, checked.problem, device, handle, named, weight)
-        addresses = tuple([0 if (info := arrays[name]) is None else info.pointer for name in operation.names[:-3]])
-        launch.run(addresses, handle, weight, workspace)
+        launch.run(operation.addresses(named), handle, weight, workspace)
         if key is not None and checked is given:
             dtypes = out.dtype, None if lse is None else lse.dtype
             context.runtime().part(Plans).of(operation).keep(key, launch, checked, dtypes)
@@ -329,6 +343,7 @@ class _Loaded(NamedTuple):
     config: Any
     replays: tuple[Replay, ...]
     resident: tuple[int, ...]
+    memo: dict[Any, Any]
 
 
 class Plan(Generic[P, C]):
@@ -348,7 +363,7 @@ class Plan(Generic[P, C]):
         loaded = self._loaded.get(id(config))
         if loaded is None:
             return None
-        sizes = self._operation.sizes(problem, loaded.config, self._gpu, loaded.resident)
+        sizes = self._operation.sizes(problem, loaded.config, self._gpu, loaded.resident, loaded.memo)
         return self._launch(loaded, sizes)
 
     def load(self, problem: P, stream: int, named: Mapping[str, ArrayInfo], weight: Weight | None) -> Launch:
@@ -378,12 +393,12 @@ class Plan(Generic[P, C]):
                     for one, kernel in zip(arguments, kernels, strict=True)
                 ]
             )
-            loaded = self._loaded[config] = _Loaded(config, replays, tuple(resident))
+            loaded = self._loaded[config] = _Loaded(config, replays, tuple(resident), {})
         if len(self._loaded) >= _MAX_PLANS:
             for known in [known for known in self._loaded if known.__class__ is int]:
                 self._loaded.pop(known, None)
         self._loaded[id(config)] = loaded._replace(config=config)  # which keeps the identity
-        return self._launch(loaded, operation.sizes(problem, config, gpu, loaded.resident))
+        return self._launch(loaded, operation.sizes(problem, config, gpu, loaded.resident, loaded.memo))
 
     def _launch(self, loaded: _Loaded, sizes: tuple[Sizes, ...]) -> Launch:
         partials, rows, uses_space = 0, 0, False

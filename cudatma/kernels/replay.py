@@ -109,7 +109,8 @@ class _Instance:
                 programmatic=arguments.sizes.programmatic,
                 device=device,
             )
-        self._plan, self._launch, self.sizes = plan, plan.launch, arguments.sizes
+        self._plan, self._launch = plan, plan.launch
+        self.sizes: Sizes | None = arguments.sizes
         self._smem_bytes = arguments.config.smem_bytes
         index, split = {name: place for place, name in enumerate(names)}, len(names) - steady
         words: list[_Word] = []
@@ -126,23 +127,22 @@ class _Instance:
             elif isinstance(parameter, At) and parameter.array in index:
                 words.append((_words(value, "Q"), index[parameter.array], parameter.offset_bytes))
             elif isinstance(parameter, Value):
-                self._values.append((value, parameter.index, ctypes.sizeof(value)))
+                self._values.append((value, parameter.place, ctypes.sizeof(value)))
         self._words = [word for word in words if word[1] < split]
         self._steady_words = [(word, place - split, offset) for word, place, offset in words if place >= split]
 
     def twin(self) -> _Instance:
         """Return another set of arguments for the same launch."""
-        arguments, *others = self._given
-        plan = self._plan.twin()
-        twin = _Instance(replace(arguments, sizes=self.sizes), *others, plan=plan)  # type: ignore[arg-type]
-        twin.sizes = arguments.sizes  # another thread may be changing what was copied
-        twin.resize(arguments.sizes)
+        twin = _Instance(*self._given, plan=self._plan.twin())
+        # Another thread may be changing the arguments that were copied.
+        twin.sizes = None
+        twin.resize(self._given[0].sizes)
         return twin
 
     def resize(self, sizes: Sizes) -> None:
         """Write other sizes into the arguments."""
         plan, old = self._plan, self.sizes
-        self.sizes = None  # type: ignore[assignment]  # if a write fails below
+        self.sizes = None  # if a write fails below
         for value, index, size in self._values:
             given = sizes.values[index]
             if given.__class__ is bytes:
@@ -219,11 +219,11 @@ def _encoded(arguments: Arguments, addresses: dict[str, int], device: int) -> li
             address = addresses.get(parameter.array, 0)
             values.append(address + parameter.offset_bytes if address else 0)
         elif isinstance(parameter, Value):
-            values.append(arguments.sizes.values[parameter.index])
+            values.append(arguments.sizes.values[parameter.place])
         else:
             values.append(parameter)
     return values
 
 
-def _words(value: Any, kind: str) -> Any:
+def _words(value: Any, kind: Any) -> Any:
     return memoryview(value).cast("B").cast(kind)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -32,8 +32,6 @@ from cudatma.target import get_target
 _WEIGHT = "launch"
 #: A tensor map is valid for addresses with the same remainder modulo this.
 _ALIGNMENT = 16
-#: Sizes that a configuration keeps.
-_MAX_SIZES = 4096
 
 
 def marlin_gemm(
@@ -107,7 +105,7 @@ def marlin_gemm(
             raise ArgumentTypeError(name, type(flag).__name__, "bool")
     options = {"stream": stream, "backend": backend, "subject": w, "weight": weight_of(w)}
     if workspace is not None:
-        options["workspace"] = check_workspace(workspace, w.device)
+        options["workspace"] = check_workspace(workspace, w.device or 0)
     if debug is None:
         return run(MARLIN_GEMM, (x, bias), out, (programmatic, batch_invariant), **options)
     with debugging(debug):
@@ -116,18 +114,15 @@ def marlin_gemm(
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The kernels of a call. gemm: in the form that the weight's scales allow. copy: of activations, None for none.
-    sizes: functions of M by what else they depend on."""
+    """The kernels of a call. gemm: in the form that the weight's scales allow. copy: of activations, None for none."""
 
     gemm: AnyMarlinSpec
     copy: PermuteColumnsSpec | None
-    layer: LinearShape
-    sizes: dict[Any, Callable[[int], Sizes]] = field(default_factory=dict, compare=False, repr=False)
 
 
 @lru_cache(maxsize=4096)
-def _config(layer: LinearShape, spec: AnyMarlinSpec, form: str, copy: PermuteColumnsSpec | None) -> Config:
-    return Config(resolve_fused(spec, form), copy, layer)
+def _config(spec: AnyMarlinSpec, form: str, copy: PermuteColumnsSpec | None) -> Config:
+    return Config(resolve_fused(spec, form), copy)
 
 
 class MarlinGemm(Operation[Problem, Config]):
@@ -175,12 +170,12 @@ class MarlinGemm(Operation[Problem, Config]):
 
     def plan_key(self, problem: Problem) -> Hashable:
         """All but M and the exponent of the scales, which is in the struct."""
-        return problem.layer, problem.launch_key[:-2], problem.programmatic
+        return problem.plan_key
 
     def configure(self, problem: Problem, gpu: Gpu) -> Config:
         """Return the kernels for a problem."""
         copy = choose_copy(problem, get_target(gpu.target), gpu.sm_count) if problem.is_arranged else None
-        return _config(problem.layer, choose(problem, gpu), problem.scale_form, copy)
+        return _config(choose(problem, gpu), problem.scale_form, copy)
 
     def kernels(self, problem: Problem, config: Config) -> tuple[tuple[str, Any], ...]:
         """Return the copy of activations, if there is one, and the GEMM."""
@@ -193,27 +188,27 @@ class MarlinGemm(Operation[Problem, Config]):
         gemm = gemm_arguments(problem, config.gemm, work, get_target(gpu.target))
         return (gemm,) if config.copy is None else (copy_arguments(problem, config.copy, resident[0]), gemm)
 
-    def sizes(self, problem: Problem, config: Config, gpu: Gpu, resident: tuple[int, ...]) -> tuple[Sizes, ...]:
+    def sizes(
+        self, problem: Problem, config: Config, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
+    ) -> tuple[Sizes, ...]:
         """Return the sizes of the launches. Values of M with as many tiles differ in a word or two."""
-        key = -(-problem.m // config.gemm.block_m), resident, problem.launch_key
-        of_m = config.sizes.get(key)
+        key = -(-problem.m // config.gemm.block_m), problem.scale_exponent
+        of_m = memo.get(key)
         if of_m is None:
-            if len(config.sizes) >= _MAX_SIZES:
-                config.sizes.clear()
             work = _schedule(problem, config, resident)
-            of_m = config.sizes[key] = sizes_for(problem, config.gemm, work, get_target(gpu.target))
+            of_m = memo[key] = sizes_for(problem, config.gemm, work, get_target(gpu.target))
         gemm = of_m(problem.m)
         return (gemm,) if config.copy is None else (copy_sizes(problem, config.copy, resident[0]), gemm)
 
     def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         """Compute fp32 products of the dequantized weight, rounded once."""
-        named = {name: host_array(arrays[name]) if name in arrays else None for name in (*self.inputs, "out")}
+        named: dict[str, Any] = {name: host_array(info) for name, info in arrays.items()}
         layer = problem.layer
-        parts = {name: host_array(arrays[name]) if name in arrays else None for name in self.steady}
+        parts: dict[str, Any] = {name: named.get(name) for name in self.steady}
         w = PackedWeight(**parts, shape=(layer.k, layer.n), group_size=layer.group_size, dtype=layer.dtype)
         with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
             values = named["x"].astype(np.float32) @ w.dequantize(dtype=np.float32)
-            if named["bias"] is not None:
+            if "bias" in named:
                 values += named["bias"].astype(np.float32)
             named["out"][...] = values.astype(arrays["out"].dtype)
 
@@ -237,7 +232,7 @@ class _Formats(dict[Hashable, _Format]):
 def weight_of(w: object) -> Weight:
     """Return the arrays of a weight for a launch. Raises ArgumentTypeError for an object that is no weight."""
     if w.__class__ is PackedWeight:
-        known: Weight | None = w.attachments.get(_WEIGHT)  # type: ignore[attr-defined]
+        known: Weight | None = w.attachments.get(_WEIGHT)
         if known is not None:
             return known
     weight = check_weight(w)
