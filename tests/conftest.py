@@ -6,7 +6,7 @@ import gc
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +16,7 @@ import pytest
 
 import cudatma
 from cudatma.cli import tools_package
+from cudatma.context import Runtime, using_runtime
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for torch and OpenBLAS: as many test processes run as there are cores
 os.environ["CUDATMA_TUNE_FILE"] = "none"  # no test depends on what somebody tuned on this machine
@@ -55,9 +56,10 @@ def missing_gpu() -> str:
 
 
 @pytest.fixture(autouse=True)
-def fresh_marlin_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give each test launch plans of its own: those of another test may launch what that one put in their place."""
-    monkeypatch.setattr("cudatma.kernels.marlin.gemm._SHARED_PLANS", {})
+def own_runtime() -> Iterator[None]:
+    """Give each test plans of its own: those of another test may launch what that one put in their place."""
+    with using_runtime(Runtime()):
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses

@@ -12,7 +12,9 @@ from data_movement_subjects import data_movement_subjects
 from path_subjects import path_subjects
 from subject import Subject
 
+from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import TensorMap
+from cudatma.kernels.arguments import Arguments
 from cudatma.kernels.data_movement.ragged_copy import TEMPLATE as RAGGED_COPY
 from cudatma.kernels.data_movement.ragged_copy import RaggedCopy, RaggedCopySpec
 from cudatma.kernels.data_movement.tile_copy import TEMPLATE as TILE_COPY
@@ -28,6 +30,7 @@ from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.operation import host_workspace
 from cudatma.kernels.schedule import schedule
 from cudatma.mutants.mutant import Call
 from cudatma.quantization import PackedWeight, quantize
