@@ -32,22 +32,22 @@ class Device:
 class Runtime:
     """The state that lives as long as the process: kernels, plans, workspaces, tables of choices, tuning files.
 
-    Each part is an instance of the class that a module names, made at its first use. A forked child starts with a new
-    Runtime. Tests run in one of their own: ``with using_runtime(Runtime()): ...``. Safe from many threads.
+    Each module keeps its part under a key of its own, made at its first use. A forked child starts with a new Runtime.
+    Tests run in one of their own: ``with using_runtime(Runtime()): ...``. Safe from many threads.
     """
 
     def __init__(self) -> None:
-        self._parts: dict[type, Any] = {}
+        self.parts: dict[Any, Any] = {}
         self._lock = threading.RLock()
 
-    def part(self, kind: type[_Part]) -> _Part:
-        """Return the part that is an instance of this class, which takes no arguments."""
-        found: _Part | None = self._parts.get(kind)
+    def part(self, key: Any, make: Callable[[], _Part] | None = None) -> _Part:
+        """Return the part under a key. ``make`` makes it if it is missing; by default the key is its class."""
+        found: _Part | None = self.parts.get(key)
         if found is None:
             with self._lock:
-                found = self._parts.get(kind)
+                found = self.parts.get(key)
                 if found is None:
-                    found = self._parts[kind] = kind()
+                    found = self.parts[key] = (make or key)()
         return found
 
 

@@ -139,8 +139,8 @@ class Gemm(Operation[Problem, GemmSpec]):
         return Checked(problem, infos, result, shape, NUMPY[request.out_dtype], source=request)
 
     def resized(
-        self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any], options: tuple[Any, ...]
-    ) -> Checked[Problem] | None:
+        self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any]
+    ) -> tuple[Problem, tuple[int, ...], None] | None:
         """Return the problem with another M, if it is a product of two matrices without block scales."""
         a, b, a_scale, _, _, out = shapes
         if problem.batch > 1 or len(b) > 2 or problem.block_scales:
@@ -150,7 +150,7 @@ class Gemm(Operation[Problem, GemmSpec]):
             return None
         if a_scale is not None and a_scale[0] != m and problem.m > 1:
             return None
-        return Checked(problem.with_m(m), (), None, (*a[:-1], problem.n), None)
+        return problem.with_m(m), (*a[:-1], problem.n), None
 
     def masks(self, problem: Problem) -> tuple[int, ...]:
         """TMA reads a and b, and A's scales if it can; the others are read by elements."""
