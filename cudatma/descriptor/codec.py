@@ -111,7 +111,7 @@ def encode(spec: AnySpec, version: int = 0) -> bytes:
 
 
 def write_fields(
-    words: Any, raw: Any, spec: TiledSpec, fields: Sequence[tuple[str, int]], values: Sequence[int]
+    words: Any, raw: Any, spec: AnySpec, fields: Sequence[tuple[str, int]], values: Sequence[int]
 ) -> None:
     """Write fields of a tiled map in place.
 

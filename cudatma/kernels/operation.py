@@ -21,9 +21,9 @@ import numpy as np
 from cudatma import context
 from cudatma.arrays import ArrayInfo, describe, empty_like_library
 from cudatma.backend import backend_for
-from cudatma.build.kernel import debug_scope, default_target, known_kernel, wants_debug
+from cudatma.build.kernel import debug_scope, default_target, known_kernel, load_kernel, wants_debug
 from cudatma.errors import ArgumentError, LaunchError
-from cudatma.kernels.arguments import FLAGS, PARTIALS, ROWS, Arguments, Sizes, kernel_of
+from cudatma.kernels.arguments import FLAGS, PARTIALS, ROWS, Arguments, Sizes
 from cudatma.kernels.checks import check_backend
 from cudatma.kernels.choosing import pinned_scope
 from cudatma.kernels.gpu import H200, Gpu, gpu_of, imagined_gpu
@@ -67,7 +67,7 @@ class Weight(NamedTuple):
 
     format: Hashable
     addresses: tuple[int, ...]
-    arrays: Mapping[str, ArrayInfo]
+    arrays: dict[str, ArrayInfo]
 
 
 class Operation(ABC, Generic[P, C]):
@@ -423,7 +423,7 @@ def loaded_kernel(template: str, spec: Any, target: Target, device: int, stream:
         allowed = f"a stream that captures nothing, for the first {function} of this kind"
         remedy = f"call {function} once, or warm it up, before the capture"
         raise LaunchError("stream", "a stream under graph capture", allowed, remedy)
-    kernel = kernel_of(template, spec, target)
+    kernel = load_kernel(template, spec, target)
     kernel.load(device)
     return kernel
 
@@ -546,7 +546,9 @@ class _OfOperation(Generic[P, C]):
         known = None if shape_key is None else self._shapes.get(shape_key)
         if known is None:
             return None
-        is_torch, shapes, strides_bytes, extents = key[0] == "torch", [], [], []
+        is_torch, extents = key[0] == "torch", []
+        shapes: list[Any] = []
+        strides_bytes: list[Any] = []
         for fact, itemsize in zip(key[1], known.itemsizes):  # noqa: B905 (a keyword takes time)
             if fact is None:
                 shapes.append(None)

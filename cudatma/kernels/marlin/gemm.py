@@ -240,6 +240,6 @@ def weight_of(w: object) -> Weight:
     addresses = tuple([infos[name].pointer if name in infos else 0 for name in arrays])
     remainders = tuple([address % _ALIGNMENT for address in addresses])
     key = weight.device, LinearShape.of(weight), weight.scale_fit, weight.perm is None, remainders
-    formats = context.runtime().part(_Formats)
+    formats: _Formats = context.runtime().part(_Formats)
     made = weight.attachments[_WEIGHT] = Weight(formats.setdefault(key, _Format()), addresses, infos)
     return made
