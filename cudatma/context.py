@@ -53,18 +53,18 @@ class Runtime:
 
 def runtime() -> Runtime:
     """Return the Runtime in use."""
-    return _runtime
+    return in_use
 
 
 @contextlib.contextmanager
 def using_runtime(other: Runtime) -> Iterator[Runtime]:
     """Use another Runtime, in all threads, until the block ends."""
-    global _runtime
-    previous, _runtime = _runtime, other
+    global in_use
+    previous, in_use = in_use, other
     try:
         yield other
     finally:
-        _runtime = previous
+        in_use = previous
 
 
 #: CUDA_ERROR_STREAM_CAPTURE_IMPLICIT of cuda.h.
@@ -78,15 +78,16 @@ forked = False
 #: What must be renewed in a forked child, by the object's identity.
 _renewals: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 _Renewed = TypeVar("_Renewed")
-_runtime = Runtime()
+#: The Runtime in use, which the hot path reads here.
+in_use = Runtime()
 
 
 def _note_fork() -> None:
-    global _lock, forked, _initialised, _runtime
+    global _lock, forked, _initialised, in_use
     _lock = threading.Lock()  # another thread of the parent may have held it
     forked = forked or _initialised
     _initialised = False
-    _runtime = Runtime()
+    in_use = Runtime()
     _devices.clear()
     _contexts.clear()
     for renewed, renew in list(_renewals.items()):

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from operator import attrgetter, methodcaller
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -39,7 +40,6 @@ C = TypeVar("C", bound=Hashable)
 T = TypeVar("T")
 #: Names of the results, and of the memory that the engine provides.
 _RESULTS, _SPACES = ("out", "lse"), (PARTIALS, FLAGS, ROWS)
-_PLAIN = frozenset((int, float, bool, str, type(None)))
 #: Calls and plans that an operation keeps: a call takes some 2 KB.
 _MAX_CALLS, _MAX_PLANS = 4096, 512
 
@@ -180,8 +180,7 @@ def run(
     out : array or None
         The result. None makes one.
     options : tuple
-        What the result depends on besides the arrays. Numbers, strings and None are part of a call's key; a call with
-        anything else goes through all checks.
+        What the result depends on besides the arrays. Equal options have to mean the same: 1, 1.0 and True are equal.
     stream : stream, optional
         Default: the current stream of the first input's library.
     backend : str, optional
@@ -198,15 +197,16 @@ def run(
         library = _libraries.get(inputs[0].__class__) or library_of(inputs[0])
         facts = _facts(library, (*inputs, out)) if library else None
         if facts is not None:
-            kinds = tuple([option.__class__ for option in options])
-            if _PLAIN.issuperset(kinds):
-                known = context.runtime().parts.get(operation) or calls_of(operation)
-                key = library, facts, options, kinds, weight and weight.format
+            known = context.in_use.parts.get(operation) or calls_of(operation)
+            key = library, facts, options, weight and weight.format
+            try:
                 call = known.calls.get(key) or known.resized_call(key)
-                if call is not None:
-                    done = call.run(library, inputs, out, stream, weight)
-                    if done is not None:
-                        return done
+            except TypeError:  # an option that has no hash, which check() judges
+                call = key = None
+            if call is not None:
+                done = call.run(library, inputs, out, stream, weight)
+                if done is not None:
+                    return done
     return _first(operation, inputs, out, options, stream, backend, weight, subject, workspace, key)
 
 
@@ -454,56 +454,65 @@ def launch_of(
 class Call:
     """A launch, and what a repeated call can still get wrong: where its arrays are."""
 
-    __slots__ = ("_device", "_dtype", "_launch", "_lse", "_mask", "_out_bytes", "_places", "_shape", "_single")
+    __slots__ = (
+        *("_address", "_device", "_dtype", "_launch", "_lse", "_mask", "_out", "_out_bytes", "_places", "_present"),
+        *("_shape", "_single"),
+    )
 
     def __init__(
         self,
+        library: str,
         launch: Launch,
         shape: tuple[int, ...],
         lse: tuple[int, ...] | None,
         dtypes: tuple[Any, Any],
-        extents: Sequence[tuple[int, int]],
+        extents: Sequence[tuple[int, int] | None],
         masks: tuple[int, ...],
     ) -> None:
         """shape, lse: shapes of the results. dtypes: of both, as their library has them. extents: first byte and end of
-        each input and of out, relative to its address. masks: as Operation.masks()."""
-        self._launch, self._device = launch, launch.device
+        each input and of out, relative to its address, None for what the call lacks. masks: as Operation.masks()."""
+        self._address, self._launch, self._device = _ADDRESS[library], launch, launch.device
         self._shape, self._dtype = shape, dtypes[0]
         self._lse = None if lse is None else (lse, dtypes[1])
-        self._out_bytes, self._mask = extents[-1][1], masks[-1]
-        self._places = [(*extent, mask) for extent, mask in zip(extents[:-1], masks)]  # noqa: B905
+        *read, written = extents
+        self._out, self._out_bytes, self._mask = len(read), written[1] if written else 0, masks[-1]
+        self._places = [0] * (len(read) + len(_RESULTS) + len(_SPACES))
+        self._present = [(at, *one, mask) for at, (one, mask) in enumerate(zip(read, masks, strict=False)) if one]
         is_single = launch.partials_bytes is None and len(launch.replays) == 1
         self._single = (launch.replays[0].run, launch.sizes[0]) if is_single else None
 
     def run(self, library: str, inputs: tuple[Any, ...], out: Any, stream: Any, weight: Weight | None) -> Any:
         """Launch; return the results, or None if check() has to look at the addresses."""
-        device = self._device
+        device, address = self._device, self._address
         handle = current_stream(library, device) if stream is None else stream_handle(stream, library, device)
         if out is None:
             out = _new(library, inputs[0], self._shape, self._dtype, stream, handle)
-        is_torch = library == "torch"
-        to = out.data_ptr() if is_torch else out.data.ptr
+        to = address(out)
         if to & self._mask:
             return None
-        end, places = to + self._out_bytes, []
-        for array, (low, high, mask) in zip(inputs, self._places):  # noqa: B905 (a keyword takes time)
-            if array is None:
-                places.append(0)
-                continue
-            place = array.data_ptr() if is_torch else array.data.ptr
+        end, places = to + self._out_bytes, self._places[:]
+        for at, low, high, mask in self._present:
+            places[at] = place = address(inputs[at])
             if place & mask or (place + low < end and to < place + high):
                 return None
-            places.append(place)
-        lse, lse_place = None, 0
-        if self._lse is not None:
+        at = self._out
+        places[at] = to
+        if self._lse is None:
+            done = out
+        else:
             lse = _new(library, inputs[0], *self._lse, stream, handle)
-            lse_place = lse.data_ptr() if is_torch else lse.data.ptr
+            places[at + 1] = address(lse)
+            done = out, lse
         if self._single is not None:
             replay, sizes = self._single
-            replay(sizes, (*places, to, lse_place, 0, 0, 0), handle, weight.addresses if weight else ())
+            replay(sizes, tuple(places), handle, weight.addresses if weight else ())
         else:
-            self._launch.run((*places, to, lse_place), handle, weight)
-        return out if lse is None else (out, lse)
+            self._launch.run(tuple(places[: at + 2]), handle, weight)
+        return done
+
+
+#: Functions that return the address of an array, by its library.
+_ADDRESS: dict[str, Callable[[Any], int]] = {"cupy": attrgetter("data.ptr"), "torch": methodcaller("data_ptr")}
 
 
 class _Shape(NamedTuple):
@@ -531,8 +540,8 @@ class _OfOperation(Generic[P, C]):
         masks = operation.masks(checked.problem)
         if any(info is not None and info.pointer & mask for info, mask in zip(infos, masks, strict=True)):
             return  # a plan for misaligned arrays serves aligned ones, too, but slower
-        extents = [(0, 0) if info is None else _relative(info) for info in infos]
-        self.calls.put(key, Call(launch, checked.shape, checked.lse, dtypes, extents, masks))
+        extents = [None if info is None else _relative(info) for info in infos]
+        self.calls.put(key, Call(key[0], launch, checked.shape, checked.lse, dtypes, extents, masks))
         shape = _shape_key(key, operation.fixed_axes)
         plan = self.plans.get((launch.device, operation.plan_key(checked.problem), wants_debug(None), None))
         if shape is not None and plan is not None:
@@ -546,14 +555,15 @@ class _OfOperation(Generic[P, C]):
         known = None if shape_key is None else self._shapes.get(shape_key)
         if known is None:
             return None
-        is_torch, extents = key[0] == "torch", []
+        is_torch = key[0] == "torch"
+        extents: list[tuple[int, int] | None] = []
         shapes: list[Any] = []
         strides_bytes: list[Any] = []
         for fact, itemsize in zip(key[1], known.itemsizes):  # noqa: B905 (a keyword takes time)
             if fact is None:
                 shapes.append(None)
                 strides_bytes.append(None)
-                extents.append((0, 0))
+                extents.append(None)
                 continue
             shape, strides, *_ = fact
             if is_torch:
@@ -579,7 +589,7 @@ class _OfOperation(Generic[P, C]):
             for extent in shape:
                 nbytes *= extent
             extents[-1] = 0, nbytes
-        call = Call(launch, shape, lse, known.dtypes, extents, known.masks)
+        call = Call(key[0], launch, shape, lse, known.dtypes, extents, known.masks)
         self.calls.put(key, call)
         return call
 
@@ -641,18 +651,21 @@ def _facts(library: str, arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
     depends on and nothing else: describe() costs more than a launch.
     """
     facts: list[Any] = []
+    kind, is_torch = arrays[0].__class__, library == "torch"
     try:
         for array in arrays:
-            if array is None:
-                facts.append(None)
-            elif _libraries.get(array.__class__) != library and library_of(array) != library:
-                return None
-            elif library == "torch":
-                if array.requires_grad and sys.modules["torch"].is_grad_enabled():
+            if array.__class__ is not kind:
+                if array is None:
+                    facts.append(None)
+                    continue
+                if library_of(array) != library:
                     return None
-                facts.append((array.shape, array.stride(), array.dtype, array.device))
-            else:
+            if not is_torch:
                 facts.append((array.shape, array.strides, array.dtype, array.data.device_id))
+            elif array.requires_grad and sys.modules["torch"].is_grad_enabled():
+                return None
+            else:
+                facts.append((array.shape, array.stride(), array.dtype, array.device))
     except RuntimeError:  # a nested tensor has no strides
         return None
     return tuple(facts)

@@ -70,7 +70,19 @@ class Replay:
         try:
             if sizes is not instance.sizes:
                 instance.resize(sizes)
-            instance.run(addresses, stream, steady)
+            if addresses != instance.addresses:
+                instance.addresses = None  # if a write fails
+                for word, index, offset in instance.words:
+                    word[0] = addresses[index] + offset
+                instance.addresses = addresses
+            if steady is not instance.steady:
+                instance.steady = None
+                for word, index, offset in instance.steady_words:
+                    word[0] = steady[index] + offset
+                instance.steady = steady
+            for over in instance.by_driver:
+                over.place(addresses + steady)
+            instance.launch(stream)
         finally:
             self._idle.append(instance)
 
@@ -79,8 +91,8 @@ class _Instance:
     """One set of marshalled arguments, which one thread uses at a time."""
 
     __slots__ = (
-        *("_addresses", "_by_driver", "_given", "_launch", "_maps", "_plan", "_smem_bytes", "_steady", "_steady_words"),
-        *("_values", "_words", "sizes"),
+        *("_given", "_maps", "_plan", "_smem_bytes", "_values", "addresses", "by_driver", "launch", "sizes", "steady"),
+        *("steady_words", "words"),
     )
 
     def __init__(
@@ -95,8 +107,8 @@ class _Instance:
     ) -> None:
         self._given = arguments, kernel, device, names, addresses, steady
         #: Addresses of the last launch; None if an argument may hold anything.
-        self._addresses: tuple[int, ...] | None = None
-        self._steady: tuple[int, ...] | None = None
+        self.addresses: tuple[int, ...] | None = None
+        self.steady: tuple[int, ...] | None = None
         if plan is None:
             at = dict(zip(names, addresses, strict=True))
             for over in arguments.maps:
@@ -110,7 +122,7 @@ class _Instance:
                 programmatic=arguments.sizes.programmatic,
                 device=device,
             )
-        self._plan, self._launch = plan, plan.launch
+        self._plan, self.launch = plan, plan.launch
         self.sizes: Sizes | None = arguments.sizes
         self._smem_bytes = arguments.config.smem_bytes
         index, split = {name: place for place, name in enumerate(names)}, len(names) - steady
@@ -131,9 +143,9 @@ class _Instance:
                 is_struct = isinstance(arguments.sizes.values[parameter.place], bytes)
                 values[parameter.place] = memoryview(value).cast("B") if is_struct else value
         self._values = [values[place] for place in range(len(values))]
-        self._by_driver = [over for over in self._maps if by_driver]
-        self._words = [word for word in words if word[1] < split]
-        self._steady_words = [(word, place - split, offset) for word, place, offset in words if place >= split]
+        self.by_driver = [over for over in self._maps if by_driver]
+        self.words = [word for word in words if word[1] < split]
+        self.steady_words = [(word, place - split, offset) for word, place, offset in words if place >= split]
 
     def twin(self) -> _Instance:
         """Return another set of arguments for the same launch."""
@@ -161,21 +173,6 @@ class _Instance:
         plan.reshape(sizes.grid, max(self._smem_bytes, sizes.shared_bytes), sizes.programmatic)
         self.sizes = sizes
 
-    def run(self, addresses: tuple[int, ...], stream: int, steady: tuple[int, ...]) -> None:
-        if addresses != self._addresses:
-            self._addresses = None  # if a write fails below
-            for word, index, offset in self._words:
-                word[0] = addresses[index] + offset
-            self._addresses = addresses
-        if steady is not self._steady:
-            self._steady = None
-            for word, index, offset in self._steady_words:
-                word[0] = steady[index] + offset
-            self._steady = steady
-        for over in self._by_driver:
-            over.place(addresses + steady)
-        self._launch(stream)
-
 
 class _MapWords:
     """The 128 bytes of a tensor map among the arguments whose fields change."""
@@ -186,21 +183,21 @@ class _MapWords:
         spec: Any = over.spec
         self._map, self._value, self._place, self._device = over, value, place, device
         self.count, self.by_driver = len(over.sized), by_driver
-        self._words, self._bytes = _words(value, "I"), memoryview(value).cast("B")
+        self.words, self._bytes = _words(value, "I"), memoryview(value).cast("B")
         self._kind = spec.dtype, spec.rank, spec.swizzle, spec.interleave, over.sized
         self._agrees = False
 
     def resize(self, fields: tuple[int, ...]) -> None:
         """Write the sized fields, once a process for each kind of map in comparison with the driver."""
         if self._agrees:
-            codec.write_fields(self._words, self._bytes, self._map.spec, self._map.sized, fields)
+            codec.write_fields(self.words, self._bytes, self._map.spec, self._map.sized, fields)
             return
         agreement: dict[Any, bool] = context.runtime().part(_Agreement)
         address = int.from_bytes(self._bytes[:8], "little")
         changed = replace(with_fields(self._map, fields).spec, address=address)
         raw = driver.encode(changed, self._device)
         if self._kind not in agreement:
-            codec.write_fields(self._words, self._bytes, self._map.spec, self._map.sized, fields)
+            codec.write_fields(self.words, self._bytes, self._map.spec, self._map.sized, fields)
             agreement[self._kind] = bytes(self._bytes) == raw
         self._agrees = agreement[self._kind] and not self.by_driver
         self._bytes[:] = raw
