@@ -183,7 +183,7 @@ class _MapWords:
         spec: Any = over.spec
         self._map, self._value, self._place, self._device = over, value, place, device
         self.count, self.by_driver = len(over.sized), by_driver
-        self.words, self._bytes = _words(value, "I"), memoryview(value).cast("B")
+        self._words, self._bytes = _words(value, "I"), memoryview(value).cast("B")
         self._kind = spec.dtype, spec.rank, spec.swizzle, spec.interleave, over.sized
         self._agrees = False
 
