@@ -190,14 +190,14 @@ class _MapWords:
     def resize(self, fields: tuple[int, ...]) -> None:
         """Write the sized fields, once a process for each kind of map in comparison with the driver."""
         if self._agrees:
-            codec.write_fields(self.words, self._bytes, self._map.spec, self._map.sized, fields)
+            codec.write_fields(self._words, self._bytes, self._map.spec, self._map.sized, fields)
             return
         agreement: dict[Any, bool] = context.runtime().part(_Agreement)
         address = int.from_bytes(self._bytes[:8], "little")
         changed = replace(with_fields(self._map, fields).spec, address=address)
         raw = driver.encode(changed, self._device)
         if self._kind not in agreement:
-            codec.write_fields(self.words, self._bytes, self._map.spec, self._map.sized, fields)
+            codec.write_fields(self._words, self._bytes, self._map.spec, self._map.sized, fields)
             agreement[self._kind] = bytes(self._bytes) == raw
         self._agrees = agreement[self._kind] and not self.by_driver
         self._bytes[:] = raw
