@@ -15,8 +15,9 @@ from types import ModuleType
 import pytest
 
 import cudatma
+from cudatma.build.kernel import Kernels
 from cudatma.cli import tools_package
-from cudatma.context import Runtime, using_runtime
+from cudatma.context import Runtime, runtime, using_runtime
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for torch and OpenBLAS: as many test processes run as there are cores
 os.environ["CUDATMA_TUNE_FILE"] = "none"  # no test depends on what somebody tuned on this machine
@@ -57,8 +58,13 @@ def missing_gpu() -> str:
 
 @pytest.fixture(autouse=True)
 def own_runtime() -> Iterator[None]:
-    """Give each test plans of its own: those of another test may launch what that one put in their place."""
-    with using_runtime(Runtime()):
+    """Give each test plans of its own: those of another test may launch what that one put in their place.
+
+    Kernels are shared: reading one from the disk takes longer than most tests.
+    """
+    made = Runtime()
+    made.parts[Kernels] = runtime().part(Kernels)
+    with using_runtime(made):
         yield
 
 

@@ -106,9 +106,10 @@ def gemm(
     a_factor, a_array = _factor(a_scale)
     b_factor, b_array = _factor(b_scale)
     options = alpha, beta, activation, out_dtype, batch_invariant, number, a_factor, b_factor
+    kinds = alpha.__class__, beta.__class__, batch_invariant.__class__, a_factor.__class__, b_factor.__class__
     inputs = a, b, a_array, b_array, bias
     with naming(asked_by):
-        return run(GEMM_CALL, inputs, out, options, stream=stream, backend=backend)
+        return run(GEMM_CALL, inputs, out, (*options, kinds), stream, backend)
 
 
 def _factor(scale: Any) -> tuple[Any, Any]:
@@ -126,7 +127,7 @@ class Gemm(Operation[Problem, GemmSpec]):
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Problem]:
         """Validate a call."""
         a, b, a_scale, b_scale, bias = inputs
-        alpha, beta, activation, out_dtype, batch_invariant, version, a_factor, b_factor = options
+        alpha, beta, activation, out_dtype, batch_invariant, version, a_factor, b_factor, _ = options
         scales = a_factor if a_scale is None else a_scale, b_factor if b_scale is None else b_scale
         request, shape, result = check_call(
             a, b, out, bias, alpha, beta, activation, out_dtype, *scales, batch_invariant
@@ -139,8 +140,8 @@ class Gemm(Operation[Problem, GemmSpec]):
         return Checked(problem, infos, result, shape, NUMPY[request.out_dtype], source=request)
 
     def resized(
-        self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any], options: tuple[Any, ...]
-    ) -> Checked[Problem] | None:
+        self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any]
+    ) -> tuple[Problem, tuple[int, ...], None] | None:
         """Return the problem with another M, if it is a product of two matrices without block scales."""
         a, b, a_scale, _, _, out = shapes
         if problem.batch > 1 or len(b) > 2 or problem.block_scales:
@@ -150,7 +151,7 @@ class Gemm(Operation[Problem, GemmSpec]):
             return None
         if a_scale and a_scale[0] not in (1, m if len(a) == 2 else 1):
             return None
-        return Checked(problem.with_m(m), (), None, (*a[:-1], problem.n), None)
+        return problem.with_m(m), (*a[:-1], problem.n), None
 
     def masks(self, problem: Problem) -> tuple[int, ...]:
         """TMA reads a and b, and A's scales if it can; the others are read by elements."""

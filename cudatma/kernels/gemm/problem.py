@@ -171,9 +171,9 @@ class Problem:
     def with_m(self, m: int) -> Problem:
         """Return the problem of another m, which the caller has checked."""
         made = object.__new__(Problem)
-        for name in _FIELDS:
-            object.__setattr__(made, name, getattr(self, name))
-        object.__setattr__(made, "m", m)
+        for read, write in _SLOTS:
+            write(made, read(self))
+        _SET_M(made, m)
         return made
 
     @property
@@ -209,6 +209,9 @@ class Problem:
 
 
 _FIELDS = tuple(Problem.__dataclass_fields__)
+#: Functions that read and write a field of the frozen dataclass, which is how with_m() copies it.
+_SLOTS = [(vars(Problem)[name].__get__, vars(Problem)[name].__set__) for name in _FIELDS]
+_SET_M = vars(Problem)["m"].__set__
 
 
 def operands_of(problem: Problem) -> Operands:

@@ -90,7 +90,7 @@ def _checked(
     batch_invariant: bool = False,
 ) -> Checked[Problem]:
     """Return a checked call of gemm() whose operands kernels can read."""
-    options = alpha, beta, activation, out_dtype, batch_invariant, 0, None, None
+    options = alpha, beta, activation, out_dtype, batch_invariant, 0, None, None, ()
     checked = GEMM_CALL.check((a, b, a_scale, b_scale, bias), out, options, None)
     return GEMM_CALL.arranged(checked, "emulator", None)
 

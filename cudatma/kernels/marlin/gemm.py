@@ -100,16 +100,17 @@ def marlin_gemm(
     PipelineHang
         With ``debug``.
     """
-    for name, flag in (("programmatic", programmatic), ("batch_invariant", batch_invariant)):
-        if flag.__class__ is not bool:
-            raise ArgumentTypeError(name, type(flag).__name__, "bool")
-    options = {"stream": stream, "backend": backend, "subject": w, "weight": weight_of(w)}
-    if workspace is not None:
-        options["workspace"] = check_workspace(workspace, w.device or 0)
+    options = programmatic, batch_invariant
+    if programmatic.__class__ is not bool or batch_invariant.__class__ is not bool:
+        for name, flag in zip(("programmatic", "batch_invariant"), options, strict=True):
+            if not isinstance(flag, bool):
+                raise ArgumentTypeError(name, type(flag).__name__, "bool")
+    space = None if workspace is None else check_workspace(workspace, check_weight(w).device or 0)
+    weight = (w.attachments.get(_WEIGHT) if w.__class__ is PackedWeight else None) or weight_of(w)
     if debug is None:
-        return run(MARLIN_GEMM, (x, bias), out, (programmatic, batch_invariant), **options)
+        return run(MARLIN_GEMM, (x, bias), out, options, stream, backend, weight, w, space)
     with debugging(debug):
-        return run(MARLIN_GEMM, (x, bias), out, (programmatic, batch_invariant), **options)
+        return run(MARLIN_GEMM, (x, bias), out, options, stream, backend, weight, w, space)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +154,8 @@ class MarlinGemm(Operation[Problem, Config]):
         return Checked(problem, (rows.info, addend), None if result is None else result.info, shape, rows.info.dtype)
 
     def resized(
-        self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any], options: tuple[Any, ...]
-    ) -> Checked[Problem] | None:
+        self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any]
+    ) -> tuple[Problem, tuple[int, ...], None] | None:
         """Return the problem with another M."""
         x, _, out = shapes
         m = 1
@@ -162,7 +163,7 @@ class MarlinGemm(Operation[Problem, Config]):
             m *= extent
         if m > MAX_ROWS or (out is not None and out[:-1] != x[:-1]):
             return None
-        return Checked(problem.with_m(m), (), None, (*x[:-1], problem.layer.n), None)
+        return problem.with_m(m), (*x[:-1], problem.layer.n), None
 
     def masks(self, problem: Problem) -> tuple[int, ...]:
         """TMA reads x and vectors write out; the bias is read by elements."""
@@ -231,16 +232,15 @@ class _Formats(dict[Hashable, _Format]):
 
 def weight_of(w: object) -> Weight:
     """Return the arrays of a weight for a launch. Raises ArgumentTypeError for an object that is no weight."""
-    if w.__class__ is PackedWeight:
-        known: Weight | None = w.attachments.get(_WEIGHT)
-        if known is not None:
-            return known
     weight = check_weight(w)
+    known: Weight | None = weight.attachments.get(_WEIGHT)
+    if known is not None:
+        return known
     arrays = {name: getattr(weight, name) for name in MarlinGemm.steady}
     infos = {name: describe(array, name) for name, array in arrays.items() if array is not None}
     addresses = tuple([infos[name].pointer if name in infos else 0 for name in arrays])
     remainders = tuple([address % _ALIGNMENT for address in addresses])
     key = weight.device, LinearShape.of(weight), weight.scale_fit, weight.perm is None, remainders
-    formats = context.runtime().part(_Formats)
+    formats: _Formats = context.runtime().part(_Formats)
     made = weight.attachments[_WEIGHT] = Weight(formats.setdefault(key, _Format()), addresses, infos)
     return made
