@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ from cudatma import PackedWeight, context
 from cudatma.arrays import dense_strides
 from cudatma.descriptor import codec, driver
 from cudatma.dtypes import activation_type
-from cudatma.kernels import operation, replay
+from cudatma.kernels import operation
 from cudatma.kernels.gpu import H200
 from cudatma.quantization.layout_v1 import part_shapes
 from cudatma.quantization.scale_range import ScaleFit
@@ -140,6 +140,13 @@ class StubDriver:
         self.encoded += 1
         return codec.encode(spec)
 
+    def cuStreamIsCapturing(self, stream: int) -> tuple[int, int]:  # noqa: N802
+        return 0, int(self.capturing)
+
+    @contextlib.contextmanager
+    def using(self, device: int) -> Iterator[StubDriver]:
+        yield self
+
     def last(self, count: int = 1) -> list[Launch]:
         """Return the last launches."""
         return self.launches[-count:]
@@ -154,14 +161,13 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> StubDriver:
     use_as_cupy(monkeypatch, lambda shape, dtype: Array(shape, dtype))
     monkeypatch.setenv("CUDATMA_BACKEND", "cuda")
     monkeypatch.setattr(operation, "known_kernel", made.kernel)
-    monkeypatch.setattr(operation, "kernel_of", made.kernel)
-    monkeypatch.setattr(operation, "is_capturing", lambda device, stream: made.capturing)
+    monkeypatch.setattr(operation, "load_kernel", made.kernel)
     monkeypatch.setattr(operation, "gpu_of", lambda device: H200)
     monkeypatch.setattr(operation, "detect", lambda device: get_target("sm_90a"))
     monkeypatch.setattr(operation, "stream_workspace", lambda *_: space)
+    monkeypatch.setattr(context, "using", made.using)
     monkeypatch.setattr(context, "device", lambda o: context.Device(o, (9, 0), 232_448, H200.sm_count))
     monkeypatch.setattr(driver, "encode", made.encode)
-    monkeypatch.setattr(replay, "_agrees", {})
     monkeypatch.setattr(PackedWeight, "device", property(lambda weight: weight.qweight.data.device_id))
     return made
 
