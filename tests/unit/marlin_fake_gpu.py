@@ -155,13 +155,13 @@ def tell_streams(monkeypatch: pytest.MonkeyPatch, capturing: set[int]) -> None:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """Device 0 is a GPU of 4 SMs; every packed weight lies on it. Arrays are made by ``gpu.array``."""
     made = FakeGpu()
 
     @contextlib.contextmanager
     def using(ordinal: int) -> Iterator[FakeGpu]:
-        yield made
+        return made
 
     def plan(self: Kernel, grid: Any, block: Any, args: Any = (), **options: Any) -> LaunchPlan:
         return LaunchPlan(made, self, marshal(self.parameters, args).values, {"grid": grid, "block": block} | options)
@@ -179,4 +179,4 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     monkeypatch.setattr(Kernel, "occupancy", lambda self, *_, **__: 1)
     monkeypatch.setattr(Kernel, "plan", plan)
     use_as_cupy(monkeypatch, lambda shape, dtype: made.array(np.empty(shape, dtype)))
-    yield made
+    return made
