@@ -161,7 +161,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
     @contextlib.contextmanager
     def using(ordinal: int) -> Iterator[FakeGpu]:
-        return made
+        yield made
 
     def plan(self: Kernel, grid: Any, block: Any, args: Any = (), **options: Any) -> LaunchPlan:
         return LaunchPlan(made, self, marshal(self.parameters, args).values, {"grid": grid, "block": block} | options)
