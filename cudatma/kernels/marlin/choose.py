@@ -4,6 +4,7 @@ instances that give a row the same bits whatever M is."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -16,7 +17,7 @@ from cudatma.kernels import choice_table, choosing
 from cudatma.kernels.choosing import Decision
 from cudatma.kernels.cost import Candidate
 from cudatma.kernels.explain import Explanation, explained
-from cudatma.kernels.family import Family, Option
+from cudatma.kernels.family import Family, Option, times_of_candidates
 from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_candidates
@@ -70,6 +71,7 @@ MARLIN: Family[Problem, AnyMarlinSpec] = Family(
     kernels=KERNELS,
     read_problem=Problem.from_json,
     candidates=candidates,
+    times=partial(times_of_candidates, candidates),
     index=("k", "n"),
     spec_fields=("group_size", "has_zeros", "dtype"),
     table=SHIPPED,
