@@ -126,6 +126,10 @@ def _one_row(problem: Any) -> Any:
     return problem if problem.m == 1 else replace(problem, m=1)
 
 
+def _never(spec: object) -> bool:
+    return False
+
+
 #: The configurations that may serve a shape, and their predicted microseconds at each M.
 Times = Sequence[tuple[S, NDArray[np.float64]]]
 
@@ -158,21 +162,20 @@ class Family(Generic[P, S]):
     options : tuple of Option
         Fields of a problem besides m, n and k, for command lines.
     launched : callable
-        Returns the spec that is compiled for a chosen one. A menu counts kernels by it.
+        Returns the spec that is compiled for a chosen one.
     versions : Versions, optional
         Versions of its kernels that a caller may name.
     sizes : str
         What k and n are, for command lines; "": a layer's.
-    candidates, interval
-        Replaced by ``times``; to be removed.
     shape : callable
         Returns the problem whose choice table serves a problem. By default, the same problem with ``m`` = 1.
+    is_shared : callable
+        Whether menus prefer a spec because many shapes use it, so that they need fewer kernels together.
     """
 
     name: str
     kernels: Mapping[str, type[S]]
     read_problem: Callable[[Mapping[str, Any]], P]
-    candidates: Callable[[P, Gpu], Sequence[Candidate[S]]]
     times: Callable[[P, NDArray[np.int64], Gpu], Times[S]]
     trial: str
     index: tuple[str, ...] = ()
@@ -183,7 +186,7 @@ class Family(Generic[P, S]):
     versions: Versions[Any] | None = None
     sizes: str = ""
     shape: Callable[[P], P] = _one_row
-    interval: Callable[[int], int] = _unchanged
+    is_shared: Callable[[S], bool] = _never
 
     def kernel_name(self, spec: object) -> str:
         """Return the name of a spec's kernel."""

@@ -134,7 +134,6 @@ ATTENTION: Family[Problem, AttentionSpec] = Family(
     name="attention",
     kernels=dict(VERSIONS),
     read_problem=Problem.from_json,
-    candidates=candidates,
     times=partial(times_of_candidates, candidates),
     index=("k", "n", "head_dim", "heads", "kv_heads", "batch"),
     spec_fields=SPEC_FIELDS,

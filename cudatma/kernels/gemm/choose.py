@@ -140,7 +140,6 @@ GEMM: Family[Problem, GemmSpec] = Family(
     name="gemm",
     kernels={kernel_name(version): kind for version, kind in VERSIONS.items()},
     read_problem=Problem.from_json,
-    candidates=candidates,
     times=partial(times_of_candidates, candidates),
     index=("n", "k", "batch"),
     spec_fields=("dtype", "layout", "out_dtype", "epilogue", "block_scales", "scales_by_tma"),
