@@ -65,10 +65,10 @@ def pinned_spec(family: Family[P, S], problem: P, gpu: Gpu) -> S | None:
     spec = pinned_scope.get()
     if spec is None or problem.constraint or type(spec) not in family.kernels.values():
         return None
-    given_by_problem = problem.as_json()
+    given = problem.as_json()
     for name in family.spec_fields:
-        if (got := getattr(spec, name)) != given_by_problem[name]:
-            raise ArgumentError(f"pinned spec: {name}", got, f"{given_by_problem[name]}, the problem's", "pin another spec")
+        if (got := getattr(spec, name)) != given[name]:
+            raise ArgumentError(f"pinned spec: {name}", got, f"{given[name]}, the problem's", "pin another spec")
     spec.check(problem, get_target(gpu.target))
     return spec  # type: ignore[no-any-return]
 

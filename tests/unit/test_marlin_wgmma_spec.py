@@ -274,7 +274,7 @@ def test_every_tile_has_three_stages_unless_scales_take_their_memory() -> None:
         for group_size, has_zeros in itertools.product(GROUP_SIZES, (False, True)):
             layer = LinearShape(8192, 28672, group_size, has_zeros, "float16")
             for size in (tile.least_m, tile.most_m):
-                made = wgmma_candidates._fitting(wgmma_candidates._spec(tile, size, layer, size), SM90A)
+                made = wgmma_candidates._fitting(wgmma_candidates._spec(tile, size, layer), SM90A)
                 assert made.stages <= tile.stages
                 if made.stages < 3:
                     shorter.add((size, tile.block_n, tile.block_k, group_size, has_zeros))

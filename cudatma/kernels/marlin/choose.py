@@ -115,7 +115,7 @@ def _invariant_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times
             if serves.any():
                 spec = build(layer, size, wide, target)
                 spec.check_target(target)
-                found.append((spec, np.where(serves, spec.cost_at(ms, problem, gpu).us, np.inf)))
+                found.append((spec, spec.times_at(ms, serves, problem, gpu)))
     return found
 
 

@@ -64,11 +64,7 @@ def mma_sync_times(
     tallest = np.asarray(heights)[np.minimum(np.searchsorted(heights, ms), len(heights) - 1)]
     tiles = (tile for tile in _TILES if not tile.registers or target.has_setmaxnreg)
     specs = (_built(tile, layer, target, load_paths, LEAST_STAGES) for tile in tiles)
-    return [
-        (spec, np.where(spec.block_m <= tallest, spec.cost_at(ms, problem, gpu).us, np.inf))
-        for spec in specs
-        if spec is not None
-    ]
+    return [(spec, spec.times_at(ms, spec.block_m <= tallest, problem, gpu)) for spec in specs if spec is not None]
 
 
 def choose_mma_sync(problem: Problem, gpu: Gpu, load_paths: LoadPaths = _BY_TMA) -> MmaSyncSpec:

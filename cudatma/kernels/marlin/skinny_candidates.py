@@ -54,7 +54,7 @@ def skinny_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[Ski
             spec = _fitting(division, layer, size, target)
             if spec is not None and spec not in found:
                 serves = (ms <= spec.block_m) & ((ms > 1) | (size == 1))
-                found[spec] = np.where(serves, spec.cost_at(ms, problem, gpu).us, np.inf)
+                found[spec] = spec.times_at(ms, serves, problem, gpu)
     return list(found.items())
 
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cudatma.dtypes import ActivationType, activation_type
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
@@ -89,6 +92,14 @@ class StagedTile(TiledKernel):
     def cost(self, problem: Problem, gpu: Gpu) -> Cost:
         """Return the predicted time of one launch."""
         return self.cost_at(problem.m, problem, gpu)
+
+    def times_at(
+        self, ms: NDArray[np.int64], serves: NDArray[np.bool_], problem: Problem, gpu: Gpu
+    ) -> NDArray[np.float64]:
+        """Return the predicted microseconds at each M; inf where the tile does not serve."""
+        us = np.full(len(ms), np.inf)
+        us[serves] = self.cost_at(ms[serves], problem, gpu).us
+        return us
 
     def check_k(self, k: int) -> None:
         """Raises ArgumentError for a K that the kernel cannot run."""

@@ -134,7 +134,7 @@ def wgmma_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[Wgmm
                 enough = min(LEAST_STAGES, ceil_div(ceil_div(layer.k, tile.block_k), cluster_k))
                 runs = able if cluster_k == 1 else able & (tiles <= clusters_at_once(cluster_k, gpu.sm_count))
                 if runs.any() and (spec := _built(tile, block_m, cluster_k, replace(layer, k=1, n=1), enough, target)):
-                    found.append((spec, np.where(runs, spec.cost_at(ms, problem, gpu).us, np.inf)))
+                    found.append((spec, spec.times_at(ms, runs, problem, gpu)))
     return found
 
 
@@ -146,7 +146,9 @@ def _divisions(tile: _Tile, k: int) -> Iterator[int]:
 
 
 @lru_cache(maxsize=1 << 13)
-def _built(tile: _Tile, block_m: int, cluster_k: int, layer: LinearShape, enough: int, target: Target) -> WgmmaSpec | None:
+def _built(
+    tile: _Tile, block_m: int, cluster_k: int, layer: LinearShape, enough: int, target: Target
+) -> WgmmaSpec | None:
     """Return the spec, with fewer stages where shared memory does not hold the tile's; None with fewer than ``enough``.
 
     Scales of small groups, and a cluster's sums, leave less shared memory to the ring: a ring of two stages is a third
