@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-#: A third of the loss is allowed where M is a power of two, as most batches are.
-_AT_POWERS = 1 / 3
+#: Part by which a kernel may be slower than the cheapest where M is a power of two, as most batches are.
+_AT_POWERS = 0.005
 #: Where a menu would have more kernels than its limit, the part for other M grows by this much, and at most up to that.
 _GROWTH, _MOST = 0.005, 0.06
 #: How much a kernel counts that menus of other shapes seldom hold.
@@ -75,10 +75,10 @@ def _smallest(
     excess = (us / cheapest - 1)[:, np.isfinite(cheapest)]
     has_power, loss = has_power[np.isfinite(cheapest)], of.loss
     while True:
-        able = (excess <= np.where(has_power, _AT_POWERS * loss, loss)).astype(np.float32)
+        able = (excess <= np.where(has_power, _AT_POWERS, loss)).astype(np.float32)
         found = _cover(able, weights)
         if len(found) <= of.limit or loss + _GROWTH > _MOST:
-            return np.array(found)
+            return np.sort(found)
         loss += _GROWTH
 
 

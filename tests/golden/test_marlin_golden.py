@@ -30,7 +30,7 @@ SPECS = {
     # Large M, whole-column scales in the epilogue, setmaxnreg, activations by cp.async.
     "wide_column": MmaSyncSpec(
         "float16", -1, True, 128, 256, 64, 8, 1, 3,
-        activation_load_path="cp_async", scale_on="epilogue", weight_policy="evict_normal", consumer_registers=232,
+        activation_load_path="cp_async", scale_on="epilogue", consumer_registers=232,
     ),
 }  # fmt: skip
 
@@ -87,7 +87,7 @@ def test_both_targets_run_the_same_kernel(spec: MmaSyncSpec | SkinnySpec) -> Non
 WGMMA = {
     "zeros_odd": WgmmaSpec("bfloat16", 32, True, 24, 128, 2, 2, 4, mmas_per_commit=4, commits_in_flight=1),
     "wide_multicast": WgmmaSpec(
-        "float16", -1, False, 256, 64, 2, 1, 5, 2, 1, 3, consumer_registers=232, weight_policy="evict_normal"
+        "float16", -1, False, 256, 64, 2, 1, 5, 2, 1, 3, consumer_registers=232
     ),
     # Scale and offset in one multiply-add, groups that end within 64 of K; bf16, and longer groups.
     "fused": WgmmaSpec("float16", 32, False, 64, 128, 2, 2, 4, fused="as_stored"),

@@ -70,7 +70,6 @@ def specs(draw: st.DrawFn) -> WgmmaSpec:
         ("commits_in_flight", 0),
         ("commits_in_flight", 2),
         ("consumer_registers", 236),
-        ("weight_policy", "evict_last"),
         ("fused", "somehow"),
         ("fused", True),
         ("block_m", 12),
@@ -246,7 +245,6 @@ def test_entries_tell_operands_and_tiles_apart() -> None:
         {"mmas_per_commit": 1},
         {"commits_in_flight": 3},
         {"consumer_registers": 232},
-        {"weight_policy": "evict_normal"},
         {"cluster_k": 2},
         {"cluster_k": 3},
     ]
