@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from cudatma.errors import ArgumentError
 from cudatma.kernels import overrides
-from cudatma.kernels.family import Family, P, S
+from cudatma.kernels.family import Family, P, S, Times
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.menu import FIRST_MS, LAST_M, menu
 from cudatma.kernels.overrides import Found, entry_points, lookup, pinned_spec
@@ -86,10 +87,13 @@ def forget() -> None:
     """Drop the tables of this process, and read the tuning files again."""
     overrides.forget()
     _tables.clear()
+    _for_one_m.cache_clear()
 
 
 def _table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int, file: str | None) -> ChoiceTable:
-    shape = family.shape(problem)
+    if not family.evaluates_arrays:
+        return _for_one_m(family, cast("Any", problem), gpu, file)
+    shape = family.shape_of(problem)
     key = family.name, shape, gpu, file
     table = _tables.get(key)
     if table is None or table.max_m < max_m:
@@ -105,14 +109,28 @@ def _table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int, file: str | N
 def _predicted(family: Family[P, S], shape: P, gpu: Gpu, max_m: int) -> ChoiceTable:
     """Build a table from the cost model alone."""
     ms = _starts(max_m)
-    found = family.times(shape, ms, gpu)
-    if not found:
-        raise ArgumentError("target", gpu.target, f"a target that runs one of the {family.name} kernels")
+    found = _times(family, shape, ms, gpu)
     specs = [spec for spec, _ in found]
     us = np.stack([us for _, us in found])
     choices = [Choice(spec) for spec in specs]
     chosen = menu(us, ms, np.array([family.is_shared(spec) for spec in specs]))
     return _merged(max_m, ms.tolist(), [choices[index] for index in chosen.tolist()])
+
+
+def _times(family: Family[P, S], shape: P, ms: NDArray[np.int64], gpu: Gpu) -> Times[S]:
+    if found := family.times(shape, ms, gpu):
+        return found
+    raise ArgumentError("target", gpu.target, f"a target that runs one of the {family.name} kernels")
+
+
+@lru_cache(maxsize=1024)
+def _for_one_m(family: Family[Any, Any], problem: Any, gpu: Gpu, file: str | None) -> ChoiceTable:
+    """Return a table for the problem's M alone."""
+    found = None if file == NOTHING or problem.constraint else lookup(family, problem, gpu)
+    if found is not None:
+        return ChoiceTable(problem.m, [1], [Choice(found.entry.spec, found)])
+    spec, _ = min(_times(family, problem, np.array([problem.m]), gpu), key=lambda one: round(float(one[1][0]), 6))
+    return ChoiceTable(problem.m, [1], [Choice(spec)])
 
 
 def _with_entries(family: Family[P, S], shape: Any, gpu: Gpu, predicted: ChoiceTable) -> ChoiceTable:
@@ -121,7 +139,7 @@ def _with_entries(family: Family[P, S], shape: Any, gpu: Gpu, predicted: ChoiceT
     if not points:
         return predicted
     starts = sorted({*predicted.starts, *points})
-    entries = (lookup(family, replace(shape, m=start), gpu) for start in starts)
+    entries = (lookup(family, family.with_m(shape, start), gpu) for start in starts)
     choices = [
         predicted.choice(start) if found is None else Choice(found.entry.spec, found)
         for start, found in zip(starts, entries, strict=True)

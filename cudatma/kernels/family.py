@@ -122,8 +122,8 @@ def _unchanged(spec: Any) -> Any:
     return spec
 
 
-def _one_row(problem: Any) -> Any:
-    return problem if problem.m == 1 else replace(problem, m=1)
+def _with_m(problem: Any, m: int) -> Any:
+    return problem if problem.m == m else replace(problem, m=m)
 
 
 def _never(spec: object) -> bool:
@@ -167,8 +167,12 @@ class Family(Generic[P, S]):
         Versions of its kernels that a caller may name.
     sizes : str
         What k and n are, for command lines; "": a layer's.
-    shape : callable
+    with_m : callable
+        ``with_m(problem, m)`` returns the problem with another M.
+    shape : callable, optional
         Returns the problem whose choice table serves a problem. By default, the same problem with ``m`` = 1.
+    evaluates_arrays : bool
+        False while ``times`` evaluates its cost model for one M after another: choices are made for one M at a time.
     is_shared : callable
         Whether menus prefer a spec because many shapes use it, so that they need fewer kernels together.
     """
@@ -185,8 +189,14 @@ class Family(Generic[P, S]):
     launched: Callable[[Any], Any] = _unchanged
     versions: Versions[Any] | None = None
     sizes: str = ""
-    shape: Callable[[P], P] = _one_row
+    with_m: Callable[[P, int], P] = _with_m
+    shape: Callable[[P], P] | None = None
+    evaluates_arrays: bool = True
     is_shared: Callable[[S], bool] = _never
+
+    def shape_of(self, problem: P) -> P:
+        """Return the problem whose choice table serves a problem."""
+        return self.with_m(problem, 1) if self.shape is None else self.shape(problem)
 
     def kernel_name(self, spec: object) -> str:
         """Return the name of a spec's kernel."""
@@ -194,12 +204,16 @@ class Family(Generic[P, S]):
 
 
 def times_of_candidates(
-    candidates: Callable[[Any, Gpu], Sequence[Candidate[S]]], problem: Any, ms: NDArray[np.int64], gpu: Gpu
+    candidates: Callable[[Any, Gpu], Sequence[Candidate[S]]],
+    problem: Any,
+    ms: NDArray[np.int64],
+    gpu: Gpu,
+    with_m: Callable[[Any, int], Any] = _with_m,
 ) -> Times[S]:
     """Return ``Family.times`` of a family that evaluates its cost model for one M at a time."""
     found: dict[S, NDArray[np.float64]] = {}
     for index, m in enumerate(ms.tolist()):
-        built = [(one.build(LEAST_STAGES), one) for one in candidates(replace(problem, m=m), gpu)]
+        built = [(one.build(LEAST_STAGES), one) for one in candidates(with_m(problem, m), gpu)]
         if all(spec is None for spec, _ in built):
             built = [(one.build(2), one) for _, one in built]
         for spec, one in built:

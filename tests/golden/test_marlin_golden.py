@@ -86,9 +86,7 @@ def test_both_targets_run_the_same_kernel(spec: MmaSyncSpec | SkinnySpec) -> Non
 #: Small M with everything but a cluster; large M with a cluster and setmaxnreg.
 WGMMA = {
     "zeros_odd": WgmmaSpec("bfloat16", 32, True, 24, 128, 2, 2, 4, mmas_per_commit=4, commits_in_flight=1),
-    "wide_multicast": WgmmaSpec(
-        "float16", -1, False, 256, 64, 2, 1, 5, 2, 1, 3, consumer_registers=232
-    ),
+    "wide_multicast": WgmmaSpec("float16", -1, False, 256, 64, 2, 1, 5, 2, 1, 3, consumer_registers=232),
     # Scale and offset in one multiply-add, groups that end within 64 of K; bf16, and longer groups.
     "fused": WgmmaSpec("float16", 32, False, 64, 128, 2, 2, 4, fused="as_stored"),
     # A cluster that divides K, as two warpgroups of each of its CTAs do.

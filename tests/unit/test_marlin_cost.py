@@ -96,7 +96,9 @@ def test_the_partial_wave_is_divided_as_is_fastest() -> None:
         for cell in run["cells"]:
             layer = LinearShape(cell["k"], cell["n"], 128, False, "float16" if run.get("cold") else "bfloat16")
             found = cheapest_first(times, Problem(layer, cell["m"]), H200)
-            measured = next(spec for spec, _ in found if spec.entry == cell["entry"].replace("_l2", ""))  # a former suffix
+            measured = next(
+                spec for spec, _ in found if spec.entry == cell["entry"].replace("_l2", "")
+            )  # a former suffix
             work = schedule(measured, cell["m"], layer.n, layer.k, H200.sm_count)
             rest = work.tiles_m * work.tiles_n % work.work_ranges
             name = "whole" if not work.stream_tiles else "rest" if work.stream_tiles == rest else "base"

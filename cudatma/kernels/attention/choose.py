@@ -130,11 +130,17 @@ def candidates(problem: Problem, gpu: Gpu) -> list[Candidate[AttentionSpec]]:
     return candidates_of(specs, problem, gpu, _deepest)
 
 
+def _with_queries(problem: Problem, m: int) -> Problem:
+    return replace(problem, q_length=m)
+
+
 ATTENTION: Family[Problem, AttentionSpec] = Family(
     name="attention",
     kernels=dict(VERSIONS),
     read_problem=Problem.from_json,
-    times=partial(times_of_candidates, candidates),
+    times=partial(times_of_candidates, candidates, with_m=_with_queries),
+    with_m=_with_queries,
+    evaluates_arrays=False,
     index=("k", "n", "head_dim", "heads", "kv_heads", "batch"),
     spec_fields=SPEC_FIELDS,
     options=(

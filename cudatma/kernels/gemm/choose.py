@@ -141,6 +141,7 @@ GEMM: Family[Problem, GemmSpec] = Family(
     kernels={kernel_name(version): kind for version, kind in VERSIONS.items()},
     read_problem=Problem.from_json,
     times=partial(times_of_candidates, candidates),
+    evaluates_arrays=False,
     index=("n", "k", "batch"),
     spec_fields=("dtype", "layout", "out_dtype", "epilogue", "block_scales", "scales_by_tma"),
     options=(
