@@ -93,10 +93,10 @@ def forget() -> None:
 def _table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int, file: str | None) -> ChoiceTable:
     if not family.evaluates_arrays:
         return _for_one_m(family, cast("Any", problem), gpu, file)
-    shape = family.shape_of(problem)
-    key = family.name, shape, gpu, file
+    key = family.name, problem.fixed if family.shape is None else family.shape(problem), gpu, file
     table = _tables.get(key)
     if table is None or table.max_m < max_m:
+        shape = family.with_m(problem, 1) if family.shape is None else family.shape(problem)
         max_m = max(_LEAST_MAX_M, 1 << (max_m - 1).bit_length())
         if file == NOTHING:
             table = _predicted(family, shape, gpu, max_m)

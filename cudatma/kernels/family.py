@@ -194,10 +194,6 @@ class Family(Generic[P, S]):
     evaluates_arrays: bool = True
     is_shared: Callable[[S], bool] = _never
 
-    def shape_of(self, problem: P) -> P:
-        """Return the problem whose choice table serves a problem."""
-        return self.with_m(problem, 1) if self.shape is None else self.shape(problem)
-
     def kernel_name(self, spec: object) -> str:
         """Return the name of a spec's kernel."""
         return next(name for name, kind in self.kernels.items() if type(spec) is kind)

@@ -48,7 +48,7 @@ def readings(*kinds: str) -> list[tuple[LinearShape, int, dict[Any, float]]]:
                 read = dict(zip(READINGS["fields"][kind], row, strict=True))
                 several = problem["m"] > read["block_m"]
                 if read.pop("evict_normal", several) == several:
-                    us[kind, *list(read.values())[:-1]] = read["us"]
+                    us[(kind, *list(read.values())[:-1])] = read["us"]
         if len(us) > 1:
             found.append((LinearShape(problem["k"], problem["n"], 128, False, "float16"), problem["m"], us))
     return found
@@ -65,11 +65,11 @@ def losses(found: list[tuple[LinearShape, int, dict[Any, float]]], choose: Any) 
     other configurations of its problem have one."""
     lost: dict[int, list[float]] = {}
     missing = 0
-    for layer, m, times in found:
+    for layer, m, us in found:
         chosen = identity(choose(layer, m))
-        missing += chosen not in times
-        if chosen in times:
-            lost.setdefault(m, []).append(100 * (times[chosen] / min(times.values()) - 1))
+        missing += chosen not in us
+        if chosen in us:
+            lost.setdefault(m, []).append(100 * (us[chosen] / min(us.values()) - 1))
     assert missing <= 0.05 * len(found), "choices were measured"
     return lost
 
@@ -96,9 +96,8 @@ def test_the_partial_wave_is_divided_as_is_fastest() -> None:
         for cell in run["cells"]:
             layer = LinearShape(cell["k"], cell["n"], 128, False, "float16" if run.get("cold") else "bfloat16")
             found = cheapest_first(times, Problem(layer, cell["m"]), H200)
-            measured = next(
-                spec for spec, _ in found if spec.entry == cell["entry"].replace("_l2", "")
-            )  # a former suffix
+            entry = cell["entry"].replace("_l2", "")  # a former suffix
+            measured = next(spec for spec, _ in found if spec.entry == entry)
             work = schedule(measured, cell["m"], layer.n, layer.k, H200.sm_count)
             rest = work.tiles_m * work.tiles_n % work.work_ranges
             name = "whole" if not work.stream_tiles else "rest" if work.stream_tiles == rest else "base"
@@ -112,10 +111,9 @@ def test_the_partial_wave_is_divided_as_is_fastest() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_predictions_are_near_the_measurements(kind: str) -> None:
     errors = []
-    for layer, m, times in readings(kind):
-        for key, us in times.items():
-            spec = spec_of(key)
-            errors.append(abs(spec.cost(Problem(layer, m), H200).us / us - 1))
+    for layer, m, measured in readings(kind):
+        for key, us in measured.items():
+            errors.append(abs(spec_of(key).cost(Problem(layer, m), H200).us / us - 1))
     assert statistics.median(errors) < 0.05
     assert statistics.quantiles(errors, n=20)[-1] < 0.15
 
