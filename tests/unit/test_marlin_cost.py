@@ -48,7 +48,8 @@ def readings(*kinds: str) -> list[tuple[LinearShape, int, dict[Any, float]]]:
                 read = dict(zip(READINGS["fields"][kind], row, strict=True))
                 several = problem["m"] > read["block_m"]
                 if read.pop("evict_normal", several) == several:
-                    us[(kind, *list(read.values())[:-1])] = read["us"]
+                    key = kind, *list(read.values())[:-1]
+                    us[key] = read["us"]
         if len(us) > 1:
             found.append((LinearShape(problem["k"], problem["n"], 128, False, "float16"), problem["m"], us))
     return found
