@@ -44,7 +44,7 @@ def test_the_source(golden: Golden, kernel_source: KernelSource, name: str) -> N
 #: Small M: half a row of weights, groups that end within 64 of K; whole rows, scales in the epilogue.
 SKINNY = {
     "odd_zeros": SkinnySpec("bfloat16", 32, True, 16, 3, 256, 4, 3),
-    "column": SkinnySpec("float16", -1, False, 8, 2, 512, 1, 3, "evict_normal", 2),
+    "column": SkinnySpec("float16", -1, False, 8, 2, 512, 1, 3, 2),
     # A stage's activations in one box.
     "deep_box": SkinnySpec("float16", 128, False, 16, 1, 512, 8, 3, deep_box=True),
 }
