@@ -24,7 +24,7 @@ from cudatma.target import Target, get_target
 #: With fewer rows of x the skinny GEMM is faster: at M = 8 in 18 of 19 layers, by 1 to 10 %. [H200]
 _LEAST_M = 9
 #: block_m: fine steps for small M, where few rows of the last tile may be empty.
-_SIZES = (*range(8, 65, 8), *range(80, 257, 16))
+_SIZES = (*range(16, 65, 8), *range(80, 257, 16))
 #: Tiles of fewer rows are for problems that one of them covers.
 _LEAST_OF_SEVERAL = 48
 #: Up to this block_m a tile has the pipeline for small M.
@@ -84,11 +84,11 @@ class _Tile:
 #: a block_m of more than 128. For small M, MMAs are short, and fewer commit groups are 1 to 4 % faster. The last one is
 #: for M of several tiles: one warpgroup stores while the other multiplies. [H200]
 _TILES = (
-    _Tile(256, 1, 8, 8, 64, warpgroups_k=2, small_m=(4, 1), shared_divided=(16, 32, 48, 64)),
+    _Tile(256, 1, 8, 16, 64, warpgroups_k=2, small_m=(4, 1), shared_divided=(16, 32, 48, 64)),
     _Tile(256, 1, 8, 80, 128),
-    _Tile(256, 2, 6, 8, 96, small_m=(2, 1), shared_divided=(32, 48, 64)),
-    _Tile(256, 3, 4, 8, 80, small_m=(2, 1), shared_divided=(64,)),
-    _Tile(256, 2, 4, 8, 64, stack=2, small_m=(2, 1), shared=(16, 32, 48, 64)),
+    _Tile(256, 2, 6, 16, 96, small_m=(2, 1), shared_divided=(32, 48, 64)),
+    _Tile(256, 3, 4, 16, 80, small_m=(2, 1), shared_divided=(64,)),
+    _Tile(256, 2, 4, 16, 64, stack=2, small_m=(2, 1), shared=(16, 32, 48, 64)),
     _Tile(128, 1, 8, 80, 256, shared_divided=(80, 96, 112, 128, 144, 176)),
     _Tile(128, 2, 6, 48, 192, shared=(112, 144), shared_divided=(80, 96, 112, 128)),
     _Tile(128, 2, 6, 128, 192, cluster=2, shared=(176, 192)),
