@@ -26,8 +26,8 @@ from cudatma.kernels.tuning_file import FILE_VARIABLE, NOTHING
 
 #: M of the first tables; a larger M doubles it.
 _LEAST_MAX_M = LAST_M
-#: Up to _SINGLE, each M has an interval of its own; up to _FINE, intervals have _STEP values of M, up to _LEAST_MAX_M
-#: twice as many, and then again twice as many with each doubling of M.
+#: Each M up to _SINGLE has an interval of its own. Intervals have _STEP values of M up to _FINE and 2 * _STEP up to
+#: _LEAST_MAX_M; beyond, their length doubles with each doubling of M.
 _SINGLE, _FINE, _STEP = 32, 2048, 8
 
 
@@ -65,7 +65,7 @@ _tables: dict[Any, ChoiceTable] = {}
 
 
 def choose(family: Family[P, S], problem: P, gpu: Gpu) -> S:
-    """Return the configuration for a problem: what is pinned, else that of the shape's table."""
+    """Return the pinned configuration, or else the one in the shape's table."""
     spec = pinned_spec(family, problem, gpu)
     return spec if spec is not None else cast("S", choice_table(family, problem, gpu, problem.m).at(problem.m))
 

@@ -115,8 +115,3 @@ def cheapest_first(
 def _apart_from_rows(spec: Any, m: int) -> tuple[Any, ...]:
     tile = spec.block_n, spec.block_k, spec.threads, spec.blocks_per_sm, spec.cluster, spec.cluster_k
     return type(spec), *tile, -(-m // spec.block_m)
-
-
-def cheapest(candidates: Iterable[Candidate[Spec]]) -> Spec | None:
-    """The first of ranked(); None where none fits."""
-    return next((spec for spec, _ in ranked(candidates)), None)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 #: Part by which a kernel may be slower than the cheapest where M is a power of two, as most batches are.
 _AT_POWERS = 0.005
-#: Where a menu would have more kernels than its limit, the part for other M grows by this much, and at most up to that.
+#: The part for other M grows by _GROWTH while a menu has more kernels than its limit, up to _MOST.
 _GROWTH, _MOST = 0.005, 0.06
 #: How much a kernel counts that menus of other shapes seldom hold.
 _SELDOM = 0.4
@@ -35,7 +35,7 @@ class _Range:
 #: Below 256 the tile follows M closely. M beyond the last range have its menu.
 _RANGES = (_Range(255, 24, 0.04), _Range(8192, 8, 0.03))
 LAST_M = _RANGES[-1].last
-#: Where ranges begin: no interval of M may span two.
+#: The first M of each range: no interval of M may span two.
 FIRST_MS = (1, *(one.last + 1 for one in _RANGES))
 
 
