@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.gpu import Gpu
@@ -94,6 +97,21 @@ def ranked(candidates: Iterable[Candidate[Spec]]) -> Iterator[tuple[Spec, Cost]]
             yield spec, candidate.cost
 
 
-def cheapest(candidates: Iterable[Candidate[Spec]]) -> Spec | None:
-    """The first of ranked(); None where none fits."""
-    return next((spec for spec, _ in ranked(candidates)), None)
+def cheapest_first(
+    times: Callable[[Any, NDArray[np.int64], Gpu], Sequence[tuple[S, NDArray[np.float64]]]], problem: Any, gpu: Gpu
+) -> list[tuple[S, float]]:
+    """Return (spec, microseconds) of the configurations that ``Family.times`` gives a problem, the cheapest first.
+
+    Of tiles that differ in their rows alone and cut M into the same number of tiles, only the cheapest is listed.
+    """
+    found = [(spec, float(us[0])) for spec, us in times(problem, np.array([problem.m]), gpu) if us[0] < np.inf]
+    found.sort(key=lambda one: round(one[1], 6))
+    kept: dict[Any, tuple[S, float]] = {}
+    for spec, us in found:
+        kept.setdefault(_apart_from_rows(spec, problem.m), (spec, us))
+    return list(kept.values())
+
+
+def _apart_from_rows(spec: Any, m: int) -> tuple[Any, ...]:
+    tile = spec.block_n, spec.block_k, spec.threads, spec.blocks_per_sm, spec.cluster, spec.cluster_k
+    return type(spec), *tile, -(-m // spec.block_m)

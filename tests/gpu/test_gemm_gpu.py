@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cudatma.errors import DriverError, LaunchError, TargetError
-from cudatma.kernels import choosing
+from cudatma.kernels import choice_table
 from cudatma.kernels.choosing import decide, pinned
 from cudatma.kernels.cost import ranked
 from cudatma.kernels.gemm.choose import GEMM, candidates
@@ -209,11 +209,11 @@ def test_the_tuner_measures_it(
     told = json.loads(capsys.readouterr().out)["cells"]
     assert [cell["m"] for cell in told] == [5, 300]
     assert all(cell["times_us"] and not cell["dropped"] for cell in told)
-    choosing.forget()
+    choice_table.forget()
     entries, problems = usable_entries(tmp_path / "tuned.json", GEMM, gpu_of(0))
     assert not problems
     for entry in entries:
         assert decide(GEMM, entry.problem, gpu_of(0)).source == "tuned"
         a, b = (numbers(rows, 1028, "bfloat16", rows) for rows in (entry.problem.m, 1544))
         check(download(gemm(upload(a), upload(b).T)), a, b)
-    choosing.forget()
+    choice_table.forget()

@@ -14,7 +14,7 @@ from fake_bench import FakeBench
 
 from cudatma import gemm
 from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
-from cudatma.kernels import choosing, version
+from cudatma.kernels import choice_table, overrides, version
 from cudatma.kernels.choosing import decide, pinned, shortlist
 from cudatma.kernels.cost import ranked
 from cudatma.kernels.gemm.choose import GEMM, candidates, dump_specs, gemm_explain
@@ -299,10 +299,10 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A user's file that is not there yet, and no table that ships."""
     path = tmp_path / "tuned.json"
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
-    monkeypatch.setattr(choosing, "shipped", lambda family: None)
-    choosing.forget()
+    monkeypatch.setattr(overrides, "shipped", lambda family: None)
+    choice_table.forget()
     yield path
-    choosing.forget()
+    choice_table.forget()
 
 
 MEASURED: GemmSpec = GemmV3("float16", "RC", 64, 128, stages=5, warpgroups=1)
@@ -318,7 +318,7 @@ def test_a_problem_and_its_entry_go_through_json() -> None:
 
 def test_a_tuning_entry_comes_before_the_cost_model(file: Path) -> None:
     store_entry(file, GPU, GEMM, Entry(PROBLEM, MEASURED, 8.0, 10.0))
-    found = choosing.lookup(GEMM, PROBLEM, H200)
+    found = overrides.lookup(GEMM, PROBLEM, H200)
     assert found is not None
     assert (found.entry, found.path, found.shipped, found.exact) == (
         Entry(PROBLEM, MEASURED, 8.0, 10.0),
@@ -341,7 +341,7 @@ def test_a_file_holds_the_entries_of_several_families(file: Path) -> None:
     theirs: Entry[Problem, GemmSpec] = Entry(Other(**PROBLEM.as_json()), replace(MEASURED, stages=4), 7.0, 10.0)
     store_entry(file, GPU, GEMM, Entry(PROBLEM, MEASURED, 8.0, 10.0))
     store_entry(file, GPU, other, theirs)
-    ours, found = choosing.lookup(GEMM, PROBLEM, H200), choosing.lookup(other, theirs.problem, H200)
+    ours, found = overrides.lookup(GEMM, PROBLEM, H200), overrides.lookup(other, theirs.problem, H200)
     assert ours is not None
     assert found is not None
     assert (ours.entry.spec, found.entry.spec) == (MEASURED, theirs.spec)
@@ -353,7 +353,7 @@ def test_tuning_measures_it_and_later_calls_follow(file: Path) -> None:
     shape = ["gemm", "--shape", f"{PROBLEM.k}x{PROBLEM.n}", "--m", str(PROBLEM.m), "--dtype", "bfloat16", "--jobs", "1"]
     assert tune.main(shape, bench=bench, gpu=H200) == 0
     assert bench.prepared == [replace(PROBLEM, dtype="bfloat16")]
-    choosing.forget()
+    choice_table.forget()
     decision = decide(GEMM, bench.prepared[0], H200)
     assert (decision.source, decision.spec) == ("tuned", wanted)
     with pytest.raises(

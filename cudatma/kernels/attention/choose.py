@@ -25,7 +25,7 @@ from cudatma.kernels.attention.versions import (
 from cudatma.kernels.checks import check_backend
 from cudatma.kernels.cost import Candidate, candidates_of, runs
 from cudatma.kernels.explain import Explanation, explained, explained_gpu
-from cudatma.kernels.family import Family, Option
+from cudatma.kernels.family import Family, Option, times_of_candidates
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import Schedule, ceil_div
 from cudatma.kernels.version import naming
@@ -130,11 +130,17 @@ def candidates(problem: Problem, gpu: Gpu) -> list[Candidate[AttentionSpec]]:
     return candidates_of(specs, problem, gpu, _deepest)
 
 
+def _with_queries(problem: Problem, m: int) -> Problem:
+    return replace(problem, q_length=m)
+
+
 ATTENTION: Family[Problem, AttentionSpec] = Family(
     name="attention",
     kernels=dict(VERSIONS),
     read_problem=Problem.from_json,
-    candidates=candidates,
+    times=partial(times_of_candidates, candidates, with_m=_with_queries),
+    with_m=_with_queries,
+    evaluates_arrays=False,
     index=("k", "n", "head_dim", "heads", "kv_heads", "batch"),
     spec_fields=SPEC_FIELDS,
     options=(
@@ -146,7 +152,7 @@ ATTENTION: Family[Problem, AttentionSpec] = Family(
     ),
     trial="cudatma.kernels.attention.sample:AttentionTrial",
     versions=CHOICE,
-    shape="keys x head dim",
+    sizes="keys x head dim",
 )
 
 

@@ -13,7 +13,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.checks import check_backend
 from cudatma.kernels.cost import Candidate, candidates_of, runs
 from cudatma.kernels.explain import Explanation, explained, explained_gpu
-from cudatma.kernels.family import Family, Option
+from cudatma.kernels.family import Family, Option, times_of_candidates
 from cudatma.kernels.gemm import p1
 from cudatma.kernels.gemm.arguments import copied
 from cudatma.kernels.gemm.problem import (
@@ -140,7 +140,8 @@ GEMM: Family[Problem, GemmSpec] = Family(
     name="gemm",
     kernels={kernel_name(version): kind for version, kind in VERSIONS.items()},
     read_problem=Problem.from_json,
-    candidates=candidates,
+    times=partial(times_of_candidates, candidates),
+    evaluates_arrays=False,
     index=("n", "k", "batch"),
     spec_fields=("dtype", "layout", "out_dtype", "epilogue", "block_scales", "scales_by_tma"),
     options=(
