@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from cudatma.arrays import ArrayInfo
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gemm.gemm import gemm
 from cudatma.kernels.gemm.p1 import GemmP1
-from cudatma.kernels.gemm.plan import arranged, plan_gemm
-from cudatma.kernels.gemm.problem import LAYOUTS, element_bytes, is_fp8
-from cudatma.kernels.gemm.request import Request, check_call_into
-from cudatma.kernels.gemm.sample import v3_sample
+from cudatma.kernels.gemm.problem import LAYOUTS, Problem, element_bytes, is_fp8
+from cudatma.kernels.gemm.sample import checked_call, gemm_call, v3_sample
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.versions import VERSIONS, GemmV3, GemmV4, GemmV5, GemmV6
 from cudatma.target import SMEM_RESERVED_BYTES, Target, get_target
@@ -39,15 +37,29 @@ def matrix(rows: int, columns: int, letter: str, dtype: str, seed: int) -> Any:
     return whole[:, :columns]
 
 
+def emulated(
+    spec: GemmSpec | Callable[[Problem], GemmSpec],
+    a: Any,
+    b: Any,
+    out: Any,
+    *,
+    target: Target = SM90A,
+    schedules: int = 2,
+    **options: Any,
+) -> None:
+    """Run gemm() on a kernel of this spec, or of the one that ``spec`` returns for the problem; it must be clean."""
+    chosen = spec if isinstance(spec, GemmSpec) else spec(checked_call(a, b, out, **options).problem)
+    arguments, arrays = gemm_call(chosen, target, SMS, a, b, out, **options)
+    report = arguments.emulate(target, arrays, schedules=schedules)
+    assert report.is_clean, str(report)
+
+
 def check(
     spec: GemmSpec, m: int, n: int, k: int, out: Any = None, *, schedules: int = 2, target: Target = SM90A
 ) -> None:
     a, b = matrix(m, k, spec.layout[0], spec.dtype, 0), matrix(k, n, spec.layout[1], spec.dtype, 1)
     y = np.full((m, n), np.nan, a.dtype) if out is None else out
-    request, result = check_call_into(a, b, y)
-    launch = plan_gemm(request, result, spec, target, SMS)
-    report = launch.emulate(target, schedules=schedules)
-    assert report.is_clean, str(report)
+    emulated(spec, a, b, y, target=target, schedules=schedules)
     wanted = a.astype(np.float64) @ b.astype(np.float64)
     assert np.linalg.norm(y.astype(np.float64) - wanted) <= LIMITS[spec.dtype] * np.linalg.norm(wanted)
 
@@ -130,10 +142,8 @@ def test_an_epilogue_of_tiles_of_any_columns(kind: type[GemmSpec], block_m: int,
     options: dict[str, Any] = {"bias": numbers(n, dtype=np.dtype(out_dtype)), "beta": 0.5, "activation": "relu"}
     y, wanted = np.ones((2, m, n), np.dtype(out_dtype))
     gemm(a, b, out=wanted, backend="reference", **options)
-    request, result = check_call_into(a, b, y, **options)
-    kinds = {"out_dtype": request.problem().out_dtype, "epilogue": "relu"}
-    spec = kind("float16", layout, block_m, block_n, stages=2, warpgroups=block_m // 64, **kinds)
-    assert plan_gemm(request, result, spec, SM90A, SMS).emulate(SM90A, schedules=3).is_clean
+    spec = kind("float16", layout, block_m, block_n, stages=2, warpgroups=block_m // 64)
+    emulated(spec.adapted, a, b, y, schedules=3, **options)
     assert np.allclose(y, wanted, atol=0.05, rtol=2e-3)
 
 
@@ -221,8 +231,7 @@ def test_what_versions_share(call: str, version: int | str) -> None:
     n = wanted.shape[-1]
     whole = np.ones((*wanted.shape[:-1], -(-n // 8) * 8 + 8), wanted.dtype)
     gemm(a, b, out=wanted, backend="reference", **options)
-    request, result = check_call_into(a, b, whole[..., : wanted.shape[-1]], **options)
-    run_small(version, request, result)
+    run_small(version, a, b, whole[..., : wanted.shape[-1]], **options)
     found, exact = whole[..., : wanted.shape[-1]].astype(np.float64), wanted.astype(np.float64)
     assert np.linalg.norm(found - exact) <= (6e-3 if wanted.dtype == BF16 else 1e-3) * np.linalg.norm(exact)
     assert (whole[..., wanted.shape[-1] :] == 1).all()
@@ -233,23 +242,19 @@ def test_matrices_of_a_result_off_16_bytes() -> None:
     whole = np.full(2 * (66 * 80 + 1), np.nan, np.float16)
     out = np.lib.stride_tricks.as_strided(whole, (2, 66, 72), (2 * (66 * 80 + 1), 160, 2))
     a, b = numbers(2, 66, 72), numbers(2, 72, 72)
-    run_small(4, *check_call_into(a, b, out))
+    run_small(4, a, b, out)
     np.testing.assert_allclose(out.astype(np.float64), a.astype(np.float64) @ b, rtol=1e-3, atol=1e-2)
     assert np.isnan(whole).sum() == whole.size - out.size
 
 
 def run_small(
-    version: int | str, request: Request, result: ArrayInfo, target: Target = SM90A, block_m: int = 64
+    version: int | str, a: Any, b: Any, out: Any, *, target: Target = SM90A, block_m: int = 64, **options: Any
 ) -> None:
-    ready = arranged(request, "emulator", None)
-    problem = ready.problem()
-    if version == "p1" and is_fp8(problem.dtype):
-        target = SM120A
-    block_k = 128 // element_bytes(problem.dtype)
-    spec = VERSIONS[version](problem.dtype, problem.layout, block_m, 128 if version in (5, 6) else 64, block_k, 2, 1)
-    launch = plan_gemm(ready, result, spec.adapted(problem), target, SMS)
-    report = launch.emulate(target, schedules=2)
-    assert report.is_clean, str(report)
+    """Run gemm() on a small tile of a version."""
+    target = SM120A if version == "p1" and is_fp8(a.dtype.name) else target
+    block_k = 128 // element_bytes(a.dtype.name)
+    spec = VERSIONS[version](a.dtype.name, "RC", block_m, 128 if version in (5, 6) else 64, block_k, 2, 1)
+    emulated(spec.adapted, a, b, out, target=target, **options)
 
 
 @pytest.mark.sweep(1)
@@ -267,9 +272,8 @@ def test_scales_of_blocks(version: int, batch: int, by_tma: bool) -> None:
         options |= {"bias": numbers(296, dtype=np.float32), "activation": "silu", "out_dtype": "float32", "alpha": 0.5}
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
-    request, result = check_call_into(a, b, out, **options)
-    assert request.problem().scales_by_tma == by_tma
-    run_small(version, request, result, block_m=128 if by_tma else 64 * batch)
+    assert checked_call(a, b, out, **options).problem.scales_by_tma == by_tma
+    run_small(version, a, b, out, block_m=128 if by_tma else 64 * batch, **options)
     found, exact = out.astype(np.float64), wanted.astype(np.float64)
     assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
 
@@ -284,7 +288,7 @@ def test_no_more_blocks_of_scales_than_are_loaded_ahead(k: int, block_m: int) ->
     options = {"a_scale": abs(numbers(40, blocks, dtype=np.float32)), "b_scale": numbers(blocks, 1, dtype=np.float32)}
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
-    run_small(4, *check_call_into(a, b, out, **options), block_m=block_m)
+    run_small(4, a, b, out, block_m=block_m, **options)
     found, exact = out.astype(np.float64), wanted.astype(np.float64)
     assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
 
@@ -296,9 +300,8 @@ def test_columns_have_more_scales_than_a_warp_has_lanes() -> None:
     options = {"a_scale": a_scale, "b_scale": numbers(34, 1, dtype=np.float32)}
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
-    request, result = check_call_into(a, b, out, **options)
-    assert request.problem().scales_by_tma
-    run_small(4, request, result, block_m=128)
+    assert checked_call(a, b, out, **options).problem.scales_by_tma
+    run_small(4, a, b, out, block_m=128, **options)
     found, exact = out.astype(np.float64), wanted.astype(np.float64)
     assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
 
@@ -313,11 +316,9 @@ def test_scales_of_blocks_beyond_the_last_column_are_not_read(by_tma: bool) -> N
     options = {"a_scale": a_scale, "b_scale": numbers(3, 3, dtype=np.float32)}
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
-    request, result = check_call_into(a, b, out, **options)
-    spec = GemmV5(a.dtype.name, "RC", 128, 128, 128, 2, 1).adapted(request.problem())
-    assert spec.ring_has_scales == by_tma
-    report = plan_gemm(request, result, spec, SM90A, SMS).emulate(SM90A, schedules=2)
-    assert report.is_clean, str(report)
+    spec = GemmV5(a.dtype.name, "RC", 128, 128, 128, 2, 1)
+    assert spec.adapted(checked_call(a, b, out, **options).problem).ring_has_scales == by_tma
+    emulated(spec.adapted, a, b, out, **options)
     found, exact = out.astype(np.float64), wanted.astype(np.float64)
     assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
 
@@ -328,7 +329,7 @@ def test_p1_for_sm_120a(call: str) -> None:
     a, b, options, _ = CALLS[call]
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
-    run_small("p1", *check_call_into(a, b, out, **options), target=SM120A)
+    run_small("p1", a, b, out, target=SM120A, **options)
     np.testing.assert_allclose(out.astype(np.float64), wanted.astype(np.float64), rtol=6e-3, atol=6e-3)
 
 
@@ -339,10 +340,7 @@ def test_four_ctas_divide_k(block_n: int, out_dtype: str) -> None:
     a, b = numbers(40, 328), numbers(72, 328).T
     wanted = gemm(a, b, activation="relu", out_dtype=out_dtype, backend="reference")
     out = np.full_like(wanted, np.nan)
-    request, result = check_call_into(a, b, out, activation="relu")
-    spec = GemmV6("float16", "RC", 64, block_n, 64, 2, 1, request.problem().out_dtype, "relu", cluster_k=4)
-    report = plan_gemm(request, result, spec, SM90A, SMS).emulate(SM90A, schedules=2)
-    assert report.is_clean, str(report)
+    emulated(GemmV6("float16", "RC", 64, block_n, 64, 2, 1, cluster_k=4).adapted, a, b, out, activation="relu")
     np.testing.assert_allclose(out.astype(np.float64), wanted.astype(np.float64), rtol=1e-3, atol=1e-3)
 
 
@@ -360,9 +358,8 @@ def test_the_tile_does_not_change_the_bits() -> None:
     a, b, seen = numbers(70, 136), numbers(136, 72), set()
     for version, block_m, block_n in ((1, 64, 64), (2, 64, 128), (3, 128, 128), (4, 128, 64), (5, 64, 128)):
         out = np.empty((70, 72), np.float16)
-        request, result = check_call_into(a, b, out, batch_invariant=True)
         spec = VERSIONS[version]("float16", "RR", block_m, block_n, 64, 2, block_m // 64)
-        plan_gemm(request, result, spec, SM90A, SMS).emulate(SM90A, schedules=1)
+        emulated(spec, a, b, out, schedules=1, batch_invariant=True)
         seen.add(out.tobytes())
     assert len(seen) == 1
 
@@ -413,8 +410,8 @@ def test_a_wave_of_ctas_leaves_the_next_kernel_no_room_beside_them(rows: int, al
     """Its CTAs, which may start before this one has ended, would gather on some SMs."""
     spec = GemmV3("float16", "RC", **SMALL)
     a, b = np.ones((rows, 64), np.float16), np.ones((64, 64), np.float16).T
-    launch = plan_gemm(*check_call_into(a, b, np.ones((rows, 64), np.float16)), spec, SM90A, SMS)
-    assert launch.programmatic
+    launch, _ = gemm_call(spec, SM90A, SMS, a, b, np.ones((rows, 64), np.float16))
+    assert launch.sizes.programmatic
     assert (2 * (launch.shared_bytes + SMEM_RESERVED_BYTES) > SM90A.smem_per_sm_bytes) == alone
 
 

@@ -11,14 +11,14 @@ from marlin_runner import relative_error, run_marlin
 
 from cudatma.kernels.choosing import pinned, shortlist
 from cudatma.kernels.gpu import H200, imagined_gpu
-from cudatma.kernels.marlin import emulated
+from cudatma.kernels.marlin import gemm as marlin
+from cudatma.kernels.marlin.arguments import gemm_arguments
 from cudatma.kernels.marlin.choose import MARLIN, AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.gemm import marlin_gemm
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
-from cudatma.kernels.schedule import schedule
 from cudatma.quantization import quantize
 
 PROCESSORS = 4
@@ -57,11 +57,11 @@ def test_a_pinned_configuration_is_what_a_gemm_runs(monkeypatch: pytest.MonkeyPa
     x = np.random.default_rng(1).standard_normal((m, layer.k)).astype(np.float16)
     seen: list[Any] = []
 
-    def watched(spec: Any, *rest: Any, **options: Any) -> Any:
+    def watched(problem: Problem, spec: Any, *rest: Any) -> Any:
         seen.append(spec)
-        return schedule(spec, *rest, **options)
+        return gemm_arguments(problem, spec, *rest)
 
-    monkeypatch.setattr(emulated, "schedule", watched)
+    monkeypatch.setattr(marlin, "gemm_arguments", watched)
     with pinned(mine):
         out = marlin_gemm(x, weight, backend="emulator")
     assert [resolve_fused(spec, "none") for spec in seen] == [mine]

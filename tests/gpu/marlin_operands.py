@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import pytest
 
 from cudatma import context
 from cudatma.dtypes import activation_type
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import gpu_of
+from cudatma.kernels.marlin import gemm as marlin
+from cudatma.kernels.marlin.arguments import gemm_arguments
+from cudatma.kernels.marlin.choose import AnyMarlinSpec
+from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
 from cudatma.kernels.marlin.mma_sync import LoadPaths
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
+from cudatma.kernels.operation import forget_calls, launch_of
 from cudatma.quantization import PackedWeight, pack
 
 DTYPES = ("float16", "bfloat16")
@@ -50,6 +56,26 @@ def use_load_path(weight: PackedWeight, m: int, load_path: str) -> Iterator[None
         return
     with pinned(choose_mma_sync(Problem.of(weight, m), gpu_of(context.current_device()), LOAD_PATHS[load_path])):
         yield
+
+
+def serve_with(monkeypatch: pytest.MonkeyPatch, choose: Callable[..., AnyMarlinSpec]) -> list[AnyMarlinSpec]:
+    """From now on each GEMM runs what ``choose(problem, gpu)`` returns. Returns a list of what is planned then."""
+    planned: list[AnyMarlinSpec] = []
+
+    def noted(problem: Problem, spec: AnyMarlinSpec, *others: Any) -> Any:
+        planned.append(spec)
+        return gemm_arguments(problem, spec, *others)
+
+    monkeypatch.setattr(marlin, "choose", choose)
+    monkeypatch.setattr(marlin, "gemm_arguments", noted)
+    forget_calls()
+    return planned
+
+
+def partials_bytes(weight: PackedWeight, m: int) -> int:
+    """Return the bytes of partial sums that a GEMM leaves in the workspace: 0 if no CTAs share a tile there."""
+    launch = launch_of(MARLIN_GEMM, Problem.of(weight, m), weight.device or 0, 0, weight=weight_of(weight))
+    return launch.partials_bytes or 0
 
 
 @dataclass(frozen=True, slots=True)

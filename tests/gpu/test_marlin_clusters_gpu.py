@@ -7,11 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from marlin_operands import activations, bits, compare, is_poison, make_bias, make_weight, poisoned, to_float64
+from marlin_operands import (
+    activations,
+    bits,
+    compare,
+    is_poison,
+    make_bias,
+    make_weight,
+    poisoned,
+    serve_with,
+    to_float64,
+)
 
 from cudatma import marlin_gemm
 from cudatma.errors import DriverError, TargetError
-from cudatma.kernels.marlin import plan
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.target import detect
@@ -54,8 +63,7 @@ CASES: dict[str, tuple[SkinnySpec | WgmmaSpec, int, int, int]] = {
 
 
 def use(monkeypatch: pytest.MonkeyPatch, spec: SkinnySpec | WgmmaSpec) -> None:
-    monkeypatch.setattr(plan, "choose", lambda *_: spec)
-    monkeypatch.setattr("cudatma.kernels.marlin.gemm._SHARED_PLANS", {})
+    serve_with(monkeypatch, lambda *_: spec)
 
 
 @pytest.mark.parametrize("name", CASES)

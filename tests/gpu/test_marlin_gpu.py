@@ -22,6 +22,7 @@ from marlin_operands import (
     make_bias,
     make_weight,
     poisoned,
+    serve_with,
     to_float64,
     use_load_path,
 )
@@ -31,8 +32,9 @@ from cudatma.build.kernel import compile as compile_kernel
 from cudatma.build.render import render
 from cudatma.dtypes import BFLOAT16, activation_type
 from cudatma.errors import ArgumentError, DriverError, TargetError
+from cudatma.kernels import operation
 from cudatma.kernels.gpu import Gpu, imagined_gpu
-from cudatma.kernels.marlin import plan, skinny_candidates, wgmma_candidates
+from cudatma.kernels.marlin import skinny_candidates, wgmma_candidates
 from cudatma.kernels.marlin.choose import AnyMarlinSpec, choose
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
@@ -99,8 +101,7 @@ def check(out: Any, reference: Any, what: object = "") -> None:
 
 def use(monkeypatch: pytest.MonkeyPatch, spec: AnyMarlinSpec) -> None:
     """Whatever is asked for, this instance serves it."""
-    monkeypatch.setattr(plan, "choose", lambda *_: spec)
-    monkeypatch.setattr("cudatma.kernels.marlin.gemm._SHARED_PLANS", {})
+    serve_with(monkeypatch, lambda *_: spec)
 
 
 def check_job(job: Job) -> None:
@@ -118,7 +119,7 @@ def test_against_float64(job: Job) -> None:
 
 @pytest.mark.parametrize("job", MMA_SYNC_JOBS, ids=str)
 def test_the_mma_sync_kernel_with_a_large_m(monkeypatch: pytest.MonkeyPatch, job: Job) -> None:
-    monkeypatch.setattr(plan, "choose", choose_mma_sync)
+    serve_with(monkeypatch, choose_mma_sync)
     check_job(job)
 
 
@@ -161,10 +162,9 @@ def test_a_stage_in_one_box(monkeypatch: pytest.MonkeyPatch, spec: SkinnySpec, k
     bits(buffer)[:, :k] = bits(values)
     for deep in (True, False):
         of = replace(spec, deep_box=deep)
-        use(monkeypatch, of)
-        packed = replace(weight.packed)
-        out = marlin_gemm(buffer[:, :k], packed)
-        assert {made.spec for made in packed.attachments["plans"].values()} == {of}
+        planned = serve_with(monkeypatch, lambda *_, of=of: of)
+        out = marlin_gemm(buffer[:, :k], weight.packed)
+        assert planned == [of]
         check(out, to_float64(values) @ weight.dense)
         found.append(bits(out).get())
     np.testing.assert_array_equal(*found)
@@ -182,9 +182,9 @@ def test_the_sm120_form_on_this_gpu(monkeypatch: pytest.MonkeyPatch, job: Job) -
         rendered.append(spec.entry)
         return compile_kernel(render(template, spec, sm120), target=target, entry=spec.entry)
 
-    monkeypatch.setattr(plan, "choose", as_sm120)
-    monkeypatch.setattr(plan, "load_kernel", load_kernel)
-    monkeypatch.setattr(plan, "known_kernel", lambda *_: None)  # it may know this GPU's form of the same spec
+    serve_with(monkeypatch, as_sm120)
+    monkeypatch.setattr(operation, "load_kernel", load_kernel)
+    monkeypatch.setattr(operation, "known_kernel", lambda *_: None)  # it may know this GPU's form of the same spec
     check_job(job)
     assert rendered
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from marlin_operands import (
     Options,
-    Weight,
     activations,
     bits,
     compare,
     make_weight,
+    partials_bytes,
     poisoned,
     to_float64,
     use_load_path,
@@ -25,7 +25,6 @@ from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.marlin.mma_sync import LoadPaths
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
-from cudatma.kernels.marlin.plan import configure
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.stream_workspaces import stream_workspace
 from cudatma.target import detect
@@ -44,11 +43,6 @@ def new_stream() -> Any:
     """One that does not wait for the default stream; what is queued there has ended."""
     cupy.cuda.Device().synchronize()
     return cupy.cuda.Stream(non_blocking=True)
-
-
-def stream_tiles(weight: Weight, m: int) -> int:
-    """How many tiles several CTAs share through the workspace."""
-    return configure(weight.packed, m, 0)[2].stream_tiles
 
 
 def flags(space: MarlinWorkspace) -> Any:
@@ -79,7 +73,7 @@ def test_a_thousand_runs_give_the_same_bits(k: int, n: int, m: int, shared: bool
     x = activations((m, k), options.dtype)
     with use_load_path(weight.packed, m, options.load_path):
         if TARGET.name == "sm_90a" and cupy.cuda.Device().attributes["MultiProcessorCount"] == 132:
-            assert (stream_tiles(weight, m) > 0) == shared
+            assert (partials_bytes(weight.packed, m) > 0) == shared
         wanted = marlin_gemm(x, weight.packed)
         assert not compare(wanted, to_float64(x) @ weight.dense).problem(options.dtype)
         wrong, out = cupy.zeros((), np.int64), poisoned((m, n), options.dtype)
@@ -139,7 +133,7 @@ def test_a_workspace_of_ones_own() -> None:
     x = activations((16, 4096), "float16")
     space = MarlinWorkspace(0)
     with use_load_path(weight.packed, 16, "cp_async"):
-        assert stream_tiles(weight, 16) > 0
+        assert partials_bytes(weight.packed, 16) > 0
         wanted = marlin_gemm(x, weight.packed)
     for load_path in ("tma", "cp_async"):
         with use_load_path(weight.packed, 16, load_path):

@@ -17,14 +17,14 @@ from marlin_operands import (
     make_bias,
     make_weight,
     poisoned,
+    serve_with,
     to_float64,
 )
 
 from cudatma import marlin_gemm
 from cudatma.dtypes import activation_type
 from cudatma.errors import DriverError, TargetError
-from cudatma.kernels.marlin import plan
-from cudatma.kernels.marlin.choose import resolve_fused
+from cudatma.kernels.marlin import gemm as marlin
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import Schedule, schedule
 from cudatma.quantization.scale_range import ScaleFit
@@ -58,14 +58,8 @@ TILES = {
 def use(monkeypatch: pytest.MonkeyPatch, spec: WgmmaSpec) -> None:
     """Whatever is asked for, this instance serves it, and divides tiles as readily as the other kernels do: else small
     problems' would all be whole."""
-    monkeypatch.setattr(plan, "choose", lambda *_: spec)
-    monkeypatch.setattr("cudatma.kernels.marlin.gemm._SHARED_PLANS", {})
-    monkeypatch.setattr(plan, "schedule", partial(schedule, eager=True))
-
-
-def launched(weight: Any) -> list[WgmmaSpec]:
-    """The instances that a weight's calls have used."""
-    return [made.spec for made in weight.packed.attachments["plans"].values()]
+    serve_with(monkeypatch, lambda *_: spec)
+    monkeypatch.setattr(marlin, "schedule", partial(schedule, eager=True))
 
 
 def test_a_plan_follows_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,9 +101,8 @@ def test_a_partial_wave_is_divided_alone(tile: str, monkeypatch: pytest.MonkeyPa
     def alone(*args: Any, **_: Any) -> Schedule:
         return replace(schedule(*args, divide=False), stream_tiles=rows * columns - ranges)
 
-    monkeypatch.setattr(plan, "choose", lambda *_: spec)
-    monkeypatch.setattr("cudatma.kernels.marlin.gemm._SHARED_PLANS", {})
-    monkeypatch.setattr(plan, "schedule", alone)
+    serve_with(monkeypatch, lambda *_: spec)
+    monkeypatch.setattr(marlin, "schedule", alone)
     n = columns * spec.block_n * spec.cluster - 40
     weight, x = make_weight(4096, n), activations((rows * spec.block_m - 5, 4096), "float16")
     out = poisoned((len(x), n), "float16")
@@ -179,7 +172,8 @@ def test_one_multiply_add_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, n
     """Tiles that are divided and whole ones, a bias that hides no product, and activations down to subnormal ones."""
     dtype, largest, *_ = SCALES[scales]
     numbers = activation_type(dtype).numpy.type
-    use(monkeypatch, replace(TILES[name], dtype=dtype))
+    spec, config = replace(TILES[name], dtype=dtype), marlin._config
+    use(monkeypatch, spec)
     for k, n, rows in ((2048, 4096 + 72, 333), (512, 20000, 70)):
         packed, bias = rescaled(k, n, *SCALES[scales]), on_gpu(on_host(make_bias(n, dtype)) * numbers(largest))
         values = on_host(activations((rows, k), dtype))
@@ -187,10 +181,9 @@ def test_one_multiply_add_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, n
         x, found = on_gpu(values), []
         for form in (packed.scale_fit.form, "none"):
             with monkeypatch.context() as patched:
-                patched.setattr(plan, "resolve_fused", lambda spec, _, form=form: resolve_fused(spec, form))
-                patched.setattr("cudatma.kernels.marlin.gemm._SHARED_PLANS", {})
-                weight = replace(packed)
-                found.append(bits(marlin_gemm(x, weight, bias=bias)).get())
-                assert {made.spec.fused for made in weight.attachments["plans"].values()} == {form}
+                planned = serve_with(patched, lambda *_: spec)
+                patched.setattr(marlin, "_config", lambda spec, _, copy, form=form: config(spec, form, copy))
+                found.append(bits(marlin_gemm(x, packed, bias=bias)).get())
+                assert [one.scale_form for one in planned] == [form]
         assert np.isfinite(found[0].view(numbers).astype(np.float32)).all()
         np.testing.assert_array_equal(found[0], found[1])

@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stub_driver import Array, use_as_cupy
 
 from cudatma import PackedWeight, context, target
-from cudatma.arrays import ArrayInfo
-from cudatma.kernels import known_call, stream_workspaces
+from cudatma.descriptor import codec, driver
+from cudatma.kernels import operation, stream_workspaces
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.marlin import plan as marlin_plan
 from cudatma.runtime import streams
 from cudatma.runtime.launch import Kernel
+from cudatma.runtime.launch_args import marshal
 from cudatma.target import get_target
 
 PROCESSORS = 4
@@ -35,33 +36,18 @@ class Launch:
     stream: int
 
 
-@dataclass
-class Memory:
-    """What ``array.data`` of a CuPy array refers to."""
-
-    ptr: int
-    device_id: int = 0
-
-
-class Array:
-    """A device array as CuPy's attributes show it; ``values`` is its memory."""
-
-    def __init__(self, values: Any) -> None:
-        self.values = values
-        self.shape, self.strides, self.dtype, self.ndim = values.shape, values.strides, values.dtype, values.ndim
-        self.data = Memory(values.__array_interface__["data"][0])
-
-    @property
-    def info(self) -> ArrayInfo:
-        return ArrayInfo(self.data.ptr, self.shape, self.strides, self.dtype, 0, self, "cupy")
-
-
 class LaunchPlan:
-    """A plan whose launch runs the kernel's PTX with the arguments as they stand then."""
+    """A plan whose launch runs the kernel's PTX with the arguments as they are then."""
 
-    def __init__(self, gpu: FakeGpu, kernel: Kernel, shape: dict[str, Any], args: tuple[Any, ...]) -> None:
-        self.gpu, self.kernel, self.shape = gpu, kernel, shape
-        self.arguments = [gpu.argument(p, value) for p, value in zip(kernel.parameters, args, strict=True)]
+    def __init__(self, gpu: FakeGpu, kernel: Kernel, arguments: list[Any], shape: dict[str, Any]) -> None:
+        self.gpu, self.kernel, self.arguments, self.shape = gpu, kernel, arguments, shape
+
+    def reshape(self, grid: Any, shared_bytes: int, programmatic: bool) -> None:
+        self.shape = self.shape | {"grid": grid, "shared_bytes": shared_bytes, "programmatic": programmatic}
+
+    def twin(self) -> LaunchPlan:
+        copies = [type(value).from_buffer_copy(value) for value in self.arguments]
+        return LaunchPlan(self.gpu, self.kernel, copies, self.shape)
 
     def launch(self, stream: int) -> None:
         gpu, shape = self.gpu, self.shape
@@ -128,7 +114,8 @@ class FakeGpu:
     def array(self, values: Any) -> Array:
         """Host values as an array of this GPU."""
         self.known.append(values)
-        return Array(values)
+        address = values.__array_interface__["data"][0]
+        return Array(values.shape, values.dtype, address, strides=values.strides, values=values)
 
     def device_of(self, weight: PackedWeight) -> int:
         """The ordinal of this GPU, which holds the arrays of every weight."""
@@ -146,20 +133,6 @@ class FakeGpu:
             buffers[whole.ctypes.data] = whole
         return list(buffers.values())
 
-    def argument(self, parameter: Any, value: Any) -> Any:
-        """One argument as a ctypes object, as marshal() makes it."""
-        if isinstance(value, np.ndarray):
-            self.known.append(value)
-            return ctypes.c_uint64(value.ctypes.data)
-        if isinstance(value, ArrayInfo):
-            return ctypes.c_uint64(value.pointer)
-        if isinstance(value, bytes):
-            return (ctypes.c_uint8 * len(value)).from_buffer_copy(value)
-        if value is None or isinstance(value, int):
-            return {4: ctypes.c_uint32, 8: ctypes.c_uint64}[parameter.size_bytes](value or 0)
-        self.known.append(value.owner if isinstance(value.owner, np.ndarray) else np.empty(1))
-        return (ctypes.c_uint64 * 16).from_buffer_copy(memoryview(value.data))
-
 
 class Life:
     """A graph that is never gone."""
@@ -171,14 +144,11 @@ class Life:
 
 
 def tell_streams(monkeypatch: pytest.MonkeyPatch, capturing: set[int]) -> None:
-    """No workspaces yet, and streams that are told apart by their handles. capturing: those that capture, into one
-    graph."""
+    """Tell streams apart by their handles. capturing: those that capture, into one graph."""
 
     def identity(device: int, stream: int) -> int | None:
         return None if stream in capturing else stream
 
-    for name in ("ready", "_recent", "_branches", "_reserves"):
-        monkeypatch.setattr(stream_workspaces.owners(), name, type(getattr(stream_workspaces.OWNERS, name))())
     monkeypatch.setattr(streams, "identity", identity)
     monkeypatch.setattr(streams, "capture_of", lambda device, stream: streams.Capture(1, 1, stream))
     monkeypatch.setattr(streams, "GraphLife", Life)
@@ -194,30 +164,19 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
         yield made
 
     def plan(self: Kernel, grid: Any, block: Any, args: Any = (), **options: Any) -> LaunchPlan:
-        shape = {"grid": grid, "block": block, "cluster": None, "shared_bytes": 0, "programmatic": False}
-        return LaunchPlan(made, self, shape | options, args)
-
-    def launch(self: Kernel, grid: Any, block: Any, args: Any = (), *, stream: Any = 0, **options: Any) -> None:
-        options.pop("backend", None)
-        plan(self, grid, block, args, **options).launch(stream)
+        return LaunchPlan(made, self, marshal(self.parameters, args).values, {"grid": grid, "block": block} | options)
 
     tell_streams(monkeypatch, made.capturing)
     monkeypatch.setattr(stream_workspaces, "_SLAB_BYTES", 6 << 20)  # the emulator looks at all memory of a launch
     monkeypatch.setattr(stream_workspaces, "_LEAST_BYTES", 3 << 20)
     monkeypatch.setattr(context, "using", using)
     monkeypatch.setattr(context, "device", lambda o: context.Device(o, (9, 0), 232_448, PROCESSORS))
-    monkeypatch.setattr(marlin_plan, "gpu_of", lambda device: imagined_gpu("sm_90a", PROCESSORS))
+    monkeypatch.setattr(operation, "gpu_of", lambda device: imagined_gpu("sm_90a", PROCESSORS))
     monkeypatch.setattr(target, "_detect", lambda device: get_target("sm_90a"))
+    monkeypatch.setattr(driver, "encode", lambda spec, device: codec.encode(spec))
     monkeypatch.setattr(PackedWeight, "device", property(made.device_of))
     monkeypatch.setattr(Kernel, "load", lambda self, device=None: self._functions.setdefault(0, None))
     monkeypatch.setattr(Kernel, "occupancy", lambda self, *_, **__: 1)
     monkeypatch.setattr(Kernel, "plan", plan)
-    monkeypatch.setattr(Kernel, "launch", launch)
-    monkeypatch.setitem(known_call._libraries, Array, "cupy")
-    from cudatma.kernels.marlin import operands
-
-    monkeypatch.setattr(marlin_plan, "gpu_of", lambda device: imagined_gpu("sm_90a", PROCESSORS))
-    described = operands.describe
-    monkeypatch.setattr(operands, "describe", lambda a, name: a.info if isinstance(a, Array) else described(a, name))
+    use_as_cupy(monkeypatch, lambda shape, dtype: made.array(np.empty(shape, dtype)))
     yield made
-    stream_workspaces.release_workspaces()

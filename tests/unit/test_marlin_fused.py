@@ -13,13 +13,15 @@ from marlin_fake_gpu import gpu as gpu  # the fixture
 from test_marlin_gemm import close, make, values
 
 from cudatma import ArgumentError, MarlinLinear, PackedWeight, marlin_gemm
-from cudatma.kernels.marlin import plan
+from cudatma.kernels.marlin import gemm as marlin
+from cudatma.kernels.marlin.arguments import sizes_for
 from cudatma.kernels.marlin.choose import marlin_explain, resolve_fused
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
-from cudatma.kernels.marlin.plan import _scale_exponent
-from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.sample import random_weight
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.operation import forget_calls
+from cudatma.kernels.schedule import schedule
 from cudatma.quantization.scale_range import FORMS, ScaleFit
 from cudatma.target import get_target
 
@@ -82,18 +84,23 @@ def test_forms_are_told_apart_and_can_be_taken_back(form: str) -> None:
     assert fused.smem_bytes == BASE.smem_bytes
 
 
+def form_of(entry: str) -> str:
+    """Return the form of the scales that a kernel's name shows."""
+    return "as_stored" if "_fused_" in entry else "shifted" if "_shifted_" in entry else "none"
+
+
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("form", FORMS_OF)
 def test_a_call_takes_the_weights_form(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     w, dense = weight(form)
     x, out = gemm(gpu, w)
-    assert {made.spec.fused for made in w.attachments["plans"].values()} == {form}
+    assert form_of(gpu.launches[-1].entry) == form
     assert close(out, x.astype(np.float64) @ dense)
-    monkeypatch.setattr(plan, "resolve_fused", lambda spec, _: resolve_fused(spec, "none"))
-    monkeypatch.setattr("cudatma.kernels.marlin.gemm._SHARED_PLANS", {})
-    plain = replace(w)
-    assert gemm(gpu, plain)[1].tobytes() == out.tobytes()
-    assert {made.spec.fused for made in plain.attachments["plans"].values()} == {"none"}
+    config = marlin._config
+    monkeypatch.setattr(marlin, "_config", lambda spec, _, copy: config(spec, "none", copy))
+    forget_calls()
+    assert gemm(gpu, w)[1].tobytes() == out.tobytes()
+    assert form_of(gpu.launches[-1].entry) == "none"
 
 
 @pytest.mark.parametrize("form", FORMS_OF)
@@ -102,19 +109,20 @@ def test_warm_up_loads_that_kernel(gpu: FakeGpu, form: str) -> None:
     MarlinLinear(w).warm_up([33], stream=STREAM)
     gpu.capturing = {STREAM}
     gemm(gpu, w)
-    suffix = {"as_stored": "_fused", "shifted": "_shifted", "none": ""}[form]
     (launch,) = gpu.launches
-    assert launch.entry.startswith(f"marlin_wgmma_f16_g32{suffix}_")
-    assert ("_fused" in launch.entry, "_shifted" in launch.entry) == (form == "as_stored", form == "shifted")
+    assert launch.entry.startswith("marlin_wgmma_f16_g32_")
+    assert form_of(launch.entry) == form
 
 
 @pytest.mark.parametrize("asked", ["as_stored", "shifted"])
 def test_another_form_than_the_weights_is_refused(asked: str) -> None:
     w, _ = weight("shifted" if asked == "as_stored" else "as_stored")
+    spec, problem = replace(BASE, group_size=32), Problem.of(w, 33)
+    work = schedule(spec, problem.m, problem.n, problem.k, 4)
     with pytest.raises(ArgumentError, match="the range of these scales decides") as caught:
-        _scale_exponent(w, replace(BASE, group_size=32).in_form(asked))
+        sizes_for(problem, spec.in_form(asked), work, SM90A)
     assert caught.value.field == "spec.fused"
-    assert _scale_exponent(w, replace(BASE, group_size=32)) == 0
+    sizes_for(problem, spec, work, SM90A)
 
 
 def test_explanations_show_it() -> None:

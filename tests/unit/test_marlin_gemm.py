@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cudatma import ArgumentError, ArgumentTypeError, MarlinLinear, PackedWeight, marlin_explain, marlin_gemm
 from cudatma.dtypes import activation_type
 from cudatma.kernels.marlin.operands import check_input, check_output
-from cudatma.kernels.marlin.permute_columns import needs_arranging
+from cudatma.kernels.marlin.gemm import MARLIN_GEMM
 from cudatma.quantization import pack
 
 #: ||out - reference|| / ||reference||: products are exact in fp32, and one rounding of the result remains.
@@ -209,12 +209,9 @@ def test_pitches() -> None:
 
 def test_rows_that_are_copied_first() -> None:
     permuted, _ = make(96, 40, act_order=True)
-    aligned, odd = check_input(X, WEIGHT), check_input(values((7, 97))[:, :96], WEIGHT)
-    shifted = check_input(values((7, 104))[:, 1:97], WEIGHT)
-    assert not needs_arranging(WEIGHT, aligned)
-    assert needs_arranging(permuted, aligned)
-    assert needs_arranging(WEIGHT, odd)
-    assert needs_arranging(WEIGHT, shifted)
+    odd, shifted = values((7, 97))[:, :96], values((7, 104))[:, 1:97]
+    for x, weight, is_copied in ((X, WEIGHT, False), (X, permuted, True), (odd, WEIGHT, True), (shifted, WEIGHT, True)):
+        assert MARLIN_GEMM.check((x, None), None, (False, False), weight).problem.is_arranged == is_copied
 
 
 @pytest.mark.parametrize("option", ["load_path", "explain"])

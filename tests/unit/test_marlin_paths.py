@@ -9,14 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from marlin_fake_gpu import Array, FakeGpu
+from marlin_fake_gpu import FakeGpu
 from marlin_fake_gpu import gpu as gpu  # the fixture
+from stub_driver import Array
 from test_marlin_gemm import close, make, values
 
 from cudatma import ArgumentError, LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm
 from cudatma.kernels import choice_table
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin import warm_up as warming
+from cudatma.kernels.marlin.gemm import MARLIN_GEMM
+from cudatma.kernels.operation import calls_of
 from cudatma.kernels.stream_workspaces import stream_workspace
 from cudatma.runtime.launch import Kernel
 
@@ -86,8 +89,7 @@ def test_repeated_calls_write_the_new_addresses(gpu: FakeGpu, fast: None) -> Non
         x = values((5, K), seed=seed)
         assert close(gemm(gpu, x, weight, backend=None), x.astype(np.float64) @ reference)
         assert entries(gpu) == [(True, False), (False, True)]
-    plans = {id(plan) for plan in weight.attachments["plans"].values()}
-    assert len(plans) == 1
+    assert len(calls_of(MARLIN_GEMM).calls) == 1
 
 
 def test_an_unaligned_call_leaves_aligned_ones_their_plan(gpu: FakeGpu, fast: None) -> None:
@@ -181,9 +183,7 @@ def test_weights_of_one_shape_share_their_plans(gpu: FakeGpu, fast: None) -> Non
         for weight, reference in made:
             x = values((5, K))
             assert close(gemm(gpu, x, weight, backend=None), x.astype(np.float64) @ reference)
-    plans = [weight.attachments["plans"] for weight, _ in made]
-    assert plans[0] is plans[1] is not plans[2] is plans[3]
-    assert [len({id(plan) for plan in each.values()}) for each in plans[1:3]] == [1, 1]
+    assert len(calls_of(MARLIN_GEMM).plans) == len(calls_of(MARLIN_GEMM).calls) == 2
 
 
 def test_warming_up_to_a_bound_compiles_what_is_missing_and_loads_the_rest(

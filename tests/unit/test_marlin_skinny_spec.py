@@ -15,7 +15,7 @@ from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.marlin.plan import _dependent_smem_bytes
+from cudatma.kernels.marlin.arguments import dependent_smem_bytes
 from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.skinny_candidates import dump_specs, skinny_times, tile_rows
@@ -194,7 +194,7 @@ def test_no_more_dependent_ctas_on_an_sm_than_blocks_per_sm(name: str) -> None:
     for layer in (LinearShape(4096, 4096, 128, False, "float16"), LinearShape(8192, 57344, 128, False, "float16")):
         for chosen, _ in cheapest_first(skinny_times, Problem(layer, 1), imagined_gpu(target, 132)):
             spec = replace(chosen, stages=2)
-            asked = _dependent_smem_bytes(spec, target)
+            asked = dependent_smem_bytes(spec, target)
             assert spec.smem_bytes <= asked <= target.smem_per_block_bytes
             assert target.smem_per_sm_bytes // (asked + SMEM_RESERVED_BYTES) == spec.blocks_per_sm
 

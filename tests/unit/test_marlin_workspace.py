@@ -6,7 +6,6 @@ import contextlib
 import gc
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,9 +14,9 @@ from marlin_fake_gpu import tell_streams
 
 from cudatma import ArgumentTypeError, LaunchError, MarlinWorkspace, context, release_workspaces
 from cudatma.kernels.gpu import imagined_gpu
+from cudatma.kernels.marlin.arguments import sizes_for
 from cudatma.kernels.marlin.choose import choose_by_cost
 from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES, schedule
 from cudatma.kernels.stream_workspaces import stream_workspace
 from cudatma.kernels.workspace import check_workspace
@@ -168,15 +167,13 @@ def sizes() -> MarlinWorkspace:
 def test_every_launch_finds_room(sizes: MarlinWorkspace, layer: LinearShape, m: int, target: Target) -> None:
     """A workspace then never grows, and a graph may hold one."""
     spec = choose_by_cost(Problem(layer, m), imagined_gpu(target, PROCESSORS))
-    sizes.require_room(spec, schedule(spec, m, layer.n, layer.k, PROCESSORS * spec.blocks_per_sm))
+    work = schedule(spec, m, layer.n, layer.k, PROCESSORS * spec.blocks_per_sm)
+    launch = sizes_for(Problem(layer, m), spec, work, target)(m)
+    sizes.require_room(launch.partials_bytes, launch.flags_bytes)
 
 
 def test_a_launch_without_room_is_refused(sizes: MarlinWorkspace) -> None:
-    spec = WgmmaSpec(
-        "float16", 128, False, 256, 64, 2, 1, 5, mmas_per_commit=1, commits_in_flight=3, consumer_registers=232
-    )
-    plan = schedule(spec, 600, 4096, 4096, PROCESSORS, eager=True)
-    assert plan.partial_ctas > 0
-    sizes.require_room(spec, plan)
-    with pytest.raises(LaunchError, match="workspace"):
-        sizes.require_room(spec, replace(plan, ctas=plan.ctas * 5))
+    sizes.require_room(sizes.partials_bytes, sizes.flags_bytes)
+    for partials, flags in ((sizes.partials_bytes + 1, 0), (0, sizes.flags_bytes + 1)):
+        with pytest.raises(LaunchError, match="workspace"):
+            sizes.require_room(partials, flags)

@@ -87,10 +87,12 @@ def sizes_for(problem: Problem, spec: GemmSpec, target: Target, sm_count: int) -
     shared = target.smem_share_bytes(2) + 1 if work.ctas <= sm_count else 0  # the next kernel finds no room twice
     programmatic = not is_bound_by_memory(problem)
     has_a_map, has_output_map = ("a_map" in spec.parameter_names), by_tma and "output_map" in spec.parameter_names
+    # The maps of the result and of A's scales.
+    others = int(has_output_map) + int("a_scale_map" in spec.parameter_names)
 
     def sizes(m: int) -> Sizes:
-        fields = (m, box_rows) if has_a_map else ()
-        fields = (*fields, m) if has_output_map else fields
+        fields: tuple[int, ...] = (m, box_rows) if has_a_map else ()
+        fields += (m,) * others
         return Sizes(work.ctas, (head + m.to_bytes(4, "little") + tail,), fields, shared, programmatic)
 
     return sizes
@@ -144,7 +146,7 @@ def _scale_map(problem: Problem, spec: GemmSpec) -> Map:
     if rows is None:
         raise ArgumentError("spec.scales_by_tma", True, "False for scales that TMA cannot read")
     dims = problem.m, ceil_div(problem.k, SCALE_BLOCK)
-    return Map("a_scale", _spec(dims, rows, problem, (spec.block_m, 1, 1), "float32"))
+    return Map("a_scale", _spec(dims, rows, problem, (spec.block_m, 1, 1), "float32"), (("dim", 0),))
 
 
 def _spec(

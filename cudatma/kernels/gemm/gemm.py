@@ -149,7 +149,7 @@ class Gemm(Operation[Problem, GemmSpec]):
         m = a[0] if len(a) == 2 else a[0] * a[1]
         if m > MAX_EXTENT or (out is not None and out[:-1] != a[:-1]):
             return None
-        if a_scale is not None and a_scale[0] != m and problem.m > 1:
+        if a_scale and a_scale[0] not in (1, m):
             return None
         return problem.with_m(m), (*a[:-1], problem.n), None
 

@@ -71,11 +71,11 @@ def gemm_call(
     spec: GemmSpec, target: Target, sm_count: int, a: Any, b: Any, out: Any, **options: Any
 ) -> tuple[Arguments, dict[str, ArrayInfo]]:
     """Return the launch of gemm() with these arguments on a kernel of this spec, and its arrays by name."""
-    checked = _checked(a, b, out, **options)
+    checked = checked_call(a, b, out, **options)
     return gemm_arguments(checked.problem, spec, target, sm_count), GEMM_CALL.named(checked)
 
 
-def _checked(
+def checked_call(
     a: Any,
     b: Any,
     out: Any,
@@ -132,8 +132,8 @@ class GemmTrial:
 
     def launcher(self, candidate: Listed[GemmSpec], copies: int, stream: int) -> Launch:
         """launch(i) enqueues the candidate on the i-th of so many copies of b; its kernel is loaded now."""
-        named = [GEMM_CALL.named(_checked(self._a, b, self.out, **self._options)) for b in self._b[:copies]]
-        problem = _checked(self._a, self._b[0], self.out, **self._options).problem
+        named = [GEMM_CALL.named(checked_call(self._a, b, self.out, **self._options)) for b in self._b[:copies]]
+        problem = checked_call(self._a, self._b[0], self.out, **self._options).problem
         with pinned(candidate.spec):
             launch = launch_of(GEMM_CALL, problem, self.device, stream, named[0])
         return in_turn([partial(launch.run, GEMM_CALL.addresses(arrays), stream, None) for arrays in named])

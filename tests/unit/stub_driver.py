@@ -1,0 +1,203 @@
+"""A driver that launches nothing and records what each launch would get, for tests of the engine and of what uses it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cudatma import PackedWeight, context
+from cudatma.arrays import dense_strides
+from cudatma.descriptor import codec, driver
+from cudatma.dtypes import activation_type
+from cudatma.kernels import operation
+from cudatma.kernels.gpu import H200
+from cudatma.quantization.layout_v1 import part_shapes
+from cudatma.quantization.scale_range import ScaleFit
+from cudatma.target import get_target
+
+#: Where results, partial sums, flags and copied rows are.
+RESULT, PARTIALS, FLAGS, ROWS = 0x1000, 0x2000, 0x3000, 0x4000
+AS_STORED = ScaleFit("as_stored", 0)
+
+
+class Array:
+    """The attributes of a CuPy array that cudatma reads. ``values`` is its memory, if it has any."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: Any = np.float16,
+        address: int = RESULT,
+        *,
+        strides: tuple[int, ...] | None = None,
+        device: int = 0,
+        values: Any = None,
+    ) -> None:
+        self.shape, self.dtype, self.ndim, self.values = shape, np.dtype(dtype), len(shape), values
+        self.strides = dense_strides(shape, self.dtype) if strides is None else strides
+        self.data = SimpleNamespace(ptr=address, device_id=device)
+
+    def __repr__(self) -> str:
+        return f"{self.dtype}{self.shape} at {self.data.ptr:#x} of {self.data.device_id}"
+
+    def at(self, address: int) -> Array:
+        """Return an array like this one at another address."""
+        return Array(self.shape, self.dtype, address, strides=self.strides, device=self.data.device_id)
+
+
+def use_as_cupy(monkeypatch: pytest.MonkeyPatch, empty: Callable[[tuple[int, ...], Any], Array]) -> None:
+    """Make Array the array class of CuPy, whose current stream is the default one."""
+    cupy: Any = ModuleType("cupy")
+    cupy.ndarray, cupy.empty = Array, empty
+    cupy.cuda = SimpleNamespace(
+        Device=lambda ordinal: contextlib.nullcontext(),
+        ExternalStream=lambda stream, device: contextlib.nullcontext(),
+        get_current_stream=lambda device: SimpleNamespace(ptr=0),
+        runtime=SimpleNamespace(getDevice=lambda: 0),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch, with the bytes of each argument."""
+
+    entry: str
+    stream: int
+    grid: Any
+    shared_bytes: int
+    programmatic: bool
+    arguments: tuple[bytes, ...]
+
+    def words(self) -> list[int]:
+        """Return the first 64 bits of each argument: of a tensor map, its address."""
+        return [int.from_bytes(argument[:8], "little") for argument in self.arguments]
+
+
+class LaunchPlan:
+    """A plan whose launch records the arguments as they are then."""
+
+    def __init__(self, owner: StubDriver, entry: str, arguments: list[Any], shape: tuple[Any, int, bool]) -> None:
+        self.owner, self.entry, self.arguments, self.shape = owner, entry, arguments, shape
+
+    def reshape(self, grid: Any, shared_bytes: int, programmatic: bool) -> None:
+        self.shape = grid, shared_bytes, programmatic
+
+    def twin(self) -> LaunchPlan:
+        copies = [type(value).from_buffer_copy(value) for value in self.arguments]
+        return LaunchPlan(self.owner, self.entry, copies, self.shape)
+
+    def launch(self, stream: int) -> None:
+        self.owner.during_launch()
+        self.owner.launches.append(Launch(self.entry, stream, *self.shape, tuple(map(bytes, self.arguments))))
+
+
+def marshalled(value: Any) -> Any:
+    """Return an argument as ctypes; the width of integers does not matter here."""
+    if isinstance(value, bytes):
+        return (ctypes.c_uint8 * len(value)).from_buffer_copy(value)
+    return ctypes.c_uint64(value)
+
+
+@dataclass
+class StubDriver:
+    """launches: in order. plans: how many were made. encoded: tensor maps that the driver encoded. loaded: whether
+    kernels are there already. during_launch: called before a launch is recorded."""
+
+    launches: list[Launch] = field(default_factory=list)
+    plans: int = 0
+    encoded: int = 0
+    loaded: bool = True
+    capturing: bool = False
+    during_launch: Callable[[], object] = bool
+
+    def kernel(self, template: str, spec: Any, target: Any) -> Any:
+        """Return a kernel that is not compiled."""
+
+        def plan(grid: Any, block: Any, args: Any, **options: Any) -> LaunchPlan:
+            self.plans += 1
+            shape = grid, options["shared_bytes"], options["programmatic"]
+            return LaunchPlan(self, spec.entry, [marshalled(value) for value in args], shape)
+
+        return SimpleNamespace(
+            target=target,
+            plan=plan,
+            load=lambda device: None,
+            is_loaded=lambda device: self.loaded,
+            occupancy=lambda *_, **__: getattr(spec, "blocks_per_sm", 1),
+        )
+
+    def encode(self, spec: Any, device: Any = None) -> bytes:
+        self.encoded += 1
+        return codec.encode(spec)
+
+    def cuStreamIsCapturing(self, stream: int) -> tuple[int, int]:  # noqa: N802
+        return 0, int(self.capturing)
+
+    @contextlib.contextmanager
+    def using(self, device: int) -> Iterator[StubDriver]:
+        yield self
+
+    def last(self, count: int = 1) -> list[Launch]:
+        """Return the last launches."""
+        return self.launches[-count:]
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> StubDriver:
+    """Device 0 is an H200 on which nothing runs; CuPy's arrays are Array."""
+    made = StubDriver()
+    rows = SimpleNamespace(lock=threading.Lock(), room=lambda nbytes: ROWS)
+    space = SimpleNamespace(partials_pointer=PARTIALS, flags_pointer=FLAGS, rows=rows)
+    use_as_cupy(monkeypatch, lambda shape, dtype: Array(shape, dtype))
+    monkeypatch.setenv("CUDATMA_BACKEND", "cuda")
+    monkeypatch.setattr(operation, "known_kernel", made.kernel)
+    monkeypatch.setattr(operation, "load_kernel", made.kernel)
+    monkeypatch.setattr(operation, "gpu_of", lambda device: H200)
+    monkeypatch.setattr(operation, "detect", lambda device: get_target("sm_90a"))
+    monkeypatch.setattr(operation, "stream_workspace", lambda *_: space)
+    monkeypatch.setattr(context, "using", made.using)
+    monkeypatch.setattr(context, "device", lambda o: context.Device(o, (9, 0), 232_448, H200.sm_count))
+    monkeypatch.setattr(driver, "encode", made.encode)
+    monkeypatch.setattr(PackedWeight, "device", property(lambda weight: weight.qweight.data.device_id))
+    return made
+
+
+def packed_weight(
+    k: int,
+    n: int,
+    *,
+    group_size: int = 128,
+    dtype: str = "float16",
+    zeros: bool = False,
+    act_order: bool = False,
+    fit: ScaleFit = AS_STORED,
+    address: int = 1 << 40,
+) -> PackedWeight:
+    """Return a weight without values on device 0."""
+    shapes = part_shapes(k, n, group_size)
+    weight = object.__new__(PackedWeight)
+    fields = {
+        "qweight": Array(shapes["qweight"], np.uint8, address),
+        "scales": Array(shapes["scales"], activation_type(dtype).numpy, address + (1 << 36)),
+        "zeros": Array(shapes["zeros"], np.uint8, address + (2 << 36)) if zeros else None,
+        "perm": Array((k,), np.int32, address + (3 << 36)) if act_order else None,
+        "shape": (k, n),
+        "group_size": group_size,
+        "dtype": dtype,
+        "layout_version": 1,
+        "scale_fit": fit,
+        "attachments": {},
+    }
+    for name, value in fields.items():
+        object.__setattr__(weight, name, value)
+    return weight
