@@ -21,7 +21,7 @@ from cudatma.kernels import overrides
 from cudatma.kernels.family import Family, P, S, Times
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.menu import FIRST_MS, LAST_M, menu
-from cudatma.kernels.overrides import Found, entry_points, lookup, pinned_spec
+from cudatma.kernels.overrides import Found, entry_points, lookup, pinned_scope, pinned_spec
 from cudatma.kernels.tuning_file import FILE_VARIABLE, NOTHING
 
 #: M of the first tables; a larger M doubles it.
@@ -68,6 +68,17 @@ def choose(family: Family[P, S], problem: P, gpu: Gpu) -> S:
     """Return the pinned configuration, or else the one in the shape's table."""
     spec = pinned_spec(family, problem, gpu)
     return spec if spec is not None else cast("S", choice_table(family, problem, gpu, problem.m).at(problem.m))
+
+
+def choose_again(family: Family[P, S], problem: P, gpu: Gpu, memo: dict[Any, Any]) -> S:
+    """Return choose()'s configuration for problems of one shape, whose table ``memo`` keeps."""
+    table: ChoiceTable | None = memo.get("table")
+    if table is None or problem.m > table.max_m or pinned_scope.get() is not None:
+        spec = pinned_spec(family, problem, gpu)
+        if spec is not None or not family.evaluates_arrays:
+            return choose(family, problem, gpu)
+        table = memo["table"] = choice_table(family, problem, gpu, problem.m)
+    return cast("S", table.at(problem.m))
 
 
 def choose_by_cost(family: Family[P, S], problem: P, gpu: Gpu) -> S:

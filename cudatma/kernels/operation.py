@@ -106,8 +106,11 @@ class Operation(ABC, Generic[P, C]):
         """Validate a call. ``subject`` is run()'s. Raises ArgumentError, ArgumentTypeError."""
 
     @abstractmethod
-    def configure(self, problem: P, gpu: Gpu) -> C:
-        """Return the configuration for a problem, in constant time for a new M of a known shape."""
+    def configure(self, problem: P, gpu: Gpu, memo: dict[Any, Any]) -> C:
+        """Return the configuration for a problem, in constant time for a new M of a known shape.
+
+        ``memo`` is kept for problems of the same plan_key().
+        """
 
     @abstractmethod
     def kernels(self, problem: P, config: C) -> tuple[tuple[str, Any], ...]:
@@ -280,7 +283,7 @@ def emulate(
     """
     target = default_target() if target is None else target
     gpu = imagined_gpu(target, operation.emulated_sm_count)
-    config = operation.configure(problem, gpu)
+    config = operation.configure(problem, gpu, {})
     kernels = operation.kernels(problem, config)
     resident = tuple([gpu.sm_count * getattr(spec, "blocks_per_sm", 1) for _, spec in kernels])
     report = None
@@ -357,17 +360,18 @@ class _Loaded(NamedTuple):
 class Plan(Generic[P, C]):
     """The loaded kernels and marshalled arguments for calls that differ in sizes and addresses only."""
 
-    __slots__ = ("_gpu", "_loaded", "_operation", "_target", "device")
+    __slots__ = ("_gpu", "_loaded", "_memo", "_operation", "_target", "device")
 
     def __init__(self, operation: Operation[P, C], device: int) -> None:
         self._operation, self.device = operation, device
         self._gpu, self._target = gpu_of(device), detect(device)
         #: By the identity of the configuration, and by its value.
         self._loaded: dict[Any, _Loaded] = {}
+        self._memo: dict[Any, Any] = {}
 
     def launch(self, problem: P) -> Launch | None:
         """Return the launches of a problem whose kernels are loaded, else None."""
-        config = self._operation.configure(problem, self._gpu)
+        config = self._operation.configure(problem, self._gpu, self._memo)
         loaded = self._loaded.get(id(config))
         if loaded is None:
             return None
@@ -381,7 +385,7 @@ class Plan(Generic[P, C]):
         missing and the stream is under capture.
         """
         operation, gpu, target = self._operation, self._gpu, self._target
-        config = operation.configure(problem, gpu)
+        config = operation.configure(problem, gpu, self._memo)
         loaded = self._loaded.get(config)
         if loaded is None:
             kernels, resident = [], []

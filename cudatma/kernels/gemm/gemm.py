@@ -172,9 +172,9 @@ class Gemm(Operation[Problem, GemmSpec]):
         """All but M."""
         return problem.fixed, problem.operands
 
-    def configure(self, problem: Problem, gpu: Gpu) -> GemmSpec:
+    def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> GemmSpec:
         """Return the kernel for a problem."""
-        return choice_table.choose(GEMM, problem, gpu)
+        return choice_table.choose_again(GEMM, problem, gpu, memo)
 
     def kernels(self, problem: Problem, config: GemmSpec) -> tuple[tuple[str, Any], ...]:
         """Return the one kernel."""

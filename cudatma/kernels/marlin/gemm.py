@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,11 +12,12 @@ from cudatma import context
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.build.kernel import debugging
 from cudatma.errors import ArgumentTypeError
+from cudatma.kernels import choice_table
 from cudatma.kernels.arguments import Arguments, Sizes
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.arguments import copy_arguments, copy_sizes, gemm_arguments, sizes_for
-from cudatma.kernels.marlin.choose import AnyMarlinSpec, choose, resolve_fused
+from cudatma.kernels.marlin.choose import MARLIN, AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.operands import MAX_ROWS, check_bias, check_input, check_output, check_weight
 from cudatma.kernels.marlin.permute_columns import TEMPLATE as COPY
 from cudatma.kernels.marlin.permute_columns import PermuteColumnsSpec, choose_copy
@@ -121,11 +121,6 @@ class Config:
     copy: PermuteColumnsSpec | None
 
 
-@lru_cache(maxsize=4096)
-def _config(spec: AnyMarlinSpec, form: str, copy: PermuteColumnsSpec | None) -> Config:
-    return Config(resolve_fused(spec, form), copy)
-
-
 class MarlinGemm(Operation[Problem, Config]):
     """marlin_gemm as an operation. Its options are ``programmatic`` and ``batch_invariant``."""
 
@@ -173,10 +168,15 @@ class MarlinGemm(Operation[Problem, Config]):
         """All but M and the exponent of the scales, which is in the struct."""
         return problem.plan_key
 
-    def configure(self, problem: Problem, gpu: Gpu) -> Config:
+    def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> Config:
         """Return the kernels for a problem."""
+        spec = choice_table.choose_again(MARLIN, problem, gpu, memo)
         copy = choose_copy(problem, get_target(gpu.target), gpu.sm_count) if problem.is_arranged else None
-        return _config(choose(problem, gpu), problem.scale_form, copy)
+        key = id(spec), copy
+        _, config = memo.get(key) or (None, None)
+        if config is None:
+            _, config = memo[key] = spec, Config(resolve_fused(spec, problem.scale_form), copy)  # spec keeps its id
+        return config
 
     def kernels(self, problem: Problem, config: Config) -> tuple[tuple[str, Any], ...]:
         """Return the copy of activations, if there is one, and the GEMM."""
