@@ -54,12 +54,6 @@ def missing_gpu() -> str:
     return ""
 
 
-@pytest.fixture(autouse=True)
-def fresh_marlin_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give each test launch plans of its own: those of another test may launch what that one put in their place."""
-    monkeypatch.setattr("cudatma.kernels.marlin.gemm._SHARED_PLANS", {})
-
-
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     mark_sweeps(items)

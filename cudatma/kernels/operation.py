@@ -49,14 +49,14 @@ class Checked(NamedTuple, Generic[P]):
     """A call that is valid.
 
     problem: what has to be computed. arrays: the inputs in the operation's order. out: the caller's result, None to
-    make one. shape, dtype: of the result. lse: shape of a second result in fp32, if the call has one. kind: the
-    library whose current stream a call without a stream uses.
+    make one. shape, dtype: of the result; a shape of None stands for a call without a result. lse: shape of a second
+    result in fp32, if the call has one.
     """
 
     problem: P
     arrays: tuple[ArrayInfo | None, ...]
     out: ArrayInfo | None
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
     dtype: Any
     lse: tuple[int, ...] | None = None
 
@@ -106,7 +106,7 @@ class Operation(ABC, Generic[P, C]):
 
     @abstractmethod
     def arguments(self, problem: P, config: C, gpu: Gpu, resident: tuple[int, ...]) -> tuple[Arguments, ...]:
-        """Return the launches in order. ``resident`` holds the CTAs of each kernel that the GPU runs at a time."""
+        """Return the launches in order, if any. ``resident`` holds the CTAs of each kernel that run at a time."""
 
     @abstractmethod
     def reference(self, problem: P, arrays: Mapping[str, ArrayInfo]) -> None:
@@ -156,7 +156,7 @@ def run(
     subject: Any = None,
     workspace: MarlinWorkspace | None = None,
 ) -> Any:
-    """Compute an operation; return ``out``, or (out, lse).
+    """Compute an operation; return ``out``, (out, lse), or None for an operation without a result.
 
     Parameters
     ----------
@@ -167,10 +167,10 @@ def run(
     out : array or None
         The result. None makes one.
     options : tuple
-        What the result depends on besides the arrays. Numbers, strings and None are part of a call's key; a call with
-        anything else goes through all checks.
+        What the result depends on besides the arrays. Numbers, strings, None and tuples of ints are part of a call's
+        key; a call with anything else goes through all checks.
     stream : stream, optional
-        Default: the current stream of the first input's library.
+        Default: the current stream of the first array's library.
     backend : str, optional
         ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``. Default: ``$CUDATMA_BACKEND``, else ``"auto"``.
     weight : Weight, optional
@@ -182,10 +182,10 @@ def run(
     """
     key = None
     if backend is None and workspace is None and debug_scope.get() is None and pinned_scope.get() is None:
-        library = library_of(inputs[0])
+        library = library_of(inputs[0] if inputs else out)
         if library:
             facts = _facts(library, (*inputs, out))
-            if facts is not None and all([option.__class__ in _PLAIN for option in options]):
+            if facts is not None and _are_plain(options):
                 known = context.runtime().part(Plans).of(operation)
                 kinds = tuple([option.__class__ for option in options])
                 key = library, facts, options, kinds, None if weight is None else weight.format
@@ -214,18 +214,18 @@ def _first(
     """Compute an operation with all checks, and keep its launch for later calls."""
     chosen = backend_for(operation.name, backend)
     given = operation.check(inputs, out, options, subject)
-    first = next(info for info in given.arrays if info is not None)
-    check_backend(first, operation.inputs[0], chosen)
+    first = next(info for info in (*given.arrays, given.out) if info is not None)
+    check_backend(first, (*operation.inputs, "out")[0], chosen)
     device = first.device
-    handle = None if device is None else stream_handle(stream, _kind(first, given.out), device)
+    handle = None if device is None else stream_handle(stream, library_for(first, given.out), device)
     result = given.out
-    if result is None:
+    if result is None and given.shape is not None:
         out = empty_like_library(first, given.shape, given.dtype, handle)
         result = describe(out)
         given = given._replace(out=result)
     lse = None if given.lse is None else empty_like_library(first, given.lse, np.float32, handle)
     done = out if lse is None else (out, lse)
-    if not result.size_elems:
+    if result is not None and not result.size_elems:
         return done
     if device is not None and handle is not None:
         order_after_producers(handle, device, result, *given.arrays)
@@ -246,7 +246,7 @@ def _first(
         addresses = tuple([0 if (info := arrays[name]) is None else info.pointer for name in operation.names[:-3]])
         launch.run(addresses, handle, weight, workspace)
         if key is not None and checked is given:
-            dtypes = out.dtype, None if lse is None else lse.dtype
+            dtypes = None if out is None else out.dtype, None if lse is None else lse.dtype
             context.runtime().part(Plans).of(operation).keep(key, launch, checked, dtypes)
     return done
 
@@ -459,10 +459,11 @@ class Call:
         """Launch; return the results, or None if check() has to look at the addresses."""
         device = self._device
         handle = current_stream(library, device) if stream is None else stream_handle(stream, library, device)
-        if out is None:
+        is_torch, to = library == "torch", 0
+        if out is None and self._shape is not None:
             out = _new(library, inputs[0], self._shape, self._dtype, stream, handle)
-        is_torch = library == "torch"
-        to = out.data_ptr() if is_torch else out.data.ptr
+        if out is not None:
+            to = out.data_ptr() if is_torch else out.data.ptr
         if to & self._mask:
             return None
         end, places = to + self._out_bytes, []
@@ -538,7 +539,7 @@ class _OfOperation(Generic[P, C]):
         launch = shape.plan.launch(checked.problem)
         if launch is None:
             return None
-        if shapes[-1] is None:
+        if shapes[-1] is None and checked.shape is not None:
             out = 1
             for extent in checked.shape:
                 out *= extent
@@ -602,6 +603,18 @@ def library_of(array: Any) -> str:
             return ""
         _libraries[kind] = known
     return known
+
+
+def _are_plain(options: tuple[Any, ...]) -> bool:
+    """Return whether options can be part of a key: equal ones mean the same."""
+    for option in options:
+        if option.__class__ is tuple:
+            for element in option:
+                if element.__class__ is not int:
+                    return False
+        elif option.__class__ not in _PLAIN:
+            return False
+    return True
 
 
 def _facts(library: str, arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -672,7 +685,8 @@ def _relative(extent: tuple[int, int], pointer: int) -> tuple[int, int]:
     return extent[0] - pointer, extent[1] - pointer
 
 
-def _kind(first: ArrayInfo, out: ArrayInfo | None) -> str:
+def library_for(first: ArrayInfo, out: ArrayInfo | None) -> str:
+    """Return the library whose current stream a call without a stream uses."""
     return "torch" if out is not None and out.kind == "torch" and first.kind not in ("cupy", "torch") else first.kind
 
 

@@ -1,0 +1,73 @@
+"""Checks that the operations over arrays share."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
+from cudatma.errors import ArgumentError, ArgumentTypeError, counted
+
+
+def described(array: object, field: str) -> ArrayInfo:
+    """Return an array whose elements are plain bytes. Raises ArgumentTypeError for Python objects."""
+    info = describe(array, field)
+    if info.dtype.hasobject:
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), "a dtype of plain bytes")
+    return info
+
+
+def described_out(out: object, src: ArrayInfo, field: str = "out") -> ArrayInfo | None:
+    """Return the caller's result, or None. Raises ArgumentError if it is not on the source's device."""
+    info = None if out is None else described(out, field)
+    if info is not None and info.device != src.device:
+        raise ArgumentError(field, place_name(info.device), f"{place_name(src.device)}, where src lies")
+    return info
+
+
+def check_out(
+    out: ArrayInfo | None, src: ArrayInfo, shape: tuple[int, ...], read: ArrayInfo | None = None, *, dense: bool = False
+) -> None:
+    """Raise ArgumentError unless ``out`` can hold a result of this shape and the source's dtype.
+
+    read: the part of the source that is read, by default all of it. dense: whether out must be in C order.
+    """
+    if out is None:
+        return
+    if out.shape != shape or out.dtype != src.dtype:
+        raise ArgumentError("out", f"{out.shape} of {out.dtype}", f"{shape} of {src.dtype}")
+    check_written(out, src if read is None else read, "out")
+    if dense and not out.is_contiguous:
+        raise ArgumentError("out", f"strides {out.strides_bytes}", "an array in C order without gaps")
+
+
+def check_written(out: ArrayInfo, source: ArrayInfo, field: str) -> None:
+    """Raise ArgumentError for an array that is read-only, has an element twice, or shares bytes with the source."""
+    if out.readonly:
+        raise ArgumentError(field, "a read-only array", "a writable array")
+    if out.size_elems and any(s == 0 and n > 1 for n, s in zip(out.shape, out.strides_bytes, strict=True)):
+        raise ArgumentError(field, f"strides {out.strides_bytes}", "an array whose elements lie apart")
+    if overlaps(source, out):
+        raise ArgumentError(field, "memory that overlaps the source", "memory of its own")
+
+
+def whole_numbers(field: str, values: object, count: int) -> tuple[int, ...]:
+    """Return a tuple of ``count`` ints. Raises ArgumentTypeError, ArgumentError."""
+    try:
+        found = tuple(operator.index(value) for value in values)  # type: ignore[attr-defined]
+    except TypeError as error:
+        raise ArgumentTypeError(field, repr(values), f"{counted(count, 'int')}, one an axis") from error
+    if len(found) != count:
+        raise ArgumentError(field, found, f"{counted(count, 'int')}, one an axis")
+    return found
+
+
+def as_key(option: Any) -> Any:
+    """Return a list or tuple of ints as a tuple, which can be part of a call's key; return anything else unchanged."""
+    if isinstance(option, Sequence) and not isinstance(option, str):
+        try:
+            return tuple([operator.index(value) for value in option])
+        except TypeError:
+            pass
+    return option
