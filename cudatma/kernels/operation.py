@@ -194,7 +194,7 @@ def run(
                     call = known.resized_call(key)
                 if call is not None:
                     done = call.run(library, inputs, out, stream, weight)
-                    if done is not None:
+                    if done is not NotImplemented:
                         return done
     return _first(operation, inputs, out, options, stream, backend, weight, subject, workspace, key)
 
@@ -456,7 +456,7 @@ class Call:
         self._places = [(low, high, mask) for (low, high), mask in zip(read, masks, strict=False)]
 
     def run(self, library: str, inputs: tuple[Any, ...], out: Any, stream: Any, weight: Weight | None) -> Any:
-        """Launch; return the results, or None if check() has to look at the addresses."""
+        """Launch; return the results, or NotImplemented if check() has to look at the addresses."""
         device = self._device
         handle = current_stream(library, device) if stream is None else stream_handle(stream, library, device)
         is_torch, to = library == "torch", 0
@@ -465,7 +465,7 @@ class Call:
         if out is not None:
             to = out.data_ptr() if is_torch else out.data.ptr
         if to & self._mask:
-            return None
+            return NotImplemented
         end, places = to + self._out_bytes, []
         for array, (low, high, mask) in zip(inputs, self._places):  # noqa: B905 (a keyword takes time)
             if array is None:
@@ -473,7 +473,7 @@ class Call:
                 continue
             place = array.data_ptr() if is_torch else array.data.ptr
             if place & mask or (place + low < end and to < place + high):
-                return None
+                return NotImplemented
             places.append(place)
         if self._lse is None:
             self._launch.run((*places, to, 0), handle, weight)

@@ -11,8 +11,7 @@ from subject import Subject
 
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.kernels.marlin.dequantize import TEMPLATE as DEQUANTIZE
-from cudatma.kernels.marlin.dequantize import DequantizeSpec, dense_pitch_bytes
-from cudatma.kernels.marlin.dequantize import prepare as prepare_dequantize
+from cudatma.kernels.marlin.dequantize import DequantizeSpec, dense_pitch_bytes, on_host
 from cudatma.kernels.marlin.permute_columns import TEMPLATE as PERMUTE
 from cudatma.kernels.marlin.permute_columns import (
     PermuteColumnsSpec,
@@ -57,10 +56,7 @@ def _dequantize_call(spec: DequantizeSpec) -> Callable[[], Call]:
         if spec.has_permutation:
             w = replace(w, perm=random.permutation(_K).astype(np.int32))
         out = np.zeros((_K, dense_pitch_bytes(_N) // 2), w.scales.dtype)
-        grid, args = prepare_dequantize(w, describe(out[:, :_N]), spec, get_target(_TARGET), 1)
-        addresses: tuple[Any, ...] = tuple(a.pointer if isinstance(a, ArrayInfo) else a for a in args)
-        arrays = (w.qweight, w.scales, out) if w.zeros is None else (w.qweight, w.scales, w.zeros, out)
-        return Call(spec.entry, grid, spec.threads, addresses, shared_bytes=spec.smem_bytes, arrays=arrays)
+        return call_of(*on_host(w, out[:, :_N], spec=spec, resident=1))
 
     return make
 
