@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
+from data_movement_subjects import call_of
 from subject import Subject
 
-from cudatma.arrays import ArrayInfo, describe
 from cudatma.kernels.marlin.dequantize import TEMPLATE as DEQUANTIZE
 from cudatma.kernels.marlin.dequantize import DequantizeSpec, dense_pitch_bytes, on_host
 from cudatma.kernels.marlin.permute_columns import TEMPLATE as PERMUTE
 from cudatma.kernels.marlin.permute_columns import (
     PermuteColumnsSpec,
     permute_arguments,
-    permute_grid,
+    permute_sizes,
     result_pitch_bytes,
 )
 from cudatma.mutants.mutant import Call
 from cudatma.quantization import quantize
-from cudatma.target import get_target
 
 _TARGET = "sm_90a"
 _ROWS, _COLUMNS = 13, 128
@@ -35,15 +33,9 @@ def _permute_call(spec: PermuteColumnsSpec) -> Callable[[], Call]:
         x = random.integers(0, 1 << 16, (_ROWS, _COLUMNS), np.uint16)
         order = random.permutation(_COLUMNS).astype(np.int32)
         result = np.zeros((_ROWS, result_pitch_bytes(_COLUMNS) // 2), np.uint16)
-        return Call(
-            spec.entry,
-            permute_grid(spec, _ROWS, _COLUMNS, 1),
-            spec.threads,
-            permute_arguments(x, order, result, _ROWS, _COLUMNS, x.strides[0]),
-            shared_bytes=spec.smem_bytes,
-            # As after another kernel of a programmatic chain, which writes the rows that are permuted.
-            options=(("produced_by_previous", (x,)),),
-        )
+        planned = permute_arguments(spec, permute_sizes(spec, _ROWS, _COLUMNS, x.strides[0], 1))
+        # As after another kernel of a programmatic chain, which writes the rows that are permuted.
+        return call_of(planned, {"x": x, "perm": order, "rows": result}, options=(("produced_by_previous", (x,)),))
 
     return make
 

@@ -25,7 +25,7 @@ from cudatma import context
 from cudatma.arrays import dense_strides
 from cudatma.kernels import operation
 from cudatma.kernels.arguments import Map
-from cudatma.kernels.data_movement import movement, ragged_copy
+from cudatma.kernels.data_movement import movement
 from cudatma.kernels.operation import Plans
 from cudatma.runtime.launch import Kernel
 from cudatma.target import Target
