@@ -3,10 +3,9 @@ other addresses, which is how every repeated call runs."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Hashable, Sequence
 from ctypes import addressof
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -17,7 +16,6 @@ from cudatma.descriptor import TensorMap
 from cudatma.descriptor.driver import replace_address
 from cudatma.kernels.host import host_bytes
 from cudatma.runtime.launch import Kernel, LaunchPlan
-from cudatma.runtime.launch_args import marshal
 from cudatma.runtime.loading import refuse_capture
 from cudatma.target import Target
 
@@ -189,31 +187,6 @@ class _Instance:
         self._addresses, self._steady = addresses, steady
 
 
-class EmulatedReplay:
-    """The same on the emulator, for arrays in host memory."""
-
-    __slots__ = ("_kernel", "_launch", "_lock", "_touched", "_values", "_words")
-
-    def __init__(self, launch: Launch, kernel: Kernel, arrays: Sequence[ArrayInfo]) -> None:
-        """arrays: one for each that the launch touches, and for each of its moving arguments."""
-        self._kernel, self._lock = kernel, threading.Lock()
-        self._touched = [relative(part, array) for part, array in zip(launch.touched, arrays, strict=True)]
-        self._launch = replace(launch, args=(), touched=())
-        self._values = marshal(kernel.parameters, launch.values).values
-        places = _places(launch.args, [array.pointer for array in arrays], launch.moving, knows_allocation=False)
-        self._words = [place.word(self._values) for place in places]
-
-    def run(self, addresses: Sequence[int], stream: int) -> None:
-        """One schedule, for arrays at these addresses. Raises HazardError."""
-        pairs = zip(self._touched, addresses, strict=True)
-        reached = [replace(part, pointer=address + part.pointer) for part, address in pairs]
-        with self._lock:
-            for word, index, offset in self._words:
-                word[0] = addresses[index] + offset
-            launch = replace(self._launch, args=tuple(self._values), touched=tuple(reached))
-            launch.emulate(self._kernel.target, kernel=self._kernel, schedules=1)
-
-
 #: (the argument's word, index of the array, offset from its base); a tensor map begins with its address.
 _Word: TypeAlias = tuple[Any, int, int]
 
@@ -247,11 +220,6 @@ def _places(
         for array, (base, at) in enumerate(zip(bases, arguments, strict=True))
         if at is not None
     ]
-
-
-def relative(info: ArrayInfo, array: ArrayInfo) -> ArrayInfo:
-    """An array by its place relative to another one; keeps nothing alive."""
-    return replace(info, pointer=info.pointer - array.pointer, owner=None)
 
 
 def _address(argument: Any) -> int:
