@@ -18,20 +18,24 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from fake_records import Record, Setup, raises, run_cases
+from fake_records import Counts, Record, Setup, Stream, raises, run_cases
 
 import cudatma as c
 from cudatma import context
 from cudatma.arrays import dense_strides
-from cudatma.kernels import operation
+from cudatma.kernels import arguments, operation
 from cudatma.kernels.arguments import Map
-from cudatma.kernels.data_movement import movement
+from cudatma.kernels.data_movement import movement, ragged_copy
+from cudatma.kernels.gpu import H200
+from cudatma.kernels.marlin.dequantize import DEQUANTIZE, DenseProblem, check_dense, dequantize_arguments
+from cudatma.kernels.marlin.dequantize import TEMPLATE as DEQUANTIZE_TEMPLATE
 from cudatma.kernels.operation import Plans
 from cudatma.runtime.launch import Kernel
 from cudatma.target import Target
 
 library = ctypes.CDLL("libcuda.so.1")
 record, setup = Record.in_dll(library, "fake_record"), Setup.in_dll(library, "fake_setup")
+counts, streams = Counts.in_dll(library, "fake_counts"), (Stream * 64).in_dll(library, "fake_streams")
 capability, encoded, replaced = (
     ctypes.c_int.in_dll(library, f"fake_{name}") for name in ("capability", "encoded", "replaced")
 )
@@ -50,6 +54,9 @@ class Array:
         self.data = types.SimpleNamespace(ptr=mib * MIB + more, device_id=device)
         dense = dense_strides(self.shape, self.dtype)
         self.strides = (*dense[:-2], pitch, dense[-1]) if pitch else dense
+
+    def __getitem__(self, index: object) -> Array:
+        return self  # a view of all of it
 
 
 #: The stream that the fake CuPy works on, and those it allocated on.
@@ -102,8 +109,8 @@ def _parameter(value: object) -> str:
 
 
 movement._planned = plan  # type: ignore[assignment]
-operation.kernel_of = kernel_of
-operation.known_kernel = lambda template, config, target: kernels.get((template, config, target.name))
+operation.kernel_of = arguments.kernel_of = kernel_of
+operation.known_kernel = lambda template, config, target: kernels.get((template, config, target.name))  # type: ignore[assignment, misc, union-attr]
 
 
 def calls() -> int:
@@ -164,12 +171,23 @@ OPERATIONS: dict[str, Callable[[int, int], object]] = {
     "halo_tiles": lambda a, b: c.halo_tiles(Array(a, (64, 80)), (16, 16), (1, 4), out=Array(b, (4, 5, 18, 24))),
     "im2col": lambda a, b: c.im2col(images(a), 3, out=Array(b, (2, 7, 7, 3, 3, 8))),
     "broadcast": lambda a, b: c.broadcast(Array(a, (4096,)), 12, out=Array(b, (12, 4096))),
+    "tile_copy": lambda a, b: c.tile_copy(Array(a, (64, 80)), Array(b, (64, 80))),
     "prefetch": lambda a, b: c.prefetch(Array(a, (64, 80), more=8)),
     "prefetch window": lambda a, b: c.prefetch(Array(a, (64, 80)), offset=(1, 4), shape=(30, 40)),
 }
 #: These go through the checks every time and find their plan.
 MISALIGNED = {"run, odd", "prefetch"}
-ON_SM120 = {"run", "window", "window, padded", "transpose", "reduce window", "gather", "im2col", "prefetch window"}
+ON_SM120 = {
+    "run",
+    "window",
+    "window, padded",
+    "transpose",
+    "reduce window",
+    "gather",
+    "im2col",
+    "tile_copy",
+    "prefetch window",
+}
 
 
 def compare(names: Sequence[str]) -> None:
@@ -206,7 +224,7 @@ def case_where_maps_know_their_allocation_the_driver_changes_them() -> None:
     capability.value = 120
     compare(sorted(ON_SM120))
     # Two maps each, but one of gathers and prefetches and none of runs; three launches each.
-    assert replaced.value == 3 * (2 * 5 + 2)
+    assert replaced.value == 3 * (2 * 6 + 2)
     assert c.detect().name == "sm_120a"
 
 
@@ -306,6 +324,7 @@ def case_a_producers_stream_is_waited_for_by_the_launchs_stream() -> None:
     } | {
         "out": lambda stream: c.copy(Array(64, (64, 80)), out=given, stream=stream),
         "reduce_into": lambda stream: c.reduce_into(given, out, "add", stream=stream),
+        "tile_copy": lambda stream: c.tile_copy(given, out, stream=stream),
         "prefetch": lambda stream: c.prefetch(given, stream=stream),
     }
     for name, call in calls.items():
@@ -317,6 +336,41 @@ def case_a_producers_stream_is_waited_for_by_the_launchs_stream() -> None:
         assert waits(lambda: c.copy(out, out=Array(96, (64, 80)), stream=0x55)) is None
         found = waits(lambda: c.gather(out, starts, (2, 8), check=False, stream=0x55))
         assert found == (0x55, 0x68), "a table on the device"
+
+
+def case_a_ragged_copy_waits_where_it_is_made() -> None:
+    def plan(*given: Any) -> Any:
+        launch = planned_ragged(*given)
+        parameters[launch.template, launch.config] = launch.parameters
+        return launch
+
+    planned_ragged, ragged_copy._arguments = ragged_copy._arguments, plan
+    copy = c.RaggedCopy([Foreign(32, (64, 64), 0x66)], [Array(64, (64, 64))])
+    assert counts.synchronized == 0x66
+    streams[0].handle, streams[0].id, streams[0].capture = 0x67, 7, 100
+    c.RaggedCopy([Foreign(32, (64, 64), 0x67)], [Array(64, (64, 64))])
+    assert counts.synchronized != 0x67, "a stream that is captured cannot be waited for"
+    assert waits(lambda: copy.run(stream=0x50)) is None
+    assert (record.stream, record.launches) == (0x50, 1)
+
+
+def case_dequantize() -> None:
+    c.PackedWeight.device = property(lambda self: 0)  # type: ignore[assignment, method-assign]
+    w = c.quantize(np.ones((128, 64), np.float16), group_size=64)
+    out = Array(64, (128, 64), np.float16)
+    problem = DenseProblem.of(w, check_dense(out, w))
+    spec = DEQUANTIZE.configure(problem, H200)
+    parameters[DEQUANTIZE_TEMPLATE, spec] = dequantize_arguments(problem, spec, 1).parameters
+    for _ in range(2):
+        for stream, wanted in ((None, 7), (0x50, 0x50), (0, 0)):
+            allocated_on.clear()
+            c.dequantize(w, stream=stream)
+            assert (allocated_on, record.stream) == ([wanted], wanted)
+            c.dequantize(w, out=out, stream=stream)
+            assert record.stream == wanted
+    given = Foreign(96, (128, 64), 0x66)
+    given.__cuda_array_interface__["typestr"] = "<f2"
+    assert waits(lambda: c.dequantize(w, out=given, stream=0x50)) == (0x50, 0x66)
 
 
 def case_captures() -> None:

@@ -82,7 +82,8 @@ def test_a_launch_during_another_one_has_arguments_of_its_own() -> None:
     first = plan([ctypes.c_uint64(1), ctypes.c_uint64(2)], lambda: made.run(sizes, (0x5000,), 8, (0x6000,)))
     target = SimpleNamespace(tensormap_knows_allocation=False)
     one: Any = SimpleNamespace(plan=lambda *args, **options: first, target=target)
-    made, sizes = Replay(arguments, one, 0, ("a", "w"), (0x1000, 0x2000), steady=1), arguments.sizes
+    sizes: Sizes = arguments.sizes
+    made: Replay = Replay(arguments, one, 0, ("a", "w"), (0x1000, 0x2000), steady=1)
     made.run(sizes, (0x3000,), 7, (0x4000,))
     made.run(sizes, (0x3000,), 7, (0x4000,))
     assert sent == [(8, 0x5000, 0x6000), (7, 0x3000, 0x4000)] * 2
