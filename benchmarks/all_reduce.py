@@ -36,7 +36,7 @@ _TIMEOUT_S = 400
 _ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "CUDATMA_TUNE_FILE": "none"}
 
 Step = Callable[[int], object]
-#: Of groups, below those that AllReduce has.
+#: Numbers of groups. AllReduce uses positive ones.
 _numbers = itertools.count(-1, -1)
 
 

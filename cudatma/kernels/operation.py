@@ -49,7 +49,7 @@ class Checked(NamedTuple, Generic[P]):
     """A call that is valid.
 
     problem: what has to be computed. arrays: the inputs in the operation's order. out: the caller's result, None to
-    make one. shape, dtype: of the result; a shape of None stands for a call without a result. lse: shape of a second
+    make one. shape, dtype: of the result; a shape of None means that there is no result. lse: shape of a second
     result in fp32, if the call has one.
     """
 

@@ -344,7 +344,7 @@ def case_a_ragged_copy_waits_where_it_is_made() -> None:
         parameters[launch.template, launch.config] = launch.parameters
         return launch
 
-    planned_ragged, ragged_copy._arguments = ragged_copy._arguments, plan
+    planned_ragged, ragged_copy._arguments = ragged_copy._arguments, plan  # type: ignore[assignment]
     copy = c.RaggedCopy([Foreign(32, (64, 64), 0x66)], [Array(64, (64, 64))])
     assert counts.synchronized == 0x66
     streams[0].handle, streams[0].id, streams[0].capture = 0x67, 7, 100

@@ -1,4 +1,7 @@
-"""One array to several: a cluster loads every tile once, and each of its CTAs writes one copy."""
+"""One array to several: a cluster loads every tile once, and each of its CTAs writes one copy.
+
+[PTX ISA, cp.async.bulk, .multicast::cluster]
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from cudatma.descriptor import multicast_mask
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments, At, Sizes
 from cudatma.kernels.data_movement.checks import check_out, described, described_out
-from cudatma.kernels.data_movement.movement import Movement, Place, layout, result_layout
+from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import chunk_place, run_plan
 from cudatma.kernels.data_movement.ring import LEAST_STAGES, SLOT_BYTES, CopyRing, stages_for
 from cudatma.kernels.data_movement.window import Axis, Window
@@ -99,10 +102,6 @@ def broadcast(src: Any, copies: int, *, out: Any = None, stream: Any = None, bac
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``; TargetError on SM120, which has no multicast.
-
-    References
-    ----------
-    PTX ISA, cp.async.bulk, .multicast::cluster.
     """
     return run(BROADCAST, (src,), out, (copies,), stream=stream, backend=backend)
 
@@ -118,7 +117,6 @@ class Broadcast(Movement[_Problem]):
     name: ClassVar[str] = "broadcast"
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
-        """Validate a call."""
         info, (copies,) = described(inputs[0], "src"), options
         result = described_out(out, info)
         if isinstance(copies, bool) or not isinstance(copies, int) or copies < 1:
@@ -127,14 +125,12 @@ class Broadcast(Movement[_Problem]):
             raise ArgumentError("src", f"strides {info.strides_bytes}", "an array in C order without gaps")
         shape = (copies, *info.shape)
         check_out(result, info, shape, dense=True)
-        return Checked(_Problem(layout(info), result_layout(result, info, shape)), (info,), result, shape, info.dtype)
+        return checked(_Problem, (info,), result, shape)
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
-        """Return the launches."""
         return plan_broadcast(problem.src, problem.out, place)
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Copy with NumPy."""
         host_array(arrays["out"])[...] = host_array(arrays["src"])
 
 

@@ -31,7 +31,7 @@ def check_out(
 ) -> None:
     """Raise ArgumentError unless ``out`` can hold a result of this shape and the source's dtype.
 
-    read: the part of the source that is read, by default all of it. dense: whether out must be in C order.
+    read: the part of the source that the kernel reads, by default all of it. dense: whether out must be in C order.
     """
     if out is None:
         return
@@ -43,7 +43,7 @@ def check_out(
 
 
 def check_written(out: ArrayInfo, source: ArrayInfo, field: str) -> None:
-    """Raise ArgumentError for an array that is read-only, has an element twice, or shares bytes with the source."""
+    """Raise ArgumentError for a read-only array, one with an element twice, or one that shares bytes with the source."""
     if out.readonly:
         raise ArgumentError(field, "a read-only array", "a writable array")
     if out.size_elems and any(s == 0 and n > 1 for n, s in zip(out.shape, out.strides_bytes, strict=True)):

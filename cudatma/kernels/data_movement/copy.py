@@ -1,4 +1,7 @@
-"""Copies by TMA: whole arrays as runs of bytes, windows of 1 to 5 axes as boxes; by plain code whatever TMA cannot."""
+"""Copies by TMA, whole arrays as runs of bytes and windows of 1 to 5 axes as boxes, or by plain loads and stores.
+
+[PTX ISA, cp.async.bulk, cp.async.bulk.tensor]
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments
 from cudatma.kernels.data_movement.checks import as_key, check_out, described, described_out, whole_numbers
-from cudatma.kernels.data_movement.movement import Movement, Place, layout, result_layout
+from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import plain_plan, run_plan, window_plan
 from cudatma.kernels.data_movement.specs import CACHES, check_choice
 from cudatma.kernels.data_movement.window import Axis, Window, carried, cropped, folded, simplify
@@ -86,10 +89,6 @@ def copy(
         If there is no kernel for the GPU, or it does not compile or load.
     HazardError
         On the emulator.
-
-    References
-    ----------
-    PTX ISA, cp.async.bulk and cp.async.bulk.tensor.
     """
     return run(COPY, (src,), out, (as_key(offset), as_key(shape), pad, cache, via), stream=stream, backend=backend)
 
@@ -111,7 +110,6 @@ class Copy(Movement[_Problem]):
     name: ClassVar[str] = "copy"
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
-        """Validate a call."""
         info, (offset, shape, pad, cache, via) = described(inputs[0], "src"), options
         result = described_out(out, info)
         starts, extents = check_window(info, offset, shape, pad)
@@ -119,16 +117,13 @@ class Copy(Movement[_Problem]):
         check_choice("via", via, VIAS)
         fill = nan_type(info, pad)
         check_out(result, info, extents, part_of(info, starts, extents))
-        problem = _Problem(layout(info), result_layout(result, info, extents), starts, fill, cache or "", via)
-        return Checked(problem, (info,), result, extents, info.dtype)
+        return checked(_Problem, (info,), result, extents, starts, fill, cache or "", via)
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
-        """Return the launch."""
         src, out, starts, fill, cache, via = problem
         return (plan_copy(src, out, starts, place, fill, cache, via),)
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Copy with NumPy."""
         copy_on_host(arrays["src"], arrays["out"], problem.starts, problem.fill is not None)
 
 

@@ -1,4 +1,7 @@
-"""Boxes of an array at given places, or in a grid where they may overlap, each an entry of the result."""
+"""Boxes of an array at given places, or in a grid where they may overlap, each an entry of the result.
+
+[PTX ISA, cp.async.bulk.tensor]
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments, At, Sizes
 from cudatma.kernels.data_movement.checks import as_key, check_out, described, described_out, whole_numbers
 from cudatma.kernels.data_movement.copy import PADS, copy_on_host, nan_type
-from cudatma.kernels.data_movement.movement import Movement, Place, layout, result_layout
+from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import chunk_place, tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, slot_bytes, usual_ring
 from cudatma.kernels.data_movement.specs import check_choice, check_rank, coordinates
@@ -105,10 +108,6 @@ def gather(
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``; DescriptorError where TMA cannot read the source.
-
-    References
-    ----------
-    PTX ISA, cp.async.bulk.tensor.
     """
     info = described(src, "src")
     table = int_table(starts, len(info.shape), info, check)
@@ -181,14 +180,14 @@ class Gather(Movement[_Problem]):
         """Validate a call, whose table has been checked."""
         info, table, (box, pad) = described(inputs[0], "src"), describe(inputs[1], "starts"), options
         size, fill = check_box(info, box), check_pad(info, pad)
-        return _checked((info, table), out, (table.shape[0],), size, fill)
+        shape, result = (table.shape[0], *size), described_out(out, info)
+        check_out(result, info, shape, dense=True)
+        return checked(_Problem, (info, table), result, shape, size, fill, ())
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
-        """Return the launch."""
         return (plan_boxes(*problem, place),)
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Gather with NumPy."""
         for start, part in zip(host_array(arrays["starts"]), host_array(arrays["out"]), strict=True):
             copy_on_host(arrays["src"], describe(part), [int(at) for at in start], problem.fill is not None)
 
@@ -199,7 +198,6 @@ class HaloTiles(Movement[_Problem]):
     name: ClassVar[str] = "halo_tiles"
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
-        """Validate a call."""
         info, (tile, halo, pad) = described(inputs[0], "src"), options
         rank = len(info.shape)
         inner, border = whole_numbers("tile", tile, rank), whole_numbers("halo", halo, rank)
@@ -213,14 +211,14 @@ class HaloTiles(Movement[_Problem]):
         check_starts(info, np.array([[-edge for edge in border], list(inner)]), "halo, tile")
         tiles = tuple(-(-n // extent) for n, extent in zip(info.shape, inner, strict=True))
         grid = tuple((-edge, extent, count) for edge, extent, count in zip(border, inner, tiles, strict=True))
-        return _checked((info,), out, tiles, size, fill, grid)
+        shape, result = (*tiles, *size), described_out(out, info)
+        check_out(result, info, shape, dense=True)
+        return checked(_Problem, (info,), result, shape, size, fill, grid)
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
-        """Return the launch."""
         return (plan_boxes(*problem, place),)
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Copy each tile with NumPy."""
         parts = host_array(arrays["out"])
         for index in np.ndindex(*(tiles for *_, tiles in problem.grid)):
             starts = [start + i * step for i, (start, step, _) in zip(index, problem.grid, strict=True)]
@@ -228,22 +226,6 @@ class HaloTiles(Movement[_Problem]):
 
 
 GATHER, HALO_TILES = Gather(), HaloTiles()
-
-
-def _checked(
-    arrays: tuple[ArrayInfo, ...],
-    out: Any,
-    boxes: tuple[int, ...],
-    box: tuple[int, ...],
-    fill: TmaType | None,
-    grid: tuple[tuple[int, int, int], ...] = (),
-) -> Checked[_Problem]:
-    """Return the call with a result of this many boxes. Raises ArgumentError for another ``out``."""
-    info, shape = arrays[0], (*boxes, *box)
-    result = described_out(out, info)
-    check_out(result, info, shape, dense=True)
-    problem = _Problem(layout(info), result_layout(result, info, shape), box, fill, grid)
-    return Checked(problem, arrays, result, shape, info.dtype)
 
 
 def check_box(info: ArrayInfo, box: Sequence[int], field: str = "box") -> tuple[int, ...]:

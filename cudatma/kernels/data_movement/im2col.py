@@ -1,4 +1,7 @@
-"""The columns of a convolution by TMA's im2col mode: each pixel of the result with all that its filter meets."""
+"""The columns of a convolution by TMA's im2col mode: each pixel of the result with all that its filter meets.
+
+[PTX ISA, cp.async.bulk.tensor, .im2col]
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError
 from cudatma.kernels.arguments import Arguments, Map, Sizes
 from cudatma.kernels.data_movement.checks import as_key, check_out, described, described_out, whole_numbers
-from cudatma.kernels.data_movement.movement import Movement, Place, layout, result_layout
+from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import chunk_place, tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, usual_ring
 from cudatma.kernels.data_movement.specs import check_rank
@@ -120,10 +123,6 @@ def im2col(
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``; DescriptorError beyond the limits of TMA.
-
-    References
-    ----------
-    PTX ISA, cp.async.bulk.tensor, .im2col.
     """
     options = tuple([as_key(option) for option in (kernel, stride, padding, dilation)])
     return run(IM2COL, (src,), out, options, stream=stream, backend=backend)
@@ -141,7 +140,6 @@ class Im2col(Movement[_Problem]):
     name: ClassVar[str] = "im2col"
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
-        """Validate a call."""
         info = described(inputs[0], "src")
         result = described_out(out, info)
         if not 3 <= len(info.shape) <= 5:
@@ -153,15 +151,12 @@ class Im2col(Movement[_Problem]):
         conv = convolution(info.shape[1:-1], *options)
         shape = (info.shape[0], *conv.out, *conv.taps, info.shape[-1])
         check_out(result, info, shape, dense=True)
-        problem = _Problem(layout(info), result_layout(result, info, shape), conv)
-        return Checked(problem, (info,), result, shape, info.dtype)
+        return checked(_Problem, (info,), result, shape, conv)
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
-        """Return the launch."""
         return (plan_im2col(*problem, place),)
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Arrange the columns with NumPy."""
         columns_on_host(arrays["src"], arrays["out"], problem.conv)
 
 

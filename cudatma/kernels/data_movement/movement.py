@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -11,7 +11,7 @@ from cudatma.arrays import ArrayInfo, dense_strides
 from cudatma.kernels.arguments import Arguments
 from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.operation import Operation
+from cudatma.kernels.operation import Checked, Operation
 from cudatma.target import Target, get_target
 
 P = TypeVar("P", bound=Hashable)
@@ -44,13 +44,11 @@ class Movement(Operation[P, tuple[Arguments, ...]]):
         return _planned(self, problem, gpu.target, gpu.sm_count)
 
     def kernels(self, problem: P, config: tuple[Arguments, ...]) -> tuple[tuple[str, Any], ...]:
-        """Return the kernels of the launches."""
         return tuple([(one.template, one.config) for one in config])
 
     def arguments(
         self, problem: P, config: tuple[Arguments, ...], gpu: Gpu, resident: tuple[int, ...]
     ) -> tuple[Arguments, ...]:
-        """Return the launches."""
         return config
 
 
@@ -68,8 +66,19 @@ def layout(info: ArrayInfo) -> ArrayInfo:
     return ArrayInfo(info.pointer % _ALIGNMENT, info.shape, info.strides_bytes, info.dtype, None, None, "layout")
 
 
-def result_layout(out: ArrayInfo | None, src: ArrayInfo, shape: tuple[int, ...]) -> ArrayInfo:
-    """Return the layout of the caller's result, or of a new array in C order with the source's dtype."""
-    if out is not None:
-        return layout(out)
-    return ArrayInfo(0, shape, dense_strides(shape, src.dtype), src.dtype, None, None, "layout")
+def checked(
+    make: Callable[..., P],
+    arrays: tuple[ArrayInfo, ...],
+    out: ArrayInfo | None,
+    shape: tuple[int, ...],
+    *others: Any,
+) -> Checked[P]:
+    """Return a call whose arrays are valid. The result is the caller's, or a new array in C order.
+
+    make: the problem's class, whose fields are the layouts of source and result, and ``others``. arrays: the inputs,
+    the source first.
+    """
+    src = arrays[0]
+    new = ArrayInfo(0, shape, dense_strides(shape, src.dtype), src.dtype, None, None, "layout")
+    problem = make(layout(src), new if out is None else layout(out), *others)
+    return Checked(problem, arrays, out, shape, src.dtype)

@@ -1,4 +1,7 @@
-"""Prefetch of an array, or of a window of one, into L2; nothing signals its completion."""
+"""Prefetch of an array, or of a window of one, into L2; nothing signals its completion.
+
+[PTX ISA, cp.async.bulk.prefetch, cp.async.bulk.prefetch.tensor]
+"""
 
 from __future__ import annotations
 
@@ -87,10 +90,6 @@ def prefetch(
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``; DescriptorError for a window that TMA cannot read.
-
-    References
-    ----------
-    PTX ISA, cp.async.bulk.prefetch and cp.async.bulk.prefetch.tensor.
     """
     run(PREFETCH, (src,), None, (as_key(offset), as_key(shape)), stream=stream, backend=backend)
 
@@ -107,7 +106,6 @@ class Prefetch(Movement[_Problem]):
     name: ClassVar[str] = "prefetch"
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
-        """Validate a call."""
         info, (offset, shape) = described(inputs[0], "src"), options
         window = check_window(info, offset, shape, None)
         return Checked(_Problem(layout(info), *window), (info,), None, None, None)

@@ -102,7 +102,7 @@ class RaggedCopy:
         contiguous; their pitch, length and base are multiples of 16 bytes. An array may be empty. No destination shares
         a byte with another array. The object keeps all arrays alive.
     spec : RaggedCopySpec, optional
-        The kernel, for the arrays' element size. Default: the usual box and ring.
+        The kernel, with the arrays' element size. Default: the usual box and ring.
     backend : str, optional
         ``"cuda"``, ``"emulator"`` or ``"auto"``, as in ``marlin_gemm``; there is no reference.
     target : Target or str, optional
@@ -353,7 +353,7 @@ def _table(pairs: Sequence[tuple[ArrayInfo, ArrayInfo]], spec: RaggedCopySpec) -
 
 
 def _pitch(info: ArrayInfo) -> int:
-    """Return the bytes from row to row; for a single row those of a dense array."""
+    """Return the pitch of the rows; a single row has the pitch of a dense array."""
     return info.strides_bytes[0] if info.shape[0] > 1 else info.shape[1] * info.dtype.itemsize
 
 

@@ -1,4 +1,7 @@
-"""Reductions by TMA: each element of a destination becomes op(old, new) in L2; no SM reads it."""
+"""Reductions by TMA: each element of a destination becomes op(old, new) in L2; no SM reads it.
+
+[PTX ISA, cp.reduce.async.bulk, cp.reduce.async.bulk.tensor]
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.arguments import Arguments
 from cudatma.kernels.data_movement.checks import as_key, check_written, described, described_out, whole_numbers
 from cudatma.kernels.data_movement.copy import part_of
-from cudatma.kernels.data_movement.movement import Movement, Place, layout
+from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import run_plan, window_plan
 from cudatma.kernels.data_movement.specs import CACHES, check_choice
 from cudatma.kernels.data_movement.window import Axis, Window, carried, simplify
@@ -61,7 +64,7 @@ def reduce_into(
         The array that changes. TMA alone does this: addresses, pitches and rows of the part in both arrays are
         multiples of 16 bytes.
     src : array
-        The operand, with dst's dtype and as many axes. Elements that lie outside of dst are left out.
+        The operand, with dst's dtype and number of axes. Elements outside of dst are left out.
     op : str
         ``"add"`` (uint32, int32, uint64, int64, float16, bfloat16, float32, float64), ``"min"`` and ``"max"`` (the same
         integers, float16, bfloat16), ``"and"``, ``"or"`` and ``"xor"`` (any integers and bool), or, for uint32,
@@ -84,10 +87,6 @@ def reduce_into(
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``; DescriptorError where TMA cannot reduce.
-
-    References
-    ----------
-    PTX ISA, cp.reduce.async.bulk and cp.reduce.async.bulk.tensor.
     """
     return run(REDUCE_INTO, (src,), dst, (op, as_key(offset), cache), stream=stream, backend=backend)
 
@@ -106,7 +105,6 @@ class ReduceInto(Movement[_Problem]):
     name: ClassVar[str] = "reduce_into"
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
-        """Validate a call."""
         into, info, (op, offset, cache) = described(out, "dst"), described(inputs[0], "src"), options
         described_out(into, info, "dst")
         check_choice("op", op, OPS)
@@ -117,11 +115,10 @@ class ReduceInto(Movement[_Problem]):
         check_dtype(info.dtype, op)
         starts = whole_numbers("offset", (0,) * len(into.shape) if offset is None else offset, len(into.shape))
         check_written(into, info, "dst")
-        problem = _Problem(layout(info), layout(into), starts, op, cache or "")
-        return Checked(problem, (info,), into, into.shape, into.dtype)
+        return checked(_Problem, (info,), into, into.shape, starts, op, cache or "")
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
-        """Return the launch, none if nothing of src lies in dst."""
+        """Return the launch, none if all of src is outside of dst."""
         src, out, starts, op, cache = problem
         part, _ = clip(src, out, starts)
         return (plan_reduce(out, src, starts, op, place, cache),) if part.size_elems else ()
@@ -148,7 +145,7 @@ def check_dtype(dtype: np.dtype[Any], op: str) -> None:
 
 
 def clip(src: ArrayInfo, dst: ArrayInfo, starts: Sequence[int]) -> tuple[ArrayInfo, ArrayInfo]:
-    """Return the elements of src, which begins at ``starts`` in dst, that lie in dst, and the elements of dst there."""
+    """Return the parts of src and dst that overlap if src begins at ``starts`` in dst."""
     target = part_of(dst, starts, src.shape)
     part = part_of(src, tuple(max(0, -start) for start in starts), target.shape)
     return part, target

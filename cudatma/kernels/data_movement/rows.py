@@ -1,6 +1,8 @@
 """Rows of a matrix by number, four an instruction: gather4 and scatter4 of sm_100 and, gather4 alone, sm_120.
 
 Compiled and emulated; not run on a GPU that has these instructions.
+
+[PTX ISA, cp.async.bulk.tensor, .tile::gather4, .tile::scatter4]
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments, At, Sizes
 from cudatma.kernels.data_movement.checks import check_out, check_written, described, described_out
-from cudatma.kernels.data_movement.movement import Movement, Place, layout, result_layout
+from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import tensor_map
 from cudatma.kernels.data_movement.ring import LEAST_STAGES, SLOT_BYTES, CopyRing, usual_ring
 from cudatma.kernels.data_movement.specs import check_choice
@@ -90,14 +92,6 @@ def gather_rows(src: Any, rows: Any, *, out: Any = None, stream: Any = None, bac
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``; TargetError without gather4, which sm_100 and sm_120 have.
-
-    Notes
-    -----
-    Not run on hardware that has the instruction.
-
-    References
-    ----------
-    PTX ISA, cp.async.bulk.tensor, .tile::gather4.
     """
     info = _matrix(src, "src")
     index = int_table(rows, None, info, False, "rows").on_device(info, out, stream)
@@ -127,14 +121,6 @@ def scatter_rows(dst: Any, rows: Any, src: Any, *, stream: Any = None, backend: 
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``; TargetError without scatter4, which sm_100 has.
-
-    Notes
-    -----
-    Not run on hardware that has the instruction.
-
-    References
-    ----------
-    PTX ISA, cp.async.bulk.tensor, .tile::scatter4.
     """
     info = _matrix(src, "src")
     index = int_table(rows, None, info, False, "rows").on_device(info, dst, stream)
@@ -158,15 +144,12 @@ class GatherRows(Movement[_Problem]):
         info, index = _matrix(inputs[0], "src"), describe(inputs[1], "rows")
         result, shape = described_out(out, info), (index.shape[0], info.shape[1])
         check_out(result, info, shape, dense=True)
-        problem = _Problem(layout(info), result_layout(result, info, shape), index.shape[0])
-        return Checked(problem, (info, index), result, shape, info.dtype)
+        return checked(_Problem, (info, index), result, shape, index.shape[0])
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
-        """Return the launch."""
         return (plan_rows("gather", *problem, place),)
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Gather with NumPy."""
         src, index, result = (host_array(arrays[name]) for name in ("src", "index", "out"))
         inside = (index >= 0) & (index < len(src))
         result[...] = np.zeros((), src.dtype)
@@ -189,15 +172,13 @@ class ScatterRows(Movement[_Problem]):
         if index.shape[0] != info.shape[0]:
             raise ArgumentError("rows.shape", index.shape, f"({info.shape[0]},), one for each row of src")
         check_written(into, info, "dst")
-        problem = _Problem(layout(info), layout(into), index.shape[0])
-        return Checked(problem, (info, index), into, into.shape, into.dtype)
+        return checked(_Problem, (info, index), into, into.shape, index.shape[0])
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
         """Return the launch, none without rows."""
         return (plan_rows("scatter", *problem, place),) if problem.src.size_elems else ()
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Scatter with NumPy."""
         src, index, into = (host_array(arrays[name]) for name in ("src", "index", "out"))
         inside = (index >= 0) & (index < len(into))
         into[index[inside]] = src[inside]

@@ -81,7 +81,7 @@ def _check_shape(found: tuple[int, ...], columns: int | None, shape: str, field:
 
 
 def _read(info: ArrayInfo) -> NDArray[np.int64]:
-    """Return a table on the device, as it is when its library's stream has reached this point."""
+    """Return the values of a table on the device, in the order of its library's stream."""
     owner: Any = info.owner
     if info.kind == "torch":
         found = owner.cpu().numpy()

@@ -18,7 +18,7 @@ from cudatma.descriptor import check_store
 from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.arguments import Arguments, Sizes
 from cudatma.kernels.data_movement.checks import described
-from cudatma.kernels.data_movement.movement import Movement, Place, layout
+from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import tensor_map
 from cudatma.kernels.data_movement.ring import BoxRing
 from cudatma.kernels.host import host_array
@@ -94,7 +94,6 @@ class TileCopy(Movement[_Problem]):
     name: ClassVar[str] = "tile_copy"
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
-        """Validate a call."""
         info, into = described(inputs[0], "src"), described(out, "dst")
         if len(info.shape) != 2:
             raise ArgumentError("src.shape", info.shape, "two dimensions")
@@ -105,14 +104,12 @@ class TileCopy(Movement[_Problem]):
             raise ArgumentError("dst", "a read-only array", "a writable array")
         if overlaps(info, into):
             raise ArgumentError("dst", "memory that overlaps src", "memory of its own")
-        return Checked(_Problem(layout(info), layout(into), *options), (info,), into, into.shape, into.dtype)
+        return checked(_Problem, (info,), into, into.shape, *options)
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
-        """Return the launch."""
         return (plan_tiles(problem.src, problem.out, place, problem.stages),)
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Copy with NumPy."""
         host_array(arrays["out"])[...] = host_array(arrays["src"])
 
 

@@ -1,4 +1,7 @@
-"""The transpose of a matrix, or of each matrix of a batch, through shared memory: TMA loads and stores it."""
+"""The transpose of a matrix, or of each matrix of a batch, through shared memory: TMA loads and stores it.
+
+[PTX ISA, cp.async.bulk.tensor, ldmatrix, stmatrix]
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments, Map, Sizes
 from cudatma.kernels.data_movement.checks import check_out, described, described_out
 from cudatma.kernels.data_movement.copy import VIAS, plan_copy
-from cudatma.kernels.data_movement.movement import Movement, Place, layout, result_layout
+from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import tensor_map
 from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
 from cudatma.kernels.data_movement.specs import check_choice
@@ -180,10 +183,6 @@ def transpose(src: Any, *, out: Any = None, via: str = "auto", stream: Any = Non
     ------
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``.
-
-    References
-    ----------
-    PTX ISA, cp.async.bulk.tensor, ldmatrix and stmatrix.
     """
     return run(TRANSPOSE, (src,), out, (via,), stream=stream, backend=backend)
 
@@ -200,7 +199,6 @@ class Transpose(Movement[_Problem]):
     name: ClassVar[str] = "transpose"
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
-        """Validate a call."""
         info, (via,) = described(inputs[0], "src"), options
         result = described_out(out, info)
         check_choice("via", via, VIAS)
@@ -208,15 +206,12 @@ class Transpose(Movement[_Problem]):
             raise ArgumentError("src.shape", info.shape, "two dimensions and more")
         shape = exchanged(info).shape
         check_out(result, info, shape)
-        problem = _Problem(layout(info), result_layout(result, info, shape), via)
-        return Checked(problem, (info,), result, shape, info.dtype)
+        return checked(_Problem, (info,), result, shape, via)
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
-        """Return the launch."""
         return (plan_transpose(problem.src, problem.out, place, problem.via),)
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Transpose with NumPy."""
         host_array(arrays["out"])[...] = np.swapaxes(host_array(arrays["src"]), -1, -2)
 
 

@@ -140,7 +140,7 @@ def dense_pitch_bytes(n: int) -> int:
 def dequantize(w: PackedWeight, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
     """Compute a weight as a dense matrix of its own type: ``x @ dense`` is what ``marlin_gemm(x, w)`` computes.
 
-    The bits are those of ``w.dequantize(w.dtype)``.
+    The result has the same bits as ``w.dequantize(w.dtype)``.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ class Dequantize(Operation[DenseProblem, DequantizeSpec]):
         return Checked(DenseProblem.of(subject, info), (), info, info.shape, info.dtype)
 
     def configure(self, problem: DenseProblem, gpu: Gpu) -> DequantizeSpec:
-        """Return the kernel, with as many stages as 99 KiB of shared memory hold, which SM90 has twice."""
+        """Return the kernel. Its stages fill 99 KiB of shared memory, which SM90 has twice."""
         return _spec(problem.layer, problem.has_permutation)
 
     def kernels(self, problem: DenseProblem, config: DequantizeSpec) -> tuple[tuple[str, Any], ...]:
