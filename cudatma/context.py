@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from cudatma.errors import DriverError, LaunchError, check, no_driver
 
-
 _Part = TypeVar("_Part")
 
 
@@ -33,39 +32,39 @@ class Device:
 class Runtime:
     """The state that lives as long as the process: kernels, plans, workspaces, tables of choices, tuning files.
 
-    Each part is an instance of the class that a module names, made at its first use. A forked child starts with a new
-    Runtime. Tests run in one of their own: ``with using_runtime(Runtime()): ...``. Safe from many threads.
+    Each module keeps its part under a key of its own, made at its first use. A forked child starts with a new Runtime.
+    Tests run in one of their own: ``with using_runtime(Runtime()): ...``. Safe from many threads.
     """
 
     def __init__(self) -> None:
-        self._parts: dict[type, Any] = {}
+        self.parts: dict[Any, Any] = {}
         self._lock = threading.RLock()
 
-    def part(self, kind: type[_Part]) -> _Part:
-        """Return the part that is an instance of this class, which takes no arguments."""
-        found: _Part | None = self._parts.get(kind)
+    def part(self, key: Any, make: Callable[[], _Part] | None = None) -> _Part:
+        """Return the part under a key. ``make`` makes it if it is missing; by default the key is its class."""
+        found: _Part | None = self.parts.get(key)
         if found is None:
             with self._lock:
-                found = self._parts.get(kind)
+                found = self.parts.get(key)
                 if found is None:
-                    found = self._parts[kind] = kind()
+                    found = self.parts[key] = (make or key)()
         return found
 
 
 def runtime() -> Runtime:
     """Return the Runtime in use."""
-    return _runtime
+    return in_use
 
 
 @contextlib.contextmanager
 def using_runtime(other: Runtime) -> Iterator[Runtime]:
     """Use another Runtime, in all threads, until the block ends."""
-    global _runtime
-    previous, _runtime = _runtime, other
+    global in_use
+    previous, in_use = in_use, other
     try:
         yield other
     finally:
-        _runtime = previous
+        in_use = previous
 
 
 #: CUDA_ERROR_STREAM_CAPTURE_IMPLICIT of cuda.h.
@@ -79,15 +78,16 @@ forked = False
 #: What must be renewed in a forked child, by the object's identity.
 _renewals: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
 _Renewed = TypeVar("_Renewed")
-_runtime = Runtime()
+#: The Runtime in use, which the hot path reads here.
+in_use = Runtime()
 
 
 def _note_fork() -> None:
-    global _lock, forked, _initialised, _runtime
+    global _lock, forked, _initialised, in_use
     _lock = threading.Lock()  # another thread of the parent may have held it
     forked = forked or _initialised
     _initialised = False
-    _runtime = Runtime()
+    in_use = Runtime()
     _devices.clear()
     _contexts.clear()
     for renewed, renew in list(_renewals.items()):

@@ -15,10 +15,11 @@ _HANDLES = 1 << 64
 def current_stream(kind: str, device: int) -> int:
     """Handle of the stream that the array's library works on now: torch's for "torch", else CuPy's (0 without CuPy)."""
     if kind == "torch":
-        torch = sys.modules["torch"]
-        # What torch's own code generator calls; a Stream object would cost ten times as much.
-        raw = getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None)
-        return int(raw(device) if raw is not None else torch.cuda.current_stream(device).cuda_stream)
+        try:
+            # What torch's own code generator calls; a Stream object would cost ten times as much.
+            return sys.modules["torch"]._C._cuda_getCurrentRawStream(device)  # type: ignore[no-any-return]
+        except AttributeError:
+            return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
     cupy = sys.modules.get("cupy")
     if cupy is None:
         return 0

@@ -6,7 +6,7 @@ import gc
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +15,9 @@ from types import ModuleType
 import pytest
 
 import cudatma
+from cudatma.build.kernel import Kernels
 from cudatma.cli import tools_package
+from cudatma.context import Runtime, runtime, using_runtime
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for torch and OpenBLAS: as many test processes run as there are cores
 os.environ["CUDATMA_TUNE_FILE"] = "none"  # no test depends on what somebody tuned on this machine
@@ -52,6 +54,18 @@ def missing_gpu() -> str:
     except ImportError as error:
         return f"the CUDA bindings are not installed: {error}"
     return ""
+
+
+@pytest.fixture(autouse=True)
+def own_runtime() -> Iterator[None]:
+    """Give each test plans of its own: those of another test may launch what that one put in their place.
+
+    Kernels are shared: reading one from the disk takes longer than most tests.
+    """
+    made = Runtime()
+    made.parts[Kernels] = runtime().part(Kernels)
+    with using_runtime(made):
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses

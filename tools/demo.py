@@ -143,15 +143,14 @@ def check_and_draw(x: npt.NDArray[np.float16], weight: Any, bias: Any, title: st
     """The same GEMM on the emulator, under SCHEDULES, each tile by one CTA, whose ring then takes all of K. Draws the
     last schedule, or the first that showed a hazard."""
     from cudatma.emulator import Trace
-    from cudatma.kernels.marlin.emulated import emulated_gemm
-    from cudatma.kernels.marlin.operands import check_bias, check_input, check_output
+    from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
+    from cudatma.kernels.operation import emulate
 
     trace, out = Trace(), np.zeros((len(x), weight.shape[1]), np.float16)
-    rows = check_input(x, weight)
-    target_rows = check_output(out, rows, weight)
-    addend = check_bias(bias, weight, target_rows.info)
-    options: dict[str, Any] = {"batch_invariant": True, "schedules": SCHEDULES, "trace": trace, "hazards": "collect"}
-    report = emulated_gemm(rows, weight, target_rows, addend, target=target, **options)
+    checked = MARLIN_GEMM.check((x, bias), out, (False, True), weight)
+    arrays = MARLIN_GEMM.named(checked) | weight_of(weight).arrays
+    options: dict[str, Any] = {"schedules": SCHEDULES, "trace": trace, "hazards": "collect"}
+    report = emulate(MARLIN_GEMM, checked.problem, arrays, target=target, **options)
     write_text(folder / PICTURES[0], trace.to_svg(title=title), "--out")
     write_text(folder / PICTURES[1], trace.to_json(), "--out")
     return report

@@ -68,21 +68,24 @@ class _Order:
 compile_seconds: list[float] = []
 #: What debugging() asks for, None outside of it.
 debug_scope: ContextVar[bool | None] = ContextVar("cudatma_debug", default=None)
-_lock = threading.Lock()
-_kernels: dict[Any, Kernel] = {}
-#: One lock for each key that is being built in this process.
-_building: dict[str, threading.Lock] = {}
-_caches: dict[Path, Cache] = {}
 
 
-def _renew_locks() -> None:
-    """In a forked child: the thread that held a lock does not exist there."""
-    global _lock
-    _lock = threading.Lock()
-    _building.clear()
+class Kernels:
+    """The kernels of a process, a part of the Runtime.
+
+    known: by what load_kernel() gets, and by the artifact's key. building: a lock for each key that is being built.
+    caches: one for each folder that $CUDATMA_CACHE_DIR has named.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.known: dict[Any, Kernel] = {}
+        self.building: dict[str, threading.Lock] = {}
+        self.caches: dict[Path, Cache] = {}
 
 
-os.register_at_fork(after_in_child=_renew_locks)
+def _store() -> Kernels:
+    return context.runtime().part(Kernels)
 
 
 @contextmanager
@@ -128,17 +131,17 @@ def load_kernel(template: str, spec: Any, target: str | Target, *, debug: bool |
     key = (template, spec, chosen.name, debug)
     try:
         # Reading the template's files again at every call would cost more than a launch.
-        known = _kernels.get(key)
+        known = (store := _store()).known.get(key)
     except TypeError:  # a spec that cannot be hashed
         return _have(_from_template(template, spec, chosen, spec.entry, (), debug))
     if known is None:
-        known = _kernels[key] = _have(_from_template(template, spec, chosen, spec.entry, (), debug))
+        known = store.known[key] = _have(_from_template(template, spec, chosen, spec.entry, (), debug))
     return known
 
 
 def known_kernel(template: str, spec: Any, target: str | Target, *, debug: bool | None = None) -> Kernel | None:
     """The kernel if this process has it already: load_kernel() without compiling or reading anything."""
-    return _kernels.get((template, spec, get_target(target).name, wants_debug(debug)))
+    return _store().known.get((template, spec, get_target(target).name, wants_debug(debug)))
 
 
 @former_arguments("target")
@@ -278,20 +281,21 @@ def _identity(order: _Order) -> tuple[str, dict[str, Any]]:
 def _have(order: _Order) -> Kernel:
     """Return the kernel of an order: from memory, from disk, or compiled."""
     key, facts = _identity(order)
-    known = _kernels.get(key)
+    store = _store()
+    known = store.known.get(key)
     if known is not None:
         return known
-    with _lock:
-        building = _building.setdefault(key, threading.Lock())
+    with store.lock:
+        building = store.building.setdefault(key, threading.Lock())
     try:
         with building:
-            known = _kernels.get(key)
+            known = store.known.get(key)
             if known is None:
-                known = _kernels[key] = _load(key, facts, order)
+                known = store.known[key] = _load(key, facts, order)
             return known
     finally:
-        with _lock:
-            _building.pop(key, None)
+        with store.lock:
+            store.building.pop(key, None)
 
 
 @lru_cache(maxsize=8)
@@ -397,8 +401,9 @@ def _kernel(artifact: Artifact, order: _Order) -> Kernel:
 
 
 def _cache(root: Path) -> Cache:
-    """One Cache for each folder that $CUDATMA_CACHE_DIR has named in this process."""
-    with _lock:
-        if root not in _caches:
-            _caches[root] = Cache(root)
-        return _caches[root]
+    """Return the Cache of a folder."""
+    store = _store()
+    with store.lock:
+        if root not in store.caches:
+            store.caches[root] = Cache(root)
+        return store.caches[root]

@@ -110,9 +110,7 @@ def encode(spec: AnySpec, version: int = 0) -> bytes:
     return _assemble(FIELDS[kind], fields)
 
 
-def write_fields(
-    words: Any, raw: Any, spec: TiledSpec, fields: Sequence[tuple[str, int]], values: Sequence[int]
-) -> None:
+def write_fields(words: Any, raw: Any, spec: AnySpec, fields: Sequence[tuple[str, int]], values: Sequence[int]) -> None:
     """Write fields of a tiled map in place.
 
     words, raw: 32-bit words and bytes of the map. spec: its rank and dtype. fields: kind ("dim", "stride" or "box") and

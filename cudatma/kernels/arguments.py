@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cudatma.arrays import ArrayInfo
-from cudatma.build.kernel import load_kernel, wants_debug
+from cudatma.build.kernel import load_kernel
 from cudatma.descriptor import AnySpec, TensorMap, TiledSpec
 from cudatma.dtypes import tma_type
 from cudatma.kernels.host import host_bytes
@@ -45,9 +44,9 @@ class Map(NamedTuple):
 
 
 class Value(NamedTuple):
-    """A parameter whose value is ``Sizes.values[index]``."""
+    """A parameter whose value is ``Sizes.values[place]``."""
 
-    index: int
+    place: int
 
 
 class Sizes(NamedTuple):
@@ -100,7 +99,7 @@ class Arguments:
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a CTA."""
-        return max(self.config.smem_bytes, self.sizes.shared_bytes)
+        return max(int(self.config.smem_bytes), self.sizes.shared_bytes)
 
     @property
     def maps(self) -> list[Map]:
@@ -113,7 +112,7 @@ class Arguments:
 
     def kernel(self, target: Target) -> Kernel:
         """Return the kernel, compiled or found in the cache."""
-        return kernel_of(self.template, self.config, target)
+        return load_kernel(self.template, self.config, target)
 
     def filled(self, arrays: Mapping[str, ArrayInfo]) -> list[Any]:
         """Return the arguments with the addresses of these arrays; tensor maps are encoded by the codec."""
@@ -128,7 +127,7 @@ class Arguments:
         if isinstance(parameter, At):
             info = arrays.get(parameter.array)
             return 0 if info is None else info.pointer + parameter.offset_bytes
-        return self.sizes.values[parameter.index] if isinstance(parameter, Value) else parameter
+        return self.sizes.values[parameter.place] if isinstance(parameter, Value) else parameter
 
     def emulate(
         self, target: Target, arrays: Mapping[str, ArrayInfo], *, kernel: Kernel | None = None, **options: Any
@@ -154,17 +153,6 @@ class Arguments:
             given["produced_by_previous"] = tuple([held for name, held in reached.items() if name not in self.early])
         chosen = self.kernel(target) if kernel is None else kernel
         return chosen.emulate(self.sizes.grid, self.config.threads, self.filled(arrays), **(given | options))
-
-
-def kernel_of(template: str, config: Any, target: Target) -> Kernel:
-    """Return a configuration's kernel, compiled or found in the cache."""
-    return _kernel(template, config, target, wants_debug(None))
-
-
-@lru_cache(maxsize=256)
-def _kernel(template: str, config: Any, target: Target, debug: bool) -> Kernel:
-    """load_kernel() without the digests of all that a kernel depends on, which cost more than a launch."""
-    return load_kernel(template, config, target, debug=debug)
 
 
 def with_fields(over: Map, values: Sequence[int]) -> Map:

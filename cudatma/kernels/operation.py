@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from operator import attrgetter, methodcaller
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,9 +22,9 @@ import numpy as np
 from cudatma import context
 from cudatma.arrays import ArrayInfo, describe, empty_like_library
 from cudatma.backend import backend_for
-from cudatma.build.kernel import debug_scope, default_target, known_kernel, wants_debug
+from cudatma.build.kernel import debug_scope, default_target, known_kernel, load_kernel, wants_debug
 from cudatma.errors import ArgumentError, LaunchError
-from cudatma.kernels.arguments import FLAGS, PARTIALS, ROWS, Arguments, Sizes, kernel_of
+from cudatma.kernels.arguments import FLAGS, PARTIALS, ROWS, Arguments, Sizes
 from cudatma.kernels.checks import check_backend
 from cudatma.kernels.choosing import pinned_scope
 from cudatma.kernels.gpu import H200, Gpu, gpu_of, imagined_gpu
@@ -40,7 +40,6 @@ C = TypeVar("C", bound=Hashable)
 T = TypeVar("T")
 #: Names of the results, and of the memory that the engine provides.
 _RESULTS, _SPACES = ("out", "lse"), (PARTIALS, FLAGS, ROWS)
-_PLAIN = (int, float, bool, str, type(None))
 #: Calls and plans that an operation keeps: a call takes some 2 KB.
 _MAX_CALLS, _MAX_PLANS = 4096, 512
 
@@ -49,8 +48,8 @@ class Checked(NamedTuple, Generic[P]):
     """A call that is valid.
 
     problem: what has to be computed. arrays: the inputs in the operation's order. out: the caller's result, None to
-    make one. shape, dtype: of the result; a shape of None means that there is no result. lse: shape of a second
-    result in fp32, if the call has one.
+    make one. shape, dtype: of the result; a shape of None means that there is no result. lse: shape of a second result
+    in fp32, if the call has one. source: whatever arranged() needs.
     """
 
     problem: P
@@ -59,6 +58,7 @@ class Checked(NamedTuple, Generic[P]):
     shape: tuple[int, ...] | None
     dtype: Any
     lse: tuple[int, ...] | None = None
+    source: Any = None
 
 
 class Weight(NamedTuple):
@@ -67,7 +67,7 @@ class Weight(NamedTuple):
 
     format: Hashable
     addresses: tuple[int, ...]
-    arrays: Mapping[str, ArrayInfo]
+    arrays: dict[str, ArrayInfo]
 
 
 class Operation(ABC, Generic[P, C]):
@@ -92,6 +92,15 @@ class Operation(ABC, Generic[P, C]):
         """Names of the arrays whose addresses differ from call to call, in the order of a launch."""
         return (*self.inputs, *_RESULTS, *_SPACES)
 
+    def named(self, checked: Checked[P]) -> dict[str, ArrayInfo]:
+        """Return the inputs and the result of a call by name."""
+        arrays = dict(zip(self.inputs, checked.arrays, strict=True)) | {"out": checked.out}
+        return {name: info for name, info in arrays.items() if info is not None}
+
+    def addresses(self, named: Mapping[str, ArrayInfo]) -> tuple[int, ...]:
+        """Return the addresses of inputs and results in the order of a launch, 0 for what the call lacks."""
+        return tuple([info.pointer if (info := named.get(name)) else 0 for name in (*self.inputs, *_RESULTS)])
+
     @abstractmethod
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[P]:
         """Validate a call. ``subject`` is run()'s. Raises ArgumentError, ArgumentTypeError."""
@@ -112,8 +121,13 @@ class Operation(ABC, Generic[P, C]):
     def reference(self, problem: P, arrays: Mapping[str, ArrayInfo]) -> None:
         """Compute the result with NumPy. The arrays are in host memory."""
 
-    def sizes(self, problem: P, config: C, gpu: Gpu, resident: tuple[int, ...]) -> tuple[Sizes, ...]:
-        """Return the sizes of arguments(), which is all that differs between problems of one plan_key()."""
+    def sizes(
+        self, problem: P, config: C, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
+    ) -> tuple[Sizes, ...]:
+        """Return the sizes of arguments(), which is all that differs between problems of one plan_key().
+
+        ``memo`` is kept for problems of the same plan_key() and configuration.
+        """
         return tuple([one.sizes for one in self.arguments(problem, config, gpu, resident)])
 
     def plan_key(self, problem: P) -> Hashable:
@@ -121,9 +135,9 @@ class Operation(ABC, Generic[P, C]):
         return problem
 
     def resized(
-        self, problem: P, shapes: Sequence[Any], strides_bytes: Sequence[Any], options: tuple[Any, ...]
-    ) -> Checked[P] | None:
-        """Return the problem with other sizes, or None to have check() look at the call.
+        self, problem: P, shapes: Sequence[Any], strides_bytes: Sequence[Any]
+    ) -> tuple[P, tuple[int, ...], tuple[int, ...] | None] | None:
+        """Return the problem with other sizes and the shapes of its results, or None to have check() look at the call.
 
         ``shapes`` and ``strides_bytes`` are those of the inputs and of out, None for what the call lacks. They differ
         from those of a call with this problem in the axes that are not fixed, each of which has two elements or more,
@@ -149,7 +163,6 @@ def run(
     inputs: tuple[Any, ...],
     out: Any,
     options: tuple[Any, ...],
-    *,
     stream: Any = None,
     backend: str | None = None,
     weight: Weight | None = None,
@@ -167,8 +180,8 @@ def run(
     out : array or None
         The result. None makes one.
     options : tuple
-        What the result depends on besides the arrays. Numbers, strings, None and tuples of ints are part of a call's
-        key; a call with anything else goes through all checks.
+        What the result depends on besides the arrays. Equal options have to mean the same: 1, 1.0 and True are equal.
+        check() judges options without a hash in every call.
     stream : stream, optional
         Default: the current stream of the first array's library.
     backend : str, optional
@@ -182,20 +195,20 @@ def run(
     """
     key = None
     if backend is None and workspace is None and debug_scope.get() is None and pinned_scope.get() is None:
-        library = library_of(inputs[0] if inputs else out)
-        if library:
-            facts = _facts(library, (*inputs, out))
-            if facts is not None and _are_plain(options):
-                known = context.runtime().part(Plans).of(operation)
-                kinds = tuple([option.__class__ for option in options])
-                key = library, facts, options, kinds, None if weight is None else weight.format
-                call = known.calls.get(key)
-                if call is None:
-                    call = known.resized_call(key)
-                if call is not None:
-                    done = call.run(library, inputs, out, stream, weight)
-                    if done is not NotImplemented:
-                        return done
+        first = inputs[0] if inputs else out
+        library = _libraries.get(first.__class__) or library_of(first)
+        facts = _facts(library, (*inputs, out)) if library else None
+        if facts is not None:
+            known = context.in_use.parts.get(operation) or calls_of(operation)
+            key = library, facts, options, weight and weight.format
+            try:
+                call = known.calls.get(key) or known.resized_call(key)
+            except TypeError:  # an option that has no hash, which check() judges
+                call = key = None
+            if call is not None:
+                done = call.run(library, inputs, out, stream, weight)
+                if done is not NotImplemented:
+                    return done
     return _first(operation, inputs, out, options, stream, backend, weight, subject, workspace, key)
 
 
@@ -230,11 +243,11 @@ def _first(
     if device is not None and handle is not None:
         order_after_producers(handle, device, result, *given.arrays)
     checked = operation.arranged(given, chosen, handle)
-    arrays = dict(zip(operation.inputs, checked.arrays, strict=True)) | {"out": result}
-    arrays["lse"] = None if lse is None else describe(lse)
+    named = operation.named(checked)
+    if lse is not None:
+        named["lse"] = describe(lse)
     if weight is not None:
-        arrays |= weight.arrays
-    named = {name: info for name, info in arrays.items() if info is not None}
+        named |= weight.arrays
     if chosen == "reference":
         operation.reference(checked.problem, named)
     elif operation.without_kernel(checked.problem, named, handle):
@@ -243,11 +256,10 @@ def _first(
         emulate(operation, checked.problem, named)
     else:
         launch = launch_of(operation, checked.problem, device, handle, named, weight)
-        addresses = tuple([0 if (info := arrays[name]) is None else info.pointer for name in operation.names[:-3]])
-        launch.run(addresses, handle, weight, workspace)
+        launch.run(operation.addresses(named), handle, weight, workspace)
         if key is not None and checked is given:
             dtypes = None if out is None else out.dtype, None if lse is None else lse.dtype
-            context.runtime().part(Plans).of(operation).keep(key, launch, checked, dtypes)
+            calls_of(operation).keep(key, launch, checked, dtypes)
     return done
 
 
@@ -289,8 +301,7 @@ def host_workspace(sizes: Sizes) -> dict[str, ArrayInfo]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """The launches of a call but for addresses and stream. partials_bytes: None if no workspace is used."""
 
     replays: tuple[Replay, ...]
@@ -303,24 +314,34 @@ class Launch:
         self, addresses: tuple[int, ...], stream: int, weight: Weight | None, workspace: MarlinWorkspace | None = None
     ) -> None:
         """Launch with the inputs and results at these addresses."""
-        steady = () if weight is None else weight.addresses
+        steady = weight.addresses if weight else ()
         if self.partials_bytes is None:
-            self._run((*addresses, 0, 0, 0), stream, steady)
-            return
-        space = stream_workspace(self.device, stream, self.partials_bytes) if workspace is None else workspace
-        if workspace is not None:
+            space: Any = _NO_SPACE
+        elif workspace is None:
+            space = stream_workspace(self.device, stream, self.partials_bytes)
+        else:
+            space = workspace
             for sizes in self.sizes:
                 workspace.require_room(sizes.partials_bytes, sizes.flags_bytes)
         if not self.rows_bytes:
-            self._run((*addresses, space.partials_pointer, space.flags_pointer, 0), stream, steady)
+            addresses = *addresses, space.partials_pointer, space.flags_pointer, 0
+            for replay, sizes in zip(self.replays, self.sizes):  # noqa: B905 (a keyword takes time)
+                replay.run(sizes, addresses, stream, steady)
             return
         with space.rows.lock:
-            rows = space.rows.room(self.rows_bytes)
-            self._run((*addresses, space.partials_pointer, space.flags_pointer, rows), stream, steady)
+            addresses = *addresses, space.partials_pointer, space.flags_pointer, space.rows.room(self.rows_bytes)
+            for replay, sizes in zip(self.replays, self.sizes):  # noqa: B905
+                replay.run(sizes, addresses, stream, steady)
 
-    def _run(self, addresses: tuple[int, ...], stream: int, steady: tuple[int, ...]) -> None:
-        for replay, sizes in zip(self.replays, self.sizes):  # noqa: B905 (a keyword takes time)
-            replay.run(sizes, addresses, stream, steady)
+
+class _NoSpace(NamedTuple):
+    """The workspace of a launch that uses none."""
+
+    partials_pointer: int = 0
+    flags_pointer: int = 0
+
+
+_NO_SPACE = _NoSpace()
 
 
 class _Loaded(NamedTuple):
@@ -329,6 +350,7 @@ class _Loaded(NamedTuple):
     config: Any
     replays: tuple[Replay, ...]
     resident: tuple[int, ...]
+    memo: dict[Any, Any]
 
 
 class Plan(Generic[P, C]):
@@ -348,7 +370,7 @@ class Plan(Generic[P, C]):
         loaded = self._loaded.get(id(config))
         if loaded is None:
             return None
-        sizes = self._operation.sizes(problem, loaded.config, self._gpu, loaded.resident)
+        sizes = self._operation.sizes(problem, loaded.config, self._gpu, loaded.resident, loaded.memo)
         return self._launch(loaded, sizes)
 
     def load(self, problem: P, stream: int, named: Mapping[str, ArrayInfo], weight: Weight | None) -> Launch:
@@ -378,20 +400,18 @@ class Plan(Generic[P, C]):
                     for one, kernel in zip(arguments, kernels, strict=True)
                 ]
             )
-            loaded = self._loaded[config] = _Loaded(config, replays, tuple(resident))
+            loaded = self._loaded[config] = _Loaded(config, replays, tuple(resident), {})
         if len(self._loaded) >= _MAX_PLANS:
             for known in [known for known in self._loaded if known.__class__ is int]:
                 self._loaded.pop(known, None)
         self._loaded[id(config)] = loaded._replace(config=config)  # which keeps the identity
-        return self._launch(loaded, operation.sizes(problem, config, gpu, loaded.resident))
+        return self._launch(loaded, operation.sizes(problem, config, gpu, loaded.resident, loaded.memo))
 
     def _launch(self, loaded: _Loaded, sizes: tuple[Sizes, ...]) -> Launch:
-        partials, rows, uses_space = 0, 0, False
+        partials = flags = rows = 0
         for one in sizes:
-            partials, rows = max(partials, one.partials_bytes), max(rows, one.rows_bytes)
-            uses_space = uses_space or one.flags_bytes > 0
-        uses_space = uses_space or partials > 0 or rows > 0
-        return Launch(loaded.replays, sizes, self.device, partials if uses_space else None, rows)
+            partials, flags, rows = partials + one.partials_bytes, flags + one.flags_bytes, rows + one.rows_bytes
+        return Launch(loaded.replays, sizes, self.device, partials if partials or flags or rows else None, rows)
 
 
 #: An aligned address, for tensor maps over memory that is not there yet.
@@ -405,7 +425,7 @@ def loaded_kernel(template: str, spec: Any, target: Target, device: int, stream:
         allowed = f"a stream that captures nothing, for the first {function} of this kind"
         remedy = f"call {function} once, or warm it up, before the capture"
         raise LaunchError("stream", "a stream under graph capture", allowed, remedy)
-    kernel = kernel_of(template, spec, target)
+    kernel = load_kernel(template, spec, target)
     kernel.load(device)
     return kernel
 
@@ -425,7 +445,7 @@ def launch_of(
     """
     context.require_no_fork()
     key = device, operation.plan_key(problem), wants_debug(None), pinned_scope.get()
-    plans = context.runtime().part(Plans).of(operation).plans
+    plans = calls_of(operation).plans
     plan = plans.get(key)
     if plan is None:
         plan = Plan(operation, device)
@@ -436,60 +456,75 @@ def launch_of(
 class Call:
     """A launch, and what a repeated call can still get wrong: where its arrays are."""
 
-    __slots__ = ("_device", "_dtype", "_launch", "_lse", "_mask", "_out_bytes", "_places", "_shape")
+    __slots__ = (
+        *("_address", "_device", "_dtype", "_launch", "_lse", "_mask", "_out", "_out_bytes", "_places", "_present"),
+        *("_shape", "_single"),
+    )
 
     def __init__(
         self,
+        library: str,
         launch: Launch,
-        checked: Checked[Any],
+        shape: tuple[int, ...] | None,
+        lse: tuple[int, ...] | None,
         dtypes: tuple[Any, Any],
+        extents: Sequence[tuple[int, int] | None],
         masks: tuple[int, ...],
-        extents: Iterable[tuple[int, int]],
     ) -> None:
-        """dtypes: of out and lse, as their library has them. extents: first byte and end of each input and of out,
-        relative to its address."""
-        self._launch, self._device = launch, launch.device
-        self._shape, self._dtype = checked.shape, dtypes[0]
-        self._lse = None if checked.lse is None else (checked.lse, dtypes[1])
-        *read, (_, self._out_bytes) = extents
-        self._mask = masks[-1]
-        self._places = [(low, high, mask) for (low, high), mask in zip(read, masks, strict=False)]
+        """shape, lse: shapes of the results. dtypes: of both, as their library has them. extents: first byte and end of
+        each input and of out, relative to its address, None for what the call lacks. masks: as Operation.masks()."""
+        self._address, self._launch, self._device = _ADDRESS[library], launch, launch.device
+        self._shape, self._dtype = shape, dtypes[0]
+        self._lse = None if lse is None else (lse, dtypes[1])
+        *read, written = extents
+        self._out, self._out_bytes, self._mask = len(read), written[1] if written else 0, masks[-1]
+        self._places = [0] * (len(read) + len(_RESULTS) + len(_SPACES))
+        self._present = [(at, *one, mask) for at, (one, mask) in enumerate(zip(read, masks, strict=False)) if one]
+        is_single = launch.partials_bytes is None and len(launch.replays) == 1
+        self._single = (launch.replays[0].run, launch.sizes[0]) if is_single else None
 
     def run(self, library: str, inputs: tuple[Any, ...], out: Any, stream: Any, weight: Weight | None) -> Any:
         """Launch; return the results, or NotImplemented if check() has to look at the addresses."""
-        device = self._device
+        device, address = self._device, self._address
         handle = current_stream(library, device) if stream is None else stream_handle(stream, library, device)
-        is_torch, to = library == "torch", 0
         if out is None and self._shape is not None:
             out = _new(library, inputs[0], self._shape, self._dtype, stream, handle)
-        if out is not None:
-            to = out.data_ptr() if is_torch else out.data.ptr
+        to = 0 if out is None else address(out)
         if to & self._mask:
             return NotImplemented
-        end, places = to + self._out_bytes, []
-        for array, (low, high, mask) in zip(inputs, self._places):  # noqa: B905 (a keyword takes time)
-            if array is None:
-                places.append(0)
-                continue
-            place = array.data_ptr() if is_torch else array.data.ptr
+        end, places = to + self._out_bytes, self._places[:]
+        for at, low, high, mask in self._present:
+            places[at] = place = address(inputs[at])
             if place & mask or (place + low < end and to < place + high):
                 return NotImplemented
-            places.append(place)
+        at = self._out
+        places[at] = to
         if self._lse is None:
-            self._launch.run((*places, to, 0), handle, weight)
-            return out
-        lse = _new(library, inputs[0], *self._lse, stream, handle)
-        self._launch.run((*places, to, lse.data_ptr() if is_torch else lse.data.ptr), handle, weight)
-        return out, lse
+            done = out
+        else:
+            lse = _new(library, inputs[0], *self._lse, stream, handle)
+            places[at + 1] = address(lse)
+            done = out, lse
+        if self._single is not None:
+            replay, sizes = self._single
+            replay(sizes, tuple(places), handle, weight.addresses if weight else ())
+        else:
+            self._launch.run(tuple(places[: at + 2]), handle, weight)
+        return done
+
+
+#: Functions that return the address of an array, by its library.
+_ADDRESS: dict[str, Callable[[Any], int]] = {"cupy": attrgetter("data.ptr"), "torch": methodcaller("data_ptr")}
 
 
 class _Shape(NamedTuple):
-    """A call whose sizes may change: its plan and its problem."""
+    """A call whose sizes may change: its plan, its problem, and what calls with other sizes have in common with it."""
 
     plan: Plan[Any, Any]
     problem: Any
     dtypes: tuple[Any, Any]
     itemsizes: tuple[int, ...]
+    masks: tuple[int, ...]
 
 
 class _OfOperation(Generic[P, C]):
@@ -504,68 +539,74 @@ class _OfOperation(Generic[P, C]):
     def keep(self, key: tuple[Any, ...], launch: Launch, checked: Checked[P], dtypes: tuple[Any, Any]) -> None:
         """Keep a call, and its shape for calls with other sizes."""
         operation, infos = self._operation, (*checked.arrays, checked.out)
-        extents = [(0, 0) if info is None else _relative(info.extent, info.pointer) for info in infos]
         masks = operation.masks(checked.problem)
         if any(info is not None and info.pointer & mask for info, mask in zip(infos, masks, strict=True)):
             return  # a plan for misaligned arrays serves aligned ones, too, but slower
-        self.calls.put(key, Call(launch, checked, dtypes, masks, extents))
+        extents = [None if info is None else _relative(info) for info in infos]
+        self.calls.put(key, Call(key[0], launch, checked.shape, checked.lse, dtypes, extents, masks))
         shape = _shape_key(key, operation.fixed_axes)
-        if shape is not None:
-            plan_key = launch.device, operation.plan_key(checked.problem), wants_debug(None), None
-            plan = self.plans.get(plan_key)
-            if plan is not None:
-                sizes = tuple([0 if info is None else info.dtype.itemsize for info in infos])
-                self._shapes.put(shape, _Shape(plan, checked.problem, dtypes, sizes))
+        plan = self.plans.get((launch.device, operation.plan_key(checked.problem), wants_debug(None), None))
+        if shape is not None and plan is not None:
+            itemsizes = tuple([0 if info is None else info.dtype.itemsize for info in infos])
+            self._shapes.put(shape, _Shape(plan, checked.problem, dtypes, itemsizes, masks))
 
     def resized_call(self, key: tuple[Any, ...]) -> Call | None:
         """Return, and keep, the call that differs from a known one in its sizes only."""
         operation = self._operation
         shape_key = _shape_key(key, operation.fixed_axes)
-        shape = None if shape_key is None else self._shapes.get(shape_key)
-        if shape is None:
+        known = None if shape_key is None else self._shapes.get(shape_key)
+        if known is None:
             return None
-        library, facts, options, *_ = key
-        shapes = [None if fact is None else fact[0] for fact in facts]
-        if library == "torch":
-            strides = [
-                None if fact is None else tuple([stride * size for stride in fact[1]])
-                for fact, size in zip(facts, shape.itemsizes, strict=True)
-            ]
-        else:
-            strides = [None if fact is None else fact[1] for fact in facts]
-        checked = operation.resized(shape.problem, shapes, strides, options)
-        if checked is None:
+        is_torch = key[0] == "torch"
+        extents: list[tuple[int, int] | None] = []
+        shapes: list[Any] = []
+        strides_bytes: list[Any] = []
+        for fact, itemsize in zip(key[1], known.itemsizes):  # noqa: B905 (a keyword takes time)
+            if fact is None:
+                shapes.append(None)
+                strides_bytes.append(None)
+                extents.append(None)
+                continue
+            shape, strides, *_ = fact
+            if is_torch:
+                strides = [stride * itemsize for stride in strides]
+            low, high = 0, itemsize
+            for extent, stride in zip(shape, strides):  # noqa: B905
+                if stride > 0:
+                    high += (extent - 1) * stride
+                else:
+                    low += (extent - 1) * stride
+            shapes.append(shape)
+            strides_bytes.append(strides)
+            extents.append((low, high))
+        resized = operation.resized(known.problem, shapes, strides_bytes)
+        if resized is None:
             return None
-        launch = shape.plan.launch(checked.problem)
+        problem, shape, lse = resized
+        launch = known.plan.launch(problem)
         if launch is None:
             return None
-        if shapes[-1] is None and checked.shape is not None:
-            out = 1
-            for extent in checked.shape:
-                out *= extent
-            extents = [_extent(*one) for one in zip(shapes[:-1], strides, shape.itemsizes, strict=False)]
-            extents.append((0, out * shape.itemsizes[-1]))
-        else:
-            extents = [_extent(*one) for one in zip(shapes, strides, shape.itemsizes, strict=True)]
-        call = Call(launch, checked, shape.dtypes, operation.masks(checked.problem), extents)
+        if shapes[-1] is None:
+            nbytes = known.itemsizes[-1]
+            for extent in shape:
+                nbytes *= extent
+            extents[-1] = 0, nbytes
+        call = Call(key[0], launch, shape, lse, known.dtypes, extents, known.masks)
         self.calls.put(key, call)
         return call
 
 
-class Plans:
-    """The calls and plans of all operations, a part of the Runtime."""
+def calls_of(operation: Operation[P, C]) -> _OfOperation[P, C]:
+    """Return the calls and plans of an operation in the Runtime in use."""
+    made: _OfOperation[P, C] = context.runtime().part(operation, lambda: _OfOperation(operation))
+    return made
 
-    def __init__(self) -> None:
-        self._of: dict[str, _OfOperation[Any, Any]] = {}
 
-    def of(self, operation: Operation[Any, Any]) -> _OfOperation[Any, Any]:
-        """Return those of an operation."""
-        found = self._of.get(operation.name)
-        return self._of.setdefault(operation.name, _OfOperation(operation)) if found is None else found
-
-    def clear(self) -> None:
-        """Forget all calls and plans: they hold configurations that may not be chosen any more."""
-        self._of.clear()
+def forget_calls() -> None:
+    """Forget all calls and plans, which hold configurations that may not be chosen any more."""
+    parts = context.runtime().parts
+    for operation in [known for known in list(parts) if isinstance(known, Operation)]:
+        parts.pop(operation, None)
 
 
 class PlanCache(dict[Hashable, T]):
@@ -605,18 +646,6 @@ def library_of(array: Any) -> str:
     return known
 
 
-def _are_plain(options: tuple[Any, ...]) -> bool:
-    """Return whether options can be part of a key: equal ones mean the same."""
-    for option in options:
-        if option.__class__ is tuple:
-            for element in option:
-                if element.__class__ is not int:
-                    return False
-        elif option.__class__ not in _PLAIN:
-            return False
-    return True
-
-
 def _facts(library: str, arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Return (shape, strides, dtype, device) of each array.
 
@@ -624,22 +653,23 @@ def _facts(library: str, arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
     depends on and nothing else: describe() costs more than a launch.
     """
     facts: list[Any] = []
-    for array in arrays:
-        if array is None:
-            facts.append(None)
-        elif _libraries.get(array.__class__) != library:
-            if library_of(array) != library:
+    kind, is_torch = arrays[0].__class__, library == "torch"
+    try:
+        for array in arrays:
+            if array.__class__ is not kind:
+                if array is None:
+                    facts.append(None)
+                    continue
+                if library_of(array) != library:
+                    return None
+            if not is_torch:
+                facts.append((array.shape, array.strides, array.dtype, array.data.device_id))
+            elif array.requires_grad and sys.modules["torch"].is_grad_enabled():
                 return None
-            return _facts(library, arrays)
-        elif library == "cupy":
-            facts.append((array.shape, array.strides, array.dtype, array.data.device_id))
-        elif array.requires_grad and sys.modules["torch"].is_grad_enabled():
-            return None
-        else:
-            try:
+            else:
                 facts.append((array.shape, array.stride(), array.dtype, array.device))
-            except RuntimeError:  # a nested tensor has none of them
-                return None
+    except RuntimeError:  # a nested tensor has no strides
+        return None
     return tuple(facts)
 
 
@@ -647,42 +677,34 @@ def _shape_key(key: tuple[Any, ...], fixed_axes: tuple[int | None, ...]) -> Hash
     """Return a call's key without the sizes of the axes that are not fixed; None if the call has no such key."""
     if not fixed_axes:
         return None
-    library, facts, *others = key
-    parts: list[Any] = [library, *others]
+    _, facts, *parts = key
     for fact, fixed in zip(facts, fixed_axes):  # noqa: B905 (a keyword takes time)
         if fact is None or fixed is None:
             parts.append(fact)
             continue
         shape, strides, dtype, device = fact
-        free = max(len(shape) - fixed, 1)
-        for axis in range(free - 1):  # outer axes have to follow each other without gaps
-            if strides[axis] != shape[axis + 1] * strides[axis + 1]:
+        free = (len(shape) - fixed) or 1
+        if free == 1:
+            if (extent := shape[0]) < 2 and not extent:
                 return None
+            parts.append((1, extent == 1, shape[1:], strides, dtype, device))
+            continue
         ones = 0
-        for extent in shape[:free]:
-            if extent < 2:
+        for axis in range(free):
+            if (extent := shape[axis]) < 2:
                 if not extent:
                     return None
-                ones += 1
-        parts.append((len(shape), ones, shape[free:], strides[free - 1 :], dtype, device))
+                ones |= 1 << axis
+            if axis < free - 1 and strides[axis] != shape[axis + 1] * strides[axis + 1]:
+                return None  # outer axes have to follow each other without gaps
+        parts.append((free, ones, shape[free:], strides[free - 1 :], dtype, device))
     return tuple(parts)
 
 
-def _extent(shape: Any, strides: Any, itemsize: int) -> tuple[int, int]:
+def _relative(info: ArrayInfo) -> tuple[int, int]:
     """Return the first byte and the end of an array, relative to its first element."""
-    if shape is None:
-        return 0, 0
-    low, high = 0, itemsize
-    for extent, stride in zip(shape, strides):  # noqa: B905 (a keyword takes time)
-        if stride < 0:
-            low += (extent - 1) * stride
-        else:
-            high += (extent - 1) * stride
-    return low, high
-
-
-def _relative(extent: tuple[int, int], pointer: int) -> tuple[int, int]:
-    return extent[0] - pointer, extent[1] - pointer
+    low, end = info.extent
+    return low - info.pointer, end - info.pointer
 
 
 def library_for(first: ArrayInfo, out: ArrayInfo | None) -> str:

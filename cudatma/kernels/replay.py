@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from ctypes import addressof
 from dataclasses import replace
@@ -15,8 +14,10 @@ from cudatma.runtime.launch import Kernel, LaunchPlan
 
 #: (argument's 64-bit words, index of the array, offset from its first byte); a tensor map begins with its address.
 _Word = tuple[Any, int, int]
-#: Whether the codec writes a field as the driver does, by the kind of map: compared once a process.
-_agrees: dict[Any, bool] = {}
+
+
+class _Agreement(dict[Any, bool]):
+    """Whether the codec writes fields as the driver does, by the kind of map, a part of the Runtime."""
 
 
 class Replay:
@@ -69,7 +70,19 @@ class Replay:
         try:
             if sizes is not instance.sizes:
                 instance.resize(sizes)
-            instance.run(addresses, stream, steady)
+            if addresses != instance.addresses:
+                instance.addresses = None  # if a write fails
+                for word, index, offset in instance.words:
+                    word[0] = addresses[index] + offset
+                instance.addresses = addresses
+            if steady is not instance.steady:
+                instance.steady = None
+                for word, index, offset in instance.steady_words:
+                    word[0] = steady[index] + offset
+                instance.steady = steady
+            for over in instance.by_driver:
+                over.place(addresses + steady)
+            instance.launch(stream)
         finally:
             self._idle.append(instance)
 
@@ -78,8 +91,8 @@ class _Instance:
     """One set of marshalled arguments, which one thread uses at a time."""
 
     __slots__ = (
-        *("_addresses", "_given", "_launch", "_maps", "_plan", "_smem_bytes", "_steady", "_steady_words"),
-        *("_values", "_words", "sizes"),
+        *("_given", "_maps", "_plan", "_smem_bytes", "_values", "addresses", "by_driver", "launch", "sizes", "steady"),
+        *("steady_words", "words"),
     )
 
     def __init__(
@@ -94,8 +107,8 @@ class _Instance:
     ) -> None:
         self._given = arguments, kernel, device, names, addresses, steady
         #: Addresses of the last launch; None if an argument may hold anything.
-        self._addresses: tuple[int, ...] | None = None
-        self._steady: tuple[int, ...] | None = None
+        self.addresses: tuple[int, ...] | None = None
+        self.steady: tuple[int, ...] | None = None
         if plan is None:
             at = dict(zip(names, addresses, strict=True))
             for over in arguments.maps:
@@ -109,13 +122,14 @@ class _Instance:
                 programmatic=arguments.sizes.programmatic,
                 device=device,
             )
-        self._plan, self._launch, self.sizes = plan, plan.launch, arguments.sizes
+        self._plan, self.launch = plan, plan.launch
+        self.sizes: Sizes | None = arguments.sizes
         self._smem_bytes = arguments.config.smem_bytes
         index, split = {name: place for place, name in enumerate(names)}, len(names) - steady
         words: list[_Word] = []
         by_driver = kernel.target.tensormap_knows_allocation
         self._maps: list[_MapWords] = []
-        self._values: list[tuple[Any, int, int]] = []
+        values: dict[int, Any] = {}
         for parameter, value in zip(arguments.parameters, plan.arguments, strict=True):
             if isinstance(parameter, Map):
                 place = index[parameter.array]
@@ -126,79 +140,66 @@ class _Instance:
             elif isinstance(parameter, At) and parameter.array in index:
                 words.append((_words(value, "Q"), index[parameter.array], parameter.offset_bytes))
             elif isinstance(parameter, Value):
-                self._values.append((value, parameter.index, ctypes.sizeof(value)))
-        self._words = [word for word in words if word[1] < split]
-        self._steady_words = [(word, place - split, offset) for word, place, offset in words if place >= split]
+                is_struct = isinstance(arguments.sizes.values[parameter.place], bytes)
+                values[parameter.place] = memoryview(value).cast("B") if is_struct else value
+        self._values = [values[place] for place in range(len(values))]
+        self.by_driver = [over for over in self._maps if by_driver]
+        self.words = [word for word in words if word[1] < split]
+        self.steady_words = [(word, place - split, offset) for word, place, offset in words if place >= split]
 
     def twin(self) -> _Instance:
         """Return another set of arguments for the same launch."""
-        arguments, *others = self._given
-        plan = self._plan.twin()
-        twin = _Instance(replace(arguments, sizes=self.sizes), *others, plan=plan)  # type: ignore[arg-type]
-        twin.sizes = arguments.sizes  # another thread may be changing what was copied
-        twin.resize(arguments.sizes)
+        twin = _Instance(*self._given, plan=self._plan.twin())
+        # Another thread may be changing the arguments that were copied.
+        twin.sizes = None
+        twin.resize(self._given[0].sizes)
         return twin
 
     def resize(self, sizes: Sizes) -> None:
         """Write other sizes into the arguments."""
         plan, old = self._plan, self.sizes
-        self.sizes = None  # type: ignore[assignment]  # if a write fails below
-        for value, index, size in self._values:
-            given = sizes.values[index]
+        self.sizes = None  # if a write fails below
+        for place, given in zip(self._values, sizes.values):  # noqa: B905 (a keyword takes time)
             if given.__class__ is bytes:
-                ctypes.memmove(value, given, size)
+                place[:] = given
             else:
-                value.value = given
+                place.value = given
         if self._maps and (old is None or sizes.fields != old.fields):
-            fields = iter(sizes.fields)
+            at = 0
             for over in self._maps:
-                over.resize([next(fields) for _ in over.sized])
-            self._addresses = self._steady = None
+                end = at + over.count
+                over.resize(sizes.fields[at:end])
+                at = end
         plan.reshape(sizes.grid, max(self._smem_bytes, sizes.shared_bytes), sizes.programmatic)
         self.sizes = sizes
-
-    def run(self, addresses: tuple[int, ...], stream: int, steady: tuple[int, ...]) -> None:
-        if addresses != self._addresses:
-            self._addresses = None  # if a write fails below
-            for word, index, offset in self._words:
-                word[0] = addresses[index] + offset
-            self._addresses = addresses
-        if steady is not self._steady:
-            self._steady = None
-            for word, index, offset in self._steady_words:
-                word[0] = steady[index] + offset
-            self._steady = steady
-        for over in self._maps:
-            if over.by_driver:
-                over.place(addresses + steady)
-        self._launch(stream)
 
 
 class _MapWords:
     """The 128 bytes of a tensor map among the arguments whose fields change."""
 
-    __slots__ = ("_bytes", "_device", "_fields", "_map", "_place", "_value", "_words", "by_driver", "sized")
+    __slots__ = ("_agrees", "_bytes", "_device", "_kind", "_map", "_place", "_value", "_words", "by_driver", "count")
 
     def __init__(self, over: Map, value: Any, place: int, device: int, by_driver: bool) -> None:
+        spec: Any = over.spec
         self._map, self._value, self._place, self._device = over, value, place, device
-        self.sized, self.by_driver = over.sized, by_driver
+        self.count, self.by_driver = len(over.sized), by_driver
         self._words, self._bytes = _words(value, "I"), memoryview(value).cast("B")
-        self._fields: tuple[int, ...] = ()
+        self._kind = spec.dtype, spec.rank, spec.swizzle, spec.interleave, over.sized
+        self._agrees = False
 
-    def resize(self, fields: list[int]) -> None:
+    def resize(self, fields: tuple[int, ...]) -> None:
         """Write the sized fields, once a process for each kind of map in comparison with the driver."""
-        spec: Any = self._map.spec
-        kind = spec.dtype, spec.rank, spec.swizzle, spec.interleave, self.sized
-        agrees = _agrees.get(kind)
-        if agrees and not self.by_driver:
-            codec.write_fields(self._words, self._bytes, spec, self.sized, fields)
+        if self._agrees:
+            codec.write_fields(self._words, self._bytes, self._map.spec, self._map.sized, fields)
             return
+        agreement: dict[Any, bool] = context.runtime().part(_Agreement)
         address = int.from_bytes(self._bytes[:8], "little")
         changed = replace(with_fields(self._map, fields).spec, address=address)
         raw = driver.encode(changed, self._device)
-        if agrees is None:
-            codec.write_fields(self._words, self._bytes, spec, self.sized, fields)
-            _agrees[kind] = bytes(self._bytes) == raw
+        if self._kind not in agreement:
+            codec.write_fields(self._words, self._bytes, self._map.spec, self._map.sized, fields)
+            agreement[self._kind] = bytes(self._bytes) == raw
+        self._agrees = agreement[self._kind] and not self.by_driver
         self._bytes[:] = raw
 
     def place(self, addresses: tuple[int, ...]) -> None:
@@ -219,11 +220,11 @@ def _encoded(arguments: Arguments, addresses: dict[str, int], device: int) -> li
             address = addresses.get(parameter.array, 0)
             values.append(address + parameter.offset_bytes if address else 0)
         elif isinstance(parameter, Value):
-            values.append(arguments.sizes.values[parameter.index])
+            values.append(arguments.sizes.values[parameter.place])
         else:
             values.append(parameter)
     return values
 
 
-def _words(value: Any, kind: str) -> Any:
+def _words(value: Any, kind: Any) -> Any:
     return memoryview(value).cast("B").cast(kind)

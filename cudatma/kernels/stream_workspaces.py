@@ -177,13 +177,9 @@ class WorkspaceBytes:
 
 
 class Owners:
-    """All workspaces of streams and graphs. Safe from many threads; empty after a fork."""
+    """All workspaces of streams and graphs, a part of the Runtime. Safe from many threads."""
 
     def __init__(self) -> None:
-        self._renew()
-        context.after_fork(self, Owners._renew)
-
-    def _renew(self) -> None:
         self._lock = threading.Lock()
         #: (device, stream's identity) -> workspace, read without the lock; what is missing is looked for in _recent.
         #: Emptied when a stream is added, to see which streams are still used, and when the reserve has to be refilled.
@@ -265,7 +261,9 @@ class Owners:
             self._recent.clear()
 
 
-OWNERS = Owners()
+def owners() -> Owners:
+    """Return the workspaces of the Runtime in use."""
+    return context.runtime().part(Owners)
 
 
 def stream_workspace(device: int, stream: int, partials_bytes: int | None = None) -> MarlinWorkspace:
@@ -275,8 +273,9 @@ def stream_workspace(device: int, stream: int, partials_bytes: int | None = None
     ``partials_bytes`` (None: those of any launch); it is freed when the graph and all its instances are destroyed.
     Raises DriverError (no memory), LaunchError (a capture that was invalidated).
     """
-    known = OWNERS.ready.get((device, streams.identity(device, stream)))
-    return OWNERS.find(device, stream, partials_bytes) if known is None else known
+    held = owners()
+    known = held.ready.get((device, streams.identity(device, stream)))
+    return held.find(device, stream, partials_bytes) if known is None else known
 
 
 def workspace_bytes(device: int = 0) -> WorkspaceBytes:
@@ -284,7 +283,7 @@ def workspace_bytes(device: int = 0) -> WorkspaceBytes:
 
     First frees the slabs that only destroyed graphs used, except one that the reserve needs.
     """
-    return OWNERS.count(device)
+    return owners().count(device)
 
 
 def release_workspaces() -> None:
@@ -293,4 +292,4 @@ def release_workspaces() -> None:
     A workspace that another thread launches with is freed after its launch. Graphs that exist keep their parts, and
     with them the slabs, which stay reserved for captures.
     """
-    OWNERS.release()
+    owners().release()

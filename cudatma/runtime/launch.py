@@ -47,7 +47,7 @@ class LaunchPlan:
     """
 
     __slots__ = (
-        *("_addresses", "_call", "_config", "_handle", "_pointers", "_programmatic", "_stream"),
+        *("_addresses", "_call", "_config", "_handle", "_pointers", "_programmatic", "_shared_bytes", "_stream"),
         *("arguments", "config", "device"),
     )
 
@@ -56,7 +56,8 @@ class LaunchPlan:
         self.arguments, self.config, self.device = arguments.values, config, device
         self._pointers = arguments.addresses()
         self._addresses = ctypes.addressof(self._pointers)
-        self._config, self._programmatic = config.for_driver(driver), config.programmatic
+        self._config = config.for_driver(driver)
+        self._programmatic, self._shared_bytes = config.programmatic, config.shared_bytes
         self._stream = -1
         self._handle, self._call = function.handle, driver.cuLaunchKernelEx
 
@@ -66,20 +67,21 @@ class LaunchPlan:
         values = [type(value).from_buffer_copy(value) for value in self.arguments]
         twin.arguments, twin._pointers = values, Arguments(values, None, "", []).addresses()
         twin._addresses, twin._stream = ctypes.addressof(twin._pointers), -1
-        twin._config, twin._programmatic = self.config.for_driver(context.initialise()), self.config.programmatic
+        twin._config = self.config.for_driver(context.initialise())
+        twin._programmatic, twin._shared_bytes = self.config.programmatic, self.config.shared_bytes
         return twin
 
     def reshape(self, grid: int | tuple[int, ...], shared_bytes: int, programmatic: bool) -> None:
         """Change the grid, the dynamic shared memory and the kind of launch. The caller has checked them."""
         if programmatic != self._programmatic:
             self._config = replace(self.config, programmatic=programmatic).for_driver(context.initialise())
-            self._programmatic, self._stream = programmatic, -1
-        config = self._config
+            self._programmatic, self._stream, self._shared_bytes = programmatic, -1, self.config.shared_bytes
         if grid.__class__ is int:
-            config.gridDimX = grid
+            self._config.gridDimX = grid
         else:
-            config.gridDimX, config.gridDimY, config.gridDimZ = dim3(grid, "grid")
-        config.sharedMemBytes = shared_bytes
+            self._config.gridDimX, self._config.gridDimY, self._config.gridDimZ = dim3(grid, "grid")
+        if shared_bytes != self._shared_bytes:
+            self._config.sharedMemBytes = self._shared_bytes = shared_bytes
 
     def launch(self, stream: int) -> None:
         """Launch on a stream, by its handle: one driver call. The caller orders it and keeps the arrays alive.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,13 +13,14 @@ from ptx_of import ptx_of_template
 
 from cudatma.arrays import describe
 from cudatma.emulator import Report, load
+from cudatma.kernels.arguments import FLAGS
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.host import host_bytes
-from cudatma.kernels.launch import Launch
+from cudatma.kernels.marlin.arguments import gemm_arguments
 from cudatma.kernels.marlin.choose import AnyMarlinSpec, choose_by_cost
-from cudatma.kernels.marlin.emulated import HostWorkspace, prepare
-from cudatma.kernels.marlin.operands import check_input, check_output
+from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
 from cudatma.kernels.marlin.problem import Problem
+from cudatma.kernels.operation import host_workspace
 from cudatma.kernels.schedule import Schedule, schedule
 from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import get_target
@@ -38,8 +40,13 @@ def operands(m: int, k: int, n: int, of: AnyMarlinSpec) -> tuple[Any, PackedWeig
 
 def launch_programmatically(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on run_marlin() does as programmatic dependent launches do."""
+    monkeypatch.setattr(sys.modules[__name__], "problem_of", partial(problem_of, programmatic=True))
 
-    monkeypatch.setattr(sys.modules[__name__], "prepare", partial(prepare, programmatic=True))
+
+def problem_of(x: Any, w: PackedWeight, out: Any, **options: Any) -> Problem:
+    """The problem of a call with these arrays."""
+    checked = MARLIN_GEMM.check((x, None), out, (False, False), w)
+    return replace(checked.problem, **options)
 
 
 def run_marlin(
@@ -60,30 +67,27 @@ def run_marlin(
     chosen = get_target(target)
     k, n = w.shape
     out = np.full((x.shape[0], n), np.nan).astype(x.dtype) if out is None else out
-    rows = check_input(x, w)
-    spec = spec or choose_by_cost(Problem.of(w, rows.rows), imagined_gpu(chosen, processors))
-    work = work or schedule(spec, rows.rows, n, k, processors, divide=divide, eager=True)
-    addend = None if bias is None else describe(bias)
-    space = HostWorkspace.of(spec, work)
-    launch = prepare(rows, w, check_output(out, rows, w), addend, spec, work, chosen, workspace=space)
-    report = emulated_launch(launch, load(ptx_of_template(spec.template, spec, target)), **options)
-    assert not space.flags.any()
-    return out, report
-
-
-def emulated_launch(launch: Launch, module: Any, **options: Any) -> Report:
-    """A launch of a module of the emulator's, which needs no cubin."""
+    problem = problem_of(x, w, out)
+    spec = spec or choose_by_cost(problem, imagined_gpu(chosen, processors))
+    work = work or schedule(spec, problem.m, n, k, processors, divide=divide, eager=True)
+    arguments = gemm_arguments(problem, spec, work, chosen)
+    arrays = {"x": describe(x), "out": describe(out), **weight_of(w).arrays}
+    if bias is not None:
+        arrays["bias"] = describe(bias)
+    space = host_workspace(arguments.sizes)
+    module = load(ptx_of_template(spec.template, spec, target))
     report: Report = module.launch(
-        launch.spec.entry,
-        launch.grid,
-        launch.spec.threads,
-        launch.values,
-        cluster=launch.cluster if launch.cluster > 1 else None,
-        shared_bytes=launch.spec.smem_bytes,
-        arrays=tuple(host_bytes(info) for info in launch.touched),
+        spec.entry,
+        arguments.sizes.grid,
+        spec.threads,
+        arguments.filled(arrays | space),
+        cluster=arguments.cluster if arguments.cluster > 1 else None,
+        shared_bytes=spec.smem_bytes,
+        arrays=tuple(host_bytes(info) for info in (arrays | space).values()),
         **options,
     )
-    return report
+    assert FLAGS not in space or not host_bytes(space[FLAGS]).any()
+    return out, report
 
 
 def relative_error(out: Any, x: Any, w: PackedWeight, bias: Any = None) -> float:

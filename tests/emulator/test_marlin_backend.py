@@ -12,11 +12,11 @@ from cudatma import ArgumentError, marlin_gemm, quantize
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.marlin.emulated import emulated_gemm
+from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
 from cudatma.kernels.marlin.mma_sync import LoadPaths
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
-from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.kernels.marlin.problem import Problem
+from cudatma.kernels.operation import emulate
 
 RNG = np.random.default_rng(8)
 TOLERANCE = {"float16": 1e-3, "bfloat16": 6e-3}
@@ -114,8 +114,9 @@ def test_the_copy_and_the_dependent_gemm_are_clean(target: str, monkeypatch: pyt
     x, weight, _ = operands(40, 192, 72)
     permuted = replace(weight, perm=RNG.permutation(192).astype(np.int32))
     out = np.empty((40, 72), np.float16)
-    rows = check_input(x, permuted)
-    report = emulated_gemm(rows, permuted, check_output(out, rows, permuted), None, schedules=3)
+    checked = MARLIN_GEMM.check((x, None), out, (False, False), permuted)
+    arrays = MARLIN_GEMM.named(checked) | weight_of(permuted).arrays
+    report = emulate(MARLIN_GEMM, checked.problem, arrays, schedules=3)
     assert report.is_clean
     assert error(out, x, permuted, np.zeros(1)) < TOLERANCE["float16"]
 

@@ -13,7 +13,7 @@ from test_marlin_wgmma import spec
 from cudatma import marlin_gemm
 from cudatma.errors import ArgumentError
 from cudatma.kernels.gpu import H200
-from cudatma.kernels.marlin import emulated
+from cudatma.kernels.marlin import gemm as marlin
 from cudatma.kernels.marlin.choose import choose_by_cost
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
@@ -153,14 +153,14 @@ def test_a_weight_in_another_form_is_refused() -> None:
 
 def served(monkeypatch: pytest.MonkeyPatch, w: PackedWeight, m: int = 33, **options: Any) -> Any:
     """The spec that marlin_gemm on the emulator runs."""
-    seen = []
-    prepare = emulated.prepare
+    seen: list[Any] = []
+    arguments = marlin.gemm_arguments
 
-    def spy(*args: Any, **more: Any) -> Any:
-        seen.append(args[4])
-        return prepare(*args, **more)
+    def spy(problem: Any, spec: Any, *more: Any) -> Any:
+        seen.append(spec)
+        return arguments(problem, spec, *more)
 
-    monkeypatch.setattr(emulated, "prepare", spy)
+    monkeypatch.setattr(marlin, "gemm_arguments", spy)
     x = np.random.default_rng(2).normal(size=(m, w.shape[0])).astype(w.scales.dtype)
     out = marlin_gemm(x, w, backend="emulator", **options)
     assert relative_error(out, x, w) < TOLERANCE[w.dtype]

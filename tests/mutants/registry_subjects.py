@@ -12,23 +12,25 @@ from data_movement_subjects import call_of, data_movement_subjects
 from path_subjects import path_subjects
 from subject import Subject
 
+from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import TensorMap
+from cudatma.kernels.arguments import Arguments
 from cudatma.kernels.data_movement.ragged_copy import TEMPLATE as RAGGED_COPY
 from cudatma.kernels.data_movement.ragged_copy import RaggedCopy, RaggedCopySpec
 from cudatma.kernels.data_movement.tile_copy import TEMPLATE as TILE_COPY
 from cudatma.kernels.data_movement.tile_copy import TileCopySpec
-from cudatma.kernels.gemm.plan import plan_gemm
 from cudatma.kernels.gemm.problem import kernel_name
-from cudatma.kernels.gemm.request import check_call_into
+from cudatma.kernels.gemm.sample import gemm_call
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.versions import VERSIONS
 from cudatma.kernels.host import host_bytes
+from cudatma.kernels.marlin.arguments import gemm_arguments
 from cudatma.kernels.marlin.choose import AnyMarlinSpec
-from cudatma.kernels.marlin.emulated import prepare
+from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
-from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.operation import host_workspace
 from cudatma.kernels.schedule import schedule
 from cudatma.mutants.mutant import Call
 from cudatma.quantization import PackedWeight, quantize
@@ -137,27 +139,32 @@ def _marlin_call(spec: AnyMarlinSpec) -> Callable[[], Call]:
         x, w = _operands(spec)
         m, n, k = len(x), w.shape[1], w.shape[0]
         out = np.zeros((m, n), x.dtype)
-        rows = check_input(x, w)
         # Ping-pong warpgroups take several tiles each.
         ranges = 1 if getattr(spec, "pingpong", False) else _WORK_RANGES
         work = schedule(spec, m, n, k, ranges * spec.cluster, eager=True)
-        checked = check_output(out, rows, w)
-        launch = prepare(rows, w, checked, None, spec, work, get_target(_TARGET), programmatic=True)
+        checked = MARLIN_GEMM.check((x, None), out, (True, False), w)
+        arguments = gemm_arguments(checked.problem, spec, work, get_target(_TARGET))
+        arrays = MARLIN_GEMM.named(checked) | weight_of(w).arrays | host_workspace(arguments.sizes)
         # As after another kernel of a programmatic chain, which writes the activations.
-        options = (("produced_by_previous", (x,)),)
-        return Call(
-            spec.entry,
-            work.ctas,
-            spec.threads,
-            tuple(launch.values),
-            cluster=spec.launch_cluster if spec.launch_cluster > 1 else None,
-            shared_bytes=spec.smem_bytes,
-            arrays=tuple(host_bytes(info) for info in launch.touched),
-            options=options,
-            keep=launch,
-        )
+        return _call(arguments, arrays, produced=(x,), keep=(out, w))
 
     return make
+
+
+def _call(arguments: Arguments, arrays: dict[str, ArrayInfo], produced: tuple[Any, ...], keep: Any) -> Call:
+    """A call with these arguments, as after a kernel that wrote some of the arrays."""
+    spec = arguments.config
+    return Call(
+        spec.entry,
+        arguments.sizes.grid,
+        spec.threads,
+        tuple(arguments.filled(arrays)),
+        cluster=arguments.cluster if arguments.cluster > 1 else None,
+        shared_bytes=spec.smem_bytes,
+        arrays=tuple(host_bytes(info) for info in arrays.values()),
+        options=(("produced_by_previous", produced),),
+        keep=(keep, arrays),
+    )
 
 
 def _gemm_call(spec: GemmSpec) -> Callable[[], Call]:
@@ -171,20 +178,8 @@ def _gemm_call(spec: GemmSpec) -> Callable[[], Call]:
         random = np.random.default_rng(7)
         a, b = (random.standard_normal(shape, np.float32).astype(np.float16) for shape in ((m, k), (n, k)))
         out = np.zeros((m, n), np.float32 if spec.out_dtype else np.float16)
-        request, result = check_call_into(a, b.T, out)
-        launch = plan_gemm(request, result, spec, get_target(_TARGET), spec.launch_cluster)
-        arrays = tuple(host_bytes(info) for info in launch.touched)
-        return Call(
-            spec.entry,
-            launch.grid,
-            spec.threads,
-            tuple(launch.values),
-            cluster=spec.launch_cluster if spec.launch_cluster > 1 else None,
-            shared_bytes=spec.smem_bytes,
-            arrays=arrays,
-            options=(("produced_by_previous", (a, b)),),
-            keep=launch,
-        )
+        arguments, arrays = gemm_call(spec, get_target(_TARGET), spec.launch_cluster, a, b.T, out)
+        return _call(arguments, arrays, produced=(a, b), keep=(a, b, out))
 
     return make
 

@@ -29,7 +29,6 @@ from cudatma.kernels.data_movement import movement, ragged_copy
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.dequantize import DEQUANTIZE, DenseProblem, check_dense, dequantize_arguments
 from cudatma.kernels.marlin.dequantize import TEMPLATE as DEQUANTIZE_TEMPLATE
-from cudatma.kernels.operation import Plans
 from cudatma.runtime.launch import Kernel
 from cudatma.target import Target
 
@@ -109,17 +108,17 @@ def _parameter(value: object) -> str:
 
 
 movement._planned = plan  # type: ignore[assignment]
-operation.kernel_of = arguments.kernel_of = kernel_of
+operation.load_kernel = arguments.load_kernel = kernel_of  # type: ignore[assignment]
 operation.known_kernel = lambda template, config, target: kernels.get((template, config, target.name))  # type: ignore[assignment, misc, union-attr]
 
 
 def calls() -> int:
     """Return how many calls are kept."""
-    return sum(len(known.calls) for known in context.runtime().part(Plans)._of.values())
+    return sum(len(known.calls) for known in context.runtime().parts.values() if hasattr(known, "calls"))
 
 
 def forget() -> None:
-    context.runtime().part(Plans).clear()
+    operation.forget_calls()
 
 
 fake: Any = types.ModuleType("cupy")

@@ -178,7 +178,7 @@ def tell_streams(monkeypatch: pytest.MonkeyPatch, capturing: set[int]) -> None:
         return None if stream in capturing else stream
 
     for name in ("ready", "_recent", "_branches", "_reserves"):
-        monkeypatch.setattr(stream_workspaces.OWNERS, name, type(getattr(stream_workspaces.OWNERS, name))())
+        monkeypatch.setattr(stream_workspaces.owners(), name, type(getattr(stream_workspaces.OWNERS, name))())
     monkeypatch.setattr(streams, "identity", identity)
     monkeypatch.setattr(streams, "capture_of", lambda device, stream: streams.Capture(1, 1, stream))
     monkeypatch.setattr(streams, "GraphLife", Life)

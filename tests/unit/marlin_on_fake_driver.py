@@ -228,7 +228,7 @@ def case_captures_in_a_row() -> None:
     """What was reserved is used up without a call in between; allocations then leave the captures as they are."""
     call(0x50)
     wide = weight(1024)
-    (reserve,), found, graph = stream_workspaces.OWNERS._reserves.values(), set(), 100
+    (reserve,), found, graph = stream_workspaces.owners()._reserves.values(), set(), 100
     while graph < 200 or reserve._has_left(stream_workspaces._LEAST_BYTES):
         told(0, 0x60, 6, capture=graph)
         found.add(call(0x60, wide))
@@ -314,11 +314,11 @@ def case_rows_and_flags_do_not_mix() -> None:
 
 def case_nothing_is_freed_under_a_lock_or_in_a_capture() -> None:
     call(0x50)
-    (reserve,) = stream_workspaces.OWNERS._reserves.values()
+    (reserve,) = stream_workspaces.owners()._reserves.values()
     free, seen = stream_workspaces.DeviceMemory.__del__, []
 
     def noted(memory: Any) -> None:
-        seen.append((stream_workspaces.OWNERS._lock.locked(), reserve._lock.locked(), known_streams[0].capture))
+        seen.append((stream_workspaces.owners()._lock.locked(), reserve._lock.locked(), known_streams[0].capture))
         free(memory)
 
     stream_workspaces.DeviceMemory.__del__ = noted  # type: ignore[method-assign]
@@ -407,7 +407,7 @@ def case_threads_come_and_go() -> None:
     call(0)
     for _ in range(100):
         in_threads(1, lambda _: call(2))
-        assert len(stream_workspaces.OWNERS._recent) <= 3
+        assert len(stream_workspaces.owners()._recent) <= 3
     assert counts.allocations - counts.frees <= 3
 
 

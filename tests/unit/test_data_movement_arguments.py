@@ -44,7 +44,7 @@ def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any) -> Any:
         pytest.fail("a wrong call was compiled")
 
-    monkeypatch.setattr(arguments_module, "_kernel", refuse)
+    monkeypatch.setattr(arguments_module, "load_kernel", refuse)
 
 
 def fresh(shape: tuple[int, ...] = (32, 64), dtype: Any = np.float32) -> Array:

@@ -14,7 +14,7 @@ from cudatma.deprecation import former_arguments
 from cudatma.descriptor import multicast_mask
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments, At, Sizes
-from cudatma.kernels.data_movement.checks import check_out, described, described_out
+from cudatma.kernels.data_movement.checks import as_key, check_out, described, described_out
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import chunk_place, run_plan
 from cudatma.kernels.data_movement.ring import LEAST_STAGES, SLOT_BYTES, CopyRing, stages_for
@@ -103,7 +103,7 @@ def broadcast(src: Any, copies: int, *, out: Any = None, stream: Any = None, bac
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``; TargetError on SM120, which has no multicast.
     """
-    return run(BROADCAST, (src,), out, (copies,), stream=stream, backend=backend)
+    return run(BROADCAST, (src,), out, as_key(copies), stream=stream, backend=backend)
 
 
 class _Problem(NamedTuple):

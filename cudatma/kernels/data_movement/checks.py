@@ -43,7 +43,7 @@ def check_out(
 
 
 def check_written(out: ArrayInfo, source: ArrayInfo, field: str) -> None:
-    """Raise ArgumentError for a read-only array, one with an element twice, or one that shares bytes with the source."""
+    """Raise ArgumentError if ``out`` is read-only, has an element twice, or shares bytes with the source."""
     if out.readonly:
         raise ArgumentError(field, "a read-only array", "a writable array")
     if out.size_elems and any(s == 0 and n > 1 for n, s in zip(out.shape, out.strides_bytes, strict=True)):
@@ -63,11 +63,20 @@ def whole_numbers(field: str, values: object, count: int) -> tuple[int, ...]:
     return found
 
 
-def as_key(option: Any) -> Any:
-    """Return a list or tuple of ints as a tuple, which can be part of a call's key; return anything else unchanged."""
-    if isinstance(option, Sequence) and not isinstance(option, str):
-        try:
-            return tuple([operator.index(value) for value in option])
-        except TypeError:
-            pass
-    return option
+def as_key(*options: Any) -> Any:
+    """Return options as a tuple that can be part of a call's key, with sequences of ints as tuples.
+
+    If an option is neither a sequence of ints nor an int, a string or None, which are equal only if they mean the same,
+    return a list, which has no hash: check() then judges the options in every call.
+    """
+    found = []
+    for option in options:
+        if isinstance(option, Sequence) and not isinstance(option, str):
+            try:
+                option = tuple([operator.index(value) for value in option])
+            except TypeError:
+                return list(options)
+        elif option.__class__ not in (int, str, type(None)):
+            return list(options)
+        found.append(option)
+    return tuple(found)

@@ -90,7 +90,7 @@ def copy(
     HazardError
         On the emulator.
     """
-    return run(COPY, (src,), out, (as_key(offset), as_key(shape), pad, cache, via), stream=stream, backend=backend)
+    return run(COPY, (src,), out, as_key(offset, shape, pad, cache, via), stream=stream, backend=backend)
 
 
 class _Problem(NamedTuple):

@@ -114,7 +114,7 @@ def gather(
     if table.values is not None:
         check_starts(info, table.values)
     inputs = src, table.on_device(info, out, stream)
-    return run(GATHER, inputs, out, (as_key(box), pad), stream=stream, backend=backend)
+    return run(GATHER, inputs, out, as_key(box, pad), stream=stream, backend=backend)
 
 
 @former_arguments("out")
@@ -156,7 +156,7 @@ def halo_tiles(
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``.
     """
-    return run(HALO_TILES, (src,), out, (as_key(tile), as_key(halo), pad), stream=stream, backend=backend)
+    return run(HALO_TILES, (src,), out, as_key(tile, halo, pad), stream=stream, backend=backend)
 
 
 class _Problem(NamedTuple):

@@ -124,8 +124,7 @@ def im2col(
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``; DescriptorError beyond the limits of TMA.
     """
-    options = tuple([as_key(option) for option in (kernel, stride, padding, dilation)])
-    return run(IM2COL, (src,), out, options, stream=stream, backend=backend)
+    return run(IM2COL, (src,), out, as_key(kernel, stride, padding, dilation), stream=stream, backend=backend)
 
 
 class _Problem(NamedTuple):

@@ -91,7 +91,7 @@ def prefetch(
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``; DescriptorError for a window that TMA cannot read.
     """
-    run(PREFETCH, (src,), None, (as_key(offset), as_key(shape)), stream=stream, backend=backend)
+    run(PREFETCH, (src,), None, as_key(offset, shape), stream=stream, backend=backend)
 
 
 class _Problem(NamedTuple):

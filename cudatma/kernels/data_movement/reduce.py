@@ -88,7 +88,7 @@ def reduce_into(
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``; DescriptorError where TMA cannot reduce.
     """
-    return run(REDUCE_INTO, (src,), dst, (op, as_key(offset), cache), stream=stream, backend=backend)
+    return run(REDUCE_INTO, (src,), dst, as_key(op, offset, cache), stream=stream, backend=backend)
 
 
 class _Problem(NamedTuple):

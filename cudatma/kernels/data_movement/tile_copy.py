@@ -17,7 +17,7 @@ from cudatma.deprecation import former_arguments
 from cudatma.descriptor import check_store
 from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.arguments import Arguments, Sizes
-from cudatma.kernels.data_movement.checks import described
+from cudatma.kernels.data_movement.checks import as_key, described
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import tensor_map
 from cudatma.kernels.data_movement.ring import BoxRing
@@ -79,7 +79,7 @@ def tile_copy(src: Any, dst: Any, *, stages: int = 4, stream: Any = None, backen
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``.
     """
-    return run(TILE_COPY, (src,), dst, (stages,), stream=stream, backend=backend)
+    return run(TILE_COPY, (src,), dst, as_key(stages), stream=stream, backend=backend)
 
 
 class _Problem(NamedTuple):

@@ -16,7 +16,7 @@ from cudatma.deprecation import former_arguments
 from cudatma.descriptor import L2Promotion, Swizzle, check_store
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments, Map, Sizes
-from cudatma.kernels.data_movement.checks import check_out, described, described_out
+from cudatma.kernels.data_movement.checks import as_key, check_out, described, described_out
 from cudatma.kernels.data_movement.copy import VIAS, plan_copy
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import tensor_map
@@ -184,7 +184,7 @@ def transpose(src: Any, *, out: Any = None, via: str = "auto", stream: Any = Non
     ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
         As ``copy``.
     """
-    return run(TRANSPOSE, (src,), out, (via,), stream=stream, backend=backend)
+    return run(TRANSPOSE, (src,), out, as_key(via), stream=stream, backend=backend)
 
 
 class _Problem(NamedTuple):

@@ -15,7 +15,7 @@ from cudatma.kernels.cost import Candidate, candidates_of, runs
 from cudatma.kernels.explain import Explanation, explained, explained_gpu
 from cudatma.kernels.family import Family, Option
 from cudatma.kernels.gemm import p1
-from cudatma.kernels.gemm.plan import copied
+from cudatma.kernels.gemm.arguments import copied
 from cudatma.kernels.gemm.problem import (
     EPILOGUES,
     LAYOUTS,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -89,6 +89,34 @@ def check_result(fields: Any) -> None:
         raise ArgumentTypeError("out_dtype", fields.out_dtype, ", ".join(RESULT_TYPES))
 
 
+class Matrix(NamedTuple):
+    """The layout of a batch of matrices whose rows are contiguous, or whose columns are.
+
+    pitch_bytes: from one row, or column, to the next. batch_bytes: from one matrix to the next, 0 for a batch of one.
+    is_aligned: whether every row begins at a multiple of 16 bytes.
+    """
+
+    pitch_bytes: int
+    batch_bytes: int
+    is_aligned: bool
+
+
+class Operands(NamedTuple):
+    """What a launch depends on besides sizes and addresses.
+
+    a, b, out: layouts. scale_strides: elements from one scale to the next, by the names of the struct's members.
+    scale_rows: layout of A's scales of blocks where TMA reads them. alpha, beta: factors.
+    """
+
+    a: Matrix
+    b: Matrix
+    out: Matrix
+    scale_strides: tuple[tuple[str, int], ...] = ()
+    scale_rows: Matrix | None = None
+    alpha: float = 1.0
+    beta: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """c (m, n) = a (m, k) b (k, n), ``batch`` times.
@@ -96,7 +124,8 @@ class Problem:
     dtype: one of OPERAND_TYPES. layout: one of LAYOUTS. version: of the kernel that has to run; 0: any. out_dtype: one
     of RESULT_TYPES, "" for default_result(). epilogue: one of EPILOGUES. block_scales: each 1 x 128 of a and 128 x 128
     of b has a scale. scales_by_tma: TMA can read those of a. batch_invariant: a row's bits must not
-    depend on m. Raises ArgumentError, ArgumentTypeError.
+    depend on m. operands: layouts and factors, None where only the choice of a configuration matters. Raises
+    ArgumentError, ArgumentTypeError.
     """
 
     m: int
@@ -111,6 +140,7 @@ class Problem:
     block_scales: bool = False
     scales_by_tma: bool = False
     batch_invariant: bool = False
+    operands: Operands | None = None
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "batch"):
@@ -138,10 +168,18 @@ class Problem:
         """Of c."""
         return self.out_dtype or default_result(self.dtype)
 
+    def with_m(self, m: int) -> Problem:
+        """Return the problem of another m, which the caller has checked."""
+        made = object.__new__(Problem)
+        for read, write in _SLOTS:
+            write(made, read(self))
+        _SET_M(made, m)
+        return made
+
     @property
     def fixed(self) -> tuple[Any, ...]:
-        """All but m."""
-        return tuple(getattr(self, name) for name in self.__dataclass_fields__ if name != "m")
+        """All that decides the configuration, but m."""
+        return tuple(getattr(self, name) for name in _FIELDS if name not in ("m", "operands"))
 
     @property
     def constraint(self) -> str:
@@ -161,10 +199,23 @@ class Problem:
 
     def as_json(self) -> dict[str, Any]:
         """As a tuning entry keeps it."""
-        return {name: value for name, value in asdict(self).items() if name != "version"}
+        return {name: getattr(self, name) for name in _FIELDS if name not in ("version", "operands")}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Problem:
         """From a tuning entry. Raises KeyError, ArgumentError, ArgumentTypeError."""
         known = {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
         return cls(**{name: raw[name] for name in ("m", "n", "k", "dtype", "layout")} | known)
+
+
+_FIELDS = tuple(Problem.__dataclass_fields__)
+#: Functions that read and write a field of the frozen dataclass, which is how with_m() copies it.
+_SLOTS = [(vars(Problem)[name].__get__, vars(Problem)[name].__set__) for name in _FIELDS]
+_SET_M = vars(Problem)["m"].__set__
+
+
+def operands_of(problem: Problem) -> Operands:
+    """Return the layouts and factors of a problem that is to be launched."""
+    if problem.operands is None:
+        raise ArgumentError("problem.operands", None, "the layouts of the arrays")
+    return problem.operands

@@ -14,13 +14,25 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.checks import as_fp32, check_out, check_place, checked_flag, real_number
-from cudatma.kernels.gemm.matrices import as_rows, batched, folded, follows, letter_of, result_rows, why_copied
+from cudatma.kernels.gemm.matrices import (
+    ALIGNMENT,
+    as_rows,
+    batched,
+    dense_rows,
+    folded,
+    follows,
+    letter_of,
+    result_rows,
+    why_copied,
+)
 from cudatma.kernels.gemm.problem import (
     ACTIVATIONS,
     NUMPY,
     OPERAND_TYPES,
     RESULT_TYPES,
     SCALE_BLOCK,
+    Matrix,
+    Operands,
     Problem,
     default_result,
     is_fp8,
@@ -167,15 +179,16 @@ class Request:
         is_scaled = not self.scales.of_blocks and (self.scales.a or self.scales.b)
         return "linear" if is_scaled or self.bias or self.alpha != 1 or self.beta else "none"
 
-    def problem(self, version: int | str = 0) -> Problem:
-        """What has to be computed."""
+    def problem(self, version: int | str = 0, out: ArrayInfo | None = None) -> Problem:
+        """Return what has to be computed. out: (batch, M, N), by default without gaps."""
         m, n, k = self.sizes
+        letters = letter_of(self.a, "R"), letter_of(self.b, "C")
         return Problem(
             m,
             n,
             k,
             self.a.dtype.name,
-            f"{letter_of(self.a, 'R')}{letter_of(self.b, 'C')}",
+            "".join(letters),
             version,
             self.batch,
             self.out_dtype,
@@ -183,7 +196,23 @@ class Request:
             self.scales.of_blocks,
             self.has_scales_for_tma,
             self.batch_invariant,
+            self._operands(letters, out),
         )
+
+    def _operands(self, letters: tuple[str, str], out: ArrayInfo | None) -> Operands:
+        a, b = (
+            _matrix(dense_rows(as_rows(info, letter))) for info, letter in zip((self.a, self.b), letters, strict=True)
+        )
+        if out is None:
+            m, n, _ = self.sizes
+            pitch = n * NUMPY[self.out_dtype].itemsize
+            result = Matrix(pitch, m * pitch if self.batch > 1 else 0, pitch % ALIGNMENT == 0)
+        else:
+            result = _matrix(out)
+        rows = self.block_rows if self.has_scales_for_tma else None
+        scale_rows = None if rows is None else _matrix(dense_rows(rows))
+        strides = tuple(self.scales.strides().items())
+        return Operands(a, b, result, strides, scale_rows, self.alpha, self.beta)
 
     @property
     def read(self) -> dict[str, ArrayInfo | None]:
@@ -193,6 +222,13 @@ class Request:
     def arrays(self) -> dict[str, ArrayInfo]:
         """Those that a kernel reads."""
         return {name: info for name, info in self.read.items() if info is not None}
+
+
+def _matrix(rows: ArrayInfo) -> Matrix:
+    """Return the layout of (batch, rows, columns)."""
+    step, pitch, _ = rows.strides_bytes
+    is_aligned = not any(value % ALIGNMENT for value in (rows.pointer, step if rows.shape[0] > 1 else 0, pitch))
+    return Matrix(pitch, step if rows.shape[0] > 1 else 0, is_aligned)
 
 
 def check_call(
@@ -245,14 +281,6 @@ def check_call(
             raise ArgumentError("out", None, "an array, which beta multiplies", "give out, or beta=0")
         return _folded(request, None, shape)
     return _folded(request, _result(result, request, shape), shape)
-
-
-def check_call_into(a: Any, b: Any, out: Any, **options: Any) -> tuple[Request, ArrayInfo]:
-    """check_call() with an ``out`` that is there."""
-    request, shape, result = check_call(a, b, out, **options)
-    if result is None:
-        raise ArgumentError("out", None, f"an array of {shape}")
-    return request, result
 
 
 def product_batch(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:

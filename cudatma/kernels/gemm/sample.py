@@ -12,16 +12,17 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, counted
-from cudatma.kernels.choosing import Listed
-from cudatma.kernels.gemm.plan import plan_gemm
+from cudatma.kernels.arguments import Arguments
+from cudatma.kernels.choosing import Listed, pinned
+from cudatma.kernels.gemm.arguments import gemm_arguments
+from cudatma.kernels.gemm.gemm import GEMM_CALL
 from cudatma.kernels.gemm.problem import SCALE_BLOCK, Problem, element_bytes, is_fp8
-from cudatma.kernels.gemm.request import check_call_into
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.versions import VERSIONS
-from cudatma.kernels.gpu import gpu_of
+from cudatma.kernels.operation import Checked, launch_of
 from cudatma.kernels.sample import LIMITS, Launch, Sample, cold_copies, empty_rows, in_turn, random_rows, relative_error
 from cudatma.kernels.schedule import ceil_div
-from cudatma.target import Target, detect
+from cudatma.target import Target
 
 
 def sample(
@@ -56,14 +57,42 @@ def sample(
     a, b = (array if letter == "R" else array.T for array, letter in zip((a, b), layout, strict=True))
     out = np.full((m, n), np.nan, a.dtype)
     spec = VERSIONS[version](dtype, layout, block_m, block_n, 64, stages, block_m // 64)
-    request, result = check_call_into(a, b, out)
-    launch = plan_gemm(request, result, spec, target, sm_count)
+    arguments, arrays = gemm_call(spec, target, sm_count, a, b, out)
     reference = a.astype(np.float64) @ b.astype(np.float64)
 
-    ctas = counted(int(np.prod(launch.grid)), "CTA")
+    ctas = counted(int(np.prod(arguments.sizes.grid)), "CTA")
     title = f"GEMM, M = {m}, N = {n}, K = {k}, {dtype}, {layout}, {ctas} of {spec.threads} threads"
     error = partial(relative_error, out, reference)
-    return Sample(title, launch.kernel(target), partial(launch.emulate, target), error, LIMITS[dtype])
+    kernel = arguments.kernel(target)
+    return Sample(title, kernel, partial(arguments.emulate, target, arrays, kernel=kernel), error, LIMITS[dtype])
+
+
+def gemm_call(
+    spec: GemmSpec, target: Target, sm_count: int, a: Any, b: Any, out: Any, **options: Any
+) -> tuple[Arguments, dict[str, ArrayInfo]]:
+    """Return the launch of gemm() with these arguments on a kernel of this spec, and its arrays by name."""
+    checked = _checked(a, b, out, **options)
+    return gemm_arguments(checked.problem, spec, target, sm_count), GEMM_CALL.named(checked)
+
+
+def _checked(
+    a: Any,
+    b: Any,
+    out: Any,
+    *,
+    bias: Any = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    activation: str | None = None,
+    out_dtype: Any = None,
+    a_scale: Any = None,
+    b_scale: Any = None,
+    batch_invariant: bool = False,
+) -> Checked[Problem]:
+    """Return a checked call of gemm() whose operands kernels can read."""
+    options = alpha, beta, activation, out_dtype, batch_invariant, 0, None, None, ()
+    checked = GEMM_CALL.check((a, b, a_scale, b_scale, bias), out, options, None)
+    return GEMM_CALL.arranged(checked, "emulator", None)
 
 
 v1_sample, v2_sample, v3_sample, v4_sample, v5_sample, v6_sample, v7_sample, p1_sample = (
@@ -103,13 +132,11 @@ class GemmTrial:
 
     def launcher(self, candidate: Listed[GemmSpec], copies: int, stream: int) -> Launch:
         """launch(i) enqueues the candidate on the i-th of so many copies of b; its kernel is loaded now."""
-        target, sm_count = detect(self.device), gpu_of(self.device).sm_count
-        launches = []
-        for b in self._b[:copies]:
-            request, result = check_call_into(self._a, b, self.out, **self._options)
-            launches.append(plan_gemm(request, result, candidate.spec, target, sm_count))
-        kernel = launches[0].loaded(target, self.device, stream)
-        return in_turn([partial(launch.plan(kernel, self.device).launch, stream) for launch in launches])
+        named = [GEMM_CALL.named(_checked(self._a, b, self.out, **self._options)) for b in self._b[:copies]]
+        problem = _checked(self._a, self._b[0], self.out, **self._options).problem
+        with pinned(candidate.spec):
+            launch = launch_of(GEMM_CALL, problem, self.device, stream, named[0])
+        return in_turn([partial(launch.run, GEMM_CALL.addresses(arrays), stream, None) for arrays in named])
 
 
 def _operand(rows: int, columns: int, layout: str, problem: Problem, seed: int) -> ArrayInfo:

@@ -8,6 +8,7 @@ from typing import Any
 from cudatma.descriptor import L2Promotion, TiledSpec
 from cudatma.descriptor.helpers import scale_map_spec, weight_map_spec, weight_tile_map_spec
 from cudatma.dtypes import tma_type
+from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import FLAGS, PARTIALS, ROWS, Arguments, At, Map, Sizes, Value
 from cudatma.kernels.launch_struct import offsets, pack
 from cudatma.kernels.marlin.choose import AnyMarlinSpec
@@ -70,6 +71,9 @@ def gemm_arguments(problem: Problem, spec: AnyMarlinSpec, work: Schedule, target
 
 def sizes_for(problem: Problem, spec: AnyMarlinSpec, work: Schedule, target: Target) -> Callable[[int], Sizes]:
     """Return a function of M that returns the sizes, for every M that has as many tiles as the problem's."""
+    if spec.scale_form not in ("none", problem.scale_form):
+        why = "the range of these scales decides (quantization/scale_range.py)"
+        raise ArgumentError("spec.fused", spec.scale_form, f"{problem.scale_form!r} or 'none' for this weight", why)
     k, n, pitch = problem.layer.k, problem.layer.n, x_pitch_bytes(problem)
     programmatic = problem.programmatic or problem.is_arranged
     values = problem_values(

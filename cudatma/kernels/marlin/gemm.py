@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -32,8 +32,6 @@ from cudatma.target import get_target
 _WEIGHT = "launch"
 #: A tensor map is valid for addresses with the same remainder modulo this.
 _ALIGNMENT = 16
-#: Sizes that a configuration keeps.
-_MAX_SIZES = 4096
 
 
 def marlin_gemm(
@@ -102,32 +100,30 @@ def marlin_gemm(
     PipelineHang
         With ``debug``.
     """
-    for name, flag in (("programmatic", programmatic), ("batch_invariant", batch_invariant)):
-        if flag.__class__ is not bool:
-            raise ArgumentTypeError(name, type(flag).__name__, "bool")
-    options = {"stream": stream, "backend": backend, "subject": w, "weight": weight_of(w)}
-    if workspace is not None:
-        options["workspace"] = check_workspace(workspace, w.device)
+    options = programmatic, batch_invariant
+    if programmatic.__class__ is not bool or batch_invariant.__class__ is not bool:
+        for name, flag in zip(("programmatic", "batch_invariant"), options, strict=True):
+            if not isinstance(flag, bool):
+                raise ArgumentTypeError(name, type(flag).__name__, "bool")
+    space = None if workspace is None else check_workspace(workspace, check_weight(w).device or 0)
+    weight = (w.attachments.get(_WEIGHT) if w.__class__ is PackedWeight else None) or weight_of(w)
     if debug is None:
-        return run(MARLIN_GEMM, (x, bias), out, (programmatic, batch_invariant), **options)
+        return run(MARLIN_GEMM, (x, bias), out, options, stream, backend, weight, w, space)
     with debugging(debug):
-        return run(MARLIN_GEMM, (x, bias), out, (programmatic, batch_invariant), **options)
+        return run(MARLIN_GEMM, (x, bias), out, options, stream, backend, weight, w, space)
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The kernels of a call. gemm: in the form that the weight's scales allow. copy: of activations, None for none.
-    sizes: functions of M by what else they depend on."""
+    """The kernels of a call. gemm: in the form that the weight's scales allow. copy: of activations, None for none."""
 
     gemm: AnyMarlinSpec
     copy: PermuteColumnsSpec | None
-    layer: LinearShape
-    sizes: dict[Any, Callable[[int], Sizes]] = field(default_factory=dict, compare=False, repr=False)
 
 
 @lru_cache(maxsize=4096)
-def _config(layer: LinearShape, spec: AnyMarlinSpec, form: str, copy: PermuteColumnsSpec | None) -> Config:
-    return Config(resolve_fused(spec, form), copy, layer)
+def _config(spec: AnyMarlinSpec, form: str, copy: PermuteColumnsSpec | None) -> Config:
+    return Config(resolve_fused(spec, form), copy)
 
 
 class MarlinGemm(Operation[Problem, Config]):
@@ -158,8 +154,8 @@ class MarlinGemm(Operation[Problem, Config]):
         return Checked(problem, (rows.info, addend), None if result is None else result.info, shape, rows.info.dtype)
 
     def resized(
-        self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any], options: tuple[Any, ...]
-    ) -> Checked[Problem] | None:
+        self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any]
+    ) -> tuple[Problem, tuple[int, ...], None] | None:
         """Return the problem with another M."""
         x, _, out = shapes
         m = 1
@@ -167,7 +163,7 @@ class MarlinGemm(Operation[Problem, Config]):
             m *= extent
         if m > MAX_ROWS or (out is not None and out[:-1] != x[:-1]):
             return None
-        return Checked(problem.with_m(m), (), None, (*x[:-1], problem.layer.n), None)
+        return problem.with_m(m), (*x[:-1], problem.layer.n), None
 
     def masks(self, problem: Problem) -> tuple[int, ...]:
         """TMA reads x and vectors write out; the bias is read by elements."""
@@ -175,12 +171,12 @@ class MarlinGemm(Operation[Problem, Config]):
 
     def plan_key(self, problem: Problem) -> Hashable:
         """All but M and the exponent of the scales, which is in the struct."""
-        return problem.layer, problem.launch_key[:-2], problem.programmatic
+        return problem.plan_key
 
     def configure(self, problem: Problem, gpu: Gpu) -> Config:
         """Return the kernels for a problem."""
         copy = choose_copy(problem, get_target(gpu.target), gpu.sm_count) if problem.is_arranged else None
-        return _config(problem.layer, choose(problem, gpu), problem.scale_form, copy)
+        return _config(choose(problem, gpu), problem.scale_form, copy)
 
     def kernels(self, problem: Problem, config: Config) -> tuple[tuple[str, Any], ...]:
         """Return the copy of activations, if there is one, and the GEMM."""
@@ -193,25 +189,25 @@ class MarlinGemm(Operation[Problem, Config]):
         gemm = gemm_arguments(problem, config.gemm, work, get_target(gpu.target))
         return (gemm,) if config.copy is None else (copy_arguments(problem, config.copy, resident[0]), gemm)
 
-    def sizes(self, problem: Problem, config: Config, gpu: Gpu, resident: tuple[int, ...]) -> tuple[Sizes, ...]:
+    def sizes(
+        self, problem: Problem, config: Config, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
+    ) -> tuple[Sizes, ...]:
         """Return the sizes of the launches. Values of M with as many tiles differ in a word or two."""
-        key = -(-problem.m // config.gemm.block_m), resident, problem.launch_key
-        of_m = config.sizes.get(key)
+        key = -(-problem.m // config.gemm.block_m), problem.scale_exponent
+        of_m = memo.get(key)
         if of_m is None:
-            if len(config.sizes) >= _MAX_SIZES:
-                config.sizes.clear()
             work = _schedule(problem, config, resident)
-            of_m = config.sizes[key] = sizes_for(problem, config.gemm, work, get_target(gpu.target))
+            of_m = memo[key] = sizes_for(problem, config.gemm, work, get_target(gpu.target))
         gemm = of_m(problem.m)
         return (gemm,) if config.copy is None else (copy_sizes(problem, config.copy, resident[0]), gemm)
 
     def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         """Compute fp32 products of the dequantized weight, rounded once."""
-        named = {name: host_array(arrays[name]) if name in arrays else None for name in (*self.inputs, "out")}
+        named: dict[str, Any] = {name: host_array(info) for name, info in arrays.items()}
         w = host_weight(problem.layer, arrays)
         with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
             values = named["x"].astype(np.float32) @ w.dequantize(dtype=np.float32)
-            if named["bias"] is not None:
+            if "bias" in named:
                 values += named["bias"].astype(np.float32)
             named["out"][...] = values.astype(arrays["out"].dtype)
 
@@ -240,16 +236,15 @@ class _Formats(dict[Hashable, _Format]):
 
 def weight_of(w: object) -> Weight:
     """Return the arrays of a weight for a launch. Raises ArgumentTypeError for an object that is no weight."""
-    if w.__class__ is PackedWeight:
-        known: Weight | None = w.attachments.get(_WEIGHT)  # type: ignore[attr-defined]
-        if known is not None:
-            return known
     weight = check_weight(w)
+    known: Weight | None = weight.attachments.get(_WEIGHT)
+    if known is not None:
+        return known
     arrays = {name: getattr(weight, name) for name in MarlinGemm.steady}
     infos = {name: describe(array, name) for name, array in arrays.items() if array is not None}
     addresses = tuple([infos[name].pointer if name in infos else 0 for name in arrays])
     remainders = tuple([address % _ALIGNMENT for address in addresses])
     key = weight.device, LinearShape.of(weight), weight.scale_fit, weight.perm is None, remainders
-    formats = context.runtime().part(_Formats)
+    formats: _Formats = context.runtime().part(_Formats)
     made = weight.attachments[_WEIGHT] = Weight(formats.setdefault(key, _Format()), addresses, infos)
     return made

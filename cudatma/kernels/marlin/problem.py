@@ -124,22 +124,25 @@ class Problem:
     def of(cls, w: PackedWeight, m: int, **others: Any) -> Problem:
         """Return the problem of M dense rows of x times a weight; others: further fields."""
         fit = w.scale_fit
-        facts = {"has_perm": w.perm is not None, "scale_form": fit.form, "scale_exponent": fit.exponent}
+        facts: dict[str, Any] = {"has_perm": w.perm is not None, "scale_form": fit.form, "scale_exponent": fit.exponent}
         return cls(LinearShape.of(w), m, **(facts | others))
 
     def with_m(self, m: int) -> Problem:
         """Return the problem of another M, which the caller has checked."""
         made = object.__new__(Problem)
-        for name in _FIELDS:
-            object.__setattr__(made, name, getattr(self, name))
-        object.__setattr__(made, "m", m)
+        for read, write in _SLOTS:
+            write(made, read(self))
+        _SET_M(made, m)
         return made
 
     @property
-    def launch_key(self) -> tuple[Any, ...]:
-        """All that a launch depends on but M and the layer."""
-        return (self.batch_invariant, self.x_pitch_bytes, self.out_pitch_bytes, self.has_aligned_x,
-                self.has_aligned_out, self.has_perm, self.scale_form, self.scale_exponent, self.programmatic)  # fmt: skip
+    def plan_key(self) -> tuple[Any, ...]:
+        """All that a launch depends on but M, the layer, and the exponent of the scales, which is in the struct."""
+        return (
+            self.layer,
+            *(self.batch_invariant, self.x_pitch_bytes, self.out_pitch_bytes, self.has_aligned_x),
+            *(self.has_aligned_out, self.has_perm, self.scale_form, self.programmatic),
+        )
 
     @property
     def is_arranged(self) -> bool:
@@ -184,6 +187,9 @@ class Problem:
 
 
 _FIELDS = tuple(Problem.__dataclass_fields__)
+#: Functions that read and write a field of the frozen dataclass, which is how with_m() copies it.
+_SLOTS = [(vars(Problem)[name].__get__, vars(Problem)[name].__set__) for name in _FIELDS]
+_SET_M = vars(Problem)["m"].__set__
 
 
 def weight_policy(m: int, block_m: int) -> str:

@@ -14,8 +14,8 @@ from cudatma.errors import ArgumentError, LaunchError, counted
 from cudatma.kernels.choosing import Listed, pinned
 from cudatma.kernels.cost import Candidate, cheapest
 from cudatma.kernels.gpu import Gpu, imagined_gpu
-from cudatma.kernels.marlin.choose import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.arguments import gemm_arguments
+from cudatma.kernels.marlin.choose import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
 from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_candidates
 from cudatma.kernels.marlin.problem import LinearShape, Problem
