@@ -24,7 +24,9 @@ import cudatma as c
 from cudatma import context
 from cudatma.arrays import dense_strides
 from cudatma.kernels import arguments, operation
-from cudatma.kernels.arguments import Map
+from cudatma.kernels.all_reduce.spec import ALL_REDUCE, Group, Problem
+from cudatma.kernels.all_reduce.spec import TEMPLATE as ALL_REDUCE_TEMPLATE
+from cudatma.kernels.arguments import At, Map, Value
 from cudatma.kernels.data_movement import movement, ragged_copy
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.dequantize import DEQUANTIZE, DenseProblem, check_dense, dequantize_arguments
@@ -34,6 +36,7 @@ from cudatma.target import Target
 
 library = ctypes.CDLL("libcuda.so.1")
 record, setup = Record.in_dll(library, "fake_record"), Setup.in_dll(library, "fake_setup")
+ctypes.c_int.in_dll(library, "fake_most_threads").value = 1024
 counts, streams = Counts.in_dll(library, "fake_counts"), (Stream * 64).in_dll(library, "fake_streams")
 capability, encoded, replaced = (
     ctypes.c_int.in_dll(library, f"fake_{name}") for name in ("capability", "encoded", "replaced")
@@ -370,6 +373,20 @@ def case_dequantize() -> None:
     given = Foreign(96, (128, 64), 0x66)
     given.__cuda_array_interface__["typestr"] = "<f2"
     assert waits(lambda: c.dequantize(w, out=given, stream=0x50)) == (0x50, 0x66)
+
+
+def case_all_reduce() -> None:
+    """Messages of other lengths are the same launch with another number of words; other groups have their own."""
+    groups = [Group(2, bytes([number] * 64)) for number in (1, 2)]
+    spec = ALL_REDUCE.configure(Problem(groups[0], "float16", 4), H200)
+    parameters[ALL_REDUCE_TEMPLATE, spec] = groups[0].member, At("x"), Value(0)
+    for turn, (number, elements) in enumerate(((1, 8), (1, 8), (1, 16), (2, 8), (1, 16)), 1):
+        x = Array(32 * turn, (elements,), np.float16)
+        assert operation.run(ALL_REDUCE, (x,), None, (number,), subject=groups[number - 1]) is None
+        words = x.data.ptr, elements // 2
+        expected = bytes([number] * 64) + b"".join(word.to_bytes(8, "little") for word in words)
+        assert (launched()[0], record.launches, record.loads) == (expected, turn, 1)
+    assert calls() == 3
 
 
 def case_captures() -> None:
