@@ -14,7 +14,7 @@ from cudatma.deprecation import former_arguments
 from cudatma.descriptor import multicast_mask
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments, At, Sizes
-from cudatma.kernels.data_movement.checks import as_key, check_out, described, described_out
+from cudatma.kernels.data_movement.checks import as_key, check_out, described
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import chunk_place, run_plan
 from cudatma.kernels.data_movement.ring import LEAST_STAGES, SLOT_BYTES, CopyRing, stages_for
@@ -118,14 +118,12 @@ class Broadcast(Movement[_Problem]):
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
         info, (copies,) = described(inputs[0], "src"), options
-        result = described_out(out, info)
         if isinstance(copies, bool) or not isinstance(copies, int) or copies < 1:
             raise ArgumentError("copies", copies, "an int, 1 and up")
         if not info.is_contiguous:
             raise ArgumentError("src", f"strides {info.strides_bytes}", "an array in C order without gaps")
         shape = (copies, *info.shape)
-        check_out(result, info, shape, dense=True)
-        return checked(_Problem, (info,), result, shape)
+        return checked(_Problem, (info,), check_out(out, info, shape, dense=True), shape)
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
         return plan_broadcast(problem.src, problem.out, place)

@@ -18,28 +18,29 @@ def described(array: object, field: str) -> ArrayInfo:
     return info
 
 
-def described_out(out: object, src: ArrayInfo, field: str = "out") -> ArrayInfo | None:
-    """Return the caller's result, or None. Raises ArgumentError if it is not on the source's device."""
-    info = None if out is None else described(out, field)
-    if info is not None and info.device != src.device:
-        raise ArgumentError(field, place_name(info.device), f"{place_name(src.device)}, where src lies")
-    return info
-
-
 def check_out(
-    out: ArrayInfo | None, src: ArrayInfo, shape: tuple[int, ...], read: ArrayInfo | None = None, *, dense: bool = False
-) -> None:
-    """Raise ArgumentError unless ``out`` can hold a result of this shape and the source's dtype.
+    out: object, src: ArrayInfo, shape: tuple[int, ...], read: ArrayInfo | None = None, *, dense: bool = False
+) -> ArrayInfo | None:
+    """Return the caller's result, or None. Raises ArgumentError unless it fits this shape and the source's dtype.
 
     read: the part of the source that the kernel reads, by default all of it. dense: whether out must be in C order.
     """
     if out is None:
-        return
-    if out.shape != shape or out.dtype != src.dtype:
-        raise ArgumentError("out", f"{out.shape} of {out.dtype}", f"{shape} of {src.dtype}")
-    check_written(out, src if read is None else read, "out")
-    if dense and not out.is_contiguous:
-        raise ArgumentError("out", f"strides {out.strides_bytes}", "an array in C order without gaps")
+        return None
+    info = described(out, "out")
+    check_device(info, src, "out")
+    if info.shape != shape or info.dtype != src.dtype:
+        raise ArgumentError("out", f"{info.shape} of {info.dtype}", f"{shape} of {src.dtype}")
+    check_written(info, src if read is None else read, "out")
+    if dense and not info.is_contiguous:
+        raise ArgumentError("out", f"strides {info.strides_bytes}", "an array in C order without gaps")
+    return info
+
+
+def check_device(out: ArrayInfo, src: ArrayInfo, field: str) -> None:
+    """Raise ArgumentError if the result is not on the source's device."""
+    if out.device != src.device:
+        raise ArgumentError(field, place_name(out.device), f"{place_name(src.device)}, where src lies")
 
 
 def check_written(out: ArrayInfo, source: ArrayInfo, field: str) -> None:

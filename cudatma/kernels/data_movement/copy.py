@@ -16,7 +16,7 @@ from cudatma.deprecation import former_arguments
 from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments
-from cudatma.kernels.data_movement.checks import as_key, check_out, described, described_out, whole_numbers
+from cudatma.kernels.data_movement.checks import as_key, check_out, described, whole_numbers
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import plain_plan, run_plan, window_plan
 from cudatma.kernels.data_movement.specs import CACHES, check_choice
@@ -111,12 +111,11 @@ class Copy(Movement[_Problem]):
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
         info, (offset, shape, pad, cache, via) = described(inputs[0], "src"), options
-        result = described_out(out, info)
         starts, extents = check_window(info, offset, shape, pad)
         check_choice("cache", cache or "", CACHES)
         check_choice("via", via, VIAS)
         fill = nan_type(info, pad)
-        check_out(result, info, extents, part_of(info, starts, extents))
+        result = check_out(out, info, extents, part_of(info, starts, extents))
         return checked(_Problem, (info,), result, extents, starts, fill, cache or "", via)
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:

@@ -18,7 +18,7 @@ from cudatma.descriptor import OobFill, check_load
 from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments, At, Sizes
-from cudatma.kernels.data_movement.checks import as_key, check_out, described, described_out, whole_numbers
+from cudatma.kernels.data_movement.checks import as_key, check_out, described, whole_numbers
 from cudatma.kernels.data_movement.copy import PADS, copy_on_host, nan_type
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import chunk_place, tensor_map
@@ -180,8 +180,8 @@ class Gather(Movement[_Problem]):
         """Validate a call, whose table has been checked."""
         info, table, (box, pad) = described(inputs[0], "src"), describe(inputs[1], "starts"), options
         size, fill = check_box(info, box), check_pad(info, pad)
-        shape, result = (table.shape[0], *size), described_out(out, info)
-        check_out(result, info, shape, dense=True)
+        shape = (table.shape[0], *size)
+        result = check_out(out, info, shape, dense=True)
         return checked(_Problem, (info, table), result, shape, size, fill, ())
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
@@ -211,8 +211,8 @@ class HaloTiles(Movement[_Problem]):
         check_starts(info, np.array([[-edge for edge in border], list(inner)]), "halo, tile")
         tiles = tuple(-(-n // extent) for n, extent in zip(info.shape, inner, strict=True))
         grid = tuple((-edge, extent, count) for edge, extent, count in zip(border, inner, tiles, strict=True))
-        shape, result = (*tiles, *size), described_out(out, info)
-        check_out(result, info, shape, dense=True)
+        shape = (*tiles, *size)
+        result = check_out(out, info, shape, dense=True)
         return checked(_Problem, (info,), result, shape, size, fill, grid)
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:

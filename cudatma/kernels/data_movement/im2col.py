@@ -21,7 +21,7 @@ from cudatma.descriptor import check_target as check_map_target
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError
 from cudatma.kernels.arguments import Arguments, Map, Sizes
-from cudatma.kernels.data_movement.checks import as_key, check_out, described, described_out, whole_numbers
+from cudatma.kernels.data_movement.checks import as_key, check_out, described, whole_numbers
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import chunk_place, tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, usual_ring
@@ -140,7 +140,6 @@ class Im2col(Movement[_Problem]):
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
         info = described(inputs[0], "src")
-        result = described_out(out, info)
         if not 3 <= len(info.shape) <= 5:
             raise ArgumentError("src.shape", info.shape, "3 to 5 axes: images, depth, height, width, channels")
         if info.dtype.itemsize not in (1, 2, 4, 8):
@@ -149,8 +148,7 @@ class Im2col(Movement[_Problem]):
             raise ArgumentError("src.shape", info.shape, "an array with elements")
         conv = convolution(info.shape[1:-1], *options)
         shape = (info.shape[0], *conv.out, *conv.taps, info.shape[-1])
-        check_out(result, info, shape, dense=True)
-        return checked(_Problem, (info,), result, shape, conv)
+        return checked(_Problem, (info,), check_out(out, info, shape, dense=True), shape, conv)
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
         return (plan_im2col(*problem, place),)

@@ -15,7 +15,7 @@ from cudatma.descriptor import REDUCE_TYPES
 from cudatma.dtypes import BFLOAT16, TmaType, tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.arguments import Arguments
-from cudatma.kernels.data_movement.checks import as_key, check_written, described, described_out, whole_numbers
+from cudatma.kernels.data_movement.checks import as_key, check_device, check_written, described, whole_numbers
 from cudatma.kernels.data_movement.copy import part_of
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import run_plan, window_plan
@@ -106,7 +106,7 @@ class ReduceInto(Movement[_Problem]):
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
         into, info, (op, offset, cache) = described(out, "dst"), described(inputs[0], "src"), options
-        described_out(into, info, "dst")
+        check_device(into, info, "dst")
         check_choice("op", op, OPS)
         check_choice("cache", cache or "", CACHES)
         if info.dtype != into.dtype or len(info.shape) != len(into.shape):
@@ -120,8 +120,8 @@ class ReduceInto(Movement[_Problem]):
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
         """Return the launch, none if all of src is outside of dst."""
         src, out, starts, op, cache = problem
-        part, _ = clip(src, out, starts)
-        return (plan_reduce(out, src, starts, op, place, cache),) if part.size_elems else ()
+        is_outside = not clip(src, out, starts)[0].size_elems
+        return () if is_outside else (plan_reduce(out, src, starts, op, place, cache),)
 
     def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         """Reduce with NumPy, rounded once to the dtype."""

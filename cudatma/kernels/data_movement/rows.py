@@ -19,7 +19,7 @@ from cudatma.descriptor import check_load, check_store
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments, At, Sizes
-from cudatma.kernels.data_movement.checks import check_out, check_written, described, described_out
+from cudatma.kernels.data_movement.checks import check_device, check_out, check_written, described
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import tensor_map
 from cudatma.kernels.data_movement.ring import LEAST_STAGES, SLOT_BYTES, CopyRing, usual_ring
@@ -142,9 +142,8 @@ class GatherRows(Movement[_Problem]):
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
         """Validate a call, whose index has been checked."""
         info, index = _matrix(inputs[0], "src"), describe(inputs[1], "rows")
-        result, shape = described_out(out, info), (index.shape[0], info.shape[1])
-        check_out(result, info, shape, dense=True)
-        return checked(_Problem, (info, index), result, shape, index.shape[0])
+        shape = index.shape[0], info.shape[1]
+        return checked(_Problem, (info, index), check_out(out, info, shape, dense=True), shape, index.shape[0])
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
         return (plan_rows("gather", *problem, place),)
@@ -165,7 +164,7 @@ class ScatterRows(Movement[_Problem]):
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
         """Validate a call, whose index has been checked."""
         into, info, index = _matrix(out, "dst"), _matrix(inputs[0], "src"), describe(inputs[1], "rows")
-        described_out(into, info, "dst")
+        check_device(into, info, "dst")
         if info.dtype != into.dtype or info.shape[1] != into.shape[1]:
             got = f"{info.shape[1]} columns of {info.dtype}"
             raise ArgumentError("src", got, f"{into.shape[1]} columns of {into.dtype}, as dst")

@@ -16,7 +16,7 @@ from cudatma.deprecation import former_arguments
 from cudatma.descriptor import L2Promotion, Swizzle, check_store
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments, Map, Sizes
-from cudatma.kernels.data_movement.checks import as_key, check_out, described, described_out
+from cudatma.kernels.data_movement.checks import as_key, check_out, described
 from cudatma.kernels.data_movement.copy import VIAS, plan_copy
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import tensor_map
@@ -200,13 +200,11 @@ class Transpose(Movement[_Problem]):
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
         info, (via,) = described(inputs[0], "src"), options
-        result = described_out(out, info)
         check_choice("via", via, VIAS)
         if len(info.shape) < 2:
             raise ArgumentError("src.shape", info.shape, "two dimensions and more")
         shape = exchanged(info).shape
-        check_out(result, info, shape)
-        return checked(_Problem, (info,), result, shape, via)
+        return checked(_Problem, (info,), check_out(out, info, shape), shape, via)
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
         return (plan_transpose(problem.src, problem.out, place, problem.via),)
