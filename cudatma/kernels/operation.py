@@ -135,13 +135,13 @@ class Operation(ABC, Generic[P, C]):
         return problem
 
     def resized(
-        self, problem: P, shapes: Sequence[Any], strides_bytes: Sequence[Any]
+        self, problem: P, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
     ) -> tuple[P, tuple[int, ...], tuple[int, ...] | None] | None:
         """Return the problem with other sizes and the shapes of its results, or None to have check() look at the call.
 
         ``shapes`` and ``strides_bytes`` are those of the inputs and of out, None for what the call lacks. They differ
         from those of a call with this problem in the axes that are not fixed, each of which has two elements or more,
-        or one as before.
+        or one as before. ``numbers`` are run()'s.
         """
         return None
 
@@ -168,6 +168,7 @@ def run(
     weight: Weight | None = None,
     subject: Any = None,
     workspace: MarlinWorkspace | None = None,
+    numbers: tuple[int, ...] = (),
 ) -> Any:
     """Compute an operation; return ``out``, (out, lse), or None for an operation without a result.
 
@@ -192,6 +193,8 @@ def run(
         The object that check() validates the call against.
     workspace : MarlinWorkspace, optional
         Default: the stream's own; during capture, one per graph branch.
+    numbers : tuple of int
+        Options that may differ from call to call like sizes. check() gets them in front of the options.
     """
     key = None
     if backend is None and workspace is None and debug_scope.get() is None and pinned_scope.get() is None:
@@ -200,7 +203,7 @@ def run(
         facts = _facts(library, (*inputs, out)) if library else None
         if facts is not None:
             known = context.in_use.parts.get(operation) or calls_of(operation)
-            key = library, facts, options, weight and weight.format
+            key = library, facts, numbers, options, weight and weight.format
             try:
                 call = known.calls.get(key) or known.resized_call(key)
             except TypeError:  # an option that has no hash, which check() judges
@@ -209,7 +212,7 @@ def run(
                 done = call.run(library, inputs, out, stream, weight)
                 if done is not NotImplemented:
                     return done
-    return _first(operation, inputs, out, options, stream, backend, weight, subject, workspace, key)
+    return _first(operation, inputs, out, (*numbers, *options), stream, backend, weight, subject, workspace, key)
 
 
 def _first(
@@ -561,13 +564,13 @@ class _OfOperation(Generic[P, C]):
         extents: list[tuple[int, int] | None] = []
         shapes: list[Any] = []
         strides_bytes: list[Any] = []
-        for fact, itemsize in zip(key[1], known.itemsizes):  # noqa: B905 (a keyword takes time)
-            if fact is None:
+        facts = key[1]
+        for shape, strides, itemsize in zip(facts[::4], facts[1::4], known.itemsizes):  # noqa: B905
+            if shape is None:
                 shapes.append(None)
                 strides_bytes.append(None)
                 extents.append(None)
                 continue
-            shape, strides, *_ = fact
             if is_torch:
                 strides = [stride * itemsize for stride in strides]
             low, high = 0, itemsize
@@ -579,7 +582,7 @@ class _OfOperation(Generic[P, C]):
             shapes.append(shape)
             strides_bytes.append(strides)
             extents.append((low, high))
-        resized = operation.resized(known.problem, shapes, strides_bytes)
+        resized = operation.resized(known.problem, shapes, strides_bytes, key[2])
         if resized is None:
             return None
         problem, shape, lse = resized
@@ -647,7 +650,7 @@ def library_of(array: Any) -> str:
 
 
 def _facts(library: str, arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return (shape, strides, dtype, device) of each array.
+    """Return shape, strides, dtype and device of each array, one after the other.
 
     None if they are not all of one library, or if torch records a gradient. Reads the few attributes that a launch
     depends on and nothing else: describe() costs more than a launch.
@@ -658,36 +661,39 @@ def _facts(library: str, arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
         for array in arrays:
             if array.__class__ is not kind:
                 if array is None:
-                    facts.append(None)
+                    facts += _NO_FACTS
                     continue
                 if library_of(array) != library:
                     return None
             if not is_torch:
-                facts.append((array.shape, array.strides, array.dtype, array.data.device_id))
+                facts += array.shape, array.strides, array.dtype, array.data.device_id
             elif array.requires_grad and sys.modules["torch"].is_grad_enabled():
                 return None
             else:
-                facts.append((array.shape, array.stride(), array.dtype, array.device))
+                facts += array.shape, array.stride(), array.dtype, array.get_device()
     except RuntimeError:  # a nested tensor has no strides
         return None
     return tuple(facts)
+
+
+_NO_FACTS = (None, None, None, None)
 
 
 def _shape_key(key: tuple[Any, ...], fixed_axes: tuple[int | None, ...]) -> Hashable:
     """Return a call's key without the sizes of the axes that are not fixed; None if the call has no such key."""
     if not fixed_axes:
         return None
-    _, facts, *parts = key
-    for fact, fixed in zip(facts, fixed_axes):  # noqa: B905 (a keyword takes time)
-        if fact is None or fixed is None:
-            parts.append(fact)
+    _, facts, _, *parts = key
+    place = iter(facts)
+    for shape, strides, dtype, device, fixed in zip(place, place, place, place, fixed_axes):  # noqa: B905 (slower)
+        if shape is None or fixed is None:
+            parts += shape, strides, dtype, device
             continue
-        shape, strides, dtype, device = fact
         free = (len(shape) - fixed) or 1
         if free == 1:
             if (extent := shape[0]) < 2 and not extent:
                 return None
-            parts.append((1, extent == 1, shape[1:], strides, dtype, device))
+            parts += 1, extent == 1, shape[1:], strides, dtype, device
             continue
         ones = 0
         for axis in range(free):
@@ -697,7 +703,7 @@ def _shape_key(key: tuple[Any, ...], fixed_axes: tuple[int | None, ...]) -> Hash
                 ones |= 1 << axis
             if axis < free - 1 and strides[axis] != shape[axis + 1] * strides[axis + 1]:
                 return None  # outer axes have to follow each other without gaps
-        parts.append((free, ones, shape[free:], strides[free - 1 :], dtype, device))
+        parts += free, ones, shape[free:], strides[free - 1 :], dtype, device
     return tuple(parts)
 
 

@@ -29,9 +29,14 @@ class DivisorStruct(ctypes.Structure):
 
     @classmethod
     def of(cls, d: int) -> DivisorStruct:
-        """For 1 <= d < 2^31. The multiplier is 2^(31 + shift) / d, rounded up; 2^shift is at least d."""
-        shift = (d - 1).bit_length()
-        return cls(ceil_div(1 << (31 + shift), d), shift)
+        """For 1 <= d < 2^31."""
+        return cls(*divisor(d))
+
+
+def divisor(d: int) -> tuple[int, int]:
+    """Return (multiplier, shift) of a DivisorStruct: 2^(31 + shift) / d, rounded up; 2^shift is at least d."""
+    shift = (d - 1).bit_length()
+    return -(-(1 << (31 + shift)) // d), shift
 
 
 class TiledSpec(Protocol):

@@ -1,15 +1,20 @@
-"""attention and attention_varlen: softmax(scale q k^T) v in fp16 or bf16. They read downwards: checks, plan, launch."""
+"""attention and attention_varlen: softmax(scale q k^T) v in fp16 or bf16."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 
 from cudatma.arrays import ArrayInfo
-from cudatma.backend import backend_for
 from cudatma.errors import ArgumentError
-from cudatma.kernels.attention.call import first_call, planner, repeated
+from cudatma.kernels import choice_table
+from cudatma.kernels.arguments import Arguments, Sizes
+from cudatma.kernels.attention.arguments import attention_arguments, attention_sizes
+from cudatma.kernels.attention.choose import ATTENTION
+from cudatma.kernels.attention.empty import fill_empty
 from cudatma.kernels.attention.reference import reference
 from cudatma.kernels.attention.request import (
     Request,
@@ -17,16 +22,22 @@ from cudatma.kernels.attention.request import (
     check_call,
     check_result,
     check_types,
-    checked_mask,
+    checked_limits,
     checked_scale,
     checked_sink,
     checked_softcap,
+    reduced,
 )
+from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.tensors import addressable, check_shapes, operand, plain_array
 from cudatma.kernels.attention.versions import chosen_version
 from cudatma.kernels.checks import check_place, checked_count, checked_flag
+from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
+from cudatma.kernels.launch_struct import packer
+from cudatma.kernels.operation import Checked, Operation, run
 from cudatma.kernels.version import naming
+from cudatma.target import get_target
 
 NAME = "attention_varlen"
 
@@ -47,36 +58,61 @@ def attention(
     backend: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """softmax(scale q k^T) v for each head by itself, in fp32, rounded once; with return_lse (the result, lse).
+    """Compute softmax(scale q k^T) v for each head, in fp32, rounded once.
 
-    q: (batch, q_length, heads, dim), k: (batch, k_length, kv_heads, dim), v: (batch, k_length, kv_heads, v_dim), all
-    fp16 or all bf16, of one library and device: CuPy, torch, DLPack or ``__cuda_array_interface__``; NumPy on the
-    emulator. heads is a multiple of kv_heads: neighbors share a head of k and v. dim is 32, 64, 96, 128, 192 or 256,
-    v_dim the same, or 128 for 192. Elements of the last dimension lie side by side, the other strides are multiples of
-    16 bytes: a transposed view is read as it is.
-    causal: query i sees keys up to i + k_length - q_length: the last query sees all. window: (left, right): it sees
-    keys from ``left`` before that one to ``right`` behind it, None for all. A query that sees no key has a result of
-    zeros and an lse of -inf, or of its head's sink.
-    scale: above 0, None: 1 / sqrt(dim). softcap: logits x become softcap tanh(x / softcap).
-    sink: (heads,) in fp32, for each head the logit of one more key, which all its queries see and whose value is zero.
-    out: (batch, q_length, heads, v_dim), made by q's library if None. lse: (batch, heads, q_length) in fp32, the
-    logarithm of the sum of the exponentials of a query's logits.
-    version: ``"auto"``, or one of docs/attention.md; see kernels/version.py for where else it may be set. backend: as
-    in marlin_gemm. stream: None is the current stream of q's library. The result is the same bits in every call. There
-    is no backward pass: tensors that require grad raise while torch records.
+    There is no backward pass: tensors that require grad raise while torch records. The result has the same bits in
+    every call.
 
-    Raises ArgumentError, ArgumentTypeError, TargetError (no kernel for the GPU), CompileError, DriverError,
-    LaunchError, HazardError (emulator).
+    Parameters
+    ----------
+    q : array (batch, q_length, heads, dim)
+        Queries in fp16 or bf16: CuPy, torch, DLPack or ``__cuda_array_interface__``; NumPy on the emulator. The last
+        dimension is contiguous; the other strides are multiples of 16 bytes, so a transposed view is read in place.
+    k : array (batch, k_length, kv_heads, dim)
+        Keys. ``heads`` is a multiple of ``kv_heads``: neighboring heads of q share a head of k and v.
+    v : array (batch, k_length, kv_heads, v_dim)
+        Values. ``dim`` is 32, 64, 96, 128, 192 or 256; ``v_dim`` is the same, or 128 for 192.
+    causal : bool, default False
+        Query i sees keys up to i + k_length - q_length, so that the last query sees all.
+    scale : float, optional
+        Factor of the products, above 0. Default: 1 / sqrt(dim).
+    window : (left, right), optional
+        A query sees keys from ``left`` before its own position to ``right`` after it; None for no limit.
+    softcap : float, optional
+        Logits x become softcap tanh(x / softcap).
+    sink : array (heads,), optional
+        fp32 logits, one for each head, of one more key that all queries see and whose value is zero.
+    out : array (batch, q_length, heads, v_dim), optional
+        The result. Default: a new array of q's library.
+    return_lse : bool, default False
+        Also return the logarithm of the sum of the exponentials of each query's logits.
+    version : str, default "auto"
+        Version of the kernel (docs/attention.md). The environment or a file may set it, too (kernels/version.py).
+    backend : str, optional
+        As for ``marlin_gemm``.
+    stream : stream, optional
+        Default: the current stream of q's library.
+
+    Returns
+    -------
+    out : array (batch, q_length, heads, v_dim)
+        A query that sees no key has a result of zeros.
+    lse : array (batch, heads, q_length)
+        fp32, only with ``return_lse``. It is -inf, or the head's sink, for a query that sees no key.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        For arguments that do not fit each other.
+    TargetError
+        If no kernel serves the problem on the GPU.
+    LaunchError, CompileError, DriverError, HazardError
+        As for ``marlin_gemm``.
     """
     number, asked_by = chosen_version(version)
-    options = causal, scale, softcap, return_lse, number
-    key, done = repeated((q, k, v, sink, out), window, options, backend, stream)
-    if done is not None:
-        return done
-    chosen = backend_for("attention", backend)
-    checked = check_call(q, k, v, causal, scale, window, softcap, sink, out, return_lse)
+    options = causal, window, scale, softcap, return_lse, number, causal.__class__, return_lse.__class__
     with naming(asked_by):
-        return first_call(checked, out, (number,), chosen, stream, key, reference, planner(number))
+        return run(ATTENTION_CALL, (q, k, v, sink), out, options, stream, backend)
 
 
 def attention_varlen(
@@ -98,38 +134,192 @@ def attention_varlen(
     backend: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """attention() of sequences of different lengths, each by itself; on a GPU by version a3, on SM120 by p1.
+    """Compute attention() of sequences of different lengths, each by itself.
 
-    q: (total_q, heads, dim), k: (total_k, kv_heads, dim), v: (total_k, kv_heads, v_dim). Sequence i has the rows
-    cu_seqlens_q[i] to cu_seqlens_q[i + 1] of q, and so on: int32 arrays of one element more than there are sequences,
-    which begin with 0, never fall, and end with the total. max_seqlen_q, max_seqlen_k: no sequence is longer. On a
-    device the kernel reads the offsets: it limits them to the totals and lengths to the longest; rows of the result
-    that belong to no sequence then are not written. lse is (heads, total_q). The rest as attention() has it.
+    On SM90 by version a3, on SM120 by p1.
 
-    Raises what attention() raises.
+    Parameters
+    ----------
+    q : array (total_q, heads, dim)
+        Queries of all sequences, one sequence after the other.
+    k : array (total_k, kv_heads, dim)
+        Keys.
+    v : array (total_k, kv_heads, v_dim)
+        Values.
+    cu_seqlens_q, cu_seqlens_k : int32 array (sequences + 1,)
+        Sequence i has the rows cu_seqlens[i] to cu_seqlens[i + 1]. The offsets begin with 0, never fall, and end with
+        the total. In device memory they are read by the kernel, which limits them to the totals, and lengths to the
+        longest; rows of the result that then belong to no sequence are not written.
+    max_seqlen_q, max_seqlen_k : int
+        No sequence is longer.
+    causal, scale, window, softcap, sink, out, return_lse, backend, stream
+        As for attention(). ``lse`` is (heads, total_q).
+
+    Returns
+    -------
+    array (total_q, heads, v_dim), or that and lse
+        As attention().
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, TargetError, LaunchError, CompileError, DriverError, HazardError
+        As attention().
     """
-    options = max_seqlen_q, max_seqlen_k, causal, scale, softcap, return_lse
-    key, done = repeated((q, k, v, cu_seqlens_q, cu_seqlens_k, sink, out), window, options, backend, stream)
-    if done is not None:
-        return done
-    chosen = backend_for(NAME, backend)
-    checked = check_varlen(
-        q,
-        k,
-        v,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        causal=causal,
-        scale=scale,
-        window=window,
-        softcap=softcap,
-        sink=sink,
-        out=out,
-        return_lse=return_lse,
-    )
-    return first_call(checked, out, checked[0].lengths, chosen, stream, key, reference, planner())
+    options = causal, window, scale, softcap, return_lse, causal.__class__, return_lse.__class__
+    inputs, longest = (q, k, v, cu_seqlens_q, cu_seqlens_k, sink), (max_seqlen_q, max_seqlen_k)
+    return run(VARLEN_CALL, inputs, out, options, stream, backend, numbers=longest)
+
+
+class Attention(Operation[Request, AttentionSpec]):
+    """attention as an operation. Its options are those of the function in their order."""
+
+    name: ClassVar[str] = "attention"
+    inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "sink")
+    fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, None, 2)
+
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Request]:
+        """Validate a call."""
+        causal, window, scale, softcap, return_lse, version, *_ = options
+        q, k, v, sink = inputs
+        request, shape, _ = check_call(q, k, v, causal, scale, window, softcap, sink, out, return_lse)
+        return checked_request(replace(request, version=version), shape)
+
+    def resized(
+        self, problem: Request, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
+    ) -> tuple[Request, tuple[int, ...], tuple[int, ...] | None] | None:
+        """Return the request with other lengths and another batch."""
+        q, k, v, _, out = shapes
+        if k[0] != q[0] or v[:2] != k[:2] or (out is not None and out[:2] != q[:2]):
+            return None
+        mask = reduced(problem.limits, q[1], k[1])
+        if (mask.is_causal, mask.has_window) != (problem.mask.is_causal, problem.mask.has_window):
+            return None
+        result = None if out is None else resized(problem.out, out, strides_bytes[-1])
+        request = Request(
+            resized(problem.q, q, strides_bytes[0]),
+            resized(problem.k, k, strides_bytes[1]),
+            resized(problem.v, v, strides_bytes[2]),
+            problem.scale,
+            mask,
+            problem.softcap,
+            problem.has_lse,
+            None,
+            problem.sink,
+            result,
+            problem.limits,
+            problem.version,
+        )
+        return request, (*q[:3], v[3]), (q[0], q[2], q[1]) if problem.has_lse else None
+
+    def masks(self, problem: Request) -> tuple[int, ...]:
+        """TMA reads q, k and v and vectors write out; the others are read by elements."""
+        return (15, 15, 15, *(3,) * (len(self.inputs) - 3), 15)
+
+    def plan_key(self, problem: Request) -> Hashable:
+        """All that a kernel and its tensor maps depend on, besides sizes."""
+        mask, steps = problem.mask, [info.strides_bytes[1:] for info in (problem.q, problem.k, problem.v, problem.out)]
+        flags = mask.is_causal, mask.has_window, problem.softcap > 0, problem.sink is not None, problem.has_lse
+        return problem.q.dtype, problem.q.shape[2:], problem.v.shape[2:], *steps, flags, problem.version
+
+    def without_kernel(self, problem: Request, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
+        """Write the results of queries that see no key."""
+        if problem.has_keys:
+            return False
+        fill_empty(arrays, stream)
+        return True
+
+    def configure(self, problem: Request, gpu: Gpu) -> AttentionSpec:
+        """Return the kernel for a request."""
+        return choice_table.choose(ATTENTION, problem.problem(), gpu)
+
+    def kernels(self, problem: Request, config: AttentionSpec) -> tuple[tuple[str, Any], ...]:
+        """Return the one kernel."""
+        return ((config.template, config),)
+
+    def arguments(
+        self, problem: Request, config: AttentionSpec, gpu: Gpu, resident: tuple[int, ...]
+    ) -> tuple[Arguments, ...]:
+        """Return the launch of a request."""
+        return (attention_arguments(problem, config, get_target(gpu.target), gpu.sm_count),)
+
+    def sizes(
+        self, problem: Request, config: AttentionSpec, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
+    ) -> tuple[Sizes, ...]:
+        """Return the sizes of the launch."""
+        pack = memo.get("pack")
+        if pack is None:
+            pack = memo["pack"] = packer(config.problem_members)
+        return (attention_sizes(problem, config, gpu.sm_count, pack),)
+
+    def reference(self, problem: Request, arrays: Mapping[str, ArrayInfo]) -> None:
+        """Compute the result in float64, rounded once."""
+        reference(problem, arrays)
+
+
+class AttentionVarlen(Attention):
+    """attention_varlen as an operation. The longest lengths are numbers."""
+
+    name: ClassVar[str] = "attention_varlen"
+    inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "sink")
+    fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, 0, 0, None, 2)
+
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Request]:
+        """Validate a call."""
+        max_q, max_k, causal, window, scale, softcap, return_lse, *_ = options
+        q, k, v, of_q, of_k, sink = inputs
+        asked = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "sink": sink}
+        request, shape = check_varlen(q, k, v, of_q, of_k, max_q, max_k, **asked, out=out, return_lse=return_lse)
+        return checked_request(request, shape)
+
+    def resized(
+        self, problem: Request, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
+    ) -> tuple[Request, tuple[int, ...], tuple[int, ...] | None] | None:
+        """Return the request with other totals, other longest lengths, and another number of sequences."""
+        q, k, v, of_q, of_k, _, out = shapes
+        if of_q != of_k or v[0] != k[0] or (out is not None and out[0] != q[0]) or problem.sequences is None:
+            return None
+        if not all(number.__class__ is int and number > 0 for number in numbers):
+            return None
+        longest = min(numbers[0], q[0]), min(numbers[1], k[0])
+        mask = reduced(problem.limits, *longest)
+        if (mask.is_causal, mask.has_window) != (problem.mask.is_causal, problem.mask.has_window):
+            return None
+        result = None if out is None else _one(problem.out, out, strides_bytes[-1])
+        of_q, of_k = (resized(info, of_q, (4,)) for info in (problem.sequences.q, problem.sequences.k))
+        request = Request(
+            _one(problem.q, q, strides_bytes[0]),
+            _one(problem.k, k, strides_bytes[1]),
+            _one(problem.v, v, strides_bytes[2]),
+            problem.scale,
+            mask,
+            problem.softcap,
+            problem.has_lse,
+            Sequences(of_q, of_k, *longest),
+            problem.sink,
+            result,
+            problem.limits,
+        )
+        return request, (*q[:2], v[2]), (q[1], q[0]) if problem.has_lse else None
+
+
+def checked_request(request: Any, shape: tuple[int, ...]) -> Checked[Any]:
+    """Return a checked call with this request, whose result has this shape."""
+    lse = (*shape[:-3], shape[-2], shape[-3]) if request.has_lse else None
+    infos = tuple(request.read.values())
+    return Checked(request.without_memory, infos, request.result, shape, request.q.dtype, lse)
+
+
+def resized(info: ArrayInfo, shape: Any, strides_bytes: Any) -> ArrayInfo:
+    """Return a layout with another shape and other strides."""
+    return ArrayInfo(0, shape, tuple(strides_bytes), info.dtype, info.device, None, info.kind)
+
+
+def _one(info: ArrayInfo, shape: Any, strides_bytes: Any) -> ArrayInfo:
+    """Return sequences that follow each other as a batch of one."""
+    return resized(info, (1, *shape), (shape[0] * strides_bytes[0], *strides_bytes))
+
+
+ATTENTION_CALL, VARLEN_CALL = Attention(), AttentionVarlen()
 
 
 def check_varlen(
@@ -148,9 +338,11 @@ def check_varlen(
     sink: Any = None,
     out: Any = None,
     return_lse: Any = False,
-) -> tuple[Request, tuple[int, ...], ArrayInfo | None]:
-    """The request, the shape of the result, and ``out`` if there is one. Lengths are compared in host memory only.
-    Raises ArgumentError, ArgumentTypeError."""
+) -> tuple[Request, tuple[int, ...]]:
+    """Return the request and the shape of the result. Lengths are compared in host memory only.
+
+    Raises ArgumentError, ArgumentTypeError.
+    """
     named = {name: operand(array, name, 3) for name, array in (("q", q), ("k", k), ("v", v))}
     check_types(named)
     shapes = [info.shape for info in named.values()]
@@ -176,14 +368,16 @@ def check_varlen(
         named["k"],
         named["v"],
         factor := checked_scale(scale, shapes[0][-1]),
-        checked_mask(causal, window, *longest),
+        reduced(limits := checked_limits(causal, window), *longest),
         checked_softcap(softcap, factor),
         checked_flag(return_lse, "return_lse"),
         Sequences(of_q, of_k, *longest),
         checked_sink(sink, named["q"], NAME),
+        limits=limits,
     )
-    result = *shapes[0][:2], shapes[2][-1]
-    return request, result, None if out is None else check_result(out, result, request.arrays(), NAME)
+    shape = *shapes[0][:2], shapes[2][-1]
+    result = None if out is None else check_result(out, shape, request.arrays(), NAME)
+    return replace(request, result=result), shape
 
 
 def _check_offsets(offsets: Any, letter: str, most: int, total: int) -> None:

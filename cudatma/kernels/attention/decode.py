@@ -1,19 +1,24 @@
-"""attention_decode: attention of a few new queries to a cache of keys and values. Reads downwards."""
+"""attention_decode: attention of a few new queries to a cache of keys and values."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 from cudatma.arrays import ArrayInfo
-from cudatma.backend import backend_for
-from cudatma.kernels.attention.call import first_call, repeated
-from cudatma.kernels.attention.decode_plan import HostParts, divide, plan_decode
+from cudatma.kernels.arguments import Arguments, Sizes
+from cudatma.kernels.attention.attention import checked_request, resized
+from cudatma.kernels.attention.decode_plan import decode_arguments, decode_sizes, decode_spec, divide
 from cudatma.kernels.attention.decode_request import NAME, DecodeRequest, check_decode
+from cudatma.kernels.attention.decode_spec import AttentionDecode
+from cudatma.kernels.attention.empty import fill_empty
 from cudatma.kernels.attention.reference import decode_reference
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.launch import Launch
-from cudatma.target import Target
+from cudatma.kernels.launch_struct import packer
+from cudatma.kernels.operation import Checked, Operation, run
+from cudatma.target import get_target
 
 
 def attention_decode(
@@ -34,52 +39,153 @@ def attention_decode(
     backend: str | None = None,
     stream: Any = None,
 ) -> Any:
-    """attention() of new queries to the keys and values of a cache, which hold theirs already.
+    """Compute attention() of new queries to a cache that holds their keys and values already.
 
-    q: (batch, q_length, heads, dim), the last queries of each sequence, each of which sees the keys up to its own.
-    k_cache: (batch, capacity, kv_heads, dim), v_cache: the same of v_dim; with a page_table (pages, page_size,
-    kv_heads, dim): page_table[i, j] is the page of the keys from j page_size on of sequence i. seqlens: (batch,), the
-    keys of each sequence, the new ones included. seqlens and page_table are int32, contiguous, and read by the kernel:
-    a captured graph sees what they hold when it runs. Of arrays on a device it takes a length below 0 as 0 and one
-    beyond the capacity as that; keys and values of a page that the cache does not have are zeros. Entries of pages
-    behind a sequence's end are not read. lse is (batch, heads, q_length), the rest as attention() has it.
-    Both caches may also be float8_e4m3fn, whatever q is; pages then have a multiple of 8 keys. k_scale, v_scale: what
-    their elements are multiplied by, None for 1, a number, or an fp32 array of one element or of one for each of their
-    heads, which the kernel reads.
-    Sequences are divided by the capacity; parts are added up in a fixed order: the result is the same bits in every
+    Sequences are divided by the capacity and parts are added up in a fixed order: the result has the same bits in every
     call. TMA loads pages of a multiple of 8 keys; others are copied row by row.
 
-    Raises what attention() raises.
+    Parameters
+    ----------
+    q : array (batch, q_length, heads, dim)
+        The last queries of each sequence, each of which sees the keys up to its own.
+    k_cache : array (batch, capacity, kv_heads, dim), or (pages, page_size, kv_heads, dim) with a page_table
+        Keys of q's dtype, or float8_e4m3fn; pages then have a multiple of 8 keys.
+    v_cache : array, as k_cache with v_dim
+        Values.
+    seqlens : int32 array (batch,)
+        Keys of each sequence, the new ones included. The kernel reads them and the page table, so a captured graph sees
+        their contents when it runs. In device memory a length below 0 counts as 0 and one beyond the capacity as the
+        capacity.
+    page_table : int32 array (batch, pages), optional
+        page_table[i, j] is the page of the keys from j page_size on of sequence i. Keys and values of a page that the
+        cache does not have are zeros. Entries of pages after a sequence's end are not read.
+    k_scale, v_scale : float or fp32 array, optional
+        Factors of an e4m3 cache: a number, or an array of one element or of one for each head of the cache.
+    scale, window, softcap, sink, out, return_lse, backend, stream
+        As for attention(). ``lse`` is (batch, heads, q_length).
+
+    Returns
+    -------
+    array (batch, q_length, heads, v_dim), or that and lse
+        As attention().
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, TargetError, LaunchError, CompileError, DriverError, HazardError
+        As attention().
     """
-    k_number, k_array = (k_scale, None) if k_scale is None or isinstance(k_scale, Real) else ("array", k_scale)
-    v_number, v_array = (v_scale, None) if v_scale is None or isinstance(v_scale, Real) else ("array", v_scale)
-    arrays = q, k_cache, v_cache, seqlens, page_table, sink, k_array, v_array, out
-    key, done = repeated(arrays, window, (scale, softcap, return_lse, k_number, v_number), backend, stream)
-    if done is not None:
-        return done
-    chosen = backend_for(NAME, backend)
-    checked = check_decode(
-        q,
-        k_cache,
-        v_cache,
-        seqlens,
-        page_table=page_table,
-        k_scale=k_scale,
-        v_scale=v_scale,
-        scale=scale,
-        window=window,
-        softcap=softcap,
-        sink=sink,
-        out=out,
-        return_lse=return_lse,
-    )
-    return first_call(checked, out, (k_number, v_number), chosen, stream, key, decode_reference, _plan)
+    k_number, k_array = _factor(k_scale)
+    v_number, v_array = _factor(v_scale)
+    inputs = q, k_cache, v_cache, seqlens, page_table, sink, k_array, v_array
+    kinds = k_number.__class__, v_number.__class__, return_lse.__class__
+    options = window, scale, softcap, return_lse, k_number, v_number, kinds
+    return run(DECODE_CALL, inputs, out, options, stream, backend)
 
 
-def _plan(
-    request: DecodeRequest, result: ArrayInfo, lse: ArrayInfo | None, gpu: Gpu, target: Target, on_host: bool
-) -> tuple[Launch, int | None]:
-    """A Planner."""
-    work = divide(request, gpu)
-    launch = plan_decode(request, result, lse, work, target, HostParts.of(work) if on_host else 0)
-    return launch, work.partials_bytes or None
+def _factor(scale: Any) -> tuple[Any, Any]:
+    """Return a scale as a number or as an array."""
+    return (scale, None) if scale is None or isinstance(scale, Real) else (None, scale)
+
+
+class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
+    """attention_decode as an operation. Its options are those of the function in their order."""
+
+    name: ClassVar[str] = NAME
+    inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "seqlens", "page_table", "sink", "k_scale", "v_scale")
+    fixed_axes: ClassVar[tuple[int | None, ...]] = (2, None, None, 0, 1, None, None, None, 2)
+
+    def check(
+        self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any
+    ) -> Checked[DecodeRequest]:
+        """Validate a call."""
+        window, scale, softcap, return_lse, k_number, v_number, _ = options
+        q, k, v, seqlens, page_table, sink, k_scale, v_scale = inputs
+        request, shape, _ = check_decode(
+            q,
+            k,
+            v,
+            seqlens,
+            page_table=page_table,
+            k_scale=k_number if k_scale is None else k_scale,
+            v_scale=v_number if v_scale is None else v_scale,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sink=sink,
+            out=out,
+            return_lse=return_lse,
+        )
+        return checked_request(request, shape)
+
+    def resized(
+        self, problem: DecodeRequest, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
+    ) -> tuple[DecodeRequest, tuple[int, ...], tuple[int, ...] | None] | None:
+        """Return the request with another number of sequences whose caches are in pages."""
+        q, _, v, seqlens, table, *_, out = shapes
+        if table is None or problem.page_table is None or table[0] != q[0] or seqlens[0] != q[0]:
+            return None
+        if q[1] != problem.q.shape[1] or (out is not None and out[:2] != q[:2]):
+            return None
+        changed = replace(
+            problem,
+            q=resized(problem.q, q, strides_bytes[0]),
+            seqlens=resized(problem.seqlens, seqlens, strides_bytes[3]),
+            page_table=resized(problem.page_table, table, strides_bytes[4]),
+            result=None if out is None else resized(problem.out, out, strides_bytes[-1]),
+        )
+        return changed, (*q[:3], v[3]), (q[0], q[2], q[1]) if problem.has_lse else None
+
+    def masks(self, problem: DecodeRequest) -> tuple[int, ...]:
+        """TMA or vectors read q, k and v and write out; the others are read by elements."""
+        return 15, 15, 15, 3, 3, 3, 3, 3, 15
+
+    def plan_key(self, problem: DecodeRequest) -> Hashable:
+        """All that a kernel and its tensor maps depend on, besides sizes."""
+        mask, steps = problem.mask, [info.strides_bytes[1:] for info in (problem.q, problem.k, problem.v, problem.out)]
+        flags = mask.is_causal, mask.has_window, problem.softcap > 0, problem.sink is not None, problem.has_lse
+        scales = isinstance(problem.k_scale, ArrayInfo), isinstance(problem.v_scale, ArrayInfo)
+        table = problem.page_table is not None
+        shapes = problem.q.shape[2:], problem.k.shape[1:], problem.v.shape[2:]
+        return problem.q.dtype, problem.k.dtype, shapes, *steps, flags, scales, table
+
+    def without_kernel(self, problem: DecodeRequest, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
+        """Write the results of queries that see no key."""
+        if problem.has_keys:
+            return False
+        fill_empty(arrays, stream)
+        return True
+
+    def configure(self, problem: DecodeRequest, gpu: Gpu) -> AttentionDecode:
+        """Return the kernel for a request."""
+        return decode_spec(problem, get_target(gpu.target))
+
+    def kernels(self, problem: DecodeRequest, config: AttentionDecode) -> tuple[tuple[str, Any], ...]:
+        """Return the one kernel."""
+        return ((config.template, config),)
+
+    def arguments(
+        self, problem: DecodeRequest, config: AttentionDecode, gpu: Gpu, resident: tuple[int, ...]
+    ) -> tuple[Arguments, ...]:
+        """Return the launch of a request."""
+        return (decode_arguments(problem, divide(problem, gpu, config), get_target(gpu.target)),)
+
+    def sizes(
+        self,
+        problem: DecodeRequest,
+        config: AttentionDecode,
+        gpu: Gpu,
+        resident: tuple[int, ...],
+        memo: dict[Any, Any],
+    ) -> tuple[Sizes, ...]:
+        """Return the sizes of the launch."""
+        pack = memo.get("pack")
+        if pack is None:
+            pack = memo["pack"] = packer(config.problem_members)
+        return (decode_sizes(problem, divide(problem, gpu, config), pack),)
+
+    def reference(self, problem: DecodeRequest, arrays: Mapping[str, ArrayInfo]) -> None:
+        """Compute the result in float64, rounded once."""
+        decode_reference(problem, arrays)
+
+
+DECODE_CALL = AttentionDecodeCall()

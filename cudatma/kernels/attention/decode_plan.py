@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
-from cudatma.arrays import ArrayInfo, describe
+from cudatma.arrays import ArrayInfo
 from cudatma.errors import ArgumentError
+from cudatma.kernels.arguments import Arguments, Sizes
+from cudatma.kernels.attention.arguments import FAR, map_fields, parameters_of, score_values, stride_values
 from cudatma.kernels.attention.decode_request import DecodeRequest
 from cudatma.kernels.attention.decode_spec import (
     LEAST_BOX_ROWS,
@@ -17,12 +19,10 @@ from cudatma.kernels.attention.decode_spec import (
     AttentionDecodeFp8,
     AttentionDecodeP1,
 )
-from cudatma.kernels.attention.plan import FAR, score_values, stride_values, tensor_map
 from cudatma.kernels.family import MAX_EXTENT
 from cudatma.kernels.gpu import IN_L2_BYTES, Gpu
-from cudatma.kernels.launch import Launch
-from cudatma.kernels.launch_struct import pack
-from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES, DivisorStruct, ceil_div
+from cudatma.kernels.launch_struct import packer
+from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES, ceil_div
 from cudatma.target import Target, get_target
 
 #: (CTAs of an SM, keys of a block): the first that holds so many stages is taken, else the first that holds two.
@@ -51,18 +51,6 @@ class DecodeWork:
         return self.tiles * self.parts * self.partial_rows * self.spec.partial_row_bytes()
 
 
-@dataclass(frozen=True, slots=True)
-class HostParts:
-    """A workspace in host memory. counters: zero before and after a launch."""
-
-    partials: np.ndarray[Any, np.dtype[np.float32]]
-    counters: np.ndarray[Any, np.dtype[np.uint32]]
-
-    @classmethod
-    def of(cls, work: DecodeWork) -> HostParts:
-        return cls(np.full(max(4, work.partials_bytes // 4), np.nan, np.float32), np.zeros(work.tiles, np.uint32))
-
-
 def decode_spec(request: DecodeRequest, target: Target) -> AttentionDecode:
     """The kernel for a request."""
     mask = request.mask
@@ -73,6 +61,7 @@ def decode_spec(request: DecodeRequest, target: Target) -> AttentionDecode:
     return fitted_spec(request.q.dtype.name, dims, masks, page_size, target, request.has_fp8_cache)
 
 
+@lru_cache(maxsize=256)
 def fitted_spec(
     dtype: str,
     dims: tuple[int, int],
@@ -128,43 +117,27 @@ def _time_us(tiles: int, blocks: int, parts: int, spec: AttentionDecode, gpu: Gp
     return loads_us + ctas * _CTA_US + (parts * _PART_US if parts > 1 else 0.0)
 
 
-def plan_decode(
-    request: DecodeRequest,
-    result: ArrayInfo,
-    lse: ArrayInfo | None,
-    work: DecodeWork,
-    target: Target,
-    partials: int | HostParts = 0,
-    counters: int = 0,
-) -> Launch:
-    """The launch for a request. partials, counters: addresses of a workspace, or one in host memory."""
+def decode_arguments(request: DecodeRequest, work: DecodeWork, target: Target) -> Arguments:
+    """Return the launch for a request. Raises TargetError, ArgumentError."""
     spec = work.spec
     spec.check_target(target)
-    arrays = {"q": request.q, "k": request.k, "v": request.v, "output": result}
+    boxes = {"k": spec.kv_box, "v": spec.kv_box}
+    parameters = parameters_of(spec, {"k": request.k, "v": request.v}, boxes)
+    return Arguments(spec.template, spec, parameters, decode_sizes(request, work, packer(spec.problem_members)))
+
+
+def decode_sizes(request: DecodeRequest, work: DecodeWork, pack: Callable[[Mapping[str, Any]], bytes]) -> Sizes:
+    """Return the sizes of the launch."""
     values = _values(request, work)
-    values |= stride_values(arrays)
-    args: dict[str, Any] = {name: arrays[name] for name in ("q", "k", "v")}
-    args |= {"output_rows": result, "lse": 0 if lse is None else lse, "seqlens": request.seqlens, "sink": request.sink}
-    args |= {"page_table": request.page_table, "problem": pack(spec.problem_members, values)}
-    args |= {name: request.read[name] or 0 for name in ("k_scale", "v_scale")}
-    touched = [result, *([] if lse is None else [lse]), *request.arrays().values()]
-    if isinstance(partials, HostParts):
-        held = describe(partials.partials), describe(partials.counters)
-        args |= {"partials": held[0], "counters": held[1]}
-        touched += held
-    else:
-        args |= {"partials": partials, "counters": counters}
-    if spec.by_tma:
-        for name in ("k", "v"):
-            args[f"{name}_map"] = tensor_map(arrays[name], spec.kv_box, spec.swizzle, target)
-    ordered = tuple([args[name] for name in spec.parameter_names])
-    return Launch(
-        spec.template,
-        spec,
+    values |= stride_values({"q": request.q, "k": request.k, "v": request.v, "output": request.out})
+    fields = (*map_fields(request.k), *map_fields(request.v)) if work.spec.by_tma else ()
+    return Sizes(
         (work.tiles, work.parts),
-        ordered,
-        tuple(touched),
+        (pack(values),),
+        fields,
         programmatic=_overlaps(request),
+        partials_bytes=work.partials_bytes,
+        flags_bytes=_COUNTER_BYTES * work.tiles if work.partials_bytes else 0,
     )
 
 
@@ -191,13 +164,13 @@ def _values(request: DecodeRequest, work: DecodeWork) -> dict[str, Any]:
         "kv_heads": kv_heads,
         "row_tiles": row_tiles,
         "partial_rows": work.partial_rows,
-        "by_group": DivisorStruct.of(heads // kv_heads),
-        "by_kv_heads": DivisorStruct.of(kv_heads),
-        "by_row_tiles": DivisorStruct.of(row_tiles),
+        "by_group": (heads // kv_heads),
+        "by_kv_heads": (kv_heads),
+        "by_row_tiles": (row_tiles),
         "upper": (1 - queries + (FAR if right is None else 0)) & 0xFFFFFFFF,
         "lower": (-queries - (FAR if left is None else min(left, FAR))) & 0xFFFFFFFF,
         "page_size": page_size,
-        "by_page_size": DivisorStruct.of(max(1, page_size)),
+        "by_page_size": (max(1, page_size)),
         "pages": pages,
         "table_pitch": 0 if table is None else table.shape[1],
         "v_scale": request.v_scale if isinstance(request.v_scale, float) else 1.0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -11,14 +11,17 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.decode_spec import LEAST_BOX_ROWS
 from cudatma.kernels.attention.problem import CACHE_TYPE, OPERAND_TYPES
 from cudatma.kernels.attention.request import (
+    NO_LIMITS,
     Mask,
     check_result,
     check_types,
-    checked_mask,
+    checked_limits,
     checked_scale,
     checked_sink,
     checked_softcap,
+    dense_result,
     positive,
+    reduced,
 )
 from cudatma.kernels.attention.tensors import addressable, check_shapes, operand, plain_array
 from cudatma.kernels.checks import check_place, checked_flag
@@ -45,6 +48,26 @@ class DecodeRequest:
     sink: ArrayInfo | None = None
     k_scale: float | ArrayInfo = 1.0
     v_scale: float | ArrayInfo = 1.0
+    result: ArrayInfo | None = None
+    limits: Mask = NO_LIMITS
+
+    @property
+    def out(self) -> ArrayInfo:
+        """The result, (batch, q_length, heads, v_head_dim); by default without gaps."""
+        return self.result or dense_result(self.q, self.v)
+
+    @property
+    def without_memory(self) -> DecodeRequest:
+        """The same of layouts, which a plan may keep."""
+        scales = {"k_scale": self.k_scale, "v_scale": self.v_scale}
+        layouts: dict[str, Any] = {
+            name: scale.layout if isinstance(scale, ArrayInfo) else scale for name, scale in scales.items()
+        }
+        layouts |= {"q": self.q.layout, "k": self.k.layout, "v": self.v.layout, "seqlens": self.seqlens.layout}
+        for name in ("page_table", "sink", "result"):
+            info = getattr(self, name)
+            layouts[name] = info and info.layout
+        return replace(self, **layouts)
 
     @property
     def capacity(self) -> int:
@@ -125,12 +148,13 @@ def check_decode(
         found["seqlens"],
         table,
         factor := checked_scale(scale, query.shape[3]),
-        checked_mask(True, window, query.shape[1], capacity),
+        reduced(limits := checked_limits(True, window), query.shape[1], capacity),
         checked_softcap(softcap, factor),
         checked_flag(return_lse, "return_lse"),
         checked_sink(sink, query, NAME),
         _checked_kv_scale(k_scale, "k_scale", key, query),
         _checked_kv_scale(v_scale, "v_scale", key, query),
+        limits=limits,
     )
     if request.has_fp8_cache and table is not None and key.shape[1] % LEAST_BOX_ROWS:
         raise ArgumentError(
@@ -138,8 +162,9 @@ def check_decode(
         )
     if query.device is None:
         _check_content(request)
-    result = *query.shape[:3], value.shape[3]
-    return request, result, None if out is None else check_result(out, result, request.arrays(), NAME)
+    shape = *query.shape[:3], value.shape[3]
+    result = None if out is None else check_result(out, shape, request.arrays(), NAME)
+    return replace(request, result=result), shape, result
 
 
 def _checked_kv_scale(scale: Any, field: str, cache: ArrayInfo, q: ArrayInfo) -> float | ArrayInfo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,17 +18,18 @@ _ELEMENTS = 1 << 21
 Array = np.ndarray[Any, Any]
 
 
-def reference(request: Request, result: ArrayInfo, lse: ArrayInfo | None) -> None:
-    """Write the result, and lse as (batch, heads, q_length), of sequences one after the other as (heads, total length),
-    if there is one. All in host memory."""
-    q, k, v, out = (host_array(info) for info in (request.q, request.k, request.v, result))
-    sums = None if lse is None else host_array(lse)
-    asked = request.scale, request.mask, request.softcap, None if request.sink is None else host_array(request.sink)
+def reference(request: Request, arrays: Mapping[str, ArrayInfo]) -> None:
+    """Write out, and lse if it is there: (batch, heads, q_length), of sequences one after the other (heads, total
+    length). All in host memory."""
+    named = {name: host_array(info) for name, info in arrays.items()}
+    q, k, v, out = (named[name].reshape(-1, *named[name].shape[-3:]) for name in ("q", "k", "v", "out"))
+    sums, sink = named.get("lse"), named.get("sink")
+    asked = request.scale, request.mask, request.softcap, sink
     if request.sequences is None:
         for index in range(len(q)):
             written(attend(q[index], k[index], v[index], *asked), out[index], None if sums is None else sums[index])
         return
-    of_q, of_k = (host_array(info).tolist() for info in (request.sequences.q, request.sequences.k))
+    of_q, of_k = (named[name].tolist() for name in ("cu_seqlens_q", "cu_seqlens_k"))
     for index in range(request.batch):
         rows, keys = slice(of_q[index], of_q[index + 1]), slice(of_k[index], of_k[index + 1])
         found = attend(q[0, rows], k[0, keys], v[0, keys], *asked)
@@ -96,24 +98,24 @@ def _softmax(logits: Array, sinks: Array) -> tuple[Array, Array]:
     return weights / np.where(total == 0, 1, total), (most + np.log(total))[..., 0]
 
 
-def decode_reference(request: DecodeRequest, result: ArrayInfo, lse: ArrayInfo | None) -> None:
-    """Write the result, and lse if there is one. All in host memory."""
-    q, k, v, out = (host_array(info) for info in (request.q, request.k, request.v, result))
-    table = None if request.page_table is None else host_array(request.page_table)
-    sums = None if lse is None else host_array(lse)
-    sink = None if request.sink is None else host_array(request.sink)
+def decode_reference(request: DecodeRequest, arrays: Mapping[str, ArrayInfo]) -> None:
+    """Write out, and lse if it is there. All in host memory."""
+    named = {name: host_array(info) for name, info in arrays.items()}
+    q, k, v, out = (named[name] for name in ("q", "k", "v", "out"))
+    table, sums, sink = named.get("page_table"), named.get("lse"), named.get("sink")
     if request.has_fp8_cache:
-        k, v = _scaled(k, request.k_scale, 0.0), _scaled(v, request.v_scale)
-    for index, length in enumerate(host_array(request.seqlens).tolist()):
+        k = _scaled(k, named.get("k_scale", request.k_scale), 0.0)
+        v = _scaled(v, named.get("v_scale", request.v_scale))
+    for index, length in enumerate(named["seqlens"].tolist()):
         pages = None if table is None else table[index]
         keys, values = (_sequence(cache, index, length, pages) for cache in (k, v))
         found = attend(q[index], keys, values, request.scale, request.mask, request.softcap, sink)
         written(found, out[index], None if sums is None else sums[index])
 
 
-def _scaled(cache: Array, scale: float | ArrayInfo, least: float = -np.inf) -> Array:
-    """In float64, by heads; scales below ``least`` count as that."""
-    factors = np.float64(scale) if isinstance(scale, float) else host_array(scale).astype(np.float64).reshape(-1, 1)
+def _scaled(cache: Array, scale: Any, least: float = -np.inf) -> Array:
+    """Return the cache in float64, by heads; scales below ``least`` count as that."""
+    factors = np.float64(scale) if isinstance(scale, float) else scale.astype(np.float64).reshape(-1, 1)
     whole: Array = cache.astype(np.float64) * np.maximum(factors, least)
     return whole
 

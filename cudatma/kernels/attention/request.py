@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from cudatma.arrays import ArrayInfo, describe
+from cudatma.arrays import ArrayInfo, dense_strides, describe
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.attention.problem import Problem
 from cudatma.kernels.attention.tensors import addressable, check_disjoint, check_shapes, operand, plain_array
@@ -49,11 +49,16 @@ class Mask:
         return self.left is not None or bool(self.right)
 
 
+NO_LIMITS = Mask()
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """q: (batch, q_length, heads, head_dim), k: (batch, k_length, kv_heads, head_dim), v: (batch, k_length, kv_heads,
     v_head_dim), of strides that tensor maps accept. Of sequences that lie one after the other batch is 1, and the
-    lengths are the totals. scale: above 0, of the products of q and k. softcap: 0 for none. sink: (heads,), fp32."""
+    lengths are the totals. scale: above 0, of the products of q and k. softcap: 0 for none. sink: (heads,), fp32.
+    result: None for one without gaps. limits: the mask as the call has it, of which ``mask`` has what excludes keys.
+    version: of the kernel, "" for any."""
 
     q: ArrayInfo
     k: ArrayInfo
@@ -64,6 +69,14 @@ class Request:
     has_lse: bool = False
     sequences: Sequences | None = None
     sink: ArrayInfo | None = None
+    result: ArrayInfo | None = None
+    limits: Mask = NO_LIMITS
+    version: str = ""
+
+    @property
+    def out(self) -> ArrayInfo:
+        """The result, (batch, q_length, heads, v_head_dim); by default without gaps."""
+        return self.result or dense_result(self.q, self.v)
 
     @property
     def heads(self) -> int:
@@ -95,6 +108,20 @@ class Request:
         """Queries and keys of a sequence, of the longest where they differ."""
         return (self.sequences.max_q, self.sequences.max_k) if self.sequences else (self.q.shape[1], self.k.shape[1])
 
+    @property
+    def without_memory(self) -> Request:
+        """The same of layouts, which a plan may keep."""
+        sequences = self.sequences and replace(self.sequences, q=self.sequences.q.layout, k=self.sequences.k.layout)
+        return replace(
+            self,
+            q=self.q.layout,
+            k=self.k.layout,
+            v=self.v.layout,
+            sink=self.sink and self.sink.layout,
+            result=self.result and self.result.layout,
+            sequences=sequences,
+        )
+
     def problem(self, version: str = "") -> Problem:
         """What has to be computed. ArgumentError where there is nothing: a batch or a length of 0."""
         return Problem(
@@ -111,7 +138,7 @@ class Request:
             self.sink is not None,
             self.has_lse,
             self.sequences is not None,
-            version,
+            version or self.version,
         )
 
     def arrays(self) -> dict[str, ArrayInfo]:
@@ -144,13 +171,15 @@ def check_call(
         named["k"],
         named["v"],
         factor := checked_scale(scale, query.shape[3]),
-        checked_mask(causal, window, query.shape[1], key.shape[1]),
+        reduced(limits := checked_limits(causal, window), query.shape[1], key.shape[1]),
         checked_softcap(softcap, factor),
         checked_flag(return_lse, "return_lse"),
         sink=checked_sink(sink, query, "attention"),
+        limits=limits,
     )
     shape, read = (*query.shape[:3], value.shape[3]), request.arrays()
-    return request, shape, None if out is None else check_result(out, shape, read, "attention")
+    result = None if out is None else check_result(out, shape, read, "attention")
+    return replace(request, result=result), shape, result
 
 
 def check_types(named: dict[str, ArrayInfo]) -> None:
@@ -203,15 +232,27 @@ def positive(value: Any, field: str, remedy: str) -> float:
     return number
 
 
-def checked_mask(causal: Any, window: Any, q_length: int, k_length: int) -> Mask:
-    """The mask of a call with these lengths, or at most these. A limit that excludes no key is left out."""
+def checked_limits(causal: Any, window: Any) -> Mask:
+    """Return the limits that a call asks for."""
     right = 0 if checked_flag(causal, "causal") else None
     left = None
     if window is not None:
         left, right_of_window = _sides(window)
         right = right_of_window if right is None else right
+    return Mask(left, right)
+
+
+def reduced(limits: Mask, q_length: int, k_length: int) -> Mask:
+    """Return the mask of a call with these lengths, or at most these, without limits that exclude no key."""
+    left, right = limits.left, limits.right
     left = None if left is not None and left >= k_length - 1 else left
     return Mask(left, None if right is not None and right >= q_length - 1 else right)
+
+
+def dense_result(q: ArrayInfo, v: ArrayInfo) -> ArrayInfo:
+    """Return the layout of a result without gaps."""
+    shape = *q.shape[:3], v.shape[3]
+    return ArrayInfo(0, shape, dense_strides(shape, q.dtype), q.dtype, q.device, None, q.kind)
 
 
 def _sides(window: Any) -> tuple[int | None, int | None]:

@@ -13,20 +13,23 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, dense_strides, describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, counted
-from cudatma.kernels.attention.decode_plan import HostParts, divide, fitted_spec, plan_decode
+from cudatma.kernels.arguments import FLAGS
+from cudatma.kernels.attention.arguments import attention_arguments
+from cudatma.kernels.attention.attention import ATTENTION_CALL
+from cudatma.kernels.attention.decode_plan import decode_arguments, divide, fitted_spec
 from cudatma.kernels.attention.decode_request import check_decode
 from cudatma.kernels.attention.decode_spec import AttentionDecode
-from cudatma.kernels.attention.plan import HostCounter, plan_attention
 from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES, Problem
 from cudatma.kernels.attention.reference import decode_reference, reference
 from cudatma.kernels.attention.request import Mask, Request, check_call
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import VERSIONS
-from cudatma.kernels.choosing import Listed
-from cudatma.kernels.gpu import gpu_of, imagined_gpu
+from cudatma.kernels.choosing import Listed, pinned
+from cudatma.kernels.gpu import imagined_gpu
+from cudatma.kernels.host import host_bytes
+from cudatma.kernels.operation import host_workspace, launch_of
 from cudatma.kernels.sample import LIMITS, Launch, Sample, cold_copies, empty_rows, in_turn, random_rows, relative_error
-from cudatma.kernels.stream_workspaces import stream_workspace
-from cudatma.target import Target, detect
+from cudatma.target import Target
 
 #: Small tiles of each version.
 SMALL: dict[str, dict[str, Any]] = {
@@ -62,24 +65,25 @@ def sample(
     shapes = ((batch, q_length, heads, head_dim), *[(batch, k_length, kv_heads, head_dim)] * 2)
     q, k, v = (random.standard_normal(shape, np.float32).astype(kind) for shape in shapes)
     out, exact = np.full(q.shape, np.nan, kind), np.empty(q.shape, kind)
-    request, _, result = check_call(q, k, v, causal, out=out)
-    if result is None:
-        raise AssertionError("check_call() describes the out that it is given")
+    request, _, _ = check_call(q, k, v, causal, out=out)
     tile = SMALL["a3" if version == "a1" else version]  # warpgroups that drift apart show more
     spec = VERSIONS[version](dtype, head_dim, head_dim, request.mask.is_causal, **tile)
-    counter = HostCounter()
-    launch = plan_attention(request, result, None, spec, target, sm_count, counter)
-    reference(request, describe(exact), None)
+    arguments = attention_arguments(request, spec, target, sm_count)
+    arrays = {"q": describe(q), "k": describe(k), "v": describe(v), "out": describe(out)}
+    space = host_workspace(arguments.sizes)
+    reference(request, arrays | {"out": describe(exact)})
     wanted = exact.astype(np.float64)
 
     def error() -> float:
-        if counter.taken.any():  # the next launch would begin with a later tile
+        if FLAGS in space and host_bytes(space[FLAGS]).any():  # the next launch would begin with a later tile
             return math.inf
         return relative_error(out, wanted)
 
-    ctas = counted(int(np.prod(launch.grid)), "CTA")
+    kernel = arguments.kernel(target)
+    ctas = counted(int(np.prod(arguments.sizes.grid)), "CTA")
     title = f"attention, {request.problem().description}, {ctas} of {spec.threads} threads"
-    return Sample(title, launch.kernel(target), partial(launch.emulate, target), error, LIMITS[dtype])
+    run = partial(arguments.emulate, target, arrays | space, kernel=kernel)
+    return Sample(title, kernel, run, error, LIMITS[dtype])
 
 
 _SAMPLES = {version: partial(sample, version) for version in VERSIONS}
@@ -129,23 +133,25 @@ def _decode_sample(
     shapes = ((of_q, kind), (cache, of_cache), (cache, of_cache))
     q, k, v = (random.standard_normal(shape, np.float32).astype(its) for shape, its in shapes)
     out, exact = np.full(q.shape, np.nan, kind), np.empty(q.shape, kind)
-    request, _, result = check_decode(q, k, v, lengths, page_table=table, out=out)
-    if result is None:
-        raise AssertionError("check_decode() describes the out that it is given")
+    request, _, _ = check_decode(q, k, v, lengths, page_table=table, out=out)
     work = divide(request, imagined_gpu(target, sm_count))
-    workspace = HostParts.of(work)
-    launch = plan_decode(request, result, None, work, target, workspace)
-    decode_reference(request, describe(exact), None)
+    arguments = decode_arguments(request, work, target)
+    arrays = {"q": describe(q), "k": describe(k), "v": describe(v), "seqlens": describe(lengths), "out": describe(out)}
+    arrays |= {} if table is None else {"page_table": describe(table)}
+    space = host_workspace(arguments.sizes)
+    decode_reference(request, arrays | {"out": describe(exact)})
     wanted = exact.astype(np.float64)
 
     def error() -> float:
-        if workspace.counters.any():  # the next launch would take another CTA for the last one
+        if FLAGS in space and host_bytes(space[FLAGS]).any():  # the next launch would take another CTA for the last
             return math.inf
         return relative_error(out, wanted)
 
     parts = f"{counted(work.tiles, 'tile')} in {counted(work.parts, 'part')}{' of e4m3' * has_fp8_cache}"
     title = f"attention_decode, {batch} x {k_length} keys, {heads}/{kv_heads} heads of {head_dim}, {dtype}, {parts}"
-    return Sample(title, launch.kernel(target), partial(launch.emulate, target), error, LIMITS[dtype])
+    kernel = arguments.kernel(target)
+    run = partial(arguments.emulate, target, arrays | space, kernel=kernel)
+    return Sample(title, kernel, run, error, LIMITS[dtype])
 
 
 decode_sample, fp8_sample = partial(_decode_sample, False), partial(_decode_sample, True)
@@ -188,14 +194,14 @@ class AttentionTrial:
 
     def launcher(self, candidate: Listed[AttentionSpec], copies: int, stream: int) -> Launch:
         """launch(i) enqueues the candidate on the i-th of so many copies of k and v; its kernel is loaded now."""
-        target, sm_count = detect(self.device), gpu_of(self.device).sm_count
-        counter = stream_workspace(self.device, stream).flags_pointer
-        launches = [
-            plan_attention(request, self._result, None, candidate.spec, target, sm_count, counter)
+        named = [
+            {name: info for name, info in request.read.items() if info is not None} | {"out": self._result}
             for request in self._requests[:copies]
         ]
-        kernel = launches[0].loaded(target, self.device, stream)
-        return in_turn([partial(launch.plan(kernel, self.device).launch, stream) for launch in launches])
+        with pinned(candidate.spec):
+            problem = self._requests[0].without_memory
+            launch = launch_of(ATTENTION_CALL, problem, self.device, stream, named[0])
+        return in_turn([partial(launch.run, ATTENTION_CALL.addresses(arrays), stream, None) for arrays in named])
 
 
 def _operand(shape: tuple[int, int, int, int], dtype: str, seed: int) -> ArrayInfo:

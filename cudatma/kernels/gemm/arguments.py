@@ -22,7 +22,7 @@ from cudatma.kernels.gemm.request import Request
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gpu import IN_L2_BYTES
 from cudatma.kernels.launch_struct import offsets, pack, work_values
-from cudatma.kernels.schedule import DivisorStruct, ceil_div
+from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target
 
 #: m n / (m + n) below which reading operands takes longer than multiplying. [H200]
@@ -70,7 +70,7 @@ def sizes_for(problem: Problem, spec: GemmSpec, target: Target, sm_count: int) -
         # Which tiles these are depends on M.
         "alternates": int(not problem.batch_invariant and not spec.block_scales),
         "matrix_tiles_m": tiles_m,
-        "by_matrix_tiles_m": DivisorStruct.of(tiles_m),
+        "by_matrix_tiles_m": tiles_m,
         "output_batch": operands.out.batch_bytes // spec.out_bytes,
         "output_by_tma": int(by_tma),
         "alpha": operands.alpha,

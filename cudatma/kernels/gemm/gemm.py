@@ -140,7 +140,7 @@ class Gemm(Operation[Problem, GemmSpec]):
         return Checked(problem, infos, result, shape, NUMPY[request.out_dtype], source=request)
 
     def resized(
-        self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any]
+        self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
     ) -> tuple[Problem, tuple[int, ...], None] | None:
         """Return the problem with another M, if it is a product of two matrices without block scales."""
         a, b, a_scale, _, _, out = shapes

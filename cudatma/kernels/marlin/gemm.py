@@ -154,7 +154,7 @@ class MarlinGemm(Operation[Problem, Config]):
         return Checked(problem, (rows.info, addend), None if result is None else result.info, shape, rows.info.dtype)
 
     def resized(
-        self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any]
+        self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
     ) -> tuple[Problem, tuple[int, ...], None] | None:
         """Return the problem with another M."""
         x, _, out = shapes
