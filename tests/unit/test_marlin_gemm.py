@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from cudatma import ArgumentError, ArgumentTypeError, MarlinLinear, PackedWeight, marlin_explain, marlin_gemm
 from cudatma.dtypes import activation_type
-from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM
+from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.quantization import pack
 
 #: ||out - reference|| / ||reference||: products are exact in fp32, and one rounding of the result remains.

@@ -13,10 +13,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from stub_driver import RESULT, ROWS, Array, Launch, StubDriver, packed_weight
+from stub_driver import RESULT, Array, Launch, StubDriver, packed_weight
 from stub_driver import stub as stub  # the fixture
 
-from cudatma import LaunchError, context, gemm, marlin_gemm
+from cudatma import LaunchError, gemm, marlin_gemm
 from cudatma.context import Runtime, using_runtime
 from cudatma.descriptor import codec
 from cudatma.dtypes import BFLOAT16
@@ -266,7 +266,9 @@ CHANGES: list[tuple[Any, dict[str, Any], type[Exception] | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "changes", "error"), CHANGES, ids=lambda value: getattr(value, "__name__", str(value)))
+@pytest.mark.parametrize(
+    ("call", "changes", "error"), CHANGES, ids=lambda value: getattr(value, "__name__", str(value))
+)
 def test_a_changed_call_is_checked(
     stub: StubDriver, checked: list[str], call: Any, changes: dict[str, Any], error: type[Exception] | None
 ) -> None:

@@ -204,9 +204,7 @@ class MarlinGemm(Operation[Problem, Config]):
     def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         """Compute fp32 products of the dequantized weight, rounded once."""
         named: dict[str, Any] = {name: host_array(info) for name, info in arrays.items()}
-        layer = problem.layer
-        parts: dict[str, Any] = {name: named.get(name) for name in self.steady}
-        w = PackedWeight(**parts, shape=(layer.k, layer.n), group_size=layer.group_size, dtype=layer.dtype)
+        w = host_weight(problem.layer, arrays)
         with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
             values = named["x"].astype(np.float32) @ w.dequantize(dtype=np.float32)
             if "bias" in named:
@@ -220,6 +218,12 @@ MARLIN_GEMM = MarlinGemm()
 def _schedule(problem: Problem, config: Config, resident: tuple[int, ...]) -> Any:
     layer = problem.layer
     return schedule(config.gemm, problem.m, layer.n, layer.k, resident[-1], divide=not problem.batch_invariant)
+
+
+def host_weight(layer: LinearShape, arrays: Mapping[str, ArrayInfo]) -> PackedWeight:
+    """Return the weight of these arrays in host memory."""
+    parts: dict[str, Any] = {name: host_array(arrays[name]) if name in arrays else None for name in MarlinGemm.steady}
+    return PackedWeight(**parts, shape=(layer.k, layer.n), group_size=layer.group_size, dtype=layer.dtype)
 
 
 class _Format:
