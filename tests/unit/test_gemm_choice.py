@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from measured_gpus import readings
 
-from cudatma.kernels.cost import ranked
-from cudatma.kernels.gemm.choose import candidates
+from cudatma.kernels.cost import cheapest_first
+from cudatma.kernels.gemm.choose import times
 from cudatma.kernels.gemm.problem import Problem
 from cudatma.kernels.gpu import Gpu
 
@@ -14,7 +14,7 @@ from cudatma.kernels.gpu import Gpu
 def lost(problem: Problem, gpu: Gpu, us: dict[str, float]) -> float:
     """How many times as long as the fastest kernel takes the one that the model ranks first, of those that were
     measured. us: by kernel."""
-    entry = next(spec.entry for spec, _ in ranked(candidates(problem, gpu)) if spec.entry in us)
+    entry = next(spec.entry for spec, _ in cheapest_first(times, problem, gpu) if spec.entry in us)
     return us[entry] / min(us.values())
 
 
