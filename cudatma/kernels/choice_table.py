@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -121,7 +121,7 @@ def _with_entries(family: Family[P, S], shape: Any, gpu: Gpu, predicted: ChoiceT
     if not points:
         return predicted
     starts = sorted({*predicted.starts, *points})
-    entries = (lookup(family, replace(shape, m=start), gpu) for start in starts)
+    entries = (lookup(family, family.with_m(shape, start), gpu) for start in starts)
     choices = [
         predicted.choice(start) if found is None else Choice(found.entry.spec, found)
         for start, found in zip(starts, entries, strict=True)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.kernels.cost import LEAST_STAGES, Candidate, Cost
+from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.version import Versions
 from cudatma.target import Target
@@ -122,8 +122,12 @@ def _unchanged(spec: Any) -> Any:
     return spec
 
 
+def _with_m(problem: Any, m: int) -> Any:
+    return problem if problem.m == m else replace(problem, m=m)
+
+
 def _one_row(problem: Any) -> Any:
-    return problem if problem.m == 1 else replace(problem, m=1)
+    return _with_m(problem, 1)
 
 
 def _never(spec: object) -> bool:
@@ -167,6 +171,8 @@ class Family(Generic[P, S]):
         Versions of its kernels that a caller may name.
     sizes : str
         What k and n are, for command lines; "": a layer's.
+    with_m : callable
+        ``with_m(problem, m)`` returns the problem with another M. By default, its field ``m`` is replaced.
     shape : callable
         Returns the problem whose choice table serves a problem. By default, the same problem with ``m`` = 1.
     is_shared : callable
@@ -185,24 +191,10 @@ class Family(Generic[P, S]):
     launched: Callable[[Any], Any] = _unchanged
     versions: Versions[Any] | None = None
     sizes: str = ""
+    with_m: Callable[[P, int], P] = _with_m
     shape: Callable[[P], P] = _one_row
     is_shared: Callable[[S], bool] = _never
 
     def kernel_name(self, spec: object) -> str:
         """Return the name of a spec's kernel."""
         return next(name for name, kind in self.kernels.items() if type(spec) is kind)
-
-
-def times_of_candidates(
-    candidates: Callable[[Any, Gpu], Sequence[Candidate[S]]], problem: Any, ms: NDArray[np.int64], gpu: Gpu
-) -> Times[S]:
-    """Return ``Family.times`` of a family that evaluates its cost model for one M at a time."""
-    found: dict[S, NDArray[np.float64]] = {}
-    for index, m in enumerate(ms.tolist()):
-        built = [(one.build(LEAST_STAGES), one) for one in candidates(replace(problem, m=m), gpu)]
-        if all(spec is None for spec, _ in built):
-            built = [(one.build(2), one) for _, one in built]
-        for spec, one in built:
-            if spec is not None:
-                found.setdefault(spec, np.full(len(ms), np.inf))[index] = one.cost.us
-    return list(found.items())

@@ -150,9 +150,7 @@ class TiledKernel:
         """Return the predicted time of one launch."""
         return self.cost_at(problem.m, problem, gpu)
 
-    def times_at(
-        self, ms: NDArray[np.int64], serves: NDArray[np.bool_], problem: Any, gpu: Gpu
-    ) -> NDArray[np.float64]:
+    def times_at(self, ms: NDArray[np.int64], serves: NDArray[np.bool_], problem: Any, gpu: Gpu) -> NDArray[np.float64]:
         """Return the predicted microseconds at each M; inf where the tile does not serve."""
         us = np.full(len(ms), np.inf)
         us[serves] = self.cost_at(ms[serves], problem, gpu).us

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from measured_gpus import readings
 
 from cudatma.errors import ArgumentError, TargetError
-from cudatma.kernels.attention.choose import ATTENTION, candidates
+from cudatma.kernels.attention.choose import ATTENTION, times
 from cudatma.kernels.attention.problem import HEAD_DIMS, Problem
 from cudatma.kernels.attention.versions import VERSIONS
 from cudatma.kernels.choosing import decide
@@ -50,7 +51,7 @@ def test_the_choice_for_other_head_dims() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_version_has_a_tile_for_every_head_dim(version: str, dims: tuple[int, int]) -> None:
     problem = Problem(1, 8, 8, 1024, 1024, *dims, "float16", is_causal=True, has_softcap=True, version=version)
-    assert candidates(problem, H200)
+    assert times(problem, np.array([1024]), H200)
 
 
 def test_few_heads_get_tiles_of_fewer_queries() -> None:
@@ -68,7 +69,7 @@ def test_where_there_is_no_wgmma_p1_runs(dims: tuple[int, int]) -> None:
     assert decide(ATTENTION, problem, H200).spec.version != "p1"
     assert decide(ATTENTION, replace(problem, q_length=1, k_length=16), gpu).spec.version == "p1"  # nor the baseline
     with pytest.raises(TargetError, match=r"wgmma.*version a3 of attention"):
-        candidates(replace(problem, version="a3"), gpu)
+        times(replace(problem, version="a3"), np.array([4096]), gpu)
 
 
 @pytest.mark.parametrize(("dims", "warpgroups", "block_n", "rows"), [((64, 64), 2, 80, 32), ((96, 96), 1, 80, 32)])

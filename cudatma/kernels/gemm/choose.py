@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cudatma.backend import backend_for
 from cudatma.errors import ArgumentError
 from cudatma.kernels.checks import check_backend
-from cudatma.kernels.cost import LEAST_STAGES, runs
+from cudatma.kernels.cost import LEAST_STAGES, no_kernel, runs
 from cudatma.kernels.explain import Explanation, explained, explained_gpu
 from cudatma.kernels.family import Family, Option, Times
 from cudatma.kernels.gemm import p1
@@ -79,10 +79,7 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[GemmSpec]:
                 specs = (_deepest(spec, target) for spec in _of_tile(VERSIONS[version], problem, *tile))
                 found += [(spec, serves) for spec in specs if spec is not None and runs(spec, problem, target)]
     if not found:
-        if not problem.version:
-            raise ArgumentError("problem", problem.description, f"one that a kernel for {gpu.target} serves")
-        allowed = f"one with a kernel for {problem.description}"
-        raise ArgumentError("version", problem.version, allowed, 'version="auto"')
+        raise no_kernel(problem, gpu)
     # A ring of fewer stages loads nothing while one is computed, which the cost model does not count.
     least_stages = min(LEAST_STAGES, max(spec.stages for spec, _ in found))
     return [(spec, spec.times_at(ms, serves, problem, gpu)) for spec, serves in found if spec.stages >= least_stages]

@@ -54,7 +54,10 @@ _EPILOGUE_CLOCKS = {"none": 0, "linear": 10, "relu": 10, "gelu": 52, "gelu_tanh"
 
 
 def gemm_cost(spec: Any, m: Any, problem: Problem, gpu: Gpu) -> Cost:
-    """Predict one launch of a GemmSpec: waves of tiles, whose stages the tensor cores, the loads' latency or L2 bound."""
+    """Predict one launch of a GemmSpec.
+
+    Tiles run in waves. The tensor cores, the latency of loads, or L2 bounds their stages.
+    """
     tiles_m, tiles_n = ceil_div(m, spec.cluster_m), ceil_div(problem.n, spec.cluster_n)
     tiles = problem.batch * tiles_m * tiles_n
     waves = ceil_div(tiles, max(1, clusters_at_once(spec.launch_cluster, gpu.sm_count)))

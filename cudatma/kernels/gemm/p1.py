@@ -138,7 +138,7 @@ class GemmP1(GemmSpec):
         mainloop_us = waves * ceil_div(problem.k, self.block_k) * stage / gpu.sm_clock_mhz
         # Of CTAs that share an SM, one multiplies while the other one stores.
         stored = self.out_bytes * self.block_m * self.block_n / _STORED_BYTES
-        around = _FIRST_STAGE_CLOCKS + np.where(sharing > 1, 1, waves) * stored
+        around: Any = _FIRST_STAGE_CLOCKS + np.where(sharing > 1, 1, waves) * stored
         operands = float(problem.batch * self.element_bytes * problem.k) * (m + problem.n)
         memory_us = np.maximum(0.0, operands / gpu.memory_bytes_per_us - mainloop_us)
         return Cost(self.launch_us + around / gpu.sm_clock_mhz, mainloop_us, 0.0, memory_us, 0.0)
