@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 #: A third of the loss is allowed where M is a power of two, as most batches are.
 _AT_POWERS = 1 / 3
-#: Where a menu would have more kernels than its limit, the allowed loss grows by this much.
+#: The allowed loss grows by this much while a menu has more kernels than its limit.
 _GROWTH = 0.005
 #: How much a kernel counts that menus of other shapes seldom hold.
 _SELDOM = 0.4

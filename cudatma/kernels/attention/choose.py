@@ -99,10 +99,10 @@ def _tiles_of(kind: type[AttentionSpec], problem: Problem) -> Iterator[dict[str,
 
 
 def _deepest(spec: AttentionSpec, target: Target) -> AttentionSpec | None:
-    """Return the spec with as many stages as shared memory holds, None if it does not hold two.
+    """Return the spec with the longest ring that fits shared memory, None if two stages do not fit.
 
-    Two are enough, as each has keys and values of its own. Without a producer there are no more, so that several CTAs
-    share an SM.
+    Two stages are enough, because each has its own keys and values. Versions without a producer keep two, so that
+    several CTAs share an SM.
     """
     stages = range(_MOST_STAGES, 1, -1) if isinstance(spec, AttentionWithProducer) else (spec.stages,)
     for longer in (replace(spec, stages=count) for count in stages):
@@ -123,8 +123,8 @@ def _pays(spec: AttentionSpec, problem: Problem, target: Target) -> bool:
 def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AttentionSpec]:
     """Return ``Family.times``: each tile of each version, with as deep a ring as shared memory holds.
 
-    The versions are the one that the problem names, else all of the ladder, or p1 where there is no wgmma. Raises
-    TargetError where the target lacks what the version needs, and ArgumentError for a version without a kernel for the
+    The problem may name a version. Otherwise the ladder's versions compete, or p1 on targets without wgmma. Raises
+    TargetError if the target lacks a feature of the version, and ArgumentError if the version has no kernel for the
     problem.
     """
     target = get_target(gpu.target)

@@ -82,10 +82,10 @@ def fitted_spec(
     target: Target,
     has_fp8_cache: bool = False,
 ) -> AttentionDecode:
-    """Return the kernel with as long a ring as shared memory holds.
+    """Return the kernel with the longest ring that fits shared memory.
 
-    ``dims`` are those of heads of k and of v; ``page_size`` is 0 without pages. Two CTAs share an SM where each has
-    enough stages.
+    ``dims`` holds the head dims of k and of v; ``page_size`` is 0 without pages. Two CTAs share an SM if each has enough
+    stages.
     """
     kind = AttentionDecodeFp8 if has_fp8_cache else AttentionDecode if target.has("wgmma") else AttentionDecodeP1
     fitting: list[AttentionDecode] = []

@@ -95,27 +95,27 @@ class Problem:
 
     @property
     def keys(self) -> int:
-        """What the choice of a configuration knows of ``k_length``.
+        """The class of ``k_length`` that the choice of a configuration depends on.
 
-        0 where a sequence has as many keys as queries, so that both lengths change together; else the keys, rounded up
-        to eight steps an octave.
+        It is 0 if ``k_length`` equals ``q_length``, so that both change together. Otherwise it is ``k_length``, rounded
+        up to eight steps an octave.
         """
         return 0 if self.q_length == self.k_length else rounded_up(self.k_length)
 
     @property
     def fixed(self) -> tuple[Any, ...]:
-        """All but the lengths, and ``keys``."""
+        """All fields but the lengths, and ``keys``."""
         lengths = "q_length", "k_length"
         return (self.keys, *(getattr(self, name) for name in self.__dataclass_fields__ if name not in lengths))
 
     def with_queries(self, q_length: int) -> Problem:
-        """Return the problem with other queries, and as many keys as queries if it has."""
+        """Return the problem with another ``q_length``; ``k_length`` follows if both were equal."""
         return replace(self, q_length=q_length, k_length=q_length if self.keys == 0 else self.k_length)
 
     def shape(self) -> Problem:
         """Return the problem whose choice table serves this one.
 
-        Varlen sequences differ in their lengths, so that their number is rounded up as well.
+        The number of varlen sequences is rounded up as well: their lengths differ, so that tiles are counted roughly.
         """
         batch = rounded_up(self.batch) if self.is_varlen else self.batch
         return replace(self, batch=batch, q_length=1, k_length=max(2, self.keys) if self.keys else 1)

@@ -373,7 +373,7 @@ class AttentionSpec(TiledKernel):
     def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
         """Return the predicted time with ``m`` queries, an int or an int64 array, instead of the problem's.
 
-        It is that of an SM's tiles, each with the mean of their keys, or of the longest tile.
+        An SM's tiles bound it, each with the mean of their keys, or the longest tile does.
         """
         k_length = m if problem.keys == 0 else problem.k_length
         keys = 1.0 * ceil_div(k_length, self.block_n) * self.block_n

@@ -66,9 +66,9 @@ _LADDER_OF_SCALES = (_CLUSTERS, 4)
 def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[GemmSpec]:
     """Return ``Family.times``: each tile of each version, with as deep a ring as shared memory holds.
 
-    The versions are the one that the problem names, else the ladder, or p1 where there is no wgmma. Raises TargetError
-    where the target lacks what the version or the operands need, and ArgumentError for a version without a kernel for
-    the problem.
+    The problem may name a version. Otherwise the ladder's versions compete, or p1 on targets without wgmma. Raises
+    TargetError if the target lacks a feature of the version or of the operands, and ArgumentError if the version has no
+    kernel for the problem.
     """
     target = get_target(gpu.target)
     found = []
@@ -118,7 +118,7 @@ def _serves(
 ) -> NDArray[np.bool_]:
     """Return at which M the tile is worth ranking.
 
-    A tile for the last wave serves where there are few waves, and where M has more than half of its rows.
+    A tile for the last wave serves products of few waves whose M is more than half of its rows.
     """
     block_m, block_n, _, warpgroups, *_ = tile
     if tile not in _LAST_WAVE_TILES.get(version, ()):
@@ -155,7 +155,7 @@ def _of_tile(
 
 
 def _deepest(spec: GemmSpec, target: Target) -> GemmSpec | None:
-    """Return the spec with as many stages as shared memory holds; None with fewer than two."""
+    """Return the spec with the longest ring that fits shared memory, None if two stages do not fit."""
     stages = spec.most_stages(target)
     return replace(spec, stages=stages) if stages >= 2 else None
 

@@ -123,8 +123,7 @@ class GemmP1(GemmSpec):
     def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
         """Return the predicted time at M, an int or an int64 array, instead of the problem's.
 
-        The time is that of waves of tiles. The tensor cores, what the warps read of shared memory, or what they load
-        from L2 bounds each stage.
+        Tiles run in waves. The tensor cores, the warps' reads of shared memory, or the loads from L2 bound each stage.
         """
         tiles = problem.batch * ceil_div(m, self.block_m) * ceil_div(problem.n, self.block_n)
         sharing = np.minimum(self.blocks_per_sm, ceil_div(tiles, gpu.sm_count))
