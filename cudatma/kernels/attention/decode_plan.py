@@ -84,8 +84,8 @@ def fitted_spec(
 ) -> AttentionDecode:
     """Return the kernel with the longest ring that fits shared memory.
 
-    ``dims`` holds the head dims of k and of v; ``page_size`` is 0 without pages. Two CTAs share an SM if each has enough
-    stages.
+    ``dims`` holds the head dims of k and of v; ``page_size`` is 0 without pages. Two CTAs share an SM if each has
+    enough stages.
     """
     kind = AttentionDecodeFp8 if has_fp8_cache else AttentionDecode if target.has("wgmma") else AttentionDecodeP1
     fitting: list[AttentionDecode] = []
