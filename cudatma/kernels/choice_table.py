@@ -10,12 +10,12 @@ import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cudatma.context import runtime
 from cudatma.errors import ArgumentError
 from cudatma.kernels import overrides
 from cudatma.kernels.family import Family, P, S, Times
@@ -60,8 +60,8 @@ class ChoiceTable:
         return list(dict.fromkeys(one.spec for one in self.choices[: bisect_right(self.starts, m)]))
 
 
-#: The tables of this process by shape, GPU and the variable that names the tuning file.
-_tables: dict[Any, ChoiceTable] = {}
+class Tables(dict[Any, ChoiceTable]):
+    """Tables by shape, GPU and the variable that names the tuning file, a part of the Runtime."""
 
 
 def choose(family: Family[P, S], problem: P, gpu: Gpu) -> S:
@@ -75,8 +75,8 @@ def choose_again(family: Family[P, S], problem: P, gpu: Gpu, memo: dict[Any, Any
     table: ChoiceTable | None = memo.get("table")
     if table is None or problem.m > table.max_m or pinned_scope.get() is not None:
         spec = pinned_spec(family, problem, gpu)
-        if spec is not None or not family.evaluates_arrays:
-            return choose(family, problem, gpu)
+        if spec is not None:
+            return spec
         table = memo["table"] = choice_table(family, problem, gpu, problem.m)
     return cast("S", table.at(problem.m))
 
@@ -95,17 +95,18 @@ def choice_table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int) -> Choi
 
 
 def forget() -> None:
-    """Drop the tables of this process, and read the tuning files again."""
+    """Drop all tables and the plans that were made with them, and read the tuning files again."""
     overrides.forget()
-    _tables.clear()
-    _for_one_m.cache_clear()
+    parts = runtime().parts
+    parts.pop(Tables, None)
+    for key in [key for key, part in list(parts.items()) if getattr(part, "holds_choices", False)]:
+        parts.pop(key, None)
 
 
 def _table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int, file: str | None) -> ChoiceTable:
-    if not family.evaluates_arrays:
-        return _for_one_m(family, cast("Any", problem), gpu, file)
     key = family.name, problem.fixed if family.shape is None else family.shape(problem), gpu, file
-    table = _tables.get(key)
+    tables: Tables = runtime().part(Tables)
+    table = tables.get(key)
     if table is None or table.max_m < max_m:
         shape = family.with_m(problem, 1) if family.shape is None else family.shape(problem)
         max_m = max(_LEAST_MAX_M, 1 << (max_m - 1).bit_length())
@@ -113,7 +114,7 @@ def _table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int, file: str | N
             table = _predicted(family, shape, gpu, max_m)
         else:
             table = _with_entries(family, shape, gpu, _table(family, shape, gpu, max_m, NOTHING))
-        _tables[key] = table
+        tables[key] = table
     return table
 
 
@@ -132,16 +133,6 @@ def _times(family: Family[P, S], shape: P, ms: NDArray[np.int64], gpu: Gpu) -> T
     if found := family.times(shape, ms, gpu):
         return found
     raise ArgumentError("target", gpu.target, f"a target that runs one of the {family.name} kernels")
-
-
-@lru_cache(maxsize=1024)
-def _for_one_m(family: Family[Any, Any], problem: Any, gpu: Gpu, file: str | None) -> ChoiceTable:
-    """Return a table for the problem's M alone."""
-    found = None if file == NOTHING or problem.constraint else lookup(family, problem, gpu)
-    if found is not None:
-        return ChoiceTable(problem.m, [1], [Choice(found.entry.spec, found)])
-    spec, _ = min(_times(family, problem, np.array([problem.m]), gpu), key=lambda one: round(float(one[1][0]), 6))
-    return ChoiceTable(problem.m, [1], [Choice(spec)])
 
 
 def _with_entries(family: Family[P, S], shape: Any, gpu: Gpu, predicted: ChoiceTable) -> ChoiceTable:

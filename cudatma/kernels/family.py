@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.kernels.cost import LEAST_STAGES, Candidate, Cost
+from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.version import Versions
 from cudatma.target import Target
@@ -168,11 +168,9 @@ class Family(Generic[P, S]):
     sizes : str
         What k and n are, for command lines; "": a layer's.
     with_m : callable
-        ``with_m(problem, m)`` returns the problem with another M.
+        ``with_m(problem, m)`` returns the problem with another M. By default, its field ``m`` is replaced.
     shape : callable, optional
         Returns the problem whose choice table serves a problem. By default, the same problem with ``m`` = 1.
-    evaluates_arrays : bool
-        False while ``times`` evaluates its cost model for one M after another: choices are made for one M at a time.
     is_shared : callable
         Whether menus prefer a spec because many shapes use it, so that they need fewer kernels together.
     """
@@ -191,28 +189,8 @@ class Family(Generic[P, S]):
     sizes: str = ""
     with_m: Callable[[P, int], P] = _with_m
     shape: Callable[[P], P] | None = None
-    evaluates_arrays: bool = True
     is_shared: Callable[[S], bool] = _never
 
     def kernel_name(self, spec: object) -> str:
         """Return the name of a spec's kernel."""
         return next(name for name, kind in self.kernels.items() if type(spec) is kind)
-
-
-def times_of_candidates(
-    candidates: Callable[[Any, Gpu], Sequence[Candidate[S]]],
-    problem: Any,
-    ms: NDArray[np.int64],
-    gpu: Gpu,
-    with_m: Callable[[Any, int], Any] = _with_m,
-) -> Times[S]:
-    """Return ``Family.times`` of a family that evaluates its cost model for one M at a time."""
-    found: dict[S, NDArray[np.float64]] = {}
-    for index, m in enumerate(ms.tolist()):
-        built = [(one.build(LEAST_STAGES), one) for one in candidates(with_m(problem, m), gpu)]
-        if all(spec is None for spec, _ in built):
-            built = [(one.build(2), one) for _, one in built]
-        for spec, one in built:
-            if spec is not None:
-                found.setdefault(spec, np.full(len(ms), np.inf))[index] = one.cost.us
-    return list(found.items())

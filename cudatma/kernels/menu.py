@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-#: Part by which a kernel may be slower than the cheapest where M is a power of two, as most batches are.
+#: The part by which a kernel may be slower than the cheapest where M is a power of two, as most batches are.
 _AT_POWERS = 0.005
-#: The part for other M grows by _GROWTH while a menu has more kernels than its limit, up to _MOST.
-_GROWTH, _MOST = 0.005, 0.06
+#: The part for other M grows by this much while a menu has more kernels than its limit.
+_GROWTH = 0.005
 #: How much a kernel counts that menus of other shapes seldom hold.
 _SELDOM = 0.4
 
@@ -23,17 +23,20 @@ _SELDOM = 0.4
 class _Range:
     """Values of M with a menu of their own.
 
-    last: M. limit: kernels. loss: the part by which one may be slower than the cheapest, unless the limit asks for
-    more.
+    last: M. limit: kernels. loss: the part by which one may be slower than the cheapest. max_loss: the same where the
+    menu would have more kernels than the limit; if that does not suffice, it has more.
     """
 
     last: int
     limit: int
     loss: float
+    max_loss: float
 
 
-#: Below 256 the tile follows M closely. M beyond the last range have its menu.
-_RANGES = (_Range(255, 24, 0.04), _Range(8192, 8, 0.03))
+#: Below 256 the tile follows M closely. M beyond the last range have its menu. Larger losses where shapes share kernels
+#: leave fewer kernels of all shapes together.
+_RANGES = (_Range(255, 24, 0.01, 0.03), _Range(8192, 8, 0.01, 0.03))
+_SHARED_RANGES = (_Range(255, 24, 0.04, 0.06), _Range(8192, 8, 0.03, 0.06))
 LAST_M = _RANGES[-1].last
 #: The first M of each range: no interval of M may span two.
 FIRST_MS = (1, *(one.last + 1 for one in _RANGES))
@@ -53,7 +56,7 @@ def menu(us: NDArray[np.float64], ms: NDArray[np.int64], shared: NDArray[np.bool
     """
     found = np.zeros(len(ms), np.int64)
     first = 1
-    for one in _RANGES:
+    for one in _SHARED_RANGES if shared.any() else _RANGES:
         inside, served = (ms >= first) & (ms <= one.last), ms >= first
         kernels = _smallest(us[:, inside], _has_power(ms[inside]), np.where(shared, 1, _SELDOM), one)
         found[served] = kernels[us[np.ix_(kernels, served)].argmin(axis=0)]
@@ -77,7 +80,7 @@ def _smallest(
     while True:
         able = (excess <= np.where(has_power, _AT_POWERS, loss)).astype(np.float32)
         found = _cover(able, weights)
-        if len(found) <= of.limit or loss + _GROWTH > _MOST:
+        if len(found) <= of.limit or loss + _GROWTH > of.max_loss + 1e-9:
             return np.sort(found)
         loss += _GROWTH
 

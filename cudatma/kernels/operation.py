@@ -535,7 +535,10 @@ class _Shape(NamedTuple):
 
 
 class _OfOperation(Generic[P, C]):
-    """The calls and plans of one operation."""
+    """The calls and plans of one operation, a part of the Runtime."""
+
+    #: forget() of choice_table drops it.
+    holds_choices = True
 
     def __init__(self, operation: Operation[P, C]) -> None:
         self._operation = operation
@@ -607,13 +610,6 @@ def calls_of(operation: Operation[P, C]) -> _OfOperation[P, C]:
     """Return the calls and plans of an operation in the Runtime in use."""
     made: _OfOperation[P, C] = context.runtime().part(operation, lambda: _OfOperation(operation))
     return made
-
-
-def forget_calls() -> None:
-    """Forget all calls and plans, which hold configurations that may not be chosen any more."""
-    parts = context.runtime().parts
-    for operation in [known for known in list(parts) if isinstance(known, Operation)]:
-        parts.pop(operation, None)
 
 
 class PlanCache(dict[Hashable, T]):

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cudatma.errors import ArgumentError
+from cudatma.kernels.cost import Cost
+from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import MEMBERS, Member, in_order
 from cudatma.kernels.schedule import ceil_div, fits_workspace
 from cudatma.pipeline import MBARRIER_BYTES, Operand, PipelineSpec, align_up
@@ -61,6 +66,8 @@ class TiledKernel:
         def consumer_warps(self) -> int: ...
         @property
         def producer_warps(self) -> int: ...
+        def cost_at(self, m: Any, problem: Any, gpu: Gpu) -> Cost:
+            """Return the predicted time at M, an int or an int64 array, instead of the problem's."""
 
     def check_values(self, allowed: Mapping[str, tuple[Any, ...]]) -> None:
         """Raise ArgumentError for a field that is none of these values, or of another type."""
@@ -138,6 +145,16 @@ class TiledKernel:
         that share a tile with the one that stores it. tiles_m: rows of tiles.
         """
         return self.partial_bytes // self.loaded_stage_bytes, 1.0
+
+    def cost(self, problem: Any, gpu: Gpu) -> Cost:
+        """Return the predicted time of one launch."""
+        return self.cost_at(problem.m, problem, gpu)
+
+    def times_at(self, ms: NDArray[np.int64], serves: NDArray[np.bool_], problem: Any, gpu: Gpu) -> NDArray[np.float64]:
+        """Return the predicted microseconds at each M; inf where the tile does not serve."""
+        us = np.full(len(ms), np.inf)
+        us[serves] = self.cost_at(ms[serves], problem, gpu).us
+        return us
 
     def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
         """Changes of fields that are worth measuring for the same tile: by default shorter rings, for rings have

@@ -154,7 +154,7 @@ class AllReduceInPlace(Operation[Problem, AllReduceSpec]):
         """All but the length."""
         return problem[:-1]
 
-    def configure(self, problem: Problem, gpu: Gpu) -> AllReduceSpec:
+    def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> AllReduceSpec:
         """Return the kernel for a message."""
         return _spec(problem.group.ranks, problem.dtype, problem.words * WORD_BYTES <= _SHORT_BYTES)
 

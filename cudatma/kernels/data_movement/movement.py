@@ -39,7 +39,7 @@ class Movement(Operation[P, tuple[Arguments, ...]]):
     def plan(self, problem: P, place: Place) -> tuple[Arguments, ...]:
         """Return the launches in order. Raises DescriptorError, ArgumentError."""
 
-    def configure(self, problem: P, gpu: Gpu) -> tuple[Arguments, ...]:
+    def configure(self, problem: P, gpu: Gpu, memo: dict[Any, Any]) -> tuple[Arguments, ...]:
         """Return the launches. Raises DescriptorError, ArgumentError, TargetError."""
         return _planned(self, problem, gpu.target, gpu.sm_count)
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from cudatma.errors import ArgumentError
 from cudatma.kernels.gemm.p1 import GemmP1
 from cudatma.kernels.gemm.problem import WGMMA_M, Problem
@@ -195,9 +197,9 @@ class GemmV7(GemmV4):
     def consumer_warps(self) -> int:
         return 8
 
-    def store_clocks(self, tiles: int, stored: float, products: float) -> float:
-        """The last tile's, and what the other warpgroup's products do not hide."""
-        return stored + tiles * max(0.0, stored - products) / 2
+    def store_clocks(self, tiles: Any, stored: float, products: Any) -> Any:
+        """Return the last tile's clocks, and what the other warpgroup's products do not hide."""
+        return stored + tiles * np.maximum(0.0, stored - products) / 2
 
 
 VERSIONS: dict[int | str, type[GemmSpec]] = {

@@ -208,7 +208,7 @@ class Dequantize(Operation[DenseProblem, DequantizeSpec]):
         info = check_dense(out, subject)
         return Checked(DenseProblem.of(subject, info), (), info, info.shape, info.dtype)
 
-    def configure(self, problem: DenseProblem, gpu: Gpu) -> DequantizeSpec:
+    def configure(self, problem: DenseProblem, gpu: Gpu, memo: dict[Any, Any]) -> DequantizeSpec:
         """Return the kernel. Its stages fill 99 KiB of shared memory, which SM90 has twice."""
         return _spec(problem.layer, problem.has_permutation)
 

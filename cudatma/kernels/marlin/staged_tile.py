@@ -6,12 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cudatma.dtypes import ActivationType, activation_type
-from cudatma.kernels.cost import Cost
-from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.marlin.problem import MEMBERS, Problem
 from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP, TiledKernel
@@ -66,8 +61,6 @@ class StagedTile(TiledKernel):
         def group_size(self) -> int: ...
         @property
         def has_zeros(self) -> bool: ...
-        def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
-            """Return the predicted time at M, an int or an int64 array, instead of the problem's."""
 
     # ---- what kernels differ in, as most have it
 
@@ -88,18 +81,6 @@ class StagedTile(TiledKernel):
         if self.has_zeros:
             return None
         return replace(self, dtype=layer.dtype, group_size=layer.group_size, has_zeros=layer.has_zeros)  # type: ignore[type-var]
-
-    def cost(self, problem: Problem, gpu: Gpu) -> Cost:
-        """Return the predicted time of one launch."""
-        return self.cost_at(problem.m, problem, gpu)
-
-    def times_at(
-        self, ms: NDArray[np.int64], serves: NDArray[np.bool_], problem: Problem, gpu: Gpu
-    ) -> NDArray[np.float64]:
-        """Return the predicted microseconds at each M; inf where the tile does not serve."""
-        us = np.full(len(ms), np.inf)
-        us[serves] = self.cost_at(ms[serves], problem, gpu).us
-        return us
 
     def check_k(self, k: int) -> None:
         """Raises ArgumentError for a K that the kernel cannot run."""
