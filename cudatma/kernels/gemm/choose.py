@@ -46,7 +46,7 @@ _TILES = (
 #: A product of few waves may also take one of these, which may leave fewer SMs idle in the last wave, by version: of
 #: all multiples of 16 columns those that are the fastest for some product. [benchmarks/results/gemm_tiles*.json]
 _LAST_WAVE_TILES: dict[int | str, tuple[tuple[int, ...], ...]] = {
-    3: ((64, 96, 64, 1), (128, 80, 64, 2), (128, 208, 64, 2), (128, 224, 64, 2), (192, 96, 64, 3)),
+    3: ((64, 96, 64, 1), (128, 80, 64, 2), (128, 208, 64, 2), (128, 224, 64, 2), (192, 96, 64, 3), (192, 192, 64, 3)),
     4: ((128, 224, 64, 2), (256, 160, 64, 2)),
 }
 #: Of versions with tiles of their own.

@@ -1,7 +1,8 @@
-"""What versions 1 to 7 of the dense GEMM take on a GPU, predicted: it ranks every tile of every version.
+"""Predict what versions 1 to 7 of the dense GEMM take on a GPU. The prediction ranks every tile of every version.
 
-The factors were fitted on an H200 to ``benchmarks/results/gemm_tiles.json``, those of scales of blocks and
-_UNHIDDEN_PART on H100s; tests/unit/test_gemm_choice.py bounds what the choice loses. Pure.
+Most factors were fitted on an H200 to ``benchmarks/results/gemm_tiles.json``. The factors of split rows and of unused
+columns were fitted to ``gemm_middle.json``, and _UNHIDDEN_PART and the factors of block scales on H100s.
+tests/unit/test_gemm_choice.py bounds what the choice loses. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _MORE_COLUMNS = 12
 _SHARED_BYTES = 141
 #: Bytes a clock that an SM loads while it multiplies; of columns that are in a box of B and not in the tile.
 _LOADED_BYTES = 330
-_UNUSED_BYTES = 20
+_UNUSED_BYTES = 40
+#: TMA needs so many clocks for 128 bytes of a row that splits sectors of L2, and for 128 bytes of any other row.
+_SPLIT_ROW_CLOCKS, _ROW_CLOCKS = 4.3, 2.2
 #: Bytes a clock that L2 sends where neighboring CTAs do not read the same, as those that divide K.
 _L2_BYTES = 6600
 #: Until the first stage of a tile is there; from the request of a later stage until it is there.
@@ -61,6 +64,19 @@ def _stage_clocks(spec: Any) -> float:
     return clocks
 
 
+def _load_clocks(spec: Any, problem: Problem) -> float:
+    """Return the clocks in which TMA loads a stage of operands whose rows split sectors, 0 for other operands."""
+    splits = problem.split_rows
+    if not any(splits):
+        return 0.0
+    row_clocks = sum(
+        rows * (_SPLIT_ROW_CLOCKS if split else _ROW_CLOCKS)
+        for rows, split in zip(spec.loaded_rows, splits, strict=True)
+    )
+    clocks: float = row_clocks * spec.block_k * spec.element_bytes / 128
+    return clocks
+
+
 def gemm_cost(spec: Any, problem: Problem, gpu: Gpu) -> Cost:
     """Predicted time of a GemmSpec: waves of tiles, whose stages the tensor cores, the loads' latency or L2 bound."""
     tiles_m, tiles_n = ceil_div(problem.m, spec.cluster_m), ceil_div(problem.n, spec.cluster_n)
@@ -74,7 +90,8 @@ def gemm_cost(spec: Any, problem: Problem, gpu: Gpu) -> Cost:
         l2 = ctas * rows * spec.block_k * spec.element_bytes / _L2_BYTES
     unused = (spec.slot_n - spec.block_n) * spec.block_k * spec.element_bytes
     loaded = spec.loaded_stage_bytes if spec.cluster > 1 else spec.stage_bytes(problem.m)
-    stage = max(_stage_clocks(spec), latency, l2) + loaded / _LOADED_BYTES + unused / _UNUSED_BYTES
+    stage = max(_stage_clocks(spec), latency, l2, _load_clocks(spec, problem))
+    stage += loaded / _LOADED_BYTES + unused / _UNUSED_BYTES
     mainloop = waves * ceil_div(ceil_div(problem.k, spec.block_k), spec.cluster_k) * stage
     tile = spec.block_m * spec.block_n // spec.cluster_k
     sums_of_thread = tile / (128 * spec.warpgroups)
