@@ -97,8 +97,8 @@ _DEQUANTIZE, _FURTHER, _NORM = 142, 0.8, 2.6
 #: Further clocks of a stage: in any case, and for each byte.
 _STAGE, _BYTE = 57, 0.0032
 #: Factor of a stage of a divided tile, with one row of tiles and with several: CTAs are at different places in K then,
-#: and share less in L2. The readings that the other factors were fitted to are older than the second one: tiles are
-#: ranked as if all had one row.
+#: and share less in L2. The other factors were fitted to readings that are older than the second one: where tiles are
+#: divided, they are ranked as if they had one row.
 _DIVIDED_STAGE, _DIVIDED_STAGE_OF_ROWS, _RANKED_ROWS = 1.06, 1.15, 1
 #: Partial sums are stored and loaded again: clocks once, and bytes a clock for each CTA that shares a tile with the one
 #: that stores it.
@@ -168,7 +168,11 @@ def _wgmma_clocks(tile: WgmmaTile, tiles_m: int, n: int, k: int, sm_count: int) 
     resident = max(1, sm_count // tile.cluster)
     tiles = tiles_m * ceil_div(n, tile.block_n * tile.cluster)
     division = partial(division_stages, tile, tiles_m=_RANKED_ROWS)
-    taken = shortest(assignments(tiles, _RANKED_ROWS, resident, k_iterations), division)
+    found = assignments(tiles, _RANKED_ROWS, resident, k_iterations)
+    launched = shortest(
+        assignments(tiles, tiles_m, resident, k_iterations), partial(division_stages, tile, tiles_m=tiles_m)
+    )
+    taken = shortest(found, division) if launched.stream_tiles else found[0]
     once, each = division(taken.others)
     loop = (taken.whole_stages + taken.divided_stages * each) * stage
     # The longest work range stores the same number of results, divided or not.
