@@ -19,7 +19,7 @@ from cudatma.kernels.gemm.problem import LAYOUTS, element_bytes, is_fp8
 from cudatma.kernels.gemm.request import Request, check_call_into
 from cudatma.kernels.gemm.sample import v3_sample
 from cudatma.kernels.gemm.spec import GemmSpec
-from cudatma.kernels.gemm.versions import VERSIONS, GemmV3, GemmV4, GemmV5, GemmV6, GemmV7
+from cudatma.kernels.gemm.versions import VERSIONS, GemmV3, GemmV4, GemmV5, GemmV6
 from cudatma.target import SMEM_RESERVED_BYTES, Target, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
@@ -110,15 +110,12 @@ def test_ctas_of_a_cluster_share_the_larger_tile(layout: str, m: int, n: int, st
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize(("m", "n", "k", "out_dtype"), [(129, 215, 72, ""), (40, 215, 200, "float32")])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(
-    ("kind", "tile"), [(GemmV4, (128, 208)), (GemmV5, (64, 80)), (GemmV5, (256, 112)), (GemmV7, (128, 144))]
-)
+@pytest.mark.parametrize(("kind", "tile"), [(GemmV4, (128, 208)), (GemmV5, (64, 80)), (GemmV5, (256, 112))])
 def test_tiles_whose_columns_are_not_whole_boxes(
     kind: type[GemmSpec], tile: tuple[int, int], layout: str, m: int, n: int, k: int, out_dtype: str
 ) -> None:
     """A slot holds whole boxes of an N-major B, and the CTAs of a cluster divide K of each box."""
-    warpgroups = 1 if kind is GemmV7 else min(2, tile[0] // 64)
-    spec = kind("bfloat16", layout, *tile, stages=2, warpgroups=warpgroups, out_dtype=out_dtype)
+    spec = kind("bfloat16", layout, *tile, stages=2, warpgroups=min(2, tile[0] // 64), out_dtype=out_dtype)
     out = np.full((m, n), np.nan, np.float32) if out_dtype else None
     check(spec, m, n, k, out)
 

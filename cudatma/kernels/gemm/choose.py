@@ -54,10 +54,11 @@ _TILES_OF: dict[int | str, tuple[tuple[int, ...], ...]] = {7: ((128, 128, 64, 1)
 #: What "auto" chooses from where there is wgmma: no other version is 2 % faster for a measured product. Exception:
 #: version 5 is 10 % faster at 256 x 8192 x 28672 on an H100; the cost model would take version 6 all the same.
 #: [H100, H200]
-_LADDER, _MMA_SYNC = (6, 7, 4, 3), ("p1",)
-#: Clusters read a shared operand half as often, which pays where TMA reads it slowly because its rows split sectors.
-#: Where TMA can read A's scales of blocks, clusters with this tile are 0.2 to 3 % faster. [H100]
-_CLUSTERS, _TILE_OF_CLUSTERS = 5, (256, 128, 64, 2)
+_LADDER, _MMA_SYNC = (6, 7, 5, 4, 3), ("p1",)
+#: Clusters take every tile where rows split sectors, for they read a shared operand half as often. Elsewhere they take
+#: the first tile if TMA reads A's scales of blocks (0.2 to 3 % faster than version 4 on an H100), else the second one
+#: (1 to 3 % faster on an H200).
+_CLUSTERS, _TILE_OF_CLUSTERS, _WIDE_TILE_OF_CLUSTERS = 5, (256, 128, 64, 2), (256, 160, 64, 2)
 _LADDER_OF_SCALES = (_CLUSTERS, 4)
 
 
@@ -78,8 +79,8 @@ def _every_tile(version: int | str) -> Sequence[tuple[int, ...]]:
 
 def _tiles_for(problem: Problem, gpu: Gpu, version: int | str) -> Sequence[tuple[int, ...]]:
     """Those that a product ranks: tiles for the last wave if it has few waves, and half of their rows or more."""
-    if version == _CLUSTERS and problem.scales_by_tma and not problem.version:
-        return (_TILE_OF_CLUSTERS,)
+    if version == _CLUSTERS and not problem.version and not any(problem.split_rows):
+        return (_TILE_OF_CLUSTERS if problem.scales_by_tma else _WIDE_TILE_OF_CLUSTERS,)
     if version in _TILES_OF or version not in _LAST_WAVE_TILES:
         return _every_tile(version)
     if problem.batch * problem.m * problem.n > _MANY_WAVES * gpu.sm_count * 128 * 256:
@@ -133,8 +134,6 @@ def candidates(problem: Problem, gpu: Gpu) -> list[Candidate[GemmSpec]]:
     if is_fp8(problem.dtype) and (problem.version == "p1" or not target.has_wgmma):
         target.require("mma_sync_fp8", "gemm of fp8 without wgmma")
     ladder = _LADDER_OF_SCALES if problem.scales_by_tma else _LADDER
-    if any(problem.split_rows) and not problem.block_scales:
-        ladder = (*ladder, _CLUSTERS)
     versions = (problem.version,) if problem.version else ladder if target.has_wgmma else _MMA_SYNC
     return candidates_of(_tiles(problem, versions, partial(_tiles_for, problem, gpu)), problem, gpu, _deepest)
 

@@ -142,10 +142,9 @@ class Problem:
     def split_rows(self) -> tuple[bool, bool]:
         """Whether every other row of a, and of b, begins in the middle of one of L2's 32-byte sectors.
 
-        TMA reads such rows at half the speed. The rows are taken to be packed. An M-major a counts as one whose rows
-        split no sector, so that the choice does not alternate with m.
+        TMA reads such rows at half the speed. The rows are taken to be packed.
         """
-        extents = (self.k if self.layout[0] == "R" else 0, self.k if self.layout[1] == "C" else self.n)
+        extents = (self.k if self.layout[0] == "R" else self.m, self.k if self.layout[1] == "C" else self.n)
         vectors = (-(-extent * element_bytes(self.dtype) // 16) for extent in extents)
         a, b = (count % 2 > 0 for count in vectors)
         return a, b

@@ -13,7 +13,7 @@ from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.version import Versions
 from cudatma.target import Target
 
-#: Versions 3, 4, 5 and 7 allow tiles of any multiple of 16 columns.
+#: Versions 3, 4 and 5 allow tiles of any multiple of 16 columns.
 _ANY_COLUMNS: Mapping[str, tuple[Any, ...]] = {**GemmSpec.allowed, "block_n": tuple(range(64, 257, 16))}
 
 
@@ -123,8 +123,11 @@ class GemmV5(GemmV4):
 
     version: ClassVar[int] = 5
     template: ClassVar[str] = "kernels/gemm_v5.cu.j2"
-    launch_us: ClassVar[float] = 2.2
-    stage_gap: ClassVar[int] = 250
+
+    @property
+    def launch_us(self) -> float:  # type: ignore[override]
+        """The CTAs of a cluster wait for each other. [H100 with scales of blocks, else H200]"""
+        return 2.2 if self.block_scales else 0.9
 
     def check_target(self, target: Target) -> None:
         """As GemmV4's, and clusters."""
@@ -183,7 +186,7 @@ class GemmV7(GemmV4):
     template: ClassVar[str] = "kernels/gemm_v7.cu.j2"
     stage_gap: ClassVar[int] = 40
     scales_blocks: ClassVar[bool] = False
-    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**_ANY_COLUMNS, "warpgroups": (1,)}
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {**GemmSpec.allowed, "warpgroups": (1,)}
 
     @property
     def consumer_warps(self) -> int:
