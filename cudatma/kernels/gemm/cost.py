@@ -1,7 +1,8 @@
-"""What versions 1 to 7 of the dense GEMM take on a GPU, predicted: it ranks every tile of every version.
+"""Predict what versions 1 to 7 of the dense GEMM take on a GPU. The prediction ranks every tile of every version.
 
-The factors were fitted on an H200 to ``benchmarks/results/gemm_tiles.json``, those of scales of blocks and
-_UNHIDDEN_PART on H100s; tests/unit/test_gemm_choice.py bounds what the choice loses. Pure.
+Most factors were fitted on an H200 to ``benchmarks/results/gemm_tiles.json``. The factors of split rows and of unused
+columns were fitted to ``gemm_middle.json``, and _UNHIDDEN_PART and the factors of block scales on H100s.
+tests/unit/test_gemm_choice.py bounds what the choice loses. Pure.
 
 ``m`` is an int or an int64 array: a shape's choice table evaluates each tile at all M at once.
 """
@@ -27,7 +28,9 @@ _MORE_COLUMNS = 12
 _SHARED_BYTES = 141
 #: Bytes a clock that an SM loads while it multiplies; of columns that are in a box of B and not in the tile.
 _LOADED_BYTES = 330
-_UNUSED_BYTES = 20
+_UNUSED_BYTES = 40
+#: TMA needs so many clocks for 128 bytes of a row that splits sectors of L2, and for 128 bytes of any other row.
+_SPLIT_ROW_CLOCKS, _ROW_CLOCKS = 4.3, 2.2
 #: Bytes a clock that L2 sends where neighboring CTAs do not read the same, as those that divide K.
 _L2_BYTES = 6600
 #: Until the first stage of a tile is there; from the request of a later stage until it is there.
@@ -61,7 +64,7 @@ def gemm_cost(spec: Any, m: Any, problem: Problem, gpu: Gpu) -> Cost:
     tiles_m, tiles_n = ceil_div(m, spec.cluster_m), ceil_div(problem.n, spec.cluster_n)
     tiles = problem.batch * tiles_m * tiles_n
     waves = ceil_div(tiles, max(1, clusters_at_once(spec.launch_cluster, gpu.sm_count)))
-    stage = _stage_clocks(spec, m, tiles_m, tiles_n, tiles, gpu)
+    stage = _stage_clocks(spec, m, problem, tiles_m, tiles_n, tiles, gpu)
     mainloop = waves * ceil_div(ceil_div(problem.k, spec.block_k), spec.cluster_k) * stage
     tile = spec.block_m * spec.block_n // spec.cluster_k
     sums_of_thread = tile / (128 * spec.warpgroups)
@@ -85,10 +88,10 @@ def gemm_cost(spec: Any, m: Any, problem: Problem, gpu: Gpu) -> Cost:
     )
 
 
-def _stage_clocks(spec: Any, m: Any, tiles_m: Any, tiles_n: int, tiles: Any, gpu: Gpu) -> Any:
+def _stage_clocks(spec: Any, m: Any, problem: Problem, tiles_m: Any, tiles_n: int, tiles: Any, gpu: Gpu) -> Any:
     """Return the clocks of one stage of a tile, loads included."""
     latency = _LATENCY_CLOCKS / max(1, spec.most_stages(get_target(gpu.target)))
-    clocks = max(_multiplying_clocks(spec), latency)
+    clocks = max(_multiplying_clocks(spec), latency, _load_clocks(spec, problem))
     k_bytes = spec.block_k * spec.element_bytes
     if spec.cluster_k > 1:  # an operand of which all tiles read the same rows is merged all the same
         rows = spec.block_m * (tiles_m > 1) + spec.block_n * (tiles_n > 1)
@@ -110,4 +113,17 @@ def _multiplying_clocks(spec: Any) -> float:
     gap = scales if spec.block_scales else spec.stage_gap / spec.warpgroups**2
     through_smem = k_bytes * (wgmmas * (WGMMA_M + spec.block_n) + spec.block_m + spec.slot_n)
     clocks: float = max(products + gap, through_smem / _SHARED_BYTES)
+    return clocks
+
+
+def _load_clocks(spec: Any, problem: Problem) -> float:
+    """Return the clocks in which TMA loads a stage of operands whose rows split sectors, 0 for other operands."""
+    splits = problem.split_rows
+    if not any(splits):
+        return 0.0
+    row_clocks = sum(
+        rows * (_SPLIT_ROW_CLOCKS if split else _ROW_CLOCKS)
+        for rows, split in zip(spec.loaded_rows, splits, strict=True)
+    )
+    clocks: float = row_clocks * spec.block_k * spec.element_bytes / 128
     return clocks

@@ -272,7 +272,7 @@ class GemmSpec(TiledKernel):
     def a_box(self, m: int) -> tuple[int, int, int]:
         """Matrices, rows and columns of a box of A, or of A transposed where that has the contiguous rows. m: of A."""
         if not self.is_a_k_major:
-            return (1, self.block_k, self.a_box_rows(m))
+            return (1, self.block_k // (self.cluster if self.shares_a else 1), self.a_box_rows(m))
         return (1, self.a_box_rows(m), self.span_k)
 
     @property
@@ -305,7 +305,7 @@ class GemmSpec(TiledKernel):
     def b_box(self) -> tuple[int, int, int]:
         """Matrices, rows and columns of a box of B transposed, or of B where that has the contiguous rows."""
         if not self.is_b_k_major:
-            return (1, self.block_k, self.span)
+            return (1, self.block_k // (1 if self.shares_a else self.cluster), self.span)
         return (1, self.loaded_rows[1], self.span_k)
 
     def stage_bytes(self, m: int) -> int:

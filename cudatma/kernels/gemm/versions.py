@@ -15,7 +15,7 @@ from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.version import Versions
 from cudatma.target import Target
 
-#: What versions 3 and 4 allow: tiles of any multiple of 16 columns.
+#: Versions 3, 4 and 5 allow tiles of any multiple of 16 columns.
 _ANY_COLUMNS: Mapping[str, tuple[Any, ...]] = {**GemmSpec.allowed, "block_n": tuple(range(64, 257, 16))}
 
 
@@ -125,19 +125,16 @@ class GemmV5(GemmV4):
 
     version: ClassVar[int] = 5
     template: ClassVar[str] = "kernels/gemm_v5.cu.j2"
-    launch_us: ClassVar[float] = 2.2
-    stage_gap: ClassVar[int] = 250
-    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = GemmSpec.allowed
+
+    @property
+    def launch_us(self) -> float:  # type: ignore[override]
+        """The CTAs of a cluster wait for each other. [H100 with scales of blocks, else H200]"""
+        return 2.2 if self.block_scales else 0.9
 
     def check_target(self, target: Target) -> None:
-        """As GemmV4's, and clusters, whose CTAs load whole spans of rows of an operand that is not K-major."""
+        """As GemmV4's, and clusters."""
         for feature in ("cluster", "multicast"):
             target.require(feature, "gemm")
-        majors = self.is_a_k_major, self.is_b_k_major
-        for field, is_k_major, rows in zip(("block_m", "block_n"), majors, self.loaded_rows, strict=True):
-            if not is_k_major and rows % self.span:
-                least = self.span * getattr(self, field) // rows
-                raise ArgumentError(field, getattr(self, field), f"a multiple of {least} for {self.layout}")
         super(GemmV5, self).check_target(target)
 
 

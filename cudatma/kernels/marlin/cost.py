@@ -129,8 +129,8 @@ _DEQUANTIZE, _FURTHER, _NORM = 142, 0.8, 2.6
 #: Further clocks of a stage: in any case, and for each byte.
 _STAGE, _BYTE = 57, 0.0032
 #: Factor of a stage of a divided tile, with one row of tiles and with several: CTAs are at different places in K then,
-#: and share less in L2. The readings that the other factors were fitted to are older than the second one: tiles are
-#: ranked as if all had one row.
+#: and share less in L2. The other factors were fitted to readings that are older than the second one: where tiles are
+#: divided, they are ranked as if they had one row.
 _DIVIDED_STAGE, _DIVIDED_STAGE_OF_ROWS, _RANKED_ROWS = 1.06, 1.15, 1
 #: Partial sums are stored and loaded again: clocks once, and bytes a clock for each CTA that shares a tile with the one
 #: that stores it.
@@ -198,9 +198,25 @@ def _wgmma_clocks(tile: WgmmaTile, tiles_m: Any, n: int, k: int, sm_count: int) 
     tiles = tiles_m * ceil_div(n, tile.block_n * tile.cluster)
     longest = _longest(tiles, resident, k_iterations, lambda others: division_stages(tile, others, _RANKED_ROWS))
     once, each = division_stages(tile, longest.others, _RANKED_ROWS)
-    loop = (longest.whole_stages + longest.divided_stages * each) * stage
+    is_divided = longest.is_divided & _divides(tile, tiles, tiles_m, resident, k_iterations)
+    divided = longest.whole_stages + longest.divided_stages * each
+    loop = np.where(is_divided, divided, ceil_div(tiles, resident) * k_iterations) * stage
     # The longest work range stores the same number of results, divided or not.
-    return _ends_clocks(tile, ceil_div(tiles, resident)), loop, longest.is_divided * once * stage
+    return _ends_clocks(tile, ceil_div(tiles, resident)), loop, is_divided * once * stage
+
+
+def _divides(tile: WgmmaTile, tiles: Any, tiles_m: Any, resident: int, k_iterations: int) -> Any:
+    """Return whether schedule() divides tiles that have several rows; True with one row."""
+    waves, rest = tiles // resident, tiles % resident
+    whole = ceil_div(tiles, resident) * k_iterations
+
+    def stages(stream_tiles: Any, whole_waves: Any, others: Any) -> Any:
+        once, each = division_stages(tile, others, 2)
+        return whole_waves * k_iterations + ceil_div(stream_tiles * k_iterations, resident) * each + once
+
+    together = np.where(waves > 0, stages(rest + resident, waves - 1, 1), np.inf)
+    alone = stages(rest, waves, ceil_div(resident, rest + (rest == 0)))
+    return (tiles_m == 1) | ((rest > 0) & (np.minimum(together, alone) < whole))
 
 
 def _ends_clocks(tile: WgmmaTile, results: Any) -> Any:
