@@ -151,17 +151,16 @@ def _with_entries(family: Family[P, S], shape: Any, gpu: Gpu, predicted: ChoiceT
 
 def _merged(max_m: int, starts: Sequence[int], choices: Sequence[Choice]) -> ChoiceTable:
     """Return a table in which no two neighbours are the same choice."""
-    kept = [i for i in range(len(starts)) if not i or choices[i] is not choices[i - 1]]
+    kept = [i for i in range(len(starts)) if not i or choices[i] != choices[i - 1]]
     return ChoiceTable(max_m, [starts[i] for i in kept], [choices[i] for i in kept])
 
 
 def _starts(max_m: int) -> NDArray[np.int64]:
     """Return the first M of each interval."""
-    starts = [np.array(FIRST_MS), np.arange(1, _SINGLE + 1), np.arange(_SINGLE + 1, _FINE, _STEP)]
-    starts.append(np.arange(_FINE + 1, _LEAST_MAX_M, 2 * _STEP))
-    last, step = _LEAST_MAX_M, 2 * _STEP
+    starts = {*FIRST_MS, *range(1, _SINGLE + 1), *range(_SINGLE + 1, _FINE, _STEP)}
+    starts |= {*range(_FINE + 1, _LEAST_MAX_M, 2 * _STEP)}
+    last, step = _LEAST_MAX_M, 4 * _STEP
     while last < max_m:
-        step *= 2
-        starts.append(np.arange(last + 1, 2 * last, step))
-        last *= 2
-    return np.unique(np.concatenate(starts))
+        starts |= {*range(last + 1, 2 * last, step)}
+        last, step = 2 * last, 2 * step
+    return np.array(sorted(starts))

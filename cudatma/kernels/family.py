@@ -160,13 +160,13 @@ class Family(Generic[P, S]):
     table : Path, optional
         The measured exceptions that ship.
     options : tuple of Option
-        Fields of a problem besides m, n and k, for command lines.
+        Fields of a problem besides m, n and k that command lines take.
     launched : callable
         Returns the spec that is compiled for a chosen one.
     versions : Versions, optional
         Versions of its kernels that a caller may name.
     sizes : str
-        What k and n are, for command lines; "": a layer's.
+        Names of k and n in command lines; "": those of a layer.
     with_m : callable
         ``with_m(problem, m)`` returns the problem with another M. By default, its field ``m`` is replaced.
     shape : callable, optional

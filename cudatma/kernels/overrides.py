@@ -38,7 +38,7 @@ from cudatma.target import Target, get_target
 
 #: The configuration that pinned() holds.
 pinned_scope: ContextVar[Any] = ContextVar("pinned configuration", default=None)
-#: One tile of M more or fewer changes little from this number on: entries then serve up to twice their M.
+#: With this number of tiles, one more changes little: entries serve up to twice their M.
 _MANY_TILES = 8
 #: An entry's M may be larger than the M that it serves by this factor.
 _LARGER_M = 1.25
@@ -181,7 +181,7 @@ def shipped(family: Family[Any, Any]) -> Path | None:
 
 @lru_cache(maxsize=16)
 def _by_index(path: Path, family: Family[Any, Any], gpu: Gpu) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    """Return a file's entries by their index fields, not yet parsed: a first call needs those of one problem."""
+    """Return a file's entries by their index fields; _entries() parses the few that a problem needs."""
     try:
         raws = entries_for(path, family, gpu)
     except (OSError, ValueError) as error:
@@ -217,6 +217,6 @@ def _warn(text: str) -> None:
 
 
 def forget() -> None:
-    """Drop what was read: the next choice reads the files again."""
+    """Make the next choice read the files again."""
     for cached in (_by_index, _entries, _warn):
         cached.cache_clear()

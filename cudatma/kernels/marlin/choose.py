@@ -156,8 +156,7 @@ def _mma_sync(layer: LinearShape, block_m: int, wide: bool, target: Target) -> M
 
 def _deepest(spec: Spec, smem_bytes: int) -> Spec:
     """The spec with as many stages as shared memory holds."""
-    deeper = (replace(spec, stages=stages) for stages in range(_MAX_STAGES, spec.stages, -1))
-    return next((one for one in deeper if one.smem_bytes <= smem_bytes), spec)
+    return replace(spec, stages=max(spec.stages, min(_MAX_STAGES, spec.max_stages(smem_bytes))))
 
 
 def resolve_fused(spec: AnyMarlinSpec, form: str) -> AnyMarlinSpec:

@@ -95,9 +95,8 @@ def _built(
         scale_on="epilogue" if layer.group_size == -1 else scale_on,
         consumer_registers=tile.registers,
     )
-    budget = min(_SMEM_BYTES, target.smem_per_block_bytes)
-    rings = (replace(least, stages=stages) for stages in range(_MAX_STAGES, least_stages - 1, -1))
-    return next((one for one in rings if one.smem_bytes <= budget), None)
+    stages = min(_MAX_STAGES, least.max_stages(min(_SMEM_BYTES, target.smem_per_block_bytes)))
+    return replace(least, stages=stages) if stages >= least_stages else None
 
 
 def dump_specs(target: Target) -> list[MmaSyncSpec]:
