@@ -158,7 +158,7 @@ def test_the_launch_of_each_rank_reaches_the_memory_of_all(ranks: Ranks) -> None
                 received(memories[rank], inbox, number, peer)[: len(sent[peer])] = sent[peer]
             others = (*memories, made[rank]._failed)
             arrays = {"x": describe(x)} | {f"other {i}": describe(other) for i, other in enumerate(others)}
-            (launch,) = ALL_REDUCE.arguments(problem, ALL_REDUCE.configure(problem, gpu), gpu, ())
+            (launch,) = ALL_REDUCE.arguments(problem, ALL_REDUCE.configure(problem, gpu, {}), gpu, ())
             launch.emulate(TARGET, arrays, schedules=1, produced_by_previous=())
         assert all(torch.equal(part, total) for part in parts)
     assert ranks.by_group == 0

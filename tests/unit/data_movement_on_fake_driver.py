@@ -23,7 +23,7 @@ from fake_records import Counts, Record, Setup, Stream, raises, run_cases
 import cudatma as c
 from cudatma import context
 from cudatma.arrays import dense_strides
-from cudatma.kernels import arguments, operation
+from cudatma.kernels import arguments, choice_table, operation
 from cudatma.kernels.all_reduce.spec import ALL_REDUCE, Group, Problem
 from cudatma.kernels.all_reduce.spec import TEMPLATE as ALL_REDUCE_TEMPLATE
 from cudatma.kernels.arguments import At, Map, Value
@@ -121,7 +121,7 @@ def calls() -> int:
 
 
 def forget() -> None:
-    operation.forget_calls()
+    choice_table.forget()
 
 
 fake: Any = types.ModuleType("cupy")
@@ -361,7 +361,7 @@ def case_dequantize() -> None:
     w = c.quantize(np.ones((128, 64), np.float16), group_size=64)
     out = Array(64, (128, 64), np.float16)
     problem = DenseProblem.of(w, check_dense(out, w))
-    spec = DEQUANTIZE.configure(problem, H200)
+    spec = DEQUANTIZE.configure(problem, H200, {})
     parameters[DEQUANTIZE_TEMPLATE, spec] = dequantize_arguments(problem, spec, 1).parameters
     for _ in range(2):
         for stream, wanted in ((None, 7), (0x50, 0x50), (0, 0)):
@@ -378,7 +378,7 @@ def case_dequantize() -> None:
 def case_all_reduce() -> None:
     """Messages of other lengths are the same launch with another number of words; other groups have their own."""
     groups = [Group(2, bytes([number] * 64)) for number in (1, 2)]
-    spec = ALL_REDUCE.configure(Problem(groups[0], "float16", 4), H200)
+    spec = ALL_REDUCE.configure(Problem(groups[0], "float16", 4), H200, {})
     parameters[ALL_REDUCE_TEMPLATE, spec] = groups[0].member, At("x"), Value(0)
     for turn, (number, elements) in enumerate(((1, 8), (1, 8), (1, 16), (2, 8), (1, 16)), 1):
         x = Array(32 * turn, (elements,), np.float16)

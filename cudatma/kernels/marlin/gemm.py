@@ -12,8 +12,8 @@ from cudatma import context
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.build.kernel import debugging
 from cudatma.errors import ArgumentTypeError
-from cudatma.kernels import choice_table
 from cudatma.kernels.arguments import Arguments, Sizes
+from cudatma.kernels.choice_table import choose_again
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.arguments import copy_arguments, copy_sizes, gemm_arguments, sizes_for
@@ -170,7 +170,7 @@ class MarlinGemm(Operation[Problem, Config]):
 
     def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> Config:
         """Return the kernels for a problem."""
-        spec = choice_table.choose_again(MARLIN, problem, gpu, memo)
+        spec = choose_again(MARLIN, problem, gpu, memo)
         copy = choose_copy(problem, get_target(gpu.target), gpu.sm_count) if problem.is_arranged else None
         key = id(spec), copy
         _, config = memo.get(key) or (None, None)
