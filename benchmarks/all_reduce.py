@@ -9,6 +9,7 @@ if __name__ == "__main__":  # the checkout need not be installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -35,6 +36,8 @@ _TIMEOUT_S = 400
 _ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "CUDATMA_TUNE_FILE": "none"}
 
 Step = Callable[[int], object]
+#: Numbers of groups. AllReduce uses positive ones.
+_numbers = itertools.count(-1, -1)
 
 
 class Loopback:
@@ -43,13 +46,10 @@ class Loopback:
     def __init__(self) -> None:
         import torch
 
-        from cudatma import context
-        from cudatma.kernels.all_reduce.spec import PACKET_BYTES, Inbox, initial_state, longest_message_bytes
+        from cudatma.kernels.all_reduce.spec import PACKET_BYTES, Group, Inbox, initial_state, longest_message_bytes
         from cudatma.runtime.device_memory import DeviceMemory
-        from cudatma.target import detect
 
         self.device, self.max_bytes = torch.cuda.current_device(), longest_message_bytes(2)
-        self.target, self.sm_count = detect(self.device), context.device(self.device).sm_count
         inbox = Inbox(2, self.max_bytes)
         shift = inbox.slot_packets * PACKET_BYTES  # from where rank 0's packets go to where rank 1's are looked for
         self._memory = DeviceMemory(inbox.nbytes + shift, self.device)
@@ -57,24 +57,15 @@ class Loopback:
         self._memory.write(initial_state())
         self._failure = torch.zeros(1, dtype=torch.int64, pin_memory=True)
         at = self._memory.pointer
-        self._member = inbox.member(0, [at, at + shift], self._failure.data_ptr(), 10**9)
-        self._plans: dict[Any, Any] = {}
+        self._group = Group(2, inbox.member(0, [at, at + shift], self._failure.data_ptr(), 10**9))
+        self._number = next(_numbers)
 
     def __call__(self, x: Any) -> Any:
         """Twice x, in place."""
-        import torch
+        from cudatma.kernels.all_reduce.spec import ALL_REDUCE
+        from cudatma.kernels.operation import run
 
-        from cudatma.arrays import describe
-        from cudatma.kernels.all_reduce.spec import AllReduceSpec, all_reduce_launch
-        from cudatma.kernels.launch import Replay
-
-        if x.shape not in self._plans:
-            spec = AllReduceSpec.for_message(2, "bfloat16", x.numel() * 2)
-            launch = all_reduce_launch(spec, self._member, describe(x), self.sm_count)
-            kernel = launch.kernel(self.target)
-            kernel.load(self.device)
-            self._plans[x.shape] = Replay(launch, kernel, self.device, (x.data_ptr(),), launch.moving)
-        self._plans[x.shape].run((x.data_ptr(),), torch.cuda.current_stream().cuda_stream)
+        run(ALL_REDUCE, (x,), None, (self._number,), subject=self._group)
         return x
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ import argparse
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.harness import Contender, cold, measuring_stream, require_gpu
@@ -32,7 +32,7 @@ SIDE = 16384
 HOST_CALLS = 300
 
 
-Variants = Callable[[Any, int], Iterator[tuple[str, Any]]]
+Variants = Callable[[Any, int], Iterator[tuple[str, Any, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,36 +239,39 @@ def host_us(call: Callable[[], object], drain: Callable[[], object]) -> float:
 def _search(stream: Any, variants: Variants, replays: int) -> dict[str, float | str]:
     """Microseconds of every configuration of the launch that fits, the best first; errors as text."""
     from cudatma.context import current_device
-    from cudatma.kernels.data_movement.call import Place, sm_count
+    from cudatma.kernels.data_movement.movement import Place
+    from cudatma.kernels.gpu import gpu_of
     from cudatma.target import detect
 
     device = current_device()
     target, found = detect(device), {}
     for blocks_per_sm in (1, 2, 3, 4):
-        place = Place("cuda", device, target, blocks_per_sm * sm_count(device))
-        for name, planned in variants(place, blocks_per_sm):
+        place = Place(target, blocks_per_sm * gpu_of(device).sm_count)
+        for name, planned, arrays in variants(place, blocks_per_sm):
             label = f"{blocks_per_sm} blocks per SM, {name}"
             try:
-                planned.spec.check_target(target)
-                if blocks_per_sm * (planned.spec.smem_bytes + 1024) > target.smem_per_sm_bytes:
+                planned.config.check_target(target)
+                if blocks_per_sm * (planned.config.smem_bytes + 1024) > target.smem_per_sm_bytes:
                     continue
-                measured = cold(stream, [_contender(label, planned, place)], max(3, replays // 3))
+                measured = cold(stream, [_contender(label, planned, arrays, target, device)], max(3, replays // 3))
                 found[label] = measured.us(label) or measured.errors[label]
             except Exception as error:
                 found[label] = failure(error)
     return dict(sorted(found.items(), key=lambda item: (isinstance(item[1], str), item[1])))
 
 
-def _contender(name: str, planned: Any, place: Any) -> Contender:
+def _contender(name: str, planned: Any, arrays: Sequence[Any], target: Any, device: int) -> Contender:
+    from cudatma.kernels.replay import Replay
     from cudatma.library_streams import current_stream
 
-    plan = planned.plan(planned.kernel(place.target), place.device)
-    return Contender(name, lambda _: plan.launch(current_stream("cupy", place.device)), 1, LAUNCHES)
+    addresses = tuple([info.pointer for info in arrays])
+    replay = Replay(planned, planned.kernel(target), device, ("src", "out"), addresses)
+    return Contender(name, lambda _: replay.run(planned.sizes, addresses, current_stream("cupy", device)), 1, LAUNCHES)
 
 
 def _rings(
     source: Any, result: Any, offset: Sequence[int], place: Any, blocks_per_sm: int
-) -> Iterator[tuple[str, Any]]:
+) -> Iterator[tuple[str, Any, Any]]:
     """A copy with other rings."""
     from cudatma.arrays import describe
     from cudatma.kernels.data_movement.copy import window_of
@@ -278,24 +281,24 @@ def _rings(
 
     arrays = describe(source), describe(result)
     window = simplify(window_of(*arrays, offset))
-    usual = replace(place, ctas=max(1, place.ctas * BLOCKS_PER_SM // blocks_per_sm))
+    usual = place._replace(ctas=max(1, place.ctas * BLOCKS_PER_SM // blocks_per_sm))
     plan, part = (run_plan, window) if window.is_one_run else (window_plan, carried(cropped(window), 8))
     seen = set()
     for slot, stages, cache in itertools.product((16384, 8192, 24576, 32768), (3, 4, 6, 8, 12), ("", "evict_first")):
         for in_flight in sorted({1, stages // 2, stages - 1}):
             setting = Setting(slot, blocks_per_sm, stages, in_flight, cache, cache)
             planned = plan(part, arrays, usual, setting=setting)
-            if planned.spec not in seen:
-                seen.add(planned.spec)
-                yield f"{planned.spec}", planned
+            if planned.config not in seen:
+                seen.add(planned.config)
+                yield f"{planned.config}", planned, arrays
 
 
-def _tiles(source: Any, result: Any, place: Any) -> Iterator[tuple[str, Any]]:
+def _tiles(source: Any, result: Any, place: Any) -> Iterator[tuple[str, Any, Any]]:
     """A transpose with other tiles and rings."""
     from cudatma.arrays import describe
     from cudatma.kernels.data_movement.transpose import TransposeSpec, tile_plan
 
-    size = source.dtype.itemsize
+    size, arrays = source.dtype.itemsize, (describe(source), describe(result))
     for squares in {1: ((1, 1), (2, 1)), 8: ((4, 2), (2, 4), (4, 4))}.get(
         size, ((1, 1), (2, 1), (1, 2), (2, 2), (4, 2))
     ):
@@ -304,7 +307,7 @@ def _tiles(source: Any, result: Any, place: Any) -> Iterator[tuple[str, Any]]:
                 for group in (1, 16):
                     spec = TransposeSpec(size, *squares, stages, turned, warps, group)
                     name = f"squares {squares}, {stages} stages, {turned} turned, {warps} warps, raster group {group}"
-                    yield name, tile_plan(describe(source), describe(result), place, spec)
+                    yield name, tile_plan(*arrays, place, spec), arrays
 
 
 def data_movement_table(cells: Sequence[Cell]) -> Table:

@@ -22,7 +22,7 @@ from benchmarks.harness import Contender, cold, measuring_stream, require_gpu
 from benchmarks.report import Cell, Result, Table, failure, shown
 from benchmarks.turns import precompile
 from cudatma.kernels.choosing import Listed
-from cudatma.kernels.cost import ranked
+from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.family import imported
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.registry import FAMILIES, family
@@ -41,7 +41,9 @@ def measure(stream: Any, of: Any, trial: Any, problem: Any, replays: int) -> Cel
     trial.prepare(problem)
     handle = stream_handle(stream, "cupy", trial.device)
     contenders, refused, costs = [], {}, {}
-    for spec, cost in ranked(of.candidates(problem, gpu_of(trial.device))):
+    gpu = gpu_of(trial.device)
+    for spec, _ in cheapest_first(of.times, problem, gpu):
+        cost = spec.cost(problem, gpu)
         try:
             launch = trial.launcher(Listed(spec, cost), 1, handle)
         except Exception as error:
@@ -102,7 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     trial = imported(of.trial)(0)
     with measuring_stream() as stream:
         try:
-            every = (spec for problem in problems for spec, _ in ranked(of.candidates(problem, gpu_of(trial.device))))
+            gpu = gpu_of(trial.device)
+            gpu = gpu_of(trial.device)
+            every = (spec for problem in problems for spec, _ in cheapest_first(of.times, problem, gpu))
             result.say(precompile(every))
         except Exception as error:  # each product compiles its own then
             result.say(f"nothing compiled beforehand: {failure(error)}")

@@ -5,8 +5,8 @@
     python examples/tile_copy.py --target sm_120a      # compiles only; needs no GPU
 
 A kernel is a template (ptx_templates/kernels/tile_copy.cu.j2), a frozen spec that the template reads its numbers from,
-and a function that makes the tensor maps and launches: both in cudatma/kernels/data_movement/tile_copy.py, the
-smallest kernel.
+and an operation that checks the arrays and names the launch's arguments: all in
+cudatma/kernels/data_movement/tile_copy.py, the smallest kernel.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from pathlib import Path
 import numpy as np
 
 import cudatma
+from cudatma.arrays import describe
 from cudatma.emulator import Trace
-from cudatma.kernels.data_movement.tile_copy import TEMPLATE, THREADS, TileCopySpec, prepare, tile_copy
+from cudatma.kernels.data_movement.movement import Place
+from cudatma.kernels.data_movement.tile_copy import TEMPLATE, TileCopySpec, plan_tiles, tile_copy
 
 
 def emulate(picture: Path) -> None:
     """Copy a NumPy array under 20 schedules, print what the emulator says and draw the pipeline of the last one."""
     source = np.random.default_rng(0).random((500, 200), dtype=np.float32)
     destination = np.full_like(source, -1)
-    kernel, _, args, shared_bytes = prepare(source, destination, cudatma.get_target("sm_90a"))
+    target, arrays = cudatma.get_target("sm_90a"), {"src": describe(source), "out": describe(destination)}
+    launch = plan_tiles(arrays["src"], arrays["out"], Place(target, ctas=2))
     trace = Trace()
-    report = kernel.emulate(2, THREADS, args, shared_bytes=shared_bytes, schedules=20, trace=trace)
+    report = launch.emulate(target, arrays, schedules=20, trace=trace)
     picture.write_text(trace.to_svg())
     print(f"{report}; equal: {bool((source == destination).all())}; {picture}")
 

@@ -61,10 +61,10 @@ def main(argv: Sequence[str] | None = None, bench: Bench | None = None, gpu: Gpu
     """
     options = _parser().parse_args(argv)
     measured = family(options.family)
-    if measured.shape:  # which no model's layers have
+    if measured.sizes:  # which no model's layers have
         if options.model or not options.shape:
             field, got = ("--model", options.model[0]) if options.model else ("--shape", "none")
-            allowed = f"--shape KxN, {measured.shape}, for {measured.name}"
+            allowed = f"--shape KxN, {measured.sizes}, for {measured.name}"
             raise ArgumentError(field, got, allowed, "--m is its queries")
     elif not (options.shape or options.model):
         raise ArgumentError("--shape", "none", "--shape KxN or --model NAME", f"known models: {', '.join(MODELS)}")

@@ -1,120 +1,166 @@
 """The configuration for each M of a shape, as a table of intervals.
 
-Building a table takes a second or more, because the cost model ranks its candidates once for each interval of M. It is
-kept in the artifact cache under a digest of everything that it depends on.
+A shape's table is built when it is first needed: the cost model predicts the times of all configurations at all
+intervals, ``menu`` reduces them to a few kernels, and tuning entries replace what they serve.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, cast
 
-from cudatma.build.kernel import remembered
-from cudatma.kernels import choosing
-from cudatma.kernels.choosing import decide, interval_start, pinned_scope, tuning_files
-from cudatma.kernels.family import Family, P, S
+import numpy as np
+from numpy.typing import NDArray
+
+from cudatma.context import runtime
+from cudatma.errors import ArgumentError
+from cudatma.kernels import overrides
+from cudatma.kernels.family import Family, P, S, Times
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.tuning_file import FILE_VARIABLE
+from cudatma.kernels.menu import FIRST_MS, LAST_M, menu
+from cudatma.kernels.overrides import Found, entry_points, lookup, pinned_scope, pinned_spec
+from cudatma.kernels.tuning_file import FILE_VARIABLE, NOTHING
+
+#: M of the first tables; a larger M doubles it.
+_LEAST_MAX_M = LAST_M
+#: Each M up to _SINGLE has an interval of its own. Intervals have _STEP values of M up to _FINE and 2 * _STEP up to
+#: _LEAST_MAX_M; beyond, their length doubles with each doubling of M.
+_SINGLE, _FINE, _STEP = 32, 2048, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The configuration for an interval of M, and the tuning entry that it comes from, if any."""
+
+    spec: Any
+    found: Found | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceTable:
-    """The configurations of a shape for M = 1 to max_m; ``starts[i]`` is the first M that uses ``specs[i]``."""
+    """The choices of a shape for M = 1 to max_m; ``starts[i]`` is the first M of ``choices[i]``."""
 
     max_m: int
     starts: Sequence[int]
-    specs: Sequence[Any]
+    choices: Sequence[Choice]
+
+    def choice(self, m: int) -> Choice:
+        """Return the choice for M rows, at most ``max_m``."""
+        return self.choices[bisect_right(self.starts, m) - 1]
 
     def at(self, m: int) -> Any:
         """Return the configuration for M rows, at most ``max_m``."""
-        return self.specs[bisect_right(self.starts, m) - 1]
+        return self.choices[bisect_right(self.starts, m) - 1].spec
 
-    def specs_up_to(self, m: int) -> Sequence[Any]:
-        """Return the configurations that M from 1 to m use."""
-        return self.specs[: bisect_right(self.starts, m)]
+    def specs_up_to(self, m: int) -> list[Any]:
+        """Return the configurations that M from 1 to m use, each once."""
+        return list(dict.fromkeys(one.spec for one in self.choices[: bisect_right(self.starts, m)]))
 
 
-#: The tables of this process by shape, GPU and the variable that names the tuning file.
-_tables: dict[Any, ChoiceTable] = {}
+class Tables(dict[Any, ChoiceTable]):
+    """Tables by shape, GPU and the variable that names the tuning file, a part of the Runtime."""
 
 
 def choose(family: Family[P, S], problem: P, gpu: Gpu) -> S:
-    """Return decide()'s configuration, from the shape's table if it covers M."""
-    spec = pinned_scope.get()
-    if spec is not None and type(spec) in family.kernels.values():
-        return decide(family, problem, gpu).spec
-    key = (family.name, problem.fixed, gpu, os.environ.get(FILE_VARIABLE))
-    table = _tables.get(key)
-    if table is not None and problem.m <= table.max_m:
-        return cast("S", table.at(problem.m))
-    first = interval_start(family, problem, gpu)
-    at_start: Any = problem if first == problem.m else replace(problem, m=first)  # type: ignore[type-var]
-    return cast("S", _at_start(family, at_start, gpu, key[-1]))
+    """Return the pinned configuration, or else the one in the shape's table."""
+    spec = pinned_spec(family, problem, gpu)
+    return spec if spec is not None else cast("S", choice_table(family, problem, gpu, problem.m).at(problem.m))
 
 
-@lru_cache(maxsize=1024)
-def _at_start(family: Family[Any, Any], problem: Any, gpu: Gpu, file: str | None) -> Any:
-    return decide(family, problem, gpu).spec
+def choose_again(family: Family[P, S], problem: P, gpu: Gpu, memo: dict[Any, Any]) -> S:
+    """Return choose()'s configuration for problems of one shape, whose table ``memo`` keeps."""
+    table: ChoiceTable | None = memo.get("table")
+    if table is None or problem.m > table.max_m or pinned_scope.get() is not None:
+        spec = pinned_spec(family, problem, gpu)
+        if spec is not None:
+            return spec
+        table = memo["table"] = choice_table(family, problem, gpu, problem.m)
+    return cast("S", table.at(problem.m))
+
+
+def choose_by_cost(family: Family[P, S], problem: P, gpu: Gpu) -> S:
+    """Return the configuration by the cost model alone. Deterministic; looks at no device and no file."""
+    return cast("S", _table(family, problem, gpu, problem.m, NOTHING).at(problem.m))
 
 
 def choice_table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int) -> ChoiceTable:
-    """Return a table of the problem's shape that covers ``max_m``, cached or newly built.
+    """Return the table of the problem's shape, which covers ``max_m`` and more. Ignores what is pinned.
 
-    choose() uses it afterwards.
+    Raises what ``Family.times`` raises, and ArgumentError if no kernel runs on the GPU's target.
     """
-    file = os.environ.get(FILE_VARIABLE)
-    key = (family.name, problem.fixed, gpu, file)
-    table = _tables.get(key)
-    if table is None or table.max_m < max_m:
-        at_one: Any = replace(problem, m=1)  # type: ignore[type-var]
-        facts = {
-            "table": family.name,
-            "problem": at_one,
-            "gpu": gpu,
-            "max_m": max_m,
-            "code": _code_digest(),
-            "tuning": [] if file == "none" else [_digest(path) for path in tuning_files(family)],
-        }
-        rows = remembered(facts, lambda: _rows(family, at_one, gpu, max_m))
-        specs = [family.kernels[name](**fields) for _, name, fields in rows]
-        table = _tables[key] = ChoiceTable(max_m, [start for start, _, _ in rows], specs)
-    return table
+    return _table(family, problem, gpu, max_m, os.environ.get(FILE_VARIABLE))
 
 
 def forget() -> None:
-    """Drop the tables of this process, and read the tuning files again."""
-    choosing.forget()
-    _tables.clear()
-    _at_start.cache_clear()
+    """Drop all tables and the plans that were made with them, and read the tuning files again."""
+    overrides.forget()
+    parts = runtime().parts
+    parts.pop(Tables, None)
+    for key in [key for key, part in list(parts.items()) if getattr(part, "holds_choices", False)]:
+        parts.pop(key, None)
 
 
-def _rows(family: Family[P, S], problem: Any, gpu: Gpu, max_m: int) -> list[tuple[int, str, dict[str, Any]]]:
-    """Return (first M, kernel, fields) of each configuration, as JSON holds them."""
-    rows: list[tuple[int, S]] = []
-    m = max_m
-    while m:
-        first = interval_start(family, replace(problem, m=m), gpu)
-        spec = decide(family, replace(problem, m=first), gpu).spec
-        if rows and rows[-1][1] == spec:
-            rows.pop()
-        rows.append((first, spec))
-        m = first - 1
-    return [(first, family.kernel_name(spec), asdict(cast("Any", spec))) for first, spec in reversed(rows)]
+def _table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int, file: str | None) -> ChoiceTable:
+    key = family.name, problem.fixed if family.shape is None else family.shape(problem), gpu, file
+    tables: Tables = runtime().part(Tables)
+    table = tables.get(key)
+    if table is None or table.max_m < max_m:
+        shape = family.with_m(problem, 1) if family.shape is None else family.shape(problem)
+        max_m = max(_LEAST_MAX_M, 1 << (max_m - 1).bit_length())
+        if file == NOTHING:
+            table = _predicted(family, shape, gpu, max_m)
+        else:
+            table = _with_entries(family, shape, gpu, _table(family, shape, gpu, max_m, NOTHING))
+        tables[key] = table
+    return table
 
 
-@lru_cache(maxsize=1)
-def _code_digest() -> str:
-    """Digest the code that a choice depends on: cost models, candidates, specs, targets and element types."""
-    kernels = Path(__file__).parent
-    files = sorted([*kernels.rglob("*.py"), *kernels.parent.glob("*.py")])
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+def _predicted(family: Family[P, S], shape: P, gpu: Gpu, max_m: int) -> ChoiceTable:
+    """Build a table from the cost model alone."""
+    ms = _starts(max_m)
+    found = _times(family, shape, ms, gpu)
+    specs = [spec for spec, _ in found]
+    us = np.stack([us for _, us in found])
+    choices = [Choice(spec) for spec in specs]
+    chosen = menu(us, ms, np.array([family.is_shared(spec) for spec in specs]))
+    return _merged(max_m, ms.tolist(), [choices[index] for index in chosen.tolist()])
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+def _times(family: Family[P, S], shape: P, ms: NDArray[np.int64], gpu: Gpu) -> Times[S]:
+    if found := family.times(shape, ms, gpu):
+        return found
+    raise ArgumentError("target", gpu.target, f"a target that runs one of the {family.name} kernels")
+
+
+def _with_entries(family: Family[P, S], shape: Any, gpu: Gpu, predicted: ChoiceTable) -> ChoiceTable:
+    """Return the table with tuning entries in place of the predicted choices that they serve."""
+    points = [point for point in entry_points(family, shape, gpu) if 1 <= point <= predicted.max_m]
+    if not points:
+        return predicted
+    starts = sorted({*predicted.starts, *points})
+    entries = (lookup(family, family.with_m(shape, start), gpu) for start in starts)
+    choices = [
+        predicted.choice(start) if found is None else Choice(found.entry.spec, found)
+        for start, found in zip(starts, entries, strict=True)
+    ]
+    return _merged(predicted.max_m, starts, choices)
+
+
+def _merged(max_m: int, starts: Sequence[int], choices: Sequence[Choice]) -> ChoiceTable:
+    """Return a table in which no two neighbours are the same choice."""
+    kept = [i for i in range(len(starts)) if not i or choices[i] != choices[i - 1]]
+    return ChoiceTable(max_m, [starts[i] for i in kept], [choices[i] for i in kept])
+
+
+def _starts(max_m: int) -> NDArray[np.int64]:
+    """Return the first M of each interval."""
+    starts = {*FIRST_MS, *range(1, _SINGLE + 1), *range(_SINGLE + 1, _FINE, _STEP)}
+    starts |= {*range(_FINE + 1, _LEAST_MAX_M, 2 * _STEP)}
+    last, step = _LEAST_MAX_M, 4 * _STEP
+    while last < max_m:
+        starts |= {*range(last + 1, 2 * last, step)}
+        last, step = 2 * last, 2 * step
+    return np.array(sorted(starts))

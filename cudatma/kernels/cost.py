@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.gpu import Gpu
-from cudatma.target import Target, get_target
+from cudatma.target import Target
 
-Spec = TypeVar("Spec", covariant=True)
 S = TypeVar("S")
 
-#: A ring of fewer stages loads nothing while one is computed. The cost model does not know the ring: candidates with a
-#: shorter one are ranked last.
-LEAST_STAGES, _SHORTEST_RING = 3, 2
+#: A ring of fewer stages loads nothing while one is computed. The cost model does not know the ring.
+LEAST_STAGES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Cost:
 
     launch_us: launch, first loads, last stores. sm_us: the main loop of the busiest SM. reduction_us: partial sums that
     the CTAs of a grid or of a cluster exchange. memory_us: what the SMs' work does not hide of reading memory.
-    tensor_us: the same of all tensor cores' operations.
+    tensor_us: the same of all tensor cores' operations. At many M at once, each is an array.
     """
 
     launch_us: float
@@ -48,15 +48,6 @@ class Cost:
         return {"us": self.us, "bound": self.bound} | {f.name: getattr(self, f.name) for f in fields(self)}
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate(Generic[Spec]):
-    """cost: predicted. build(least_stages): the spec with as many stages as are useful, None where the target's shared
-    memory does not hold ``least_stages``. Choosing among some hundred candidates builds the first alone."""
-
-    cost: Cost
-    build: Callable[[int], Spec | None]
-
-
 def runs(spec: Any, problem: Any, target: Target) -> bool:
     """Whether the spec's check() raises nothing."""
     try:
@@ -66,34 +57,29 @@ def runs(spec: Any, problem: Any, target: Target) -> bool:
     return True
 
 
-def candidates_of(
-    specs: Iterable[S], problem: Any, gpu: Gpu, deepest: Callable[[S, Target, int], S | None]
-) -> list[Candidate[S]]:
-    """Those of the specs that can serve a problem of a family with versions. deepest: what builds one, as Candidate has
-    it. ArgumentError where there is none."""
-    target = get_target(gpu.target)
-    able: list[Any] = [spec for spec in specs if runs(spec, problem, target)]
-    if not able:
-        if not problem.version:
-            raise ArgumentError("problem", problem.description, f"one that a kernel for {gpu.target} serves")
-        allowed = f"one with a kernel for {problem.description}"
-        raise ArgumentError("version", problem.version, allowed, 'version="auto"')
-    return [Candidate(spec.cost(problem, gpu), partial(deepest, spec, target)) for spec in able]
+def no_kernel(problem: Any, gpu: Gpu) -> ArgumentError:
+    """Return the error for a problem, of a family with versions, that no kernel serves."""
+    if not problem.version:
+        return ArgumentError("problem", problem.description, f"one that a kernel for {gpu.target} serves")
+    allowed = f"one with a kernel for {problem.description}"
+    return ArgumentError("version", problem.version, allowed, 'version="auto"')
 
 
-def ranked(candidates: Iterable[Candidate[Spec]]) -> Iterator[tuple[Spec, Cost]]:
-    """Those that fit the target, the cheapest first; of equal ones the first."""
-    short = []
-    for candidate in sorted(candidates, key=lambda one: round(one.cost.us, 6)):
-        if (spec := candidate.build(LEAST_STAGES)) is not None:
-            yield spec, candidate.cost
-        else:
-            short.append(candidate)
-    for candidate in short:
-        if (spec := candidate.build(_SHORTEST_RING)) is not None:
-            yield spec, candidate.cost
+def cheapest_first(
+    times: Callable[[Any, NDArray[np.int64], Gpu], Sequence[tuple[S, NDArray[np.float64]]]], problem: Any, gpu: Gpu
+) -> list[tuple[S, float]]:
+    """Return (spec, microseconds) of the configurations that ``Family.times`` gives a problem, the cheapest first.
+
+    Of tiles that differ in their rows alone and cut M into the same number of tiles, only the cheapest is listed.
+    """
+    found = [(spec, float(us[0])) for spec, us in times(problem, np.array([problem.m]), gpu) if us[0] < np.inf]
+    found.sort(key=lambda one: round(one[1], 6))
+    kept: dict[Any, tuple[S, float]] = {}
+    for spec, us in found:
+        kept.setdefault(_apart_from_rows(spec, problem.m), (spec, us))
+    return list(kept.values())
 
 
-def cheapest(candidates: Iterable[Candidate[Spec]]) -> Spec | None:
-    """The first of ranked(); None where none fits."""
-    return next((spec for spec, _ in ranked(candidates)), None)
+def _apart_from_rows(spec: Any, m: int) -> tuple[Any, ...]:
+    tile = spec.block_n, spec.block_k, spec.threads, spec.blocks_per_sm, spec.cluster, spec.cluster_k
+    return type(spec), *tile, -(-m // spec.block_m)

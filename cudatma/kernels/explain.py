@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
 from typing import Any
 
 from cudatma.backend import selected_backend
@@ -13,7 +12,7 @@ from cudatma.build.kernel import default_target
 from cudatma.deprecation import warn_deprecated
 from cudatma.errors import counted, duration
 from cudatma.kernels.choosing import Decision, Listed, decide
-from cudatma.kernels.cost import Cost, ranked
+from cudatma.kernels.cost import Cost, cheapest_first
 from cudatma.kernels.family import Family
 from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
 from cudatma.kernels.schedule import Schedule, schedule
@@ -164,9 +163,9 @@ def explained(
     Raises what choosing does."""
     decision = decide(family, problem, gpu)
     decision = replace(decision, spec=launched(decision.spec))
-    spec, found = decision.spec, family.candidates(problem, gpu)
+    spec, found = decision.spec, cheapest_first(family.times, problem, gpu)
     cost = spec.cost(problem, gpu)
-    listed = [Listed(launched(one), its) for one, its in islice(ranked(found), _LISTED)]
+    listed = [Listed(launched(one), one.cost(problem, gpu)) for one, _ in found[:_LISTED]]
     if all(one.spec != spec for one in listed):
         listed.append(Listed(spec, cost))
     resident = gpu.sm_count * spec.blocks_per_sm

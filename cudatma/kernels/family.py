@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
-from cudatma.kernels.cost import Candidate, Cost
+import numpy as np
+from numpy.typing import NDArray
+
+from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.version import Versions
 from cudatma.target import Target
@@ -119,22 +122,63 @@ def _unchanged(spec: Any) -> Any:
     return spec
 
 
+def _with_m(problem: Any, m: int) -> Any:
+    return problem if problem.m == m else replace(problem, m=m)
+
+
+def _never(spec: object) -> bool:
+    return False
+
+
+#: The configurations that may serve a shape, and their predicted microseconds at each M.
+Times = Sequence[tuple[S, NDArray[np.float64]]]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Family(Generic[P, S]):
-    """name: of the family. kernels: its specs' classes by the kernels' names. read_problem(raw): a problem from a
-    tuning entry. candidates(problem, gpu): the configurations that may serve. trial: ``"module:class"``, a Trial
-    (sample.py), which the tuner makes of a device's ordinal. index: fields of a tuning entry that must be a problem's
-    for the entry to serve it. spec_fields: fields of a spec that the problem gives. table: the measured exceptions that
-    ship; None for none. options: fields of a problem besides m, n and k, for command lines. launched: a chosen spec ->
-    the one that is compiled for it. versions: of its kernels, and who may ask for one; None where it has none. shape:
-    what k and n are, for command lines; "": a layer's. interval: maps M to the first M of the interval in which
-    the cheapest candidate stays the same; by default, each M is an interval.
+    """A kernel family: what the shared code of choosing, tuning and explaining needs to know of it.
+
+    Attributes
+    ----------
+    name : str
+    kernels : mapping of str to type
+        The classes of its specs by the kernels' names.
+    read_problem : callable
+        Returns the problem of a tuning entry's JSON.
+    times : callable
+        ``times(problem, ms, gpu)`` returns every configuration that may serve problems of this shape, each once, with
+        its predicted microseconds at each M of the int64 array ``ms``; inf where it cannot run. ``problem.m`` is
+        ignored. ``times(problem, [m], gpu)`` agrees with ``spec.cost()`` at M. The order decides between equal times.
+        It may leave out configurations that take at least 25 % longer than the cheapest at every M. It raises what a
+        call with this shape must raise: TargetError or ArgumentError.
+    trial : str
+        ``"module:class"`` of a Trial (sample.py), which the tuner creates with a device's ordinal.
+    index : tuple of str
+        Fields of a tuning entry that must equal a problem's for the entry to serve it.
+    spec_fields : tuple of str
+        Fields of a spec that the problem gives.
+    table : Path, optional
+        The measured exceptions that ship.
+    options : tuple of Option
+        Fields of a problem besides m, n and k that command lines take.
+    launched : callable
+        Returns the spec that is compiled for a chosen one.
+    versions : Versions, optional
+        Versions of its kernels that a caller may name.
+    sizes : str
+        Names of k and n in command lines; "": those of a layer.
+    with_m : callable
+        ``with_m(problem, m)`` returns the problem with another M. By default, its field ``m`` is replaced.
+    shape : callable, optional
+        Returns the problem whose choice table serves a problem. By default, the same problem with ``m`` = 1.
+    is_shared : callable
+        Whether menus prefer a spec because many shapes use it, so that they need fewer kernels together.
     """
 
     name: str
     kernels: Mapping[str, type[S]]
     read_problem: Callable[[Mapping[str, Any]], P]
-    candidates: Callable[[P, Gpu], Sequence[Candidate[S]]]
+    times: Callable[[P, NDArray[np.int64], Gpu], Times[S]]
     trial: str
     index: tuple[str, ...] = ()
     spec_fields: tuple[str, ...] = ()
@@ -142,9 +186,11 @@ class Family(Generic[P, S]):
     options: tuple[Option, ...] = ()
     launched: Callable[[Any], Any] = _unchanged
     versions: Versions[Any] | None = None
-    shape: str = ""
-    interval: Callable[[int], int] = _unchanged
+    sizes: str = ""
+    with_m: Callable[[P, int], P] = _with_m
+    shape: Callable[[P], P] | None = None
+    is_shared: Callable[[S], bool] = _never
 
     def kernel_name(self, spec: object) -> str:
-        """The name of a spec's kernel."""
+        """Return the name of a spec's kernel."""
         return next(name for name, kind in self.kernels.items() if type(spec) is kind)

@@ -48,14 +48,14 @@ class Checked(NamedTuple, Generic[P]):
     """A call that is valid.
 
     problem: what has to be computed. arrays: the inputs in the operation's order. out: the caller's result, None to
-    make one. shape, dtype: of the result. lse: shape of a second result in fp32, if the call has one. source: whatever
-    arranged() needs.
+    make one. shape, dtype: of the result; a shape of None means that there is no result. lse: shape of a second result
+    in fp32, if the call has one. source: whatever arranged() needs.
     """
 
     problem: P
     arrays: tuple[ArrayInfo | None, ...]
     out: ArrayInfo | None
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None
     dtype: Any
     lse: tuple[int, ...] | None = None
     source: Any = None
@@ -106,8 +106,11 @@ class Operation(ABC, Generic[P, C]):
         """Validate a call. ``subject`` is run()'s. Raises ArgumentError, ArgumentTypeError."""
 
     @abstractmethod
-    def configure(self, problem: P, gpu: Gpu) -> C:
-        """Return the configuration for a problem, in constant time for a new M of a known shape."""
+    def configure(self, problem: P, gpu: Gpu, memo: dict[Any, Any]) -> C:
+        """Return the configuration for a problem, in constant time for a new M of a known shape.
+
+        ``memo`` is kept for problems of the same plan_key().
+        """
 
     @abstractmethod
     def kernels(self, problem: P, config: C) -> tuple[tuple[str, Any], ...]:
@@ -115,7 +118,7 @@ class Operation(ABC, Generic[P, C]):
 
     @abstractmethod
     def arguments(self, problem: P, config: C, gpu: Gpu, resident: tuple[int, ...]) -> tuple[Arguments, ...]:
-        """Return the launches in order. ``resident`` holds the CTAs of each kernel that the GPU runs at a time."""
+        """Return the launches in order, if any. ``resident`` holds the CTAs of each kernel that run at a time."""
 
     @abstractmethod
     def reference(self, problem: P, arrays: Mapping[str, ArrayInfo]) -> None:
@@ -170,7 +173,7 @@ def run(
     workspace: MarlinWorkspace | None = None,
     numbers: tuple[int, ...] = (),
 ) -> Any:
-    """Compute an operation; return ``out``, or (out, lse).
+    """Compute an operation; return ``out``, (out, lse), or None for an operation without a result.
 
     Parameters
     ----------
@@ -182,8 +185,9 @@ def run(
         The result. None makes one.
     options : tuple
         What the result depends on besides the arrays. Equal options have to mean the same: 1, 1.0 and True are equal.
+        check() judges options without a hash in every call.
     stream : stream, optional
-        Default: the current stream of the first input's library.
+        Default: the current stream of the first array's library.
     backend : str, optional
         ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``. Default: ``$CUDATMA_BACKEND``, else ``"auto"``.
     weight : Weight, optional
@@ -197,7 +201,8 @@ def run(
     """
     key = None
     if backend is None and workspace is None and debug_scope.get() is None and pinned_scope.get() is None:
-        library = _libraries.get(inputs[0].__class__) or library_of(inputs[0])
+        first = inputs[0] if inputs else out
+        library = _libraries.get(first.__class__) or library_of(first)
         facts = _facts(library, (*inputs, out)) if library else None
         if facts is not None:
             known = context.in_use.parts.get(operation) or calls_of(operation)
@@ -208,7 +213,7 @@ def run(
                 call = key = None
             if call is not None:
                 done = call.run(library, inputs, out, stream, weight)
-                if done is not None:
+                if done is not NotImplemented:
                     return done
     return _first(operation, inputs, out, (*numbers, *options), stream, backend, weight, subject, workspace, key)
 
@@ -228,18 +233,18 @@ def _first(
     """Compute an operation with all checks, and keep its launch for later calls."""
     chosen = backend_for(operation.name, backend)
     given = operation.check(inputs, out, options, subject)
-    first = next(info for info in given.arrays if info is not None)
-    check_backend(first, operation.inputs[0], chosen)
+    first = next(info for info in (*given.arrays, given.out) if info is not None)
+    check_backend(first, (*operation.inputs, "out")[0], chosen)
     device = first.device
-    handle = None if device is None else stream_handle(stream, _kind(first, given.out), device)
+    handle = None if device is None else stream_handle(stream, library_for(first, given.out), device)
     result = given.out
-    if result is None:
+    if result is None and given.shape is not None:
         out = empty_like_library(first, given.shape, given.dtype, handle)
         result = describe(out)
         given = given._replace(out=result)
     lse = None if given.lse is None else empty_like_library(first, given.lse, np.float32, handle)
     done = out if lse is None else (out, lse)
-    if not result.size_elems:
+    if result is not None and not result.size_elems:
         return done
     if device is not None and handle is not None:
         order_after_producers(handle, device, result, *given.arrays)
@@ -259,7 +264,7 @@ def _first(
         launch = launch_of(operation, checked.problem, device, handle, named, weight)
         launch.run(operation.addresses(named), handle, weight, workspace)
         if key is not None and checked is given:
-            dtypes = out.dtype, None if lse is None else lse.dtype
+            dtypes = None if out is None else out.dtype, None if lse is None else lse.dtype
             calls_of(operation).keep(key, launch, checked, dtypes)
     return done
 
@@ -280,7 +285,7 @@ def emulate(
     """
     target = default_target() if target is None else target
     gpu = imagined_gpu(target, operation.emulated_sm_count)
-    config = operation.configure(problem, gpu)
+    config = operation.configure(problem, gpu, {})
     kernels = operation.kernels(problem, config)
     resident = tuple([gpu.sm_count * getattr(spec, "blocks_per_sm", 1) for _, spec in kernels])
     report = None
@@ -357,17 +362,18 @@ class _Loaded(NamedTuple):
 class Plan(Generic[P, C]):
     """The loaded kernels and marshalled arguments for calls that differ in sizes and addresses only."""
 
-    __slots__ = ("_gpu", "_loaded", "_operation", "_target", "device")
+    __slots__ = ("_gpu", "_loaded", "_memo", "_operation", "_target", "device")
 
     def __init__(self, operation: Operation[P, C], device: int) -> None:
         self._operation, self.device = operation, device
         self._gpu, self._target = gpu_of(device), detect(device)
         #: By the identity of the configuration, and by its value.
         self._loaded: dict[Any, _Loaded] = {}
+        self._memo: dict[Any, Any] = {}
 
     def launch(self, problem: P) -> Launch | None:
         """Return the launches of a problem whose kernels are loaded, else None."""
-        config = self._operation.configure(problem, self._gpu)
+        config = self._operation.configure(problem, self._gpu, self._memo)
         loaded = self._loaded.get(id(config))
         if loaded is None:
             return None
@@ -381,7 +387,7 @@ class Plan(Generic[P, C]):
         missing and the stream is under capture.
         """
         operation, gpu, target = self._operation, self._gpu, self._target
-        config = operation.configure(problem, gpu)
+        config = operation.configure(problem, gpu, self._memo)
         loaded = self._loaded.get(config)
         if loaded is None:
             kernels, resident = [], []
@@ -466,7 +472,7 @@ class Call:
         self,
         library: str,
         launch: Launch,
-        shape: tuple[int, ...],
+        shape: tuple[int, ...] | None,
         lse: tuple[int, ...] | None,
         dtypes: tuple[Any, Any],
         extents: Sequence[tuple[int, int] | None],
@@ -485,19 +491,19 @@ class Call:
         self._single = (launch.replays[0].run, launch.sizes[0]) if is_single else None
 
     def run(self, library: str, inputs: tuple[Any, ...], out: Any, stream: Any, weight: Weight | None) -> Any:
-        """Launch; return the results, or None if check() has to look at the addresses."""
+        """Launch; return the results, or NotImplemented if check() has to look at the addresses."""
         device, address = self._device, self._address
         handle = current_stream(library, device) if stream is None else stream_handle(stream, library, device)
-        if out is None:
+        if out is None and self._shape is not None:
             out = _new(library, inputs[0], self._shape, self._dtype, stream, handle)
-        to = address(out)
+        to = 0 if out is None else address(out)
         if to & self._mask:
-            return None
+            return NotImplemented
         end, places = to + self._out_bytes, self._places[:]
         for at, low, high, mask in self._present:
             places[at] = place = address(inputs[at])
             if place & mask or (place + low < end and to < place + high):
-                return None
+                return NotImplemented
         at = self._out
         places[at] = to
         if self._lse is None:
@@ -529,7 +535,10 @@ class _Shape(NamedTuple):
 
 
 class _OfOperation(Generic[P, C]):
-    """The calls and plans of one operation."""
+    """The calls and plans of one operation, a part of the Runtime."""
+
+    #: forget() of choice_table drops it.
+    holds_choices = True
 
     def __init__(self, operation: Operation[P, C]) -> None:
         self._operation = operation
@@ -601,13 +610,6 @@ def calls_of(operation: Operation[P, C]) -> _OfOperation[P, C]:
     """Return the calls and plans of an operation in the Runtime in use."""
     made: _OfOperation[P, C] = context.runtime().part(operation, lambda: _OfOperation(operation))
     return made
-
-
-def forget_calls() -> None:
-    """Forget all calls and plans, which hold configurations that may not be chosen any more."""
-    parts = context.runtime().parts
-    for operation in [known for known in list(parts) if isinstance(known, Operation)]:
-        parts.pop(operation, None)
 
 
 class PlanCache(dict[Hashable, T]):
@@ -711,7 +713,8 @@ def _relative(info: ArrayInfo) -> tuple[int, int]:
     return low - info.pointer, end - info.pointer
 
 
-def _kind(first: ArrayInfo, out: ArrayInfo | None) -> str:
+def library_for(first: ArrayInfo, out: ArrayInfo | None) -> str:
+    """Return the library whose current stream a call without a stream uses."""
     return "torch" if out is not None and out.kind == "torch" and first.kind not in ("cupy", "torch") else first.kind
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, overload
 
 from cudatma.deprecation import warn_deprecated
 from cudatma.errors import ArgumentError
@@ -116,7 +116,12 @@ def fits_workspace(spec: TiledSpec, ctas_per_sm: int) -> bool:
     return partials <= PARTIALS_PER_SM_BYTES and flags <= FLAGS_PER_SM_BYTES
 
 
-def ceil_div(a: int, b: int) -> int:
+@overload
+def ceil_div(a: int, b: int) -> int: ...
+@overload
+def ceil_div(a: Any, b: Any) -> Any: ...
+def ceil_div(a: Any, b: Any) -> Any:
+    """Return a / b, rounded up, of ints or of arrays of ints."""
     return -(-a // b)
 
 

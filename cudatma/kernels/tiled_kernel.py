@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cudatma.errors import ArgumentError
+from cudatma.kernels.cost import Cost
+from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import MEMBERS, Member, in_order
 from cudatma.kernels.schedule import ceil_div, fits_workspace
 from cudatma.pipeline import MBARRIER_BYTES, Operand, PipelineSpec, align_up
@@ -61,6 +66,8 @@ class TiledKernel:
         def consumer_warps(self) -> int: ...
         @property
         def producer_warps(self) -> int: ...
+        def cost_at(self, m: Any, problem: Any, gpu: Gpu) -> Cost:
+            """Return the predicted time at M, an int or an int64 array, instead of the problem's."""
 
     def check_values(self, allowed: Mapping[str, tuple[Any, ...]]) -> None:
         """Raise ArgumentError for a field that is none of these values, or of another type."""
@@ -139,6 +146,16 @@ class TiledKernel:
         """
         return self.partial_bytes // self.loaded_stage_bytes, 1.0
 
+    def cost(self, problem: Any, gpu: Gpu) -> Cost:
+        """Return the predicted time of one launch."""
+        return self.cost_at(problem.m, problem, gpu)
+
+    def times_at(self, ms: NDArray[np.int64], serves: NDArray[np.bool_], problem: Any, gpu: Gpu) -> NDArray[np.float64]:
+        """Return the predicted microseconds at each M; inf where the tile does not serve."""
+        us = np.full(len(ms), np.inf)
+        us[serves] = self.cost_at(ms[serves], problem, gpu).us
+        return us
+
     def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]:
         """Changes of fields that are worth measuring for the same tile: by default shorter rings, for rings have
         as many stages as fit."""
@@ -211,10 +228,23 @@ class TiledKernel:
         return offsets[name]
 
     @property
-    def smem_bytes(self) -> int:
-        """The end of smem_layout(), summed up: choices ask it of hundreds of specs."""
+    def _slot_bytes(self) -> int:
+        """A slot of the ring and its two barriers."""
         slots = sum(align_up(o.footprint_bytes, o.alignment) for o in self.stage_operands())
-        return (slots + 2 * MBARRIER_BYTES) * self.stages + sum(size for _, size in self.epilogue_parts())
+        return slots + 2 * MBARRIER_BYTES
+
+    @property
+    def _epilogue_bytes(self) -> int:
+        return sum(size for _, size in self.epilogue_parts())
+
+    @property
+    def smem_bytes(self) -> int:
+        """The end of smem_layout()."""
+        return self._slot_bytes * self.stages + self._epilogue_bytes
+
+    def max_stages(self, smem_bytes: int) -> int:
+        """Return the number of stages that this much shared memory of a CTA holds; 0 or less if it holds none."""
+        return (smem_bytes - self._epilogue_bytes) // self._slot_bytes
 
     def check_smem(self, target: Target) -> None:
         """Raise ArgumentError unless a CTA's shared memory fits."""

@@ -46,6 +46,8 @@ FORMER_FIELDS = {
     "feed_scale": "scale_load_path",
     "feed_activation": "activation_load_path",
 }
+#: Fields of specs that no longer exist, which files may still have.
+_REMOVED_FIELDS = ("weight_policy",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,7 @@ def _fields(kernel: type[Any]) -> tuple[Field[Any], ...]:
 
 
 def _parse_spec(kernel: type[S], raw: Mapping[str, Any], given_by_problem: Mapping[str, Any]) -> S:
+    raw = {name: value for name, value in raw.items() if name not in _REMOVED_FIELDS}
     kinds = {f.name: {"int": int, "bool": bool, "str": str}[str(f.type)] for f in _fields(kernel)}
     if unknown := sorted(set(raw) - set(kinds) | set(raw) & set(given_by_problem)):
         raise ArgumentError("spec", ", ".join(unknown), f"fields of {kernel.__name__} that the problem does not give")

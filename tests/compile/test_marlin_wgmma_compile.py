@@ -23,7 +23,7 @@ TARGET = get_target("sm_90a")
 LAYER = LinearShape(8192, 28672, 128, False, "float16")
 #: Every tile with its least and largest block_m, one in fp16 and one in bf16.
 TILES = [
-    wgmma_candidates._fitting(wgmma_candidates._spec(tile, size, replace(LAYER, dtype=dtype), size), TARGET)
+    wgmma_candidates._fitting(wgmma_candidates._spec(tile, size, replace(LAYER, dtype=dtype)), TARGET)
     for tile in wgmma_candidates._TILES
     for size, dtype in dict(zip((tile.least_m, tile.most_m), ("float16", "bfloat16"), strict=True)).items()
 ]

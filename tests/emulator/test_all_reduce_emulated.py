@@ -13,17 +13,20 @@ from cudatma.arrays import describe
 from cudatma.build.render import render
 from cudatma.errors import ArgumentError, HazardError
 from cudatma.kernels.all_reduce.spec import (
+    ALL_REDUCE,
     GAVE_UP_BYTES,
     TEMPLATE,
     AllReduceSpec,
+    Group,
     Inbox,
-    all_reduce_launch,
+    Problem,
     longest_message_bytes,
     memory,
     packets,
     received,
     sample,
 )
+from cudatma.kernels.gpu import imagined_gpu
 from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
 
@@ -62,6 +65,14 @@ def in_order(messages: Any) -> Any:
     return total.astype(messages.dtype)
 
 
+def emulate(spec: AllReduceSpec, member: bytes, result: Any, ctas: int, others: tuple[Any, ...]) -> None:
+    """Run a rank's launch. others: memory that its struct refers to."""
+    problem = Problem(Group(spec.ranks, member), spec.dtype, result.size // 2)
+    (launch,) = ALL_REDUCE.arguments(problem, spec, imagined_gpu(TARGET, ctas), ())
+    arrays = {"x": describe(result)} | {f"other {i}": describe(other) for i, other in enumerate(others)}
+    launch.emulate(TARGET, arrays, produced_by_previous=(result,), schedules=4)
+
+
 @pytest.mark.parametrize(("ranks", "rank", "elements", "dtype"), [
     (2, 0, 2, "float16"), (2, 1, 1300, "bfloat16"), (3, 1, 1030, "float16"), (4, 3, 6, "bfloat16"),
     (8, 5, 770, "float16"),
@@ -81,8 +92,7 @@ def test_a_rank_sends_its_message_and_adds_up_what_it_gets(ranks: int, rank: int
     result = messages[rank].copy()
     member = inbox.member(rank, [each.ctypes.data for each in memories], failure.ctypes.data, 10**9)
     received(memories[rank], inbox, 1, rank)[:] = 0  # it sends to itself, too
-    launch = all_reduce_launch(AllReduceSpec(ranks, dtype, threads=32), member, describe(result), ctas)
-    launch.emulate(TARGET, arrays=(*memories, failure, result), produced_by_previous=(result,), schedules=4)
+    emulate(AllReduceSpec(ranks, dtype, threads=32), member, result, ctas, (*memories, failure))
     assert np.array_equal(result.view(np.uint16), in_order(messages).view(np.uint16))
     for got, want in zip(memories, wanted, strict=True):
         assert np.array_equal(got, want)
@@ -144,8 +154,7 @@ def test_after_a_peer_did_not_send_results_are_nans_and_nobody_waits(dtype: str)
     for elements, timeout_ns in ((12, 1000), (400, 2**63), (2, 2**63)):
         result = messages[0][:elements].copy()
         member = inbox.member(0, arrays, failure.ctypes.data, timeout_ns)
-        launch = all_reduce_launch(AllReduceSpec(3, dtype, threads=32), member, describe(result), 3)
-        launch.emulate(TARGET, arrays=(*memories, failure, result), produced_by_previous=(result,), schedules=4)
+        emulate(AllReduceSpec(3, dtype, threads=32), member, result, 3, (*memories, failure))
         assert np.isnan(result.astype(np.float32)).all()
         assert failure[0] == 1 << 32 | 3  # of launch 1: rank 2, plus 1
         assert memories[0][GAVE_UP_BYTES // 4] == 1

@@ -109,7 +109,6 @@ def test_tile_copy_takes_the_emulator_by_itself(no_gpu: None, monkeypatch: pytes
         (lambda a: (a, np.frombuffer(a.tobytes(), a.dtype).reshape(a.shape), {}), "dst"),
         (lambda a: (a[0], a[0].copy(), {}), "src.shape"),
         (lambda a: (a, a.copy(), {"stages": 1}), "stages"),
-        (lambda a: (a, a.copy(), {"backend": "reference"}), "backend"),
         (lambda a: (a, a.copy(), {"backend": "cuda"}), "src.device"),
         (lambda a: (a[:, :5], a[:, :5].copy(), {}), None),
     ],

@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cudatma.arrays import describe
+from cudatma.kernels.arguments import Arguments
 from cudatma.kernels.data_movement import ring as chosen
-from cudatma.kernels.data_movement.call import Place
 from cudatma.kernels.data_movement.copy import plan_copy, window_of
+from cudatma.kernels.data_movement.movement import Place
 from cudatma.kernels.data_movement.plans import run_plan, window_plan
 from cudatma.kernels.data_movement.ring import Setting
 from cudatma.kernels.data_movement.window import carried, cropped, simplify
-from cudatma.kernels.launch import Launch
 from cudatma.target import get_target
 
 Array = np.ndarray[Any, Any]
 TARGET = get_target("sm_90a")
-PLACE = Place("emulator", None, TARGET, 4)
+PLACE = Place(TARGET, 4)
 
 
 def numbers(rows: int, nbytes: int, dtype: str) -> Array:
@@ -29,8 +29,8 @@ def numbers(rows: int, nbytes: int, dtype: str) -> Array:
     return np.random.default_rng(0).integers(1, 255, (rows, nbytes)).astype(np.uint8).view(dtype)
 
 
-def element_bytes(planned: Launch) -> int:
-    return int(planned.args[0].spec.dtype.element_bytes)
+def element_bytes(planned: Arguments) -> int:
+    return int(planned.parameters[0].spec.dtype.element_bytes)
 
 
 @settings(max_examples=30, deadline=None)
@@ -46,8 +46,9 @@ def test_windows_are_exact_at_any_edge(data: st.DataObject) -> None:
     extent = 16 * (chunks + lead + after) // size
     result = np.ones((rows + 2, extent * size), np.uint8).view(source.dtype)
     starts = (-1, -16 * lead // size)
-    planned = plan_copy(describe(source), describe(result), starts, PLACE, via="tma")
-    assert planned.emulate(TARGET, schedules=2, seed=1).is_clean
+    arrays = {"src": describe(source), "out": describe(result)}
+    planned = plan_copy(arrays["src"], arrays["out"], starts, PLACE, via="tma")
+    assert planned.emulate(TARGET, arrays, schedules=2, seed=1).is_clean
     wanted = np.zeros((rows + 2, 16 * (chunks + abs(lead) + after)), np.uint8)
     wanted[1:-1, 16 * max(0, lead) :][:, :body] = np.ascontiguousarray(source).view(np.uint8)
     wanted = wanted[:, 16 * max(0, -lead) :][:, : extent * size]
@@ -91,10 +92,10 @@ def test_any_ring_copies_windows_and_runs(setting: Setting) -> None:
             planned = run_plan(window, infos, PLACE, setting=setting)
         else:
             planned = window_plan(carried(cropped(window), 8), infos, PLACE, setting=setting)
-        assert (planned.spec.load_cache, planned.spec.store_cache) == (setting.load_cache, setting.store_cache)
-        assert planned.spec.stages == setting.most_stages
-        assert planned.grid == 2 * setting.blocks_per_sm
-        assert planned.emulate(TARGET).is_clean
+        assert (planned.config.load_cache, planned.config.store_cache) == (setting.load_cache, setting.store_cache)
+        assert planned.config.stages == setting.most_stages
+        assert planned.sizes.grid == 2 * setting.blocks_per_sm
+        assert planned.emulate(TARGET, {"src": infos[0], "out": infos[1]}).is_clean
         assert (result == part).all()
 
 
@@ -104,12 +105,12 @@ def test_settings_fit_every_target(name: str) -> None:
     target = get_target(name)
     large = Setting(64 * 1024, 1, 8)
     assert large.slot(target) == {"sm_90a": 65536, "sm_120a": 50560}[name]
-    place = Place("emulator", None, target, 4)
+    place = Place(target, 4)
     source = np.zeros((400, 5000), np.float32)
     infos = describe(source[:, :4996]), describe(np.zeros((400, 4996), np.float32))
     window = carried(cropped(simplify(window_of(*infos, (0, 0)))), 8)
     for setting in (chosen.BOXES, large, Setting(49152, 2, 12, 5), Setting(32768, 4, 12, 5)):
         planned = window_plan(window, infos, place, setting=setting)
-        planned.spec.check_target(target)
-        assert setting.blocks_per_sm * (planned.spec.smem_bytes + 1024) <= target.smem_per_sm_bytes
-        assert planned.grid == 2 * setting.blocks_per_sm
+        planned.config.check_target(target)
+        assert setting.blocks_per_sm * (planned.config.smem_bytes + 1024) <= target.smem_per_sm_bytes
+        assert planned.sizes.grid == 2 * setting.blocks_per_sm

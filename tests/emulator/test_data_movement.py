@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import cudatma as c
 from cudatma.arrays import describe
-from cudatma.kernels.data_movement.call import Place
 from cudatma.kernels.data_movement.copy import plan_copy
+from cudatma.kernels.data_movement.movement import Place
 from cudatma.kernels.data_movement.specs import PlainSpec, RunSpec, WindowSpec
 from cudatma.kernels.registry import REGISTRY
 from cudatma.kernels.sample import Sample
@@ -160,7 +160,7 @@ def test_nothing_to_copy() -> None:
 
 
 def place(target: str = "sm_90a") -> Place:
-    return Place("emulator", None, get_target(target), 4)
+    return Place(get_target(target), 4)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def place(target: str = "sm_90a") -> Place:
 )
 def test_what_carries_a_copy(make: Callable[[], tuple[Array, Array]], offset: tuple[int, int], kind: type) -> None:
     source, result = make()
-    assert isinstance(plan_copy(describe(source), describe(result), offset, place()).spec, kind)
+    assert isinstance(plan_copy(describe(source), describe(result), offset, place()).config, kind)
 
 
 # ---- reduce_into

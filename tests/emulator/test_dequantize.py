@@ -13,7 +13,7 @@ import pytest
 import cudatma
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.marlin.dequantize import DequantizeSpec, check_dense, dense_pitch_bytes, emulate, sample, spec_for
+from cudatma.kernels.marlin.dequantize import DequantizeSpec, dense_pitch_bytes, on_host, sample
 from cudatma.quantization import PackedWeight, pack
 from cudatma.target import get_target
 
@@ -38,13 +38,16 @@ def packed(
     return pack(random.integers(0, 16, (k, n), np.uint8), scales, offsets, group_size=group_size, perm=perm)
 
 
-def dense(w: PackedWeight, *, target: Any = SM90A, **options: Any) -> Any:
+def dense(w: PackedWeight, *, target: Any = SM90A, ctas: int = 132, changes: Any = None, **options: Any) -> Any:
     """(K, N) as the kernel leaves it, in a buffer that is poisoned before, next to and after it."""
     k, n = w.shape
     width = dense_pitch_bytes(n) // 2
     buffer = np.full((k + 2, width + 8), POISON, np.uint16)
     out = buffer[1 : k + 1, :n].view(activation_type(w.dtype).numpy)
-    report = emulate(w, check_dense(out, w), target, **({"schedules": 1} | options))
+    planned, arrays = on_host(w, out, resident=ctas)
+    if changes:
+        planned, arrays = on_host(w, out, spec=replace(planned.config, **changes), resident=ctas)
+    report = planned.emulate(target, arrays, **({"schedules": 1} | options))
     assert report.is_clean or options.get("hazards") == "collect"
     assert "out_of_bounds" not in report.kinds
     outside = np.ones(buffer.shape, bool)
@@ -65,7 +68,7 @@ def assert_same_bits(out: Any, w: PackedWeight) -> None:
 )
 def test_bit_for_bit(dtype: str, group_size: int, zeros: bool, act_order: bool) -> None:
     w = packed(130, 77, dtype, group_size, zeros, act_order)
-    assert_same_bits(dense(w, blocks=1), w)
+    assert_same_bits(dense(w, ctas=1), w)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -83,7 +86,7 @@ def test_clean_in_many_schedules(act_order: bool, target: str) -> None:
     """The ring wraps, each warp's buffers are used several times, and a block walks over the edge of N."""
     w = packed(200, 136, "float16", 32, zeros=True, act_order=act_order)
     chosen = get_target(target)
-    out = dense(w, target=chosen, blocks=1, schedules=6, spec=replace(spec_for(w), warps=2, stages=2))
+    out = dense(w, target=chosen, ctas=1, schedules=6, changes={"warps": 2, "stages": 2})
     assert_same_bits(out, w)
 
 

@@ -122,9 +122,12 @@ def test_ctas_of_a_cluster_share_the_larger_tile(layout: str, m: int, n: int, st
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize(("m", "n", "k", "out_dtype"), [(129, 215, 72, ""), (40, 215, 200, "float32")])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_tiles_whose_columns_are_not_whole_boxes(layout: str, m: int, n: int, k: int, out_dtype: str) -> None:
-    """Of an N-major B a slot holds whole boxes."""
-    spec = GemmV4("bfloat16", layout, 128, 208, stages=2, warpgroups=2, out_dtype=out_dtype)
+@pytest.mark.parametrize(("kind", "tile"), [(GemmV4, (128, 208)), (GemmV5, (64, 80)), (GemmV5, (256, 112))])
+def test_tiles_whose_columns_are_not_whole_boxes(
+    kind: type[GemmSpec], tile: tuple[int, int], layout: str, m: int, n: int, k: int, out_dtype: str
+) -> None:
+    """A slot holds whole boxes of an N-major B, and the CTAs of a cluster divide K of each box."""
+    spec = kind("bfloat16", layout, *tile, stages=2, warpgroups=min(2, tile[0] // 64), out_dtype=out_dtype)
     out = np.full((m, n), np.nan, np.float32) if out_dtype else None
     check(spec, m, n, k, out)
 

@@ -7,7 +7,7 @@ import pytest
 from marlin_runner import relative_error, run_marlin
 
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.marlin.choose import choose_by_cost, choose_invariant
+from cudatma.kernels.marlin.choose import choose_by_cost
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.quantization import quantize
 
@@ -28,7 +28,7 @@ def test_a_row_has_the_same_bits_in_every_batch(target: str, dtype: str, group: 
     layer = LinearShape(K, N, group, not symmetric, dtype)
     results, entries = [], set()
     for m in M_VALUES:
-        spec = choose_invariant(Problem(layer, m), imagined_gpu(target, PROCESSORS))
+        spec = choose_by_cost(Problem(layer, m, True), imagined_gpu(target, PROCESSORS))
         entries.add(spec.entry)
         out, report = run_marlin(
             np.ascontiguousarray(x[:m]), w, target=target, processors=PROCESSORS, spec=spec, divide=False, schedules=1

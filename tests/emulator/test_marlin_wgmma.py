@@ -157,7 +157,7 @@ def test_every_tile_is_right_and_clean(tile: _Tile, size: int, divide: bool) -> 
     width = tile.block_n * tile.cluster
     stages = 6 * 256 // tile.block_k if divide else 3  # a tile is not divided before that pays
     layer = LinearShape(stages * tile.block_k + 64, 2 * width - 24, 128, divide, dtype)
-    of = _fitting(_spec(tile, size, layer, size), get_target("sm_90a"))
+    of = _fitting(_spec(tile, size, layer), get_target("sm_90a"))
     x, w, bias = operands(size - 3, layer.k, layer.n, of)
     processors = (3 if divide else 1) * tile.cluster
     work = schedule(of, len(x), layer.n, layer.k, processors, divide=divide, eager=True)

@@ -9,14 +9,17 @@ import pytest
 from ptx_of import ptx_of_template
 
 from cudatma import cli
+from cudatma.arrays import describe
 from cudatma.emulator import Report, load
 from cudatma.errors import ArgumentError
+from cudatma.kernels.host import host_bytes
 from cudatma.kernels.marlin.permute_columns import (
     TEMPLATE,
     PermuteColumnsSpec,
     choose_permute,
     permute_arguments,
     permute_grid,
+    permute_sizes,
     result_pitch_bytes,
     sample,
 )
@@ -32,19 +35,10 @@ def run(
     """(the result's memory with one poisoned row after it; the report)."""
     rows, columns = x.shape
     result = np.full((rows + 1, result_pitch_bytes(columns) // 2), POISON, np.uint16)
-    whole = x if x.base is None else x.base
-    report = load(ptx_of_template(TEMPLATE, spec, target)).launch(
-        spec.entry,
-        permute_grid(spec, rows, columns, blocks),
-        spec.threads,
-        permute_arguments(x.ctypes.data, order, result, rows, columns, x.strides[0]),
-        shared_bytes=spec.smem_bytes,
-        arrays=[whole],
-        produced_by_previous=(whole,),
-        target=target,
-        **options,
-    )
-    return result, report
+    planned = permute_arguments(spec, permute_sizes(spec, rows, columns, x.strides[0], blocks))
+    arrays = {"x": describe(x), "rows": describe(result)} | ({} if order is None else {"perm": describe(order)})
+    options = {"produced_by_previous": (host_bytes(arrays["x"]),)} | options
+    return result, planned.emulate(get_target(target), arrays, **options)
 
 
 def rows_of(shape: tuple[int, int], pitch: int, offset: int = 0) -> Any:
@@ -112,10 +106,12 @@ def test_the_wait_for_the_kernel_before_is_needed() -> None:
     x, order = rows_of((4, 64), 64), np.arange(64, dtype=np.int32)
     ptx = ptx_of_template(TEMPLATE, STAGED, "sm_90a").replace("griddepcontrol.wait;", "")
     result = np.zeros((4, 64), np.uint16)
+    planned = permute_arguments(STAGED, permute_sizes(STAGED, 4, 64, 128, 2, programmatic=True))
+    arrays = {"x": describe(x), "perm": describe(order), "rows": describe(result)}
     report = load(ptx).launch(
-        *(STAGED.entry, (1, 2), STAGED.threads),
-        permute_arguments(x, order, result, 4, 64, 128),
+        *(STAGED.entry, planned.sizes.grid, STAGED.threads, planned.filled(arrays)),
         shared_bytes=STAGED.smem_bytes,
+        arrays=(x, order, result),
         produced_by_previous=(x,),
         hazards="collect",
     )

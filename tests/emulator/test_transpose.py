@@ -11,7 +11,7 @@ import pytest
 import cudatma as c
 from cudatma.arrays import describe
 from cudatma.emulator.hazards.observer import Observer
-from cudatma.kernels.data_movement.call import Place
+from cudatma.kernels.data_movement.movement import Place
 from cudatma.kernels.data_movement.transpose import TransposeSpec, choose_transpose, plan_transpose, tile_plan
 from cudatma.layout import WARP_LANES, bank_conflicts
 from cudatma.target import get_target
@@ -25,7 +25,7 @@ def numbers(shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 def place(target: str = "sm_90a", blocks: int = 2) -> Place:
-    return Place("emulator", None, get_target(target), blocks)
+    return Place(get_target(target), blocks)
 
 
 @pytest.mark.sweep(9)
@@ -82,8 +82,9 @@ def test_no_hazard_in_many_schedules(element_bytes: int, target: str) -> None:
     spec = TransposeSpec(element_bytes, 1, 1, 2, 1, warps=2, raster_group=2)
     source = numbers((3 * spec.side, 2 * spec.side - 16), f"uint{8 * element_bytes}")
     result = np.zeros(source.shape[::-1], source.dtype)
-    planned = tile_plan(describe(source), describe(result), place(target), spec)
-    assert planned.emulate(get_target(target), schedules=8, seed=3).is_clean
+    arrays = {"src": describe(source), "out": describe(result)}
+    planned = tile_plan(arrays["src"], arrays["out"], place(target), spec)
+    assert planned.emulate(get_target(target), arrays, schedules=8, seed=3).is_clean
     assert (result == source.T).all()
 
 
@@ -106,7 +107,8 @@ def test_shared_memory_without_bank_conflicts(element_bytes: int, monkeypatch: p
     rows, columns = spec.tile
     source = numbers((rows, columns), f"uint{8 * element_bytes}")
     result = np.zeros((columns, rows), source.dtype)
-    plan_transpose(describe(source), describe(result), place()).emulate(get_target("sm_90a"), schedules=1)
+    arrays = {"src": describe(source), "out": describe(result)}
+    plan_transpose(arrays["src"], arrays["out"], place()).emulate(get_target("sm_90a"), arrays, schedules=1)
     assert (result == source.T).all()
     for accesses in seen.values():
         assert len(accesses) == source.nbytes // (16 * WARP_LANES)  # each byte is read once and written once

@@ -14,6 +14,7 @@ import pytest
 
 from cudatma import context
 from cudatma.dtypes import activation_type
+from cudatma.kernels import choice_table
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.marlin import gemm as marlin
@@ -23,7 +24,7 @@ from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
 from cudatma.kernels.marlin.mma_sync import LoadPaths
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
-from cudatma.kernels.operation import forget_calls, launch_of
+from cudatma.kernels.operation import launch_of
 from cudatma.quantization import PackedWeight, pack
 
 DTYPES = ("float16", "bfloat16")
@@ -66,9 +67,9 @@ def serve_with(monkeypatch: pytest.MonkeyPatch, choose: Callable[..., AnyMarlinS
         planned.append(spec)
         return gemm_arguments(problem, spec, *others)
 
-    monkeypatch.setattr(marlin, "choose", choose)
+    monkeypatch.setattr(marlin, "choose_again", lambda family, problem, gpu, memo: choose(problem, gpu))
     monkeypatch.setattr(marlin, "gemm_arguments", noted)
-    forget_calls()
+    choice_table.forget()
     return planned
 
 

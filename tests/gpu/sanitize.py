@@ -39,11 +39,11 @@ from cudatma import (
 )
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
-from cudatma.kernels.attention.choose import candidates as attention_candidates
+from cudatma.kernels.attention.choose import times as attention_times
 from cudatma.kernels.attention.problem import Problem as AttentionProblem
 from cudatma.kernels.attention.versions import VERSIONS as ATTENTION_VERSIONS
 from cudatma.kernels.choosing import pinned
-from cudatma.kernels.cost import ranked
+from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gemm.problem import LAYOUTS, kernel_name
 from cudatma.kernels.gemm.versions import VERSIONS
 from cudatma.kernels.gpu import gpu_of
@@ -191,7 +191,7 @@ def run_attention(version: str, case: str) -> str:
     problem = AttentionProblem(
         batch, heads, kv_heads, q_length, k_length, dim, dim, "float16", **masks, version=version
     )
-    on_gpu, specs = [upload(each) for each in (q, k, v)], list(ranked(attention_candidates(problem, gpu_of(0))))
+    on_gpu, specs = [upload(each) for each in (q, k, v)], cheapest_first(attention_times, problem, gpu_of(0))
     for spec, _ in (specs[0], specs[-1])[: len(specs)]:
         whole = upload(np.full((batch, q_length + 2, heads, dim), POISON, np.uint16).view(q.dtype))
         with pinned(spec):

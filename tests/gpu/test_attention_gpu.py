@@ -13,12 +13,11 @@ import pytest
 
 from cudatma.errors import ArgumentError, DriverError, TargetError
 from cudatma.kernels.attention.attention import attention
-from cudatma.kernels.attention.choose import candidates
+from cudatma.kernels.attention.choose import times
 from cudatma.kernels.attention.problem import HEAD_DIMS, Problem
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import VERSIONS
 from cudatma.kernels.choosing import pinned
-from cudatma.kernels.cost import ranked
 from cudatma.kernels.gpu import gpu_of
 from cudatma.target import detect
 
@@ -34,7 +33,7 @@ cupy = pytest.importorskip("cupy")
 def runs_here(version: str) -> bool:
     """Whether the GPU has what a version uses."""
     try:
-        return bool(candidates(Problem(1, 1, 1, 64, 64, 64, 64, "float16", version=version), gpu_of(0)))
+        return bool(times(Problem(1, 1, 1, 64, 64, 64, 64, "float16", version=version), np.array([64]), gpu_of(0)))
     except (ArgumentError, TargetError):
         return False
 
@@ -99,7 +98,7 @@ def check(out: Any, lse: Any, wanted: tuple[Any, Any], dtype: str) -> None:
 def tiles(dims: tuple[int, int], dtype: str, version: str, **masks: bool) -> Iterator[AttentionSpec]:
     """Each candidate of a version, with the longest and the shortest ring."""
     problem = Problem(3, 24, 8, 333, 460, *dims, dtype, **masks, version=version)
-    for spec, _ in ranked(candidates(problem, gpu_of(0))):
+    for spec, _ in times(problem, np.array([problem.m]), gpu_of(0)):
         yield spec
         if spec.stages > 2:
             yield replace(spec, stages=2)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cudatma.arrays import describe
-from cudatma.kernels.data_movement.call import place_of
+from cudatma.arrays import ArrayInfo, describe
+from cudatma.kernels.arguments import Arguments
 from cudatma.kernels.data_movement.copy import window_of
+from cudatma.kernels.data_movement.movement import Place
 from cudatma.kernels.data_movement.plans import run_plan, window_plan
-from cudatma.kernels.data_movement.ring import BOXES, Setting
+from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM, BOXES, Setting
 from cudatma.kernels.data_movement.window import carried, cropped, simplify
+from cudatma.kernels.gpu import gpu_of
+from cudatma.kernels.replay import Replay
 from cudatma.library_streams import current_stream
+from cudatma.target import detect
 
 pytestmark = pytest.mark.gpu
 
@@ -22,6 +26,16 @@ SETTINGS = [
     Setting(48128, 2, 2, 1, "", "evict_first"),
     Setting(256, 4, 6, 5, "evict_first", "evict_first"),
 ]
+
+
+def place() -> Place:
+    return Place(detect(), BLOCKS_PER_SM * gpu_of(0).sm_count)
+
+
+def launch(planned: Arguments, arrays: tuple[ArrayInfo, ArrayInfo]) -> None:
+    addresses = tuple(info.pointer for info in arrays)
+    replay = Replay(planned, planned.kernel(detect()), 0, ("src", "out"), addresses)
+    replay.run(planned.sizes, addresses, current_stream("cupy", 0))
 
 
 @pytest.mark.parametrize("widest", [1, 4, 8])
@@ -36,11 +50,9 @@ def test_a_window_arrives_and_nothing_around_it(setting: Setting, widest: int) -
     result = cupy.full((rows + 9, 4224), 7, cupy.uint8)
     part = cupy.asarray(source)[:, 16 : 16 + body]
     arrays = describe(part), describe(result[:, 16 : 16 + 4128])
-    place = place_of("copy", "cuda", arrays[0])
     window = carried(cropped(simplify(window_of(*arrays, (-4, -16)))), widest)
     assert window.itemsize == widest
-    planned = window_plan(window, arrays, place, setting=setting)
-    planned.plan(planned.kernel(place.target), place.device or 0).launch(current_stream("cupy", place.device or 0))
+    launch(window_plan(window, arrays, place(), setting=setting), arrays)
     wanted = np.full(result.shape, 7, np.uint8)
     wanted[:, 16 : 16 + 4128] = 0
     wanted[4:-5, 32 : 32 + body] = source[:, 16 : 16 + body]
@@ -55,9 +67,7 @@ def test_runs_with_other_rings(setting: Setting) -> None:
     result = cupy.full(source.size + 64, 7, cupy.uint8)
     given = cupy.asarray(source)
     arrays = describe(given[5:]), describe(result[37 : 32 + source.size])
-    place = place_of("copy", "cuda", arrays[0])
-    planned = run_plan(simplify(window_of(*arrays, (0,))), arrays, place, setting=setting)
-    planned.plan(planned.kernel(place.target), place.device or 0).launch(current_stream("cupy", place.device or 0))
+    launch(run_plan(simplify(window_of(*arrays, (0,))), arrays, place(), setting=setting), arrays)
     found = cupy.asnumpy(result)
     assert np.array_equal(found[37 : 32 + source.size], source[5:])
     assert (found[:37] == 7).all()

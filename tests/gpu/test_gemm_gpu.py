@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from cudatma.errors import DriverError, LaunchError, TargetError
-from cudatma.kernels import choosing
+from cudatma.kernels import choice_table
 from cudatma.kernels.choosing import decide, pinned
-from cudatma.kernels.cost import ranked
-from cudatma.kernels.gemm.choose import GEMM, candidates
+from cudatma.kernels.gemm.choose import GEMM, times
 from cudatma.kernels.gemm.gemm import gemm
 from cudatma.kernels.gemm.problem import LAYOUTS, Problem
 from cudatma.kernels.gemm.versions import VERSIONS
@@ -106,7 +105,7 @@ def test_a_large_odd_size(layout: str) -> None:
 def test_every_tile_is_right(version: int | str, layout: str) -> None:
     dtype = "float16"
     (a, left), (b, right) = stored(700, 1000, layout[0], dtype, 0), stored(1000, 904, layout[1], dtype, 1)
-    for spec, _ in ranked(candidates(Problem(700, 904, 1000, dtype, layout, version), gpu_of(0))):
+    for spec, _ in times(Problem(700, 904, 1000, dtype, layout, version), np.array([700]), gpu_of(0)):
         with pinned(spec):
             check(download(gemm(left, right)), a, b.T)
 
@@ -117,7 +116,7 @@ def test_few_rows_with_every_tile(m: int, layout: str) -> None:
     """Boxes of A hold no more rows than A has."""
     (a, left), (b, right) = stored(m, 1000, layout[0], "float16", 0), stored(1000, 904, layout[1], "float16", 1)
     for version in USABLE:
-        for spec, _ in ranked(candidates(Problem(m, 904, 1000, "float16", layout, version), gpu_of(0))):
+        for spec, _ in times(Problem(m, 904, 1000, "float16", layout, version), np.array([m]), gpu_of(0)):
             with pinned(spec):
                 check(download(gemm(left, right)), a, b.T)
 
@@ -209,11 +208,11 @@ def test_the_tuner_measures_it(
     told = json.loads(capsys.readouterr().out)["cells"]
     assert [cell["m"] for cell in told] == [5, 300]
     assert all(cell["times_us"] and not cell["dropped"] for cell in told)
-    choosing.forget()
+    choice_table.forget()
     entries, problems = usable_entries(tmp_path / "tuned.json", GEMM, gpu_of(0))
     assert not problems
     for entry in entries:
         assert decide(GEMM, entry.problem, gpu_of(0)).source == "tuned"
         a, b = (numbers(rows, 1028, "bfloat16", rows) for rows in (entry.problem.m, 1544))
         check(download(gemm(upload(a), upload(b).T)), a, b)
-    choosing.forget()
+    choice_table.forget()

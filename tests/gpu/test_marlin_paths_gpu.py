@@ -25,13 +25,14 @@ from marlin_operands import (
 
 import cudatma
 from cudatma import MarlinLinear, MarlinWorkspace, marlin_gemm
+from cudatma.arrays import describe
 from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.marlin.permute_columns import (
     TEMPLATE,
     choose_permute,
     permute_arguments,
-    permute_grid,
+    permute_sizes,
     result_pitch_bytes,
 )
 from cudatma.target import detect
@@ -96,13 +97,13 @@ def test_columns_are_permuted(rows: int, columns: int, gap: int, offset: int, pe
         rows, columns, has_permutation=permute, is_aligned=aligned, target=TARGET, sm_count=processors
     )
     kernel = load_kernel(TEMPLATE, spec, TARGET)
-    grid = permute_grid(spec, rows, columns, processors * kernel.occupancy(spec.threads, shared_bytes=spec.smem_bytes))
-    kernel.launch(
-        grid,
-        spec.threads,
-        permute_arguments(x, order, result, rows, columns, x.strides[0]),
-        shared_bytes=spec.smem_bytes,
-    )
+    resident = processors * kernel.occupancy(spec.threads, shared_bytes=spec.smem_bytes)
+    planned = permute_arguments(spec, permute_sizes(spec, rows, columns, x.strides[0], resident))
+    arrays = {"x": describe(x), "rows": describe(result)}
+    if order is not None:
+        arrays["perm"] = describe(order)
+    args = planned.filled(arrays)
+    kernel.launch(planned.sizes.grid, spec.threads, args, shared_bytes=spec.smem_bytes)
     wanted = bits(contiguous(x))
     wanted = wanted if order is None else wanted[:, order]
     assert bool((bits(result)[:rows, :columns] == wanted).all())

@@ -25,6 +25,7 @@ from cudatma import marlin_gemm
 from cudatma.dtypes import activation_type
 from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.marlin import gemm as marlin
+from cudatma.kernels.marlin.choose import resolve_fused
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import Schedule, schedule
 from cudatma.quantization.scale_range import ScaleFit
@@ -172,7 +173,7 @@ def test_one_multiply_add_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, n
     """Tiles that are divided and whole ones, a bias that hides no product, and activations down to subnormal ones."""
     dtype, largest, *_ = SCALES[scales]
     numbers = activation_type(dtype).numpy.type
-    spec, config = replace(TILES[name], dtype=dtype), marlin._config
+    spec = replace(TILES[name], dtype=dtype)
     use(monkeypatch, spec)
     for k, n, rows in ((2048, 4096 + 72, 333), (512, 20000, 70)):
         packed, bias = rescaled(k, n, *SCALES[scales]), on_gpu(on_host(make_bias(n, dtype)) * numbers(largest))
@@ -182,7 +183,7 @@ def test_one_multiply_add_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, n
         for form in (packed.scale_fit.form, "none"):
             with monkeypatch.context() as patched:
                 planned = serve_with(patched, lambda *_: spec)
-                patched.setattr(marlin, "_config", lambda spec, _, copy, form=form: config(spec, form, copy))
+                patched.setattr(marlin, "resolve_fused", lambda spec, _, form=form: resolve_fused(spec, form))
                 found.append(bits(marlin_gemm(x, packed, bias=bias)).get())
                 assert [one.scale_form for one in planned] == [form]
         assert np.isfinite(found[0].view(numbers).astype(np.float32)).all()

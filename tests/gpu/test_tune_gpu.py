@@ -12,7 +12,7 @@ import cudatma
 from cudatma.build import kernel as build
 from cudatma.build.kernel import Kernels
 from cudatma.context import runtime
-from cudatma.kernels import choosing
+from cudatma.kernels import choice_table
 from cudatma.kernels.choosing import Listed, shortlist
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.marlin.choose import MARLIN, decide, marlin_explain, resolve_fused
@@ -33,7 +33,7 @@ M_VALUES = (5, 64, 300)
 def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     path = tmp_path / "tuned.json"
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
-    choosing.forget()
+    choice_table.forget()
     return path
 
 
@@ -60,7 +60,7 @@ def test_it_tunes_and_the_gemm_follows(file: Path, capsys: pytest.CaptureFixture
     assert {entry.problem.m for entry in entries} == set(M_VALUES)
     assert all(1 < entry.us <= entry.rule_us < 1000 for entry in entries)
 
-    choosing.forget()
+    choice_table.forget()
     weight = random_weight(LAYER)
     dense = weight.dequantize(dtype=np.float64)
     on_gpu = weight.to_device(0)

@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 from cudatma.arrays import describe
 from cudatma.errors import ArgumentError, DriverError, LaunchError, PeerTimeout
 from cudatma.integrations.torch import AllReduce, all_reduce
-from cudatma.kernels.all_reduce.spec import Inbox, packets, received
-from cudatma.kernels.launch import Launch
+from cudatma.kernels.all_reduce.spec import ALL_REDUCE, Inbox, packets, received
+from cudatma.kernels.gpu import imagined_gpu
 from cudatma.target import get_target
 
 RANKS, LONGEST_BYTES = 3, 400
@@ -50,7 +50,7 @@ class Ranks:
         self.memories: dict[int, Memory] = {}
         self.opened: list[tuple[int, int]] = []
         self.closed: list[tuple[int, int]] = []
-        self.launches: list[tuple[int, Launch, int]] = []
+        self.launches: list[tuple[int, Any, Any]] = []
         self.by_group = 0
 
     @property
@@ -116,13 +116,8 @@ class FakeTorch:
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     fake = Ranks()
 
-    class Recorded:
-        def __init__(self, launch: Launch, kernel: Any, device: Any, bases: Any, arguments: Any) -> None:
-            assert arguments == (1,)  # the message
-            self.launch = launch
-
-        def run(self, addresses: tuple[int], stream: int) -> None:
-            fake.launches.append((fake.rank, self.launch, addresses[0]))
+    def recorded(operation: Any, inputs: Any, out: Any, options: Any, *, subject: Any) -> None:
+        fake.launches.append((fake.rank, operation.check(inputs, out, options, subject).problem, inputs[0]))
 
     group = SimpleNamespace(
         all_gather_object=fake.gather,
@@ -133,17 +128,15 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
         "dist": group,
         "rank_and_members": lambda group: (fake.rank, list(range(RANKS))),
         "torch": FakeTorch(),
-        "Replay": Recorded,
+        "run": recorded,
+        "launch_of": lambda operation, problem, device, stream: None,
         "shareable_memory": fake.share,
         "memory_handle": lambda memory: bytes([fake.rank]),
         "open_memory": fake.open,
         "close_memory": fake.close,
-        "detect": lambda device: TARGET,
-        "context": SimpleNamespace(device=lambda device: SimpleNamespace(sm_count=2)),
         "current_stream": lambda library, device: 0,
     }.items():
         monkeypatch.setattr(all_reduce, name, value)
-    monkeypatch.setattr(Launch, "loaded", lambda self, target, device, stream: None)
     return fake
 
 
@@ -159,12 +152,14 @@ def test_the_launch_of_each_rank_reaches_the_memory_of_all(ranks: Ranks) -> None
         ranks.run(lambda parts=parts: made[ranks.rank](parts[ranks.rank].as_subclass(OnGpu)))
         assert len(ranks.launches) == RANKS
         sent = [packets(part.view(torch.int16).numpy().copy(), number) for part in parts]
-        for rank, launch, address in ranks.launches:
+        gpu = imagined_gpu(TARGET, 2)
+        for rank, problem, x in ranks.launches:
             for peer in range(RANKS):
                 received(memories[rank], inbox, number, peer)[: len(sent[peer])] = sent[peer]
-            arrays = (*memories, describe(parts[rank].view(torch.int16).numpy()).owner, made[rank]._failed)
-            args = (launch.args[0], address, launch.args[2])
-            launch.kernel(TARGET).emulate(launch.grid, launch.spec.threads, args, arrays=arrays, schedules=1)
+            others = (*memories, made[rank]._failed)
+            arrays = {"x": describe(x)} | {f"other {i}": describe(other) for i, other in enumerate(others)}
+            (launch,) = ALL_REDUCE.arguments(problem, ALL_REDUCE.configure(problem, gpu, {}), gpu, ())
+            launch.emulate(TARGET, arrays, schedules=1, produced_by_previous=())
         assert all(torch.equal(part, total) for part in parts)
     assert ranks.by_group == 0
     ranks.run(lambda: made[ranks.rank].close())

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
+from data_movement_subjects import call_of
 from subject import Subject
 
-from cudatma.arrays import ArrayInfo, describe
 from cudatma.kernels.marlin.dequantize import TEMPLATE as DEQUANTIZE
-from cudatma.kernels.marlin.dequantize import DequantizeSpec, dense_pitch_bytes
-from cudatma.kernels.marlin.dequantize import prepare as prepare_dequantize
+from cudatma.kernels.marlin.dequantize import DequantizeSpec, dense_pitch_bytes, on_host
 from cudatma.kernels.marlin.permute_columns import TEMPLATE as PERMUTE
 from cudatma.kernels.marlin.permute_columns import (
     PermuteColumnsSpec,
     permute_arguments,
-    permute_grid,
+    permute_sizes,
     result_pitch_bytes,
 )
 from cudatma.mutants.mutant import Call
 from cudatma.quantization import quantize
-from cudatma.target import get_target
 
 _TARGET = "sm_90a"
 _ROWS, _COLUMNS = 13, 128
@@ -36,15 +33,9 @@ def _permute_call(spec: PermuteColumnsSpec) -> Callable[[], Call]:
         x = random.integers(0, 1 << 16, (_ROWS, _COLUMNS), np.uint16)
         order = random.permutation(_COLUMNS).astype(np.int32)
         result = np.zeros((_ROWS, result_pitch_bytes(_COLUMNS) // 2), np.uint16)
-        return Call(
-            spec.entry,
-            permute_grid(spec, _ROWS, _COLUMNS, 1),
-            spec.threads,
-            permute_arguments(x, order, result, _ROWS, _COLUMNS, x.strides[0]),
-            shared_bytes=spec.smem_bytes,
-            # As after another kernel of a programmatic chain, which writes the rows that are permuted.
-            options=(("produced_by_previous", (x,)),),
-        )
+        planned = permute_arguments(spec, permute_sizes(spec, _ROWS, _COLUMNS, x.strides[0], 1))
+        # As after another kernel of a programmatic chain, which writes the rows that are permuted.
+        return call_of(planned, {"x": x, "perm": order, "rows": result}, options=(("produced_by_previous", (x,)),))
 
     return make
 
@@ -57,10 +48,7 @@ def _dequantize_call(spec: DequantizeSpec) -> Callable[[], Call]:
         if spec.has_permutation:
             w = replace(w, perm=random.permutation(_K).astype(np.int32))
         out = np.zeros((_K, dense_pitch_bytes(_N) // 2), w.scales.dtype)
-        grid, args = prepare_dequantize(w, describe(out[:, :_N]), spec, get_target(_TARGET), 1)
-        addresses: tuple[Any, ...] = tuple(a.pointer if isinstance(a, ArrayInfo) else a for a in args)
-        arrays = (w.qweight, w.scales, out) if w.zeros is None else (w.qweight, w.scales, w.zeros, out)
-        return Call(spec.entry, grid, spec.threads, addresses, shared_bytes=spec.smem_bytes, arrays=arrays)
+        return call_of(*on_host(w, out[:, :_N], spec=spec, resident=1))
 
     return make
 

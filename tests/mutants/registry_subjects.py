@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from attention_subjects import attention_subjects
-from data_movement_subjects import data_movement_subjects
+from data_movement_subjects import call_of, data_movement_subjects
 from path_subjects import path_subjects
 from subject import Subject
 
@@ -205,8 +205,7 @@ def _ragged_copy_call(spec: RaggedCopySpec) -> Callable[[], Call]:
         sources = [np.full(shape, i + 1, np.uint16) for i, shape in enumerate(shapes)]
         destinations = [np.zeros_like(source) for source in sources]
         copy = RaggedCopy(sources, destinations, backend="emulator", spec=spec, target=get_target(_TARGET))
-        arguments, arrays = copy.host_arguments(2)
-        return Call(spec.entry, 2, 64, arguments, shared_bytes=spec.smem_bytes, arrays=arrays, keep=copy)
+        return call_of(*copy.on_host(2))
 
     return make
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import importlib
 import os
 import sys
 import threading
@@ -556,54 +555,6 @@ def case_a_dlpack_array_is_read_behind_cupys_current_stream() -> None:
         assert waits(lambda: c.marlin_gemm(Shared(), w, out, stream=0x50)) == (0x50, 0x40)
         assert waits(lambda: c.marlin_gemm(Shared(), w, out, stream=0x40)) is None
         assert waits(lambda: c.marlin_gemm(Shared(), w, out)) is None
-
-
-class Launches:
-    """A kernel that notes the streams of its launches."""
-
-    def __init__(self) -> None:
-        self.streams: list[Any] = []
-
-    def launch(self, *_: Any, stream: Any, **__: Any) -> None:
-        self.streams.append(stream)
-
-    def plan(self, *_: Any, **__: Any) -> Any:
-        return types.SimpleNamespace(launch=self.streams.append)
-
-
-def kernel_of(module: str) -> Launches:
-    made = Launches()
-    found: Any = importlib.import_module(f"cudatma.kernels.{module}")
-    found.load_kernel = lambda *_: made
-    return made
-
-
-def case_dequantize() -> None:
-    kernel = kernel_of("marlin.dequantize")
-    current[0] = 0x40
-    for stream, wanted in ((None, 0x40), (0x50, 0x50), (0, 0)):
-        allocated_on.clear()
-        c.dequantize(w, stream=stream)
-        assert (allocated_on, kernel.streams[-1]) == ([wanted], wanted)
-    assert waits(lambda: c.dequantize(w, out=Foreign((K, N), 0x66), stream=0x50)) == (0x50, 0x66)
-
-
-def case_tile_copy() -> None:
-    kernel = kernel_of("data_movement.tile_copy")
-    assert waits(lambda: c.tile_copy(Foreign((64, 64), 0x66), Array((64, 64)), stream=0x50)) == (0x50, 0x66)
-    assert waits(lambda: c.tile_copy(Array((64, 64)), Array((64, 64)), stream=0x50)) is None
-    assert kernel.streams == [0x50, 0x50]
-
-
-def case_a_ragged_copy_waits_where_it_is_made() -> None:
-    kernel = kernel_of("data_movement.ragged_copy")
-    copy = c.RaggedCopy([Foreign((64, 64), 0x66)], [Array((64, 64))])
-    assert counts.synchronized == 0x66
-    told(0, 0x67, 7, capture=100)
-    c.RaggedCopy([Foreign((64, 64), 0x67)], [Array((64, 64))])
-    assert counts.synchronized != 0x67, "a stream that is captured cannot be waited for"
-    assert waits(lambda: copy.run(0x50)) is None
-    assert kernel.streams == [0x50]
 
 
 if __name__ == "__main__":

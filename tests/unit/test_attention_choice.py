@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 from measured_gpus import readings
 
 from cudatma.errors import ArgumentError, TargetError
-from cudatma.kernels.attention.choose import ATTENTION, candidates
+from cudatma.kernels import choice_table
+from cudatma.kernels.attention.choose import ATTENTION, times
 from cudatma.kernels.attention.problem import HEAD_DIMS, Problem
 from cudatma.kernels.attention.versions import VERSIONS
 from cudatma.kernels.choosing import decide
 from cudatma.kernels.gpu import H200, imagined_gpu
+from cudatma.kernels.tuning_file import FILE_VARIABLE, Entry, GpuClass, store_entry
 
 
 @pytest.mark.parametrize("version", ["", "a1", "a2", "a3", "a4"])
@@ -50,7 +54,7 @@ def test_the_choice_for_other_head_dims() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_version_has_a_tile_for_every_head_dim(version: str, dims: tuple[int, int]) -> None:
     problem = Problem(1, 8, 8, 1024, 1024, *dims, "float16", is_causal=True, has_softcap=True, version=version)
-    assert candidates(problem, H200)
+    assert times(problem, np.array([1024]), H200)
 
 
 def test_few_heads_get_tiles_of_fewer_queries() -> None:
@@ -68,7 +72,7 @@ def test_where_there_is_no_wgmma_p1_runs(dims: tuple[int, int]) -> None:
     assert decide(ATTENTION, problem, H200).spec.version != "p1"
     assert decide(ATTENTION, replace(problem, q_length=1, k_length=16), gpu).spec.version == "p1"  # nor the baseline
     with pytest.raises(TargetError, match=r"wgmma.*version a3 of attention"):
-        candidates(replace(problem, version="a3"), gpu)
+        times(replace(problem, version="a3"), np.array([4096]), gpu)
 
 
 @pytest.mark.parametrize(("dims", "warpgroups", "block_n", "rows"), [((64, 64), 2, 80, 32), ((96, 96), 1, 80, 32)])
@@ -77,3 +81,56 @@ def test_all_threads_of_a1_copy_whole_rows(dims: tuple[int, int], warpgroups: in
     VERSIONS["a1"]("float16", *dims, block_n=2 * rows, **given)
     with pytest.raises(ArgumentError, match=rf"^block_n: got {block_n}; allowed: a multiple of {rows}"):
         VERSIONS["a1"]("float16", *dims, block_n=block_n, **given)
+
+
+SELF = Problem(4, 16, 16, 512, 512, 128, 128, "bfloat16", is_causal=True)
+CROSS = replace(SELF, k_length=3000)
+
+
+@pytest.mark.parametrize("version", ["", "p1"])
+@pytest.mark.parametrize("problem", [SELF, replace(SELF, is_causal=False), CROSS], ids=lambda one: one.description)
+def test_times_at_many_lengths_are_the_costs_at_each(problem: Problem, version: str) -> None:
+    problem, lengths = replace(problem, version=version), [1, 64, 65, 200, 1000, 5000]
+    for spec, us in times(problem, np.array(lengths), H200):
+        costs = [spec.cost(problem.with_queries(length), H200).us for length in lengths]
+        np.testing.assert_allclose(us, costs, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("problem", "other", "is_same"),
+    [
+        (SELF, replace(SELF, q_length=77, k_length=77), True),
+        (CROSS, replace(CROSS, q_length=77), True),
+        (CROSS, replace(CROSS, k_length=3070), True),
+        (CROSS, replace(CROSS, k_length=3200), False),
+        (CROSS, SELF, False),
+        (replace(SELF, q_length=1, k_length=1), replace(SELF, q_length=2, k_length=1), False),
+        (replace(SELF, batch=33, is_varlen=True), replace(SELF, batch=36, is_varlen=True), True),
+        (replace(SELF, batch=33), replace(SELF, batch=36), False),
+    ],
+)
+def test_which_problems_share_a_table(problem: Problem, other: Problem, is_same: bool) -> None:
+    assert (ATTENTION.shape(problem) == ATTENTION.shape(other)) == is_same
+    for shape in (ATTENTION.shape(problem), ATTENTION.shape(other)):
+        assert ATTENTION.shape(shape) == shape
+
+
+@pytest.mark.parametrize(
+    ("measured", "near", "far"),
+    [
+        (SELF, replace(SELF, q_length=510, k_length=510), replace(SELF, k_length=3000)),
+        (CROSS, replace(CROSS, q_length=510, k_length=3050), SELF),
+    ],
+)
+def test_a_tuning_entry_serves_nearby_lengths(
+    measured: Problem, near: Problem, far: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = times(measured, np.array([512]), H200)[-1][0]
+    store_entry(tmp_path / "tuned.json", GpuClass.of(H200), ATTENTION, Entry(measured, spec, 8.0, 10.0))
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "tuned.json"))
+    choice_table.forget()
+    for problem in (measured, near):
+        decision = decide(ATTENTION, problem, H200)
+        assert (decision.source, decision.spec) == ("tuned", spec)
+    assert decide(ATTENTION, far, H200).source == "rule"
+    choice_table.forget()

@@ -13,13 +13,13 @@ import pytest
 import cudatma as c
 from cudatma import backend as backend_module
 from cudatma.arrays import ArrayInfo, describe
-from cudatma.kernels import launch as launch_module
+from cudatma.kernels import arguments as arguments_module
 from cudatma.kernels.data_movement import ring as rings
 from cudatma.kernels.data_movement.broadcast import BroadcastSpec
-from cudatma.kernels.data_movement.call import Place
 from cudatma.kernels.data_movement.copy import plan_copy
 from cudatma.kernels.data_movement.gather import GatherSpec
 from cudatma.kernels.data_movement.im2col import Im2colCopySpec
+from cudatma.kernels.data_movement.movement import Place
 from cudatma.kernels.data_movement.plans import plain_plan, run_plan, window_plan
 from cudatma.kernels.data_movement.prefetch import PrefetchSpec
 from cudatma.kernels.data_movement.ring import Setting, stages_for
@@ -44,7 +44,7 @@ def nothing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any) -> Any:
         pytest.fail("a wrong call was compiled")
 
-    monkeypatch.setattr(launch_module, "_kernel", refuse)
+    monkeypatch.setattr(arguments_module, "load_kernel", refuse)
 
 
 def fresh(shape: tuple[int, ...] = (32, 64), dtype: Any = np.float32) -> Array:
@@ -220,7 +220,7 @@ def test_without_a_card_it_says_where_it_computes(monkeypatch: pytest.MonkeyPatc
 
 
 def card(blocks: int = 264) -> Place:
-    return Place("emulator", None, get_target("sm_90a"), blocks)
+    return Place(get_target("sm_90a"), blocks)
 
 
 def info(shape: tuple[int, ...], strides: tuple[int, ...], pointer: int = 1 << 20) -> ArrayInfo:
@@ -231,15 +231,15 @@ def test_huge_runs_and_windows_are_planned() -> None:
     nbytes = 1 << 41
     window = Window(1 << 20, 1 << 45, 1, (Axis(0, nbytes, nbytes, 1, 1),))
     planned = run_plan(window, (info((1,), (4,)), info((1,), (4,))), card(), setting=Setting())
-    assert planned.grid == 264
-    assert planned.args[2] == nbytes
+    assert planned.sizes.grid == 264
+    assert planned.parameters[2] == nbytes
     side, pitch = 16384, 65536
     window = Window(1 << 20, 1 << 40, 4, (Axis(100, 12000, side, pitch, 48000), Axis(200, 12000, side, 4, 4)))
     arrays = info((side, side), (pitch, 4)), info((12000, 12000), (48000, 4))
     planned = window_plan(window, arrays, card(), setting=Setting())
-    assert planned.args[0].spec.dims == (12000, 12000)
-    assert planned.args[0].spec.address == (1 << 20) + 100 * pitch + 800
-    assert planned.args[2:] == (0, 256, 47, 0, 16, 750, 16384, 47 * 750)
+    assert planned.parameters[0].spec.dims == (12000, 12000)
+    assert planned.parameters[0].offset_bytes == 100 * pitch + 800
+    assert planned.parameters[2:] == (0, 256, 47, 0, 16, 750, 16384, 47 * 750)
     window = Window(1 << 20, 1 << 50, 4, (Axis(0, 1 << 33, 1 << 33, 16, 16), Axis(0, 4, 4, 4, 4)))
     with pytest.raises(c.DescriptorError, match=r"2\*\*32"):
         window_plan(window, (info((1, 4), (16, 4)), info((1, 4), (16, 4))), card())
@@ -250,9 +250,9 @@ def test_a_window_goes_as_boxes_of_8_byte_elements() -> None:
     for columns, box, width in ((12000, (250, 4), 8), (11999, (256, 8), 4)):
         arrays = info((16384, columns + 1000), (65536, 4)), info((12000, 12000), (48000, 4), 1 << 40)
         planned = plan_copy(*arrays, (100, 1000), card(), via="tma")
-        assert planned.args[0].spec.dtype.element_bytes == width
-        assert (planned.args[3], planned.args[6]) == box
-        assert (planned.spec.stage_bytes, planned.spec.stages, planned.spec.in_flight, planned.grid) == (
+        assert planned.parameters[0].spec.dtype.element_bytes == width
+        assert (planned.parameters[3], planned.parameters[6]) == box
+        assert (planned.config.stage_bytes, planned.config.stages, planned.config.in_flight, planned.sizes.grid) == (
             8 * KIB,
             10,
             5,
@@ -264,7 +264,7 @@ def test_plain_code_counts_in_as_many_bits_as_it_needs() -> None:
     for rows, bits in ((1 << 20, 32), (1 << 22, 64)):
         axes = (Axis(0, rows, rows, 4100, 4104), Axis(1, 1024, 1025, 4, 4))
         planned = plain_plan(Window(1 << 20, 1 << 45, 4, axes), (info((1,), (4,)), info((1,), (4,))), card())
-        assert (planned.spec.index_bits, planned.args[3]) == (bits, rows * 1024)
+        assert (planned.config.index_bits, planned.parameters[3]) == (bits, rows * 1024)
 
 
 def test_small_runs_take_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +272,7 @@ def test_small_runs_take_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     for nbytes, stage, grid in ((64, 4 * KIB, 1), (1 << 20, 4 * KIB, 256), (264 * 16 * KIB, 16 * KIB, 264)):
         window = Window(1 << 20, 1 << 45, 1, (Axis(0, nbytes, nbytes, 1, 1),))
         planned = run_plan(window, (info((1,), (4,)), info((1,), (4,))), card())
-        assert (planned.spec.stage_bytes, planned.grid) == (stage, grid)
+        assert (planned.config.stage_bytes, planned.sizes.grid) == (stage, grid)
 
 
 def test_runs_too_short_for_large_slots_take_the_usual_ring(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,9 +288,9 @@ def test_runs_too_short_for_large_slots_take_the_usual_ring(monkeypatch: pytest.
         window = Window(1 << 20, 1 << 45, 1, (Axis(0, slots * KIB, slots * KIB, 1, 1),))
         arrays = info((1,), (4,)), info((1,), (4,))
         planned = run_plan(window, arrays, card())
-        assert (planned.spec.stage_bytes, planned.spec.stages, planned.grid) == (stage, stages, grid)
-        assert run_plan(window, arrays, card(), "add", "u32").spec.stage_bytes < 64 * KIB
-        assert run_plan(window, arrays, card(), setting=large).spec.stage_bytes == 64 * KIB
+        assert (planned.config.stage_bytes, planned.config.stages, planned.sizes.grid) == (stage, stages, grid)
+        assert run_plan(window, arrays, card(), "add", "u32").config.stage_bytes < 64 * KIB
+        assert run_plan(window, arrays, card(), setting=large).config.stage_bytes == 64 * KIB
 
 
 # ---- specs

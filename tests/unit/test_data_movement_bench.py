@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import data_movement
-from cudatma.kernels.data_movement.call import Place
+from cudatma.kernels.data_movement.movement import Place
 from cudatma.target import get_target
 
 #: Cases like the benchmark's, of a few kilobytes.
@@ -51,10 +51,10 @@ def test_both_contenders_compute_the_same(name: str, numpy_as_cupy: None) -> Non
 def test_searches_offer_other_specs(name: str, numpy_as_cupy: None) -> None:
     prepared = SMALL[name]()
     assert prepared.variants is not None
-    found = dict(prepared.variants(Place("emulator", None, get_target("sm_90a"), 4), 4))
-    assert max(planned.grid for planned in found.values()) == {"run": 1, "window": 4, "transpose": 1}[name]
-    assert len({planned.spec for planned in found.values()}) == len(found) > 10
-    assert min(planned.spec.smem_bytes for planned in found.values()) <= 227 * 1024
+    found = {name: planned for name, planned, _ in prepared.variants(Place(get_target("sm_90a"), 4), 4)}
+    assert max(planned.sizes.grid for planned in found.values()) == {"run": 1, "window": 4, "transpose": 1}[name]
+    assert len({planned.config for planned in found.values()}) == len(found) > 10
+    assert min(planned.config.smem_bytes for planned in found.values()) <= 227 * 1024
 
 
 def test_host_time_is_a_median_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,11 @@
-"""Repeated calls of the operations over arrays: what an earlier one left behind serves other arrays, and nothing that
-addresses, options or surroundings decide is taken from it. On the fake driver for cards, on the emulator for values."""
+"""Calls of the operations over arrays on the path of a call: on the fake driver what a repeated call launches, on the
+emulator results, plans and checks."""
 
 from __future__ import annotations
 
 import gc
-import sys
-import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,7 @@ import pytest
 from fake_records import build_driver, wrong_cases
 
 import cudatma as c
-from cudatma.kernels.data_movement import call as call_module
-from cudatma.kernels.data_movement.call import CALLS
-from cudatma.kernels.launch import EmulatedReplay
+from cudatma.kernels.data_movement import movement
 
 Array = np.ndarray[Any, Any]
 EMULATED = {"backend": "emulator"}
@@ -28,23 +24,6 @@ def test_on_the_fake_driver(tmp_path: Path) -> None:
     build_driver(tmp_path)
     script = Path(__file__).with_name("data_movement_on_fake_driver.py")
     assert not (wrong := wrong_cases(script, tmp_path)), wrong
-
-
-@pytest.fixture(autouse=True)
-def nothing_known() -> Iterator[None]:
-    CALLS.clear()
-    yield
-    CALLS.clear()
-
-
-@pytest.fixture
-def only_first(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Once it is called, a launch that is made ready anew is an error."""
-
-    def forbid() -> None:
-        monkeypatch.setattr(call_module, "EmulatedReplay", lambda *_: pytest.fail("the call was planned again"))
-
-    return forbid
 
 
 def numbers(seed: int, shape: tuple[int, ...] = (20, 48)) -> Array:
@@ -63,23 +42,22 @@ OPERATIONS: dict[str, Callable[[Array, dict[str, Any]], Any]] = {
     "halo_tiles": lambda x, o: c.halo_tiles(x, (8, 16), (1, 4), **o),
     "im2col": lambda x, o: c.im2col(x.reshape(1, 20, 12, 4), 3, padding=1, **o),
     "broadcast": lambda x, o: c.broadcast(x, 3, **o),
+    "tile_copy": lambda x, o: c.tile_copy(x, np.zeros_like(x), **o),
 }
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_the_same_results(name: str, only_first: Callable[[], None]) -> None:
+def test_the_same_results(name: str) -> None:
     call, results = OPERATIONS[name], []
-    for seed in range(3):
+    for seed in range(2):
         x = numbers(seed)
         result = call(x, EMULATED)
         assert np.array_equal(result, call(x, {"backend": "reference"}))
         assert not any(np.array_equal(result, other) for other in results)
         results.append(result)
-        only_first()
-        assert len(CALLS) == 1
 
 
-def test_rows_by_number(only_first: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDATMA_TARGET", "sm_100a")
     for seed in range(2):
         x, rows = numbers(seed), [seed + 3, 0, seed + 5, 11, 2]
@@ -88,8 +66,6 @@ def test_rows_by_number(only_first: Callable[[], None], monkeypatch: pytest.Monk
         c.scatter_rows(into, rows, x[:5].copy(), **EMULATED)
         assert (into[rows] == x[:5]).all()
         assert np.count_nonzero(into) == 5 * 48
-        assert len(CALLS) == 2
-        only_first()
 
 
 def test_addresses_are_still_looked_at() -> None:
@@ -113,12 +89,10 @@ def test_addresses_are_still_looked_at() -> None:
         c.reduce_into(sums[:20], sums[10:30], "add", **EMULATED)
 
 
-def test_from_one_part_of_an_array_to_another(only_first: Callable[[], None]) -> None:
-    for seed in range(2):
-        x = numbers(seed)
-        wanted = x[:8].copy()
-        assert (c.copy(x, out=x[9:17], shape=(8, 48), **EMULATED) == wanted).all()
-        only_first()
+def test_from_one_part_of_an_array_to_another() -> None:
+    x = numbers(0)
+    wanted = x[:8].copy()
+    assert (c.copy(x, out=x[9:17], shape=(8, 48), **EMULATED) == wanted).all()
     with pytest.raises(c.ArgumentError, match="memory of its own"):
         c.copy(x, out=x[7:15], shape=(8, 48), **EMULATED)
 
@@ -128,13 +102,13 @@ def test_values_of_a_table_are_still_looked_at() -> None:
     c.gather(x, [(0, 4)], (4, 8), **EMULATED)
     with pytest.raises(c.ArgumentError, match="multiples of 4"):
         c.gather(x, [(0, 5)], (4, 8), **EMULATED)
-    assert len(CALLS) == 1
 
 
-def test_whatever_decides_a_launch_makes_another_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = numbers(0)
-    c.copy(x, **EMULATED)
+def test_plans_are_found_by_layouts_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, planned = numbers(0), movement._planned
+    planned.cache_clear()
     others: list[Callable[[], object]] = [
+        lambda: c.copy(x, **EMULATED),
         lambda: c.copy(x.view(np.int32), **EMULATED),
         lambda: c.copy(x.reshape(48, 20), **EMULATED),
         lambda: c.copy(x[:, :44], **EMULATED),
@@ -143,16 +117,17 @@ def test_whatever_decides_a_launch_makes_another_call(monkeypatch: pytest.Monkey
         lambda: c.copy(x, out=np.zeros((20, 52), np.float32)[:, :48], **EMULATED),
         lambda: c.copy(x, offset=(1, 4), shape=(12, 12), **EMULATED),
         lambda: c.copy(x, offset=(1, 8), shape=(12, 12), **EMULATED),
+        lambda: c.copy(x.reshape(-1)[1:921].reshape(20, 46), **EMULATED),
         lambda: c.prefetch(x, **EMULATED),
     ]
-    for count, other in enumerate(others, 2):
-        other()
-        assert len(CALLS) == count
-    with c.debugging():
-        assert (c.copy(x, **EMULATED) == x).all()
+    for _ in range(2):
+        for other in others:
+            other()
+        x = numbers(1)
+    assert (planned.cache_info().misses, planned.cache_info().hits) == (len(others), len(others))
     monkeypatch.setenv("CUDATMA_TARGET", "sm_120a")
     assert (c.copy(x, **EMULATED) == x).all()
-    assert len(CALLS) == len(others) + 3
+    assert planned.cache_info().misses == len(others) + 1
 
 
 def test_options_that_only_look_alike() -> None:
@@ -170,17 +145,6 @@ def test_options_that_only_look_alike() -> None:
         c.copy(x, via=["tma"], **EMULATED)  # type: ignore[arg-type]
 
 
-def test_a_launch_that_fails_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
-        raise c.LaunchError("stream", "a broken one", "another")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(EmulatedReplay, "run", fail)
-        with pytest.raises(c.LaunchError):
-            c.copy(numbers(0), **EMULATED)
-    assert len(CALLS) == 0
-
-
 def test_no_array_is_kept() -> None:
     x = numbers(0)
     results = [c.transpose(x, **EMULATED), c.copy(x, **EMULATED), c.gather(x, [(0, 0)], (4, 8), **EMULATED)]
@@ -188,40 +152,3 @@ def test_no_array_is_kept() -> None:
     del x, results
     gc.collect()
     assert [each() for each in gone] == [None] * 4
-    assert len(CALLS) == 3
-
-
-def test_the_number_of_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CALLS, "most", 2)
-    for columns in (4, 8, 12, 4):
-        x = numbers(columns, (2, columns))
-        assert (c.copy(x, **EMULATED) == x).all()
-        assert len(CALLS) <= 2
-
-
-def test_many_threads_share_a_call() -> None:
-    """Each has arrays of its own; addresses of one thread in another's launch would be seen."""
-    c.copy(numbers(0), **EMULATED)
-    wrong: list[object] = []
-
-    def work(thread: int) -> None:
-        try:
-            for turn in range(8):
-                x = numbers(100 * thread + turn)
-                if not np.array_equal(c.copy(x, **EMULATED), x):
-                    wrong.append((thread, turn))
-        except BaseException as error:
-            wrong.append(error)
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        threads = [threading.Thread(target=work, args=(thread,)) for thread in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert wrong == []
-    assert len(CALLS) == 1

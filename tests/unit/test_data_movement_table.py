@@ -13,30 +13,23 @@ import pytest
 
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.data_movement.call import Place
 from cudatma.kernels.data_movement.table import int_table
-from cudatma.target import get_target
 
 HOST = describe(np.ones((4, 4), np.float32))
 CARD = replace(HOST, device=0, kind="cupy")
 STARTS = ArrayInfo(1 << 20, (3, 2), (8, 4), np.dtype(np.int32), 0, None, "cupy")
-PLACE = Place("cuda", 0, get_target("sm_90a"), 264)
 
 
 @pytest.mark.parametrize("values", [[(1, 2), (3, 4)], np.array([[1, 2], [3, 4]], np.uint8), ((1, 2), (3, 4))])
 def test_host_tables_are_copied(values: Any) -> None:
     table = int_table(values, 2, HOST, True)
-    assert table.rows == 2
-    assert table.host().tolist() == [[1, 2], [3, 4]]
-    with table.on_device(Place("emulator", None, get_target("sm_90a"), 4), 0) as where:
-        assert where.dtype == np.int32
-        assert where.device is None
+    words = table.on_device(HOST, None, None)
+    assert (words.tolist(), words.dtype) == ([[1, 2], [3, 4]], np.int32)
 
 
 def test_empty_tables() -> None:
-    assert int_table([], 3, HOST, True).host().shape == (0, 3)
-    assert int_table(np.zeros((0, 3)), 3, HOST, True).rows == 0
-    assert int_table([], None, HOST, True).host().shape == (0,)
+    for values, columns, shape in (([], 3, (0, 3)), (np.zeros((0, 3)), 3, (0, 3)), ([], None, (0,))):
+        assert int_table(values, columns, HOST, True).on_device(HOST, None, None).shape == shape
 
 
 @pytest.mark.parametrize(
@@ -63,9 +56,8 @@ def test_what_is_refused(values: Any, columns: int | None, beside: ArrayInfo, er
 
 def test_a_table_on_the_card_stays_there() -> None:
     table = int_table(STARTS, 2, CARD, False)
-    assert (table.rows, table.values) == (3, None)
-    with table.on_device(PLACE, 5) as where:
-        assert where is STARTS
+    assert table.values is None
+    assert table.on_device(CARD, None, 5) is STARTS
 
 
 class Stream:
@@ -112,8 +104,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(("stream", "where"), [(7, 7), (9, 9), (0, 0)])
 def test_uploads_are_in_the_order_of_the_launch(library: tuple[str, list[int]], stream: int, where: int) -> None:
     kind, uploads = library
-    table = int_table([(1, 2)], 2, replace(CARD, kind=kind), True)
-    with table.on_device(PLACE, stream) as found:
-        assert found is STARTS
+    src = replace(CARD, kind=kind)
+    assert int_table([(1, 2)], 2, src, True).on_device(src, None, stream) is STARTS
     assert uploads == [where]
     assert Stream.current == 7

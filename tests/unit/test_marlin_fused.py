@@ -13,6 +13,7 @@ from marlin_fake_gpu import gpu as gpu  # the fixture
 from test_marlin_gemm import close, make, values
 
 from cudatma import ArgumentError, MarlinLinear, PackedWeight, marlin_gemm
+from cudatma.kernels import choice_table
 from cudatma.kernels.marlin import gemm as marlin
 from cudatma.kernels.marlin.arguments import sizes_for
 from cudatma.kernels.marlin.choose import marlin_explain, resolve_fused
@@ -20,7 +21,6 @@ from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.sample import random_weight
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
-from cudatma.kernels.operation import forget_calls
 from cudatma.kernels.schedule import schedule
 from cudatma.quantization.scale_range import FORMS, ScaleFit
 from cudatma.target import get_target
@@ -96,9 +96,8 @@ def test_a_call_takes_the_weights_form(gpu: FakeGpu, monkeypatch: pytest.MonkeyP
     x, out = gemm(gpu, w)
     assert form_of(gpu.launches[-1].entry) == form
     assert close(out, x.astype(np.float64) @ dense)
-    config = marlin._config
-    monkeypatch.setattr(marlin, "_config", lambda spec, _, copy: config(spec, "none", copy))
-    forget_calls()
+    monkeypatch.setattr(marlin, "resolve_fused", lambda spec, _: resolve_fused(spec, "none"))
+    choice_table.forget()
     assert gemm(gpu, w)[1].tobytes() == out.tobytes()
     assert form_of(gpu.launches[-1].entry) == "none"
 

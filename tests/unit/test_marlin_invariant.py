@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cudatma.kernels.gpu import H200, imagined_gpu
-from cudatma.kernels.marlin.choose import choose_invariant
+from cudatma.kernels.marlin.choose import choose_by_cost
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
@@ -28,7 +28,7 @@ layers = st.builds(
 @given(layers, st.integers(1, 100_000), st.sampled_from((1, 20, 132)))
 def test_one_order_of_additions(name: str, layer: LinearShape, m: int, processors: int) -> None:
     target = get_target(name)
-    spec = choose_invariant(Problem(layer, m), imagined_gpu(target, processors))
+    spec = choose_by_cost(Problem(layer, m, True), imagined_gpu(target, processors))
     spec.check_target(target)
     work = schedule(spec, m, layer.n, layer.k, processors, divide=False)
     assert work.stream_tiles == 0
@@ -43,5 +43,5 @@ def test_one_order_of_additions(name: str, layer: LinearShape, m: int, processor
 
 @given(layers, st.integers(1, 10_000), st.integers(1, 10_000))
 def test_the_kernel_does_not_depend_on_the_tokens(layer: LinearShape, few: int, many: int) -> None:
-    kernels = {choose_invariant(Problem(layer, m), H200).template for m in (few, many)}
+    kernels = {choose_by_cost(Problem(layer, m, True), H200).template for m in (few, many)}
     assert len(kernels) == 1

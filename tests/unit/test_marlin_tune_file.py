@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, TuneFileWarning
-from cudatma.kernels import choosing
+from cudatma.kernels import choice_table, overrides
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.choose import MARLIN, decide
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
@@ -46,10 +46,10 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A user's file that is not there yet, no table that ships, and nothing read before."""
     path = tmp_path / "data" / "tuned.json"
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
-    monkeypatch.setattr(choosing, "shipped", lambda family: tmp_path / "shipped.json")
-    choosing.forget()
+    monkeypatch.setattr(overrides, "shipped", lambda family: tmp_path / "shipped.json")
+    choice_table.forget()
     yield path
-    choosing.forget()
+    choice_table.forget()
 
 
 def entry(m: int, spec: Any = WGMMA, us: float = 8.0) -> Entry:
@@ -61,9 +61,12 @@ def source(m: int) -> str:
 
 
 def test_an_entry_comes_back_as_it_was() -> None:
-    for spec in (WGMMA, SKINNY, replace(WGMMA, cluster=2, weight_policy="evict_normal"), MMA_SYNC):
+    for spec in (WGMMA, SKINNY, replace(WGMMA, cluster=2), MMA_SYNC):
         one = Entry(Problem(LAYER, 64), spec, 8.5, 10.25)
-        assert parse_entry(json.loads(json.dumps(one.as_json(MARLIN))), MARLIN, SM90A) == one
+        raw = json.loads(json.dumps(one.as_json(MARLIN)))
+        assert parse_entry(raw, MARLIN, SM90A) == one
+        raw["spec"]["weight_policy"] = "evict_normal"  # a field of earlier files
+        assert parse_entry(raw, MARLIN, SM90A) == one
 
 
 def test_storing_keeps_all_else_and_replaces_its_own(file: Path) -> None:
@@ -181,7 +184,7 @@ def test_a_file_that_is_damaged_or_something_else_is_ignored_and_kept(file: Path
     with pytest.warns(TuneFileWarning, match="kept as tuned.json.unread-1"):
         store_entry(file, GPU, MARLIN, entry(64))
     assert (file.parent / "tuned.json.unread-1").read_text() == text
-    choosing.forget()
+    choice_table.forget()
     assert source(64) == "tuned"
 
 
@@ -191,7 +194,7 @@ def test_a_folder_in_its_place_and_bytes_that_are_no_text(file: Path) -> None:
         assert source(64) == "rule"
     file.rmdir()
     file.write_bytes(b"\xff\xfe{}")
-    choosing.forget()
+    choice_table.forget()
     with pytest.warns(TuneFileWarning, match="codec"):
         assert source(64) == "rule"
 
@@ -203,7 +206,7 @@ def test_a_pipe_or_a_device_in_its_place_is_not_read(file: Path) -> None:
         assert source(64) == "rule"
     file.unlink()
     file.symlink_to("/dev/zero")
-    choosing.forget()
+    choice_table.forget()
     with pytest.warns(TuneFileWarning, match="no regular file"):
         assert source(64) == "rule"
 

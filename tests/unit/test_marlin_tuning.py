@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudatma.kernels import choice_table, choosing, tuning_file
+from cudatma.kernels import choice_table, overrides, tuning_file
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import H200, Gpu
 from cudatma.kernels.marlin.choose import MARLIN, SHIPPED, choose, choose_by_cost, decide
@@ -34,7 +34,7 @@ TABLE = SHIPPED
 
 def shipped() -> Path:
     """The table that a test sees."""
-    path = choosing.shipped(MARLIN)
+    path = overrides.shipped(MARLIN)
     assert path is not None
     return path
 
@@ -44,7 +44,7 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A user's file that is not there yet, no table that ships, and nothing read before."""
     path = tmp_path / "data" / "tuned.json"
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
-    monkeypatch.setattr(choosing, "shipped", lambda family: tmp_path / "shipped.json")
+    monkeypatch.setattr(overrides, "shipped", lambda family: tmp_path / "shipped.json")
     choice_table.forget()
     yield path
     choice_table.forget()
@@ -243,13 +243,13 @@ def at(*sizes: int, block_m: int = 64) -> list[Entry]:
     ],
 )
 def test_which_entry_serves(tuned: tuple[int, ...], m: int, served_by: int | None) -> None:
-    found = choosing.nearest(at(*tuned), m)
+    found = overrides.nearest(at(*tuned), m)
     assert (None if found is None else found.problem.m) == served_by
 
 
 @given(st.lists(st.integers(1, 5000), max_size=6), st.integers(1, 5000), st.sampled_from((8, 16, 64, 256)))
 def test_a_serving_entry_has_the_same_work_for_each_tile(tuned: list[int], m: int, block_m: int) -> None:
-    found = choosing.nearest(at(*tuned, block_m=block_m), m)
+    found = overrides.nearest(at(*tuned, block_m=block_m), m)
     if m in tuned:
         assert found is not None
         assert found.problem.m == m
@@ -292,7 +292,7 @@ def test_every_entry_that_ships_can_be_used_and_pays() -> None:
 
 
 def test_the_table_serves_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "shipped", lambda family: TABLE)
+    monkeypatch.setattr(overrides, "shipped", lambda family: TABLE)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for section in read_sections(TABLE):

@@ -20,7 +20,7 @@ from cudatma.build import kernel as build
 from cudatma.build.kernel import Kernels
 from cudatma.context import runtime
 from cudatma.errors import ArgumentError, CompileError
-from cudatma.kernels import choosing
+from cudatma.kernels import choice_table
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.choose import MARLIN, resolve_fused
 from cudatma.kernels.marlin.problem import Problem
@@ -73,7 +73,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
 @pytest.fixture(autouse=True)
 def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(tmp_path / "tuned.json"))
-    choosing.forget()
+    choice_table.forget()
     return tmp_path / "tuned.json"
 
 

@@ -10,23 +10,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cudatma import context
-from cudatma.arrays import describe
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, PeerTimeout
 from cudatma.kernels.all_reduce.spec import (
+    ALL_REDUCE,
     MOST_RANKS,
-    AllReduceSpec,
+    WORD_BYTES,
+    Group,
     Inbox,
-    all_reduce_launch,
+    Problem,
     initial_state,
     longest_message_bytes,
 )
 from cudatma.kernels.checks import check_gradient, checked_count, real_number
-from cudatma.kernels.launch import PlanCache, Replay
+from cudatma.kernels.operation import launch_of, run
 from cudatma.library_streams import current_stream
 from cudatma.runtime.device_memory import close_memory, memory_handle, open_memory, shareable_memory
-from cudatma.target import detect
 
 
 def rank_and_members(group: Any) -> tuple[int, list[int]]:
@@ -44,7 +43,6 @@ def rank_and_members(group: Any) -> tuple[int, list[int]]:
     return dist.get_rank(group), list(dist.get_process_group_ranks(dist.group.WORLD if group is None else group))
 
 
-_MOST_PLANS = 256
 _MOST_BYTES, _ALLOWED_BYTES = 1 << 30, "None, or 0 to 2**30"
 #: By the number that the operator gets. An object stays until close(): peers write to its memory.
 _known: dict[int, AllReduce] = {}
@@ -86,7 +84,6 @@ class AllReduce:
         self.max_bytes = limit if self.ranks > 1 and torch.cuda.is_available() else 0
         if device is not None:
             device = checked_count(device, "device", "None, or a GPU's ordinal")
-        self._plans: PlanCache[Replay] = PlanCache(_MOST_PLANS)
         self._peers: list[int] = []
         self._memory: Any = None
         if self.ranks > 1:
@@ -148,10 +145,11 @@ class AllReduce:
         self._failure = torch.zeros(1, dtype=torch.int64, pin_memory=True)
         self._failed = self._failure.numpy()
         member = inbox.member(self.rank, memories, self._failure.data_ptr(), int(self.timeout_s * 1e9))
-        self._launched = detect(self._device), member, context.device(self._device).sm_count
+        self._reduced = Group(self.ranks, member)
+        stream = current_stream("torch", self._device)
         for name in ACTIVATION_TYPES:
-            for size in (2, max(2, self.max_bytes // 2)):
-                self._plan(torch.empty(size, dtype=getattr(torch, name), device=f"cuda:{self._device}"))
+            for nbytes in (WORD_BYTES, self.max_bytes):
+                launch_of(ALL_REDUCE, Problem(self._reduced, name, max(1, nbytes // WORD_BYTES)), self._device, stream)
         return b""
 
     def __call__(self, x: Any) -> Any:
@@ -178,24 +176,13 @@ class AllReduce:
             got = f"strides {x.stride()} on {x.device}"
             raise ArgumentError("x", got, f"a contiguous tensor on cuda:{self._device}, at a multiple of 4 bytes")
         check_gradient(x, "x", "AllReduce")
-        plan = self._plans.get((x.dtype, nbytes)) or self._plan(x)
-        plan.run((x.data_ptr(),), current_stream("torch", self._device))
+        run(ALL_REDUCE, (x,), None, (self._number,), subject=self._reduced)
         torch.autograd.graph.increment_version(x)
 
     def _is_one_shot(self, x: Any, nbytes: int) -> bool:
         """Only what is the same on all ranks decides."""
         known = x.dtype in (torch.float16, torch.bfloat16) and x.is_cuda
         return known and 0 < nbytes <= self.max_bytes and nbytes % 4 == 0
-
-    def _plan(self, x: Any) -> Replay:
-        target, member, sm_count = self._launched
-        nbytes = x.numel() * x.element_size()
-        spec = AllReduceSpec.for_message(self.ranks, str(x.dtype).removeprefix("torch."), nbytes)
-        launch = all_reduce_launch(spec, member, describe(x, "x"), sm_count)
-        kernel = launch.loaded(target, self._device, current_stream("torch", self._device))
-        plan = Replay(launch, kernel, self._device, (x.data_ptr(),), launch.moving)
-        self._plans.put((x.dtype, nbytes), plan)
-        return plan
 
     def check(self) -> None:
         """Raise PeerTimeout if a launch that has run waited too long for a peer."""
@@ -215,7 +202,6 @@ class AllReduce:
             close_memory(pointer, self._device)
         dist.barrier(self.group)  # no rank has this one's memory mapped any more
         self._peers.clear()
-        self._plans.clear()
         self.max_bytes, self._memory = 0, None
 
 

@@ -1,20 +1,22 @@
-"""The kernel of the one-shot all-reduce, the inbox that each rank has for it, its launch, and one rank's launch with
-made-up messages for `cudatma emulate all_reduce`."""
+"""The one-shot all-reduce: its kernel, the inbox of each rank, the operation, and one rank's launch with made-up
+messages for `cudatma emulate all_reduce`."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
-from cudatma.kernels.launch import Launch
+from cudatma.kernels.arguments import Arguments, At, Sizes, Value
+from cudatma.kernels.gpu import Gpu, imagined_gpu
+from cudatma.kernels.operation import Checked, Operation
 from cudatma.kernels.sample import Sample, relative_error
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target
@@ -47,11 +49,6 @@ class AllReduceSpec:
     dtype: str
     threads: int = _SHORT_THREADS
     entry: str = "all_reduce"
-
-    @classmethod
-    def for_message(cls, ranks: int, dtype: str, nbytes: int) -> AllReduceSpec:
-        """The instance for a message of this length; any other one gives the same bits."""
-        return cls(ranks, dtype, _SHORT_THREADS if nbytes <= _SHORT_BYTES else _LONG_THREADS)
 
     def __post_init__(self) -> None:
         activation_type(self.dtype)
@@ -122,14 +119,71 @@ def initial_state() -> bytes:
     return (1).to_bytes(WORD_BYTES, "little") * _MOST_CTAS
 
 
-def all_reduce_launch(spec: AllReduceSpec, member: bytes, message: ArrayInfo, sm_count: int) -> Launch:
-    """Add up the message of all ranks in place. message: contiguous, an even number of elements, not empty.
+class Group(NamedTuple):
+    """A rank's view of its group. member: the kernel's struct Member."""
 
-    The grid depends on the GPU alone, since each CTA counts launches. All CTAs fit on the GPU at once: CTAs that wait
-    for a peer must not keep others from sending to it.
-    """
-    words = message.size_elems // 2
-    return Launch(TEMPLATE, spec, min(sm_count, _MOST_CTAS), (member, message, words), (message,), programmatic=True)
+    ranks: int
+    member: bytes
+
+
+class Problem(NamedTuple):
+    """A message of one rank. words: pairs of elements."""
+
+    group: Group
+    dtype: str
+    words: int
+
+
+class AllReduceInPlace(Operation[Problem, AllReduceSpec]):
+    """The sum of the message of all ranks, in place. ``subject`` is the Group; the option is a number that no other
+    group has."""
+
+    name: ClassVar[str] = "AllReduce"
+    inputs: ClassVar[tuple[str, ...]] = ("x",)
+
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Problem]:
+        """Return the call; the message is contiguous, has an even number of elements, and is not empty."""
+        info = describe(inputs[0], "x")
+        return Checked(Problem(subject, info.dtype.name, info.size_elems // 2), (info,), None, None, None)
+
+    def masks(self, problem: Problem) -> tuple[int, ...]:
+        """The kernel reads words of 4 bytes."""
+        return WORD_BYTES - 1, 0
+
+    def plan_key(self, problem: Problem) -> Hashable:
+        """All but the length."""
+        return problem[:-1]
+
+    def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> AllReduceSpec:
+        """Return the kernel for a message."""
+        return _spec(problem.group.ranks, problem.dtype, problem.words * WORD_BYTES <= _SHORT_BYTES)
+
+    def kernels(self, problem: Problem, config: AllReduceSpec) -> tuple[tuple[str, Any], ...]:
+        """Return the kernel."""
+        return ((TEMPLATE, config),)
+
+    def arguments(
+        self, problem: Problem, config: AllReduceSpec, gpu: Gpu, resident: tuple[int, ...]
+    ) -> tuple[Arguments, ...]:
+        """Return the launch, a programmatic dependent.
+
+        The grid depends on the GPU alone, since each CTA counts launches. All CTAs fit on the GPU at once: CTAs that
+        wait for a peer must not keep others from sending to it.
+        """
+        sizes = Sizes(min(gpu.sm_count, _MOST_CTAS), (problem.words,), programmatic=True)
+        return (Arguments(TEMPLATE, config, (problem.group.member, At("x"), Value(0)), sizes),)
+
+    def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
+        """Raise ArgumentError: the messages of the other ranks are on their GPUs."""
+        raise ArgumentError("backend", "reference", "cuda", "call it on CUDA tensors")
+
+
+ALL_REDUCE = AllReduceInPlace()
+
+
+@lru_cache(maxsize=64)
+def _spec(ranks: int, dtype: str, is_short: bool) -> AllReduceSpec:
+    return AllReduceSpec(ranks, dtype, _SHORT_THREADS if is_short else _LONG_THREADS)
 
 
 def longest_message_bytes(ranks: int) -> int:
@@ -149,7 +203,7 @@ def dump_specs(target: Target) -> list[AllReduceSpec]:
     """Both dtypes and several numbers of ranks; none if the target cannot run them."""
     if not target.has("griddepcontrol"):
         return []
-    specs = [AllReduceSpec.for_message(2, "float16", nbytes) for nbytes in (_SHORT_BYTES, 2 * _SHORT_BYTES)]
+    specs = [_spec(2, "float16", is_short) for is_short in (True, False)]
     return [*specs, AllReduceSpec(2, "bfloat16"), AllReduceSpec(8, "bfloat16")]
 
 
@@ -178,7 +232,7 @@ def received(memory: Array, inbox: Inbox, launch: int, sender: int) -> Array:
 def sample(
     target: Target, *, elements: int = 1030, ranks: int = 3, rank: int = 1, dtype: str = "float16", blocks: int = 2
 ) -> Sample:
-    """The first launch of a rank. blocks: CTAs. Raises ArgumentError."""
+    """Run the first launch of a rank. blocks: CTAs. Raises ArgumentError."""
     spec = AllReduceSpec(ranks, dtype, threads=64)
     spec.check_target(target)
     if elements < 2 or elements % 2:
@@ -193,12 +247,12 @@ def sample(
         received(memories[rank], inbox, 1, peer)[: len(sent)] = sent
     failure, result = np.zeros(1, np.uint64), messages[rank].copy()
     member = inbox.member(rank, [each.ctypes.data for each in memories], failure.ctypes.data, 10**9)
-    launch = all_reduce_launch(spec, member, describe(result), blocks)
-    kernel = launch.kernel(target)
-
+    problem = Problem(Group(ranks, member), dtype, elements // 2)
+    (launch,) = ALL_REDUCE.arguments(problem, spec, imagined_gpu(target, blocks), (blocks,))
+    arrays = {"x": describe(result), "failure": describe(failure)}
+    arrays |= {f"inbox {i}": describe(each) for i, each in enumerate(memories)}
     # As behind a GEMM of a programmatic chain, which writes the message.
-    given = {"arrays": (*memories, failure, result), "produced_by_previous": (result,)}
-    run = partial(launch.emulate, target, kernel=kernel, **given)
+    run = partial(launch.emulate, target, arrays, produced_by_previous=(result,))
     error = partial(relative_error, result, messages.astype(np.float64).sum(0))
     title = f"all-reduce of {elements} {dtype} by rank {rank} of {ranks}, {blocks} CTAs"
-    return Sample(title, kernel, run, error, 2e-3 if dtype == "float16" else 1e-2)
+    return Sample(title, launch.kernel(target), run, error, 2e-3 if dtype == "float16" else 1e-2)

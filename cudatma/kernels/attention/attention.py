@@ -228,7 +228,7 @@ class Attention(Operation[Request, AttentionSpec]):
         fill_empty(arrays, stream)
         return True
 
-    def configure(self, problem: Request, gpu: Gpu) -> AttentionSpec:
+    def configure(self, problem: Request, gpu: Gpu, memo: dict[Any, Any]) -> AttentionSpec:
         """Return the kernel for a request."""
         return choice_table.choose(ATTENTION, problem.problem(), gpu)
 

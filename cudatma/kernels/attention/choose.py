@@ -7,6 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cudatma.backend import backend_for
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES, Problem
@@ -23,9 +26,9 @@ from cudatma.kernels.attention.versions import (
     chosen_version,
 )
 from cudatma.kernels.checks import check_backend
-from cudatma.kernels.cost import Candidate, candidates_of, runs
+from cudatma.kernels.cost import no_kernel, runs
 from cudatma.kernels.explain import Explanation, explained, explained_gpu
-from cudatma.kernels.family import Family, Option
+from cudatma.kernels.family import Family, Option, Times
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import Schedule, ceil_div
 from cudatma.kernels.version import naming
@@ -95,10 +98,12 @@ def _tiles_of(kind: type[AttentionSpec], problem: Problem) -> Iterator[dict[str,
         yield from ({**fields, **slot} for slot in slots)
 
 
-def _deepest(spec: AttentionSpec, target: Target, least_stages: int) -> AttentionSpec | None:
-    """With as many stages as shared memory holds. Two are enough, as each has keys and values of its own; without a
-    producer there are no more, so that several CTAs share an SM."""
-    del least_stages
+def _deepest(spec: AttentionSpec, target: Target) -> AttentionSpec | None:
+    """Return the spec with the longest ring that fits shared memory, None if two stages do not fit.
+
+    Two stages are enough, because each has its own keys and values. Versions without a producer keep two, so that
+    several CTAs share an SM.
+    """
     stages = range(_MOST_STAGES, 1, -1) if isinstance(spec, AttentionWithProducer) else (spec.stages,)
     for longer in (replace(spec, stages=count) for count in stages):
         if longer.smem_bytes <= target.smem_share_bytes(spec.blocks_per_sm):
@@ -115,10 +120,13 @@ def _pays(spec: AttentionSpec, problem: Problem, target: Target) -> bool:
     return not isinstance(spec, AttentionA3) or bool(problem.version) or spec.warpgroups == 1 or problem.is_varlen
 
 
-def candidates(problem: Problem, gpu: Gpu) -> list[Candidate[AttentionSpec]]:
-    """Each tile of each version with as deep a ring as shared memory holds: of the version that is asked for, else of
-    all. TargetError for a GPU that the version does not run on; ArgumentError for one that has no kernel for the
-    problem."""
+def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AttentionSpec]:
+    """Return ``Family.times``: each tile of each version, with as deep a ring as shared memory holds.
+
+    The problem may name a version. Otherwise the ladder's versions compete, or p1 on targets without wgmma. Raises
+    TargetError if the target lacks a feature of the version, and ArgumentError if the version has no kernel for the
+    problem.
+    """
     target = get_target(gpu.target)
     versions = (problem.version,) if problem.version else _LADDER if target.has_wgmma else _MMA_SYNC
     kind, user = VERSIONS[versions[0]], f"version {problem.version} of attention" if problem.version else "attention"
@@ -126,16 +134,26 @@ def candidates(problem: Problem, gpu: Gpu) -> list[Candidate[AttentionSpec]]:
         target.require(feature, user)
     if problem.has_sink and True not in kind.allowed["has_sink"]:
         raise ArgumentError("sink", "an array", f"None for version {problem.version}", 'version="auto"')
-    specs = (spec for spec in _tiles(problem, versions) if _pays(spec, problem, target))
-    return candidates_of(specs, problem, gpu, _deepest)
+    tiles = (spec for spec in _tiles(problem, versions) if _pays(spec, problem, target) and runs(spec, problem, target))
+    specs = [spec for tile in tiles if (spec := _deepest(tile, target)) is not None]
+    if not specs:
+        raise no_kernel(problem, gpu)
+    everywhere = np.ones(len(ms), np.bool_)
+    return [(spec, spec.times_at(ms, everywhere, problem, gpu)) for spec in specs]
+
+
+def _with_queries(problem: Problem, m: int) -> Problem:
+    return replace(problem, q_length=m)
 
 
 ATTENTION: Family[Problem, AttentionSpec] = Family(
     name="attention",
     kernels=dict(VERSIONS),
     read_problem=Problem.from_json,
-    candidates=candidates,
-    index=("k", "n", "head_dim", "heads", "kv_heads", "batch"),
+    times=times,
+    with_m=Problem.with_queries,
+    shape=Problem.shape,
+    index=("keys", "n", "head_dim", "heads", "kv_heads", "batch"),
     spec_fields=SPEC_FIELDS,
     options=(
         Option("dtype", "bfloat16", tuple(OPERAND_TYPES), "of q, k, v and the result"),
@@ -146,7 +164,7 @@ ATTENTION: Family[Problem, AttentionSpec] = Family(
     ),
     trial="cudatma.kernels.attention.sample:AttentionTrial",
     versions=CHOICE,
-    shape="keys x head dim",
+    sizes="keys x head dim",
 )
 
 
@@ -168,7 +186,7 @@ def dump_specs(version: str, target: Target) -> list[AttentionSpec]:
             is_causal, has_window, has_softcap = masks[(index + number) % len(masks)]
             masked = replace(spec, is_causal=is_causal, has_window=has_window, has_softcap=has_softcap)
             masked = replace(masked, has_sink=can_sink and has_window and not has_softcap)
-            longest = _deepest(masked, target, 2)
+            longest = _deepest(masked, target)
             if longest is not None and runs(longest, problem, target):
                 found.append(longest)
     # Sequences of different lengths add little: a few stand for all.

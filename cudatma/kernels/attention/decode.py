@@ -155,7 +155,7 @@ class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
         fill_empty(arrays, stream)
         return True
 
-    def configure(self, problem: DecodeRequest, gpu: Gpu) -> AttentionDecode:
+    def configure(self, problem: DecodeRequest, gpu: Gpu, memo: dict[Any, Any]) -> AttentionDecode:
         """Return the kernel for a request."""
         return decode_spec(problem, get_target(gpu.target))
 

@@ -52,16 +52,15 @@ class DecodeWork:
 
 
 def decode_spec(request: DecodeRequest, target: Target) -> AttentionDecode:
-    """The kernel for a request."""
+    """Return the kernel for a request."""
     mask = request.mask
     masks = mask.is_causal, mask.has_window, request.softcap > 0, request.sink is not None
-    dims, page_size = (request.q.shape[3], request.v.shape[3]), request.k.shape[1]
-    if request.page_table is None:
-        page_size = 0
+    dims = request.q.shape[3], request.v.shape[3]
+    page_size = 0 if request.page_table is None else request.k.shape[1]
     return fitted_spec(request.q.dtype.name, dims, masks, page_size, target, request.has_fp8_cache)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def fitted_spec(
     dtype: str,
     dims: tuple[int, int],
@@ -70,8 +69,11 @@ def fitted_spec(
     target: Target,
     has_fp8_cache: bool = False,
 ) -> AttentionDecode:
-    """The kernel with as long a ring as shared memory holds. dims: of heads of k and of v. page_size: 0 without pages.
-    Two CTAs share an SM where each has stages enough."""
+    """Return the kernel with the longest ring that fits shared memory.
+
+    ``dims`` holds the head dims of k and of v; ``page_size`` is 0 without pages. Two CTAs share an SM if each has
+    enough stages.
+    """
     kind = AttentionDecodeFp8 if has_fp8_cache else AttentionDecode if target.has("wgmma") else AttentionDecodeP1
     fitting: list[AttentionDecode] = []
     for blocks_per_sm, block_n in _FP8_SHAPES if has_fp8_cache else _SHAPES:
@@ -90,31 +92,44 @@ def fitted_spec(
 
 
 def divide(request: DecodeRequest, gpu: Gpu, spec: AttentionDecode | None = None, parts: int = 0) -> DecodeWork:
-    """The work of a launch. spec: None for decode_spec()'s. parts: 0 for as many as should take the least time."""
+    """Return the work of a launch: of decode_spec()'s kernel by default, and by default in the fastest ``parts``."""
     spec = spec or decode_spec(request, get_target(gpu.target))
-    rows = request.rows
+    rows, capacity = request.rows, request.capacity
     tiles = request.q.shape[0] * request.k.shape[2] * ceil_div(rows, spec.block_m)
-    if tiles > MAX_EXTENT or request.capacity > MAX_EXTENT:
+    if tiles > MAX_EXTENT or capacity > MAX_EXTENT:
         raise ArgumentError("q.shape", request.q.shape, f"at most {MAX_EXTENT} tiles of {spec.block_m} rows and keys")
     partial_rows = min(rows, spec.block_m)
-    blocks = ceil_div(request.capacity, spec.block_n)
+    blocks = ceil_div(capacity, spec.block_n)
     if request.mask.left is not None:
         seen = request.mask.left + 1 + request.q.shape[1]
         blocks = min(blocks, ceil_div(seen, spec.block_n) + 1)
     most = min(blocks, _MOST_PARTS)
     most = min(most, gpu.sm_count * PARTIALS_PER_SM_BYTES // (tiles * partial_rows * spec.partial_row_bytes()))
-    if tiles * _COUNTER_BYTES > gpu.sm_count * FLAGS_PER_SM_BYTES:
+    if most < 1 or tiles * _COUNTER_BYTES > gpu.sm_count * FLAGS_PER_SM_BYTES:
         most = 1
-    chosen = parts or min(range(1, max(1, most) + 1), key=lambda count: _time_us(tiles, blocks, count, spec, gpu))
-    return DecodeWork(spec, tiles, max(1, min(chosen, most)), partial_rows)
+    chosen = min(parts, most) if parts else _fastest_parts(tiles, blocks, most, spec.loaded_stage_bytes, gpu)
+    return DecodeWork(spec, tiles, chosen, partial_rows)
 
 
-def _time_us(tiles: int, blocks: int, parts: int, spec: AttentionDecode, gpu: Gpu) -> float:
-    """Of a launch whose sequences have as many keys as they may: the CTAs of the SM that has the most of them, at the
-    SM's part of the memory's rate; then the parts are added up."""
-    ctas = ceil_div(tiles * parts, gpu.sm_count)
-    loads_us = ctas * gpu.sm_count * ceil_div(blocks, parts) * spec.loaded_stage_bytes / gpu.memory_bytes_per_us
-    return loads_us + ctas * _CTA_US + (parts * _PART_US if parts > 1 else 0.0)
+def _fastest_parts(tiles: int, blocks: int, most: int, block_bytes: int, gpu: Gpu) -> int:
+    """Return the number of parts, up to ``most``, with the least time where sequences have all keys that they may have.
+
+    The CTAs of the busiest SM load at the SM's part of the memory's rate; then the parts are added up.
+    """
+    sm_count, rate = gpu.sm_count, gpu.memory_bytes_per_us
+    of_sm_bytes = sm_count * block_bytes
+    # No division loads fewer bytes; all else grows with the parts.
+    least_us = tiles * blocks * block_bytes / rate
+    chosen, chosen_us = 1, math.inf
+    for parts in range(1, most + 1):
+        ctas = -(-tiles * parts // sm_count)
+        around_us = ctas * _CTA_US + (parts * _PART_US if parts > 1 else 0.0)
+        if least_us + around_us > chosen_us:
+            break
+        us = ctas * -(-blocks // parts) * of_sm_bytes / rate + around_us
+        if us < chosen_us:
+            chosen, chosen_us = parts, us
+    return chosen
 
 
 def decode_arguments(request: DecodeRequest, work: DecodeWork, target: Target) -> Arguments:

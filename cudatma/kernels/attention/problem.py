@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, counted
@@ -17,6 +17,16 @@ CACHE_TYPE = "float8_e4m3fn"
 HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128))
 #: Versions of the kernel, the baseline first.
 VERSION_NAMES = ("phase1", "a1", "a2", "a3", "a4", "p1")
+
+
+#: Steps of rounded_up() between two powers of two.
+_STEPS = 8
+
+
+def rounded_up(size: int) -> int:
+    """Return the size in eight steps an octave: exact up to 16, else at most an eighth more, and at most MAX_EXTENT."""
+    step = 1 << max(0, (size - 1).bit_length() - 1 - (_STEPS - 1).bit_length())
+    return min(-(-size // step) * step, MAX_EXTENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +94,31 @@ class Problem:
         return self.k_length
 
     @property
+    def keys(self) -> int:
+        """The class of ``k_length`` that the choice of a configuration depends on.
+
+        It is 0 if ``k_length`` equals ``q_length``, so that both change together. Otherwise it is ``k_length``, rounded
+        up to eight steps an octave.
+        """
+        return 0 if self.q_length == self.k_length else rounded_up(self.k_length)
+
+    @property
     def fixed(self) -> tuple[Any, ...]:
-        """All but m."""
-        return tuple(getattr(self, name) for name in self.__dataclass_fields__ if name != "q_length")
+        """All fields but the lengths, and ``keys``."""
+        lengths = "q_length", "k_length"
+        return (self.keys, *(getattr(self, name) for name in self.__dataclass_fields__ if name not in lengths))
+
+    def with_queries(self, q_length: int) -> Problem:
+        """Return the problem with another ``q_length``; ``k_length`` follows if both were equal."""
+        return replace(self, q_length=q_length, k_length=q_length if self.keys == 0 else self.k_length)
+
+    def shape(self) -> Problem:
+        """Return the problem whose choice table serves this one.
+
+        The number of varlen sequences is rounded up as well: their lengths differ, so that tiles are counted roughly.
+        """
+        batch = rounded_up(self.batch) if self.is_varlen else self.batch
+        return replace(self, batch=batch, q_length=1, k_length=max(2, self.keys) if self.keys else 1)
 
     @property
     def constraint(self) -> str:
@@ -108,7 +140,7 @@ class Problem:
     def as_json(self) -> dict[str, Any]:
         """As a tuning entry keeps it."""
         kept = {name: value for name, value in asdict(self).items() if name != "version"}
-        return {"m": self.m, "n": self.n, "k": self.k} | kept
+        return {"m": self.m, "n": self.n, "k": self.k, "keys": self.keys} | kept
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Problem:

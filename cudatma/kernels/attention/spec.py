@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
+
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.attention.problem import CACHE_TYPE, HEAD_DIMS, OPERAND_TYPES, Problem
 from cudatma.kernels.cost import Cost
@@ -348,34 +350,41 @@ class AttentionSpec(TiledKernel):
         """Of a tile."""
         return self.clocks_of[self.warpgroups, self.q_stages]
 
-    def tile_clocks(self, keys: float) -> float:
-        """Of an SM, for a tile that sees so many keys."""
+    def tile_clocks(self, keys: Any) -> Any:
+        """Return the cycles per SM for a tile that sees this many keys, a number or an array."""
         clocks, scores = self.clocks, self.block_m * keys
         products = scores * (self.head_dim + self.v_head_dim) / _MACS * clocks.products
         return clocks.around + products + scores / 2**14 * clocks.scores + keys / self.block_n * clocks.block
 
-    def waves(self, tiles: int, gpu: Gpu) -> tuple[float, float]:
-        """(how many times what one tile takes an SM takes for all of its own, the same for those that it has at a
-        time). Several CTAs share an SM: there are parts of waves."""
-        of_sm = max(1.0, tiles / gpu.sm_count)
+    def waves(self, tiles: Any, gpu: Gpu) -> tuple[Any, Any]:
+        """Return how often an SM takes the time of one tile for all of its tiles, and for those that share it.
+
+        Several CTAs share an SM: there are parts of waves.
+        """
+        of_sm = np.maximum(1.0, tiles / gpu.sm_count)
         if not self.clocks.shared:
             return of_sm, 1.0
+        target, smem_bytes = get_target(gpu.target), self.smem_bytes
         counts = range(1, _MOST_CTAS[self.warpgroups] + 1)
-        at_a_time = min(of_sm, sum(self.smem_bytes <= get_target(gpu.target).smem_share_bytes(n) for n in counts))
+        at_a_time = np.minimum(of_sm, sum(smem_bytes <= target.smem_share_bytes(count) for count in counts))
         faster = at_a_time**self.clocks.shared
         return of_sm / faster, at_a_time / faster
 
-    def cost(self, problem: Problem, gpu: Gpu) -> Cost:
-        """Predicted time: the tiles of an SM, each with the mean of their keys, or the longest tile."""
-        keys = float(ceil_div(problem.k_length, self.block_n) * self.block_n)
+    def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
+        """Return the predicted time with ``m`` queries, an int or an int64 array, instead of the problem's.
+
+        An SM's tiles bound it, each with the mean of their keys, or the longest tile does.
+        """
+        k_length = m if problem.keys == 0 else problem.k_length
+        keys = 1.0 * ceil_div(k_length, self.block_n) * self.block_n
         if problem.is_causal:
             # A triangle is left out. Tiles end with their own last query, in whole blocks.
             beyond = self.block_m + self.block_n - math.gcd(self.block_m, self.block_n)
-            keys = min(keys, keys - 0.5 * min(keys, problem.q_length) + 0.5 * beyond)
-        waves, at_least = self.waves(self.tiles(problem), gpu)
-        longest = at_least * self.tile_clocks(problem.k_length)
-        clocks = self.clocks.start + max(waves * self.tile_clocks(keys), longest)
+            keys = np.minimum(keys, keys - 0.5 * np.minimum(keys, m) + 0.5 * beyond)
+        waves, at_least = self.waves(problem.batch * problem.heads * ceil_div(m, self.block_m), gpu)
+        longest = at_least * self.tile_clocks(k_length)
+        clocks = self.clocks.start + np.maximum(waves * self.tile_clocks(keys), longest)
         sm_us = clocks / (_CLOCK * gpu.sm_clock_mhz)
-        rows = problem.batch * (problem.q_length * problem.heads + problem.k_length * problem.kv_heads)
-        memory_us = 2 * rows * (self.head_dim + self.v_head_dim) / gpu.memory_bytes_per_us
-        return Cost(_LAUNCH_US, sm_us, 0.0, max(0.0, memory_us - sm_us), 0.0)
+        rows = problem.batch * (m * problem.heads + k_length * problem.kv_heads)
+        memory_us = 2.0 * rows * (self.head_dim + self.v_head_dim) / gpu.memory_bytes_per_us
+        return Cost(_LAUNCH_US, sm_us, 0.0, np.maximum(0.0, memory_us - sm_us), 0.0)

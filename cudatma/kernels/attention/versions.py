@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.problem import Problem
 from cudatma.kernels.attention.spec import OUTPUT_ROWS, AttentionSpec, Clocks
@@ -144,12 +146,12 @@ class AttentionA3(AttentionWithProducer):
         if self.blocks_per_sm > 1 and self.warpgroups > 1:
             raise ArgumentError("blocks_per_sm", self.blocks_per_sm, "1 for several warpgroups")
 
-    def waves(self, tiles: int, gpu: Gpu) -> tuple[float, float]:
-        """Where tiles take the same time, the last ones hold up all SMs."""
+    def waves(self, tiles: Any, gpu: Gpu) -> tuple[Any, Any]:
+        """As AttentionSpec's; where tiles take the same time, the last ones hold up all SMs."""
         if self.is_causal:
             return super(AttentionA3, self).waves(tiles, gpu)
-        share = min(self.blocks_per_sm, ceil_div(tiles, gpu.sm_count))
-        return float(ceil_div(tiles, gpu.sm_count * share) * share), 1.0
+        share = np.minimum(self.blocks_per_sm, ceil_div(tiles, gpu.sm_count))
+        return 1.0 * ceil_div(tiles, gpu.sm_count * share) * share, 1.0
 
     @property
     def tile_name(self) -> str:

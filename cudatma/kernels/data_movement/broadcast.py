@@ -1,20 +1,26 @@
-"""One array to several: a cluster loads every tile once, and each of its CTAs writes one copy."""
+"""One array to several: a cluster loads every tile once, and each of its CTAs writes one copy.
+
+[PTX ISA, cp.async.bulk, .multicast::cluster]
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 from cudatma.arrays import ArrayInfo
 from cudatma.deprecation import former_arguments
 from cudatma.descriptor import multicast_mask
 from cudatma.errors import ArgumentError, DescriptorError
-from cudatma.kernels.data_movement.call import Call, Place, described
-from cudatma.kernels.data_movement.plans import run_plan
+from cudatma.kernels.arguments import Arguments, At, Sizes
+from cudatma.kernels.data_movement.checks import as_key, check_out, described
+from cudatma.kernels.data_movement.movement import Movement, Place, checked
+from cudatma.kernels.data_movement.plans import chunk_place, run_plan
 from cudatma.kernels.data_movement.ring import LEAST_STAGES, SLOT_BYTES, CopyRing, stages_for
 from cudatma.kernels.data_movement.window import Axis, Window
 from cudatma.kernels.host import host_array
-from cudatma.kernels.launch import Launch
+from cudatma.kernels.operation import Checked, run
 from cudatma.pipeline import MBARRIER_BYTES, Operand, PipelineSpec
 from cudatma.target import Target
 
@@ -72,57 +78,91 @@ class BroadcastSpec(CopyRing):
 
 @former_arguments("out")
 def broadcast(src: Any, copies: int, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
-    """Several copies of an array, each tile of it read once; returns ``out``, a new array unless given.
+    """Copy an array several times; each tile is read once.
 
-    src: C order without gaps, its address and size multiples of 16 bytes. out: (copies, *src.shape), C order; copies
-    from 1 up, in clusters of 8, 4 and 2; a single one that remains is a copy(). stream, backend: as in copy(). Needs
-    multicast: TargetError on SM120.
+    Parameters
+    ----------
+    src : array
+        The source, in C order without gaps. Its address and size are multiples of 16 bytes.
+    copies : int
+        Number of copies, 1 and up. Clusters of 8, 4 and 2 CTAs make them; ``copy`` makes a single one that remains.
+    out : array (copies, ...), optional
+        The result, in C order. Default: a new array.
+    stream : stream, optional
+        Default: the current stream of the source's library.
+    backend : str, optional
+        As in ``marlin_gemm``.
 
-    [PTX ISA, cp.async.bulk, .multicast::cluster] Raises as copy().
+    Returns
+    -------
+    array
+        ``out``.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
+        As ``copy``; TargetError on SM120, which has no multicast.
     """
-    call = Call("broadcast", backend, described(src, "src"), out, stream, copies)
-    if call.is_known:
-        return call.again()
-    info = call.src
-    if isinstance(copies, bool) or not isinstance(copies, int) or copies < 1:
-        raise ArgumentError("copies", copies, "an int, 1 and up")
-    if not info.is_contiguous:
-        raise ArgumentError("src", f"strides {info.strides_bytes}", "an array in C order without gaps")
-    result = call.take((copies, *info.shape), dense=True)
-    if not result.size_elems:
-        return call.result
-    if call.place.backend == "reference":
-        host_array(result)[...] = host_array(info)
-        return call.result
-    return call.first(plan_broadcast(info, result, call.place))
+    return run(BROADCAST, (src,), out, as_key(copies), stream=stream, backend=backend)
 
 
-def plan_broadcast(src: ArrayInfo, out: ArrayInfo, place: Place) -> list[Launch]:
-    """A launch for each eight copies, then for four, two and one. Raises DescriptorError where bulk copies cannot."""
+class _Problem(NamedTuple):
+    src: ArrayInfo
+    out: ArrayInfo
+
+
+class Broadcast(Movement[_Problem]):
+    """broadcast() as an operation. Its option is the number of copies."""
+
+    name: ClassVar[str] = "broadcast"
+
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
+        info, (copies,) = described(inputs[0], "src"), options
+        if isinstance(copies, bool) or not isinstance(copies, int) or copies < 1:
+            raise ArgumentError("copies", copies, "an int, 1 and up")
+        if not info.is_contiguous:
+            raise ArgumentError("src", f"strides {info.strides_bytes}", "an array in C order without gaps")
+        shape = (copies, *info.shape)
+        return checked(_Problem, (info,), check_out(out, info, shape, dense=True), shape)
+
+    def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
+        return plan_broadcast(problem.src, problem.out, place)
+
+    def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
+        host_array(arrays["out"])[...] = host_array(arrays["src"])
+
+
+BROADCAST = Broadcast()
+
+
+def plan_broadcast(src: ArrayInfo, out: ArrayInfo, place: Place) -> tuple[Arguments, ...]:
+    """Return a launch for each eight copies, then for four, two and one. Raises DescriptorError where bulk copies
+    cannot."""
     nbytes, copies = src.size_elems * src.dtype.itemsize, out.shape[0]
     if src.pointer % 16 or out.pointer % 16 or nbytes % 16:
-        got = f"{nbytes} bytes from {src.pointer:#x} to {out.pointer:#x}"
+        got = f"{nbytes} bytes from {chunk_place(src.pointer)} to {chunk_place(out.pointer)}"
         raise DescriptorError("src.address", got, "multiples of 16 bytes", "copy() takes any array")
-    plans: list[Launch] = []
+    plans: list[Arguments] = []
     first = 0
     while first < copies:
         count = next((size for size in SIZES if size <= copies - first), 1)
-        part = replace(out, pointer=out.pointer + first * nbytes)
+        to = first * nbytes
         first += count
         if count == 1:
             axis = Axis(0, nbytes, nbytes, 1, 1)
-            plans.append(run_plan(Window(src.pointer, part.pointer, 1, (axis,)), (src, out), place))
+            plans.append(run_plan(Window(src.pointer, out.pointer + to, 1, (axis,)), (src, out), place))
             continue
         spec = choose_broadcast(count, place.target)
-        # More clusters than run at the same time: how many do depends on how a GPU groups its SMs, and a last cluster
-        # would run alone.
+        # Start more clusters than run at the same time: how many do depends on how a GPU groups its SMs, and a last
+        # cluster would run alone.
         clusters = min(max(1, _WAVES * place.ctas // count), -(-nbytes // spec.stage_bytes))
-        plans.append(Launch(TEMPLATE, spec, clusters * count, (src, part, nbytes), (src, out), cluster=count))
-    return plans
+        parameters = At("src"), At("out", to), nbytes
+        plans.append(Arguments(TEMPLATE, spec, parameters, Sizes(clusters * count), cluster=count))
+    return tuple(plans)
 
 
 def choose_broadcast(copies: int, target: Target) -> BroadcastSpec:
-    """A ring of the usual size, with a second mbarrier for each slot."""
+    """Return a ring of the usual size, with a second mbarrier for each slot."""
     stages = stages_for(target, SLOT_BYTES + MBARRIER_BYTES)
     return BroadcastSpec(copies, SLOT_BYTES, stages, stages // 2)
 

@@ -1,28 +1,32 @@
-"""Copies by TMA: whole arrays as runs of bytes, windows of 1 to 5 axes as boxes; by plain code whatever TMA cannot."""
+"""Copies by TMA, whole arrays as runs of bytes and windows of 1 to 5 axes as boxes, or by plain loads and stores.
+
+[PTX ISA, cp.async.bulk, cp.async.bulk.tensor]
+"""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from cudatma.arrays import ArrayInfo
 from cudatma.deprecation import former_arguments
 from cudatma.dtypes import TmaType, tma_type
-from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError, counted
-from cudatma.kernels.data_movement.call import Call, Place, described
+from cudatma.errors import ArgumentError, DescriptorError
+from cudatma.kernels.arguments import Arguments
+from cudatma.kernels.data_movement.checks import as_key, check_out, described, whole_numbers
+from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import plain_plan, run_plan, window_plan
 from cudatma.kernels.data_movement.specs import CACHES, check_choice
 from cudatma.kernels.data_movement.window import Axis, Window, carried, cropped, folded, simplify
 from cudatma.kernels.host import host_array
-from cudatma.kernels.launch import Launch
+from cudatma.kernels.operation import Checked, run
 
 PADS = ("zeros", "nan")
 VIAS = ("auto", "tma", "plain")
-#: Bytes of an element as which a window is copied, where it is whole in them: a box has at most 256 elements a row, and
+#: Bytes of an element as which a window is copied if its size is a multiple: a box has at most 256 elements a row, and
 #: wide rows are faster (docs/operations.md).
 _WIDEST = 8
 
@@ -40,37 +44,89 @@ def copy(
     stream: Any = None,
     backend: str | None = None,
 ) -> Any:
-    """Copy a window of an array; returns ``out``, a new C-ordered array of the source's library unless given.
+    """Copy a window of an array.
 
-    src: CuPy, torch, DLPack or ``__cuda_array_interface__``; NumPy on the emulator. Any strides, any dtype of plain
-    bytes. offset: where the window begins, one int an axis (0 by default), negative with ``pad``. shape: of the window;
-    by default up to the source's end. out: of that shape and dtype, any strides, no bytes of the window.
-    pad: what elements outside of the source become, "zeros" or "nan" (float16, bfloat16, float32, float64); None: a
-    window that leaves the source is an error.
-    cache: L2 policy of loads and stores, "evict_first", "evict_last", "evict_normal", None for the GPU's default.
-    via: "tma" raises DescriptorError where TMA cannot: addresses, pitches, the window's first byte and the result's
-    rows are multiples of 16 bytes, elements of a row follow each other, five axes at most after merging. "plain" copies
-    with plain loads and stores; "auto" takes TMA where it can. stream: None is the current stream of the arrays'
-    library. backend: as in marlin_gemm.
+    Parameters
+    ----------
+    src : array
+        The source, with any strides and any dtype of plain bytes: CuPy, torch, DLPack or ``__cuda_array_interface__``;
+        NumPy on the emulator. The launch waits for the stream that ``__cuda_array_interface__`` names.
+    out : array, optional
+        The result, with the window's shape and the source's dtype, and any strides. It shares no bytes with the window.
+        Default: a new C-ordered array of the source's library, allocated on the stream of the launch.
+    offset : sequence of int, optional
+        The window's first element, one int for each axis. It may be negative with ``pad``. Default: 0.
+    shape : sequence of int, optional
+        Shape of the window. Default: up to the source's end.
+    pad : {"zeros", "nan"}, optional
+        Fill value for elements outside of the source; ``"nan"`` for float16, bfloat16, float32 and float64. Default: a
+        window that leaves the source is an error.
+    cache : {"evict_first", "evict_last", "evict_normal"}, optional
+        L2 policy of loads and stores. Default: the GPU's.
+    via : {"auto", "tma", "plain"}, default "auto"
+        How to copy. ``"tma"`` raises DescriptorError where TMA cannot copy: addresses, pitches, the window's first byte
+        and the result's rows must be multiples of 16 bytes, the elements of a row must follow each other, and at most
+        five axes may remain after merging. ``"plain"`` uses plain loads and stores. ``"auto"`` uses TMA where it can.
+    stream : stream, optional
+        Default: the current stream of the source's library.
+    backend : str, optional
+        As in ``marlin_gemm``.
 
-    [PTX ISA, cp.async.bulk, cp.async.bulk.tensor] Raises ArgumentError, ArgumentTypeError, DescriptorError,
-    TargetError, CompileError, DriverError, HazardError (emulator).
+    Returns
+    -------
+    array
+        ``out``.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        For wrong arguments.
+    DescriptorError
+        With ``via="tma"``, if TMA cannot copy the window.
+    LaunchError
+        For a first call inside a graph capture, and in a forked process.
+    TargetError, CompileError, DriverError
+        If there is no kernel for the GPU, or it does not compile or load.
+    HazardError
+        On the emulator.
     """
-    call = Call("copy", backend, described(src, "src"), out, stream, offset, shape, pad, cache, via)
-    if call.is_known:
-        return call.again()
-    info = call.src
-    starts, extents = check_window(info, offset, shape, pad)
-    check_choice("cache", cache or "", CACHES)
-    check_choice("via", via, VIAS)
-    fill = nan_type(info, pad)
-    result = call.take(extents, part_of(info, starts, extents))
-    if not result.size_elems:
-        return call.result
-    if call.place.backend == "reference":
-        copy_on_host(info, result, starts, fill is not None)
-        return call.result
-    return call.first([plan_copy(info, result, starts, call.place, fill, cache or "", via)])
+    return run(COPY, (src,), out, as_key(offset, shape, pad, cache, via), stream=stream, backend=backend)
+
+
+class _Problem(NamedTuple):
+    """fill: the type whose NaN is filled in, None for zeros."""
+
+    src: ArrayInfo
+    out: ArrayInfo
+    starts: tuple[int, ...]
+    fill: TmaType | None
+    cache: str
+    via: str
+
+
+class Copy(Movement[_Problem]):
+    """copy() as an operation. Its options are offset, shape, pad, cache and via."""
+
+    name: ClassVar[str] = "copy"
+
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
+        info, (offset, shape, pad, cache, via) = described(inputs[0], "src"), options
+        starts, extents = check_window(info, offset, shape, pad)
+        check_choice("cache", cache or "", CACHES)
+        check_choice("via", via, VIAS)
+        fill = nan_type(info, pad)
+        result = check_out(out, info, extents, part_of(info, starts, extents))
+        return checked(_Problem, (info,), result, extents, starts, fill, cache or "", via)
+
+    def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
+        src, out, starts, fill, cache, via = problem
+        return (plan_copy(src, out, starts, place, fill, cache, via),)
+
+    def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
+        copy_on_host(arrays["src"], arrays["out"], problem.starts, problem.fill is not None)
+
+
+COPY = Copy()
 
 
 def plan_copy(
@@ -81,8 +137,11 @@ def plan_copy(
     fill: TmaType | None = None,
     cache: str = "",
     via: str = "auto",
-) -> Launch:
-    """The launch for a window that begins at ``starts`` and has out's shape. fill: the type whose NaN is filled in."""
+) -> Arguments:
+    """Return the launch for a window that begins at ``starts`` and has the shape of ``out``.
+
+    fill: the type whose NaN is filled in, None for zeros. Raises DescriptorError.
+    """
     window = simplify(window_of(src, out, starts))
     arrays = (src, out)
     if via == "plain":
@@ -102,7 +161,7 @@ def plan_copy(
 
 
 def window_of(src: ArrayInfo, out: ArrayInfo, starts: Sequence[int]) -> Window:
-    """The window of src at ``starts`` that fills out."""
+    """Return the window of the source at ``starts`` that fills ``out``."""
     axes = zip(starts, out.shape, src.shape, src.strides_bytes, out.strides_bytes, strict=True)
     return Window(src.pointer, out.pointer, src.dtype.itemsize, tuple(Axis(*axis) for axis in axes))
 
@@ -110,7 +169,7 @@ def window_of(src: ArrayInfo, out: ArrayInfo, starts: Sequence[int]) -> Window:
 def check_window(
     info: ArrayInfo, offset: Sequence[int] | None, shape: Sequence[int] | None, pad: str | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(offset, shape) with one int for each axis. Raises ArgumentError, ArgumentTypeError."""
+    """Return (offset, shape) with one int for each axis. Raises ArgumentError, ArgumentTypeError."""
     if pad is not None:
         check_choice("pad", pad, PADS)
     starts = whole_numbers("offset", (0,) * len(info.shape) if offset is None else offset, len(info.shape))
@@ -125,19 +184,8 @@ def check_window(
     return starts, extents
 
 
-def whole_numbers(field: str, values: object, count: int) -> tuple[int, ...]:
-    """A tuple of ``count`` ints. Raises ArgumentTypeError, ArgumentError."""
-    try:
-        found = tuple(operator.index(value) for value in values)  # type: ignore[attr-defined]
-    except TypeError as error:
-        raise ArgumentTypeError(field, repr(values), f"{counted(count, 'int')}, one an axis") from error
-    if len(found) != count:
-        raise ArgumentError(field, found, f"{counted(count, 'int')}, one an axis")
-    return found
-
-
 def nan_type(info: ArrayInfo, pad: str | None) -> TmaType | None:
-    """The element type that is filled with NaN; None for zeros. ArgumentError for a dtype that has none."""
+    """Return the element type that is filled with NaN, None for zeros. Raises ArgumentError if the dtype has no NaN."""
     if pad != "nan":
         return None
     kind = tma_type(info.dtype) if info.dtype.itemsize in (2, 4, 8) and info.dtype.kind in "fV" else None
@@ -153,7 +201,7 @@ def _nan_bits(kind: TmaType | None) -> int:
 
 
 def part_of(info: ArrayInfo, starts: Sequence[int], extents: Sequence[int]) -> ArrayInfo:
-    """The elements of an array that a window reads."""
+    """Return the elements of an array that a window reads."""
     axes = [Axis(start, extent, size, stride, 0) for start, extent, size, stride in
             zip(starts, extents, info.shape, info.strides_bytes, strict=True)]  # fmt: skip
     pointer = info.pointer + sum(axis.first * axis.source_stride for axis in axes)
@@ -161,7 +209,7 @@ def part_of(info: ArrayInfo, starts: Sequence[int], extents: Sequence[int]) -> A
 
 
 def copy_on_host(src: ArrayInfo, out: ArrayInfo, starts: Sequence[int], nan: bool) -> None:
-    """The same by NumPy."""
+    """Copy the window with NumPy; fill with NaN or zeros outside of the source."""
     result = host_array(out)
     result[...] = np.array(np.nan, out.dtype) if nan else np.zeros((), out.dtype)
     axes = [Axis(*each, 0, 0) for each in zip(starts, out.shape, src.shape, strict=True)]

@@ -1,26 +1,32 @@
-"""Boxes of an array at given places, or in a grid where they may overlap, each an entry of the result."""
+"""Boxes of an array at given places, or in a grid where they may overlap, each an entry of the result.
+
+[PTX ISA, cp.async.bulk.tensor]
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo
+from cudatma.arrays import ArrayInfo, describe
 from cudatma.deprecation import former_arguments
 from cudatma.descriptor import OobFill, check_load
-from cudatma.dtypes import tma_type
+from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import ArgumentError, DescriptorError
-from cudatma.kernels.data_movement.call import Call, Place, described, tensor_map
-from cudatma.kernels.data_movement.copy import PADS, copy_on_host, nan_type, whole_numbers
+from cudatma.kernels.arguments import Arguments, At, Sizes
+from cudatma.kernels.data_movement.checks import as_key, check_out, described, whole_numbers
+from cudatma.kernels.data_movement.copy import PADS, copy_on_host, nan_type
+from cudatma.kernels.data_movement.movement import Movement, Place, checked
+from cudatma.kernels.data_movement.plans import chunk_place, tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, slot_bytes, usual_ring
 from cudatma.kernels.data_movement.specs import check_choice, check_rank, coordinates
 from cudatma.kernels.data_movement.table import int_table
 from cudatma.kernels.host import host_array
-from cudatma.kernels.launch import Launch
+from cudatma.kernels.operation import Checked, run
 from cudatma.target import Target
 
 TEMPLATE = "kernels/gather_boxes.cu.j2"
@@ -69,35 +75,46 @@ def gather(
     stream: Any = None,
     backend: str | None = None,
 ) -> Any:
-    """Boxes of an array, ``out[i] = src[starts[i] : starts[i] + box]``; returns ``out``, a new array unless given.
+    """Gather boxes of an array: ``out[i] = src[starts[i] : starts[i] + box]``.
 
-    src: 1 to 5 axes; pitches and address multiples of 16 bytes, elements of 1, 2, 4 or 8 bytes that follow each other
-    in the last axis. starts: (boxes, axes) ints, any of them outside of the source; the last one of each counts whole
-    16-byte chunks. A list or host array is checked and uploaded. Of an array on the device (int32, C order) check=True
-    reads it back first, which waits for the device; with check=False a start off 16 bytes traps and loses the context.
-    box: at most 256 elements an axis, rows of whole 16-byte chunks. out: (boxes, *box), C order.
-    pad: what stands outside of the source, "zeros" or "nan". stream, backend: as in copy().
+    Parameters
+    ----------
+    src : array
+        The source, with 1 to 5 axes. Its pitches and address are multiples of 16 bytes; its elements have 1, 2, 4 or 8
+        bytes and follow each other in the last axis.
+    starts : array (boxes, axes) of int
+        First element of each box, inside or outside of the source; the last one of each is a multiple of 16 bytes. A
+        list or host array is checked and uploaded. An array on the device is int32 in C order.
+    box : sequence of int
+        Shape of a box: at most 256 elements an axis, rows a multiple of 16 bytes.
+    out : array (boxes, ...), optional
+        The result, in C order. Default: a new array.
+    pad : {"zeros", "nan"}, default "zeros"
+        Fill value for elements outside of the source.
+    check : bool, default True
+        Read starts on the device back to check them, which waits for the device. With False a start off 16 bytes traps
+        and loses the context.
+    stream : stream, optional
+        Default: the current stream of the source's library.
+    backend : str, optional
+        As in ``marlin_gemm``.
 
-    [PTX ISA, cp.async.bulk.tensor] Raises as copy().
+    Returns
+    -------
+    array
+        ``out``.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
+        As ``copy``; DescriptorError where TMA cannot read the source.
     """
     info = described(src, "src")
-    size, fill = check_box(info, box), check_pad(info, pad)
     table = int_table(starts, len(info.shape), info, check)
     if table.values is not None:
         check_starts(info, table.values)
-    call = Call("gather", backend, info, out, stream, size, pad, table.rows)
-    if call.is_known:
-        with table.on_device(call.place, call.stream) as where:
-            return call.again(where)
-    result = call.take((table.rows, *size), dense=True)
-    if not result.size_elems:
-        return call.result
-    if call.place.backend == "reference":
-        for start, part in zip(table.host(), host_array(result), strict=True):
-            copy_on_host(info, described(part, "out"), [int(at) for at in start], fill is not None)
-        return call.result
-    with table.on_device(call.place, call.stream) as where:
-        return call.first([plan_boxes(info, result, size, call.place, fill, table=where)], where)
+    inputs = src, table.on_device(info, out, stream)
+    return run(GATHER, inputs, out, as_key(box, pad), stream=stream, backend=backend)
 
 
 @former_arguments("out")
@@ -111,44 +128,108 @@ def halo_tiles(
     stream: Any = None,
     backend: str | None = None,
 ) -> Any:
-    """All tiles of an array with a border of their neighbours' elements; returns ``out``, a new array unless given.
+    """Return all tiles of an array with a border of their neighbours' elements.
 
-    tile, halo: elements an axis; the tile with twice its halo is a box as in gather(), and tile and halo of the last
-    axis are whole 16-byte chunks. out: (tiles of axis 0, .., tile[0] + 2 halo[0], ..), C order; tiles = ceil(n / tile).
-    pad: what stands outside of the source, "zeros" or "nan". src, stream, backend: as in gather(). Raises as copy().
+    Parameters
+    ----------
+    src : array
+        The source, as in ``gather``.
+    tile, halo : sequence of int
+        Elements of a tile, and of its border on each side, for each axis. The tile with twice its halo is a box as in
+        ``gather``; tile and halo of the last axis are multiples of 16 bytes.
+    out : array (tiles of axis 0, .., tile[0] + 2 halo[0], ..), optional
+        The result, in C order, with ceil(n / tile) tiles an axis. Default: a new array.
+    pad : {"zeros", "nan"}, default "zeros"
+        Fill value for elements outside of the source.
+    stream : stream, optional
+        Default: the current stream of the source's library.
+    backend : str, optional
+        As in ``marlin_gemm``.
+
+    Returns
+    -------
+    array
+        ``out``.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
+        As ``copy``.
     """
-    call = Call("halo_tiles", backend, described(src, "src"), out, stream, tile, halo, pad)
-    if call.is_known:
-        return call.again()
-    info = call.src
-    rank = len(info.shape)
-    inner, border = whole_numbers("tile", tile, rank), whole_numbers("halo", halo, rank)
-    for axis, (extent, edge) in enumerate(zip(inner, border, strict=True)):
-        if extent < 1:
-            raise ArgumentError(f"tile[{axis}]", extent, "1 and up")
-        if edge < 0:
-            raise ArgumentError(f"halo[{axis}]", edge, "0 and up")
-    size = check_box(
-        info, tuple(extent + 2 * edge for extent, edge in zip(inner, border, strict=True)), "tile + 2 halo"
-    )
-    fill = check_pad(info, pad)
-    check_starts(info, np.array([[-edge for edge in border], list(inner)]), "halo, tile")
-    tiles = tuple(-(-n // extent) for n, extent in zip(info.shape, inner, strict=True))
-    result = call.take((*tiles, *size), dense=True)
-    if not result.size_elems:
-        return call.result
-    if call.place.backend == "reference":
-        parts = host_array(result)
-        for index in np.ndindex(*tiles):
-            starts = [i * extent - edge for i, extent, edge in zip(index, inner, border, strict=True)]
-            copy_on_host(info, described(parts[index], "out"), starts, fill is not None)
-        return call.result
-    axes = [(-edge, extent, count) for edge, extent, count in zip(border, inner, tiles, strict=True)]
-    return call.first([plan_boxes(info, result, size, call.place, fill, grid=axes)])
+    return run(HALO_TILES, (src,), out, as_key(tile, halo, pad), stream=stream, backend=backend)
+
+
+class _Problem(NamedTuple):
+    """fill: the type whose NaN is filled in, None for zeros. grid: (start, step, tiles) of each axis; empty if a table
+    holds the starts of the boxes."""
+
+    src: ArrayInfo
+    out: ArrayInfo
+    box: tuple[int, ...]
+    fill: TmaType | None
+    grid: tuple[tuple[int, int, int], ...]
+
+
+class Gather(Movement[_Problem]):
+    """gather() as an operation. Its options are box and pad."""
+
+    name: ClassVar[str] = "gather"
+    inputs: ClassVar[tuple[str, ...]] = ("src", "starts")
+
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
+        """Validate a call, whose table has been checked."""
+        info, table, (box, pad) = described(inputs[0], "src"), describe(inputs[1], "starts"), options
+        size, fill = check_box(info, box), check_pad(info, pad)
+        shape = (table.shape[0], *size)
+        result = check_out(out, info, shape, dense=True)
+        return checked(_Problem, (info, table), result, shape, size, fill, ())
+
+    def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
+        return (plan_boxes(*problem, place),)
+
+    def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
+        for start, part in zip(host_array(arrays["starts"]), host_array(arrays["out"]), strict=True):
+            copy_on_host(arrays["src"], describe(part), [int(at) for at in start], problem.fill is not None)
+
+
+class HaloTiles(Movement[_Problem]):
+    """halo_tiles() as an operation. Its options are tile, halo and pad."""
+
+    name: ClassVar[str] = "halo_tiles"
+
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
+        info, (tile, halo, pad) = described(inputs[0], "src"), options
+        rank = len(info.shape)
+        inner, border = whole_numbers("tile", tile, rank), whole_numbers("halo", halo, rank)
+        for axis, (extent, edge) in enumerate(zip(inner, border, strict=True)):
+            if extent < 1:
+                raise ArgumentError(f"tile[{axis}]", extent, "1 and up")
+            if edge < 0:
+                raise ArgumentError(f"halo[{axis}]", edge, "0 and up")
+        whole = tuple(extent + 2 * edge for extent, edge in zip(inner, border, strict=True))
+        size, fill = check_box(info, whole, "tile + 2 halo"), check_pad(info, pad)
+        check_starts(info, np.array([[-edge for edge in border], list(inner)]), "halo, tile")
+        tiles = tuple(-(-n // extent) for n, extent in zip(info.shape, inner, strict=True))
+        grid = tuple((-edge, extent, count) for edge, extent, count in zip(border, inner, tiles, strict=True))
+        shape = (*tiles, *size)
+        result = check_out(out, info, shape, dense=True)
+        return checked(_Problem, (info,), result, shape, size, fill, grid)
+
+    def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
+        return (plan_boxes(*problem, place),)
+
+    def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
+        parts = host_array(arrays["out"])
+        for index in np.ndindex(*(tiles for *_, tiles in problem.grid)):
+            starts = [start + i * step for i, (start, step, _) in zip(index, problem.grid, strict=True)]
+            copy_on_host(arrays["src"], describe(parts[index]), starts, problem.fill is not None)
+
+
+GATHER, HALO_TILES = Gather(), HaloTiles()
 
 
 def check_box(info: ArrayInfo, box: Sequence[int], field: str = "box") -> tuple[int, ...]:
-    """The box as ints. ArgumentError where it is not a box of this array."""
+    """Return the box as ints. Raises ArgumentError if it is no box of this array."""
     size = whole_numbers(field, box, len(info.shape))
     check_rank(len(size))
     if info.dtype.itemsize not in (1, 2, 4, 8):
@@ -162,14 +243,14 @@ def check_box(info: ArrayInfo, box: Sequence[int], field: str = "box") -> tuple[
     return size
 
 
-def check_pad(info: ArrayInfo, pad: str) -> Any:
-    """The type whose NaN is filled in, None for zeros."""
+def check_pad(info: ArrayInfo, pad: str) -> TmaType | None:
+    """Return the type whose NaN is filled in, None for zeros."""
     check_choice("pad", pad, PADS)
     return nan_type(info, pad)
 
 
 def check_starts(info: ArrayInfo, starts: np.ndarray[Any, Any], field: str = "starts") -> None:
-    """ArgumentError for a start that the hardware would trap at."""
+    """Raise ArgumentError for a start that the hardware would trap at."""
     unit = max(1, 16 // info.dtype.itemsize)
     wrong = np.nonzero(starts[:, -1] % unit)[0]
     if wrong.size:
@@ -184,35 +265,30 @@ def plan_boxes(
     src: ArrayInfo,
     out: ArrayInfo,
     box: tuple[int, ...],
+    fill: TmaType | None,
+    grid: Sequence[tuple[int, int, int]],
     place: Place,
-    fill: Any = None,
-    *,
-    table: ArrayInfo | None = None,
-    grid: Sequence[tuple[int, int, int]] = (),
-) -> Launch:
-    """The launch for boxes at the places of a table, or of a grid of (start, step, tiles) by axis, NumPy order.
+) -> Arguments:
+    """Return the launch for boxes that begin at the rows of the array "starts", or in a grid.
 
-    Raises DescriptorError where TMA cannot, ArgumentError for a box of which no two fit into shared memory.
+    fill: the type whose NaN is filled in, None for zeros. grid: (start, step, tiles) of each axis in NumPy order; empty
+    for a table. Raises DescriptorError where TMA cannot, ArgumentError if shared memory does not hold two boxes.
     """
     if not src.size_elems:
         raise DescriptorError("src.shape", src.shape, "an array with elements", "fill the result yourself")
     kind = tma_type(f"uint{8 * src.dtype.itemsize}") if fill is None else fill
-    source = replace(src, dtype=np.dtype(f"uint{8 * src.dtype.itemsize}") if fill is None else src.dtype)
-    load = tensor_map(source, box, place, dtype=kind, oob_fill=OobFill.ZEROS if fill is None else OobFill.NAN)
+    load = tensor_map("src", src, box, place, dtype=kind, oob_fill=OobFill.ZEROS if fill is None else OobFill.NAN)
     check_load(load.spec, (0,) * len(box))
     if out.pointer % 16:
-        raise DescriptorError("out.address", hex(out.pointer), "a multiple of 16 bytes")
+        raise DescriptorError("out.address", chunk_place(out.pointer), "a multiple of 16 bytes")
     box_bytes = prod(box) * src.dtype.itemsize
     slot = max(SLOT_BYTES, slot_bytes(box_bytes))
-    spec = GatherSpec(len(box), "table" if table is not None else "grid", *usual_ring(place.target, slot))
+    spec = GatherSpec(len(box), "grid" if grid else "table", *usual_ring(place.target, slot))
     boxes = out.size_elems // prod(box)
     if boxes >= _INT32:
         raise DescriptorError("boxes", boxes, "below 2**31", "take them in parts")
-    if table is not None:
-        places, touched = (table,), (src, out, table)
-    else:
-        places, touched = tuple(value for axis in reversed(grid) for value in axis), (src, out)  # type: ignore[assignment]
-    return Launch(TEMPLATE, spec, min(place.ctas, boxes), (load, out, *places, box_bytes, boxes), touched)
+    places = [value for axis in reversed(grid) for value in axis] if grid else [At("starts")]
+    return Arguments(TEMPLATE, spec, (load, At("out"), *places, box_bytes, boxes), Sizes(min(place.ctas, boxes)))
 
 
 def dump_specs(target: Target) -> list[GatherSpec]:

@@ -1,29 +1,34 @@
-"""The columns of a convolution by TMA's im2col mode: each pixel of the result with all that its filter meets."""
+"""The columns of a convolution by TMA's im2col mode: each pixel of the result with all that its filter meets.
+
+[PTX ISA, cp.async.bulk.tensor, .im2col]
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, dense_strides
 from cudatma.deprecation import former_arguments
-from cudatma.descriptor import Im2colSpec, TensorMap, check_load, check_store
+from cudatma.descriptor import Im2colSpec, check_load, check_store
 from cudatma.descriptor import check_target as check_map_target
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError
-from cudatma.kernels.data_movement.call import Call, Place, described, tensor_map
-from cudatma.kernels.data_movement.copy import whole_numbers
+from cudatma.kernels.arguments import Arguments, Map, Sizes
+from cudatma.kernels.data_movement.checks import as_key, check_out, described, whole_numbers
+from cudatma.kernels.data_movement.movement import Movement, Place, checked
+from cudatma.kernels.data_movement.plans import chunk_place, tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, usual_ring
 from cudatma.kernels.data_movement.specs import check_rank
-from cudatma.kernels.data_movement.window import choose_box
+from cudatma.kernels.data_movement.window import CHUNK_BYTES, choose_box
 from cudatma.kernels.host import host_array
-from cudatma.kernels.launch import Launch
+from cudatma.kernels.operation import Checked, run
 from cudatma.target import Target
 
 TEMPLATE = "kernels/im2col.cu.j2"
@@ -92,38 +97,71 @@ def im2col(
     stream: Any = None,
     backend: str | None = None,
 ) -> Any:
-    """The columns of a convolution; returns ``out``, a new array unless given.
+    """Arrange the columns of a convolution: each pixel of the result with all inputs that its filter meets.
 
-    src: (images, [depth, [height,]] width, channels), channels last and in whole 16-byte chunks, elements of 1, 2, 4 or
-    8 bytes. kernel, stride, padding, dilation: one int, or one for each spatial axis; strides of at most 8; the padding
-    is zeros, on both sides. out: (images, out depth, .., kernel depth, .., channels), C order, so that
-    ``out.reshape(pixels, -1) @ weight.reshape(-1, filters)`` is the convolution.
+    Parameters
+    ----------
+    src : array (images, [depth, [height,]] width, channels)
+        The images, channels last and a multiple of 16 bytes, with elements of 1, 2, 4 or 8 bytes.
+    kernel, stride, padding, dilation : int or sequence of int
+        One value, or one for each spatial axis. A stride is at most 8. The padding is zeros, on both sides. padding and
+        dilation * (kernel - 1) - padding are below 32768, 128 or 16 for one, two or three spatial axes.
+    out : array (images, out depth, .., kernel depth, .., channels), optional
+        The result, in C order, so that ``out.reshape(pixels, -1) @ weight.reshape(-1, filters)`` is the convolution.
+        Default: a new array.
+    stream : stream, optional
+        Default: the current stream of the source's library.
+    backend : str, optional
+        As in ``marlin_gemm``.
 
-    TMA's limits: padding and dilation * (kernel - 1) - padding below 32768, 128 or 16 for one, two or three spatial
-    axes. stream, backend: as in copy(). [PTX ISA, cp.async.bulk.tensor, .im2col] Raises as copy().
+    Returns
+    -------
+    array
+        ``out``.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
+        As ``copy``; DescriptorError beyond the limits of TMA.
     """
-    call = Call("im2col", backend, described(src, "src"), out, stream, kernel, stride, padding, dilation)
-    if call.is_known:
-        return call.again()
-    info = call.src
-    if not 3 <= len(info.shape) <= 5:
-        raise ArgumentError("src.shape", info.shape, "3 to 5 axes: images, depth, height, width, channels")
-    if info.dtype.itemsize not in (1, 2, 4, 8):
-        raise ArgumentError("src.dtype", str(info.dtype), "elements of 1, 2, 4 or 8 bytes", "view it as bytes")
-    if not info.size_elems:
-        raise ArgumentError("src.shape", info.shape, "an array with elements")
-    conv = convolution(info.shape[1:-1], kernel, stride, padding, dilation)
-    result = call.take((info.shape[0], *conv.out, *conv.taps, info.shape[-1]), dense=True)
-    if not result.size_elems:
-        return call.result
-    if call.place.backend == "reference":
-        columns_on_host(info, result, conv)
-        return call.result
-    return call.first([plan_im2col(info, result, conv, call.place)])
+    return run(IM2COL, (src,), out, as_key(kernel, stride, padding, dilation), stream=stream, backend=backend)
+
+
+class _Problem(NamedTuple):
+    src: ArrayInfo
+    out: ArrayInfo
+    conv: Convolution
+
+
+class Im2col(Movement[_Problem]):
+    """im2col() as an operation. Its options are kernel, stride, padding and dilation."""
+
+    name: ClassVar[str] = "im2col"
+
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
+        info = described(inputs[0], "src")
+        if not 3 <= len(info.shape) <= 5:
+            raise ArgumentError("src.shape", info.shape, "3 to 5 axes: images, depth, height, width, channels")
+        if info.dtype.itemsize not in (1, 2, 4, 8):
+            raise ArgumentError("src.dtype", str(info.dtype), "elements of 1, 2, 4 or 8 bytes", "view it as bytes")
+        if not info.size_elems:
+            raise ArgumentError("src.shape", info.shape, "an array with elements")
+        conv = convolution(info.shape[1:-1], *options)
+        shape = (info.shape[0], *conv.out, *conv.taps, info.shape[-1])
+        return checked(_Problem, (info,), check_out(out, info, shape, dense=True), shape, conv)
+
+    def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
+        return (plan_im2col(*problem, place),)
+
+    def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
+        columns_on_host(arrays["src"], arrays["out"], problem.conv)
+
+
+IM2COL = Im2col()
 
 
 def convolution(size: tuple[int, ...], kernel: Any, stride: Any, padding: Any, dilation: Any) -> Convolution:
-    """The numbers of a convolution over images of this size. Raises ArgumentError, ArgumentTypeError."""
+    """Return the convolution over images of this size. Raises ArgumentError, ArgumentTypeError."""
     found = {}
     for field, value, least in (
         ("kernel", kernel, 1),
@@ -144,8 +182,8 @@ def convolution(size: tuple[int, ...], kernel: Any, stride: Any, padding: Any, d
     return Convolution(size, found["kernel"], found["stride"], found["padding"], found["dilation"])
 
 
-def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place, slot: int = SLOT_BYTES) -> Launch:
-    """The launch. slot: the most bytes of a box. Raises DescriptorError where TMA cannot."""
+def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place, slot: int = SLOT_BYTES) -> Arguments:
+    """Return the launch. slot: the maximum size of a box in bytes. Raises DescriptorError where TMA cannot."""
     itemsize, channels, taps = src.dtype.itemsize, src.shape[-1], prod(conv.taps)
     kind = tma_type(f"uint{8 * itemsize}")
     pixels = out.size_elems // (channels * taps)
@@ -157,7 +195,7 @@ def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place,
         strides_bytes=dense_strides((pixels, taps, channels), out.dtype),
         dtype=np.dtype(kind.name),
     )
-    store = tensor_map(columns, (pixel_box, 1, channel_box), place)
+    store = tensor_map("out", columns, (pixel_box, 1, channel_box), place)
     check_store(store.spec)
     channel_boxes = -(-channels // channel_box)
     boxes = -(-pixels // pixel_box) * taps * channel_boxes
@@ -169,11 +207,11 @@ def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place,
     )
     numbers = [value for axis in axes for value in axis]
     sizes = (channel_box, channel_boxes, taps, pixel_box, pixel_box * channel_box * itemsize, boxes)
-    return Launch(TEMPLATE, spec, min(place.ctas, boxes), (load, store, *numbers, *sizes), (src, out))
+    return Arguments(TEMPLATE, spec, (load, store, *numbers, *sizes), Sizes(min(place.ctas, boxes)))
 
 
-def _image_map(src: ArrayInfo, conv: Convolution, kind: Any, channels: int, pixels: int, place: Place) -> TensorMap:
-    """The im2col map of the images: its bounding box holds the places of the filter's first tap."""
+def _image_map(src: ArrayInfo, conv: Convolution, kind: Any, channels: int, pixels: int, place: Place) -> Map:
+    """Return the im2col map of the images, whose bounding box holds the places of the filter's first tap."""
     lower = tuple(-pad for pad in reversed(conv.padding))
     reach = tuple(step * (taps - 1) for taps, step in zip(conv.taps, conv.dilation, strict=True))
     upper = tuple(pad - far for pad, far in zip(reversed(conv.padding), reversed(reach), strict=True))
@@ -182,19 +220,20 @@ def _image_map(src: ArrayInfo, conv: Convolution, kind: Any, channels: int, pixe
         dims=tuple(reversed(src.shape)),
         strides_bytes=_pitches(src),
         element_strides=(1, *reversed(conv.stride), 1),
-        address=src.pointer,
         lower_corner=lower,
         upper_corner=upper,
         channels_per_pixel=channels,
         pixels_per_column=pixels,
     )
+    if src.pointer % CHUNK_BYTES:
+        raise DescriptorError("address", chunk_place(src.pointer), "multiples of 16 bytes", "copy it first")
     check_map_target(spec, place.target)
     check_load(spec, (0, *lower, 0), tuple(reversed(reach)))
-    return TensorMap(spec, device=src.device, owner=src.owner, target=place.target, on_host=src.device is None)
+    return Map("src", spec)
 
 
 def _pitches(src: ArrayInfo) -> tuple[int, ...]:
-    """Pitches of all axes but the innermost, TMA order. DescriptorError unless channels follow each other."""
+    """Return the pitches of all axes but the innermost, in TMA order. Raises DescriptorError if channels have gaps."""
     itemsize = src.dtype.itemsize
     if src.shape[-1] > 1 and src.strides_bytes[-1] != itemsize:
         raise DescriptorError("src.strides", src.strides_bytes, f"{itemsize} bytes from channel to channel")
@@ -204,7 +243,7 @@ def _pitches(src: ArrayInfo) -> tuple[int, ...]:
 
 
 def columns_on_host(src: ArrayInfo, out: ArrayInfo, conv: Convolution) -> None:
-    """The same by NumPy: one strided view of the padded images for each tap."""
+    """Arrange the columns with NumPy: one strided view of the padded images for each tap."""
     images, columns = host_array(src), host_array(out)
     padded = np.pad(images, [(0, 0), *((pad, pad) for pad in conv.padding), (0, 0)])
     spatial = len(conv.size)

@@ -1,25 +1,53 @@
-"""A window as a launch: as one run of bytes, as boxes of tensor maps, or by plain code."""
+"""A window as a launch: as one run of bytes, as boxes of tensor maps, or by plain loads and stores.
+
+Each plan gets the source and the result, whose names in the launch are "src" and "out". Their addresses matter only
+modulo 16: a window's addresses are turned into offsets from theirs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd, prod
+from typing import Any
 
 import numpy as np
 
 from cudatma.arrays import ArrayInfo
-from cudatma.descriptor import OobFill, check_load, check_reduce, check_store
+from cudatma.descriptor import OobFill, check_load, check_reduce, check_store, check_target
 from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import DescriptorError
+from cudatma.kernels.arguments import Arguments, At, Map, Sizes, map_over
 from cudatma.kernels.data_movement import ring as rings
-from cudatma.kernels.data_movement.call import Place, tensor_map
+from cudatma.kernels.data_movement.movement import Place
 from cudatma.kernels.data_movement.ring import SMALL_SLOT_BYTES, Setting
 from cudatma.kernels.data_movement.specs import PLAIN, RUN, WINDOW, PlainSpec, RunSpec, WindowSpec
 from cudatma.kernels.data_movement.window import CHUNK_BYTES, Axis, Window, choose_box, cropped, tile_counts
-from cudatma.kernels.launch import Launch
 
 _MOST_BOXES = 1 << 31
 _PLAIN_BLOCKS = 4
+
+
+def tensor_map(
+    name: str, info: ArrayInfo, box: Sequence[int], place: Place, *, offset_bytes: int = 0, **options: Any
+) -> Map:
+    """Return a tiled map over an array, or over the part of it that begins ``offset_bytes`` after its first element.
+
+    info: address, shape, strides and dtype of the part. The innermost axis is the last one. options: of map_over().
+    Raises DescriptorError, TargetError.
+    """
+    axes = tuple(reversed(range(len(info.shape))))
+    over = map_over(name, info, box, axes=axes, offset_bytes=offset_bytes, **options)
+    if info.pointer % CHUNK_BYTES:
+        remedy = "start the view at an aligned element"
+        raise DescriptorError("address", chunk_place(info.pointer), "multiples of 16 bytes", remedy)
+    check_target(over.spec, place.target)
+    return over
+
+
+def chunk_place(address: int) -> str:
+    """Return where in a 16-byte chunk an address is, in words."""
+    return f"byte {address % CHUNK_BYTES} of a 16-byte chunk"
 
 
 def run_plan(
@@ -30,35 +58,33 @@ def run_plan(
     kind: str = "b8",
     cache: str = "",
     setting: Setting | None = None,
-) -> Launch:
-    """One run of bytes (window.is_one_run) by bulk copies. setting: of the ring, None for what was measured.
+) -> Arguments:
+    """Return the launch for one run of bytes (window.is_one_run) by bulk copies.
 
-    Raises DescriptorError where the two addresses differ by something other than whole 16-byte chunks; of a reduction,
-    where address or size is not a multiple of 16 bytes.
+    setting: the ring; None selects the measured one. Raises DescriptorError if the addresses are at different places
+    of a 16-byte chunk or, in a reduction, if address or size is not a multiple of 16 bytes.
     """
     nbytes, first = window.nbytes, window.first_byte
     head = min(-first % CHUNK_BYTES, nbytes)
     tail = (nbytes - head) % CHUNK_BYTES
     if (first - window.destination) % CHUNK_BYTES:
-        got = f"{first:#x} and {window.destination:#x}"
+        got = f"{chunk_place(first)} and {chunk_place(window.destination)}"
         raise DescriptorError("address", got, "the same place in a 16-byte chunk", "copy to an aligned array")
     if op != "copy" and (head or tail):
-        got = f"{nbytes} bytes at {first:#x}"
+        got = f"{nbytes} bytes from {chunk_place(first)}"
         raise DescriptorError("address", got, "multiples of 16 bytes in a reduction", "pad the arrays")
     whole = nbytes - head - tail
     chosen = setting or _run_setting(place, op, whole)
     ctas, stage = chosen.ctas(place.ctas), chosen.slot(place.target)
     spec = RunSpec(op, kind, stage, *chosen.ring(place.target, stage), *_policies(chosen, op, cache))
-    source, destination = (
-        replace(info, pointer=address + head) for info, address in zip(arrays, (first, window.destination), strict=True)
-    )
+    source = At("src", first + head - arrays[0].pointer)
+    destination = At("out", window.destination + head - arrays[1].pointer)
     edges = (head, tail) if op == "copy" else ()
-    grid = max(1, min(ctas, -(-whole // stage)))
-    return Launch(RUN, spec, grid, (source, destination, whole, *edges), arrays)
+    return Arguments(RUN, spec, (source, destination, whole, *edges), Sizes(max(1, min(ctas, -(-whole // stage)))))
 
 
 def _run_setting(place: Place, op: str, nbytes: int) -> Setting:
-    """The measured ring for runs of which every CTA has a segment, else the usual ring, or one of small slots."""
+    """Return the measured ring if every CTA has a segment, else the usual ring, or one of small slots."""
     for found in (rings.RUN if op == "copy" else rings.REDUCTIONS, Setting()):
         if nbytes >= found.ctas(place.ctas) * found.slot(place.target):
             return found
@@ -76,12 +102,14 @@ def window_plan(
     cache: str = "",
     setting: Setting | None = None,
     slot: int = 0,
-) -> Launch:
-    """Boxes of two tensor maps. kind: the element type, by default unsigned integers of the window's itemsize. setting:
-    of the ring, None for what was measured. slot: the most bytes of a box, 0 for the setting's.
+) -> Arguments:
+    """Return the launch that copies boxes of two tensor maps.
 
-    Raises DescriptorError where TMA cannot: addresses, pitches or the result's rows off 16 bytes, elements that do not
-    follow each other, more than five axes, a negative stride, an innermost start off 16 bytes.
+    kind: the element type, by default unsigned integers of the window's itemsize. setting: the ring; None selects the
+    measured one. slot: the maximum size of a box in bytes, 0 for the setting's.
+
+    Raises DescriptorError where TMA cannot: addresses, pitches or the result's rows that are not multiples of 16 bytes,
+    elements that do not follow each other, more than five axes, a negative stride, an innermost start off 16 bytes.
     """
     part = cropped(window)
     chosen = tma_type(f"uint{8 * part.itemsize}") if kind is None else kind
@@ -93,24 +121,22 @@ def window_plan(
     ring = setting or (rings.BOXES if op == "copy" else rings.REDUCTIONS)
     slot = slot or ring.slot(place.target)
     box = choose_box(extents, part.itemsize, slot)
-    carrier = np.dtype(f"uint{8 * part.itemsize}") if chosen.numpy is None else chosen.numpy
     source = replace(
         arrays[0],
         pointer=part.source,
         shape=tuple(axis.body for axis in part.axes),
         strides_bytes=tuple(axis.source_stride for axis in part.axes),
-        dtype=carrier,
     )
     destination = replace(
         arrays[1],
         pointer=part.destination,
         shape=extents,
         strides_bytes=tuple(axis.destination_stride for axis in part.axes),
-        dtype=carrier,
     )
     fill = OobFill.NAN if nan else OobFill.ZEROS
-    load = tensor_map(source, box, place, dtype=chosen, oob_fill=fill)
-    store = tensor_map(destination, box, place, dtype=chosen)
+    from_src, from_out = part.source - arrays[0].pointer, part.destination - arrays[1].pointer
+    load = tensor_map("src", source, box, place, dtype=chosen, oob_fill=fill, offset_bytes=from_src)
+    store = tensor_map("out", destination, box, place, dtype=chosen, offset_bytes=from_out)
     starts = tuple(axis.start for axis in reversed(part.axes))
     check_load(load.spec, starts)
     check_store(store.spec)
@@ -122,20 +148,20 @@ def window_plan(
     if boxes >= _MOST_BOXES:
         raise DescriptorError("shape", f"{boxes} boxes", "below 2**31", "copy it in parts")
     axes = [value for axis in zip(starts, reversed(box), reversed(tiles), strict=True) for value in axis]
-    return Launch(WINDOW, spec, min(ring.ctas(place.ctas), boxes), (load, store, *axes, box_bytes, boxes), arrays)
+    return Arguments(WINDOW, spec, (load, store, *axes, box_bytes, boxes), Sizes(min(ring.ctas(place.ctas), boxes)))
 
 
 def _policies(setting: Setting, op: str, cache: str) -> tuple[str, str]:
-    """L2 policies of loads and stores for a call's ``cache``; stores of reductions have none."""
+    """Return the L2 policies of loads and stores for a call's ``cache``; stores of reductions have none."""
     load, store = (cache, cache) if cache else (setting.load_cache, setting.store_cache)
     return load, store if op == "copy" else ""
 
 
-def plain_plan(window: Window, arrays: tuple[ArrayInfo, ArrayInfo], place: Place, fill: int = 0) -> Launch:
-    """Any window, element by element. fill: the bits of what stands outside of the source.
+def plain_plan(window: Window, arrays: tuple[ArrayInfo, ArrayInfo], place: Place, fill: int = 0) -> Arguments:
+    """Return the launch that copies any window element by element.
 
-    Elements that are not aligned to their size, or have none of the hardware's, are copied in smaller parts; then only
-    zeros can be filled in: DescriptorError.
+    fill: the bits of elements outside of the source. Elements that are not aligned to their size, or have none of the
+    hardware's sizes, are copied in smaller parts; they can only be filled with zeros, else DescriptorError.
     """
     parts = [window.itemsize, window.source, window.destination]
     parts += [stride for axis in window.axes for stride in (axis.source_stride, axis.destination_stride)]
@@ -143,7 +169,7 @@ def plain_plan(window: Window, arrays: tuple[ArrayInfo, ArrayInfo], place: Place
     axes = window.axes
     if width != window.itemsize:
         if fill:
-            got = f"{hex(window.source)} and {hex(window.destination)}"
+            got = f"{chunk_place(window.source)} and {chunk_place(window.destination)}"
             raise DescriptorError(
                 "address", got, f"multiples of {window.itemsize} bytes to fill in NaN", "pad with zeros"
             )
@@ -152,11 +178,9 @@ def plain_plan(window: Window, arrays: tuple[ArrayInfo, ArrayInfo], place: Place
     packed = np.array(
         [(a.start, a.extent, a.size, a.source_stride, a.destination_stride) for a in axes], np.int64
     ).tobytes()
-    source, destination = (
-        replace(info, pointer=address)
-        for info, address in zip(arrays, (window.source, window.destination), strict=True)
-    )
+    source = At("src", window.source - arrays[0].pointer)
+    destination = At("out", window.destination - arrays[1].pointer)
     elements = prod(axis.extent for axis in axes)
     spec = PlainSpec(width, len(axes), 32 if elements < 1 << 31 else 64)
     ctas = min(place.ctas * _PLAIN_BLOCKS, -(-elements // spec.threads))
-    return Launch(PLAIN, spec, ctas, (source, destination, packed, elements, fill), arrays)
+    return Arguments(PLAIN, spec, (source, destination, packed, elements, fill), Sizes(ctas))

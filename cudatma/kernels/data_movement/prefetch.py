@@ -1,22 +1,28 @@
-"""Prefetch of an array, or of a window of one, into L2; nothing signals its completion."""
+"""Prefetch of an array, or of a window of one, into L2; nothing signals its completion.
+
+[PTX ISA, cp.async.bulk.prefetch, cp.async.bulk.prefetch.tensor]
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from cudatma.arrays import ArrayInfo
 from cudatma.errors import ArgumentError
-from cudatma.kernels.data_movement.call import Call, Place, described, tensor_map
+from cudatma.kernels.arguments import Arguments, At, Sizes
+from cudatma.kernels.data_movement.checks import as_key, described
 from cudatma.kernels.data_movement.copy import check_window, part_of
+from cudatma.kernels.data_movement.movement import Movement, Place, layout
+from cudatma.kernels.data_movement.plans import tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, THREADS
 from cudatma.kernels.data_movement.specs import coordinates
 from cudatma.kernels.data_movement.window import CHUNK_BYTES, Axis, Window, carried, choose_box, simplify, tile_counts
-from cudatma.kernels.launch import Launch
+from cudatma.kernels.operation import Checked, run
 from cudatma.target import Target
 
 TEMPLATE = "kernels/prefetch.cu.j2"
@@ -66,51 +72,81 @@ def prefetch(
     stream: Any = None,
     backend: str | None = None,
 ) -> None:
-    """Prefetch a window of an array into L2.
+    """Prefetch a window of an array into L2; nothing signals its completion.
 
-    src, offset, shape: as in copy(), the window inside of the source. Of a run of bytes, whole 16-byte chunks are
-    prefetched. Of any other window, address and pitches are multiples of 16 bytes and the elements of a row follow each
-    other; DescriptorError says what TMA cannot read. stream, backend: as in copy(); the emulator checks the addresses,
-    "reference" does nothing.
+    Parameters
+    ----------
+    src : array
+        The array, as in ``copy``. Of a run of bytes, whole 16-byte chunks are prefetched. Of any other window, address
+        and pitches must be multiples of 16 bytes, and the elements of a row must follow each other.
+    offset, shape : sequence of int, optional
+        The window, as in ``copy``, inside of the source.
+    stream : stream, optional
+        Default: the current stream of the source's library.
+    backend : str, optional
+        As in ``marlin_gemm``. The emulator checks the addresses; ``"reference"`` does nothing.
 
-    [PTX ISA, cp.async.bulk.prefetch, cp.async.bulk.prefetch.tensor] Raises as copy().
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
+        As ``copy``; DescriptorError for a window that TMA cannot read.
     """
-    call = Call("prefetch", backend, described(src, "src"), None, stream, offset, shape)
-    if call.is_known:
-        call.again()
-        return
-    part = part_of(call.src, *check_window(call.src, offset, shape, None))
-    planned = plan_prefetch(part, call.place) if part.size_elems else None
-    if planned is not None and call.place.backend != "reference":
-        call.first([planned])
+    run(PREFETCH, (src,), None, as_key(offset, shape), stream=stream, backend=backend)
 
 
-def plan_prefetch(src: ArrayInfo, place: Place) -> Launch | None:
-    """The launch, None for a run without a whole chunk. Raises DescriptorError where TMA cannot."""
-    axes = tuple(Axis(0, n, n, s, s) for n, s in zip(src.shape, src.strides_bytes, strict=True))
-    window = simplify(Window(src.pointer, src.pointer, src.dtype.itemsize, axes))
-    if window.is_one_run:
-        first = -(-window.source // CHUNK_BYTES) * CHUNK_BYTES
-        nbytes = (window.source + window.nbytes - first) // CHUNK_BYTES * CHUNK_BYTES
-        if nbytes <= 0:
-            return None
-        grid = min(place.ctas, -(-nbytes // SLOT_BYTES))
-        return Launch(TEMPLATE, PrefetchSpec(0), grid, (replace(src, pointer=first), nbytes), (src,))
-    window = carried(window) if window.is_dense else window
-    extents = tuple(axis.extent for axis in window.axes)
-    box = choose_box(extents, window.itemsize, SLOT_BYTES)
-    source = replace(
-        src,
-        pointer=window.source,
-        shape=extents,
-        strides_bytes=tuple(axis.source_stride for axis in window.axes),
-        dtype=np.dtype(f"uint{8 * window.itemsize}"),
-    )
-    tiles = tile_counts(extents, box)
-    places = [value for pair in zip(reversed(box), reversed(tiles), strict=True) for value in pair]
-    grid = min(place.ctas, prod(tiles))
-    load = tensor_map(source, box, place)
-    return Launch(TEMPLATE, PrefetchSpec(len(box)), grid, (load, *places, prod(tiles)), (src,))
+class _Problem(NamedTuple):
+    src: ArrayInfo
+    starts: tuple[int, ...]
+    extents: tuple[int, ...]
+
+
+class Prefetch(Movement[_Problem]):
+    """prefetch() as an operation without a result. Its options are offset and shape."""
+
+    name: ClassVar[str] = "prefetch"
+
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
+        info, (offset, shape) = described(inputs[0], "src"), options
+        window = check_window(info, offset, shape, None)
+        return Checked(_Problem(layout(info), *window), (info,), None, None, None)
+
+    def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
+        """Return the launch, none for a run without a whole chunk. Raises DescriptorError where TMA cannot."""
+        src = problem.src
+        part = part_of(src, problem.starts, problem.extents)
+        if not part.size_elems:
+            return ()
+        axes = tuple(Axis(0, n, n, s, s) for n, s in zip(part.shape, part.strides_bytes, strict=True))
+        window = simplify(Window(part.pointer, part.pointer, part.dtype.itemsize, axes))
+        if window.is_one_run:
+            first = -(-window.source // CHUNK_BYTES) * CHUNK_BYTES
+            nbytes = (window.source + window.nbytes - first) // CHUNK_BYTES * CHUNK_BYTES
+            if nbytes <= 0:
+                return ()
+            grid = min(place.ctas, -(-nbytes // SLOT_BYTES))
+            return (Arguments(TEMPLATE, PrefetchSpec(0), (At("src", first - src.pointer), nbytes), Sizes(grid)),)
+        window = carried(window) if window.is_dense else window
+        extents = tuple(axis.extent for axis in window.axes)
+        box = choose_box(extents, window.itemsize, SLOT_BYTES)
+        strides = tuple(axis.source_stride for axis in window.axes)
+        source = replace(
+            part,
+            pointer=window.source,
+            shape=extents,
+            strides_bytes=strides,
+            dtype=np.dtype(f"uint{8 * window.itemsize}"),
+        )
+        tiles = tile_counts(extents, box)
+        places = [value for pair in zip(reversed(box), reversed(tiles), strict=True) for value in pair]
+        load = tensor_map("src", source, box, place, offset_bytes=window.source - src.pointer)
+        sizes = Sizes(min(place.ctas, prod(tiles)))
+        return (Arguments(TEMPLATE, PrefetchSpec(len(box)), (load, *places, prod(tiles)), sizes),)
+
+    def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
+        """Do nothing: a prefetch has no result."""
+
+
+PREFETCH = Prefetch()
 
 
 def dump_specs(target: Target) -> list[PrefetchSpec]:

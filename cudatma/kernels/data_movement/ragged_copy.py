@@ -8,7 +8,7 @@ map and publishes the map, while copies of boxes of the arrays before are still 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,12 @@ import numpy as np
 from cudatma import context
 from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
 from cudatma.backend import backend_for, device_remedy
-from cudatma.build.kernel import default_target, load_kernel
+from cudatma.build.kernel import default_target
 from cudatma.deprecation import former_arguments
-from cudatma.descriptor import TensorMap
 from cudatma.errors import ArgumentError, ArgumentTypeError, check, counted
-from cudatma.kernels.data_movement.ring import TMA_ALIGNMENT_BYTES, BoxRing
-from cudatma.kernels.host import host_bytes
+from cudatma.kernels.arguments import Arguments, At, Sizes, map_over
+from cudatma.kernels.data_movement.ring import BOX_THREADS, TMA_ALIGNMENT_BYTES, BoxRing
+from cudatma.kernels.replay import Replay
 from cudatma.kernels.sample import Sample, sample_dtype
 from cudatma.library_streams import stream_handle
 from cudatma.runtime.device_memory import DeviceMemory
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 TEMPLATE = "kernels/ragged_copy.cu.j2"
 #: Two on each SM of an H200.
-BLOCKS, THREADS = 264, 64
+BLOCKS = 264
+#: Names of the launch's arrays: the first pair, the table of all pairs, and the memory of edited tensor maps.
+_ARRAYS = "source", "destination", "table", "maps"
 _MAP_BYTES = 128
 #: Boxes are counted in 32 bits.
 _MAX_BOXES = 2**31 - 1
@@ -83,23 +85,36 @@ class RaggedCopySpec(BoxRing):
         self.ring.check_fits(target)
 
     def maps_bytes(self, blocks: int) -> int:
-        """Global memory for the tensor maps of so many CTAs."""
+        """Return the bytes of global memory for the tensor maps of this many CTAs."""
         return blocks * 2 * self.maps * _MAP_BYTES
 
 
 class RaggedCopy:
-    """Many 2D arrays into others of the same shapes, in one launch; made once, run as often as needed.
+    """Copies of many 2D arrays into others of the same shapes, in one launch; made once, run as often as needed.
 
-    sources, destinations: as many arrays each, in pairs of one shape; one dtype of 1, 2, 4 or 8 bytes throughout, all
-    on one device (CuPy, torch, DLPack, ``__cuda_array_interface__``) or NumPy arrays on the emulator; streams that
-    producers name are waited for here, by the host. Rows are
-    contiguous, their pitch, length and base multiples of 16 bytes; an array may be empty. No destination may share a
-    byte with another array. The object keeps all arrays alive.
-    spec: the instance of the kernel, for the arrays' element size; None: the usual box and ring.
-    backend: as in tile_copy. target: what host arrays are compiled for.
+    Two runs at a time would share tensor maps: order them, or make two objects. run() can be captured into a graph.
 
-    Raises ArgumentError, ArgumentTypeError, TargetError, CompileError, DriverError, before anything is launched.
-    run() can be captured into a graph. Two runs at a time would share tensor maps: order them, or make two objects.
+    Parameters
+    ----------
+    sources, destinations : sequence of array (rows, columns)
+        Arrays in pairs of one shape, all of one dtype of 1, 2, 4 or 8 bytes, on one device: CuPy, torch, DLPack or
+        ``__cuda_array_interface__``, whose producers' streams the host waits for here; NumPy on the emulator. Rows are
+        contiguous; their pitch, length and base are multiples of 16 bytes. An array may be empty. No destination shares
+        a byte with another array. The object keeps all arrays alive.
+    spec : RaggedCopySpec, optional
+        The kernel, with the arrays' element size. Default: the usual box and ring.
+    backend : str, optional
+        ``"cuda"``, ``"emulator"`` or ``"auto"``, as in ``marlin_gemm``; there is no reference.
+    target : Target or str, optional
+        Target of the kernel for host arrays.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, TargetError, CompileError, DriverError
+        Before anything is launched.
+
+    Notes
+    -----
     All maps have what the driver sets for the first pair's allocations: on SM100 and SM120, whose driver looks at their
     size, take arrays from one pool.
     """
@@ -128,69 +143,107 @@ class RaggedCopy:
                 device_remedy("cupy.asarray moves it", self.device),
             )
         pairs = [pair for pair in pairs if pair[0].size_elems]
-        self._keep = pairs
+        self._pairs = pairs
         self.blocks = 0
         if not pairs:
             return
         if self.device is not None:
-            chosen_target = detect(self.device)
+            self._target = detect(self.device)
         else:
-            chosen_target = default_target() if target is None else get_target(target)
+            self._target = default_target() if target is None else get_target(target)
         itemsize = pairs[0][0].dtype.itemsize
-        self._spec = spec = spec or RaggedCopySpec(itemsize)
+        spec = spec or RaggedCopySpec(itemsize)
         if spec.element_bytes != itemsize:
             raise ArgumentError("spec.element_bytes", spec.element_bytes, f"{itemsize}, as {pairs[0][0].dtype} has")
-        spec.check_target(chosen_target)
+        spec.check_target(self._target)
         self._table, boxes = _table(pairs, spec)
         self.blocks = min(BLOCKS, boxes)
-        self.kernel = load_kernel(TEMPLATE, spec, chosen_target)
-        self._originals = [_original(side, spec, chosen_target) for side in pairs[0]]
-        if self.device is None:
-            return
-        size = spec.maps_bytes(self.blocks)
+        self._arguments = _arguments(pairs, spec, boxes, self.blocks)
+        self.kernel = self._arguments.kernel(self._target)
+        if self.device is not None:
+            self._replay, self._addresses = self._on_device(self.device, spec.maps_bytes(self.blocks))
+
+    def _on_device(self, device: int, maps_bytes: int) -> tuple[Replay, tuple[int, ...]]:
+        """Upload the table; return the launch, and the addresses of its arrays."""
         # Maps first: each is aligned to 128 bytes.
-        self._memory = memory = DeviceMemory(size + self._table.nbytes, self.device)
-        wait_for_producers(self.device, *(side for pair in pairs for side in pair))
-        memory.write(bytes(size) + self._table.tobytes())
-        args = (*self._originals, memory.pointer + size, len(pairs), boxes, memory.pointer)
-        self._plan = self.kernel.plan(self.blocks, THREADS, args, shared_bytes=spec.smem_bytes, device=self.device)
+        self._memory = memory = DeviceMemory(maps_bytes + self._table.nbytes, device)
+        wait_for_producers(device, *(side for pair in self._pairs for side in pair))
+        memory.write(bytes(maps_bytes) + self._table.tobytes())
+        source, destination = self._pairs[0]
+        addresses = source.pointer, destination.pointer, memory.pointer + maps_bytes, memory.pointer
+        return Replay(self._arguments, self.kernel, device, _ARRAYS, addresses), addresses
 
     @former_arguments("stream")
     def run(self, *, stream: Any = None) -> None:
-        """Copy all. stream: None is the current stream of the arrays' library. Returns at once on a GPU."""
+        """Copy all arrays; return at once on a GPU.
+
+        Parameters
+        ----------
+        stream : stream, optional
+            Default: the current stream of the arrays' library.
+        """
         if not self.blocks:
             return
         if self.device is None:
             self.emulate(schedules=1)
             return
-        self._plan.launch(stream_handle(stream, self.kind, self.device))
+        handle = stream_handle(stream, self.kind, self.device)
+        self._replay.run(self._arguments.sizes, self._addresses, handle)
 
     def emulate(self, *, blocks: int | None = None, **options: Any) -> Report:
-        """The launch on the CPU, for host arrays. blocks: the most CTAs; options as for ``Kernel.emulate``."""
+        """Run the launch on the CPU, for host arrays.
+
+        Parameters
+        ----------
+        blocks : int, optional
+            The maximum number of CTAs.
+        **options
+            Options of ``Kernel.emulate``.
+        """
         if self.device is not None or not self.blocks:
             raise ArgumentError("sources", "arrays on a GPU, or none", "NumPy arrays with elements")
-        grid = self.blocks if blocks is None else min(blocks, self.blocks)
-        args, arrays = self.host_arguments(grid)
-        return self.kernel.emulate(grid, THREADS, args, shared_bytes=self._spec.smem_bytes, arrays=arrays, **options)
+        arguments, arrays = self.on_host(self.blocks if blocks is None else blocks)
+        return arguments.emulate(self._target, arrays, kernel=self.kernel, **options)
 
-    def host_arguments(self, blocks: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """The kernel's arguments for so many CTAs on host arrays, and the memory that their pointers point to."""
+    def on_host(self, blocks: int) -> tuple[Arguments, dict[str, ArrayInfo]]:
+        """Return the launch with at most this many CTAs on host arrays, and the arrays by name."""
+        grid = min(blocks, self.blocks)
         # Tensor maps are aligned to 128 bytes; NumPy promises 16.
-        memory = np.zeros(self._spec.maps_bytes(blocks) + _MAP_BYTES, np.uint8)
+        memory = np.zeros(self._arguments.config.maps_bytes(grid) + _MAP_BYTES, np.uint8)
         maps = memory[-memory.ctypes.data % _MAP_BYTES :]
-        boxes = int(_boxes(self._table["rows"], self._table["columns"], self._spec).sum())
-        args = (*self._originals, self._table, len(self._table), boxes, maps)
-        return args, tuple(host_bytes(side) for pair in self._keep for side in pair)
+        first = (*self._pairs[0], describe(self._table.view(np.uint8)), describe(maps))
+        arrays = dict(zip(_ARRAYS, first, strict=True))
+        arrays |= {f"array {i}": side for i, side in enumerate(side for pair in self._pairs[1:] for side in pair)}
+        return replace(self._arguments, sizes=Sizes(grid)), arrays
 
 
 @former_arguments("stream")
 def ragged_copy(
     sources: Sequence[Any], destinations: Sequence[Any], *, stream: Any = None, backend: str | None = None
 ) -> Sequence[Any]:
-    """Copy each of many 2D arrays into its destination by TMA, in one launch; returns the destinations.
+    """Copy each of many 2D arrays into its destination by TMA, in one launch.
 
-    For one time; what is done again and again is better made once as a RaggedCopy, which tells arguments and errors.
-    Waits until the copy is done: the tensor maps in device memory end with it.
+    The call waits until the copy is done, because the tensor maps in device memory end with it. Make a RaggedCopy for a
+    copy that is repeated.
+
+    Parameters
+    ----------
+    sources, destinations : sequence of array (rows, columns)
+        As in ``RaggedCopy``.
+    stream : stream, optional
+        Default: the current stream of the arrays' library.
+    backend : str, optional
+        As in ``RaggedCopy``.
+
+    Returns
+    -------
+    sequence of array
+        ``destinations``.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, TargetError, CompileError, DriverError, HazardError
+        As ``RaggedCopy``.
     """
     copy = RaggedCopy(sources, destinations, backend=backend)
     copy.run(stream=stream)
@@ -201,8 +254,19 @@ def ragged_copy(
     return destinations
 
 
+def _arguments(pairs: Sequence[tuple[ArrayInfo, ArrayInfo]], spec: RaggedCopySpec, boxes: int, grid: int) -> Arguments:
+    """Return the launch. The maps of the first pair give their element type and box to all others."""
+    maps = [
+        map_over(
+            name, replace(info, strides_bytes=(_pitch(info), info.dtype.itemsize)), (spec.box_rows, spec.box_columns)
+        )
+        for name, info in zip(_ARRAYS, pairs[0], strict=False)
+    ]
+    return Arguments(TEMPLATE, spec, (*maps, At("table"), len(pairs), boxes, At("maps")), Sizes(grid))
+
+
 def _check_pairs(sources: Sequence[Any], destinations: Sequence[Any]) -> list[tuple[ArrayInfo, ArrayInfo]]:
-    """All arrays, described. Raises unless pairs fit each other, all are alike, and no destination is shared."""
+    """Return all arrays. Raises unless pairs fit each other, all are alike, and no destination is shared."""
     for field, arrays in (("sources", sources), ("destinations", destinations)):
         if not isinstance(arrays, Sequence) or isinstance(arrays, str | bytes):
             raise ArgumentTypeError(field, type(arrays).__name__, "a sequence of arrays")
@@ -271,7 +335,7 @@ def _boxes(rows: Any, columns: Any, spec: RaggedCopySpec) -> Any:
 
 
 def _table(pairs: Sequence[tuple[ArrayInfo, ArrayInfo]], spec: RaggedCopySpec) -> tuple[np.ndarray[Any, Any], int]:
-    """What the kernel reads of each pair, and the boxes of all."""
+    """Return the table that the kernel reads, and the number of boxes of all pairs."""
     table = np.zeros(len(pairs), _PAIR)
     table["source"], table["destination"] = zip(*((a.pointer, b.pointer) for a, b in pairs), strict=True)
     table["source_pitch"], table["destination_pitch"] = zip(*((_pitch(a), _pitch(b)) for a, b in pairs), strict=True)
@@ -289,25 +353,8 @@ def _table(pairs: Sequence[tuple[ArrayInfo, ArrayInfo]], spec: RaggedCopySpec) -
 
 
 def _pitch(info: ArrayInfo) -> int:
-    """Bytes from row to row; of a single row what a dense array would have."""
+    """Return the pitch of the rows; a single row has the pitch of a dense array."""
     return info.strides_bytes[0] if info.shape[0] > 1 else info.shape[1] * info.dtype.itemsize
-
-
-def _original(info: ArrayInfo, spec: RaggedCopySpec, target: Target) -> TensorMap:
-    """The map that gives its element type and box to all."""
-    strides = (_pitch(info), info.dtype.itemsize)
-    box = (spec.box_rows, spec.box_columns)
-    return TensorMap.from_address(
-        info.pointer,
-        info.shape,
-        box,
-        dtype=info.dtype,
-        strides_bytes=strides,
-        device=info.device,
-        owner=info.owner,
-        target=target,
-        encoder="codec" if info.device is None else "auto",
-    )
 
 
 def dump_specs(target: Target) -> list[RaggedCopySpec]:
@@ -330,6 +377,6 @@ def sample(target: Target, *, arrays: int = 12, dtype: str = "float16", blocks: 
     def wrong() -> float:
         return float(np.mean([(a != b).mean() for a, b in zip(sources, destinations, strict=True)]))
 
-    grid = f"{counted(min(blocks, copy.blocks), 'block')} of {THREADS} threads"
+    grid = f"{counted(min(blocks, copy.blocks), 'block')} of {BOX_THREADS} threads"
     title = f"ragged copy, {counted(arrays, 'array')} of {kind}, {grid}"
     return Sample(title, copy.kernel, partial(copy.emulate, blocks=blocks), wrong, 0.0)

@@ -1,9 +1,12 @@
-"""Reductions by TMA: each element of a destination becomes op(old, new) in L2; no SM reads it."""
+"""Reductions by TMA: each element of a destination becomes op(old, new) in L2; no SM reads it.
+
+[PTX ISA, cp.reduce.async.bulk, cp.reduce.async.bulk.tensor]
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -11,13 +14,15 @@ from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import REDUCE_TYPES
 from cudatma.dtypes import BFLOAT16, TmaType, tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.data_movement.call import Call, Place, check_written, described
-from cudatma.kernels.data_movement.copy import part_of, whole_numbers
+from cudatma.kernels.arguments import Arguments
+from cudatma.kernels.data_movement.checks import as_key, check_device, check_written, described, whole_numbers
+from cudatma.kernels.data_movement.copy import part_of
+from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import run_plan, window_plan
 from cudatma.kernels.data_movement.specs import CACHES, check_choice
 from cudatma.kernels.data_movement.window import Axis, Window, carried, simplify
 from cudatma.kernels.host import host_array
-from cudatma.kernels.launch import Launch
+from cudatma.kernels.operation import Checked, run
 
 OPS = tuple(REDUCE_TYPES)
 _BITWISE = ("and", "or", "xor")
@@ -49,44 +54,86 @@ def reduce_into(
     stream: Any = None,
     backend: str | None = None,
 ) -> Any:
-    """``dst[window] = op(dst[window], src)`` by TMA's reductions; returns ``dst``.
+    """Reduce an array into a window of another by TMA: ``dst[window] = op(dst[window], src)``.
 
-    dst, src: arrays of one dtype and as many axes; what of src lies outside of dst is left out. offset: where src
-    begins in dst, one int an axis (0 by default), also negative. Each element is atomic by itself: several reductions
-    into one array may run at a time, in no fixed order.
-    op: "add" ({u,}int32, {u,}int64, float16, bfloat16, float32, float64), "min", "max" (integers as for add, float16,
-    bfloat16), "and", "or", "xor" (any integers and bool), "inc" (old >= new ? 0 : old + 1) and "dec" (old == 0 or old >
-    new ? new : old - 1), both of uint32.
-    cache: L2 policy of the loads, as in copy(). stream, backend: as in copy().
+    Each element is atomic by itself: several reductions into one array may run at a time, in no fixed order.
 
-    TMA alone does this: addresses, pitches and rows of the part in both arrays are whole 16-byte chunks.
-    [PTX ISA, cp.reduce.async.bulk, cp.reduce.async.bulk.tensor] Raises as copy(); DescriptorError where TMA cannot.
+    Parameters
+    ----------
+    dst : array
+        The array that changes. TMA alone does this: addresses, pitches and rows of the part in both arrays are
+        multiples of 16 bytes.
+    src : array
+        The operand, with dst's dtype and number of axes. Elements outside of dst are left out.
+    op : str
+        ``"add"`` (uint32, int32, uint64, int64, float16, bfloat16, float32, float64), ``"min"`` and ``"max"`` (the same
+        integers, float16, bfloat16), ``"and"``, ``"or"`` and ``"xor"`` (any integers and bool), or, for uint32,
+        ``"inc"`` (old >= new ? 0 : old + 1) and ``"dec"`` (old == 0 or old > new ? new : old - 1).
+    offset : sequence of int, optional
+        Where src begins in dst, one int for each axis, possibly negative. Default: 0.
+    cache : str, optional
+        L2 policy of the loads, as in ``copy``.
+    stream : stream, optional
+        Default: the current stream of the source's library.
+    backend : str, optional
+        As in ``marlin_gemm``.
+
+    Returns
+    -------
+    array
+        ``dst``.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
+        As ``copy``; DescriptorError where TMA cannot reduce.
     """
-    into, info = described(dst, "dst"), described(src, "src")
-    call = Call("reduce_into", backend, info, into, stream, op, offset, cache, field="dst")
-    if call.is_known:
-        call.again()
-        return dst
-    check_choice("op", op, OPS)
-    check_choice("cache", cache or "", CACHES)
-    if info.dtype != into.dtype or len(info.shape) != len(into.shape):
-        got = f"{len(info.shape)} axes of {info.dtype}"
-        raise ArgumentError("src", got, f"{len(into.shape)} axes of {into.dtype}, as dst")
-    check_dtype(info.dtype, op)
-    starts = whole_numbers("offset", (0,) * len(into.shape) if offset is None else offset, len(into.shape))
-    part, target = clip(info, into, starts)
-    check_written(into, info, "dst")
-    if not part.size_elems:
-        return dst
-    if call.place.backend == "reference":
-        reduce_on_host(target, part, op)
-        return dst
-    call.first([plan_reduce(target, part, op, call.place, cache or "")])
-    return dst
+    return run(REDUCE_INTO, (src,), dst, as_key(op, offset, cache), stream=stream, backend=backend)
+
+
+class _Problem(NamedTuple):
+    src: ArrayInfo
+    out: ArrayInfo
+    starts: tuple[int, ...]
+    op: str
+    cache: str
+
+
+class ReduceInto(Movement[_Problem]):
+    """reduce_into() as an operation, whose result is dst. Its options are op, offset and cache."""
+
+    name: ClassVar[str] = "reduce_into"
+
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
+        into, info, (op, offset, cache) = described(out, "dst"), described(inputs[0], "src"), options
+        check_device(into, info, "dst")
+        check_choice("op", op, OPS)
+        check_choice("cache", cache or "", CACHES)
+        if info.dtype != into.dtype or len(info.shape) != len(into.shape):
+            got = f"{len(info.shape)} axes of {info.dtype}"
+            raise ArgumentError("src", got, f"{len(into.shape)} axes of {into.dtype}, as dst")
+        check_dtype(info.dtype, op)
+        starts = whole_numbers("offset", (0,) * len(into.shape) if offset is None else offset, len(into.shape))
+        check_written(into, info, "dst")
+        return checked(_Problem, (info,), into, into.shape, starts, op, cache or "")
+
+    def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
+        """Return the launch, none if all of src is outside of dst."""
+        src, out, starts, op, cache = problem
+        is_outside = not clip(src, out, starts)[0].size_elems
+        return () if is_outside else (plan_reduce(out, src, starts, op, place, cache),)
+
+    def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
+        """Reduce with NumPy, rounded once to the dtype."""
+        part, target = clip(arrays["src"], arrays["out"], problem.starts)
+        reduce_on_host(target, part, problem.op)
+
+
+REDUCE_INTO = ReduceInto()
 
 
 def check_dtype(dtype: np.dtype[Any], op: str) -> None:
-    """ArgumentTypeError unless the hardware has the operation for the dtype."""
+    """Raise ArgumentTypeError unless the hardware has the operation for the dtype."""
     if op in _BITWISE:
         fits, allowed = dtype.kind in "iub", "integers and bool"
     else:
@@ -98,20 +145,24 @@ def check_dtype(dtype: np.dtype[Any], op: str) -> None:
 
 
 def clip(src: ArrayInfo, dst: ArrayInfo, starts: Sequence[int]) -> tuple[ArrayInfo, ArrayInfo]:
-    """The elements of src that lie in dst where it begins at ``starts``, and those of dst that they meet."""
+    """Return the parts of src and dst that overlap if src begins at ``starts`` in dst."""
     target = part_of(dst, starts, src.shape)
     part = part_of(src, tuple(max(0, -start) for start in starts), target.shape)
     return part, target
 
 
-def plan_reduce(dst: ArrayInfo, src: ArrayInfo, op: str, place: Place, cache: str = "", slot: int = 0) -> Launch:
-    """The launch for two arrays of one shape. slot: the most bytes of a box, 0 for the usual.
+def plan_reduce(
+    dst: ArrayInfo, src: ArrayInfo, starts: Sequence[int], op: str, place: Place, cache: str = "", slot: int = 0
+) -> Arguments:
+    """Return the launch for an array that begins at ``starts`` in dst and has elements there.
 
-    Raises DescriptorError where TMA cannot.
+    slot: the maximum size of a box in bytes, 0 for the usual one. Raises DescriptorError where TMA cannot.
     """
-    axes = zip(src.shape, src.strides_bytes, dst.strides_bytes, strict=True)
-    window = Window(src.pointer, dst.pointer, src.dtype.itemsize, tuple(Axis(0, n, n, s, d) for n, s, d in axes))
-    window, arrays = simplify(window), (src, dst)
+    part, target = clip(src, dst, starts)
+    axes = tuple(
+        Axis(0, n, n, s, d) for n, s, d in zip(part.shape, part.strides_bytes, target.strides_bytes, strict=True)
+    )
+    window, arrays = simplify(Window(part.pointer, target.pointer, src.dtype.itemsize, axes)), (src, dst)
     kind, run_kind = _types(src.dtype, op)
     if window.is_one_run:
         return run_plan(window, arrays, place, op, run_kind, cache)
@@ -122,7 +173,7 @@ def plan_reduce(dst: ArrayInfo, src: ArrayInfo, op: str, place: Place, cache: st
 
 
 def _types(dtype: np.dtype[Any], op: str) -> tuple[TmaType, str]:
-    """The tensor map's type and PTX's for an operation."""
+    """Return the tensor map's type and PTX's type for an operation."""
     if op in _BITWISE:
         wide = dtype.itemsize == 8
         return tma_type("uint64" if wide else "uint32"), "b64" if wide else "b32"
@@ -133,7 +184,7 @@ def _types(dtype: np.dtype[Any], op: str) -> tuple[TmaType, str]:
 
 
 def reduce_on_host(dst: ArrayInfo, src: ArrayInfo, op: str) -> None:
-    """The same by NumPy, rounded once to the dtype."""
+    """Reduce with NumPy, rounded once to the dtype."""
     old, new = host_array(dst), host_array(src)
     one = new.dtype.type(1)
     if op == "inc":

@@ -15,8 +15,8 @@ from cudatma.errors import ArgumentError
 from cudatma.pipeline import MBARRIER_BYTES, Operand, PipelineSpec
 from cudatma.target import KIB, Target
 
-#: Every kernel of this package runs one warp a CTA, this many CTAs on an SM.
-THREADS, BLOCKS_PER_SM = 32, 2
+#: Kernels with a CopyRing run one warp a CTA, those with a BoxRing two; this many CTAs share an SM.
+THREADS, BOX_THREADS, BLOCKS_PER_SM = 32, 64, 2
 #: What a slot should hold: large enough that one issuing thread keeps up with the memory (docs/operations.md).
 SLOT_BYTES = 16 * KIB
 #: For small arrays: slots of which there are enough for every CTA.
@@ -142,6 +142,10 @@ class BoxRing:
         """One box a stage; one thread loads it, one stores it. What the load delivers is what the slot holds."""
         box_bytes = self.box_rows * self.box_columns * self.element_bytes
         return PipelineSpec(self.stages, (Operand("tile", box_bytes, box_bytes),))
+
+    @property
+    def threads(self) -> int:
+        return BOX_THREADS
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -1,26 +1,33 @@
 """Rows of a matrix by number, four an instruction: gather4 and scatter4 of sm_100 and, gather4 alone, sm_120.
 
 Compiled and emulated; not run on a GPU that has these instructions.
+
+[PTX ISA, cp.async.bulk.tensor, .tile::gather4, .tile::scatter4]
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo
+from cudatma.arrays import ArrayInfo, describe
 from cudatma.deprecation import former_arguments
 from cudatma.descriptor import check_load, check_store
+from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, DescriptorError
-from cudatma.kernels.data_movement.call import Call, Place, check_written, described, tensor_map
+from cudatma.kernels.arguments import Arguments, At, Sizes
+from cudatma.kernels.data_movement.checks import check_device, check_out, check_written, described
+from cudatma.kernels.data_movement.movement import Movement, Place, checked
+from cudatma.kernels.data_movement.plans import tensor_map
 from cudatma.kernels.data_movement.ring import LEAST_STAGES, SLOT_BYTES, CopyRing, usual_ring
 from cudatma.kernels.data_movement.specs import check_choice
 from cudatma.kernels.data_movement.table import int_table
 from cudatma.kernels.data_movement.window import choose_box
 from cudatma.kernels.host import host_array
-from cudatma.kernels.launch import Launch
+from cudatma.kernels.operation import Checked, run
 from cudatma.pipeline import align_up
 from cudatma.target import Target
 
@@ -61,61 +68,122 @@ class RowsSpec(CopyRing):
 
 @former_arguments("out")
 def gather_rows(src: Any, rows: Any, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
-    """``out[i] = src[rows[i]]``, zeros where src has no such row; returns ``out``, a new array unless given.
+    """Gather rows of a matrix: ``out[i] = src[rows[i]]``, zeros if the source has no such row.
 
-    src: (rows, columns), pitch, address and the result's rows in whole 16-byte chunks, elements of 1, 2, 4 or 8 bytes.
-    rows: ints, a list, a host array or int32 on the device. out: (len(rows), columns), C order.
-    Needs gather4 (sm_100, sm_120); not run on hardware. stream, backend: as in copy(); the emulator takes the target of
-    $CUDATMA_TARGET. [PTX ISA, cp.async.bulk.tensor, .tile::gather4] Raises as copy().
+    Parameters
+    ----------
+    src : array (rows, columns)
+        The source, with elements of 1, 2, 4 or 8 bytes. Pitch, address and the result's rows are multiples of 16 bytes.
+    rows : array (count,) of int
+        Row numbers: a list, a host array, or int32 on the device.
+    out : array (count, columns), optional
+        The result, in C order. Default: a new array.
+    stream : stream, optional
+        Default: the current stream of the source's library.
+    backend : str, optional
+        As in ``marlin_gemm``. The emulator runs the target of $CUDATMA_TARGET.
+
+    Returns
+    -------
+    array
+        ``out``.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
+        As ``copy``; TargetError without gather4, which sm_100 and sm_120 have.
     """
     info = _matrix(src, "src")
-    index = int_table(rows, None, info, False, "rows")
-    call = Call("gather_rows", backend, info, out, stream, index.rows)
-    if call.is_known:
-        with index.on_device(call.place, call.stream) as where:
-            return call.again(where)
-    result = call.take((index.rows, info.shape[1]), dense=True)
-    if not result.size_elems:
-        return call.result
-    if call.place.backend == "reference":
-        wanted, values = index.host(), host_array(result)
-        inside = (wanted >= 0) & (wanted < info.shape[0])
-        values[...] = np.zeros((), info.dtype)
-        values[inside] = host_array(info)[wanted[inside]]
-        return call.result
-    with index.on_device(call.place, call.stream) as where:
-        return call.first([plan_rows("gather", info, result, where, call.place)], where)
+    index = int_table(rows, None, info, False, "rows").on_device(info, out, stream)
+    return run(GATHER_ROWS, (src, index), out, (), stream=stream, backend=backend)
 
 
 def scatter_rows(dst: Any, rows: Any, src: Any, *, stream: Any = None, backend: str | None = None) -> Any:
-    """``dst[rows[i]] = src[i]``, rows that dst does not have left out; returns ``dst``.
+    """Scatter rows of a matrix: ``dst[rows[i]] = src[i]``. Rows that dst does not have are left out.
 
-    dst, src: (rows, columns) with as many columns, otherwise as in gather_rows(). Of rows named twice one is stored, no
-    telling which. Needs scatter4 (sm_100); not run on hardware. [PTX ISA, .tile::scatter4] Raises as copy().
+    Parameters
+    ----------
+    dst, src : array (rows, columns)
+        The array that changes and the rows, with the same dtype and number of columns, otherwise as in ``gather_rows``.
+    rows : array (count,) of int
+        Row numbers as in ``gather_rows``. If a row is named twice, either source row may be stored.
+    stream : stream, optional
+        Default: the current stream of the source's library.
+    backend : str, optional
+        As in ``gather_rows``.
+
+    Returns
+    -------
+    array
+        ``dst``.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
+        As ``copy``; TargetError without scatter4, which sm_100 has.
     """
-    into, info = _matrix(dst, "dst"), _matrix(src, "src")
-    if info.dtype != into.dtype or info.shape[1] != into.shape[1]:
-        got = f"{info.shape[1]} columns of {info.dtype}"
-        raise ArgumentError("src", got, f"{into.shape[1]} columns of {into.dtype}, as dst")
-    index = int_table(rows, None, info, False, "rows")
-    if index.rows != info.shape[0]:
-        raise ArgumentError("rows.shape", (index.rows,), f"({info.shape[0]},), one for each row of src")
-    call = Call("scatter_rows", backend, info, into, stream, index.rows, field="dst")
-    if call.is_known:
-        with index.on_device(call.place, call.stream) as where:
-            call.again(where)
-        return dst
-    check_written(into, info, "dst")
-    if not info.size_elems or not into.size_elems:
-        return dst
-    if call.place.backend == "reference":
-        wanted = index.host()
-        inside = (wanted >= 0) & (wanted < into.shape[0])
-        host_array(into)[wanted[inside]] = host_array(info)[inside]
-        return dst
-    with index.on_device(call.place, call.stream) as where:
-        call.first([plan_rows("scatter", info, into, where, call.place)], where)
-    return dst
+    info = _matrix(src, "src")
+    index = int_table(rows, None, info, False, "rows").on_device(info, dst, stream)
+    return run(SCATTER_ROWS, (src, index), dst, (), stream=stream, backend=backend)
+
+
+class _Problem(NamedTuple):
+    src: ArrayInfo
+    out: ArrayInfo
+    rows: int
+
+
+class GatherRows(Movement[_Problem]):
+    """gather_rows() as an operation."""
+
+    name: ClassVar[str] = "gather_rows"
+    inputs: ClassVar[tuple[str, ...]] = ("src", "index")
+
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
+        """Validate a call, whose index has been checked."""
+        info, index = _matrix(inputs[0], "src"), describe(inputs[1], "rows")
+        shape = index.shape[0], info.shape[1]
+        return checked(_Problem, (info, index), check_out(out, info, shape, dense=True), shape, index.shape[0])
+
+    def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
+        return (plan_rows("gather", *problem, place),)
+
+    def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
+        src, index, result = (host_array(arrays[name]) for name in ("src", "index", "out"))
+        inside = (index >= 0) & (index < len(src))
+        result[...] = np.zeros((), src.dtype)
+        result[inside] = src[index[inside]]
+
+
+class ScatterRows(Movement[_Problem]):
+    """scatter_rows() as an operation, whose result is dst."""
+
+    name: ClassVar[str] = "scatter_rows"
+    inputs: ClassVar[tuple[str, ...]] = ("src", "index")
+
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
+        """Validate a call, whose index has been checked."""
+        into, info, index = _matrix(out, "dst"), _matrix(inputs[0], "src"), describe(inputs[1], "rows")
+        check_device(into, info, "dst")
+        if info.dtype != into.dtype or info.shape[1] != into.shape[1]:
+            got = f"{info.shape[1]} columns of {info.dtype}"
+            raise ArgumentError("src", got, f"{into.shape[1]} columns of {into.dtype}, as dst")
+        if index.shape[0] != info.shape[0]:
+            raise ArgumentError("rows.shape", index.shape, f"({info.shape[0]},), one for each row of src")
+        check_written(into, info, "dst")
+        return checked(_Problem, (info, index), into, into.shape, index.shape[0])
+
+    def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
+        """Return the launch, none without rows."""
+        return (plan_rows("scatter", *problem, place),) if problem.src.size_elems else ()
+
+    def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
+        src, index, into = (host_array(arrays[name]) for name in ("src", "index", "out"))
+        inside = (index >= 0) & (index < len(into))
+        into[index[inside]] = src[inside]
+
+
+GATHER_ROWS, SCATTER_ROWS = GatherRows(), ScatterRows()
 
 
 def _matrix(array: Any, field: str) -> ArrayInfo:
@@ -127,30 +195,29 @@ def _matrix(array: Any, field: str) -> ArrayInfo:
     return info
 
 
-def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, index: ArrayInfo, place: Place) -> Launch:
-    """The launch. Raises DescriptorError where TMA cannot."""
+def plan_rows(op: str, src: ArrayInfo, dst: ArrayInfo, rows: int, place: Place) -> Arguments:
+    """Return the launch for this many rows. Raises DescriptorError where TMA cannot."""
     if not src.size_elems:
         raise DescriptorError("src.shape", src.shape, "an array with elements", "fill the result yourself")
-    itemsize, columns, count = src.dtype.itemsize, src.shape[1], index.shape[0]
-    kind = np.dtype(f"uint{8 * itemsize}")
+    itemsize, columns = src.dtype.itemsize, src.shape[1]
+    kind = tma_type(f"uint{8 * itemsize}")
     # Four rows fill a multiple of 128 bytes: the next four begin where TMA may write.
     width = align_up(choose_box((columns,), itemsize, SLOT_BYTES // BOX_ROWS)[0], 32 // itemsize)
     one, many = (1, width), (BOX_ROWS, width)
     shapes = (one, many) if op == "gather" else (many, one)
-    load, store = (
-        tensor_map(replace(info, dtype=kind), box, place) for info, box in zip((src, dst), shapes, strict=True)
-    )
+    load = tensor_map("src", src, shapes[0], place, dtype=kind)
+    store = tensor_map("out", dst, shapes[1], place, dtype=kind)
     check_load(load.spec, (0, 0))
     check_store(store.spec)
-    # Within int32, and of rows that neither has.
+    # A row that neither array has.
     outside = max(src.shape[0], dst.shape[0])
     column_boxes = -(-columns // width)
-    boxes = -(-count // BOX_ROWS) * column_boxes
+    boxes = -(-rows // BOX_ROWS) * column_boxes
     if max(outside, boxes) >= _INT32:
         raise DescriptorError("rows", f"{outside} rows, {boxes} boxes", "below 2**31", "take them in parts")
     spec = RowsSpec(op, *usual_ring(place.target))
-    sizes = (count, outside, width, column_boxes, 4 * width * itemsize, boxes)
-    return Launch(TEMPLATE, spec, min(place.ctas, boxes), (load, store, index, *sizes), (src, dst, index))
+    sizes = (rows, outside, width, column_boxes, 4 * width * itemsize, boxes)
+    return Arguments(TEMPLATE, spec, (load, store, At("index"), *sizes), Sizes(min(place.ctas, boxes)))
 
 
 def dump_specs(target: Target) -> list[RowsSpec]:

@@ -9,14 +9,14 @@ import numpy as np
 
 from cudatma.arrays import describe
 from cudatma.errors import ArgumentError, counted
+from cudatma.kernels.arguments import Arguments
 from cudatma.kernels.data_movement.broadcast import plan_broadcast
-from cudatma.kernels.data_movement.call import Place
 from cudatma.kernels.data_movement.copy import check_window, plan_copy
 from cudatma.kernels.data_movement.gather import plan_boxes
 from cudatma.kernels.data_movement.im2col import columns_on_host, convolution, plan_im2col
+from cudatma.kernels.data_movement.movement import Place
 from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM, BOXES
 from cudatma.kernels.data_movement.transpose import plan_transpose
-from cudatma.kernels.launch import Launch
 from cudatma.kernels.sample import Sample, sample_dtype
 from cudatma.target import Target
 
@@ -34,9 +34,8 @@ def window_sample(
     # A place counts its CTAs as if BLOCKS_PER_SM of them shared an SM.
     place = _place(target, blocks * BLOCKS_PER_SM // BOXES.blocks_per_sm)
     planned = plan_copy(describe(source), describe(result), starts, place, via="tma")
-    return _sample(
-        f"window copy, {rows} x {columns} {dtype}, {pad} around", target, planned, result, np.pad(source, pad)
-    )
+    title = f"window copy, {rows} x {columns} {dtype}, {pad} around"
+    return _sample(title, target, planned, source, result, np.pad(source, pad))
 
 
 def run_sample(target: Target, *, elements: int = 100_000, dtype: str = "float32", blocks: int = 2) -> Sample:
@@ -44,7 +43,7 @@ def run_sample(target: Target, *, elements: int = 100_000, dtype: str = "float32
     source = _numbers((elements,), dtype)
     result = np.ones_like(source)
     planned = plan_copy(describe(source), describe(result), (0,), _place(target, blocks), via="tma")
-    return _sample(f"run copy, {elements} {dtype}", target, planned, result, source)
+    return _sample(f"run copy, {elements} {dtype}", target, planned, source, result, source)
 
 
 def transpose_sample(
@@ -54,7 +53,7 @@ def transpose_sample(
     source = _numbers((rows, columns), dtype)
     result = np.ones((columns, rows), source.dtype)
     planned = plan_transpose(describe(source), describe(result), _place(target, blocks), via="tma")
-    return _sample(f"transpose, {rows} x {columns} {dtype}", target, planned, result, source.T)
+    return _sample(f"transpose, {rows} x {columns} {dtype}", target, planned, source, result, source.T)
 
 
 def gather_sample(target: Target, *, tile: int = 16, halo: int = 4, dtype: str = "float32", blocks: int = 2) -> Sample:
@@ -63,10 +62,10 @@ def gather_sample(target: Target, *, tile: int = 16, halo: int = 4, dtype: str =
     side, counts = tile + 2 * halo, (-(-64 // tile),) * 2
     result = np.ones((*counts, side, side), source.dtype)
     axes = [(-halo, tile, count) for count in counts]
-    planned = plan_boxes(describe(source), describe(result), (side, side), _place(target, blocks), grid=axes)
+    planned = plan_boxes(describe(source), describe(result), (side, side), None, axes, _place(target, blocks))
     wide = np.pad(source, [(halo, halo + tile)] * 2)
     wanted = np.lib.stride_tricks.sliding_window_view(wide, (side, side))[::tile, ::tile][: counts[0], : counts[1]]
-    return _sample(f"halo tiles, 64 x 64 {dtype}, tiles of {tile} with {halo}", target, planned, result, wanted)
+    return _sample(f"halo tiles, 64 x 64 {dtype}, tiles of {tile} with {halo}", target, planned, source, result, wanted)
 
 
 def im2col_sample(
@@ -79,7 +78,8 @@ def im2col_sample(
     result, wanted = np.ones(shape, source.dtype), np.empty(shape, source.dtype)
     columns_on_host(describe(source), describe(wanted), conv)
     planned = plan_im2col(describe(source), describe(result), conv, _place(target, blocks))
-    return _sample(f"im2col, 2 x {size} x {size} x {channels}, {taps} x {taps} taps", target, planned, result, wanted)
+    title = f"im2col, 2 x {size} x {size} x {channels}, {taps} x {taps} taps"
+    return _sample(title, target, planned, source, result, wanted)
 
 
 def broadcast_sample(target: Target, *, elements: int = 40_000, copies: int = 2, clusters: int = 2) -> Sample:
@@ -89,7 +89,7 @@ def broadcast_sample(target: Target, *, elements: int = 40_000, copies: int = 2,
     plans = plan_broadcast(describe(source), describe(result), _place(target, clusters * copies))
     if len(plans) != 1:
         raise ArgumentError("copies", copies, "1, 2, 4 or 8, in one launch")
-    return _sample(f"broadcast, {copies} x {elements} float32", target, plans[0], result, source)
+    return _sample(f"broadcast, {copies} x {elements} float32", target, plans[0], source, result, source)
 
 
 def _numbers(shape: tuple[int, ...], dtype: str) -> Array:
@@ -103,11 +103,11 @@ def _numbers(shape: tuple[int, ...], dtype: str) -> Array:
 def _place(target: Target, blocks: int) -> Place:
     if blocks < 1:
         raise ArgumentError("blocks", blocks, "1 and up")
-    return Place("emulator", None, target, blocks)
+    return Place(target, blocks)
 
 
-def _sample(title: str, target: Target, planned: Launch, result: Array, wanted: Array) -> Sample:
-    planned.spec.check_target(target)
-    run = partial(planned.emulate, target)
-    shown = f"{title}, {counted(int(np.prod(planned.grid)), 'block')} of {planned.spec.threads} threads"
+def _sample(title: str, target: Target, planned: Arguments, source: Array, result: Array, wanted: Array) -> Sample:
+    planned.config.check_target(target)
+    run = partial(planned.emulate, target, {"src": describe(source), "out": describe(result)})
+    shown = f"{title}, {counted(int(np.prod(planned.sizes.grid)), 'block')} of {planned.config.threads} threads"
     return Sample(shown, planned.kernel(target), run, lambda: float((result != wanted).mean()), 0.0)

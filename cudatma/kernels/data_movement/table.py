@@ -1,67 +1,55 @@
-"""Small tables of ints that a kernel reads: from a list or a host array, uploaded for one launch, or already there."""
+"""Small tables of ints that a kernel reads: lists and host arrays are uploaded for one launch."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.arrays import ArrayInfo, describe, with_cupy
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.data_movement.call import Place
 from cudatma.kernels.host import host_array
-from cudatma.library_streams import working_on
+from cudatma.kernels.operation import library_for
+from cudatma.library_streams import stream_handle, working_on
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """rows: of the table. values: what it holds, (rows, columns) int64; None where the device alone knows.
+class Table(NamedTuple):
+    """values: the table's rows, None if only the device knows them. given: the array on the device, None for a table
+    that has to be uploaded."""
 
-    info: the array on the device that was given, None for one that must be uploaded. kind: the library that uploads it.
-    """
-
-    rows: int
     values: NDArray[np.int64] | None
-    info: ArrayInfo | None
-    kind: str
+    given: Any
 
-    def host(self) -> NDArray[np.int64]:
-        """The values, read back if need be."""
-        if self.values is not None:
-            return self.values
-        return np.empty((0, 0), np.int64) if self.info is None else _read(self.info)
+    def on_device(self, src: ArrayInfo, out: object, stream: object) -> Any:
+        """Return the table as an int32 array of the source's library and device.
 
-    @contextlib.contextmanager
-    def on_device(self, place: Place, stream: int) -> Iterator[ArrayInfo]:
-        """The table as int32 where the kernel runs, allocated and freed in the order of its stream, by its handle."""
-        if self.info is not None:
-            yield self.info
-            return
-        words = np.ascontiguousarray(self.host(), np.int32)
-        if place.device is None:
-            yield describe(words, "table")
-            return
-        if self.kind == "torch":
-            with working_on("torch", place.device, stream):
-                yield describe(sys.modules["torch"].from_numpy(words).to(f"cuda:{place.device}"), "table")
-            return
-        yield with_cupy("cupy.asarray", lambda cupy: describe(_uploaded(cupy, words, place.device, stream), "table"))
+        An upload is allocated and copied in the order of the call's stream. out: the call's.
+        """
+        if self.given is not None:
+            return self.given
+        words = np.ascontiguousarray(self.values, np.int32)
+        device = src.device
+        if device is None:
+            return words
+        handle = stream_handle(stream, library_for(src, None if out is None else describe(out, "out")), device)
+        if src.kind == "torch":
+            with working_on("torch", device, handle):
+                return sys.modules["torch"].from_numpy(words).to(f"cuda:{device}")
+        return with_cupy("cupy.asarray", lambda cupy: _uploaded(cupy, words, device, handle))
 
 
-def _uploaded(cupy: Any, words: NDArray[np.int32], device: int | None, stream: int) -> Any:
+def _uploaded(cupy: Any, words: NDArray[np.int32], device: int, stream: int) -> Any:
     with cupy.cuda.Device(device), working_on("cupy", device, stream):
         return cupy.asarray(words)
 
 
-def int_table(values: Any, columns: int | None, array: ArrayInfo, check: bool, field: str = "starts") -> Table:
-    """A table of (rows, columns) ints, or (rows,) where columns is None. ``array``: an array of the operation.
+def int_table(values: Any, columns: int | None, src: ArrayInfo, check: bool, field: str = "starts") -> Table:
+    """Return a table of (rows, columns) ints, or (rows,) if ``columns`` is None.
 
-    check: read a table on the device back. Raises ArgumentTypeError, ArgumentError.
+    src: the operation's source, on whose device an array has to be. check: whether to read a table on the device back.
+    Raises ArgumentTypeError, ArgumentError.
     """
     shape = "(rows,)" if columns is None else f"(rows, {columns})"
     on_device = None
@@ -79,12 +67,12 @@ def int_table(values: Any, columns: int | None, array: ArrayInfo, check: bool, f
         if made.dtype.kind not in "iu":
             raise ArgumentTypeError(field, str(made.dtype), "ints")
         _check_shape(made.shape, columns, shape, field)
-        return Table(len(made), made.astype(np.int64), None, array.kind)
-    if on_device.device != array.device or on_device.dtype != np.int32 or not on_device.is_contiguous:
+        return Table(made.astype(np.int64), None)
+    if on_device.device != src.device or on_device.dtype != np.int32 or not on_device.is_contiguous:
         got = f"{on_device.dtype} on device {on_device.device}"
         raise ArgumentError(field, got, "int32 in C order on the device of src, or ints on the host")
     _check_shape(on_device.shape, columns, shape, field)
-    return Table(on_device.shape[0], _read(on_device) if check else None, on_device, array.kind)
+    return Table(_read(on_device) if check else None, values)
 
 
 def _check_shape(found: tuple[int, ...], columns: int | None, shape: str, field: str) -> None:
@@ -93,7 +81,7 @@ def _check_shape(found: tuple[int, ...], columns: int | None, shape: str, field:
 
 
 def _read(info: ArrayInfo) -> NDArray[np.int64]:
-    """A table on the device, as it is when its library's stream has reached this point."""
+    """Return the values of a table on the device, in the order of its library's stream."""
     owner: Any = info.owner
     if info.kind == "torch":
         found = owner.cpu().numpy()

@@ -5,28 +5,28 @@ The smallest whole kernel: a spec, a template, and a function that makes the ten
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
-from cudatma.backend import backend_for, device_remedy
-from cudatma.build.kernel import default_target, load_kernel
 from cudatma.deprecation import former_arguments
-from cudatma.descriptor import TensorMap, check_store
+from cudatma.descriptor import check_store
 from cudatma.errors import ArgumentError, counted
+from cudatma.kernels.arguments import Arguments, Sizes
+from cudatma.kernels.data_movement.checks import as_key, described
+from cudatma.kernels.data_movement.movement import Movement, Place, checked
+from cudatma.kernels.data_movement.plans import tensor_map
 from cudatma.kernels.data_movement.ring import BoxRing
+from cudatma.kernels.host import host_array
+from cudatma.kernels.operation import Checked, run
 from cudatma.kernels.sample import Sample, sample_dtype
-from cudatma.library_streams import stream_handle
-from cudatma.runtime.launch import Kernel
-from cudatma.runtime.streams import order_after_producers
-from cudatma.target import Target, detect
+from cudatma.target import Target
 
 TEMPLATE = "kernels/tile_copy.cu.j2"
-#: Two on each SM of an H200; every CTA copies several boxes.
-BLOCKS, THREADS = 264, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,58 +54,77 @@ class TileCopySpec(BoxRing):
 
 @former_arguments("stages", "stream", source="src", destination="dst")
 def tile_copy(src: Any, dst: Any, *, stages: int = 4, stream: Any = None, backend: str | None = None) -> Any:
-    """Copy a 2D array (rows, columns) into another of the same shape and dtype by TMA; returns dst.
+    """Copy a 2D array into another one by TMA.
 
-    src, dst: CuPy, torch, DLPack or ``__cuda_array_interface__`` on one device; NumPy on the emulator. Rows
-    are contiguous, their pitch and length multiples of 16 bytes, elements 1, 2, 4 or 8 bytes. stages: boxes in flight.
-    stream: None is the current stream of the arrays' library. backend: as in marlin_gemm; there is no reference.
+    Parameters
+    ----------
+    src, dst : array (rows, columns)
+        The source and the result, of one shape and dtype, on one device: CuPy, torch, DLPack or
+        ``__cuda_array_interface__``; NumPy on the emulator. Rows are contiguous, their pitch and length multiples of
+        16 bytes, elements 1, 2, 4 or 8 bytes.
+    stages : int, default 4
+        Boxes in flight.
+    stream : stream, optional
+        Default: the current stream of the source's library.
+    backend : str, optional
+        As in ``marlin_gemm``.
 
-    Raises ArgumentError, DescriptorError, TargetError, CompileError, DriverError, HazardError (emulator).
+    Returns
+    -------
+    array
+        ``dst``.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
+        As ``copy``.
     """
-    backend = backend_for("tile_copy", backend)
-    if backend == "reference":
-        raise ArgumentError("backend", backend, "auto, cuda, emulator", "numpy.copyto copies host arrays")
-    pair = _check_pair(src, dst)
-    if not pair[0].size_elems:
-        return dst
-    device = pair[0].device
-    if (device is None) != (backend == "emulator"):
-        allowed = "the host with backend 'emulator', a CUDA device with 'cuda'"
-        raise ArgumentError("src.device", place_name(device), allowed, device_remedy("cupy.asarray moves it", device))
-    target = default_target() if device is None else detect(device)
-    kernel, grid, args, shared_bytes = prepare(src, dst, target, stages)
-    if device is not None:
-        stream = stream_handle(stream, "torch" if "torch" in (pair[0].kind, pair[1].kind) else "cupy", device)
-        order_after_producers(stream, device, *pair)
-    kernel.launch(grid, THREADS, args, shared_bytes=shared_bytes, stream=stream, backend=backend)
-    return dst
+    return run(TILE_COPY, (src,), dst, as_key(stages), stream=stream, backend=backend)
 
 
-def prepare(src: Any, dst: Any, target: Target, stages: int = 4) -> tuple[Kernel, int, tuple[Any, ...], int]:
-    """The kernel for two arrays that fit each other, its grid, arguments and dynamic shared memory."""
-    info = describe(src, "src")
-    spec = TileCopySpec(info.dtype.itemsize, stages=stages)
-    spec.check_target(target)
-    load, store = (TensorMap.from_array(a, (spec.box_rows, spec.box_columns)) for a in (src, dst))
+class _Problem(NamedTuple):
+    src: ArrayInfo
+    out: ArrayInfo
+    stages: int
+
+
+class TileCopy(Movement[_Problem]):
+    """tile_copy() as an operation, whose result is dst. Its option is the number of stages."""
+
+    name: ClassVar[str] = "tile_copy"
+
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
+        info, into = described(inputs[0], "src"), described(out, "dst")
+        if len(info.shape) != 2:
+            raise ArgumentError("src.shape", info.shape, "two dimensions")
+        if (info.shape, info.dtype, info.device) != (into.shape, into.dtype, into.device):
+            got, wanted = (f"{one.shape} of {one.dtype} on {place_name(one.device)}" for one in (into, info))
+            raise ArgumentError("dst", got, f"as src: {wanted}")
+        if into.readonly:
+            raise ArgumentError("dst", "a read-only array", "a writable array")
+        if overlaps(info, into):
+            raise ArgumentError("dst", "memory that overlaps src", "memory of its own")
+        return checked(_Problem, (info,), into, into.shape, *options)
+
+    def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
+        return (plan_tiles(problem.src, problem.out, place, problem.stages),)
+
+    def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
+        host_array(arrays["out"])[...] = host_array(arrays["src"])
+
+
+TILE_COPY = TileCopy()
+
+
+def plan_tiles(src: ArrayInfo, dst: ArrayInfo, place: Place, stages: int = 4) -> Arguments:
+    """Return the launch for two arrays of one shape and dtype. Raises ArgumentError, DescriptorError."""
+    spec = TileCopySpec(src.dtype.itemsize, stages=stages)
+    box = spec.box_rows, spec.box_columns
+    load, store = tensor_map("src", src, box, place), tensor_map("out", dst, box, place)
     check_store(store.spec)  # a row that ends inside 16 bytes would let the store write past it
-    tiles_y, tiles_x = -(-info.shape[0] // spec.box_rows), -(-info.shape[1] // spec.box_columns)
-    kernel = load_kernel(TEMPLATE, spec, target)
-    return kernel, min(BLOCKS, tiles_x * tiles_y), (load, store, tiles_x, tiles_y), spec.smem_bytes
-
-
-def _check_pair(src: Any, dst: Any) -> tuple[ArrayInfo, ArrayInfo]:
-    """Both arrays, described. ArgumentError unless they fit each other and share no byte."""
-    here, there = describe(src, "src"), describe(dst, "dst")
-    if len(here.shape) != 2:
-        raise ArgumentError("src.shape", here.shape, "two dimensions")
-    if (here.shape, here.dtype, here.device) != (there.shape, there.dtype, there.device):
-        got, wanted = (f"{info.shape} of {info.dtype} on {place_name(info.device)}" for info in (there, here))
-        raise ArgumentError("dst", got, f"as src: {wanted}")
-    if there.readonly:
-        raise ArgumentError("dst", "a read-only array", "a writable array")
-    if overlaps(here, there):
-        raise ArgumentError("dst", "memory that overlaps src", "memory of its own")
-    return here, there
+    tiles_y, tiles_x = -(-src.shape[0] // spec.box_rows), -(-src.shape[1] // spec.box_columns)
+    sizes = Sizes(min(place.ctas, tiles_x * tiles_y))
+    return Arguments(TEMPLATE, spec, (load, store, tiles_x, tiles_y), sizes)
 
 
 def dump_specs(target: Target) -> list[TileCopySpec]:
@@ -122,7 +141,10 @@ def sample(
         raise ArgumentError("rows, columns, blocks", (rows, columns, blocks), "1 and more each")
     src = np.random.default_rng(0).integers(0, 100, (rows, columns)).astype(kind)
     dst = np.zeros_like(src)
-    kernel, grid, args, shared_bytes = prepare(src, dst, target, stages)
-    run = partial(kernel.emulate, min(grid, blocks), THREADS, args, shared_bytes=shared_bytes)
-    title = f"tile copy, {rows} x {columns} {kind}, {counted(min(grid, blocks), 'block')} of {THREADS} threads"
-    return Sample(title, kernel, run, lambda: float((src != dst).mean()), 0.0)
+    arrays = {"src": describe(src), "out": describe(dst)}
+    planned = plan_tiles(arrays["src"], arrays["out"], Place(target, blocks), stages)
+    planned.config.check_target(target)
+    grid = f"{counted(int(np.prod(planned.sizes.grid)), 'block')} of {planned.config.threads} threads"
+    title = f"tile copy, {rows} x {columns} {kind}, {grid}"
+    run_once = partial(planned.emulate, target, arrays)
+    return Sample(title, planned.kernel(target), run_once, lambda: float((src != dst).mean()), 0.0)

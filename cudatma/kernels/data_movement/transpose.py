@@ -1,23 +1,30 @@
-"""The transpose of a matrix, or of each matrix of a batch, through shared memory: TMA loads and stores it."""
+"""The transpose of a matrix, or of each matrix of a batch, through shared memory: TMA loads and stores it.
+
+[PTX ISA, cp.async.bulk.tensor, ldmatrix, stmatrix]
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from cudatma.arrays import ArrayInfo
 from cudatma.deprecation import former_arguments
-from cudatma.descriptor import L2Promotion, Swizzle, TensorMap, check_store
+from cudatma.descriptor import L2Promotion, Swizzle, check_store
 from cudatma.errors import ArgumentError, DescriptorError
-from cudatma.kernels.data_movement.call import Call, Place, described, tensor_map
+from cudatma.kernels.arguments import Arguments, Map, Sizes
+from cudatma.kernels.data_movement.checks import as_key, check_out, described
 from cudatma.kernels.data_movement.copy import VIAS, plan_copy
+from cudatma.kernels.data_movement.movement import Movement, Place, checked
+from cudatma.kernels.data_movement.plans import tensor_map
 from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
 from cudatma.kernels.data_movement.specs import check_choice
 from cudatma.kernels.data_movement.window import Axis, Window, simplify
 from cudatma.kernels.host import host_array
-from cudatma.kernels.launch import Launch
+from cudatma.kernels.operation import Checked, run
 from cudatma.pipeline import Operand, PipelineSpec
 from cudatma.target import Target
 
@@ -149,40 +156,74 @@ def choose_transpose(element_bytes: int, target: Target) -> TransposeSpec:
 
 @former_arguments("out")
 def transpose(src: Any, *, out: Any = None, via: str = "auto", stream: Any = None, backend: str | None = None) -> Any:
-    """The last two axes of an array exchanged, in memory; returns ``out``, a new C-ordered array unless given.
+    """Exchange the last two axes of an array in memory.
 
-    src: (.., rows, columns) of CuPy, torch, DLPack or ``__cuda_array_interface__``; NumPy on the emulator. Any dtype of
-    plain bytes. out: (.., columns, rows) of the same dtype, no bytes of the source.
-    via: "tma" raises DescriptorError where TMA cannot: elements of 1, 2, 4 or 8 bytes, pitches and rows of both arrays
-    in whole 16-byte chunks, batch axes that merge into one. "auto" then does what copy() can, "plain" always uses plain
-    loads and stores. stream, backend: as in copy().
+    Parameters
+    ----------
+    src : array (..., rows, columns)
+        The source, of any dtype of plain bytes: CuPy, torch, DLPack or ``__cuda_array_interface__``; NumPy on the
+        emulator.
+    out : array (..., columns, rows), optional
+        The result, of the source's dtype, which shares no bytes with the source. Default: a new C-ordered array.
+    via : {"auto", "tma", "plain"}, default "auto"
+        How to copy. ``"tma"`` raises DescriptorError where TMA cannot: elements must have 1, 2, 4 or 8 bytes, pitches
+        and rows of both arrays must be multiples of 16 bytes, and the batch axes must merge into one. ``"plain"`` uses
+        plain loads and stores. ``"auto"`` copies as ``copy`` does where TMA cannot transpose.
+    stream : stream, optional
+        Default: the current stream of the source's library.
+    backend : str, optional
+        As in ``marlin_gemm``.
 
-    [PTX ISA, cp.async.bulk.tensor, ldmatrix, stmatrix] Raises as copy().
+    Returns
+    -------
+    array
+        ``out``.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, DescriptorError, LaunchError, TargetError, CompileError, DriverError, HazardError
+        As ``copy``.
     """
-    call = Call("transpose", backend, described(src, "src"), out, stream, via)
-    if call.is_known:
-        return call.again()
-    info = call.src
-    check_choice("via", via, VIAS)
-    if len(info.shape) < 2:
-        raise ArgumentError("src.shape", info.shape, "two dimensions and more")
-    result = call.take(exchanged(info).shape)
-    if not info.size_elems:
-        return call.result
-    if call.place.backend == "reference":
-        host_array(result)[...] = np.swapaxes(host_array(info), -1, -2)
-        return call.result
-    return call.first([plan_transpose(info, result, call.place, via)])
+    return run(TRANSPOSE, (src,), out, as_key(via), stream=stream, backend=backend)
+
+
+class _Problem(NamedTuple):
+    src: ArrayInfo
+    out: ArrayInfo
+    via: str
+
+
+class Transpose(Movement[_Problem]):
+    """transpose() as an operation. Its option is ``via``."""
+
+    name: ClassVar[str] = "transpose"
+
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
+        info, (via,) = described(inputs[0], "src"), options
+        check_choice("via", via, VIAS)
+        if len(info.shape) < 2:
+            raise ArgumentError("src.shape", info.shape, "two dimensions and more")
+        shape = exchanged(info).shape
+        return checked(_Problem, (info,), check_out(out, info, shape), shape, via)
+
+    def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
+        return (plan_transpose(problem.src, problem.out, place, problem.via),)
+
+    def reference(self, problem: _Problem, arrays: Mapping[str, ArrayInfo]) -> None:
+        host_array(arrays["out"])[...] = np.swapaxes(host_array(arrays["src"]), -1, -2)
+
+
+TRANSPOSE = Transpose()
 
 
 def exchanged(info: ArrayInfo) -> ArrayInfo:
-    """The same memory with its last two axes exchanged."""
+    """Return the same memory with its last two axes exchanged."""
     (*shape, rows, columns), (*strides, pitch, step) = info.shape, info.strides_bytes
     return replace(info, shape=(*shape, columns, rows), strides_bytes=(*strides, step, pitch))
 
 
-def plan_transpose(src: ArrayInfo, out: ArrayInfo, place: Place, via: str = "auto") -> Launch:
-    """The launch; errors as transpose()."""
+def plan_transpose(src: ArrayInfo, out: ArrayInfo, place: Place, via: str = "auto") -> Arguments:
+    """Return the launch. Raises DescriptorError if ``via`` is "tma" and TMA cannot."""
     if via != "plain":
         try:
             return tile_plan(src, out, place)
@@ -192,8 +233,8 @@ def plan_transpose(src: ArrayInfo, out: ArrayInfo, place: Place, via: str = "aut
     return plan_copy(exchanged(src), out, (0,) * len(src.shape), place, via=via)
 
 
-def tile_plan(src: ArrayInfo, out: ArrayInfo, place: Place, spec: TransposeSpec | None = None) -> Launch:
-    """Tiles by tensor maps. Raises DescriptorError where TMA cannot."""
+def tile_plan(src: ArrayInfo, out: ArrayInfo, place: Place, spec: TransposeSpec | None = None) -> Arguments:
+    """Return the launch that transposes tiles by tensor maps. Raises DescriptorError where TMA cannot."""
     size = src.dtype.itemsize
     if size not in _CUDA_TYPES:
         raise DescriptorError("dtype", str(src.dtype), "elements of 1, 2, 4 or 8 bytes", "view it as bytes")
@@ -209,23 +250,23 @@ def tile_plan(src: ArrayInfo, out: ArrayInfo, place: Place, spec: TransposeSpec 
     # place_of() of the template multiplies a row of tiles with a raster group.
     if max(tiles, tiles_x * spec.raster_group) >= _MOST_TILES:
         raise DescriptorError("src.shape", f"{tiles} tiles", "below 2**31", "transpose it in parts")
-    return Launch(TEMPLATE, spec, min(place.ctas, tiles), (load, store, tiles_x, tiles_y, tiles), (src, out))
+    return Arguments(TEMPLATE, spec, (load, store, tiles_x, tiles_y, tiles), Sizes(min(place.ctas, tiles)))
 
 
 def _tile_map(
     name: str, array: ArrayInfo, batch: ArrayInfo, box: tuple[int, int, int], place: Place, **options: Any
-) -> TensorMap:
-    """A map over a batch; errors name the array's own axes."""
+) -> Map:
+    """Return a map over a batch; errors name the array's own axes."""
     first = len(array.shape) - len(batch.shape)
     names = {f"strides_bytes[{axis}]": f"{name}.strides_bytes[{axis + first}]" for axis in (1, 2)}
     try:
-        return tensor_map(batch, box, place, swizzle=Swizzle.B128, **options)
+        return tensor_map(name, batch, box, place, swizzle=Swizzle.B128, **options)
     except DescriptorError as error:
         raise error.renamed(names) from None
 
 
 def _as_batch(src: ArrayInfo, out: ArrayInfo) -> tuple[ArrayInfo, ArrayInfo]:
-    """Both arrays as (batch, rows, columns) of unsigned elements. DescriptorError where batch axes do not merge."""
+    """Return both arrays as (batch, rows, columns) of unsigned elements. Raises DescriptorError for more batch axes."""
     kind = np.dtype(f"uint{8 * src.dtype.itemsize}")
     sizes = zip(src.shape[:-2], src.strides_bytes[:-2], out.strides_bytes[:-2], strict=True)
     axes = tuple(Axis(0, n, n, s, d) for n, s, d in sizes)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cudatma.backend import backend_for
 from cudatma.errors import ArgumentError
 from cudatma.kernels.checks import check_backend
-from cudatma.kernels.cost import Candidate, candidates_of, runs
+from cudatma.kernels.cost import LEAST_STAGES, no_kernel, runs
 from cudatma.kernels.explain import Explanation, explained, explained_gpu
-from cudatma.kernels.family import Family, Option
+from cudatma.kernels.family import Family, Option, Times
 from cudatma.kernels.gemm import p1
 from cudatma.kernels.gemm.arguments import copied
 from cudatma.kernels.gemm.problem import (
@@ -46,7 +49,7 @@ _TILES = (
 #: A product of few waves may also take one of these, which may leave fewer SMs idle in the last wave, by version: of
 #: all multiples of 16 columns those that are the fastest for some product. [benchmarks/results/gemm_tiles*.json]
 _LAST_WAVE_TILES: dict[int | str, tuple[tuple[int, ...], ...]] = {
-    3: ((64, 96, 64, 1), (128, 80, 64, 2), (128, 208, 64, 2), (128, 224, 64, 2), (192, 96, 64, 3)),
+    3: ((64, 96, 64, 1), (128, 80, 64, 2), (128, 208, 64, 2), (128, 224, 64, 2), (192, 96, 64, 3), (192, 192, 64, 3)),
     4: ((128, 224, 64, 2), (256, 160, 64, 2)),
 }
 #: Of versions with tiles of their own.
@@ -54,49 +57,91 @@ _TILES_OF: dict[int | str, tuple[tuple[int, ...], ...]] = {7: ((128, 128, 64, 1)
 #: What "auto" chooses from where there is wgmma: no other version is 2 % faster for a measured product. Exception:
 #: version 5 is 10 % faster at 256 x 8192 x 28672 on an H100; the cost model would take version 6 all the same.
 #: [H100, H200]
-_LADDER, _MMA_SYNC = (6, 7, 4, 3), ("p1",)
-#: The same where TMA can read A's scales of blocks: clusters with this tile are 0.2 to 3 % faster. [H100]
-_CLUSTERS, _TILE_OF_CLUSTERS = 5, (256, 128, 64, 2)
+_LADDER, _MMA_SYNC = (6, 7, 5, 4, 3), ("p1",)
+#: Clusters take every tile where rows split sectors, for they read a shared operand half as often. Elsewhere they take
+#: the first tile if TMA reads A's scales of blocks (0.2 to 3 % faster than version 4 on an H100), else the second one
+#: (1 to 3 % faster on an H200).
+_CLUSTERS, _TILE_OF_CLUSTERS, _WIDE_TILE_OF_CLUSTERS = 5, (256, 128, 64, 2), (256, 160, 64, 2)
 _LADDER_OF_SCALES = (_CLUSTERS, 4)
 
 
-def _tiles(
-    problem: Problem, versions: Iterable[int | str], tiles_of: Callable[[int | str], Sequence[tuple[int, ...]]]
-) -> Iterator[GemmSpec]:
-    """Every one of these tiles with which a version can serve the problem, with the shortest ring."""
-    for version in versions:
-        kind = VERSIONS[version]
-        for block_m, block_n, block_k, *others in tiles_of(version):
-            if block_n in kind.allowed["block_n"]:
-                yield from _of_tile(kind, problem, block_m, block_n, block_k, others)
+def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[GemmSpec]:
+    """Return ``Family.times``: each tile of each version, with as deep a ring as shared memory holds.
+
+    The problem may name a version. Otherwise the ladder's versions compete, or p1 on targets without wgmma. Raises
+    TargetError if the target lacks a feature of the version or of the operands, and ArgumentError if the version has no
+    kernel for the problem.
+    """
+    target = get_target(gpu.target)
+    found = []
+    for version in _versions(problem, target):
+        for tile in _tiles_for(problem, version):
+            serves = _serves(problem, version, tile, ms, gpu)
+            if serves.any():
+                specs = (_deepest(spec, target) for spec in _of_tile(VERSIONS[version], problem, *tile))
+                found += [(spec, serves) for spec in specs if spec is not None and runs(spec, problem, target)]
+    if not found:
+        raise no_kernel(problem, gpu)
+    # A ring of fewer stages loads nothing while one is computed, which the cost model does not count.
+    least_stages = min(LEAST_STAGES, max(spec.stages for spec, _ in found))
+    return [(spec, spec.times_at(ms, serves, problem, gpu)) for spec, serves in found if spec.stages >= least_stages]
+
+
+def _versions(problem: Problem, target: Target) -> tuple[int | str, ...]:
+    """Return the versions to choose from. Raises as times() does."""
+    if problem.block_scales and problem.version and not VERSIONS[problem.version].scales_blocks:
+        able = ", ".join(str(version) for version, kind in VERSIONS.items() if kind.scales_blocks)
+        raise ArgumentError("version", problem.version, f"{able} for scales of blocks", 'version="auto"')
+    if (problem.version and problem.version not in _MMA_SYNC) or problem.block_scales:
+        target.require(
+            "wgmma", "gemm with scales of blocks" if problem.block_scales else f"version {problem.version} of gemm"
+        )
+    if is_fp8(problem.dtype) and (problem.version == "p1" or not target.has_wgmma):
+        target.require("mma_sync_fp8", "gemm of fp8 without wgmma")
+    if problem.version:
+        return (problem.version,)
+    ladder = _LADDER_OF_SCALES if problem.scales_by_tma else _LADDER
+    return ladder if target.has_wgmma else _MMA_SYNC
 
 
 def _every_tile(version: int | str) -> Sequence[tuple[int, ...]]:
     return _TILES_OF.get(version, (*_TILES, *_LAST_WAVE_TILES.get(version, ())))
 
 
-def _tiles_for(problem: Problem, gpu: Gpu, version: int | str) -> Sequence[tuple[int, ...]]:
-    """Those that a product ranks: tiles for the last wave if it has few waves, and half of their rows or more."""
-    if version == _CLUSTERS and problem.version != _CLUSTERS:
-        return (_TILE_OF_CLUSTERS,)
-    if version in _TILES_OF or version not in _LAST_WAVE_TILES:
-        return _every_tile(version)
-    if problem.batch * problem.m * problem.n > _MANY_WAVES * gpu.sm_count * 128 * 256:
-        return _TILES
-    few = [tile for tile in _LAST_WAVE_TILES[version] if tile[0] < 2 * max(problem.m, 64)]
+def _tiles_for(problem: Problem, version: int | str) -> Sequence[tuple[int, ...]]:
+    """Return the tiles of a version that are worth ranking at some M."""
+    if version == _CLUSTERS and not problem.version and not any(problem.split_rows):
+        return (_TILE_OF_CLUSTERS if problem.scales_by_tma else _WIDE_TILE_OF_CLUSTERS,)
+    return _every_tile(version)
+
+
+def _serves(
+    problem: Problem, version: int | str, tile: tuple[int, ...], ms: NDArray[np.int64], gpu: Gpu
+) -> NDArray[np.bool_]:
+    """Return at which M the tile is worth ranking.
+
+    A tile for the last wave serves products of few waves whose M is more than half of its rows.
+    """
+    block_m, block_n, _, warpgroups, *_ = tile
+    if tile not in _LAST_WAVE_TILES.get(version, ()):
+        return np.ones(len(ms), np.bool_)
+    has_few_waves = problem.batch * ms * problem.n <= _MANY_WAVES * gpu.sm_count * 128 * 256
+    serves = has_few_waves & (block_m < 2 * np.maximum(ms, 64))
     # Three warpgroups on few columns read more than L2 sends, unless all CTAs run at once and read the same.
-    return [*_TILES, *(tile for tile in few if tile[3] < 3 or _tile_count(problem, tile) <= gpu.sm_count)]
-
-
-def _tile_count(problem: Problem, tile: Sequence[int]) -> int:
-    return problem.batch * ceil_div(problem.m, tile[0]) * ceil_div(problem.n, tile[1])
+    tiles = problem.batch * ceil_div(ms, block_m) * ceil_div(problem.n, block_n)
+    return np.asarray(serves & (tiles <= gpu.sm_count) if warpgroups == 3 else serves)
 
 
 def _of_tile(
-    kind: type[GemmSpec], problem: Problem, block_m: int, block_n: int, block_k: int, others: Sequence[int]
+    kind: type[GemmSpec], problem: Problem, block_m: int, block_n: int, block_k: int, *others: int
 ) -> Iterator[GemmSpec]:
-    """A version's instance of a tile, whose block_k is for elements of two bytes; none where it cannot serve."""
+    """Yield a version's instances of a tile with the shortest ring; none if it cannot serve the problem.
+
+    ``block_k`` is for elements of two bytes.
+    """
     block_k = block_k * 2 // element_bytes(problem.dtype)
+    if block_n not in kind.allowed["block_n"]:
+        return
     if problem.block_scales and (block_k != SCALE_BLOCK or block_n > SCALE_BLOCK or not kind.scales_blocks):
         return
     warpgroups, *rest = others
@@ -111,36 +156,17 @@ def _of_tile(
         yield from (replace(spec, cluster_k=parts) for parts in (2, 4) if ceil_div(problem.k, block_k) >= parts)
 
 
-def _deepest(spec: GemmSpec, target: Target, least_stages: int) -> GemmSpec | None:
-    """With as many stages as shared memory holds."""
+def _deepest(spec: GemmSpec, target: Target) -> GemmSpec | None:
+    """Return the spec with the longest ring that fits shared memory, None if two stages do not fit."""
     stages = spec.most_stages(target)
-    return replace(spec, stages=stages) if stages >= least_stages else None
-
-
-def candidates(problem: Problem, gpu: Gpu) -> list[Candidate[GemmSpec]]:
-    """Each tile of each version with as deep a ring as shared memory holds: of the version that is asked for; else of
-    the ladder, or of p1 where there is no wgmma. TargetError for a version of the ladder, or scales of blocks, where
-    there is no wgmma; ArgumentError for a version that has no kernel for the problem."""
-    target = get_target(gpu.target)
-    if problem.block_scales and problem.version and not VERSIONS[problem.version].scales_blocks:
-        able = ", ".join(str(version) for version, kind in VERSIONS.items() if kind.scales_blocks)
-        raise ArgumentError("version", problem.version, f"{able} for scales of blocks", 'version="auto"')
-    if (problem.version and problem.version not in _MMA_SYNC) or problem.block_scales:
-        target.require(
-            "wgmma", "gemm with scales of blocks" if problem.block_scales else f"version {problem.version} of gemm"
-        )
-    if is_fp8(problem.dtype) and (problem.version == "p1" or not target.has_wgmma):
-        target.require("mma_sync_fp8", "gemm of fp8 without wgmma")
-    ladder = _LADDER_OF_SCALES if problem.scales_by_tma else _LADDER
-    versions = (problem.version,) if problem.version else ladder if target.has_wgmma else _MMA_SYNC
-    return candidates_of(_tiles(problem, versions, partial(_tiles_for, problem, gpu)), problem, gpu, _deepest)
+    return replace(spec, stages=stages) if stages >= 2 else None
 
 
 GEMM: Family[Problem, GemmSpec] = Family(
     name="gemm",
     kernels={kernel_name(version): kind for version, kind in VERSIONS.items()},
     read_problem=Problem.from_json,
-    candidates=candidates,
+    times=times,
     index=("n", "k", "batch"),
     spec_fields=("dtype", "layout", "out_dtype", "epilogue", "block_scales", "scales_by_tma"),
     options=(
@@ -163,7 +189,7 @@ def dump_specs(version: int | str, target: Target) -> list[GemmSpec]:
     found: list[GemmSpec] = []
     tiles: dict[tuple[int, ...], list[GemmSpec]] = {}
     problem = Problem(1, 1, 1024, "float16")
-    for spec in _tiles(problem, [version], _every_tile):
+    for spec in _every_spec(version, problem):
         tiles.setdefault((spec.block_m, spec.block_n, spec.block_k, spec.blocks_per_sm), []).append(spec)
     for index, same in zip(range(max(len(tiles), 2 * len(LAYOUTS))), cycle(tiles.values())):
         dtype, first = ("float16", "bfloat16")[index % 2], index // 2 % len(LAYOUTS)
@@ -180,9 +206,15 @@ def dump_specs(version: int | str, target: Target) -> list[GemmSpec]:
     ):
         problem = Problem(1, 1, 1024, dtype, "RC", version, 1, "", "linear", blocks, by_tma)
         wanted = 2 * SCALE_BLOCK if by_tma else SCALE_BLOCK, SCALE_BLOCK
-        found += [spec for spec in _tiles(problem, [version], _every_tile) if (spec.block_m, spec.block_n) == wanted]
-    longest = (_deepest(spec, target, 2) for spec in found)
+        found += [spec for spec in _every_spec(version, problem) if (spec.block_m, spec.block_n) == wanted]
+    longest = (_deepest(spec, target) for spec in found)
     return list(dict.fromkeys(spec for spec in longest if spec is not None and runs(spec, problem, target)))
+
+
+def _every_spec(version: int | str, problem: Problem) -> Iterator[GemmSpec]:
+    """Yield each tile with which a version can serve the problem, with the shortest ring."""
+    for tile in _every_tile(version):
+        yield from _of_tile(VERSIONS[version], problem, *tile)
 
 
 v1_specs, v2_specs, v3_specs, v4_specs, v5_specs, v6_specs, v7_specs, p1_specs = (

@@ -1,12 +1,17 @@
-"""What versions 1 to 7 of the dense GEMM take on a GPU, predicted: it ranks every tile of every version.
+"""Predict what versions 1 to 7 of the dense GEMM take on a GPU. The prediction ranks every tile of every version.
 
-The factors were fitted on an H200 to ``benchmarks/results/gemm_tiles.json``, those of scales of blocks and
-_UNHIDDEN_PART on H100s; tests/unit/test_gemm_choice.py bounds what the choice loses. Pure.
+Most factors were fitted on an H200 to ``benchmarks/results/gemm_tiles.json``. The factors of split rows and of unused
+columns were fitted to ``gemm_middle.json``, and _UNHIDDEN_PART and the factors of block scales on H100s.
+tests/unit/test_gemm_choice.py bounds what the choice loses. Pure.
+
+``m`` is an int or an int64 array: a shape's choice table evaluates each tile at all M at once.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+import numpy as np
 
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gemm.problem import WGMMA_M, Problem
@@ -23,7 +28,9 @@ _MORE_COLUMNS = 12
 _SHARED_BYTES = 141
 #: Bytes a clock that an SM loads while it multiplies; of columns that are in a box of B and not in the tile.
 _LOADED_BYTES = 330
-_UNUSED_BYTES = 20
+_UNUSED_BYTES = 40
+#: TMA needs so many clocks for 128 bytes of a row that splits sectors of L2, and for 128 bytes of any other row.
+_SPLIT_ROW_CLOCKS, _ROW_CLOCKS = 4.3, 2.2
 #: Bytes a clock that L2 sends where neighboring CTAs do not read the same, as those that divide K.
 _L2_BYTES = 6600
 #: Until the first stage of a tile is there; from the request of a later stage until it is there.
@@ -49,8 +56,56 @@ _DRIFTING_M = 64
 _EPILOGUE_CLOCKS = {"none": 0, "linear": 10, "relu": 10, "gelu": 52, "gelu_tanh": 38, "silu": 36}
 
 
-def _stage_clocks(spec: Any) -> float:
-    """Clocks of a stage that is there: of the tensor cores, or of shared memory."""
+def gemm_cost(spec: Any, m: Any, problem: Problem, gpu: Gpu) -> Cost:
+    """Predict one launch of a GemmSpec.
+
+    Tiles run in waves. The tensor cores, the latency of loads, or L2 bounds their stages.
+    """
+    tiles_m, tiles_n = ceil_div(m, spec.cluster_m), ceil_div(problem.n, spec.cluster_n)
+    tiles = problem.batch * tiles_m * tiles_n
+    waves = ceil_div(tiles, max(1, clusters_at_once(spec.launch_cluster, gpu.sm_count)))
+    stage = _stage_clocks(spec, m, problem, tiles_m, tiles_n, tiles, gpu)
+    mainloop = waves * ceil_div(ceil_div(problem.k, spec.block_k), spec.cluster_k) * stage
+    tile = spec.block_m * spec.block_n // spec.cluster_k
+    sums_of_thread = tile / (128 * spec.warpgroups)
+    stored = (_STORE_CLOCKS * spec.out_bytes / 2 + _EPILOGUE_CLOCKS[spec.epilogue]) * sums_of_thread
+    firsts = 1 if spec.is_persistent else waves
+    around = spec.store_clocks(waves, stored, mainloop / waves) + firsts * _FIRST_STAGE_CLOCKS
+    meeting = _MEETING_CLOCKS + 4 * (spec.cluster_k - 1) * tile / _SUMS_BYTES if spec.cluster_k > 1 else 0.0
+    mainloop_us = mainloop / gpu.sm_clock_mhz
+    operands = float(problem.batch * spec.element_bytes * problem.k) * (m + problem.n)
+    read_us = operands / gpu.memory_bytes_per_us
+    memory_us = np.maximum(0.0, read_us - mainloop_us) + _UNHIDDEN_PART * np.minimum(read_us, mainloop_us)
+    if spec.block_m == _DRIFTING_M:
+        memory_us += _DRIFT_PART * read_us * ((operands > IN_L2_BYTES) & (tiles_m > 1))
+    is_full = (waves == 1) & (tiles * spec.cluster_k > _FULL_PART * gpu.sm_count)
+    return Cost(
+        launch_us=spec.launch_us + _FULL_US * is_full + around / gpu.sm_clock_mhz,
+        sm_us=mainloop_us,
+        reduction_us=waves * (meeting / gpu.sm_clock_mhz),
+        memory_us=memory_us,
+        tensor_us=0.0,
+    )
+
+
+def _stage_clocks(spec: Any, m: Any, problem: Problem, tiles_m: Any, tiles_n: int, tiles: Any, gpu: Gpu) -> Any:
+    """Return the clocks of one stage of a tile, loads included."""
+    latency = _LATENCY_CLOCKS / max(1, spec.most_stages(get_target(gpu.target)))
+    clocks = max(_multiplying_clocks(spec), latency, _load_clocks(spec, problem))
+    k_bytes = spec.block_k * spec.element_bytes
+    if spec.cluster_k > 1:  # an operand of which all tiles read the same rows is merged all the same
+        rows = spec.block_m * (tiles_m > 1) + spec.block_n * (tiles_n > 1)
+        ctas = np.minimum(tiles * spec.cluster_k, gpu.sm_count)
+        clocks = np.maximum(clocks, ctas * rows * k_bytes / _L2_BYTES)
+    unused = (spec.slot_n - spec.block_n) * k_bytes
+    loaded = spec.loaded_stage_bytes
+    if spec.cluster == 1:
+        loaded = spec.boxes_bytes(np.minimum(spec.max_a_box_rows, ceil_div(m, 8) * 8))
+    return clocks + loaded / _LOADED_BYTES + unused / _UNUSED_BYTES
+
+
+def _multiplying_clocks(spec: Any) -> float:
+    """Return the clocks of a stage that has arrived: of the tensor cores, or of shared memory."""
     k_bytes, wgmmas = spec.element_bytes * spec.block_k, spec.block_m // WGMMA_M
     products = spec.block_m * (spec.block_n + _MORE_COLUMNS) * k_bytes / (_MAC_BYTES * _RATE_PART)
     scales = _RING_SCALES_CLOCKS if spec.ring_has_scales else _SCALES_CLOCKS
@@ -61,33 +116,14 @@ def _stage_clocks(spec: Any) -> float:
     return clocks
 
 
-def gemm_cost(spec: Any, problem: Problem, gpu: Gpu) -> Cost:
-    """Predicted time of a GemmSpec: waves of tiles, whose stages the tensor cores, the loads' latency or L2 bound."""
-    tiles_m, tiles_n = ceil_div(problem.m, spec.cluster_m), ceil_div(problem.n, spec.cluster_n)
-    tiles = problem.batch * tiles_m * tiles_n
-    waves = ceil_div(tiles, max(1, clusters_at_once(spec.launch_cluster, gpu.sm_count)))
-    latency = _LATENCY_CLOCKS / max(1, spec.most_stages(get_target(gpu.target)))
-    l2 = 0.0
-    if spec.cluster_k > 1:  # an operand of which all tiles read the same rows is merged all the same
-        rows = spec.block_m * (tiles_m > 1) + spec.block_n * (tiles_n > 1)
-        ctas = min(tiles * spec.cluster_k, gpu.sm_count)
-        l2 = ctas * rows * spec.block_k * spec.element_bytes / _L2_BYTES
-    unused = (spec.slot_n - spec.block_n) * spec.block_k * spec.element_bytes
-    loaded = spec.loaded_stage_bytes if spec.cluster > 1 else spec.stage_bytes(problem.m)
-    stage = max(_stage_clocks(spec), latency, l2) + loaded / _LOADED_BYTES + unused / _UNUSED_BYTES
-    mainloop = waves * ceil_div(ceil_div(problem.k, spec.block_k), spec.cluster_k) * stage
-    tile = spec.block_m * spec.block_n // spec.cluster_k
-    sums_of_thread = tile / (128 * spec.warpgroups)
-    stored = (_STORE_CLOCKS * spec.out_bytes / 2 + _EPILOGUE_CLOCKS[spec.epilogue]) * sums_of_thread
-    firsts = 1 if spec.is_persistent else waves
-    around = spec.store_clocks(waves, stored, mainloop / waves) + firsts * _FIRST_STAGE_CLOCKS
-    sums = waves * (_MEETING_CLOCKS + 4 * (spec.cluster_k - 1) * tile / _SUMS_BYTES) if spec.cluster_k > 1 else 0.0
-    operands = problem.batch * spec.element_bytes * problem.k * (problem.m + problem.n)
-    read_us = operands / gpu.memory_bytes_per_us
-    around_us, mainloop_us, sums_us = (one / gpu.sm_clock_mhz for one in (around, mainloop, sums))
-    memory_us = max(0.0, read_us - mainloop_us) + _UNHIDDEN_PART * min(read_us, mainloop_us)
-    if operands > IN_L2_BYTES and spec.block_m == _DRIFTING_M and tiles_m > 1:
-        memory_us += _DRIFT_PART * read_us
-    is_full = waves == 1 and tiles * spec.cluster_k > _FULL_PART * gpu.sm_count
-    launch_us = spec.launch_us + _FULL_US * is_full
-    return Cost(launch_us + around_us, mainloop_us, sums_us, memory_us, 0.0)
+def _load_clocks(spec: Any, problem: Problem) -> float:
+    """Return the clocks in which TMA loads a stage of operands whose rows split sectors, 0 for other operands."""
+    splits = problem.split_rows
+    if not any(splits):
+        return 0.0
+    row_clocks = sum(
+        rows * (_SPLIT_ROW_CLOCKS if split else _ROW_CLOCKS)
+        for rows, split in zip(spec.loaded_rows, splits, strict=True)
+    )
+    clocks: float = row_clocks * spec.block_k * spec.element_bytes / 128
+    return clocks

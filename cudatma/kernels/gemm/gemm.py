@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cudatma.arrays import ArrayInfo
-from cudatma.kernels import choice_table
 from cudatma.kernels.arguments import Arguments, Sizes
+from cudatma.kernels.choice_table import choose_again
 from cudatma.kernels.family import MAX_EXTENT
 from cudatma.kernels.gemm.arguments import arranged, gemm_arguments, size_key, sizes_for
 from cudatma.kernels.gemm.choose import GEMM
@@ -172,9 +172,9 @@ class Gemm(Operation[Problem, GemmSpec]):
         """All but M."""
         return problem.fixed, problem.operands
 
-    def configure(self, problem: Problem, gpu: Gpu) -> GemmSpec:
+    def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> GemmSpec:
         """Return the kernel for a problem."""
-        return choice_table.choose(GEMM, problem, gpu)
+        return choose_again(GEMM, problem, gpu, memo)
 
     def kernels(self, problem: Problem, config: GemmSpec) -> tuple[tuple[str, Any], ...]:
         """Return the one kernel."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gemm.problem import Problem, is_fp8
@@ -118,22 +120,24 @@ class GemmP1(GemmSpec):
         if self.smem_bytes > (most := target.smem_share_bytes(self.blocks_per_sm)):
             raise ArgumentError("stages", self.stages, f"stages of at most {most} bytes, an SM's for each CTA")
 
-    def cost(self, problem: Problem, gpu: Gpu) -> Cost:
-        """Predicted time: waves of tiles, each stage bound by the tensor cores, by what the warps read of shared
-        memory, or by what it loads from L2."""
-        tiles = problem.batch * ceil_div(problem.m, self.block_m) * ceil_div(problem.n, self.block_n)
-        sharing = min(self.blocks_per_sm, ceil_div(tiles, gpu.sm_count))
+    def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
+        """Return the predicted time at M, an int or an int64 array, instead of the problem's.
+
+        Tiles run in waves. The tensor cores, the warps' reads of shared memory, or the loads from L2 bound each stage.
+        """
+        tiles = problem.batch * ceil_div(m, self.block_m) * ceil_div(problem.n, self.block_n)
+        sharing = np.minimum(self.blocks_per_sm, ceil_div(tiles, gpu.sm_count))
         waves = ceil_div(tiles, gpu.sm_count * sharing)
-        flops = min(gpu.mma_sync_flops, _WARP_FLOPS * sharing * self.consumer_warps)
-        rate = _BESIDE_LOADS * (_TWO_CTAS if sharing > 1 else 1) * flops / self.element_bytes
+        flops = np.minimum(gpu.mma_sync_flops, _WARP_FLOPS * sharing * self.consumer_warps)
+        rate = _BESIDE_LOADS * np.where(sharing > 1, _TWO_CTAS, 1.0) * flops / self.element_bytes
         products = self.block_m * self.block_n * self.block_k / rate
         read = self.element_bytes * self.block_k * self.consumer_warps * (self.warp_m + self.warp_n) / _SMEM_BYTES
         l2_bytes = _L2_BYTES if get_target(gpu.target).has("cluster") else _GEFORCE_L2_BYTES
-        stage = sharing * max(products, read, self.loaded_stage_bytes / l2_bytes) + _STAGE_CLOCKS
-        mainloop = waves * ceil_div(problem.k, self.block_k) * stage
+        stage = sharing * np.maximum(products, max(read, self.loaded_stage_bytes / l2_bytes)) + _STAGE_CLOCKS
+        mainloop_us = waves * ceil_div(problem.k, self.block_k) * stage / gpu.sm_clock_mhz
         # Of CTAs that share an SM, one multiplies while the other one stores.
         stored = self.out_bytes * self.block_m * self.block_n / _STORED_BYTES
-        around = _FIRST_STAGE_CLOCKS + (stored if sharing > 1 else waves * stored)
-        operands = problem.batch * self.element_bytes * problem.k * (problem.m + problem.n)
-        memory_us = max(0.0, operands / gpu.memory_bytes_per_us - mainloop / gpu.sm_clock_mhz)
-        return Cost(self.launch_us + around / gpu.sm_clock_mhz, mainloop / gpu.sm_clock_mhz, 0.0, memory_us, 0.0)
+        around: Any = _FIRST_STAGE_CLOCKS + np.where(sharing > 1, 1, waves) * stored
+        operands = float(problem.batch * self.element_bytes * problem.k) * (m + problem.n)
+        memory_us = np.maximum(0.0, operands / gpu.memory_bytes_per_us - mainloop_us)
+        return Cost(self.launch_us + around / gpu.sm_clock_mhz, mainloop_us, 0.0, memory_us, 0.0)

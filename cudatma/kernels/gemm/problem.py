@@ -177,6 +177,18 @@ class Problem:
         return made
 
     @property
+    def split_rows(self) -> tuple[bool, bool]:
+        """Whether every other row of a, and of b, begins in the middle of one of L2's 32-byte sectors.
+
+        TMA reads such rows at half the speed. The rows are taken to be packed. False for a column-major a, of which it
+        depends on m.
+        """
+        extents = (self.k if self.layout[0] == "R" else 0, self.k if self.layout[1] == "C" else self.n)
+        vectors = (-(-extent * element_bytes(self.dtype) // 16) for extent in extents)
+        a, b = (count % 2 > 0 for count in vectors)
+        return a, b
+
+    @property
     def fixed(self) -> tuple[Any, ...]:
         """All that decides the configuration, but m."""
         return tuple(getattr(self, name) for name in _FIELDS if name not in ("m", "operands"))

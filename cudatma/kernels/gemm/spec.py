@@ -272,7 +272,7 @@ class GemmSpec(TiledKernel):
     def a_box(self, m: int) -> tuple[int, int, int]:
         """Matrices, rows and columns of a box of A, or of A transposed where that has the contiguous rows. m: of A."""
         if not self.is_a_k_major:
-            return (1, self.block_k, self.a_box_rows(m))
+            return (1, self.block_k // (self.cluster if self.shares_a else 1), self.a_box_rows(m))
         return (1, self.a_box_rows(m), self.span_k)
 
     @property
@@ -292,21 +292,30 @@ class GemmSpec(TiledKernel):
             return self.block_m // self.cluster, self.slot_n
         return self.block_m, self.slot_n // self.cluster
 
+    @property
+    def max_a_box_rows(self) -> int:
+        """Rows of A in a box where A has enough."""
+        return self.loaded_rows[0] if self.is_a_k_major else self.span
+
     def a_box_rows(self, m: int) -> int:
         """Rows of A in a box: whole vectors of 16 bytes where they are contiguous, and no more than A has."""
-        return min(self.loaded_rows[0] if self.is_a_k_major else self.span, ceil_div(m, 8) * 8)
+        return min(self.max_a_box_rows, ceil_div(m, 8) * 8)
 
     @property
     def b_box(self) -> tuple[int, int, int]:
         """Matrices, rows and columns of a box of B transposed, or of B where that has the contiguous rows."""
         if not self.is_b_k_major:
-            return (1, self.block_k, self.span)
+            return (1, self.block_k // (1 if self.shares_a else self.cluster), self.span)
         return (1, self.loaded_rows[1], self.span_k)
 
     def stage_bytes(self, m: int) -> int:
-        """That the boxes of a stage deliver to a CTA."""
-        box_rows = self.loaded_rows[0] if self.is_a_k_major else self.span
-        rows = self.a_box_rows(m) * (self.block_m // box_rows)
+        """Return the bytes that the boxes of a stage deliver to a CTA."""
+        bytes_: int = self.boxes_bytes(self.a_box_rows(m))
+        return bytes_
+
+    def boxes_bytes(self, a_box_rows: Any) -> Any:
+        """Return the bytes of a stage whose boxes of A have ``a_box_rows`` rows, an int or an array."""
+        rows = a_box_rows * (self.block_m // self.max_a_box_rows)
         scales = 4 * self.block_m if self.ring_has_scales else 0
         return self.element_bytes * self.block_k * (rows + self.slot_n) + scales
 
@@ -403,10 +412,13 @@ class GemmSpec(TiledKernel):
         names = ("dtype", "layout", "out_dtype", "epilogue", "block_scales", "scales_by_tma")
         return replace(self, **{name: getattr(problem, name) for name in names})
 
-    def store_clocks(self, tiles: int, stored: float, products: float) -> float:
-        """Clocks in which a CTA stores its tiles and does not multiply. stored, products: clocks of one tile."""
+    def store_clocks(self, tiles: Any, stored: float, products: Any) -> Any:
+        """Return the clocks in which a CTA stores its tiles and does not multiply.
+
+        ``stored`` and ``products`` are clocks of one tile.
+        """
         return tiles * stored
 
-    def cost(self, problem: Problem, gpu: Gpu) -> Cost:
-        """As gemm_cost()."""
-        return gemm_cost(self, problem, gpu)
+    def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
+        """Return the predicted time at M, an int or an int64 array, instead of the problem's."""
+        return gemm_cost(self, m, problem, gpu)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from cudatma.errors import ArgumentError
 from cudatma.kernels.gemm.p1 import GemmP1
 from cudatma.kernels.gemm.problem import WGMMA_M, Problem
@@ -13,7 +15,7 @@ from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.version import Versions
 from cudatma.target import Target
 
-#: What versions 3 and 4 allow: tiles of any multiple of 16 columns.
+#: Versions 3, 4 and 5 allow tiles of any multiple of 16 columns.
 _ANY_COLUMNS: Mapping[str, tuple[Any, ...]] = {**GemmSpec.allowed, "block_n": tuple(range(64, 257, 16))}
 
 
@@ -123,19 +125,16 @@ class GemmV5(GemmV4):
 
     version: ClassVar[int] = 5
     template: ClassVar[str] = "kernels/gemm_v5.cu.j2"
-    launch_us: ClassVar[float] = 2.2
-    stage_gap: ClassVar[int] = 250
-    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = GemmSpec.allowed
+
+    @property
+    def launch_us(self) -> float:  # type: ignore[override]
+        """The CTAs of a cluster wait for each other. [H100 with scales of blocks, else H200]"""
+        return 2.2 if self.block_scales else 0.9
 
     def check_target(self, target: Target) -> None:
-        """As GemmV4's, and clusters, whose CTAs load whole spans of rows of an operand that is not K-major."""
+        """As GemmV4's, and clusters."""
         for feature in ("cluster", "multicast"):
             target.require(feature, "gemm")
-        majors = self.is_a_k_major, self.is_b_k_major
-        for field, is_k_major, rows in zip(("block_m", "block_n"), majors, self.loaded_rows, strict=True):
-            if not is_k_major and rows % self.span:
-                least = self.span * getattr(self, field) // rows
-                raise ArgumentError(field, getattr(self, field), f"a multiple of {least} for {self.layout}")
         super(GemmV5, self).check_target(target)
 
 
@@ -195,9 +194,9 @@ class GemmV7(GemmV4):
     def consumer_warps(self) -> int:
         return 8
 
-    def store_clocks(self, tiles: int, stored: float, products: float) -> float:
-        """The last tile's, and what the other warpgroup's products do not hide."""
-        return stored + tiles * max(0.0, stored - products) / 2
+    def store_clocks(self, tiles: Any, stored: float, products: Any) -> Any:
+        """Return the last tile's clocks, and what the other warpgroup's products do not hide."""
+        return stored + tiles * np.maximum(0.0, stored - products) / 2
 
 
 VERSIONS: dict[int | str, type[GemmSpec]] = {

@@ -12,8 +12,13 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import FLAGS, PARTIALS, ROWS, Arguments, At, Map, Sizes, Value
 from cudatma.kernels.launch_struct import offsets, pack
 from cudatma.kernels.marlin.choose import AnyMarlinSpec
-from cudatma.kernels.marlin.permute_columns import ELEMENT_BYTES, PermuteColumnsSpec, permute_grid, result_pitch_bytes
-from cudatma.kernels.marlin.permute_columns import TEMPLATE as PERMUTE
+from cudatma.kernels.marlin.permute_columns import (
+    ELEMENT_BYTES,
+    PermuteColumnsSpec,
+    permute_arguments,
+    permute_sizes,
+    result_pitch_bytes,
+)
 from cudatma.kernels.marlin.problem import LinearShape, Problem, problem_values
 from cudatma.kernels.schedule import Schedule, ceil_div
 from cudatma.layout import Swizzle
@@ -160,19 +165,11 @@ def _activations(problem: Problem, spec: AnyMarlinSpec) -> Map:
 
 def copy_arguments(problem: Problem, spec: PermuteColumnsSpec, resident_ctas: int) -> Arguments:
     """Return the launch that copies x to aligned rows in the order of the weight."""
-    order = (At("perm"),) if spec.has_permutation else ()
-    parameters = *order, At("x"), At(ROWS), *(Value(index) for index in range(4))
-    return Arguments(PERMUTE, spec, parameters, copy_sizes(problem, spec, resident_ctas), early=_EARLY)
+    return permute_arguments(spec, copy_sizes(problem, spec, resident_ctas))
 
 
 def copy_sizes(problem: Problem, spec: PermuteColumnsSpec, resident_ctas: int) -> Sizes:
     """Return the sizes of the copy."""
     m, k = problem.m, problem.layer.k
-    source = (problem.x_pitch_bytes or k * ELEMENT_BYTES) // ELEMENT_BYTES
-    rows_pitch = result_pitch_bytes(k)
-    return Sizes(
-        permute_grid(spec, m, k, resident_ctas),
-        (m, k, source, rows_pitch // 16),
-        programmatic=problem.programmatic,
-        rows_bytes=m * rows_pitch,
-    )
+    pitch = problem.x_pitch_bytes or k * ELEMENT_BYTES
+    return permute_sizes(spec, m, k, pitch, resident_ctas, programmatic=problem.programmatic)

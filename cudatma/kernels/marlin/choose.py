@@ -7,6 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cudatma import context
 from cudatma.build.kernel import default_target
 from cudatma.deprecation import former_arguments
@@ -14,17 +17,16 @@ from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError
 from cudatma.kernels import choice_table, choosing
 from cudatma.kernels.choosing import Decision
-from cudatma.kernels.cost import Candidate
 from cudatma.kernels.explain import Explanation, explained
-from cudatma.kernels.family import Family, Option
+from cudatma.kernels.family import Family, Option, Times
 from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
-from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_candidates
-from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem, weight_policy
+from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_times
+from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.skinny_candidates import skinny_candidates
+from cudatma.kernels.marlin.skinny_candidates import skinny_times
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
-from cudatma.kernels.marlin.wgmma_candidates import wgmma_candidates
+from cudatma.kernels.marlin.wgmma_candidates import is_shared, wgmma_times
 from cudatma.kernels.schedule import ceil_div
 from cudatma.quantization import PackedWeight
 from cudatma.target import Target, get_target
@@ -40,14 +42,16 @@ AnyMarlinSpec: TypeAlias = MmaSyncSpec | SkinnySpec | WgmmaSpec
 KERNELS: dict[str, type[AnyMarlinSpec]] = {"skinny": SkinnySpec, "wgmma": WgmmaSpec, "mma_sync": MmaSyncSpec}
 
 
-def candidates(problem: Problem, gpu: Gpu) -> list[Candidate[AnyMarlinSpec]]:
-    """Those of every kernel, in no order; the only one where rows must not depend on M."""
+def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AnyMarlinSpec]:
+    """Return ``Family.times`` of every kernel; of the only configuration for each M where rows must not depend on M."""
     if problem.batch_invariant:
-        spec = choose_invariant(problem, gpu)
-        return [Candidate(spec.cost(problem, gpu), lambda least_stages: spec)]
-    found: list[Candidate[AnyMarlinSpec]] = [*skinny_candidates(problem, gpu), *wgmma_candidates(problem, gpu)]
+        return _invariant_times(problem, ms, gpu)
+    found: list[tuple[AnyMarlinSpec, NDArray[np.float64]]] = [
+        *skinny_times(problem, ms, gpu),
+        *wgmma_times(problem, ms, gpu),
+    ]
     if not get_target(gpu.target).has_wgmma:  # where wgmma is, mma.sync is slower at every M
-        found += mma_sync_candidates(problem, gpu)
+        found += mma_sync_times(problem, ms, gpu)
     return found
 
 
@@ -57,19 +61,12 @@ def launched(spec: AnyMarlinSpec) -> AnyMarlinSpec:
     return resolve_fused(spec, "as_stored")
 
 
-def interval(m: int) -> int:
-    """Return the first M of the interval around M in which the cheapest candidate is the same.
-
-    Tiles have a multiple of 8 rows. Up to 32 rows, where the skinny GEMM competes, each M has an interval of its own.
-    """
-    return m if m <= 32 else m - (m - 1) % 8
-
-
 MARLIN: Family[Problem, AnyMarlinSpec] = Family(
     name="marlin",
     kernels=KERNELS,
     read_problem=Problem.from_json,
-    candidates=candidates,
+    times=times,
+    is_shared=is_shared,
     index=("k", "n"),
     spec_fields=("group_size", "has_zeros", "dtype"),
     table=SHIPPED,
@@ -80,7 +77,6 @@ MARLIN: Family[Problem, AnyMarlinSpec] = Family(
     ),
     launched=launched,
     trial="cudatma.kernels.marlin.sample:MarlinTrial",
-    interval=interval,
 )
 
 
@@ -95,33 +91,37 @@ def choose(problem: Problem, gpu: Gpu) -> AnyMarlinSpec:
 
 
 def choose_by_cost(problem: Problem, gpu: Gpu) -> AnyMarlinSpec:
-    """The cheapest candidate. Deterministic; looks at no device and no file."""
-    return choosing.cheapest_of(MARLIN, problem, gpu)[0]
+    """Return the configuration by the cost model alone. Deterministic; looks at no device and no file."""
+    return choice_table.choose_by_cost(MARLIN, problem, gpu)
 
 
-def choose_invariant(problem: Problem, gpu: Gpu) -> AnyMarlinSpec:
-    """The spec that gives a row of the result the same bits whatever M is, for a schedule that divides no tile.
-    Deterministic; looks at no device.
+def _invariant_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AnyMarlinSpec]:
+    """Return the specs with which the bits of a result's row do not depend on M, for a schedule that divides no tile.
 
     A sum in floating point depends on its order. Here every instance of a kernel adds up K in the same order: one warp
     or warpgroup computes its columns of W alone, 16 of K at a time from the first to the last, with weights that are
     scaled already. No tile is divided among CTAs (``divide`` of schedule()), no K among warps, and the target alone
     decides which kernel serves. Where tiles are few this is slower.
     """
-    target, layer, m = get_target(gpu.target), problem.layer, problem.m
-    spec: AnyMarlinSpec
-    if target.has_wgmma and target.has_setmaxnreg:
-        spec = _wgmma(layer, m, target, gpu.sm_count)
-    else:
-        spec = _mma_sync(layer, m, target, gpu.sm_count)
-    spec.check_target(target)
-    return spec
+    target, layer = get_target(gpu.target), problem.layer
+    uses_wgmma = target.has_wgmma and target.has_setmaxnreg
+    sizes, build = (_WGMMA_SIZES, _wgmma) if uses_wgmma else (_MMA_SYNC_SIZES, _mma_sync)
+    block_m = np.asarray(sizes)[np.minimum(np.searchsorted(sizes, ms), len(sizes) - 1)]
+    has_tile_for_each_sm = ceil_div(ms, block_m) * ceil_div(layer.n, 128) >= gpu.sm_count
+    found: list[tuple[AnyMarlinSpec, NDArray[np.float64]]] = []
+    for size in sizes:
+        for wide in (False, True):
+            serves = (block_m == size) & (has_tile_for_each_sm == wide)
+            if serves.any():
+                spec = build(layer, size, wide, target)
+                spec.check_target(target)
+                found.append((spec, spec.times_at(ms, serves, problem, gpu)))
+    return found
 
 
-def _wgmma(layer: LinearShape, m: int, target: Target, sm_count: int) -> WgmmaSpec:
-    block_m = next((size for size in _WGMMA_SIZES if size >= m), _WGMMA_SIZES[-1])
+def _wgmma(layer: LinearShape, block_m: int, wide: bool, target: Target) -> WgmmaSpec:
     block_k = 256 if block_m <= 64 else 128 if block_m == 128 else 64
-    warpgroups = 2 if _fills(m, block_m, layer.n, 128, sm_count) else 1
+    warpgroups = 2 if wide else 1
     spec = WgmmaSpec(
         dtype=layer.dtype,
         group_size=layer.group_size,
@@ -134,14 +134,11 @@ def _wgmma(layer: LinearShape, m: int, target: Target, sm_count: int) -> WgmmaSp
         mmas_per_commit=1,
         commits_in_flight=3,
         consumer_registers=232 if warpgroups * block_m == 512 else 0,
-        weight_policy=weight_policy(m, block_m),
     )
     return _deepest(spec, target.smem_per_block_bytes)
 
 
-def _mma_sync(layer: LinearShape, m: int, target: Target, sm_count: int) -> MmaSyncSpec:
-    block_m = next((size for size in _MMA_SYNC_SIZES if size >= m), _MMA_SYNC_SIZES[-1])
-    wide = _fills(m, block_m, layer.n, 128, sm_count)
+def _mma_sync(layer: LinearShape, block_m: int, wide: bool, target: Target) -> MmaSyncSpec:
     spec = MmaSyncSpec(
         dtype=layer.dtype,
         group_size=layer.group_size,
@@ -153,20 +150,13 @@ def _mma_sync(layer: LinearShape, m: int, target: Target, sm_count: int) -> MmaS
         slice_k=1,
         stages=2,
         scale_on="epilogue" if layer.group_size == -1 else "weight",
-        weight_policy=weight_policy(m, block_m),
     )
     return _deepest(spec, target.smem_per_block_bytes)
 
 
-def _fills(m: int, block_m: int, n: int, block_n: int, sm_count: int) -> bool:
-    """Whether there is a tile for every SM."""
-    return ceil_div(m, block_m) * ceil_div(n, block_n) >= sm_count
-
-
 def _deepest(spec: Spec, smem_bytes: int) -> Spec:
     """The spec with as many stages as shared memory holds."""
-    deeper = (replace(spec, stages=stages) for stages in range(_MAX_STAGES, spec.stages, -1))
-    return next((one for one in deeper if one.smem_bytes <= smem_bytes), spec)
+    return replace(spec, stages=max(spec.stages, min(_MAX_STAGES, spec.max_stages(smem_bytes))))
 
 
 def resolve_fused(spec: AnyMarlinSpec, form: str) -> AnyMarlinSpec:

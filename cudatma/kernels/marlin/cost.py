@@ -5,16 +5,22 @@ Memory and tensor cores work while the SMs do, which hides a part of their time;
 factors were fitted on an H200 to 8,800 readings, which ``benchmarks/results/marlin_readings.json`` holds;
 docs/performance/model.md compares them with the predictions, and tests/unit/test_marlin_cost.py bounds what the choice
 loses. Pure: no device, no file.
+
+``m`` is an int or an int64 array: a shape's choice table evaluates each tile at all M at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
 
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.schedule import assignments, ceil_div, shortest
+from cudatma.kernels.schedule import ceil_div
 
 _LAUNCH_US = 2.68
 #: From so many rows of x on, kernels run long enough for the power limit to lower the clock.
@@ -27,6 +33,32 @@ _WEIGHT_BYTES = 0.516
 def _memory_us(k: int, n: int, gpu: Gpu) -> float:
     """Of reading the weight once."""
     return _WEIGHT_BYTES * k * n / gpu.memory_bytes_per_us
+
+
+@dataclass(frozen=True, slots=True)
+class _Longest:
+    """The longest work range: stages in whole and in divided tiles. others: as in schedule.Assignment."""
+
+    is_divided: Any
+    whole_stages: Any
+    divided_stages: Any
+    others: Any
+
+
+def _longest(tiles: Any, resident: int, k_iterations: int, division: Callable[[Any], tuple[Any, float]]) -> _Longest:
+    """Return what schedule() assigns to the busiest CTA or cluster with one row of tiles.
+
+    division: TiledSpec.division() of ``others``.
+    """
+    waves, rest = tiles // resident, tiles % resident
+    has_wave = waves > 0
+    others = np.where(has_wave, 1, ceil_div(resident, rest + (rest == 0)))
+    divided = ceil_div((rest + resident * has_wave) * k_iterations, resident)
+    whole = (waves - has_wave) * k_iterations
+    together = (waves + (rest > 0)) * k_iterations
+    once, each = division(others)
+    is_divided = (rest > 0) & (whole + divided * each + once < together)
+    return _Longest(is_divided, np.where(is_divided, whole, together), is_divided * divided, others)
 
 
 # ---- Skinny GEMM: N tiles of warps, the whole of K in a CTA or a cluster ---------------------------------------------
@@ -52,7 +84,7 @@ _SKINNY_MEMORY = 0.475
 _MMA_N = 8
 
 
-def skinny_cost(tile: SkinnyTile, m: int, n: int, k: int, gpu: Gpu) -> Cost:
+def skinny_cost(tile: SkinnyTile, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     """One launch of the skinny GEMM."""
     columns, clock = max(_MMA_N, tile.block_m), gpu.sm_clock_mhz
     ctas = ceil_div(n, 32 * tile.n_tiles) * ceil_div(m, tile.block_m) * tile.cluster_k
@@ -97,8 +129,8 @@ _DEQUANTIZE, _FURTHER, _NORM = 142, 0.8, 2.6
 #: Further clocks of a stage: in any case, and for each byte.
 _STAGE, _BYTE = 57, 0.0032
 #: Factor of a stage of a divided tile, with one row of tiles and with several: CTAs are at different places in K then,
-#: and share less in L2. The readings that the other factors were fitted to are older than the second one: tiles are
-#: ranked as if all had one row.
+#: and share less in L2. The other factors were fitted to readings that are older than the second one: where tiles are
+#: divided, they are ranked as if they had one row.
 _DIVIDED_STAGE, _DIVIDED_STAGE_OF_ROWS, _RANKED_ROWS = 1.06, 1.15, 1
 #: Partial sums are stored and loaded again: clocks once, and bytes a clock for each CTA that shares a tile with the one
 #: that stores it.
@@ -117,8 +149,9 @@ _MEETING, _SUMS_BYTES = 60, 18
 _WGMMA_SM, _WGMMA_MEMORY, _WGMMA_TENSOR, _WGMMA_POWER = 0.676, 0.168, 0.417, 0.319
 
 
+@lru_cache(maxsize=1024)
 def stage_clocks(tile: WgmmaTile) -> float:
-    """One stage of a whole tile, with the ring full."""
+    """Return the clocks of one stage of a whole tile, with the ring full."""
     products = tile.block_m * tile.block_n * tile.block_k / _WGMMA_MACS
     squares = tile.block_n / 64 * tile.block_k / 64  # 64 x 64 weights; all warpgroups have as many
     warpgroups = tile.warpgroups * tile.warpgroups_k
@@ -130,20 +163,20 @@ def stage_clocks(tile: WgmmaTile) -> float:
     return together + _BYTE * loaded + _STAGE
 
 
-def division_stages(tile: WgmmaTile, others: int, tiles_m: int) -> tuple[float, float]:
-    """As TiledSpec.division()."""
+def division_stages(tile: WgmmaTile, others: Any, tiles_m: int) -> tuple[Any, float]:
+    """Return ``TiledSpec.division()``; ``others`` is an int or an array."""
     clocks = _DIVISION + others * 4 * tile.block_m * tile.block_n / _PARTIAL_BYTES
     return clocks / stage_clocks(tile), _DIVIDED_STAGE if tiles_m == 1 else _DIVIDED_STAGE_OF_ROWS
 
 
-def wgmma_cost(tile: WgmmaTile, m: int, n: int, k: int, gpu: Gpu) -> Cost:
+def wgmma_cost(tile: WgmmaTile, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     """Predict one launch of the wgmma kernel.
 
     Tiles are whole or divided, as is cheaper, or a cluster of ``cluster_k`` CTAs computes each tile, all at once.
     """
     ends, loop, exchanged = _wgmma_clocks(tile, ceil_div(m, tile.block_m), n, k, gpu.sm_count)
     clock_us = _WGMMA_SM / gpu.sm_clock_mhz
-    tensor = _WGMMA_TENSOR + (_WGMMA_POWER if m >= _SUSTAINED_FROM else 0.0)
+    tensor = _WGMMA_TENSOR + _WGMMA_POWER * (m >= _SUSTAINED_FROM)
     return Cost(
         launch_us=_LAUNCH_US + ends * clock_us,
         sm_us=loop * clock_us,
@@ -153,12 +186,8 @@ def wgmma_cost(tile: WgmmaTile, m: int, n: int, k: int, gpu: Gpu) -> Cost:
     )
 
 
-@lru_cache(maxsize=1 << 15)
-def _wgmma_clocks(tile: WgmmaTile, tiles_m: int, n: int, k: int, sm_count: int) -> tuple[float, float, float]:
-    """Return clocks of the busiest SM: around the main loop, in it, and exchanging sums.
-
-    The result is cached: different M often give the same number of tiles.
-    """
+def _wgmma_clocks(tile: WgmmaTile, tiles_m: Any, n: int, k: int, sm_count: int) -> tuple[Any, Any, Any]:
+    """Return clocks of the busiest SM: around the main loop, in it, and exchanging sums."""
     k_iterations, stage = ceil_div(k, tile.block_k), stage_clocks(tile)
     if tile.cluster_k > 1:
         # Each CTA adds up the sums of all for a part of the rows, and stores it.
@@ -167,15 +196,30 @@ def _wgmma_clocks(tile: WgmmaTile, tiles_m: int, n: int, k: int, sm_count: int) 
         return _result_clocks(own), ceil_div(k_iterations, tile.cluster_k) * stage, exchanged
     resident = max(1, sm_count // tile.cluster)
     tiles = tiles_m * ceil_div(n, tile.block_n * tile.cluster)
-    division = partial(division_stages, tile, tiles_m=_RANKED_ROWS)
-    taken = shortest(assignments(tiles, _RANKED_ROWS, resident, k_iterations), division)
-    once, each = division(taken.others)
-    loop = (taken.whole_stages + taken.divided_stages * each) * stage
+    longest = _longest(tiles, resident, k_iterations, lambda others: division_stages(tile, others, _RANKED_ROWS))
+    once, each = division_stages(tile, longest.others, _RANKED_ROWS)
+    is_divided = longest.is_divided & _divides(tile, tiles, tiles_m, resident, k_iterations)
+    divided = longest.whole_stages + longest.divided_stages * each
+    loop = np.where(is_divided, divided, ceil_div(tiles, resident) * k_iterations) * stage
     # The longest work range stores the same number of results, divided or not.
-    return _ends_clocks(tile, ceil_div(tiles, resident)), loop, once * stage if taken.stream_tiles else 0.0
+    return _ends_clocks(tile, ceil_div(tiles, resident)), loop, is_divided * once * stage
 
 
-def _ends_clocks(tile: WgmmaTile, results: int) -> float:
+def _divides(tile: WgmmaTile, tiles: Any, tiles_m: Any, resident: int, k_iterations: int) -> Any:
+    """Return whether schedule() divides tiles that have several rows; True with one row."""
+    waves, rest = tiles // resident, tiles % resident
+    whole = ceil_div(tiles, resident) * k_iterations
+
+    def stages(stream_tiles: Any, whole_waves: Any, others: Any) -> Any:
+        once, each = division_stages(tile, others, 2)
+        return whole_waves * k_iterations + ceil_div(stream_tiles * k_iterations, resident) * each + once
+
+    together = np.where(waves > 0, stages(rest + resident, waves - 1, 1), np.inf)
+    alone = stages(rest, waves, ceil_div(resident, rest + (rest == 0)))
+    return (tiles_m == 1) | ((rest > 0) & (np.minimum(together, alone) < whole))
+
+
+def _ends_clocks(tile: WgmmaTile, results: Any) -> Any:
     """Before the first stage of a CTA, and of its results."""
     if tile.pingpong:
         return _PINGPONG_ENDS
@@ -211,7 +255,7 @@ _MMA_DIVIDED_US, _MMA_PARTIAL_US, _MMA_TILE_US = 1.69, 7.75e-6, 0.34
 _MMA_MEMORY, _MMA_POWER = 0.129, 0.139
 
 
-def mma_sync_cost(tile: MmaSyncTile, m: int, n: int, k: int, gpu: Gpu) -> Cost:
+def mma_sync_cost(tile: MmaSyncTile, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     """One launch of the mma.sync kernel."""
     k_iterations = ceil_div(k, tile.block_k)
     tiles = ceil_div(m, tile.block_m) * ceil_div(n, tile.block_n)
@@ -225,14 +269,14 @@ def mma_sync_cost(tile: MmaSyncTile, m: int, n: int, k: int, gpu: Gpu) -> Cost:
     stage = (stage + _MMA_BYTE * loaded + _MMA_STAGE) / gpu.sm_clock_mhz
     # schedule() divides tiles by the same comparison (StagedTile.division()).
     once = partial_bytes // int(loaded)
-    taken = shortest(assignments(tiles, _RANKED_ROWS, gpu.sm_count, k_iterations), lambda _: (once, 1.0))
-    divides = taken.stream_tiles > 0
-    sharing = max(2, ceil_div(k_iterations, taken.divided_stages)) if divides else 0  # CTAs that share a tile
-    flops = 2 * m * n * k / (gpu.mma_sync_flops * gpu.sm_count * gpu.sm_clock_mhz)
+    longest = _longest(tiles, gpu.sm_count, k_iterations, lambda others: (once, 1.0))
+    # CTAs that share a tile
+    sharing = np.maximum(2, ceil_div(k_iterations, longest.divided_stages + (longest.divided_stages == 0)))
+    flops = 2.0 * m * n * k / (gpu.mma_sync_flops * gpu.sm_count * gpu.sm_clock_mhz)
     return Cost(
         launch_us=_LAUNCH_US + _MMA_TILE_US * ceil_div(tiles, gpu.sm_count),
-        sm_us=(taken.whole_stages + taken.divided_stages) * stage,
-        reduction_us=_MMA_DIVIDED_US + _MMA_PARTIAL_US * sharing * partial_bytes if divides else 0.0,
+        sm_us=(longest.whole_stages + longest.divided_stages) * stage,
+        reduction_us=longest.is_divided * (_MMA_DIVIDED_US + _MMA_PARTIAL_US * sharing * partial_bytes),
         memory_us=_MMA_MEMORY * _memory_us(k, n, gpu),
-        tensor_us=_MMA_POWER * flops if m >= _SUSTAINED_FROM else 0.0,
+        tensor_us=_MMA_POWER * flops * (m >= _SUSTAINED_FROM),
     )

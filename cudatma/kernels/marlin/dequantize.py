@@ -6,31 +6,33 @@ of the activation's columns, whatever order the weight was packed in. Bound by m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache, partial
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from cudatma import context
 from cudatma.arrays import ArrayInfo, describe, empty_in_cupy, place_name
-from cudatma.backend import backend_for, device_remedy
-from cudatma.build.kernel import default_target, load_kernel
+from cudatma.backend import device_remedy, selected_backend
 from cudatma.deprecation import former_arguments
-from cudatma.descriptor import TensorMap, create_scale_tma_desc, create_weight_tile_tma_desc
+from cudatma.descriptor import TiledSpec
+from cudatma.descriptor.helpers import scale_map_spec, weight_tile_map_spec
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, counted
-from cudatma.kernels.host import host_array, host_bytes
+from cudatma.kernels.arguments import Arguments, At, Map, Sizes
+from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.host import host_array
+from cudatma.kernels.marlin.gemm import MarlinGemm, host_weight, weight_of
+from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.operation import Checked, Operation, run
 from cudatma.kernels.sample import Sample
+from cudatma.layout import Swizzle
 from cudatma.library_streams import stream_handle
 from cudatma.pipeline import Operand, PipelineSpec, align_up
 from cudatma.quantization import GROUP_SIZES, PackedWeight, quantize
-from cudatma.runtime.launch import Kernel
-from cudatma.runtime.streams import order_after_producers
-from cudatma.target import SMEM_RESERVED_BYTES, Target, detect
-
-if TYPE_CHECKING:
-    from cudatma.emulator import Report
+from cudatma.quantization.layout_v1 import part_shapes
+from cudatma.target import Target
 
 TEMPLATE = "kernels/dequantize.cu.j2"
 _ELEMENT_BYTES, _CHUNK_BYTES = 2, 16
@@ -129,32 +131,48 @@ class DequantizeSpec:
         self.ring.check_fits(target, other_bytes=self.staging_bytes)
 
 
-def spec_for(w: PackedWeight) -> DequantizeSpec:
-    """The instance for a weight: as many stages as 99 KiB of shared memory hold, which SM90 has twice."""
-    permuted = w.perm is not None
-    return DequantizeSpec(w.dtype, w.group_size, not w.symmetric, permuted, stages=2 if permuted else 3)
-
-
 def dense_pitch_bytes(n: int) -> int:
-    """From one row of a dense weight to the next: TMA stores whole chunks of 16 bytes."""
+    """Return the bytes from one row of a dense weight to the next: TMA stores whole chunks of 16 bytes."""
     return align_up(n * _ELEMENT_BYTES, _CHUNK_BYTES)
 
 
 @former_arguments("out", "stream")
 def dequantize(w: PackedWeight, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
-    """The weight as a dense matrix (K, N) of its own type, fp16 or bf16; x @ dense is what marlin_gemm(x, w) computes.
+    """Compute a weight as a dense matrix of its own type: ``x @ dense`` is what ``marlin_gemm(x, w)`` computes.
 
-    w: on a device; with backend "emulator" or "reference" on the host. out: (K, N) of w's dtype on w's device (CuPy,
-    torch, DLPack, ``__cuda_array_interface__``; NumPy on the host), returned; its elements of a row dense, its base and
-    pitch multiples of 16 bytes, N a multiple of 8. None: made by CuPy or NumPy, for any N; its pitch is padded to 16
-    bytes. stream: None is the current stream of out's library. backend: as in marlin_gemm.
-    The bits are those of ``w.dequantize(w.dtype)``. Can be captured into a graph from the second call on.
+    The result has the same bits as ``w.dequantize(w.dtype)``.
 
-    Raises ArgumentError, ArgumentTypeError, TargetError, CompileError, DriverError, LaunchError and HazardError.
+    Parameters
+    ----------
+    w : PackedWeight
+        The weight (K, N), on a device; on the host with backend "emulator" or "reference".
+    out : array (K, N), optional
+        The result, of w's dtype, on w's device: CuPy, torch, DLPack or ``__cuda_array_interface__``; NumPy on the host.
+        N is a multiple of 8; the elements of a row have no gaps; its base and pitch are multiples of 16 bytes. Default:
+        a new array of CuPy or NumPy for any N, whose pitch is padded to 16 bytes.
+    stream : stream, optional
+        Default: the current stream of out's library.
+    backend : str, optional
+        As in ``marlin_gemm``.
+
+    Returns
+    -------
+    array (K, N)
+        ``out``.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        For another device, shape, dtype or layout.
+    LaunchError
+        For a first call inside a graph capture, and in a forked process.
+    TargetError, CompileError, DriverError
+        If there is no kernel for the GPU, or it does not compile or load.
+    HazardError
+        On the emulator.
     """
-    if not isinstance(w, PackedWeight):
-        raise ArgumentTypeError("w", type(w).__name__, "PackedWeight", "quantize() or an importer makes one")
-    chosen = backend_for("dequantize", backend)
+    weight = weight_of(w)
+    chosen = selected_backend(backend)
     if (w.device is None) == (chosen == "cuda"):
         allowed = f"{'a CUDA device' if chosen == 'cuda' else 'the host'} with {chosen!r}"
         raise ArgumentError(
@@ -162,59 +180,102 @@ def dequantize(w: PackedWeight, *, out: Any = None, stream: Any = None, backend:
         )
     if out is None:
         out = _new_result(w, None if w.device is None else stream_handle(stream, "cupy", w.device))
-    info = check_dense(out, w)
-    if chosen == "reference":
-        host_array(info)[...] = w.dequantize(dtype=w.dtype)
-        return out
-    if w.device is None:
-        _emulate(w, info, default_target())
-    else:
-        handle = stream_handle(stream, info.kind, w.device)
-        order_after_producers(handle, w.device, info)
-        dequantize_into(w, info, handle)
-    return out
+    return run(DEQUANTIZE, (), out, (), stream=stream, backend=backend, weight=weight, subject=w)
 
 
-def dequantize_into(w: PackedWeight, out: ArrayInfo, stream: int) -> None:
-    """Launch on a stream, by its handle, into memory that check_dense() would take.
+class DenseProblem(NamedTuple):
+    """A weight, and the pitch of the result."""
 
-    Raises LaunchError inside a graph capture unless the kernel is loaded.
-    """
-    device = w.device or 0
-    target, spec = detect(device), spec_for(w)
-    # Shared memory limits the CTAs of an SM.
-    resident = max(1, target.smem_per_sm_bytes // (spec.smem_bytes + SMEM_RESERVED_BYTES))
-    grid, args = prepare(w, out, spec, target, context.device(device).sm_count * resident)
-    kernel = load_kernel(TEMPLATE, spec, target)
-    kernel.launch(grid, spec.threads, args, shared_bytes=spec.smem_bytes, stream=stream, backend="cuda")
+    layer: LinearShape
+    has_permutation: bool
+    pitch_bytes: int
+
+    @classmethod
+    def of(cls, w: PackedWeight, out: ArrayInfo) -> DenseProblem:
+        """Return the problem of a weight and a result that check_dense() has returned."""
+        return cls(LinearShape.of(w), w.perm is not None, out.strides_bytes[0])
 
 
-def prepare(
-    w: PackedWeight, out: ArrayInfo, spec: DequantizeSpec, target: Target, blocks: int
-) -> tuple[int, tuple[Any, ...]]:
-    """(grid, arguments). blocks: CTAs that run at the same time; all arrays on the host, or on one device."""
-    spec.check_target(target)
-    k, n = w.shape
-    k64, columns = -(-k // _BLOCK), spec.warps * _BLOCK
-    tables = [w.scales] if w.zeros is None else [w.scales, w.zeros]
-    maps = [create_weight_tile_tma_desc(w.qweight, k64, 1, spec.warps, target=target)]
-    for table in tables:
-        maps.append(create_scale_tma_desc(table, columns, spec.groups_per_tile, whole_column=False, target=target))
-    # The padding of a row is written too: a store that ended inside of 16 bytes would be refused by the driver's rules.
+class Dequantize(Operation[DenseProblem, DequantizeSpec]):
+    """dequantize() as an operation. All of its inputs belong to the weight."""
+
+    name: ClassVar[str] = "dequantize"
+    inputs: ClassVar[tuple[str, ...]] = ()
+    steady: ClassVar[tuple[str, ...]] = MarlinGemm.steady
+
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[DenseProblem]:
+        """Validate a call; ``subject`` is the weight."""
+        info = check_dense(out, subject)
+        return Checked(DenseProblem.of(subject, info), (), info, info.shape, info.dtype)
+
+    def configure(self, problem: DenseProblem, gpu: Gpu, memo: dict[Any, Any]) -> DequantizeSpec:
+        """Return the kernel. Its stages fill 99 KiB of shared memory, which SM90 has twice."""
+        return _spec(problem.layer, problem.has_permutation)
+
+    def kernels(self, problem: DenseProblem, config: DequantizeSpec) -> tuple[tuple[str, Any], ...]:
+        """Return the kernel."""
+        return ((TEMPLATE, config),)
+
+    def arguments(
+        self, problem: DenseProblem, config: DequantizeSpec, gpu: Gpu, resident: tuple[int, ...]
+    ) -> tuple[Arguments, ...]:
+        """Return the launch."""
+        return (dequantize_arguments(problem, config, resident[0]),)
+
+    def reference(self, problem: DenseProblem, arrays: Mapping[str, ArrayInfo]) -> None:
+        """Dequantize with NumPy."""
+        layer = problem.layer
+        host_array(arrays["out"])[:, : layer.n] = host_weight(layer, arrays).dequantize(dtype=layer.dtype)
+
+
+DEQUANTIZE = Dequantize()
+
+
+@lru_cache(maxsize=64)
+def _spec(layer: LinearShape, has_permutation: bool) -> DequantizeSpec:
+    stages = 2 if has_permutation else 3
+    return DequantizeSpec(layer.dtype, layer.group_size, layer.has_zeros, has_permutation, stages=stages)
+
+
+def dequantize_arguments(problem: DenseProblem, spec: DequantizeSpec, resident: int) -> Arguments:
+    """Return the launch. resident: CTAs that run at a time."""
+    layer = problem.layer
+    k, n, columns = layer.k, layer.n, spec.warps * _BLOCK
+    k64, n64 = -(-k // _BLOCK), -(-n // _BLOCK)
+    shapes = part_shapes(k, n, layer.group_size)
+    maps = [Map("qweight", weight_tile_map_spec(k64, n64, 1, spec.warps))]
+    tables = {"scales": layer.dtype} | ({"zeros": "uint8"} if layer.has_zeros else {})
+    for name, dtype in tables.items():
+        maps.append(Map(name, scale_map_spec(shapes[name], dtype, columns, spec.groups_per_tile)))
+    # The padding of a row is written too: a store that ended inside of 16 bytes would break the driver's rules.
     width = dense_pitch_bytes(n) // _ELEMENT_BYTES
-    whole = replace(out, shape=(k, width), strides_bytes=(out.strides_bytes[0], _ELEMENT_BYTES))
-    place: tuple[Any, ...]
-    if spec.has_permutation:
-        place = (whole, out.strides_bytes[0], w.perm, k)
-    else:
-        place = (TensorMap.from_array(whole, (_BLOCK, _BLOCK), axes=(1, 0), swizzle="128B", target=target),)
+    place: tuple[Any, ...] = At("out"), problem.pitch_bytes, At("perm"), k
+    if not spec.has_permutation:
+        box, strides = (_BLOCK, _BLOCK), (problem.pitch_bytes, _ELEMENT_BYTES)
+        over = TiledSpec.from_strided(
+            0, (k, width), strides_bytes=strides, dtype=layer.dtype, box=box, axes=(1, 0), swizzle=Swizzle.B128
+        )
+        place = (Map("out", over),)
     tiles_n = -(-n // columns)
     tiles = tiles_n * k64
-    return min(tiles, blocks), (*maps, *place, width, tiles_n, tiles)
+    return Arguments(TEMPLATE, spec, (*maps, *place, width, tiles_n, tiles), Sizes(min(tiles, resident)))
+
+
+def on_host(
+    w: PackedWeight, out: object, *, spec: DequantizeSpec | None = None, resident: int = 132
+) -> tuple[Arguments, dict[str, ArrayInfo]]:
+    """Return the launch for a weight in host memory, and its arrays by name. spec: None is the usual kernel."""
+    info = check_dense(out, w)
+    problem = DenseProblem.of(w, info)
+    spec = spec or _spec(problem.layer, problem.has_permutation)
+    return dequantize_arguments(problem, spec, resident), {**weight_of(w).arrays, "out": info}
 
 
 def check_dense(out: object, w: PackedWeight) -> ArrayInfo:
-    """An array that the kernel can write the weight to. ArgumentError or ArgumentTypeError for any other."""
+    """Return the caller's result with the padding of its rows, which the kernel writes, too.
+
+    Raises ArgumentError, ArgumentTypeError for an array that the kernel cannot write.
+    """
     info = describe(out, "out")
     if info.dtype.name != w.dtype or not info.dtype.isnative:
         raise ArgumentTypeError("out.dtype", str(info.dtype), w.dtype)
@@ -233,39 +294,17 @@ def check_dense(out: object, w: PackedWeight) -> ArrayInfo:
         raise ArgumentError("out.strides", info.strides_bytes, allowed, "leave out= away, or give it wider rows")
     if info.pointer % _CHUNK_BYTES:
         raise ArgumentError("out.pointer", hex(info.pointer), f"a multiple of {_CHUNK_BYTES} bytes")
-    return info if w.shape[0] > 1 else replace(info, strides_bytes=(least, _ELEMENT_BYTES))
+    strides = pitch if w.shape[0] > 1 else least, _ELEMENT_BYTES
+    return replace(info, shape=(w.shape[0], least // _ELEMENT_BYTES), strides_bytes=strides)
 
 
 def _new_result(w: PackedWeight, stream: int | None = None) -> Any:
-    """(K, N), each row padded to whole 16-byte chunks. stream: as in empty_like_library()."""
+    """Return a new (K, N) array, each row padded to whole 16-byte chunks. stream: as in empty_like_library()."""
     k, n = w.shape
     shape, dtype = (k, dense_pitch_bytes(n) // _ELEMENT_BYTES), activation_type(w.dtype).numpy
     if w.device is None:
         return np.empty(shape, dtype)[:, :n]
     return empty_in_cupy(shape, np.dtype(dtype), w.device, stream)[:, :n]
-
-
-def emulate(
-    w: PackedWeight,
-    out: ArrayInfo,
-    target: Target,
-    *,
-    blocks: int = 132,
-    spec: DequantizeSpec | None = None,
-    **run: Any,
-) -> Report:
-    """The kernel on the emulator, host arrays throughout; run: options of ``Kernel.emulate``."""
-    spec = spec or spec_for(w)
-    grid, args = prepare(w, out, spec, target, blocks)
-    whole = replace(out, shape=(w.shape[0], dense_pitch_bytes(w.shape[1]) // _ELEMENT_BYTES))
-    arrays = [host_bytes(whole)]
-    args = tuple(value.pointer if isinstance(value, ArrayInfo) else value for value in args)
-    kernel: Kernel = load_kernel(TEMPLATE, spec, target)
-    return kernel.emulate(grid, spec.threads, args, shared_bytes=spec.smem_bytes, **({"arrays": arrays} | run))
-
-
-def _emulate(w: PackedWeight, out: ArrayInfo, target: Target) -> None:
-    emulate(w, out, target, schedules=1)
 
 
 def dump_specs(target: Target) -> list[DequantizeSpec]:
@@ -291,9 +330,10 @@ def sample(
     permute: bool = False,
     blocks: int = 2,
 ) -> Sample:
-    """A random weight dequantized, for `cudatma emulate dequantize`. blocks: the most CTAs that divide the tiles.
+    """Dequantize a random weight, for `cudatma emulate dequantize`.
 
-    zeros: with zero points. permute: packed in another order of its rows. Raises ArgumentError.
+    zeros: with zero points. permute: packed in another order of its rows. blocks: the maximum number of CTAs. Raises
+    ArgumentError.
     """
     if min(k, n, blocks) < 1:
         raise ArgumentError("k, n, blocks", (k, n, blocks), "1 and more each")
@@ -302,14 +342,14 @@ def sample(
     w = quantize(values, group_size=group_size, symmetric=not zeros, dtype=dtype)
     if permute:
         w = replace(w, perm=random.permutation(k).astype(np.int32))
-    spec = replace(spec_for(w), warps=2)
     out = _new_result(w)
-    kernel = load_kernel(TEMPLATE, spec, target)
-    run = partial(emulate, w, check_dense(out, w), target, blocks=blocks, spec=spec)
+    spec = replace(_spec(LinearShape.of(w), permute), warps=2)
+    planned, arrays = on_host(w, out, spec=spec, resident=blocks)
+    spec.check_target(target)
 
     def error() -> float:
         return float((out.view(np.uint16) != w.dequantize(dtype=dtype).view(np.uint16)).mean())
 
     grid = f"at most {counted(blocks, 'block')} of {spec.threads}"
     title = f"dequantized weight, {k} x {n}, {dtype}, groups of {group_size}, {grid}"
-    return Sample(title, kernel, run, error, 0.0)
+    return Sample(title, planned.kernel(target), partial(planned.emulate, target, arrays), error, 0.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,10 +13,11 @@ from cudatma.arrays import ArrayInfo, describe
 from cudatma.build.kernel import debugging
 from cudatma.errors import ArgumentTypeError
 from cudatma.kernels.arguments import Arguments, Sizes
+from cudatma.kernels.choice_table import choose_again
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.arguments import copy_arguments, copy_sizes, gemm_arguments, sizes_for
-from cudatma.kernels.marlin.choose import AnyMarlinSpec, choose, resolve_fused
+from cudatma.kernels.marlin.choose import MARLIN, AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.operands import MAX_ROWS, check_bias, check_input, check_output, check_weight
 from cudatma.kernels.marlin.permute_columns import TEMPLATE as COPY
 from cudatma.kernels.marlin.permute_columns import PermuteColumnsSpec, choose_copy
@@ -121,11 +121,6 @@ class Config:
     copy: PermuteColumnsSpec | None
 
 
-@lru_cache(maxsize=4096)
-def _config(spec: AnyMarlinSpec, form: str, copy: PermuteColumnsSpec | None) -> Config:
-    return Config(resolve_fused(spec, form), copy)
-
-
 class MarlinGemm(Operation[Problem, Config]):
     """marlin_gemm as an operation. Its options are ``programmatic`` and ``batch_invariant``."""
 
@@ -173,10 +168,15 @@ class MarlinGemm(Operation[Problem, Config]):
         """All but M and the exponent of the scales, which is in the struct."""
         return problem.plan_key
 
-    def configure(self, problem: Problem, gpu: Gpu) -> Config:
+    def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> Config:
         """Return the kernels for a problem."""
+        spec = choose_again(MARLIN, problem, gpu, memo)
         copy = choose_copy(problem, get_target(gpu.target), gpu.sm_count) if problem.is_arranged else None
-        return _config(choose(problem, gpu), problem.scale_form, copy)
+        key = id(spec), copy
+        _, config = memo.get(key) or (None, None)
+        if config is None:
+            _, config = memo[key] = spec, Config(resolve_fused(spec, problem.scale_form), copy)  # spec keeps its id
+        return config
 
     def kernels(self, problem: Problem, config: Config) -> tuple[tuple[str, Any], ...]:
         """Return the copy of activations, if there is one, and the GEMM."""
@@ -204,9 +204,7 @@ class MarlinGemm(Operation[Problem, Config]):
     def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         """Compute fp32 products of the dequantized weight, rounded once."""
         named: dict[str, Any] = {name: host_array(info) for name, info in arrays.items()}
-        layer = problem.layer
-        parts: dict[str, Any] = {name: named.get(name) for name in self.steady}
-        w = PackedWeight(**parts, shape=(layer.k, layer.n), group_size=layer.group_size, dtype=layer.dtype)
+        w = host_weight(problem.layer, arrays)
         with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
             values = named["x"].astype(np.float32) @ w.dequantize(dtype=np.float32)
             if "bias" in named:
@@ -220,6 +218,12 @@ MARLIN_GEMM = MarlinGemm()
 def _schedule(problem: Problem, config: Config, resident: tuple[int, ...]) -> Any:
     layer = problem.layer
     return schedule(config.gemm, problem.m, layer.n, layer.k, resident[-1], divide=not problem.batch_invariant)
+
+
+def host_weight(layer: LinearShape, arrays: Mapping[str, ArrayInfo]) -> PackedWeight:
+    """Return the weight of these arrays in host memory."""
+    parts: dict[str, Any] = {name: host_array(arrays[name]) if name in arrays else None for name in MarlinGemm.steady}
+    return PackedWeight(**parts, shape=(layer.k, layer.n), group_size=layer.group_size, dtype=layer.dtype)
 
 
 class _Format:

@@ -7,7 +7,7 @@ dequantizes its own weights into operand A's registers and reads activations as 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
@@ -46,7 +46,6 @@ class MmaSyncSpec(StagedTile):
     weight_load_path, scale_load_path (zero points too), activation_load_path: how each operand reaches shared memory.
     scale_on: ``"accumulator"`` multiplies fp32 partial sums once a group (cheap for small M), ``"weight"`` the
     dequantized weights, ``"epilogue"`` the result (whole-column scales only).
-    weight_policy: L2 hint of the weights' loads, ``"evict_first"`` where they are read once.
     consumer_registers: registers that setmaxnreg gives a consumer thread, from the producer's warpgroup; 0: none.
     """
 
@@ -63,7 +62,6 @@ class MmaSyncSpec(StagedTile):
     scale_load_path: str = "tma"
     activation_load_path: str = "tma"
     scale_on: str = "weight"
-    weight_policy: str = "evict_first"
     consumer_registers: int = 0
 
     template: ClassVar[str] = "kernels/marlin_mma_sync.cu.j2"
@@ -80,7 +78,6 @@ class MmaSyncSpec(StagedTile):
             "scale_load_path": LOAD_PATHS,
             "activation_load_path": LOAD_PATHS,
             "scale_on": ("epilogue",) if self.group_size == -1 else ("accumulator", "weight"),
-            "weight_policy": ("evict_first", "evict_normal"),
             "block_m": (8, 16, 32, 48, 64, 128),
             "block_n": (64, 128, 256),
             "block_k": (64, 128, 256),
@@ -232,10 +229,9 @@ class MmaSyncSpec(StagedTile):
         """Partial sums whose loads are in flight together in a fix-up: what some 64 registers hold."""
         return max(1, 16 // (self.block_m // 8 * self.warp_n // 16))
 
-    def cost(self, problem: Problem, gpu: Gpu) -> Cost:
-        """Predicted time."""
+    def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
         tile = (self.block_m, self.block_n, self.block_k, self.warps_n, self.slice_k, self.scale_on == "weight")
-        return mma_sync_cost(MmaSyncTile(*tile), problem.m, problem.n, problem.k, gpu)
+        return mma_sync_cost(MmaSyncTile(*tile), m, problem.n, problem.k, gpu)
 
     def adapted(self, problem: Problem) -> None:
         """None: ``scale_on`` and the ring depend on the groups."""

@@ -5,14 +5,16 @@ docs/performance/marlin_mma_sync.md holds the measurements that the list comes f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cudatma.errors import ArgumentError
-from cudatma.kernels.cost import Candidate, cheapest
+from cudatma.kernels.cost import LEAST_STAGES, cheapest_first
+from cudatma.kernels.family import Times
 from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
-from cudatma.kernels.marlin.cost import MmaSyncTile, mma_sync_cost
 from cudatma.kernels.marlin.mma_sync import LoadPaths, MmaSyncSpec
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.target import KIB, Target, get_target
@@ -23,8 +25,6 @@ _MAX_STAGES = 12
 _BY_TMA = LoadPaths()
 #: Up to this block_m the sums are scaled, once a group; above it the weights.
 _SCALED_SUMS_M = 32
-#: Up to this block_m one tile of M usually reads the weights; those that several read should stay in L2.
-_STREAMED_M = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,41 +40,38 @@ class _Tile:
 
 
 #: Of 17 tiles at 110 problems (13 layers, M = 1 to 2048, one CTA an SM, at most 99 KiB) each of these is the fastest at
-#: three or more. [H200, compiled for sm_90a; benchmarks/results/marlin_readings.json]
+#: three or more, and in the menu of some layer. [H200, compiled for sm_90a; benchmarks/results/marlin_readings.json]
 _TILES = (
     _Tile(8, 64, 256, 2, 4),
     _Tile(16, 64, 256, 2, 4),
     _Tile(32, 64, 256, 2, 4),
     _Tile(32, 256, 128, 8, 1),
     _Tile(64, 64, 128, 4, 2),
-    _Tile(64, 256, 128, 8, 1),
     _Tile(64, 256, 64, 8, 1),
     _Tile(128, 256, 64, 8, 1, 232),
 )
 
 
-def mma_sync_candidates(
-    problem: Problem, gpu: Gpu, load_paths: LoadPaths = _BY_TMA
-) -> Iterator[Candidate[MmaSyncSpec]]:
-    """Each tile that is no taller than the fewest tiles for M need."""
-    target, layer, m = get_target(gpu.target), problem.layer, problem.m
+def mma_sync_times(
+    problem: Problem, ms: NDArray[np.int64], gpu: Gpu, load_paths: LoadPaths = _BY_TMA
+) -> Times[MmaSyncSpec]:
+    """Return ``Family.times`` of this kernel: each tile where it is no taller than the fewest tiles for M need."""
+    target, layer = get_target(gpu.target), problem.layer
     if not target.has("mma_sync") or not target.has("tma"):
-        return
-    tallest = next((tile.m for tile in _TILES if tile.m >= m), _TILES[-1].m)
-    for tile in _TILES:
-        if tile.m <= tallest and (not tile.registers or target.has_setmaxnreg):
-            scales_weight = layer.group_size != -1 and tile.m > _SCALED_SUMS_M
-            costed = MmaSyncTile(tile.m, tile.n, tile.k, tile.warps_n, tile.slice_k, scales_weight)
-            cost = mma_sync_cost(costed, m, layer.n, layer.k, gpu)
-            yield Candidate(cost, partial(_built, tile, layer, target, load_paths))
+        return []
+    heights = sorted({tile.m for tile in _TILES})
+    tallest = np.asarray(heights)[np.minimum(np.searchsorted(heights, ms), len(heights) - 1)]
+    tiles = (tile for tile in _TILES if not tile.registers or target.has_setmaxnreg)
+    specs = (_built(tile, layer, target, load_paths, LEAST_STAGES) for tile in tiles)
+    return [(spec, spec.times_at(ms, spec.block_m <= tallest, problem, gpu)) for spec in specs if spec is not None]
 
 
 def choose_mma_sync(problem: Problem, gpu: Gpu, load_paths: LoadPaths = _BY_TMA) -> MmaSyncSpec:
     """The cheapest of this kernel alone, on any target: what the comparison of load paths runs."""
-    spec = cheapest(mma_sync_candidates(problem, gpu, load_paths))
-    if spec is None:
+    found = cheapest_first(partial(mma_sync_times, load_paths=load_paths), problem, gpu)
+    if not found:
         raise ArgumentError("target", gpu.target, "a target with TMA, mma.sync, and shared memory for a ring")
-    return spec
+    return found[0][0]
 
 
 def _built(
@@ -96,12 +93,10 @@ def _built(
         scale_load_path=load_paths.scale,
         activation_load_path=load_paths.activation,
         scale_on="epilogue" if layer.group_size == -1 else scale_on,
-        weight_policy="evict_first" if tile.m <= _STREAMED_M else "evict_normal",
         consumer_registers=tile.registers,
     )
-    budget = min(_SMEM_BYTES, target.smem_per_block_bytes)
-    rings = (replace(least, stages=stages) for stages in range(_MAX_STAGES, least_stages - 1, -1))
-    return next((one for one in rings if one.smem_bytes <= budget), None)
+    stages = min(_MAX_STAGES, least.max_stages(min(_SMEM_BYTES, target.smem_per_block_bytes)))
+    return replace(least, stages=stages) if stages >= least_stages else None
 
 
 def dump_specs(target: Target) -> list[MmaSyncSpec]:

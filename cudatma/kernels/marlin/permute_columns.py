@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from cudatma.build.kernel import load_kernel
+from cudatma.arrays import describe
 from cudatma.deprecation import former_arguments
 from cudatma.errors import ArgumentError
+from cudatma.kernels.arguments import ROWS, Arguments, At, Sizes, Value
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.sample import Sample
 from cudatma.pipeline import Operand, PipelineSpec, align_up
@@ -160,13 +160,27 @@ def result_pitch_bytes(columns: int) -> int:
     return align_up(columns * ELEMENT_BYTES, PITCH_ALIGNMENT_BYTES)
 
 
-def permute_arguments(
-    source: Any, order: Any, result: Any, rows: int, columns: int, source_pitch_bytes: int
-) -> tuple[Any, ...]:
-    """The kernel's arguments. source, order (None without a permutation) and result: arrays or addresses."""
-    pitch = result_pitch_bytes(columns) // (ELEMENT_BYTES * CHUNK_ELEMS)
-    permutation = () if order is None else (order,)
-    return *permutation, source, result, rows, columns, source_pitch_bytes // ELEMENT_BYTES, pitch
+def permute_arguments(spec: PermuteColumnsSpec, sizes: Sizes) -> Arguments:
+    """Return the launch that copies "x" to the workspace's rows, in the order of "perm" if the spec has one."""
+    order = (At("perm"),) if spec.has_permutation else ()
+    parameters = *order, At("x"), At(ROWS), *(Value(index) for index in range(4))
+    return Arguments(TEMPLATE, spec, parameters, sizes, early=("perm",))
+
+
+def permute_sizes(
+    spec: PermuteColumnsSpec,
+    rows: int,
+    columns: int,
+    source_pitch_bytes: int,
+    resident_ctas: int,
+    *,
+    programmatic: bool = False,
+) -> Sizes:
+    """Return the sizes of the launch for (rows, columns)."""
+    pitch = result_pitch_bytes(columns)
+    values = rows, columns, source_pitch_bytes // ELEMENT_BYTES, pitch // (ELEMENT_BYTES * CHUNK_ELEMS)
+    grid = permute_grid(spec, rows, columns, resident_ctas)
+    return Sizes(grid, values, programmatic=programmatic, rows_bytes=rows * pitch)
 
 
 def dump_specs(target: Target) -> list[PermuteColumnsSpec]:
@@ -184,7 +198,7 @@ def dump_specs(target: Target) -> list[PermuteColumnsSpec]:
 
 @former_arguments(way="path")
 def sample(target: Target, *, rows: int = 9, columns: int = 520, path: str = "staged", blocks: int = 2) -> Sample:
-    """Random rows for `cudatma emulate permute_columns`. blocks: the most CTAs that divide the rows.
+    """Copy random rows, for `cudatma emulate permute_columns`. blocks: the maximum number of CTAs.
 
     path: "staged", permuted through shared memory if the columns are a multiple of 8, else as "direct"; "direct",
     permuted from global memory; "copy", not permuted. Raises ArgumentError.
@@ -201,17 +215,17 @@ def sample(target: Target, *, rows: int = 9, columns: int = 520, path: str = "st
     source = random.integers(0, 1 << 16, (rows, columns), np.uint16)
     order = random.permutation(columns).astype(np.int32)
     result = np.zeros((rows, result_pitch_bytes(columns) // ELEMENT_BYTES), np.uint16)
-    kernel = load_kernel(TEMPLATE, spec, target)
-    grid = permute_grid(spec, rows, columns, blocks)
-    args = permute_arguments(source, order if permute else None, result, rows, columns, source.strides[0])
-    run = partial(kernel.emulate, grid, spec.threads, args, shared_bytes=spec.smem_bytes)
+    planned = permute_arguments(spec, permute_sizes(spec, rows, columns, source.strides[0], blocks))
+    arrays = {"x": describe(source), "perm": describe(order), ROWS: describe(result)}
+    run = partial(planned.emulate, target, arrays)
 
     def error() -> float:
         return float((result[:, :columns] != (source[:, order] if permute else source)).mean())
 
     what = "copied" if path == "copy" else "permuted, staged" if spec.is_staged else "permuted, direct"
-    title = f"columns {what}, {rows} x {columns}, {grid[0]} x {grid[1]} CTAs of {spec.threads} threads"
-    return Sample(title, kernel, run, error, 0.0)
+    across, down = permute_grid(spec, rows, columns, blocks)
+    title = f"columns {what}, {rows} x {columns}, {across} x {down} CTAs of {spec.threads} threads"
+    return Sample(title, planned.kernel(target), run, error, 0.0)
 
 
 def choose_copy(problem: Problem, target: Target, sm_count: int) -> PermuteColumnsSpec:

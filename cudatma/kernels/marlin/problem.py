@@ -192,11 +192,6 @@ _SLOTS = [(vars(Problem)[name].__get__, vars(Problem)[name].__set__) for name in
 _SET_M = vars(Problem)["m"].__set__
 
 
-def weight_policy(m: int, block_m: int) -> str:
-    """L2 policy of the weights' loads: weights that several tiles of M read should stay in L2."""
-    return "evict_first" if m <= block_m else "evict_normal"
-
-
 class ProblemSpec(Protocol):
     """What the numbers depend on, of a spec."""
 

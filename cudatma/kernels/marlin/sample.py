@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, LaunchError, counted
 from cudatma.kernels.choosing import Listed, pinned
-from cudatma.kernels.cost import Candidate, cheapest
+from cudatma.kernels.cost import cheapest_first
+from cudatma.kernels.family import Times
 from cudatma.kernels.gpu import Gpu, imagined_gpu
 from cudatma.kernels.marlin.arguments import gemm_arguments
 from cudatma.kernels.marlin.choose import AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
-from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_candidates
+from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_times
 from cudatma.kernels.marlin.problem import LinearShape, Problem
-from cudatma.kernels.marlin.skinny_candidates import skinny_candidates
-from cudatma.kernels.marlin.wgmma_candidates import wgmma_candidates
+from cudatma.kernels.marlin.skinny_candidates import skinny_times
+from cudatma.kernels.marlin.wgmma_candidates import wgmma_times
 from cudatma.kernels.operation import host_workspace, launch_of
 from cudatma.kernels.sample import LIMITS, Launch, Sample, cold_copies, empty_rows, in_turn, random_rows, relative_error
 from cudatma.kernels.schedule import schedule
@@ -29,7 +31,7 @@ from cudatma.target import Target
 
 
 def _sample(
-    candidates: Callable[[Problem, Gpu], Iterable[Candidate[AnyMarlinSpec]]],
+    times: Callable[[Problem, NDArray[np.int64], Gpu], Times[AnyMarlinSpec]],
     target: Target,
     *,
     m: int = 16,
@@ -40,12 +42,12 @@ def _sample(
     sm_count: int = 1,
     seed: int = 0,
 ) -> Sample:
-    """y = x W with x (m, k) and W (k, n) in int4, on the kernel of these candidates, whatever M; k: a multiple of 8.
+    """y = x W with x (m, k) and W (k, n) in int4, on the kernel with these times. k: a multiple of 8.
 
     sm_count: SMs of the imagined GPU. With few of them each gets many stages, and the ring wraps.
     Raises ArgumentError, QuantizationError, TargetError, CompileError, DriverError (no NVRTC).
     """
-    if candidates is wgmma_candidates:
+    if times is wgmma_times:
         target.require("wgmma", "marlin_wgmma")
     if k % 8:  # marlin_gemm copies other rows first
         raise ArgumentError("k", k, "a multiple of 8", "TMA loads rows of whole 16-byte chunks")
@@ -57,10 +59,10 @@ def _sample(
     x = random.standard_normal((m, k), np.float32).astype(activation_type(dtype).numpy)
     out = np.full((m, n), np.nan, x.dtype)
     problem = Problem.of(weight, m, has_aligned_out=n % 8 == 0)
-    chosen = cheapest(candidates(problem, imagined_gpu(target, sm_count)))
-    if chosen is None:
+    found = cheapest_first(times, problem, imagined_gpu(target, sm_count))
+    if not found:
         raise ArgumentError("m", m, "a number of rows that this kernel takes", "the kernels divide them: see --help")
-    spec = resolve_fused(chosen, weight.scale_fit.form)
+    spec = resolve_fused(found[0][0], weight.scale_fit.form)
     work = schedule(spec, m, n, k, sm_count)
     arguments = gemm_arguments(problem, spec, work, target)
     arrays = {"x": describe(x), "out": describe(out), **weight_of(weight).arrays, **host_workspace(arguments.sizes)}
@@ -73,9 +75,9 @@ def _sample(
     return Sample(title, kernel, run, error, LIMITS[dtype])
 
 
-mma_sync_sample = partial(_sample, mma_sync_candidates)
-wgmma_sample = partial(_sample, wgmma_candidates, m=64)
-skinny_sample = partial(_sample, skinny_candidates, m=8, sm_count=2)
+mma_sync_sample = partial(_sample, mma_sync_times)
+wgmma_sample = partial(_sample, wgmma_times, m=64)
+skinny_sample = partial(_sample, skinny_times, m=8, sm_count=2)
 
 
 class MarlinTrial:

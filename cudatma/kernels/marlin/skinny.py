@@ -47,7 +47,7 @@ def least_block_m(block_k: int) -> int:
 class SkinnySpec(StagedTile):
     """One instance of ``kernels/marlin_skinny.cu.j2``. Every operand comes by TMA.
 
-    dtype, group_size, has_zeros, weight_policy, blocks_per_sm: as in MmaSyncSpec.
+    dtype, group_size, has_zeros, blocks_per_sm: as in MmaSyncSpec.
     block_m: rows of x: 8, 16 or 32; or 1, 2 or 4, which the other columns of the mma repeat, and which need a deep box
     and stages of whole periods of the swizzle (``least_block_m()``).
     n_tiles: N tiles of a CTA, of 32 columns of W each. block_k: K of a stage. stages: slots of the ring.
@@ -66,7 +66,6 @@ class SkinnySpec(StagedTile):
     block_k: int
     slice_k: int
     stages: int
-    weight_policy: str = "evict_first"
     blocks_per_sm: int = 1
     deep_box: bool = False
     cluster_k: int = 1
@@ -83,7 +82,6 @@ class SkinnySpec(StagedTile):
             "n_tiles": tuple(range(1, MAX_N_TILES + 1)),
             "block_k": (128, 256, 512, 1024),
             "slice_k": (1, 2, 4, 8, 16),
-            "weight_policy": ("evict_first", "evict_normal"),
             "blocks_per_sm": (1, 2),
             "cluster_k": tuple(range(1, MAX_CLUSTER_K + 1)),
         }
@@ -203,10 +201,9 @@ class SkinnySpec(StagedTile):
             ("cluster_barrier", barrier),
         )
 
-    def cost(self, problem: Problem, gpu: Gpu) -> Cost:
-        """Predicted time."""
+    def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
         tile = SkinnyTile(self.block_m, self.n_tiles, self.block_k, self.cluster_k)
-        return skinny_cost(tile, problem.m, problem.n, problem.k, gpu)
+        return skinny_cost(tile, m, problem.n, problem.k, gpu)
 
     def check_k(self, k: int) -> None:
         if self.deep_box and k % 64:

@@ -43,7 +43,7 @@ _WARPGROUPS = ((1, 1), (2, 1), (3, 1), (1, 2))
 class WgmmaSpec(StagedTile):
     """One instance of ``kernels/marlin_wgmma.cu.j2``. Every operand comes by TMA.
 
-    dtype, group_size, has_zeros, weight_policy: as in MmaSyncSpec.
+    dtype, group_size, has_zeros: as in MmaSyncSpec.
     block_m, block_k: M and K of a CTA's tile; its N is 64 * warpgroups * stack.
     warpgroups: warpgroups that divide N. stack: times 64, the columns of W of each.
     warpgroups_k: warpgroups that compute the same columns and divide the K of each stage; their sums are added up in
@@ -74,7 +74,6 @@ class WgmmaSpec(StagedTile):
     commits_in_flight: int = 1
     consumer_registers: int = 0
     warpgroups_k: int = 1
-    weight_policy: str = "evict_first"
     fused: str = "none"
     cluster_k: int = 1
     pingpong: bool = False
@@ -98,7 +97,6 @@ class WgmmaSpec(StagedTile):
             "mmas_per_commit": (1, 2, 4),
             "commits_in_flight": (1, 3),
             "consumer_registers": (0, *range(PRODUCER_REGISTERS, 241, 8)),
-            "weight_policy": ("evict_first", "evict_normal"),
             "fused": ("none", *FORMS),
             "cluster_k": tuple(range(1, MAX_CLUSTER_K + 1)),
             "pingpong": (False, True),
@@ -230,11 +228,10 @@ class WgmmaSpec(StagedTile):
         ring = f"s{self.stages}_g{self.mmas_per_commit}{self.commits_in_flight}"
         registers = f"_r{self.consumer_registers}" if self.consumer_registers else ""
         cluster = f"_c{self.cluster}" if self.cluster > 1 else ""
-        policy = "_l2" if self.weight_policy == "evict_normal" else ""
         divided = f"_x{self.cluster_k}" if self.cluster_k > 1 else ""
         pingpong = "_pp" if self.pingpong else ""
         weights = f"{self.activation.short}_{scales}{zeros}{fused}"
-        return f"marlin_wgmma_{weights}_{tile}_{ring}{registers}{cluster}{policy}{divided}{pingpong}"
+        return f"marlin_wgmma_{weights}_{tile}_{ring}{registers}{cluster}{divided}{pingpong}"
 
     @property
     def block_n(self) -> int:
@@ -298,12 +295,6 @@ class WgmmaSpec(StagedTile):
         return self.block_m // self.cluster
 
     @property
-    def keeps_activations(self) -> bool:
-        """Whether activations are the last to leave L2: where weights stay for several tiles of M, columns of tiles
-        follow each other in a raster group, and each reads the group's activations again."""
-        return self.cluster > 1 and self.weight_policy == "evict_normal"
-
-    @property
     def cluster_mask(self) -> int:
         return (1 << self.cluster) - 1
 
@@ -360,9 +351,8 @@ class WgmmaSpec(StagedTile):
         """Partial sums whose loads are in flight together in a fix-up: what some 64 registers hold."""
         return max(1, 64 // self.accumulators)
 
-    def cost(self, problem: Problem, gpu: Gpu) -> Cost:
-        """Predicted time."""
-        return wgmma_cost(self.tile, problem.m, problem.n, problem.k, gpu)
+    def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
+        return wgmma_cost(self.tile, m, problem.n, problem.k, gpu)
 
     def check_target(self, target: Target) -> None:
         """Raise unless the target has what the kernel uses and a CTA's shared memory fits."""

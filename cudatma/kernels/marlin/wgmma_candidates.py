@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache
 
-from cudatma.kernels.cost import Candidate, cheapest
+import numpy as np
+from numpy.typing import NDArray
+
+from cudatma.kernels.cost import LEAST_STAGES, cheapest_first
+from cudatma.kernels.family import Times
 from cudatma.kernels.gpu import CLUSTER_K, H200, Gpu, clusters_at_once, imagined_gpu
-from cudatma.kernels.marlin.cost import WgmmaTile, wgmma_cost
-from cudatma.kernels.marlin.problem import LinearShape, Problem, weight_policy
+from cudatma.kernels.marlin.cost import WgmmaTile
+from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
@@ -20,7 +24,7 @@ from cudatma.target import Target, get_target
 #: With fewer rows of x the skinny GEMM is faster: at M = 8 in 18 of 19 layers, by 1 to 10 %. [H200]
 _LEAST_M = 9
 #: block_m: fine steps for small M, where few rows of the last tile may be empty.
-_SIZES = (*range(8, 65, 8), *range(80, 257, 16))
+_SIZES = (*range(16, 65, 8), *range(80, 257, 16))
 #: Tiles of fewer rows are for problems that one of them covers.
 _LEAST_OF_SEVERAL = 48
 #: Up to this block_m a tile has the pipeline for small M.
@@ -37,7 +41,8 @@ class _Tile:
     """Fields of WgmmaSpec that go with any block_m from ``least_m`` to ``most_m``.
 
     stages: at most, fewer where shared memory does not hold them. small_m, large_m: (mmas_per_commit,
-    commits_in_flight) up to _SMALL_M rows, and of more; small_m None: the same.
+    commits_in_flight) up to _SMALL_M rows, and of more; small_m None: the same. shared, shared_divided: values of
+    block_m that menus prefer (``Family.is_shared``), with cluster_k 1 and 2.
     """
 
     block_k: int
@@ -51,6 +56,8 @@ class _Tile:
     pingpong: bool = False
     small_m: tuple[int, int] | None = None
     large_m: tuple[int, int] = (1, 3)
+    shared: tuple[int, ...] = ()
+    shared_divided: tuple[int, ...] = ()
 
     @property
     def block_n(self) -> int:
@@ -60,15 +67,16 @@ class _Tile:
         """(mmas_per_commit, commits_in_flight)"""
         return self.small_m if self.small_m and block_m <= _SMALL_M else self.large_m
 
-    def sizes(self, m: int) -> list[int]:
-        """Values of block_m: the least for each number of tiles that ``m`` rows can be cut into; none where
-        ``least_m`` is more than one tile needs."""
-        enough = next((size for size in _SIZES if size >= m), _SIZES[-1])
-        most = min(self.most_m, enough)
-        able = [size for size in _SIZES if self.least_m <= size <= most and size % (8 * self.cluster) == 0]
-        able = [size for size in able if size >= min(m, _LEAST_OF_SEVERAL) and (not self.pingpong or m > size)]
-        fewest = {ceil_div(m, size): size for size in reversed(able)}
-        return list(fewest.values())
+    @property
+    def sizes(self) -> list[int]:
+        """Values of block_m."""
+        return [size for size in _SIZES if self.least_m <= size <= self.most_m and size % (8 * self.cluster) == 0]
+
+    def serves(self, block_m: int, ms: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return at which M the tile is worth ranking: not where ``least_m`` is more than one tile needs."""
+        index = _SIZES.index(self.least_m)
+        least = max(_LEAST_M, _SIZES[index - 1] + 1 if index else 1, block_m + 1 if self.pingpong else 1)
+        return (ms >= least) & (ms <= block_m) if block_m < _LEAST_OF_SEVERAL else ms >= least
 
 
 #: In the first, warpgroups divide K. One warpgroup's 64 columns pay off with a large block_m, for which it dequantizes
@@ -76,61 +84,81 @@ class _Tile:
 #: a block_m of more than 128. For small M, MMAs are short, and fewer commit groups are 1 to 4 % faster. The last one is
 #: for M of several tiles: one warpgroup stores while the other multiplies. [H200]
 _TILES = (
-    _Tile(256, 1, 8, 8, 64, warpgroups_k=2, small_m=(4, 1)),
+    _Tile(256, 1, 8, 16, 64, warpgroups_k=2, small_m=(4, 1), shared_divided=(16, 32, 48, 64)),
     _Tile(256, 1, 8, 80, 128),
-    _Tile(256, 2, 6, 8, 96, small_m=(2, 1)),
-    _Tile(256, 3, 4, 8, 80, small_m=(2, 1)),
-    _Tile(256, 2, 4, 8, 64, stack=2, small_m=(2, 1)),
-    _Tile(128, 1, 8, 80, 256),
-    _Tile(128, 2, 6, 48, 192),
-    _Tile(128, 2, 6, 128, 192, cluster=2),
-    _Tile(128, 3, 5, 48, 128),
-    _Tile(128, 2, 5, 64, 128, stack=2),
+    _Tile(256, 2, 6, 16, 96, small_m=(2, 1), shared_divided=(32, 48, 64)),
+    _Tile(256, 3, 4, 16, 80, small_m=(2, 1), shared_divided=(64,)),
+    _Tile(256, 2, 4, 16, 64, stack=2, small_m=(2, 1), shared=(16, 32, 48, 64)),
+    _Tile(128, 1, 8, 80, 256, shared_divided=(80, 96, 112, 128, 144, 176)),
+    _Tile(128, 2, 6, 48, 192, shared=(112, 144), shared_divided=(80, 96, 112, 128)),
+    _Tile(128, 2, 6, 128, 192, cluster=2, shared=(176, 192)),
+    _Tile(128, 3, 5, 48, 128, shared=(80, 96, 112, 128), shared_divided=(80, 96, 112, 128)),
+    _Tile(128, 2, 5, 64, 128, stack=2, shared=(128,)),
     _Tile(128, 2, 3, 256, 256),
-    _Tile(64, 2, 6, 128, 256, cluster=2, large_m=(2, 1)),
-    _Tile(128, 1, 4, 128, 128, stack=2, cluster=2, pingpong=True),
+    _Tile(64, 2, 6, 128, 256, cluster=2, large_m=(2, 1), shared=(160, 208, 256)),
+    _Tile(128, 1, 4, 128, 128, stack=2, cluster=2, pingpong=True, shared=(128,)),
 )
 
 
-def wgmma_candidates(problem: Problem, gpu: Gpu) -> Iterator[Candidate[WgmmaSpec]]:
-    """Each tile, with each number of tiles that M can be cut into, and each number of CTAs that may divide K."""
-    target, layer, m = get_target(gpu.target), problem.layer, problem.m
-    if m < _LEAST_M or not (target.has_wgmma and target.has_setmaxnreg and target.has_multicast):
-        return
+_SHARED = frozenset(
+    WgmmaTile(
+        *(block_m, tile.block_n, tile.block_k, tile.warpgroups, tile.warpgroups_k, tile.cluster, cluster_k),
+        pingpong=tile.pingpong,
+    )
+    for tile in _TILES
+    for cluster_k, sizes in ((1, tile.shared), (2, tile.shared_divided))
+    for block_m in sizes
+)
+
+
+def is_shared(spec: object) -> bool:
+    """Return ``Family.is_shared``: the kernels of a smallest menu for the four shapes of Llama-3-8B together.
+
+    By an exact solution of the set cover, other shapes of 4096 to 28672 need few others.
+    """
+    return isinstance(spec, WgmmaSpec) and spec.tile in _SHARED
+
+
+def wgmma_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[WgmmaSpec]:
+    """Return ``Family.times`` of this kernel: each tile, with each number of CTAs that may divide K."""
+    target, layer = get_target(gpu.target), problem.layer
+    if not (target.has_wgmma and target.has_setmaxnreg and target.has_multicast):
+        return []
+    found, any_size = [], replace(layer, k=1, n=1)
     for tile in _TILES:
-        warpgroups = (tile.warpgroups, tile.warpgroups_k)
-        for block_m in tile.sizes(m):
-            for cluster_k in _divisions(tile, block_m, m, layer, gpu):
-                sizes = block_m, tile.block_n, tile.block_k
-                costed = WgmmaTile(*sizes, *warpgroups, tile.cluster, cluster_k, pingpong=tile.pingpong)
-                cost = wgmma_cost(costed, m, layer.n, layer.k, gpu)
-                yield Candidate(cost, partial(_built, tile, block_m, cluster_k, layer, m, target))
+        for block_m in tile.sizes:
+            able = tile.serves(block_m, ms)
+            tiles = ceil_div(ms, block_m) * ceil_div(layer.n, tile.block_n)
+            for cluster_k in _divisions(tile, layer.k):
+                # All clusters run at once: a second wave takes twice as long.
+                enough = min(LEAST_STAGES, ceil_div(ceil_div(layer.k, tile.block_k), cluster_k))
+                runs = able if cluster_k == 1 else able & (tiles <= clusters_at_once(cluster_k, gpu.sm_count))
+                if runs.any() and (spec := _built(tile, block_m, cluster_k, any_size, enough, target)):
+                    found.append((spec, spec.times_at(ms, runs, problem, gpu)))
+    return found
 
 
-def _divisions(tile: _Tile, block_m: int, m: int, layer: LinearShape, gpu: Gpu) -> Iterator[int]:
-    """Numbers of CTAs that may divide K. All clusters run at once: a second wave takes twice as long. Each CTA has a
-    stage."""
+def _divisions(tile: _Tile, k: int) -> Iterator[int]:
+    """Yield the numbers of CTAs that may divide K, each with a stage at least."""
     yield 1
-    if tile.cluster > 1:
-        return
-    tiles = ceil_div(m, block_m) * ceil_div(layer.n, tile.block_n)
-    for cluster_k in CLUSTER_K[1:]:
-        if tiles <= clusters_at_once(cluster_k, gpu.sm_count) and layer.k > tile.block_k * (cluster_k - 1):
-            yield cluster_k
+    if tile.cluster == 1:
+        yield from (cluster_k for cluster_k in CLUSTER_K[1:] if k > tile.block_k * (cluster_k - 1))
 
 
+@lru_cache(maxsize=1 << 13)
 def _built(
-    tile: _Tile, block_m: int, cluster_k: int, layer: LinearShape, m: int, target: Target, least_stages: int
+    tile: _Tile, block_m: int, cluster_k: int, layer: LinearShape, enough: int, target: Target
 ) -> WgmmaSpec | None:
-    """The spec, with fewer stages where shared memory does not hold the tile's; None with fewer than ``least_stages``
-    that a CTA would use. Scales of small groups, and a cluster's sums, leave less shared memory to the ring: a ring of
-    two stages is a third slower at 128 x 64 x 256. [H200]"""
-    spec = _shortened(replace(_spec(tile, block_m, layer, m), cluster_k=cluster_k), target)
-    enough = min(least_stages, ceil_div(ceil_div(layer.k, tile.block_k), cluster_k))
+    """Return the spec, with fewer stages where shared memory does not hold the tile's; None with fewer than ``enough``.
+
+    Scales of small groups, and a cluster's sums, leave less shared memory to the ring: a ring of two stages is a third
+    slower at 128 x 64 x 256. [H200]
+    """
+    spec = _shortened(_spec(tile, block_m, layer, cluster_k), target)
     return spec if spec.stages >= enough and spec.smem_bytes <= target.smem_per_block_bytes else None
 
 
-def _spec(tile: _Tile, block_m: int, layer: LinearShape, m: int) -> WgmmaSpec:
+def _spec(tile: _Tile, block_m: int, layer: LinearShape, cluster_k: int = 1) -> WgmmaSpec:
     plain = _PLAIN_ACCUMULATORS if tile.stack == 1 else _STACKED_ACCUMULATORS
     mmas_per_commit, commits_in_flight = tile.pipeline(block_m)
     several = tile.warpgroups > 1 or tile.pingpong  # one warpgroup has enough registers anyway
@@ -145,19 +173,18 @@ def _spec(tile: _Tile, block_m: int, layer: LinearShape, m: int) -> WgmmaSpec:
         stack=tile.stack,
         stages=tile.stages,
         cluster=tile.cluster,
+        cluster_k=cluster_k,
         pingpong=tile.pingpong,
         mmas_per_commit=mmas_per_commit,
         commits_in_flight=commits_in_flight,
         consumer_registers=_REGISTERS if several and tile.stack * block_m // 2 > plain else 0,
-        weight_policy=weight_policy(m, block_m),
     )
 
 
 def _shortened(spec: WgmmaSpec, target: Target) -> WgmmaSpec:
     """The spec, with fewer stages where shared memory does not hold them."""
-    while spec.stages > 2 and spec.smem_bytes > target.smem_per_block_bytes:
-        spec = replace(spec, stages=spec.stages - 1)
-    return spec
+    stages = max(2, spec.max_stages(target.smem_per_block_bytes))
+    return spec if stages >= spec.stages else replace(spec, stages=stages)
 
 
 def _fitting(spec: WgmmaSpec, target: Target) -> WgmmaSpec:
@@ -174,7 +201,7 @@ def dump_specs(target: Target) -> list[WgmmaSpec]:
         return []
     gpu = imagined_gpu(target, H200.sm_count)
     sizes = ((tile, size) for tile in _TILES for size in dict.fromkeys((max(tile.least_m, _DUMPED_M), tile.most_m)))
-    specs = [_fitting(_spec(tile, size, large, size), target) for tile, size in sizes]
+    specs = [_fitting(_spec(tile, size, large), target) for tile, size in sizes]
     cases = [
         (replace(large, dtype="bfloat16", has_zeros=True), 64),
         (replace(large, group_size=32, has_zeros=True), 128),
@@ -185,8 +212,7 @@ def dump_specs(target: Target) -> list[WgmmaSpec]:
         (replace(small, n=2048, has_zeros=True, dtype="bfloat16"), 200),
     ]
     cases += [(large, 1024), (large, 128), (replace(large, dtype="bfloat16", group_size=-1), 256)]
-    chosen = (cheapest(wgmma_candidates(Problem(layer, m), gpu)) for layer, m in cases)
-    specs += [spec for spec in chosen if spec is not None]
+    specs += [cheapest_first(wgmma_times, Problem(layer, m), gpu)[0][0] for layer, m in cases]
     # Most weights have scales for "as_stored". The tiles that differ most are dumped for all.
     rest = [specs[i].in_form(fused) for fused in ("shifted", "none") for i in (2, 6, -9)]
     return list(dict.fromkeys([*(spec.in_form("as_stored") for spec in specs), *rest]))

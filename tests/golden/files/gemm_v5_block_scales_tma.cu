@@ -409,20 +409,20 @@ constexpr bool A_IS_SHARED = BLOCK_M > BLOCK_N;
 constexpr u32 CLUSTER_M = A_IS_SHARED ? 1 : CLUSTER, CLUSTER_N = A_IS_SHARED ? CLUSTER : 1;   // along M or along N
 constexpr u16 CLUSTER_MASK = (1 << CLUSTER) - 1;
 
-// Each CTA loads as many rows of the shared operand's slot, into all of them.
+// Each CTA loads its share of the slot into every CTA of the cluster: a share of the rows if the operand is K-major, else a share of K.
 template <bool IsKMajor, u32 Rows>
-__device__ __forceinline__ void load_part(u32 slot, const TensorMap* map, u32 barrier, u32 k, u32 row0, u32 batch, u32 rank) {
-    constexpr u32 LOADED = Rows / CLUSTER;
-    const u32 first = rank * LOADED, row = row0 + first;
+__device__ __forceinline__ void load_part(u32 slot, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch, u32 rank) {
     if constexpr (IsKMajor) {
+        const u32 first = rank * (Rows / CLUSTER);
 #pragma unroll
         for (u32 i = 0; i < BLOCK_K; i += SPAN)
-            cp_async_bulk_tensor_3d_load_multicast(slot + (i / SPAN * Rows + first) * SPAN_BYTES, map, barrier, k + i, row, batch,
+            cp_async_bulk_tensor_3d_load_multicast(slot + (i / SPAN * Rows + first) * SPAN_BYTES, map, barrier, k + i, row + first, batch,
                                                    CLUSTER_MASK);
     } else {
+        const u32 first = rank * (BLOCK_K / CLUSTER);
 #pragma unroll
-        for (u32 i = 0; i < LOADED; i += SPAN)
-            cp_async_bulk_tensor_3d_load_multicast(slot + (first + i) / SPAN * MN_BOX_BYTES, map, barrier, row + i, k, batch,
+        for (u32 i = 0; i < Rows; i += SPAN)
+            cp_async_bulk_tensor_3d_load_multicast(slot + i / SPAN * MN_BOX_BYTES + first * SPAN_BYTES, map, barrier, row + i, k + first, batch,
                                                    CLUSTER_MASK);
     }
 }

@@ -1,0 +1,83 @@
+"""Checks that the operations over arrays share."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
+from cudatma.errors import ArgumentError, ArgumentTypeError, counted
+
+
+def described(array: object, field: str) -> ArrayInfo:
+    """Return an array whose elements are plain bytes. Raises ArgumentTypeError for Python objects."""
+    info = describe(array, field)
+    if info.dtype.hasobject:
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), "a dtype of plain bytes")
+    return info
+
+
+def check_out(
+    out: object, src: ArrayInfo, shape: tuple[int, ...], read: ArrayInfo | None = None, *, dense: bool = False
+) -> ArrayInfo | None:
+    """Return the caller's result, or None. Raises ArgumentError unless it fits this shape and the source's dtype.
+
+    read: the part of the source that the kernel reads, by default all of it. dense: whether out must be in C order.
+    """
+    if out is None:
+        return None
+    info = described(out, "out")
+    check_device(info, src, "out")
+    if info.shape != shape or info.dtype != src.dtype:
+        raise ArgumentError("out", f"{info.shape} of {info.dtype}", f"{shape} of {src.dtype}")
+    check_written(info, src if read is None else read, "out")
+    if dense and not info.is_contiguous:
+        raise ArgumentError("out", f"strides {info.strides_bytes}", "an array in C order without gaps")
+    return info
+
+
+def check_device(out: ArrayInfo, src: ArrayInfo, field: str) -> None:
+    """Raise ArgumentError if the result is not on the source's device."""
+    if out.device != src.device:
+        raise ArgumentError(field, place_name(out.device), f"{place_name(src.device)}, where src lies")
+
+
+def check_written(out: ArrayInfo, source: ArrayInfo, field: str) -> None:
+    """Raise ArgumentError if ``out`` is read-only, has an element twice, or shares bytes with the source."""
+    if out.readonly:
+        raise ArgumentError(field, "a read-only array", "a writable array")
+    if out.size_elems and any(s == 0 and n > 1 for n, s in zip(out.shape, out.strides_bytes, strict=True)):
+        raise ArgumentError(field, f"strides {out.strides_bytes}", "an array whose elements lie apart")
+    if overlaps(source, out):
+        raise ArgumentError(field, "memory that overlaps the source", "memory of its own")
+
+
+def whole_numbers(field: str, values: object, count: int) -> tuple[int, ...]:
+    """Return a tuple of ``count`` ints. Raises ArgumentTypeError, ArgumentError."""
+    try:
+        found = tuple(operator.index(value) for value in values)  # type: ignore[attr-defined]
+    except TypeError as error:
+        raise ArgumentTypeError(field, repr(values), f"{counted(count, 'int')}, one an axis") from error
+    if len(found) != count:
+        raise ArgumentError(field, found, f"{counted(count, 'int')}, one an axis")
+    return found
+
+
+def as_key(*options: Any) -> Any:
+    """Return options as a tuple that can be part of a call's key, with sequences of ints as tuples.
+
+    If an option is neither a sequence of ints nor an int, a string or None, which are equal only if they mean the same,
+    return a list, which has no hash: check() then judges the options in every call.
+    """
+    found = []
+    for option in options:
+        if isinstance(option, Sequence) and not isinstance(option, str):
+            try:
+                option = tuple([operator.index(value) for value in option])
+            except TypeError:
+                return list(options)
+        elif option.__class__ not in (int, str, type(None)):
+            return list(options)
+        found.append(option)
+    return tuple(found)

@@ -1,0 +1,84 @@
+"""The Operation of this package: its configuration is the launches themselves."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Hashable
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from cudatma.arrays import ArrayInfo, dense_strides
+from cudatma.kernels.arguments import Arguments
+from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
+from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.operation import Checked, Operation
+from cudatma.target import Target, get_target
+
+P = TypeVar("P", bound=Hashable)
+#: Alignment of addresses that TMA requires. Launches depend on addresses only modulo this.
+_ALIGNMENT = 16
+_MAX_PLANS = 1024
+
+
+class Place(NamedTuple):
+    """The GPU that a launch is planned for. ctas: the maximum number of CTAs, BLOCKS_PER_SM on each SM."""
+
+    target: Target
+    ctas: int
+
+
+class Movement(Operation[P, tuple[Arguments, ...]]):
+    """An operation over arrays. How its kernels divide the bytes decides which ring they use, so that plan() chooses
+    both together."""
+
+    inputs: ClassVar[tuple[str, ...]] = ("src",)
+    #: Few CTAs, so that their rings wrap around in small arrays.
+    emulated_sm_count: ClassVar[int] = 2
+
+    @abstractmethod
+    def plan(self, problem: P, place: Place) -> tuple[Arguments, ...]:
+        """Return the launches in order. Raises DescriptorError, ArgumentError."""
+
+    def configure(self, problem: P, gpu: Gpu, memo: dict[Any, Any]) -> tuple[Arguments, ...]:
+        """Return the launches. Raises DescriptorError, ArgumentError, TargetError."""
+        return _planned(self, problem, gpu.target, gpu.sm_count)
+
+    def kernels(self, problem: P, config: tuple[Arguments, ...]) -> tuple[tuple[str, Any], ...]:
+        return tuple([(one.template, one.config) for one in config])
+
+    def arguments(
+        self, problem: P, config: tuple[Arguments, ...], gpu: Gpu, resident: tuple[int, ...]
+    ) -> tuple[Arguments, ...]:
+        return config
+
+
+@lru_cache(maxsize=_MAX_PLANS)
+def _planned(operation: Movement[Any], problem: Any, target: str, sm_count: int) -> tuple[Arguments, ...]:
+    place = Place(get_target(target), BLOCKS_PER_SM * sm_count)
+    launches = operation.plan(problem, place)
+    for one in launches:
+        one.config.check_target(place.target)
+    return launches
+
+
+def layout(info: ArrayInfo) -> ArrayInfo:
+    """Return the properties of an array that a launch depends on: no memory, and the address modulo 16."""
+    return ArrayInfo(info.pointer % _ALIGNMENT, info.shape, info.strides_bytes, info.dtype, None, None, "layout")
+
+
+def checked(
+    make: Callable[..., P],
+    arrays: tuple[ArrayInfo, ...],
+    out: ArrayInfo | None,
+    shape: tuple[int, ...],
+    *others: Any,
+) -> Checked[P]:
+    """Return a call whose arrays are valid. The result is the caller's, or a new array in C order.
+
+    make: the problem's class, whose fields are the layouts of source and result, and ``others``. arrays: the inputs,
+    the source first.
+    """
+    src = arrays[0]
+    new = ArrayInfo(0, shape, dense_strides(shape, src.dtype), src.dtype, None, None, "layout")
+    problem = make(layout(src), new if out is None else layout(out), *others)
+    return Checked(problem, arrays, out, shape, src.dtype)
