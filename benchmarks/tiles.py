@@ -104,9 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     trial = imported(of.trial)(0)
     with measuring_stream() as stream:
         try:
-            every = (
-                spec for problem in problems for spec, _ in cheapest_first(of.times, problem, gpu_of(trial.device))
-            )
+            gpu = gpu_of(trial.device)
+            gpu = gpu_of(trial.device)
+            every = (spec for problem in problems for spec, _ in cheapest_first(of.times, problem, gpu))
             result.say(precompile(every))
         except Exception as error:  # each product compiles its own then
             result.say(f"nothing compiled beforehand: {failure(error)}")

@@ -302,11 +302,6 @@ def _nvrtc_version(root: Path) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def remembered(facts: Any, find: Callable[[], Any]) -> Any:
-    """Return find(), or its cached result for equal facts. Both must be JSON."""
-    return _remembered(default_root(), canonical(facts), find)
-
-
 def _remembered(root: Path, facts: Any, find: Callable[[], Any]) -> Any:
     """``find()``, or what it returned when the cache folder last met the same ``facts``. Both are JSON."""
     key, cache = digest(facts), _cache(root)

@@ -25,8 +25,8 @@ from cudatma.kernels.tuning_file import FILE_VARIABLE, NOTHING
 
 #: M of the first tables; a larger M doubles it.
 _LEAST_MAX_M = LAST_M
-#: Up to _SINGLE, each M has an interval of its own; up to _FINE, intervals have _STEP values of M, up to _LEAST_MAX_M
-#: twice as many, and then again twice as many with each doubling of M.
+#: Each M up to _SINGLE has an interval of its own. Intervals have _STEP values of M up to _FINE and 2 * _STEP up to
+#: _LEAST_MAX_M; beyond, their length doubles with each doubling of M.
 _SINGLE, _FINE, _STEP = 32, 2048, 8
 
 
@@ -64,7 +64,7 @@ _tables: dict[Any, ChoiceTable] = {}
 
 
 def choose(family: Family[P, S], problem: P, gpu: Gpu) -> S:
-    """Return the configuration for a problem: what is pinned, else that of the shape's table."""
+    """Return the pinned configuration, or else the one in the shape's table."""
     spec = pinned_spec(family, problem, gpu)
     return spec if spec is not None else cast("S", choice_table(family, problem, gpu, problem.m).at(problem.m))
 
@@ -89,10 +89,10 @@ def forget() -> None:
 
 
 def _table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int, file: str | None) -> ChoiceTable:
-    shape = family.shape(problem)
-    key = family.name, shape, gpu, file
+    key = family.name, problem.fixed, gpu, file
     table = _tables.get(key)
     if table is None or table.max_m < max_m:
+        shape = family.with_m(problem, 1) if family.shape is None else family.shape(problem)
         max_m = max(_LEAST_MAX_M, 1 << (max_m - 1).bit_length())
         if file == NOTHING:
             table = _predicted(family, shape, gpu, max_m)
@@ -137,11 +137,10 @@ def _merged(max_m: int, starts: Sequence[int], choices: Sequence[Choice]) -> Cho
 
 def _starts(max_m: int) -> NDArray[np.int64]:
     """Return the first M of each interval."""
-    starts = [np.array(FIRST_MS), np.arange(1, _SINGLE + 1), np.arange(_SINGLE + 1, _FINE, _STEP)]
-    starts.append(np.arange(_FINE + 1, _LEAST_MAX_M, 2 * _STEP))
-    last, step = _LEAST_MAX_M, 2 * _STEP
+    starts = {*FIRST_MS, *range(1, _SINGLE + 1), *range(_SINGLE + 1, _FINE, _STEP)}
+    starts |= {*range(_FINE + 1, _LEAST_MAX_M, 2 * _STEP)}
+    last, step = _LEAST_MAX_M, 4 * _STEP
     while last < max_m:
-        step *= 2
-        starts.append(np.arange(last + 1, 2 * last, step))
-        last *= 2
-    return np.unique(np.concatenate(starts))
+        starts |= {*range(last + 1, 2 * last, step)}
+        last, step = 2 * last, 2 * step
+    return np.array(sorted(starts))

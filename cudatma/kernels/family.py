@@ -43,7 +43,8 @@ class KernelSpec(Protocol):
 class Problem(Protocol):
     """What a caller computes: a frozen dataclass.
 
-    m: the size that changes from call to call; n, k: the other two of a product. fixed: everything but m. constraint:
+    m: the size that changes from call to call; n, k: the other two of a product. fixed: everything else that the choice
+    depends on: problems that have it in common share a choice table. constraint:
     why only some configurations may serve, in words; empty where all may. description: of the problem, in words.
     as_json(): as tuning entries keep it.
     """
@@ -126,10 +127,6 @@ def _with_m(problem: Any, m: int) -> Any:
     return problem if problem.m == m else replace(problem, m=m)
 
 
-def _one_row(problem: Any) -> Any:
-    return _with_m(problem, 1)
-
-
 def _never(spec: object) -> bool:
     return False
 
@@ -164,17 +161,17 @@ class Family(Generic[P, S]):
     table : Path, optional
         The measured exceptions that ship.
     options : tuple of Option
-        Fields of a problem besides m, n and k, for command lines.
+        Fields of a problem besides m, n and k that command lines take.
     launched : callable
         Returns the spec that is compiled for a chosen one.
     versions : Versions, optional
         Versions of its kernels that a caller may name.
     sizes : str
-        What k and n are, for command lines; "": a layer's.
+        Names of k and n in command lines; "": those of a layer.
     with_m : callable
-        ``with_m(problem, m)`` returns the problem with another M. By default, its field ``m`` is replaced.
-    shape : callable
-        Returns the problem whose choice table serves a problem. By default, the same problem with ``m`` = 1.
+        ``with_m(problem, m)`` returns the problem with another M.
+    shape : callable, optional
+        Returns the problem for which the choice table of a problem is built. By default, the same one with ``m`` = 1.
     is_shared : callable
         Whether menus prefer a spec because many shapes use it, so that they need fewer kernels together.
     """
@@ -192,7 +189,7 @@ class Family(Generic[P, S]):
     versions: Versions[Any] | None = None
     sizes: str = ""
     with_m: Callable[[P, int], P] = _with_m
-    shape: Callable[[P], P] = _one_row
+    shape: Callable[[P], P] | None = None
     is_shared: Callable[[S], bool] = _never
 
     def kernel_name(self, spec: object) -> str:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-#: A third of the loss is allowed where M is a power of two, as most batches are.
-_AT_POWERS = 1 / 3
-#: The allowed loss grows by this much while a menu has more kernels than its limit.
+#: Part by which a kernel may be slower than the cheapest where M is a power of two, as most batches are.
+_AT_POWERS = 0.005
+#: The part for other M grows by this much while a menu has more kernels than its limit.
 _GROWTH = 0.005
 #: How much a kernel counts that menus of other shapes seldom hold.
 _SELDOM = 0.4
@@ -38,7 +38,7 @@ class _Range:
 _RANGES = (_Range(255, 24, 0.01, 0.03), _Range(8192, 8, 0.01, 0.03))
 _SHARED_RANGES = (_Range(255, 24, 0.04, 0.06), _Range(8192, 8, 0.03, 0.06))
 LAST_M = _RANGES[-1].last
-#: Where ranges begin: no interval of M may span two.
+#: The first M of each range: no interval of M may span two.
 FIRST_MS = (1, *(one.last + 1 for one in _RANGES))
 
 
@@ -78,10 +78,10 @@ def _smallest(
     excess = (us / cheapest - 1)[:, np.isfinite(cheapest)]
     has_power, loss = has_power[np.isfinite(cheapest)], of.loss
     while True:
-        able = (excess <= np.where(has_power, _AT_POWERS * loss, loss)).astype(np.float32)
+        able = (excess <= np.where(has_power, _AT_POWERS, loss)).astype(np.float32)
         found = _cover(able, weights)
         if len(found) <= of.limit or loss + _GROWTH > of.max_loss + 1e-9:
-            return np.array(found)
+            return np.sort(found)
         loss += _GROWTH
 
 

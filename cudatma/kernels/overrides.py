@@ -36,18 +36,21 @@ from cudatma.kernels.tuning_file import (
 )
 from cudatma.target import Target, get_target
 
-#: What pinned() holds.
+#: The configuration that pinned() holds.
 pinned_scope: ContextVar[Any] = ContextVar("pinned configuration", default=None)
-#: From so many tiles of M on, one more or fewer changes little: entries serve up to twice their M.
+#: With this number of tiles, one more changes little: entries serve up to twice their M.
 _MANY_TILES = 8
-#: Most that an entry's M may be, as a multiple of the M that it serves.
+#: An entry's M may be larger than the M that it serves by this factor.
 _LARGER_M = 1.25
 
 
 @contextlib.contextmanager
 def pinned(spec: object) -> Iterator[None]:
-    """Inside, every choice of this thread for the spec's family is this one: the tuner launches each candidate as a
-    call would. Raises ArgumentTypeError; a choice for a problem that it does not fit, ArgumentError."""
+    """Make every choice of this thread for the spec's family this one, inside the ``with`` block.
+
+    The tuner launches each candidate this way, as a call would. Raises ArgumentTypeError. A choice for a problem that
+    the spec does not fit raises ArgumentError.
+    """
     if not isinstance(spec, KernelSpec):
         raise ArgumentTypeError("spec", type(spec).__name__, "a kernel's spec")
     token = pinned_scope.set(spec)
@@ -92,8 +95,10 @@ def entry_points(family: Family[P, S], problem: P, gpu: Gpu) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An entry, and the file that it comes from. shipped: whether that is cudatma's own. exact: whether the entry is
-    the problem's own but for M; else it was adapted."""
+    """An entry and the file that it comes from.
+
+    shipped: the file is cudatma's own. exact: the entry differs from the problem in M alone; otherwise it was adapted.
+    """
 
     entry: Entry[Any, Any]
     path: Path
@@ -102,9 +107,9 @@ class Found:
 
 
 def lookup(family: Family[P, S], problem: P, gpu: Gpu) -> Found | None:
-    """The tuning entry that serves a problem, the user's before a shipped one; None where there is none.
+    """Return the tuning entry that serves a problem, the user's before a shipped one; None if none does.
 
-    Never raises for what files hold: a TuneFileWarning says, once a process, what is ignored.
+    Damaged files raise nothing: a TuneFileWarning names each ignored part once per process.
     """
     if os.environ.get(FILE_VARIABLE) == NOTHING:
         return None
@@ -121,7 +126,7 @@ def lookup(family: Family[P, S], problem: P, gpu: Gpu) -> Found | None:
 
 
 def _alike(entries: Sequence[Entry[Any, Any]], problem: Any, target: Target) -> Entry[Any, Any] | None:
-    """An entry of another problem with the same index, its spec adapted to this one."""
+    """Return an entry of another problem with the same index, with its spec adapted to this one."""
     by_fixed = {
         one.problem.fixed: [same for same in entries if same.problem.fixed == one.problem.fixed] for one in entries
     }
@@ -138,11 +143,11 @@ def _alike(entries: Sequence[Entry[Any, Any]], problem: Any, target: Target) -> 
 
 
 def nearest(entries: Sequence[Entry[Any, Any]], m: int) -> Entry[Any, Any] | None:
-    """The entry for M among entries that differ in M alone: of those that serve, the one with the largest M up to it,
-    else the one with the smallest above.
+    """Return the entry that serves M, among entries that differ in M alone; None if none does.
 
-    An entry serves where its tile cuts both M into as many tiles; one for a larger M only if that is at most a quarter
-    larger: the cost model cuts tiles to M. From 8 tiles on, any up to twice its M.
+    An entry serves M if its tile cuts its own M into the same number of tiles; an entry for a larger M only if that is
+    at most a quarter larger, because the cost model cuts tiles to M. An entry of 8 tiles and more serves up to twice
+    its M. The entry with the largest M that does not exceed M comes first, then the one with the smallest M above it.
     """
     serving = [entry for entry in entries if _serves(entry, m)]
     below = [entry for entry in serving if entry.problem.m <= m]
@@ -170,13 +175,13 @@ def _files(family: Family[Any, Any]) -> list[tuple[Path, bool]]:
 
 
 def shipped(family: Family[Any, Any]) -> Path | None:
-    """The table that ships with a family."""
+    """Return the table that ships with a family."""
     return family.table
 
 
 @lru_cache(maxsize=16)
 def _by_index(path: Path, family: Family[Any, Any], gpu: Gpu) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    """A file's entries by their index fields, not yet parsed: a first call looks at one problem's."""
+    """Return a file's entries by their index fields; _entries() parses the few that a problem needs."""
     try:
         raws = entries_for(path, family, gpu)
     except (OSError, ValueError) as error:
@@ -195,7 +200,7 @@ def _by_index(path: Path, family: Family[Any, Any], gpu: Gpu) -> dict[tuple[Any,
 
 @lru_cache(maxsize=256)
 def _entries(path: Path, family: Family[Any, Any], gpu: Gpu, index: tuple[Any, ...]) -> list[Entry[Any, Any]]:
-    """The usable entries of one index; read once."""
+    """Return the usable entries of one index."""
     found, target = [], get_target(gpu.target)
     for raw in _by_index(path, family, gpu).get(index, []):
         try:
@@ -207,11 +212,11 @@ def _entries(path: Path, family: Family[Any, Any], gpu: Gpu, index: tuple[Any, .
 
 @lru_cache(maxsize=64)
 def _warn(text: str) -> None:
-    """Once a process."""
+    """Warn once per process."""
     warnings.warn(text, TuneFileWarning, stacklevel=2)
 
 
 def forget() -> None:
-    """Read the files again at the next look: after tuning, and in tests."""
+    """Make the next choice read the files again."""
     for cached in (_by_index, _entries, _warn):
         cached.cache_clear()

@@ -228,10 +228,23 @@ class TiledKernel:
         return offsets[name]
 
     @property
-    def smem_bytes(self) -> int:
-        """The end of smem_layout(), summed up: choices ask it of hundreds of specs."""
+    def _slot_bytes(self) -> int:
+        """A slot of the ring and its two barriers."""
         slots = sum(align_up(o.footprint_bytes, o.alignment) for o in self.stage_operands())
-        return (slots + 2 * MBARRIER_BYTES) * self.stages + sum(size for _, size in self.epilogue_parts())
+        return slots + 2 * MBARRIER_BYTES
+
+    @property
+    def _epilogue_bytes(self) -> int:
+        return sum(size for _, size in self.epilogue_parts())
+
+    @property
+    def smem_bytes(self) -> int:
+        """The end of smem_layout()."""
+        return self._slot_bytes * self.stages + self._epilogue_bytes
+
+    def max_stages(self, smem_bytes: int) -> int:
+        """Return the number of stages that this much shared memory of a CTA holds; 0 or less if it holds none."""
+        return (smem_bytes - self._epilogue_bytes) // self._slot_bytes
 
     def check_smem(self, target: Target) -> None:
         """Raise ArgumentError unless a CTA's shared memory fits."""

@@ -9,12 +9,12 @@ import pytest
 
 from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError
-from cudatma.kernels.cost import ranked
+from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.launch_struct import size_bytes
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.skinny_candidates import dump_specs, skinny_candidates
+from cudatma.kernels.marlin.skinny_candidates import dump_specs, skinny_times
 from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
 from tools.sass import disassemble, find_program, parse_ptxas, parse_sass
@@ -60,7 +60,7 @@ def test_resources_and_parameters(target: str, spec: SkinnySpec) -> None:
 @pytest.mark.parametrize("group_size", [64, 128])
 def test_two_blocks_of_32_tokens_keep_their_sums(n: int, group_size: int) -> None:
     """With slice_k > 1 ptxas would spill 250 bytes and more of each thread."""
-    found = ranked(skinny_candidates(Problem(LinearShape(2048, n, group_size, False, "float16"), 32), H200))
+    found = cheapest_first(skinny_times, Problem(LinearShape(2048, n, group_size, False, "float16"), 32), H200)
     spec = next(one for one, _ in found if isinstance(one, SkinnySpec) and one.blocks_per_sm == 2)
     assert spec.block_m == 32
     used = parse_ptxas(compiled(spec, "sm_90a").log)[spec.entry]

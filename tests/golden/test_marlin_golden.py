@@ -30,7 +30,7 @@ SPECS = {
     # Large M, whole-column scales in the epilogue, setmaxnreg, activations by cp.async.
     "wide_column": MmaSyncSpec(
         "float16", -1, True, 128, 256, 64, 8, 1, 3,
-        activation_load_path="cp_async", scale_on="epilogue", weight_policy="evict_normal", consumer_registers=232,
+        activation_load_path="cp_async", scale_on="epilogue", consumer_registers=232,
     ),
 }  # fmt: skip
 
@@ -44,7 +44,7 @@ def test_the_source(golden: Golden, kernel_source: KernelSource, name: str) -> N
 #: Small M: half a row of weights, groups that end within 64 of K; whole rows, scales in the epilogue.
 SKINNY = {
     "odd_zeros": SkinnySpec("bfloat16", 32, True, 16, 3, 256, 4, 3),
-    "column": SkinnySpec("float16", -1, False, 8, 2, 512, 1, 3, "evict_normal", 2),
+    "column": SkinnySpec("float16", -1, False, 8, 2, 512, 1, 3, 2),
     # A stage's activations in one box.
     "deep_box": SkinnySpec("float16", 128, False, 16, 1, 512, 8, 3, deep_box=True),
 }
@@ -86,9 +86,7 @@ def test_both_targets_run_the_same_kernel(spec: MmaSyncSpec | SkinnySpec) -> Non
 #: Small M with everything but a cluster; large M with a cluster and setmaxnreg.
 WGMMA = {
     "zeros_odd": WgmmaSpec("bfloat16", 32, True, 24, 128, 2, 2, 4, mmas_per_commit=4, commits_in_flight=1),
-    "wide_multicast": WgmmaSpec(
-        "float16", -1, False, 256, 64, 2, 1, 5, 2, 1, 3, consumer_registers=232, weight_policy="evict_normal"
-    ),
+    "wide_multicast": WgmmaSpec("float16", -1, False, 256, 64, 2, 1, 5, 2, 1, 3, consumer_registers=232),
     # Scale and offset in one multiply-add, groups that end within 64 of K; bf16, and longer groups.
     "fused": WgmmaSpec("float16", 32, False, 64, 128, 2, 2, 4, fused="as_stored"),
     # A cluster that divides K, as two warpgroups of each of its CTAs do.

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudatma.kernels import choice_table
+from cudatma.kernels import choice_table, overrides
 from cudatma.kernels.choosing import shortlist, variants
-from cudatma.kernels.cost import ranked
+from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gpu import H200, Gpu, clusters_at_once, imagined_gpu
 from cudatma.kernels.marlin import mma_sync_candidates
 from cudatma.kernels.marlin.choose import (
     MARLIN,
     AnyMarlinSpec,
-    candidates,
     choose,
     choose_by_cost,
     decide,
     resolve_fused,
+    times,
 )
 from cudatma.kernels.marlin.mma_sync import LOAD_PATHS, LoadPaths, MmaSyncSpec
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync, dump_specs
@@ -49,7 +54,7 @@ gpus = st.builds(
 @given(layers, rows, gpus)
 def test_every_candidate_can_run(layer: LinearShape, m: int, gpu: Gpu) -> None:
     target = get_target(gpu.target)
-    found = [spec for spec, _ in ranked(candidates(Problem(layer, m), gpu))]
+    found = [spec for spec, us in times(Problem(layer, 1), np.array([m]), gpu) if us[0] < np.inf]
     assert len({spec.entry for spec in found}) == len(found) > 0
     for spec in found:
         spec.check_target(target)
@@ -70,7 +75,8 @@ def test_every_candidate_can_run(layer: LinearShape, m: int, gpu: Gpu) -> None:
 @given(layers, rows, gpus)
 def test_the_cost_model_divides_tiles_where_the_schedule_does(layer: LinearShape, m: int, gpu: Gpu) -> None:
     """But for several rows of tiles of the wgmma kernel: it was fitted before the schedule treated them otherwise."""
-    for spec, cost in ranked(candidates(Problem(layer, m), gpu)):
+    for spec, _ in cheapest_first(times, Problem(layer, m), gpu):
+        cost = spec.cost(Problem(layer, m), gpu)
         if spec.cluster_k == 1 and not (isinstance(spec, WgmmaSpec) and m > spec.block_m):
             work = schedule(spec, m, layer.n, layer.k, gpu.sm_count * spec.blocks_per_sm)
             assert bool(work.stream_tiles) == (cost.reduction_us > 0), spec.entry
@@ -103,41 +109,12 @@ def test_variants_compute_the_same_tile(layer: LinearShape, m: int) -> None:
 
 def test_rows_and_target_decide_which_kernels_there_are() -> None:
     def kinds(m: int, gpu: Gpu) -> set[type[AnyMarlinSpec]]:
-        return {
-            type(spec)
-            for spec, _ in ranked(candidates(Problem(LinearShape(4096, 4096, 128, False, "float16"), m), gpu))
-        }
+        problem = Problem(LinearShape(4096, 4096, 128, False, "float16"), m)
+        return {type(spec) for spec, _ in cheapest_first(times, problem, gpu)}
 
     assert [kinds(m, H200) for m in (1, 16, 500)] == [{SkinnySpec}, {SkinnySpec, WgmmaSpec}, {WgmmaSpec}]
     without = imagined_gpu("sm_120a", 132)
     assert [kinds(m, without) for m in (16, 500)] == [{SkinnySpec, MmaSyncSpec}, {MmaSyncSpec}]
-
-
-@pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The specs that are constructed from now on."""
-    found: list[str] = []
-    for kind in (SkinnySpec, WgmmaSpec, MmaSyncSpec):
-        check = kind.__post_init__
-
-        def counted(self: AnyMarlinSpec, check: object = check) -> None:
-            found.append(type(self).__name__)
-            check(self)  # type: ignore[operator]
-
-        monkeypatch.setattr(kind, "__post_init__", counted)
-    return found
-
-
-def test_ranking_a_new_m_builds_a_handful_of_specs(built: list[str]) -> None:
-    """Candidates are ranked by the cost of their tiles; a spec, whose rules take longer, is built when it is wanted."""
-    for k, n in ((4096, 4096), (8192, 28672), (4096, 1024), (1024, 8192), (13824, 5120)):
-        for m in (1, 16, 32, 64, 300, 4096):
-            built.clear()
-            layer = LinearShape(k, n, 128, False, "float16")
-            choose_by_cost(Problem(layer, m), H200)
-            assert 0 < len(built) <= 20, (k, n, m)
-            if m >= 300:
-                assert len(built) <= 8 < 20 < len(candidates(Problem(layer, m), H200)), (k, n, m)
 
 
 # ---- The mma.sync kernel alone
@@ -177,29 +154,67 @@ def test_dump_specs_hold_every_tile_and_every_feature(name: str) -> None:
     assert tiles <= {(s.block_m, s.block_n, s.block_k, s.warps_n, s.slice_k) for s in specs}
 
 
-@settings(max_examples=60)
-@given(layers, rows, gpus, st.booleans())
-def test_the_table_of_intervals_gives_the_choice_of_each_m(
-    layer: LinearShape, m: int, gpu: Gpu, batch_invariant: bool
-) -> None:
+# ---- Tables and menus
+
+
+@settings(max_examples=30)
+@given(layers, st.one_of(rows, st.integers(8000, 70_000)), gpus, st.booleans())
+def test_all_ways_to_a_choice_agree(layer: LinearShape, m: int, gpu: Gpu, batch_invariant: bool) -> None:
     problem = Problem(layer, m, batch_invariant)
-    expected = decide(problem, gpu).spec
-    choice_table.forget()
-    assert choose(problem, gpu) == expected
-    if m <= 300:
-        table = choice_table.choice_table(MARLIN, problem, gpu, 300)
-        assert choose(problem, gpu) == table.at(m) == expected
+    table = choice_table.choice_table(MARLIN, problem, gpu, m)
+    assert choose(problem, gpu) == decide(problem, gpu).spec == table.at(m)
+    assert table.at(m) in table.specs_up_to(m)
 
 
-def test_intervals_end_where_another_tuning_entry_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDATMA_TUNE_FILE", "/nowhere/tuned.json")  # the table that ships serves
+def test_the_table_that_ships_comes_before_the_menu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDATMA_TUNE_FILE", "/nowhere/tuned.json")
     layer = LinearShape(28672, 8192, 128, False, "float16")
-    sources = set()
     for m in range(1, 400):
-        decision = decide(Problem(layer, m), H200)
-        sources.add(decision.source)
-        assert choose(Problem(layer, m), H200) == decision.spec
-    assert sources == {"rule", "shipped"}
+        found, decision = overrides.lookup(MARLIN, Problem(layer, m), H200), decide(Problem(layer, m), H200)
+        expected = choose_by_cost(Problem(layer, m), H200) if found is None else found.entry.spec
+        assert (decision.source, decision.spec) == ("rule" if found is None else "shipped", expected)
+
+
+LLAMA = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096))
+
+
+def menu_of(k: int, n: int, ms: Iterable[int], **layer: Any) -> set[AnyMarlinSpec]:
+    shape = replace(LinearShape(k, n, 128, False, "float16"), **layer)
+    return {resolve_fused(choose_by_cost(Problem(shape, m), H200), "as_stored") for m in ms}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_four_shapes_of_a_model_share_kernels(dtype: str) -> None:
+    found = [menu_of(k, n, range(1, 8193, 1), dtype=dtype) for k, n in LLAMA]
+    assert len(set.union(*found)) <= 48
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "group_size", "has_zeros"),
+    [
+        *((k, n, 128, False) for k, n in LLAMA),
+        (8192, 28672, 32, True),
+        (18944, 3584, 64, False),
+        (1000, 3000, -1, False),
+        (4096, 1280, 128, True),
+        (333, 777, 128, False),
+    ],
+)
+def test_a_menu_has_few_kernels_and_loses_little(k: int, n: int, group_size: int, has_zeros: bool) -> None:
+    """A small N has more kernels from M = 256 on: eight would lose more than 6 %."""
+    layer = LinearShape(k, n, group_size, has_zeros, "float16")
+    ms = np.array([*range(1, 256), *range(256, 8193, 13), 512, 1024, 2048, 4096, 8192])
+    cheapest = np.min([us for _, us in times(Problem(layer, 1), ms, H200)], axis=0)
+    chosen = [choose_by_cost(Problem(layer, m), H200) for m in ms.tolist()]
+    us = np.array([spec.cost(Problem(layer, m), H200).us for spec, m in zip(chosen, ms.tolist(), strict=True)])
+    loss = us / cheapest - 1
+    assert loss.min() >= 0
+    assert loss[ms < 256].max() <= 0.04
+    assert loss.max() <= 0.06
+    assert loss[np.isin(ms, 2 ** np.arange(14))].max() <= 0.005
+    assert np.exp(np.log1p(loss).mean()) <= 1.025
+    assert len(set(chosen[:255])) <= 24
+    assert len(set(chosen[255:])) <= (10 if n >= 3584 else 16)
 
 
 def test_warming_up_covers_every_m() -> None:

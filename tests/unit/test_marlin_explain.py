@@ -55,8 +55,8 @@ def test_it_tells_the_choice_and_why(layer: LinearShape, m: int, target: str, ke
     assert said.kernel == kernel
     assert said.spec == choose_by_cost(Problem(layer, m), imagined_gpu(target, 132))
     assert said.decision.source == "rule"
-    why = f"the cheapest of {said.considered} candidates by the cost model, {duration(1e-6 * said.prediction.us)}"
-    assert said.decision.why == why
+    us = duration(1e-6 * said.prediction.us)
+    assert said.decision.why.startswith(f"the cheapest by the cost model, {us}, of the ")
     assert said.considered >= len(said.candidates) > 1
 
 

@@ -55,7 +55,6 @@ def specs(draw: st.DrawFn) -> MmaSyncSpec:
         ("activation_load_path", "gather"),
         ("activation_load_path", "ldg"),
         ("scale_on", "epilogue"),
-        ("weight_policy", "evict_last"),
         ("block_n", 96),
         ("block_k", 32),
         ("consumer_registers", 240),

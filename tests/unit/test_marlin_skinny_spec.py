@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc, create_weight_tile_tma_desc
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, TargetError
-from cudatma.kernels.cost import ranked
+from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin.plan import _dependent_smem_bytes
 from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.skinny_candidates import dump_specs, skinny_candidates, tile_rows
+from cudatma.kernels.marlin.skinny_candidates import dump_specs, skinny_times, tile_rows
 from cudatma.target import SMEM_RESERVED_BYTES, TARGETS, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
@@ -32,7 +32,7 @@ BASE: dict[str, Any] = {
     ("field", "value"),
     [
         ("dtype", "float32"), ("group_size", 16), ("block_m", 24), ("n_tiles", 0), ("n_tiles", 9), ("block_k", 64),
-        ("slice_k", 3), ("slice_k", 8), ("stages", 1), ("stages", 17), ("stages", True), ("weight_policy", "keep"),
+        ("slice_k", 3), ("slice_k", 8), ("stages", 1), ("stages", 17), ("stages", True),
         ("blocks_per_sm", 3), ("deep_box", 1), ("cluster_k", 0), ("cluster_k", 9),
     ],
 )  # fmt: skip
@@ -192,7 +192,7 @@ def test_no_more_dependent_ctas_on_an_sm_than_blocks_per_sm(name: str) -> None:
     """With more than blocks_per_sm CTAs of two launches on one SM, another SM would have none."""
     target = get_target(name)
     for layer in (LinearShape(4096, 4096, 128, False, "float16"), LinearShape(8192, 57344, 128, False, "float16")):
-        for chosen, _ in ranked(skinny_candidates(Problem(layer, 1), imagined_gpu(target, 132))):
+        for chosen, _ in cheapest_first(skinny_times, Problem(layer, 1), imagined_gpu(target, 132)):
             spec = replace(chosen, stages=2)
             asked = _dependent_smem_bytes(spec, target)
             assert spec.smem_bytes <= asked <= target.smem_per_block_bytes

@@ -19,7 +19,6 @@ from cudatma.kernels.marlin import wgmma_candidates
 from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.marlin.wgmma_candidates import dump_specs
-from cudatma.kernels.schedule import ceil_div
 from cudatma.layout import Swizzle
 from cudatma.target import get_target
 
@@ -70,7 +69,6 @@ def specs(draw: st.DrawFn) -> WgmmaSpec:
         ("commits_in_flight", 0),
         ("commits_in_flight", 2),
         ("consumer_registers", 236),
-        ("weight_policy", "evict_last"),
         ("fused", "somehow"),
         ("fused", True),
         ("block_m", 12),
@@ -246,7 +244,6 @@ def test_entries_tell_operands_and_tiles_apart() -> None:
         {"mmas_per_commit": 1},
         {"commits_in_flight": 3},
         {"consumer_registers": 232},
-        {"weight_policy": "evict_normal"},
         {"cluster_k": 2},
         {"cluster_k": 3},
     ]
@@ -283,27 +280,6 @@ def test_every_tile_has_three_stages_unless_scales_take_their_memory() -> None:
         (64, 256, 256, 32, True), (256, 128, 128, 32, False), (256, 128, 128, 32, True), (256, 128, 128, 64, True),
         (128, 64, 256, 32, False), (128, 64, 256, 32, True), (128, 64, 256, 64, True),
     }  # fmt: skip
-
-
-@given(st.integers(1, 20_000))
-def test_sizes_are_the_least_for_their_number_of_tiles(m: int) -> None:
-    """Found by another rule: of each size, the next smaller one would need more tiles, or is not allowed; none is more
-    than the least of any tile that holds all rows."""
-    for tile in wgmma_candidates._TILES:
-        allowed = [size for size in range(8, 257, 8) if size <= 64 or size % 16 == 0]
-        allowed = [size for size in allowed if size < m or not any(m <= other < size for other in allowed)]
-        allowed = [size for size in allowed if tile.least_m <= size <= tile.most_m and size % (8 * tile.cluster) == 0]
-        # Ping-pong warpgroups are for several tiles; less than 48 rows are for one.
-        allowed = [size for size in allowed if m > size or not tile.pingpong]
-        allowed = [size for size in allowed if size >= 48 or size >= m]
-        wanted = {
-            size
-            for index, size in enumerate(allowed)
-            if index == 0 or ceil_div(m, allowed[index - 1]) > ceil_div(m, size)
-        }
-        found = tile.sizes(m)
-        assert set(found) == wanted, tile
-        assert len(found) == len({ceil_div(m, size) for size in allowed}), "one for each number of tiles"
 
 
 def test_dump_specs_hold_every_tile_of_the_list() -> None:

@@ -96,7 +96,7 @@ def choose_by_cost(problem: Problem, gpu: Gpu) -> AnyMarlinSpec:
 
 
 def _invariant_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AnyMarlinSpec]:
-    """Return the specs that give a row of the result the same bits whatever M is, for a schedule that divides no tile.
+    """Return the specs with which the bits of a result's row do not depend on M, for a schedule that divides no tile.
 
     A sum in floating point depends on its order. Here every instance of a kernel adds up K in the same order: one warp
     or warpgroup computes its columns of W alone, 16 of K at a time from the first to the last, with weights that are
@@ -156,8 +156,7 @@ def _mma_sync(layer: LinearShape, block_m: int, wide: bool, target: Target) -> M
 
 def _deepest(spec: Spec, smem_bytes: int) -> Spec:
     """The spec with as many stages as shared memory holds."""
-    deeper = (replace(spec, stages=stages) for stages in range(_MAX_STAGES, spec.stages, -1))
-    return next((one for one in deeper if one.smem_bytes <= smem_bytes), spec)
+    return replace(spec, stages=max(spec.stages, min(_MAX_STAGES, spec.max_stages(smem_bytes))))
 
 
 def resolve_fused(spec: AnyMarlinSpec, form: str) -> AnyMarlinSpec:

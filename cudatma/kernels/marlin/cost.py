@@ -46,7 +46,7 @@ class _Longest:
 
 
 def _longest(tiles: Any, resident: int, k_iterations: int, division: Callable[[Any], tuple[Any, float]]) -> _Longest:
-    """Return what schedule() assigns to the busiest CTA or cluster, for one row of tiles.
+    """Return what schedule() assigns to the busiest CTA or cluster with one row of tiles.
 
     division: TiledSpec.division() of ``others``.
     """

@@ -42,7 +42,7 @@ def _sample(
     sm_count: int = 1,
     seed: int = 0,
 ) -> Sample:
-    """y = x W with x (m, k) and W (k, n) in int4, on the kernel of these times, whatever M; k: a multiple of 8.
+    """y = x W with x (m, k) and W (k, n) in int4, on the kernel with these times. k: a multiple of 8.
 
     sm_count: SMs of the imagined GPU. With few of them each gets many stages, and the ring wraps.
     Raises ArgumentError, QuantizationError, TargetError, CompileError, DriverError (no NVRTC).

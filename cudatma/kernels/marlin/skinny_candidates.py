@@ -114,8 +114,8 @@ def _fitting(division: _Division, layer: LinearShape, m: int, target: Target) ->
             layer.dtype, layer.group_size, layer.has_zeros, block_m, division.n_tiles, block_k, slice_k, wanted,
             ctas_per_sm, has_deep_box(layer, block_m, division.n_tiles), division.cluster_k,
         )  # fmt: skip
-        rings = (replace(spec, stages=n) for n in range(wanted, 1, -1))
-        return next((one for one in rings if one.smem_bytes <= budget), None)
+        stages = min(wanted, spec.max_stages(budget))
+        return replace(spec, stages=stages) if stages > 1 else None
 
     for block_k, slice_k in _slices(layer, division, m, ctas_per_sm):
         enough = min(LEAST_STAGES, ceil_div(own_k, block_k))

@@ -25,7 +25,7 @@ from cudatma.target import Target, detect
 
 #: Up to this many kernels are compiled in this process: starting a worker takes as long as compiling one.
 _FEW_KERNELS = 2
-#: Largest bound. Building the table of a shape takes 10 s for it.
+#: Largest bound.
 _LARGEST_M = 1 << 17
 _log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from cudatma.target import Target, get_target
 #: With fewer rows of x the skinny GEMM is faster: at M = 8 in 18 of 19 layers, by 1 to 10 %. [H200]
 _LEAST_M = 9
 #: block_m: fine steps for small M, where few rows of the last tile may be empty.
-_SIZES = (*range(8, 65, 8), *range(80, 257, 16))
+_SIZES = (*range(16, 65, 8), *range(80, 257, 16))
 #: Tiles of fewer rows are for problems that one of them covers.
 _LEAST_OF_SEVERAL = 48
 #: Up to this block_m a tile has the pipeline for small M.
@@ -74,9 +74,9 @@ class _Tile:
 
     def serves(self, block_m: int, ms: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return at which M the tile is worth ranking: not where ``least_m`` is more than one tile needs."""
-        enough = np.asarray(_SIZES)[np.minimum(np.searchsorted(_SIZES, ms), len(_SIZES) - 1)]
-        able = (ms >= _LEAST_M) & (enough >= self.least_m) & (block_m >= np.minimum(ms, _LEAST_OF_SEVERAL))
-        return able & (ms > block_m) if self.pingpong else able
+        index = _SIZES.index(self.least_m)
+        least = max(_LEAST_M, _SIZES[index - 1] + 1 if index else 1, block_m + 1 if self.pingpong else 1)
+        return (ms >= least) & (ms <= block_m) if block_m < _LEAST_OF_SEVERAL else ms >= least
 
 
 #: In the first, warpgroups divide K. One warpgroup's 64 columns pay off with a large block_m, for which it dequantizes
@@ -84,11 +84,11 @@ class _Tile:
 #: a block_m of more than 128. For small M, MMAs are short, and fewer commit groups are 1 to 4 % faster. The last one is
 #: for M of several tiles: one warpgroup stores while the other multiplies. [H200]
 _TILES = (
-    _Tile(256, 1, 8, 8, 64, warpgroups_k=2, small_m=(4, 1), shared_divided=(16, 32, 48, 64)),
+    _Tile(256, 1, 8, 16, 64, warpgroups_k=2, small_m=(4, 1), shared_divided=(16, 32, 48, 64)),
     _Tile(256, 1, 8, 80, 128),
-    _Tile(256, 2, 6, 8, 96, small_m=(2, 1), shared_divided=(32, 48, 64)),
-    _Tile(256, 3, 4, 8, 80, small_m=(2, 1), shared_divided=(64,)),
-    _Tile(256, 2, 4, 8, 64, stack=2, small_m=(2, 1), shared=(16, 32, 48, 64)),
+    _Tile(256, 2, 6, 16, 96, small_m=(2, 1), shared_divided=(32, 48, 64)),
+    _Tile(256, 3, 4, 16, 80, small_m=(2, 1), shared_divided=(64,)),
+    _Tile(256, 2, 4, 16, 64, stack=2, small_m=(2, 1), shared=(16, 32, 48, 64)),
     _Tile(128, 1, 8, 80, 256, shared_divided=(80, 96, 112, 128, 144, 176)),
     _Tile(128, 2, 6, 48, 192, shared=(112, 144), shared_divided=(80, 96, 112, 128)),
     _Tile(128, 2, 6, 128, 192, cluster=2, shared=(176, 192)),
@@ -124,7 +124,7 @@ def wgmma_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[Wgmm
     target, layer = get_target(gpu.target), problem.layer
     if not (target.has_wgmma and target.has_setmaxnreg and target.has_multicast):
         return []
-    found = []
+    found, any_size = [], replace(layer, k=1, n=1)
     for tile in _TILES:
         for block_m in tile.sizes:
             able = tile.serves(block_m, ms)
@@ -133,7 +133,7 @@ def wgmma_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[Wgmm
                 # All clusters run at once: a second wave takes twice as long.
                 enough = min(LEAST_STAGES, ceil_div(ceil_div(layer.k, tile.block_k), cluster_k))
                 runs = able if cluster_k == 1 else able & (tiles <= clusters_at_once(cluster_k, gpu.sm_count))
-                if runs.any() and (spec := _built(tile, block_m, cluster_k, replace(layer, k=1, n=1), enough, target)):
+                if runs.any() and (spec := _built(tile, block_m, cluster_k, any_size, enough, target)):
                     found.append((spec, spec.times_at(ms, runs, problem, gpu)))
     return found
 
@@ -154,11 +154,11 @@ def _built(
     Scales of small groups, and a cluster's sums, leave less shared memory to the ring: a ring of two stages is a third
     slower at 128 x 64 x 256. [H200]
     """
-    spec = _shortened(replace(_spec(tile, block_m, layer), cluster_k=cluster_k), target)
+    spec = _shortened(_spec(tile, block_m, layer, cluster_k), target)
     return spec if spec.stages >= enough and spec.smem_bytes <= target.smem_per_block_bytes else None
 
 
-def _spec(tile: _Tile, block_m: int, layer: LinearShape) -> WgmmaSpec:
+def _spec(tile: _Tile, block_m: int, layer: LinearShape, cluster_k: int = 1) -> WgmmaSpec:
     plain = _PLAIN_ACCUMULATORS if tile.stack == 1 else _STACKED_ACCUMULATORS
     mmas_per_commit, commits_in_flight = tile.pipeline(block_m)
     several = tile.warpgroups > 1 or tile.pingpong  # one warpgroup has enough registers anyway
@@ -173,6 +173,7 @@ def _spec(tile: _Tile, block_m: int, layer: LinearShape) -> WgmmaSpec:
         stack=tile.stack,
         stages=tile.stages,
         cluster=tile.cluster,
+        cluster_k=cluster_k,
         pingpong=tile.pingpong,
         mmas_per_commit=mmas_per_commit,
         commits_in_flight=commits_in_flight,
@@ -182,9 +183,8 @@ def _spec(tile: _Tile, block_m: int, layer: LinearShape) -> WgmmaSpec:
 
 def _shortened(spec: WgmmaSpec, target: Target) -> WgmmaSpec:
     """The spec, with fewer stages where shared memory does not hold them."""
-    while spec.stages > 2 and spec.smem_bytes > target.smem_per_block_bytes:
-        spec = replace(spec, stages=spec.stages - 1)
-    return spec
+    stages = max(2, spec.max_stages(target.smem_per_block_bytes))
+    return spec if stages >= spec.stages else replace(spec, stages=stages)
 
 
 def _fitting(spec: WgmmaSpec, target: Target) -> WgmmaSpec:

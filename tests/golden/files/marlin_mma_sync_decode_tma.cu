@@ -13,7 +13,6 @@
 //   scale_load_path = 'tma'
 //   activation_load_path = 'tma'
 //   scale_on = 'accumulator'
-//   weight_policy = 'evict_first'
 //   consumer_registers = 0
 // 4 warps consume, 1 produce; a CTA takes 86592 B.
 // One stage holds
@@ -611,6 +610,12 @@ struct Operands {
     Workspace workspace;
 };
 
+// Weights that several rows of tiles read should stay in L2.
+__device__ __forceinline__ u64 choose_weight_policy(const Problem& problem) {
+    const u64 first = createpolicy_evict_first(), normal = createpolicy_evict_normal();
+    return problem.tiles_m > 1 ? normal : first;
+}
+
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
 // Announces the bytes of a stage, and loads what no kernel before this one writes.
 __device__ __forceinline__ void load_constants(const Ring& ring, u32 slot, const StageCursor& at, const Problem& problem,
@@ -628,7 +633,7 @@ __device__ __forceinline__ void load_constants(const Ring& ring, u32 slot, const
 // loads the weights of the first stages before it waits for that kernel. Not those of all stages: the activations of the first
 // one would queue after them.
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, const Operands& operands, u32 smem, u32 range) {
-    const u64 policy = createpolicy_evict_first();
+    const u64 policy = choose_weight_policy(problem);
     const u32 prefetched = min(STAGES, problem.prefetch_stages);
     StageCursor cursor(problem, range), ahead(cursor);
 #pragma unroll 1

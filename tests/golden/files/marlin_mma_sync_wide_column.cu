@@ -13,7 +13,6 @@
 //   scale_load_path = 'tma'
 //   activation_load_path = 'cp_async'
 //   scale_on = 'epilogue'
-//   weight_policy = 'evict_normal'
 //   consumer_registers = 232
 // 8 warps consume, 4 produce; a CTA takes 78896 B.
 // One stage holds
@@ -638,10 +637,16 @@ struct Operands {
     Workspace workspace;
 };
 
+// Weights that several rows of tiles read should stay in L2.
+__device__ __forceinline__ u64 choose_weight_policy(const Problem& problem) {
+    const u64 first = createpolicy_evict_first(), normal = createpolicy_evict_normal();
+    return problem.tiles_m > 1 ? normal : first;
+}
+
 // ---- Producer: PRODUCER_THREADS threads, which copy by cp.async; the first of them issues TMA ---------------------------
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, const Operands& operands, u32 smem, u32 range,
                                         u32 thread) {
-    const u64 policy = createpolicy_evict_normal();
+    const u64 policy = choose_weight_policy(problem);
     StageCursor cursor(problem, range);
     griddepcontrol_wait();
     for (; cursor.next(problem); ring.advance()) {

@@ -13,7 +13,6 @@
 //   scale_load_path = 'cp_async'
 //   activation_load_path = 'cp_async'
 //   scale_on = 'weight'
-//   weight_policy = 'evict_first'
 //   consumer_registers = 0
 // 8 warps consume, 4 produce; a CTA takes 81712 B.
 // One stage holds

@@ -8,7 +8,6 @@
 //   block_k = 512
 //   slice_k = 4
 //   stages = 3
-//   weight_policy = 'evict_first'
 //   blocks_per_sm = 1
 //   deep_box = True
 //   cluster_k = 3
@@ -598,7 +597,7 @@ marlin_skinny_f16_g128_1x32x512_k4_s3_d_c3(
 
     const CtaTile tile(problem);
     const Maps maps{&half_weight_map, &scale_map, &activation_map};
-    const u64 policy = createpolicy_evict_first();   // of the weights in L2
+    const u64 policy = createpolicy_evict_first();   // of the weights in L2, which one row of tiles reads
     Ring ring;
     ring.attach(smem + BARRIERS);
 

@@ -8,7 +8,6 @@
 //   block_k = 256
 //   slice_k = 2
 //   stages = 3
-//   weight_policy = 'evict_first'
 //   blocks_per_sm = 1
 //   deep_box = False
 //   cluster_k = 2
@@ -601,7 +600,7 @@ marlin_skinny_bf16_g64_zeros_16x96x256_k2_s3_c2(
 
     const CtaTile tile(problem);
     const Maps maps{&weight_map, &half_weight_map, &scale_map, &zero_map, &activation_map};
-    const u64 policy = createpolicy_evict_first();   // of the weights in L2
+    const u64 policy = createpolicy_evict_first();   // of the weights in L2, which one row of tiles reads
     Ring ring;
     ring.attach(smem + BARRIERS);
 

@@ -8,7 +8,6 @@
 //   block_k = 512
 //   slice_k = 1
 //   stages = 3
-//   weight_policy = 'evict_normal'
 //   blocks_per_sm = 2
 //   deep_box = False
 //   cluster_k = 1
@@ -471,7 +470,7 @@ marlin_skinny_f16_column_8x64x512_k1_s3_b2(
 
     const CtaTile tile(problem);
     const Maps maps{&weight_map, &activation_map};
-    const u64 policy = createpolicy_evict_normal();   // of the weights in L2
+    const u64 policy = createpolicy_evict_first();   // of the weights in L2, which one row of tiles reads
     Ring ring;
     ring.attach(smem + BARRIERS);
 

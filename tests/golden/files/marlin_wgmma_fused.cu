@@ -13,7 +13,6 @@
 //   commits_in_flight = 1
 //   consumer_registers = 0
 //   warpgroups_k = 1
-//   weight_policy = 'evict_first'
 //   fused = 'as_stored'
 //   cluster_k = 1
 //   pingpong = False
@@ -618,14 +617,25 @@ struct Operands {
 };
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
+// L2 policies. Weights that several rows of tiles read should stay in L2.
+struct Policies {
+    u64 weights;
+};
+
+__device__ __forceinline__ Policies choose_policies(const Problem& problem) {
+    const bool has_rows = problem.tiles_m > 1;
+    const u64 first = createpolicy_evict_first(), normal = createpolicy_evict_normal();
+    return {has_rows ? normal : first};
+}
+
 // Announces the bytes of a stage, and loads what no kernel before this one writes: weights, as one box of K64_PER_STAGE x
 // N64_PER_TILE blocks, scales and zero points. Blocks outside of the tensor arrive as zeros, and so do their scales.
 __device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, const StageCursor& at, const Operands& operands,
-                                             u32 smem, u32 rank, u64 policy) {
+                                             u32 smem, u32 rank, const Policies& policies) {
     const u32 full = ring.get_barrier(slot), tile_n = at.tile_n * CLUSTER + rank;
     ring.expect_tx(slot, TRANSACTION_BYTES);
     cp_async_bulk_tensor_3d_load_hint(smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES, operands.weight_map, full, 0,
-                                      at.k * K64_PER_STAGE, tile_n * N64_PER_TILE, policy);
+                                      at.k * K64_PER_STAGE, tile_n * N64_PER_TILE, policies.weights);
     if constexpr (HAS_STAGE_SCALES) {
         const u32 row = at.k * BLOCK_K / GROUP_SIZE;
         cp_async_bulk_tensor_2d_load(smem + SCALES + slot * SCALE_STAGE_BYTES, operands.scale_map, full, tile_n * BLOCK_N, row);
@@ -637,7 +647,7 @@ __device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, const S
 
 // K64_PER_STAGE boxes of rows x 64 of K in the 128-byte swizzle; what lies outside of the tensor is zero.
 __device__ __forceinline__ void load_activations(const Ring& ring, u32 slot, const StageCursor& at, const Operands& operands,
-                                                 u32 smem, u32 rank) {
+                                                 u32 smem, u32 rank, const Policies& policies) {
     const u32 row = rank * LOADED_M;
     const u32 target = smem + ACTIVATIONS + slot * ACTIVATION_STAGE_BYTES + row * ROW_BYTES;
 #pragma unroll
@@ -650,29 +660,29 @@ __device__ __forceinline__ void load_activations(const Ring& ring, u32 slot, con
 // before this one; activations do. A dependent launch therefore loads the weights of the first stages before it waits for that
 // kernel. Not those of all stages: the activations of the first one would queue after them.
 __device__ __forceinline__ void produce_first_lap(const Ring& ring, StageCursor& cursor, const Problem& problem,
-                                                  const Operands& operands, u32 smem, u32 rank, u64 policy) {
+                                                  const Operands& operands, u32 smem, u32 rank, const Policies& policies) {
     const u32 prefetched = min(STAGES, problem.prefetch_stages);
     StageCursor ahead(cursor);
 #pragma unroll 1
     for (u32 slot = 0; slot < prefetched && ahead.next(problem); ++slot)
-        load_weights(ring, slot, ahead, operands, smem, rank, policy);
+        load_weights(ring, slot, ahead, operands, smem, rank, policies);
     griddepcontrol_launch_dependents();   // the next kernel may start and load its weights
     griddepcontrol_wait();
 #pragma unroll 1
     for (u32 slot = 0; slot < STAGES && cursor.next(problem); ++slot) {
-        if (slot >= prefetched) load_weights(ring, slot, cursor, operands, smem, rank, policy);
-        load_activations(ring, slot, cursor, operands, smem, rank);
+        if (slot >= prefetched) load_weights(ring, slot, cursor, operands, smem, rank, policies);
+        load_activations(ring, slot, cursor, operands, smem, rank, policies);
     }
 }
 
 __device__ __forceinline__ void produce(Ring& ring, StageCursor& cursor, const Problem& problem, const Operands& operands,
-                                        u32 smem, u32 rank, u64 policy) {
+                                        u32 smem, u32 rank, const Policies& policies) {
     ring.next_lap();
 #pragma unroll 1
     for (; cursor.next(problem); ring.advance()) {
         ring.acquire();
-        load_weights(ring, ring.stage, cursor, operands, smem, rank, policy);
-        load_activations(ring, ring.stage, cursor, operands, smem, rank);
+        load_weights(ring, ring.stage, cursor, operands, smem, rank, policies);
+        load_activations(ring, ring.stage, cursor, operands, smem, rank, policies);
     }
 }
 
@@ -751,7 +761,7 @@ marlin_wgmma_f16_g32_fused_64x256x128_w2_s4_g21(
     // One thread initializes the barriers and issues every copy. elect_sync() rather than the first lane: ptxas then knows
     // that one thread goes on, and puts no loop around each copy.
     const bool is_producer_warp = warp_index == CONSUMER_WARPS;
-    const u64 policy = createpolicy_evict_first();
+    const Policies policies = choose_policies(problem);
     StageCursor cursor(problem, range);
     if (is_producer_warp && elect_sync()) {
         prefetch_tensormap(&weight_map);
@@ -759,14 +769,14 @@ marlin_wgmma_f16_g32_fused_64x256x128_w2_s4_g21(
         prefetch_tensormap(&scale_map);
         ring.init_barriers(1, EMPTY_ARRIVALS);
         // The copies need no other warp, but in a cluster the barriers of the other CTAs.
-        if constexpr (CLUSTER == 1) produce_first_lap(ring, cursor, problem, operands, smem, rank, policy);
+        if constexpr (CLUSTER == 1) produce_first_lap(ring, cursor, problem, operands, smem, rank, policies);
     }
     __syncwarp();
     __syncthreads();          // the barriers are initialized
     if (warp_index >= CONSUMER_WARPS) {
         if (is_producer_warp && elect_sync()) {
-            if constexpr (CLUSTER > 1) produce_first_lap(ring, cursor, problem, operands, smem, rank, policy);
-            produce(ring, cursor, problem, operands, smem, rank, policy);
+            if constexpr (CLUSTER > 1) produce_first_lap(ring, cursor, problem, operands, smem, rank, policies);
+            produce(ring, cursor, problem, operands, smem, rank, policies);
         }
         __syncwarp();
     } else {

@@ -13,7 +13,6 @@
 //   commits_in_flight = 3
 //   consumer_registers = 232
 //   warpgroups_k = 1
-//   weight_policy = 'evict_normal'
 //   fused = 'none'
 //   cluster_k = 1
 //   pingpong = False
@@ -682,14 +681,28 @@ struct Operands {
 };
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
+// L2 policies. Weights that several rows of tiles read should stay in L2.
+// Columns of tiles follow each other in a raster group then, and each reads the group's activations again.
+struct Policies {
+    u64 weights;
+    u64 activations;
+};
+
+__device__ __forceinline__ Policies choose_policies(const Problem& problem) {
+    const bool has_rows = problem.tiles_m > 1;
+    const u64 first = createpolicy_evict_first(), normal = createpolicy_evict_normal();
+    const u64 last = createpolicy_evict_last();
+    return {has_rows ? normal : first, has_rows ? last : normal};
+}
+
 // Announces the bytes of a stage, and loads what no kernel before this one writes: weights, as one box of K64_PER_STAGE x
 // N64_PER_TILE blocks, scales and zero points. Blocks outside of the tensor arrive as zeros, and so do their scales.
 __device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, const StageCursor& at, const Operands& operands,
-                                             u32 smem, u32 rank, u64 policy) {
+                                             u32 smem, u32 rank, const Policies& policies) {
     const u32 full = ring.get_barrier(slot), tile_n = at.tile_n * CLUSTER + rank;
     ring.expect_tx(slot, TRANSACTION_BYTES);
     cp_async_bulk_tensor_3d_load_hint(smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES, operands.weight_map, full, 0,
-                                      at.k * K64_PER_STAGE, tile_n * N64_PER_TILE, policy);
+                                      at.k * K64_PER_STAGE, tile_n * N64_PER_TILE, policies.weights);
     if constexpr (HAS_STAGE_SCALES) {
         const u32 row = at.k * BLOCK_K / GROUP_SIZE;
         cp_async_bulk_tensor_2d_load(smem + SCALES + slot * SCALE_STAGE_BYTES, operands.scale_map, full, tile_n * BLOCK_N, row);
@@ -702,44 +715,43 @@ __device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, const S
 // K64_PER_STAGE boxes of rows x 64 of K in the 128-byte swizzle; what lies outside of the tensor is zero.
 // Each CTA of the cluster loads LOADED_M of the rows, and all of them receive them, at the same place.
 __device__ __forceinline__ void load_activations(const Ring& ring, u32 slot, const StageCursor& at, const Operands& operands,
-                                                 u32 smem, u32 rank) {
+                                                 u32 smem, u32 rank, const Policies& policies) {
     const u32 row = rank * LOADED_M;
     const u32 target = smem + ACTIVATIONS + slot * ACTIVATION_STAGE_BYTES + row * ROW_BYTES;
-    const u64 policy = createpolicy_evict_last();   // each column of tiles reads them again
 #pragma unroll
     for (u32 i = 0; i < K64_PER_STAGE; ++i)
         cp_async_bulk_tensor_2d_load_multicast_hint(target + i * BLOCK_M * ROW_BYTES, operands.activation_map,
                                                     ring.get_barrier(slot), at.k * BLOCK_K + i * 64, at.tile_m * BLOCK_M + row,
-                                                    CLUSTER_MASK, policy);
+                                                    CLUSTER_MASK, policies.activations);
 }
 
 // The first lap of the ring, for which no slot has to be released. Weights, scales and zero points do not depend on the kernel
 // before this one; activations do. A dependent launch therefore loads the weights of the first stages before it waits for that
 // kernel. Not those of all stages: the activations of the first one would queue after them.
 __device__ __forceinline__ void produce_first_lap(const Ring& ring, StageCursor& cursor, const Problem& problem,
-                                                  const Operands& operands, u32 smem, u32 rank, u64 policy) {
+                                                  const Operands& operands, u32 smem, u32 rank, const Policies& policies) {
     const u32 prefetched = min(STAGES, problem.prefetch_stages);
     StageCursor ahead(cursor);
 #pragma unroll 1
     for (u32 slot = 0; slot < prefetched && ahead.next(problem); ++slot)
-        load_weights(ring, slot, ahead, operands, smem, rank, policy);
+        load_weights(ring, slot, ahead, operands, smem, rank, policies);
     griddepcontrol_launch_dependents();   // the next kernel may start and load its weights
     griddepcontrol_wait();
 #pragma unroll 1
     for (u32 slot = 0; slot < STAGES && cursor.next(problem); ++slot) {
-        if (slot >= prefetched) load_weights(ring, slot, cursor, operands, smem, rank, policy);
-        load_activations(ring, slot, cursor, operands, smem, rank);
+        if (slot >= prefetched) load_weights(ring, slot, cursor, operands, smem, rank, policies);
+        load_activations(ring, slot, cursor, operands, smem, rank, policies);
     }
 }
 
 __device__ __forceinline__ void produce(Ring& ring, StageCursor& cursor, const Problem& problem, const Operands& operands,
-                                        u32 smem, u32 rank, u64 policy) {
+                                        u32 smem, u32 rank, const Policies& policies) {
     ring.next_lap();
 #pragma unroll 1
     for (; cursor.next(problem); ring.advance()) {
         ring.acquire();
-        load_weights(ring, ring.stage, cursor, operands, smem, rank, policy);
-        load_activations(ring, ring.stage, cursor, operands, smem, rank);
+        load_weights(ring, ring.stage, cursor, operands, smem, rank, policies);
+        load_activations(ring, ring.stage, cursor, operands, smem, rank, policies);
     }
 }
 
@@ -796,7 +808,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
 // slots of the ring with TMA. The warpgroups before it consume: they dequantize weights into operand A's registers, multiply,
 // and store. Producer and consumers walk through the same work units.
 extern "C" __global__ void __launch_bounds__(384, 1)
-marlin_wgmma_f16_column_256x128x64_w2_s5_g13_r232_c2_l2(
+marlin_wgmma_f16_column_256x128x64_w2_s5_g13_r232_c2(
     const __grid_constant__ cudatma::TensorMap weight_map,
     const __grid_constant__ cudatma::TensorMap activation_map,
     const cudatma::u16* scales,
@@ -819,14 +831,14 @@ marlin_wgmma_f16_column_256x128x64_w2_s5_g13_r232_c2_l2(
     // One thread initializes the barriers and issues every copy. elect_sync() rather than the first lane: ptxas then knows
     // that one thread goes on, and puts no loop around each copy.
     const bool is_producer_warp = warp_index == CONSUMER_WARPS;
-    const u64 policy = createpolicy_evict_normal();
+    const Policies policies = choose_policies(problem);
     StageCursor cursor(problem, range);
     if (is_producer_warp && elect_sync()) {
         prefetch_tensormap(&weight_map);
         prefetch_tensormap(&activation_map);
         ring.init_barriers(1, EMPTY_ARRIVALS);
         // The copies need no other warp, but in a cluster the barriers of the other CTAs.
-        if constexpr (CLUSTER == 1) produce_first_lap(ring, cursor, problem, operands, smem, rank, policy);
+        if constexpr (CLUSTER == 1) produce_first_lap(ring, cursor, problem, operands, smem, rank, policies);
     }
     __syncwarp();
     barrier_cluster_arrive();
@@ -834,8 +846,8 @@ marlin_wgmma_f16_column_256x128x64_w2_s5_g13_r232_c2_l2(
     if (warp_index >= CONSUMER_WARPS) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (is_producer_warp && elect_sync()) {
-            if constexpr (CLUSTER > 1) produce_first_lap(ring, cursor, problem, operands, smem, rank, policy);
-            produce(ring, cursor, problem, operands, smem, rank, policy);
+            if constexpr (CLUSTER > 1) produce_first_lap(ring, cursor, problem, operands, smem, rank, policies);
+            produce(ring, cursor, problem, operands, smem, rank, policies);
         }
         __syncwarp();
     } else {
