@@ -131,7 +131,7 @@ def _with_entries(family: Family[P, S], shape: Any, gpu: Gpu, predicted: ChoiceT
 
 def _merged(max_m: int, starts: Sequence[int], choices: Sequence[Choice]) -> ChoiceTable:
     """Return a table in which no two neighbours are the same choice."""
-    kept = [i for i in range(len(starts)) if not i or choices[i] is not choices[i - 1]]
+    kept = [i for i in range(len(starts)) if not i or choices[i] != choices[i - 1]]
     return ChoiceTable(max_m, [starts[i] for i in kept], [choices[i] for i in kept])
 
 

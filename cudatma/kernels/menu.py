@@ -54,11 +54,11 @@ def menu(us: NDArray[np.float64], ms: NDArray[np.int64], shared: NDArray[np.bool
     shared : array of bool, shape (configurations,)
         Configurations that the menus of many shapes hold.
     """
-    found = np.zeros(len(ms), np.int64)
+    found, has_power, weights = np.zeros(len(ms), np.int64), _has_power(ms), np.where(shared, 1, _SELDOM)
     first = 1
     for one in _SHARED_RANGES if shared.any() else _RANGES:
         inside, served = (ms >= first) & (ms <= one.last), ms >= first
-        kernels = _smallest(us[:, inside], _has_power(ms[inside]), np.where(shared, 1, _SELDOM), one)
+        kernels = _smallest(us[:, inside], has_power[inside], weights, one)
         found[served] = kernels[us[np.ix_(kernels, served)].argmin(axis=0)]
         first = one.last + 1
     return found
