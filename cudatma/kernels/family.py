@@ -44,9 +44,8 @@ class Problem(Protocol):
     """What a caller computes: a frozen dataclass.
 
     m: the size that changes from call to call; n, k: the other two of a product. fixed: everything else that the choice
-    depends on: problems that have it in common share a choice table. constraint:
-    why only some configurations may serve, in words; empty where all may. description: of the problem, in words.
-    as_json(): as tuning entries keep it.
+    depends on; problems with the same ``fixed`` share a choice table. constraint: why only some configurations may
+    serve, in words; empty where all may. description: of the problem, in words. as_json(): as tuning entries keep it.
     """
 
     @property
