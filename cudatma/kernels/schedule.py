@@ -27,14 +27,9 @@ class DivisorStruct(ctypes.Structure):
 
     _fields_ = (("multiplier", _U32), ("shift", _U32))
 
-    @classmethod
-    def of(cls, d: int) -> DivisorStruct:
-        """For 1 <= d < 2^31."""
-        return cls(*divisor(d))
-
 
 def divisor(d: int) -> tuple[int, int]:
-    """Return (multiplier, shift) of a DivisorStruct: 2^(31 + shift) / d, rounded up; 2^shift is at least d."""
+    """Return (multiplier, shift) of a DivisorStruct for 1 <= d < 2^31: 2^(31 + shift) / d, rounded up; 2^shift is at least d."""
     shift = (d - 1).bit_length()
     return -(-(1 << (31 + shift)) // d), shift
 

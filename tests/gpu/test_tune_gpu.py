@@ -10,6 +10,8 @@ import pytest
 
 import cudatma
 from cudatma.build import kernel as build
+from cudatma.build.kernel import Kernels
+from cudatma.context import runtime
 from cudatma.kernels import choice_table
 from cudatma.kernels.choosing import Listed, shortlist
 from cudatma.kernels.gpu import gpu_of
@@ -98,8 +100,7 @@ def test_what_was_compiled_before_is_what_a_launch_looks_for(
 ) -> None:
     """Into an empty cache, by other processes and with this one's context alive; then nothing is compiled any more."""
     monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path / "cache"))
-    for name in ("_kernels", "_building", "_caches"):
-        monkeypatch.setattr(build, name, {})
+    runtime().parts[Kernels] = Kernels()
     shape = ["--shape", f"{LAYER.k}x{LAYER.n}", "--m", "7,64", "--candidates", "4", "--json"]
     with GpuBench(MarlinTrial(0)).opened():
         assert tune.main([*shape, "--compile-only", "--jobs", "2"]) == 0

@@ -155,7 +155,7 @@ def tell_streams(monkeypatch: pytest.MonkeyPatch, capturing: set[int]) -> None:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """Device 0 is a GPU of 4 SMs; every packed weight lies on it. Arrays are made by ``gpu.array``."""
     made = FakeGpu()
 
@@ -179,4 +179,4 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     monkeypatch.setattr(Kernel, "occupancy", lambda self, *_, **__: 1)
     monkeypatch.setattr(Kernel, "plan", plan)
     use_as_cupy(monkeypatch, lambda shape, dtype: made.array(np.empty(shape, dtype)))
-    yield made
+    return made

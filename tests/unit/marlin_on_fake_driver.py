@@ -21,15 +21,15 @@ from fake_records import Counts, Record, Setup, Stream, raises, run_cases
 
 import cudatma as c
 from cudatma.arrays import dense_strides
-from cudatma.kernels import stream_workspaces
+from cudatma.kernels import operation, stream_workspaces
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.marlin import permute_columns, plan
+from cudatma.kernels.marlin import gemm as marlin
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
+from cudatma.kernels.replay import Replay
 from cudatma.quantization.packing import pack
 from cudatma.runtime import loading, streams
 from cudatma.runtime.launch import Kernel
-from cudatma.target import get_target
 
 library = ctypes.CDLL("libcuda.so.1")
 record, setup = Record.in_dll(library, "fake_record"), Setup.in_dll(library, "fake_setup")
@@ -84,48 +84,44 @@ c.PackedWeight.device = property(lambda self: 0)  # type: ignore[assignment, met
 
 
 class AnyKernel:
-    """A kernel that takes whatever it is given. NVRTC does not run with the fake driver."""
+    """A loaded kernel that takes whatever it is given. NVRTC does not run with the fake driver."""
 
-    def __init__(self, spec: Any) -> None:
-        self.spec, self.target = spec, get_target("sm_90a")
+    def __init__(self, template: str, spec: Any, target: Any) -> None:
+        self.spec, self.target = spec, target
+
+    def load(self, device: int) -> None: ...
+
+    def is_loaded(self, device: int) -> bool:
+        return True
+
+    def occupancy(self, *_: Any, **__: Any) -> int:
+        return 1
 
     def plan(self, grid: Any, block: Any, args: Any, **options: Any) -> Any:
-        kinds = []
-        for value in args:
-            size = len(value) if isinstance(value, bytes) else 128
-            is_word = value is None or isinstance(value, int | Array)
-            kinds.append(_word(value) if is_word else f".param .align 64 .b8 p[{size}]")
-        ptx = f".visible .entry {self.spec.entry}({', '.join(kinds)})\n{{\n}}\n"
-        return Kernel(b"\177ELF", self.spec.entry, get_target("sm_90a"), ptx=ptx).plan(grid, block, args, **options)
-
-
-def _word(value: object) -> str:
-    return ".param .u32 p" if isinstance(value, int) and 0 < value < 1 << 31 else ".param .u64 p"
-
-
-def loaded(template: str, spec: Any, device: int, stream: int | None) -> tuple[Any, int]:
-    return AnyKernel(spec), 1
+        kinds = [f".align 64 .b8 p[{len(value)}]" if isinstance(value, bytes) else ".u64 p" for value in args]
+        ptx = f".visible .entry {self.spec.entry}({', '.join(f'.param {kind}' for kind in kinds)})\n{{\n}}\n"
+        return Kernel(b"\177ELF", self.spec.entry, self.target, ptx=ptx).plan(grid, block, args, **options)
 
 
 loading._compare_parameters = lambda *_: None
-plan.loaded = permute_columns.loaded = loaded
+operation.load_kernel = operation.known_kernel = AnyKernel
 #: Its tiles are divided.
-plan.choose = lambda problem, gpu: choose_mma_sync(
+marlin.choose = lambda problem, gpu: choose_mma_sync(
     Problem(problem.layer, problem.n // 8), imagined_gpu("sm_120a", PROCESSORS)
 )
 
-#: ``last``: (stream, address of partial sums, of activations) of the thread's last launch.
+#: ``last``: (stream, address of partial sums, of copied activations) of the thread's last launch.
 used: Any = threading.local()
-run = plan.Plan.run
+run = Replay.run
 
 
-def note(self: plan.Plan, weight: Any, x: int, out: int, bias: int, workspace: Any, stream: int) -> None:
-    used.last = stream, workspace.partials_pointer, x
-    assert self.partials_bytes <= workspace.partials_bytes
-    run(self, weight, x, out, bias, workspace, stream)
+def note(self: Replay, sizes: Any, addresses: tuple[int, ...], stream: int, *steady: Any) -> None:
+    partials, _, rows = addresses[-3:]
+    used.last = stream, partials, rows
+    run(self, sizes, addresses, stream, *steady)
 
 
-plan.Plan.run = note  # type: ignore[method-assign]
+Replay.run = note  # type: ignore[method-assign]
 
 
 def weight(n: int = N, *, act_order: bool = False) -> Any:

@@ -1,4 +1,4 @@
-"""A driver that launches nothing and records what each launch would get, for tests of the engine and of what uses it."""
+"""A driver that launches nothing and records what each launch would get, for tests of the engine and of families."""
 
 from __future__ import annotations
 

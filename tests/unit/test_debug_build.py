@@ -12,8 +12,9 @@ import pytest
 
 import cudatma
 from cudatma.build import kernel as build
-from cudatma.build.kernel import debugging, known_kernel, load_kernel, wants_debug
+from cudatma.build.kernel import Kernels, debugging, known_kernel, load_kernel, wants_debug
 from cudatma.build.render import render
+from cudatma.context import runtime
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.tools import dump_kernels
 
@@ -41,8 +42,7 @@ class Layout:
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv(build.DEBUG_VARIABLE, raising=False)
-    for name in ("_kernels", "_building", "_caches"):
-        monkeypatch.setattr(build, name, {})
+    runtime().parts[Kernels] = Kernels()
 
 
 def test_a_template_sees_it_and_the_opening_says_so() -> None:
@@ -78,7 +78,7 @@ def test_a_template_is_known_by_what_was_asked() -> None:
     stages = 8 * 4
     at = debug.smem_layout[-1][1] - stages
     assert debug.smem_layout[1:] == (("full_barriers", at, stages), ("empty_barriers", at + stages, stages))
-    build._kernels.clear()
+    runtime().parts[Kernels] = Kernels()
     assert load_kernel(*arguments, debug=True).smem_layout == debug.smem_layout  # out of the cache folder
 
 

@@ -23,7 +23,7 @@ from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.staged_tile import StagedTile
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.registry import REGISTRY
-from cudatma.kernels.schedule import Assignment, DivisorStruct, Schedule, assignments, ceil_div, schedule
+from cudatma.kernels.schedule import Assignment, Schedule, assignments, ceil_div, divisor, schedule
 from cudatma.target import get_target
 
 SPECS = [
@@ -279,8 +279,7 @@ def test_the_bytes_are_those_that_the_device_reads() -> None:
     packed, at = pack(spec.problem_members, values), offsets(spec.problem_members)
     assert struct.unpack_from("<I", packed, at["m"]) == (100,)
     assert struct.unpack_from("<f", packed, at["scale_back"]) == (8.0,)
-    by = values["by_k_iterations"]
-    assert struct.unpack_from("<II", packed, at["by_k_iterations"]) == (by.multiplier, by.shift)
+    assert struct.unpack_from("<II", packed, at["by_k_iterations"]) == divisor(values["by_k_iterations"])
     assert struct.unpack_from("<Q", packed, at["output_pitch"]) == (1 << 40,)
     with pytest.raises(KeyError, match="output_pitch"):
         pack(spec.problem_members, {name: value for name, value in values.items() if name != "output_pitch"})
@@ -291,9 +290,9 @@ def test_the_bytes_are_those_that_the_device_reads() -> None:
 @example(2**31 - 1, 2**31 - 1)
 @example(2**30 + 1, 2**31 - 1)
 def test_a_multiplication_divides(d: int, n: int) -> None:
-    by = DivisorStruct.of(d)
+    multiplier, shift = divisor(d)
     for each in (n, n // d * d, max(0, n // d * d - 1)):  # at multiples, and right before them
-        assert (2 * each * by.multiplier >> 32) >> by.shift == each // d
+        assert (2 * each * multiplier >> 32) >> shift == each // d
 
 
 @given(problems)
@@ -301,8 +300,9 @@ def test_tiles_lie_where_the_device_computes_them(case: tuple[StagedTile, int, i
     """tile_position() of parts/schedule.cuh.j2 in Python: each tile once, raster group after raster group."""
     problem = cut(*case).problem
 
-    def divide(n: int, by: Any) -> int:
-        return (2 * n * by.multiplier >> 32) >> by.shift
+    def divide(n: int, by: int) -> int:
+        multiplier, shift = divisor(by)
+        return (2 * n * multiplier >> 32) >> shift
 
     tiles = problem.tiles_m * problem.tiles_n
     for tile in {0, 1, tiles // 3, tiles // 2, tiles - 2, tiles - 1} & set(range(tiles)):

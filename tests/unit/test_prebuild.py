@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from cudatma.build import kernel as build
-from cudatma.build.kernel import load_kernel
+from cudatma.build.kernel import Kernels, load_kernel
 from cudatma.build.prebuild import compile_all, usable_cores
+from cudatma.context import runtime
 from cudatma.errors import ArgumentError, CompileError, TemplateError
 from cudatma.kernels.data_movement.tile_copy import TEMPLATE, TileCopySpec
 
@@ -32,8 +33,7 @@ class Deadly:
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty cache folder and an empty memory."""
     monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path / "cache"))
-    for name in ("_kernels", "_building", "_caches"):
-        monkeypatch.setattr(build, name, {})
+    runtime().parts[Kernels] = Kernels()
     build._nvrtc_version.cache_clear()
 
 
@@ -53,7 +53,7 @@ def test_the_cache_has_all_but_what_is_refused(jobs: int, monkeypatch: pytest.Mo
     assert refusal.message.startswith("NVRTC")
     assert "1st" in refusal.source
 
-    monkeypatch.setattr(build, "_kernels", {})
+    runtime().parts[Kernels] = Kernels()
     compiled = []
     monkeypatch.setattr(build, "compile_source", lambda *args, **options: compiled.append(args))
     for spec in GOOD:

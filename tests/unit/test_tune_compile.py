@@ -17,6 +17,8 @@ import pytest
 from fake_bench import FakeBench
 
 from cudatma.build import kernel as build
+from cudatma.build.kernel import Kernels
+from cudatma.context import runtime
 from cudatma.errors import ArgumentError, CompileError
 from cudatma.kernels import choice_table
 from cudatma.kernels.gpu import H200
@@ -182,8 +184,7 @@ def test_compiling_only_and_a_dry_run_exclude_each_other() -> None:
 def test_the_kernels_are_then_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By processes, for the GPU, with the call by which a launch loads them."""
     monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path / "cache"))
-    for name in ("_kernels", "_building", "_caches"):
-        monkeypatch.setattr(build, name, {})
+    runtime().parts[Kernels] = Kernels()
     specs = specs_of(tasks(3))
     ticks: list[None] = []
     kernels = compile_tasks(specs, MARLIN, "sm_90a", 2, lambda: ticks.append(None))

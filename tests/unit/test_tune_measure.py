@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -19,10 +19,10 @@ from cudatma.kernels.choosing import Listed, shortlist
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin import sample
 from cudatma.kernels.marlin.choose import MARLIN, decide
-from cudatma.kernels.marlin.plan import Plan, WeightAddresses
+from cudatma.kernels.marlin.gemm import weight_of
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.sample import MarlinTrial, random_weight
-from cudatma.kernels.schedule import schedule
+from cudatma.kernels.operation import Weight
 from cudatma.quantization import PackedWeight
 from tools.tune_measure import GpuBench
 
@@ -102,32 +102,26 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     rng = np.random.default_rng(0)
 
-    class FakePlan:
-        """Chooses as a plan does, and writes the same result whatever the copy."""
+    def launch_of(operation: Any, problem: Any, device: int, handle: int, named: Any, weight: Weight) -> Any:
+        """Choose as the engine does; the launch writes the same result whatever the copy."""
+        assert handle == stream.ptr
+        assert weight is weight_of(copies[0])
+        assert not problem.programmatic
+        assert not problem.batch_invariant
+        assert named["out"].shape == (problem.m, problem.n)
+        spec = decide(problem, H200).spec
+        return SimpleNamespace(replays=[SimpleNamespace(config=spec)], run=partial(run, spec.entry))
 
-        def __init__(self, *args: Any, **options: Any) -> None:
-            # As the plan itself would take them, so that a call that it would refuse fails here too.
-            given = inspect.signature(Plan).bind(*args, **options).arguments
-            w, x, out = (given[name] for name in ("w", "x", "out"))
-            assert w in copies
-            assert given["stream"] == stream.ptr
-            assert not given["programmatic"]
-            assert not given["batch_invariant"]
-            k, n = w.shape
-            self.spec = decide(Problem.of(w, x.rows), H200).spec
-            self.schedule = schedule(self.spec, x.rows, n, k, 132 * self.spec.blocks_per_sm)
-            assert out.info.shape == (x.rows, n)
+    def run(entry: str, addresses: tuple[int, ...], handle: int, weight: Weight) -> None:
+        (copy,) = (index for index, w in enumerate(copies) if weight_of(w) is weight)
 
-        def run(self, weight: Any, x: int, out: int, bias: int, space: Any, handle: int) -> None:
-            copy = [WeightAddresses.of(w) for w in copies].index(weight)
+        def launch() -> None:
+            here.seen.append((entry, copy))
+            stream.clock_us += here.us.get(entry, 10.0)
+            bits = bench._trial.out.view(np.uint16)
+            bits[...] = rng.integers(0, 9, bits.shape) if entry in here.wrong else 5
 
-            def launch() -> None:
-                here.seen.append((self.spec.entry, copy))
-                stream.clock_us += here.us.get(self.spec.entry, 10.0)
-                bits = bench._trial.out.view(np.uint16)
-                bits[...] = rng.integers(0, 9, bits.shape) if self.spec.entry in here.wrong else 5
-
-            stream.enqueue(launch)
+        stream.enqueue(launch)
 
     copies: list[PackedWeight] = []
 
@@ -137,10 +131,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         return twin
 
     monkeypatch.setattr(PackedWeight, "to_device", to_device)
-    monkeypatch.setattr(sample, "Plan", FakePlan)
+    monkeypatch.setattr(sample, "launch_of", launch_of)
     monkeypatch.setattr(operands, "_ROTATION_BYTES", 5 * random_weight(LAYER).nbytes)
-    space = SimpleNamespace(require_room=lambda spec, work: None)
-    monkeypatch.setattr(sample, "stream_workspace", lambda device, handle: space)
     bench = GpuBench(MarlinTrial(0))
     here.bench = bench  # type: ignore[attr-defined]
     with bench.opened():
