@@ -29,7 +29,10 @@ class DivisorStruct(ctypes.Structure):
 
 
 def divisor(d: int) -> tuple[int, int]:
-    """Return (multiplier, shift) of a DivisorStruct for 1 <= d < 2^31: 2^(31 + shift) / d, rounded up; 2^shift is at least d."""
+    """Return (multiplier, shift) of a DivisorStruct for 1 <= d < 2^31.
+
+    The multiplier is 2^(31 + shift) / d, rounded up; 2^shift is at least d.
+    """
     shift = (d - 1).bit_length()
     return -(-(1 << (31 + shift)) // d), shift
 

@@ -104,11 +104,15 @@ class AnyKernel:
 
 
 loading._compare_parameters = lambda *_: None
-operation.load_kernel = operation.known_kernel = AnyKernel
-#: Its tiles are divided.
-marlin.choose = lambda problem, gpu: choose_mma_sync(
-    Problem(problem.layer, problem.n // 8), imagined_gpu("sm_120a", PROCESSORS)
-)
+operation.load_kernel = operation.known_kernel = AnyKernel  # type: ignore[assignment]
+
+
+def choose(family: Any, problem: Any, *_: Any) -> Any:
+    """Choose a kernel whose tiles are divided."""
+    return choose_mma_sync(Problem(problem.layer, problem.n // 8), imagined_gpu("sm_120a", PROCESSORS))
+
+
+marlin.choose_again = choose
 
 #: ``last``: (stream, address of partial sums, of copied activations) of the thread's last launch.
 used: Any = threading.local()
@@ -121,7 +125,7 @@ def note(self: Replay, sizes: Any, addresses: tuple[int, ...], stream: int, *ste
     run(self, sizes, addresses, stream, *steady)
 
 
-Replay.run = note  # type: ignore[method-assign]
+Replay.run = note  # type: ignore[method-assign, assignment]
 
 
 def weight(n: int = N, *, act_order: bool = False) -> Any:
