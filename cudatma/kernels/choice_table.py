@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from cudatma.context import runtime
 from cudatma.errors import ArgumentError
 from cudatma.kernels import overrides
-from cudatma.kernels.family import Family, P, S, Times
+from cudatma.kernels.family import Family, P, S
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.menu import FIRST_MS, LAST_M, menu
 from cudatma.kernels.overrides import Found, entry_points, lookup, pinned_scope, pinned_spec
@@ -104,7 +104,7 @@ def forget() -> None:
 
 
 def _table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int, file: str | None) -> ChoiceTable:
-    key = family.name, problem.fixed if family.shape is None else family.shape(problem), gpu, file
+    key = family.name, problem.fixed, gpu, file
     tables: Tables = runtime().part(Tables)
     table = tables.get(key)
     if table is None or table.max_m < max_m:
@@ -121,18 +121,14 @@ def _table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int, file: str | N
 def _predicted(family: Family[P, S], shape: P, gpu: Gpu, max_m: int) -> ChoiceTable:
     """Build a table from the cost model alone."""
     ms = _starts(max_m)
-    found = _times(family, shape, ms, gpu)
+    found = family.times(shape, ms, gpu)
+    if not found:
+        raise ArgumentError("target", gpu.target, f"a target that runs one of the {family.name} kernels")
     specs = [spec for spec, _ in found]
     us = np.stack([us for _, us in found])
     choices = [Choice(spec) for spec in specs]
     chosen = menu(us, ms, np.array([family.is_shared(spec) for spec in specs]))
     return _merged(max_m, ms.tolist(), [choices[index] for index in chosen.tolist()])
-
-
-def _times(family: Family[P, S], shape: P, ms: NDArray[np.int64], gpu: Gpu) -> Times[S]:
-    if found := family.times(shape, ms, gpu):
-        return found
-    raise ArgumentError("target", gpu.target, f"a target that runs one of the {family.name} kernels")
 
 
 def _with_entries(family: Family[P, S], shape: Any, gpu: Gpu, predicted: ChoiceTable) -> ChoiceTable:

@@ -43,9 +43,9 @@ class KernelSpec(Protocol):
 class Problem(Protocol):
     """What a caller computes: a frozen dataclass.
 
-    m: the size that changes from call to call; n, k: the other two of a product. fixed: everything but m. constraint:
-    why only some configurations may serve, in words; empty where all may. description: of the problem, in words.
-    as_json(): as tuning entries keep it.
+    m: the size that changes from call to call; n, k: the other two of a product. fixed: everything else that the choice
+    depends on; problems with the same ``fixed`` share a choice table. constraint: why only some configurations may
+    serve, in words; empty where all may. description: of the problem, in words. as_json(): as tuning entries keep it.
     """
 
     @property
@@ -170,7 +170,7 @@ class Family(Generic[P, S]):
     with_m : callable
         ``with_m(problem, m)`` returns the problem with another M. By default, its field ``m`` is replaced.
     shape : callable, optional
-        Returns the problem whose choice table serves a problem. By default, the same problem with ``m`` = 1.
+        Returns the problem for which the choice table of a problem is built. By default, the same one with ``m`` = 1.
     is_shared : callable
         Whether menus prefer a spec because many shapes use it, so that they need fewer kernels together.
     """

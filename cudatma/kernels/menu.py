@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-#: The part by which a kernel may be slower than the cheapest where M is a power of two, as most batches are.
+#: Part by which a kernel may be slower than the cheapest where M is a power of two, as most batches are.
 _AT_POWERS = 0.005
 #: The part for other M grows by this much while a menu has more kernels than its limit.
 _GROWTH = 0.005

@@ -110,9 +110,9 @@ def test_times_at_many_lengths_are_the_costs_at_each(problem: Problem, version: 
     ],
 )
 def test_which_problems_share_a_table(problem: Problem, other: Problem, is_same: bool) -> None:
-    assert (ATTENTION.shape(problem) == ATTENTION.shape(other)) == is_same
-    for shape in (ATTENTION.shape(problem), ATTENTION.shape(other)):
-        assert ATTENTION.shape(shape) == shape
+    assert (problem.fixed == other.fixed) == is_same
+    assert (problem.shape() == other.shape()) == is_same
+    assert problem.shape().fixed == problem.fixed
 
 
 @pytest.mark.parametrize(

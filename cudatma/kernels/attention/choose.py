@@ -142,10 +142,6 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AttentionS
     return [(spec, spec.times_at(ms, everywhere, problem, gpu)) for spec in specs]
 
 
-def _with_queries(problem: Problem, m: int) -> Problem:
-    return replace(problem, q_length=m)
-
-
 ATTENTION: Family[Problem, AttentionSpec] = Family(
     name="attention",
     kernels=dict(VERSIONS),

@@ -98,27 +98,27 @@ class Problem:
         """The class of ``k_length`` that the choice of a configuration depends on.
 
         It is 0 if ``k_length`` equals ``q_length``, so that both change together. Otherwise it is ``k_length``, rounded
-        up to eight steps an octave.
+        up to eight steps an octave and at least 2.
         """
-        return 0 if self.q_length == self.k_length else rounded_up(self.k_length)
+        return 0 if self.q_length == self.k_length else rounded_up(max(2, self.k_length))
 
     @property
     def fixed(self) -> tuple[Any, ...]:
-        """All fields but the lengths, and ``keys``."""
-        lengths = "q_length", "k_length"
-        return (self.keys, *(getattr(self, name) for name in self.__dataclass_fields__ if name not in lengths))
+        """All that the choice depends on but ``q_length``.
+
+        The number of varlen sequences is rounded up: their lengths differ, so that tiles are counted roughly anyway.
+        """
+        batch = rounded_up(self.batch) if self.is_varlen else self.batch
+        return (self.keys, batch, *[getattr(self, name) for name in _EXACT])
 
     def with_queries(self, q_length: int) -> Problem:
         """Return the problem with another ``q_length``; ``k_length`` follows if both were equal."""
         return replace(self, q_length=q_length, k_length=q_length if self.keys == 0 else self.k_length)
 
     def shape(self) -> Problem:
-        """Return the problem whose choice table serves this one.
-
-        The number of varlen sequences is rounded up as well: their lengths differ, so that tiles are counted roughly.
-        """
-        batch = rounded_up(self.batch) if self.is_varlen else self.batch
-        return replace(self, batch=batch, q_length=1, k_length=max(2, self.keys) if self.keys else 1)
+        """Return the problem with one query that ``fixed`` describes."""
+        keys, batch, *_ = self.fixed
+        return replace(self, batch=batch, q_length=1, k_length=keys or 1)
 
     @property
     def constraint(self) -> str:
@@ -149,3 +149,7 @@ class Problem:
         given = {"q_length": raw["m"], "k_length": raw["k"], "v_head_dim": raw["n"], "head_dim": raw["n"]}
         given |= {"batch": 1, "heads": 1} | {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
         return cls(**(given | {"kv_heads": raw.get("kv_heads") or given["heads"]}))
+
+
+#: Fields of a Problem that ``fixed`` holds as they are.
+_EXACT = tuple(name for name in Problem.__dataclass_fields__ if name not in ("batch", "q_length", "k_length"))
