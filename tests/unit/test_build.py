@@ -22,8 +22,8 @@ from cudatma import backend, cli
 from cudatma.build import kernel as build
 from cudatma.build import render as render_module
 from cudatma.build.cache import Cache
+from cudatma.build.kernel import Kernels, default_target, load_kernel
 from cudatma.build.kernel import compile as compile_kernel
-from cudatma.build.kernel import default_target, load_kernel
 from cudatma.context import runtime
 from cudatma.errors import (
     ArgumentError,
@@ -58,8 +58,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty cache folder and an empty memory."""
     monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("CUDATMA_TARGET", raising=False)
-    for name in ("_kernels", "_building", "_caches"):
-        monkeypatch.setattr(build, name, {})
+    runtime().parts[Kernels] = Kernels()
     build._nvrtc_version.cache_clear()
 
 
@@ -95,7 +94,7 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def forget() -> None:
     """As in a new process: nothing in memory."""
-    runtime().parts.pop(build.Kernels, None)
+    runtime().parts[Kernels] = Kernels()
 
 
 # --- load_kernel
@@ -215,7 +214,7 @@ def test_concurrent_threads_compile_once(templates: Path, compilations: list[str
         thread.join()
     assert len(compilations) == 1
     assert len({id(kernel) for kernel in found}) == 1
-    assert runtime().part(build.Kernels).building == {}
+    assert runtime().part(Kernels).building == {}
 
 
 _WORKER = """
@@ -263,7 +262,7 @@ def test_a_failed_compilation_keeps_its_artifacts_and_is_tried_again(templates: 
     folder = Path(caught.value.folder)
     assert "nonsense" in (folder / "kernel.cu").read_text()
     assert "error" in (folder / "log.txt").read_text()
-    assert runtime().part(build.Kernels).building == {}
+    assert runtime().part(Kernels).building == {}
 
 
 def test_a_template_that_ptxas_makes_slow_is_an_error(templates: Path) -> None:
@@ -308,7 +307,7 @@ def test_a_lock_that_never_comes_free_does_not_stop_a_launch(monkeypatch: pytest
 def test_a_forked_child_compiles_for_itself(tmp_path: Path) -> None:
     """The fork may come while another thread of the parent holds the locks."""
     child = -1
-    with runtime().part(build.Kernels).lock:
+    with runtime().part(Kernels).lock:
         child = os.fork()
         if child == 0:
             try:
