@@ -34,9 +34,6 @@ _PREFERRED = {"a": "R", "b": "C"}
 def gemm_arguments(problem: Problem, spec: GemmSpec, target: Target, sm_count: int) -> Arguments:
     """Return the launch for a problem whose layout is the spec's. Raises TargetError, ArgumentError."""
     spec.check_target(target)
-    operands = operands_of(problem)
-    if spec.ring_has_scales and operands.scale_rows is None:
-        raise ArgumentError("spec.scales_by_tma", True, "False for scales that TMA cannot read")
     makers: dict[str, Callable[[], Any]] = {
         "a_map": lambda: _operand_map("a", problem, spec),
         "b_map": lambda: _operand_map("b", problem, spec),
