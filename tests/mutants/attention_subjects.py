@@ -3,23 +3,26 @@ blocks of keys that the first warpgroup does not see."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 from subject import Subject
 
-from cudatma.arrays import describe
-from cudatma.kernels.attention.decode_plan import DecodeWork, HostParts, plan_decode
+from cudatma.arrays import ArrayInfo, describe
+from cudatma.kernels.arguments import Arguments
+from cudatma.kernels.attention.arguments import attention_arguments
+from cudatma.kernels.attention.decode_plan import DecodeWork, decode_arguments
 from cudatma.kernels.attention.decode_request import check_decode
 from cudatma.kernels.attention.decode_spec import AttentionDecode, AttentionDecodeFp8
-from cudatma.kernels.attention.plan import HostCounter, plan_attention
 from cudatma.kernels.attention.request import check_call
 from cudatma.kernels.attention.sample import SMALL
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import VERSIONS, AttentionA4
 from cudatma.kernels.host import host_bytes
+from cudatma.kernels.operation import host_workspace
 from cudatma.mutants.mutant import Call
 from cudatma.target import get_target
 
@@ -30,6 +33,23 @@ _HEAD_DIM = 32
 def _dims(version: str) -> tuple[int, int]:
     """Small; of narrower heads the threads of a1 copy 32 rows at a time, two blocks."""
     return (64, 64) if version == "a1" else (_HEAD_DIM, _HEAD_DIM)
+
+
+def _call(launch: Arguments, read: Mapping[str, ArrayInfo | None], **results: Any) -> Call:
+    """Return a launch with these arrays, all of which the kernel before it may have written."""
+    arrays = {name: info for name, info in read.items() if info is not None} | host_workspace(launch.sizes)
+    arrays |= {name: describe(result) for name, result in results.items()}
+    held = tuple(host_bytes(info) for info in arrays.values())
+    return Call(
+        launch.config.entry,
+        launch.sizes.grid,
+        launch.config.threads,
+        tuple(launch.filled(arrays)),
+        shared_bytes=launch.shared_bytes,
+        arrays=held,
+        options=(("produced_by_previous", held),),
+        keep=arrays,
+    )
 
 
 def _attention_call(spec: AttentionSpec) -> Callable[[], Call]:
@@ -45,20 +65,9 @@ def _attention_call(spec: AttentionSpec) -> Callable[[], Call]:
             for length in (q_length, k_length, k_length)
         )
         out, lse = np.zeros_like(q), np.zeros((1, 1, q_length), np.float32)
-        request, _, result = check_call(q, k, v, causal=spec.is_causal, out=out, return_lse=True)
-        assert result is not None
-        launch = plan_attention(request, result, describe(lse), spec, get_target(_TARGET), 1, HostCounter())
-        arrays = tuple(host_bytes(info) for info in launch.touched)
-        return Call(
-            spec.entry,
-            launch.grid,
-            spec.threads,
-            tuple(launch.values),
-            shared_bytes=spec.smem_bytes,
-            arrays=arrays,
-            options=(("produced_by_previous", arrays),),
-            keep=launch,
-        )
+        request, _, _ = check_call(q, k, v, causal=spec.is_causal, out=out, return_lse=True)
+        launch = attention_arguments(request, spec, get_target(_TARGET), 1)
+        return _call(launch, request.read, out=out, lse=lse)
 
     return make
 
@@ -74,22 +83,10 @@ def _decode_call(spec: AttentionDecode) -> Callable[[], Call]:
         k, v = (random.standard_normal((pages, page_size, 1, _HEAD_DIM), np.float32).astype(kind) for _ in range(2))
         table = random.permutation(pages).astype(np.int32)[None]
         out, lse = np.zeros_like(q), np.zeros((1, 2, 1), np.float32)
-        given = check_decode(q, k, v, np.array([length], np.int32), page_table=table, out=out, return_lse=True)
-        request, _, result = given
-        assert result is not None
-        work = DecodeWork(spec, 1, 2, 2)
-        launch = plan_decode(request, result, describe(lse), work, get_target(_TARGET), HostParts.of(work))
-        arrays = tuple(host_bytes(info) for info in launch.touched)
-        return Call(
-            spec.entry,
-            launch.grid,
-            spec.threads,
-            tuple(launch.values),
-            shared_bytes=spec.smem_bytes,
-            arrays=arrays,
-            options=(("produced_by_previous", arrays),),
-            keep=launch,
-        )
+        lengths = np.array([length], np.int32)
+        request, _, _ = check_decode(q, k, v, lengths, page_table=table, out=out, return_lse=True)
+        launch = decode_arguments(request, DecodeWork(spec, 1, 2, 2), get_target(_TARGET))
+        return _call(launch, request.read, out=out, lse=lse)
 
     return make
 

@@ -22,7 +22,7 @@ def reference(request: Request, arrays: Mapping[str, ArrayInfo]) -> None:
     """Write out, and lse if it is there: (batch, heads, q_length), of sequences one after the other (heads, total
     length). All in host memory."""
     named = {name: host_array(info) for name, info in arrays.items()}
-    q, k, v, out = (named[name].reshape(-1, *named[name].shape[-3:]) for name in ("q", "k", "v", "out"))
+    q, k, v, out = (named[name] if named[name].ndim == 4 else named[name][None] for name in ("q", "k", "v", "out"))
     sums, sink = named.get("lse"), named.get("sink")
     asked = request.scale, request.mask, request.softcap, sink
     if request.sequences is None:
