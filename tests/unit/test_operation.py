@@ -13,16 +13,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from stub_driver import RESULT, Array, Launch, StubDriver, packed_weight
+from stub_driver import RESULT, Array, Launch, StubDriver, fresh, packed_weight
 from stub_driver import stub as stub  # the fixture
 
 from cudatma import LaunchError, gemm, marlin_gemm
-from cudatma.context import Runtime, runtime, using_runtime
+from cudatma.context import using_runtime
 from cudatma.descriptor import codec
 from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels import operation
-from cudatma.kernels.choice_table import Tables
 from cudatma.kernels.gemm.gemm import GEMM_CALL, Gemm
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinGemm
 from cudatma.kernels.operation import PlanCache, calls_of
@@ -110,13 +109,6 @@ def launched(stub: StubDriver, call: Call, m: int) -> list[Launch]:
     stub.launches.clear()
     call(m)
     return list(stub.launches)
-
-
-def fresh() -> Runtime:
-    """Return a Runtime without plans. Tables of choices are shared: building one takes longer than a call."""
-    made = Runtime()
-    made.parts[Tables] = runtime().part(Tables)
-    return made
 
 
 def sizes(count: int, seed: int) -> list[int]:

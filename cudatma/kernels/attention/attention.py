@@ -29,7 +29,7 @@ from cudatma.kernels.attention.request import (
     reduced,
 )
 from cudatma.kernels.attention.spec import AttentionSpec
-from cudatma.kernels.attention.tensors import addressable, check_shapes, operand, plain_array
+from cudatma.kernels.attention.tensors import addressable, check_shapes, operand, plain_array, plain_strides
 from cudatma.kernels.attention.versions import chosen_version
 from cudatma.kernels.checks import check_place, checked_count, checked_flag
 from cudatma.kernels.gpu import Gpu
@@ -110,7 +110,8 @@ def attention(
         As for ``marlin_gemm``.
     """
     number, asked_by = chosen_version(version)
-    options = causal, window, scale, softcap, return_lse, number, causal.__class__, return_lse.__class__
+    kinds = kinds_of(window, causal, scale, softcap, return_lse)
+    options = causal, window, scale, softcap, return_lse, number, kinds
     with naming(asked_by):
         return run(ATTENTION_CALL, (q, k, v, sink), out, options, stream, backend)
 
@@ -165,9 +166,18 @@ def attention_varlen(
     ArgumentError, ArgumentTypeError, TargetError, LaunchError, CompileError, DriverError, HazardError
         As attention().
     """
-    options = causal, window, scale, softcap, return_lse, causal.__class__, return_lse.__class__
+    kinds = kinds_of(window, causal, scale, softcap, return_lse, max_seqlen_q, max_seqlen_k)
+    options = causal, window, scale, softcap, return_lse, kinds
     inputs, longest = (q, k, v, cu_seqlens_q, cu_seqlens_k, sink), (max_seqlen_q, max_seqlen_k)
     return run(VARLEN_CALL, inputs, out, options, stream, backend, numbers=longest)
+
+
+def kinds_of(window: Any, *options: Any) -> tuple[type, ...]:
+    """Return the types of options. An option may be valid and an equal one of another type, True for 1, may not."""
+    kinds = [option.__class__ for option in options]
+    if window.__class__ is tuple:
+        kinds += [side.__class__ for side in window]
+    return tuple(kinds)
 
 
 class Attention(Operation[Request, AttentionSpec]):
@@ -179,7 +189,7 @@ class Attention(Operation[Request, AttentionSpec]):
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Request]:
         """Validate a call."""
-        causal, window, scale, softcap, return_lse, version, *_ = options
+        causal, window, scale, softcap, return_lse, version, _ = options
         q, k, v, sink = inputs
         request, shape, _ = check_call(q, k, v, causal, scale, window, softcap, sink, out, return_lse)
         return checked_request(replace(request, version=version), shape)
@@ -265,7 +275,7 @@ class AttentionVarlen(Attention):
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Request]:
         """Validate a call."""
-        max_q, max_k, causal, window, scale, softcap, return_lse, *_ = options
+        max_q, max_k, causal, window, scale, softcap, return_lse, _ = options
         q, k, v, of_q, of_k, sink = inputs
         asked = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "sink": sink}
         request, shape = check_varlen(q, k, v, of_q, of_k, max_q, max_k, **asked, out=out, return_lse=return_lse)
@@ -310,13 +320,15 @@ def checked_request(request: Any, shape: tuple[int, ...]) -> Checked[Any]:
 
 
 def resized(info: ArrayInfo, shape: Any, strides_bytes: Any) -> ArrayInfo:
-    """Return a layout with another shape and other strides."""
-    return ArrayInfo(0, shape, tuple(strides_bytes), info.dtype, info.device, None, info.kind)
+    """Return a layout with another shape and other strides, as addressable() has it."""
+    strides = plain_strides(shape, strides_bytes, info.dtype)
+    return ArrayInfo(0, shape, strides, info.dtype, info.device, None, info.kind)
 
 
 def _one(info: ArrayInfo, shape: Any, strides_bytes: Any) -> ArrayInfo:
     """Return sequences that follow each other as a batch of one."""
-    return resized(info, (1, *shape), (shape[0] * strides_bytes[0], *strides_bytes))
+    strides = plain_strides(shape, strides_bytes, info.dtype)
+    return ArrayInfo(0, (1, *shape), (shape[0] * strides[0], *strides), info.dtype, info.device, None, info.kind)
 
 
 ATTENTION_CALL, VARLEN_CALL = Attention(), AttentionVarlen()

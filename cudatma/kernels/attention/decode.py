@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from cudatma.arrays import ArrayInfo
 from cudatma.kernels.arguments import Arguments, Sizes
-from cudatma.kernels.attention.attention import checked_request, resized
+from cudatma.kernels.attention.attention import checked_request, kinds_of, resized
 from cudatma.kernels.attention.decode_plan import decode_arguments, decode_sizes, decode_spec, divide
 from cudatma.kernels.attention.decode_request import NAME, DecodeRequest, check_decode
 from cudatma.kernels.attention.decode_spec import AttentionDecode
@@ -77,7 +77,7 @@ def attention_decode(
     k_number, k_array = _factor(k_scale)
     v_number, v_array = _factor(v_scale)
     inputs = q, k_cache, v_cache, seqlens, page_table, sink, k_array, v_array
-    kinds = k_number.__class__, v_number.__class__, return_lse.__class__
+    kinds = kinds_of(window, scale, softcap, return_lse, k_number, v_number)
     options = window, scale, softcap, return_lse, k_number, v_number, kinds
     return run(DECODE_CALL, inputs, out, options, stream, backend)
 

@@ -66,11 +66,18 @@ def addressable(info: ArrayInfo, field: str) -> ArrayInfo:
             raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "copy it")
         if info.pointer % ALIGNMENT:
             raise ArgumentError(f"{field}.pointer", hex(info.pointer), f"a multiple of {ALIGNMENT} bytes", "copy it")
-    shape, given = info.shape, zip(info.shape, info.strides_bytes, dense_strides(info.shape, info.dtype), strict=True)
-    strides = tuple([stride if extent > 1 else dense for extent, stride, dense in given])
+    shape, strides = info.shape, plain_strides(info.shape, info.strides_bytes, info.dtype)
     if len(shape) == 3:
         shape, strides = (1, *shape), (shape[0] * strides[0], *strides)
     return replace(info, shape=shape, strides_bytes=strides)
+
+
+def plain_strides(shape: tuple[int, ...], strides_bytes: Sequence[int], dtype: np.dtype[Any]) -> tuple[int, ...]:
+    """Return the strides; dimensions of one element get those of a dense array."""
+    if min(shape, default=0) > 1:
+        return tuple(strides_bytes)
+    given = zip(shape, strides_bytes, dense_strides(shape, dtype), strict=True)
+    return tuple([stride if extent > 1 else dense for extent, stride, dense in given])
 
 
 def check_shapes(
