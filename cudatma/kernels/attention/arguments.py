@@ -135,7 +135,7 @@ def score_values(scale: float, softcap: float) -> dict[str, float]:
 
 
 def _map(name: str, info: ArrayInfo, box: tuple[int, int, int, int], swizzle: str) -> Map:
-    """Return a map of (batch, length, heads, head_dim), heads outside of rows whatever the order of their strides."""
+    """Return a map of (batch, length, heads, head_dim). Heads are outside of rows in any order of strides."""
     kind = tma_type("uint8" if info.dtype.itemsize == 1 else info.dtype)
     batch, length, heads, dim = info.shape
     _, row, head, _ = info.strides_bytes

@@ -173,7 +173,7 @@ def attention_varlen(
 
 
 def kinds_of(window: Any, *options: Any) -> tuple[type, ...]:
-    """Return the types of options. An option may be valid and an equal one of another type, True for 1, may not."""
+    """Return the types of options: 1 may be valid where True, which is equal, is not."""
     kinds = [option.__class__ for option in options]
     if window.__class__ is tuple:
         kinds += [side.__class__ for side in window]
@@ -181,7 +181,7 @@ def kinds_of(window: Any, *options: Any) -> tuple[type, ...]:
 
 
 class Attention(Operation[Request, AttentionSpec]):
-    """attention as an operation. Its options are those of the function in their order."""
+    """attention as an operation."""
 
     name: ClassVar[str] = "attention"
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "sink")
@@ -320,7 +320,7 @@ def checked_request(request: Any, shape: tuple[int, ...]) -> Checked[Any]:
 
 
 def resized(info: ArrayInfo, shape: Any, strides_bytes: Any) -> ArrayInfo:
-    """Return a layout with another shape and other strides, as addressable() has it."""
+    """Return a layout with another shape and other strides, normalized like addressable()."""
     strides = plain_strides(shape, strides_bytes, info.dtype)
     return ArrayInfo(0, shape, strides, info.dtype, info.device, None, info.kind)
 

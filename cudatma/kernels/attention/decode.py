@@ -88,7 +88,7 @@ def _factor(scale: Any) -> tuple[Any, Any]:
 
 
 class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
-    """attention_decode as an operation. Its options are those of the function in their order."""
+    """attention_decode as an operation."""
 
     name: ClassVar[str] = NAME
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "seqlens", "page_table", "sink", "k_scale", "v_scale")

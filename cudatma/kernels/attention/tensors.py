@@ -73,7 +73,7 @@ def addressable(info: ArrayInfo, field: str) -> ArrayInfo:
 
 
 def plain_strides(shape: tuple[int, ...], strides_bytes: Sequence[int], dtype: np.dtype[Any]) -> tuple[int, ...]:
-    """Return the strides; dimensions of one element get those of a dense array."""
+    """Return the strides with a dense array's for dimensions of one element."""
     if min(shape, default=0) > 1:
         return tuple(strides_bytes)
     given = zip(shape, strides_bytes, dense_strides(shape, dtype), strict=True)
