@@ -120,11 +120,11 @@ class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
     def resized(
         self, problem: DecodeRequest, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
     ) -> tuple[DecodeRequest, tuple[int, ...], tuple[int, ...] | None] | None:
-        """Return the request with another number of sequences whose caches are in pages."""
+        """Return the request with other numbers of sequences and of queries, for caches in pages."""
         q, _, v, seqlens, table, *_, out = shapes
         if table is None or problem.page_table is None or table[0] != q[0] or seqlens[0] != q[0]:
             return None
-        if q[1] != problem.q.shape[1] or (out is not None and out[:2] != q[:2]):
+        if out is not None and out[:2] != q[:2]:
             return None
         changed = replace(
             problem,
