@@ -206,6 +206,13 @@ def test_other_sizes_of_a_loaded_kernel_are_not_checked(
     assert bool(checked) == (name in NOT_RESIZED)
 
 
+def test_heads_outside_of_rows_share_a_plan(stub: StubDriver) -> None:
+    """The distance of heads is the length of a sequence."""
+    for k_length in (900, 901, 902):
+        ATTENTION["heads first"]((2, 1, k_length))
+    assert stub.plans == 1
+
+
 #: Arguments of valid calls with all kinds of arrays.
 GIVEN: dict[Any, dict[str, Any]] = {
     attention: {

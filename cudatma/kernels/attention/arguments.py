@@ -62,11 +62,10 @@ def attention_sizes(
         raise ArgumentError(
             "q.shape", request.q.shape, f"at most {MAX_EXTENT} tiles of {spec.block_m} queries of a head"
         )
-    values = _values(request, spec)
-    values |= stride_values({"q": request.q, "k": request.k, "v": request.v, "output": request.out})
+    arrays = {"q": request.q, "k": request.k, "v": request.v, "output": request.out}
+    values = _values(request, spec) | stride_values(arrays)
     if request.sequences:  # they begin where the kernel reads
         values["output_batch"] = 0
-    arrays = {"q": request.q, "k": request.k, "v": request.v, "output": request.out}
     fields: list[int] = []
     for name in spec.parameter_names:
         if name.endswith("_map"):
@@ -101,10 +100,10 @@ def _values(request: Request, spec: AttentionSpec) -> dict[str, Any]:
         "tiles_n": columns,
         "raster_heads": raster_heads,
         "last_group": last_group,
-        "by_tiles_n": (columns),
-        "by_raster_tiles": (raster_heads * columns),
-        "by_raster_heads": (raster_heads),
-        "by_last_heads": (rows - last_group),
+        "by_tiles_n": columns,
+        "by_raster_tiles": raster_heads * columns,
+        "by_raster_heads": raster_heads,
+        "by_last_heads": rows - last_group,
         "q_length": q_length,
         "k_length": k_length,
         "heads": request.heads,
@@ -137,17 +136,17 @@ def score_values(scale: float, softcap: float) -> dict[str, float]:
 def _map(name: str, info: ArrayInfo, box: tuple[int, int, int, int], swizzle: str) -> Map:
     """Return a map of (batch, length, heads, head_dim). Heads are outside of rows in any order of strides."""
     kind = tma_type("uint8" if info.dtype.itemsize == 1 else info.dtype)
-    batch, length, heads, dim = info.shape
-    _, row, head, _ = info.strides_bytes
-    _, _, batch_bytes = map_fields(info)
-    strides = row, head if heads > 1 else row, batch_bytes
+    _, _, heads, dim = info.shape
+    length, batch, head_bytes, batch_bytes = map_fields(info)
+    strides = info.strides_bytes[1], head_bytes, batch_bytes
     tma_box = box[3], box[1], box[2], box[0]
     dims = dim, length, heads, batch
     spec = TiledSpec(dtype=kind, dims=dims, strides_bytes=strides, box=tma_box, swizzle=swizzle)  # type: ignore[arg-type]
-    return Map(name, spec, (("dim", 1), ("dim", 3), ("stride", 2)))
+    return Map(name, spec, (("dim", 1), ("dim", 3), ("stride", 1), ("stride", 2)))
 
 
-def map_fields(info: ArrayInfo) -> tuple[int, int, int]:
-    """Return what of a map differs from call to call: length, batch, and bytes from one sequence to the next."""
-    batch, length, _, _ = info.shape
-    return length, batch, info.strides_bytes[0] if batch > 1 else info.strides_bytes[1]
+def map_fields(info: ArrayInfo) -> tuple[int, int, int, int]:
+    """Return the sized fields of a map: length, batch, and bytes from one head and from one sequence to the next."""
+    batch, length, heads, _ = info.shape
+    batch_bytes, row, head, _ = info.strides_bytes
+    return length, batch, head if heads > 1 else row, batch_bytes if batch > 1 else row

@@ -227,9 +227,10 @@ class Attention(Operation[Request, AttentionSpec]):
 
     def plan_key(self, problem: Request) -> Hashable:
         """All that a kernel and its tensor maps depend on, besides sizes."""
-        mask, steps = problem.mask, [info.strides_bytes[1:] for info in (problem.q, problem.k, problem.v, problem.out)]
+        mask = problem.mask
+        pitches = [info.strides_bytes[1] for info in (problem.q, problem.k, problem.v, problem.out)]
         flags = mask.is_causal, mask.has_window, problem.softcap > 0, problem.sink is not None, problem.has_lse
-        return problem.q.dtype, problem.q.shape[2:], problem.v.shape[2:], *steps, flags, problem.version
+        return problem.q.dtype, problem.q.shape[2:], problem.v.shape[2:], *pitches, flags, problem.version
 
     def without_kernel(self, problem: Request, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
         """Write the results of queries that see no key."""

@@ -141,12 +141,13 @@ class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
 
     def plan_key(self, problem: DecodeRequest) -> Hashable:
         """All that a kernel and its tensor maps depend on, besides sizes."""
-        mask, steps = problem.mask, [info.strides_bytes[1:] for info in (problem.q, problem.k, problem.v, problem.out)]
+        mask = problem.mask
+        pitches = [info.strides_bytes[1] for info in (problem.q, problem.k, problem.v, problem.out)]
         flags = mask.is_causal, mask.has_window, problem.softcap > 0, problem.sink is not None, problem.has_lse
         scales = isinstance(problem.k_scale, ArrayInfo), isinstance(problem.v_scale, ArrayInfo)
         table = problem.page_table is not None
         shapes = problem.q.shape[2:], problem.k.shape[1:], problem.v.shape[2:]
-        return problem.q.dtype, problem.k.dtype, shapes, *steps, flags, scales, table
+        return problem.q.dtype, problem.k.dtype, shapes, *pitches, flags, scales, table
 
     def without_kernel(self, problem: DecodeRequest, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
         """Write the results of queries that see no key."""
