@@ -66,7 +66,7 @@ def in_pages(given: dict[str, Any], page_size: int) -> dict[str, Any]:
 
 
 def launch(request: DecodeRequest, work: DecodeWork, target: Target, schedules: int, **results: Any) -> None:
-    """Run a request on the emulator, which finds no hazard; the flags of the workspace are as they were."""
+    """Run a request on the emulator, which finds no hazard. The kernel resets the flags of the workspace."""
     launched = decode_arguments(request, work, target)
     arrays = {name: info for name, info in request.read.items() if info is not None}
     space = host_workspace(launched.sizes)

@@ -50,7 +50,7 @@ def operand(batch: int, length: int, heads: int, dim: int, dtype: str, seed: int
 
 
 def launch(request: Request, spec: AttentionSpec, target: Target, schedules: int, **results: Any) -> None:
-    """Run a request on the emulator, which finds no hazard; persistent CTAs leave the counter of tiles as it was."""
+    """Run a request on the emulator, which finds no hazard. Persistent CTAs reset their counter of tiles."""
     launched = attention_arguments(request, spec, target, SMS)
     arrays = request.arrays() | {name: describe(result) for name, result in results.items()}
     space = host_workspace(launched.sizes)

@@ -1,4 +1,4 @@
-"""attention_decode and attention_varlen on a GPU: against float64, pages, graphs, streams, known calls."""
+"""attention_decode and attention_varlen on a GPU: against float64, pages, graphs, streams, repeated calls."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ def test_both_results_are_made(stub: StubDriver, function: Any) -> None:
     assert dim == 64
 
 
-#: Changes of a call that was made before, and the error of each; None if the changed call is valid, too.
+#: Changes of an earlier call and the error of each, None if the changed call is also valid.
 CHANGES: list[tuple[Any, dict[str, Any], type[Exception] | None]] = [
     *((attention, {name: GIVEN[attention][name].at(0x5008)}, ArgumentError) for name in ("q", "k", "v", "out")),
     (attention, {"sink": vector("sink", 4).at(0x5002)}, ArgumentError),
@@ -384,7 +384,7 @@ def test_queries_that_see_no_key_launch_nothing(stub: StubDriver, monkeypatch: p
     ("capacity", "cache", "overlaps"), [(200000, np.float16, True), (200000, E4M3, True), (210000, E4M3, False)]
 )
 def test_a_large_e4m3_cache_is_read_alone(stub: StubDriver, capacity: int, cache: Any, overlaps: bool) -> None:
-    """From 50 MiB on the launch waits for the one before it."""
+    """The launch waits for the previous one if the cache has 50 MiB or more."""
     k, v = (rows(name, 1, capacity, 2, 64, dtype=cache) for name in "kv")
     attention_decode(rows("q", 1, 1, 8, 64), k, v, vector("seqlens", 1, np.int32))
     assert stub.last()[0].programmatic == overlaps

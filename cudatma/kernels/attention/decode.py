@@ -120,7 +120,7 @@ class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
     def resized(
         self, problem: DecodeRequest, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
     ) -> tuple[DecodeRequest, tuple[int, ...], tuple[int, ...] | None] | None:
-        """Return the request with other numbers of sequences and of queries, for caches in pages."""
+        """Return the request with other numbers of sequences and queries if the caches are in pages."""
         q, _, v, seqlens, table, *_, out = shapes
         if table is None or problem.page_table is None or table[0] != q[0] or seqlens[0] != q[0]:
             return None
