@@ -324,7 +324,7 @@ def test_a_wrong_call_of_sequences_is_named(options: dict[str, Any], error: type
 
 def test_a_problem_of_sequences_has_their_count_and_the_longest() -> None:
     given = {name: value for name, value in VARLEN.items() if name != "backend"}
-    request, shape, _ = check_varlen(**given, causal=True)
+    request, shape = check_varlen(**given, causal=True)
     problem = request.problem()
     assert (problem.batch, problem.q_length, problem.k_length, problem.is_varlen) == (2, 7, 8, True)
     assert shape == (10, H, D)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cudatma.arrays import ArrayInfo, dense_strides
-from cudatma.kernels.attention.plan import raster
+from cudatma.kernels.attention.arguments import raster
 from cudatma.kernels.attention.request import Mask, Request
 from cudatma.kernels.attention.versions import AttentionA4
 

@@ -141,7 +141,7 @@ class MarlinGemm(Operation[Problem, Config]):
             max(rows.rows, 1),
             batch_invariant=batch_invariant,
             x_pitch_bytes=rows.pitch_bytes,
-            out_pitch_bytes=0 if result is None else result.pitch_bytes,
+            out_pitch_bytes=None if result is None else result.pitch_bytes,
             has_aligned_x=rows.is_aligned,
             has_aligned_out=w.shape[1] % 8 == 0 if result is None else result.is_aligned,
             programmatic=programmatic,
