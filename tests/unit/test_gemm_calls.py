@@ -14,10 +14,13 @@ import pytest
 
 from cudatma.arrays import ArrayInfo, dense_strides
 from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError, TargetError
+from cudatma.kernels.gemm.arguments import gemm_arguments
 from cudatma.kernels.gemm.choose import gemm_explain
 from cudatma.kernels.gemm.gemm import gemm
 from cudatma.kernels.gemm.problem import ACTIVATIONS, LAYOUTS
 from cudatma.kernels.gemm.request import check_call
+from cudatma.kernels.gemm.versions import GemmV4
+from cudatma.target import get_target
 
 BF16, E4M3, E5M2 = (np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"))
 M, N, K, BATCH = 4, 24, 256, 3
@@ -372,6 +375,15 @@ def test_which_scales_of_blocks_tma_reads(
     a, b = np.zeros((batch, m, k), E4M3), np.zeros((batch, n, k), E4M3).swapaxes(1, 2)
     request, _, _ = check_call(a, b, a_scale=a_scale, b_scale=np.ones((3, 1), np.float32))
     assert request.problem().scales_by_tma == by_tma
+
+
+def test_a_kernel_that_reads_scales_by_tma_refuses_others() -> None:
+    a, b = np.zeros((40, 384), E4M3), np.zeros((64, 384), E4M3).T
+    scales = {"a_scale": np.ones((40, 3), np.float32), "b_scale": np.ones((3, 1), np.float32)}
+    problem = check_call(a, b, **scales)[0].problem()
+    spec = replace(GemmV4("float8_e4m3fn", "RC", 128, 64, 128, 2, 1).adapted(problem), scales_by_tma=True)
+    with pytest.raises(ArgumentError, match=r"^spec.scales_by_tma: got True; allowed: False for scales that TMA"):
+        gemm_arguments(problem, spec, get_target("sm_90a"), 132)
 
 
 def test_one_scale_for_all_rows_of_a_folded_batch_is_not_read_by_tma() -> None:

@@ -95,7 +95,7 @@ def gemm_calls() -> dict[str, Call]:
         "fp8, blocks": lambda m: gemm(
             rows(m, k, E4M3), fp8, a_scale=columns(m, 8, np.float32, pitch=4096, address=A_SCALE), b_scale=blocks
         ),
-        "large": lambda m: gemm(rows(m, 8192), columns(8192, 8192)),
+        "large": lambda m: gemm(rows(m, 2048), columns(2048, 16384)),
         "version": lambda m: gemm(rows(m, k), right, version=3),
         "(B, T, K)": lambda m: gemm(Array((3, m, k), np.float16, A), right),
         "(B, T, K), strides": lambda m: gemm(Array((2, m, k), np.float16, A, strides=(1 << 24, 2 * k, 2)), right),
@@ -158,10 +158,13 @@ def launched(stub: StubDriver, call: Call, m: int) -> list[Launch]:
 
 
 def sizes(count: int, seed: int) -> list[int]:
-    """Return values of M, small ones as often as large ones; neighbors, and each of 1 to 8, are among them."""
+    """Return values of M, small ones as often as large ones; neighbors, and each of 1 to 8, are among them.
+
+    So are 181 and 182, between which the largest GEMM ceases to be bound by memory.
+    """
     rng = random.Random(seed)
     found = [int(2 ** rng.uniform(0, 11.5)) for _ in range(count)]
-    found = [*range(1, 9), *found, *(m + 1 for m in found[: count // 3])]
+    found = [*range(1, 9), 181, 182, *found, *(m + 1 for m in found[: count // 3])]
     rng.shuffle(found)
     return found
 
@@ -357,19 +360,20 @@ def test_results_without_elements_launch_nothing(stub: StubDriver, call: Any) ->
 def test_threads_have_arguments_of_their_own(stub: StubDriver) -> None:
     """A second thread makes a call, with another M, after the first one has written its arguments."""
     marlin()
-    marlin(x=rows(9, 128), out=rows(9, 64, address=OUT))
-    four, nine = stub.last(2)
+    marlin(x=rows(3, 128), out=rows(3, 64, address=OUT))
+    four, three = stub.last(2)
+    assert four.entry == three.entry
 
     def meanwhile() -> None:
         stub.during_launch = bool
-        other = threading.Thread(target=lambda: marlin(x=rows(9, 128), out=rows(9, 64, address=OUT)))
+        other = threading.Thread(target=lambda: marlin(x=rows(3, 128), out=rows(3, 64, address=OUT)))
         other.start()
         other.join()
 
     for _ in range(2):
         stub.during_launch = meanwhile
         marlin()
-        assert stub.last(2) == [nine, four]
+        assert stub.last(2) == [three, four]
 
 
 @pytest.mark.parametrize("writes_well", [True, False])

@@ -34,9 +34,6 @@ _PREFERRED = {"a": "R", "b": "C"}
 def gemm_arguments(problem: Problem, spec: GemmSpec, target: Target, sm_count: int) -> Arguments:
     """Return the launch for a problem whose layout is the spec's. Raises TargetError, ArgumentError."""
     spec.check_target(target)
-    operands = operands_of(problem)
-    if spec.ring_has_scales and operands.scale_rows is None:
-        raise ArgumentError("spec.scales_by_tma", True, "False for scales that TMA cannot read")
     makers: dict[str, Callable[[], Any]] = {
         "a_map": lambda: _operand_map("a", problem, spec),
         "b_map": lambda: _operand_map("b", problem, spec),
@@ -133,9 +130,9 @@ def _operand_map(name: str, problem: Problem, spec: GemmSpec) -> Map:
 
 
 def _output_map(problem: Problem, spec: GemmSpec) -> Map:
-    """Return the map that TMA stores through; where it does not, one that the kernel does not look at."""
+    """Return the map that TMA stores through; if it does not, another valid map, which the kernel does not use."""
     if not _is_stored_by_tma(problem, spec):
-        return _operand_map("a", problem, spec)._replace(sized=())
+        return _operand_map("b", problem, spec)
     box, dims = tuple(reversed(spec.output_box)), (problem.n, problem.m)
     over = _spec(dims, operands_of(problem).out, problem, box, spec.result_dtype, swizzle="128B")
     return Map("out", over, (("dim", 1),))
