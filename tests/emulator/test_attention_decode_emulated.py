@@ -13,12 +13,14 @@ import cudatma
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
-from cudatma.kernels.attention.decode_plan import HostParts, decode_spec, divide, plan_decode
+from cudatma.kernels.attention.decode_plan import decode_arguments, decode_spec, divide
 from cudatma.kernels.attention.decode_request import check_decode
 from cudatma.kernels.attention.decode_spec import AttentionDecode, AttentionDecodeFp8
 from cudatma.kernels.attention.reference import decode_reference
 from cudatma.kernels.attention.sample import decode_sample, fp8_sample
 from cudatma.kernels.gpu import imagined_gpu
+from cudatma.kernels.host import host_array
+from cudatma.kernels.operation import FLAGS, host_workspace
 from cudatma.target import Target, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
@@ -80,15 +82,17 @@ def check(
     assert result is not None
     spec = replace(decode_spec(request, target), **(fields or {}))
     work = divide(request, imagined_gpu(target, 4), spec, parts)
-    space = HostParts.of(work)
-    report = plan_decode(request, result, describe(lse), work, target, space).emulate(target, schedules=schedules)
+    launch = decode_arguments(request, work, target)
+    space = host_workspace(launch.sizes)
+    arrays = request.arrays() | {"out": request.out, "lse": describe(lse)} | space
+    report = launch.emulate(target, arrays, schedules=schedules)
     assert report.is_clean, str(report)
     decode_reference(request, describe(exact), describe(sums))
     difference = out.astype(np.float64) - exact.astype(np.float64)
     assert np.linalg.norm(difference) <= LIMITS[q.dtype.name] * np.linalg.norm(exact.astype(np.float64))
     np.testing.assert_allclose(lse, sums, rtol=1e-5, atol=1e-5)
     assert (whole[..., dim:] == 7).all()
-    assert not space.counters.any()
+    assert FLAGS not in space or not host_array(space[FLAGS]).any()
     return out
 
 
@@ -255,14 +259,13 @@ def test_lengths_and_pages_that_a_device_must_not_trust() -> None:
         given = make([100, 100], 2, 1, (32, 32), 1, page_size, "float16")
         given["k_cache"][np.isnan(given["k_cache"])] = 0
         given["v_cache"][np.isnan(given["v_cache"])] = 0
-        request, _, _ = check_decode(**given)
+        out = np.full(given["q"].shape, np.nan, np.float16)
+        request, _, _ = check_decode(**given, out=out)
         given["page_table"][0, 2], given["page_table"][1, 1] = NO_PAGES
         given["seqlens"][:] = 2**31 - 1, -5
-        out = np.full(given["q"].shape, np.nan, np.float16)
-        work = divide(request, imagined_gpu(SM90A, 4))
-        launch = plan_decode(request, describe(out), None, work, SM90A, HostParts.of(work))
-        # The plan describes an array of four dimensions.
-        assert launch.emulate(SM90A, schedules=1).is_clean
+        launch = decode_arguments(request, divide(request, imagined_gpu(SM90A, 4)), SM90A)
+        arrays = request.arrays() | {"out": request.out} | host_workspace(launch.sizes)
+        assert launch.emulate(SM90A, arrays).is_clean
         assert np.isfinite(out).all()
         assert not out[1].any()
 

@@ -11,13 +11,15 @@ import cudatma
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
-from cudatma.kernels.attention import plan
-from cudatma.kernels.attention.plan import HostCounter, plan_attention
+from cudatma.kernels.attention import arguments as attention_arguments_module
+from cudatma.kernels.attention.arguments import attention_arguments
 from cudatma.kernels.attention.reference import attend
 from cudatma.kernels.attention.request import check_call
 from cudatma.kernels.attention.sample import SMALL, a4_sample
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import VERSIONS, AttentionA3
+from cudatma.kernels.host import host_array
+from cudatma.kernels.operation import FLAGS, host_workspace
 from cudatma.target import Target, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
@@ -46,6 +48,15 @@ def operand(batch: int, length: int, heads: int, dim: int, dtype: str, seed: int
     return whole[..., :dim].swapaxes(1, 2)
 
 
+def emulated(request: Any, spec: AttentionSpec, target: Target, lse: Any = None, schedules: int = 1) -> Any:
+    """Return the report of a launch on the emulator, and its workspace."""
+    launch = attention_arguments(request, spec, target, SMS)
+    space = host_workspace(launch.sizes)
+    arrays = request.arrays() | {"out": request.out} | space | ({} if lse is None else {"lse": describe(lse)})
+    assert launch.sizes.programmatic
+    return launch.emulate(target, arrays, schedules=schedules), space
+
+
 def check(
     version: str,
     heads: int,
@@ -71,12 +82,9 @@ def check(
     assert result is not None
     masks = request.mask.is_causal, request.mask.has_window, request.softcap > 0, sink is not None
     spec = VERSIONS[version](dtype, *dims, *masks, **(SMALL[version] | (fields or {})))
-    counter = HostCounter()
-    launch = plan_attention(request, result, describe(lse), spec, target, SMS, counter)
-    assert launch.programmatic
-    report = launch.emulate(target, schedules=schedules)
+    report, space = emulated(request, spec, target, lse, schedules=schedules)
     assert report.is_clean, str(report)
-    assert not counter.taken.any(), "the next launch would begin with a later tile"
+    assert FLAGS not in space or not host_array(space[FLAGS]).any(), "the next launch would begin with a later tile"
     for index in range(batch):
         wanted, sums = attend(q[index], k[index], v[index], request.scale, request.mask, request.softcap, sink)
         difference = out[index].astype(np.float64) - wanted
@@ -167,8 +175,8 @@ def test_many_schedules_are_clean(version: str) -> None:
 @pytest.mark.parametrize("last", [2, 1, 9])
 def test_causal_tiles_in_raster_groups(version: str, last: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of one head of k, with the two of q that share it, and a longer last one."""
-    monkeypatch.setattr(plan, "_GROUP_BYTES", 1)
-    monkeypatch.setattr(plan, "_LAST_GROUPS", last)
+    monkeypatch.setattr(attention_arguments_module, "_GROUP_BYTES", 1)
+    monkeypatch.setattr(attention_arguments_module, "_LAST_GROUPS", last)
     check(version, 6, 3, 130, 130, (32, 32), batch=2, schedules=1, causal=True)
 
 
@@ -205,7 +213,7 @@ def test_large_logits() -> None:
     request, _, result = check_call(q, k, v, out=out, scale=1.0)
     assert result is not None
     spec: AttentionSpec = VERSIONS["a4"]("float16", 64, 64, **SMALL["a4"])
-    assert plan_attention(request, result, None, spec, SM90A, SMS, HostCounter()).emulate(SM90A, schedules=1).is_clean
+    assert emulated(request, spec, SM90A)[0].is_clean
     wanted, _ = attend(q[0], k[0], v[0], request.scale, request.mask, request.softcap)
     np.testing.assert_allclose(out[0].astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
 
@@ -229,8 +237,7 @@ def check_operands(
     dims = q.shape[3], v.shape[3]
     spec = VERSIONS[version](q.dtype.name, *dims, *masks, **(SMALL[version] | {"block_n": 16} | (fields or {})))
     target = SM120A if version == "p1" else SM90A
-    launch = plan_attention(request, result, describe(lse), spec, target, SMS, HostCounter())
-    assert launch.emulate(target, schedules=1).is_clean
+    assert emulated(request, spec, target, lse)[0].is_clean
     wanted, sums = attend(q[0], k[0], v[0], request.scale, request.mask, request.softcap, sink)
     np.testing.assert_allclose(out[0].astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
     np.testing.assert_allclose(lse[0], sums, rtol=1e-5, atol=1e-4)

@@ -10,8 +10,8 @@ import pytest
 import cudatma
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
+from cudatma.kernels.attention.arguments import attention_arguments
 from cudatma.kernels.attention.attention import check_varlen
-from cudatma.kernels.attention.plan import plan_attention
 from cudatma.kernels.attention.reference import attend
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import AttentionA3, AttentionP1
@@ -50,13 +50,13 @@ def run(
     q = given["q"]
     whole = np.full((*q.shape[:2], q.shape[2] + 8), 7, q.dtype)
     out, lse = whole[..., : q.shape[2]], np.full((q.shape[1], q.shape[0]), np.nan, np.float32)
-    request, _, result = check_varlen(**given, out=out, return_lse=True, **options)
-    assert result is not None
+    request, _ = check_varlen(**given, out=out, return_lse=True, **options)
     masks = request.mask.is_causal, request.mask.has_window, request.softcap > 0, request.sink is not None
     small = {"block_m": 128, "block_n": 64, "warpgroups": 2, "is_varlen": True} | (fields or {})
     spec = kind(q.dtype.name, q.shape[2], q.shape[2], *masks, **small)
     target = SM90A if kind is AttentionA3 else SM120A
-    report = plan_attention(request, result, describe(lse), spec, target, 2).emulate(target, schedules=schedules)
+    arrays = request.arrays() | {"out": request.out, "lse": describe(lse)}
+    report = attention_arguments(request, spec, target, 2).emulate(target, arrays, schedules=schedules)
     assert report.is_clean, str(report)
     assert (whole[..., q.shape[2] :] == 7).all()
     return out, lse, request
@@ -112,12 +112,12 @@ def test_blocks_of_logits_of_minus_infinity(kind: type[AttentionSpec]) -> None:
 def test_offsets_that_a_device_must_not_trust() -> None:
     given = make([70, 70], [70, 70], 1, 1, 32, "float16")
     out, lse = np.full_like(given["q"], 7), np.zeros((1, 140), np.float32)
-    request, _, result = check_varlen(**given, out=out, return_lse=True)
-    assert result is not None
+    request, _ = check_varlen(**given, out=out, return_lse=True)
     given["cu_seqlens_q"][:] = -5, 2**31 - 1, 60
     given["cu_seqlens_k"][:] = 139, 2**31 - 1, -1
     spec = AttentionA3("float16", 32, 32, block_m=128, block_n=64, warpgroups=2, is_varlen=True)
-    assert plan_attention(request, result, describe(lse), spec, SM90A, 2).emulate(SM90A, schedules=1).is_clean
+    arrays = request.arrays() | {"out": request.out, "lse": describe(lse)}
+    assert attention_arguments(request, spec, SM90A, 2).emulate(SM90A, arrays).is_clean
     assert np.isfinite(out).all()
     assert (out[70:] == 7).all()  # the first sequence has 70 queries at most, the second one has none
 

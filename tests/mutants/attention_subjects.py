@@ -5,21 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 from subject import Subject
 
 from cudatma.arrays import describe
-from cudatma.kernels.attention.decode_plan import DecodeWork, HostParts, plan_decode
+from cudatma.kernels.arguments import Arguments
+from cudatma.kernels.attention.arguments import attention_arguments
+from cudatma.kernels.attention.decode_plan import DecodeWork, decode_arguments
 from cudatma.kernels.attention.decode_request import check_decode
 from cudatma.kernels.attention.decode_spec import AttentionDecode, AttentionDecodeFp8
-from cudatma.kernels.attention.plan import HostCounter, plan_attention
 from cudatma.kernels.attention.request import check_call
 from cudatma.kernels.attention.sample import SMALL
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import VERSIONS, AttentionA4
 from cudatma.kernels.host import host_bytes
+from cudatma.kernels.operation import host_workspace
 from cudatma.mutants.mutant import Call
 from cudatma.target import get_target
 
@@ -45,22 +48,26 @@ def _attention_call(spec: AttentionSpec) -> Callable[[], Call]:
             for length in (q_length, k_length, k_length)
         )
         out, lse = np.zeros_like(q), np.zeros((1, 1, q_length), np.float32)
-        request, _, result = check_call(q, k, v, causal=spec.is_causal, out=out, return_lse=True)
-        assert result is not None
-        launch = plan_attention(request, result, describe(lse), spec, get_target(_TARGET), 1, HostCounter())
-        arrays = tuple(host_bytes(info) for info in launch.touched)
-        return Call(
-            spec.entry,
-            launch.grid,
-            spec.threads,
-            tuple(launch.values),
-            shared_bytes=spec.smem_bytes,
-            arrays=arrays,
-            options=(("produced_by_previous", arrays),),
-            keep=launch,
-        )
+        request, _, _ = check_call(q, k, v, causal=spec.is_causal, out=out, return_lse=True)
+        return _call(attention_arguments(request, spec, get_target(_TARGET), 1), request, lse)
 
     return make
+
+
+def _call(arguments: Arguments, request: Any, lse: Any) -> Call:
+    """Return a launch that waits for a kernel that wrote all of its arrays."""
+    named = request.arrays() | {"out": request.out, "lse": describe(lse)} | host_workspace(arguments.sizes)
+    arrays = tuple(host_bytes(info) for info in named.values())
+    return Call(
+        arguments.config.entry,
+        arguments.sizes.grid,
+        arguments.config.threads,
+        tuple(arguments.filled(named)),
+        shared_bytes=arguments.shared_bytes,
+        arrays=arrays,
+        options=(("produced_by_previous", arrays),),
+        keep=named,
+    )
 
 
 def _decode_call(spec: AttentionDecode) -> Callable[[], Call]:
@@ -74,22 +81,9 @@ def _decode_call(spec: AttentionDecode) -> Callable[[], Call]:
         k, v = (random.standard_normal((pages, page_size, 1, _HEAD_DIM), np.float32).astype(kind) for _ in range(2))
         table = random.permutation(pages).astype(np.int32)[None]
         out, lse = np.zeros_like(q), np.zeros((1, 2, 1), np.float32)
-        given = check_decode(q, k, v, np.array([length], np.int32), page_table=table, out=out, return_lse=True)
-        request, _, result = given
-        assert result is not None
-        work = DecodeWork(spec, 1, 2, 2)
-        launch = plan_decode(request, result, describe(lse), work, get_target(_TARGET), HostParts.of(work))
-        arrays = tuple(host_bytes(info) for info in launch.touched)
-        return Call(
-            spec.entry,
-            launch.grid,
-            spec.threads,
-            tuple(launch.values),
-            shared_bytes=spec.smem_bytes,
-            arrays=arrays,
-            options=(("produced_by_previous", arrays),),
-            keep=launch,
-        )
+        lengths = np.array([length], np.int32)
+        request, _, _ = check_decode(q, k, v, lengths, page_table=table, out=out, return_lse=True)
+        return _call(decode_arguments(request, DecodeWork(spec, 1, 2, 2), get_target(_TARGET)), request, lse)
 
     return make
 

@@ -124,7 +124,9 @@ def attention_calls() -> dict[str, Call]:
     def decode(m: int, q_length: int = 1, **options: Any) -> object:
         k, v = heads(600, 16, count=2, address=B), heads(600, 16, count=2, address=A_SCALE)
         table = Array((m, 40), np.int32, B_SCALE)
-        return attention_decode(heads(m, q_length, count=8), k, v, vector(m, np.int32, BIAS), page_table=table, **options)
+        return attention_decode(
+            heads(m, q_length, count=8), k, v, vector(m, np.int32, BIAS), page_table=table, **options
+        )
 
     return {
         "plain": lambda m: dense(m, m),
