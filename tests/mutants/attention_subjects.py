@@ -56,7 +56,8 @@ def _attention_call(spec: AttentionSpec) -> Callable[[], Call]:
 
 def _call(arguments: Arguments, request: Any, lse: Any) -> Call:
     """Return a launch that waits for a kernel that wrote all of its arrays."""
-    named = request.arrays() | {"out": request.out, "lse": describe(lse)} | host_workspace(arguments.sizes)
+    named = {name: info for name, info in request.read.items() if info is not None}
+    named |= {"out": request.out, "lse": describe(lse)} | host_workspace(arguments.sizes)
     arrays = tuple(host_bytes(info) for info in named.values())
     return Call(
         arguments.config.entry,

@@ -17,13 +17,14 @@ from stub_driver import RESULT, Array, Launch, StubDriver, packed_weight
 from stub_driver import stub as stub  # the fixture
 
 from cudatma import LaunchError, attention, attention_decode, attention_varlen, gemm, marlin_gemm
-from cudatma.context import Runtime, using_runtime
+from cudatma.context import Runtime, runtime, using_runtime
 from cudatma.descriptor import codec
 from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels import operation
 from cudatma.kernels.attention.attention import ATTENTION_CALL, VARLEN_CALL, Attention, AttentionVarlen
 from cudatma.kernels.attention.decode import DECODE_CALL, AttentionDecodeCall
+from cudatma.kernels.choice_table import Tables
 from cudatma.kernels.gemm.gemm import GEMM_CALL, Gemm
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinGemm
 from cudatma.kernels.operation import PlanCache, calls_of
@@ -159,6 +160,13 @@ def launched(stub: StubDriver, call: Call, m: int) -> list[Launch]:
     return list(stub.launches)
 
 
+def fresh() -> Runtime:
+    """Return a Runtime without plans. Tables of choices are shared: building one takes longer than a call."""
+    made = Runtime()
+    made.parts[Tables] = runtime().part(Tables)
+    return made
+
+
 def sizes(count: int, seed: int) -> list[int]:
     """Return values of M, small ones as often as large ones; neighbors, and each of 1 to 8, are among them.
 
@@ -174,11 +182,11 @@ def sizes(count: int, seed: int) -> list[int]:
 @pytest.mark.parametrize(("family", "name"), [(family, name) for family, calls in CALLS.items() for name in calls()])
 def test_a_new_m_gets_the_arguments_of_a_first_call(stub: StubDriver, family: str, name: str) -> None:
     """Each M, after all the others, launches what it would launch in a process that saw no other M."""
-    call, runtime = CALLS[family]()[name], Runtime()
+    call, warm = CALLS[family]()[name], fresh()
     for m in sizes(24, seed=len(name)):
-        with using_runtime(Runtime()):
+        with using_runtime(fresh()):
             wanted = launched(stub, call, m)
-        with using_runtime(runtime):
+        with using_runtime(warm):
             assert launched(stub, call, m) == wanted, f"M = {m}"
             assert launched(stub, call, m) == wanted, f"M = {m}, repeated"
 
@@ -401,7 +409,7 @@ def test_the_driver_encodes_where_the_codec_differs(
     assert len({launch.entry for launch in launches}) == 1
     assert encoded[1:] == ([1, 0, 0] if writes_well else [1, 1, 1])
     for m, launch in zip((1000, 1001, 1002, 1003), launches, strict=True):
-        with using_runtime(Runtime()):
+        with using_runtime(fresh()):
             marlin_gemm(rows(m, 1024), weight)
         assert stub.last() == [launch]
 
