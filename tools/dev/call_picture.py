@@ -27,7 +27,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What happens on one lifeline."""
+    """A box on one lifeline."""
 
     at: str
     lines: tuple[str, ...]

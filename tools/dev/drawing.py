@@ -1,4 +1,4 @@
-"""What the schematics of README and docs are drawn with, and the command that each of their scripts is."""
+"""Draw the schematics of README and docs; the command line of each schematic's script."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEADS = {"a": INK, "g": GREEN, "o": ORANGE, "b": BLUE, "n": GREY}
 
 
 class Drawing:
-    """An SVG in the style of the pages' schematics."""
+    """Shapes and text of an SVG."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -54,7 +54,7 @@ class Drawing:
         mono: bool = False,
         dashed: bool = False,
     ) -> None:
-        """A rectangle with a headline and lines in its middle. Raises ValueError where one does not fit."""
+        """Draw a rectangle with centered text. Raises ValueError if a line is wider than the rectangle."""
         for text, size in ((head, 13.5), *((line, 12) for line in lines)):
             if text_width(text, size) > width - 4:
                 raise ValueError(f"{text!r} is wider than its box of {width} pixels")
