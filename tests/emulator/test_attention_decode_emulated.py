@@ -88,7 +88,7 @@ def check(
     arrays |= {"out": request.out, "lse": describe(lse)} | space
     report = launch.emulate(target, arrays, schedules=schedules)
     assert report.is_clean, str(report)
-    decode_reference(request, describe(exact), describe(sums))
+    decode_reference(request, arrays | {"out": describe(exact), "lse": describe(sums)})
     difference = out.astype(np.float64) - exact.astype(np.float64)
     assert np.linalg.norm(difference) <= LIMITS[q.dtype.name] * np.linalg.norm(exact.astype(np.float64))
     np.testing.assert_allclose(lse, sums, rtol=1e-5, atol=1e-5)
