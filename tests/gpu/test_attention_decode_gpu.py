@@ -1,4 +1,4 @@
-"""attention_decode and attention_varlen on a GPU: against float64, pages, graphs, streams, known calls."""
+"""attention_decode and attention_varlen on a GPU: against float64, pages, graphs, streams, repeated calls."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 from cudatma.arrays import describe
 from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.attention.attention import attention_varlen
-from cudatma.kernels.attention.call import KNOWN_CALLS
-from cudatma.kernels.attention.decode import attention_decode
-from cudatma.kernels.attention.decode_plan import decode_spec, divide, plan_decode
+from cudatma.kernels.attention.decode import DECODE_CALL, attention_decode
+from cudatma.kernels.attention.decode_plan import decode_arguments, decode_spec, divide
 from cudatma.kernels.attention.decode_request import check_decode
 from cudatma.kernels.attention.problem import HEAD_DIMS
 from cudatma.kernels.attention.versions import AttentionP1
-from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import gpu_of
+from cudatma.kernels.operation import FLAGS, PARTIALS, calls_of
+from cudatma.kernels.overrides import pinned
 from cudatma.kernels.stream_workspaces import workspace_bytes
 from cudatma.target import detect, get_target
 
@@ -177,10 +177,10 @@ def test_streams_do_not_share_partial_sums() -> None:
 def test_a_call_like_an_earlier_one_is_known() -> None:
     given = to_gpu(make([300, 20]))
     first = attention_decode(**given)
-    before = len(KNOWN_CALLS)
+    before = len(calls_of(DECODE_CALL).calls)
     given["k_cache"] = given["k_cache"].copy()
     assert (attention_decode(**given) == first).all()
-    assert len(KNOWN_CALLS) == before
+    assert len(calls_of(DECODE_CALL).calls) == before
 
 
 @pytest.mark.parametrize("page_size", [0, 16, 5])
@@ -191,13 +191,15 @@ def test_the_mma_sync_kernel(dims: tuple[int, int], page_size: int) -> None:
     given = in_pages(given, page_size) if page_size else given
     arrays = to_gpu(given)
     out = cupy.empty((*given["q"].shape[:3], dims[1]), np.float16)
-    request, _, result = check_decode(**arrays, out=out)
-    assert result is not None
+    request, _, _ = check_decode(**arrays, out=out)
     spec = decode_spec(request, get_target("sm_120a"))
     work = divide(request, gpu_of(0), spec)
     partials, counters = cupy.empty(work.partials_bytes // 4 + 4, np.float32), cupy.zeros(work.tiles, np.uint32)
-    launch = plan_decode(request, result, None, work, TARGET, partials.data.ptr, counters.data.ptr)
-    launch.plan(launch.kernel(TARGET), 0).launch(cupy.cuda.get_current_stream().ptr)
+    launch = decode_arguments(request, work, TARGET)
+    named = {name: info for name, info in request.read.items() if info is not None}
+    named |= {"out": request.out, PARTIALS: describe(partials), FLAGS: describe(counters)}
+    kernel = launch.kernel(TARGET)
+    kernel.launch(launch.sizes.grid, spec.threads, launch.filled(named), shared_bytes=launch.shared_bytes)
     check(out.get(), attention_decode(**given, backend="reference"))
     assert not counters.any()
 
@@ -241,7 +243,7 @@ def test_sequences_one_after_the_other(dims: tuple[int, int], options: dict[str,
     given |= {"cu_seqlens_q": begins[0], "cu_seqlens_k": begins[1]}
     longest: Any = {"max_seqlen_q": max(q_lengths), "max_seqlen_k": max(k_lengths)}
     wanted, sums = attention_varlen(**given, **longest, **options, return_lse=True, backend="reference")
-    for _ in range(2):  # the second call is a known one
+    for _ in range(2):  # the second call is a repeated one
         with pinned(mma_sync_spec(dims, options)) if version == "p1" else nullcontext():
             out, lse = attention_varlen(**to_gpu(given), **longest, **options, return_lse=True)
         check(out.get(), wanted)
