@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,12 @@ _log = logging.getLogger(__name__)
 
 
 def warm_up(
-    function: Callable[..., Any], *operands: Any, max_m: int, progress: bool | None = None, **options: Any
+    function: Callable[..., Any],
+    operands: Sequence[Any],
+    *,
+    max_m: int,
+    progress: bool | None = None,
+    **options: Any,
 ) -> None:
     """Compile and load every kernel that calls of a function may need.
 
@@ -37,15 +42,15 @@ def warm_up(
     ----------
     function : callable
         ``gemm``, ``attention``, ``attention_varlen``, ``attention_decode`` or ``marlin_gemm``.
-    *operands
-        Operands of one such call, on a CUDA device. Their contents do not matter.
+    operands : sequence
+        The positional arguments of one such call, on a CUDA device. Their contents do not matter.
     max_m : int
-        The bound, 1 to 131072. For ``gemm`` and ``marlin_gemm``: rows of a or x, counted over all matrices if one b
-        serves them. For attention: the length of a sequence, of queries and of keys; also, any number of sequences.
+        The bound, 1 to 131072. ``gemm`` and ``marlin_gemm``: rows of a or x, counted over all matrices that share b.
+        Attention: queries and keys of a sequence; the number of sequences has no bound.
     progress : bool, optional
         Show a progress bar on stderr while kernels compile. Default: only if stderr is a terminal.
     **options
-        Keyword arguments of the calls. ``backend`` and ``stream`` have no effect.
+        Keyword arguments of the calls, arrays among them. ``backend`` and ``stream`` have no effect.
 
     Raises
     ------
@@ -56,16 +61,18 @@ def warm_up(
 
     Notes
     -----
-    Calls may differ from this one in sizes and in the alignment and pitch of a or x. Other dtypes, head dims, numbers
-    of heads, layouts of a fixed operand, and options need a warm-up of their own.
+    Calls may differ from this one in the sizes that the bound covers, and in alignment and pitch of a or x. Calls with
+    other options, dtypes, head dims or numbers of heads, or with another layout of b, need a warm-up of their own.
 
     Examples
     --------
     Let a be a torch tensor (M, 4096) and w one of (11008, 4096), both on a GPU:
 
-    >>> cudatma.warm_up(cudatma.gemm, a, w.T, activation="silu", max_m=8192)  # doctest: +SKIP
+    >>> cudatma.warm_up(cudatma.gemm, (a, w.T), activation="silu", max_m=8192)  # doctest: +SKIP
     """
     check_max_m(max_m)
+    if not isinstance(operands, tuple | list):
+        raise ArgumentTypeError("operands", type(operands).__name__, "a tuple of the call's arrays", "(a, b)")
     name = getattr(function, "__name__", type(function).__name__)
     if name not in _FUNCTIONS or not function.__module__.startswith("cudatma."):
         raise ArgumentError("function", name, f"a function of cudatma: {', '.join(_FUNCTIONS)}")

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,13 +19,14 @@ import pytest
 
 import cudatma
 from cudatma.arrays import ArrayInfo, dense_strides
-from cudatma.build import kernel as build
-from cudatma.build.kernel import debugging
+from cudatma.context import Runtime, using_runtime
 from cudatma.errors import ArgumentError, ArgumentTypeError, CompileError
 from cudatma.kernels import operation, warm_up
-from cudatma.kernels.gemm.arguments import _copy, as_rows
-from cudatma.kernels.gemm.matrices import letter_of, why_copied
+from cudatma.kernels.gemm.arguments import _copy
+from cudatma.kernels.gemm.matrices import as_rows, letter_of, why_copied
 from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
+from cudatma.kernels.marlin.gemm import MARLIN_GEMM
+from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.operation import Checked, Operation
 from cudatma.target import get_target
 
@@ -47,7 +53,7 @@ class Memory:
 
 def columns_first(info: ArrayInfo, pitch: int = 0) -> ArrayInfo:
     """Return a column-major array with the same elements, ``pitch`` elements from one column to the next."""
-    *outer, rows, columns = info.shape
+    *outer, _, columns = info.shape
     size, pitch = info.dtype.itemsize, pitch or info.shape[-2]
     return replace(info, strides_bytes=(*(columns * pitch * size for _ in outer), size, pitch * size))
 
@@ -85,7 +91,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Kernels]:
         found: Kernels = set()
         monkeypatch.setattr(warm_up, "gpu_of", lambda device: gpu)
         monkeypatch.setattr(warm_up, "compile_and_load", lambda kernels, device, progress: found.update(kernels))
-        cudatma.warm_up(function, *operands, max_m=MAX_M, **options)
+        cudatma.warm_up(function, operands, max_m=MAX_M, **options)
         return found
 
     return kernels
@@ -235,13 +241,103 @@ def test_decoding_needs_no_other_kernel(prepared: Callable[..., Kernels], dtype:
     assert len(expected) <= 4
 
 
+MARLIN: list[tuple[Gpu, dict[str, Any]]] = [
+    (H200, {}),
+    (H200, {"has_perm": True, "scale_form": "as_stored"}),
+    (H200, {"batch_invariant": True}),
+    (imagined_gpu("sm_90a", 20), {"has_perm": True}),
+    (RTX_PRO, {"scale_form": "shifted"}),
+]
+
+
+@pytest.mark.parametrize(("gpu", "facts"), MARLIN)
+def test_marlin_needs_no_other_kernel(gpu: Gpu, facts: dict[str, Any]) -> None:
+    layer = LinearShape(1024, 1536, 128, True, "bfloat16")
+    call = Checked(Problem(layer, 1, **facts), (), None, None, None)
+    expected, used, memo = set(MARLIN_GEMM.kernels_up_to(call, MAX_M, gpu)), set(), dict[Any, Any]()
+    for m in range(1, MAX_M + 1):
+        for is_aligned in (False, True):
+            problem = Problem(layer, m, has_aligned_x=is_aligned, **facts)
+            used |= set(MARLIN_GEMM.kernels(problem, MARLIN_GEMM.configure(problem, gpu, memo)))
+    assert used == expected
+
+
 def test_the_wrong_function_or_bound() -> None:
     memory = Memory()
     operands = memory.array(4, 64), memory.array(64, 64)
     with pytest.raises(ArgumentError, match=r"function: got copy; allowed: a function of cudatma: attention, "):
-        cudatma.warm_up(cudatma.copy, operands[0], max_m=4)
+        cudatma.warm_up(cudatma.copy, operands[:1], max_m=4)
+    with pytest.raises(ArgumentTypeError, match="operands: got ArrayInfo; allowed: a tuple"):
+        cudatma.warm_up(cudatma.gemm, operands[0], max_m=4)  # type: ignore[arg-type]
     for bound, kind in ((0, ArgumentError), (1 << 20, ArgumentError), (2.0, ArgumentTypeError)):
         with pytest.raises(kind, match="max_m: got "):
-            cudatma.warm_up(cudatma.gemm, *operands, max_m=bound)  # type: ignore[arg-type]
+            cudatma.warm_up(cudatma.gemm, operands, max_m=bound)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"a\.device: got the host"):
-        cudatma.warm_up(cudatma.gemm, *(np.ones((64, 64), np.float16) for _ in range(2)), max_m=4)
+        cudatma.warm_up(cudatma.gemm, [np.ones((64, 64), np.float16)] * 2, max_m=4)
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Stands for the compiler, the cache and the driver: what was compiled, by how many processes, and loaded."""
+    made = SimpleNamespace(orders=[], jobs=[], loaded=[], refused=None, begins=lambda: None)
+
+    def compile_all(orders: Any, target: Any, jobs: int, tell: Any) -> None:
+        made.jobs.append(jobs)
+        made.begins()
+        for order in orders:
+            tell(order[1], made.refused)
+            made.orders.append(order)
+
+    def load_kernel(template: str, spec: Any, target: Any) -> Any:
+        return SimpleNamespace(load=lambda device: made.loaded.append((template, spec)))
+
+    monkeypatch.setattr(warm_up, "detect", lambda device: get_target("sm_90a"))
+    monkeypatch.setattr(warm_up, "usable_cores", lambda: 16)
+    monkeypatch.setattr(warm_up, "is_cached", lambda template, spec, target: (template, spec) in made.orders)
+    monkeypatch.setattr(warm_up, "compile_all", compile_all)
+    monkeypatch.setattr(warm_up, "load_kernel", load_kernel)
+    return made
+
+
+KERNELS = [("kernels/a.cu.j2", number) for number in range(5)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder of the cache."""
+    monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path / "cache"))
+    with using_runtime(Runtime()):
+        yield tmp_path / "cache"
+
+
+def test_processes_that_begin_together_compile_each_kernel_once(compiler: SimpleNamespace, folder: Path) -> None:
+    """Two ranks: a lock of the cache's folder holds threads with open files of their own as it holds processes."""
+    ranks = [threading.Thread(target=warm_up.compile_and_load, args=(KERNELS, rank)) for rank in (0, 1)]
+    compiler.begins = lambda: (ranks[1].start(), time.sleep(0.2))
+    ranks[0].start()
+    ranks[0].join()
+    ranks[1].join()
+    assert compiler.orders == KERNELS
+    assert compiler.jobs == [16]
+    assert sorted(compiler.loaded) == sorted(2 * KERNELS)
+
+
+def test_a_process_that_dies_while_it_compiles_holds_up_no_other(compiler: SimpleNamespace, folder: Path) -> None:
+    program = "import os\nfrom cudatma.build.kernel import compiling_alone\nwith compiling_alone(): os._exit(1)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 1
+    warm_up.compile_and_load(KERNELS, 0)
+    assert compiler.orders == KERNELS
+
+
+def test_without_a_folder_kernels_are_compiled_where_they_are_kept(compiler: SimpleNamespace, folder: Path) -> None:
+    folder.write_text("a file")
+    with pytest.warns(RuntimeWarning, match="in memory only"):
+        warm_up.compile_and_load(KERNELS, 0)
+    assert compiler.jobs == [1]
+
+
+def test_a_kernel_that_does_not_compile_is_an_error(compiler: SimpleNamespace, folder: Path) -> None:
+    compiler.refused = CompileError("NVRTC refuses it")
+    with pytest.raises(CompileError, match="NVRTC refuses it"):
+        warm_up.compile_and_load(KERNELS, 0)
+    assert not compiler.loaded

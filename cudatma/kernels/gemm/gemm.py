@@ -191,7 +191,7 @@ class Gemm(Operation[Problem, GemmSpec]):
         return ((config.template, config),)
 
     def kernels_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterator[tuple[str, Any]]:
-        """Yield the kernels of every choice table that such calls use, and the copies of operands in both alignments."""
+        """Yield the kernels of each choice table that such calls use, and the copies of operands."""
         request: Request = checked.source
         if checked.problem is None:
             raise ArgumentError("a.shape, b.shape", (request.a.shape, request.b.shape), "a result with elements")
