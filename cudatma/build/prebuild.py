@@ -78,6 +78,7 @@ def each(do: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iter
             yield under_way[future], future.result()
     except _WorkerDiedError as error:
         message = f"one of {jobs} processes that compile died, perhaps because memory ran out; use fewer jobs"
+        message += ", or let this process use fewer cores (taskset)"
         raise CompileError(message) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -20,10 +20,11 @@ from transformers.quantizers.auto import (
 
 from cudatma.errors import ArgumentError, WeightFileError
 from cudatma.integrations.torch import warm_up
-from cudatma.integrations.transformers.attention import attention_forward, attention_mask
+from cudatma.integrations.transformers.attention import attention_calls, attention_forward, attention_mask
 from cudatma.integrations.transformers.config import CudatmaConfig
 from cudatma.integrations.transformers.quantizer import CudatmaHfQuantizer, check_ranks
-from cudatma.kernels.warm_up import check_max_m
+from cudatma.kernels.warm_up import LARGEST_M, check_max_m
+from cudatma.kernels.warm_up import warm_up as warm_up_calls
 from cudatma.quantization.checkpoint import MAIN_FILES, open_checkpoint, read_json
 from cudatma.quantization.conversion.folder import METHOD
 from cudatma.quantization.conversion.source import ADAPTER
@@ -68,7 +69,8 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | 
         A class with from_pretrained(). Default: AutoModelForCausalLM.
     max_m : int, optional
         Compile and load all kernels that int4 layers on a GPU need for batches of up to this number of tokens, as
-        ``cudatma.integrations.torch.warm_up(model, max_m)`` does. Default: kernels compile when they are first needed.
+        ``cudatma.integrations.torch.warm_up(model, max_m)`` does, and those of the attention "cudatma" for any length.
+        Default: kernels compile when they are first needed.
     **options
         Arguments of from_pretrained().
 
@@ -100,6 +102,9 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | 
     loaded = loader.from_pretrained(model, config=config, **options)
     if max_m is not None:
         warm_up(loaded, max_m)
+        for function, operands, settings in attention_calls(loaded):
+            if operands[0].is_cuda:
+                warm_up_calls(function, operands, max_m=LARGEST_M, **settings)  # a cache may hold more tokens
     return loaded
 
 
