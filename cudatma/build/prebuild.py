@@ -34,9 +34,9 @@ def usable_cores() -> int:
 def compile_all(orders: Iterable[tuple[str, Any]], target: str | Target, jobs: int, tell: Tell) -> None:
     """Compile the kernels into the cache with ``jobs`` processes; 1: in this process.
 
-    The kernels are those of debug mode if it is on for the caller. orders: (template, spec) as load_kernel() takes
-    them, specs of importable classes; equal ones count once. tell: gets each spec when it is compiled, in any order,
-    with None or the compiler's error. On KeyboardInterrupt no further kernel is begun, and those under way are
+    If debug mode is on for the caller, it compiles debug kernels. orders: (template, spec) as load_kernel() takes them,
+    specs of importable classes; equal ones count once. tell: gets each spec when it is compiled, in any order, with
+    None or the compiler's error. On KeyboardInterrupt no further kernel is begun, and those under way are
     finished. Raises ArgumentError (jobs), CompileError if a process dies, and what load_kernel() raises, except for the
     compiler's errors.
     """

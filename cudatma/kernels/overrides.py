@@ -126,7 +126,7 @@ def lookup(family: Family[P, S], problem: P, gpu: Gpu) -> Found | None:
 
 
 def every_entry_spec(family: Family[P, S], problem: P, gpu: Gpu) -> Iterator[S]:
-    """Yield the configurations of all tuning entries for the GPU, adapted to a problem, whatever sizes they are for."""
+    """Yield the configurations of all tuning entries for the GPU, of any size, adapted to a problem."""
     if problem.constraint or os.environ.get(FILE_VARIABLE) == NOTHING:
         return
     target = get_target(gpu.target)

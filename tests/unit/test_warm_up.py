@@ -22,12 +22,18 @@ from cudatma.arrays import ArrayInfo, dense_strides
 from cudatma.context import Runtime, using_runtime
 from cudatma.errors import ArgumentError, ArgumentTypeError, CompileError
 from cudatma.kernels import operation, warm_up
+from cudatma.kernels.attention import problem as attention_problem
+from cudatma.kernels.attention.choose import ATTENTION
+from cudatma.kernels.choice_table import choose_by_cost, forget
+from cudatma.kernels.gemm import problem as gemm_problem
 from cudatma.kernels.gemm.arguments import _copy
+from cudatma.kernels.gemm.choose import GEMM
 from cudatma.kernels.gemm.matrices import as_rows, letter_of, why_copied
 from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.operation import Checked, Operation
+from cudatma.kernels.tuning_file import Entry, GpuClass, store_entry
 from cudatma.target import get_target
 
 TYPES = {"f2": np.dtype(np.float16), "f4": np.dtype(np.float32), "i4": np.dtype(np.int32)}
@@ -217,6 +223,32 @@ def test_attention_needs_no_other_kernel(
         operands = of_sequences(batch, batch * q, batch * k)
         longest = {"max_seqlen_q": q, "max_seqlen_k": k}
         assert launched(gpu, cudatma.attention_varlen, *operands, **longest, **options) <= of_lengths
+
+
+def test_tuning_entries_count(
+    prepared: Callable[..., Kernels], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, path = Memory(), tmp_path / "tuned.json"
+    monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
+    product = gemm_problem.Problem(48, 512, 512, "float16", "RR")
+    heads = attention_problem.Problem(7, 4, 4, 600, 600, 64, 64, "float16")
+    for family, problem in ((GEMM, product), (ATTENTION, heads)):
+        shallow = replace(choose_by_cost(family, problem, H200), stages=2)
+        store_entry(path, GpuClass.of(H200), family, Entry(problem, shallow, 1.0, 2.0))
+    with using_runtime(Runtime()):
+        forget()
+        for function, few, many in (
+            (
+                cudatma.gemm,
+                [memory.array(1, 512), memory.array(512, 512)],
+                [memory.array(48, 512), memory.array(512, 512)],
+            ),
+            (cudatma.attention, [memory.array(1, 9, 4, 64)] * 3, [memory.array(7, 600, 4, 64)] * 3),
+        ):
+            used = launched(H200, function, *many)
+            assert [spec.stages for _, spec in used] == [2]
+            assert used <= prepared(H200, function, *few)
+    forget()
 
 
 @pytest.mark.parametrize("page_size", [0, 16, 256])

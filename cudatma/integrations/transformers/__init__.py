@@ -69,7 +69,7 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | 
         A class with from_pretrained(). Default: AutoModelForCausalLM.
     max_m : int, optional
         Compile and load all kernels that int4 layers on a GPU need for batches of up to this number of tokens, as
-        ``cudatma.integrations.torch.warm_up(model, max_m)`` does, and those of the attention "cudatma" for any length.
+        ``cudatma.integrations.torch.warm_up(model, max_m)`` does, and all kernels that the attention "cudatma" needs.
         Default: kernels compile when they are first needed.
     **options
         Arguments of from_pretrained().
