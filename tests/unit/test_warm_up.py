@@ -24,7 +24,7 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, CompileError
 from cudatma.kernels import operation, warm_up
 from cudatma.kernels.attention import problem as attention_problem
 from cudatma.kernels.attention.choose import ATTENTION
-from cudatma.kernels.choice_table import choose_by_cost, forget
+from cudatma.kernels.choice_table import forget
 from cudatma.kernels.gemm import problem as gemm_problem
 from cudatma.kernels.gemm.arguments import _copy
 from cudatma.kernels.gemm.choose import GEMM
@@ -114,7 +114,7 @@ def launched(gpu: Gpu, function: Any, *operands: Any, **options: Any) -> Kernels
 
 
 def sizes(random: random.Random) -> Iterator[int]:
-    yield from (1, 2, 3, 16, 64, MAX_M)
+    yield from (1, 1, 1, 1, 2, 3, 16, 64, MAX_M)
     yield from (random.randint(1, MAX_M) for _ in range(40))
 
 
@@ -157,13 +157,14 @@ GEMMS: list[tuple[str, Gpu, A, tuple[int, ...], dict[str, Any]]] = [
     ("columns", H200, column_major(520), (520, 4096), {}),
     ("a batch", H200, batch(3, 256), (3, 256, 512), {}),
     ("a batch that shares b", H200, batch(4, 256, share=4), (256, 512), {}),
+    ("a batch with scales of rows", H200, batch(4, 256, share=4), (256, 512), {"scales": "rows"}),
     ("the same bits for each M", H200, row_major(2048), (2048, 512), {"batch_invariant": True}),
     ("a version", H200, row_major(512), (512, 512), {"version": 4}),
     ("without wgmma", RTX_PRO, pitched(1024), (1024, 3072), {"batch_invariant": True}),
     ("fp8", H200, row_major(1024, dtype="e4m3"), (1024, 2048), {"dtype": "e4m3"}),
     ("fp8 columns", H200, column_major(1000, dtype="e4m3"), (1000, 2048), {"dtype": "e4m3"}),
-    ("scales of blocks", H200, row_major(1024, dtype="e4m3"), (1024, 2048), {"dtype": "e4m3", "scales": True}),
-    ("scales of one block", H200, row_major(128, dtype="e4m3"), (128, 128), {"dtype": "e4m3", "scales": True}),
+    ("scales of blocks", H200, row_major(1024, dtype="e4m3"), (1024, 2048), {"dtype": "e4m3", "scales": "blocks"}),
+    ("scales of a block", H200, row_major(128, dtype="e4m3"), (128, 384), {"dtype": "e4m3", "scales": "blocks"}),
 ]
 
 
@@ -173,18 +174,23 @@ def test_a_gemm_needs_no_other_kernel(
 ) -> None:
     memory, draw = Memory(), random.Random(0)
     options = dict(options)
-    dtype, has_scales = options.pop("dtype", "f2"), options.pop("scales", False)
+    dtype, scales = options.pop("dtype", "f2"), options.pop("scales", "")
     right = memory.array(*b, dtype=dtype)
-    if has_scales:
+    if scales == "blocks":
         options["b_scale"] = memory.array(-(-b[0] // 128), -(-b[1] // 128), dtype="f4")
 
-    def with_scales(m: int) -> dict[str, Any]:
-        return {"a_scale": block_scales(memory, m, b[0], draw)} if has_scales else {}
+    def call(m: int) -> tuple[Any, ...]:
+        left = a(memory, m, draw)
+        if scales:
+            rows = left.shape[-2]
+            of_blocks = scales == "blocks"
+            options["a_scale"] = block_scales(memory, rows, b[0], draw) if of_blocks else memory.array(rows, dtype="f4")
+        return left, right
 
-    expected = prepared(gpu, cudatma.gemm, a(memory, 5, draw), right, **options, **with_scales(5))
+    expected = prepared(gpu, cudatma.gemm, *call(5), **options)
     used: Kernels = set()
     for m in sizes(draw):
-        used |= launched(gpu, cudatma.gemm, a(memory, m, draw), right, **options, **with_scales(m))
+        used |= launched(gpu, cudatma.gemm, *call(m), **options)
     assert used <= expected
     assert len(expected) <= 2 * len(used) + 24, "and few that nobody needs"
 
@@ -233,7 +239,9 @@ def test_tuning_entries_count(
     product = gemm_problem.Problem(48, 512, 512, "float16", "RR")
     heads = attention_problem.Problem(7, 4, 4, 600, 600, 64, 64, "float16")
     for family, problem in ((GEMM, product), (ATTENTION, heads)):
-        shallow = replace(choose_by_cost(family, problem, H200), stages=2)
+        found = [spec for spec, _ in family.times(problem, np.array([problem.m]), H200)]
+        shallow = replace(next(spec for spec in found if spec.stages > 3), stages=3)
+        assert shallow not in found
         store_entry(path, GpuClass.of(H200), family, Entry(problem, shallow, 1.0, 2.0))
     with using_runtime(Runtime()):
         forget()
@@ -246,7 +254,7 @@ def test_tuning_entries_count(
             (cudatma.attention, [memory.array(1, 9, 4, 64)] * 3, [memory.array(7, 600, 4, 64)] * 3),
         ):
             used = launched(H200, function, *many)
-            assert [spec.stages for _, spec in used] == [2]
+            assert [spec.stages for _, spec in used] == [3]
             assert used <= prepared(H200, function, *few)
     forget()
 

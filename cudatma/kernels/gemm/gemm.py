@@ -236,14 +236,9 @@ def _alike(problem: Problem, letters: Iterable[str], *, shares_b: bool) -> Itera
     batches = {problem.batch, 1} if shares_b else {problem.batch}
     for letter, batch in product(sorted(letters), sorted(batches)):
         one = replace(problem, m=1, layout=letter + problem.layout[1], batch=batch, operands=None)
-        if not problem.block_scales:
-            yield one
-            continue
-        # Whether TMA can read A's scales depends on M, unless the caller pads them.
-        yield from (replace(one, scales_by_tma=by_tma) for by_tma in (False, True))
-        if max(problem.n, problem.k) <= SCALE_BLOCK:  # a single row then has a single scale
-            epilogue = "linear" if problem.epilogue == "none" else problem.epilogue
-            yield replace(one, block_scales=False, scales_by_tma=False, epilogue=epilogue)
+        # Whether TMA can read A's scales of blocks depends on M, unless the caller pads them.
+        by_tma = (False, True) if problem.block_scales else (False,)
+        yield from (replace(one, scales_by_tma=each) for each in by_tma)
 
 
 def _reference(problem: Problem, arrays: dict[str, Any]) -> None:
