@@ -157,7 +157,7 @@ GEMMS: list[tuple[str, Gpu, A, tuple[int, ...], dict[str, Any]]] = [
     ("columns", H200, column_major(520), (520, 4096), {}),
     ("a batch", H200, batch(3, 256), (3, 256, 512), {}),
     ("a batch that shares b", H200, batch(4, 256, share=4), (256, 512), {}),
-    ("a batch with scales of rows", H200, batch(4, 256, share=4), (256, 512), {"scales": "rows"}),
+    ("a batch with scales of rows", H200, batch(16, 512, share=16), (512, 256), {"scales": "rows"}),
     ("the same bits for each M", H200, row_major(2048), (2048, 512), {"batch_invariant": True}),
     ("a version", H200, row_major(512), (512, 512), {"version": 4}),
     ("without wgmma", RTX_PRO, pitched(1024), (1024, 3072), {"batch_invariant": True}),
