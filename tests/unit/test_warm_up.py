@@ -187,7 +187,7 @@ def test_a_gemm_needs_no_other_kernel(
             options["a_scale"] = block_scales(memory, rows, b[0], draw) if of_blocks else memory.array(rows, dtype="f4")
         return left, right
 
-    expected = prepared(gpu, cudatma.gemm, *call(5), **options)
+    expected = prepared(gpu, cudatma.gemm, *call(33), **options)
     used: Kernels = set()
     for m in sizes(draw):
         used |= launched(gpu, cudatma.gemm, *call(m), **options)
