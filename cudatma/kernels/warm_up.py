@@ -43,7 +43,8 @@ def warm_up(
     function : callable
         ``gemm``, ``attention``, ``attention_varlen``, ``attention_decode`` or ``marlin_gemm``.
     operands : sequence
-        The positional arguments of one such call, on a CUDA device. Their contents do not matter.
+        The positional arguments of one such call, on a CUDA device, with two rows or more, so that their layout is
+        unambiguous. Their contents do not matter.
     max_m : int
         The bound, 1 to 131072. ``gemm`` and ``marlin_gemm``: rows of a or x, counted over all matrices that share b.
         Attention: queries and keys of a sequence; the number of sequences has no bound.
