@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from operator import attrgetter, methodcaller
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -148,6 +149,13 @@ class Operation(ABC, Generic[P, C]):
         """
         return None
 
+    def kernels_up_to(self, checked: Checked[P], max_m: int, gpu: Gpu) -> Iterable[tuple[str, Any]]:
+        """Yield (template, spec) of every kernel that calls like this one, with any size up to a bound, may launch.
+
+        Kernels may be repeated. Only operations that warm_up() takes have this.
+        """
+        raise NotImplementedError
+
     def masks(self, problem: P) -> tuple[int, ...]:
         """Return, for each input and for out, the bits of its address that have to be 0 in a repeated call."""
         return (15,) * (len(self.inputs) + 1)
@@ -159,6 +167,12 @@ class Operation(ABC, Generic[P, C]):
     def without_kernel(self, problem: P, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
         """Compute a result that needs no kernel; return whether it was one."""
         return False
+
+
+#: Gets the operation, the valid call and the device of each call in this context whose backend is named, instead of
+#: a launch: warm_up() is such a call.
+takes_calls: ContextVar[Callable[[Operation[Any, Any], Checked[Any], int], None] | None]
+takes_calls = ContextVar("cudatma_takes_calls", default=None)
 
 
 def run(
@@ -236,6 +250,8 @@ def _first(
     first = next(info for info in (*given.arrays, given.out) if info is not None)
     check_backend(first, (*operation.inputs, "out")[0], chosen)
     device = first.device
+    if (take := takes_calls.get()) is not None and device is not None:
+        return take(operation, given, device)
     handle = None if device is None else stream_handle(stream, library_for(first, given.out), device)
     result = given.out
     if result is None and given.shape is not None:
