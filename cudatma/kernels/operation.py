@@ -85,6 +85,8 @@ class Operation(ABC, Generic[P, C]):
     #: For each input and for out, the trailing axes that are part of a shape; the axes before them may differ from call
     #: to call. None: all axes are part of the shape.
     fixed_axes: ClassVar[tuple[int | None, ...]] = ()
+    #: Whether the axes before them are joined to one, which is only possible if they follow each other without gaps.
+    joins_axes: ClassVar[bool] = True
     #: SMs of the GPU that the emulator imagines.
     emulated_sm_count: ClassVar[int] = H200.sm_count
 
@@ -570,7 +572,7 @@ class _OfOperation(Generic[P, C]):
             return  # a plan for misaligned arrays serves aligned ones, too, but slower
         extents = [None if info is None else _relative(info) for info in infos]
         self.calls.put(key, Call(key[0], launch, checked.shape, checked.lse, dtypes, extents, masks))
-        shape = _shape_key(key, operation.fixed_axes)
+        shape = _shape_key(operation, key)
         plan = self.plans.get((launch.device, operation.plan_key(checked.problem), wants_debug(None), None))
         if shape is not None and plan is not None:
             itemsizes = tuple([0 if info is None else info.dtype.itemsize for info in infos])
@@ -579,7 +581,7 @@ class _OfOperation(Generic[P, C]):
     def resized_call(self, key: tuple[Any, ...]) -> Call | None:
         """Return, and keep, the call that differs from a known one in its sizes only."""
         operation = self._operation
-        shape_key = _shape_key(key, operation.fixed_axes)
+        shape_key = _shape_key(operation, key)
         known = None if shape_key is None else self._shapes.get(shape_key)
         if known is None:
             return None
@@ -695,8 +697,9 @@ def _facts(library: str, arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
 _NO_FACTS = (None, None, None, None)
 
 
-def _shape_key(key: tuple[Any, ...], fixed_axes: tuple[int | None, ...]) -> Hashable:
+def _shape_key(operation: Operation[P, C], key: tuple[Any, ...]) -> Hashable:
     """Return a call's key without the sizes of the axes that are not fixed; None if the call has no such key."""
+    fixed_axes, joins = operation.fixed_axes, operation.joins_axes
     if not fixed_axes:
         return None
     _, facts, _, *parts = key
@@ -717,8 +720,9 @@ def _shape_key(key: tuple[Any, ...], fixed_axes: tuple[int | None, ...]) -> Hash
                 if not extent:
                     return None
                 ones |= 1 << axis
-            if axis < free - 1 and strides[axis] != shape[axis + 1] * strides[axis + 1]:
-                return None  # outer axes have to follow each other without gaps
+            if joins and axis < free - 1 and strides[axis] != shape[axis + 1] * strides[axis + 1]:
+                if ones + 1 != 2 << axis:  # leading axes of one element have any stride
+                    return None
         parts += free, ones, shape[free:], strides[free - 1 :], dtype, device
     return tuple(parts)
 

@@ -71,6 +71,12 @@ def marlin_calls(**options: Any) -> dict[str, Call]:
         "zeros, odd N": lambda m: marlin_gemm(rows(m, 1000, BFLOAT16), odd),
         "other exponents": lambda m: marlin_gemm(rows(m, k), exponents[m % 3]),
         "(B, T, K)": lambda m: marlin_gemm(Array((2, m, k), np.float16, A), plain),
+        "(1, T, K), strides": lambda m: marlin_gemm(
+            Array((1, m, k), np.float16, A, strides=(1 << 24, 2 * k, 2)), plain
+        ),
+        "(A, 1, T, K), strides": lambda m: marlin_gemm(
+            Array((m % 3 + 1, 1, m, k), np.float16, A, strides=(2 * k * m, 7, 2 * k, 2)), plain
+        ),
     }
 
 
@@ -113,6 +119,10 @@ def attention_calls() -> dict[str, Call]:
     """Calls of the attention functions as functions of a length, or of the number of sequences."""
     sink = vector(8, np.float32, OUT)
 
+    def sliced(m: int, count: int, address: int) -> Array:
+        row = count * 128
+        return Array((2, m, count, 64), np.float16, address, strides=(8192 * row, row, 128, 2))
+
     def dense(m: int, keys: int, batch: int = 2, **options: Any) -> object:
         k, v = heads(batch, keys, count=2, address=B), heads(batch, keys, count=2, address=A_SCALE)
         return attention(heads(batch, m, count=8), k, v, **options)
@@ -136,6 +146,7 @@ def attention_calls() -> dict[str, Call]:
         "window": lambda m: dense(m + 100, 2 * m + 200, window=(100, 7), softcap=3.0),
         "sink": lambda m: dense(m, m, sink=sink, scale=0.5),
         "out": lambda m: dense(m, m, out=heads(2, m, count=8, address=OUT)),
+        "slices": lambda m: attention(*(sliced(m, count, at) for count, at in ((8, A), (2, B), (2, A_SCALE)))),
         "sequences": lambda m: dense(300, 300, m % 64 + 1, causal=True),
         "version": lambda m: dense(m, m, version="a3"),
         "varlen": lambda m: varlen(m, max_seqlen_q=m, max_seqlen_k=m + 1, causal=True),
@@ -211,7 +222,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 #: Calls whose checks look at each new M.
-NOT_RESIZED = ("batch", "fp8, blocks", "(B, T, K), strides")
+NOT_RESIZED = ("batch", "fp8, blocks", "(B, T, K), strides", "(A, 1, T, K), strides")
 
 
 @pytest.mark.parametrize(("family", "name"), [(family, name) for family, calls in CALLS.items() for name in calls()])

@@ -178,6 +178,7 @@ class Attention(Operation[Request, AttentionSpec]):
     name: ClassVar[str] = "attention"
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "sink")
     fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, None, 2)
+    joins_axes: ClassVar[bool] = False
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Request]:
         """Validate a call."""

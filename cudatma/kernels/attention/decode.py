@@ -94,6 +94,7 @@ class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
     name: ClassVar[str] = NAME
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "seqlens", "page_table", "sink", "k_scale", "v_scale")
     fixed_axes: ClassVar[tuple[int | None, ...]] = (2, None, None, 0, 1, None, None, None, 2)
+    joins_axes: ClassVar[bool] = False
 
     def check(
         self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any
