@@ -720,9 +720,10 @@ def _shape_key(operation: Operation[P, C], key: tuple[Any, ...]) -> Hashable:
                 if not extent:
                     return None
                 ones |= 1 << axis
-            if joins and axis < free - 1 and strides[axis] != shape[axis + 1] * strides[axis + 1]:
-                if ones + 1 != 2 << axis:  # leading axes of one element have any stride
-                    return None
+            # Leading axes of one element may have any stride.
+            is_joined = joins and axis < free - 1 and ones + 1 != 2 << axis
+            if is_joined and strides[axis] != shape[axis + 1] * strides[axis + 1]:
+                return None
         parts += free, ones, shape[free:], strides[free - 1 :], dtype, device
     return tuple(parts)
 
