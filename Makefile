@@ -84,6 +84,7 @@ pictures: $(READY) ## draw the pictures that README and docs show, from an emula
 	$(RUN) -m benchmarks.plot $(addprefix benchmarks/results/marlin,_rivals.json _other_layers.json) \
 	  --out docs/pictures/marlin_benchmark.svg
 	$(RUN) -m tools.dev.pipeline_picture
+	$(RUN) -m tools.dev.call_picture
 	$(RUN) -m tools.dev.import_graph
 
 format: $(READY) ## rewrite the files as `make lint` wants them

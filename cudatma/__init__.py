@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from cudatma.kernels.marlin.linear import MarlinLinear
     from cudatma.kernels.marlin.problem import LinearShape
     from cudatma.kernels.stream_workspaces import WorkspaceBytes, release_workspaces, workspace_bytes
+    from cudatma.kernels.warm_up import warm_up
     from cudatma.kernels.workspace import MarlinWorkspace
     from cudatma.pipeline import Operand, PipelineSpec
     from cudatma.quantization import (
@@ -171,6 +172,7 @@ __all__ = [
     "selected_backend",
     "tile_copy",
     "transpose",
+    "warm_up",
     "workspace_bytes",
 ]
 
@@ -210,6 +212,7 @@ _PUBLIC = {
     "kernels.marlin.linear": "MarlinLinear",
     "kernels.marlin.problem": "LinearShape",
     "kernels.stream_workspaces": "WorkspaceBytes release_workspaces workspace_bytes",
+    "kernels.warm_up": "warm_up",
     "kernels.workspace": "MarlinWorkspace",
     "pipeline": "Operand PipelineSpec",
     "quantization": (

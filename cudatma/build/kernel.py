@@ -270,6 +270,29 @@ def is_cached(template: str, spec: Any, target: str | Target) -> bool:
     return _cache(default_root()).get(key) is not None
 
 
+@contextmanager
+def compiling_alone() -> Iterator[bool]:
+    """Keep other processes that use the cache folder from compiling many kernels at once: they wait, and find these.
+
+    Yields whether they can find them: False if the folder cannot be written, so that kernels are kept in memory.
+    """
+    cache = _cache(default_root())
+    with _locked(cache, digest({"compiling": "many kernels"})):
+        yield cache.folder is not None
+
+
+@contextmanager
+def _locked(cache: Cache, key: str) -> Iterator[None]:
+    """Hold a key of the cache; warn if another process does not release it."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(cache.lock(key))
+        except CacheError as error:
+            # The worst result is that a process compiles again; the entry itself is renamed into place.
+            warnings.warn(f"compiling without a lock: {error}", RuntimeWarning, stacklevel=2)
+        yield
+
+
 def _identity(order: _Order) -> tuple[str, dict[str, Any]]:
     """Return the key of an order's artifact, and the facts that it digests."""
     flags = compile_flags(order.target, order.options)
@@ -320,12 +343,7 @@ def _load(key: str, facts: dict[str, Any], order: _Order) -> Kernel:
     cache = _cache(default_root())
     artifact = cache.get(key)
     if artifact is None:
-        with ExitStack() as held:
-            try:
-                held.enter_context(cache.lock(key))
-            except CacheError as error:
-                # The worst result is that a process compiles again; the entry itself is renamed into place.
-                warnings.warn(f"compiling without a lock: {error}", RuntimeWarning, stacklevel=2)
+        with _locked(cache, key):
             artifact = cache.get(key)
             if artifact is None:
                 artifact = cache.put(key, _compile(cache, key, facts, order))

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from typing import IO, Any, TypeVar, cast
 
-from cudatma.build.kernel import load_kernel
+from cudatma.build.kernel import load_kernel, wants_debug
 from cudatma.build.nvrtc import Compiled, compile_source
 from cudatma.errors import ArgumentError, CompileError
 from cudatma.target import Target, get_target
@@ -34,13 +34,14 @@ def usable_cores() -> int:
 def compile_all(orders: Iterable[tuple[str, Any]], target: str | Target, jobs: int, tell: Tell) -> None:
     """Compile the kernels into the cache with ``jobs`` processes; 1: in this process.
 
-    orders: (template, spec) as load_kernel() takes them, specs of importable classes; equal ones count once.
-    tell: is given each spec when it is done, in any order, with None, or why the compiler refuses it.
-    On KeyboardInterrupt nothing more is begun, and what is under way is finished. Raises ArgumentError (jobs),
-    CompileError where a process dies, and what load_kernel() does, save for the compiler's refusals.
+    If debug mode is on for the caller, it compiles debug kernels. orders: (template, spec) as load_kernel() takes them,
+    specs of importable classes; equal ones count once. tell: gets each spec when it is compiled, in any order, with
+    None or the compiler's error. On KeyboardInterrupt no further kernel is begun, and those under way are
+    finished. Raises ArgumentError (jobs), CompileError if a process dies, and what load_kernel() raises, except for the
+    compiler's errors.
     """
-    chosen = get_target(target)
-    for (_, spec), refusal in each(partial(_refusal, target=chosen.name), dict.fromkeys(orders), jobs):
+    compile_one = partial(_refusal, target=get_target(target).name, debug=wants_debug(None))
+    for (_, spec), refusal in each(compile_one, dict.fromkeys(orders), jobs):
         tell(spec, refusal)
 
 
@@ -77,6 +78,7 @@ def each(do: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iter
             yield under_way[future], future.result()
     except _WorkerDiedError as error:
         message = f"one of {jobs} processes that compile died, perhaps because memory ran out; use fewer jobs"
+        message += ", or let this process use fewer cores (taskset)"
         raise CompileError(message) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -168,11 +170,11 @@ def compiled(order: tuple[str, str, str]) -> Compiled | CompileError:
         return error
 
 
-def _refusal(order: tuple[str, Any], target: str) -> CompileError | None:
-    """Compile one kernel, or find it in the cache."""
+def _refusal(order: tuple[str, Any], target: str, debug: bool) -> CompileError | None:
+    """Compile one kernel, or find it in the cache; return the compiler's error."""
     template, spec = order
     try:
-        load_kernel(template, spec, target)
+        load_kernel(template, spec, target, debug=debug)
     except CompileError as error:
         return error
     return None

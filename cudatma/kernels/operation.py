@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from operator import attrgetter, methodcaller
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -84,6 +85,8 @@ class Operation(ABC, Generic[P, C]):
     #: For each input and for out, the trailing axes that are part of a shape; the axes before them may differ from call
     #: to call. None: all axes are part of the shape.
     fixed_axes: ClassVar[tuple[int | None, ...]] = ()
+    #: Whether the axes before them are joined to one, which is only possible if they follow each other without gaps.
+    joins_axes: ClassVar[bool] = True
     #: SMs of the GPU that the emulator imagines.
     emulated_sm_count: ClassVar[int] = H200.sm_count
 
@@ -148,6 +151,13 @@ class Operation(ABC, Generic[P, C]):
         """
         return None
 
+    def kernels_up_to(self, checked: Checked[P], max_m: int, gpu: Gpu) -> Iterable[tuple[str, Any]]:
+        """Yield (template, spec) of every kernel that calls like this one, with any size up to a bound, may launch.
+
+        Kernels may be repeated. Only operations that warm_up() takes have this.
+        """
+        raise NotImplementedError
+
     def masks(self, problem: P) -> tuple[int, ...]:
         """Return, for each input and for out, the bits of its address that have to be 0 in a repeated call."""
         return (15,) * (len(self.inputs) + 1)
@@ -159,6 +169,12 @@ class Operation(ABC, Generic[P, C]):
     def without_kernel(self, problem: P, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
         """Compute a result that needs no kernel; return whether it was one."""
         return False
+
+
+#: Gets the operation, the valid call and the device of each call in this context whose backend is named, instead of
+#: a launch: warm_up() is such a call.
+takes_calls: ContextVar[Callable[[Operation[Any, Any], Checked[Any], int], None] | None]
+takes_calls = ContextVar("cudatma_takes_calls", default=None)
 
 
 def run(
@@ -236,6 +252,8 @@ def _first(
     first = next(info for info in (*given.arrays, given.out) if info is not None)
     check_backend(first, (*operation.inputs, "out")[0], chosen)
     device = first.device
+    if (take := takes_calls.get()) is not None and device is not None:
+        return take(operation, given, device)
     handle = None if device is None else stream_handle(stream, library_for(first, given.out), device)
     result = given.out
     if result is None and given.shape is not None:
@@ -554,7 +572,7 @@ class _OfOperation(Generic[P, C]):
             return  # a plan for misaligned arrays serves aligned ones, too, but slower
         extents = [None if info is None else _relative(info) for info in infos]
         self.calls.put(key, Call(key[0], launch, checked.shape, checked.lse, dtypes, extents, masks))
-        shape = _shape_key(key, operation.fixed_axes)
+        shape = _shape_key(operation, key)
         plan = self.plans.get((launch.device, operation.plan_key(checked.problem), wants_debug(None), None))
         if shape is not None and plan is not None:
             itemsizes = tuple([0 if info is None else info.dtype.itemsize for info in infos])
@@ -563,7 +581,7 @@ class _OfOperation(Generic[P, C]):
     def resized_call(self, key: tuple[Any, ...]) -> Call | None:
         """Return, and keep, the call that differs from a known one in its sizes only."""
         operation = self._operation
-        shape_key = _shape_key(key, operation.fixed_axes)
+        shape_key = _shape_key(operation, key)
         known = None if shape_key is None else self._shapes.get(shape_key)
         if known is None:
             return None
@@ -679,8 +697,9 @@ def _facts(library: str, arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
 _NO_FACTS = (None, None, None, None)
 
 
-def _shape_key(key: tuple[Any, ...], fixed_axes: tuple[int | None, ...]) -> Hashable:
+def _shape_key(operation: Operation[P, C], key: tuple[Any, ...]) -> Hashable:
     """Return a call's key without the sizes of the axes that are not fixed; None if the call has no such key."""
+    fixed_axes, joins = operation.fixed_axes, operation.joins_axes
     if not fixed_axes:
         return None
     _, facts, _, *parts = key
@@ -701,8 +720,10 @@ def _shape_key(key: tuple[Any, ...], fixed_axes: tuple[int | None, ...]) -> Hash
                 if not extent:
                     return None
                 ones |= 1 << axis
-            if axis < free - 1 and strides[axis] != shape[axis + 1] * strides[axis + 1]:
-                return None  # outer axes have to follow each other without gaps
+            # Leading axes of one element may have any stride.
+            is_joined = joins and axis < free - 1 and ones + 1 != 2 << axis
+            if is_joined and strides[axis] != shape[axis + 1] * strides[axis + 1]:
+                return None
         parts += free, ones, shape[free:], strides[free - 1 :], dtype, device
     return tuple(parts)
 

@@ -125,6 +125,21 @@ def lookup(family: Family[P, S], problem: P, gpu: Gpu) -> Found | None:
     return None
 
 
+def every_entry_spec(family: Family[P, S], problem: P, gpu: Gpu) -> Iterator[S]:
+    """Yield the configurations of all tuning entries for the GPU, of any size, adapted to a problem."""
+    if problem.constraint or os.environ.get(FILE_VARIABLE) == NOTHING:
+        return
+    target = get_target(gpu.target)
+    for path, _ in _files(family):
+        for index in _by_index(path, family, gpu):
+            for entry in _entries(path, family, gpu, index):
+                with contextlib.suppress(ArgumentError, TargetError):
+                    spec = entry.spec.adapted(problem)
+                    if spec is not None:
+                        spec.check(problem, target)
+                        yield spec
+
+
 def _alike(entries: Sequence[Entry[Any, Any]], problem: Any, target: Target) -> Entry[Any, Any] | None:
     """Return an entry of another problem with the same index, with its spec adapted to this one."""
     by_fixed = {

@@ -76,7 +76,7 @@ CONTENTS: dict[str, dict[str, list[str]]] = {
             "docs/performance/emulator",
             "docs/performance/log",
         ],
-        "Development": ["docs/architecture", "CONTRIBUTING", "CHANGELOG"],
+        "Development": ["docs/architecture", "docs/path_of_a_call", "CONTRIBUTING", "CHANGELOG"],
     },
     "docs/guide/README": {"": ["docs/guide/steps/*"]},
     "docs/gemm": {"": ["docs/gemm/v*", "docs/gemm/*"]},

@@ -13,15 +13,14 @@ import cudatma
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
-from cudatma.kernels.arguments import FLAGS
-from cudatma.kernels.attention.decode_plan import DecodeWork, decode_arguments, decode_spec, divide
-from cudatma.kernels.attention.decode_request import DecodeRequest, check_decode
+from cudatma.kernels.attention.decode_plan import decode_arguments, decode_spec, divide
+from cudatma.kernels.attention.decode_request import check_decode
 from cudatma.kernels.attention.decode_spec import AttentionDecode, AttentionDecodeFp8
 from cudatma.kernels.attention.reference import decode_reference
 from cudatma.kernels.attention.sample import decode_sample, fp8_sample
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.host import host_bytes
-from cudatma.kernels.operation import host_workspace
+from cudatma.kernels.host import host_array
+from cudatma.kernels.operation import FLAGS, host_workspace
 from cudatma.target import Target, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
@@ -65,18 +64,6 @@ def in_pages(given: dict[str, Any], page_size: int) -> dict[str, Any]:
     return paged | {"page_table": table}
 
 
-def launch(request: DecodeRequest, work: DecodeWork, target: Target, schedules: int, **results: Any) -> None:
-    """Run a request on the emulator, which finds no hazard. The kernel resets the flags of the workspace."""
-    launched = decode_arguments(request, work, target)
-    arrays = {name: info for name, info in request.read.items() if info is not None}
-    space = host_workspace(launched.sizes)
-    arrays |= space | {name: describe(result) for name, result in results.items()}
-    report = launched.emulate(target, arrays, schedules=schedules)
-    assert report.is_clean, str(report)
-    assert (FLAGS in space) == (work.parts > 1)
-    assert FLAGS not in space or not host_bytes(space[FLAGS]).any()
-
-
 def check(
     given: dict[str, Any],
     *,
@@ -91,16 +78,22 @@ def check(
     whole = np.full((*q.shape[:3], dim + 8), 7, q.dtype)
     out, exact = whole[..., :dim], np.empty((*q.shape[:3], dim), q.dtype)
     lse, sums = (np.full((q.shape[0], q.shape[2], q.shape[1]), np.nan, np.float32) for _ in range(2))
-    request, _, _ = check_decode(**given, out=out, return_lse=True, **options)
+    request, _, result = check_decode(**given, out=out, return_lse=True, **options)
+    assert result is not None
     spec = replace(decode_spec(request, target), **(fields or {}))
     work = divide(request, imagined_gpu(target, 4), spec, parts)
-    launch(request, work, target, schedules, out=out, lse=lse)
+    launch = decode_arguments(request, work, target)
+    space = host_workspace(launch.sizes)
     arrays = {name: info for name, info in request.read.items() if info is not None}
+    arrays |= {"out": request.out, "lse": describe(lse)} | space
+    report = launch.emulate(target, arrays, schedules=schedules)
+    assert report.is_clean, str(report)
     decode_reference(request, arrays | {"out": describe(exact), "lse": describe(sums)})
     difference = out.astype(np.float64) - exact.astype(np.float64)
     assert np.linalg.norm(difference) <= LIMITS[q.dtype.name] * np.linalg.norm(exact.astype(np.float64))
     np.testing.assert_allclose(lse, sums, rtol=1e-5, atol=1e-5)
     assert (whole[..., dim:] == 7).all()
+    assert FLAGS not in space or not host_array(space[FLAGS]).any()
     return out
 
 
@@ -267,12 +260,14 @@ def test_lengths_and_pages_that_a_device_must_not_trust() -> None:
         given = make([100, 100], 2, 1, (32, 32), 1, page_size, "float16")
         given["k_cache"][np.isnan(given["k_cache"])] = 0
         given["v_cache"][np.isnan(given["v_cache"])] = 0
-        request, _, _ = check_decode(**given)
+        out = np.full(given["q"].shape, np.nan, np.float16)
+        request, _, _ = check_decode(**given, out=out)
         given["page_table"][0, 2], given["page_table"][1, 1] = NO_PAGES
         given["seqlens"][:] = 2**31 - 1, -5
-        out = np.full(given["q"].shape, np.nan, np.float16)
-        work = divide(request, imagined_gpu(SM90A, 4))
-        launch(request, work, SM90A, 1, out=out)
+        launch = decode_arguments(request, divide(request, imagined_gpu(SM90A, 4)), SM90A)
+        arrays = {name: info for name, info in request.read.items() if info is not None}
+        arrays |= {"out": request.out} | host_workspace(launch.sizes)
+        assert launch.emulate(SM90A, arrays).is_clean
         assert np.isfinite(out).all()
         assert not out[1].any()
 

@@ -11,16 +11,15 @@ import cudatma
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
-from cudatma.kernels.arguments import FLAGS
-from cudatma.kernels.attention import arguments
+from cudatma.kernels.attention import arguments as attention_arguments_module
 from cudatma.kernels.attention.arguments import attention_arguments
 from cudatma.kernels.attention.reference import attend
-from cudatma.kernels.attention.request import Request, check_call
+from cudatma.kernels.attention.request import check_call
 from cudatma.kernels.attention.sample import SMALL, a4_sample
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import VERSIONS, AttentionA3
-from cudatma.kernels.host import host_bytes
-from cudatma.kernels.operation import host_workspace
+from cudatma.kernels.host import host_array
+from cudatma.kernels.operation import FLAGS, host_workspace
 from cudatma.target import Target, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
@@ -49,15 +48,13 @@ def operand(batch: int, length: int, heads: int, dim: int, dtype: str, seed: int
     return whole[..., :dim].swapaxes(1, 2)
 
 
-def launch(request: Request, spec: AttentionSpec, target: Target, schedules: int, **results: Any) -> None:
-    """Run a request on the emulator, which finds no hazard. Persistent CTAs reset their counter of tiles."""
-    launched = attention_arguments(request, spec, target, SMS)
-    arrays = request.arrays() | {name: describe(result) for name, result in results.items()}
-    space = host_workspace(launched.sizes)
-    report = launched.emulate(target, arrays | space, schedules=schedules)
-    assert report.is_clean, str(report)
-    assert (FLAGS in space) == spec.is_persistent
-    assert FLAGS not in space or not host_bytes(space[FLAGS]).any()
+def emulated(request: Any, spec: AttentionSpec, target: Target, lse: Any = None, schedules: int = 1) -> Any:
+    """Return the report of a launch on the emulator, and its workspace."""
+    launch = attention_arguments(request, spec, target, SMS)
+    space = host_workspace(launch.sizes)
+    arrays = request.arrays() | {"out": request.out} | space | ({} if lse is None else {"lse": describe(lse)})
+    assert launch.sizes.programmatic
+    return launch.emulate(target, arrays, schedules=schedules), space
 
 
 def check(
@@ -81,10 +78,13 @@ def check(
     v = operand(batch, k_length, kv_heads, dims[1], dtype, 2)
     whole = np.full((batch, q_length, heads, dims[1] + 8), 7, q.dtype)
     out, lse = whole[..., : dims[1]], np.full((batch, heads, q_length), np.nan, np.float32)
-    request, _, _ = check_call(q, k, v, out=out, return_lse=True, sink=sink, **options)
+    request, _, result = check_call(q, k, v, out=out, return_lse=True, sink=sink, **options)
+    assert result is not None
     masks = request.mask.is_causal, request.mask.has_window, request.softcap > 0, sink is not None
     spec = VERSIONS[version](dtype, *dims, *masks, **(SMALL[version] | (fields or {})))
-    launch(request, spec, target, schedules, out=out, lse=lse)
+    report, space = emulated(request, spec, target, lse, schedules=schedules)
+    assert report.is_clean, str(report)
+    assert FLAGS not in space or not host_array(space[FLAGS]).any(), "the next launch would begin with a later tile"
     for index in range(batch):
         wanted, sums = attend(q[index], k[index], v[index], request.scale, request.mask, request.softcap, sink)
         difference = out[index].astype(np.float64) - wanted
@@ -175,8 +175,8 @@ def test_many_schedules_are_clean(version: str) -> None:
 @pytest.mark.parametrize("last", [2, 1, 9])
 def test_causal_tiles_in_raster_groups(version: str, last: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of one head of k, with the two of q that share it, and a longer last one."""
-    monkeypatch.setattr(arguments, "_GROUP_BYTES", 1)
-    monkeypatch.setattr(arguments, "_LAST_GROUPS", last)
+    monkeypatch.setattr(attention_arguments_module, "_GROUP_BYTES", 1)
+    monkeypatch.setattr(attention_arguments_module, "_LAST_GROUPS", last)
     check(version, 6, 3, 130, 130, (32, 32), batch=2, schedules=1, causal=True)
 
 
@@ -210,9 +210,10 @@ def test_large_logits() -> None:
     q, k = (operand(1, 70, 1, 64, "float16", seed) * np.float16(30) for seed in (0, 1))
     v = operand(1, 70, 1, 64, "float16", 2)
     out = np.empty(v.shape, np.float16)
-    request, _, _ = check_call(q, k, v, out=out, scale=1.0)
+    request, _, result = check_call(q, k, v, out=out, scale=1.0)
+    assert result is not None
     spec: AttentionSpec = VERSIONS["a4"]("float16", 64, 64, **SMALL["a4"])
-    launch(request, spec, SM90A, 1, out=out)
+    assert emulated(request, spec, SM90A)[0].is_clean
     wanted, _ = attend(q[0], k[0], v[0], request.scale, request.mask, request.softcap)
     np.testing.assert_allclose(out[0].astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
 
@@ -230,11 +231,13 @@ def check_operands(
 ) -> tuple[Any, Any]:
     """The result and lse of one sequence, which are right, by blocks of 16 keys."""
     out, lse = np.empty(q.shape, q.dtype), np.empty((1, q.shape[2], q.shape[1]), np.float32)
-    request, _, _ = check_call(q, k, v, out=out, return_lse=True, sink=sink, **options)
+    request, _, result = check_call(q, k, v, out=out, return_lse=True, sink=sink, **options)
+    assert result is not None
     masks = request.mask.is_causal, request.mask.has_window, request.softcap > 0, sink is not None
     dims = q.shape[3], v.shape[3]
     spec = VERSIONS[version](q.dtype.name, *dims, *masks, **(SMALL[version] | {"block_n": 16} | (fields or {})))
-    launch(request, spec, SM120A if version == "p1" else SM90A, 1, out=out, lse=lse)
+    target = SM120A if version == "p1" else SM90A
+    assert emulated(request, spec, target, lse)[0].is_clean
     wanted, sums = attend(q[0], k[0], v[0], request.scale, request.mask, request.softcap, sink)
     np.testing.assert_allclose(out[0].astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
     np.testing.assert_allclose(lse[0], sums, rtol=1e-5, atol=1e-4)

@@ -13,7 +13,6 @@ from cudatma.dtypes import activation_type
 from cudatma.kernels.attention.arguments import attention_arguments
 from cudatma.kernels.attention.attention import check_varlen
 from cudatma.kernels.attention.reference import attend
-from cudatma.kernels.attention.request import Request
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import AttentionA3, AttentionP1
 from cudatma.target import get_target
@@ -40,14 +39,6 @@ def make(q_lengths: list[int], k_lengths: list[int], heads: int, kv_heads: int, 
     return given | {"max_seqlen_q": max(q_lengths), "max_seqlen_k": max(k_lengths) + 3}
 
 
-def launch(request: Request, spec: AttentionSpec, schedules: int, **results: Any) -> None:
-    """Run a request on the emulator, which finds no hazard."""
-    target = SM120A if isinstance(spec, AttentionP1) else SM90A
-    arrays = request.arrays() | {name: describe(result) for name, result in results.items()}
-    report = attention_arguments(request, spec, target, 2).emulate(target, arrays, schedules=schedules)
-    assert report.is_clean, str(report)
-
-
 def run(
     given: dict[str, Any],
     schedules: int = 2,
@@ -63,7 +54,10 @@ def run(
     masks = request.mask.is_causal, request.mask.has_window, request.softcap > 0, request.sink is not None
     small = {"block_m": 128, "block_n": 64, "warpgroups": 2, "is_varlen": True} | (fields or {})
     spec = kind(q.dtype.name, q.shape[2], q.shape[2], *masks, **small)
-    launch(request, spec, schedules, out=out, lse=lse)
+    target = SM90A if kind is AttentionA3 else SM120A
+    arrays = request.arrays() | {"out": request.out, "lse": describe(lse)}
+    report = attention_arguments(request, spec, target, 2).emulate(target, arrays, schedules=schedules)
+    assert report.is_clean, str(report)
     assert (whole[..., q.shape[2] :] == 7).all()
     return out, lse, request
 
@@ -122,7 +116,8 @@ def test_offsets_that_a_device_must_not_trust() -> None:
     given["cu_seqlens_q"][:] = -5, 2**31 - 1, 60
     given["cu_seqlens_k"][:] = 139, 2**31 - 1, -1
     spec = AttentionA3("float16", 32, 32, block_m=128, block_n=64, warpgroups=2, is_varlen=True)
-    launch(request, spec, 1, out=out, lse=lse)
+    arrays = request.arrays() | {"out": request.out, "lse": describe(lse)}
+    assert attention_arguments(request, spec, SM90A, 2).emulate(SM90A, arrays).is_clean
     assert np.isfinite(out).all()
     assert (out[70:] == 7).all()  # the first sequence has 70 queries at most, the second one has none
 

@@ -12,17 +12,15 @@ import pytest
 
 from cudatma.arrays import describe
 from cudatma.errors import DriverError, TargetError
-from cudatma.kernels.arguments import FLAGS, PARTIALS
 from cudatma.kernels.attention.attention import attention_varlen
 from cudatma.kernels.attention.decode import DECODE_CALL, attention_decode
 from cudatma.kernels.attention.decode_plan import decode_arguments, decode_spec, divide
 from cudatma.kernels.attention.decode_request import check_decode
 from cudatma.kernels.attention.problem import HEAD_DIMS
 from cudatma.kernels.attention.versions import AttentionP1
-from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import gpu_of
-from cudatma.kernels.operation import calls_of
-from cudatma.kernels.replay import Replay
+from cudatma.kernels.operation import FLAGS, PARTIALS, calls_of
+from cudatma.kernels.overrides import pinned
 from cudatma.kernels.stream_workspaces import workspace_bytes
 from cudatma.target import detect, get_target
 
@@ -198,10 +196,10 @@ def test_the_mma_sync_kernel(dims: tuple[int, int], page_size: int) -> None:
     work = divide(request, gpu_of(0), spec)
     partials, counters = cupy.empty(work.partials_bytes // 4 + 4, np.float32), cupy.zeros(work.tiles, np.uint32)
     launch = decode_arguments(request, work, TARGET)
-    addresses = {name: info.pointer for name, info in request.read.items() if info is not None}
-    addresses |= {"out": out.data.ptr, PARTIALS: partials.data.ptr, FLAGS: counters.data.ptr}
-    replay = Replay(launch, launch.kernel(TARGET), 0, tuple(addresses), tuple(addresses.values()))
-    replay.run(launch.sizes, tuple(addresses.values()), cupy.cuda.get_current_stream().ptr)
+    named = {name: info for name, info in request.read.items() if info is not None}
+    named |= {"out": request.out, PARTIALS: describe(partials), FLAGS: describe(counters)}
+    kernel = launch.kernel(TARGET)
+    kernel.launch(launch.sizes.grid, spec.threads, launch.filled(named), shared_bytes=launch.shared_bytes)
     check(out.get(), attention_decode(**given, backend="reference"))
     assert not counters.any()
 
@@ -245,7 +243,7 @@ def test_sequences_one_after_the_other(dims: tuple[int, int], options: dict[str,
     given |= {"cu_seqlens_q": begins[0], "cu_seqlens_k": begins[1]}
     longest: Any = {"max_seqlen_q": max(q_lengths), "max_seqlen_k": max(k_lengths)}
     wanted, sums = attention_varlen(**given, **longest, **options, return_lse=True, backend="reference")
-    for _ in range(2):  # the second call repeats the first
+    for _ in range(2):  # the second call is a repeated one
         with pinned(mma_sync_spec(dims, options)) if version == "p1" else nullcontext():
             out, lse = attention_varlen(**to_gpu(given), **longest, **options, return_lse=True)
         check(out.get(), wanted)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import cudatma as c
+from cudatma.context import Runtime, using_runtime
 from cudatma.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -292,18 +293,16 @@ def test_an_operand_on_another_device(operand: str, bench: Bench) -> None:
     assert bench.nothing_was_written()
 
 
-def test_a_first_call_inside_a_capture(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_call_inside_a_capture(bench: Bench) -> None:
     """It is refused by name, and the capture goes on: it can be ended, and the same call is right after a warm-up."""
     x, out, weight = bench.x(), bench.poison(), bench.weight
-    weight.attachments.clear()  # plans that other tests left
     cupy.cuda.Device(0).synchronize()  # the stream below does not wait for the default one
     stream = cupy.cuda.Stream(non_blocking=True)
     stream.begin_capture()
     try:
-        with monkeypatch.context() as patch:
-            patch.setattr(c.Kernel, "is_loaded", lambda self, device: False)  # other tests may have loaded it
-            with pytest.raises(LaunchError, match=r"^stream: got .*capture.*; allowed: ") as caught:
-                c.marlin_gemm(x, weight, out=out, stream=stream)
+        refused = pytest.raises(LaunchError, match=r"^stream: got .*capture.*; allowed: ")
+        with using_runtime(Runtime()), refused as caught:  # without the kernels of other tests
+            c.marlin_gemm(x, weight, out=out, stream=stream)
     finally:
         graph = stream.end_capture()
     assert isinstance(caught.value, RuntimeError)

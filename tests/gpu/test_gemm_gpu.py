@@ -180,7 +180,7 @@ def test_a_first_call_in_a_capture_is_refused(monkeypatch: pytest.MonkeyPatch) -
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         stream.begin_capture()
-        with pytest.raises(LaunchError, match="captures a graph"):
+        with pytest.raises(LaunchError, match="under graph capture"):
             gemm(left, right, out=out)
         stream.end_capture()
 

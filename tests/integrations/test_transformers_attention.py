@@ -16,6 +16,8 @@ transformers = pytest.importorskip("transformers", minversion="5.17")
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from cudatma.integrations.transformers import attention, register
+from cudatma.kernels import operation
+from cudatma.kernels.gpu import H200
 
 SIZES = {
     "hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -142,6 +144,32 @@ def test_generation_gives_what_sdpa_gives(
     assert len(made) == 12
     if name == "llama":  # others slide past the padding
         assert decoded == ["attention_decode" if mask is None else "attention_varlen"] * 10
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt-oss"])
+def test_the_calls_to_warm_up_cover_what_a_model_launches(
+    models: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, kernels, first = models[name], {True: set[Any](), False: set[Any]()}, operation._first
+    is_warming = False
+
+    def noted(called: Any, inputs: Any, out: Any, options: Any, *others: Any) -> Any:
+        checked = called.check(inputs, out, options, None)
+        if is_warming:
+            kernels[True] |= set(called.kernels_up_to(checked, 256, H200))
+        else:
+            kernels[False] |= set(called.kernels(checked.problem, called.configure(checked.problem, H200, {})))
+        return first(called, inputs, out, options, *others)
+
+    monkeypatch.setattr(operation, "_first", noted)
+    model.set_attn_implementation("cudatma")
+    for mask in (None, LEFT):
+        model.generate(TOKENS, attention_mask=mask, max_new_tokens=3, do_sample=False)
+    is_warming = True
+    for function, operands, options in attention.attention_calls(model):
+        function(*operands, **options)
+    assert kernels[False]
+    assert kernels[False] <= kernels[True]
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])

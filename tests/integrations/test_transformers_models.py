@@ -30,6 +30,7 @@ from safetensors.numpy import load_file, save_file
 from transformers.integrations.accelerate import compute_module_sizes
 
 from cudatma.errors import ArgumentError, QuantizationError, WeightFileError
+from cudatma.integrations import transformers as integration
 from cudatma.integrations.torch import MarlinLinear
 from cudatma.integrations.transformers import CudatmaConfig, load, register
 from cudatma.integrations.transformers.quantizer import CudatmaHfQuantizer
@@ -347,6 +348,17 @@ def test_generate_gives_what_the_dense_model_gives(tmp_path: Path) -> None:
 
 
 # ---- what is refused
+
+
+def test_a_bound_warms_the_loaded_model_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_gptq(tmp_path)
+    warmed: list[Any] = []
+    monkeypatch.setattr(integration, "warm_up", lambda *arguments: warmed.append(arguments))
+    assert [(load(tmp_path, max_m=64), 64)] == warmed
+    load(tmp_path)
+    assert len(warmed) == 1
+    with pytest.raises(ArgumentError, match="max_m: got 0"):
+        load(tmp_path / "no folder", max_m=0)
 
 
 def test_a_layer_that_cannot_be_packed_ends_the_load(tmp_path: Path) -> None:

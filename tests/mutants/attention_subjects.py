@@ -3,7 +3,7 @@ blocks of keys that the first warpgroup does not see."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from subject import Subject
 
-from cudatma.arrays import ArrayInfo, describe
+from cudatma.arrays import describe
 from cudatma.kernels.arguments import Arguments
 from cudatma.kernels.attention.arguments import attention_arguments
 from cudatma.kernels.attention.decode_plan import DecodeWork, decode_arguments
@@ -35,23 +35,6 @@ def _dims(version: str) -> tuple[int, int]:
     return (64, 64) if version == "a1" else (_HEAD_DIM, _HEAD_DIM)
 
 
-def _call(launch: Arguments, read: Mapping[str, ArrayInfo | None], **results: Any) -> Call:
-    """Return a launch with these arrays, all of which the kernel before it may have written."""
-    arrays = {name: info for name, info in read.items() if info is not None} | host_workspace(launch.sizes)
-    arrays |= {name: describe(result) for name, result in results.items()}
-    held = tuple(host_bytes(info) for info in arrays.values())
-    return Call(
-        launch.config.entry,
-        launch.sizes.grid,
-        launch.config.threads,
-        tuple(launch.filled(arrays)),
-        shared_bytes=launch.shared_bytes,
-        arrays=held,
-        options=(("produced_by_previous", held),),
-        keep=arrays,
-    )
-
-
 def _attention_call(spec: AttentionSpec) -> Callable[[], Call]:
     """Nine blocks of keys or more, the last one a part; three tiles for a persistent CTA, else two CTAs."""
 
@@ -66,10 +49,26 @@ def _attention_call(spec: AttentionSpec) -> Callable[[], Call]:
         )
         out, lse = np.zeros_like(q), np.zeros((1, 1, q_length), np.float32)
         request, _, _ = check_call(q, k, v, causal=spec.is_causal, out=out, return_lse=True)
-        launch = attention_arguments(request, spec, get_target(_TARGET), 1)
-        return _call(launch, request.read, out=out, lse=lse)
+        return _call(attention_arguments(request, spec, get_target(_TARGET), 1), request, lse)
 
     return make
+
+
+def _call(arguments: Arguments, request: Any, lse: Any) -> Call:
+    """Return a launch that waits for a kernel that wrote all of its arrays."""
+    named = {name: info for name, info in request.read.items() if info is not None}
+    named |= {"out": request.out, "lse": describe(lse)} | host_workspace(arguments.sizes)
+    arrays = tuple(host_bytes(info) for info in named.values())
+    return Call(
+        arguments.config.entry,
+        arguments.sizes.grid,
+        arguments.config.threads,
+        tuple(arguments.filled(named)),
+        shared_bytes=arguments.shared_bytes,
+        arrays=arrays,
+        options=(("produced_by_previous", arrays),),
+        keep=named,
+    )
 
 
 def _decode_call(spec: AttentionDecode) -> Callable[[], Call]:
@@ -85,8 +84,7 @@ def _decode_call(spec: AttentionDecode) -> Callable[[], Call]:
         out, lse = np.zeros_like(q), np.zeros((1, 2, 1), np.float32)
         lengths = np.array([length], np.int32)
         request, _, _ = check_decode(q, k, v, lengths, page_table=table, out=out, return_lse=True)
-        launch = decode_arguments(request, DecodeWork(spec, 1, 2, 2), get_target(_TARGET))
-        return _call(launch, request.read, out=out, lse=lse)
+        return _call(decode_arguments(request, DecodeWork(spec, 1, 2, 2), get_target(_TARGET)), request, lse)
 
     return make
 

@@ -28,9 +28,7 @@ from cudatma.kernels.marlin.choose import (
 from cudatma.kernels.marlin.mma_sync import LOAD_PATHS, LoadPaths, MmaSyncSpec
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync, dump_specs
 from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
-from cudatma.kernels.marlin.sample import random_weight
 from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.warm_up import kernels_of
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import ceil_div, fits_workspace, schedule
 from cudatma.kernels.tuning_file import Entry, parse_entry
@@ -215,13 +213,3 @@ def test_a_menu_has_few_kernels_and_loses_little(k: int, n: int, group_size: int
     assert np.exp(np.log1p(loss).mean()) <= 1.025
     assert len(set(chosen[:255])) <= 24
     assert len(set(chosen[255:])) <= (10 if n >= 3584 else 16)
-
-
-def test_warming_up_covers_every_m() -> None:
-    weight, found = random_weight(LinearShape(1024, 1536, 128, True, "bfloat16")), set()
-    table = choice_table.choice_table(MARLIN, Problem.of(weight, 1), H200, 700)
-    kernels = kernels_of(table, weight, H200, get_target("sm_90a"), 600)
-    for m in range(1, 601):
-        spec = resolve_fused(choose_by_cost(Problem(LinearShape.of(weight), m), H200), weight.scale_fit.form)
-        found.add((spec.template, spec))
-    assert found == {kernel for kernel in kernels if "marlin" in kernel[0]}

@@ -16,6 +16,7 @@ from test_marlin_gemm import close, make, values
 
 from cudatma import ArgumentError, LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm
 from cudatma.kernels import choice_table
+from cudatma.kernels import warm_up as shared
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin import warm_up as warming
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM
@@ -200,10 +201,11 @@ def test_warming_up_to_a_bound_compiles_what_is_missing_and_loads_the_rest(
     def load_kernel(template: str, spec: Any, target: Any) -> Any:
         return SimpleNamespace(load=lambda device: loaded.append((template, spec)))
 
-    monkeypatch.setattr(warming, "is_cached", lambda template, spec, target: "permute" in template)
-    monkeypatch.setattr(warming, "compile_all", compile_all)
-    monkeypatch.setattr(warming, "load_kernel", load_kernel)
-    monkeypatch.setattr(warming, "gpu_of", lambda device: imagined_gpu("sm_90a", 4))
+    monkeypatch.setattr(shared, "is_cached", lambda template, spec, target: "permute" in template)
+    monkeypatch.setattr(shared, "compile_all", compile_all)
+    monkeypatch.setattr(shared, "load_kernel", load_kernel)
+    for module in (warming, shared):
+        monkeypatch.setattr(module, "gpu_of", lambda device: imagined_gpu("sm_90a", 4))
     warming.warm_up(weights, 100)
     assert len(set(loaded)) == len(loaded)
     assert set(compiled) == {one for one in loaded if "permute" not in one[0]}
@@ -213,6 +215,9 @@ def test_warming_up_to_a_bound_compiles_what_is_missing_and_loads_the_rest(
     choice_table.forget()
     warming.warm_up(weights[:1], 100)
     assert len(loaded) == 2 * len(set(loaded)), "another tuning file may have come"
+    both, loaded[:] = set(loaded), []
+    shared.warm_up(marlin_gemm, (gpu.array(values((5, K))), weights[0]), max_m=100)
+    assert set(loaded) == both, "of the call, it is the same"
     for wrong in (0, 1 << 20):
         with pytest.raises(ArgumentError, match=r"max_m: got \d+; allowed: 1 to 131072 rows"):
             warming.warm_up(weights, wrong)

@@ -1,21 +1,26 @@
-"""The schematic of the pipelines: what its script draws, legible, and in the words of the templates."""
+"""The schematics of README and docs: what their scripts draw, legible, and in the words of the code."""
 
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 from itertools import combinations
+from typing import Any
 
 import pytest
 
 from cudatma.emulator.trace.svg import text_width
-from tools.dev import pipeline_picture
-from tools.dev.pipeline_picture import ROOT, _Drawing
+from cudatma.kernels import operation
+from tools.dev import call_picture, pipeline_picture
+from tools.dev.call_picture import LEVELS, Message
+from tools.dev.drawing import ROOT, Drawing
 
 SVG = "{http://www.w3.org/2000/svg}"
+SCRIPTS = pytest.mark.parametrize("script", [pipeline_picture, call_picture], ids=lambda script: script.__name__)
 
 
-def test_the_picture_is_what_the_script_draws() -> None:
-    assert pipeline_picture.main(["--check"]) == 0, "run: python -m tools.dev.pipeline_picture"
+@SCRIPTS
+def test_the_picture_is_what_the_script_draws(script: Any) -> None:
+    assert script.main(["--check"]) == 0, f"run: python -m {script.__name__}"
 
 
 def test_check_notices_another_picture(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,8 +28,9 @@ def test_check_notices_another_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pipeline_picture.main(["--check"]) == 1
 
 
-def test_texts_are_inside_of_the_picture_and_do_not_overlap() -> None:
-    root = ElementTree.fromstring(pipeline_picture.picture())
+@SCRIPTS
+def test_texts_are_inside_of_the_picture_and_do_not_overlap(script: Any) -> None:
+    root = ElementTree.fromstring(script.picture())
     boxes = []
     for text in root.iter(f"{SVG}text"):
         size, x, y = (float(text.attrib[name]) for name in ("font-size", "x", "y"))
@@ -41,10 +47,17 @@ def test_texts_are_inside_of_the_picture_and_do_not_overlap() -> None:
 
 def test_a_text_wider_than_its_box_is_refused() -> None:
     with pytest.raises(ValueError, match="wider than its box"):
-        _Drawing().box(0, 0, 40, 40, "#ffffff", "#000000", "a long headline")
+        Drawing().box(0, 0, 40, 40, "#ffffff", "#000000", "a long headline")
 
 
 def test_the_templates_contain_the_instructions_that_the_picture_names() -> None:
     templates = "\n".join(path.read_text() for path in (ROOT / "ptx_templates" / "primitives").iterdir())
     for instruction in pipeline_picture.INSTRUCTIONS:
         assert instruction in templates, instruction
+
+
+def test_the_operation_has_the_methods_that_the_diagram_names() -> None:
+    steps = [step for level in LEVELS for step in level.steps if isinstance(step, Message)]
+    called = {step.text.partition("()")[0] for step in steps if step.receiver == "operation"}
+    assert called >= {"check", "configure", "arguments"}
+    assert all(callable(getattr(operation.Operation, name)) for name in called)

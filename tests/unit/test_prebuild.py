@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cudatma.build import kernel as build
-from cudatma.build.kernel import Kernels, load_kernel
+from cudatma.build.kernel import Kernels, debugging, load_kernel
 from cudatma.build.prebuild import compile_all, usable_cores
 from cudatma.context import runtime
 from cudatma.errors import ArgumentError, CompileError, TemplateError
@@ -59,6 +59,14 @@ def test_the_cache_has_all_but_what_is_refused(jobs: int, monkeypatch: pytest.Mo
     for spec in GOOD:
         assert load_kernel(TEMPLATE, spec, "sm_90a").source.count("Stages") > 0
     assert not compiled
+
+
+def test_other_processes_compile_in_debug_mode_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with debugging():
+        assert told([(TEMPLATE, GOOD[0])], 2) == {GOOD[0]: None}
+    runtime().parts[Kernels] = Kernels()
+    monkeypatch.setattr(build, "compile_source", lambda *args, **options: pytest.fail("it is compiled again"))
+    load_kernel(TEMPLATE, GOOD[0], "sm_90a", debug=True)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -6,16 +6,12 @@ python -m tools.dev.pipeline_picture --check    # exit status 1 where the file s
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from xml.sax.saxutils import escape
 
-from cudatma.emulator.trace.svg import text_width
+from tools.dev.drawing import BLUE, GREEN, GREY, INK, ORANGE, ROOT, Drawing, write_picture
 
-ROOT = Path(__file__).resolve().parents[2]
 PICTURE = ROOT / "docs" / "images" / "pipeline.svg"
 TITLE = "TMA fills a ring of shared-memory stages; warpgroups with wgmma or warps with mma.sync empty it"
 
@@ -51,10 +47,6 @@ KERNELS = (
 INSTRUCTIONS = ("wgmma.mma_async", "mma.sync", "ldmatrix", "stmatrix", "mbarrier.try_wait", "cp.async.bulk.tensor")
 
 _WIDTH, _PANEL, _TOP, _FOOT = 1000, 384, 8, 40
-_INK, _FAINT, _GREY, _GREEN, _ORANGE, _BLUE = "#1f2430", "#4d576e", "#5f6980", "#4a7500", "#b45309", "#2a66a8"
-_FONT = "Helvetica, Arial, DejaVu Sans, sans-serif"
-_MONO = "DejaVu Sans Mono, Menlo, Consolas, monospace"
-_HEADS = {"a": _INK, "g": _GREEN, "o": _ORANGE, "b": _BLUE, "n": _GREY}
 _RING_X, _RING_WIDTH, _STAGE, _PITCH = 424, 180, 44, 56
 _FULL_X, _EMPTY_X = 536, 581
 _CONSUMER_X, _CONSUMER_WIDTH = 664, 320
@@ -67,73 +59,17 @@ _STAGES = (
 )
 
 
-class _Drawing:
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def text(
-        self,
-        x: float,
-        y: float,
-        text: str,
-        *,
-        size: float = 12,
-        fill: str = _FAINT,
-        anchor: str = "middle",
-        bold: bool = False,
-        mono: bool = False,
-    ) -> None:
-        more = ' font-weight="bold"' if bold else ""
-        more += f' font-family="{_MONO}"' if mono else ""
-        place = f'x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size:g}" fill="{fill}"'
-        self.lines.append(f"<text {place}{more}>{escape(text)}</text>")
-
-    def box(
-        self,
-        x: float,
-        y: float,
-        width: float,
-        height: float,
-        fill: str,
-        stroke: str,
-        head: str = "",
-        lines: Sequence[str] = (),
-        *,
-        mono: bool = False,
-        dashed: bool = False,
-    ) -> None:
-        """A rectangle with a headline and lines in its middle. Raises ValueError where one does not fit."""
-        for text, size in ((head, 13.5), *((line, 12) for line in lines)):
-            if text_width(text, size) > width - 4:
-                raise ValueError(f"{text!r} is wider than its box of {width} pixels")
-        dash = ' stroke-dasharray="5 4"' if dashed else ""
-        place = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"'
-        self.lines.append(f'<rect {place} rx="7" fill="{fill}" stroke="{stroke}" stroke-width="1.5"{dash}/>')
-        baseline = y + height / 2 - (17 * len(lines)) / 2 + 5
-        if head:
-            self.text(x + width / 2, baseline, head, size=13.5, fill=_INK, bold=True, mono=mono)
-        for number, line in enumerate(lines):
-            self.text(x + width / 2, baseline + 17 * (number + 1), line)
-
-    def arrow(self, path: str, kind: str, width: float = 1.8, *, dashed: bool = False) -> None:
-        dash = ' stroke-dasharray="5 4"' if dashed else ""
-        colour = _HEADS[kind]
-        self.lines.append(
-            f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width:g}" marker-end="url(#{kind})"{dash}/>'
-        )
-
-
-def _load_side(out: _Drawing, top: float) -> None:
+def _load_side(out: Drawing, top: float) -> None:
     """Global memory, the producer warp and TMA: the same for both kernels."""
-    out.text(90, top + 52, "global memory", size=13.5, fill=_INK, bold=True)
+    out.text(90, top + 52, "global memory", size=13.5, fill=INK, bold=True)
     operands = (("weights", "int4, packed"), ("scales", "one per group"), ("activations", "fp16 or bf16"))
     for number, (name, what) in enumerate(operands):
         y = top + 116 + 62 * number
-        out.box(20, y, 140, 46, "#eef1f7", _GREY, name, [what])
+        out.box(20, y, 140, 46, "#eef1f7", GREY, name, [what])
         out.arrow(f"M161 {y + 23:g} L206 {top + 172 + 29 * number:g}", "g")
-    out.text(290, top + 52, "producer warp and TMA", size=13.5, fill=_INK, bold=True)
+    out.text(290, top + 52, "producer warp and TMA", size=13.5, fill=INK, bold=True)
     out.box(
-        *(194, top + 66, 192, 62, "#fff3e6", _ORANGE),
+        *(194, top + 66, 192, 62, "#fff3e6", ORANGE),
         "one thread",
         ["waits for an empty stage", "arrive.expect_tx on full"],
     )
@@ -144,22 +80,22 @@ def _load_side(out: _Drawing, top: float) -> None:
         164,
         104,
         "#eaf5d6",
-        _GREEN,
+        GREEN,
         "TMA",
         ["cp.async.bulk.tensor", "addresses, bounds and", "swizzle in hardware"],
     )
-    out.text(290, top + 270, "counts arriving bytes", fill=_GREEN)
-    out.text(290, top + 286, "on the full mbarrier", fill=_GREEN)
+    out.text(290, top + 270, "counts arriving bytes", fill=GREEN)
+    out.text(290, top + 286, "on the full mbarrier", fill=GREEN)
 
 
-def _ring(out: _Drawing, top: float) -> None:
-    out.text(_RING_X + _RING_WIDTH / 2, top + 52, "stages in shared memory", size=13.5, fill=_INK, bold=True)
+def _ring(out: Drawing, top: float) -> None:
+    out.text(_RING_X + _RING_WIDTH / 2, top + 52, "stages in shared memory", size=13.5, fill=INK, bold=True)
     for number, (name, state, fill, is_full, is_empty) in enumerate(_STAGES):
         y = top + 76 + _PITCH * number
-        out.box(_RING_X, y, _RING_WIDTH, _STAGE, fill, _GREY)
-        out.text(_RING_X + 10, y + 19, name, size=13, fill=_INK, anchor="start", bold=True)
+        out.box(_RING_X, y, _RING_WIDTH, _STAGE, fill, GREY)
+        out.text(_RING_X + 10, y + 19, name, size=13, fill=INK, anchor="start", bold=True)
         out.text(_RING_X + 10, y + 36, state, anchor="start")
-        barriers = ((_FULL_X, "full", _GREEN, is_full), (_EMPTY_X, "empty", _BLUE, is_empty))
+        barriers = ((_FULL_X, "full", GREEN, is_full), (_EMPTY_X, "empty", BLUE, is_empty))
         for x, what, colour, is_complete in barriers:
             inside = colour if is_complete else "#ffffff"
             out.lines.append(
@@ -172,20 +108,20 @@ def _ring(out: _Drawing, top: float) -> None:
     out.text(_RING_X + _RING_WIDTH / 2, top + 306, "ring: stage 0 follows stage 3, parity flipped")
 
 
-def _consumer_side(out: _Drawing, top: float, kernel: Variant) -> None:
+def _consumer_side(out: Drawing, top: float, kernel: Variant) -> None:
     """From a full stage through the product to the result."""
     right, middle = _RING_X + _RING_WIDTH, _CONSUMER_X + _CONSUMER_WIDTH / 2
-    out.text(middle, top + 52, kernel.consumers, size=13.5, fill=_INK, bold=True)
-    out.box(_CONSUMER_X, top + 66, _CONSUMER_WIDTH, 226, "#eef4fc", _BLUE)
-    out.text(middle, top + 85, "mbarrier.try_wait on full", size=12.5, fill=_INK, mono=True)
+    out.text(middle, top + 52, kernel.consumers, size=13.5, fill=INK, bold=True)
+    out.box(_CONSUMER_X, top + 66, _CONSUMER_WIDTH, 226, "#eef4fc", BLUE)
+    out.text(middle, top + 85, "mbarrier.try_wait on full", size=12.5, fill=INK, mono=True)
     white = "#ffffff"
-    out.box(_A_X, top + 96, _BOX_WIDTH, 44, white, _BLUE, "ld.shared", ["weights, scales"], mono=True)
+    out.box(_A_X, top + 96, _BOX_WIDTH, 44, white, BLUE, "ld.shared", ["weights, scales"], mono=True)
     out.arrow(f"M{_A_X + 69} {top + 141:g} V{top + 154:g}", "a")
-    out.box(_A_X, top + 156, _BOX_WIDTH, 44, white, _BLUE, "lop3", ["int4 to fp16/bf16"], mono=True)
+    out.box(_A_X, top + 156, _BOX_WIDTH, 44, white, BLUE, "lop3", ["int4 to fp16/bf16"], mono=True)
     out.arrow(f"M{_A_X + 69} {top + 201:g} V{top + 216:g}", "a")
     out.arrow(f"M{right + 1} {top + 196:g} C660 {top + 196:g} 620 {top + 118:g} {_A_X - 2} {top + 118:g}", "a")
     if kernel.ldmatrix:
-        out.box(_B_X, top + 156, _BOX_WIDTH, 44, white, _BLUE, "ldmatrix", ["activations"], mono=True)
+        out.box(_B_X, top + 156, _BOX_WIDTH, 44, white, BLUE, "ldmatrix", ["activations"], mono=True)
         out.arrow(f"M{_B_X + 69} {top + 201:g} V{top + 216:g}", "a")
         out.arrow(f"M{right + 1} {top + 212:g} C640 {top + 212:g} 640 {top + 178:g} {_B_X - 2} {top + 178:g}", "a")
     else:
@@ -193,59 +129,39 @@ def _consumer_side(out: _Drawing, top: float, kernel: Variant) -> None:
         out.text(_B_X + 69, top + 192, "shared memory")
         out.arrow(f"M{right + 1} {top + 214:g} C650 {top + 214:g} 640 {top + 240:g} {_B_X - 2} {top + 240:g}", "a")
     out.box(
-        _B_X, top + 218, _A_X + _BOX_WIDTH - _B_X, 44, "#dbe9fa", _BLUE, kernel.product, [kernel.operands], mono=True
+        _B_X, top + 218, _A_X + _BOX_WIDTH - _B_X, 44, "#dbe9fa", BLUE, kernel.product, [kernel.operands], mono=True
     )
-    out.text(middle, top + 281, "mbarrier.arrive on empty", size=12.5, fill=_INK, mono=True)
+    out.text(middle, top + 281, "mbarrier.arrive on empty", size=12.5, fill=INK, mono=True)
     out.arrow(f"M{_CONSUMER_X - 1} {top + 277:g} H628 V{top + 238:g} H{_EMPTY_X} V{top + 233:g}", "b", 1.5)
     out.arrow(f"M{middle} {top + 293:g} V{top + 313:g}", "a")
     epilogue = "stream-K sums, bias, stmatrix, stores"
     out.box(
         _CONSUMER_X, top + 315, _CONSUMER_WIDTH, 46, "#f3effa", "#6a4fa3", "epilogue (fp32 accumulators)", [epilogue]
     )
-    out.box(20, top + 315, 140, 46, "#eef1f7", _GREY, "result", ["fp16 or bf16"])
+    out.box(20, top + 315, 140, 46, "#eef1f7", GREY, "result", ["fp16 or bf16"])
     out.arrow(f"M{_CONSUMER_X - 1} {top + 338:g} H162", "a")
 
 
 def picture() -> str:
     """Both pipelines, one below the other, as an SVG."""
     height = _TOP + _PANEL * len(KERNELS) + _FOOT
-    out = _Drawing()
+    out = Drawing()
     for number, kernel in enumerate(KERNELS):
         top = _TOP + _PANEL * number
         if number:
             out.lines.append(f'<path d="M20 {top + 2} H{_WIDTH - 20}" stroke="#c9cfdb" stroke-width="1"/>')
-        out.text(20, top + 28, kernel.title, size=17, fill=_INK, anchor="start", bold=True)
+        out.text(20, top + 28, kernel.title, size=17, fill=INK, anchor="start", bold=True)
         _load_side(out, top)
         _ring(out, top)
         _consumer_side(out, top, kernel)
     foot = "A filled circle is an mbarrier whose phase is complete: the stage may be read (full) or written (empty)."
     out.text(_WIDTH / 2, height - 20, foot)
-    heads = "".join(
-        f'<marker id="{name}" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="9" markerHeight="9" orient="auto" '
-        f'markerUnits="userSpaceOnUse"><path d="M0 0L10 5L0 10z" fill="{colour}"/></marker>'
-        for name, colour in _HEADS.items()
-    )
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}" '
-        f'font-family="{_FONT}" role="img" aria-label="{TITLE}">',
-        f"<title>{TITLE}</title>",
-        f"<defs>{heads}</defs>",
-        f'<rect width="{_WIDTH}" height="{height}" rx="12" fill="#ffffff"/>',
-    )
-    return "\n".join([*head, *out.lines, "</svg>"]) + "\n"
+    return out.document(TITLE, _WIDTH, height)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the picture; with --check compare it with the file."""
-    parser = argparse.ArgumentParser(prog="tools.dev.pipeline_picture", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 where the file differs")
-    options = parser.parse_args(argv)
-    drawn = picture()
-    if options.check:
-        return int(not PICTURE.is_file() or PICTURE.read_text(encoding="utf-8") != drawn)
-    PICTURE.write_text(drawn, encoding="utf-8")
-    print(PICTURE.relative_to(ROOT))
-    return 0
+    return write_picture(PICTURE, picture(), __doc__ or "", argv)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from cudatma.kernels.marlin.dequantize import dequantize
 from cudatma.kernels.marlin.linear import MarlinLinear as ArrayLayer
 from cudatma.kernels.marlin.linear import checked_m_values, converted_bias
 from cudatma.kernels.marlin.operands import check_weight
-from cudatma.kernels.marlin.warm_up import check_max_m
 from cudatma.kernels.marlin.warm_up import warm_up as warm_up_weights
+from cudatma.kernels.warm_up import check_max_m
 from cudatma.pipeline import align_up
 from cudatma.quantization import (
     PackedWeight,

@@ -19,9 +19,12 @@ from transformers.quantizers.auto import (
 )
 
 from cudatma.errors import ArgumentError, WeightFileError
-from cudatma.integrations.transformers.attention import attention_forward, attention_mask
+from cudatma.integrations.torch import warm_up
+from cudatma.integrations.transformers.attention import attention_calls, attention_forward, attention_mask
 from cudatma.integrations.transformers.config import CudatmaConfig
 from cudatma.integrations.transformers.quantizer import CudatmaHfQuantizer, check_ranks
+from cudatma.kernels.warm_up import LARGEST_M, check_max_m
+from cudatma.kernels.warm_up import warm_up as warm_up_calls
 from cudatma.quantization.checkpoint import MAIN_FILES, open_checkpoint, read_json
 from cudatma.quantization.conversion.folder import METHOD
 from cudatma.quantization.conversion.source import ADAPTER
@@ -52,7 +55,7 @@ def register() -> None:
         peft.register()
 
 
-def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: Any) -> Any:
+def load(model: str | os.PathLike[str], *, auto_class: Any = None, max_m: int | None = None, **options: Any) -> Any:
     """Load a GPTQ, AWQ, AutoRound, Marlin or compressed-tensors model, and pack its layers as they are read.
 
     None of the tools that quantized the model is needed. A model that `cudatma convert` wrote is loaded as
@@ -64,6 +67,10 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: An
         A folder, or a name on the Hugging Face hub.
     auto_class : class, optional
         A class with from_pretrained(). Default: AutoModelForCausalLM.
+    max_m : int, optional
+        Compile and load all kernels that int4 layers on a GPU need for batches of up to this number of tokens, as
+        ``cudatma.integrations.torch.warm_up(model, max_m)`` does, and all kernels that the attention "cudatma" needs.
+        Default: kernels compile when they are first needed.
     **options
         Arguments of from_pretrained().
 
@@ -72,8 +79,11 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: An
     WeightFileError, QuantizationError
         If a layer cannot be packed, or the model class does not take it.
     ArgumentError
-        If the quantization method is not supported, the folder does not exist, or tensor parallelism is requested.
+        If the quantization method is not supported, the folder does not exist, tensor parallelism is requested, or
+        ``max_m`` is out of range.
     """
+    if max_m is not None:
+        check_max_m(max_m)
     _check_folder(model, options)
     check_ranks(options)
     register()
@@ -82,15 +92,20 @@ def load(model: str | os.PathLike[str], *, auto_class: Any = None, **options: An
     config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(model, **where)
     section = _section(Path(model, options.get("subfolder", "")), config)
     method = str(section.get("quant_method")).lower()
-    if method == METHOD:
-        return loader.from_pretrained(model, config=config, **options)
-    if method not in METHODS:
+    if method not in (METHOD, *METHODS):
         remedy = "a float model: from_pretrained(..., quantization_config=CudatmaConfig())"
         if method == "none":
             remedy += "; a quantized one: name its quant_method in config.json"
         raise ArgumentError("model", f"quant_method {method}", f"{METHOD}, {', '.join(METHODS)}", remedy)
-    config.quantization_config = CudatmaConfig(source=section).to_dict()
-    return loader.from_pretrained(model, config=config, **options)
+    if method != METHOD:
+        config.quantization_config = CudatmaConfig(source=section).to_dict()
+    loaded = loader.from_pretrained(model, config=config, **options)
+    if max_m is not None:
+        warm_up(loaded, max_m)
+        for function, operands, settings in attention_calls(loaded):
+            if operands[0].is_cuda:
+                warm_up_calls(function, operands, max_m=LARGEST_M, **settings)  # a cache may hold more tokens
+    return loaded
 
 
 def _check_folder(model: str | os.PathLike[str], options: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ from transformers.masking_utils import (
 import cudatma.integrations.torch  # noqa: F401  (defines torch.ops.cudatma)
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError
+from cudatma.kernels.attention.attention import attention, attention_varlen
+from cudatma.kernels.attention.decode import attention_decode
 from cudatma.kernels.attention.problem import HEAD_DIMS
 
 
@@ -183,6 +185,56 @@ def _offsets(causal: bool, begin: Any, count: Any, first: Any, q_length: int, kv
     keys = torch.stack([begin, begin + count, torch.full_like(begin, kv_length)], 1) + rows * kv_length
     both = torch.nn.functional.pad(torch.stack([queries.flatten(), keys.flatten()]), (1, 0)).to(torch.int32)
     return both[None, None] if causal else both[None, :, None]
+
+
+def attention_calls(model: Any) -> list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]:
+    """Return a call (function, operands, options) for each kind of kernel that a model's attention layers may launch.
+
+    The operands are uninitialized. Layers are recognized by the attributes that transformers' attention modules share.
+    """
+    kinds: dict[tuple[Any, ...], None] = {}
+    for module in model.modules():
+        config, dim = getattr(module, "config", None), getattr(module, "head_dim", None)
+        heads = getattr(config, "num_attention_heads", None)
+        if getattr(config, "_attn_implementation", None) != "cudatma" or type(heads) is not int or type(dim) is not int:
+            continue
+        tensor = next(iter([*module.buffers(), *module.parameters()]), None)
+        if tensor is None or model.dtype not in (torch.float16, torch.bfloat16) or (dim, dim) not in HEAD_DIMS:
+            continue
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        window = getattr(module, "sliding_window", getattr(config, "sliding_window", None))
+        softcap, has_sink = getattr(module, "attn_logit_softcapping", None), getattr(module, "sinks", None) is not None
+        causal = getattr(module, "is_causal", None) is not False
+        kind = tensor.device, model.dtype, heads, kv_heads, dim, causal, window, softcap, has_sink
+        kinds[kind] = None
+    return [call for kind in kinds for call in _calls_of(*kind)]
+
+
+def _calls_of(
+    device: Any,
+    dtype: Any,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+    has_sink: bool,
+) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]:
+    """Yield a call of each function for one kind of layer."""
+    q = torch.empty(1, 2, heads, dim, dtype=dtype, device=device)
+    k = v = torch.empty(1, 2, kv_heads, dim, dtype=dtype, device=device)
+    ends = torch.tensor([0, 2], dtype=torch.int32, device=device)
+    options: dict[str, Any] = {"softcap": softcap or None}
+    if causal and window is not None:
+        options["window"] = window - 1, None
+    if has_sink:
+        options["sink"] = torch.empty(heads, device=device)
+    yield attention, (q, k, v), {"causal": causal, **options}
+    longest = {"max_seqlen_q": 2, "max_seqlen_k": 2}
+    yield attention_varlen, (q[0], k[0], v[0], ends, ends), {"causal": causal, **longest, **options}
+    if causal:
+        yield attention_decode, (q[:, :1], k, v, ends[1:]), options
 
 
 #: Reasons that were told.

@@ -15,6 +15,7 @@ import cudatma.integrations.torch  # noqa: F401  registers torch.ops.cudatma
 from cudatma.errors import QuantizationError
 from cudatma.integrations.torch.weights import packed_weight
 from cudatma.kernels.marlin.warm_up import warm_up
+from cudatma.kernels.warm_up import LARGEST_M
 from cudatma.quantization import GROUP_SIZES
 from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, SYMMETRIC_ZERO, blocks, group_count
 from cudatma.quantization.namespaces import host_array
@@ -94,7 +95,7 @@ class PackedLayer:
         if self.max_m is not None and packed[0].is_cuda:
             k, n = config.partition_weight_shape
             weight = packed_weight(*packed, None, k, n, config.group_size)
-            warm_up([weight], self.max_m, batch_invariant=self.batch_invariant)
+            warm_up([weight], min(self.max_m, LARGEST_M), batch_invariant=self.batch_invariant)
 
     def apply_weights(self, layer: Any, x: Any, bias: Any = None) -> Any:
         """x (..., K) -> x W + bias (..., N), by torch.ops.cudatma.marlin_gemm."""

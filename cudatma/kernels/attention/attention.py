@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels import choice_table
 from cudatma.kernels.arguments import Arguments, Sizes
 from cudatma.kernels.attention.arguments import attention_arguments, attention_sizes
-from cudatma.kernels.attention.choose import ATTENTION
+from cudatma.kernels.attention.choose import ATTENTION, times
 from cudatma.kernels.attention.empty import fill_empty
 from cudatma.kernels.attention.reference import reference
 from cudatma.kernels.attention.request import (
@@ -26,6 +26,7 @@ from cudatma.kernels.attention.request import (
     checked_scale,
     checked_sink,
     checked_softcap,
+    masks_up_to,
     reduced,
 )
 from cudatma.kernels.attention.spec import AttentionSpec
@@ -36,6 +37,7 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.launch_struct import packer
 from cudatma.kernels.operation import Checked, Operation, run
+from cudatma.kernels.overrides import every_entry_spec
 from cudatma.kernels.version import naming
 from cudatma.target import get_target
 
@@ -186,6 +188,7 @@ class Attention(Operation[Request, AttentionSpec]):
     name: ClassVar[str] = "attention"
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "sink")
     fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, None, 2)
+    joins_axes: ClassVar[bool] = False
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Request]:
         """Validate a call."""
@@ -246,6 +249,16 @@ class Attention(Operation[Request, AttentionSpec]):
     def kernels(self, problem: Request, config: AttentionSpec) -> tuple[tuple[str, Any], ...]:
         """Return the one kernel."""
         return ((config.template, config),)
+
+    def kernels_up_to(self, checked: Checked[Request], max_m: int, gpu: Gpu) -> Iterator[tuple[str, Any]]:
+        """Yield every configuration that may be chosen: they are few, and most serve some lengths and batch."""
+        request = checked.problem
+        check_not_empty(request)
+        for mask in masks_up_to(request.limits, max_m):
+            problem = replace(request, mask=mask).problem()
+            candidates = [spec for spec, _ in times(problem, np.ones(1, np.int64), gpu)]
+            for spec in (*candidates, *every_entry_spec(ATTENTION, problem, gpu)):
+                yield spec.template, spec
 
     def arguments(
         self, problem: Request, config: AttentionSpec, gpu: Gpu, resident: tuple[int, ...]
@@ -318,6 +331,13 @@ def checked_request(request: Any, shape: tuple[int, ...]) -> Checked[Any]:
     lse = (*shape[:-3], shape[-2], shape[-3]) if request.has_lse else None
     infos = tuple(request.read.values())
     return Checked(request.without_memory, infos, request.result, shape, request.q.dtype, lse)
+
+
+def check_not_empty(request: Any) -> None:
+    """Raise ArgumentError if a call has nothing to compute."""
+    if not (request.q.size_elems and request.has_keys):
+        shapes = request.q.shape, request.k.shape
+        raise ArgumentError("q.shape, k.shape", shapes, "a batch and lengths above 0", "nothing is launched here")
 
 
 def resized(info: ArrayInfo, shape: Any, strides_bytes: Any) -> ArrayInfo:

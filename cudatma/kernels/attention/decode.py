@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any, ClassVar
 
 from cudatma.arrays import ArrayInfo
 from cudatma.kernels.arguments import Arguments, Sizes
-from cudatma.kernels.attention.attention import checked_request, kinds_of, resized
+from cudatma.kernels.attention.attention import check_not_empty, checked_request, kinds_of, resized
 from cudatma.kernels.attention.decode_plan import decode_arguments, decode_sizes, decode_spec, divide
 from cudatma.kernels.attention.decode_request import NAME, DecodeRequest, check_decode
 from cudatma.kernels.attention.decode_spec import AttentionDecode
 from cudatma.kernels.attention.empty import fill_empty
 from cudatma.kernels.attention.reference import decode_reference
+from cudatma.kernels.attention.request import masks_up_to
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import packer
 from cudatma.kernels.operation import Checked, Operation, run
@@ -93,6 +94,7 @@ class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
     name: ClassVar[str] = NAME
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "seqlens", "page_table", "sink", "k_scale", "v_scale")
     fixed_axes: ClassVar[tuple[int | None, ...]] = (2, None, None, 0, 1, None, None, None, 2)
+    joins_axes: ClassVar[bool] = False
 
     def check(
         self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any
@@ -163,6 +165,14 @@ class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
     def kernels(self, problem: DecodeRequest, config: AttentionDecode) -> tuple[tuple[str, Any], ...]:
         """Return the one kernel."""
         return ((config.template, config),)
+
+    def kernels_up_to(self, checked: Checked[DecodeRequest], max_m: int, gpu: Gpu) -> Iterator[tuple[str, Any]]:
+        """Yield the kernel for each kind of mask; it depends on no other size."""
+        request = checked.problem
+        check_not_empty(request)
+        for mask in masks_up_to(request.limits, max_m):
+            spec = decode_spec(replace(request, mask=mask), get_target(gpu.target))
+            yield spec.template, spec
 
     def arguments(
         self, problem: DecodeRequest, config: AttentionDecode, gpu: Gpu, resident: tuple[int, ...]

@@ -19,10 +19,13 @@ Array = np.ndarray[Any, Any]
 
 
 def reference(request: Request, arrays: Mapping[str, ArrayInfo]) -> None:
-    """Write out, and lse if it is there: (batch, heads, q_length), of sequences one after the other (heads, total
-    length). All in host memory."""
+    """Write out and, where it is among the arrays, lse.
+
+    Sequences that follow one another have an lse of (heads, length of all).
+    """
     named = {name: host_array(info) for name, info in arrays.items()}
-    q, k, v, out = (named[name] if named[name].ndim == 4 else named[name][None] for name in ("q", "k", "v", "out"))
+    operands = (named[name] for name in ("q", "k", "v", "out"))
+    q, k, v, out = (array if array.ndim == 4 else array[None] for array in operands)
     sums, sink = named.get("lse"), named.get("sink")
     asked = request.scale, request.mask, request.softcap, sink
     if request.sequences is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from cudatma.arrays import ArrayInfo, dense_strides, describe
@@ -247,6 +248,15 @@ def reduced(limits: Mask, q_length: int, k_length: int) -> Mask:
     left, right = limits.left, limits.right
     left = None if left is not None and left >= k_length - 1 else left
     return Mask(left, None if right is not None and right >= q_length - 1 else right)
+
+
+def masks_up_to(limits: Mask, length: int) -> Iterator[Mask]:
+    """Yield the masks that reduced() returns for lengths up to this one, each kind once."""
+    kinds = {}
+    for q_length, k_length in product((1, length), repeat=2):
+        mask = reduced(limits, q_length, k_length)
+        kinds[mask.is_causal, mask.has_window] = mask
+    yield from kinds.values()
 
 
 def dense_result(q: ArrayInfo, v: ArrayInfo) -> ArrayInfo:

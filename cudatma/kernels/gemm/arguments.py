@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,19 +15,25 @@ from cudatma.descriptor import TiledSpec
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, LaunchError
 from cudatma.kernels.arguments import Arguments, At, Map, Sizes, Value
-from cudatma.kernels.data_movement.copy import copy
-from cudatma.kernels.data_movement.transpose import transpose
+from cudatma.kernels.data_movement.copy import COPY
+from cudatma.kernels.data_movement.movement import Movement
+from cudatma.kernels.data_movement.transpose import TRANSPOSE
 from cudatma.kernels.gemm.matrices import ALIGNMENT, as_rows, letter_of, why_copied
 from cudatma.kernels.gemm.problem import SCALE_BLOCK, Matrix, Problem, element_bytes, operands_of
 from cudatma.kernels.gemm.request import Request
 from cudatma.kernels.gemm.spec import GemmSpec
-from cudatma.kernels.gpu import IN_L2_BYTES
+from cudatma.kernels.gpu import IN_L2_BYTES, Gpu
 from cudatma.kernels.launch_struct import offsets, pack, work_values
+from cudatma.kernels.operation import run
 from cudatma.kernels.schedule import ceil_div
+from cudatma.pipeline import align_up
 from cudatma.target import Target
 
 #: m n / (m + n) below which reading operands takes longer than multiplying. [H200]
 _BOUND_BY_MEMORY = 180
+#: Rows of a for which layouts_up_to() has layouts, besides the bound: one row, and numbers of them that are a multiple
+#: of 16 bytes or not. An aligned address far from 0.
+_ROWS, _FAR = (1, 2, 8, 16), 1 << 50
 #: The layout of fp8 operands, and of those without contiguous rows or columns.
 _PREFERRED = {"a": "R", "b": "C"}
 
@@ -156,8 +163,10 @@ def _spec(
 
 
 def arranged(request: Request, backend: str, stream: int | None) -> Request:
-    """The request with operands that the kernels can read. stream: of the copies, and of the launch that follows; None
-    on the host. Raises what copy() raises, LaunchError where a copy would be captured.
+    """Return the request with operands that the kernels can read.
+
+    stream: for the copies, and for the launch that follows; None on the host. Raises what copy() raises, and
+    LaunchError if a copy would be captured.
     """
     a, b = _arranged(request.a, "a", backend, stream), _arranged(request.b, "b", backend, stream)
     return request if a is request.a and b is request.b else replace(request, a=a, b=b)
@@ -180,19 +189,60 @@ def _arranged(info: ArrayInfo, field: str, backend: str, stream: int | None) -> 
         return info
     if info.device is not None and stream is not None:
         _refuse_capture(info.device, stream, f"{field} with {why}")
-    batch, count, columns = rows.shape
-    matrices = batch if rows.strides_bytes[0] else 1  # one that serves the whole batch is copied once
-    kind = np.dtype(np.uint8) if info.dtype.itemsize == 1 else info.dtype  # CuPy has no fp8
-    vector = ALIGNMENT // kind.itemsize
-    buffer = describe(empty_like_library(info, (matrices, count, ceil_div(columns, vector) * vector), kind, stream))
-    source, target = (replace(each, shape=(matrices, count, columns), dtype=kind) for each in (rows, buffer))
-    if count > 1 and columns > 1 and rows.strides_bytes[1] == kind.itemsize:
-        transpose(as_rows(source, "C"), out=target, backend=backend, stream=stream)
-    else:
-        copy(source, out=target, backend=backend, stream=stream)
-    step = target.strides_bytes[0] if matrices > 1 else 0
+    operation, options, source, target = _copy(rows)
+    pitch = target.strides_bytes[1] // target.dtype.itemsize
+    buffer = describe(empty_like_library(info, (*target.shape[:2], pitch), target.dtype, stream))
+    target = replace(buffer, shape=target.shape)
+    run(operation, (source,), target, options, stream, backend)
+    step = target.strides_bytes[0] if target.shape[0] > 1 else 0
     strides = (step, *target.strides_bytes[1:])
     return as_rows(replace(target, shape=rows.shape, strides_bytes=strides, dtype=info.dtype), letter)
+
+
+def _copy(rows: ArrayInfo) -> tuple[Movement[Any], tuple[Any, ...], ArrayInfo, ArrayInfo]:
+    """Return how rows are copied: the operation, its options, its source, and the layout of its result."""
+    batch, count, columns = rows.shape
+    matrices = batch if rows.strides_bytes[0] else 1  # one that serves the whole batch is copied once
+    kind = np.dtype(np.uint8) if rows.dtype.itemsize == 1 else rows.dtype  # CuPy has no fp8
+    source = replace(rows, shape=(matrices, count, columns), dtype=kind)
+    pitch = align_up(columns * kind.itemsize, ALIGNMENT)
+    target = replace(source, pointer=0, strides_bytes=(count * pitch, pitch, kind.itemsize), owner=None)
+    if count > 1 and columns > 1 and rows.strides_bytes[1] == kind.itemsize:
+        return TRANSPOSE, ("auto",), as_rows(source, "C"), target
+    return COPY, (None, None, None, None, "auto"), source, target
+
+
+def copy_kernels(infos: Iterable[ArrayInfo], field: str, gpu: Gpu) -> Iterator[tuple[str, Any]]:
+    """Yield (template, spec) of the kernels that copy operands with these layouts."""
+    for info in infos:
+        rows = as_rows(info, letter_of(info, _PREFERRED[field]))
+        if why_copied(rows):
+            operation, options, source, target = _copy(rows)
+            apart = replace(source, pointer=_FAR + source.pointer % ALIGNMENT)
+            problem = operation.check((apart,), target, options, None).problem
+            yield from operation.kernels(problem, operation.configure(problem, gpu, {}))
+
+
+def layouts_up_to(a: ArrayInfo, max_m: int) -> Iterator[ArrayInfo]:
+    """Yield layouts of a with up to ``max_m`` rows: one for each case in which it is copied differently.
+
+    Those are aligned and misaligned rows, dense ones and rows with gaps, and a single row.
+    """
+    (batch, m, k), (step, down, across), element = a.shape, a.strides_bytes, a.dtype.itemsize
+    for rows in sorted({*(one for one in _ROWS if one <= max_m), max_m}):
+        if across == element or k == 1:
+            dense = k * element
+            pitches = [(pitch, element) for pitch in (down, dense, dense + element, align_up(dense, ALIGNMENT))]
+        elif down == element or m == 1:
+            dense = rows * element
+            pitches = [(element, pitch) for pitch in (across, dense, dense + element, align_up(dense, ALIGNMENT))]
+        else:
+            pitches = [(down, across)]
+        for pitch, pointer in product(dict.fromkeys(pitches), (0, element)):
+            packed = max(rows * pitch[0], k * pitch[1])
+            for gap in (0, ALIGNMENT) if batch > 1 else (0,):
+                steps = packed + gap if step else 0
+                yield replace(a, pointer=pointer, shape=(batch, rows, k), strides_bytes=(steps, *pitch))
 
 
 def _refuse_capture(device: int, stream: int, what: str) -> None:

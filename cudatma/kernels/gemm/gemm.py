@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
 
 from cudatma.arrays import ArrayInfo
+from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import Arguments, Sizes
-from cudatma.kernels.choice_table import choose_again
+from cudatma.kernels.choice_table import choice_table, choose_again
 from cudatma.kernels.family import MAX_EXTENT
-from cudatma.kernels.gemm.arguments import arranged, gemm_arguments, size_key, sizes_for
+from cudatma.kernels.gemm.arguments import (
+    arranged,
+    copy_kernels,
+    gemm_arguments,
+    layouts_up_to,
+    size_key,
+    sizes_for,
+)
 from cudatma.kernels.gemm.choose import GEMM
+from cudatma.kernels.gemm.matrices import letter_of
 from cudatma.kernels.gemm.problem import NUMPY, SCALE_BLOCK, Problem, operands_of
 from cudatma.kernels.gemm.request import Request, check_call
 from cudatma.kernels.gemm.spec import GemmSpec
@@ -180,6 +190,19 @@ class Gemm(Operation[Problem, GemmSpec]):
         """Return the one kernel."""
         return ((config.template, config),)
 
+    def kernels_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterator[tuple[str, Any]]:
+        """Yield the kernels of each choice table that such calls use, and the copies of operands."""
+        request: Request = checked.source
+        if checked.problem is None:
+            raise ArgumentError("a.shape, b.shape", (request.a.shape, request.b.shape), "a result with elements")
+        layouts = list(layouts_up_to(request.a, max_m))
+        letters = {letter_of(layout, "R") for layout in layouts}
+        for problem in _alike(checked.problem, letters, shares_b=not request.b.strides_bytes[0]):
+            for spec in choice_table(GEMM, problem, gpu, max_m).specs_up_to(max_m):
+                yield spec.template, spec
+        yield from copy_kernels(layouts, "a", gpu)
+        yield from copy_kernels([request.b], "b", gpu)
+
     def arguments(
         self, problem: Problem, config: GemmSpec, gpu: Gpu, resident: tuple[int, ...]
     ) -> tuple[Arguments, ...]:
@@ -202,6 +225,20 @@ class Gemm(Operation[Problem, GemmSpec]):
 
 
 GEMM_CALL = Gemm()
+
+
+def _alike(problem: Problem, letters: Iterable[str], *, shares_b: bool) -> Iterator[Problem]:
+    """Yield the problems, with one row, of calls that differ in M only.
+
+    letters: layouts of a, which may be both for one row. shares_b: whether one b serves the batch, which is then
+    computed as one matrix if the layout and the scales of its a allow it.
+    """
+    batches = {problem.batch, 1} if shares_b else {problem.batch}
+    for letter, batch in product(sorted(letters), sorted(batches)):
+        one = replace(problem, m=1, layout=letter + problem.layout[1], batch=batch, operands=None)
+        # Whether TMA can read A's scales of blocks depends on M, unless the caller pads them.
+        by_tma = (False, True) if problem.block_scales else (False,)
+        yield from (replace(one, scales_by_tma=each) for each in by_tma)
 
 
 def _reference(problem: Problem, arrays: dict[str, Any]) -> None:

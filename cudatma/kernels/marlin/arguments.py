@@ -84,7 +84,7 @@ def sizes_for(problem: Problem, spec: AnyMarlinSpec, work: Schedule, target: Tar
         k,
         group_count(k, problem.layer.group_size),
         activation_pitch=pitch // ELEMENT_BYTES,
-        output_pitch=(problem.out_pitch_bytes or n * ELEMENT_BYTES) // ELEMENT_BYTES,
+        output_pitch=n if problem.out_pitch_bytes is None else problem.out_pitch_bytes // ELEMENT_BYTES,
         output_vectors=problem.has_aligned_out,
         programmatic=programmatic,
         scale_exponent=0 if spec.scale_form == "none" else problem.scale_exponent,
@@ -105,9 +105,12 @@ def sizes_for(problem: Problem, spec: AnyMarlinSpec, work: Schedule, target: Tar
 
 def x_pitch_bytes(problem: Problem) -> int:
     """Return the bytes from one row of activations to the next, as the GEMM reads them."""
-    if problem.is_arranged:
-        return result_pitch_bytes(problem.layer.k)
-    return problem.x_pitch_bytes or problem.layer.k * ELEMENT_BYTES
+    return result_pitch_bytes(problem.layer.k) if problem.is_arranged else _source_pitch_bytes(problem)
+
+
+def _source_pitch_bytes(problem: Problem) -> int:
+    dense = problem.layer.k * ELEMENT_BYTES
+    return dense if problem.x_pitch_bytes is None else problem.x_pitch_bytes
 
 
 def dependent_smem_bytes(spec: AnyMarlinSpec, target: Target) -> int:
@@ -171,5 +174,4 @@ def copy_arguments(problem: Problem, spec: PermuteColumnsSpec, resident_ctas: in
 def copy_sizes(problem: Problem, spec: PermuteColumnsSpec, resident_ctas: int) -> Sizes:
     """Return the sizes of the copy."""
     m, k = problem.m, problem.layer.k
-    pitch = problem.x_pitch_bytes or k * ELEMENT_BYTES
-    return permute_sizes(spec, m, k, pitch, resident_ctas, programmatic=problem.programmatic)
+    return permute_sizes(spec, m, k, _source_pitch_bytes(problem), resident_ctas, programmatic=problem.programmatic)

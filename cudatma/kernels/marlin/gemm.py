@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +13,7 @@ from cudatma.arrays import ArrayInfo, describe
 from cudatma.build.kernel import debugging
 from cudatma.errors import ArgumentTypeError
 from cudatma.kernels.arguments import Arguments, Sizes
-from cudatma.kernels.choice_table import choose_again
+from cudatma.kernels.choice_table import choice_table, choose_again
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.arguments import copy_arguments, copy_sizes, gemm_arguments, sizes_for
@@ -141,7 +141,7 @@ class MarlinGemm(Operation[Problem, Config]):
             max(rows.rows, 1),
             batch_invariant=batch_invariant,
             x_pitch_bytes=rows.pitch_bytes,
-            out_pitch_bytes=0 if result is None else result.pitch_bytes,
+            out_pitch_bytes=None if result is None else result.pitch_bytes,
             has_aligned_x=rows.is_aligned,
             has_aligned_out=w.shape[1] % 8 == 0 if result is None else result.is_aligned,
             programmatic=programmatic,
@@ -182,6 +182,17 @@ class MarlinGemm(Operation[Problem, Config]):
         """Return the copy of activations, if there is one, and the GEMM."""
         gemm = config.gemm.template, config.gemm
         return (gemm,) if config.copy is None else ((COPY, config.copy), gemm)
+
+    def kernels_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterator[tuple[str, Any]]:
+        """Yield the GEMMs of the weight's choice table, and the copies of x in both alignments."""
+        problem, target = checked.problem, get_target(gpu.target)
+        for spec in choice_table(MARLIN, problem, gpu, max_m).specs_up_to(max_m):
+            yield spec.template, resolve_fused(spec, problem.scale_form)
+        for m in (1, max_m):  # the copy depends on whether there are few rows
+            for is_aligned in (False, True):
+                copied = replace(problem, m=m, has_aligned_x=is_aligned)
+                if copied.is_arranged:
+                    yield COPY, choose_copy(copied, target, gpu.sm_count)
 
     def arguments(self, problem: Problem, config: Config, gpu: Gpu, resident: tuple[int, ...]) -> tuple[Arguments, ...]:
         """Return the launches of a problem."""

@@ -85,8 +85,8 @@ class Problem:
         Rows of x.
     batch_invariant : bool
         Whether the bits of a row must not depend on M.
-    x_pitch_bytes, out_pitch_bytes : int
-        Bytes from one row to the next. Default 0: dense rows.
+    x_pitch_bytes, out_pitch_bytes : int, optional
+        Bytes from one row to the next; 0 repeats one row. Default: dense rows.
     has_aligned_x, has_aligned_out : bool
         Whether every row begins at a multiple of 16 bytes.
     has_perm : bool
@@ -105,8 +105,8 @@ class Problem:
     layer: LinearShape
     m: int
     batch_invariant: bool = False
-    x_pitch_bytes: int = 0
-    out_pitch_bytes: int = 0
+    x_pitch_bytes: int | None = None
+    out_pitch_bytes: int | None = None
     has_aligned_x: bool = True
     has_aligned_out: bool = True
     has_perm: bool = False

@@ -1,37 +1,28 @@
-"""Compile and load the kernels that marlin_gemm may need, before the first call needs them.
-
-The choice table of a shape lists every kernel used for some M.
-"""
+"""Compile and load the kernels that marlin_gemm may need for the weights of a model."""
 
 from __future__ import annotations
 
-import logging
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Iterable
 from typing import Any
 
-from cudatma.build.kernel import is_cached, load_kernel, wants_debug
-from cudatma.build.prebuild import compile_all, usable_cores
-from cudatma.errors import ArgumentError, ArgumentTypeError, CompileError, counted
-from cudatma.kernels.choice_table import ChoiceTable, choice_table
-from cudatma.kernels.gpu import Gpu, gpu_of
-from cudatma.kernels.marlin.choose import MARLIN, resolve_fused
-from cudatma.kernels.marlin.permute_columns import TEMPLATE as ARRANGE
-from cudatma.kernels.marlin.permute_columns import choose_copy
+from cudatma.build.kernel import wants_debug
+from cudatma.context import runtime
+from cudatma.errors import ArgumentError
+from cudatma.kernels.gpu import gpu_of
+from cudatma.kernels.marlin.gemm import MARLIN_GEMM
 from cudatma.kernels.marlin.problem import Problem
+from cudatma.kernels.operation import Checked
+from cudatma.kernels.tuning_file import FILE_VARIABLE
+from cudatma.kernels.warm_up import check_max_m, compile_and_load
 from cudatma.quantization import PackedWeight
-from cudatma.target import Target, detect
 
-#: Up to this many kernels are compiled in this process: starting a worker takes as long as compiling one.
-_FEW_KERNELS = 2
-#: Largest bound.
-_LARGEST_M = 1 << 17
-_log = logging.getLogger(__name__)
 
-Kernels = dict[tuple[str, Any], None]
-#: Requests whose kernels this process has loaded, with their choice tables: a model has many layers of few shapes.
-_done: dict[tuple[Any, ...], ChoiceTable] = {}
+class _Loaded(set[tuple[Any, ...]]):
+    """The warm-ups that are complete, a part of the Runtime: a model has many layers of few shapes."""
+
+    #: forget() of choice_table drops it.
+    holds_choices = True
 
 
 def warm_up(
@@ -65,64 +56,18 @@ def warm_up(
         As the first call would.
     """
     check_max_m(max_m)
-    by_device: dict[int, Kernels] = {}
-    requests: dict[tuple[Any, ...], ChoiceTable] = {}
+    loaded: _Loaded = runtime().part(_Loaded)
+    requests: dict[tuple[Any, ...], Problem] = {}
     for w in weights:
         if w.device is None:
             raise ArgumentError("weights", "a weight in host memory", "weights on a CUDA device", "call to_device()")
-        target, gpu, problem = detect(w.device), gpu_of(w.device), Problem.of(w, 1, batch_invariant=batch_invariant)
-        table = choice_table(MARLIN, problem, gpu, max_m)
-        request = (w.device, problem, w.scale_fit.form, w.perm is None, max_m, wants_debug(None))
-        if _done.get(request) is not table:
-            requests[request] = table
-            by_device.setdefault(w.device, {}).update(kernels_of(table, w, gpu, target, max_m))
-    for device, kernels in by_device.items():
-        target = detect(device)
-        missing = [one for one in kernels if not is_cached(*one, target)]
-        if len(missing) > _FEW_KERNELS:
-            with _bar(len(missing), progress) as advance:
-                compile_all(missing, target, usable_cores(), advance)
-        for template, spec in kernels:
-            load_kernel(template, spec, target).load(device)
-    _done.update(requests)
-
-
-def check_max_m(max_m: Any) -> None:
-    """Raise ArgumentError or ArgumentTypeError unless this is a bound that warm_up() takes."""
-    if type(max_m) is not int:
-        raise ArgumentTypeError("max_m", type(max_m).__name__, "int, rows of x")
-    if not 1 <= max_m <= _LARGEST_M:
-        raise ArgumentError("max_m", max_m, f"1 to {_LARGEST_M} rows", "larger batches compile at their first call")
-
-
-def kernels_of(table: ChoiceTable, w: PackedWeight, gpu: Gpu, target: Target, max_m: int) -> Kernels:
-    """Return (template, spec) of every kernel that calls with this weight and up to ``max_m`` rows may launch."""
-    specs = (resolve_fused(spec, w.scale_fit.form) for spec in table.specs_up_to(max_m))
-    kernels: Kernels = {(spec.template, spec): None for spec in specs}
-    for m in (1, max_m):
-        for is_aligned in (False,) if w.perm is None else (False, True):
-            copied = Problem.of(w, m, has_aligned_x=is_aligned)
-            kernels[ARRANGE, choose_copy(copied, target, gpu.sm_count)] = None
-    return kernels
-
-
-@contextmanager
-def _bar(total: int, show: bool | None) -> Iterator[Callable[[Any, CompileError | None], None]]:
-    """Show how many of ``total`` kernels are compiled; yields what compile_all() calls after each."""
-    from rich.console import Console  # only who compiles pays for the import
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    hidden = not (sys.stderr.isatty() if show is None else show)
-    if hidden:
-        _log.info("cudatma compiles %s", counted(total, "kernel"))
-    columns = TextColumn("compiling kernels"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, disable=hidden, transient=True) as progress:
-        task = progress.add_task("compile", total=total)
-
-        def advance(spec: Any, refusal: CompileError | None) -> None:
-            if refusal is not None:
-                raise refusal
-            progress.advance(task)
-
-        yield advance
+        problem = Problem.of(w, 1, batch_invariant=batch_invariant)
+        key = w.device, problem.plan_key, max_m, wants_debug(None), os.environ.get(FILE_VARIABLE)
+        if key not in loaded:
+            requests[key] = problem
+    for device in {key[0] for key in requests}:
+        gpu, problems = gpu_of(device), [problem for key, problem in requests.items() if key[0] == device]
+        calls = [Checked(problem, (), None, None, None) for problem in problems]
+        kernels = (kernel for call in calls for kernel in MARLIN_GEMM.kernels_up_to(call, max_m, gpu))
+        compile_and_load(kernels, device, progress)
+    loaded.update(requests)

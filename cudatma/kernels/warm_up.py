@@ -1,0 +1,139 @@
+"""Compile and load the kernels that calls may need, before the first call needs them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from cudatma import context
+from cudatma.build.kernel import compiling_alone, is_cached, load_kernel
+from cudatma.build.prebuild import compile_all, usable_cores
+from cudatma.errors import ArgumentError, ArgumentTypeError, CompileError, counted
+from cudatma.kernels.gpu import gpu_of
+from cudatma.kernels.operation import Checked, Operation, takes_calls
+from cudatma.target import Target, detect
+
+#: Up to this many kernels are compiled in this process: starting a worker takes as long as compiling one.
+_FEW_KERNELS = 2
+#: Largest bound.
+LARGEST_M = 1 << 17
+_FUNCTIONS = ("attention", "attention_decode", "attention_varlen", "gemm", "marlin_gemm")
+_log = logging.getLogger(__name__)
+
+
+def warm_up(
+    function: Callable[..., Any],
+    operands: Sequence[Any],
+    *,
+    max_m: int,
+    progress: bool | None = None,
+    **options: Any,
+) -> None:
+    """Compile and load every kernel that calls of a function may need.
+
+    Afterwards no call with operands of this kind, these options and sizes up to ``max_m`` compiles anything. Kernels
+    that the cache lacks are compiled in parallel. Nothing is launched. Results have the same bits with and without
+    warm-up.
+
+    Parameters
+    ----------
+    function : callable
+        ``gemm``, ``attention``, ``attention_varlen``, ``attention_decode`` or ``marlin_gemm``.
+    operands : sequence
+        The positional arguments of one such call, on a CUDA device, with two rows or more, so that their layout is
+        unambiguous. Their contents do not matter.
+    max_m : int
+        The bound, 1 to 131072. ``gemm`` and ``marlin_gemm``: rows of a or x, counted over all matrices that share b.
+        Attention: queries and keys of a sequence; the number of sequences has no bound.
+    progress : bool, optional
+        Show a progress bar on stderr while kernels compile. Default: only if stderr is a terminal.
+    **options
+        Keyword arguments of the calls, arrays among them. ``backend`` and ``stream`` have no effect.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        As the call would, and if ``max_m`` is out of range.
+    TargetError, CompileError, DriverError
+        If a kernel does not exist for the GPU, compile, or load.
+
+    Notes
+    -----
+    Calls may differ from this one in the sizes that the bound covers, and in alignment and pitch of a or x. Calls with
+    other options, dtypes, head dims or numbers of heads, or with another layout of b, need a warm-up of their own.
+
+    Examples
+    --------
+    Let a be a torch tensor (M, 4096) and w one of (11008, 4096), both on a GPU:
+
+    >>> cudatma.warm_up(cudatma.gemm, (a, w.T), activation="silu", max_m=8192)  # doctest: +SKIP
+    """
+    check_max_m(max_m)
+    if not isinstance(operands, tuple | list):
+        raise ArgumentTypeError("operands", type(operands).__name__, "a tuple of the call's arrays", "(a, b)")
+    name = getattr(function, "__name__", type(function).__name__)
+    if name not in _FUNCTIONS or not function.__module__.startswith("cudatma."):
+        raise ArgumentError("function", name, f"a function of cudatma: {', '.join(_FUNCTIONS)}")
+
+    def take(operation: Operation[Any, Any], checked: Checked[Any], device: int) -> None:
+        compile_and_load(operation.kernels_up_to(checked, max_m, gpu_of(device)), device, progress)
+
+    token = takes_calls.set(take)
+    try:
+        function(*operands, **options | {"backend": "cuda"})
+    finally:
+        takes_calls.reset(token)
+
+
+def check_max_m(max_m: Any) -> None:
+    """Raise ArgumentError or ArgumentTypeError unless this is a bound that warm_up() takes."""
+    if type(max_m) is not int:
+        raise ArgumentTypeError("max_m", type(max_m).__name__, "int, rows of x")
+    if not 1 <= max_m <= LARGEST_M:
+        raise ArgumentError("max_m", max_m, f"1 to {LARGEST_M} rows", "larger batches compile at their first call")
+
+
+def compile_and_load(kernels: Iterable[tuple[str, Any]], device: int, progress: bool | None = None) -> None:
+    """Load kernels, given as (template, spec); compile those that the cache lacks in parallel, with a progress bar.
+
+    One process compiles at a time; others that use the same cache wait for it, and then find its kernels.
+    """
+    context.require_no_fork()
+    target, wanted = detect(device), dict.fromkeys(kernels)
+    if len(_missing(wanted, target)) > _FEW_KERNELS:
+        with compiling_alone() as are_kept:
+            missing = _missing(wanted, target)
+            if missing:
+                with _bar(len(missing), progress) as advance:
+                    compile_all(missing, target, usable_cores() if are_kept else 1, advance)
+    for template, spec in wanted:
+        load_kernel(template, spec, target).load(device)
+
+
+def _missing(kernels: Iterable[tuple[str, Any]], target: Target) -> list[tuple[str, Any]]:
+    return [one for one in kernels if not is_cached(*one, target)]
+
+
+@contextmanager
+def _bar(total: int, show: bool | None) -> Iterator[Callable[[Any, CompileError | None], None]]:
+    """Show how many of ``total`` kernels are compiled; yield the function that compile_all() calls after each."""
+    from rich.console import Console  # only a process that compiles pays for the import
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    hidden = not (sys.stderr.isatty() if show is None else show)
+    if hidden:
+        _log.info("cudatma compiles %s", counted(total, "kernel"))
+    columns = TextColumn("compiling kernels"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, disable=hidden, transient=True) as progress:
+        task = progress.add_task("compile", total=total)
+
+        def advance(spec: Any, refusal: CompileError | None) -> None:
+            if refusal is not None:
+                raise refusal
+            progress.advance(task)
+
+        yield advance
