@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import combinations
 from typing import Any
 
@@ -123,7 +124,7 @@ DECODE: dict[str, Call] = {
 CALLS = {"attention": ATTENTION, "attention_varlen": VARLEN, "attention_decode": DECODE}
 ALL = [(family, name) for family, calls in CALLS.items() for name in calls]
 #: Calls whose checks look at each new size.
-NOT_RESIZED = ("heads first", "contiguous")
+NOT_RESIZED = ("contiguous",)
 #: Sizes with which windows exclude keys.
 LARGER: dict[str, list[Sizes]] = {
     "attention": [(2, 700, 900), (3, 701, 905), (20, 2000, 120), (4, 70, 9000)],
@@ -275,6 +276,11 @@ def test_both_results_are_made(stub: StubDriver, function: Any) -> None:
     assert dim == 64
 
 
+def batches(name: str, step_bytes: int) -> Array:
+    """q or out of attention's call with this distance from one sequence to the next."""
+    return Array((2, 70, 4, 64), np.float16, AT[name], strides=(step_bytes, 512, 128, 2))
+
+
 #: Changes of an earlier call and the error of each, None if the changed call is also valid.
 CHANGES: list[tuple[Any, dict[str, Any], type[Exception] | None]] = [
     *((attention, {name: GIVEN[attention][name].at(0x5008)}, ArgumentError) for name in ("q", "k", "v", "out")),
@@ -285,6 +291,8 @@ CHANGES: list[tuple[Any, dict[str, Any], type[Exception] | None]] = [
     (attention, {"v": Array((2, 90, 2, 64), np.float16, AT["v"], device=1)}, ArgumentError),
     (attention, {"k": rows("k", 2, 90, 2, 64, dtype=BFLOAT16)}, ArgumentTypeError),
     (attention, {"q": rows("q", 2, 70, 4, 64, pitch=260)}, ArgumentError),
+    *((attention, {"q": batches("q", step)}, ArgumentError) for step in (70 * 512 + 8, -70 * 512, 1 << 40)),
+    (attention, {"out": batches("out", 512)}, ArgumentError),
     (attention, {"causal": True}, None),
     (attention, {"causal": 0}, ArgumentTypeError),
     (attention, {"return_lse": 1}, ArgumentTypeError),
@@ -368,6 +376,20 @@ def test_arrays_of_two_calls_do_not_mix(stub: StubDriver, function: Any, changes
             with pytest.raises(ArgumentError):
                 function(**given | dict(some))
     assert not stub.launches
+
+
+def test_rows_of_a_longer_result_must_not_reach_the_next_head(stub: StubDriver) -> None:
+    """The distance of heads is the same in both calls."""
+    for q_length, error in ((70, None), (80, None), (81, ArgumentError)):
+        strides = 4 * 80 * 128, 128, 80 * 128, 2
+        out = Array((2, q_length, 4, 64), np.float16, AT["out"], strides=strides)
+        one = Array((q_length, 4, 64), np.float16, AT["out"], strides=strides[1:])
+        for call in (
+            lambda out=out, length=q_length: attention(*plain((2, length, 900)), out=out),
+            lambda out=one, length=q_length: sequences((9, length, 900, 60, 900), out=out),
+        ):
+            with nullcontext() if error is None else pytest.raises(error, match=r"^out\.strides"):
+                call()
 
 
 def test_queries_that_see_no_key_launch_nothing(stub: StubDriver, monkeypatch: pytest.MonkeyPatch) -> None:

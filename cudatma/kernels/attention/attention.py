@@ -30,7 +30,15 @@ from cudatma.kernels.attention.request import (
     reduced,
 )
 from cudatma.kernels.attention.spec import AttentionSpec
-from cudatma.kernels.attention.tensors import addressable, check_shapes, operand, plain_array, plain_strides
+from cudatma.kernels.attention.tensors import (
+    addressable,
+    are_steps,
+    check_shapes,
+    is_disjoint,
+    operand,
+    plain_array,
+    plain_strides,
+)
 from cudatma.kernels.attention.versions import chosen_version
 from cudatma.kernels.checks import check_place, checked_count, checked_flag
 from cudatma.kernels.gpu import Gpu
@@ -207,7 +215,11 @@ class Attention(Operation[Request, AttentionSpec]):
         mask = reduced(problem.limits, q[1], k[1])
         if (mask.is_causal, mask.has_window) != (problem.mask.is_causal, problem.mask.has_window):
             return None
+        if not are_valid(strides_bytes, shapes):
+            return None
         result = None if out is None else resized(problem.out, out, strides_bytes[-1])
+        if result is not None and not is_disjoint(result):
+            return None
         request = Request(
             resized(problem.q, q, strides_bytes[0]),
             resized(problem.k, k, strides_bytes[1]),
@@ -309,6 +321,8 @@ class AttentionVarlen(Attention):
         if (mask.is_causal, mask.has_window) != (problem.mask.is_causal, problem.mask.has_window):
             return None
         result = None if out is None else _one(problem.out, out, strides_bytes[-1])
+        if result is not None and not is_disjoint(result):
+            return None
         of_q, of_k = (resized(info, of_q, (4,)) for info in (problem.sequences.q, problem.sequences.k))
         request = Request(
             _one(problem.q, q, strides_bytes[0]),
@@ -344,6 +358,14 @@ def resized(info: ArrayInfo, shape: Any, strides_bytes: Any) -> ArrayInfo:
     """Return a layout with another shape and other strides, normalized like addressable()."""
     strides = plain_strides(shape, strides_bytes, info.dtype)
     return ArrayInfo(0, shape, strides, info.dtype, info.device, None, info.kind)
+
+
+def are_valid(strides_bytes: Sequence[Any], shapes: Sequence[Any]) -> bool:
+    """Return whether TMA can step by the strides of the inputs and of out, of four dimensions."""
+    for shape, strides in zip(shapes, strides_bytes, strict=True):
+        if shape is not None and len(shape) == 4 and not are_steps(shape, strides[:-1]):
+            return False
+    return True
 
 
 def _one(info: ArrayInfo, shape: Any, strides_bytes: Any) -> ArrayInfo:

@@ -9,13 +9,14 @@ from typing import Any, ClassVar
 
 from cudatma.arrays import ArrayInfo
 from cudatma.kernels.arguments import Arguments, Sizes
-from cudatma.kernels.attention.attention import check_not_empty, checked_request, kinds_of, resized
+from cudatma.kernels.attention.attention import are_valid, check_not_empty, checked_request, kinds_of, resized
 from cudatma.kernels.attention.decode_plan import decode_arguments, decode_sizes, decode_spec, divide
 from cudatma.kernels.attention.decode_request import NAME, DecodeRequest, check_decode
 from cudatma.kernels.attention.decode_spec import AttentionDecode
 from cudatma.kernels.attention.empty import fill_empty
 from cudatma.kernels.attention.reference import decode_reference
 from cudatma.kernels.attention.request import masks_up_to
+from cudatma.kernels.attention.tensors import is_disjoint
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import packer
 from cudatma.kernels.operation import Checked, Operation, run
@@ -126,14 +127,17 @@ class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
         q, _, v, seqlens, table, *_, out = shapes
         if table is None or problem.page_table is None or table[0] != q[0] or seqlens[0] != q[0]:
             return None
-        if out is not None and out[:2] != q[:2]:
+        if (out is not None and out[:2] != q[:2]) or not are_valid(strides_bytes, shapes):
+            return None
+        result = None if out is None else resized(problem.out, out, strides_bytes[-1])
+        if result is not None and not is_disjoint(result):
             return None
         changed = replace(
             problem,
             q=resized(problem.q, q, strides_bytes[0]),
             seqlens=resized(problem.seqlens, seqlens, strides_bytes[3]),
             page_table=resized(problem.page_table, table, strides_bytes[4]),
-            result=None if out is None else resized(problem.out, out, strides_bytes[-1]),
+            result=result,
         )
         return changed, (*q[:3], v[3]), (q[0], q[2], q[1]) if problem.has_lse else None
 

@@ -60,8 +60,7 @@ def addressable(info: ArrayInfo, field: str) -> ArrayInfo:
         if info.shape[-1] > 1 and across != info.dtype.itemsize:
             allowed = "elements of the last dimension side by side"
             raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "copy it")
-        steps = [stride for stride, extent in zip(outer, info.shape, strict=False) if extent > 1]
-        if any(stride % ALIGNMENT or not 0 <= stride < STRIDE_LIMIT for stride in steps):
+        if not are_steps(info.shape, outer):
             allowed = f"multiples of {ALIGNMENT} bytes from 0 to 2**40, but for the last dimension"
             raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "copy it")
         if info.pointer % ALIGNMENT:
@@ -70,6 +69,14 @@ def addressable(info: ArrayInfo, field: str) -> ArrayInfo:
     if len(shape) == 3:
         shape, strides = (1, *shape), (shape[0] * strides[0], *strides)
     return replace(info, shape=shape, strides_bytes=strides)
+
+
+def are_steps(shape: Sequence[int], outer: Sequence[int]) -> bool:
+    """Return whether TMA can step by these strides of the dimensions before the last one."""
+    for stride, extent in zip(outer, shape, strict=False):
+        if extent > 1 and (stride % ALIGNMENT or not 0 <= stride < STRIDE_LIMIT):
+            return False
+    return True
 
 
 def plain_strides(shape: tuple[int, ...], strides_bytes: Sequence[int], dtype: np.dtype[Any]) -> tuple[int, ...]:
@@ -111,12 +118,17 @@ def check_shapes(
 
 
 def check_disjoint(info: ArrayInfo, field: str) -> None:
-    """ArgumentError where elements of an array that is written share memory."""
-    if not info.size_elems:
-        return
+    """Raise ArgumentError if elements of an array that is written share memory."""
+    if info.size_elems and not is_disjoint(info):
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "elements that do not overlap", "copy it")
+
+
+def is_disjoint(info: ArrayInfo) -> bool:
+    """Return whether no elements of an array share memory."""
     span = info.dtype.itemsize
     for stride, extent in sorted(zip(info.strides_bytes, info.shape, strict=True)):
         if extent > 1:
             if stride < span:
-                raise ArgumentError(f"{field}.strides", info.strides_bytes, "elements that do not overlap", "copy it")
+                return False
             span = stride * extent
+    return True
