@@ -31,11 +31,11 @@ Call = Callable[[Sizes], Any]
 
 
 def rows(name: str, *shape: int, dtype: Any = np.float16, pitch: int = 0) -> Array:
-    """An array (..., length, heads, dim) without gaps, or with ``pitch`` elements from one row to the next."""
+    """An array (..., length, heads, dim); with gaps if there are ``pitch`` elements from one row to the next."""
     size, strides = np.dtype(dtype).itemsize, dense_strides(shape, np.dtype(dtype))
     if pitch:
         step = pitch * size
-        strides = (shape[-3] * step, step, *strides[-2:])[-len(shape) :]
+        strides = ((shape[-3] + 3) * step, step, *strides[-2:])[-len(shape) :]
     return Array(shape, dtype, AT[name], strides=strides)
 
 
