@@ -16,14 +16,12 @@ import pytest
 from stub_driver import RESULT, Array, Launch, StubDriver, fresh, packed_weight
 from stub_driver import stub as stub  # the fixture
 
-from cudatma import LaunchError, attention, attention_decode, attention_varlen, gemm, marlin_gemm
+from cudatma import LaunchError, gemm, marlin_gemm
 from cudatma.context import using_runtime
 from cudatma.descriptor import codec
 from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels import operation
-from cudatma.kernels.attention.attention import ATTENTION_CALL, VARLEN_CALL, Attention, AttentionVarlen
-from cudatma.kernels.attention.decode import DECODE_CALL, AttentionDecodeCall
 from cudatma.kernels.gemm.gemm import GEMM_CALL, Gemm
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinGemm
 from cudatma.kernels.operation import PlanCache, calls_of
@@ -109,57 +107,9 @@ def gemm_calls() -> dict[str, Call]:
     }
 
 
-def heads(*shape: int, count: int, dim: int = 64, dtype: Any = np.float16, address: int = A) -> Array:
-    """Queries, keys, values or results: these axes, then ``count`` heads of ``dim`` elements."""
-    return Array((*shape, count, dim), dtype, address)
-
-
-def attention_calls() -> dict[str, Call]:
-    """Calls of the attention functions as functions of a length, or of the number of sequences."""
-    sink = vector(8, np.float32, OUT)
-
-    def sliced(m: int, count: int, address: int) -> Array:
-        row = count * 128
-        return Array((2, m, count, 64), np.float16, address, strides=(8192 * row, row, 128, 2))
-
-    def dense(m: int, keys: int, batch: int = 2, **options: Any) -> object:
-        k, v = heads(batch, keys, count=2, address=B), heads(batch, keys, count=2, address=A_SCALE)
-        return attention(heads(batch, m, count=8), k, v, **options)
-
-    def varlen(m: int, **options: Any) -> object:
-        k, v = heads(2 * m, count=2, address=B), heads(2 * m, count=2, address=A_SCALE)
-        begins = [vector(4, np.int32, address) for address in (BIAS, B_SCALE)]
-        return attention_varlen(heads(m, count=8), k, v, *begins, **options)
-
-    def decode(m: int, q_length: int = 1, **options: Any) -> object:
-        k, v = heads(600, 16, count=2, address=B), heads(600, 16, count=2, address=A_SCALE)
-        table = Array((m, 40), np.int32, B_SCALE)
-        return attention_decode(
-            heads(m, q_length, count=8), k, v, vector(m, np.int32, BIAS), page_table=table, **options
-        )
-
-    return {
-        "plain": lambda m: dense(m, m),
-        "causal": lambda m: dense(m, m, causal=True, return_lse=True),
-        "keys": lambda m: dense(64, m, causal=True),
-        "window": lambda m: dense(m + 100, 2 * m + 200, window=(100, 7), softcap=3.0),
-        "sink": lambda m: dense(m, m, sink=sink, scale=0.5),
-        "out": lambda m: dense(m, m, out=heads(2, m, count=8, address=OUT)),
-        "slices": lambda m: attention(*(sliced(m, count, at) for count, at in ((8, A), (2, B), (2, A_SCALE)))),
-        "sequences": lambda m: dense(300, 300, m % 64 + 1, causal=True),
-        "version": lambda m: dense(m, m, version="a3"),
-        "varlen": lambda m: varlen(m, max_seqlen_q=m, max_seqlen_k=m + 1, causal=True),
-        "varlen, lse": lambda m: varlen(m, max_seqlen_q=7, max_seqlen_k=m, return_lse=True),
-        "decode": lambda m: decode(m),
-        "decode, queries": lambda m: decode(m, 3, window=(99, 0), return_lse=True),
-        "decode, scales": lambda m: decode(m, sink=sink, softcap=2.0),
-    }
-
-
 CALLS: dict[str, Callable[[], dict[str, Call]]] = {
     "marlin": marlin_calls,
     "gemm": gemm_calls,
-    "attention": attention_calls,
 }
 
 
@@ -208,7 +158,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(kind, "check", spy)
 
-    for kind in (MarlinGemm, Gemm, Attention, AttentionVarlen, AttentionDecodeCall):
+    for kind in (MarlinGemm, Gemm):
         watch(kind)
     return names
 
@@ -227,7 +177,7 @@ def test_a_new_m_of_a_loaded_kernel_is_not_checked(
         call(m)
     plans = stub.plans
     checked.clear()
-    for operation_of_call in (MARLIN_GEMM, GEMM_CALL, ATTENTION_CALL, VARLEN_CALL, DECODE_CALL):
+    for operation_of_call in (MARLIN_GEMM, GEMM_CALL):
         calls_of(operation_of_call).calls.clear()
     for m in known:
         call(m)
