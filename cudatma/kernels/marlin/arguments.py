@@ -8,7 +8,7 @@ from typing import Any
 from cudatma.descriptor import L2Promotion, TiledSpec
 from cudatma.descriptor.helpers import scale_map_spec, weight_map_spec, weight_tile_map_spec
 from cudatma.dtypes import tma_type
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import FLAGS, PARTIALS, ROWS, Arguments, At, Map, Sizes, Value
 from cudatma.kernels.launch_struct import offsets, pack
 from cudatma.kernels.marlin.choose import AnyMarlinSpec
@@ -148,11 +148,15 @@ def _table(layer: LinearShape, spec: AnyMarlinSpec, name: str) -> Map:
 def _activations(problem: Problem, spec: AnyMarlinSpec) -> Map:
     """Return the map of the activations, of which each CTA of a cluster loads a part of the rows for all.
 
-    With several blocks a box, K is divided into blocks of 64, which arrive one after another.
+    With several blocks a box, K is divided into blocks of 64, which arrive one after another. Raises DescriptorError if
+    K is not a multiple of 64 then.
     """
     k, pitch, rows = problem.layer.k, x_pitch_bytes(problem), spec.block_m // spec.cluster
     dims, strides, box = (k, problem.m), (pitch,), (_SPAN, rows)
     if (blocks := spec.activation_box_blocks) > 1:
+        if k % _SPAN:
+            why = "TMA would not zero-fill the end of the last block; use a spec without deep_box"
+            raise DescriptorError("block_k", _SPAN, f"a divisor of K = {k}", why)
         dims, strides = (_SPAN, problem.m, k // _SPAN), (pitch, _SPAN * ELEMENT_BYTES)  # type: ignore[assignment]
         box = (_SPAN, rows, blocks)  # type: ignore[assignment]
     over = TiledSpec(
