@@ -481,8 +481,8 @@ class Call:
     """A launch, and what a repeated call can still get wrong: where its arrays are."""
 
     __slots__ = (
-        *("_address", "_device", "_dtype", "_launch", "_lse", "_mask", "_out", "_out_bytes", "_places", "_present"),
-        *("_shape", "_single"),
+        *("_address", "_device", "_dtype", "_launch", "_lse", "_mask", "_out", "_out_end", "_out_low", "_places"),
+        *("_present", "_shape", "_single"),
     )
 
     def __init__(
@@ -501,7 +501,8 @@ class Call:
         self._shape, self._dtype = shape, dtypes[0]
         self._lse = None if lse is None else (lse, dtypes[1])
         *read, written = extents
-        self._out, self._out_bytes, self._mask = len(read), written[1] if written else 0, masks[-1]
+        self._out, self._mask = len(read), masks[-1]
+        self._out_low, self._out_end = written or (0, 0)
         self._places = [0] * (len(read) + len(_RESULTS) + len(_SPACES))
         self._present = [(at, *one, mask) for at, (one, mask) in enumerate(zip(read, masks, strict=False)) if one]
         is_single = launch.partials_bytes is None and len(launch.replays) == 1
@@ -516,10 +517,10 @@ class Call:
         to = 0 if out is None else address(out)
         if to & self._mask:
             return NotImplemented
-        end, places = to + self._out_bytes, self._places[:]
+        begin, end, places = to + self._out_low, to + self._out_end, self._places[:]
         for at, low, high, mask in self._present:
             places[at] = place = address(inputs[at])
-            if place & mask or (place + low < end and to < place + high):
+            if place & mask or (place + low < end and begin < place + high):
                 return NotImplemented
         at = self._out
         places[at] = to
@@ -669,8 +670,9 @@ def library_of(array: Any) -> str:
 def _facts(library: str, arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Return shape, strides, dtype and device of each array, one after the other.
 
-    None if they are not all of one library, or if torch records a gradient. Reads the few attributes that a launch
-    depends on and nothing else: describe() costs more than a launch.
+    None if they are not all of one library, if torch records a gradient, or if a tensor is lazily negated or
+    conjugated, which check() refuses. Reads the few attributes that a launch depends on and nothing else: describe()
+    costs more than a launch.
     """
     facts: list[Any] = []
     kind, is_torch = arrays[0].__class__, library == "torch"
@@ -687,7 +689,10 @@ def _facts(library: str, arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
             elif array.requires_grad and sys.modules["torch"].is_grad_enabled():
                 return None
             else:
-                facts += array.shape, array.stride(), array.dtype, array.get_device()
+                dtype = array.dtype
+                if array.is_neg() or (dtype.is_complex and array.is_conj()):
+                    return None
+                facts += array.shape, array.stride(), dtype, array.get_device()
     except RuntimeError:  # a nested tensor has no strides
         return None
     return tuple(facts)

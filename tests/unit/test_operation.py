@@ -16,7 +16,7 @@ import pytest
 from stub_driver import RESULT, Array, Launch, StubDriver, fresh, packed_weight
 from stub_driver import stub as stub  # the fixture
 
-from cudatma import LaunchError, gemm, marlin_gemm
+from cudatma import LaunchError, copy, gemm, marlin_gemm
 from cudatma.context import using_runtime
 from cudatma.descriptor import codec
 from cudatma.dtypes import BFLOAT16
@@ -308,6 +308,31 @@ def test_a_call_that_torch_records_is_not_a_repeated_one() -> None:
     assert operation._facts("torch", (tensor, None)) is None
     with torch.no_grad():
         assert operation._facts("torch", (tensor, None)) is not None
+
+
+def test_a_tensor_whose_memory_holds_other_values_is_checked() -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.zeros(4, 4, dtype=torch.complex64)
+    assert operation._facts("torch", (tensor, tensor.imag)) is not None
+    for lazy in (tensor.conj(), tensor.conj().imag):
+        assert operation._facts("torch", (tensor, lazy)) is None
+
+
+def test_a_result_with_negative_strides_does_not_overlap_in_a_repeated_call(stub: StubDriver) -> None:
+    source = Array((64,), np.float16, A)
+    copy(source, out=Array((64,), np.float16, A + 4096, strides=(-2,)))
+    with pytest.raises(ArgumentError, match=r"^out: "):
+        copy(source, out=Array((64,), np.float16, A + 128, strides=(-2,)))
+    assert len(stub.launches) == 1
+
+
+def test_the_sign_of_a_zero_does_not_depend_on_earlier_calls(stub: StubDriver) -> None:
+    for alpha in (0.0, -0.0):
+        gemm(rows(4, 128), columns(128, 64), alpha=alpha)
+    first, second = stub.last(2)
+    with using_runtime(fresh()):
+        gemm(rows(4, 128), columns(128, 64), alpha=-0.0)
+    assert first == second == stub.last()[0]
 
 
 @pytest.mark.parametrize("call", [marlin, dense])

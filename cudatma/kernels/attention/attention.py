@@ -185,7 +185,7 @@ def attention_varlen(
 def kinds_of(window: Any, *options: Any) -> tuple[type, ...]:
     """Return the types of options: 1 may be valid where True, which is equal, is not."""
     kinds = [option.__class__ for option in options]
-    if window.__class__ is tuple:
+    if isinstance(window, tuple):
         kinds += [side.__class__ for side in window]
     return tuple(kinds)
 

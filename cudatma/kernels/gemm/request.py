@@ -267,8 +267,8 @@ def check_call(
         _result_type(out_dtype, result, left),
         scales,
         None if bias is None else describe(bias, "bias"),
-        real_number(alpha, "alpha") * scales.factor,
-        real_number(beta, "beta"),
+        real_number(alpha, "alpha") * scales.factor + 0.0,  # -0.0 is equal to 0.0, whose launch it may share
+        real_number(beta, "beta") + 0.0,
         None if activation is None else str(activation),
         batch_invariant,
     )
