@@ -394,7 +394,10 @@ class Plan(Generic[P, C]):
         config = self._operation.configure(problem, self._gpu, self._memo)
         loaded = self._loaded.get(id(config))
         if loaded is None:
-            return None
+            loaded = self._loaded.get(config)
+            if loaded is None:
+                return None
+            self._keep(config, loaded)
         sizes = self._operation.sizes(problem, loaded.config, self._gpu, loaded.resident, loaded.memo)
         return self._launch(loaded, sizes)
 
@@ -426,11 +429,15 @@ class Plan(Generic[P, C]):
                 ]
             )
             loaded = self._loaded[config] = _Loaded(config, replays, tuple(resident), {})
+        self._keep(config, loaded)
+        return self._launch(loaded, operation.sizes(problem, config, gpu, loaded.resident, loaded.memo))
+
+    def _keep(self, config: C, loaded: _Loaded) -> None:
+        """Find loaded kernels by the identity of their configuration, too."""
         if len(self._loaded) >= _MAX_PLANS:
             for known in [known for known in self._loaded if known.__class__ is int]:
                 self._loaded.pop(known, None)
         self._loaded[id(config)] = loaded._replace(config=config)  # which keeps the identity
-        return self._launch(loaded, operation.sizes(problem, config, gpu, loaded.resident, loaded.memo))
 
     def _launch(self, loaded: _Loaded, sizes: tuple[Sizes, ...]) -> Launch:
         partials = flags = rows = 0
@@ -720,10 +727,14 @@ def _shape_key(operation: Operation[P, C], key: tuple[Any, ...]) -> Hashable:
                 if not extent:
                     return None
                 ones |= 1 << axis
-            if joins and axis < free - 1 and strides[axis] != shape[axis + 1] * strides[axis + 1]:
-                if ones + 1 != 2 << axis:  # leading axes of one element have any stride
-                    return None
-        parts += free, ones, shape[free:], strides[free - 1 :], dtype, device
+            # Leading axes of one element may have any stride.
+            is_joined = joins and axis < free - 1 and ones + 1 != 2 << axis
+            if is_joined and strides[axis] != shape[axis + 1] * strides[axis + 1]:
+                return None
+        steps = strides[free - 1 :]
+        if not joins and max(steps) > steps[0]:  # axes outside of the free ones, whose strides follow from their sizes
+            steps = tuple([step if step <= steps[0] else None for step in steps])
+        parts += free, ones, shape[free:], steps, dtype, device
     return tuple(parts)
 
 

@@ -57,6 +57,11 @@ class DecodeRequest:
         return self.result or dense_result(self.q, self.v)
 
     @property
+    def operands(self) -> tuple[ArrayInfo, ArrayInfo, ArrayInfo, ArrayInfo]:
+        """The arrays that a kernel addresses by strides: q, k, v and out."""
+        return self.q, self.k, self.v, self.out
+
+    @property
     def without_memory(self) -> DecodeRequest:
         """The same of layouts, which a plan may keep."""
         scales = {"k_scale": self.k_scale, "v_scale": self.v_scale}

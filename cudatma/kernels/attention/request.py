@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from cudatma.arrays import ArrayInfo, dense_strides, describe
+from cudatma.arrays import ArrayInfo, describe
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.attention.problem import Problem
 from cudatma.kernels.attention.tensors import addressable, check_disjoint, check_shapes, operand, plain_array
@@ -78,6 +78,11 @@ class Request:
     def out(self) -> ArrayInfo:
         """The result, (batch, q_length, heads, v_head_dim); by default without gaps."""
         return self.result or dense_result(self.q, self.v)
+
+    @property
+    def operands(self) -> tuple[ArrayInfo, ArrayInfo, ArrayInfo, ArrayInfo]:
+        """The arrays that a kernel addresses by strides: q, k, v and out."""
+        return self.q, self.k, self.v, self.out
 
     @property
     def heads(self) -> int:
@@ -261,8 +266,11 @@ def masks_up_to(limits: Mask, length: int) -> Iterator[Mask]:
 
 def dense_result(q: ArrayInfo, v: ArrayInfo) -> ArrayInfo:
     """Return the layout of a result without gaps."""
-    shape = *q.shape[:3], v.shape[3]
-    return ArrayInfo(0, shape, dense_strides(shape, q.dtype), q.dtype, q.device, None, q.kind)
+    batch, length, heads, _ = q.shape
+    dim, element = v.shape[3], q.dtype.itemsize
+    row = heads * dim * element
+    strides = length * row, row, dim * element, element
+    return ArrayInfo(0, (batch, length, heads, dim), strides, q.dtype, q.device, None, q.kind)
 
 
 def _sides(window: Any) -> tuple[int | None, int | None]:

@@ -104,12 +104,70 @@ def check_shapes(
 
 
 def check_disjoint(info: ArrayInfo, field: str) -> None:
-    """ArgumentError where elements of an array that is written share memory."""
-    if not info.size_elems:
-        return
+    """Raise ArgumentError if elements of an array that is written share memory."""
+    if info.size_elems and not is_disjoint(info):
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "elements that do not overlap", "copy it")
+
+
+def is_disjoint(info: ArrayInfo) -> bool:
+    """Return whether the elements of an array with elements share no memory."""
     span = info.dtype.itemsize
     for stride, extent in sorted(zip(info.strides_bytes, info.shape, strict=True)):
         if extent > 1:
             if stride < span:
-                raise ArgumentError(f"{field}.strides", info.strides_bytes, "elements that do not overlap", "copy it")
+                return False
             span = stride * extent
+    return True
+
+
+def has_outer_heads(info: ArrayInfo) -> bool:
+    """Return whether heads are outside of rows in memory, so that the stride of a head follows from the length."""
+    return info.strides_bytes[2] > info.strides_bytes[1]
+
+
+def fixed_strides(info: ArrayInfo) -> tuple[int, ...]:
+    """Return the strides of rows, heads and elements, which stay if only batch and length change."""
+    _, row, head, element = info.strides_bytes
+    return row, 0 if head > row else head, element
+
+
+def resized(
+    layouts: Sequence[ArrayInfo | None], shapes: Sequence[Any], strides_bytes: Sequence[Any]
+) -> tuple[Any, Any, Any, Any] | None:
+    """Return the layouts of q, k, v and out in another call; None if addressable() has to look at their strides.
+
+    All arrays have four axes. The layout of out, its shape and its strides are None if the call does not give it.
+    """
+    q = _with_sizes(layouts[0], shapes[0], strides_bytes[0])
+    k = _with_sizes(layouts[1], shapes[1], strides_bytes[1])
+    v = _with_sizes(layouts[2], shapes[2], strides_bytes[2])
+    if q is None or k is None or v is None:
+        return None
+    if shapes[3] is None:
+        return q, k, v, None
+    out = _with_sizes(layouts[3], shapes[3], strides_bytes[3])
+    return None if out is None or not is_disjoint(out) else (q, k, v, out)
+
+
+def _with_sizes(info: Any, shape: Sequence[int], strides_bytes: Sequence[int]) -> ArrayInfo | None:
+    """Return the layout with another batch and length. Only outer heads may have another stride."""
+    batch, length, heads, dim = shape
+    sequence, row, head, _ = strides_bytes
+    _, its_row, its_head, its_element = info.strides_bytes
+    if length > 1 and row != its_row:
+        return None
+    if heads > 1 and head != its_head:
+        if not its_row < its_head or not its_row < head < STRIDE_LIMIT or head % ALIGNMENT:
+            return None
+        its_head = head
+    if batch == 1:
+        sequence = length * heads * dim * its_element
+    elif sequence % ALIGNMENT or not 0 <= sequence < STRIDE_LIMIT:
+        return None
+    strides = sequence, its_row, its_head, its_element
+    return ArrayInfo(0, (batch, length, heads, dim), strides, info.dtype, info.device, None, info.kind)
+
+
+def contiguous(info: ArrayInfo, shape: tuple[int, ...]) -> ArrayInfo:
+    """Return the layout of a contiguous array with another shape."""
+    return ArrayInfo(0, shape, dense_strides(shape, info.dtype), info.dtype, info.device, None, info.kind)
