@@ -123,6 +123,9 @@ def attention_calls() -> dict[str, Call]:
         row = count * 128
         return Array((2, m, count, 64), np.float16, address, strides=(8192 * row, row, 128, 2))
 
+    def transposed(m: int, count: int, address: int) -> Array:
+        return Array((2, m, count, 64), np.float16, address, strides=(count * m * 128, 128, m * 128, 2))
+
     def dense(m: int, keys: int, batch: int = 2, **options: Any) -> object:
         k, v = heads(batch, keys, count=2, address=B), heads(batch, keys, count=2, address=A_SCALE)
         return attention(heads(batch, m, count=8), k, v, **options)
@@ -147,6 +150,16 @@ def attention_calls() -> dict[str, Call]:
         "sink": lambda m: dense(m, m, sink=sink, scale=0.5),
         "out": lambda m: dense(m, m, out=heads(2, m, count=8, address=OUT)),
         "slices": lambda m: attention(*(sliced(m, count, at) for count, at in ((8, A), (2, B), (2, A_SCALE)))),
+        "transposed": lambda m: attention(heads(2, 9, count=8), transposed(m, 2, B), transposed(m, 2, A_SCALE)),
+        "transposed, a2": lambda m: attention(
+            transposed(m, 8, A), transposed(m, 2, B), transposed(m, 2, A_SCALE), causal=True, version="a2"
+        ),
+        "transposed, a1": lambda m: attention(
+            heads(2, m, count=8), transposed(m, 2, B), transposed(m, 2, A_SCALE), version="a1"
+        ),
+        "one head": lambda m: attention(
+            *(Array((2, m, 1, 64), np.float16, at, strides=(256 * m, 256, -6, 2)) for at in (A, B, OUT))
+        ),
         "sequences": lambda m: dense(300, 300, m % 64 + 1, causal=True),
         "version": lambda m: dense(m, m, version="a3"),
         "varlen": lambda m: varlen(m, max_seqlen_q=m, max_seqlen_k=m + 1, causal=True),
@@ -154,6 +167,12 @@ def attention_calls() -> dict[str, Call]:
         "decode": lambda m: decode(m),
         "decode, queries": lambda m: decode(m, 3, window=(99, 0), return_lse=True),
         "decode, scales": lambda m: decode(m, sink=sink, softcap=2.0),
+        "decode, a cache without pages": lambda m: attention_decode(
+            heads(m, 1, count=8),
+            heads(m, 4000, count=2, address=B),
+            heads(m, 4000, count=2, address=A_SCALE),
+            vector(m, np.int32, BIAS),
+        ),
     }
 
 
@@ -243,6 +262,17 @@ def test_a_new_m_of_a_loaded_kernel_is_not_checked(
     assert bool(checked) == (name in NOT_RESIZED)
 
 
+@pytest.mark.parametrize("name", attention_calls())
+def test_a_length_that_no_call_had_is_not_checked(stub: StubDriver, checked: list[str], name: str) -> None:
+    """Whatever the order of axes in memory: the stride of a head may follow from the length."""
+    call = attention_calls()[name]
+    call(150)
+    plans = stub.plans
+    checked.clear()
+    call(151)
+    assert (stub.plans, checked) == (plans, [])
+
+
 WEIGHT = packed_weight(128, 64)
 
 
@@ -263,6 +293,23 @@ def dense(**changes: Any) -> Any:
         "out": rows(4, 64, address=OUT),
     }
     return gemm(**given | changes)
+
+
+def attend(**changes: Any) -> Any:
+    """Call attention for 2 x 5 queries and 2 x 7 keys, with these arguments changed."""
+    given: dict[str, Any] = {
+        "q": heads(2, 5, count=8),
+        "k": heads(2, 7, count=2, address=B),
+        "v": heads(2, 7, count=2, address=BIAS),
+        "out": heads(2, 5, count=8, address=OUT),
+    }
+    return attention(**given | changes)
+
+
+def sequences(length: int, stride_bytes: int, address: int, count: int = 2) -> Array:
+    """Two sequences of this length, with this stride from one to the other."""
+    strides = (stride_bytes, count * 128, 128, 2)
+    return Array((2, length, count, 64), np.float16, address, strides=strides)
 
 
 @pytest.mark.parametrize("call", [marlin, dense])
@@ -328,6 +375,14 @@ CHANGES: list[tuple[Any, dict[str, Any], type[Exception] | None]] = [
     (dense, {"b_scale": vector(1, np.float32, B_SCALE)}, None),
     (dense, {"b_scale": 2.0}, None),
     (dense, {"alpha": 2}, None),
+    (attend, {"k": sequences(7, (1 << 20) + 8, B)}, ArgumentError),
+    (attend, {"k": sequences(7, 1 << 40, B)}, ArgumentError),
+    (attend, {"k": sequences(7, -(1 << 20), B)}, ArgumentError),
+    (attend, {"k": sequences(6, 1 << 20, B)}, ArgumentError),
+    (attend, {"out": sequences(5, 4 * 1024, OUT, count=8)}, ArgumentError),
+    (attend, {"out": heads(2, 5, count=8, address=B + 7 * 512 - 16)}, ArgumentError),
+    (attend, {"causal": True}, None),
+    (attend, {"window": (3, None)}, None),
     (dense, {"alpha": np.float32(2)}, None),
     (dense, {"alpha": [2.0]}, ArgumentTypeError),
     (dense, {"beta": True}, ArgumentTypeError),
