@@ -86,6 +86,7 @@ class Operation(ABC, Generic[P, C]):
     #: to call. None: all axes are part of the shape.
     fixed_axes: ClassVar[tuple[int | None, ...]] = ()
     #: Whether the axes before them are joined to one, which is only possible if they follow each other without gaps.
+    #: If not, resized() checks the strides of these axes, and those of fixed axes that are outside of them in memory.
     joins_axes: ClassVar[bool] = True
     #: SMs of the GPU that the emulator imagines.
     emulated_sm_count: ClassVar[int] = H200.sm_count
@@ -732,7 +733,7 @@ def _shape_key(operation: Operation[P, C], key: tuple[Any, ...]) -> Hashable:
             if is_joined and strides[axis] != shape[axis + 1] * strides[axis + 1]:
                 return None
         steps = strides[free - 1 :]
-        if not joins and max(steps) > steps[0]:  # axes outside of the free ones, whose strides follow from their sizes
+        if not joins and max(steps) > steps[0]:  # axes outside of the free ones: their strides follow from the sizes
             steps = tuple([step if step <= steps[0] else None for step in steps])
         parts += free, ones, shape[free:], steps, dtype, device
     return tuple(parts)
