@@ -43,6 +43,8 @@ T = TypeVar("T")
 _RESULTS, _SPACES = ("out", "lse"), (PARTIALS, FLAGS, ROWS)
 #: Calls and plans that an operation keeps: a call takes some 2 KB.
 _MAX_CALLS, _MAX_PLANS = 4096, 512
+#: Plans that are tried for a call that differs from earlier ones in sizes only.
+_MAX_PLANS_OF_SHAPE = 4
 
 
 class Checked(NamedTuple, Generic[P]):
@@ -86,7 +88,7 @@ class Operation(ABC, Generic[P, C]):
     #: to call. None: all axes are part of the shape.
     fixed_axes: ClassVar[tuple[int | None, ...]] = ()
     #: Whether the axes before them are joined to one, which is only possible if they follow each other without gaps.
-    #: If not, resized() checks the strides of these axes, and those of fixed axes that are outside of them in memory.
+    #: If not, resized() checks their strides, and the strides of fixed axes that are outside of them in memory.
     joins_axes: ClassVar[bool] = True
     #: SMs of the GPU that the emulator imagines.
     emulated_sm_count: ClassVar[int] = H200.sm_count
@@ -570,7 +572,8 @@ class _OfOperation(Generic[P, C]):
         self._operation = operation
         self.calls: PlanCache[Call] = PlanCache(_MAX_CALLS)
         self.plans: PlanCache[Plan[P, C]] = PlanCache(_MAX_PLANS)
-        self._shapes: PlanCache[_Shape] = PlanCache(_MAX_PLANS)
+        #: A shape may have several plans: a window that is longer than a sequence excludes none of its keys.
+        self._shapes: PlanCache[tuple[_Shape, ...]] = PlanCache(_MAX_PLANS)
 
     def keep(self, key: tuple[Any, ...], launch: Launch, checked: Checked[P], dtypes: tuple[Any, Any]) -> None:
         """Keep a call, and its shape for calls with other sizes."""
@@ -584,15 +587,18 @@ class _OfOperation(Generic[P, C]):
         plan = self.plans.get((launch.device, operation.plan_key(checked.problem), wants_debug(None), None))
         if shape is not None and plan is not None:
             itemsizes = tuple([0 if info is None else info.dtype.itemsize for info in infos])
-            self._shapes.put(shape, _Shape(plan, checked.problem, dtypes, itemsizes, masks))
+            others = [one for one in self._shapes.get(shape, ()) if one.plan is not plan]
+            made = _Shape(plan, checked.problem, dtypes, itemsizes, masks)
+            self._shapes.put(shape, (made, *others[: _MAX_PLANS_OF_SHAPE - 1]))
 
     def resized_call(self, key: tuple[Any, ...]) -> Call | None:
         """Return, and keep, the call that differs from a known one in its sizes only."""
         operation = self._operation
         shape_key = _shape_key(operation, key)
-        known = None if shape_key is None else self._shapes.get(shape_key)
-        if known is None:
+        alike = None if shape_key is None else self._shapes.get(shape_key)
+        if alike is None:
             return None
+        known = alike[0]
         is_torch = key[0] == "torch"
         extents: list[tuple[int, int] | None] = []
         shapes: list[Any] = []
@@ -615,8 +621,11 @@ class _OfOperation(Generic[P, C]):
             shapes.append(shape)
             strides_bytes.append(strides)
             extents.append((low, high))
-        resized = operation.resized(known.problem, shapes, strides_bytes, key[2])
-        if resized is None:
+        for known in alike:
+            resized = operation.resized(known.problem, shapes, strides_bytes, key[2])
+            if resized is not None:
+                break
+        else:
             return None
         problem, shape, lse = resized
         launch = known.plan.launch(problem)

@@ -142,6 +142,13 @@ def attention_calls() -> dict[str, Call]:
             heads(m, q_length, count=8), k, v, vector(m, np.int32, BIAS), page_table=table, **options
         )
 
+    def contiguous(batch: int, capacity: int, **options: Any) -> object:
+        cache = [
+            Array((batch, capacity, 2, 64), np.float16, at, strides=(capacity * 256, 128, capacity * 128, 2))
+            for at in (B, OUT)
+        ]
+        return attention_decode(heads(batch, 1, count=8), *cache, vector(batch, np.int32, BIAS), **options)
+
     return {
         "plain": lambda m: dense(m, m),
         "causal": lambda m: dense(m, m, causal=True, return_lse=True),
@@ -167,12 +174,8 @@ def attention_calls() -> dict[str, Call]:
         "decode": lambda m: decode(m),
         "decode, queries": lambda m: decode(m, 3, window=(99, 0), return_lse=True),
         "decode, scales": lambda m: decode(m, sink=sink, softcap=2.0),
-        "decode, a cache without pages": lambda m: attention_decode(
-            heads(m, 1, count=8),
-            heads(m, 4000, count=2, address=B),
-            heads(m, 4000, count=2, address=A_SCALE),
-            vector(m, np.int32, BIAS),
-        ),
+        "decode, sequences": lambda m: contiguous(m, 4000),
+        "decode, keys": lambda m: contiguous(2, m, window=(500, 0)),
     }
 
 

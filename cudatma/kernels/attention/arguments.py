@@ -123,10 +123,10 @@ def set_scores(values: dict[str, Any], scale: float, softcap: float) -> None:
 def packed_for(
     spec: AttentionSpec, arrays: Arrays, fixed: Mapping[str, Any]
 ) -> Callable[[dict[str, Any], Arrays], tuple[bytes, tuple[int, ...]]]:
-    """Return a function from other members of the struct and the arrays of a request to the struct and the map fields.
+    """Return a function that packs the struct and the map fields of requests with one plan_key().
 
-    ``arrays`` are those of any of the requests, which have one plan_key(). ``fixed`` holds members that are equal in
-    all of them.
+    ``arrays`` belong to one of the requests. ``fixed`` holds the members of the struct that are equal in all of them;
+    the function gets the others, but for strides, and the arrays of its request.
     """
     fixed, strides = dict(fixed), []
     for member in spec.problem_members:

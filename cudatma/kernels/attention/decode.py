@@ -15,7 +15,7 @@ from cudatma.kernels.attention.decode_request import NAME, DecodeRequest, check_
 from cudatma.kernels.attention.decode_spec import AttentionDecode
 from cudatma.kernels.attention.empty import fill_empty
 from cudatma.kernels.attention.reference import decode_reference
-from cudatma.kernels.attention.request import masks_up_to
+from cudatma.kernels.attention.request import masks_up_to, reduced
 from cudatma.kernels.attention.tensors import contiguous, fixed_strides, resized
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.operation import Checked, Operation, run
@@ -93,7 +93,7 @@ class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
 
     name: ClassVar[str] = NAME
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "seqlens", "page_table", "sink", "k_scale", "v_scale")
-    fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 3, 3, 0, 1, None, None, None, 2)
+    fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, 0, 1, None, None, None, 2)
     joins_axes: ClassVar[bool] = False
 
     def check(
@@ -122,12 +122,15 @@ class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
     def resized(
         self, problem: DecodeRequest, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
     ) -> tuple[DecodeRequest, tuple[int, ...], tuple[int, ...] | None] | None:
-        """Return the request with another number of sequences, or of pages."""
+        """Return the request with another number of sequences, of pages, or of keys in a cache without pages."""
         q, k, v, seqlens, table, *_, out = shapes
-        batch = q[0]
-        if q[1] != problem.q.shape[1] or seqlens[0] != batch or v[0] != k[0]:
+        batch, length, *_ = q
+        if length != problem.q.shape[1] or seqlens[0] != batch or v[:2] != k[:2] or (out and out[:2] != q[:2]):
             return None
-        if (k if table is None else table)[0] != batch or (out is not None and out[:2] != q[:2]):
+        if (k if table is None else table)[0] != batch or (table and k[1] != problem.k.shape[1]):
+            return None
+        mask = reduced(problem.limits, length, k[1] * (table[1] if table else 1))
+        if (mask.is_causal, mask.has_window) != (problem.mask.is_causal, problem.mask.has_window):
             return None
         layouts = problem.q, problem.k, problem.v, problem.result
         changed = resized(layouts, (q, k, v, out), (*strides_bytes[:3], strides_bytes[-1]))
@@ -139,7 +142,7 @@ class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
             contiguous(problem.seqlens, seqlens),
             table,
             problem.scale,
-            problem.mask,
+            mask,
             problem.softcap,
             problem.has_lse,
             problem.sink,
@@ -159,7 +162,7 @@ class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
         mask, (q, k, v, out), table = problem.mask, problem.operands, problem.page_table
         flags = mask.is_causal, mask.has_window, problem.softcap > 0, problem.sink is not None, problem.has_lse
         scales = [info.shape if isinstance(info, ArrayInfo) else None for info in (problem.k_scale, problem.v_scale)]
-        shapes = q.shape[1:], k.shape[1:], v.shape[2:], table is not None
+        shapes = q.shape[1:], None if table is None else k.shape[1], k.shape[2:], v.shape[2:]
         return q.dtype, k.dtype, shapes, *[fixed_strides(info) for info in (q, k, v, out)], flags, *scales
 
     def without_kernel(self, problem: DecodeRequest, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:

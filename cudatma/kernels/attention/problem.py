@@ -106,7 +106,7 @@ class Problem:
 
     @property
     def keys(self) -> int:
-        """The class of ``k_length`` that the choice of a configuration depends on, as size_class() has it."""
+        """The class of ``k_length``: see size_class()."""
         return size_class(self.batch, self.q_length, self.k_length, self.is_varlen)[0]
 
     @property

@@ -104,7 +104,7 @@ def check_shapes(
 
 
 def check_disjoint(info: ArrayInfo, field: str) -> None:
-    """Raise ArgumentError if elements of an array that is written share memory."""
+    """Raise ArgumentError if elements of a result share memory."""
     if info.size_elems and not is_disjoint(info):
         raise ArgumentError(f"{field}.strides", info.strides_bytes, "elements that do not overlap", "copy it")
 
