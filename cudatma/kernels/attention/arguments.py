@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import TiledSpec
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import FLAGS, PARTIALS, Arguments, At, Field, Map, Sizes, Value
 from cudatma.kernels.attention.request import Request
 from cudatma.kernels.attention.spec import AttentionSpec
-from cudatma.kernels.attention.tensors import has_outer_heads
+from cudatma.kernels.attention.tensors import Operand, has_outer_heads
 from cudatma.kernels.family import MAX_EXTENT
 from cudatma.kernels.launch_struct import packer
 from cudatma.kernels.schedule import ceil_div
@@ -31,7 +30,7 @@ _COUNTER_BYTES = 4
 _AXES = {"batch": 0, "pitch": 1, "head": 2}
 #: Names of a request's ``operands``.
 OPERANDS = ("q", "k", "v", "out")
-Arrays = tuple[ArrayInfo, ArrayInfo, ArrayInfo, ArrayInfo]
+Arrays = tuple[Operand, Operand, Operand, Operand]
 
 
 def attention_arguments(request: Request, spec: AttentionSpec, target: Target, sm_count: int) -> Arguments:
@@ -43,7 +42,7 @@ def attention_arguments(request: Request, spec: AttentionSpec, target: Target, s
 
 
 def parameters_of(
-    spec: AttentionSpec, arrays: Mapping[str, ArrayInfo], boxes: Mapping[str, tuple[int, int, int, int]]
+    spec: AttentionSpec, arrays: Mapping[str, Operand], boxes: Mapping[str, tuple[int, int, int, int]]
 ) -> tuple[Any, ...]:
     """Return the parameters of a kernel, of which maps have these boxes."""
     parameters: list[Any] = []
@@ -159,7 +158,7 @@ def packed_for(
     return packed
 
 
-def _map(name: str, info: ArrayInfo, box: tuple[int, int, int, int], swizzle: str) -> Map:
+def _map(name: str, info: Operand, box: tuple[int, int, int, int], swizzle: str) -> Map:
     """Return a map of (batch, length, heads, head_dim), heads outside of rows whatever the order of their strides."""
     kind = tma_type("uint8" if info.dtype.itemsize == 1 else info.dtype)
     batch, length, heads, dim = info.shape

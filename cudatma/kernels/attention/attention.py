@@ -334,7 +334,7 @@ def checked_request(request: Any, shape: tuple[int, ...]) -> Checked[Any]:
 
 def check_not_empty(request: Any) -> None:
     """Raise ArgumentError if a call has nothing to compute."""
-    if not (request.q.size_elems and request.has_keys):
+    if 0 in request.q.shape or not request.has_keys:
         shapes = request.q.shape, request.k.shape
         raise ArgumentError("q.shape, k.shape", shapes, "a batch and lengths above 0", "nothing is launched here")
 

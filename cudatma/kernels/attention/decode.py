@@ -161,7 +161,7 @@ class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
         """All that a kernel and its tensor maps depend on, besides sizes."""
         mask, (q, k, v, out), table = problem.mask, problem.operands, problem.page_table
         flags = mask.is_causal, mask.has_window, problem.softcap > 0, problem.sink is not None, problem.has_lse
-        scales = [info.shape if isinstance(info, ArrayInfo) else None for info in (problem.k_scale, problem.v_scale)]
+        scales = [None if isinstance(one, float) else one.shape for one in (problem.k_scale, problem.v_scale)]
         shapes = q.shape[1:], None if table is None else k.shape[1], k.shape[2:], v.shape[2:]
         return q.dtype, k.dtype, shapes, *[fixed_strides(info) for info in (q, k, v, out)], flags, *scales
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from cudatma.arrays import ArrayInfo
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import Arguments, Sizes
 from cudatma.kernels.attention.arguments import FAR, OPERANDS, packed_for, parameters_of, set_scores
@@ -191,5 +190,5 @@ def _fixed_values(request: DecodeRequest, spec: AttentionDecode) -> dict[str, An
         "by_page_size": max(1, page_size),
     }
     for name, scale in (("k_scale_step", request.k_scale), ("v_scale_step", request.v_scale)):
-        values[name] = int(isinstance(scale, ArrayInfo) and scale.size_elems > 1)
+        values[name] = 0 if isinstance(scale, float) else int(max(scale.shape, default=1) > 1)
     return values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,22 @@ from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES
 ALIGNMENT, STRIDE_LIMIT = 16, 1 << 40
 #: What an error calls the dimensions of an array, of which sequences one after the other have no batch.
 _AXES = {4: "(batch, length, heads, dim)", 3: "(total length, heads, dim)"}
+
+
+class Layout(NamedTuple):
+    """An operand without its memory: what a problem has in place of an array."""
+
+    shape: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def of(cls, info: Operand) -> Layout:
+        """Return the layout of an array."""
+        return cls(info.shape, info.strides_bytes, info.dtype)
+
+
+Operand: TypeAlias = ArrayInfo | Layout
 
 
 def operand(array: Any, field: str, rank: int = 4, types: Iterable[str] = OPERAND_TYPES) -> ArrayInfo:
@@ -109,7 +125,7 @@ def check_disjoint(info: ArrayInfo, field: str) -> None:
         raise ArgumentError(f"{field}.strides", info.strides_bytes, "elements that do not overlap", "copy it")
 
 
-def is_disjoint(info: ArrayInfo) -> bool:
+def is_disjoint(info: Operand) -> bool:
     """Return whether the elements of an array with elements share no memory."""
     span = info.dtype.itemsize
     for stride, extent in sorted(zip(info.strides_bytes, info.shape, strict=True)):
@@ -120,19 +136,19 @@ def is_disjoint(info: ArrayInfo) -> bool:
     return True
 
 
-def has_outer_heads(info: ArrayInfo) -> bool:
+def has_outer_heads(info: Operand) -> bool:
     """Return whether heads are outside of rows in memory, so that the stride of a head follows from the length."""
     return info.strides_bytes[2] > info.strides_bytes[1]
 
 
-def fixed_strides(info: ArrayInfo) -> tuple[int, ...]:
+def fixed_strides(info: Operand) -> tuple[int, ...]:
     """Return the strides of rows, heads and elements, which stay if only batch and length change."""
     _, row, head, element = info.strides_bytes
     return row, 0 if head > row else head, element
 
 
 def resized(
-    layouts: Sequence[ArrayInfo | None], shapes: Sequence[Any], strides_bytes: Sequence[Any]
+    layouts: Sequence[Operand | None], shapes: Sequence[Any], strides_bytes: Sequence[Any]
 ) -> tuple[Any, Any, Any, Any] | None:
     """Return the layouts of q, k, v and out in another call; None if addressable() has to look at their strides.
 
@@ -149,7 +165,7 @@ def resized(
     return None if out is None or not is_disjoint(out) else (q, k, v, out)
 
 
-def _with_sizes(info: Any, shape: Sequence[int], strides_bytes: Sequence[int]) -> ArrayInfo | None:
+def _with_sizes(info: Any, shape: Sequence[int], strides_bytes: Sequence[int]) -> Layout | None:
     """Return the layout with another batch and length. Only outer heads may have another stride."""
     batch, length, heads, dim = shape
     sequence, row, head, _ = strides_bytes
@@ -164,10 +180,9 @@ def _with_sizes(info: Any, shape: Sequence[int], strides_bytes: Sequence[int]) -
         sequence = length * heads * dim * its_element
     elif sequence % ALIGNMENT or not 0 <= sequence < STRIDE_LIMIT:
         return None
-    strides = sequence, its_row, its_head, its_element
-    return ArrayInfo(0, (batch, length, heads, dim), strides, info.dtype, info.device, None, info.kind)
+    return Layout((batch, length, heads, dim), (sequence, its_row, its_head, its_element), info.dtype)
 
 
-def contiguous(info: ArrayInfo, shape: tuple[int, ...]) -> ArrayInfo:
+def contiguous(info: Operand, shape: tuple[int, ...]) -> Layout:
     """Return the layout of a contiguous array with another shape."""
-    return ArrayInfo(0, shape, dense_strides(shape, info.dtype), info.dtype, info.device, None, info.kind)
+    return Layout(shape, dense_strides(shape, info.dtype), info.dtype)
