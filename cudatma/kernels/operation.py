@@ -88,7 +88,7 @@ class Operation(ABC, Generic[P, C]):
     #: to call. None: all axes are part of the shape.
     fixed_axes: ClassVar[tuple[int | None, ...]] = ()
     #: Whether the axes before them are joined to one, which is only possible if they follow each other without gaps.
-    #: If not, resized() checks their strides, and the strides of fixed axes that are outside of them in memory.
+    #: If not, resized() checks the strides of all axes but the last free one.
     joins_axes: ClassVar[bool] = True
     #: SMs of the GPU that the emulator imagines.
     emulated_sm_count: ClassVar[int] = H200.sm_count
@@ -741,9 +741,8 @@ def _shape_key(operation: Operation[P, C], key: tuple[Any, ...]) -> Hashable:
             is_joined = joins and axis < free - 1 and ones + 1 != 2 << axis
             if is_joined and strides[axis] != shape[axis + 1] * strides[axis + 1]:
                 return None
-        steps = strides[free - 1 :]
-        if not joins and max(steps) > steps[0]:  # axes outside of the free ones: their strides follow from the sizes
-            steps = tuple([step if step <= steps[0] else None for step in steps])
+        # The stride of a fixed axis that is outside of the free ones in memory follows from their sizes.
+        steps = strides[free - 1 :] if joins else strides[free - 1]
         parts += free, ones, shape[free:], steps, dtype, device
     return tuple(parts)
 

@@ -19,6 +19,7 @@ from cudatma.arrays import dense_strides
 from cudatma.descriptor import codec, driver
 from cudatma.dtypes import activation_type
 from cudatma.kernels import operation
+from cudatma.kernels.choice_table import Tables
 from cudatma.kernels.gpu import H200
 from cudatma.quantization.layout_v1 import part_shapes
 from cudatma.quantization.scale_range import ScaleFit
@@ -169,6 +170,13 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> StubDriver:
     monkeypatch.setattr(context, "device", lambda o: context.Device(o, (9, 0), 232_448, H200.sm_count))
     monkeypatch.setattr(driver, "encode", made.encode)
     monkeypatch.setattr(PackedWeight, "device", property(lambda weight: weight.qweight.data.device_id))
+    return made
+
+
+def fresh() -> context.Runtime:
+    """Return a Runtime without plans. Tables of choices are shared: building one takes longer than a call."""
+    made = context.Runtime()
+    made.parts[Tables] = context.runtime().part(Tables)
     return made
 
 

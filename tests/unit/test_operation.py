@@ -13,18 +13,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from stub_driver import RESULT, Array, Launch, StubDriver, packed_weight
+from stub_driver import RESULT, Array, Launch, StubDriver, fresh, packed_weight
 from stub_driver import stub as stub  # the fixture
 
-from cudatma import LaunchError, attention, attention_decode, attention_varlen, gemm, marlin_gemm
-from cudatma.context import Runtime, runtime, using_runtime
+from cudatma import LaunchError, gemm, marlin_gemm
+from cudatma.context import using_runtime
 from cudatma.descriptor import codec
 from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels import operation
-from cudatma.kernels.attention.attention import ATTENTION_CALL, VARLEN_CALL, Attention, AttentionVarlen
-from cudatma.kernels.attention.decode import DECODE_CALL, AttentionDecodeCall
-from cudatma.kernels.choice_table import Tables
 from cudatma.kernels.gemm.gemm import GEMM_CALL, Gemm
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinGemm
 from cudatma.kernels.operation import PlanCache, calls_of
@@ -110,79 +107,9 @@ def gemm_calls() -> dict[str, Call]:
     }
 
 
-def heads(*shape: int, count: int, dim: int = 64, dtype: Any = np.float16, address: int = A) -> Array:
-    """Queries, keys, values or results: these axes, then ``count`` heads of ``dim`` elements."""
-    return Array((*shape, count, dim), dtype, address)
-
-
-def attention_calls() -> dict[str, Call]:
-    """Calls of the attention functions as functions of a length, or of the number of sequences."""
-    sink = vector(8, np.float32, OUT)
-
-    def sliced(m: int, count: int, address: int) -> Array:
-        row = count * 128
-        return Array((2, m, count, 64), np.float16, address, strides=(8192 * row, row, 128, 2))
-
-    def transposed(m: int, count: int, address: int) -> Array:
-        return Array((2, m, count, 64), np.float16, address, strides=(count * m * 128, 128, m * 128, 2))
-
-    def dense(m: int, keys: int, batch: int = 2, **options: Any) -> object:
-        k, v = heads(batch, keys, count=2, address=B), heads(batch, keys, count=2, address=A_SCALE)
-        return attention(heads(batch, m, count=8), k, v, **options)
-
-    def varlen(m: int, **options: Any) -> object:
-        k, v = heads(2 * m, count=2, address=B), heads(2 * m, count=2, address=A_SCALE)
-        begins = [vector(4, np.int32, address) for address in (BIAS, B_SCALE)]
-        return attention_varlen(heads(m, count=8), k, v, *begins, **options)
-
-    def decode(m: int, q_length: int = 1, **options: Any) -> object:
-        k, v = heads(600, 16, count=2, address=B), heads(600, 16, count=2, address=A_SCALE)
-        table = Array((m, 40), np.int32, B_SCALE)
-        return attention_decode(
-            heads(m, q_length, count=8), k, v, vector(m, np.int32, BIAS), page_table=table, **options
-        )
-
-    def contiguous(batch: int, capacity: int, **options: Any) -> object:
-        cache = [
-            Array((batch, capacity, 2, 64), np.float16, at, strides=(capacity * 256, 128, capacity * 128, 2))
-            for at in (B, OUT)
-        ]
-        return attention_decode(heads(batch, 1, count=8), *cache, vector(batch, np.int32, BIAS), **options)
-
-    return {
-        "plain": lambda m: dense(m, m),
-        "causal": lambda m: dense(m, m, causal=True, return_lse=True),
-        "keys": lambda m: dense(64, m, causal=True),
-        "window": lambda m: dense(m + 100, 2 * m + 200, window=(100, 7), softcap=3.0),
-        "sink": lambda m: dense(m, m, sink=sink, scale=0.5),
-        "out": lambda m: dense(m, m, out=heads(2, m, count=8, address=OUT)),
-        "slices": lambda m: attention(*(sliced(m, count, at) for count, at in ((8, A), (2, B), (2, A_SCALE)))),
-        "transposed": lambda m: attention(heads(2, 9, count=8), transposed(m, 2, B), transposed(m, 2, A_SCALE)),
-        "transposed, a2": lambda m: attention(
-            transposed(m, 8, A), transposed(m, 2, B), transposed(m, 2, A_SCALE), causal=True, version="a2"
-        ),
-        "transposed, a1": lambda m: attention(
-            heads(2, m, count=8), transposed(m, 2, B), transposed(m, 2, A_SCALE), version="a1"
-        ),
-        "one head": lambda m: attention(
-            *(Array((2, m, 1, 64), np.float16, at, strides=(256 * m, 256, -6, 2)) for at in (A, B, OUT))
-        ),
-        "sequences": lambda m: dense(300, 300, m % 64 + 1, causal=True),
-        "version": lambda m: dense(m, m, version="a3"),
-        "varlen": lambda m: varlen(m, max_seqlen_q=m, max_seqlen_k=m + 1, causal=True),
-        "varlen, lse": lambda m: varlen(m, max_seqlen_q=7, max_seqlen_k=m, return_lse=True),
-        "decode": lambda m: decode(m),
-        "decode, queries": lambda m: decode(m, 3, window=(99, 0), return_lse=True),
-        "decode, scales": lambda m: decode(m, sink=sink, softcap=2.0),
-        "decode, sequences": lambda m: contiguous(m, 4000),
-        "decode, keys": lambda m: contiguous(2, m, window=(500, 0)),
-    }
-
-
 CALLS: dict[str, Callable[[], dict[str, Call]]] = {
     "marlin": marlin_calls,
     "gemm": gemm_calls,
-    "attention": attention_calls,
 }
 
 
@@ -191,13 +118,6 @@ def launched(stub: StubDriver, call: Call, m: int) -> list[Launch]:
     stub.launches.clear()
     call(m)
     return list(stub.launches)
-
-
-def fresh() -> Runtime:
-    """Return a Runtime without plans. Tables of choices are shared: building one takes longer than a call."""
-    made = Runtime()
-    made.parts[Tables] = runtime().part(Tables)
-    return made
 
 
 def sizes(count: int, seed: int) -> list[int]:
@@ -238,7 +158,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(kind, "check", spy)
 
-    for kind in (MarlinGemm, Gemm, Attention, AttentionVarlen, AttentionDecodeCall):
+    for kind in (MarlinGemm, Gemm):
         watch(kind)
     return names
 
@@ -257,23 +177,12 @@ def test_a_new_m_of_a_loaded_kernel_is_not_checked(
         call(m)
     plans = stub.plans
     checked.clear()
-    for operation_of_call in (MARLIN_GEMM, GEMM_CALL, ATTENTION_CALL, VARLEN_CALL, DECODE_CALL):
+    for operation_of_call in (MARLIN_GEMM, GEMM_CALL):
         calls_of(operation_of_call).calls.clear()
     for m in known:
         call(m)
     assert stub.plans == plans
     assert bool(checked) == (name in NOT_RESIZED)
-
-
-@pytest.mark.parametrize("name", attention_calls())
-def test_a_length_that_no_call_had_is_not_checked(stub: StubDriver, checked: list[str], name: str) -> None:
-    """Whatever the order of axes in memory: the stride of a head may follow from the length."""
-    call = attention_calls()[name]
-    call(150)
-    plans = stub.plans
-    checked.clear()
-    call(151)
-    assert (stub.plans, checked) == (plans, [])
 
 
 WEIGHT = packed_weight(128, 64)
@@ -296,23 +205,6 @@ def dense(**changes: Any) -> Any:
         "out": rows(4, 64, address=OUT),
     }
     return gemm(**given | changes)
-
-
-def attend(**changes: Any) -> Any:
-    """Call attention for 2 x 5 queries and 2 x 7 keys, with these arguments changed."""
-    given: dict[str, Any] = {
-        "q": heads(2, 5, count=8),
-        "k": heads(2, 7, count=2, address=B),
-        "v": heads(2, 7, count=2, address=BIAS),
-        "out": heads(2, 5, count=8, address=OUT),
-    }
-    return attention(**given | changes)
-
-
-def sequences(length: int, stride_bytes: int, address: int, count: int = 2) -> Array:
-    """Two sequences of this length, with this stride from one to the other."""
-    strides = (stride_bytes, count * 128, 128, 2)
-    return Array((2, length, count, 64), np.float16, address, strides=strides)
 
 
 @pytest.mark.parametrize("call", [marlin, dense])
@@ -378,14 +270,6 @@ CHANGES: list[tuple[Any, dict[str, Any], type[Exception] | None]] = [
     (dense, {"b_scale": vector(1, np.float32, B_SCALE)}, None),
     (dense, {"b_scale": 2.0}, None),
     (dense, {"alpha": 2}, None),
-    (attend, {"k": sequences(7, (1 << 20) + 8, B)}, ArgumentError),
-    (attend, {"k": sequences(7, 1 << 40, B)}, ArgumentError),
-    (attend, {"k": sequences(7, -(1 << 20), B)}, ArgumentError),
-    (attend, {"k": sequences(6, 1 << 20, B)}, ArgumentError),
-    (attend, {"out": sequences(5, 4 * 1024, OUT, count=8)}, ArgumentError),
-    (attend, {"out": heads(2, 5, count=8, address=B + 7 * 512 - 16)}, ArgumentError),
-    (attend, {"causal": True}, None),
-    (attend, {"window": (3, None)}, None),
     (dense, {"alpha": np.float32(2)}, None),
     (dense, {"alpha": [2.0]}, ArgumentTypeError),
     (dense, {"beta": True}, ArgumentTypeError),

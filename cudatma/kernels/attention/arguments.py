@@ -8,10 +8,10 @@ from typing import Any
 from cudatma.descriptor import TiledSpec
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError
-from cudatma.kernels.arguments import FLAGS, PARTIALS, Arguments, At, Field, Map, Sizes, Value
+from cudatma.kernels.arguments import FLAGS, PARTIALS, Arguments, At, Map, Sizes, Value
 from cudatma.kernels.attention.request import Request
 from cudatma.kernels.attention.spec import AttentionSpec
-from cudatma.kernels.attention.tensors import Operand, has_outer_heads
+from cudatma.kernels.attention.tensors import Operand
 from cudatma.kernels.family import MAX_EXTENT
 from cudatma.kernels.launch_struct import packer
 from cudatma.kernels.schedule import ceil_div
@@ -133,39 +133,40 @@ def packed_for(
         if member.name in fixed or name not in OPERANDS or step not in _AXES:
             continue
         place, axis = OPERANDS.index(name), _AXES[step]
-        info, itemsize = arrays[place], arrays[place].dtype.itemsize
-        if axis == 0 or (axis == 2 and has_outer_heads(info)):
-            strides.append((member.name, place, axis, itemsize))
+        itemsize = arrays[place].dtype.itemsize
+        if step == "pitch":
+            fixed[member.name] = arrays[place].strides_bytes[axis] // itemsize
         else:
-            fixed[member.name] = info.strides_bytes[axis] // itemsize
+            strides.append((member.name, place, axis, itemsize))
     pack = packer(spec.problem_members, fixed)
     maps = [name.removesuffix("_map").replace("output", "out") for name in spec.parameter_names if "_map" in name]
-    places = [(OPERANDS.index(name), has_outer_heads(arrays[OPERANDS.index(name)])) for name in maps]
+    places = [OPERANDS.index(name) for name in maps]
 
     def packed(values: dict[str, Any], arrays: Arrays) -> tuple[bytes, tuple[int, ...]]:
         for member, place, axis, itemsize in strides:
             values[member] = arrays[place].strides_bytes[axis] // itemsize
         fields: list[int] = []
-        for place, is_outer in places:
-            info = arrays[place]
-            batch, length, _, _ = info.shape
-            steps = info.strides_bytes
-            fields += length, batch, steps[0] if batch > 1 else steps[1]
-            if is_outer:
-                fields.append(steps[2])
+        for place in places:
+            fields += _fields(arrays[place])
         return pack(values), tuple(fields)
 
     return packed
 
 
 def _map(name: str, info: Operand, box: tuple[int, int, int, int], swizzle: str) -> Map:
-    """Return a map of (batch, length, heads, head_dim), heads outside of rows whatever the order of their strides."""
+    """Return a map of (batch, length, heads, head_dim). Heads are outside of rows in any order of strides."""
     kind = tma_type("uint8" if info.dtype.itemsize == 1 else info.dtype)
-    batch, length, heads, dim = info.shape
-    sequence, row, head, _ = info.strides_bytes
-    strides = row, head if heads > 1 else row, sequence if batch > 1 else row
+    _, _, heads, dim = info.shape
+    length, batch, head_bytes, batch_bytes = _fields(info)
+    strides = info.strides_bytes[1], head_bytes, batch_bytes
     tma_box = box[3], box[1], box[2], box[0]
     dims = dim, length, heads, batch
     spec = TiledSpec(dtype=kind, dims=dims, strides_bytes=strides, box=tma_box, swizzle=swizzle)  # type: ignore[arg-type]
-    sized: tuple[Field, ...] = ("dim", 1), ("dim", 3), ("stride", 2)
-    return Map(name, spec, (*sized, ("stride", 1)) if has_outer_heads(info) else sized)
+    return Map(name, spec, (("dim", 1), ("dim", 3), ("stride", 1), ("stride", 2)))
+
+
+def _fields(info: Operand) -> tuple[int, int, int, int]:
+    """Return the sized fields of a map: length, batch, and bytes from one head and from one sequence to the next."""
+    batch, length, _, _ = info.shape
+    batch_bytes, row, head, _ = info.strides_bytes
+    return length, batch, head, batch_bytes if batch > 1 else row

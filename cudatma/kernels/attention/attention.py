@@ -34,7 +34,6 @@ from cudatma.kernels.attention.tensors import (
     addressable,
     check_shapes,
     contiguous,
-    fixed_strides,
     operand,
     plain_array,
     resized,
@@ -120,7 +119,8 @@ def attention(
         As for ``marlin_gemm``.
     """
     number, asked_by = chosen_version(version)
-    options = causal, window, scale, softcap, return_lse, number, causal.__class__, return_lse.__class__
+    kinds = kinds_of(window, causal, scale, softcap, return_lse)
+    options = causal, window, scale, softcap, return_lse, number, kinds
     with naming(asked_by):
         return run(ATTENTION_CALL, (q, k, v, sink), out, options, stream, backend)
 
@@ -175,13 +175,22 @@ def attention_varlen(
     ArgumentError, ArgumentTypeError, TargetError, LaunchError, CompileError, DriverError, HazardError
         As attention().
     """
-    options = causal, window, scale, softcap, return_lse, causal.__class__, return_lse.__class__
+    kinds = kinds_of(window, causal, scale, softcap, return_lse, max_seqlen_q, max_seqlen_k)
+    options = causal, window, scale, softcap, return_lse, kinds
     inputs, longest = (q, k, v, cu_seqlens_q, cu_seqlens_k, sink), (max_seqlen_q, max_seqlen_k)
     return run(VARLEN_CALL, inputs, out, options, stream, backend, numbers=longest)
 
 
+def kinds_of(window: Any, *options: Any) -> tuple[type, ...]:
+    """Return the types of options: 1 may be valid where True, which is equal, is not."""
+    kinds = [option.__class__ for option in options]
+    if window.__class__ is tuple:
+        kinds += [side.__class__ for side in window]
+    return tuple(kinds)
+
+
 class Attention(Operation[Request, AttentionSpec]):
-    """attention as an operation. Its options are those of the function in their order."""
+    """attention as an operation."""
 
     name: ClassVar[str] = "attention"
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "sink")
@@ -190,7 +199,7 @@ class Attention(Operation[Request, AttentionSpec]):
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Request]:
         """Validate a call."""
-        causal, window, scale, softcap, return_lse, version, *_ = options
+        causal, window, scale, softcap, return_lse, version, _ = options
         q, k, v, sink = inputs
         request, shape, _ = check_call(q, k, v, causal, scale, window, softcap, sink, out, return_lse)
         return checked_request(replace(request, version=version), shape)
@@ -216,7 +225,7 @@ class Attention(Operation[Request, AttentionSpec]):
         q, k, v, out = problem.operands
         mask, dims = problem.mask, (q.shape[2:], v.shape[2:])
         flags = mask.is_causal, mask.has_window, problem.softcap > 0, problem.sink is not None, problem.has_lse
-        return q.dtype, dims, *[fixed_strides(info) for info in (q, k, v, out)], flags, problem.version
+        return q.dtype, dims, *[info.strides_bytes[1] for info in (q, k, v, out)], flags, problem.version
 
     def without_kernel(self, problem: Request, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
         """Write the results of queries that see no key."""
@@ -281,7 +290,7 @@ class AttentionVarlen(Attention):
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Request]:
         """Validate a call."""
-        max_q, max_k, causal, window, scale, softcap, return_lse, *_ = options
+        max_q, max_k, causal, window, scale, softcap, return_lse, _ = options
         q, k, v, of_q, of_k, sink = inputs
         asked = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "sink": sink}
         request, shape = check_varlen(q, k, v, of_q, of_k, max_q, max_k, **asked, out=out, return_lse=return_lse)

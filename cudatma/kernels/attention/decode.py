@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 from cudatma.arrays import ArrayInfo
 from cudatma.kernels.arguments import Arguments, Sizes
-from cudatma.kernels.attention.attention import check_not_empty, checked_request
+from cudatma.kernels.attention.attention import check_not_empty, checked_request, kinds_of
 from cudatma.kernels.attention.decode_plan import decode_arguments, decode_spec, divide, sizes_for
 from cudatma.kernels.attention.decode_request import NAME, DecodeRequest, check_decode
 from cudatma.kernels.attention.decode_spec import AttentionDecode
 from cudatma.kernels.attention.empty import fill_empty
 from cudatma.kernels.attention.reference import decode_reference
 from cudatma.kernels.attention.request import masks_up_to, reduced
-from cudatma.kernels.attention.tensors import contiguous, fixed_strides, resized
+from cudatma.kernels.attention.tensors import contiguous, resized
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.operation import Checked, Operation, run
 from cudatma.target import get_target
@@ -78,7 +78,7 @@ def attention_decode(
     k_number, k_array = _factor(k_scale)
     v_number, v_array = _factor(v_scale)
     inputs = q, k_cache, v_cache, seqlens, page_table, sink, k_array, v_array
-    kinds = k_number.__class__, v_number.__class__, return_lse.__class__
+    kinds = kinds_of(window, scale, softcap, return_lse, k_number, v_number)
     options = window, scale, softcap, return_lse, k_number, v_number, kinds
     return run(DECODE_CALL, inputs, out, options, stream, backend)
 
@@ -89,7 +89,7 @@ def _factor(scale: Any) -> tuple[Any, Any]:
 
 
 class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
-    """attention_decode as an operation. Its options are those of the function in their order."""
+    """attention_decode as an operation."""
 
     name: ClassVar[str] = NAME
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "seqlens", "page_table", "sink", "k_scale", "v_scale")
@@ -122,10 +122,10 @@ class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
     def resized(
         self, problem: DecodeRequest, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
     ) -> tuple[DecodeRequest, tuple[int, ...], tuple[int, ...] | None] | None:
-        """Return the request with another number of sequences, of pages, or of keys in a cache without pages."""
+        """Return the request with other numbers of sequences, queries, pages, or keys in a cache without pages."""
         q, k, v, seqlens, table, *_, out = shapes
         batch, length, *_ = q
-        if length != problem.q.shape[1] or seqlens[0] != batch or v[:2] != k[:2] or (out and out[:2] != q[:2]):
+        if seqlens[0] != batch or v[:2] != k[:2] or (out and out[:2] != q[:2]):
             return None
         if (k if table is None else table)[0] != batch or (table and k[1] != problem.k.shape[1]):
             return None
@@ -162,8 +162,8 @@ class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
         mask, (q, k, v, out), table = problem.mask, problem.operands, problem.page_table
         flags = mask.is_causal, mask.has_window, problem.softcap > 0, problem.sink is not None, problem.has_lse
         scales = [None if isinstance(one, float) else one.shape for one in (problem.k_scale, problem.v_scale)]
-        shapes = q.shape[1:], None if table is None else k.shape[1], k.shape[2:], v.shape[2:]
-        return q.dtype, k.dtype, shapes, *[fixed_strides(info) for info in (q, k, v, out)], flags, *scales
+        shapes = q.shape[2:], None if table is None else k.shape[1], k.shape[2:], v.shape[2:]
+        return q.dtype, k.dtype, shapes, *[info.strides_bytes[1] for info in (q, k, v, out)], flags, *scales
 
     def without_kernel(self, problem: DecodeRequest, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
         """Write the results of queries that see no key."""

@@ -141,15 +141,34 @@ def decode_arguments(request: DecodeRequest, work: DecodeWork, target: Target) -
 
 def sizes_for(request: DecodeRequest, spec: AttentionDecode) -> Callable[[DecodeRequest, DecodeWork], Sizes]:
     """Return a function that returns the sizes, for every request with the plan_key() of this one."""
-    packed = packed_for(spec, request.operands, _fixed_values(request, spec))
+    heads, (page_size, kv_heads), block_m = request.q.shape[2], request.k.shape[1:3], spec.block_m
+    group = heads // kv_heads
+    fixed = {
+        "heads": heads,
+        "group": group,
+        "kv_heads": kv_heads,
+        "by_group": group,
+        "by_kv_heads": kv_heads,
+        "page_size": page_size,
+        "by_page_size": max(1, page_size),
+    }
+    for name, scale in (("k_scale_step", request.k_scale), ("v_scale_step", request.v_scale)):
+        fixed[name] = 0 if isinstance(scale, float) else int(max(scale.shape, default=1) > 1)
+    packed = packed_for(spec, request.operands, fixed)
 
     def sizes(request: DecodeRequest, work: DecodeWork) -> Sizes:
         k_scale, v_scale, partials_bytes = request.k_scale, request.v_scale, work.partials_bytes
-        left, table = request.mask.left, request.page_table
+        mask, table, queries = request.mask, request.page_table, request.q.shape[1]
+        row_tiles = -(-queries * group // block_m)
         values: dict[str, Any] = {
+            "q_length": queries * group,
             "k_length": request.capacity,
+            "queries": queries,
+            "row_tiles": row_tiles,
+            "by_row_tiles": row_tiles,
             "partial_rows": work.partial_rows,
-            "lower": (-request.q.shape[1] - (FAR if left is None else min(left, FAR))) & 0xFFFFFFFF,
+            "upper": (1 - queries + (FAR if mask.right is None else 0)) & 0xFFFFFFFF,
+            "lower": (-queries - (FAR if mask.left is None else min(mask.left, FAR))) & 0xFFFFFFFF,
             "pages": request.k.shape[0],
             "table_pitch": 0 if table is None else table.shape[1],
             "v_scale": v_scale if isinstance(v_scale, float) else 1.0,
@@ -168,27 +187,3 @@ def _overlaps(request: DecodeRequest) -> bool:
     before it ends; no other one loses, and small ones gain up to 9 %. [H100, attention_overlap.json]"""
     rows = request.q.shape[0] * request.capacity * request.k.shape[2]
     return not request.has_fp8_cache or rows * (request.k.shape[3] + request.v.shape[3]) <= IN_L2_BYTES
-
-
-def _fixed_values(request: DecodeRequest, spec: AttentionDecode) -> dict[str, Any]:
-    """Return the members of the kernel's Problem that are equal in all requests with one plan_key()."""
-    queries, heads = request.q.shape[1:3]
-    page_size, kv_heads = request.k.shape[1:3]
-    row_tiles = ceil_div(request.rows, spec.block_m)
-    values = {
-        "q_length": request.rows,
-        "queries": queries,
-        "heads": heads,
-        "group": heads // kv_heads,
-        "kv_heads": kv_heads,
-        "row_tiles": row_tiles,
-        "by_group": heads // kv_heads,
-        "by_kv_heads": kv_heads,
-        "by_row_tiles": row_tiles,
-        "upper": (1 - queries + (FAR if request.mask.right is None else 0)) & 0xFFFFFFFF,
-        "page_size": page_size,
-        "by_page_size": max(1, page_size),
-    }
-    for name, scale in (("k_scale_step", request.k_scale), ("v_scale_step", request.v_scale)):
-        values[name] = 0 if isinstance(scale, float) else int(max(scale.shape, default=1) > 1)
-    return values

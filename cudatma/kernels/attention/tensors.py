@@ -136,17 +136,6 @@ def is_disjoint(info: Operand) -> bool:
     return True
 
 
-def has_outer_heads(info: Operand) -> bool:
-    """Return whether heads are outside of rows in memory, so that the stride of a head follows from the length."""
-    return info.strides_bytes[2] > info.strides_bytes[1]
-
-
-def fixed_strides(info: Operand) -> tuple[int, ...]:
-    """Return the strides of rows, heads and elements, which stay if only batch and length change."""
-    _, row, head, element = info.strides_bytes
-    return row, 0 if head > row else head, element
-
-
 def resized(
     layouts: Sequence[Operand | None], shapes: Sequence[Any], strides_bytes: Sequence[Any]
 ) -> tuple[Any, Any, Any, Any] | None:
@@ -166,21 +155,20 @@ def resized(
 
 
 def _with_sizes(info: Any, shape: Sequence[int], strides_bytes: Sequence[int]) -> Layout | None:
-    """Return the layout with another batch and length. Only outer heads may have another stride."""
+    """Return the layout with another batch and length, and other strides of sequences and heads."""
     batch, length, heads, dim = shape
-    sequence, row, head, _ = strides_bytes
-    _, its_row, its_head, its_element = info.strides_bytes
-    if length > 1 and row != its_row:
+    sequence, row, head, element = strides_bytes
+    if element != info.strides_bytes[3] or (length > 1 and row != info.strides_bytes[1]):
         return None
-    if heads > 1 and head != its_head:
-        if not its_row < its_head or not its_row < head < STRIDE_LIMIT or head % ALIGNMENT:
-            return None
-        its_head = head
+    if heads == 1:
+        head = dim * element
+    elif head % ALIGNMENT or not 0 <= head < STRIDE_LIMIT:
+        return None
     if batch == 1:
-        sequence = length * heads * dim * its_element
+        sequence = length * heads * dim * element
     elif sequence % ALIGNMENT or not 0 <= sequence < STRIDE_LIMIT:
         return None
-    return Layout((batch, length, heads, dim), (sequence, its_row, its_head, its_element), info.dtype)
+    return Layout((batch, length, heads, dim), (sequence, info.strides_bytes[1], head, element), info.dtype)
 
 
 def contiguous(info: Operand, shape: tuple[int, ...]) -> Layout:
