@@ -126,7 +126,7 @@ def check_disjoint(info: ArrayInfo, field: str) -> None:
 
 
 def is_disjoint(info: Operand) -> bool:
-    """Return whether the elements of an array with elements share no memory."""
+    """Return whether no elements of an array share memory."""
     span = info.dtype.itemsize
     for stride, extent in sorted(zip(info.strides_bytes, info.shape, strict=True)):
         if extent > 1:
