@@ -35,7 +35,7 @@ def compile_all(orders: Iterable[tuple[str, Any]], target: str | Target, jobs: i
     """Compile the kernels into the cache with ``jobs`` processes; 1: in this process.
 
     If debug mode is on for the caller, it compiles debug kernels. orders: (template, spec) as load_kernel() takes them,
-    specs of importable classes; equal ones count once. tell: gets each spec when it is compiled, in any order, with
+    specs of importable classes; equal ones count once. tell: called with each compiled spec, in any order, and with
     None or the compiler's error. On KeyboardInterrupt no further kernel is begun, and those under way are
     finished. Raises ArgumentError (jobs), CompileError if a process dies, and what load_kernel() raises, except for the
     compiler's errors.

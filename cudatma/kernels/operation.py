@@ -50,9 +50,9 @@ _MAX_PLANS_OF_SHAPE = 4
 class Checked(NamedTuple, Generic[P]):
     """A call that is valid.
 
-    problem: what has to be computed. arrays: the inputs in the operation's order. out: the caller's result, None to
-    make one. shape, dtype: of the result; a shape of None means that there is no result. lse: shape of a second result
-    in fp32, if the call has one. source: whatever arranged() needs.
+    problem: what has to be computed. arrays: the inputs in the operation's order. out: the caller's result, or None to
+    allocate one. shape, dtype: shape and dtype of the result; a shape of None means no result. lse: shape of a second
+    result in fp32, or None. source: data for arranged().
     """
 
     problem: P
@@ -74,7 +74,7 @@ class Weight(NamedTuple):
 
 
 class Operation(ABC, Generic[P, C]):
-    """What a family supplies for one public function.
+    """The interface of a public function: a family implements it, and run() calls it.
 
     A problem is frozen and hashable and holds no address. Everything but check() and reference() is pure.
     """
@@ -84,11 +84,11 @@ class Operation(ABC, Generic[P, C]):
     #: Names of the inputs in the order of run(), and of a weight's arrays.
     inputs: ClassVar[tuple[str, ...]]
     steady: ClassVar[tuple[str, ...]] = ()
-    #: For each input and for out, the trailing axes that are part of a shape; the axes before them may differ from call
-    #: to call. None: all axes are part of the shape.
+    #: The number of trailing axes of each input and of out that are part of a shape. The leading axes may differ from
+    #: call to call. None: all axes are part of the shape.
     fixed_axes: ClassVar[tuple[int | None, ...]] = ()
-    #: Whether the axes before them are joined to one, which is only possible if they follow each other without gaps.
-    #: If not, resized() checks the strides of all axes but the last free one.
+    #: Whether a launch treats the leading axes as one, which requires that they follow each other without gaps.
+    #: If not, resized() checks the strides of all axes but the last leading one.
     joins_axes: ClassVar[bool] = True
     #: SMs of the GPU that the emulator imagines.
     emulated_sm_count: ClassVar[int] = H200.sm_count
@@ -148,9 +148,8 @@ class Operation(ABC, Generic[P, C]):
     ) -> tuple[P, tuple[int, ...], tuple[int, ...] | None] | None:
         """Return the problem with other sizes and the shapes of its results, or None to have check() look at the call.
 
-        ``shapes`` and ``strides_bytes`` are those of the inputs and of out, None for what the call lacks. They differ
-        from those of a call with this problem in the axes that are not fixed, each of which has two elements or more,
-        or one as before. ``numbers`` are run()'s.
+        ``shapes`` and ``strides_bytes`` describe the inputs and out, None for arrays that the call lacks. Only leading
+        axes differ from the call with this problem, and an axis of one element remains one. ``numbers``: as in run().
         """
         return None
 
@@ -388,7 +387,7 @@ class Plan(Generic[P, C]):
     def __init__(self, operation: Operation[P, C], device: int) -> None:
         self._operation, self.device = operation, device
         self._gpu, self._target = gpu_of(device), detect(device)
-        #: By the identity of the configuration, and by its value.
+        #: The keys are configurations and their identities.
         self._loaded: dict[Any, _Loaded] = {}
         self._memo: dict[Any, Any] = {}
 
@@ -449,12 +448,12 @@ class Plan(Generic[P, C]):
         return Launch(loaded.replays, sizes, self.device, partials if partials or flags or rows else None, rows)
 
 
-#: An aligned address, for tensor maps over memory that is not there yet.
+#: An aligned address for tensor maps whose array does not exist yet.
 _ANY_ADDRESS = 1 << 20
 
 
 def loaded_kernel(template: str, spec: Any, target: Target, device: int, stream: int, function: str) -> Any:
-    """Return a kernel that is loaded on a device. Raises LaunchError if it is not and the stream is under capture."""
+    """Return a loaded kernel. Raises LaunchError if the stream is under capture and the kernel is not loaded."""
     kernel = known_kernel(template, spec, target)
     if (kernel is None or not kernel.is_loaded(device)) and is_capturing(device, stream):
         allowed = f"a stream that captures nothing, for the first {function} of this kind"
@@ -506,8 +505,8 @@ class Call:
         extents: Sequence[tuple[int, int] | None],
         masks: tuple[int, ...],
     ) -> None:
-        """shape, lse: shapes of the results. dtypes: of both, as their library has them. extents: first byte and end of
-        each input and of out, relative to its address, None for what the call lacks. masks: as Operation.masks()."""
+        """shape, lse: shapes of the results. dtypes: dtypes of both, as objects of the arrays' library. extents: first
+        byte and end of each input and of out, relative to its address, or None. masks: as Operation.masks()."""
         self._address, self._launch, self._device = _ADDRESS[library], launch, launch.device
         self._shape, self._dtype = shape, dtypes[0]
         self._lse = None if lse is None else (lse, dtypes[1])

@@ -66,7 +66,7 @@ class Request:
     """q: (batch, q_length, heads, head_dim), k: (batch, k_length, kv_heads, head_dim), v: (batch, k_length, kv_heads,
     v_head_dim), of strides that tensor maps accept. Of sequences that lie one after the other batch is 1, and the
     lengths are the totals. scale: above 0, of the products of q and k. softcap: 0 for none. sink: (heads,), fp32.
-    result: None for one without gaps. limits: the mask as the call has it, of which ``mask`` has what excludes keys.
+    result: None for one without gaps. limits: the mask of the call; ``mask`` keeps only limits that exclude keys.
     version: of the kernel, "" for any."""
 
     q: Operand

@@ -34,7 +34,7 @@ _BOUND_BY_MEMORY = 180
 #: Rows of a for which layouts_up_to() has layouts, besides the bound: one row, and numbers of them that are a multiple
 #: of 16 bytes or not. An aligned address far from 0.
 _ROWS, _FAR = (1, 2, 8, 16), 1 << 50
-#: The layout of fp8 operands, and of those without contiguous rows or columns.
+#: The layout of fp8 operands and of copies.
 _PREFERRED = {"a": "R", "b": "C"}
 
 
@@ -165,8 +165,8 @@ def _spec(
 def arranged(request: Request, backend: str, stream: int | None) -> Request:
     """Return the request with operands that the kernels can read.
 
-    stream: for the copies, and for the launch that follows; None on the host. Raises what copy() raises, and
-    LaunchError if a copy would be captured.
+    The copies use ``stream``, as the launch does; None on the host. Raises what copy() raises, and LaunchError if a
+    copy would be captured.
     """
     a, b = _arranged(request.a, "a", backend, stream), _arranged(request.b, "b", backend, stream)
     return request if a is request.a and b is request.b else replace(request, a=a, b=b)

@@ -58,9 +58,9 @@ _TILES_OF: dict[int | str, tuple[tuple[int, ...], ...]] = {7: ((128, 128, 64, 1)
 #: version 5 is 10 % faster at 256 x 8192 x 28672 on an H100; the cost model would take version 6 all the same.
 #: [H100, H200]
 _LADDER, _MMA_SYNC = (6, 7, 5, 4, 3), ("p1",)
-#: Clusters take every tile where rows split sectors, for they read a shared operand half as often. Elsewhere they take
-#: the first tile if TMA reads A's scales of blocks (0.2 to 3 % faster than version 4 on an H100), else the second one
-#: (1 to 3 % faster on an H200).
+#: Clusters may use every tile where rows split sectors, because they read a shared operand half as often. Elsewhere
+#: they use the first tile if TMA reads A's block scales (0.2 to 3 % faster than version 4 on an H100), else the second
+#: one (1 to 3 % faster on an H200).
 _CLUSTERS, _TILE_OF_CLUSTERS, _WIDE_TILE_OF_CLUSTERS = 5, (256, 128, 64, 2), (256, 160, 64, 2)
 _LADDER_OF_SCALES = (_CLUSTERS, 4)
 

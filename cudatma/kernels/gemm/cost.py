@@ -29,7 +29,7 @@ _SHARED_BYTES = 141
 #: Bytes a clock that an SM loads while it multiplies; of columns that are in a box of B and not in the tile.
 _LOADED_BYTES = 330
 _UNUSED_BYTES = 40
-#: TMA needs so many clocks for 128 bytes of a row that splits sectors of L2, and for 128 bytes of any other row.
+#: Clocks that TMA takes for 128 bytes of a row that splits sectors of L2, and for 128 bytes of any other row.
 _SPLIT_ROW_CLOCKS, _ROW_CLOCKS = 4.3, 2.2
 #: Bytes a clock that L2 sends where neighboring CTAs do not read the same, as those that divide K.
 _L2_BYTES = 6600

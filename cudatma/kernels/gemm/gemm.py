@@ -212,7 +212,7 @@ class Gemm(Operation[Problem, GemmSpec]):
     def sizes(
         self, problem: Problem, config: GemmSpec, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
     ) -> tuple[Sizes, ...]:
-        """Return the sizes of the launch. Values of M with as many tiles differ in a word or two."""
+        """Return the sizes of the launch. Two M with the same number of tiles differ in one or two words."""
         key = size_key(problem, config)
         of_m = memo.get(key)
         if of_m is None:

@@ -102,7 +102,7 @@ class Matrix(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """What a launch depends on besides sizes and addresses.
+    """The facts of the operands, besides sizes and addresses, that a launch depends on.
 
     a, b, out: layouts. scale_strides: elements from one scale to the next, by the names of the struct's members.
     scale_rows: layout of A's scales of blocks where TMA reads them. alpha, beta: factors.

@@ -70,7 +70,7 @@ def gemm_arguments(problem: Problem, spec: AnyMarlinSpec, work: Schedule, target
 
 
 def sizes_for(problem: Problem, spec: AnyMarlinSpec, work: Schedule, target: Target) -> Callable[[int], Sizes]:
-    """Return a function of M that returns the sizes, for every M that has as many tiles as the problem's."""
+    """Return a function from M to the sizes, valid for every M with the same number of tiles as the problem's M."""
     if spec.scale_form not in ("none", problem.scale_form):
         why = "the range of these scales decides (quantization/scale_range.py)"
         raise ArgumentError("spec.fused", spec.scale_form, f"{problem.scale_form!r} or 'none' for this weight", why)

@@ -203,7 +203,7 @@ class MarlinGemm(Operation[Problem, Config]):
     def sizes(
         self, problem: Problem, config: Config, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
     ) -> tuple[Sizes, ...]:
-        """Return the sizes of the launches. Values of M with as many tiles differ in a word or two."""
+        """Return the sizes of the launches. Two M with the same number of tiles differ in one or two words."""
         key = -(-problem.m // config.gemm.block_m), problem.scale_exponent
         of_m = memo.get(key)
         if of_m is None:
@@ -238,7 +238,7 @@ def host_weight(layer: LinearShape, arrays: Mapping[str, ArrayInfo]) -> PackedWe
 
 
 class _Format:
-    """What plans depend on of a weight. Weights of one shape, format and scale fit on a device share it."""
+    """The part of a plan's key that comes from a weight. Weights of one shape, format and scale fit share it."""
 
 
 class _Formats(dict[Hashable, _Format]):
