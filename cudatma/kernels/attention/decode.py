@@ -9,16 +9,15 @@ from typing import Any, ClassVar
 
 from cudatma.arrays import ArrayInfo
 from cudatma.kernels.arguments import Arguments, Sizes
-from cudatma.kernels.attention.attention import are_valid, check_not_empty, checked_request, kinds_of, resized
-from cudatma.kernels.attention.decode_plan import decode_arguments, decode_sizes, decode_spec, divide
+from cudatma.kernels.attention.attention import check_not_empty, checked_request, kinds_of
+from cudatma.kernels.attention.decode_plan import decode_arguments, decode_spec, divide, sizes_for
 from cudatma.kernels.attention.decode_request import NAME, DecodeRequest, check_decode
 from cudatma.kernels.attention.decode_spec import AttentionDecode
 from cudatma.kernels.attention.empty import fill_empty
 from cudatma.kernels.attention.reference import decode_reference
-from cudatma.kernels.attention.request import masks_up_to
-from cudatma.kernels.attention.tensors import is_disjoint
+from cudatma.kernels.attention.request import masks_up_to, reduced
+from cudatma.kernels.attention.tensors import contiguous, resized
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.launch_struct import packer
 from cudatma.kernels.operation import Checked, Operation, run
 from cudatma.target import get_target
 
@@ -94,7 +93,7 @@ class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
 
     name: ClassVar[str] = NAME
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "seqlens", "page_table", "sink", "k_scale", "v_scale")
-    fixed_axes: ClassVar[tuple[int | None, ...]] = (2, None, None, 0, 1, None, None, None, 2)
+    fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, 0, 1, None, None, None, 2)
     joins_axes: ClassVar[bool] = False
 
     def check(
@@ -123,23 +122,36 @@ class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
     def resized(
         self, problem: DecodeRequest, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
     ) -> tuple[DecodeRequest, tuple[int, ...], tuple[int, ...] | None] | None:
-        """Return the request with other numbers of sequences and queries if the caches are in pages."""
-        q, _, v, seqlens, table, *_, out = shapes
-        if table is None or problem.page_table is None or table[0] != q[0] or seqlens[0] != q[0]:
+        """Return the request with other numbers of sequences, queries, pages, or keys in a cache without pages."""
+        q, k, v, seqlens, table, *_, out = shapes
+        batch, length, *_ = q
+        if seqlens[0] != batch or v[:2] != k[:2] or (out and out[:2] != q[:2]):
             return None
-        if (out is not None and out[:2] != q[:2]) or not are_valid(strides_bytes, shapes):
+        if (k if table is None else table)[0] != batch or (table and k[1] != problem.k.shape[1]):
             return None
-        result = None if out is None else resized(problem.out, out, strides_bytes[-1])
-        if result is not None and not is_disjoint(result):
+        mask = reduced(problem.limits, length, k[1] * (table[1] if table else 1))
+        if (mask.is_causal, mask.has_window) != (problem.mask.is_causal, problem.mask.has_window):
             return None
-        changed = replace(
-            problem,
-            q=resized(problem.q, q, strides_bytes[0]),
-            seqlens=resized(problem.seqlens, seqlens, strides_bytes[3]),
-            page_table=resized(problem.page_table, table, strides_bytes[4]),
-            result=result,
+        layouts = problem.q, problem.k, problem.v, problem.result
+        changed = resized(layouts, (q, k, v, out), (*strides_bytes[:3], strides_bytes[-1]))
+        if changed is None:
+            return None
+        table = problem.page_table and contiguous(problem.page_table, table)
+        request = DecodeRequest(
+            *changed[:3],
+            contiguous(problem.seqlens, seqlens),
+            table,
+            problem.scale,
+            mask,
+            problem.softcap,
+            problem.has_lse,
+            problem.sink,
+            problem.k_scale,
+            problem.v_scale,
+            changed[3],
+            problem.limits,
         )
-        return changed, (*q[:3], v[3]), (q[0], q[2], q[1]) if problem.has_lse else None
+        return request, (*q[:3], v[3]), (batch, q[2], q[1]) if problem.has_lse else None
 
     def masks(self, problem: DecodeRequest) -> tuple[int, ...]:
         """TMA or vectors read q, k and v and write out; the others are read by elements."""
@@ -147,13 +159,11 @@ class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
 
     def plan_key(self, problem: DecodeRequest) -> Hashable:
         """All that a kernel and its tensor maps depend on, besides sizes."""
-        mask = problem.mask
-        pitches = [info.strides_bytes[1] for info in (problem.q, problem.k, problem.v, problem.out)]
+        mask, (q, k, v, out), table = problem.mask, problem.operands, problem.page_table
         flags = mask.is_causal, mask.has_window, problem.softcap > 0, problem.sink is not None, problem.has_lse
-        scales = isinstance(problem.k_scale, ArrayInfo), isinstance(problem.v_scale, ArrayInfo)
-        table = problem.page_table is not None
-        shapes = problem.q.shape[2:], problem.k.shape[1:], problem.v.shape[2:]
-        return problem.q.dtype, problem.k.dtype, shapes, *pitches, flags, scales, table
+        scales = [None if isinstance(one, float) else one.shape for one in (problem.k_scale, problem.v_scale)]
+        shapes = q.shape[2:], None if table is None else k.shape[1], k.shape[2:], v.shape[2:]
+        return q.dtype, k.dtype, shapes, *[info.strides_bytes[1] for info in (q, k, v, out)], flags, *scales
 
     def without_kernel(self, problem: DecodeRequest, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
         """Write the results of queries that see no key."""
@@ -164,7 +174,10 @@ class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
 
     def configure(self, problem: DecodeRequest, gpu: Gpu, memo: dict[Any, Any]) -> AttentionDecode:
         """Return the kernel for a request."""
-        return decode_spec(problem, get_target(gpu.target))
+        spec: AttentionDecode | None = memo.get("spec")
+        if spec is None:
+            spec = memo["spec"] = decode_spec(problem, get_target(gpu.target))
+        return spec
 
     def kernels(self, problem: DecodeRequest, config: AttentionDecode) -> tuple[tuple[str, Any], ...]:
         """Return the one kernel."""
@@ -193,10 +206,10 @@ class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
         memo: dict[Any, Any],
     ) -> tuple[Sizes, ...]:
         """Return the sizes of the launch."""
-        pack = memo.get("pack")
-        if pack is None:
-            pack = memo["pack"] = packer(config.problem_members)
-        return (decode_sizes(problem, divide(problem, gpu, config), pack),)
+        of_request = memo.get("sizes")
+        if of_request is None:
+            of_request = memo["sizes"] = sizes_for(problem, config)
+        return (of_request(problem, divide(problem, gpu, config)),)
 
     def reference(self, problem: DecodeRequest, arrays: Mapping[str, ArrayInfo]) -> None:
         """Compute the result in float64, rounded once."""

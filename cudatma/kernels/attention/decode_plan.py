@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from cudatma.arrays import ArrayInfo
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import Arguments, Sizes
-from cudatma.kernels.attention.arguments import FAR, map_fields, parameters_of, score_values, stride_values
+from cudatma.kernels.attention.arguments import FAR, OPERANDS, packed_for, parameters_of, set_scores
 from cudatma.kernels.attention.decode_request import DecodeRequest
 from cudatma.kernels.attention.decode_spec import (
     LEAST_BOX_ROWS,
@@ -21,7 +20,6 @@ from cudatma.kernels.attention.decode_spec import (
 )
 from cudatma.kernels.family import MAX_EXTENT
 from cudatma.kernels.gpu import IN_L2_BYTES, Gpu
-from cudatma.kernels.launch_struct import packer
 from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES, ceil_div
 from cudatma.target import Target, get_target
 
@@ -136,24 +134,52 @@ def decode_arguments(request: DecodeRequest, work: DecodeWork, target: Target) -
     """Return the launch for a request. Raises TargetError, ArgumentError."""
     spec = work.spec
     spec.check_target(target)
-    boxes = {"k": spec.kv_box, "v": spec.kv_box}
-    parameters = parameters_of(spec, {"k": request.k, "v": request.v}, boxes)
-    return Arguments(spec.template, spec, parameters, decode_sizes(request, work, packer(spec.problem_members)))
+    arrays = dict(zip(OPERANDS, request.operands, strict=True))
+    parameters = parameters_of(spec, arrays, {"k": spec.kv_box, "v": spec.kv_box})
+    return Arguments(spec.template, spec, parameters, sizes_for(request, spec)(request, work))
 
 
-def decode_sizes(request: DecodeRequest, work: DecodeWork, pack: Callable[[Mapping[str, Any]], bytes]) -> Sizes:
-    """Return the sizes of the launch."""
-    values = _values(request, work)
-    values |= stride_values({"q": request.q, "k": request.k, "v": request.v, "output": request.out})
-    fields = (*map_fields(request.k), *map_fields(request.v)) if work.spec.by_tma else ()
-    return Sizes(
-        (work.tiles, work.parts),
-        (pack(values),),
-        fields,
-        programmatic=_overlaps(request),
-        partials_bytes=work.partials_bytes,
-        flags_bytes=_COUNTER_BYTES * work.tiles if work.partials_bytes else 0,
-    )
+def sizes_for(request: DecodeRequest, spec: AttentionDecode) -> Callable[[DecodeRequest, DecodeWork], Sizes]:
+    """Return a function that returns the sizes, for every request with the plan_key() of this one."""
+    heads, (page_size, kv_heads), block_m = request.q.shape[2], request.k.shape[1:3], spec.block_m
+    group = heads // kv_heads
+    fixed = {
+        "heads": heads,
+        "group": group,
+        "kv_heads": kv_heads,
+        "by_group": group,
+        "by_kv_heads": kv_heads,
+        "page_size": page_size,
+        "by_page_size": max(1, page_size),
+    }
+    for name, scale in (("k_scale_step", request.k_scale), ("v_scale_step", request.v_scale)):
+        fixed[name] = 0 if isinstance(scale, float) else int(max(scale.shape, default=1) > 1)
+    packed = packed_for(spec, request.operands, fixed)
+
+    def sizes(request: DecodeRequest, work: DecodeWork) -> Sizes:
+        k_scale, v_scale, partials_bytes = request.k_scale, request.v_scale, work.partials_bytes
+        mask, table, queries = request.mask, request.page_table, request.q.shape[1]
+        row_tiles = -(-queries * group // block_m)
+        values: dict[str, Any] = {
+            "q_length": queries * group,
+            "k_length": request.capacity,
+            "queries": queries,
+            "row_tiles": row_tiles,
+            "by_row_tiles": row_tiles,
+            "partial_rows": work.partial_rows,
+            "upper": (1 - queries + (FAR if mask.right is None else 0)) & 0xFFFFFFFF,
+            "lower": (-queries - (FAR if mask.left is None else min(mask.left, FAR))) & 0xFFFFFFFF,
+            "pages": request.k.shape[0],
+            "table_pitch": 0 if table is None else table.shape[1],
+            "v_scale": v_scale if isinstance(v_scale, float) else 1.0,
+        }
+        set_scores(values, request.scale * (k_scale if isinstance(k_scale, float) else 1.0), request.softcap)
+        struct, fields = packed(values, request.operands)
+        flags_bytes = _COUNTER_BYTES * work.tiles if partials_bytes else 0
+        grid = work.tiles, work.parts
+        return Sizes(grid, (struct,), fields, 0, _overlaps(request), partials_bytes, flags_bytes)
+
+    return sizes
 
 
 def _overlaps(request: DecodeRequest) -> bool:
@@ -161,36 +187,3 @@ def _overlaps(request: DecodeRequest) -> bool:
     before it ends; no other one loses, and small ones gain up to 9 %. [H100, attention_overlap.json]"""
     rows = request.q.shape[0] * request.capacity * request.k.shape[2]
     return not request.has_fp8_cache or rows * (request.k.shape[3] + request.v.shape[3]) <= IN_L2_BYTES
-
-
-def _values(request: DecodeRequest, work: DecodeWork) -> dict[str, Any]:
-    """Members of the kernel's Problem, all but strides."""
-    _, queries, heads, _ = request.q.shape
-    pages, page_size, kv_heads, _ = request.k.shape
-    row_tiles = ceil_div(request.rows, work.spec.block_m)
-    left, right = request.mask.left, request.mask.right
-    table = request.page_table
-    values: dict[str, Any] = {
-        "q_length": request.rows,
-        "k_length": request.capacity,
-        "queries": queries,
-        "heads": heads,
-        "group": heads // kv_heads,
-        "kv_heads": kv_heads,
-        "row_tiles": row_tiles,
-        "partial_rows": work.partial_rows,
-        "by_group": heads // kv_heads,
-        "by_kv_heads": kv_heads,
-        "by_row_tiles": row_tiles,
-        "upper": (1 - queries + (FAR if right is None else 0)) & 0xFFFFFFFF,
-        "lower": (-queries - (FAR if left is None else min(left, FAR))) & 0xFFFFFFFF,
-        "page_size": page_size,
-        "by_page_size": max(1, page_size),
-        "pages": pages,
-        "table_pitch": 0 if table is None else table.shape[1],
-        "v_scale": request.v_scale if isinstance(request.v_scale, float) else 1.0,
-    }
-    for name, of_cache in (("k_scale_step", request.k_scale), ("v_scale_step", request.v_scale)):
-        values[name] = int(isinstance(of_cache, ArrayInfo) and of_cache.size_elems > 1)
-    scale = request.scale * (request.k_scale if isinstance(request.k_scale, float) else 1.0)
-    return values | score_values(scale, request.softcap)

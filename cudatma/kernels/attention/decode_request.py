@@ -23,7 +23,7 @@ from cudatma.kernels.attention.request import (
     positive,
     reduced,
 )
-from cudatma.kernels.attention.tensors import addressable, check_shapes, operand, plain_array
+from cudatma.kernels.attention.tensors import Layout, Operand, addressable, check_shapes, operand, plain_array
 from cudatma.kernels.checks import check_place, checked_flag
 from cudatma.kernels.host import host_array
 
@@ -36,37 +36,36 @@ class DecodeRequest:
     dim) with a page_table (batch, pages of a sequence). seqlens: (batch,). sink: (heads,), fp32. Each as
     a kernel sees it. k_scale, v_scale: of an e4m3 cache, numbers or arrays of one for each head or for all."""
 
-    q: ArrayInfo
-    k: ArrayInfo
-    v: ArrayInfo
-    seqlens: ArrayInfo
-    page_table: ArrayInfo | None
+    q: Operand
+    k: Operand
+    v: Operand
+    seqlens: Operand
+    page_table: Operand | None
     scale: float
     mask: Mask
     softcap: float = 0.0
     has_lse: bool = False
-    sink: ArrayInfo | None = None
-    k_scale: float | ArrayInfo = 1.0
-    v_scale: float | ArrayInfo = 1.0
-    result: ArrayInfo | None = None
+    sink: Operand | None = None
+    k_scale: float | Operand = 1.0
+    v_scale: float | Operand = 1.0
+    result: Operand | None = None
     limits: Mask = NO_LIMITS
 
     @property
-    def out(self) -> ArrayInfo:
+    def out(self) -> Operand:
         """The result, (batch, q_length, heads, v_head_dim); by default without gaps."""
         return self.result or dense_result(self.q, self.v)
 
     @property
+    def operands(self) -> tuple[Operand, Operand, Operand, Operand]:
+        """The arrays that a kernel addresses by strides: q, k, v and out."""
+        return self.q, self.k, self.v, self.out
+
+    @property
     def without_memory(self) -> DecodeRequest:
         """The same of layouts, which a plan may keep."""
-        scales = {"k_scale": self.k_scale, "v_scale": self.v_scale}
-        layouts: dict[str, Any] = {
-            name: scale.layout if isinstance(scale, ArrayInfo) else scale for name, scale in scales.items()
-        }
-        layouts |= {"q": self.q.layout, "k": self.k.layout, "v": self.v.layout, "seqlens": self.seqlens.layout}
-        for name in ("page_table", "sink", "result"):
-            info = getattr(self, name)
-            layouts[name] = info and info.layout
+        arrays = {name: info for name, info in (self.read | {"result": self.result}).items() if info is not None}
+        layouts: dict[str, Any] = {name: Layout.of(info) for name, info in arrays.items()}
         return replace(self, **layouts)
 
     @property
@@ -76,14 +75,14 @@ class DecodeRequest:
 
     @property
     def has_keys(self) -> bool:
-        return bool(self.k.size_elems and self.capacity)
+        return bool(self.k.shape[0] and self.capacity)
 
     @property
-    def read(self) -> dict[str, ArrayInfo | None]:
+    def read(self) -> dict[str, Any]:
         """What a launch reads, by the kernel's names, with None for what this one does not."""
         cache = {"q": self.q, "k": self.k, "v": self.v}
         scales = {"k_scale": self.k_scale, "v_scale": self.v_scale}
-        arrays = {name: scale if isinstance(scale, ArrayInfo) else None for name, scale in scales.items()}
+        arrays = {name: None if isinstance(scale, float) else scale for name, scale in scales.items()}
         return {**cache, "seqlens": self.seqlens, "page_table": self.page_table, "sink": self.sink, **arrays}
 
     @property
@@ -95,7 +94,7 @@ class DecodeRequest:
         """Queries of a sequence, of all heads that share one of k and v."""
         return self.q.shape[1] * (self.q.shape[2] // self.k.shape[2])
 
-    def arrays(self) -> dict[str, ArrayInfo]:
+    def arrays(self) -> dict[str, Any]:
         """Those that a kernel reads, by the names of the function's arguments."""
         of_function = {"k": "k_cache", "v": "v_cache"}
         return {of_function.get(name, name): info for name, info in self.read.items() if info is not None}
@@ -183,12 +182,13 @@ def _checked_kv_scale(scale: Any, field: str, cache: ArrayInfo, q: ArrayInfo) ->
 
 
 def _check_content(request: DecodeRequest) -> None:
-    """ArgumentError for a length that the cache cannot have, or a page that it has not."""
-    table = None if request.page_table is None else host_array(request.page_table)
+    """Raise ArgumentError for a length beyond the capacity, or a page that the cache does not have."""
+    named = {name: host_array(info) for name, info in request.arrays().items()}
+    lengths, table = named["seqlens"], named.get("page_table")
     pages, page_size = request.k.shape[:2]
-    if not pages and host_array(request.seqlens).any():
+    if not pages and lengths.any():
         raise ArgumentError("k_cache.shape", request.k.shape, "a page and more, for seqlens has keys")
-    for index, length in enumerate(host_array(request.seqlens).tolist()):
+    for index, length in enumerate(lengths.tolist()):
         if not 0 <= length <= request.capacity:
             allowed = f"0 to {request.capacity}, the keys that a sequence may have in the cache"
             raise ArgumentError(f"seqlens[{index}]", length, allowed)

@@ -29,6 +29,17 @@ def rounded_up(size: int) -> int:
     return min(-(-size // step) * step, MAX_EXTENT)
 
 
+def size_class(batch: int, q_length: int, k_length: int, is_varlen: bool) -> tuple[int, int]:
+    """Return what the choice of a configuration depends on of the keys and the batch.
+
+    Of the keys it is 0 if ``k_length`` equals ``q_length``, so that both change together. Otherwise it is ``k_length``,
+    rounded up to eight steps an octave and at least 2. The number of varlen sequences is rounded up, too: their lengths
+    differ, so that tiles are counted roughly anyway.
+    """
+    keys = 0 if q_length == k_length else rounded_up(max(2, k_length))
+    return keys, rounded_up(batch) if is_varlen else batch
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """out (batch, q_length, heads, v_head_dim) = softmax(scale q k^T) v, for each head by itself.
@@ -95,21 +106,14 @@ class Problem:
 
     @property
     def keys(self) -> int:
-        """The class of ``k_length`` that the choice of a configuration depends on.
-
-        It is 0 if ``k_length`` equals ``q_length``, so that both change together. Otherwise it is ``k_length``, rounded
-        up to eight steps an octave and at least 2.
-        """
-        return 0 if self.q_length == self.k_length else rounded_up(max(2, self.k_length))
+        """The class of ``k_length``: see size_class()."""
+        return size_class(self.batch, self.q_length, self.k_length, self.is_varlen)[0]
 
     @property
     def fixed(self) -> tuple[Any, ...]:
-        """All that the choice depends on but ``q_length``.
-
-        The number of varlen sequences is rounded up: their lengths differ, so that tiles are counted roughly anyway.
-        """
-        batch = rounded_up(self.batch) if self.is_varlen else self.batch
-        return (self.keys, batch, *[getattr(self, name) for name in _EXACT])
+        """All that the choice depends on but ``q_length``."""
+        sizes = size_class(self.batch, self.q_length, self.k_length, self.is_varlen)
+        return (*sizes, *[getattr(self, name) for name in _EXACT])
 
     def with_queries(self, q_length: int) -> Problem:
         """Return the problem with another ``q_length``; ``k_length`` follows if both were equal."""

@@ -7,10 +7,18 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from cudatma.arrays import ArrayInfo, dense_strides, describe
+from cudatma.arrays import ArrayInfo, describe
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.attention.problem import Problem
-from cudatma.kernels.attention.tensors import addressable, check_disjoint, check_shapes, operand, plain_array
+from cudatma.kernels.attention.tensors import (
+    Layout,
+    Operand,
+    addressable,
+    check_disjoint,
+    check_shapes,
+    operand,
+    plain_array,
+)
 from cudatma.kernels.checks import check_out, check_place, checked_count, checked_flag, real_number
 
 #: What softcap may be at most; what other numbers are below, so that they are finite times log2(e), too.
@@ -22,8 +30,8 @@ class Sequences:
     """Sequences of different lengths, one after the other. q, k: int32 arrays of where each begins, and the end.
     max_q, max_k: their greatest lengths, or more."""
 
-    q: ArrayInfo
-    k: ArrayInfo
+    q: Operand
+    k: Operand
     max_q: int
     max_k: int
 
@@ -61,23 +69,28 @@ class Request:
     result: None for one without gaps. limits: the mask of the call; ``mask`` keeps only limits that exclude keys.
     version: of the kernel, "" for any."""
 
-    q: ArrayInfo
-    k: ArrayInfo
-    v: ArrayInfo
+    q: Operand
+    k: Operand
+    v: Operand
     scale: float
     mask: Mask = Mask()
     softcap: float = 0.0
     has_lse: bool = False
     sequences: Sequences | None = None
-    sink: ArrayInfo | None = None
-    result: ArrayInfo | None = None
+    sink: Operand | None = None
+    result: Operand | None = None
     limits: Mask = NO_LIMITS
     version: str = ""
 
     @property
-    def out(self) -> ArrayInfo:
+    def out(self) -> Operand:
         """The result, (batch, q_length, heads, v_head_dim); by default without gaps."""
         return self.result or dense_result(self.q, self.v)
+
+    @property
+    def operands(self) -> tuple[Operand, Operand, Operand, Operand]:
+        """The arrays that a kernel addresses by strides: q, k, v and out."""
+        return self.q, self.k, self.v, self.out
 
     @property
     def heads(self) -> int:
@@ -94,10 +107,10 @@ class Request:
 
     @property
     def has_keys(self) -> bool:
-        return bool(self.k.size_elems and self.batch and all(self.lengths))
+        return bool(self.k.shape[1] and self.batch and all(self.lengths))
 
     @property
-    def read(self) -> dict[str, ArrayInfo | None]:
+    def read(self) -> dict[str, Any]:
         """What a launch reads, by the kernel's names, with None for what this one does not."""
         named = {"q": self.q, "k": self.k, "v": self.v}
         if self.sequences:
@@ -112,15 +125,15 @@ class Request:
     @property
     def without_memory(self) -> Request:
         """The same of layouts, which a plan may keep."""
-        sequences = self.sequences and replace(self.sequences, q=self.sequences.q.layout, k=self.sequences.k.layout)
+        of, sequences = Layout.of, self.sequences
         return replace(
             self,
-            q=self.q.layout,
-            k=self.k.layout,
-            v=self.v.layout,
-            sink=self.sink and self.sink.layout,
-            result=self.result and self.result.layout,
-            sequences=sequences,
+            q=of(self.q),
+            k=of(self.k),
+            v=of(self.v),
+            sink=self.sink and of(self.sink),
+            result=self.result and of(self.result),
+            sequences=sequences and replace(sequences, q=of(sequences.q), k=of(sequences.k)),
         )
 
     def problem(self, version: str = "") -> Problem:
@@ -142,7 +155,7 @@ class Request:
             version or self.version,
         )
 
-    def arrays(self) -> dict[str, ArrayInfo]:
+    def arrays(self) -> dict[str, Any]:
         """Those that a kernel reads, by the names of the function's arguments."""
         return {name: info for name, info in self.read.items() if info is not None}
 
@@ -259,10 +272,12 @@ def masks_up_to(limits: Mask, length: int) -> Iterator[Mask]:
     yield from kinds.values()
 
 
-def dense_result(q: ArrayInfo, v: ArrayInfo) -> ArrayInfo:
+def dense_result(q: Operand, v: Operand) -> Layout:
     """Return the layout of a result without gaps."""
-    shape = *q.shape[:3], v.shape[3]
-    return ArrayInfo(0, shape, dense_strides(shape, q.dtype), q.dtype, q.device, None, q.kind)
+    batch, length, heads, _ = q.shape
+    dim, element = v.shape[3], q.dtype.itemsize
+    row = heads * dim * element
+    return Layout((batch, length, heads, dim), (length * row, row, dim * element, element), q.dtype)
 
 
 def _sides(window: Any) -> tuple[int | None, int | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,22 @@ from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES
 ALIGNMENT, STRIDE_LIMIT = 16, 1 << 40
 #: What an error calls the dimensions of an array, of which sequences one after the other have no batch.
 _AXES = {4: "(batch, length, heads, dim)", 3: "(total length, heads, dim)"}
+
+
+class Layout(NamedTuple):
+    """An operand without its memory: what a problem has in place of an array."""
+
+    shape: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def of(cls, info: Operand) -> Layout:
+        """Return the layout of an array."""
+        return cls(info.shape, info.strides_bytes, info.dtype)
+
+
+Operand: TypeAlias = ArrayInfo | Layout
 
 
 def operand(array: Any, field: str, rank: int = 4, types: Iterable[str] = OPERAND_TYPES) -> ArrayInfo:
@@ -60,31 +76,17 @@ def addressable(info: ArrayInfo, field: str) -> ArrayInfo:
         if info.shape[-1] > 1 and across != info.dtype.itemsize:
             allowed = "elements of the last dimension side by side"
             raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "copy it")
-        if not are_steps(info.shape, outer):
+        steps = [stride for stride, extent in zip(outer, info.shape, strict=False) if extent > 1]
+        if any(stride % ALIGNMENT or not 0 <= stride < STRIDE_LIMIT for stride in steps):
             allowed = f"multiples of {ALIGNMENT} bytes from 0 to 2**40, but for the last dimension"
             raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "copy it")
         if info.pointer % ALIGNMENT:
             raise ArgumentError(f"{field}.pointer", hex(info.pointer), f"a multiple of {ALIGNMENT} bytes", "copy it")
-    shape, strides = info.shape, plain_strides(info.shape, info.strides_bytes, info.dtype)
+    shape, given = info.shape, zip(info.shape, info.strides_bytes, dense_strides(info.shape, info.dtype), strict=True)
+    strides = tuple([stride if extent > 1 else dense for extent, stride, dense in given])
     if len(shape) == 3:
         shape, strides = (1, *shape), (shape[0] * strides[0], *strides)
     return replace(info, shape=shape, strides_bytes=strides)
-
-
-def are_steps(shape: Sequence[int], outer: Sequence[int]) -> bool:
-    """Return whether TMA can step by these strides of the dimensions before the last one."""
-    for stride, extent in zip(outer, shape, strict=False):
-        if extent > 1 and (stride % ALIGNMENT or not 0 <= stride < STRIDE_LIMIT):
-            return False
-    return True
-
-
-def plain_strides(shape: tuple[int, ...], strides_bytes: Sequence[int], dtype: np.dtype[Any]) -> tuple[int, ...]:
-    """Return the strides with a dense array's for dimensions of one element."""
-    if min(shape, default=0) > 1:
-        return tuple(strides_bytes)
-    given = zip(shape, strides_bytes, dense_strides(shape, dtype), strict=True)
-    return tuple([stride if extent > 1 else dense for extent, stride, dense in given])
 
 
 def check_shapes(
@@ -123,7 +125,7 @@ def check_disjoint(info: ArrayInfo, field: str) -> None:
         raise ArgumentError(f"{field}.strides", info.strides_bytes, "elements that do not overlap", "copy it")
 
 
-def is_disjoint(info: ArrayInfo) -> bool:
+def is_disjoint(info: Operand) -> bool:
     """Return whether no elements of an array share memory."""
     span = info.dtype.itemsize
     for stride, extent in sorted(zip(info.strides_bytes, info.shape, strict=True)):
@@ -132,3 +134,43 @@ def is_disjoint(info: ArrayInfo) -> bool:
                 return False
             span = stride * extent
     return True
+
+
+def resized(
+    layouts: Sequence[Operand | None], shapes: Sequence[Any], strides_bytes: Sequence[Any]
+) -> tuple[Any, Any, Any, Any] | None:
+    """Return the layouts of q, k, v and out in another call; None if addressable() has to look at their strides.
+
+    All arrays have four axes. The layout of out, its shape and its strides are None if the call does not give it.
+    """
+    q = _with_sizes(layouts[0], shapes[0], strides_bytes[0])
+    k = _with_sizes(layouts[1], shapes[1], strides_bytes[1])
+    v = _with_sizes(layouts[2], shapes[2], strides_bytes[2])
+    if q is None or k is None or v is None:
+        return None
+    if shapes[3] is None:
+        return q, k, v, None
+    out = _with_sizes(layouts[3], shapes[3], strides_bytes[3])
+    return None if out is None or not is_disjoint(out) else (q, k, v, out)
+
+
+def _with_sizes(info: Any, shape: Sequence[int], strides_bytes: Sequence[int]) -> Layout | None:
+    """Return the layout with another batch and length, and other strides of sequences and heads."""
+    batch, length, heads, dim = shape
+    sequence, row, head, element = strides_bytes
+    if element != info.strides_bytes[3] or (length > 1 and row != info.strides_bytes[1]):
+        return None
+    if heads == 1:
+        head = dim * element
+    elif head % ALIGNMENT or not 0 <= head < STRIDE_LIMIT:
+        return None
+    if batch == 1:
+        sequence = length * heads * dim * element
+    elif sequence % ALIGNMENT or not 0 <= sequence < STRIDE_LIMIT:
+        return None
+    return Layout((batch, length, heads, dim), (sequence, info.strides_bytes[1], head, element), info.dtype)
+
+
+def contiguous(info: Operand, shape: tuple[int, ...]) -> Layout:
+    """Return the layout of a contiguous array with another shape."""
+    return Layout(shape, dense_strides(shape, info.dtype), info.dtype)
