@@ -143,8 +143,8 @@ def check_and_draw(x: npt.NDArray[np.float16], weight: Any, bias: Any, title: st
     """The same GEMM on the emulator, under SCHEDULES, each tile by one CTA, whose ring then takes all of K. Draws the
     last schedule, or the first that showed a hazard."""
     from cudatma.emulator import Trace
+    from cudatma.kernels.engine import emulate
     from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
-    from cudatma.kernels.operation import emulate
 
     trace, out = Trace(), np.zeros((len(x), weight.shape[1]), np.float16)
     checked = MARLIN_GEMM.check((x, bias), out, (False, True), weight)

@@ -42,7 +42,7 @@ class Replay:
         Number of trailing arrays whose addresses ``run()`` gets separately: a weight's.
     """
 
-    __slots__ = ("_first", "_idle", "config", "device", "resident")
+    __slots__ = ("_first", "_idle", "config", "device")
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class Replay:
         self._first = _Instance(arguments, kernel, device, tuple(names), tuple(addresses), steady)
         self._idle = [self._first]
 
-    def run(self, sizes: Sizes, addresses: tuple[int, ...], stream: int, steady: tuple[int, ...] = ()) -> None:
-        """Launch on a stream, by its handle, with arrays at these addresses.
+    def run(self, sizes: Sizes, addresses: Sequence[int], stream: int, steady: tuple[int, ...] = ()) -> None:
+        """Launch on a stream, by its handle, with arrays at these addresses, which the caller does not change later.
 
         ``steady`` holds the addresses of the trailing arrays. Passing the same ``sizes`` or ``steady`` object again
         skips their update. Raises DriverError, LaunchError (a forked process), PipelineHang (debug).
@@ -66,7 +66,7 @@ class Replay:
         try:
             instance = self._idle.pop()
         except IndexError:
-            instance = self._first.twin()
+            instance = self._first.copy()
         try:
             if sizes is not instance.sizes:
                 instance.resize(sizes)
@@ -81,7 +81,7 @@ class Replay:
                     word[0] = steady[index] + offset
                 instance.steady = steady
             for over in instance.by_driver:
-                over.place(addresses + steady)
+                over.encode((*addresses, *steady))
             instance.launch(stream)
         finally:
             self._idle.append(instance)
@@ -107,7 +107,7 @@ class _Instance:
     ) -> None:
         self._given = arguments, kernel, device, names, addresses, steady
         #: Addresses of the last launch; None if an argument may hold anything.
-        self.addresses: tuple[int, ...] | None = None
+        self.addresses: Sequence[int] | None = None
         self.steady: tuple[int, ...] | None = None
         if plan is None:
             at = dict(zip(names, addresses, strict=True))
@@ -128,13 +128,13 @@ class _Instance:
         index, split = {name: place for place, name in enumerate(names)}, len(names) - steady
         words: list[_Word] = []
         by_driver = kernel.target.tensormap_knows_allocation
-        self._maps: list[_MapWords] = []
+        self._maps: list[_SizedMap] = []
         values: dict[int, Any] = {}
         for parameter, value in zip(arguments.parameters, plan.arguments, strict=True):
             if isinstance(parameter, Map):
                 place = index[parameter.array]
                 if by_driver or parameter.sized:
-                    self._maps.append(_MapWords(parameter, value, place, device, by_driver))
+                    self._maps.append(_SizedMap(parameter, value, place, device))
                 if not by_driver:
                     words.append((_words(value, "Q"), place, parameter.offset_bytes))
             elif isinstance(parameter, At) and parameter.array in index:
@@ -143,17 +143,17 @@ class _Instance:
                 is_struct = isinstance(arguments.sizes.values[parameter.place], bytes)
                 values[parameter.place] = memoryview(value).cast("B") if is_struct else value
         self._values = [values[place] for place in range(len(values))]
-        self.by_driver = [over for over in self._maps if by_driver]
+        self.by_driver = self._maps if by_driver else []
         self.words = [word for word in words if word[1] < split]
         self.steady_words = [(word, place - split, offset) for word, place, offset in words if place >= split]
 
-    def twin(self) -> _Instance:
+    def copy(self) -> _Instance:
         """Return another set of arguments for the same launch."""
-        twin = _Instance(*self._given, plan=self._plan.twin())
+        copy = _Instance(*self._given, plan=self._plan.twin())
         # Another thread may be changing the arguments that were copied.
-        twin.sizes = None
-        twin.resize(self._given[0].sizes)
-        return twin
+        copy.sizes = None
+        copy.resize(self._given[0].sizes)
+        return copy
 
     def resize(self, sizes: Sizes) -> None:
         """Write other sizes into the arguments."""
@@ -165,47 +165,63 @@ class _Instance:
             else:
                 place.value = given
         if self._maps and (old is None or sizes.fields != old.fields):
-            at = 0
+            begin = 0
             for over in self._maps:
-                end = at + over.count
-                over.resize(sizes.fields[at:end])
-                at = end
+                end = begin + over.count
+                over.fields = sizes.fields[begin:end]
+                if not self.by_driver:
+                    over.write()
+                begin = end
         plan.reshape(sizes.grid, max(self._smem_bytes, sizes.shared_bytes), sizes.programmatic)
         self.sizes = sizes
 
 
-class _MapWords:
-    """The 128 bytes of a tensor map among the arguments whose fields change."""
+class _SizedMap:
+    """A tensor map among the arguments, and the values of its sized fields."""
 
-    __slots__ = ("_agrees", "_bytes", "_device", "_kind", "_map", "_place", "_value", "_words", "by_driver", "count")
+    __slots__ = (
+        *("_agrees", "_bytes", "_device", "_kind", "_map", "_place", "_pointer", "_words", "_written"),
+        *("count", "fields"),
+    )
 
-    def __init__(self, over: Map, value: Any, place: int, device: int, by_driver: bool) -> None:
+    def __init__(self, over: Map, value: Any, place: int, device: int) -> None:
         spec: Any = over.spec
-        self._map, self._value, self._place, self._device = over, value, place, device
-        self.count, self.by_driver = len(over.sized), by_driver
+        self._map, self._place, self._device = over, place, device
+        self.count = len(over.sized)
+        self.fields: tuple[int, ...] = ()
+        self._written: tuple[int, ...] = ()
+        self._pointer = addressof(value)
         self._words, self._bytes = _words(value, "I"), memoryview(value).cast("B")
         self._kind = spec.dtype, spec.rank, spec.swizzle, spec.interleave, over.sized
         self._agrees = False
 
-    def resize(self, fields: tuple[int, ...]) -> None:
-        """Write the sized fields, once a process for each kind of map in comparison with the driver."""
-        if self._agrees:
-            codec.write_fields(self._words, self._bytes, self._map.spec, self._map.sized, fields)
-            return
-        agreement: dict[Any, bool] = context.runtime().part(_Agreement)
-        address = int.from_bytes(self._bytes[:8], "little")
-        changed = replace(with_fields(self._map, fields).spec, address=address)
-        raw = driver.encode(changed, self._device)
-        if self._kind not in agreement:
-            codec.write_fields(self._words, self._bytes, self._map.spec, self._map.sized, fields)
-            agreement[self._kind] = bytes(self._bytes) == raw
-        self._agrees = agreement[self._kind] and not self.by_driver
-        self._bytes[:] = raw
+    def write(self) -> None:
+        """Write the fields, once a process for each kind of map in comparison with the driver."""
+        if not self._agrees:
+            agreement: dict[Any, bool] = context.runtime().part(_Agreement)
+            agrees = agreement.get(self._kind)
+            if not agrees:
+                raw = self._encoded(int.from_bytes(self._bytes[:8], "little"))
+            if agrees is None:
+                codec.write_fields(self._words, self._bytes, self._map.spec, self._map.sized, self.fields)
+                agrees = agreement[self._kind] = bytes(self._bytes) == raw
+            if not agrees:
+                self._bytes[:] = raw
+                return
+            self._agrees = True
+        codec.write_fields(self._words, self._bytes, self._map.spec, self._map.sized, self.fields)
 
-    def place(self, addresses: tuple[int, ...]) -> None:
-        """Let the driver write the address: the same one may belong to another allocation by now."""
-        with context.using(self._device):  # the driver looks the allocation up in the current context
-            driver.replace_address(addressof(self._value), addresses[self._place] + self._map.offset_bytes)
+    def encode(self, addresses: tuple[int, ...]) -> None:
+        """Let the driver write the address, which may belong to another allocation than before, and new fields."""
+        address = addresses[self._place] + self._map.offset_bytes
+        if self.fields != self._written:
+            self._bytes[:], self._written = self._encoded(address), self.fields
+        else:
+            with context.using(self._device):  # the driver looks the allocation up in the current context
+                driver.replace_address(self._pointer, address)
+
+    def _encoded(self, address: int) -> bytes:
+        return driver.encode(replace(with_fields(self._map, self.fields).spec, address=address), self._device)
 
 
 def _encoded(arguments: Arguments, addresses: dict[str, int], device: int) -> list[Any]:

@@ -12,8 +12,9 @@ from cudatma import context
 from cudatma.build.kernel import compiling_alone, is_cached, load_kernel
 from cudatma.build.prebuild import compile_all, usable_cores
 from cudatma.errors import ArgumentError, ArgumentTypeError, CompileError, counted
+from cudatma.kernels.engine import intercept, launch_of
 from cudatma.kernels.gpu import gpu_of
-from cudatma.kernels.operation import Checked, Operation, takes_calls
+from cudatma.kernels.operation import Checked, Operation, Weight
 from cudatma.target import Target, detect
 
 #: Up to this many kernels are compiled in this process: starting a worker takes as long as compiling one.
@@ -78,22 +79,37 @@ def warm_up(
     if name not in _FUNCTIONS or not function.__module__.startswith("cudatma."):
         raise ArgumentError("function", name, f"a function of cudatma: {', '.join(_FUNCTIONS)}")
 
-    def take(operation: Operation[Any, Any], checked: Checked[Any], device: int) -> None:
-        compile_and_load(operation.kernels_up_to(checked, max_m, gpu_of(device)), device, progress)
+    def take(operation: Operation[Any, Any], checked: Checked[Any], device: int, weight: Weight | None) -> None:
+        prepare([(operation, checked, weight)], device, max_m, progress)
 
-    token = takes_calls.set(take)
+    token = intercept.set(take)
     try:
         function(*operands, **options | {"backend": "cuda"})
     finally:
-        takes_calls.reset(token)
+        intercept.reset(token)
+
+
+def prepare(
+    calls: Sequence[tuple[Operation[Any, Any], Checked[Any], Weight | None]],
+    device: int,
+    max_m: int,
+    progress: bool | None,
+) -> None:
+    """Compile and load the kernels of calls on a device for sizes up to ``max_m``, and make their plans."""
+    gpu = gpu_of(device)
+    kernels = (kernel for operation, checked, _ in calls for kernel in operation.kernels_up_to(checked, max_m, gpu))
+    compile_and_load(kernels, device, progress)
+    for operation, checked, weight in calls:
+        for problem in operation.problems_up_to(checked, max_m, gpu):
+            launch_of(operation, problem, device, 0, weight=weight)
 
 
 def check_max_m(max_m: Any) -> None:
     """Raise ArgumentError or ArgumentTypeError unless this is a bound that warm_up() takes."""
     if type(max_m) is not int:
-        raise ArgumentTypeError("max_m", type(max_m).__name__, "int, rows of x")
+        raise ArgumentTypeError("max_m", type(max_m).__name__, "int")
     if not 1 <= max_m <= LARGEST_M:
-        raise ArgumentError("max_m", max_m, f"1 to {LARGEST_M} rows", "larger batches compile at their first call")
+        raise ArgumentError("max_m", max_m, f"1 to {LARGEST_M}", "larger sizes compile at their first call")
 
 
 def compile_and_load(kernels: Iterable[tuple[str, Any]], device: int, progress: bool | None = None) -> None:

@@ -14,13 +14,13 @@ from ptx_of import ptx_of_template
 from cudatma.arrays import describe
 from cudatma.emulator import Report, load
 from cudatma.kernels.arguments import FLAGS
+from cudatma.kernels.engine import host_workspace
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.host import host_bytes
 from cudatma.kernels.marlin.arguments import gemm_arguments
 from cudatma.kernels.marlin.choose import AnyMarlinSpec, choose_by_cost
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
 from cudatma.kernels.marlin.problem import Problem
-from cudatma.kernels.operation import host_workspace
 from cudatma.kernels.schedule import Schedule, schedule
 from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import get_target

@@ -13,14 +13,15 @@ import cudatma
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
+from cudatma.kernels.arguments import FLAGS
 from cudatma.kernels.attention.decode_plan import decode_arguments, decode_spec, divide
 from cudatma.kernels.attention.decode_request import check_decode
 from cudatma.kernels.attention.decode_spec import AttentionDecode, AttentionDecodeFp8
 from cudatma.kernels.attention.reference import decode_reference
 from cudatma.kernels.attention.sample import decode_sample, fp8_sample
+from cudatma.kernels.engine import host_workspace
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.host import host_array
-from cudatma.kernels.operation import FLAGS, host_workspace
 from cudatma.target import Target, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")

@@ -11,6 +11,7 @@ import cudatma
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
+from cudatma.kernels.arguments import FLAGS
 from cudatma.kernels.attention import arguments as attention_arguments_module
 from cudatma.kernels.attention.arguments import attention_arguments
 from cudatma.kernels.attention.reference import attend
@@ -18,8 +19,8 @@ from cudatma.kernels.attention.request import check_call
 from cudatma.kernels.attention.sample import SMALL, a4_sample
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import VERSIONS, AttentionA3
+from cudatma.kernels.engine import host_workspace
 from cudatma.kernels.host import host_array
-from cudatma.kernels.operation import FLAGS, host_workspace
 from cudatma.target import Target, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")

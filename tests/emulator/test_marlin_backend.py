@@ -11,12 +11,12 @@ import pytest
 from cudatma import ArgumentError, marlin_gemm, quantize
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.kernels.choosing import pinned
+from cudatma.kernels.engine import emulate
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
 from cudatma.kernels.marlin.mma_sync import LoadPaths
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
-from cudatma.kernels.operation import emulate
 
 RNG = np.random.default_rng(8)
 TOLERANCE = {"float16": 1e-3, "bfloat16": 6e-3}

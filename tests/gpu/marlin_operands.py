@@ -16,6 +16,7 @@ from cudatma import context
 from cudatma.dtypes import activation_type
 from cudatma.kernels import choice_table
 from cudatma.kernels.choosing import pinned
+from cudatma.kernels.engine import launch_of
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.marlin import gemm as marlin
 from cudatma.kernels.marlin.arguments import gemm_arguments
@@ -24,7 +25,6 @@ from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
 from cudatma.kernels.marlin.mma_sync import LoadPaths
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
-from cudatma.kernels.operation import launch_of
 from cudatma.quantization import PackedWeight, pack
 
 DTYPES = ("float16", "bfloat16")

@@ -11,7 +11,7 @@ from cudatma.errors import ArgumentError, DriverError, TargetError
 from cudatma.kernels.attention.attention import ATTENTION_CALL, attention
 from cudatma.kernels.attention.problem import HEAD_DIMS
 from cudatma.kernels.attention.versions import VERSIONS
-from cudatma.kernels.operation import calls_of
+from cudatma.kernels.calls import calls_of
 from cudatma.target import detect
 
 pytestmark = pytest.mark.gpu

@@ -12,14 +12,15 @@ import pytest
 
 from cudatma.arrays import describe
 from cudatma.errors import DriverError, TargetError
+from cudatma.kernels.arguments import FLAGS, PARTIALS
 from cudatma.kernels.attention.attention import attention_varlen
 from cudatma.kernels.attention.decode import DECODE_CALL, attention_decode
 from cudatma.kernels.attention.decode_plan import decode_arguments, decode_spec, divide
 from cudatma.kernels.attention.decode_request import check_decode
 from cudatma.kernels.attention.problem import HEAD_DIMS
 from cudatma.kernels.attention.versions import AttentionP1
+from cudatma.kernels.calls import calls_of
 from cudatma.kernels.gpu import gpu_of
-from cudatma.kernels.operation import FLAGS, PARTIALS, calls_of
 from cudatma.kernels.overrides import pinned
 from cudatma.kernels.stream_workspaces import workspace_bytes
 from cudatma.target import detect, get_target

@@ -21,8 +21,8 @@ from cudatma.kernels.attention.request import check_call
 from cudatma.kernels.attention.sample import SMALL
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import VERSIONS, AttentionA4
+from cudatma.kernels.engine import host_workspace
 from cudatma.kernels.host import host_bytes
-from cudatma.kernels.operation import host_workspace
 from cudatma.mutants.mutant import Call
 from cudatma.target import get_target
 

@@ -19,6 +19,7 @@ from cudatma.kernels.data_movement.ragged_copy import TEMPLATE as RAGGED_COPY
 from cudatma.kernels.data_movement.ragged_copy import RaggedCopy, RaggedCopySpec
 from cudatma.kernels.data_movement.tile_copy import TEMPLATE as TILE_COPY
 from cudatma.kernels.data_movement.tile_copy import TileCopySpec
+from cudatma.kernels.engine import host_workspace
 from cudatma.kernels.gemm.problem import kernel_name
 from cudatma.kernels.gemm.sample import gemm_call
 from cudatma.kernels.gemm.spec import GemmSpec
@@ -30,7 +31,6 @@ from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
-from cudatma.kernels.operation import host_workspace
 from cudatma.kernels.schedule import schedule
 from cudatma.mutants.mutant import Call
 from cudatma.quantization import PackedWeight, quantize

@@ -23,7 +23,8 @@ from fake_records import Counts, Record, Setup, Stream, raises, run_cases
 import cudatma as c
 from cudatma import context
 from cudatma.arrays import dense_strides
-from cudatma.kernels import arguments, choice_table, operation
+from cudatma.kernels import arguments, choice_table, engine
+from cudatma.kernels import plan as plan_module
 from cudatma.kernels.all_reduce.spec import ALL_REDUCE, Group, Problem
 from cudatma.kernels.all_reduce.spec import TEMPLATE as ALL_REDUCE_TEMPLATE
 from cudatma.kernels.arguments import At, Map, Value
@@ -111,8 +112,8 @@ def _parameter(value: object) -> str:
 
 
 movement._planned = plan  # type: ignore[assignment]
-operation.load_kernel = arguments.load_kernel = kernel_of  # type: ignore[assignment]
-operation.known_kernel = lambda template, config, target: kernels.get((template, config, target.name))  # type: ignore[assignment, misc, union-attr]
+plan_module.load_kernel = arguments.load_kernel = kernel_of  # type: ignore[assignment]
+plan_module.known_kernel = lambda template, config, target: kernels.get((template, config, target.name))  # type: ignore[assignment, misc, union-attr]
 
 
 def calls() -> int:
@@ -382,7 +383,7 @@ def case_all_reduce() -> None:
     parameters[ALL_REDUCE_TEMPLATE, spec] = groups[0].member, At("x"), Value(0)
     for turn, (number, elements) in enumerate(((1, 8), (1, 8), (1, 16), (2, 8), (1, 16)), 1):
         x = Array(32 * turn, (elements,), np.float16)
-        assert operation.run(ALL_REDUCE, (x,), None, (number,), subject=groups[number - 1]) is None
+        assert engine.run(ALL_REDUCE, (x,), None, (number,), subject=groups[number - 1]) is None
         words = x.data.ptr, elements // 2
         expected = bytes([number] * 64) + b"".join(word.to_bytes(8, "little") for word in words)
         assert (launched()[0], record.launches, record.loads) == (expected, turn, 1)

@@ -21,7 +21,7 @@ from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.attention.attention import ATTENTION_CALL, VARLEN_CALL, Attention, AttentionVarlen
 from cudatma.kernels.attention.decode import DECODE_CALL, AttentionDecodeCall
-from cudatma.kernels.operation import calls_of
+from cudatma.kernels.calls import calls_of
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 NAMES = ("q", "k", "v", "out", "sink", "seqlens", "page_table", "cu_seqlens_q", "cu_seqlens_k", "k_scale", "v_scale")

@@ -119,9 +119,9 @@ def test_another_form_than_the_weights_is_refused(asked: str) -> None:
     spec, problem = replace(BASE, group_size=32), Problem.of(w, 33)
     work = schedule(spec, problem.m, problem.n, problem.k, 4)
     with pytest.raises(ArgumentError, match="the range of these scales decides") as caught:
-        sizes_for(problem, spec.in_form(asked), work, SM90A)
+        sizes_for(problem, spec.in_form(asked), lambda m: work, SM90A)
     assert caught.value.field == "spec.fused"
-    sizes_for(problem, spec, work, SM90A)
+    sizes_for(problem, spec, lambda m: work, SM90A)
 
 
 def test_explanations_show_it() -> None:

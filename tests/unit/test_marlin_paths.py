@@ -17,10 +17,10 @@ from test_marlin_gemm import close, make, values
 from cudatma import ArgumentError, LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm
 from cudatma.kernels import choice_table
 from cudatma.kernels import warm_up as shared
+from cudatma.kernels.calls import calls_of
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin import warm_up as warming
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM
-from cudatma.kernels.operation import calls_of
 from cudatma.kernels.stream_workspaces import stream_workspace
 from cudatma.runtime.launch import Kernel
 
@@ -204,8 +204,8 @@ def test_warming_up_to_a_bound_compiles_what_is_missing_and_loads_the_rest(
     monkeypatch.setattr(shared, "is_cached", lambda template, spec, target: "permute" in template)
     monkeypatch.setattr(shared, "compile_all", compile_all)
     monkeypatch.setattr(shared, "load_kernel", load_kernel)
-    for module in (warming, shared):
-        monkeypatch.setattr(module, "gpu_of", lambda device: imagined_gpu("sm_90a", 4))
+    monkeypatch.setattr(shared, "gpu_of", lambda device: imagined_gpu("sm_90a", 4))
+    monkeypatch.setattr(shared, "launch_of", lambda *_, **__: None)
     warming.warm_up(weights, 100)
     assert len(set(loaded)) == len(loaded)
     assert set(compiled) == {one for one in loaded if "permute" not in one[0]}
@@ -219,5 +219,5 @@ def test_warming_up_to_a_bound_compiles_what_is_missing_and_loads_the_rest(
     shared.warm_up(marlin_gemm, (gpu.array(values((5, K))), weights[0]), max_m=100)
     assert set(loaded) == both, "of the call, it is the same"
     for wrong in (0, 1 << 20):
-        with pytest.raises(ArgumentError, match=r"max_m: got \d+; allowed: 1 to 131072 rows"):
+        with pytest.raises(ArgumentError, match=r"max_m: got \d+; allowed: 1 to 131072"):
             warming.warm_up(weights, wrong)

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from cudatma.build.render import render
 from cudatma.errors import ArgumentError
-from cudatma.kernels.launch_struct import offsets, pack, size_bytes
+from cudatma.kernels.launch_struct import offsets, pack, size_bytes, work_values
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
-from cudatma.kernels.marlin.problem import problem_values
+from cudatma.kernels.marlin.problem import weight_values
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.staged_tile import StagedTile
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
@@ -59,7 +59,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Cut:
-    """A problem as the device sees it: what problem_values() computed, and the grid."""
+    """A problem as the device sees it: what work_values() and weight_values() computed, and the grid."""
 
     problem: Any
     work_ranges: int
@@ -95,7 +95,7 @@ class Cut:
 
 def cut(spec: StagedTile, m: int, n: int, k: int, resident: int) -> Cut:
     plan = schedule(spec, m, n, k, resident)
-    problem = SimpleNamespace(**problem_values(spec, plan, m, n, k, ceil_div(k, 128)))
+    problem = SimpleNamespace(**work_values(plan, m, n, k, spec.block_m), **weight_values(spec, n, k, ceil_div(k, 128)))
     assert plan.ctas == plan.work_ranges * spec.cluster
     return Cut(problem, plan.work_ranges, plan)
 
@@ -275,7 +275,8 @@ def test_the_struct_has_the_members_that_the_kernel_reads_where_it_reads_them(sp
 def test_the_bytes_are_those_that_the_device_reads() -> None:
     spec = WgmmaSpec("float16", 128, False, 16, 128, 2, 1, 4, fused="as_stored")
     plan = schedule(spec, 100, 512, 1024, 4)
-    values = problem_values(spec, plan, 100, 512, 1024, 8, output_pitch=1 << 40, scale_exponent=3)
+    values = work_values(plan, 100, 512, 1024, spec.block_m, output_pitch=1 << 40)
+    values |= weight_values(spec, 512, 1024, 8, scale_exponent=3)
     packed, at = pack(spec.problem_members, values), offsets(spec.problem_members)
     assert struct.unpack_from("<I", packed, at["m"]) == (100,)
     assert struct.unpack_from("<f", packed, at["scale_back"]) == (8.0,)
@@ -348,9 +349,8 @@ def test_all_ctas_share_a_few_tiles_of_large_k() -> None:
 )
 def test_a_dependent_launch_prefetches_two_stages_of_long_layers(block_m: int, k: int, n: int, prefetched: int) -> None:
     spec = SkinnySpec("float16", 128, False, block_m, 2, 512, 4, 4, deep_box=True)
-    plan = schedule(spec, block_m, n, k, 132)
     for programmatic, wanted in ((True, prefetched), (False, 0)):
-        values = problem_values(spec, plan, block_m, n, k, ceil_div(k, 128), programmatic=programmatic)
+        values = weight_values(spec, n, k, ceil_div(k, 128), programmatic=programmatic)
         assert values["prefetch_stages"] == wanted
 
 
@@ -366,8 +366,7 @@ def test_a_dependent_launch_prefetches_two_stages_of_long_layers(block_m: int, k
 )
 def test_tiles_of_wgmma_prefetch_too(block_m: int, cluster_k: int, k: int, n: int, prefetched: int) -> None:
     spec = WgmmaSpec("float16", 128, False, block_m, 256, 3, 1, 4, cluster_k=cluster_k)
-    plan = schedule(spec, block_m, n, k, 132)
-    values = problem_values(spec, plan, block_m, n, k, ceil_div(k, 128), programmatic=True)
+    values = weight_values(spec, n, k, ceil_div(k, 128), programmatic=True)
     assert values["prefetch_stages"] == prefetched
 
 

@@ -21,10 +21,9 @@ from cudatma.context import using_runtime
 from cudatma.descriptor import codec
 from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels import operation
+from cudatma.kernels.calls import Cache, calls_of, facts_of
 from cudatma.kernels.gemm.gemm import GEMM_CALL, Gemm
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinGemm
-from cudatma.kernels.operation import PlanCache, calls_of
 from cudatma.quantization.scale_range import ScaleFit
 
 E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
@@ -302,20 +301,26 @@ def test_a_changed_call_is_checked(
     assert stub.last() == [before]
 
 
+def test_a_row_of_another_k_is_refused_after_a_valid_one(stub: StubDriver) -> None:
+    assert marlin(x=vector(128, np.float16, A), out=None).shape == (64,)
+    with pytest.raises(ArgumentError, match=r"^x\.shape: got \(64,\)"):
+        marlin(x=vector(64, np.float16, A), out=None)
+
+
 def test_a_call_that_torch_records_is_not_a_repeated_one() -> None:
     torch = pytest.importorskip("torch")
     tensor = torch.zeros(4, 128, requires_grad=True)
-    assert operation._facts("torch", (tensor, None)) is None
+    assert facts_of("torch", (tensor, None)) is None
     with torch.no_grad():
-        assert operation._facts("torch", (tensor, None)) is not None
+        assert facts_of("torch", (tensor, None)) is not None
 
 
 def test_a_tensor_whose_memory_holds_other_values_is_checked() -> None:
     torch = pytest.importorskip("torch")
     tensor = torch.zeros(4, 4, dtype=torch.complex64)
-    assert operation._facts("torch", (tensor, tensor.imag)) is not None
+    assert facts_of("torch", (tensor, tensor.imag)) is not None
     for lazy in (tensor.conj(), tensor.conj().imag):
-        assert operation._facts("torch", (tensor, lazy)) is None
+        assert facts_of("torch", (tensor, lazy)) is None
 
 
 def test_a_result_with_negative_strides_does_not_overlap_in_a_repeated_call(stub: StubDriver) -> None:
@@ -438,7 +443,7 @@ def test_a_forked_child_starts_with_an_empty_runtime(stub: StubDriver) -> None:
 
 
 def test_the_newest_plans_stay() -> None:
-    cache: PlanCache[int] = PlanCache(4)
+    cache: Cache[int] = Cache(4)
     for key in range(6):
         cache.put(key, 10 * key)
         assert len(cache) <= 4

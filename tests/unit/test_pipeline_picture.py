@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cudatma.emulator.trace.svg import text_width
-from cudatma.kernels import operation
+from cudatma.kernels.operation import Operation
 from tools.dev import call_picture, pipeline_picture
 from tools.dev.call_picture import LEVELS, Message
 from tools.dev.drawing import ROOT, Drawing
@@ -60,4 +60,4 @@ def test_the_operation_has_the_methods_that_the_diagram_names() -> None:
     steps = [step for level in LEVELS for step in level.steps if isinstance(step, Message)]
     called = {step.text.partition("()")[0] for step in steps if step.receiver == "operation"}
     assert called >= {"check", "configure", "arguments"}
-    assert all(callable(getattr(operation.Operation, name)) for name in called)
+    assert all(callable(getattr(Operation, name)) for name in called)

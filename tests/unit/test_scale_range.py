@@ -11,9 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cudatma.dtypes import activation_type
-from cudatma.kernels.marlin.problem import problem_values
+from cudatma.kernels.marlin.problem import weight_values
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
-from cudatma.kernels.schedule import Schedule
 from cudatma.quantization import PackedWeight, pack, quantize
 from cudatma.quantization.scale_range import FORMS, ScaleFit, fit_scales
 
@@ -45,7 +44,7 @@ def rounded(values: Any, dtype: Any) -> Any:
 def factors(dtype: Any, p: int) -> tuple[Any, float]:
     """What a launch hands to the kernel for 2^-p: in the weight's type, and fp32."""
     of = replace(SPEC, dtype=dtype.name)
-    values = problem_values(of, Schedule(1, 1, 1, 1, 0), 1, 1, 1, 1, scale_exponent=p)
+    values = weight_values(of, 1, 1, 1, scale_exponent=p)
     low, high = values["scale_offset"] & 0xFFFF, values["scale_offset"] >> 16
     assert low == high
     return np.array(low, np.uint16).view(dtype), values["scale_back"]

@@ -16,12 +16,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from stub_driver import Array, StubDriver, fresh, packed_weight
+from stub_driver import stub as stub  # the fixture
 
 import cudatma
+from cudatma import marlin_gemm
 from cudatma.arrays import ArrayInfo, dense_strides
 from cudatma.context import Runtime, using_runtime
 from cudatma.errors import ArgumentError, ArgumentTypeError, CompileError
-from cudatma.kernels import operation, warm_up
+from cudatma.kernels import engine, warm_up
 from cudatma.kernels.attention import problem as attention_problem
 from cudatma.kernels.attention.choose import ATTENTION
 from cudatma.kernels.choice_table import forget
@@ -70,7 +73,7 @@ class Taken:
     def __init__(self, gpu: Gpu) -> None:
         self.gpu, self.kernels = gpu, set[tuple[str, Any]]()
 
-    def __call__(self, called: Operation[Any, Any], checked: Checked[Any], device: int) -> None:
+    def __call__(self, called: Operation[Any, Any], checked: Checked[Any], device: int, weight: Any) -> None:
         problem = checked.problem
         if called.name == "gemm":
             for field in ("a", "b"):
@@ -97,6 +100,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Kernels]:
         found: Kernels = set()
         monkeypatch.setattr(warm_up, "gpu_of", lambda device: gpu)
         monkeypatch.setattr(warm_up, "compile_and_load", lambda kernels, device, progress: found.update(kernels))
+        monkeypatch.setattr(warm_up, "launch_of", lambda *_, **__: None)
         cudatma.warm_up(function, operands, max_m=MAX_M, **options)
         return found
 
@@ -105,11 +109,11 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Kernels]:
 
 def launched(gpu: Gpu, function: Any, *operands: Any, **options: Any) -> Kernels:
     taken = Taken(gpu)
-    token = operation.takes_calls.set(taken)
+    token = engine.intercept.set(taken)
     try:
         function(*operands, **options, backend="cuda")
     finally:
-        operation.takes_calls.reset(token)
+        engine.intercept.reset(token)
     return taken.kernels
 
 
@@ -381,3 +385,27 @@ def test_a_kernel_that_does_not_compile_is_an_error(compiler: SimpleNamespace, f
     with pytest.raises(CompileError, match="NVRTC refuses it"):
         warm_up.compile_and_load(KERNELS, 0)
     assert not compiler.loaded
+
+
+WEIGHTS = {"marlin": packed_weight(1024, 1536), "act-order": packed_weight(1024, 1536, act_order=True)}
+#: Calls as functions of M: the function, its operands, and its options.
+CALLS: dict[str, Callable[[int], tuple[Any, tuple[Any, ...], dict[str, Any]]]] = {
+    "marlin": lambda m: (marlin_gemm, (Array((m, 1024), address=1 << 36), WEIGHTS["marlin"]), {}),
+    "act-order": lambda m: (marlin_gemm, (Array((m, 1024), address=1 << 36), WEIGHTS["act-order"]), {}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_no_call_after_a_warm_up_makes_a_plan(stub: StubDriver, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(warm_up, "gpu_of", lambda device: H200)
+    monkeypatch.setattr(warm_up, "compile_and_load", lambda kernels, device, progress: None)
+    with using_runtime(fresh()):
+        function, operands, options = CALLS[name](16)
+        cudatma.warm_up(function, operands, max_m=MAX_M, **options)
+        plans = stub.plans
+        assert plans > 1
+        assert not stub.launches
+        for m in sizes(random.Random(7)):
+            function, operands, options = CALLS[name](m)
+            function(*operands, **options)
+        assert stub.plans == plans

@@ -46,7 +46,7 @@ class Level:
 #: (key, name, where it is, center of the lifeline)
 LIFELINES = (
     ("call", "public function", "gemm(), copy(), ...", 90),
-    ("run", "run()", "kernels/operation.py", 290),
+    ("run", "run()", "kernels/engine.py", 290),
     ("operation", "Operation", "of the family", 488),
     ("table", "ChoiceTable", "one per shape", 654),
     ("replay", "Replay", "kernels/replay.py", 820),

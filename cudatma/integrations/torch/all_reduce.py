@@ -23,7 +23,7 @@ from cudatma.kernels.all_reduce.spec import (
     longest_message_bytes,
 )
 from cudatma.kernels.checks import check_gradient, checked_count, real_number
-from cudatma.kernels.operation import launch_of, run
+from cudatma.kernels.engine import launch_of, run
 from cudatma.library_streams import current_stream
 from cudatma.runtime.device_memory import close_memory, memory_handle, open_memory, shareable_memory
 

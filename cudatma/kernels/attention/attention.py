@@ -41,9 +41,10 @@ from cudatma.kernels.attention.tensors import (
 from cudatma.kernels.attention.versions import chosen_version
 from cudatma.kernels.checks import check_place, checked_count, checked_flag
 from cudatma.kernels.choice_table import choice_table
+from cudatma.kernels.engine import run
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
-from cudatma.kernels.operation import Checked, Operation, run
+from cudatma.kernels.operation import Checked, Operation
 from cudatma.kernels.overrides import every_entry_spec, pinned_spec
 from cudatma.kernels.version import naming
 from cudatma.target import get_target

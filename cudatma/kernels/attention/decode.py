@@ -17,8 +17,9 @@ from cudatma.kernels.attention.empty import fill_empty
 from cudatma.kernels.attention.reference import decode_reference
 from cudatma.kernels.attention.request import masks_up_to, reduced
 from cudatma.kernels.attention.tensors import contiguous, resized
+from cudatma.kernels.engine import run
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.operation import Checked, Operation, run
+from cudatma.kernels.operation import Checked, Operation
 from cudatma.target import get_target
 
 

@@ -25,9 +25,9 @@ from cudatma.kernels.attention.request import Mask, Request, check_call
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import VERSIONS
 from cudatma.kernels.choosing import Listed, pinned
+from cudatma.kernels.engine import host_workspace, launch_of
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.host import host_bytes
-from cudatma.kernels.operation import host_workspace, launch_of
 from cudatma.kernels.sample import LIMITS, Launch, Sample, cold_copies, empty_rows, in_turn, random_rows, relative_error
 from cudatma.target import Target
 

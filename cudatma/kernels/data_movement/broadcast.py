@@ -19,8 +19,9 @@ from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import chunk_place, run_plan
 from cudatma.kernels.data_movement.ring import LEAST_STAGES, SLOT_BYTES, CopyRing, stages_for
 from cudatma.kernels.data_movement.window import Axis, Window
+from cudatma.kernels.engine import run
 from cudatma.kernels.host import host_array
-from cudatma.kernels.operation import Checked, run
+from cudatma.kernels.operation import Checked
 from cudatma.pipeline import MBARRIER_BYTES, Operand, PipelineSpec
 from cudatma.target import Target
 

@@ -21,8 +21,9 @@ from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import plain_plan, run_plan, window_plan
 from cudatma.kernels.data_movement.specs import CACHES, check_choice
 from cudatma.kernels.data_movement.window import Axis, Window, carried, cropped, folded, simplify
+from cudatma.kernels.engine import run
 from cudatma.kernels.host import host_array
-from cudatma.kernels.operation import Checked, run
+from cudatma.kernels.operation import Checked
 
 PADS = ("zeros", "nan")
 VIAS = ("auto", "tma", "plain")

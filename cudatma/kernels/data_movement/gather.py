@@ -25,8 +25,9 @@ from cudatma.kernels.data_movement.plans import chunk_place, tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, slot_bytes, usual_ring
 from cudatma.kernels.data_movement.specs import check_choice, check_rank, coordinates
 from cudatma.kernels.data_movement.table import int_table
+from cudatma.kernels.engine import run
 from cudatma.kernels.host import host_array
-from cudatma.kernels.operation import Checked, run
+from cudatma.kernels.operation import Checked
 from cudatma.target import Target
 
 TEMPLATE = "kernels/gather_boxes.cu.j2"

@@ -27,8 +27,9 @@ from cudatma.kernels.data_movement.plans import chunk_place, tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, usual_ring
 from cudatma.kernels.data_movement.specs import check_rank
 from cudatma.kernels.data_movement.window import CHUNK_BYTES, choose_box
+from cudatma.kernels.engine import run
 from cudatma.kernels.host import host_array
-from cudatma.kernels.operation import Checked, run
+from cudatma.kernels.operation import Checked
 from cudatma.target import Target
 
 TEMPLATE = "kernels/im2col.cu.j2"

@@ -22,7 +22,8 @@ from cudatma.kernels.data_movement.plans import tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, THREADS
 from cudatma.kernels.data_movement.specs import coordinates
 from cudatma.kernels.data_movement.window import CHUNK_BYTES, Axis, Window, carried, choose_box, simplify, tile_counts
-from cudatma.kernels.operation import Checked, run
+from cudatma.kernels.engine import run
+from cudatma.kernels.operation import Checked
 from cudatma.target import Target
 
 TEMPLATE = "kernels/prefetch.cu.j2"

@@ -26,8 +26,9 @@ from cudatma.kernels.data_movement.ring import LEAST_STAGES, SLOT_BYTES, CopyRin
 from cudatma.kernels.data_movement.specs import check_choice
 from cudatma.kernels.data_movement.table import int_table
 from cudatma.kernels.data_movement.window import choose_box
+from cudatma.kernels.engine import run
 from cudatma.kernels.host import host_array
-from cudatma.kernels.operation import Checked, run
+from cudatma.kernels.operation import Checked
 from cudatma.pipeline import align_up
 from cudatma.target import Target
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from cudatma.arrays import ArrayInfo, describe, with_cupy
 from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.engine import library_for
 from cudatma.kernels.host import host_array
-from cudatma.kernels.operation import library_for
 from cudatma.library_streams import stream_handle, working_on
 
 

@@ -21,8 +21,9 @@ from cudatma.kernels.data_movement.checks import as_key, described
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import tensor_map
 from cudatma.kernels.data_movement.ring import BoxRing
+from cudatma.kernels.engine import run
 from cudatma.kernels.host import host_array
-from cudatma.kernels.operation import Checked, run
+from cudatma.kernels.operation import Checked
 from cudatma.kernels.sample import Sample, sample_dtype
 from cudatma.target import Target
 

@@ -23,8 +23,9 @@ from cudatma.kernels.data_movement.plans import tensor_map
 from cudatma.kernels.data_movement.ring import BLOCKS_PER_SM
 from cudatma.kernels.data_movement.specs import check_choice
 from cudatma.kernels.data_movement.window import Axis, Window, simplify
+from cudatma.kernels.engine import run
 from cudatma.kernels.host import host_array
-from cudatma.kernels.operation import Checked, run
+from cudatma.kernels.operation import Checked
 from cudatma.pipeline import Operand, PipelineSpec
 from cudatma.target import Target
 

@@ -18,13 +18,13 @@ from cudatma.kernels.arguments import Arguments, At, Map, Sizes, Value
 from cudatma.kernels.data_movement.copy import COPY
 from cudatma.kernels.data_movement.movement import Movement
 from cudatma.kernels.data_movement.transpose import TRANSPOSE
+from cudatma.kernels.engine import run
 from cudatma.kernels.gemm.matrices import ALIGNMENT, as_rows, letter_of, why_copied
 from cudatma.kernels.gemm.problem import SCALE_BLOCK, Matrix, Problem, element_bytes, operands_of
 from cudatma.kernels.gemm.request import Request
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gpu import IN_L2_BYTES, Gpu
 from cudatma.kernels.launch_struct import offsets, pack, work_values
-from cudatma.kernels.operation import run
 from cudatma.kernels.schedule import ceil_div
 from cudatma.pipeline import align_up
 from cudatma.target import Target

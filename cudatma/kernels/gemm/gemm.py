@@ -15,6 +15,7 @@ from cudatma.arrays import ArrayInfo
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import Arguments, Sizes
 from cudatma.kernels.choice_table import choice_table, choose_again
+from cudatma.kernels.engine import run
 from cudatma.kernels.family import MAX_EXTENT
 from cudatma.kernels.gemm.arguments import (
     arranged,
@@ -32,7 +33,7 @@ from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.versions import chosen_version
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
-from cudatma.kernels.operation import Checked, Operation, run
+from cudatma.kernels.operation import Checked, Operation
 from cudatma.kernels.version import naming
 from cudatma.target import get_target
 

@@ -14,12 +14,13 @@ from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.arguments import Arguments
 from cudatma.kernels.choosing import Listed, pinned
+from cudatma.kernels.engine import launch_of
 from cudatma.kernels.gemm.arguments import gemm_arguments
 from cudatma.kernels.gemm.gemm import GEMM_CALL
 from cudatma.kernels.gemm.problem import SCALE_BLOCK, Problem, element_bytes, is_fp8
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.versions import VERSIONS
-from cudatma.kernels.operation import Checked, launch_of
+from cudatma.kernels.operation import Checked
 from cudatma.kernels.sample import LIMITS, Launch, Sample, cold_copies, empty_rows, in_turn, random_rows, relative_error
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target

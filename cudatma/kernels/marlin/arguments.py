@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from cudatma.descriptor import L2Promotion, TiledSpec
@@ -10,7 +11,7 @@ from cudatma.descriptor.helpers import scale_map_spec, weight_map_spec, weight_t
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import FLAGS, PARTIALS, ROWS, Arguments, At, Map, Sizes, Value
-from cudatma.kernels.launch_struct import offsets, pack
+from cudatma.kernels.launch_struct import offsets, packer, work_values
 from cudatma.kernels.marlin.choose import AnyMarlinSpec
 from cudatma.kernels.marlin.permute_columns import (
     ELEMENT_BYTES,
@@ -19,7 +20,7 @@ from cudatma.kernels.marlin.permute_columns import (
     permute_sizes,
     result_pitch_bytes,
 )
-from cudatma.kernels.marlin.problem import LinearShape, Problem, problem_values
+from cudatma.kernels.marlin.problem import LinearShape, Problem, weight_values
 from cudatma.kernels.schedule import Schedule, ceil_div
 from cudatma.layout import Swizzle
 from cudatma.quantization.layout_v1 import group_count, part_shapes
@@ -65,40 +66,62 @@ def gemm_arguments(problem: Problem, spec: AnyMarlinSpec, work: Schedule, target
         "problem": lambda: Value(0),
     }
     parameters = tuple([makers[name]() if name in makers else At(_ARRAYS[name]) for name in spec.parameter_names])
-    sizes = sizes_for(problem, spec, work, target)(problem.m)
+    sizes = sizes_for(problem, spec, lambda m: work, target)(problem.m, problem.scale_exponent)
     return Arguments(spec.template, spec, parameters, sizes, spec.launch_cluster, early=_EARLY)
 
 
-def sizes_for(problem: Problem, spec: AnyMarlinSpec, work: Schedule, target: Target) -> Callable[[int], Sizes]:
-    """Return a function from M to the sizes, valid for every M with the same number of tiles as the problem's M."""
+def sizes_for(
+    problem: Problem, spec: AnyMarlinSpec, work_of: Callable[[int], Schedule], target: Target
+) -> Callable[[int, int], Sizes]:
+    """Return a function from M and the exponent of the scales to the sizes of otherwise equal problems.
+
+    ``work_of`` returns the schedule of M rows, which depends on the number of tiles only.
+    """
     if spec.scale_form not in ("none", problem.scale_form):
         why = "the range of these scales decides (quantization/scale_range.py)"
         raise ArgumentError("spec.fused", spec.scale_form, f"{problem.scale_form!r} or 'none' for this weight", why)
     k, n, pitch = problem.layer.k, problem.layer.n, x_pitch_bytes(problem)
     programmatic = problem.programmatic or problem.is_arranged
-    values = problem_values(
-        spec,
-        work,
-        problem.m,
-        n,
-        k,
-        group_count(k, problem.layer.group_size),
-        activation_pitch=pitch // ELEMENT_BYTES,
-        output_pitch=n if problem.out_pitch_bytes is None else problem.out_pitch_bytes // ELEMENT_BYTES,
-        output_vectors=problem.has_aligned_out,
-        programmatic=programmatic,
-        scale_exponent=0 if spec.scale_form == "none" else problem.scale_exponent,
-    )
-    struct, at = pack(spec.problem_members, values), offsets(spec.problem_members)["m"]
-    head, tail = struct[:at], struct[at + 4 :]
     shared = dependent_smem_bytes(spec, target) if programmatic else 0
-    partials = work.partial_ctas * spec.partial_bytes
-    flags = work.partial_ctas * spec.warp_tiles * 4
-    has_map = "activation_map" in spec.parameter_names
+    members, has_map = spec.problem_members, "activation_map" in spec.parameter_names
+    place_of_m = offsets(members)["m"]
 
-    def sizes(m: int) -> Sizes:
-        whole = head + m.to_bytes(4, "little") + tail
-        return Sizes(work.ctas, (whole,), (m,) if has_map else (), shared, programmatic, partials, flags)
+    @cache
+    def packed(exponent: int) -> Callable[[Mapping[str, Any]], bytes]:
+        fixed = weight_values(
+            spec,
+            n,
+            k,
+            group_count(k, problem.layer.group_size),
+            activation_pitch=pitch // ELEMENT_BYTES,
+            programmatic=programmatic,
+            scale_exponent=0 if spec.scale_form == "none" else exponent,
+        )
+        return packer(members, fixed)
+
+    @cache
+    def of_tiles(tiles_m: int, exponent: int) -> tuple[bytes, bytes, Schedule]:
+        m = tiles_m * spec.block_m
+        work = work_of(m)
+        struct = packed(exponent)(
+            work_values(
+                work,
+                m,
+                n,
+                k,
+                spec.block_m,
+                output_pitch=n if problem.out_pitch_bytes is None else problem.out_pitch_bytes // ELEMENT_BYTES,
+                output_vectors=problem.has_aligned_out,
+            )
+        )
+        return struct[:place_of_m], struct[place_of_m + 4 :], work
+
+    def sizes(m: int, exponent: int) -> Sizes:
+        # Two M with the same number of tiles differ in one word of the struct, and in the tensor map.
+        head, tail, work = of_tiles(-(-m // spec.block_m), exponent)
+        struct, partials = head + m.to_bytes(4, "little") + tail, work.partial_ctas * spec.partial_bytes
+        flags = work.partial_ctas * spec.warp_tiles * 4
+        return Sizes(work.ctas, (struct,), (m,) if has_map else (), shared, programmatic, partials, flags)
 
     return sizes
 

@@ -21,11 +21,12 @@ from cudatma.descriptor.helpers import scale_map_spec, weight_tile_map_spec
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, counted
 from cudatma.kernels.arguments import Arguments, At, Map, Sizes
+from cudatma.kernels.engine import run
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.gemm import MarlinGemm, host_weight, weight_of
 from cudatma.kernels.marlin.problem import LinearShape
-from cudatma.kernels.operation import Checked, Operation, run
+from cudatma.kernels.operation import Checked, Operation
 from cudatma.kernels.sample import Sample
 from cudatma.layout import Swizzle
 from cudatma.library_streams import stream_handle

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from cudatma.build.kernel import debugging
 from cudatma.errors import ArgumentTypeError
 from cudatma.kernels.arguments import Arguments, Sizes
 from cudatma.kernels.choice_table import choice_table, choose_again
+from cudatma.kernels.engine import run
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.arguments import copy_arguments, copy_sizes, gemm_arguments, sizes_for
@@ -22,8 +24,8 @@ from cudatma.kernels.marlin.operands import MAX_ROWS, check_bias, check_input, c
 from cudatma.kernels.marlin.permute_columns import TEMPLATE as COPY
 from cudatma.kernels.marlin.permute_columns import PermuteColumnsSpec, choose_copy
 from cudatma.kernels.marlin.problem import LinearShape, Problem
-from cudatma.kernels.operation import Checked, Operation, Weight, run
-from cudatma.kernels.schedule import schedule
+from cudatma.kernels.operation import Checked, Operation, Weight
+from cudatma.kernels.schedule import Schedule, schedule
 from cudatma.kernels.workspace import MarlinWorkspace, check_workspace
 from cudatma.quantization import PackedWeight
 from cudatma.target import get_target
@@ -153,12 +155,12 @@ class MarlinGemm(Operation[Problem, Config]):
     ) -> tuple[Problem, tuple[int, ...], None] | None:
         """Return the problem with another M."""
         x, _, out = shapes
-        m = 1
-        for extent in x[:-1]:
-            m *= extent
-        if m > MAX_ROWS or (out is not None and out[:-1] != x[:-1]):
+        rows = x[:-1]
+        m = rows[0] if len(rows) == 1 else prod(rows)
+        # A single axis is K, not M.
+        if not rows or m > MAX_ROWS or (out is not None and out[:-1] != rows):
             return None
-        return problem.with_m(m), (*x[:-1], problem.layer.n), None
+        return problem.with_m(m), (*rows, problem.layer.n), None
 
     def masks(self, problem: Problem) -> tuple[int, ...]:
         """TMA reads x and vectors write out; the bias is read by elements."""
@@ -194,22 +196,26 @@ class MarlinGemm(Operation[Problem, Config]):
                 if copied.is_arranged:
                     yield COPY, choose_copy(copied, target, gpu.sm_count)
 
+    def problems_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterator[Problem]:
+        """Yield a problem for each number of tiles: tiles have multiples of 8 rows, and so have intervals of M."""
+        for m in {*range(1, min(32, max_m)), *range(8, max_m, 8), max_m}:
+            yield checked.problem.with_m(m)
+
     def arguments(self, problem: Problem, config: Config, gpu: Gpu, resident: tuple[int, ...]) -> tuple[Arguments, ...]:
         """Return the launches of a problem."""
-        work = _schedule(problem, config, resident)
+        work = _schedules(problem, config, resident)(problem.m)
         gemm = gemm_arguments(problem, config.gemm, work, get_target(gpu.target))
         return (gemm,) if config.copy is None else (copy_arguments(problem, config.copy, resident[0]), gemm)
 
     def sizes(
         self, problem: Problem, config: Config, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
     ) -> tuple[Sizes, ...]:
-        """Return the sizes of the launches. Two M with the same number of tiles differ in one or two words."""
-        key = -(-problem.m // config.gemm.block_m), problem.scale_exponent
-        of_m = memo.get(key)
+        """Return the sizes of the launches."""
+        of_m = memo.get("sizes")
         if of_m is None:
-            work = _schedule(problem, config, resident)
-            of_m = memo[key] = sizes_for(problem, config.gemm, work, get_target(gpu.target))
-        gemm = of_m(problem.m)
+            work_of = _schedules(problem, config, resident)
+            of_m = memo["sizes"] = sizes_for(problem, config.gemm, work_of, get_target(gpu.target))
+        gemm = of_m(problem.m, problem.scale_exponent)
         return (gemm,) if config.copy is None else (copy_sizes(problem, config.copy, resident[0]), gemm)
 
     def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
@@ -226,9 +232,10 @@ class MarlinGemm(Operation[Problem, Config]):
 MARLIN_GEMM = MarlinGemm()
 
 
-def _schedule(problem: Problem, config: Config, resident: tuple[int, ...]) -> Any:
-    layer = problem.layer
-    return schedule(config.gemm, problem.m, layer.n, layer.k, resident[-1], divide=not problem.batch_invariant)
+def _schedules(problem: Problem, config: Config, resident: tuple[int, ...]) -> Callable[[int], Schedule]:
+    """Return a function from M to the schedule of problems that are otherwise equal."""
+    n, k, divide = problem.n, problem.k, not problem.batch_invariant
+    return lambda m: schedule(config.gemm, m, n, k, resident[-1], divide=divide)
 
 
 def host_weight(layer: LinearShape, arrays: Mapping[str, ArrayInfo]) -> PackedWeight:

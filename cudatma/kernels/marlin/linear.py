@@ -14,19 +14,15 @@ from cudatma.backend import selected_backend
 from cudatma.deprecation import former_arguments
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.engine import launch_of
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, marlin_gemm, weight_of
 from cudatma.kernels.marlin.operands import check_weight
-from cudatma.kernels.marlin.problem import Problem
-from cudatma.kernels.marlin.warm_up import warm_up
-from cudatma.kernels.operation import launch_of
+from cudatma.kernels.marlin.warm_up import dense_problem, warm_up
 from cudatma.kernels.stream_workspaces import stream_workspace
 from cudatma.library_streams import stream_handle
 from cudatma.quantization import PackedWeight, quantize_linear
 from cudatma.quantization.namespaces import host_array, is_float
 from cudatma.target import detect
-
-#: Dense rows of a multiple of these begin at multiples of 16 bytes.
-_ALIGNED_ELEMS = 8
 
 
 class MarlinLinear:
@@ -125,10 +121,9 @@ class MarlinLinear:
         if isinstance(m_values, int) and m_values:
             warm_up([self.weight], m_values, batch_invariant=self.batch_invariant)
         handle = stream_handle(stream, "cupy", device)
-        space, aligned = stream_workspace(device, handle), self.in_features % _ALIGNED_ELEMS == 0
+        space = stream_workspace(device, handle)
         for m in filter(None, batches):
-            facts = {"batch_invariant": self.batch_invariant, "has_aligned_x": aligned}
-            problem = Problem.of(self.weight, m, x_pitch_bytes=2 * self.in_features, **facts)
+            problem = dense_problem(self.weight, m, batch_invariant=self.batch_invariant)
             launch = launch_of(MARLIN_GEMM, problem, device, handle, weight=weight_of(self.weight))
             if launch.rows_bytes:
                 with space.rows.lock:

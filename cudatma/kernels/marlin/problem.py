@@ -13,8 +13,8 @@ from cudatma.dtypes import ACTIVATION_TYPES, activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.family import MAX_EXTENT
 from cudatma.kernels.launch_struct import MEMBERS as WORK_MEMBERS
-from cudatma.kernels.launch_struct import Member, work_values
-from cudatma.kernels.schedule import Schedule, ceil_div
+from cudatma.kernels.launch_struct import Member
+from cudatma.kernels.schedule import ceil_div
 from cudatma.quantization import PackedWeight
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
 
@@ -192,40 +192,32 @@ _SLOTS = [(vars(Problem)[name].__get__, vars(Problem)[name].__set__) for name in
 _SET_M = vars(Problem)["m"].__set__
 
 
-class ProblemSpec(Protocol):
-    """What the numbers depend on, of a spec."""
+class WeightReader(Protocol):
+    """The part of a spec that the values of the weight depend on."""
 
     @property
     def dtype(self) -> str: ...
-    @property
-    def block_m(self) -> int: ...
     def prefetch_stages(self, weight_bytes: int) -> int: ...
 
 
-def problem_values(
-    spec: ProblemSpec,
-    work: Schedule,
-    m: int,
+def weight_values(
+    spec: WeightReader,
     n: int,
     k: int,
     scale_rows: int,
     *,
     activation_pitch: int = 0,
-    output_pitch: int = 0,
-    output_vectors: bool = False,
     programmatic: bool = False,
     scale_exponent: int = 0,
 ) -> dict[str, Any]:
-    """Every member's value by name.
+    """Return the values of the struct's members, by name, that do not depend on M.
 
-    activation_pitch, output_pitch: elements. output_vectors: whether the result's rows are aligned to 16 bytes.
-    programmatic: a dependent launch. scale_exponent: p of 2^-p, by which a fused kernel multiplies scales
-    (``PackedWeight.scale_fit``).
+    activation_pitch: elements. programmatic: a dependent launch. scale_exponent: p of 2^-p, by which a fused kernel
+    multiplies scales (``PackedWeight.scale_fit``).
     """
     weight_row_blocks = ceil_div(k, 64)
     offset = np.array(-SYMMETRIC_ZERO * 2.0**-scale_exponent, activation_type(spec.dtype).numpy).view(np.uint16)
-    common = work_values(work, m, n, k, spec.block_m, output_pitch=output_pitch, output_vectors=output_vectors)
-    return common | {
+    return {
         "weight_rows": ceil_div(n, 64) * weight_row_blocks,
         "weight_row_blocks": weight_row_blocks,
         "scale_rows": scale_rows,

@@ -14,6 +14,7 @@ from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, LaunchError, counted
 from cudatma.kernels.choosing import Listed, pinned
 from cudatma.kernels.cost import cheapest_first
+from cudatma.kernels.engine import host_workspace, launch_of
 from cudatma.kernels.family import Times
 from cudatma.kernels.gpu import Gpu, imagined_gpu
 from cudatma.kernels.marlin.arguments import gemm_arguments
@@ -23,7 +24,6 @@ from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_times
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny_candidates import skinny_times
 from cudatma.kernels.marlin.wgmma_candidates import wgmma_times
-from cudatma.kernels.operation import host_workspace, launch_of
 from cudatma.kernels.sample import LIMITS, Launch, Sample, cold_copies, empty_rows, in_turn, random_rows, relative_error
 from cudatma.kernels.schedule import schedule
 from cudatma.quantization import PackedWeight, quantize
@@ -120,7 +120,7 @@ class MarlinTrial:
         spec = launch.replays[-1].config
         if resolve_fused(spec, "none") != candidate.spec:
             raise LaunchError("candidate", spec.entry, f"what was asked for: {candidate.label}")
-        addresses = x.pointer, 0, out.pointer, 0
+        addresses = MARLIN_GEMM.addresses(named)
         return in_turn([partial(launch.run, addresses, stream, weight_of(w)) for w in self._weights[:copies]])
 
 

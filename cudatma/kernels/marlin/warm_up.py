@@ -9,13 +9,16 @@ from typing import Any
 from cudatma.build.kernel import wants_debug
 from cudatma.context import runtime
 from cudatma.errors import ArgumentError
-from cudatma.kernels.gpu import gpu_of
-from cudatma.kernels.marlin.gemm import MARLIN_GEMM
+from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
+from cudatma.kernels.marlin.permute_columns import ELEMENT_BYTES
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.operation import Checked
 from cudatma.kernels.tuning_file import FILE_VARIABLE
-from cudatma.kernels.warm_up import check_max_m, compile_and_load
+from cudatma.kernels.warm_up import check_max_m, prepare
 from cudatma.quantization import PackedWeight
+
+#: Elements of 16 bytes.
+_ALIGNED_ELEMS = 16 // ELEMENT_BYTES
 
 
 class _Loaded(set[tuple[Any, ...]]):
@@ -57,17 +60,32 @@ def warm_up(
     """
     check_max_m(max_m)
     loaded: _Loaded = runtime().part(_Loaded)
-    requests: dict[tuple[Any, ...], Problem] = {}
+    missing: dict[tuple[Any, ...], tuple[int, Problem, PackedWeight]] = {}
     for w in weights:
         if w.device is None:
             raise ArgumentError("weights", "a weight in host memory", "weights on a CUDA device", "call to_device()")
-        problem = Problem.of(w, 1, batch_invariant=batch_invariant)
+        problem = dense_problem(w, 1, batch_invariant=batch_invariant)
         key = w.device, problem.plan_key, max_m, wants_debug(None), os.environ.get(FILE_VARIABLE)
         if key not in loaded:
-            requests[key] = problem
-    for device in {key[0] for key in requests}:
-        gpu, problems = gpu_of(device), [problem for key, problem in requests.items() if key[0] == device]
-        calls = [Checked(problem, (), None, None, None) for problem in problems]
-        kernels = (kernel for call in calls for kernel in MARLIN_GEMM.kernels_up_to(call, max_m, gpu))
-        compile_and_load(kernels, device, progress)
-    loaded.update(requests)
+            missing[key] = w.device, problem, w
+    for device in {device for device, _, _ in missing.values()}:
+        calls = [
+            (MARLIN_GEMM, Checked(problem, (), None, None, None), weight_of(w))
+            for place, problem, w in missing.values()
+            if place == device
+        ]
+        prepare(calls, device, max_m, progress)
+    loaded.update(missing)
+
+
+def dense_problem(w: PackedWeight, m: int, *, batch_invariant: bool) -> Problem:
+    """Return the problem of M dense rows of an x that begins at a multiple of 16 bytes, and of a new result."""
+    k, n = w.shape
+    return Problem.of(
+        w,
+        m,
+        batch_invariant=batch_invariant,
+        x_pitch_bytes=k * ELEMENT_BYTES,
+        has_aligned_x=k % _ALIGNED_ELEMS == 0,
+        has_aligned_out=n % _ALIGNED_ELEMS == 0,
+    )

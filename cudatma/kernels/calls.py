@@ -1,0 +1,316 @@
+"""The calls of an operation that were made before, for repeated calls and for calls that differ in sizes only."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable, Sequence
+from operator import attrgetter, methodcaller
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from cudatma import context
+from cudatma.arrays import ArrayInfo
+from cudatma.build.kernel import wants_debug
+from cudatma.kernels.choosing import pinned_scope
+from cudatma.kernels.operation import RESULTS, SPACES, C, Checked, Operation, P, Weight
+from cudatma.kernels.plan import Launch, Plan
+from cudatma.library_streams import current_stream, stream_handle, working_on
+
+T = TypeVar("T")
+#: Calls and plans that an operation keeps: a call takes some 2 KB.
+_MAX_CALLS, _MAX_PLANS = 4096, 512
+#: Plans that are tried for a call that differs from earlier ones in sizes only.
+_MAX_PLANS_OF_SHAPE = 4
+
+
+class Cache(dict[Hashable, T]):
+    """The newest values by their keys, at most ``limit`` of them. Read without a lock; safe from many threads."""
+
+    __slots__ = ("limit",)
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def put(self, key: Hashable, value: T) -> None:
+        """Keep a value. Drops the older half if there are ``limit`` already."""
+        if len(self) >= self.limit:
+            for old in list(self)[: max(1, self.limit // 2)]:
+                self.pop(old, None)
+        self[key] = value
+
+
+class Calls(Generic[P, C]):
+    """The calls and plans of one operation, a part of the Runtime."""
+
+    #: forget() of choice_table drops it.
+    holds_choices = True
+
+    def __init__(self, operation: Operation[P, C]) -> None:
+        self._operation = operation
+        self.calls: Cache[Call] = Cache(_MAX_CALLS)
+        self.plans: Cache[Plan[P, C]] = Cache(_MAX_PLANS)
+        #: A shape may have several plans: a window that is longer than a sequence excludes none of its keys.
+        self._shapes: Cache[tuple[_Shape, ...]] = Cache(_MAX_PLANS)
+
+    def keep(
+        self, key: tuple[Any, ...], plan: Plan[P, C], launch: Launch, checked: Checked[P], dtypes: tuple[Any, Any]
+    ) -> None:
+        """Keep a call, and its shape for calls with other sizes. dtypes: of out and lse, in the arrays' library."""
+        operation, infos = self._operation, (*checked.arrays, checked.out)
+        masks = operation.masks(checked.problem)
+        if any(info is not None and info.pointer & mask for info, mask in zip(infos, masks, strict=True)):
+            return  # a plan for misaligned arrays serves aligned ones, too, but slower
+        present = [at for at, info in enumerate(checked.arrays) if info is not None]
+        common = _Common(key[0], launch.device, present, masks, dtypes, [0] * len((*infos, *RESULTS[1:], *SPACES)))
+        extents = None
+        if checked.out is not None:
+            extents = [None if info is None else _relative(info) for info in infos]
+        self.calls.put(key, Call(common, launch, checked.shape, checked.lse, extents))
+        shape_key = _shape_key(operation, key)
+        if shape_key is not None:
+            itemsizes = tuple([0 if info is None else info.dtype.itemsize for info in infos])
+            shape = _Shape(common, plan, checked.problem, itemsizes)
+            others = [one for one in self._shapes.get(shape_key, ()) if one.plan is not plan]
+            self._shapes.put(shape_key, (shape, *others[: _MAX_PLANS_OF_SHAPE - 1]))
+
+    def resized_call(self, key: tuple[Any, ...]) -> Call | None:
+        """Return, and keep, the call that differs from a known one in its sizes only; None if there is none."""
+        operation = self._operation
+        shape_key = _shape_key(operation, key)
+        shapes = None if shape_key is None else self._shapes.get(shape_key)
+        if shapes is None:
+            return None
+        facts = key[1]
+        extents, strides, has_out = facts[::4], facts[1::4], facts[-4] is not None
+        if key[0] == "torch" and (has_out or not operation.joins_axes):
+            strides = [
+                given and [stride * size for stride in given]
+                for given, size in zip(strides, shapes[0].itemsizes)  # noqa: B905 (a keyword takes time)
+            ]
+        for shape in shapes:
+            resized = operation.resized(shape.problem, extents, strides, key[2])
+            if resized is not None:
+                break
+        else:
+            return None
+        problem, result, lse = resized
+        launch = shape.plan.launch(problem)
+        if launch is None:
+            return None
+        spans = [_span(*one) for one in zip(extents, strides, shape.itemsizes)] if has_out else None  # noqa: B905
+        call = Call(shape.common, launch, result, lse, spans)
+        self.calls.put(key, call)
+        return call
+
+
+def calls_of(operation: Operation[P, C]) -> Calls[P, C]:
+    """Return the calls and plans of an operation in the Runtime in use."""
+    calls: Calls[P, C] = context.runtime().part(operation, lambda: Calls(operation))
+    return calls
+
+
+def plan_of(operation: Operation[P, C], problem: P, device: int) -> Plan[P, C]:
+    """Return the plan of a problem on a device, a new one if there is none."""
+    context.require_no_fork()
+    key = device, operation.plan_key(problem), wants_debug(None), pinned_scope.get()
+    plans = calls_of(operation).plans
+    plan = plans.get(key)
+    if plan is None:
+        plan = Plan(operation, device)
+        plans.put(key, plan)
+    return plan
+
+
+class _Common(NamedTuple):
+    """What calls that differ in sizes have in common.
+
+    present: indexes of the inputs that such a call has. masks: as Operation.masks(). dtypes: of out and lse, as objects
+    of the library. places: zeros, one for each address that a launch gets.
+    """
+
+    library: str
+    device: int
+    present: list[int]
+    masks: tuple[int, ...]
+    dtypes: tuple[Any, Any]
+    places: list[int]
+
+
+class _Shape(NamedTuple):
+    """A call whose sizes may change: its plan and its problem."""
+
+    common: _Common
+    plan: Plan[Any, Any]
+    problem: Any
+    itemsizes: tuple[int, ...]
+
+
+class Call:
+    """A launch, and what a repeated call can still get wrong: where its arrays are."""
+
+    __slots__ = ("_common", "_launch", "_lse", "_shape", "_spans")
+
+    def __init__(
+        self,
+        common: _Common,
+        launch: Launch,
+        shape: tuple[int, ...] | None,
+        lse: tuple[int, ...] | None,
+        spans: list[tuple[int, int] | None] | None,
+    ) -> None:
+        """shape, lse: shapes of the results, None for a result that the call does not have. spans: of a call with
+        ``out``, first byte and end of each input and of out, relative to its address."""
+        self._common, self._launch, self._shape, self._lse, self._spans = common, launch, shape, lse, spans
+
+    def run(self, inputs: tuple[Any, ...], out: Any, stream: Any, weight: Weight | None) -> Any:
+        """Launch; return the results, or NotImplemented if check() has to look at the addresses."""
+        library, device, present, masks, dtypes, places = self._common
+        address, places, at, spans = _ADDRESS[library], places[:], len(inputs), self._spans
+        for index in present:
+            places[index] = place = address(inputs[index])
+            if place & masks[index]:
+                return NotImplemented
+        if spans is not None:
+            places[at] = to = address(out)
+            low, high = spans[at]  # type: ignore[misc]
+            begin, end = to + low, to + high
+            if to & masks[at]:
+                return NotImplemented
+            for index in present:
+                low, high = spans[index]  # type: ignore[misc]
+                if places[index] + low < end and begin < places[index] + high:
+                    return NotImplemented
+        handle = current_stream(library, device) if stream is None else stream_handle(stream, library, device)
+        if out is None and self._shape is not None:
+            out = _new(library, inputs[0], self._shape, dtypes[0], stream, handle)
+            places[at] = address(out)
+        done = out
+        if self._lse is not None:
+            lse = _new(library, inputs[0], self._lse, dtypes[1], stream, handle)
+            places[at + 1] = address(lse)
+            done = out, lse
+        self._launch.run(places, handle, weight)
+        return done
+
+
+#: Functions that return the address of an array, by its library.
+_ADDRESS: dict[str, Callable[[Any], int]] = {"cupy": attrgetter("data.ptr"), "torch": methodcaller("data_ptr")}
+#: CuPy's array class and torch's, once they have been seen, by their library.
+libraries: dict[type, str] = {}
+
+
+def library_of(array: Any) -> str:
+    """Return ``"cupy"``, ``"torch"``, or ``""`` for an array that only describe() can read."""
+    kind = array.__class__
+    known = libraries.get(kind)
+    if known is None:
+        modules = sys.modules
+        if "cupy" in modules and kind is modules["cupy"].ndarray:
+            known = "cupy"
+        elif "torch" in modules and kind in (modules["torch"].Tensor, modules["torch"].nn.Parameter):
+            known = "torch"
+        else:
+            return ""
+        libraries[kind] = known
+    return known
+
+
+def facts_of(library: str, arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Return shape, strides, dtype and device of each array, one after the other.
+
+    None if they are not all of one library, if torch records a gradient, or if a tensor is lazily negated or
+    conjugated, which check() refuses. Reads the few attributes that a launch depends on and nothing else: describe()
+    costs more than a launch.
+    """
+    facts: list[Any] = []
+    kind, is_torch = arrays[0].__class__, library == "torch"
+    try:
+        for array in arrays:
+            if array.__class__ is not kind:
+                if array is None:
+                    facts += _NO_FACTS
+                    continue
+                if library_of(array) != library:
+                    return None
+            if not is_torch:
+                facts += array.shape, array.strides, array.dtype, array.data.device_id
+            elif array.requires_grad and sys.modules["torch"].is_grad_enabled():
+                return None
+            else:
+                dtype = array.dtype
+                if array.is_neg() or (dtype.is_complex and array.is_conj()):
+                    return None
+                facts += array.shape, array.stride(), dtype, array.get_device()
+    except RuntimeError:  # a nested tensor has no strides
+        return None
+    return tuple(facts)
+
+
+_NO_FACTS = (None, None, None, None)
+
+
+def _shape_key(operation: Operation[P, C], key: tuple[Any, ...]) -> Hashable:
+    """Return a call's key without the sizes of the axes that are not fixed; None if the call has no such key."""
+    fixed_axes, joins = operation.fixed_axes, operation.joins_axes
+    if not fixed_axes:
+        return None
+    _, facts, _, *parts = key  # dtypes tell libraries apart
+    place = iter(facts)
+    for shape, strides, dtype, device, fixed in zip(place, place, place, place, fixed_axes):  # noqa: B905 (slower)
+        if shape is None or fixed is None:
+            parts += shape, strides, dtype, device
+            continue
+        free = (len(shape) - fixed) or 1
+        if free == 1:
+            if (extent := shape[0]) < 2 and not extent:
+                return None
+            parts += 1, extent == 1, shape[1:], strides, dtype, device
+            continue
+        ones = 0
+        for axis in range(free):
+            if (extent := shape[axis]) < 2:
+                if not extent:
+                    return None
+                ones |= 1 << axis
+            # Leading axes of one element may have any stride.
+            is_joined = joins and axis < free - 1 and ones + 1 != 2 << axis
+            if is_joined and strides[axis] != shape[axis + 1] * strides[axis + 1]:
+                return None
+        # The stride of a fixed axis that is outside of the free ones in memory follows from their sizes.
+        steps = strides[free - 1 :] if joins else strides[free - 1]
+        parts += free, ones, shape[free:], steps, dtype, device
+    return tuple(parts)
+
+
+def _relative(info: ArrayInfo) -> tuple[int, int]:
+    """Return the first byte and the end of an array, relative to its first element."""
+    low, end = info.extent
+    return low - info.pointer, end - info.pointer
+
+
+def _span(shape: Sequence[int] | None, strides_bytes: Sequence[int], itemsize: int) -> tuple[int, int] | None:
+    """Return the first byte and the end of an array, relative to its first element; None without an array."""
+    if shape is None:
+        return None
+    low, end = 0, itemsize
+    for extent, stride in zip(shape, strides_bytes):  # noqa: B905
+        if stride > 0:
+            end += (extent - 1) * stride
+        else:
+            low += (extent - 1) * stride
+    return low, end
+
+
+def _new(library: str, like: Any, shape: tuple[int, ...], dtype: Any, stream: Any, handle: int) -> Any:
+    """Return an uninitialized result on an array's device, allocated on the stream of the launch."""
+    if library == "torch":
+        if stream is None:
+            return like.new_empty(shape, dtype=dtype)
+        with working_on(library, like.device.index, handle):
+            return like.new_empty(shape, dtype=dtype)
+    cupy = sys.modules["cupy"]
+    device = like.data.device_id
+    if stream is None and cupy.cuda.runtime.getDevice() == device:
+        return cupy.empty(shape, dtype)
+    with cupy.cuda.Device(device), working_on(library, device, handle):
+        return cupy.empty(shape, dtype)

@@ -1,0 +1,208 @@
+"""``run()`` takes a call from its arrays to a launch.
+
+A call is served by the first of these that knows it; they differ only in how much was kept of earlier calls:
+
+1. A call with the layouts and options of an earlier one: its launch, with other addresses.
+2. A call that differs from an earlier one in sizes only: the plan of the shape, with new sizes and addresses.
+3. Any other call: the family's checks, configuration and arguments, and a plan that is kept.
+
+calls.py finds the calls of the first two. Backends, plans, workspaces and the order of streams are known only here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from cudatma import context
+from cudatma.arrays import ArrayInfo, describe, empty_like_library
+from cudatma.backend import backend_for
+from cudatma.build.kernel import debug_scope, default_target
+from cudatma.kernels.arguments import FLAGS, PARTIALS, ROWS, Sizes
+from cudatma.kernels.calls import calls_of, facts_of, libraries, library_of, plan_of
+from cudatma.kernels.checks import check_backend
+from cudatma.kernels.choosing import pinned_scope
+from cudatma.kernels.gpu import imagined_gpu
+from cudatma.kernels.operation import C, Checked, Operation, P, Weight
+from cudatma.kernels.plan import Launch
+from cudatma.kernels.workspace import MarlinWorkspace
+from cudatma.library_streams import stream_handle
+from cudatma.runtime.streams import order_after_producers
+from cudatma.target import Target
+
+#: Gets each valid call of a context in place of a launch, with its device and weight. warm_up() sets it.
+intercept: ContextVar[Callable[[Operation[Any, Any], Checked[Any], int, Weight | None], None] | None]
+intercept = ContextVar("cudatma_intercept", default=None)
+
+
+def run(
+    operation: Operation[P, C],
+    inputs: tuple[Any, ...],
+    out: Any,
+    options: tuple[Any, ...],
+    stream: Any = None,
+    backend: str | None = None,
+    weight: Weight | None = None,
+    subject: Any = None,
+    workspace: MarlinWorkspace | None = None,
+    numbers: tuple[int, ...] = (),
+) -> Any:
+    """Compute an operation; return ``out``, (out, lse), or None for an operation without a result.
+
+    Parameters
+    ----------
+    operation : Operation
+        What to compute.
+    inputs : tuple
+        Arrays in the operation's order, None for those that the call lacks.
+    out : array or None
+        The result. None makes one.
+    options : tuple
+        What the result depends on besides the arrays. Equal options have to mean the same: 1, 1.0 and True are equal.
+        check() judges options without a hash in every call.
+    stream : stream, optional
+        Default: the current stream of the first array's library.
+    backend : str, optional
+        ``"cuda"``, ``"emulator"``, ``"reference"`` or ``"auto"``. Default: ``$CUDATMA_BACKEND``, else ``"auto"``.
+    weight : Weight, optional
+        Arrays that stay from call to call.
+    subject : object, optional
+        The object that check() validates the call against.
+    workspace : MarlinWorkspace, optional
+        Default: the stream's own; during capture, one per graph branch.
+    numbers : tuple of int
+        Options that may differ from call to call like sizes. check() gets them in front of the options.
+    """
+    key = None
+    if backend is None and workspace is None and debug_scope.get() is None and pinned_scope.get() is None:
+        first = inputs[0] if inputs else out
+        library = libraries.get(first.__class__) or library_of(first)
+        facts = facts_of(library, (*inputs, out)) if library else None
+        if facts is not None:
+            known = context.in_use.parts.get(operation) or calls_of(operation)
+            key = library, facts, numbers, options, weight and weight.format
+            try:
+                call = known.calls.get(key) or known.resized_call(key)
+            except TypeError:  # an option that has no hash, which check() judges
+                call = key = None
+            if call is not None:
+                done = call.run(inputs, out, stream, weight)
+                if done is not NotImplemented:
+                    return done
+    return _first(operation, inputs, out, (*numbers, *options), stream, backend, weight, subject, workspace, key)
+
+
+def _first(
+    operation: Operation[P, C],
+    inputs: tuple[Any, ...],
+    out: Any,
+    options: tuple[Any, ...],
+    stream: Any,
+    backend: str | None,
+    weight: Weight | None,
+    subject: Any,
+    workspace: MarlinWorkspace | None,
+    key: tuple[Any, ...] | None,
+) -> Any:
+    """Compute an operation with all checks, and keep its launch for later calls."""
+    chosen = backend_for(operation.name, backend)
+    given = operation.check(inputs, out, options, subject)
+    first = next(info for info in (*given.arrays, given.out) if info is not None)
+    check_backend(first, (*operation.inputs, "out")[0], chosen)
+    device = first.device
+    if (instead := intercept.get()) is not None and device is not None:
+        return instead(operation, given, device, weight)
+    handle = None if device is None else stream_handle(stream, library_for(first, given.out), device)
+    result = given.out
+    if result is None and given.shape is not None:
+        out = empty_like_library(first, given.shape, given.dtype, handle)
+        result = describe(out)
+    given_out, given = given.out, given._replace(out=result)
+    lse = None if given.lse is None else empty_like_library(first, given.lse, np.float32, handle)
+    done = out if lse is None else (out, lse)
+    if result is not None and not result.size_elems:
+        return done
+    if device is not None and handle is not None:
+        order_after_producers(handle, device, result, *given.arrays)
+    checked = operation.arranged(given, chosen, handle)
+    named = operation.named(checked)
+    if lse is not None:
+        named["lse"] = describe(lse)
+    if weight is not None:
+        named |= weight.arrays
+    if chosen == "reference":
+        operation.reference(checked.problem, named)
+    elif operation.without_kernel(checked.problem, named, handle):
+        pass
+    elif device is None or handle is None:
+        emulate(operation, checked.problem, named)
+    else:
+        plan = plan_of(operation, checked.problem, device)
+        launch = plan.load(checked.problem, handle, named, weight)
+        launch.run(operation.addresses(named), handle, weight, workspace)
+        if key is not None and checked is given:
+            dtypes = None if out is None else out.dtype, None if lse is None else lse.dtype
+            calls_of(operation).keep(key, plan, launch, given._replace(out=given_out), dtypes)
+    return done
+
+
+def emulate(
+    operation: Operation[P, C],
+    problem: P,
+    arrays: Mapping[str, ArrayInfo],
+    *,
+    target: Target | None = None,
+    schedules: int = 1,
+    **options: Any,
+) -> Any:
+    """Run a call's launches on the emulator; return the last one's report.
+
+    arrays: inputs, results and a weight's arrays by name, in host memory. target: None is default_target().
+    options: of ``EmulatedModule.launch``. Raises HazardError, CompileError.
+    """
+    target = default_target() if target is None else target
+    gpu = imagined_gpu(target, operation.emulated_sm_count)
+    config = operation.configure(problem, gpu, {})
+    kernels = operation.kernels(problem, config)
+    resident = tuple([gpu.sm_count * getattr(spec, "blocks_per_sm", 1) for _, spec in kernels])
+    report = None
+    arrays = dict(arrays)
+    for one in operation.arguments(problem, config, gpu, resident):
+        one.config.check_target(target)
+        arrays |= {name: info for name, info in host_workspace(one.sizes).items() if name not in arrays}
+        report = one.emulate(target, arrays, schedules=schedules, **options)
+    return report
+
+
+def host_workspace(sizes: Sizes) -> dict[str, ArrayInfo]:
+    """Return workspace in host memory for one launch: flags are 0, everything else is NaN in every type."""
+    needed = {PARTIALS: sizes.partials_bytes, FLAGS: sizes.flags_bytes, ROWS: sizes.rows_bytes}
+    return {
+        name: describe(np.full(nbytes, 0 if name == FLAGS else 0xFF, np.uint8))
+        for name, nbytes in needed.items()
+        if nbytes
+    }
+
+
+def launch_of(
+    operation: Operation[P, C],
+    problem: P,
+    device: int,
+    stream: int,
+    named: Mapping[str, ArrayInfo] | None = None,
+    weight: Weight | None = None,
+) -> Launch:
+    """Return the launches of a problem on a device; compile and load what is missing, and keep the plan.
+
+    named: the arrays of the call, at whose addresses tensor maps are encoded. Raises LaunchError if a kernel is missing
+    and the stream is under capture, CompileError, DriverError.
+    """
+    return plan_of(operation, problem, device).load(problem, stream, named or {}, weight)
+
+
+def library_for(first: ArrayInfo, out: ArrayInfo | None) -> str:
+    """Return the library whose current stream a call without a stream uses."""
+    return "torch" if out is not None and out.kind == "torch" and first.kind not in ("cupy", "torch") else first.kind

@@ -1,0 +1,144 @@
+"""The plan of a shape: its kernels and marshalled arguments on a device, which all sizes of the shape share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Generic, NamedTuple
+
+from cudatma.arrays import ArrayInfo
+from cudatma.build.kernel import known_kernel, load_kernel
+from cudatma.errors import ArgumentError, LaunchError
+from cudatma.kernels.arguments import Sizes
+from cudatma.kernels.gpu import gpu_of
+from cudatma.kernels.operation import C, Operation, P, Weight
+from cudatma.kernels.replay import Replay
+from cudatma.kernels.stream_workspaces import stream_workspace
+from cudatma.kernels.workspace import MarlinWorkspace, is_capturing
+from cudatma.target import Target, detect
+
+
+class Launch(NamedTuple):
+    """The launches of a call but for addresses and stream. partials_bytes: None if no workspace is used."""
+
+    replays: tuple[Replay, ...]
+    sizes: tuple[Sizes, ...]
+    device: int
+    partials_bytes: int | None
+    rows_bytes: int
+
+    def run(
+        self, addresses: list[int], stream: int, weight: Weight | None, workspace: MarlinWorkspace | None = None
+    ) -> None:
+        """Launch with the arrays of the call at these addresses, in the order of Operation.names."""
+        if self.partials_bytes is None:
+            self._run(addresses, stream, weight)
+            return
+        space: Any = workspace
+        if workspace is None:
+            space = stream_workspace(self.device, stream, self.partials_bytes)
+        else:
+            for sizes in self.sizes:
+                workspace.require_room(sizes.partials_bytes, sizes.flags_bytes)
+        addresses = addresses[:]  # a replay keeps the list that it gets
+        addresses[-3], addresses[-2] = space.partials_pointer, space.flags_pointer
+        if not self.rows_bytes:
+            self._run(addresses, stream, weight)
+            return
+        with space.rows.lock:
+            addresses[-1] = space.rows.room(self.rows_bytes)
+            self._run(addresses, stream, weight)
+
+    def _run(self, addresses: list[int], stream: int, weight: Weight | None) -> None:
+        steady = weight.addresses if weight else ()
+        for replay, sizes in zip(self.replays, self.sizes):  # noqa: B905 (a keyword takes time)
+            replay.run(sizes, addresses, stream, steady)
+
+
+class _Loaded(NamedTuple):
+    """The kernels of a configuration on a device. resident: CTAs of each that the GPU runs at a time."""
+
+    config: Any
+    replays: tuple[Replay, ...]
+    resident: tuple[int, ...]
+    memo: dict[Any, Any]
+
+
+#: Configurations that a plan finds by their identity.
+_MAX_CONFIGS = 512
+#: An aligned address for tensor maps whose array does not exist yet.
+_ANY_ADDRESS = 1 << 20
+
+
+class Plan(Generic[P, C]):
+    """The loaded kernels and marshalled arguments for calls that differ in sizes and addresses only."""
+
+    __slots__ = ("_by_identity", "_gpu", "_loaded", "_memo", "_operation", "_target", "device")
+
+    def __init__(self, operation: Operation[P, C], device: int) -> None:
+        self._operation, self.device = operation, device
+        self._gpu, self._target = gpu_of(device), detect(device)
+        self._loaded: dict[C, _Loaded] = {}
+        #: Hashing a configuration takes longer than everything else that a new size needs.
+        self._by_identity: dict[int, _Loaded] = {}
+        self._memo: dict[Any, Any] = {}
+
+    def launch(self, problem: P) -> Launch | None:
+        """Return the launches of a problem whose kernels are loaded, else None."""
+        config = self._operation.configure(problem, self._gpu, self._memo)
+        loaded = self._by_identity.get(id(config)) or self._found(config)
+        return None if loaded is None else self._launch(problem, loaded)
+
+    def load(self, problem: P, stream: int, named: Mapping[str, ArrayInfo], weight: Weight | None) -> Launch:
+        """Return the launches of a problem; compile and load what is missing.
+
+        named: the arrays of the call, at whose addresses tensor maps are encoded. Raises LaunchError if a kernel is
+        missing and the stream is under capture.
+        """
+        operation, gpu, target = self._operation, self._gpu, self._target
+        config = operation.configure(problem, gpu, self._memo)
+        loaded = self._found(config)
+        if loaded is None:
+            kernels, resident = [], []
+            for template, spec in operation.kernels(problem, config):
+                kernels.append(_loaded_kernel(template, spec, target, self.device, stream, operation.name))
+                held = kernels[-1].occupancy(spec.threads, shared_bytes=spec.smem_bytes, device=self.device)
+                if held < 1:
+                    raise ArgumentError("device", self.device, f"a GPU that holds a CTA of {spec.entry}")
+                resident.append(gpu.sm_count * min(held, getattr(spec, "blocks_per_sm", held)))
+            addresses = [info.pointer if (info := named.get(name)) else _ANY_ADDRESS for name in operation.names]
+            addresses += () if weight is None else weight.addresses
+            names = *operation.names, *operation.steady
+            replays = [
+                Replay(one, kernel, self.device, names, addresses, len(operation.steady))
+                for one, kernel in zip(operation.arguments(problem, config, gpu, tuple(resident)), kernels, strict=True)
+            ]
+            loaded = self._loaded[config] = _Loaded(config, tuple(replays), tuple(resident), {})
+        return self._launch(problem, loaded)
+
+    def _found(self, config: C) -> _Loaded | None:
+        """Return the loaded kernels of a configuration, and find them by its identity from now on."""
+        loaded = self._loaded.get(config)
+        if loaded is not None:
+            if len(self._by_identity) >= _MAX_CONFIGS:
+                self._by_identity.clear()
+            self._by_identity[id(config)] = loaded._replace(config=config)  # keeps the object, and so its identity
+        return loaded
+
+    def _launch(self, problem: P, loaded: _Loaded) -> Launch:
+        sizes = self._operation.sizes(problem, loaded.config, self._gpu, loaded.resident, loaded.memo)
+        partials = flags = rows = 0
+        for one in sizes:
+            partials, flags, rows = max(partials, one.partials_bytes), flags | one.flags_bytes, rows + one.rows_bytes
+        return Launch(loaded.replays, sizes, self.device, partials if partials or flags or rows else None, rows)
+
+
+def _loaded_kernel(template: str, spec: Any, target: Target, device: int, stream: int, function: str) -> Any:
+    """Return a loaded kernel. Raises LaunchError if the stream is under capture and the kernel is not loaded."""
+    kernel = known_kernel(template, spec, target)
+    if (kernel is None or not kernel.is_loaded(device)) and is_capturing(device, stream):
+        allowed = f"a stream that captures nothing, for the first {function} of this kind"
+        remedy = f"call {function} once, or warm it up, before the capture"
+        raise LaunchError("stream", "a stream under graph capture", allowed, remedy)
+    kernel = load_kernel(template, spec, target)
+    kernel.load(device)
+    return kernel
