@@ -12,7 +12,7 @@ from cudatma.arrays import ArrayInfo
 from cudatma.build.kernel import wants_debug
 from cudatma.kernels.choosing import pinned_scope
 from cudatma.kernels.operation import RESULTS, SPACES, C, Checked, Operation, P, Weight
-from cudatma.kernels.plan import Launch, Plan
+from cudatma.kernels.plans import Launch, Plan
 from cudatma.library_streams import current_stream, stream_handle, working_on
 
 T = TypeVar("T")

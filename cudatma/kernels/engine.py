@@ -27,7 +27,7 @@ from cudatma.kernels.checks import check_backend
 from cudatma.kernels.choosing import pinned_scope
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.operation import C, Checked, Operation, P, Weight
-from cudatma.kernels.plan import Launch
+from cudatma.kernels.plans import Launch
 from cudatma.kernels.workspace import MarlinWorkspace
 from cudatma.library_streams import stream_handle
 from cudatma.runtime.streams import order_after_producers

@@ -32,7 +32,7 @@ from cudatma.build.kernel import compile as compile_kernel
 from cudatma.build.render import render
 from cudatma.dtypes import BFLOAT16, activation_type
 from cudatma.errors import ArgumentError, DriverError, TargetError
-from cudatma.kernels import plan
+from cudatma.kernels import plans
 from cudatma.kernels.gpu import Gpu, imagined_gpu
 from cudatma.kernels.marlin import skinny_candidates, wgmma_candidates
 from cudatma.kernels.marlin.choose import AnyMarlinSpec, choose
@@ -183,8 +183,8 @@ def test_the_sm120_form_on_this_gpu(monkeypatch: pytest.MonkeyPatch, job: Job) -
         return compile_kernel(render(template, spec, sm120), target=target, entry=spec.entry)
 
     serve_with(monkeypatch, as_sm120)
-    monkeypatch.setattr(plan, "load_kernel", load_kernel)
-    monkeypatch.setattr(plan, "known_kernel", lambda *_: None)  # it may know this GPU's form of the same spec
+    monkeypatch.setattr(plans, "load_kernel", load_kernel)
+    monkeypatch.setattr(plans, "known_kernel", lambda *_: None)  # it may know this GPU's form of the same spec
     check_job(job)
     assert rendered
 

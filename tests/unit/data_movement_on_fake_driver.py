@@ -23,8 +23,7 @@ from fake_records import Counts, Record, Setup, Stream, raises, run_cases
 import cudatma as c
 from cudatma import context
 from cudatma.arrays import dense_strides
-from cudatma.kernels import arguments, choice_table, engine
-from cudatma.kernels import plan as plan_module
+from cudatma.kernels import arguments, choice_table, engine, plans
 from cudatma.kernels.all_reduce.spec import ALL_REDUCE, Group, Problem
 from cudatma.kernels.all_reduce.spec import TEMPLATE as ALL_REDUCE_TEMPLATE
 from cudatma.kernels.arguments import At, Map, Value
@@ -112,8 +111,8 @@ def _parameter(value: object) -> str:
 
 
 movement._planned = plan  # type: ignore[assignment]
-plan_module.load_kernel = arguments.load_kernel = kernel_of  # type: ignore[assignment]
-plan_module.known_kernel = lambda template, config, target: kernels.get((template, config, target.name))  # type: ignore[assignment, misc, union-attr]
+plans.load_kernel = arguments.load_kernel = kernel_of  # type: ignore[assignment]
+plans.known_kernel = lambda template, config, target: kernels.get((template, config, target.name))  # type: ignore[assignment, misc, union-attr]
 
 
 def calls() -> int:

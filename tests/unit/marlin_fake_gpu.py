@@ -17,7 +17,7 @@ from stub_driver import Array, use_as_cupy
 
 from cudatma import PackedWeight, context, target
 from cudatma.descriptor import codec, driver
-from cudatma.kernels import stream_workspaces
+from cudatma.kernels import plans, stream_workspaces
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.runtime import streams
 from cudatma.runtime.launch import Kernel
@@ -171,7 +171,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(stream_workspaces, "_LEAST_BYTES", 3 << 20)
     monkeypatch.setattr(context, "using", using)
     monkeypatch.setattr(context, "device", lambda o: context.Device(o, (9, 0), 232_448, PROCESSORS))
-    monkeypatch.setattr(plan_module, "gpu_of", lambda device: imagined_gpu("sm_90a", PROCESSORS))
+    monkeypatch.setattr(plans, "gpu_of", lambda device: imagined_gpu("sm_90a", PROCESSORS))
     monkeypatch.setattr(target, "_detect", lambda device: get_target("sm_90a"))
     monkeypatch.setattr(driver, "encode", lambda spec, device: codec.encode(spec))
     monkeypatch.setattr(PackedWeight, "device", property(made.device_of))

@@ -21,7 +21,7 @@ from fake_records import Counts, Record, Setup, Stream, raises, run_cases
 
 import cudatma as c
 from cudatma.arrays import dense_strides
-from cudatma.kernels import plan, stream_workspaces
+from cudatma.kernels import plans, stream_workspaces
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin import gemm as marlin
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
@@ -104,7 +104,7 @@ class AnyKernel:
 
 
 loading._compare_parameters = lambda *_: None
-plan.load_kernel = plan.known_kernel = AnyKernel  # type: ignore[assignment]
+plans.load_kernel = plan.known_kernel = AnyKernel  # type: ignore[assignment]
 
 
 def choose(family: Any, problem: Any, *_: Any) -> Any:

@@ -18,7 +18,7 @@ from cudatma import PackedWeight, context
 from cudatma.arrays import dense_strides
 from cudatma.descriptor import codec, driver
 from cudatma.dtypes import activation_type
-from cudatma.kernels import plan
+from cudatma.kernels import plans
 from cudatma.kernels.choice_table import Tables
 from cudatma.kernels.gpu import H200
 from cudatma.quantization.layout_v1 import part_shapes
@@ -161,11 +161,11 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> StubDriver:
     space = SimpleNamespace(partials_pointer=PARTIALS, flags_pointer=FLAGS, rows=rows)
     use_as_cupy(monkeypatch, lambda shape, dtype: Array(shape, dtype))
     monkeypatch.setenv("CUDATMA_BACKEND", "cuda")
-    monkeypatch.setattr(plan, "known_kernel", made.kernel)
-    monkeypatch.setattr(plan, "load_kernel", made.kernel)
-    monkeypatch.setattr(plan, "gpu_of", lambda device: H200)
-    monkeypatch.setattr(plan, "detect", lambda device: get_target("sm_90a"))
-    monkeypatch.setattr(plan, "stream_workspace", lambda *_: space)
+    monkeypatch.setattr(plans, "known_kernel", made.kernel)
+    monkeypatch.setattr(plans, "load_kernel", made.kernel)
+    monkeypatch.setattr(plans, "gpu_of", lambda device: H200)
+    monkeypatch.setattr(plans, "detect", lambda device: get_target("sm_90a"))
+    monkeypatch.setattr(plans, "stream_workspace", lambda *_: space)
     monkeypatch.setattr(context, "using", made.using)
     monkeypatch.setattr(context, "device", lambda o: context.Device(o, (9, 0), 232_448, H200.sm_count))
     monkeypatch.setattr(driver, "encode", made.encode)
