@@ -104,7 +104,7 @@ class AnyKernel:
 
 
 loading._compare_parameters = lambda *_: None
-plans.load_kernel = plan.known_kernel = AnyKernel  # type: ignore[assignment]
+plans.load_kernel = plans.known_kernel = AnyKernel  # type: ignore[assignment]
 
 
 def choose(family: Any, problem: Any, *_: Any) -> Any:

@@ -19,9 +19,12 @@ from cudatma.kernels.marlin.skinny import MAX_N_TILES, MMA_COLUMNS, N_TILE, Skin
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import KIB, Target, get_target
 
-#: The largest M of each number of rows that a box may have. At M = 1 a box of fewer than 8 rows is 1 to 5 % faster, at
-#: M = 4 by 1 %. Above the last one mma.sync bounds the time, not the loads of the weight. [H200]
+#: The largest M of each number of rows that a box may have. Above the last one mma.sync bounds the time, not the loads
+#: of the weight. TMA takes time to zero rows beyond M: at M = 1 a box of 8 rows takes 1 to 5 % longer than one of 1 row;
+#: from M = 2 to 4, 4 to 14 % longer than one of 4 rows where a CTA has at most _FOUR_ROWS_N_TILES N tiles and at least
+#: _FOUR_ROWS_K of K, elsewhere mostly 1 %. [H200]
 _SIZES = (1, 8, 16, 32)
+_FOUR_ROWS_N_TILES, _FOUR_ROWS_K = 2, 8192
 _MAX_STAGES = 12
 #: Bytes of outstanding weight loads of a CTA. More delay the first stage and gain nothing.
 _RING_WEIGHT_BYTES = 64 * KIB
@@ -50,10 +53,12 @@ def skinny_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[Ski
         return []
     found = {}
     for division in _divisions(layer.n, target, gpu.sm_count):
-        for size in _SIZES:
+        has_four = division.n_tiles <= _FOUR_ROWS_N_TILES and layer.k >= _FOUR_ROWS_K * division.cluster_k
+        few = (1, 4) if has_four else (1,)
+        for size in sorted({*few, *_SIZES}):
             spec = _fitting(division, layer, size, target)
             if spec is not None and spec not in found:
-                serves = (ms <= spec.block_m) & ((ms > 1) | (size == 1))
+                serves = (ms <= spec.block_m) & (ms > max((one for one in few if one < size), default=0))
                 found[spec] = spec.times_at(ms, serves, problem, gpu)
     return list(found.items())
 
