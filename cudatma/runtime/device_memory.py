@@ -49,13 +49,13 @@ class DeviceMemory:
                 check(driver.cuStreamDestroy(stream), "cuStreamDestroy")
 
     def __del__(self) -> None:
-        if getattr(self, "pointer", 0) and not context.forked:
-            try:
+        try:
+            if self.pointer and not context.forked:
                 with context.using(self.device) as driver, context.outside_captures(driver):
                     driver.cuMemFree(self.pointer)
-            except Exception:
-                # The interpreter or the driver is shutting down, which frees the memory as well.
-                self.pointer = 0
+        except Exception:
+            # The interpreter or the driver is shutting down, which frees the memory as well.
+            self.pointer = 0
 
     def __reduce__(self) -> Any:
         raise TypeError("device memory belongs to its process and cannot be pickled")
