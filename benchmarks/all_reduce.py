@@ -63,7 +63,7 @@ class Loopback:
     def __call__(self, x: Any) -> Any:
         """Twice x, in place."""
         from cudatma.kernels.all_reduce.spec import ALL_REDUCE
-        from cudatma.kernels.operation import run
+        from cudatma.kernels.engine import run
 
         run(ALL_REDUCE, (x,), None, (self._number,), subject=self._group)
         return x

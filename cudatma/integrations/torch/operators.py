@@ -104,12 +104,7 @@ def _marlin_gemm(
     out: Any = None,
 ) -> Any:
     weight = packed_weight(qweight, scales, zeros, perm, k, n, group_size)
-    return marlin_gemm(x, weight, out, None if bias is None else _plain(bias), batch_invariant=batch_invariant)
-
-
-def _plain(tensor: Any) -> Any:
-    """A Parameter as a torch.Tensor, the only type that repeated calls know, unless it requires grad."""
-    return tensor.detach() if type(tensor) is torch.nn.Parameter and not tensor.requires_grad else tensor
+    return marlin_gemm(x, weight, out, bias, batch_invariant=batch_invariant)
 
 
 register()
