@@ -26,8 +26,8 @@ from cudatma.kernels.attention import problem as attention_problem
 from cudatma.kernels.attention.choose import ATTENTION
 from cudatma.kernels.choice_table import forget
 from cudatma.kernels.gemm import problem as gemm_problem
-from cudatma.kernels.gemm.arguments import _copy
 from cudatma.kernels.gemm.choose import GEMM
+from cudatma.kernels.gemm.copies import _copy
 from cudatma.kernels.gemm.matrices import as_rows, letter_of, why_copied
 from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM
@@ -73,18 +73,19 @@ class Taken:
     def __call__(self, called: Operation[Any, Any], checked: Checked[Any], device: int) -> None:
         problem = checked.problem
         if called.name == "gemm":
-            for field in ("a", "b"):
-                self.kernels |= copies(getattr(checked.source, field), field, self.gpu)
+            for field, info in zip(("a", "b"), checked.arrays[:2], strict=True):
+                assert info is not None
+                self.kernels |= copies(info, field, self.gpu)
         if called.name.startswith("attention") and not problem.has_keys:
             return
         self.kernels |= set(called.kernels(problem, called.configure(problem, self.gpu, {})))
 
 
 def copies(info: ArrayInfo, field: str, gpu: Gpu) -> Kernels:
-    rows = as_rows(info, letter_of(info, {"a": "R", "b": "C"}[field]))
-    if not why_copied(rows):
+    letter = letter_of(info, field)
+    if not why_copied(info, letter):
         return set()
-    copy, options, source, target = _copy(rows)
+    copy, options, source, target = _copy(as_rows(info, letter))
     problem = copy.check((source,), replace(target, pointer=1 << 40), options, None).problem
     return set(copy.kernels(problem, copy.configure(problem, gpu, {})))
 

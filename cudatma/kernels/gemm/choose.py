@@ -6,19 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.backend import backend_for
 from cudatma.errors import ArgumentError
-from cudatma.kernels.checks import check_backend
 from cudatma.kernels.cost import LEAST_STAGES, no_kernel, runs
-from cudatma.kernels.explain import Explanation, explained, explained_gpu
 from cudatma.kernels.family import Family, Option, Times
 from cudatma.kernels.gemm import p1
-from cudatma.kernels.gemm.arguments import copied
 from cudatma.kernels.gemm.problem import (
     EPILOGUES,
     LAYOUTS,
@@ -30,12 +25,10 @@ from cudatma.kernels.gemm.problem import (
     is_fp8,
     kernel_name,
 )
-from cudatma.kernels.gemm.request import check_call
 from cudatma.kernels.gemm.spec import GemmSpec
-from cudatma.kernels.gemm.versions import CHOICE, VERSIONS, GemmV6, chosen_version
+from cudatma.kernels.gemm.versions import CHOICE, VERSIONS, GemmV6
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
-from cudatma.kernels.version import naming
 from cudatma.target import Target, get_target
 
 #: From so many waves of tiles of 128 x 256 on, idle SMs in the last wave cost little.
@@ -220,41 +213,3 @@ def _every_spec(version: int | str, problem: Problem) -> Iterator[GemmSpec]:
 v1_specs, v2_specs, v3_specs, v4_specs, v5_specs, v6_specs, v7_specs, p1_specs = (
     partial(dump_specs, version) for version in VERSIONS
 )
-
-
-def gemm_explain(
-    a: Any,
-    b: Any,
-    *,
-    out: Any = None,
-    bias: Any = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    activation: str | None = None,
-    out_dtype: Any = None,
-    a_scale: Any = None,
-    b_scale: Any = None,
-    batch_invariant: bool = False,
-    version: str | int = "auto",
-    backend: str | None = None,
-    stream: Any = None,
-    target: str | Target | None = None,
-) -> Explanation:
-    """What gemm() would run with these arguments, why, and how long it should take. Launches and compiles nothing.
-
-    target: of an imagined GPU, "sm_120a", instead of the arrays'. Host arrays: for an H200, or a GPU of
-    $CUDATMA_TARGET. The predicted time is the kernel's, without copies in front of it. backend, stream: as gemm takes
-    them; they change nothing here. Raises as gemm does, and ArgumentError for a result without elements.
-    """
-    number, asked_by = chosen_version(version)
-    request, _, _ = check_call(a, b, out, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant)
-    if backend is not None:
-        check_backend(request.a, "a", backend_for("gemm", backend))
-    device = request.a.device
-    gpu = explained_gpu(device, target)
-    problem = request.problem(number)
-    with naming(asked_by):
-        found = explained(GEMM, problem, gpu, cut=lambda spec: spec.schedule(problem, gpu.sm_count))
-    why = found.decision.why + (f" by {asked_by}" if number else "")
-    why += f"; {told}" if (told := copied(request)) else ""
-    return replace(found, decision=replace(found.decision, why=why))

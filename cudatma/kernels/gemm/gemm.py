@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -12,29 +11,25 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cudatma.arrays import ArrayInfo
+from cudatma.backend import backend_for
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import Arguments, Sizes
+from cudatma.kernels.checks import check_backend
 from cudatma.kernels.choice_table import choice_table, choose_again
+from cudatma.kernels.explain import Explanation, explained, explained_gpu
 from cudatma.kernels.family import MAX_EXTENT
-from cudatma.kernels.gemm.arguments import (
-    arranged,
-    copy_kernels,
-    gemm_arguments,
-    layouts_up_to,
-    size_key,
-    sizes_for,
-)
+from cudatma.kernels.gemm.arguments import gemm_arguments, size_key, sizes_for
 from cudatma.kernels.gemm.choose import GEMM
-from cudatma.kernels.gemm.matrices import letter_of
-from cudatma.kernels.gemm.problem import NUMPY, SCALE_BLOCK, Problem, operands_of
-from cudatma.kernels.gemm.request import Request, check_call
+from cudatma.kernels.gemm.copies import copied, copy_kernels, layouts_up_to, readable
+from cudatma.kernels.gemm.matrices import letter_of, matrix_of
+from cudatma.kernels.gemm.problem import NO_OPERANDS, NUMPY, SCALE_BLOCK, Problem, call_of, check_call
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.versions import chosen_version
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.operation import Checked, Operation, run
 from cudatma.kernels.version import naming
-from cudatma.target import get_target
+from cudatma.target import Target
 
 
 def gemm(
@@ -113,18 +108,10 @@ def gemm(
     wgmma adds fp8 products with fewer bits than fp32 has; with block scales only within each 128 of K.
     """
     number, asked_by = chosen_version(version)
-    a_factor, a_array = _factor(a_scale)
-    b_factor, b_array = _factor(b_scale)
-    options = alpha, beta, activation, out_dtype, batch_invariant, number, a_factor, b_factor
-    kinds = alpha.__class__, beta.__class__, batch_invariant.__class__, a_factor.__class__, b_factor.__class__
-    inputs = a, b, a_array, b_array, bias
+    scales = a_scale, b_scale
+    inputs, options = call_of(a, b, bias, alpha, beta, activation, out_dtype, *scales, batch_invariant, number)
     with naming(asked_by):
-        return run(GEMM_CALL, inputs, out, (*options, kinds), stream, backend)
-
-
-def _factor(scale: Any) -> tuple[Any, Any]:
-    """Return a scale as a number or as an array."""
-    return (scale, None) if scale is None or isinstance(scale, numbers.Real) else (None, scale)
+        return run(GEMM_CALL, inputs, out, options, stream, backend)
 
 
 class Gemm(Operation[Problem, GemmSpec]):
@@ -136,18 +123,7 @@ class Gemm(Operation[Problem, GemmSpec]):
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Problem]:
         """Validate a call."""
-        a, b, a_scale, b_scale, bias = inputs
-        alpha, beta, activation, out_dtype, batch_invariant, version, a_factor, b_factor, _ = options
-        scales = a_factor if a_scale is None else a_scale, b_factor if b_scale is None else b_scale
-        request, shape, result = check_call(
-            a, b, out, bias, alpha, beta, activation, out_dtype, *scales, batch_invariant
-        )
-        if not request.batch or not request.sizes[0] or not request.sizes[1]:
-            problem: Any = None  # there is nothing to compute
-        else:
-            problem = request.problem(version, result)
-        infos = tuple(request.read.values())
-        return Checked(problem, infos, result, shape, NUMPY[request.out_dtype], source=request)
+        return check_call(inputs, out, options)
 
     def resized(
         self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
@@ -170,13 +146,13 @@ class Gemm(Operation[Problem, GemmSpec]):
 
     def arranged(self, checked: Checked[Problem], backend: str, stream: int | None) -> Checked[Problem]:
         """Copy operands that the kernels cannot read."""
-        request: Request = checked.source
-        ready = arranged(request, backend, stream)
-        if ready is request:
+        named, problem = self.named(checked), checked.problem
+        a, b = (readable(named[field], field, backend, stream) for field in ("a", "b"))
+        if a is named["a"] and b is named["b"]:
             return checked
-        problem = ready.problem(checked.problem.version)
-        operands = operands_of(problem)._replace(out=operands_of(checked.problem).out)
-        return checked._replace(problem=replace(problem, operands=operands), arrays=tuple(ready.read.values()))
+        a_matrix, b_matrix = (matrix_of(info, letter) for info, letter in zip((a, b), problem.layout, strict=True))
+        operands = problem.operands._replace(a=a_matrix, b=b_matrix)
+        return checked._replace(problem=replace(problem, operands=operands), arrays=(a, b, *checked.arrays[2:]))
 
     def plan_key(self, problem: Problem) -> Hashable:
         """All but M."""
@@ -192,22 +168,20 @@ class Gemm(Operation[Problem, GemmSpec]):
 
     def kernels_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterator[tuple[str, Any]]:
         """Yield the kernels of each choice table that such calls use, and the copies of operands."""
-        request: Request = checked.source
-        if checked.problem is None:
-            raise ArgumentError("a.shape, b.shape", (request.a.shape, request.b.shape), "a result with elements")
-        layouts = list(layouts_up_to(request.a, max_m))
-        letters = {letter_of(layout, "R") for layout in layouts}
-        for problem in _alike(checked.problem, letters, shares_b=not request.b.strides_bytes[0]):
-            for spec in choice_table(GEMM, problem, gpu, max_m).specs_up_to(max_m):
+        named, problem = self.named(checked), _with_elements(checked)
+        layouts = list(layouts_up_to(named["a"], max_m))
+        letters = {letter_of(layout, "a") for layout in layouts}
+        for shape in _alike(problem, letters, shares_b=not named["b"].strides_bytes[0]):
+            for spec in choice_table(GEMM, shape, gpu, max_m).specs_up_to(max_m):
                 yield spec.template, spec
         yield from copy_kernels(layouts, "a", gpu)
-        yield from copy_kernels([request.b], "b", gpu)
+        yield from copy_kernels([named["b"]], "b", gpu)
 
     def arguments(
         self, problem: Problem, config: GemmSpec, gpu: Gpu, resident: tuple[int, ...]
     ) -> tuple[Arguments, ...]:
         """Return the launch of a problem."""
-        return (gemm_arguments(problem, config, get_target(gpu.target), gpu.sm_count),)
+        return (gemm_arguments(problem, config, gpu),)
 
     def sizes(
         self, problem: Problem, config: GemmSpec, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
@@ -216,7 +190,7 @@ class Gemm(Operation[Problem, GemmSpec]):
         key = size_key(problem, config)
         of_m = memo.get(key)
         if of_m is None:
-            of_m = memo[key] = sizes_for(problem, config, get_target(gpu.target), gpu.sm_count)
+            of_m = memo[key] = sizes_for(problem, config, gpu)
         return (of_m(problem.m),)
 
     def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
@@ -227,6 +201,70 @@ class Gemm(Operation[Problem, GemmSpec]):
 GEMM_CALL = Gemm()
 
 
+def gemm_explain(
+    a: Any,
+    b: Any,
+    *,
+    out: Any = None,
+    bias: Any = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    activation: str | None = None,
+    out_dtype: Any = None,
+    a_scale: Any = None,
+    b_scale: Any = None,
+    batch_invariant: bool = False,
+    version: str | int = "auto",
+    backend: str | None = None,
+    stream: Any = None,
+    target: str | Target | None = None,
+) -> Explanation:
+    """Explain what gemm() would run with these arguments, why, and how long it should take.
+
+    Launches and compiles nothing.
+
+    Parameters
+    ----------
+    a, b, out, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, version, backend, stream
+        As for ``gemm``. ``backend`` and ``stream`` change nothing.
+    target : str or Target, optional
+        Target of an imagined GPU, such as ``"sm_120a"``. Default: the GPU of the arrays. For host arrays an H200, or a
+        GPU of ``$CUDATMA_TARGET``.
+
+    Returns
+    -------
+    Explanation
+        The predicted time is the kernel's, without copies of operands.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, TargetError
+        As ``gemm`` does, and for a result without elements.
+    """
+    number, asked_by = chosen_version(version)
+    scales = a_scale, b_scale
+    inputs, options = call_of(a, b, bias, alpha, beta, activation, out_dtype, *scales, batch_invariant, number)
+    checked = check_call(inputs, out, options)
+    named = GEMM_CALL.named(checked)
+    left, right = named["a"], named["b"]
+    if backend is not None:
+        check_backend(left, "a", backend_for("gemm", backend))
+    problem = _with_elements(checked)
+    gpu = explained_gpu(left.device, target)
+    with naming(asked_by):
+        found = explained(GEMM, problem, gpu, cut=lambda spec: spec.schedule(problem, gpu.sm_count))
+    why = found.decision.why + (f" by {asked_by}" if number else "")
+    why += f"; {reasons}" if (reasons := copied(a=left, b=right)) else ""
+    return replace(found, decision=replace(found.decision, why=why))
+
+
+def _with_elements(checked: Checked[Problem]) -> Problem:
+    """Return the problem of a call. Raises ArgumentError if the result has no elements."""
+    if checked.problem is None:
+        raise ArgumentError("a.shape, b.shape", f"a result of {checked.shape}", "a result with elements")
+    return checked.problem
+
+
 def _alike(problem: Problem, letters: Iterable[str], *, shares_b: bool) -> Iterator[Problem]:
     """Yield the problems, with one row, of calls that differ in M only.
 
@@ -235,7 +273,7 @@ def _alike(problem: Problem, letters: Iterable[str], *, shares_b: bool) -> Itera
     """
     batches = {problem.batch, 1} if shares_b else {problem.batch}
     for letter, batch in product(sorted(letters), sorted(batches)):
-        one = replace(problem, m=1, layout=letter + problem.layout[1], batch=batch, operands=None)
+        one = replace(problem, m=1, layout=letter + problem.layout[1], batch=batch, operands=NO_OPERANDS)
         # Whether TMA can read A's scales of blocks depends on M, unless the caller pads them.
         by_tma = (False, True) if problem.block_scales else (False,)
         yield from (replace(one, scales_by_tma=each) for each in by_tma)
@@ -243,7 +281,7 @@ def _alike(problem: Problem, letters: Iterable[str], *, shares_b: bool) -> Itera
 
 def _reference(problem: Problem, arrays: dict[str, Any]) -> None:
     with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
-        operands, n, k = operands_of(problem), problem.n, problem.k
+        operands, n, k = problem.operands, problem.n, problem.k
         a, b, out = arrays["a"].astype(np.float32), arrays["b"].astype(np.float32), arrays["out"]
         scales = [arrays.get(name, np.ones((1, 1), np.float32)) for name in ("a_scale", "b_scale")]
         scales = [one.reshape(1, 1) if one.size == 1 else one for one in scales]

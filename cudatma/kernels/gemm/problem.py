@@ -1,18 +1,37 @@
-"""What a caller of gemm() asks for, and the members of the struct that tells it the kernel. Pure."""
+"""What a call of gemm() computes, the checks of a call, and the members of the struct that its kernel reads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import contextlib
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from cudatma.arrays import ArrayInfo, describe
 from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
 from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.checks import check_out, check_place, checked_flag, real_number
 from cudatma.kernels.family import MAX_EXTENT
+from cudatma.kernels.gemm.matrices import (
+    ALIGNMENT,
+    Matrix,
+    batched,
+    folded,
+    follows,
+    letter_of,
+    matrix_of,
+    result_rows,
+    why_copied,
+)
 from cudatma.kernels.launch_struct import MEMBERS as WORK_MEMBERS
 from cudatma.kernels.launch_struct import Member
+from cudatma.kernels.operation import Checked
+from cudatma.kernels.schedule import ceil_div
 
 #: Of A and B: R is row-major, C column-major. RC, where elements along K lie side by side in both, is torch's linear.
 LAYOUTS = ("RC", "RR", "CR", "CC")
@@ -89,32 +108,24 @@ def check_result(fields: Any) -> None:
         raise ArgumentTypeError("out_dtype", fields.out_dtype, ", ".join(RESULT_TYPES))
 
 
-class Matrix(NamedTuple):
-    """The layout of a batch of matrices whose rows are contiguous, or whose columns are.
-
-    pitch_bytes: from one row, or column, to the next. batch_bytes: from one matrix to the next, 0 for a batch of one.
-    is_aligned: whether every row begins at a multiple of 16 bytes.
-    """
-
-    pitch_bytes: int
-    batch_bytes: int
-    is_aligned: bool
-
-
 class Operands(NamedTuple):
-    """The facts of the operands, besides sizes and addresses, that a launch depends on.
+    """The facts about a call's arrays that a launch depends on, besides sizes and addresses.
 
     a, b, out: layouts. scale_strides: elements from one scale to the next, by the names of the struct's members.
-    scale_rows: layout of A's scales of blocks where TMA reads them. alpha, beta: factors.
+    scale_rows: layout of A's block scales if TMA reads them. alpha, beta: factors.
     """
 
-    a: Matrix
-    b: Matrix
-    out: Matrix
+    a: Matrix = Matrix()
+    b: Matrix = Matrix()
+    out: Matrix = Matrix()
     scale_strides: tuple[tuple[str, int], ...] = ()
     scale_rows: Matrix | None = None
     alpha: float = 1.0
     beta: float = 0.0
+
+
+#: Those of a problem for which only a configuration is chosen.
+NO_OPERANDS = Operands()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +135,7 @@ class Problem:
     dtype: one of OPERAND_TYPES. layout: one of LAYOUTS. version: of the kernel that has to run; 0: any. out_dtype: one
     of RESULT_TYPES, "" for default_result(). epilogue: one of EPILOGUES. block_scales: each 1 x 128 of a and 128 x 128
     of b has a scale. scales_by_tma: TMA can read those of a. batch_invariant: a row's bits must not
-    depend on m. operands: layouts and factors, None where only the choice of a configuration matters. Raises
+    depend on m. operands: what a launch depends on besides; the choice of a configuration ignores it. Raises
     ArgumentError, ArgumentTypeError.
     """
 
@@ -140,7 +151,7 @@ class Problem:
     block_scales: bool = False
     scales_by_tma: bool = False
     batch_invariant: bool = False
-    operands: Operands | None = None
+    operands: Operands = NO_OPERANDS
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "batch"):
@@ -183,15 +194,15 @@ class Problem:
         TMA reads such rows at half the speed. The rows are taken to be packed. False for a column-major a, of which it
         depends on m.
         """
-        extents = (self.k if self.layout[0] == "R" else 0, self.k if self.layout[1] == "C" else self.n)
-        vectors = (-(-extent * element_bytes(self.dtype) // 16) for extent in extents)
-        a, b = (count % 2 > 0 for count in vectors)
-        return a, b
+        vector = ALIGNMENT // element_bytes(self.dtype)
+        b_row = self.k if self.layout[1] == "C" else self.n
+        return self.layout[0] == "R" and -(-self.k // vector) % 2 > 0, -(-b_row // vector) % 2 > 0
 
     @property
     def fixed(self) -> tuple[Any, ...]:
-        """All that decides the configuration, but m."""
-        return tuple(getattr(self, name) for name in _FIELDS if name not in ("m", "operands"))
+        """What the configuration depends on besides m."""
+        fixed: tuple[Any, ...] = _FIXED(self)
+        return fixed
 
     @property
     def constraint(self) -> str:
@@ -200,7 +211,7 @@ class Problem:
 
     @property
     def description(self) -> str:
-        """In words, for people."""
+        """The problem in words."""
         told = [f"M = {self.m}, N = {self.n}, K = {self.k}, {self.dtype}, {self.layout}"]
         told += [f"batch of {self.batch}"] if self.batch > 1 else []
         told += [f"to {self.out_dtype}"] if self.out_dtype else []
@@ -210,12 +221,12 @@ class Problem:
         return ", ".join(told)
 
     def as_json(self) -> dict[str, Any]:
-        """As a tuning entry keeps it."""
+        """Return the form in which tuning entries keep it."""
         return {name: getattr(self, name) for name in _FIELDS if name not in ("version", "operands")}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Problem:
-        """From a tuning entry. Raises KeyError, ArgumentError, ArgumentTypeError."""
+        """Return the problem of a tuning entry. Raises KeyError, ArgumentError, ArgumentTypeError."""
         known = {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
         return cls(**{name: raw[name] for name in ("m", "n", "k", "dtype", "layout")} | known)
 
@@ -224,10 +235,223 @@ _FIELDS = tuple(Problem.__dataclass_fields__)
 #: Functions that read and write a field of the frozen dataclass, which is how with_m() copies it.
 _SLOTS = [(vars(Problem)[name].__get__, vars(Problem)[name].__set__) for name in _FIELDS]
 _SET_M = vars(Problem)["m"].__set__
+_FIXED = attrgetter(*(name for name in _FIELDS if name not in ("m", "operands")))
+_SCALES = ("a_scale", "b_scale")
+_SCALE_STRIDES = ("a_scale_batch", "a_scale_row", "a_scale_k", "b_scale_batch", "b_scale_k", "b_scale_column")
 
 
-def operands_of(problem: Problem) -> Operands:
-    """Return the layouts and factors of a problem that is to be launched."""
-    if problem.operands is None:
-        raise ArgumentError("problem.operands", None, "the layouts of the arrays")
-    return problem.operands
+def call_of(
+    a: Any,
+    b: Any,
+    bias: Any = None,
+    alpha: Any = 1.0,
+    beta: Any = 0.0,
+    activation: Any = None,
+    out_dtype: Any = None,
+    a_scale: Any = None,
+    b_scale: Any = None,
+    batch_invariant: Any = False,
+    version: int | str = 0,
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the inputs and the options of run() for these arguments of gemm(). Scales that are numbers are options."""
+    a_factor = b_factor = None
+    if a_scale is not None and isinstance(a_scale, numbers.Real):
+        a_factor, a_scale = a_scale, None
+    if b_scale is not None and isinstance(b_scale, numbers.Real):
+        b_factor, b_scale = b_scale, None
+    # Equal options of different classes are different options: a flag of 1 is not True.
+    kinds = alpha.__class__, beta.__class__, batch_invariant.__class__, a_factor.__class__, b_factor.__class__
+    options = alpha, beta, activation, out_dtype, batch_invariant, version, a_factor, b_factor, kinds
+    return (a, b, a_scale, b_scale, bias), options
+
+
+def check_call(inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...]) -> Checked[Problem]:
+    """Validate the arguments of gemm(), which are in the order of call_of(). Raises ArgumentError, ArgumentTypeError.
+
+    The arrays of the result are a (batch, M, K), b (batch, K, N), both scales, and bias. A matrix that serves the whole
+    batch has stride 0. A batch that shares b becomes one matrix with all rows of a if it can, which leaves fewer tiles
+    partly empty. The problem is None if the result has no elements.
+    """
+    a, b, *scales, bias = inputs
+    alpha, beta, activation, out_dtype, batch_invariant, version, *factors, _ = options
+    left, right = _operand(a, "a"), _operand(b, "b")
+    if right.dtype != left.dtype:
+        raise ArgumentTypeError("b.dtype", str(right.dtype), f"{left.dtype}, as a")
+    batches = product_batch(left.shape, right.shape)
+    batch = batches[0] if batches else 1
+    m, n, k = left.shape[-2], right.shape[-1], left.shape[-1]
+    shape = *batches, m, n
+    if activation is not None and (not isinstance(activation, str) or activation not in ACTIVATIONS):
+        raise ArgumentError("activation", activation, f"None, {', '.join(ACTIVATIONS)}")
+    is_invariant = checked_flag(batch_invariant, "batch_invariant")
+    result = None if out is None else describe(out, "out")
+    a_scale, b_scale = (_scale(scale, field) for scale, field in zip(scales, _SCALES, strict=True))
+    factor_fields = zip(factors, _SCALES, strict=True)
+    factor = math.prod([real_number(value, field) for value, field in factor_fields if value is not None])
+    of_blocks = _are_of_blocks((a_scale, b_scale), factors, (m, n, k), batch)
+    if of_blocks and not is_fp8(left.dtype.name):
+        raise ArgumentError("a_scale.shape", "scales of blocks", f"scales of one or of rows for {left.dtype.name}")
+    scale_strides = _scale_strides(a_scale, b_scale)
+    if of_blocks and (m - 1) * scale_strides["a_scale_row"] >= 1 << 32:  # The kernels' offsets have 32 bits.
+        raise ArgumentError("a_scale.strides", a_scale and a_scale.strides_bytes, "rows within 16 GiB", "copy it")
+    dtype = _result_type(out_dtype, result, left)
+    bias = None if bias is None else describe(bias, "bias")
+    # Adding 0.0 turns -0.0 into 0.0: equal options must mean the same.
+    alpha = real_number(alpha, "alpha") * factor + 0.0
+    beta = real_number(beta, "beta") + 0.0
+    if bias is not None:
+        _check_bias(bias, dtype, n)
+    left, right = batched(left, batch), batched(right, batch)
+    arrays = {"a": left, "b": right, "a_scale": a_scale, "b_scale": b_scale, "bias": bias}
+    given = {name: info for name, info in arrays.items() if info is not None}
+    for name, info in given.items():
+        check_place(info, name, left, "a", "gemm")
+    if result is not None:
+        check_out(result, NUMPY[dtype], dtype, shape, given, "gemm")
+        result = result_rows(result if batches else batched(result, 1))
+    elif beta:
+        raise ArgumentError("out", None, "an array, which beta multiplies", "give out, or beta=0")
+
+    is_one_scale = (a_scale is None or a_scale.size_elems == 1) and (
+        b_scale is None or b_scale.size_elems == 1 or len(b_scale.shape) < 3
+    )
+    if batch > 1 and not right.strides_bytes[0] and is_one_scale and follows(left) and (not result or follows(result)):
+        batch, m, left, right = 1, batch * m, folded(left), replace(right, shape=(1, k, n))
+        result = None if result is None else result_rows(folded(result))
+    problem: Any = None
+    if batch and m and n:
+        layout = letter_of(left, "a") + letter_of(right, "b")
+        if result is None:
+            pitch = n * NUMPY[dtype].itemsize
+            out_matrix = Matrix(pitch, m * pitch if batch > 1 else 0, pitch % ALIGNMENT == 0)
+        else:
+            out_matrix = matrix_of(result, "R", 1)
+        scale_rows = None
+        if of_blocks and a_scale is not None and a_scale.size_elems > 1:
+            rows = batched(a_scale, batch)
+            scale_rows = None if why_copied(rows, "C") else matrix_of(rows, "C")
+        matrices = matrix_of(left, layout[0]), matrix_of(right, layout[1]), out_matrix
+        operands = Operands(*matrices, tuple(scale_strides.items()), scale_rows, alpha, beta)
+        is_linear = bias is not None or alpha != 1 or beta or (not of_blocks and (a_scale or b_scale))
+        problem = Problem(
+            m,
+            n,
+            k,
+            left.dtype.name,
+            layout,
+            version,
+            batch,
+            out_dtype=dtype,
+            epilogue=str(activation) if activation else "linear" if is_linear else "none",
+            block_scales=of_blocks,
+            scales_by_tma=scale_rows is not None,
+            batch_invariant=is_invariant,
+            operands=operands,
+        )
+    return Checked(problem, (left, right, a_scale, b_scale, bias), result, shape, NUMPY[dtype])
+
+
+def product_batch(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    """Return the batch of a product of these shapes: (batch,), or () for two matrices.
+
+    Raises ArgumentError unless the shapes fit each other.
+    """
+    if b[-2] != a[-1]:
+        remedy = "its transposed view would fit: b.T, or b.mT of a batch" if b[-1] == a[-1] else ""
+        raise ArgumentError("b.shape", tuple(b), f"(.., {a[-1]}, N), for a of {tuple(a)}", remedy)
+    batches = [shape[0] for shape in (a, b) if len(shape) == 3]
+    several = [batch for batch in batches if batch != 1]
+    if len(several) == 2 and several[0] != several[1]:
+        raise ArgumentError("b.shape", tuple(b), f"a batch of {a[0]}, as a, or of one matrix")
+    return tuple(several[:1] or batches[:1])
+
+
+def _operand(array: Any, field: str) -> ArrayInfo:
+    info = describe(array, field)
+    if info.dtype.name not in OPERAND_TYPES or not info.dtype.isnative:
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), ", ".join(OPERAND_TYPES))
+    if len(info.shape) not in (2, 3) or not info.shape[-1 if field == "a" else -2]:
+        shape = "M, K" if field == "a" else "K, N"
+        raise ArgumentError(f"{field}.shape", info.shape, f"({shape}) or (batch, {shape}), with K of 1 and more")
+    if any(stride % info.dtype.itemsize for stride in info.strides_bytes):
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "whole elements", "copy it")
+    if info.pointer % info.dtype.itemsize:
+        raise ArgumentError(f"{field}.pointer", hex(info.pointer), f"a multiple of {info.dtype.itemsize} bytes")
+    return info
+
+
+def _result_type(out_dtype: Any, out: ArrayInfo | None, left: ArrayInfo) -> str:
+    """Return the name of the result's dtype. ``out_dtype`` is a name, or a dtype of NumPy, CuPy or torch."""
+    if out_dtype is None:
+        name = out.dtype.name if out is not None else default_result(left.dtype.name)
+        field = "out_dtype" if out is None else "out.dtype"
+    else:
+        name, field = str(out_dtype).removeprefix("torch."), "out_dtype"
+        if name not in RESULT_TYPES:
+            with contextlib.suppress(TypeError, ValueError):
+                name = np.dtype(out_dtype).name
+    if name not in RESULT_TYPES:
+        raise ArgumentTypeError(field, name, ", ".join(RESULT_TYPES))
+    return name
+
+
+def _check_bias(info: ArrayInfo, dtype: str, n: int) -> None:
+    if info.dtype != NUMPY[dtype]:
+        raise ArgumentTypeError("bias.dtype", str(info.dtype), f"{dtype}, as the result")
+    if info.shape != (n,):
+        raise ArgumentError("bias.shape", info.shape, f"({n},)")
+    if not info.is_contiguous:
+        raise ArgumentError("bias.strides", info.strides_bytes, "contiguous elements", "copy it")
+    if info.pointer % info.dtype.itemsize:
+        raise ArgumentError("bias.pointer", hex(info.pointer), f"a multiple of {info.dtype.itemsize} bytes", "copy it")
+
+
+def _scale(value: Any, field: str) -> ArrayInfo | None:
+    if value is None:
+        return None
+    info = describe(value, field)
+    if info.dtype != np.float32:
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), "float32")
+    if any(stride < 0 or stride % 4 for stride in info.strides_bytes):
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "multiples of 4 bytes, 0 and up", "copy it")
+    if info.pointer % 4:
+        raise ArgumentError(f"{field}.pointer", hex(info.pointer), "a multiple of 4 bytes", "copy it")
+    return info
+
+
+def _are_of_blocks(
+    scales: Sequence[ArrayInfo | None], factors: Sequence[Any], sizes: tuple[int, int, int], batch: int
+) -> bool:
+    """Return whether the scales are of blocks; if not, each is one for all, or one for each row or column.
+
+    Raises ArgumentError for a scale of another shape, and if only one of the two is of blocks.
+    """
+    m, n, k = sizes
+    blocks = ceil_div(k, SCALE_BLOCK), ceil_div(n, SCALE_BLOCK)
+    cases = [
+        ("a_scale", scales[0], factors[0], ((m,), (m, 1)), (m, blocks[0])),
+        ("b_scale", scales[1], factors[1], ((n,), (1, n)), blocks),
+    ]
+    plain = [info is None or info.size_elems == 1 or info.shape in vectors for _, info, _, vectors, _ in cases]
+    if all(plain):
+        return False
+    # A scale whose shape is never allowed is reported before one that only does not fit the other scale.
+    for is_plain, (field, info, factor, vectors, shape) in sorted(zip(plain, cases, strict=True), key=itemgetter(0)):
+        if info is None:
+            raise ArgumentError(field, factor, f"an array of {shape}, because the other scale is of blocks")
+        if info.shape not in (shape, (batch, *shape)) and not info.size_elems == math.prod(shape) == 1:
+            of_all = f"one element, {vectors[0]}, or {shape} if both scales are of blocks"
+            allowed = f"{shape}, because the other scale is of blocks" if is_plain else of_all
+            raise ArgumentError(f"{field}.shape", info.shape, allowed)
+    return True
+
+
+def _scale_strides(a_scale: ArrayInfo | None, b_scale: ArrayInfo | None) -> dict[str, int]:
+    """Return the elements from one scale to the next, by the names of the struct's members; 0 along one element."""
+    steps: list[int] = []
+    for info in (a_scale, b_scale):
+        axes = [(1, 0)] * 3 if info is None else [(1, 0)] * 3 + list(zip(info.shape, info.strides_bytes, strict=True))
+        if len(axes) == 4 and not steps:  # one scale for each row of a
+            axes.append((1, 0))
+        steps += [stride // 4 if extent > 1 else 0 for extent, stride in axes[-3:]]
+    return dict(zip(_SCALE_STRIDES, steps, strict=True))
