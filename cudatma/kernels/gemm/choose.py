@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import cycle
+from functools import lru_cache, partial
+from itertools import cycle, islice
+from operator import attrgetter
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.errors import ArgumentError
-from cudatma.kernels.cost import LEAST_STAGES, no_kernel, runs
+from cudatma.errors import ArgumentError, TargetError
+from cudatma.kernels.cost import LEAST_STAGES, no_kernel
 from cudatma.kernels.family import Family, Option, Times
 from cudatma.kernels.gemm import p1
 from cudatma.kernels.gemm.problem import (
@@ -26,7 +29,7 @@ from cudatma.kernels.gemm.problem import (
     kernel_name,
 )
 from cudatma.kernels.gemm.spec import GemmSpec
-from cudatma.kernels.gemm.versions import CHOICE, VERSIONS, GemmV6
+from cudatma.kernels.gemm.versions import CHOICE, VERSIONS
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
@@ -65,19 +68,22 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[GemmSpec]:
     TargetError if the target lacks a feature of the version or of the operands, and ArgumentError if the version has no
     kernel for the problem.
     """
-    target = get_target(gpu.target)
     found = []
-    for version in _versions(problem, target):
+    for version in _versions(problem, get_target(gpu.target)):
         for tile in _tiles_for(problem, version):
             serves = _serves(problem, version, tile, ms, gpu)
-            if serves.any():
-                specs = (_deepest(spec, target) for spec in _of_tile(VERSIONS[version], problem, *tile))
-                found += [(spec, serves) for spec in specs if spec is not None and runs(spec, problem, target)]
+            if serves is True or serves.any():
+                specs = _runnable(version, tile, gpu.target, *_KIND(problem))
+                found += [(spec, serves) for spec in specs if spec.cluster_k == 1 or _is_divided(spec, problem)]
     if not found:
         raise no_kernel(problem, gpu)
     # A ring of fewer stages loads nothing while one is computed, which the cost model does not count.
-    least_stages = min(LEAST_STAGES, max(spec.stages for spec, _ in found))
-    return [(spec, spec.times_at(ms, serves, problem, gpu)) for spec, serves in found if spec.stages >= least_stages]
+    least_stages = min(LEAST_STAGES, max([spec.stages for spec, _ in found]))
+    return [
+        (spec, np.where(serves, spec.cost_at(ms, problem, gpu).us, np.inf))
+        for spec, serves in found
+        if spec.stages >= least_stages
+    ]
 
 
 def _versions(problem: Problem, target: Target) -> tuple[int | str, ...]:
@@ -110,14 +116,14 @@ def _tiles_for(problem: Problem, version: int | str) -> Sequence[tuple[int, ...]
 
 def _serves(
     problem: Problem, version: int | str, tile: tuple[int, ...], ms: NDArray[np.int64], gpu: Gpu
-) -> NDArray[np.bool_]:
-    """Return at which M the tile is worth ranking.
+) -> NDArray[np.bool_] | Literal[True]:
+    """Return at which M the tile is worth ranking: True for all.
 
     A tile for the last wave serves products of few waves whose M is more than half of its rows.
     """
     block_m, block_n, _, warpgroups, *_ = tile
     if tile not in _LAST_WAVE_TILES.get(version, ()):
-        return np.ones(len(ms), np.bool_)
+        return True
     has_few_waves = problem.batch * ms * problem.n <= _MANY_WAVES * gpu.sm_count * 128 * 256
     serves = has_few_waves & (block_m < 2 * np.maximum(ms, 64))
     # Three warpgroups on few columns read more than L2 sends, unless all CTAs run at once and read the same.
@@ -125,34 +131,42 @@ def _serves(
     return np.asarray(serves & (tiles <= gpu.sm_count) if warpgroups == 3 else serves)
 
 
-def _of_tile(
-    kind: type[GemmSpec], problem: Problem, block_m: int, block_n: int, block_k: int, *others: int
-) -> Iterator[GemmSpec]:
-    """Yield a version's instances of a tile with the shortest ring; none if it cannot serve the problem.
+#: The fields of a problem that its specs have, too.
+_KIND_FIELDS = ("dtype", "layout", "out_dtype", "epilogue", "block_scales", "scales_by_tma")
+_KIND = attrgetter(*_KIND_FIELDS)
 
-    ``block_k`` is for elements of two bytes.
+
+def _is_divided(spec: GemmSpec, problem: Problem) -> bool:
+    """Return whether CTAs may divide K of a problem."""
+    return not problem.batch_invariant and (spec.cluster_k - 1) * spec.block_k < problem.k
+
+
+@lru_cache(maxsize=4096)
+def _runnable(version: int | str, tile: tuple[int, ...], target: str, *kind: Any) -> tuple[GemmSpec, ...]:
+    """Return the instances of a tile that run on a target. ``kind``: the values of _KIND_FIELDS."""
+    return tuple(_with_longest_ring(_of_tile(version, tile, *kind), get_target(target)))
+
+
+def _of_tile(version: int | str, tile: tuple[int, ...], dtype: str, layout: str, *kind: Any) -> Iterator[GemmSpec]:
+    """Yield a version's instances of a tile with the shortest ring; none if the version does not have the tile.
+
+    The tile is for elements of two bytes.
     """
-    block_k = block_k * 2 // element_bytes(problem.dtype)
-    if block_n not in kind.allowed["block_n"]:
-        return
-    if problem.block_scales and (block_k != SCALE_BLOCK or block_n > SCALE_BLOCK or not kind.scales_blocks):
-        return
-    warpgroups, *rest = others
-    given = problem.out_dtype, problem.epilogue, problem.block_scales, problem.scales_by_tma
-    try:
-        spec = kind(problem.dtype, problem.layout, block_m, block_n, block_k, 2, warpgroups, *given, *rest)
-    except ArgumentError:  # a tile that the version does not have
-        return
-    if not isinstance(spec, GemmV6):
-        yield spec
-    else:
-        yield from (replace(spec, cluster_k=parts) for parts in (2, 4) if ceil_div(problem.k, block_k) >= parts)
+    block_m, block_n, block_k, warpgroups, *others = tile
+    block_k = block_k * 2 // element_bytes(dtype)
+    with contextlib.suppress(ArgumentError):
+        spec = VERSIONS[version](dtype, layout, block_m, block_n, block_k, 2, warpgroups, *kind, *others)
+        several = spec.allowed.get("cluster_k", ())
+        yield from (replace(spec, cluster_k=parts) for parts in several) if several else (spec,)
 
 
-def _deepest(spec: GemmSpec, target: Target) -> GemmSpec | None:
-    """Return the spec with the longest ring that fits shared memory, None if two stages do not fit."""
-    stages = spec.most_stages(target)
-    return replace(spec, stages=stages) if stages >= 2 else None
+def _with_longest_ring(specs: Iterable[GemmSpec], target: Target) -> Iterator[GemmSpec]:
+    """Yield the specs that run on a target, with as many stages as shared memory holds."""
+    for spec in specs:
+        if (stages := spec.most_stages(target)) >= 2:
+            with contextlib.suppress(ArgumentError, TargetError):
+                spec.check_target(target)
+                yield replace(spec, stages=stages)
 
 
 GEMM: Family[Problem, GemmSpec] = Family(
@@ -161,7 +175,7 @@ GEMM: Family[Problem, GemmSpec] = Family(
     read_problem=Problem.from_json,
     times=times,
     index=("n", "k", "batch"),
-    spec_fields=("dtype", "layout", "out_dtype", "epilogue", "block_scales", "scales_by_tma"),
+    spec_fields=_KIND_FIELDS,
     options=(
         Option("dtype", "float16", tuple(OPERAND_TYPES), "of operands"),
         Option("layout", "RC", LAYOUTS, "A and B, each row-major or column-major"),
@@ -177,37 +191,35 @@ GEMM: Family[Problem, GemmSpec] = Family(
 
 
 def dump_specs(version: int | str, target: Target) -> list[GemmSpec]:
-    """The instances of a version that stand for all in dumps and compile checks: each tile once, each layout, dtype and
-    epilogue; fp8 with scales of blocks where the version has them."""
+    """Return the instances of a version that stand for all in dumps and compile checks.
+
+    They have each tile once, each layout, dtype and epilogue, and fp8 with block scales if the version has them.
+    """
+
+    def instances(*kind: Any) -> list[GemmSpec]:
+        return [spec for tile in _every_tile(version) for spec in _of_tile(version, tile, *kind)]
+
     found: list[GemmSpec] = []
     tiles: dict[tuple[int, ...], list[GemmSpec]] = {}
-    problem = Problem(1, 1, 1024, "float16")
-    for spec in _every_spec(version, problem):
+    for spec in instances("float16", "RC", "", "none", False, False):
         tiles.setdefault((spec.block_m, spec.block_n, spec.block_k, spec.blocks_per_sm), []).append(spec)
     for index, same in zip(range(max(len(tiles), 2 * len(LAYOUTS))), cycle(tiles.values())):
         dtype, first = ("float16", "bfloat16")[index % 2], index // 2 % len(LAYOUTS)
         out_dtype, epilogue = ("", "", "float32")[index % 3], (*EPILOGUES, "none")[index % 7]
         spec = replace(same[index % len(same)], dtype=dtype)
-        layouts = (*LAYOUTS[first:], *LAYOUTS[:first])
         if spec.block_m * spec.block_n <= GemmSpec.most_sums * 128 * spec.warpgroups:  # others have no epilogue
             spec = replace(spec, out_dtype=out_dtype, epilogue=epilogue)
-        found += [one for layout in layouts if runs(one := replace(spec, layout=layout), problem, target)][:1]
+        layouts = (*LAYOUTS[first:], *LAYOUTS[:first])
+        found += islice(_with_longest_ring((replace(spec, layout=layout) for layout in layouts), target), 1)
     for dtype, blocks, by_tma in (
         ("float8_e4m3fn", False, False),
         ("float8_e5m2", True, False),
         ("float8_e4m3fn", True, True),
     ):
-        problem = Problem(1, 1, 1024, dtype, "RC", version, 1, "", "linear", blocks, by_tma)
-        wanted = 2 * SCALE_BLOCK if by_tma else SCALE_BLOCK, SCALE_BLOCK
-        found += [spec for spec in _every_spec(version, problem) if (spec.block_m, spec.block_n) == wanted]
-    longest = (_deepest(spec, target) for spec in found)
-    return list(dict.fromkeys(spec for spec in longest if spec is not None and runs(spec, problem, target)))
-
-
-def _every_spec(version: int | str, problem: Problem) -> Iterator[GemmSpec]:
-    """Yield each tile with which a version can serve the problem, with the shortest ring."""
-    for tile in _every_tile(version):
-        yield from _of_tile(VERSIONS[version], problem, *tile)
+        tile = 2 * SCALE_BLOCK if by_tma else SCALE_BLOCK, SCALE_BLOCK
+        specs = instances(dtype, "RC", "", "linear", blocks, by_tma)
+        found += _with_longest_ring((spec for spec in specs if (spec.block_m, spec.block_n) == tile), target)
+    return list(dict.fromkeys(found))
 
 
 v1_specs, v2_specs, v3_specs, v4_specs, v5_specs, v6_specs, v7_specs, p1_specs = (

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.cost import Cost
-from cudatma.kernels.gemm.cost import gemm_cost
+from cudatma.kernels.gemm.cost import cost_model
 from cudatma.kernels.gemm.problem import (
     EPILOGUES,
     LAYOUTS,
@@ -401,11 +401,10 @@ class GemmSpec(TiledKernel):
 
     def most_stages(self, target: Target) -> int:
         """Of the same tile: as many as are useful and shared memory holds; below 2 where it does not hold the tile."""
-        of_stage = sum(operand.footprint_bytes for operand in self.stage_operands()) + _RING_BYTES
-        rest = self.smem_bytes - self.stages * of_stage
         share = target.smem_share_bytes(self.blocks_per_sm)
-        most = min(share, _MOST_BYTES_BESIDE_L1) if self.block_scales and not self.ring_has_scales else share
-        return min(_MOST_STAGES, (most - rest) // of_stage)
+        if self.block_scales and not self.ring_has_scales:
+            share = min(share, _MOST_BYTES_BESIDE_L1)
+        return min(_MOST_STAGES, self.max_stages(share))
 
     def adapted(self, problem: Problem) -> GemmSpec:
         """The same tile for another dtype and layout."""
@@ -421,4 +420,4 @@ class GemmSpec(TiledKernel):
 
     def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
         """Return the predicted time at M, an int or an int64 array, instead of the problem's."""
-        return gemm_cost(self, m, problem, gpu)
+        return cost_model(self, gpu)(m, problem)
