@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import cycle, islice
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.cost import LEAST_STAGES, no_kernel
 from cudatma.kernels.family import Family, Option, Times
 from cudatma.kernels.gemm import p1
+from cudatma.kernels.gemm.cost import CostModel
 from cudatma.kernels.gemm.problem import (
     EPILOGUES,
     LAYOUTS,
@@ -68,22 +69,18 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[GemmSpec]:
     TargetError if the target lacks a feature of the version or of the operands, and ArgumentError if the version has no
     kernel for the problem.
     """
-    found = []
+    found: list[tuple[GemmSpec, NDArray[np.float64]]] = []
     for version in _versions(problem, get_target(gpu.target)):
-        for tile in _tiles_for(problem, version):
-            serves = _serves(problem, version, tile, ms, gpu)
-            if serves is True or serves.any():
-                specs = _runnable(version, tile, gpu.target, *_KIND(problem))
-                found += [(spec, serves) for spec in specs if spec.cluster_k == 1 or _is_divided(spec, problem)]
+        tiles = _tiles_for(problem, version)
+        served = {tile: _serves(problem, version, tile, ms, gpu) for tile in tiles}
+        for tile, spec, model in _candidates(version, tiles, gpu, *_KIND(problem)):
+            if served[tile].any() and (spec.cluster_k == 1 or _is_divided(spec, problem)):
+                found.append((spec, np.where(served[tile], model(ms, problem).us, np.inf)))
     if not found:
         raise no_kernel(problem, gpu)
     # A ring of fewer stages loads nothing while one is computed, which the cost model does not count.
     least_stages = min(LEAST_STAGES, max([spec.stages for spec, _ in found]))
-    return [
-        (spec, np.where(serves, spec.cost_at(ms, problem, gpu).us, np.inf))
-        for spec, serves in found
-        if spec.stages >= least_stages
-    ]
+    return [(spec, us) for spec, us in found if spec.stages >= least_stages]
 
 
 def _versions(problem: Problem, target: Target) -> tuple[int | str, ...]:
@@ -103,27 +100,30 @@ def _versions(problem: Problem, target: Target) -> tuple[int | str, ...]:
     return ladder if target.has_wgmma else _MMA_SYNC
 
 
-def _every_tile(version: int | str) -> Sequence[tuple[int, ...]]:
+def _every_tile(version: int | str) -> tuple[tuple[int, ...], ...]:
     return _TILES_OF.get(version, (*_TILES, *_LAST_WAVE_TILES.get(version, ())))
 
 
-def _tiles_for(problem: Problem, version: int | str) -> Sequence[tuple[int, ...]]:
+def _tiles_for(problem: Problem, version: int | str) -> tuple[tuple[int, ...], ...]:
     """Return the tiles of a version that are worth ranking at some M."""
     if version == _CLUSTERS and not problem.version and not any(problem.split_rows):
         return (_TILE_OF_CLUSTERS if problem.scales_by_tma else _WIDE_TILE_OF_CLUSTERS,)
     return _every_tile(version)
 
 
+_ALWAYS = np.ones(1, np.bool_)
+
+
 def _serves(
     problem: Problem, version: int | str, tile: tuple[int, ...], ms: NDArray[np.int64], gpu: Gpu
-) -> NDArray[np.bool_] | Literal[True]:
-    """Return at which M the tile is worth ranking: True for all.
+) -> NDArray[np.bool_]:
+    """Return at which M the tile is worth ranking.
 
     A tile for the last wave serves products of few waves whose M is more than half of its rows.
     """
     block_m, block_n, _, warpgroups, *_ = tile
     if tile not in _LAST_WAVE_TILES.get(version, ()):
-        return True
+        return _ALWAYS
     has_few_waves = problem.batch * ms * problem.n <= _MANY_WAVES * gpu.sm_count * 128 * 256
     serves = has_few_waves & (block_m < 2 * np.maximum(ms, 64))
     # Three warpgroups on few columns read more than L2 sends, unless all CTAs run at once and read the same.
@@ -141,10 +141,17 @@ def _is_divided(spec: GemmSpec, problem: Problem) -> bool:
     return not problem.batch_invariant and (spec.cluster_k - 1) * spec.block_k < problem.k
 
 
-@lru_cache(maxsize=4096)
-def _runnable(version: int | str, tile: tuple[int, ...], target: str, *kind: Any) -> tuple[GemmSpec, ...]:
-    """Return the instances of a tile that run on a target. ``kind``: the values of _KIND_FIELDS."""
-    return tuple(_with_longest_ring(_of_tile(version, tile, *kind), get_target(target)))
+@lru_cache(maxsize=1024)
+def _candidates(
+    version: int | str, tiles: tuple[tuple[int, ...], ...], gpu: Gpu, *kind: Any
+) -> list[tuple[tuple[int, ...], GemmSpec, CostModel]]:
+    """Return the instances of each tile that run on a GPU, with their cost models.
+
+    ``kind``: the values of _KIND_FIELDS.
+    """
+    target = get_target(gpu.target)
+    instances = ((tile, spec) for tile in tiles for spec in _with_longest_ring(_of_tile(version, tile, *kind), target))
+    return [(tile, spec, spec.cost_model(gpu)) for tile, spec in instances]
 
 
 def _of_tile(version: int | str, tile: tuple[int, ...], dtype: str, layout: str, *kind: Any) -> Iterator[GemmSpec]:
@@ -156,8 +163,8 @@ def _of_tile(version: int | str, tile: tuple[int, ...], dtype: str, layout: str,
     block_k = block_k * 2 // element_bytes(dtype)
     with contextlib.suppress(ArgumentError):
         spec = VERSIONS[version](dtype, layout, block_m, block_n, block_k, 2, warpgroups, *kind, *others)
-        several = spec.allowed.get("cluster_k", ())
-        yield from (replace(spec, cluster_k=parts) for parts in several) if several else (spec,)
+        divided: list[dict[str, Any]] = [{"cluster_k": parts} for parts in spec.allowed.get("cluster_k", ())]
+        yield from [replace(spec, **change) for change in divided] or [spec]
 
 
 def _with_longest_ring(specs: Iterable[GemmSpec], target: Target) -> Iterator[GemmSpec]:

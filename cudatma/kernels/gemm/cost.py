@@ -10,7 +10,6 @@ tests/unit/test_gemm_choice.py bounds what the choice loses. Pure.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ import numpy as np
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gemm.problem import WGMMA_M, Problem
 from cudatma.kernels.gpu import IN_L2_BYTES, Gpu, clusters_at_once
-from cudatma.kernels.schedule import ceil_div
 from cudatma.target import get_target
 
 #: Bytes of operands that the tensor cores of an SM multiply with as many others in a clock. [H100 white paper]
@@ -58,9 +56,12 @@ _DRIFTING_M = 64
 _EPILOGUE_CLOCKS = {"none": 0, "linear": 10, "relu": 10, "gelu": 52, "gelu_tanh": 38, "silu": 36}
 
 
-@lru_cache(maxsize=4096)
-def cost_model(spec: Any, gpu: Gpu) -> Callable[[Any, Problem], Cost]:
-    """Return a function of M and a problem that predicts one launch of a GemmSpec.
+#: Predicts one launch of a problem at M, an int or an int64 array, instead of the problem's.
+CostModel = Callable[[Any, Problem], Cost]
+
+
+def wgmma_cost_model(spec: Any, gpu: Gpu) -> CostModel:
+    """Return the cost model of an instance of versions 1 to 7.
 
     Tiles run in waves. The tensor cores, the latency of loads, or L2 bounds their stages.
     """
@@ -73,16 +74,16 @@ def cost_model(spec: Any, gpu: Gpu) -> Callable[[Any, Problem], Cost]:
     unused_clocks = (spec.slot_n - spec.block_n) * k_bytes / _UNUSED_BYTES
     loaded_bytes, max_rows, other_bytes = spec.loaded_stage_bytes, spec.max_a_box_rows, spec.boxes_bytes(0)
     row_bytes = spec.boxes_bytes(1) - other_bytes
-    tile = spec.block_m * spec.block_n // cluster_k
+    cluster_stage_k, tile = spec.block_k * cluster_k, spec.block_m * spec.block_n // cluster_k
     sums_of_thread = tile / (128 * spec.warpgroups)
     stored = (_STORE_CLOCKS * spec.out_bytes / 2 + _EPILOGUE_CLOCKS[spec.epilogue]) * sums_of_thread
     meeting = _MEETING_CLOCKS + 4 * (cluster_k - 1) * tile / _SUMS_BYTES if cluster_k > 1 else 0.0
     launch_us, bytes_per_us = spec.launch_us, gpu.memory_bytes_per_us
 
     def cost(m: Any, problem: Problem) -> Cost:
-        tiles_m, tiles_n = ceil_div(m, cluster_m), ceil_div(problem.n, cluster_n)
+        tiles_m, tiles_n = -(-m // cluster_m), -(-problem.n // cluster_n)
         tiles = problem.batch * tiles_m * tiles_n
-        waves = ceil_div(tiles, clusters)
+        waves = -(-tiles // clusters)
         clocks: Any = arrived_clocks
         a_is_split, b_is_split = problem.split_rows
         if a_is_split or b_is_split:
@@ -94,9 +95,9 @@ def cost_model(spec: Any, gpu: Gpu) -> Callable[[Any, Problem], Cost]:
             clocks = np.maximum(clocks, ctas * rows * k_bytes / _L2_BYTES)
         loaded = loaded_bytes
         if spec.cluster == 1:
-            loaded = np.minimum(max_rows, ceil_div(m, 8) * 8) * row_bytes + other_bytes
+            loaded = np.minimum(max_rows, -(-m // 8) * 8) * row_bytes + other_bytes
         stage = clocks + loaded / _LOADED_BYTES + unused_clocks
-        mainloop = waves * ceil_div(problem.k, spec.block_k * cluster_k) * stage
+        mainloop = waves * -(-problem.k // cluster_stage_k) * stage
         firsts = 1 if spec.is_persistent else waves
         around = spec.store_clocks(waves, stored, mainloop / waves) + firsts * _FIRST_STAGE_CLOCKS
         mainloop_us = mainloop / gpu.sm_clock_mhz

@@ -10,6 +10,7 @@ import numpy as np
 
 from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
+from cudatma.kernels.gemm.cost import CostModel
 from cudatma.kernels.gemm.problem import Problem, is_fp8
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gpu import Gpu
@@ -120,24 +121,28 @@ class GemmP1(GemmSpec):
         if self.smem_bytes > (most := target.smem_share_bytes(self.blocks_per_sm)):
             raise ArgumentError("stages", self.stages, f"stages of at most {most} bytes, an SM's for each CTA")
 
-    def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
-        """Return the predicted time at M, an int or an int64 array, instead of the problem's.
+    def cost_model(self, gpu: Gpu) -> CostModel:
+        """Return the predicted time as a function of M and a problem.
 
         Tiles run in waves. The tensor cores, the warps' reads of shared memory, or the loads from L2 bound each stage.
         """
-        tiles = problem.batch * ceil_div(m, self.block_m) * ceil_div(problem.n, self.block_n)
-        sharing = np.minimum(self.blocks_per_sm, ceil_div(tiles, gpu.sm_count))
-        waves = ceil_div(tiles, gpu.sm_count * sharing)
-        flops = np.minimum(gpu.mma_sync_flops, _WARP_FLOPS * sharing * self.consumer_warps)
-        rate = _BESIDE_LOADS * np.where(sharing > 1, _TWO_CTAS, 1.0) * flops / self.element_bytes
-        products = self.block_m * self.block_n * self.block_k / rate
         read = self.element_bytes * self.block_k * self.consumer_warps * (self.warp_m + self.warp_n) / _SMEM_BYTES
         l2_bytes = _L2_BYTES if get_target(gpu.target).has("cluster") else _GEFORCE_L2_BYTES
-        stage = sharing * np.maximum(products, max(read, self.loaded_stage_bytes / l2_bytes)) + _STAGE_CLOCKS
-        mainloop_us = waves * ceil_div(problem.k, self.block_k) * stage / gpu.sm_clock_mhz
-        # Of CTAs that share an SM, one multiplies while the other one stores.
+        waiting = max(read, self.loaded_stage_bytes / l2_bytes)
         stored = self.out_bytes * self.block_m * self.block_n / _STORED_BYTES
-        around: Any = _FIRST_STAGE_CLOCKS + np.where(sharing > 1, 1, waves) * stored
-        operands = float(problem.batch * self.element_bytes * problem.k) * (m + problem.n)
-        memory_us = np.maximum(0.0, operands / gpu.memory_bytes_per_us - mainloop_us)
-        return Cost(self.launch_us + around / gpu.sm_clock_mhz, mainloop_us, 0.0, memory_us, 0.0)
+
+        def cost(m: Any, problem: Problem) -> Cost:
+            tiles = problem.batch * ceil_div(m, self.block_m) * ceil_div(problem.n, self.block_n)
+            sharing = np.minimum(self.blocks_per_sm, ceil_div(tiles, gpu.sm_count))
+            waves = ceil_div(tiles, gpu.sm_count * sharing)
+            flops = np.minimum(gpu.mma_sync_flops, _WARP_FLOPS * sharing * self.consumer_warps)
+            rate = _BESIDE_LOADS * np.where(sharing > 1, _TWO_CTAS, 1.0) * flops / self.element_bytes
+            stage = sharing * np.maximum(self.block_m * self.block_n * self.block_k / rate, waiting) + _STAGE_CLOCKS
+            mainloop_us = waves * ceil_div(problem.k, self.block_k) * stage / gpu.sm_clock_mhz
+            # Of CTAs that share an SM, one multiplies while the other one stores.
+            around: Any = _FIRST_STAGE_CLOCKS + np.where(sharing > 1, 1, waves) * stored
+            operands = float(problem.batch * self.element_bytes * problem.k) * (m + problem.n)
+            memory_us = np.maximum(0.0, operands / gpu.memory_bytes_per_us - mainloop_us)
+            return Cost(self.launch_us + around / gpu.sm_clock_mhz, mainloop_us, 0.0, memory_us, 0.0)
+
+        return cost
