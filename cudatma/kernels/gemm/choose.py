@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import cycle, islice
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from cudatma.kernels.gemm import p1
 from cudatma.kernels.gemm.cost import CostModel
 from cudatma.kernels.gemm.problem import (
     EPILOGUES,
+    KIND_FIELDS,
     LAYOUTS,
     OPERAND_TYPES,
     RESULT_TYPES,
@@ -60,6 +60,7 @@ _LADDER, _MMA_SYNC = (6, 7, 5, 4, 3), ("p1",)
 #: one (1 to 3 % faster on an H200).
 _CLUSTERS, _TILE_OF_CLUSTERS, _WIDE_TILE_OF_CLUSTERS = 5, (256, 128, 64, 2), (256, 160, 64, 2)
 _LADDER_OF_SCALES = (_CLUSTERS, 4)
+_EVERY_M = np.ones(1, np.bool_)
 
 
 def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[GemmSpec]:
@@ -73,7 +74,7 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[GemmSpec]:
     for version in _versions(problem, get_target(gpu.target)):
         tiles = _tiles_for(problem, version)
         served = {tile: _serves(problem, version, tile, ms, gpu) for tile in tiles}
-        for tile, spec, model in _candidates(version, tiles, gpu, *_KIND(problem)):
+        for tile, spec, model in _candidates(version, tiles, gpu, *problem.kind):
             if served[tile].any() and (spec.cluster_k == 1 or _is_divided(spec, problem)):
                 found.append((spec, np.where(served[tile], model(ms, problem).us, np.inf)))
     if not found:
@@ -111,9 +112,6 @@ def _tiles_for(problem: Problem, version: int | str) -> tuple[tuple[int, ...], .
     return _every_tile(version)
 
 
-_ALWAYS = np.ones(1, np.bool_)
-
-
 def _serves(
     problem: Problem, version: int | str, tile: tuple[int, ...], ms: NDArray[np.int64], gpu: Gpu
 ) -> NDArray[np.bool_]:
@@ -123,17 +121,12 @@ def _serves(
     """
     block_m, block_n, _, warpgroups, *_ = tile
     if tile not in _LAST_WAVE_TILES.get(version, ()):
-        return _ALWAYS
+        return _EVERY_M
     has_few_waves = problem.batch * ms * problem.n <= _MANY_WAVES * gpu.sm_count * 128 * 256
     serves = has_few_waves & (block_m < 2 * np.maximum(ms, 64))
     # Three warpgroups on few columns read more than L2 sends, unless all CTAs run at once and read the same.
     tiles = problem.batch * ceil_div(ms, block_m) * ceil_div(problem.n, block_n)
     return np.asarray(serves & (tiles <= gpu.sm_count) if warpgroups == 3 else serves)
-
-
-#: The fields of a problem that its specs have, too.
-_KIND_FIELDS = ("dtype", "layout", "out_dtype", "epilogue", "block_scales", "scales_by_tma")
-_KIND = attrgetter(*_KIND_FIELDS)
 
 
 def _is_divided(spec: GemmSpec, problem: Problem) -> bool:
@@ -147,7 +140,7 @@ def _candidates(
 ) -> list[tuple[tuple[int, ...], GemmSpec, CostModel]]:
     """Return the instances of each tile that run on a GPU, with their cost models.
 
-    ``kind``: the values of _KIND_FIELDS.
+    ``kind``: the values of KIND_FIELDS.
     """
     target = get_target(gpu.target)
     instances = ((tile, spec) for tile in tiles for spec in _with_longest_ring(_of_tile(version, tile, *kind), target))
@@ -182,7 +175,7 @@ GEMM: Family[Problem, GemmSpec] = Family(
     read_problem=Problem.from_json,
     times=times,
     index=("n", "k", "batch"),
-    spec_fields=_KIND_FIELDS,
+    spec_fields=KIND_FIELDS,
     options=(
         Option("dtype", "float16", tuple(OPERAND_TYPES), "of operands"),
         Option("layout", "RC", LAYOUTS, "A and B, each row-major or column-major"),

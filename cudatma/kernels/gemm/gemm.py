@@ -195,7 +195,23 @@ class Gemm(Operation[Problem, GemmSpec]):
 
     def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         """Compute the result in fp32, rounded once."""
-        _reference(problem, {name: host_array(info) for name, info in arrays.items()})
+        given = {name: host_array(info) for name, info in arrays.items()}
+        a, b, out = given["a"].astype(np.float32), given["b"].astype(np.float32), given["out"]
+        one = np.ones((1, 1), np.float32)
+        scales = (given.get(name, one) for name in ("a_scale", "b_scale"))
+        a_scale, b_scale = (scale.reshape(1, 1) if scale.size == 1 else scale for scale in scales)
+        with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
+            if problem.block_scales:
+                a = a * np.repeat(a_scale, SCALE_BLOCK, -1)[..., : problem.k]
+                b_scale = np.repeat(b_scale, SCALE_BLOCK, -1)[..., : problem.n]
+                b = b * np.repeat(b_scale, SCALE_BLOCK, -2)[..., : problem.k, :]
+                a_scale = b_scale = one
+            values = np.float32(problem.operands.alpha) * (a @ b) * a_scale.reshape(-1, 1) * b_scale.reshape(1, -1)
+            if problem.operands.beta:
+                values += np.float32(problem.operands.beta) * out.astype(np.float32)
+            if "bias" in given:
+                values += given["bias"].astype(np.float32)
+            out[...] = _activated(values, problem.epilogue).reshape(out.shape).astype(out.dtype)
 
 
 GEMM_CALL = Gemm()
@@ -277,31 +293,6 @@ def _alike(problem: Problem, letters: Iterable[str], *, shares_b: bool) -> Itera
         # Whether TMA can read A's scales of blocks depends on M, unless the caller pads them.
         by_tma = (False, True) if problem.block_scales else (False,)
         yield from (replace(one, scales_by_tma=each) for each in by_tma)
-
-
-def _reference(problem: Problem, arrays: dict[str, Any]) -> None:
-    with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
-        operands, n, k = problem.operands, problem.n, problem.k
-        a, b, out = arrays["a"].astype(np.float32), arrays["b"].astype(np.float32), arrays["out"]
-        scales = [arrays.get(name, np.ones((1, 1), np.float32)) for name in ("a_scale", "b_scale")]
-        scales = [one.reshape(1, 1) if one.size == 1 else one for one in scales]
-        if problem.block_scales:
-            a_blocks, b_blocks = (_repeated(one, -1) for one in scales)
-            a = a * a_blocks[..., :k]
-            b = b * _repeated(b_blocks[..., :n], -2)[..., :k, :]
-            values = np.float32(operands.alpha) * (a @ b)
-        else:
-            values = np.float32(operands.alpha) * (a @ b) * scales[0].reshape(-1, 1) * scales[1].reshape(1, -1)
-        if operands.beta:
-            values += np.float32(operands.beta) * out.astype(np.float32)
-        if "bias" in arrays:
-            values += arrays["bias"].astype(np.float32)
-        out[...] = _activated(values, problem.epilogue).reshape(out.shape).astype(out.dtype)
-
-
-def _repeated(scales: Any, axis: int) -> Any:
-    """Return each scale for the elements of its block."""
-    return np.repeat(scales, SCALE_BLOCK, axis=axis)
 
 
 def _activated(x: Any, name: str) -> Any:

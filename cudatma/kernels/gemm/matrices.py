@@ -90,8 +90,7 @@ def result_rows(info: ArrayInfo) -> ArrayInfo:
     if not info.size_elems:
         return info
     strides = info.strides_bytes[info.shape[0] == 1 :]  # those of one matrix, as the caller passed it
-    if info.pointer % element:
-        raise ArgumentError("out.pointer", hex(info.pointer), f"a multiple of {element} bytes", "copy it")
+    check_pointer(info, "out")
     if info.shape[2] > 1 and info.strides_bytes[2] != element:
         raise ArgumentError("out.strides", strides, "contiguous rows", "copy it")
     span = element * info.shape[2]
@@ -114,3 +113,10 @@ def folded(info: ArrayInfo) -> ArrayInfo:
 def follows(info: ArrayInfo) -> bool:
     """Return whether the matrices of a batch follow each other without gaps."""
     return info.strides_bytes[0] == info.shape[1] * info.strides_bytes[1]
+
+
+def check_pointer(info: ArrayInfo, field: str) -> None:
+    """Raise ArgumentError unless an array begins at a multiple of its elements' size."""
+    if info.pointer % info.dtype.itemsize:
+        allowed = f"a multiple of {info.dtype.itemsize} bytes"
+        raise ArgumentError(f"{field}.pointer", hex(info.pointer), allowed, "copy it")

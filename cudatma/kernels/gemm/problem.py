@@ -21,6 +21,7 @@ from cudatma.kernels.gemm.matrices import (
     ALIGNMENT,
     Matrix,
     batched,
+    check_pointer,
     folded,
     follows,
     letter_of,
@@ -43,6 +44,8 @@ ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 EPILOGUES = ("none", "linear", *ACTIVATIONS)
 #: Blocks of K, and of N, that have a scale of their own.
 SCALE_BLOCK = 128
+#: The fields that a problem and the specs of its kernels have in common.
+KIND_FIELDS = ("dtype", "layout", "out_dtype", "epilogue", "block_scales", "scales_by_tma")
 #: Rows of a wgmma.
 WGMMA_M = 64
 
@@ -205,6 +208,12 @@ class Problem:
         return fixed
 
     @property
+    def kind(self) -> tuple[Any, ...]:
+        """The values of KIND_FIELDS."""
+        kind: tuple[Any, ...] = _KIND(self)
+        return kind
+
+    @property
     def constraint(self) -> str:
         """Why only some configurations may serve, in words; empty where all may."""
         return f"version {self.version} is asked for" if self.version else ""
@@ -235,6 +244,7 @@ _FIELDS = tuple(Problem.__dataclass_fields__)
 #: Functions that read and write a field of the frozen dataclass, which is how with_m() copies it.
 _SLOTS = [(vars(Problem)[name].__get__, vars(Problem)[name].__set__) for name in _FIELDS]
 _SET_M = vars(Problem)["m"].__set__
+_KIND = attrgetter(*KIND_FIELDS)
 _FIXED = attrgetter(*(name for name in _FIELDS if name not in ("m", "operands")))
 _SCALES = ("a_scale", "b_scale")
 _SCALE_STRIDES = ("a_scale_batch", "a_scale_row", "a_scale_k", "b_scale_batch", "b_scale_k", "b_scale_column")
@@ -375,8 +385,7 @@ def _operand(array: Any, field: str) -> ArrayInfo:
         raise ArgumentError(f"{field}.shape", info.shape, f"({shape}) or (batch, {shape}), with K of 1 and more")
     if any(stride % info.dtype.itemsize for stride in info.strides_bytes):
         raise ArgumentError(f"{field}.strides", info.strides_bytes, "whole elements", "copy it")
-    if info.pointer % info.dtype.itemsize:
-        raise ArgumentError(f"{field}.pointer", hex(info.pointer), f"a multiple of {info.dtype.itemsize} bytes")
+    check_pointer(info, field)
     return info
 
 
@@ -402,8 +411,7 @@ def _check_bias(info: ArrayInfo, dtype: str, n: int) -> None:
         raise ArgumentError("bias.shape", info.shape, f"({n},)")
     if not info.is_contiguous:
         raise ArgumentError("bias.strides", info.strides_bytes, "contiguous elements", "copy it")
-    if info.pointer % info.dtype.itemsize:
-        raise ArgumentError("bias.pointer", hex(info.pointer), f"a multiple of {info.dtype.itemsize} bytes", "copy it")
+    check_pointer(info, "bias")
 
 
 def _scale(value: Any, field: str) -> ArrayInfo | None:
@@ -414,8 +422,7 @@ def _scale(value: Any, field: str) -> ArrayInfo | None:
         raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), "float32")
     if any(stride < 0 or stride % 4 for stride in info.strides_bytes):
         raise ArgumentError(f"{field}.strides", info.strides_bytes, "multiples of 4 bytes, 0 and up", "copy it")
-    if info.pointer % 4:
-        raise ArgumentError(f"{field}.pointer", hex(info.pointer), "a multiple of 4 bytes", "copy it")
+    check_pointer(info, field)
     return info
 
 

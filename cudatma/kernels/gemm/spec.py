@@ -11,6 +11,7 @@ from cudatma.kernels.cost import Cost
 from cudatma.kernels.gemm.cost import CostModel, wgmma_cost_model
 from cudatma.kernels.gemm.problem import (
     EPILOGUES,
+    KIND_FIELDS,
     LAYOUTS,
     MEMBERS,
     OPERAND_TYPES,
@@ -307,13 +308,8 @@ class GemmSpec(TiledKernel):
             return (1, self.block_k // (1 if self.shares_a else self.cluster), self.span)
         return (1, self.loaded_rows[1], self.span_k)
 
-    def stage_bytes(self, m: int) -> int:
-        """Return the bytes that the boxes of a stage deliver to a CTA."""
-        bytes_: int = self.boxes_bytes(self.a_box_rows(m))
-        return bytes_
-
-    def boxes_bytes(self, a_box_rows: Any) -> Any:
-        """Return the bytes of a stage whose boxes of A have ``a_box_rows`` rows, an int or an array."""
+    def boxes_bytes(self, a_box_rows: int) -> int:
+        """Return the bytes that the boxes of a stage deliver to a CTA, if those of A have this many rows."""
         rows = a_box_rows * (self.block_m // self.max_a_box_rows)
         scales = 4 * self.block_m if self.ring_has_scales else 0
         return self.element_bytes * self.block_k * (rows + self.slot_n) + scales
@@ -412,9 +408,8 @@ class GemmSpec(TiledKernel):
         return min(_MOST_STAGES, self.max_stages(share))
 
     def adapted(self, problem: Problem) -> GemmSpec:
-        """The same tile for another dtype and layout."""
-        names = ("dtype", "layout", "out_dtype", "epilogue", "block_scales", "scales_by_tma")
-        return replace(self, **{name: getattr(problem, name) for name in names})
+        """Return the same tile for another kind of problem."""
+        return replace(self, **{name: getattr(problem, name) for name in KIND_FIELDS})
 
     def store_clocks(self, tiles: Any, stored: float, products: Any) -> Any:
         """Return the clocks in which a CTA stores its tiles and does not multiply.
