@@ -48,7 +48,7 @@ def sizes_for(problem: Problem, spec: GemmSpec, gpu: Gpu) -> Callable[[int], Siz
         **work_values(
             work, problem.m, problem.n, problem.k, spec.cluster_m, output_pitch=pitch, output_vectors=vectors
         ),
-        # Which tiles these are depends on M.
+        # Which tiles go through K backwards depends on M.
         "alternates": int(not problem.batch_invariant and not spec.block_scales),
         "matrix_tiles_m": tiles_m,
         "by_matrix_tiles_m": tiles_m,
@@ -66,7 +66,8 @@ def sizes_for(problem: Problem, spec: GemmSpec, gpu: Gpu) -> Callable[[int], Siz
     members, names = spec.problem_members, spec.parameter_names
     struct, at = pack(members, values), offsets(members)["m"]
     head, tail = struct[:at], struct[at + 4 :]
-    # The CTAs of one wave ask for so much shared memory that no two CTAs of the next kernel share an SM.
+    # The CTAs of a single wave take more than half of an SM's shared memory, so that CTAs of the next kernel do not
+    # share an SM.
     shared = get_target(gpu.target).smem_share_bytes(2) + 1 if work.ctas <= gpu.sm_count else 0
     programmatic = not is_bound_by_memory(problem)
     has_a_map = "a_map" in names

@@ -71,10 +71,11 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[GemmSpec]:
     kernel for the problem.
     """
     found: list[tuple[GemmSpec, NDArray[np.float64]]] = []
+    kind = [getattr(problem, name) for name in KIND_FIELDS]
     for version in _versions(problem, get_target(gpu.target)):
         tiles = _tiles_for(problem, version)
         served = {tile: _serves(problem, version, tile, ms, gpu) for tile in tiles}
-        for tile, spec, model in _candidates(version, tiles, gpu, *problem.kind):
+        for tile, spec, model in _candidates(version, tiles, gpu, *kind):
             if served[tile].any() and (spec.cluster_k == 1 or _is_divided(spec, problem)):
                 found.append((spec, np.where(served[tile], model(ms, problem).us, np.inf)))
     if not found:
@@ -161,7 +162,7 @@ def _of_tile(version: int | str, tile: tuple[int, ...], dtype: str, layout: str,
 
 
 def _with_longest_ring(specs: Iterable[GemmSpec], target: Target) -> Iterator[GemmSpec]:
-    """Yield the specs that run on a target, with as many stages as shared memory holds."""
+    """Yield the specs that run on a target, with the longest ring that fits shared memory."""
     for spec in specs:
         if (stages := spec.most_stages(target)) >= 2:
             with contextlib.suppress(ArgumentError, TargetError):
@@ -191,9 +192,9 @@ GEMM: Family[Problem, GemmSpec] = Family(
 
 
 def dump_specs(version: int | str, target: Target) -> list[GemmSpec]:
-    """Return the instances of a version that stand for all in dumps and compile checks.
+    """Return the instances of a version that dumps and compile checks cover.
 
-    They have each tile once, each layout, dtype and epilogue, and fp8 with block scales if the version has them.
+    Each tile occurs once, and each layout, dtype and epilogue, and fp8 with block scales if the version supports them.
     """
 
     def instances(*kind: Any) -> list[GemmSpec]:

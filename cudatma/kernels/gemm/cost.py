@@ -63,7 +63,8 @@ CostModel = Callable[[Any, Problem], Cost]
 def wgmma_cost_model(spec: Any, gpu: Gpu) -> CostModel:
     """Return the cost model of an instance of versions 1 to 7.
 
-    Tiles run in waves. The tensor cores, the latency of loads, or L2 bounds their stages.
+    Tiles run in waves. The tensor cores, the latency of loads, or L2 bounds their stages. Terms without sizes are
+    computed once: a table calls the model for every shape, of which there may be many.
     """
     cluster_m, cluster_n, cluster_k = spec.cluster_m, spec.cluster_n, spec.cluster_k
     element_bytes, k_bytes = spec.element_bytes, spec.element_bytes * spec.block_k
@@ -72,8 +73,10 @@ def wgmma_cost_model(spec: Any, gpu: Gpu) -> CostModel:
     latency = _LATENCY_CLOCKS / max(1, spec.most_stages(get_target(gpu.target)))
     arrived_clocks = max(_multiplying_clocks(spec), latency)
     unused_clocks = (spec.slot_n - spec.block_n) * k_bytes / _UNUSED_BYTES
-    loaded_bytes, max_rows, other_bytes = spec.loaded_stage_bytes, spec.max_a_box_rows, spec.boxes_bytes(0)
-    row_bytes = spec.boxes_bytes(1) - other_bytes
+    max_rows, row_bytes, other_bytes = spec.max_a_box_rows, 0, spec.loaded_stage_bytes
+    if spec.cluster == 1:
+        other_bytes = spec.boxes_bytes(0)
+        row_bytes = spec.boxes_bytes(1) - other_bytes
     cluster_stage_k, tile = spec.block_k * cluster_k, spec.block_m * spec.block_n // cluster_k
     sums_of_thread = tile / (128 * spec.warpgroups)
     stored = (_STORE_CLOCKS * spec.out_bytes / 2 + _EPILOGUE_CLOCKS[spec.epilogue]) * sums_of_thread
@@ -89,13 +92,11 @@ def wgmma_cost_model(spec: Any, gpu: Gpu) -> CostModel:
         if a_is_split or b_is_split:
             a_clocks, b_clocks = (_SPLIT_ROW_CLOCKS if split else _ROW_CLOCKS for split in (a_is_split, b_is_split))
             clocks = max(clocks, (a_rows * a_clocks + b_rows * b_clocks) * k_bytes / 128)
-        if cluster_k > 1:  # an operand of which all tiles read the same rows is merged all the same
+        if cluster_k > 1:  # L2 merges the loads of an operand whose rows all tiles read.
             rows = spec.block_m * (tiles_m > 1) + spec.block_n * (tiles_n > 1)
             ctas = np.minimum(tiles * cluster_k, gpu.sm_count)
             clocks = np.maximum(clocks, ctas * rows * k_bytes / _L2_BYTES)
-        loaded = loaded_bytes
-        if spec.cluster == 1:
-            loaded = np.minimum(max_rows, -(-m // 8) * 8) * row_bytes + other_bytes
+        loaded = np.minimum(max_rows, -(-m // 8) * 8) * row_bytes + other_bytes
         stage = clocks + loaded / _LOADED_BYTES + unused_clocks
         mainloop = waves * -(-problem.k // cluster_stage_k) * stage
         firsts = 1 if spec.is_persistent else waves

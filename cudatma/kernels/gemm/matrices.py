@@ -89,7 +89,7 @@ def result_rows(info: ArrayInfo) -> ArrayInfo:
     element = info.dtype.itemsize
     if not info.size_elems:
         return info
-    strides = info.strides_bytes[info.shape[0] == 1 :]  # those of one matrix, as the caller passed it
+    strides = info.strides_bytes[info.shape[0] == 1 :]  # as the caller passed them for one matrix
     check_pointer(info, "out")
     if info.shape[2] > 1 and info.strides_bytes[2] != element:
         raise ArgumentError("out.strides", strides, "contiguous rows", "copy it")

@@ -139,7 +139,7 @@ class GemmP1(GemmSpec):
             rate = _BESIDE_LOADS * np.where(sharing > 1, _TWO_CTAS, 1.0) * flops / self.element_bytes
             stage = sharing * np.maximum(self.block_m * self.block_n * self.block_k / rate, waiting) + _STAGE_CLOCKS
             mainloop_us = waves * ceil_div(problem.k, self.block_k) * stage / gpu.sm_clock_mhz
-            # Of CTAs that share an SM, one multiplies while the other one stores.
+            # If two CTAs share an SM, one multiplies while the other one stores.
             around: Any = _FIRST_STAGE_CLOCKS + np.where(sharing > 1, 1, waves) * stored
             operands = float(problem.batch * self.element_bytes * problem.k) * (m + problem.n)
             memory_us = np.maximum(0.0, operands / gpu.memory_bytes_per_us - mainloop_us)

@@ -1,4 +1,4 @@
-"""What a call of gemm() computes, the checks of a call, and the members of the struct that its kernel reads."""
+"""Problem: what a call of gemm() computes. The checks of a call, and the members of the kernels' launch struct."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Operands(NamedTuple):
     beta: float = 0.0
 
 
-#: Those of a problem for which only a configuration is chosen.
+#: For a problem that is not launched: only its configuration is chosen.
 NO_OPERANDS = Operands()
 
 
@@ -203,15 +203,9 @@ class Problem:
 
     @property
     def fixed(self) -> tuple[Any, ...]:
-        """What the configuration depends on besides m."""
+        """All fields that the configuration depends on, except m."""
         fixed: tuple[Any, ...] = _FIXED(self)
         return fixed
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """The values of KIND_FIELDS."""
-        kind: tuple[Any, ...] = _KIND(self)
-        return kind
 
     @property
     def constraint(self) -> str:
@@ -244,7 +238,6 @@ _FIELDS = tuple(Problem.__dataclass_fields__)
 #: Functions that read and write a field of the frozen dataclass, which is how with_m() copies it.
 _SLOTS = [(vars(Problem)[name].__get__, vars(Problem)[name].__set__) for name in _FIELDS]
 _SET_M = vars(Problem)["m"].__set__
-_KIND = attrgetter(*KIND_FIELDS)
 _FIXED = attrgetter(*(name for name in _FIELDS if name not in ("m", "operands")))
 _SCALES = ("a_scale", "b_scale")
 _SCALE_STRIDES = ("a_scale_batch", "a_scale_row", "a_scale_k", "b_scale_batch", "b_scale_k", "b_scale_column")

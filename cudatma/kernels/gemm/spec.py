@@ -309,7 +309,7 @@ class GemmSpec(TiledKernel):
         return (1, self.loaded_rows[1], self.span_k)
 
     def boxes_bytes(self, a_box_rows: int) -> int:
-        """Return the bytes that the boxes of a stage deliver to a CTA, if those of A have this many rows."""
+        """Return the bytes that the boxes of a stage deliver to a CTA. ``a_box_rows``: rows of each box of A."""
         rows = a_box_rows * (self.block_m // self.max_a_box_rows)
         scales = 4 * self.block_m if self.ring_has_scales else 0
         return self.element_bytes * self.block_k * (rows + self.slot_n) + scales
