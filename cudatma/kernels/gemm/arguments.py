@@ -10,7 +10,7 @@ from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import Arguments, At, Map, Sizes, Value
 from cudatma.kernels.gemm.matrices import ALIGNMENT, Matrix
-from cudatma.kernels.gemm.problem import SCALE_BLOCK, Problem, element_bytes
+from cudatma.kernels.gemm.problem import NO_OPERANDS, SCALE_BLOCK, Problem, element_bytes
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gpu import IN_L2_BYTES, Gpu
 from cudatma.kernels.launch_struct import offsets, pack, work_values
@@ -24,6 +24,8 @@ _BOUND_BY_MEMORY = 180
 def gemm_arguments(problem: Problem, spec: GemmSpec, gpu: Gpu) -> Arguments:
     """Return the launch for a problem whose layout is the spec's. Raises TargetError, ArgumentError."""
     spec.check_target(get_target(gpu.target))
+    if problem.operands == NO_OPERANDS:
+        raise ArgumentError("problem.operands", None, "the layouts of the arrays")
     makers: dict[str, Callable[[], Any]] = {
         "a_map": lambda: _operand_map("a", problem, spec),
         "b_map": lambda: _operand_map("b", problem, spec),

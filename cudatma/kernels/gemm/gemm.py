@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar
@@ -168,14 +168,20 @@ class Gemm(Operation[Problem, GemmSpec]):
 
     def kernels_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterator[tuple[str, Any]]:
         """Yield the kernels of each choice table that such calls use, and the copies of operands."""
-        named, problem = self.named(checked), _with_elements(checked)
-        layouts = list(layouts_up_to(named["a"], max_m))
-        letters = {letter_of(layout, "a") for layout in layouts}
-        for shape in _alike(problem, letters, shares_b=not named["b"].strides_bytes[0]):
-            for spec in choice_table(GEMM, shape, gpu, max_m).specs_up_to(max_m):
-                yield spec.template, spec
+        problem, named = _with_elements(checked), self.named(checked)
+        a, b = named["a"], named["b"]
+        layouts = list(layouts_up_to(a, max_m))
+        letters = sorted({letter_of(layout, "a") for layout in layouts})
+        # A batch that shares b becomes one matrix if the layout and the scales of its a allow it.
+        batches = sorted({problem.batch, problem.batch if b.strides_bytes[0] else 1})
+        # Whether TMA can read A's block scales depends on M, unless the caller pads them.
+        by_tma = (False, True) if problem.block_scales else (False,)
+        for letter, batch, scales_by_tma in product(letters, batches, by_tma):
+            one = replace(problem, m=1, layout=letter + problem.layout[1], batch=batch, operands=NO_OPERANDS)
+            table = choice_table(GEMM, replace(one, scales_by_tma=scales_by_tma), gpu, max_m)
+            yield from ((spec.template, spec) for spec in table.specs_up_to(max_m))
         yield from copy_kernels(layouts, "a", gpu)
-        yield from copy_kernels([named["b"]], "b", gpu)
+        yield from copy_kernels([b], "b", gpu)
 
     def arguments(
         self, problem: Problem, config: GemmSpec, gpu: Gpu, resident: tuple[int, ...]
@@ -279,20 +285,6 @@ def _with_elements(checked: Checked[Problem]) -> Problem:
     if checked.problem is None:
         raise ArgumentError("a.shape, b.shape", f"a result of {checked.shape}", "a result with elements")
     return checked.problem
-
-
-def _alike(problem: Problem, letters: Iterable[str], *, shares_b: bool) -> Iterator[Problem]:
-    """Yield the problems, with one row, of calls that differ in M only.
-
-    letters: layouts of a, which may be both for one row. shares_b: whether one b serves the batch, which is then
-    computed as one matrix if the layout and the scales of its a allow it.
-    """
-    batches = {problem.batch, 1} if shares_b else {problem.batch}
-    for letter, batch in product(sorted(letters), sorted(batches)):
-        one = replace(problem, m=1, layout=letter + problem.layout[1], batch=batch, operands=NO_OPERANDS)
-        # Whether TMA can read A's scales of blocks depends on M, unless the caller pads them.
-        by_tma = (False, True) if problem.block_scales else (False,)
-        yield from (replace(one, scales_by_tma=each) for each in by_tma)
 
 
 def _activated(x: Any, name: str) -> Any:

@@ -315,10 +315,10 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...]) -> C
     elif beta:
         raise ArgumentError("out", None, "an array, which beta multiplies", "give out, or beta=0")
 
-    is_one_scale = (a_scale is None or a_scale.size_elems == 1) and (
-        b_scale is None or b_scale.size_elems == 1 or len(b_scale.shape) < 3
-    )
-    if batch > 1 and not right.strides_bytes[0] and is_one_scale and follows(left) and (not result or follows(result)):
+    a_scale_is_one = a_scale is None or a_scale.size_elems == 1
+    b_scale_is_shared = b_scale is None or b_scale.size_elems == 1 or len(b_scale.shape) < 3
+    is_dense = follows(left) and (result is None or follows(result))
+    if batch > 1 and not right.strides_bytes[0] and a_scale_is_one and b_scale_is_shared and is_dense:
         batch, m, left, right = 1, batch * m, folded(left), replace(right, shape=(1, k, n))
         result = None if result is None else result_rows(folded(result))
     problem: Any = None
@@ -326,30 +326,28 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...]) -> C
         layout = letter_of(left, "a") + letter_of(right, "b")
         if result is None:
             pitch = n * NUMPY[dtype].itemsize
-            out_matrix = Matrix(pitch, m * pitch if batch > 1 else 0, pitch % ALIGNMENT == 0)
+            c = Matrix(pitch, m * pitch if batch > 1 else 0, pitch % ALIGNMENT == 0)
         else:
-            out_matrix = matrix_of(result, "R", 1)
+            c = matrix_of(result, "R", 1)
         scale_rows = None
-        if of_blocks and a_scale is not None and a_scale.size_elems > 1:
+        if of_blocks and a_scale is not None and not a_scale_is_one:
             rows = batched(a_scale, batch)
             scale_rows = None if why_copied(rows, "C") else matrix_of(rows, "C")
-        matrices = matrix_of(left, layout[0]), matrix_of(right, layout[1]), out_matrix
-        operands = Operands(*matrices, tuple(scale_strides.items()), scale_rows, alpha, beta)
         is_linear = bias is not None or alpha != 1 or beta or (not of_blocks and (a_scale or b_scale))
         problem = Problem(
-            m,
-            n,
-            k,
-            left.dtype.name,
-            layout,
-            version,
-            batch,
+            *(m, n, k, left.dtype.name, layout, version, batch),
             out_dtype=dtype,
             epilogue=str(activation) if activation else "linear" if is_linear else "none",
             block_scales=of_blocks,
             scales_by_tma=scale_rows is not None,
             batch_invariant=is_invariant,
-            operands=operands,
+            operands=Operands(
+                *(matrix_of(left, layout[0]), matrix_of(right, layout[1]), c),
+                scale_strides=tuple(scale_strides.items()),
+                scale_rows=scale_rows,
+                alpha=alpha,
+                beta=beta,
+            ),
         )
     return Checked(problem, (left, right, a_scale, b_scale, bias), result, shape, NUMPY[dtype])
 

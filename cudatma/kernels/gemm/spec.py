@@ -278,7 +278,7 @@ class GemmSpec(TiledKernel):
     @property
     def slot_n(self) -> int:
         """Columns of B in a slot: of an N-major one whole boxes."""
-        return self.block_n if self.is_b_k_major else ceil_div(self.block_n, self.span) * self.span
+        return self.block_n if self.layout[1] == "C" else ceil_div(self.block_n, self.span) * self.span
 
     @property
     def shares_a(self) -> bool:
