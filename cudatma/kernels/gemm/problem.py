@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
@@ -102,13 +102,27 @@ def default_result(dtype: str) -> str:
     return "bfloat16" if is_fp8(dtype) else dtype
 
 
-def check_result(fields: Any) -> None:
-    """Make ``fields.out_dtype``, of a frozen dataclass with a ``dtype``, "" where it is the default. ArgumentTypeError
-    unless it is that or one of RESULT_TYPES."""
+def check_kind(fields: Any) -> None:
+    """Check the fields of KIND_FIELDS of a frozen dataclass, and make ``out_dtype`` empty if it is the default.
+
+    Raises ArgumentError, ArgumentTypeError.
+    """
+    if not isinstance(fields.dtype, str) or fields.dtype not in OPERAND_TYPES:
+        raise ArgumentTypeError("dtype", fields.dtype, ", ".join(OPERAND_TYPES))
     if fields.out_dtype == default_result(fields.dtype):
         object.__setattr__(fields, "out_dtype", "")
     elif fields.out_dtype not in ("", *RESULT_TYPES):
         raise ArgumentTypeError("out_dtype", fields.out_dtype, ", ".join(RESULT_TYPES))
+    if fields.layout not in LAYOUTS:
+        raise ArgumentError("layout", fields.layout, ", ".join(LAYOUTS))
+    if fields.epilogue not in EPILOGUES:
+        raise ArgumentError("epilogue", fields.epilogue, ", ".join(EPILOGUES))
+    if is_fp8(fields.dtype) and fields.layout != "RC":
+        raise ArgumentError("layout", fields.layout, "RC for fp8, which wgmma reads K-major only")
+    if fields.block_scales and not is_fp8(fields.dtype):
+        raise ArgumentError("block_scales", True, f"False for {fields.dtype}", "fp8 has scales of blocks")
+    if fields.scales_by_tma and not fields.block_scales:
+        raise ArgumentError("scales_by_tma", True, "False without block_scales")
 
 
 class Operands(NamedTuple):
@@ -163,19 +177,7 @@ class Problem:
                 raise ArgumentTypeError(name, type(value).__name__, "int")
             if not 1 <= value <= MAX_EXTENT:
                 raise ArgumentError(name, value, f"1 to {MAX_EXTENT}")
-        if not isinstance(self.dtype, str) or self.dtype not in OPERAND_TYPES:
-            raise ArgumentTypeError("dtype", self.dtype, ", ".join(OPERAND_TYPES))
-        check_result(self)
-        allowed = {"layout": LAYOUTS, "epilogue": EPILOGUES}
-        if is_fp8(self.dtype):
-            allowed["layout"] = LAYOUTS[:1]
-        for name, values in allowed.items():
-            if getattr(self, name) not in values:
-                raise ArgumentError(name, getattr(self, name), ", ".join(values))
-        if self.block_scales and not is_fp8(self.dtype):
-            raise ArgumentError("block_scales", True, f"False for {self.dtype}", "fp8 has scales of blocks")
-        if self.scales_by_tma and not self.block_scales:
-            raise ArgumentError("scales_by_tma", True, "False without block_scales")
+        check_kind(self)
 
     @property
     def result_dtype(self) -> str:
@@ -204,8 +206,7 @@ class Problem:
     @property
     def fixed(self) -> tuple[Any, ...]:
         """All fields that the configuration depends on, except m."""
-        fixed: tuple[Any, ...] = _FIXED(self)
-        return fixed
+        return _FIXED(self)
 
     @property
     def constraint(self) -> str:
@@ -238,7 +239,7 @@ _FIELDS = tuple(Problem.__dataclass_fields__)
 #: Functions that read and write a field of the frozen dataclass, which is how with_m() copies it.
 _SLOTS = [(vars(Problem)[name].__get__, vars(Problem)[name].__set__) for name in _FIELDS]
 _SET_M = vars(Problem)["m"].__set__
-_FIXED = attrgetter(*(name for name in _FIELDS if name not in ("m", "operands")))
+_FIXED: Callable[[Any], tuple[Any, ...]] = attrgetter(*(name for name in _FIELDS if name not in ("m", "operands")))
 _SCALES = ("a_scale", "b_scale")
 _SCALE_STRIDES = ("a_scale_batch", "a_scale_row", "a_scale_k", "b_scale_batch", "b_scale_k", "b_scale_column")
 

@@ -6,21 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gemm.cost import CostModel, wgmma_cost_model
 from cudatma.kernels.gemm.problem import (
     EPILOGUES,
     KIND_FIELDS,
-    LAYOUTS,
     MEMBERS,
     OPERAND_TYPES,
     SCALE_BLOCK,
     WGMMA_M,
     Problem,
-    check_result,
+    check_kind,
     default_result,
-    is_fp8,
     kernel_name,
 )
 from cudatma.kernels.gpu import Gpu
@@ -45,14 +43,12 @@ _B_BLOCK_SCALES = ("b_scale_column", "b_scale_k", "b_scale_batch")
 _A_BLOCK_SCALES = ("a_scale_row", "a_scale_k", "a_scale_batch")
 PLACES = (*RASTER, *RESULT, "matrix_tiles_m", "by_matrix_tiles_m", "output_batch")
 _ALLOWED: Mapping[str, tuple[Any, ...]] = {
-    "layout": LAYOUTS,
     "block_m": (64, 128, 192, 256),
     "block_n": (64, 128, 192, 256),
     "block_k": (64, 128, 256),
     "stages": tuple(range(2, 13)),
     "warpgroups": (1, 2, 3),
     "cluster": (1, 2),
-    "epilogue": EPILOGUES,
     "block_scales": (False, True),
 }
 
@@ -105,9 +101,7 @@ class GemmSpec(TiledKernel):
     box_names: ClassVar[tuple[str, ...]] = ("a_box_rows", "stage_bytes")
 
     def __post_init__(self) -> None:
-        if not isinstance(self.dtype, str) or self.dtype not in OPERAND_TYPES:
-            raise ArgumentTypeError("dtype", self.dtype, ", ".join(OPERAND_TYPES))
-        check_result(self)
+        check_kind(self)
         self.check_values(self.allowed)
         if self.block_m % (WGMMA_M * self.warpgroups):
             raise ArgumentError(
@@ -121,14 +115,10 @@ class GemmSpec(TiledKernel):
             raise ArgumentError("block_n", self.block_n, allowed)
         if self.block_k * self.element_bytes % self.least_k_bytes:
             raise ArgumentError("block_k", self.block_k, f"a multiple of {self.least_k_bytes // self.element_bytes}")
-        if is_fp8(self.dtype) and self.layout != "RC":
-            raise ArgumentError("layout", self.layout, "RC for fp8, which wgmma reads K-major only")
         if self.block_scales:
             self._check_block_scales()
 
     def _check_block_scales(self) -> None:
-        if not is_fp8(self.dtype):
-            raise ArgumentError("block_scales", True, f"False for {self.dtype}")
         if not self.scales_blocks:
             raise ArgumentError("version", self.version, "4 or 5 for scales of blocks")
         if self.block_k != SCALE_BLOCK or SCALE_BLOCK % self.block_n:
