@@ -35,7 +35,7 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
 
-#: From so many waves of tiles of 128 x 256 on, idle SMs in the last wave cost little.
+#: With this many waves of tiles of 128 x 256, idle SMs in the last wave cost little.
 _MANY_WAVES = 8
 #: (block_m, block_n, block_k, warpgroups). Among tiles with equal predicted times the first one is chosen.
 _TILES = (
@@ -49,11 +49,11 @@ _LAST_WAVE_TILES: dict[int | str, tuple[tuple[int, ...], ...]] = {
     3: ((64, 96, 64, 1), (128, 80, 64, 2), (128, 208, 64, 2), (128, 224, 64, 2), (192, 96, 64, 3), (192, 192, 64, 3)),
     4: ((128, 224, 64, 2), (256, 160, 64, 2)),
 }
-#: Of versions with tiles of their own.
+#: Versions with tiles of their own.
 _TILES_OF: dict[int | str, tuple[tuple[int, ...], ...]] = {7: ((128, 128, 64, 1),), "p1": p1.TILES}
-#: What "auto" chooses from where there is wgmma: no other version is 2 % faster for a measured product. Exception:
-#: version 5 is 10 % faster at 256 x 8192 x 28672 on an H100; the cost model would take version 6 all the same.
-#: [H100, H200]
+#: The versions that "auto" chooses from on targets with wgmma, and on others. No other version is 2 % faster for a
+#: measured product, except that version 5 is 10 % faster at 256 x 8192 x 28672 on an H100; the cost model would take
+#: version 6 all the same. [H100, H200]
 _LADDER, _MMA_SYNC = (6, 7, 5, 4, 3), ("p1",)
 #: Clusters may use every tile where rows split sectors, because they read a shared operand half as often. Elsewhere
 #: they use the first tile if TMA reads A's block scales (0.2 to 3 % faster than version 4 on an H100), else the second

@@ -19,9 +19,9 @@ from cudatma.kernels.gemm.problem import WGMMA_M, Problem
 from cudatma.kernels.gpu import IN_L2_BYTES, Gpu, clusters_at_once
 from cudatma.target import get_target
 
-#: Bytes of operands that the tensor cores of an SM multiply with as many others in a clock. [H100 white paper]
+#: Bytes of each operand that the tensor cores of an SM multiply in a clock. [H100 white paper]
 _MAC_BYTES = 4096
-#: wgmmas reach this part of _MAC_BYTES, if a wgmma is counted with so many more columns than it has.
+#: wgmmas reach this part of _MAC_BYTES, if each is counted with this many additional columns.
 _RATE_PART = 0.92
 _MORE_COLUMNS = 12
 #: Bytes a clock of shared memory, which wgmmas read and TMA writes.
@@ -45,11 +45,11 @@ _SUMS_BYTES = 9.6
 #: A single wave on more than this part of all SMs leaves the next launch none to begin on, which costs microseconds.
 _FULL_PART = 0.97
 _FULL_US = 1.0
-#: Of the times of reading operands and of multiplying them: the part of the shorter one that the longer one does not
-#: hide. [H100, gemm.json]
+#: Reading operands and multiplying them overlap: the part of the shorter time that the longer one does not hide.
+#: [H100, gemm.json]
 _UNHIDDEN_PART = 0.17
-#: The part of the time of reading operands that L2 does not hold by which tiles of so many rows, which read the same
-#: columns one after the other, take longer.
+#: Tiles of this many rows read the same columns one after the other. If L2 does not hold the operands, they take longer
+#: by this part of the time of reading them.
 _DRIFT_PART = 0.23
 _DRIFTING_M = 64
 #: Clocks that an epilogue takes for each sum of a thread.

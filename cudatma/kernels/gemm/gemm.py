@@ -140,7 +140,7 @@ class Gemm(Operation[Problem, GemmSpec]):
         return problem.with_m(m), (*a[:-1], problem.n), None
 
     def masks(self, problem: Problem) -> tuple[int, ...]:
-        """TMA reads a and b, and A's scales if it can; the others are read by elements."""
+        """Return 15 for arrays that TMA may access; threads access the others by elements."""
         bias = NUMPY[problem.result_dtype].itemsize - 1
         return 15, 15, 15 if problem.block_scales else 3, 3, bias, 15
 
@@ -155,7 +155,7 @@ class Gemm(Operation[Problem, GemmSpec]):
         return checked._replace(problem=replace(problem, operands=operands), arrays=(a, b, *checked.arrays[2:]))
 
     def plan_key(self, problem: Problem) -> Hashable:
-        """All but M."""
+        """Return everything but M."""
         return problem.fixed, problem.operands
 
     def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> GemmSpec:
@@ -292,7 +292,7 @@ def _activated(x: Any, name: str) -> Any:
         return np.where(x < 0, np.float32(0), x)
     if name == "gelu":
         scaled = np.float32(0.5) * x * (1 + np.vectorize(math.erf, otypes=[np.float32])(x * np.float32(math.sqrt(0.5))))
-        return np.where(np.isneginf(x), np.float32(0), scaled)  # the limit, as the kernels have it
+        return np.where(np.isneginf(x), np.float32(0), scaled)  # the limit, which the kernels return, too
     if name == "gelu_tanh":
         return (
             np.float32(0.5) * x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)))

@@ -25,7 +25,7 @@ TILES = (
 #: The most accumulators of a warp, fp32: 128 registers of each lane.
 _MOST_WARP_ELEMS = 64 * 64
 #: Floating-point operations a clock that the MMAs of one warp reach [H200: 559 TFLOP/s of four warps an SM], and the
-#: part of the tensor cores' rate that remains beside loads and waits (an estimate).
+#: part of the tensor cores' rate that loads and waits leave (an estimate).
 _WARP_FLOPS, _BESIDE_LOADS = 535, 0.92
 #: The part of it that two CTAs of an SM reach; clocks of a stage in which its warps do not multiply. [H200]
 _TWO_CTAS, _STAGE_CLOCKS = 0.94, 60
@@ -67,7 +67,7 @@ class GemmP1(GemmSpec):
 
     @property
     def warps_n(self) -> int:
-        """Warps side by side along N, whose tiles are the nearest to squares: those read the least."""
+        """The number of warps along N: with nearly square tiles, warps read the least."""
         fits = [n for n in (1, 2, 4, 8) if n <= self.consumer_warps and self.block_n // n >= 32]
         return min(fits, key=lambda n: self.block_m * n // self.consumer_warps + self.block_n // n)
 
@@ -87,8 +87,10 @@ class GemmP1(GemmSpec):
 
     @property
     def consumer_registers(self) -> int:
-        """Of a thread, where setmaxnreg moves them from a warpgroup that loads to those that multiply; 0 elsewhere. Two
-        warps of 64 x 64 and a third one do not fit the registers of a quarter of an SM."""
+        """The registers of a consumer thread if setmaxnreg moves some from the producer to the consumers, else 0.
+
+        Two warps of 64 x 64 and a third one do not fit the registers of a quarter of an SM.
+        """
         if self.warp_m * self.warp_n < _MOST_WARP_ELEMS or self.warpgroups * self.blocks_per_sm == 1:
             return 0
         return {1: 232, 2: 240}[self.warpgroups]
@@ -104,7 +106,7 @@ class GemmP1(GemmSpec):
 
     @property
     def mma(self) -> str:
-        """The MMA's name, as primitives/mma.cuh.j2 has it."""
+        """The name of the MMA in primitives/mma.cuh.j2."""
         return f"mma_m16n8k{32 // self.element_bytes}_{self.mma_type}"
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:

@@ -34,25 +34,23 @@ from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.operation import Checked
 from cudatma.kernels.schedule import ceil_div
 
-#: Of A and B: R is row-major, C column-major. RC, where elements along K lie side by side in both, is torch's linear.
+#: Layouts of A and B: R is row-major, C column-major. In RC, K is contiguous in both, as in torch's linear.
 LAYOUTS = ("RC", "RR", "CR", "CC")
-#: Types of A and B, and their names in wgmma; the types of C.
+#: Dtypes of A and B with their names in wgmma, and dtypes of C.
 OPERAND_TYPES = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 RESULT_TYPES = (*ACTIVATION_TYPES, "float32")
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
-#: What happens to the products before they are rounded: nothing; alpha, beta, bias, scales; the same and an activation.
+#: Epilogues: nothing; alpha, beta, bias and scales; the same and an activation.
 EPILOGUES = ("none", "linear", *ACTIVATIONS)
-#: Blocks of K, and of N, that have a scale of their own.
+#: Elements of K, and of N, that share a scale.
 SCALE_BLOCK = 128
 #: The fields that a problem and the specs of its kernels have in common.
 KIND_FIELDS = ("dtype", "layout", "out_dtype", "epilogue", "block_scales", "scales_by_tma")
 #: Rows of a wgmma.
 WGMMA_M = 64
-
-
-#: The result's, in NumPy.
+#: NumPy's dtypes of the result.
 NUMPY = {name: BFLOAT16 if name == "bfloat16" else np.dtype(name) for name in RESULT_TYPES}
-#: Of the launch struct.
+#: Members of the launch struct.
 MEMBERS = WORK_MEMBERS | {
     member.name: member
     for member in (
@@ -88,17 +86,17 @@ def is_fp8(dtype: str) -> bool:
 
 
 def kernel_name(version: int | str) -> str:
-    """Of a version's kernel, without the family's: ``"v3"``, ``"p1"``."""
+    """Return the name of a version's kernel without the family's: ``"v3"``, ``"p1"``."""
     return f"v{version}" if isinstance(version, int) else version
 
 
 def element_bytes(dtype: str) -> int:
-    """Of A and B."""
+    """Return the size of an element of A and B."""
     return 1 if dtype.startswith("float8") else 2
 
 
 def default_result(dtype: str) -> str:
-    """The type of C where the caller does not say: the operands', for fp8 bf16."""
+    """Return the default dtype of C: the operands' dtype, or bfloat16 for fp8."""
     return "bfloat16" if is_fp8(dtype) else dtype
 
 
@@ -141,7 +139,7 @@ class Operands(NamedTuple):
     beta: float = 0.0
 
 
-#: For a problem that is not launched: only its configuration is chosen.
+#: The operands of a problem that is not launched.
 NO_OPERANDS = Operands()
 
 
@@ -149,11 +147,11 @@ NO_OPERANDS = Operands()
 class Problem:
     """c (m, n) = a (m, k) b (k, n), ``batch`` times.
 
-    dtype: one of OPERAND_TYPES. layout: one of LAYOUTS. version: of the kernel that has to run; 0: any. out_dtype: one
-    of RESULT_TYPES, "" for default_result(). epilogue: one of EPILOGUES. block_scales: each 1 x 128 of a and 128 x 128
-    of b has a scale. scales_by_tma: TMA can read those of a. batch_invariant: a row's bits must not
-    depend on m. operands: what a launch depends on besides; the choice of a configuration ignores it. Raises
-    ArgumentError, ArgumentTypeError.
+    dtype: one of OPERAND_TYPES. layout: one of LAYOUTS. version: the kernel to run; 0: any. out_dtype: one of
+    RESULT_TYPES, or "" for default_result(). epilogue: one of EPILOGUES. block_scales: each 1 x 128 of a and 128 x 128
+    of b has a scale. scales_by_tma: TMA can read the scales of a. batch_invariant: the bits of a row must not depend on
+    m. operands: additional facts for a launch; the choice of a configuration ignores them. Raises ArgumentError,
+    ArgumentTypeError.
     """
 
     m: int
@@ -181,7 +179,7 @@ class Problem:
 
     @property
     def result_dtype(self) -> str:
-        """Of c."""
+        """The dtype of c."""
         return self.out_dtype or default_result(self.dtype)
 
     def with_m(self, m: int) -> Problem:

@@ -118,7 +118,7 @@ class GemmTrial:
         self._options = _options(problem)
 
     def launcher(self, candidate: Listed[GemmSpec], copies: int, stream: int) -> Launch:
-        """launch(i) enqueues the candidate on the i-th of so many copies of b; its kernel is loaded now."""
+        """Load the candidate's kernel; return launch(i), which enqueues it on the i-th copy of b."""
         named = [GEMM_CALL.named(checked_call(self._a, b, self.out, **self._options)) for b in self._b[:copies]]
         problem = checked_call(self._a, self._b[0], self.out, **self._options).problem
         with pinned(candidate.spec):

@@ -1,4 +1,4 @@
-"""What the versions of the dense GEMM have in common: the tile, what a stage holds, and what a launch should take."""
+"""GemmSpec: the base of all versions of the dense GEMM, with their tile, stages, parameters and predicted time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RING_BYTES, _MOST_STAGES = 16, 8
 #: Shared memory beyond which L1 has 28 KiB and not 60: too few for scales of blocks. Tiles of 256 x 128 are 12 % slower
 #: then at K of 16384, 11 % at 7168, not at 1536. [H100]
 _MOST_BYTES_BESIDE_L1 = 195 << 10
-#: Columns of tiles of three warpgroups beside a producer, whose threads have 128 registers, sums included.
+#: Columns of a tile of three warpgroups with a producer: their threads have 128 registers, including the sums.
 _MOST_COLUMNS_OF_THREE = 192
 _SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 _EPILOGUE = ("alpha", "beta")
@@ -55,9 +55,12 @@ _ALLOWED: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class GemmSpec(TiledKernel):
-    """One instance of a version's template. dtype, out_dtype, layout, epilogue, block_scales, scales_by_tma: as Problem
-    has them. block_m, block_n: of a CTA's tile. stages: of the ring, block_k elements of K each. warpgroups: that
-    multiply, side by side along M. Raises ArgumentError, ArgumentTypeError."""
+    """One instance of a version's template.
+
+    dtype, out_dtype, layout, epilogue, block_scales, scales_by_tma: as in Problem. block_m, block_n: tile of a CTA.
+    stages: stages of the ring, of block_k elements of K each. warpgroups: consumer warpgroups, which divide the tile
+    along M. Raises ArgumentError, ArgumentTypeError.
+    """
 
     dtype: str
     layout: str
@@ -76,19 +79,19 @@ class GemmSpec(TiledKernel):
     struct_members: ClassVar[Mapping[str, Member]] = MEMBERS
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = _ALLOWED
     revision: ClassVar[int] = 6
-    #: CTAs side by side that load a tile of B together, or of A; CTAs that divide K.
+    #: CTAs of a cluster that share the loads of B, or of A; CTAs that divide K.
     cluster: ClassVar[int] = 1
     cluster_k: ClassVar[int] = 1
     blocks_per_sm: ClassVar[int] = 1
     producer_warps: ClassVar[int] = 1
-    #: Of the tile, that a thread holds in registers.
+    #: Sums of the tile that a thread may hold in registers.
     most_sums: ClassVar[int] = 128
-    #: What block_k of an operand must be a multiple of.
+    #: block_k of an operand is a multiple of this many bytes.
     least_k_bytes: ClassVar[int] = _SPAN_BYTES
     #: Whether the template has the main loop for scales of blocks.
     scales_blocks: ClassVar[bool] = False
     partial_bytes: ClassVar[int] = 0
-    #: Of 64 rows x 128 bytes, for each warpgroup, which TMA stores from.
+    #: Buffers of 64 rows x 128 bytes per warpgroup, from which TMA stores.
     staging_buffers: ClassVar[int] = 1
     stages_whole_tile: ClassVar[bool] = False
     #: Nanoseconds that a wait for a slot may sleep for at a time; 0: the GPU decides.
@@ -126,7 +129,7 @@ class GemmSpec(TiledKernel):
         if self.warpgroups > 2:
             raise ArgumentError("warpgroups", self.warpgroups, "1 or 2: registers of three hold no second sums")
 
-    # What the kernel is launched with.
+    # Parameters of a launch.
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
@@ -173,11 +176,11 @@ class GemmSpec(TiledKernel):
         kinds += ["tma"] if self.ring_has_scales else []
         return f"gemm_{kernel_name(self.version)}_{'_'.join(kinds)}_{tile}"
 
-    # What it computes with.
+    # Properties of the kernel.
 
     @property
     def mma_type(self) -> str:
-        """Of A and B, as wgmma names it."""
+        """The type of A and B in the names of wgmmas."""
         return OPERAND_TYPES[self.dtype]
 
     @property
@@ -187,7 +190,7 @@ class GemmSpec(TiledKernel):
 
     @property
     def result_dtype(self) -> str:
-        """Of C."""
+        """The dtype of C."""
         return self.out_dtype or default_result(self.dtype)
 
     @property
@@ -201,7 +204,7 @@ class GemmSpec(TiledKernel):
 
     @property
     def is_bf16(self) -> bool:
-        """Whether C is."""
+        """Whether C is bf16."""
         return self.result_dtype == "bfloat16"
 
     @property
@@ -221,8 +224,7 @@ class GemmSpec(TiledKernel):
 
     @property
     def ring_has_scales(self) -> bool:
-        """Whether TMA loads A's scales of blocks, into the stages: not for warpgroups of 64 rows, whose threads load
-        few."""
+        """Whether TMA loads A's block scales into the stages. Threads of warpgroups with 64 rows load their few."""
         return self.scales_by_tma and self.block_m > WGMMA_M * self.warpgroups
 
     @property
@@ -239,17 +241,17 @@ class GemmSpec(TiledKernel):
 
     @property
     def is_a_k_major(self) -> bool:
-        """Whether A's elements along K lie side by side; else those along M."""
+        """Whether K is contiguous in A; if not, M is."""
         return self.layout[0] == "R"
 
     @property
     def is_b_k_major(self) -> bool:
-        """Whether B's elements along K lie side by side; else those along N."""
+        """Whether K is contiguous in B; if not, N is."""
         return self.layout[1] == "C"
 
     @property
     def mma(self) -> str:
-        """The wgmma's name, as primitives/wgmma_shapes.j2 has it."""
+        """The name of the wgmma in primitives/wgmma_shapes.j2."""
         transposed = "_" + ("n" if self.is_a_k_major else "t") + ("n" if self.is_b_k_major else "t")
         suffix = "" if transposed == "_nn" else transposed
         return f"wgmma_m64n{self.block_n}k{32 // self.element_bytes}_f32_{self.mma_type}_ss{suffix}"
@@ -272,7 +274,7 @@ class GemmSpec(TiledKernel):
 
     @property
     def shares_a(self) -> bool:
-        """Whether the CTAs of a cluster, side by side along N, load a tile of A together; else along M, and of B."""
+        """Whether the CTAs of a cluster are neighbors along N and share the loads of A; if not, along M, and of B."""
         return self.cluster > 1 and self.block_m > self.block_n
 
     @property
@@ -310,7 +312,7 @@ class GemmSpec(TiledKernel):
         return min(self.span, self.block_k)
 
     def swizzle(self, is_k_major: bool) -> str:
-        """Of an operand: of M-major and N-major ones 128 bytes, to which TMA pads the rows of narrower boxes."""
+        """Return the swizzle of an operand. TMA pads the rows of narrow M-major and N-major boxes to 128 bytes."""
         return f"{self.span_k * self.element_bytes if is_k_major else _SPAN_BYTES}B"
 
     @property
@@ -391,7 +393,7 @@ class GemmSpec(TiledKernel):
         self.check_smem(target)
 
     def most_stages(self, target: Target) -> int:
-        """Of the same tile: as many as are useful and shared memory holds; below 2 where it does not hold the tile."""
+        """Return the number of stages that are useful and fit shared memory; less than 2 if the tile does not fit."""
         share = target.smem_share_bytes(self.blocks_per_sm)
         if self.block_scales and not self.ring_has_scales:
             share = min(share, _MOST_BYTES_BESIDE_L1)
