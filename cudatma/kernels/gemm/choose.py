@@ -1,4 +1,4 @@
-"""Which version and configuration of the dense GEMM serves a problem, and why."""
+"""The configurations of the dense GEMM that may serve a problem, and their predicted times."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _is_divided(spec: GemmSpec, problem: Problem) -> bool:
     return not problem.batch_invariant and (spec.cluster_k - 1) * spec.block_k < problem.k
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _candidates(
     version: int | str, tiles: tuple[tuple[int, ...], ...], gpu: Gpu, *kind: Any
 ) -> list[tuple[tuple[int, ...], GemmSpec, CostModel]]:

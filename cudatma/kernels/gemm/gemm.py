@@ -108,8 +108,7 @@ def gemm(
     wgmma adds fp8 products with fewer bits than fp32 has; with block scales only within each 128 of K.
     """
     number, asked_by = chosen_version(version)
-    scales = a_scale, b_scale
-    inputs, options = call_of(a, b, bias, alpha, beta, activation, out_dtype, *scales, batch_invariant, number)
+    inputs, options = call_of(a, b, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, number)
     with naming(asked_by):
         return run(GEMM_CALL, inputs, out, options, stream, backend)
 
@@ -264,8 +263,7 @@ def gemm_explain(
         As ``gemm`` does, and for a result without elements.
     """
     number, asked_by = chosen_version(version)
-    scales = a_scale, b_scale
-    inputs, options = call_of(a, b, bias, alpha, beta, activation, out_dtype, *scales, batch_invariant, number)
+    inputs, options = call_of(a, b, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, number)
     checked = check_call(inputs, out, options)
     named = GEMM_CALL.named(checked)
     left, right = named["a"], named["b"]
