@@ -26,16 +26,43 @@ def gemm_arguments(problem: Problem, spec: GemmSpec, gpu: Gpu) -> Arguments:
     spec.check_target(get_target(gpu.target))
     if problem.operands == NO_OPERANDS:
         raise ArgumentError("problem.operands", None, "the layouts of the arrays")
-    makers: dict[str, Callable[[], Any]] = {
-        "a_map": lambda: _operand_map("a", problem, spec),
-        "b_map": lambda: _operand_map("b", problem, spec),
-        "a_scale_map": lambda: _scale_map(problem, spec),
-        "output_map": lambda: _output_map(problem, spec),
-        "output": lambda: At("out"),
-        "problem": lambda: Value(0),
-    }
-    parameters = tuple([makers[name]() if name in makers else At(name) for name in spec.parameter_names])
+    parameters = tuple([_parameter(name, problem, spec) for name in spec.parameter_names])
     return Arguments(spec.template, spec, parameters, sizes_for(problem, spec, gpu)(problem.m), spec.launch_cluster)
+
+
+def _parameter(name: str, problem: Problem, spec: GemmSpec) -> Map | At | Value:
+    """Return what a parameter of the kernel receives. M is a dimension of all tensor maps but that of B."""
+    m, n, k, operands = problem.m, problem.n, problem.k, problem.operands
+    if name == "output_map" and not _is_stored_by_tma(problem, spec):
+        name = "b_map"  # The kernel does not use the map, but it has to be valid.
+    if name == "a_map":
+        swizzle = spec.swizzle(spec.is_a_k_major)
+        dims, axis = ((k, m), 1) if spec.is_a_k_major else ((m, k), 0)
+        over = _matrices(dims, operands.a, problem, spec.a_box(m), spec.dtype, swizzle)
+        return Map("a", over, (("dim", axis), ("box", axis)))
+    if name == "b_map":
+        swizzle = spec.swizzle(spec.is_b_k_major)
+        dims = (k, n) if spec.is_b_k_major else (n, k)
+        return Map("b", _matrices(dims, operands.b, problem, spec.b_box, spec.dtype, swizzle))
+    if name == "output_map":
+        over = _matrices((n, m), operands.out, problem, spec.output_box, spec.result_dtype, "128B")
+        return Map("out", over, (("dim", 1),))
+    if name == "a_scale_map":
+        if operands.scale_rows is None:
+            raise ArgumentError("spec.scales_by_tma", True, "False for scales that TMA cannot read")
+        dims, box = (m, ceil_div(k, SCALE_BLOCK)), (1, 1, spec.block_m)
+        return Map("a_scale", _matrices(dims, operands.scale_rows, problem, box, "float32"), (("dim", 0),))
+    return Value(0) if name == "problem" else At("out" if name == "output" else name)
+
+
+def _matrices(
+    dims: tuple[int, int], matrix: Matrix, problem: Problem, box: tuple[int, ...], dtype: str, swizzle: Any = "none"
+) -> TiledSpec:
+    """Return the map of a batch of matrices. ``dims`` begins with the innermost dimension, ``box`` with the batch."""
+    kind = tma_type("uint8" if dtype.startswith("float8") else dtype)
+    strides = matrix.pitch_bytes, matrix.batch_bytes if problem.batch > 1 else matrix.pitch_bytes
+    dims_of_batch = *dims, problem.batch
+    return TiledSpec(dtype=kind, dims=dims_of_batch, strides_bytes=strides, box=box[::-1], swizzle=swizzle)
 
 
 def sizes_for(problem: Problem, spec: GemmSpec, gpu: Gpu) -> Callable[[int], Sizes]:
@@ -102,40 +129,3 @@ def is_bound_by_memory(problem: Problem) -> bool:
 
 def _is_stored_by_tma(problem: Problem, spec: GemmSpec) -> bool:
     return spec.stores_by_tma and problem.operands.out.is_aligned and problem.n * spec.out_bytes % ALIGNMENT == 0
-
-
-def _operand_map(name: str, problem: Problem, spec: GemmSpec) -> Map:
-    """Return the map of A or B. M is the dimension of A's rows if K is contiguous, else the innermost one."""
-    if name == "a":
-        matrix, is_k_major, rows, box = problem.operands.a, spec.is_a_k_major, problem.m, spec.a_box(problem.m)
-    else:
-        matrix, is_k_major, rows, box = problem.operands.b, spec.is_b_k_major, problem.n, spec.b_box
-    dims, axis = ((problem.k, rows), 1) if is_k_major else ((rows, problem.k), 0)
-    sized = (("dim", axis), ("box", axis)) if name == "a" else ()
-    return Map(name, _spec(dims, matrix, problem, box, spec.dtype, swizzle=spec.swizzle(is_k_major)), sized)
-
-
-def _output_map(problem: Problem, spec: GemmSpec) -> Map:
-    """Return the map that TMA stores through; if it does not, another valid map, which the kernel does not use."""
-    if not _is_stored_by_tma(problem, spec):
-        return _operand_map("b", problem, spec)
-    dims, matrix = (problem.n, problem.m), problem.operands.out
-    over = _spec(dims, matrix, problem, spec.output_box, spec.result_dtype, swizzle="128B")
-    return Map("out", over, (("dim", 1),))
-
-
-def _scale_map(problem: Problem, spec: GemmSpec) -> Map:
-    rows = problem.operands.scale_rows
-    if rows is None:
-        raise ArgumentError("spec.scales_by_tma", True, "False for scales that TMA cannot read")
-    dims = problem.m, ceil_div(problem.k, SCALE_BLOCK)
-    return Map("a_scale", _spec(dims, rows, problem, (1, 1, spec.block_m), "float32"), (("dim", 0),))
-
-
-def _spec(
-    dims: tuple[int, int], matrix: Matrix, problem: Problem, box: tuple[int, ...], dtype: str, **options: Any
-) -> TiledSpec:
-    """Return the spec of a batch of matrices. ``dims`` begins with the innermost dimension, ``box`` with the batch."""
-    kind = tma_type("uint8" if dtype.startswith("float8") else dtype)
-    strides = matrix.pitch_bytes, matrix.batch_bytes if problem.batch > 1 else matrix.pitch_bytes
-    return TiledSpec(dtype=kind, dims=(*dims, problem.batch), strides_bytes=strides, box=box[::-1], **options)

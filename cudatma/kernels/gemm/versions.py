@@ -66,6 +66,7 @@ class GemmV4(GemmSpec):
 
     version: ClassVar[int] = 4
     template: ClassVar[str] = "kernels/gemm_v4.cu.j2"
+    features: ClassVar[tuple[str, ...]] = ("setmaxnreg", *GemmSpec.features)
     launch_us: ClassVar[float] = 0.5
     is_persistent: ClassVar[bool] = True
     suspend_ns: ClassVar[int] = 10_000_000  # a barrier wakes who waits for it
@@ -110,12 +111,6 @@ class GemmV4(GemmSpec):
         """One loads; setmaxnreg acts on whole warpgroups."""
         return 4 if self.consumer_registers else 1
 
-    def check_target(self, target: Target) -> None:
-        """Check GemmSpec's requirements, and setmaxnreg if the kernel uses it."""
-        if self.consumer_registers:
-            target.require("setmaxnreg", "gemm")
-        super(GemmV4, self).check_target(target)
-
 
 @dataclass(frozen=True, slots=True)
 class GemmV5(GemmV4):
@@ -125,17 +120,12 @@ class GemmV5(GemmV4):
 
     version: ClassVar[int] = 5
     template: ClassVar[str] = "kernels/gemm_v5.cu.j2"
+    features: ClassVar[tuple[str, ...]] = ("cluster", "multicast", *GemmV4.features)
 
     @property
     def launch_us(self) -> float:  # type: ignore[override]
         """The CTAs of a cluster wait for each other. [H100 with scales of blocks, else H200]"""
         return 2.2 if self.block_scales else 0.9
-
-    def check_target(self, target: Target) -> None:
-        """Check GemmV4's requirements, and clusters."""
-        for feature in ("cluster", "multicast"):
-            target.require(feature, "gemm")
-        super(GemmV5, self).check_target(target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +136,7 @@ class GemmV6(GemmSpec):
 
     version: ClassVar[int] = 6
     template: ClassVar[str] = "kernels/gemm_v6.cu.j2"
+    features: ClassVar[tuple[str, ...]] = ("cluster", *GemmSpec.features)
     launch_us: ClassVar[float] = 0.5
     slices: ClassVar[int] = 1
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -169,11 +160,6 @@ class GemmV6(GemmSpec):
         if problem.batch_invariant:
             raise ArgumentError("batch_invariant", True, "False for version 6", "choose another version")
         super(GemmV6, self).check(problem, target)
-
-    def check_target(self, target: Target) -> None:
-        """Check GemmSpec's requirements, and clusters."""
-        target.require("cluster", "gemm")
-        super(GemmV6, self).check_target(target)
 
 
 @dataclass(frozen=True, slots=True)
