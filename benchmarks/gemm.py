@@ -31,8 +31,7 @@ from benchmarks.rivals.dense import ALWAYS, CUPY, OPTIONAL, TORCH
 from benchmarks.turns import Entrant, Method, Rival, chosen, entered, field_of, judged, precompile, timed, timing_method
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, TargetError, duration
-from cudatma.kernels.gemm.choose import gemm_explain
-from cudatma.kernels.gemm.gemm import gemm
+from cudatma.kernels.gemm.gemm import gemm, gemm_explain
 from cudatma.kernels.gemm.problem import LAYOUTS
 from cudatma.kernels.gemm.versions import VERSIONS
 from tools.command_line import seconds

@@ -55,8 +55,7 @@ if TYPE_CHECKING:
     from cudatma.kernels.data_movement.tile_copy import tile_copy
     from cudatma.kernels.data_movement.transpose import transpose
     from cudatma.kernels.explain import Explanation
-    from cudatma.kernels.gemm.choose import gemm_explain
-    from cudatma.kernels.gemm.gemm import gemm
+    from cudatma.kernels.gemm.gemm import gemm, gemm_explain
     from cudatma.kernels.marlin.choose import marlin_explain
     from cudatma.kernels.marlin.dequantize import dequantize
     from cudatma.kernels.marlin.gemm import marlin_gemm
@@ -205,8 +204,7 @@ _PUBLIC = {
     "kernels.data_movement.transpose": "transpose",
     "kernels.marlin.dequantize": "dequantize",
     "kernels.explain": "Explanation",
-    "kernels.gemm.choose": "gemm_explain",
-    "kernels.gemm.gemm": "gemm",
+    "kernels.gemm.gemm": "gemm gemm_explain",
     "kernels.marlin.choose": "marlin_explain",
     "kernels.marlin.gemm": "marlin_gemm",
     "kernels.marlin.linear": "MarlinLinear",

@@ -147,8 +147,20 @@ def _with_entries(family: Family[P, S], shape: Any, gpu: Gpu, predicted: ChoiceT
 
 def _merged(max_m: int, starts: Sequence[int], choices: Sequence[Choice]) -> ChoiceTable:
     """Return a table in which no two neighbours are the same choice."""
-    kept = [i for i in range(len(starts)) if not i or choices[i] != choices[i - 1]]
+    kept = [0]
+    for i in range(1, len(starts)):
+        choice, previous = choices[i], choices[kept[-1]]
+        if choice is not previous and choice != previous:
+            kept.append(i)
     return ChoiceTable(max_m, [starts[i] for i in kept], [choices[i] for i in kept])
+
+
+def ms_up_to(max_m: int) -> list[int]:
+    """Return values of M up to a bound, among them one for each interval of a table and each number of tiles.
+
+    Both change after multiples of 8, and intervals after each M up to _SINGLE.
+    """
+    return sorted({*range(1, min(_SINGLE, max_m)), *range(_STEP, max_m, _STEP), max_m})
 
 
 def _starts(max_m: int) -> NDArray[np.int64]:

@@ -21,7 +21,7 @@ class Checked(NamedTuple, Generic[P]):
 
     problem: what has to be computed. arrays: the inputs in the operation's order. out: the caller's result, or None to
     allocate one. shape, dtype: shape and dtype of the result; a shape of None means no result. lse: shape of a second
-    result in fp32, or None. source: data for arranged().
+    result in fp32, or None.
     """
 
     problem: P
@@ -30,7 +30,6 @@ class Checked(NamedTuple, Generic[P]):
     shape: tuple[int, ...] | None
     dtype: Any
     lse: tuple[int, ...] | None = None
-    source: Any = None
 
 
 class Weight(NamedTuple):

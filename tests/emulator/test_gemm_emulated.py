@@ -98,7 +98,8 @@ def test_boxes_of_a_have_no_more_rows_than_a(version: int | str, m: int, layout:
     spec = VERSIONS[version]("float16", layout, **fields)
     rows = min(-(-m // 8) * 8, block_m)
     assert rows in spec.a_box(m)
-    assert spec.stage_bytes(m) == 2 * spec.block_k * (rows * (block_m // 64 if layout[0] == "C" else 1) + spec.block_n)
+    stage_rows = rows * (block_m // 64 if layout[0] == "C" else 1) + spec.block_n
+    assert spec.boxes_bytes(spec.a_box_rows(m)) == 2 * spec.block_k * stage_rows
     check(spec, m, 72, 200)
 
 

@@ -17,7 +17,8 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
 from cudatma.kernels import choice_table, overrides, version
 from cudatma.kernels.choosing import decide, pinned, shortlist
 from cudatma.kernels.cost import cheapest_first
-from cudatma.kernels.gemm.choose import GEMM, dump_specs, gemm_explain, times
+from cudatma.kernels.gemm.choose import GEMM, dump_specs, times
+from cudatma.kernels.gemm.gemm import gemm_explain
 from cudatma.kernels.gemm.p1 import TILES, GemmP1
 from cudatma.kernels.gemm.problem import LAYOUTS, Problem, kernel_name
 from cudatma.kernels.gemm.sample import v3_sample

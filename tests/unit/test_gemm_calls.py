@@ -15,12 +15,11 @@ import pytest
 from cudatma.arrays import ArrayInfo, dense_strides
 from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError, TargetError
 from cudatma.kernels.gemm.arguments import gemm_arguments
-from cudatma.kernels.gemm.choose import gemm_explain
-from cudatma.kernels.gemm.gemm import gemm
+from cudatma.kernels.gemm.gemm import gemm, gemm_explain
 from cudatma.kernels.gemm.problem import ACTIVATIONS, LAYOUTS
-from cudatma.kernels.gemm.request import check_call
+from cudatma.kernels.gemm.sample import checked_call
 from cudatma.kernels.gemm.versions import GemmV4
-from cudatma.target import get_target
+from cudatma.kernels.gpu import H200
 
 BF16, E4M3, E5M2 = (np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"))
 M, N, K, BATCH = 4, 24, 256, 3
@@ -343,11 +342,11 @@ def test_no_rows_are_no_work(backend: str) -> None:
 
 def test_an_out_of_another_type_gives_the_result_its_type() -> None:
     out = np.zeros((M, N), np.float32)
-    request, _, result = check_call(HOST, np.zeros((K, N), np.float16), out)
-    assert result is not None
-    assert (request.out_dtype, result.shape) == ("float32", (1, M, N))
-    _, shape, none = check_call(HOST, np.zeros((2, K, N), np.float16), out_dtype=BF16)
-    assert (shape, none) == ((2, M, N), None)
+    checked = checked_call(HOST, np.zeros((K, N), np.float16), out)
+    assert checked.out is not None
+    assert (checked.problem.out_dtype, checked.out.shape) == ("float32", (1, M, N))
+    checked = checked_call(HOST, np.zeros((2, K, N), np.float16), out_dtype=BF16)
+    assert (checked.shape, checked.dtype, checked.out) == ((2, M, N), BF16, None)
 
 
 @pytest.mark.parametrize(
@@ -373,22 +372,22 @@ def test_which_scales_of_blocks_tma_reads(
     at = -memory.ctypes.data % 16 + pointer
     a_scale = np.ndarray(shape, np.float32, memory.data, at, strides)
     a, b = np.zeros((batch, m, k), E4M3), np.zeros((batch, n, k), E4M3).swapaxes(1, 2)
-    request, _, _ = check_call(a, b, a_scale=a_scale, b_scale=np.ones((3, 1), np.float32))
-    assert request.problem().scales_by_tma == by_tma
+    checked = checked_call(a, b, a_scale=a_scale, b_scale=np.ones((3, 1), np.float32))
+    assert checked.problem.scales_by_tma == by_tma
 
 
 def test_a_kernel_that_reads_scales_by_tma_refuses_others() -> None:
     a, b = np.zeros((40, 384), E4M3), np.zeros((64, 384), E4M3).T
     scales = {"a_scale": np.ones((40, 3), np.float32), "b_scale": np.ones((3, 1), np.float32)}
-    problem = check_call(a, b, **scales)[0].problem()
+    problem = checked_call(a, b, **scales).problem
     spec = replace(GemmV4("float8_e4m3fn", "RC", 128, 64, 128, 2, 1).adapted(problem), scales_by_tma=True)
     with pytest.raises(ArgumentError, match=r"^spec.scales_by_tma: got True; allowed: False for scales that TMA"):
-        gemm_arguments(problem, spec, get_target("sm_90a"), 132)
+        gemm_arguments(problem, spec, H200)
 
 
 def test_one_scale_for_all_rows_of_a_folded_batch_is_not_read_by_tma() -> None:
     a, b = np.zeros((8, 1, 128), E4M3), np.zeros((200, 128), E4M3).T
     scales = {"a_scale": np.ones((1, 1), np.float32), "b_scale": np.ones((1, 2), np.float32)}
-    request, _, _ = check_call(a, b, **scales)
-    assert request.sizes[0] == 8
-    assert not request.problem().scales_by_tma
+    problem = checked_call(a, b, **scales).problem
+    assert problem.m == 8
+    assert not problem.scales_by_tma

@@ -12,6 +12,7 @@ from cudatma.kernels.choice_table import choice_table
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gemm.choose import GEMM, times
 from cudatma.kernels.gemm.problem import Problem
+from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gpu import H200, Gpu
 
 FP8 = "float8_e4m3fn"
@@ -97,3 +98,15 @@ def test_the_choice_loses_little_against_every_tile(name: str, most: float, mean
         found.append(lost(Problem(**cell), gpu, us))
     assert max(found) < most
     assert sum(found) / len(found) < mean
+
+
+def test_a_second_shape_of_a_kind_builds_no_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Candidates depend on dtype, layout, epilogue and GPU, and are kept."""
+    ms, built = np.array([1, 300]), []
+    check = GemmSpec.__post_init__
+    monkeypatch.setattr(GemmSpec, "__post_init__", lambda spec: (built.append(spec), check(spec)))
+    first = times(Problem(1, 1504, 1216, "bfloat16", "CC", epilogue="silu"), ms, H200)
+    built.clear()
+    second = times(Problem(1, 3008, 2432, "bfloat16", "CC", epilogue="silu"), ms, H200)
+    assert [spec for spec, _ in second] == [spec for spec, _ in first]
+    assert not built

@@ -20,7 +20,7 @@ from stub_driver import Array, StubDriver, fresh, packed_weight
 from stub_driver import stub as stub  # the fixture
 
 import cudatma
-from cudatma import marlin_gemm
+from cudatma import gemm, marlin_gemm
 from cudatma.arrays import ArrayInfo, dense_strides
 from cudatma.context import Runtime, using_runtime
 from cudatma.errors import ArgumentError, ArgumentTypeError, CompileError
@@ -29,8 +29,8 @@ from cudatma.kernels.attention import problem as attention_problem
 from cudatma.kernels.attention.choose import ATTENTION
 from cudatma.kernels.choice_table import forget
 from cudatma.kernels.gemm import problem as gemm_problem
-from cudatma.kernels.gemm.arguments import _copy
 from cudatma.kernels.gemm.choose import GEMM
+from cudatma.kernels.gemm.copies import _copy
 from cudatma.kernels.gemm.matrices import as_rows, letter_of, why_copied
 from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM
@@ -76,18 +76,19 @@ class Taken:
     def __call__(self, called: Operation[Any, Any], checked: Checked[Any], device: int, weight: Any) -> None:
         problem = checked.problem
         if called.name == "gemm":
-            for field in ("a", "b"):
-                self.kernels |= copies(getattr(checked.source, field), field, self.gpu)
+            for field, info in zip(("a", "b"), checked.arrays[:2], strict=True):
+                assert info is not None
+                self.kernels |= copies(info, field, self.gpu)
         if called.name.startswith("attention") and not problem.has_keys:
             return
         self.kernels |= set(called.kernels(problem, called.configure(problem, self.gpu, {})))
 
 
 def copies(info: ArrayInfo, field: str, gpu: Gpu) -> Kernels:
-    rows = as_rows(info, letter_of(info, {"a": "R", "b": "C"}[field]))
-    if not why_copied(rows):
+    letter = letter_of(info, field)
+    if not why_copied(info, letter):
         return set()
-    copy, options, source, target = _copy(rows)
+    copy, options, source, target = _copy(as_rows(info, letter))
     problem = copy.check((source,), replace(target, pointer=1 << 40), options, None).problem
     return set(copy.kernels(problem, copy.configure(problem, gpu, {})))
 
@@ -392,6 +393,12 @@ WEIGHTS = {"marlin": packed_weight(1024, 1536), "act-order": packed_weight(1024,
 CALLS: dict[str, Callable[[int], tuple[Any, tuple[Any, ...], dict[str, Any]]]] = {
     "marlin": lambda m: (marlin_gemm, (Array((m, 1024), address=1 << 36), WEIGHTS["marlin"]), {}),
     "act-order": lambda m: (marlin_gemm, (Array((m, 1024), address=1 << 36), WEIGHTS["act-order"]), {}),
+    "gemm": lambda m: (gemm, (Array((m, 1024), address=1 << 36), Array((1024, 1000), address=1 << 37)), {}),
+    "gemm, epilogue": lambda m: (
+        gemm,
+        (Array((m, 1024), address=1 << 36), Array((1024, 1000), address=1 << 37)),
+        {"bias": Array((1000,), address=1 << 38), "activation": "silu"},
+    ),
 }
 
 

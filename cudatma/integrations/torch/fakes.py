@@ -15,8 +15,7 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
 from cudatma.kernels.attention.problem import CACHE_TYPE
 from cudatma.kernels.attention.tensors import check_shapes
 from cudatma.kernels.checks import check_gradient
-from cudatma.kernels.gemm.problem import ACTIVATIONS, OPERAND_TYPES, RESULT_TYPES, default_result
-from cudatma.kernels.gemm.request import product_batch
+from cudatma.kernels.gemm.problem import ACTIVATIONS, OPERAND_TYPES, RESULT_TYPES, default_result, product_batch
 from cudatma.quantization.layout_v1 import part_shapes
 from cudatma.quantization.packed import check_group_size
 

@@ -1,26 +1,25 @@
-"""Which version and configuration of the dense GEMM serves a problem, and why."""
+"""The configurations of the dense GEMM that may serve a problem, and their predicted times."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
-from itertools import cycle
+from functools import lru_cache, partial
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.backend import backend_for
-from cudatma.errors import ArgumentError
-from cudatma.kernels.checks import check_backend
-from cudatma.kernels.cost import LEAST_STAGES, no_kernel, runs
-from cudatma.kernels.explain import Explanation, explained, explained_gpu
+from cudatma.errors import ArgumentError, TargetError
+from cudatma.kernels.cost import LEAST_STAGES, no_kernel
 from cudatma.kernels.family import Family, Option, Times
 from cudatma.kernels.gemm import p1
-from cudatma.kernels.gemm.arguments import copied
+from cudatma.kernels.gemm.cost import CostModel
 from cudatma.kernels.gemm.problem import (
     EPILOGUES,
+    KIND_FIELDS,
     LAYOUTS,
     OPERAND_TYPES,
     RESULT_TYPES,
@@ -30,15 +29,13 @@ from cudatma.kernels.gemm.problem import (
     is_fp8,
     kernel_name,
 )
-from cudatma.kernels.gemm.request import check_call
 from cudatma.kernels.gemm.spec import GemmSpec
-from cudatma.kernels.gemm.versions import CHOICE, VERSIONS, GemmV6, chosen_version
+from cudatma.kernels.gemm.versions import CHOICE, VERSIONS
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
-from cudatma.kernels.version import naming
 from cudatma.target import Target, get_target
 
-#: From so many waves of tiles of 128 x 256 on, idle SMs in the last wave cost little.
+#: With this many waves of tiles of 128 x 256, idle SMs in the last wave cost little.
 _MANY_WAVES = 8
 #: (block_m, block_n, block_k, warpgroups). Among tiles with equal predicted times the first one is chosen.
 _TILES = (
@@ -52,17 +49,18 @@ _LAST_WAVE_TILES: dict[int | str, tuple[tuple[int, ...], ...]] = {
     3: ((64, 96, 64, 1), (128, 80, 64, 2), (128, 208, 64, 2), (128, 224, 64, 2), (192, 96, 64, 3), (192, 192, 64, 3)),
     4: ((128, 224, 64, 2), (256, 160, 64, 2)),
 }
-#: Of versions with tiles of their own.
+#: Versions with tiles of their own.
 _TILES_OF: dict[int | str, tuple[tuple[int, ...], ...]] = {7: ((128, 128, 64, 1),), "p1": p1.TILES}
-#: What "auto" chooses from where there is wgmma: no other version is 2 % faster for a measured product. Exception:
-#: version 5 is 10 % faster at 256 x 8192 x 28672 on an H100; the cost model would take version 6 all the same.
-#: [H100, H200]
+#: The versions that "auto" chooses from on targets with wgmma, and on others. No other version is 2 % faster for a
+#: measured product, except that version 5 is 10 % faster at 256 x 8192 x 28672 on an H100; the cost model would take
+#: version 6 all the same. [H100, H200]
 _LADDER, _MMA_SYNC = (6, 7, 5, 4, 3), ("p1",)
 #: Clusters may use every tile where rows split sectors, because they read a shared operand half as often. Elsewhere
 #: they use the first tile if TMA reads A's block scales (0.2 to 3 % faster than version 4 on an H100), else the second
 #: one (1 to 3 % faster on an H200).
 _CLUSTERS, _TILE_OF_CLUSTERS, _WIDE_TILE_OF_CLUSTERS = 5, (256, 128, 64, 2), (256, 160, 64, 2)
 _LADDER_OF_SCALES = (_CLUSTERS, 4)
+_EVERY_M = np.ones(1, np.bool_)
 
 
 def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[GemmSpec]:
@@ -72,19 +70,19 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[GemmSpec]:
     TargetError if the target lacks a feature of the version or of the operands, and ArgumentError if the version has no
     kernel for the problem.
     """
-    target = get_target(gpu.target)
-    found = []
-    for version in _versions(problem, target):
-        for tile in _tiles_for(problem, version):
-            serves = _serves(problem, version, tile, ms, gpu)
-            if serves.any():
-                specs = (_deepest(spec, target) for spec in _of_tile(VERSIONS[version], problem, *tile))
-                found += [(spec, serves) for spec in specs if spec is not None and runs(spec, problem, target)]
+    found: list[tuple[GemmSpec, NDArray[np.float64]]] = []
+    kind = [getattr(problem, name) for name in KIND_FIELDS]
+    for version in _versions(problem, get_target(gpu.target)):
+        tiles = _tiles_for(problem, version)
+        served = {tile: _serves(problem, version, tile, ms, gpu) for tile in tiles}
+        for tile, spec, model in _candidates(version, tiles, gpu, *kind):
+            if served[tile].any() and (spec.cluster_k == 1 or _is_divided(spec, problem)):
+                found.append((spec, np.where(served[tile], model(ms, problem).us, np.inf)))
     if not found:
         raise no_kernel(problem, gpu)
     # A ring of fewer stages loads nothing while one is computed, which the cost model does not count.
-    least_stages = min(LEAST_STAGES, max(spec.stages for spec, _ in found))
-    return [(spec, spec.times_at(ms, serves, problem, gpu)) for spec, serves in found if spec.stages >= least_stages]
+    least_stages = min(LEAST_STAGES, max([spec.stages for spec, _ in found]))
+    return [(spec, us) for spec, us in found if spec.stages >= least_stages]
 
 
 def _versions(problem: Problem, target: Target) -> tuple[int | str, ...]:
@@ -104,11 +102,11 @@ def _versions(problem: Problem, target: Target) -> tuple[int | str, ...]:
     return ladder if target.has_wgmma else _MMA_SYNC
 
 
-def _every_tile(version: int | str) -> Sequence[tuple[int, ...]]:
+def _every_tile(version: int | str) -> tuple[tuple[int, ...], ...]:
     return _TILES_OF.get(version, (*_TILES, *_LAST_WAVE_TILES.get(version, ())))
 
 
-def _tiles_for(problem: Problem, version: int | str) -> Sequence[tuple[int, ...]]:
+def _tiles_for(problem: Problem, version: int | str) -> tuple[tuple[int, ...], ...]:
     """Return the tiles of a version that are worth ranking at some M."""
     if version == _CLUSTERS and not problem.version and not any(problem.split_rows):
         return (_TILE_OF_CLUSTERS if problem.scales_by_tma else _WIDE_TILE_OF_CLUSTERS,)
@@ -124,7 +122,7 @@ def _serves(
     """
     block_m, block_n, _, warpgroups, *_ = tile
     if tile not in _LAST_WAVE_TILES.get(version, ()):
-        return np.ones(len(ms), np.bool_)
+        return _EVERY_M
     has_few_waves = problem.batch * ms * problem.n <= _MANY_WAVES * gpu.sm_count * 128 * 256
     serves = has_few_waves & (block_m < 2 * np.maximum(ms, 64))
     # Three warpgroups on few columns read more than L2 sends, unless all CTAs run at once and read the same.
@@ -132,34 +130,44 @@ def _serves(
     return np.asarray(serves & (tiles <= gpu.sm_count) if warpgroups == 3 else serves)
 
 
-def _of_tile(
-    kind: type[GemmSpec], problem: Problem, block_m: int, block_n: int, block_k: int, *others: int
-) -> Iterator[GemmSpec]:
-    """Yield a version's instances of a tile with the shortest ring; none if it cannot serve the problem.
+def _is_divided(spec: GemmSpec, problem: Problem) -> bool:
+    """Return whether CTAs may divide K of a problem."""
+    return not problem.batch_invariant and (spec.cluster_k - 1) * spec.block_k < problem.k
 
-    ``block_k`` is for elements of two bytes.
+
+@lru_cache(maxsize=256)
+def _candidates(
+    version: int | str, tiles: tuple[tuple[int, ...], ...], gpu: Gpu, *kind: Any
+) -> list[tuple[tuple[int, ...], GemmSpec, CostModel]]:
+    """Return the instances of each tile that run on a GPU, with their cost models.
+
+    ``kind``: the values of KIND_FIELDS.
     """
-    block_k = block_k * 2 // element_bytes(problem.dtype)
-    if block_n not in kind.allowed["block_n"]:
-        return
-    if problem.block_scales and (block_k != SCALE_BLOCK or block_n > SCALE_BLOCK or not kind.scales_blocks):
-        return
-    warpgroups, *rest = others
-    given = problem.out_dtype, problem.epilogue, problem.block_scales, problem.scales_by_tma
-    try:
-        spec = kind(problem.dtype, problem.layout, block_m, block_n, block_k, 2, warpgroups, *given, *rest)
-    except ArgumentError:  # a tile that the version does not have
-        return
-    if not isinstance(spec, GemmV6):
-        yield spec
-    else:
-        yield from (replace(spec, cluster_k=parts) for parts in (2, 4) if ceil_div(problem.k, block_k) >= parts)
+    target = get_target(gpu.target)
+    instances = ((tile, spec) for tile in tiles for spec in _with_longest_ring(_of_tile(version, tile, *kind), target))
+    return [(tile, spec, spec.cost_model(gpu)) for tile, spec in instances]
 
 
-def _deepest(spec: GemmSpec, target: Target) -> GemmSpec | None:
-    """Return the spec with the longest ring that fits shared memory, None if two stages do not fit."""
-    stages = spec.most_stages(target)
-    return replace(spec, stages=stages) if stages >= 2 else None
+def _of_tile(version: int | str, tile: tuple[int, ...], dtype: str, layout: str, *kind: Any) -> Iterator[GemmSpec]:
+    """Yield a version's instances of a tile with the shortest ring; none if the version does not have the tile.
+
+    The tile is for elements of two bytes.
+    """
+    block_m, block_n, block_k, warpgroups, *others = tile
+    block_k = block_k * 2 // element_bytes(dtype)
+    with contextlib.suppress(ArgumentError):
+        spec = VERSIONS[version](dtype, layout, block_m, block_n, block_k, 2, warpgroups, *kind, *others)
+        divided: list[dict[str, Any]] = [{"cluster_k": parts} for parts in spec.allowed.get("cluster_k", ())]
+        yield from [replace(spec, **change) for change in divided] or [spec]
+
+
+def _with_longest_ring(specs: Iterable[GemmSpec], target: Target) -> Iterator[GemmSpec]:
+    """Yield the specs that run on a target, with the longest ring that fits shared memory."""
+    for spec in specs:
+        if (stages := spec.most_stages(target)) >= 2:
+            with contextlib.suppress(ArgumentError, TargetError):
+                spec.check_target(target)
+                yield replace(spec, stages=stages)
 
 
 GEMM: Family[Problem, GemmSpec] = Family(
@@ -168,7 +176,7 @@ GEMM: Family[Problem, GemmSpec] = Family(
     read_problem=Problem.from_json,
     times=times,
     index=("n", "k", "batch"),
-    spec_fields=("dtype", "layout", "out_dtype", "epilogue", "block_scales", "scales_by_tma"),
+    spec_fields=KIND_FIELDS,
     options=(
         Option("dtype", "float16", tuple(OPERAND_TYPES), "of operands"),
         Option("layout", "RC", LAYOUTS, "A and B, each row-major or column-major"),
@@ -184,77 +192,37 @@ GEMM: Family[Problem, GemmSpec] = Family(
 
 
 def dump_specs(version: int | str, target: Target) -> list[GemmSpec]:
-    """The instances of a version that stand for all in dumps and compile checks: each tile once, each layout, dtype and
-    epilogue; fp8 with scales of blocks where the version has them."""
+    """Return the instances of a version that dumps and compile checks cover.
+
+    Each tile occurs once, and each layout, dtype and epilogue, and fp8 with block scales if the version supports them.
+    """
+
+    def instances(*kind: Any) -> list[GemmSpec]:
+        return [spec for tile in _every_tile(version) for spec in _of_tile(version, tile, *kind)]
+
     found: list[GemmSpec] = []
     tiles: dict[tuple[int, ...], list[GemmSpec]] = {}
-    problem = Problem(1, 1, 1024, "float16")
-    for spec in _every_spec(version, problem):
+    for spec in instances("float16", "RC", "", "none", False, False):
         tiles.setdefault((spec.block_m, spec.block_n, spec.block_k, spec.blocks_per_sm), []).append(spec)
     for index, same in zip(range(max(len(tiles), 2 * len(LAYOUTS))), cycle(tiles.values())):
         dtype, first = ("float16", "bfloat16")[index % 2], index // 2 % len(LAYOUTS)
         out_dtype, epilogue = ("", "", "float32")[index % 3], (*EPILOGUES, "none")[index % 7]
         spec = replace(same[index % len(same)], dtype=dtype)
-        layouts = (*LAYOUTS[first:], *LAYOUTS[:first])
         if spec.block_m * spec.block_n <= GemmSpec.most_sums * 128 * spec.warpgroups:  # others have no epilogue
             spec = replace(spec, out_dtype=out_dtype, epilogue=epilogue)
-        found += [one for layout in layouts if runs(one := replace(spec, layout=layout), problem, target)][:1]
+        layouts = (*LAYOUTS[first:], *LAYOUTS[:first])
+        found += islice(_with_longest_ring((replace(spec, layout=layout) for layout in layouts), target), 1)
     for dtype, blocks, by_tma in (
         ("float8_e4m3fn", False, False),
         ("float8_e5m2", True, False),
         ("float8_e4m3fn", True, True),
     ):
-        problem = Problem(1, 1, 1024, dtype, "RC", version, 1, "", "linear", blocks, by_tma)
-        wanted = 2 * SCALE_BLOCK if by_tma else SCALE_BLOCK, SCALE_BLOCK
-        found += [spec for spec in _every_spec(version, problem) if (spec.block_m, spec.block_n) == wanted]
-    longest = (_deepest(spec, target) for spec in found)
-    return list(dict.fromkeys(spec for spec in longest if spec is not None and runs(spec, problem, target)))
-
-
-def _every_spec(version: int | str, problem: Problem) -> Iterator[GemmSpec]:
-    """Yield each tile with which a version can serve the problem, with the shortest ring."""
-    for tile in _every_tile(version):
-        yield from _of_tile(VERSIONS[version], problem, *tile)
+        tile = 2 * SCALE_BLOCK if by_tma else SCALE_BLOCK, SCALE_BLOCK
+        specs = instances(dtype, "RC", "", "linear", blocks, by_tma)
+        found += _with_longest_ring((spec for spec in specs if (spec.block_m, spec.block_n) == tile), target)
+    return list(dict.fromkeys(found))
 
 
 v1_specs, v2_specs, v3_specs, v4_specs, v5_specs, v6_specs, v7_specs, p1_specs = (
     partial(dump_specs, version) for version in VERSIONS
 )
-
-
-def gemm_explain(
-    a: Any,
-    b: Any,
-    *,
-    out: Any = None,
-    bias: Any = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    activation: str | None = None,
-    out_dtype: Any = None,
-    a_scale: Any = None,
-    b_scale: Any = None,
-    batch_invariant: bool = False,
-    version: str | int = "auto",
-    backend: str | None = None,
-    stream: Any = None,
-    target: str | Target | None = None,
-) -> Explanation:
-    """What gemm() would run with these arguments, why, and how long it should take. Launches and compiles nothing.
-
-    target: of an imagined GPU, "sm_120a", instead of the arrays'. Host arrays: for an H200, or a GPU of
-    $CUDATMA_TARGET. The predicted time is the kernel's, without copies in front of it. backend, stream: as gemm takes
-    them; they change nothing here. Raises as gemm does, and ArgumentError for a result without elements.
-    """
-    number, asked_by = chosen_version(version)
-    request, _, _ = check_call(a, b, out, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant)
-    if backend is not None:
-        check_backend(request.a, "a", backend_for("gemm", backend))
-    device = request.a.device
-    gpu = explained_gpu(device, target)
-    problem = request.problem(number)
-    with naming(asked_by):
-        found = explained(GEMM, problem, gpu, cut=lambda spec: spec.schedule(problem, gpu.sm_count))
-    why = found.decision.why + (f" by {asked_by}" if number else "")
-    why += f"; {told}" if (told := copied(request)) else ""
-    return replace(found, decision=replace(found.decision, why=why))

@@ -9,6 +9,7 @@ tests/unit/test_gemm_choice.py bounds what the choice loses. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,11 @@ import numpy as np
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gemm.problem import WGMMA_M, Problem
 from cudatma.kernels.gpu import IN_L2_BYTES, Gpu, clusters_at_once
-from cudatma.kernels.schedule import ceil_div
 from cudatma.target import get_target
 
-#: Bytes of operands that the tensor cores of an SM multiply with as many others in a clock. [H100 white paper]
+#: Bytes of each operand that the tensor cores of an SM multiply in a clock. [H100 white paper]
 _MAC_BYTES = 4096
-#: wgmmas reach this part of _MAC_BYTES, if a wgmma is counted with so many more columns than it has.
+#: wgmmas reach this part of _MAC_BYTES, if each is counted with this many additional columns.
 _RATE_PART = 0.92
 _MORE_COLUMNS = 12
 #: Bytes a clock of shared memory, which wgmmas read and TMA writes.
@@ -45,63 +45,78 @@ _SUMS_BYTES = 9.6
 #: A single wave on more than this part of all SMs leaves the next launch none to begin on, which costs microseconds.
 _FULL_PART = 0.97
 _FULL_US = 1.0
-#: Of the times of reading operands and of multiplying them: the part of the shorter one that the longer one does not
-#: hide. [H100, gemm.json]
+#: Reading operands and multiplying them overlap: the part of the shorter time that the longer one does not hide.
+#: [H100, gemm.json]
 _UNHIDDEN_PART = 0.17
-#: The part of the time of reading operands that L2 does not hold by which tiles of so many rows, which read the same
-#: columns one after the other, take longer.
+#: Tiles of this many rows read the same columns one after the other. If L2 does not hold the operands, they take longer
+#: by this part of the time of reading them.
 _DRIFT_PART = 0.23
 _DRIFTING_M = 64
 #: Clocks that an epilogue takes for each sum of a thread.
 _EPILOGUE_CLOCKS = {"none": 0, "linear": 10, "relu": 10, "gelu": 52, "gelu_tanh": 38, "silu": 36}
 
 
-def gemm_cost(spec: Any, m: Any, problem: Problem, gpu: Gpu) -> Cost:
-    """Predict one launch of a GemmSpec.
+#: Predicts one launch of a problem at M, an int or an int64 array, instead of the problem's.
+CostModel = Callable[[Any, Problem], Cost]
 
-    Tiles run in waves. The tensor cores, the latency of loads, or L2 bounds their stages.
+
+def wgmma_cost_model(spec: Any, gpu: Gpu) -> CostModel:
+    """Return the cost model of an instance of versions 1 to 7.
+
+    Tiles run in waves. The tensor cores, the latency of loads, or L2 bounds their stages. Terms without sizes are
+    computed once: a table calls the model for every shape, of which there may be many.
     """
-    tiles_m, tiles_n = ceil_div(m, spec.cluster_m), ceil_div(problem.n, spec.cluster_n)
-    tiles = problem.batch * tiles_m * tiles_n
-    waves = ceil_div(tiles, max(1, clusters_at_once(spec.launch_cluster, gpu.sm_count)))
-    stage = _stage_clocks(spec, m, problem, tiles_m, tiles_n, tiles, gpu)
-    mainloop = waves * ceil_div(ceil_div(problem.k, spec.block_k), spec.cluster_k) * stage
-    tile = spec.block_m * spec.block_n // spec.cluster_k
+    cluster_m, cluster_n, cluster_k = spec.cluster_m, spec.cluster_n, spec.cluster_k
+    element_bytes, k_bytes = spec.element_bytes, spec.element_bytes * spec.block_k
+    clusters = max(1, clusters_at_once(spec.launch_cluster, gpu.sm_count))
+    a_rows, b_rows = spec.loaded_rows
+    latency = _LATENCY_CLOCKS / max(1, spec.most_stages(get_target(gpu.target)))
+    arrived_clocks = max(_multiplying_clocks(spec), latency)
+    unused_clocks = (spec.slot_n - spec.block_n) * k_bytes / _UNUSED_BYTES
+    max_rows, row_bytes, other_bytes = spec.max_a_box_rows, 0, spec.loaded_stage_bytes
+    if spec.cluster == 1:
+        other_bytes = spec.boxes_bytes(0)
+        row_bytes = spec.boxes_bytes(1) - other_bytes
+    cluster_stage_k, tile = spec.block_k * cluster_k, spec.block_m * spec.block_n // cluster_k
     sums_of_thread = tile / (128 * spec.warpgroups)
     stored = (_STORE_CLOCKS * spec.out_bytes / 2 + _EPILOGUE_CLOCKS[spec.epilogue]) * sums_of_thread
-    firsts = 1 if spec.is_persistent else waves
-    around = spec.store_clocks(waves, stored, mainloop / waves) + firsts * _FIRST_STAGE_CLOCKS
-    meeting = _MEETING_CLOCKS + 4 * (spec.cluster_k - 1) * tile / _SUMS_BYTES if spec.cluster_k > 1 else 0.0
-    mainloop_us = mainloop / gpu.sm_clock_mhz
-    operands = float(problem.batch * spec.element_bytes * problem.k) * (m + problem.n)
-    read_us = operands / gpu.memory_bytes_per_us
-    memory_us = np.maximum(0.0, read_us - mainloop_us) + _UNHIDDEN_PART * np.minimum(read_us, mainloop_us)
-    if spec.block_m == _DRIFTING_M:
-        memory_us += _DRIFT_PART * read_us * ((operands > IN_L2_BYTES) & (tiles_m > 1))
-    is_full = (waves == 1) & (tiles * spec.cluster_k > _FULL_PART * gpu.sm_count)
-    return Cost(
-        launch_us=spec.launch_us + _FULL_US * is_full + around / gpu.sm_clock_mhz,
-        sm_us=mainloop_us,
-        reduction_us=waves * (meeting / gpu.sm_clock_mhz),
-        memory_us=memory_us,
-        tensor_us=0.0,
-    )
+    meeting = _MEETING_CLOCKS + 4 * (cluster_k - 1) * tile / _SUMS_BYTES if cluster_k > 1 else 0.0
+    launch_us, bytes_per_us = spec.launch_us, gpu.memory_bytes_per_us
 
+    def cost(m: Any, problem: Problem) -> Cost:
+        tiles_m, tiles_n = -(-m // cluster_m), -(-problem.n // cluster_n)
+        tiles = problem.batch * tiles_m * tiles_n
+        waves = -(-tiles // clusters)
+        clocks: Any = arrived_clocks
+        a_is_split, b_is_split = problem.split_rows
+        if a_is_split or b_is_split:
+            a_clocks, b_clocks = (_SPLIT_ROW_CLOCKS if split else _ROW_CLOCKS for split in (a_is_split, b_is_split))
+            clocks = max(clocks, (a_rows * a_clocks + b_rows * b_clocks) * k_bytes / 128)
+        if cluster_k > 1:  # L2 merges the loads of an operand whose rows all tiles read.
+            rows = spec.block_m * (tiles_m > 1) + spec.block_n * (tiles_n > 1)
+            ctas = np.minimum(tiles * cluster_k, gpu.sm_count)
+            clocks = np.maximum(clocks, ctas * rows * k_bytes / _L2_BYTES)
+        loaded = np.minimum(max_rows, -(-m // 8) * 8) * row_bytes + other_bytes
+        stage = clocks + loaded / _LOADED_BYTES + unused_clocks
+        mainloop = waves * -(-problem.k // cluster_stage_k) * stage
+        firsts = 1 if spec.is_persistent else waves
+        around = spec.store_clocks(waves, stored, mainloop / waves) + firsts * _FIRST_STAGE_CLOCKS
+        mainloop_us = mainloop / gpu.sm_clock_mhz
+        operands = float(problem.batch * element_bytes * problem.k) * (m + problem.n)
+        read_us = operands / bytes_per_us
+        memory_us = np.maximum(0.0, read_us - mainloop_us) + _UNHIDDEN_PART * np.minimum(read_us, mainloop_us)
+        if spec.block_m == _DRIFTING_M:
+            memory_us += _DRIFT_PART * read_us * ((operands > IN_L2_BYTES) & (tiles_m > 1))
+        is_full = (waves == 1) & (tiles * cluster_k > _FULL_PART * gpu.sm_count)
+        return Cost(
+            launch_us=launch_us + _FULL_US * is_full + around / gpu.sm_clock_mhz,
+            sm_us=mainloop_us,
+            reduction_us=waves * (meeting / gpu.sm_clock_mhz),
+            memory_us=memory_us,
+            tensor_us=0.0,
+        )
 
-def _stage_clocks(spec: Any, m: Any, problem: Problem, tiles_m: Any, tiles_n: int, tiles: Any, gpu: Gpu) -> Any:
-    """Return the clocks of one stage of a tile, loads included."""
-    latency = _LATENCY_CLOCKS / max(1, spec.most_stages(get_target(gpu.target)))
-    clocks = max(_multiplying_clocks(spec), latency, _load_clocks(spec, problem))
-    k_bytes = spec.block_k * spec.element_bytes
-    if spec.cluster_k > 1:  # an operand of which all tiles read the same rows is merged all the same
-        rows = spec.block_m * (tiles_m > 1) + spec.block_n * (tiles_n > 1)
-        ctas = np.minimum(tiles * spec.cluster_k, gpu.sm_count)
-        clocks = np.maximum(clocks, ctas * rows * k_bytes / _L2_BYTES)
-    unused = (spec.slot_n - spec.block_n) * k_bytes
-    loaded = spec.loaded_stage_bytes
-    if spec.cluster == 1:
-        loaded = spec.boxes_bytes(np.minimum(spec.max_a_box_rows, ceil_div(m, 8) * 8))
-    return clocks + loaded / _LOADED_BYTES + unused / _UNUSED_BYTES
+    return cost
 
 
 def _multiplying_clocks(spec: Any) -> float:
@@ -113,17 +128,4 @@ def _multiplying_clocks(spec: Any) -> float:
     gap = scales if spec.block_scales else spec.stage_gap / spec.warpgroups**2
     through_smem = k_bytes * (wgmmas * (WGMMA_M + spec.block_n) + spec.block_m + spec.slot_n)
     clocks: float = max(products + gap, through_smem / _SHARED_BYTES)
-    return clocks
-
-
-def _load_clocks(spec: Any, problem: Problem) -> float:
-    """Return the clocks in which TMA loads a stage of operands whose rows split sectors, 0 for other operands."""
-    splits = problem.split_rows
-    if not any(splits):
-        return 0.0
-    row_clocks = sum(
-        rows * (_SPLIT_ROW_CLOCKS if split else _ROW_CLOCKS)
-        for rows, split in zip(spec.loaded_rows, splits, strict=True)
-    )
-    clocks: float = row_clocks * spec.block_k * spec.element_bytes / 128
     return clocks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -12,30 +11,26 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cudatma.arrays import ArrayInfo
+from cudatma.backend import backend_for
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import Arguments, Sizes
-from cudatma.kernels.choice_table import choice_table, choose_again
+from cudatma.kernels.checks import check_backend
+from cudatma.kernels.choice_table import choice_table, choose_again, ms_up_to
 from cudatma.kernels.engine import run
+from cudatma.kernels.explain import Explanation, explained, explained_gpu
 from cudatma.kernels.family import MAX_EXTENT
-from cudatma.kernels.gemm.arguments import (
-    arranged,
-    copy_kernels,
-    gemm_arguments,
-    layouts_up_to,
-    size_key,
-    sizes_for,
-)
+from cudatma.kernels.gemm.arguments import gemm_arguments, size_key, sizes_for
 from cudatma.kernels.gemm.choose import GEMM
-from cudatma.kernels.gemm.matrices import letter_of
-from cudatma.kernels.gemm.problem import NUMPY, SCALE_BLOCK, Problem, operands_of
-from cudatma.kernels.gemm.request import Request, check_call
+from cudatma.kernels.gemm.copies import copied, copy_kernels, layouts_up_to, readable
+from cudatma.kernels.gemm.matrices import letter_of, matrix_of
+from cudatma.kernels.gemm.problem import NO_OPERANDS, NUMPY, SCALE_BLOCK, Problem, call_of, check_call
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.versions import chosen_version
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.operation import Checked, Operation
 from cudatma.kernels.version import naming
-from cudatma.target import get_target
+from cudatma.target import Target
 
 
 def gemm(
@@ -114,18 +109,9 @@ def gemm(
     wgmma adds fp8 products with fewer bits than fp32 has; with block scales only within each 128 of K.
     """
     number, asked_by = chosen_version(version)
-    a_factor, a_array = _factor(a_scale)
-    b_factor, b_array = _factor(b_scale)
-    options = alpha, beta, activation, out_dtype, batch_invariant, number, a_factor, b_factor
-    kinds = alpha.__class__, beta.__class__, batch_invariant.__class__, a_factor.__class__, b_factor.__class__
-    inputs = a, b, a_array, b_array, bias
+    inputs, options = call_of(a, b, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, number)
     with naming(asked_by):
-        return run(GEMM_CALL, inputs, out, (*options, kinds), stream, backend)
-
-
-def _factor(scale: Any) -> tuple[Any, Any]:
-    """Return a scale as a number or as an array."""
-    return (scale, None) if scale is None or isinstance(scale, numbers.Real) else (None, scale)
+        return run(GEMM_CALL, inputs, out, options, stream, backend)
 
 
 class Gemm(Operation[Problem, GemmSpec]):
@@ -137,18 +123,7 @@ class Gemm(Operation[Problem, GemmSpec]):
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Problem]:
         """Validate a call."""
-        a, b, a_scale, b_scale, bias = inputs
-        alpha, beta, activation, out_dtype, batch_invariant, version, a_factor, b_factor, _ = options
-        scales = a_factor if a_scale is None else a_scale, b_factor if b_scale is None else b_scale
-        request, shape, result = check_call(
-            a, b, out, bias, alpha, beta, activation, out_dtype, *scales, batch_invariant
-        )
-        if not request.batch or not request.sizes[0] or not request.sizes[1]:
-            problem: Any = None  # there is nothing to compute
-        else:
-            problem = request.problem(version, result)
-        infos = tuple(request.read.values())
-        return Checked(problem, infos, result, shape, NUMPY[request.out_dtype], source=request)
+        return check_call(inputs, out, options)
 
     def resized(
         self, problem: Problem, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
@@ -165,22 +140,22 @@ class Gemm(Operation[Problem, GemmSpec]):
         return problem.with_m(m), (*a[:-1], problem.n), None
 
     def masks(self, problem: Problem) -> tuple[int, ...]:
-        """TMA reads a and b, and A's scales if it can; the others are read by elements."""
+        """Return 15 for arrays that TMA may access; threads access the others by elements."""
         bias = NUMPY[problem.result_dtype].itemsize - 1
         return 15, 15, 15 if problem.block_scales else 3, 3, bias, 15
 
     def arranged(self, checked: Checked[Problem], backend: str, stream: int | None) -> Checked[Problem]:
         """Copy operands that the kernels cannot read."""
-        request: Request = checked.source
-        ready = arranged(request, backend, stream)
-        if ready is request:
+        named, problem = self.named(checked), checked.problem
+        a, b = (readable(named[field], field, backend, stream) for field in ("a", "b"))
+        if a is named["a"] and b is named["b"]:
             return checked
-        problem = ready.problem(checked.problem.version)
-        operands = operands_of(problem)._replace(out=operands_of(checked.problem).out)
-        return checked._replace(problem=replace(problem, operands=operands), arrays=tuple(ready.read.values()))
+        a_matrix, b_matrix = (matrix_of(info, letter) for info, letter in zip((a, b), problem.layout, strict=True))
+        operands = problem.operands._replace(a=a_matrix, b=b_matrix)
+        return checked._replace(problem=replace(problem, operands=operands), arrays=(a, b, *checked.arrays[2:]))
 
     def plan_key(self, problem: Problem) -> Hashable:
-        """All but M."""
+        """Return everything but M."""
         return problem.fixed, problem.operands
 
     def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> GemmSpec:
@@ -193,22 +168,34 @@ class Gemm(Operation[Problem, GemmSpec]):
 
     def kernels_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterator[tuple[str, Any]]:
         """Yield the kernels of each choice table that such calls use, and the copies of operands."""
-        request: Request = checked.source
-        if checked.problem is None:
-            raise ArgumentError("a.shape, b.shape", (request.a.shape, request.b.shape), "a result with elements")
-        layouts = list(layouts_up_to(request.a, max_m))
-        letters = {letter_of(layout, "R") for layout in layouts}
-        for problem in _alike(checked.problem, letters, shares_b=not request.b.strides_bytes[0]):
-            for spec in choice_table(GEMM, problem, gpu, max_m).specs_up_to(max_m):
-                yield spec.template, spec
+        problem, named = _with_elements(checked), self.named(checked)
+        a, b = named["a"], named["b"]
+        layouts = list(layouts_up_to(a, max_m))
+        letters = sorted({letter_of(layout, "a") for layout in layouts})
+        # A batch that shares b becomes one matrix if the layout and the scales of its a allow it.
+        batches = sorted({problem.batch, problem.batch if b.strides_bytes[0] else 1})
+        # Whether TMA can read A's block scales depends on M, unless the caller pads them.
+        by_tma = (False, True) if problem.block_scales else (False,)
+        for letter, batch, scales_by_tma in product(letters, batches, by_tma):
+            one = replace(problem, m=1, layout=letter + problem.layout[1], batch=batch, operands=NO_OPERANDS)
+            table = choice_table(GEMM, replace(one, scales_by_tma=scales_by_tma), gpu, max_m)
+            yield from ((spec.template, spec) for spec in table.specs_up_to(max_m))
         yield from copy_kernels(layouts, "a", gpu)
-        yield from copy_kernels([request.b], "b", gpu)
+        yield from copy_kernels([b], "b", gpu)
+
+    def problems_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterable[Problem]:
+        """Return problems of all values of M that differ in more than M itself, where resized() serves them."""
+        problem, operands = checked.problem, checked.problem.operands
+        if not (operands.a.is_aligned and operands.b.is_aligned):
+            return ()  # operands are copied, and the plan is that of the copies
+        is_resized = problem.batch == 1 and not problem.block_scales
+        return map(problem.with_m, ms_up_to(max_m)) if is_resized else (problem,)
 
     def arguments(
         self, problem: Problem, config: GemmSpec, gpu: Gpu, resident: tuple[int, ...]
     ) -> tuple[Arguments, ...]:
         """Return the launch of a problem."""
-        return (gemm_arguments(problem, config, get_target(gpu.target), gpu.sm_count),)
+        return (gemm_arguments(problem, config, gpu),)
 
     def sizes(
         self, problem: Problem, config: GemmSpec, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
@@ -217,54 +204,94 @@ class Gemm(Operation[Problem, GemmSpec]):
         key = size_key(problem, config)
         of_m = memo.get(key)
         if of_m is None:
-            of_m = memo[key] = sizes_for(problem, config, get_target(gpu.target), gpu.sm_count)
+            of_m = memo[key] = sizes_for(problem, config, gpu)
         return (of_m(problem.m),)
 
     def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         """Compute the result in fp32, rounded once."""
-        _reference(problem, {name: host_array(info) for name, info in arrays.items()})
+        given = {name: host_array(info) for name, info in arrays.items()}
+        a, b, out = given["a"].astype(np.float32), given["b"].astype(np.float32), given["out"]
+        one = np.ones((1, 1), np.float32)
+        scales = (given.get(name, one) for name in ("a_scale", "b_scale"))
+        a_scale, b_scale = (scale.reshape(1, 1) if scale.size == 1 else scale for scale in scales)
+        with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
+            if problem.block_scales:
+                a = a * np.repeat(a_scale, SCALE_BLOCK, -1)[..., : problem.k]
+                b_scale = np.repeat(b_scale, SCALE_BLOCK, -1)[..., : problem.n]
+                b = b * np.repeat(b_scale, SCALE_BLOCK, -2)[..., : problem.k, :]
+                a_scale = b_scale = one
+            values = np.float32(problem.operands.alpha) * (a @ b) * a_scale.reshape(-1, 1) * b_scale.reshape(1, -1)
+            if problem.operands.beta:
+                values += np.float32(problem.operands.beta) * out.astype(np.float32)
+            if "bias" in given:
+                values += given["bias"].astype(np.float32)
+            out[...] = _activated(values, problem.epilogue).reshape(out.shape).astype(out.dtype)
 
 
 GEMM_CALL = Gemm()
 
 
-def _alike(problem: Problem, letters: Iterable[str], *, shares_b: bool) -> Iterator[Problem]:
-    """Yield the problems, with one row, of calls that differ in M only.
+def gemm_explain(
+    a: Any,
+    b: Any,
+    *,
+    out: Any = None,
+    bias: Any = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    activation: str | None = None,
+    out_dtype: Any = None,
+    a_scale: Any = None,
+    b_scale: Any = None,
+    batch_invariant: bool = False,
+    version: str | int = "auto",
+    backend: str | None = None,
+    stream: Any = None,
+    target: str | Target | None = None,
+) -> Explanation:
+    """Explain what gemm() would run with these arguments, why, and how long it should take.
 
-    letters: layouts of a, which may be both for one row. shares_b: whether one b serves the batch, which is then
-    computed as one matrix if the layout and the scales of its a allow it.
+    Launches and compiles nothing.
+
+    Parameters
+    ----------
+    a, b, out, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, version, backend, stream
+        As for ``gemm``. ``backend`` and ``stream`` change nothing.
+    target : str or Target, optional
+        Target of an imagined GPU, such as ``"sm_120a"``. Default: the GPU of the arrays. For host arrays an H200, or a
+        GPU of ``$CUDATMA_TARGET``.
+
+    Returns
+    -------
+    Explanation
+        The predicted time is the kernel's, without copies of operands.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError, TargetError
+        As ``gemm`` does, and for a result without elements.
     """
-    batches = {problem.batch, 1} if shares_b else {problem.batch}
-    for letter, batch in product(sorted(letters), sorted(batches)):
-        one = replace(problem, m=1, layout=letter + problem.layout[1], batch=batch, operands=None)
-        # Whether TMA can read A's scales of blocks depends on M, unless the caller pads them.
-        by_tma = (False, True) if problem.block_scales else (False,)
-        yield from (replace(one, scales_by_tma=each) for each in by_tma)
+    number, asked_by = chosen_version(version)
+    inputs, options = call_of(a, b, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, number)
+    checked = check_call(inputs, out, options)
+    named = GEMM_CALL.named(checked)
+    left, right = named["a"], named["b"]
+    if backend is not None:
+        check_backend(left, "a", backend_for("gemm", backend))
+    problem = _with_elements(checked)
+    gpu = explained_gpu(left.device, target)
+    with naming(asked_by):
+        found = explained(GEMM, problem, gpu, cut=lambda spec: spec.schedule(problem, gpu.sm_count))
+    why = found.decision.why + (f" by {asked_by}" if number else "")
+    why += f"; {reasons}" if (reasons := copied(a=left, b=right)) else ""
+    return replace(found, decision=replace(found.decision, why=why))
 
 
-def _reference(problem: Problem, arrays: dict[str, Any]) -> None:
-    with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
-        operands, n, k = operands_of(problem), problem.n, problem.k
-        a, b, out = arrays["a"].astype(np.float32), arrays["b"].astype(np.float32), arrays["out"]
-        scales = [arrays.get(name, np.ones((1, 1), np.float32)) for name in ("a_scale", "b_scale")]
-        scales = [one.reshape(1, 1) if one.size == 1 else one for one in scales]
-        if problem.block_scales:
-            a_blocks, b_blocks = (_repeated(one, -1) for one in scales)
-            a = a * a_blocks[..., :k]
-            b = b * _repeated(b_blocks[..., :n], -2)[..., :k, :]
-            values = np.float32(operands.alpha) * (a @ b)
-        else:
-            values = np.float32(operands.alpha) * (a @ b) * scales[0].reshape(-1, 1) * scales[1].reshape(1, -1)
-        if operands.beta:
-            values += np.float32(operands.beta) * out.astype(np.float32)
-        if "bias" in arrays:
-            values += arrays["bias"].astype(np.float32)
-        out[...] = _activated(values, problem.epilogue).reshape(out.shape).astype(out.dtype)
-
-
-def _repeated(scales: Any, axis: int) -> Any:
-    """Return each scale for the elements of its block."""
-    return np.repeat(scales, SCALE_BLOCK, axis=axis)
+def _with_elements(checked: Checked[Problem]) -> Problem:
+    """Return the problem of a call. Raises ArgumentError if the result has no elements."""
+    if checked.problem is None:
+        raise ArgumentError("a.shape, b.shape", f"a result of {checked.shape}", "a result with elements")
+    return checked.problem
 
 
 def _activated(x: Any, name: str) -> Any:
@@ -272,7 +299,7 @@ def _activated(x: Any, name: str) -> Any:
         return np.where(x < 0, np.float32(0), x)
     if name == "gelu":
         scaled = np.float32(0.5) * x * (1 + np.vectorize(math.erf, otypes=[np.float32])(x * np.float32(math.sqrt(0.5))))
-        return np.where(np.isneginf(x), np.float32(0), scaled)  # the limit, as the kernels have it
+        return np.where(np.isneginf(x), np.float32(0), scaled)  # the limit, which the kernels return, too
     if name == "gelu_tanh":
         return (
             np.float32(0.5) * x * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)))

@@ -1,75 +1,96 @@
-"""How the matrices of a batch lie in memory: row-major or column-major, and whether the kernels can read them."""
+"""The layout of the matrices of a batch in memory: row-major or column-major, and whether the kernels can read them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from cudatma.arrays import ArrayInfo
 from cudatma.errors import ArgumentError
-from cudatma.kernels.schedule import ceil_div
+from cudatma.pipeline import align_up
 
-#: Bytes at whose multiples TMA, and copies of whole vectors, begin.
+#: Addresses and strides that TMA and copies of whole vectors take are multiples of this many bytes.
 ALIGNMENT = 16
 
 
+class Matrix(NamedTuple):
+    """The layout of a batch of matrices whose rows are contiguous, or whose columns are.
+
+    pitch_bytes: from one row, or column, to the next. batch_bytes: from one matrix to the next, 0 for a batch of one.
+    is_aligned: whether every row begins at a multiple of 16 bytes.
+    """
+
+    pitch_bytes: int = 0
+    batch_bytes: int = 0
+    is_aligned: bool = False
+
+
+def matrix_of(info: ArrayInfo, letter: str, alignment: int = ALIGNMENT) -> Matrix:
+    """Return the layout of (batch, rows, columns), which are row-major (R) or column-major (C).
+
+    A single row has the pitch of a dense one, rounded up to the alignment.
+    """
+    (batch, rows, columns), (step, pitch, across) = info.shape, info.strides_bytes
+    if letter == "C":
+        rows, columns, pitch = columns, rows, across
+    if rows == 1:
+        pitch = align_up(columns * info.dtype.itemsize, alignment)
+    step = step if batch > 1 else 0
+    return Matrix(pitch, step, not (info.pointer % ALIGNMENT or step % ALIGNMENT or pitch % ALIGNMENT))
+
+
 def batched(info: ArrayInfo, batch: int) -> ArrayInfo:
-    """(rows, columns) or (batch, rows, columns) as the latter; a matrix that serves the whole batch has stride 0."""
+    """Return (rows, columns) or (batch, rows, columns) as the latter, with stride 0 for one matrix of all."""
     if len(info.shape) == 2:
         return replace(info, shape=(batch, *info.shape), strides_bytes=(0, *info.strides_bytes))
     step = info.strides_bytes[0] if info.shape[0] == batch > 1 else 0
     return replace(info, shape=(batch, *info.shape[1:]), strides_bytes=(step, *info.strides_bytes[1:]))
 
 
-def letter_of(info: ArrayInfo, preferred: str) -> str:
-    """R for (.., rows, columns) that are row-major, C for column-major ones, R where they are neither; for fp8, whose
-    products need a certain one, ``preferred``."""
+def letter_of(info: ArrayInfo, field: str) -> str:
+    """Return R for row-major operands (.., rows, columns), C for column-major ones, and R for others.
+
+    fp8 products need a row-major a and a column-major b. ``field``: which operand this is.
+    """
     (rows, columns), (down, across), element = info.shape[-2:], info.strides_bytes[-2:], info.dtype.itemsize
     if element == 1:
-        return preferred
+        return "R" if field == "a" else "C"
     if rows == 1:
         return "C" if columns > 1 and across != element else "R"
     return "C" if down == element and (columns == 1 or across != element) else "R"
 
 
 def as_rows(info: ArrayInfo, letter: str) -> ArrayInfo:
-    """Matrices of a layout as those whose rows are contiguous: transposed where they are column-major."""
+    """Return the matrices with contiguous rows: column-major ones transposed."""
     if letter == "R":
         return info
     (batch, rows, columns), (step, down, across) = info.shape, info.strides_bytes
     return replace(info, shape=(batch, columns, rows), strides_bytes=(step, across, down))
 
 
-def why_copied(rows: ArrayInfo) -> str:
-    """Why the kernels cannot read as_rows(), in words; empty where they can."""
-    (batch, count, columns), (step, pitch, across) = rows.shape, rows.strides_bytes
-    element = rows.dtype.itemsize
+def why_copied(info: ArrayInfo, letter: str) -> str:
+    """Return why the kernels cannot read an operand of this layout, in words, or an empty string if they can."""
+    rows = as_rows(info, letter)
+    (batch, count, columns), (step, pitch, across), element = rows.shape, rows.strides_bytes, rows.dtype.itemsize
     if columns > 1 and across != element:
         return "elements that do not follow each other"
     if count > 1 and pitch < columns * element:
         return "rows that overlap or lie in reverse order"
     if batch > 1 and step < 0:
         return "matrices in reverse order"
-    places = [rows.pointer, *([pitch] if count > 1 else []), *([step] if batch > 1 else [])]
-    if any(place % ALIGNMENT for place in places):
-        return f"rows that do not start at multiples of {ALIGNMENT} bytes"
-    return ""
-
-
-def dense_rows(rows: ArrayInfo) -> ArrayInfo:
-    """The same with strides in dimensions of one element as if it were dense, which tensor maps accept."""
-    (batch, count, columns), (step, pitch, _), element = rows.shape, rows.strides_bytes, rows.dtype.itemsize
-    pitch = pitch if count > 1 else ceil_div(columns * element, ALIGNMENT) * ALIGNMENT
-    return replace(rows, strides_bytes=(step if batch > 1 else count * pitch, pitch, element))
+    return "" if matrix_of(rows, "R").is_aligned else f"rows that do not start at multiples of {ALIGNMENT} bytes"
 
 
 def result_rows(info: ArrayInfo) -> ArrayInfo:
-    """(batch, M, N) that a kernel writes. ArgumentError unless its rows are contiguous and no two of them overlap."""
+    """Return the result (batch, M, N) with the strides of a dense array along axes of one element.
+
+    Raises ArgumentError unless its rows are contiguous and no two of them overlap.
+    """
     element = info.dtype.itemsize
     if not info.size_elems:
         return info
-    strides = info.strides_bytes[info.shape[0] == 1 :]  # of one matrix, as its caller knows them
-    if info.pointer % element:
-        raise ArgumentError("out.pointer", hex(info.pointer), f"a multiple of {element} bytes", "copy it")
+    strides = info.strides_bytes[info.shape[0] == 1 :]  # as the caller passed them for one matrix
+    check_pointer(info, "out")
     if info.shape[2] > 1 and info.strides_bytes[2] != element:
         raise ArgumentError("out.strides", strides, "contiguous rows", "copy it")
     span = element * info.shape[2]
@@ -84,11 +105,18 @@ def result_rows(info: ArrayInfo) -> ArrayInfo:
 
 
 def folded(info: ArrayInfo) -> ArrayInfo:
-    """(batch, rows, columns) whose matrices follow each other, as one matrix of all rows."""
+    """Return a batch whose matrices follow each other as one matrix with all rows."""
     batch, rows, columns = info.shape
     return replace(info, shape=(1, batch * rows, columns), strides_bytes=(0, *info.strides_bytes[1:]))
 
 
 def follows(info: ArrayInfo) -> bool:
-    """Whether folded() has the same elements."""
+    """Return whether the matrices of a batch follow each other without gaps."""
     return info.strides_bytes[0] == info.shape[1] * info.strides_bytes[1]
+
+
+def check_pointer(info: ArrayInfo, field: str) -> None:
+    """Raise ArgumentError unless an array begins at a multiple of its elements' size."""
+    if info.pointer % info.dtype.itemsize:
+        allowed = f"a multiple of {info.dtype.itemsize} bytes"
+        raise ArgumentError(f"{field}.pointer", hex(info.pointer), allowed, "copy it")

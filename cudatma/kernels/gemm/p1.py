@@ -10,6 +10,7 @@ import numpy as np
 
 from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
+from cudatma.kernels.gemm.cost import CostModel
 from cudatma.kernels.gemm.problem import Problem, is_fp8
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gpu import Gpu
@@ -24,7 +25,7 @@ TILES = (
 #: The most accumulators of a warp, fp32: 128 registers of each lane.
 _MOST_WARP_ELEMS = 64 * 64
 #: Floating-point operations a clock that the MMAs of one warp reach [H200: 559 TFLOP/s of four warps an SM], and the
-#: part of the tensor cores' rate that remains beside loads and waits (an estimate).
+#: part of the tensor cores' rate that loads and waits leave (an estimate).
 _WARP_FLOPS, _BESIDE_LOADS = 535, 0.92
 #: The part of it that two CTAs of an SM reach; clocks of a stage in which its warps do not multiply. [H200]
 _TWO_CTAS, _STAGE_CLOCKS = 0.94, 60
@@ -66,7 +67,7 @@ class GemmP1(GemmSpec):
 
     @property
     def warps_n(self) -> int:
-        """Warps side by side along N, whose tiles are the nearest to squares: those read the least."""
+        """The number of warps along N: with nearly square tiles, warps read the least."""
         fits = [n for n in (1, 2, 4, 8) if n <= self.consumer_warps and self.block_n // n >= 32]
         return min(fits, key=lambda n: self.block_m * n // self.consumer_warps + self.block_n // n)
 
@@ -86,8 +87,10 @@ class GemmP1(GemmSpec):
 
     @property
     def consumer_registers(self) -> int:
-        """Of a thread, where setmaxnreg moves them from a warpgroup that loads to those that multiply; 0 elsewhere. Two
-        warps of 64 x 64 and a third one do not fit the registers of a quarter of an SM."""
+        """The registers of a consumer thread if setmaxnreg moves some from the producer to the consumers, else 0.
+
+        Two warps of 64 x 64 and a third one do not fit the registers of a quarter of an SM.
+        """
         if self.warp_m * self.warp_n < _MOST_WARP_ELEMS or self.warpgroups * self.blocks_per_sm == 1:
             return 0
         return {1: 232, 2: 240}[self.warpgroups]
@@ -103,7 +106,7 @@ class GemmP1(GemmSpec):
 
     @property
     def mma(self) -> str:
-        """The MMA's name, as primitives/mma.cuh.j2 has it."""
+        """The name of the MMA in primitives/mma.cuh.j2."""
         return f"mma_m16n8k{32 // self.element_bytes}_{self.mma_type}"
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
@@ -120,24 +123,28 @@ class GemmP1(GemmSpec):
         if self.smem_bytes > (most := target.smem_share_bytes(self.blocks_per_sm)):
             raise ArgumentError("stages", self.stages, f"stages of at most {most} bytes, an SM's for each CTA")
 
-    def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
-        """Return the predicted time at M, an int or an int64 array, instead of the problem's.
+    def cost_model(self, gpu: Gpu) -> CostModel:
+        """Return the predicted time as a function of M and a problem.
 
         Tiles run in waves. The tensor cores, the warps' reads of shared memory, or the loads from L2 bound each stage.
         """
-        tiles = problem.batch * ceil_div(m, self.block_m) * ceil_div(problem.n, self.block_n)
-        sharing = np.minimum(self.blocks_per_sm, ceil_div(tiles, gpu.sm_count))
-        waves = ceil_div(tiles, gpu.sm_count * sharing)
-        flops = np.minimum(gpu.mma_sync_flops, _WARP_FLOPS * sharing * self.consumer_warps)
-        rate = _BESIDE_LOADS * np.where(sharing > 1, _TWO_CTAS, 1.0) * flops / self.element_bytes
-        products = self.block_m * self.block_n * self.block_k / rate
         read = self.element_bytes * self.block_k * self.consumer_warps * (self.warp_m + self.warp_n) / _SMEM_BYTES
         l2_bytes = _L2_BYTES if get_target(gpu.target).has("cluster") else _GEFORCE_L2_BYTES
-        stage = sharing * np.maximum(products, max(read, self.loaded_stage_bytes / l2_bytes)) + _STAGE_CLOCKS
-        mainloop_us = waves * ceil_div(problem.k, self.block_k) * stage / gpu.sm_clock_mhz
-        # Of CTAs that share an SM, one multiplies while the other one stores.
+        waiting = max(read, self.loaded_stage_bytes / l2_bytes)
         stored = self.out_bytes * self.block_m * self.block_n / _STORED_BYTES
-        around: Any = _FIRST_STAGE_CLOCKS + np.where(sharing > 1, 1, waves) * stored
-        operands = float(problem.batch * self.element_bytes * problem.k) * (m + problem.n)
-        memory_us = np.maximum(0.0, operands / gpu.memory_bytes_per_us - mainloop_us)
-        return Cost(self.launch_us + around / gpu.sm_clock_mhz, mainloop_us, 0.0, memory_us, 0.0)
+
+        def cost(m: Any, problem: Problem) -> Cost:
+            tiles = problem.batch * ceil_div(m, self.block_m) * ceil_div(problem.n, self.block_n)
+            sharing = np.minimum(self.blocks_per_sm, ceil_div(tiles, gpu.sm_count))
+            waves = ceil_div(tiles, gpu.sm_count * sharing)
+            flops = np.minimum(gpu.mma_sync_flops, _WARP_FLOPS * sharing * self.consumer_warps)
+            rate = _BESIDE_LOADS * np.where(sharing > 1, _TWO_CTAS, 1.0) * flops / self.element_bytes
+            stage = sharing * np.maximum(self.block_m * self.block_n * self.block_k / rate, waiting) + _STAGE_CLOCKS
+            mainloop_us = waves * ceil_div(problem.k, self.block_k) * stage / gpu.sm_clock_mhz
+            # If two CTAs share an SM, one multiplies while the other one stores.
+            around: Any = _FIRST_STAGE_CLOCKS + np.where(sharing > 1, 1, waves) * stored
+            operands = float(problem.batch * self.element_bytes * problem.k) * (m + problem.n)
+            memory_us = np.maximum(0.0, operands / gpu.memory_bytes_per_us - mainloop_us)
+            return Cost(self.launch_us + around / gpu.sm_clock_mhz, mainloop_us, 0.0, memory_us, 0.0)
+
+        return cost

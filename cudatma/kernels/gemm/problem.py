@@ -1,36 +1,56 @@
-"""What a caller of gemm() asks for, and the members of the struct that tells it the kernel. Pure."""
+"""Problem: what a call of gemm() computes. The checks of a call, and the members of the kernels' launch struct."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import contextlib
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from cudatma.arrays import ArrayInfo, describe
 from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
 from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.checks import check_out, check_place, checked_flag, real_number
 from cudatma.kernels.family import MAX_EXTENT
+from cudatma.kernels.gemm.matrices import (
+    ALIGNMENT,
+    Matrix,
+    batched,
+    check_pointer,
+    folded,
+    follows,
+    letter_of,
+    matrix_of,
+    result_rows,
+    why_copied,
+)
 from cudatma.kernels.launch_struct import MEMBERS as WORK_MEMBERS
 from cudatma.kernels.launch_struct import Member
+from cudatma.kernels.operation import Checked
+from cudatma.kernels.schedule import ceil_div
 
-#: Of A and B: R is row-major, C column-major. RC, where elements along K lie side by side in both, is torch's linear.
+#: Layouts of A and B: R is row-major, C column-major. In RC, K is contiguous in both, as in torch's linear.
 LAYOUTS = ("RC", "RR", "CR", "CC")
-#: Types of A and B, and their names in wgmma; the types of C.
+#: Dtypes of A and B with their names in wgmma, and dtypes of C.
 OPERAND_TYPES = {"float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 RESULT_TYPES = (*ACTIVATION_TYPES, "float32")
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
-#: What happens to the products before they are rounded: nothing; alpha, beta, bias, scales; the same and an activation.
+#: Epilogues: nothing; alpha, beta, bias and scales; the same and an activation.
 EPILOGUES = ("none", "linear", *ACTIVATIONS)
-#: Blocks of K, and of N, that have a scale of their own.
+#: Elements of K, and of N, that share a scale.
 SCALE_BLOCK = 128
+#: The fields that a problem and the specs of its kernels have in common.
+KIND_FIELDS = ("dtype", "layout", "out_dtype", "epilogue", "block_scales", "scales_by_tma")
 #: Rows of a wgmma.
 WGMMA_M = 64
-
-
-#: The result's, in NumPy.
+#: NumPy's dtypes of the result.
 NUMPY = {name: BFLOAT16 if name == "bfloat16" else np.dtype(name) for name in RESULT_TYPES}
-#: Of the launch struct.
+#: Members of the launch struct.
 MEMBERS = WORK_MEMBERS | {
     member.name: member
     for member in (
@@ -66,66 +86,72 @@ def is_fp8(dtype: str) -> bool:
 
 
 def kernel_name(version: int | str) -> str:
-    """Of a version's kernel, without the family's: ``"v3"``, ``"p1"``."""
+    """Return the name of a version's kernel without the family's: ``"v3"``, ``"p1"``."""
     return f"v{version}" if isinstance(version, int) else version
 
 
 def element_bytes(dtype: str) -> int:
-    """Of A and B."""
-    return 1 if is_fp8(dtype) else 2
+    """Return the size of an element of A and B."""
+    return 1 if dtype.startswith("float8") else 2
 
 
 def default_result(dtype: str) -> str:
-    """The type of C where the caller does not say: the operands', for fp8 bf16."""
+    """Return the default dtype of C: the operands' dtype, or bfloat16 for fp8."""
     return "bfloat16" if is_fp8(dtype) else dtype
 
 
-def check_result(fields: Any) -> None:
-    """Make ``fields.out_dtype``, of a frozen dataclass with a ``dtype``, "" where it is the default. ArgumentTypeError
-    unless it is that or one of RESULT_TYPES."""
+def check_kind(fields: Any) -> None:
+    """Check the fields of KIND_FIELDS of a frozen dataclass, and make ``out_dtype`` empty if it is the default.
+
+    Raises ArgumentError, ArgumentTypeError.
+    """
+    if not isinstance(fields.dtype, str) or fields.dtype not in OPERAND_TYPES:
+        raise ArgumentTypeError("dtype", fields.dtype, ", ".join(OPERAND_TYPES))
     if fields.out_dtype == default_result(fields.dtype):
         object.__setattr__(fields, "out_dtype", "")
     elif fields.out_dtype not in ("", *RESULT_TYPES):
         raise ArgumentTypeError("out_dtype", fields.out_dtype, ", ".join(RESULT_TYPES))
-
-
-class Matrix(NamedTuple):
-    """The layout of a batch of matrices whose rows are contiguous, or whose columns are.
-
-    pitch_bytes: from one row, or column, to the next. batch_bytes: from one matrix to the next, 0 for a batch of one.
-    is_aligned: whether every row begins at a multiple of 16 bytes.
-    """
-
-    pitch_bytes: int
-    batch_bytes: int
-    is_aligned: bool
+    if fields.layout not in LAYOUTS:
+        raise ArgumentError("layout", fields.layout, ", ".join(LAYOUTS))
+    if fields.epilogue not in EPILOGUES:
+        raise ArgumentError("epilogue", fields.epilogue, ", ".join(EPILOGUES))
+    if is_fp8(fields.dtype) and fields.layout != "RC":
+        raise ArgumentError("layout", fields.layout, "RC for fp8, which wgmma reads K-major only")
+    if fields.block_scales and not is_fp8(fields.dtype):
+        raise ArgumentError("block_scales", True, f"False for {fields.dtype}", "fp8 has scales of blocks")
+    if fields.scales_by_tma and not fields.block_scales:
+        raise ArgumentError("scales_by_tma", True, "False without block_scales")
 
 
 class Operands(NamedTuple):
-    """The facts of the operands, besides sizes and addresses, that a launch depends on.
+    """The facts about a call's arrays that a launch depends on, besides sizes and addresses.
 
     a, b, out: layouts. scale_strides: elements from one scale to the next, by the names of the struct's members.
-    scale_rows: layout of A's scales of blocks where TMA reads them. alpha, beta: factors.
+    scale_rows: layout of A's block scales if TMA reads them. alpha, beta: factors.
     """
 
-    a: Matrix
-    b: Matrix
-    out: Matrix
+    a: Matrix = Matrix()
+    b: Matrix = Matrix()
+    out: Matrix = Matrix()
     scale_strides: tuple[tuple[str, int], ...] = ()
     scale_rows: Matrix | None = None
     alpha: float = 1.0
     beta: float = 0.0
 
 
+#: The operands of a problem that is not launched.
+NO_OPERANDS = Operands()
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """c (m, n) = a (m, k) b (k, n), ``batch`` times.
 
-    dtype: one of OPERAND_TYPES. layout: one of LAYOUTS. version: of the kernel that has to run; 0: any. out_dtype: one
-    of RESULT_TYPES, "" for default_result(). epilogue: one of EPILOGUES. block_scales: each 1 x 128 of a and 128 x 128
-    of b has a scale. scales_by_tma: TMA can read those of a. batch_invariant: a row's bits must not
-    depend on m. operands: layouts and factors, None where only the choice of a configuration matters. Raises
-    ArgumentError, ArgumentTypeError.
+    dtype: one of OPERAND_TYPES. layout: one of LAYOUTS. version: the kernel to run; 0: any. out_dtype: one of
+    RESULT_TYPES, or "" for default_result(). epilogue: one of EPILOGUES. block_scales: each 1 x 128 of a and 128 x 128
+    of b has a scale. scales_by_tma: TMA can read the scales of a. batch_invariant: the bits of a row must not depend on
+    m. operands: additional facts for a launch; the choice of a configuration ignores them. Raises ArgumentError,
+    ArgumentTypeError.
     """
 
     m: int
@@ -140,7 +166,7 @@ class Problem:
     block_scales: bool = False
     scales_by_tma: bool = False
     batch_invariant: bool = False
-    operands: Operands | None = None
+    operands: Operands = NO_OPERANDS
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "batch"):
@@ -149,23 +175,11 @@ class Problem:
                 raise ArgumentTypeError(name, type(value).__name__, "int")
             if not 1 <= value <= MAX_EXTENT:
                 raise ArgumentError(name, value, f"1 to {MAX_EXTENT}")
-        if not isinstance(self.dtype, str) or self.dtype not in OPERAND_TYPES:
-            raise ArgumentTypeError("dtype", self.dtype, ", ".join(OPERAND_TYPES))
-        check_result(self)
-        allowed = {"layout": LAYOUTS, "epilogue": EPILOGUES}
-        if is_fp8(self.dtype):
-            allowed["layout"] = LAYOUTS[:1]
-        for name, values in allowed.items():
-            if getattr(self, name) not in values:
-                raise ArgumentError(name, getattr(self, name), ", ".join(values))
-        if self.block_scales and not is_fp8(self.dtype):
-            raise ArgumentError("block_scales", True, f"False for {self.dtype}", "fp8 has scales of blocks")
-        if self.scales_by_tma and not self.block_scales:
-            raise ArgumentError("scales_by_tma", True, "False without block_scales")
+        check_kind(self)
 
     @property
     def result_dtype(self) -> str:
-        """Of c."""
+        """The dtype of c."""
         return self.out_dtype or default_result(self.dtype)
 
     def with_m(self, m: int) -> Problem:
@@ -183,15 +197,14 @@ class Problem:
         TMA reads such rows at half the speed. The rows are taken to be packed. False for a column-major a, of which it
         depends on m.
         """
-        extents = (self.k if self.layout[0] == "R" else 0, self.k if self.layout[1] == "C" else self.n)
-        vectors = (-(-extent * element_bytes(self.dtype) // 16) for extent in extents)
-        a, b = (count % 2 > 0 for count in vectors)
-        return a, b
+        vector = ALIGNMENT // element_bytes(self.dtype)
+        b_row = self.k if self.layout[1] == "C" else self.n
+        return self.layout[0] == "R" and -(-self.k // vector) % 2 > 0, -(-b_row // vector) % 2 > 0
 
     @property
     def fixed(self) -> tuple[Any, ...]:
-        """All that decides the configuration, but m."""
-        return tuple(getattr(self, name) for name in _FIELDS if name not in ("m", "operands"))
+        """All fields that the configuration depends on, except m."""
+        return _FIXED(self)
 
     @property
     def constraint(self) -> str:
@@ -200,7 +213,7 @@ class Problem:
 
     @property
     def description(self) -> str:
-        """In words, for people."""
+        """The problem in words."""
         told = [f"M = {self.m}, N = {self.n}, K = {self.k}, {self.dtype}, {self.layout}"]
         told += [f"batch of {self.batch}"] if self.batch > 1 else []
         told += [f"to {self.out_dtype}"] if self.out_dtype else []
@@ -210,12 +223,12 @@ class Problem:
         return ", ".join(told)
 
     def as_json(self) -> dict[str, Any]:
-        """As a tuning entry keeps it."""
+        """Return the form in which tuning entries keep it."""
         return {name: getattr(self, name) for name in _FIELDS if name not in ("version", "operands")}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Problem:
-        """From a tuning entry. Raises KeyError, ArgumentError, ArgumentTypeError."""
+        """Return the problem of a tuning entry. Raises KeyError, ArgumentError, ArgumentTypeError."""
         known = {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
         return cls(**{name: raw[name] for name in ("m", "n", "k", "dtype", "layout")} | known)
 
@@ -224,10 +237,218 @@ _FIELDS = tuple(Problem.__dataclass_fields__)
 #: Functions that read and write a field of the frozen dataclass, which is how with_m() copies it.
 _SLOTS = [(vars(Problem)[name].__get__, vars(Problem)[name].__set__) for name in _FIELDS]
 _SET_M = vars(Problem)["m"].__set__
+_FIXED: Callable[[Any], tuple[Any, ...]] = attrgetter(*(name for name in _FIELDS if name not in ("m", "operands")))
+_SCALES = ("a_scale", "b_scale")
+_SCALE_STRIDES = ("a_scale_batch", "a_scale_row", "a_scale_k", "b_scale_batch", "b_scale_k", "b_scale_column")
 
 
-def operands_of(problem: Problem) -> Operands:
-    """Return the layouts and factors of a problem that is to be launched."""
-    if problem.operands is None:
-        raise ArgumentError("problem.operands", None, "the layouts of the arrays")
-    return problem.operands
+def call_of(
+    a: Any,
+    b: Any,
+    bias: Any = None,
+    alpha: Any = 1.0,
+    beta: Any = 0.0,
+    activation: Any = None,
+    out_dtype: Any = None,
+    a_scale: Any = None,
+    b_scale: Any = None,
+    batch_invariant: Any = False,
+    version: int | str = 0,
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the inputs and the options of run() for these arguments of gemm(). Scales that are numbers are options."""
+    a_factor = b_factor = None
+    if a_scale is not None and isinstance(a_scale, numbers.Real):
+        a_factor, a_scale = a_scale, None
+    if b_scale is not None and isinstance(b_scale, numbers.Real):
+        b_factor, b_scale = b_scale, None
+    # Equal options of different classes are different options: a flag of 1 is not True.
+    kinds = alpha.__class__, beta.__class__, batch_invariant.__class__, a_factor.__class__, b_factor.__class__
+    options = alpha, beta, activation, out_dtype, batch_invariant, version, a_factor, b_factor, kinds
+    return (a, b, a_scale, b_scale, bias), options
+
+
+def check_call(inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...]) -> Checked[Problem]:
+    """Validate the arguments of gemm(), which are in the order of call_of(). Raises ArgumentError, ArgumentTypeError.
+
+    The arrays of the result are a (batch, M, K), b (batch, K, N), both scales, and bias. A matrix that serves the whole
+    batch has stride 0. A batch that shares b becomes one matrix with all rows of a if it can, which leaves fewer tiles
+    partly empty. The problem is None if the result has no elements.
+    """
+    a, b, *scales, bias = inputs
+    alpha, beta, activation, out_dtype, batch_invariant, version, *factors, _ = options
+    left, right = _operand(a, "a"), _operand(b, "b")
+    if right.dtype != left.dtype:
+        raise ArgumentTypeError("b.dtype", str(right.dtype), f"{left.dtype}, as a")
+    batches = product_batch(left.shape, right.shape)
+    batch = batches[0] if batches else 1
+    m, n, k = left.shape[-2], right.shape[-1], left.shape[-1]
+    shape = *batches, m, n
+    if activation is not None and (not isinstance(activation, str) or activation not in ACTIVATIONS):
+        raise ArgumentError("activation", activation, f"None, {', '.join(ACTIVATIONS)}")
+    is_invariant = checked_flag(batch_invariant, "batch_invariant")
+    result = None if out is None else describe(out, "out")
+    a_scale, b_scale = (_scale(scale, field) for scale, field in zip(scales, _SCALES, strict=True))
+    factor_fields = zip(factors, _SCALES, strict=True)
+    factor = math.prod([real_number(value, field) for value, field in factor_fields if value is not None])
+    of_blocks = _are_of_blocks((a_scale, b_scale), factors, (m, n, k), batch)
+    if of_blocks and not is_fp8(left.dtype.name):
+        raise ArgumentError("a_scale.shape", "scales of blocks", f"scales of one or of rows for {left.dtype.name}")
+    scale_strides = _scale_strides(a_scale, b_scale)
+    if of_blocks and (m - 1) * scale_strides["a_scale_row"] >= 1 << 32:  # The kernels' offsets have 32 bits.
+        raise ArgumentError("a_scale.strides", a_scale and a_scale.strides_bytes, "rows within 16 GiB", "copy it")
+    dtype = _result_type(out_dtype, result, left)
+    bias = None if bias is None else describe(bias, "bias")
+    # Adding 0.0 turns -0.0 into 0.0: equal options must mean the same.
+    alpha = real_number(alpha, "alpha") * factor + 0.0
+    beta = real_number(beta, "beta") + 0.0
+    if bias is not None:
+        _check_bias(bias, dtype, n)
+    left, right = batched(left, batch), batched(right, batch)
+    arrays = {"a": left, "b": right, "a_scale": a_scale, "b_scale": b_scale, "bias": bias}
+    given = {name: info for name, info in arrays.items() if info is not None}
+    for name, info in given.items():
+        check_place(info, name, left, "a", "gemm")
+    if result is not None:
+        check_out(result, NUMPY[dtype], dtype, shape, given, "gemm")
+        result = result_rows(result if batches else batched(result, 1))
+    elif beta:
+        raise ArgumentError("out", None, "an array, which beta multiplies", "give out, or beta=0")
+
+    a_scale_is_one = a_scale is None or a_scale.size_elems == 1
+    b_scale_is_shared = b_scale is None or b_scale.size_elems == 1 or len(b_scale.shape) < 3
+    is_dense = follows(left) and (result is None or follows(result))
+    if batch > 1 and not right.strides_bytes[0] and a_scale_is_one and b_scale_is_shared and is_dense:
+        batch, m, left, right = 1, batch * m, folded(left), replace(right, shape=(1, k, n))
+        result = None if result is None else result_rows(folded(result))
+    problem: Any = None
+    if batch and m and n:
+        layout = letter_of(left, "a") + letter_of(right, "b")
+        if result is None:
+            pitch = n * NUMPY[dtype].itemsize
+            c = Matrix(pitch, m * pitch if batch > 1 else 0, pitch % ALIGNMENT == 0)
+        else:
+            c = matrix_of(result, "R", 1)
+        scale_rows = None
+        if of_blocks and a_scale is not None and not a_scale_is_one:
+            rows = batched(a_scale, batch)
+            scale_rows = None if why_copied(rows, "C") else matrix_of(rows, "C")
+        is_linear = bias is not None or alpha != 1 or beta or (not of_blocks and (a_scale or b_scale))
+        problem = Problem(
+            *(m, n, k, left.dtype.name, layout, version, batch),
+            out_dtype=dtype,
+            epilogue=str(activation) if activation else "linear" if is_linear else "none",
+            block_scales=of_blocks,
+            scales_by_tma=scale_rows is not None,
+            batch_invariant=is_invariant,
+            operands=Operands(
+                *(matrix_of(left, layout[0]), matrix_of(right, layout[1]), c),
+                scale_strides=tuple(scale_strides.items()),
+                scale_rows=scale_rows,
+                alpha=alpha,
+                beta=beta,
+            ),
+        )
+    return Checked(problem, (left, right, a_scale, b_scale, bias), result, shape, NUMPY[dtype])
+
+
+def product_batch(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    """Return the batch of a product of these shapes: (batch,), or () for two matrices.
+
+    Raises ArgumentError unless the shapes fit each other.
+    """
+    if b[-2] != a[-1]:
+        remedy = "its transposed view would fit: b.T, or b.mT of a batch" if b[-1] == a[-1] else ""
+        raise ArgumentError("b.shape", tuple(b), f"(.., {a[-1]}, N), for a of {tuple(a)}", remedy)
+    batches = [shape[0] for shape in (a, b) if len(shape) == 3]
+    several = [batch for batch in batches if batch != 1]
+    if len(several) == 2 and several[0] != several[1]:
+        raise ArgumentError("b.shape", tuple(b), f"a batch of {a[0]}, as a, or of one matrix")
+    return tuple(several[:1] or batches[:1])
+
+
+def _operand(array: Any, field: str) -> ArrayInfo:
+    info = describe(array, field)
+    if info.dtype.name not in OPERAND_TYPES or not info.dtype.isnative:
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), ", ".join(OPERAND_TYPES))
+    if len(info.shape) not in (2, 3) or not info.shape[-1 if field == "a" else -2]:
+        shape = "M, K" if field == "a" else "K, N"
+        raise ArgumentError(f"{field}.shape", info.shape, f"({shape}) or (batch, {shape}), with K of 1 and more")
+    if any(stride % info.dtype.itemsize for stride in info.strides_bytes):
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "whole elements", "copy it")
+    check_pointer(info, field)
+    return info
+
+
+def _result_type(out_dtype: Any, out: ArrayInfo | None, left: ArrayInfo) -> str:
+    """Return the name of the result's dtype. ``out_dtype`` is a name, or a dtype of NumPy, CuPy or torch."""
+    if out_dtype is None:
+        name = out.dtype.name if out is not None else default_result(left.dtype.name)
+        field = "out_dtype" if out is None else "out.dtype"
+    else:
+        name, field = str(out_dtype).removeprefix("torch."), "out_dtype"
+        if name not in RESULT_TYPES:
+            with contextlib.suppress(TypeError, ValueError):
+                name = np.dtype(out_dtype).name
+    if name not in RESULT_TYPES:
+        raise ArgumentTypeError(field, name, ", ".join(RESULT_TYPES))
+    return name
+
+
+def _check_bias(info: ArrayInfo, dtype: str, n: int) -> None:
+    if info.dtype != NUMPY[dtype]:
+        raise ArgumentTypeError("bias.dtype", str(info.dtype), f"{dtype}, as the result")
+    if info.shape != (n,):
+        raise ArgumentError("bias.shape", info.shape, f"({n},)")
+    if not info.is_contiguous:
+        raise ArgumentError("bias.strides", info.strides_bytes, "contiguous elements", "copy it")
+    check_pointer(info, "bias")
+
+
+def _scale(value: Any, field: str) -> ArrayInfo | None:
+    if value is None:
+        return None
+    info = describe(value, field)
+    if info.dtype != np.float32:
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), "float32")
+    if any(stride < 0 or stride % 4 for stride in info.strides_bytes):
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "multiples of 4 bytes, 0 and up", "copy it")
+    check_pointer(info, field)
+    return info
+
+
+def _are_of_blocks(
+    scales: Sequence[ArrayInfo | None], factors: Sequence[Any], sizes: tuple[int, int, int], batch: int
+) -> bool:
+    """Return whether the scales are of blocks; if not, each is one for all, or one for each row or column.
+
+    Raises ArgumentError for a scale of another shape, and if only one of the two is of blocks.
+    """
+    m, n, k = sizes
+    blocks = ceil_div(k, SCALE_BLOCK), ceil_div(n, SCALE_BLOCK)
+    cases = [
+        ("a_scale", scales[0], factors[0], ((m,), (m, 1)), (m, blocks[0])),
+        ("b_scale", scales[1], factors[1], ((n,), (1, n)), blocks),
+    ]
+    plain = [info is None or info.size_elems == 1 or info.shape in vectors for _, info, _, vectors, _ in cases]
+    if all(plain):
+        return False
+    # A scale whose shape is never allowed is reported before one that only does not fit the other scale.
+    for is_plain, (field, info, factor, vectors, shape) in sorted(zip(plain, cases, strict=True), key=itemgetter(0)):
+        if info is None:
+            raise ArgumentError(field, factor, f"an array of {shape}, because the other scale is of blocks")
+        if info.shape not in (shape, (batch, *shape)) and not info.size_elems == math.prod(shape) == 1:
+            of_all = f"one element, {vectors[0]}, or {shape} if both scales are of blocks"
+            allowed = f"{shape}, because the other scale is of blocks" if is_plain else of_all
+            raise ArgumentError(f"{field}.shape", info.shape, allowed)
+    return True
+
+
+def _scale_strides(a_scale: ArrayInfo | None, b_scale: ArrayInfo | None) -> dict[str, int]:
+    """Return the elements from one scale to the next, by the names of the struct's members; 0 along one element."""
+    steps: list[int] = []
+    for info in (a_scale, b_scale):
+        axes = [(1, 0)] * 3 if info is None else [(1, 0)] * 3 + list(zip(info.shape, info.strides_bytes, strict=True))
+        if len(axes) == 4 and not steps:  # one scale for each row of a
+            axes.append((1, 0))
+        steps += [stride // 4 if extent > 1 else 0 for extent, stride in axes[-3:]]
+    return dict(zip(_SCALE_STRIDES, steps, strict=True))

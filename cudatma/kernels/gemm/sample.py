@@ -17,9 +17,10 @@ from cudatma.kernels.choosing import Listed, pinned
 from cudatma.kernels.engine import launch_of
 from cudatma.kernels.gemm.arguments import gemm_arguments
 from cudatma.kernels.gemm.gemm import GEMM_CALL
-from cudatma.kernels.gemm.problem import SCALE_BLOCK, Problem, element_bytes, is_fp8
+from cudatma.kernels.gemm.problem import SCALE_BLOCK, Problem, call_of, check_call, element_bytes, is_fp8
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.versions import VERSIONS
+from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.operation import Checked
 from cudatma.kernels.sample import LIMITS, Launch, Sample, cold_copies, empty_rows, in_turn, random_rows, relative_error
 from cudatma.kernels.schedule import ceil_div
@@ -73,27 +74,13 @@ def gemm_call(
 ) -> tuple[Arguments, dict[str, ArrayInfo]]:
     """Return the launch of gemm() with these arguments on a kernel of this spec, and its arrays by name."""
     checked = checked_call(a, b, out, **options)
-    return gemm_arguments(checked.problem, spec, target, sm_count), GEMM_CALL.named(checked)
+    return gemm_arguments(checked.problem, spec, imagined_gpu(target, sm_count)), GEMM_CALL.named(checked)
 
 
-def checked_call(
-    a: Any,
-    b: Any,
-    out: Any,
-    *,
-    bias: Any = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    activation: str | None = None,
-    out_dtype: Any = None,
-    a_scale: Any = None,
-    b_scale: Any = None,
-    batch_invariant: bool = False,
-) -> Checked[Problem]:
-    """Return a checked call of gemm() whose operands kernels can read."""
-    options = alpha, beta, activation, out_dtype, batch_invariant, 0, None, None, ()
-    checked = GEMM_CALL.check((a, b, a_scale, b_scale, bias), out, options, None)
-    return GEMM_CALL.arranged(checked, "emulator", None)
+def checked_call(a: Any, b: Any, out: Any = None, **options: Any) -> Checked[Problem]:
+    """Return a checked call of gemm() with operands that the kernels can read."""
+    inputs, others = call_of(a, b, **options)
+    return GEMM_CALL.arranged(check_call(inputs, out, others), "emulator", None)
 
 
 v1_sample, v2_sample, v3_sample, v4_sample, v5_sample, v6_sample, v7_sample, p1_sample = (
@@ -132,7 +119,7 @@ class GemmTrial:
         self._options = _options(problem)
 
     def launcher(self, candidate: Listed[GemmSpec], copies: int, stream: int) -> Launch:
-        """launch(i) enqueues the candidate on the i-th of so many copies of b; its kernel is loaded now."""
+        """Load the candidate's kernel; return launch(i), which enqueues it on the i-th copy of b."""
         named = [GEMM_CALL.named(checked_call(self._a, b, self.out, **self._options)) for b in self._b[:copies]]
         problem = checked_call(self._a, self._b[0], self.out, **self._options).problem
         with pinned(candidate.spec):

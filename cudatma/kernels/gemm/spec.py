@@ -1,4 +1,4 @@
-"""What the versions of the dense GEMM have in common: the tile, what a stage holds, and what a launch should take."""
+"""GemmSpec: the base of all versions of the dense GEMM, with their tile, stages, parameters and predicted time."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
-from cudatma.kernels.gemm.cost import gemm_cost
+from cudatma.kernels.gemm.cost import CostModel, wgmma_cost_model
 from cudatma.kernels.gemm.problem import (
     EPILOGUES,
-    LAYOUTS,
+    KIND_FIELDS,
     MEMBERS,
     OPERAND_TYPES,
     SCALE_BLOCK,
     WGMMA_M,
     Problem,
-    check_result,
+    check_kind,
     default_result,
-    element_bytes,
-    is_fp8,
     kernel_name,
 )
 from cudatma.kernels.gpu import Gpu
@@ -36,7 +34,7 @@ _RING_BYTES, _MOST_STAGES = 16, 8
 #: Shared memory beyond which L1 has 28 KiB and not 60: too few for scales of blocks. Tiles of 256 x 128 are 12 % slower
 #: then at K of 16384, 11 % at 7168, not at 1536. [H100]
 _MOST_BYTES_BESIDE_L1 = 195 << 10
-#: Columns of tiles of three warpgroups beside a producer, whose threads have 128 registers, sums included.
+#: Columns of a tile of three warpgroups with a producer: their threads have 128 registers, including the sums.
 _MOST_COLUMNS_OF_THREE = 192
 _SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 _EPILOGUE = ("alpha", "beta")
@@ -45,23 +43,24 @@ _B_BLOCK_SCALES = ("b_scale_column", "b_scale_k", "b_scale_batch")
 _A_BLOCK_SCALES = ("a_scale_row", "a_scale_k", "a_scale_batch")
 PLACES = (*RASTER, *RESULT, "matrix_tiles_m", "by_matrix_tiles_m", "output_batch")
 _ALLOWED: Mapping[str, tuple[Any, ...]] = {
-    "layout": LAYOUTS,
     "block_m": (64, 128, 192, 256),
     "block_n": (64, 128, 192, 256),
     "block_k": (64, 128, 256),
     "stages": tuple(range(2, 13)),
     "warpgroups": (1, 2, 3),
     "cluster": (1, 2),
-    "epilogue": EPILOGUES,
     "block_scales": (False, True),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class GemmSpec(TiledKernel):
-    """One instance of a version's template. dtype, out_dtype, layout, epilogue, block_scales, scales_by_tma: as Problem
-    has them. block_m, block_n: of a CTA's tile. stages: of the ring, block_k elements of K each. warpgroups: that
-    multiply, side by side along M. Raises ArgumentError, ArgumentTypeError."""
+    """One instance of a version's template.
+
+    dtype, out_dtype, layout, epilogue, block_scales, scales_by_tma: as in Problem. block_m, block_n: tile of a CTA.
+    stages: stages of the ring, of block_k elements of K each. warpgroups: consumer warpgroups, which divide the tile
+    along M. Raises ArgumentError, ArgumentTypeError.
+    """
 
     dtype: str
     layout: str
@@ -80,19 +79,21 @@ class GemmSpec(TiledKernel):
     struct_members: ClassVar[Mapping[str, Member]] = MEMBERS
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = _ALLOWED
     revision: ClassVar[int] = 6
-    #: CTAs side by side that load a tile of B together, or of A; CTAs that divide K.
+    #: Features that the target needs.
+    features: ClassVar[tuple[str, ...]] = ("tma", "wgmma", "stmatrix")
+    #: CTAs of a cluster that share the loads of B, or of A; CTAs that divide K.
     cluster: ClassVar[int] = 1
     cluster_k: ClassVar[int] = 1
     blocks_per_sm: ClassVar[int] = 1
     producer_warps: ClassVar[int] = 1
-    #: Of the tile, that a thread holds in registers.
+    #: Sums of the tile that a thread may hold in registers.
     most_sums: ClassVar[int] = 128
-    #: What block_k of an operand must be a multiple of.
+    #: block_k of an operand is a multiple of this many bytes.
     least_k_bytes: ClassVar[int] = _SPAN_BYTES
     #: Whether the template has the main loop for scales of blocks.
     scales_blocks: ClassVar[bool] = False
     partial_bytes: ClassVar[int] = 0
-    #: Of 64 rows x 128 bytes, for each warpgroup, which TMA stores from.
+    #: Buffers of 64 rows x 128 bytes per warpgroup, from which TMA stores.
     staging_buffers: ClassVar[int] = 1
     stages_whole_tile: ClassVar[bool] = False
     #: Nanoseconds that a wait for a slot may sleep for at a time; 0: the GPU decides.
@@ -105,14 +106,10 @@ class GemmSpec(TiledKernel):
     box_names: ClassVar[tuple[str, ...]] = ("a_box_rows", "stage_bytes")
 
     def __post_init__(self) -> None:
-        if not isinstance(self.dtype, str) or self.dtype not in OPERAND_TYPES:
-            raise ArgumentTypeError("dtype", self.dtype, ", ".join(OPERAND_TYPES))
-        check_result(self)
+        check_kind(self)
         self.check_values(self.allowed)
-        if self.block_m % (WGMMA_M * self.warpgroups):
-            raise ArgumentError(
-                "block_m", self.block_m, f"a multiple of {WGMMA_M * self.warpgroups}, {WGMMA_M} a warpgroup"
-            )
+        if self.block_m % (rows := WGMMA_M * self.warpgroups):
+            raise ArgumentError("block_m", self.block_m, f"a multiple of {rows}, {WGMMA_M} a warpgroup")
         if self.block_m * self.block_n > self.most_sums * 128 * self.warpgroups:
             least = ceil_div(self.block_m * self.block_n, self.most_sums * 128)
             raise ArgumentError("warpgroups", self.warpgroups, f"{least}: a thread holds at most {self.most_sums} sums")
@@ -121,14 +118,10 @@ class GemmSpec(TiledKernel):
             raise ArgumentError("block_n", self.block_n, allowed)
         if self.block_k * self.element_bytes % self.least_k_bytes:
             raise ArgumentError("block_k", self.block_k, f"a multiple of {self.least_k_bytes // self.element_bytes}")
-        if is_fp8(self.dtype) and self.layout != "RC":
-            raise ArgumentError("layout", self.layout, "RC for fp8, which wgmma reads K-major only")
         if self.block_scales:
             self._check_block_scales()
 
     def _check_block_scales(self) -> None:
-        if not is_fp8(self.dtype):
-            raise ArgumentError("block_scales", True, f"False for {self.dtype}")
         if not self.scales_blocks:
             raise ArgumentError("version", self.version, "4 or 5 for scales of blocks")
         if self.block_k != SCALE_BLOCK or SCALE_BLOCK % self.block_n:
@@ -136,7 +129,7 @@ class GemmSpec(TiledKernel):
         if self.warpgroups > 2:
             raise ArgumentError("warpgroups", self.warpgroups, "1 or 2: registers of three hold no second sums")
 
-    # What the kernel is launched with.
+    # Parameters of a launch.
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
@@ -148,15 +141,8 @@ class GemmSpec(TiledKernel):
     @property
     def parameters(self) -> tuple[tuple[str, str], ...]:
         out = self.out_cuda.replace("u16", "cudatma::u16")
-        kinds = {
-            "a": "const cudatma::u8*",
-            "b": "const cudatma::u8*",
-            "output": f"{out}*",
-            "bias": f"const {out}*",
-            "a_scale": "const float*",
-            "b_scale": "const float*",
-            "problem": PROBLEM,
-        }
+        kinds = {"output": f"{out}*", "bias": f"const {out}*", "problem": PROBLEM}
+        kinds |= dict.fromkeys(("a", "b"), "const cudatma::u8*") | dict.fromkeys(("a_scale", "b_scale"), "const float*")
         return tuple((name, kinds.get(name, TENSOR_MAP)) for name in self.parameter_names)
 
     @property
@@ -183,21 +169,21 @@ class GemmSpec(TiledKernel):
         kinds += ["tma"] if self.ring_has_scales else []
         return f"gemm_{kernel_name(self.version)}_{'_'.join(kinds)}_{tile}"
 
-    # What it computes with.
+    # Properties of the kernel.
 
     @property
     def mma_type(self) -> str:
-        """Of A and B, as wgmma names it."""
+        """The type of A and B in the names of wgmmas."""
         return OPERAND_TYPES[self.dtype]
 
     @property
     def element_bytes(self) -> int:
-        """Of A and B."""
-        return element_bytes(self.dtype)
+        """Bytes of an element of A and B."""
+        return 1 if self.dtype.startswith("float8") else 2
 
     @property
     def result_dtype(self) -> str:
-        """Of C."""
+        """The dtype of C."""
         return self.out_dtype or default_result(self.dtype)
 
     @property
@@ -211,7 +197,7 @@ class GemmSpec(TiledKernel):
 
     @property
     def is_bf16(self) -> bool:
-        """Whether C is."""
+        """Whether C is bf16."""
         return self.result_dtype == "bfloat16"
 
     @property
@@ -231,8 +217,7 @@ class GemmSpec(TiledKernel):
 
     @property
     def ring_has_scales(self) -> bool:
-        """Whether TMA loads A's scales of blocks, into the stages: not for warpgroups of 64 rows, whose threads load
-        few."""
+        """Whether TMA loads A's block scales into the stages. Threads of warpgroups with 64 rows load their few."""
         return self.scales_by_tma and self.block_m > WGMMA_M * self.warpgroups
 
     @property
@@ -249,17 +234,17 @@ class GemmSpec(TiledKernel):
 
     @property
     def is_a_k_major(self) -> bool:
-        """Whether A's elements along K lie side by side; else those along M."""
+        """Whether K is contiguous in A; if not, M is."""
         return self.layout[0] == "R"
 
     @property
     def is_b_k_major(self) -> bool:
-        """Whether B's elements along K lie side by side; else those along N."""
+        """Whether K is contiguous in B; if not, N is."""
         return self.layout[1] == "C"
 
     @property
     def mma(self) -> str:
-        """The wgmma's name, as primitives/wgmma_shapes.j2 has it."""
+        """The name of the wgmma in primitives/wgmma_shapes.j2."""
         transposed = "_" + ("n" if self.is_a_k_major else "t") + ("n" if self.is_b_k_major else "t")
         suffix = "" if transposed == "_nn" else transposed
         return f"wgmma_m64n{self.block_n}k{32 // self.element_bytes}_f32_{self.mma_type}_ss{suffix}"
@@ -278,11 +263,11 @@ class GemmSpec(TiledKernel):
     @property
     def slot_n(self) -> int:
         """Columns of B in a slot: of an N-major one whole boxes."""
-        return self.block_n if self.is_b_k_major else ceil_div(self.block_n, self.span) * self.span
+        return self.block_n if self.layout[1] == "C" else ceil_div(self.block_n, self.span) * self.span
 
     @property
     def shares_a(self) -> bool:
-        """Whether the CTAs of a cluster, side by side along N, load a tile of A together; else along M, and of B."""
+        """Whether the CTAs of a cluster are neighbors along N and share the loads of A; if not, along M, and of B."""
         return self.cluster > 1 and self.block_m > self.block_n
 
     @property
@@ -308,13 +293,8 @@ class GemmSpec(TiledKernel):
             return (1, self.block_k // (1 if self.shares_a else self.cluster), self.span)
         return (1, self.loaded_rows[1], self.span_k)
 
-    def stage_bytes(self, m: int) -> int:
-        """Return the bytes that the boxes of a stage deliver to a CTA."""
-        bytes_: int = self.boxes_bytes(self.a_box_rows(m))
-        return bytes_
-
-    def boxes_bytes(self, a_box_rows: Any) -> Any:
-        """Return the bytes of a stage whose boxes of A have ``a_box_rows`` rows, an int or an array."""
+    def boxes_bytes(self, a_box_rows: int) -> int:
+        """Return the bytes that the boxes of a stage deliver to a CTA. ``a_box_rows``: rows of each box of A."""
         rows = a_box_rows * (self.block_m // self.max_a_box_rows)
         scales = 4 * self.block_m if self.ring_has_scales else 0
         return self.element_bytes * self.block_k * (rows + self.slot_n) + scales
@@ -325,7 +305,7 @@ class GemmSpec(TiledKernel):
         return min(self.span, self.block_k)
 
     def swizzle(self, is_k_major: bool) -> str:
-        """Of an operand: of M-major and N-major ones 128 bytes, to which TMA pads the rows of narrower boxes."""
+        """Return the swizzle of an operand. TMA pads the rows of narrow M-major and N-major boxes to 128 bytes."""
         return f"{self.span_k * self.element_bytes if is_k_major else _SPAN_BYTES}B"
 
     @property
@@ -372,12 +352,15 @@ class GemmSpec(TiledKernel):
 
     def stage_operands(self) -> tuple[Operand, ...]:
         k_bytes = self.element_bytes * self.block_k
-        sizes = (("a", k_bytes * self.block_m), ("b", k_bytes * self.slot_n))
-        operands = [Operand(name, size, size, 1024) for name, size in sizes]
-        if self.ring_has_scales:
-            scales = 4 * self.block_m
-            operands.append(Operand("a_scale", align_up(scales, 1024), scales, 1024))
-        return tuple(operands)
+        sizes = {"a": k_bytes * self.block_m, "b": k_bytes * self.slot_n}
+        sizes |= {"a_scale": 4 * self.block_m} if self.ring_has_scales else {}
+        return tuple([Operand(name, align_up(size, 1024), size, 1024) for name, size in sizes.items()])
+
+    @property
+    def _slot_bytes(self) -> int:
+        """The same as in TiledKernel, but fast: the choice needs it for every candidate."""
+        scales = align_up(4 * self.block_m, 1024) if self.ring_has_scales else 0
+        return self.element_bytes * self.block_k * (self.block_m + self.slot_n) + scales + _RING_BYTES
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
         return (("staging", self.consumer_warps * self.staging_buffers * 16 * _SPAN_BYTES),)
@@ -395,22 +378,20 @@ class GemmSpec(TiledKernel):
 
     def check_target(self, target: Target) -> None:
         """Raise unless the target has what the kernel uses and a CTA's shared memory fits."""
-        for feature in ("tma", "wgmma", "stmatrix"):
+        for feature in self.features:
             target.require(feature, "gemm")
         self.check_smem(target)
 
     def most_stages(self, target: Target) -> int:
-        """Of the same tile: as many as are useful and shared memory holds; below 2 where it does not hold the tile."""
-        of_stage = sum(operand.footprint_bytes for operand in self.stage_operands()) + _RING_BYTES
-        rest = self.smem_bytes - self.stages * of_stage
+        """Return the number of stages that are useful and fit shared memory; less than 2 if the tile does not fit."""
         share = target.smem_share_bytes(self.blocks_per_sm)
-        most = min(share, _MOST_BYTES_BESIDE_L1) if self.block_scales and not self.ring_has_scales else share
-        return min(_MOST_STAGES, (most - rest) // of_stage)
+        if self.block_scales and not self.ring_has_scales:
+            share = min(share, _MOST_BYTES_BESIDE_L1)
+        return min(_MOST_STAGES, self.max_stages(share))
 
     def adapted(self, problem: Problem) -> GemmSpec:
-        """The same tile for another dtype and layout."""
-        names = ("dtype", "layout", "out_dtype", "epilogue", "block_scales", "scales_by_tma")
-        return replace(self, **{name: getattr(problem, name) for name in names})
+        """Return the same tile for another kind of problem."""
+        return replace(self, **{name: getattr(problem, name) for name in KIND_FIELDS})
 
     def store_clocks(self, tiles: Any, stored: float, products: Any) -> Any:
         """Return the clocks in which a CTA stores its tiles and does not multiply.
@@ -419,6 +400,10 @@ class GemmSpec(TiledKernel):
         """
         return tiles * stored
 
+    def cost_model(self, gpu: Gpu) -> CostModel:
+        """Return the predicted time as a function of M and a problem."""
+        return wgmma_cost_model(self, gpu)
+
     def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
         """Return the predicted time at M, an int or an int64 array, instead of the problem's."""
-        return gemm_cost(self, m, problem, gpu)
+        return self.cost_model(gpu)(m, problem)

@@ -32,7 +32,7 @@ class GemmV1(GemmSpec):
     box_names: ClassVar[tuple[str, ...]] = ()
 
     def smem_layout(self) -> list[tuple[str, int, int]]:
-        """As TiledKernel's, without the ring's barriers."""
+        """Return TiledKernel's layout without the ring's barriers."""
         return [part for part in super(GemmV1, self).smem_layout() if not part[0].endswith("_barriers")]
 
     @property
@@ -66,6 +66,7 @@ class GemmV4(GemmSpec):
 
     version: ClassVar[int] = 4
     template: ClassVar[str] = "kernels/gemm_v4.cu.j2"
+    features: ClassVar[tuple[str, ...]] = ("setmaxnreg", *GemmSpec.features)
     launch_us: ClassVar[float] = 0.5
     is_persistent: ClassVar[bool] = True
     suspend_ns: ClassVar[int] = 10_000_000  # a barrier wakes who waits for it
@@ -110,42 +111,32 @@ class GemmV4(GemmSpec):
         """One loads; setmaxnreg acts on whole warpgroups."""
         return 4 if self.consumer_registers else 1
 
-    def check_target(self, target: Target) -> None:
-        """As GemmSpec's, and setmaxnreg where the kernel uses it."""
-        if self.consumer_registers:
-            target.require("setmaxnreg", "gemm")
-        super(GemmV4, self).check_target(target)
-
 
 @dataclass(frozen=True, slots=True)
 class GemmV5(GemmV4):
-    """Clusters: CTAs side by side along M load a tile of B together, or along N of A, the larger one."""
+    """Clusters: two CTAs share the loads of the larger operand, B for neighbors along M or A for neighbors along N."""
 
     cluster: int = 2  # type: ignore[misc]
 
     version: ClassVar[int] = 5
     template: ClassVar[str] = "kernels/gemm_v5.cu.j2"
+    features: ClassVar[tuple[str, ...]] = ("cluster", "multicast", *GemmV4.features)
 
     @property
     def launch_us(self) -> float:  # type: ignore[override]
         """The CTAs of a cluster wait for each other. [H100 with scales of blocks, else H200]"""
         return 2.2 if self.block_scales else 0.9
 
-    def check_target(self, target: Target) -> None:
-        """As GemmV4's, and clusters."""
-        for feature in ("cluster", "multicast"):
-            target.require(feature, "gemm")
-        super(GemmV5, self).check_target(target)
-
 
 @dataclass(frozen=True, slots=True)
 class GemmV6(GemmSpec):
-    """Clusters whose CTAs divide K, for products with few tiles."""
+    """Clusters whose CTAs divide K, which serve products with few tiles."""
 
     cluster_k: int = 2  # type: ignore[misc]
 
     version: ClassVar[int] = 6
     template: ClassVar[str] = "kernels/gemm_v6.cu.j2"
+    features: ClassVar[tuple[str, ...]] = ("cluster", *GemmSpec.features)
     launch_us: ClassVar[float] = 0.5
     slices: ClassVar[int] = 1
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -156,24 +147,19 @@ class GemmV6(GemmSpec):
 
     @property
     def staged_n(self) -> int:
-        """As GemmSpec's, but no more than a CTA stores of a tile."""
+        """GemmSpec's columns, but no more than a CTA stores of a tile."""
         return min(super(GemmV6, self).staged_n, self.block_n // self.cluster_k)
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
-        """As GemmSpec's, what the other CTAs send, and the barrier that their bytes arrive at."""
+        """Return GemmSpec's parts, the sums that other CTAs send, and the barrier at which they arrive."""
         sums = (self.cluster_k - 1) * self.block_m * self.block_n // self.cluster_k * 4
         return (*super(GemmV6, self).epilogue_parts(), ("cluster_sums", sums), ("cluster_barrier", 8))
 
     def check(self, problem: Problem, target: Target) -> None:
-        """As TiledKernel's; the sums of a division are added in another order than those of a whole product."""
+        """Check TiledKernel's requirements. Dividing K changes the order of the sums, and with it a row's bits."""
         if problem.batch_invariant:
             raise ArgumentError("batch_invariant", True, "False for version 6", "choose another version")
         super(GemmV6, self).check(problem, target)
-
-    def check_target(self, target: Target) -> None:
-        """As GemmSpec's, and clusters."""
-        target.require("cluster", "gemm")
-        super(GemmV6, self).check_target(target)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, ClassVar
@@ -14,7 +14,7 @@ from cudatma.arrays import ArrayInfo, describe
 from cudatma.build.kernel import debugging
 from cudatma.errors import ArgumentTypeError
 from cudatma.kernels.arguments import Arguments, Sizes
-from cudatma.kernels.choice_table import choice_table, choose_again
+from cudatma.kernels.choice_table import choice_table, choose_again, ms_up_to
 from cudatma.kernels.engine import run
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
@@ -196,10 +196,9 @@ class MarlinGemm(Operation[Problem, Config]):
                 if copied.is_arranged:
                     yield COPY, choose_copy(copied, target, gpu.sm_count)
 
-    def problems_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterator[Problem]:
-        """Yield a problem for each number of tiles: tiles have multiples of 8 rows, and so have intervals of M."""
-        for m in {*range(1, min(32, max_m)), *range(8, max_m, 8), max_m}:
-            yield checked.problem.with_m(m)
+    def problems_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterable[Problem]:
+        """Return problems of all values of M that differ in more than M itself."""
+        return map(checked.problem.with_m, ms_up_to(max_m))
 
     def arguments(self, problem: Problem, config: Config, gpu: Gpu, resident: tuple[int, ...]) -> tuple[Arguments, ...]:
         """Return the launches of a problem."""
