@@ -1,23 +1,23 @@
-"""How attention_decode divides its work, and the launch: a kernel's arguments."""
+"""The kernel of attention_decode for a problem, how it divides the work, and the launch arguments."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import Arguments, Sizes
-from cudatma.kernels.attention.arguments import FAR, OPERANDS, packed_for, parameters_of, set_scores
-from cudatma.kernels.attention.decode_request import DecodeRequest
+from cudatma.kernels.attention.arguments import COUNTER_BYTES, FAR, parameters_of, struct_and_fields
 from cudatma.kernels.attention.decode_spec import (
     LEAST_BOX_ROWS,
     AttentionDecode,
     AttentionDecodeFp8,
     AttentionDecodeP1,
 )
+from cudatma.kernels.attention.problem import DecodeProblem
+from cudatma.kernels.attention.spec import SPEC_FIELDS
 from cudatma.kernels.family import MAX_EXTENT
 from cudatma.kernels.gpu import IN_L2_BYTES, Gpu
 from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES, ceil_div
@@ -29,12 +29,14 @@ _FP8_SHAPES = ((2, 128), (1, 128), (1, 64))
 #: Parts of a sequence's keys at most. Microseconds that adding up takes for each of them, and that an SM takes to begin
 #: and end a CTA. [H200, attention_decode of 2 to 1024 tiles]
 _MOST_PARTS, _PART_US, _CTA_US = 64, 0.14, 0.4
-_COUNTER_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeWork:
-    """tiles: of rows, of all sequences and heads of k and v. parts: CTAs of a tile at most. partial_rows: of a tile."""
+class DecodeWork(NamedTuple):
+    """The division of a launch.
+
+    tiles: tiles of rows of all sequences and heads of k and v. parts: CTAs per tile at most. partial_rows: rows of a
+    tile in the workspace.
+    """
 
     spec: AttentionDecode
     tiles: int
@@ -43,33 +45,25 @@ class DecodeWork:
 
     @property
     def partials_bytes(self) -> int:
-        """What the parts of all tiles take in the workspace."""
+        """Workspace for the parts of all tiles."""
         if self.parts == 1:
             return 0
         return self.tiles * self.parts * self.partial_rows * self.spec.partial_row_bytes()
 
 
-def decode_spec(request: DecodeRequest, target: Target) -> AttentionDecode:
-    """Return the kernel for a request."""
-    mask = request.mask
-    masks = mask.is_causal, mask.has_window, request.softcap > 0, request.sink is not None
-    dims = request.q.shape[3], request.v.shape[3]
-    page_size = 0 if request.page_table is None else request.k.shape[1]
-    return fitted_spec(request.q.dtype.name, dims, masks, page_size, target, request.has_fp8_cache)
+def decode_spec(problem: DecodeProblem, target: Target) -> AttentionDecode:
+    """Return the kernel for a problem."""
+    fields = tuple(getattr(problem, name) for name in SPEC_FIELDS)
+    return fitted_spec(fields, problem.page_size, target, problem.has_fp8_cache)
 
 
 @lru_cache(maxsize=1024)
 def fitted_spec(
-    dtype: str,
-    dims: tuple[int, int],
-    masks: tuple[bool, bool, bool, bool],
-    page_size: int,
-    target: Target,
-    has_fp8_cache: bool = False,
+    fields: tuple[Any, ...], page_size: int, target: Target, has_fp8_cache: bool = False
 ) -> AttentionDecode:
     """Return the kernel with the longest ring that fits shared memory.
 
-    ``dims`` holds the head dims of k and of v; ``page_size`` is 0 without pages. Two CTAs share an SM if each has
+    ``fields`` holds the SPEC_FIELDS of the problem; ``page_size`` is 0 without pages. Two CTAs share an SM if each has
     enough stages.
     """
     kind = AttentionDecodeFp8 if has_fp8_cache else AttentionDecode if target.has("wgmma") else AttentionDecodeP1
@@ -80,7 +74,7 @@ def fitted_spec(
         rest: dict[str, Any] = {"is_paged": page_size > 0, "box_rows": box_rows, "block_n": block_n}
         rest["blocks_per_sm"] = blocks_per_sm
         for stages in range(_MOST_STAGES, 1, -1):
-            spec = kind(dtype, *dims, *masks, stages=stages, **rest)
+            spec = kind(*fields, **rest | {"stages": stages})
             if spec.smem_bytes <= target.smem_share_bytes(blocks_per_sm):
                 if stages >= _ENOUGH_STAGES:
                     return spec
@@ -89,21 +83,23 @@ def fitted_spec(
     return fitting[0]
 
 
-def divide(request: DecodeRequest, gpu: Gpu, spec: AttentionDecode | None = None, parts: int = 0) -> DecodeWork:
+def divide(problem: DecodeProblem, gpu: Gpu, spec: AttentionDecode | None = None, parts: int = 0) -> DecodeWork:
     """Return the work of a launch: of decode_spec()'s kernel by default, and by default in the fastest ``parts``."""
-    spec = spec or decode_spec(request, get_target(gpu.target))
-    rows, capacity = request.rows, request.capacity
-    tiles = request.q.shape[0] * request.k.shape[2] * ceil_div(rows, spec.block_m)
-    if tiles > MAX_EXTENT or capacity > MAX_EXTENT:
-        raise ArgumentError("q.shape", request.q.shape, f"at most {MAX_EXTENT} tiles of {spec.block_m} rows and keys")
-    partial_rows = min(rows, spec.block_m)
+    spec = spec or decode_spec(problem, get_target(gpu.target))
+    rows, capacity, block_m = problem.q_length * problem.group, problem.k_length, spec.block_m
+    tiles = problem.batch * problem.kv_heads * -(-rows // block_m)
+    if tiles > MAX_EXTENT:
+        allowed = f"at most {MAX_EXTENT} tiles of {block_m} rows"
+        raise ArgumentError("q.shape", problem.layouts.q.shape, allowed)
+    partial_rows = min(rows, block_m)
     blocks = ceil_div(capacity, spec.block_n)
-    if request.mask.left is not None:
-        seen = request.mask.left + 1 + request.q.shape[1]
+    left = problem.limits.left
+    if left is not None:
+        seen = left + 1 + problem.q_length
         blocks = min(blocks, ceil_div(seen, spec.block_n) + 1)
     most = min(blocks, _MOST_PARTS)
     most = min(most, gpu.sm_count * PARTIALS_PER_SM_BYTES // (tiles * partial_rows * spec.partial_row_bytes()))
-    if most < 1 or tiles * _COUNTER_BYTES > gpu.sm_count * FLAGS_PER_SM_BYTES:
+    if most < 1 or tiles * COUNTER_BYTES > gpu.sm_count * FLAGS_PER_SM_BYTES:
         most = 1
     chosen = min(parts, most) if parts else _fastest_parts(tiles, blocks, most, spec.loaded_stage_bytes, gpu)
     return DecodeWork(spec, tiles, chosen, partial_rows)
@@ -130,60 +126,60 @@ def _fastest_parts(tiles: int, blocks: int, most: int, block_bytes: int, gpu: Gp
     return chosen
 
 
-def decode_arguments(request: DecodeRequest, work: DecodeWork, target: Target) -> Arguments:
-    """Return the launch for a request. Raises TargetError, ArgumentError."""
+def decode_arguments(problem: DecodeProblem, work: DecodeWork, target: Target) -> Arguments:
+    """Return the launch for a problem. Raises TargetError, ArgumentError."""
     spec = work.spec
     spec.check_target(target)
-    arrays = dict(zip(OPERANDS, request.operands, strict=True))
-    parameters = parameters_of(spec, arrays, {"k": spec.kv_box, "v": spec.kv_box})
-    return Arguments(spec.template, spec, parameters, sizes_for(request, spec)(request, work))
+    return Arguments(spec.template, spec, parameters_of(problem, spec), sizes_for(problem, spec)(problem, work))
 
 
-def sizes_for(request: DecodeRequest, spec: AttentionDecode) -> Callable[[DecodeRequest, DecodeWork], Sizes]:
-    """Return a function that returns the sizes, for every request with the plan_key() of this one."""
-    heads, (page_size, kv_heads), block_m = request.q.shape[2], request.k.shape[1:3], spec.block_m
-    group = heads // kv_heads
+def sizes_for(problem: DecodeProblem, spec: AttentionDecode) -> Callable[[DecodeProblem, DecodeWork], Sizes]:
+    """Return a function that returns the sizes of every problem with the plan_key of this one."""
+    group, page_size, block_m = problem.group, problem.page_size, spec.block_m
     fixed = {
-        "heads": heads,
+        "heads": problem.heads,
         "group": group,
-        "kv_heads": kv_heads,
+        "kv_heads": problem.kv_heads,
         "by_group": group,
-        "by_kv_heads": kv_heads,
+        "by_kv_heads": problem.kv_heads,
         "page_size": page_size,
         "by_page_size": max(1, page_size),
+        "k_scale_step": problem.k_scale_step,
+        "v_scale_step": problem.v_scale_step,
     }
-    for name, scale in (("k_scale_step", request.k_scale), ("v_scale_step", request.v_scale)):
-        fixed[name] = 0 if isinstance(scale, float) else int(max(scale.shape, default=1) > 1)
-    packed = packed_for(spec, request.operands, fixed)
+    pack = struct_and_fields(spec, problem.layouts, fixed)
 
-    def sizes(request: DecodeRequest, work: DecodeWork) -> Sizes:
-        k_scale, v_scale, partials_bytes = request.k_scale, request.v_scale, work.partials_bytes
-        mask, table, queries = request.mask, request.page_table, request.q.shape[1]
-        row_tiles = -(-queries * group // block_m)
+    def sizes(problem: DecodeProblem, work: DecodeWork) -> Sizes:
+        layouts, queries, capacity = problem.layouts, problem.q_length, problem.k_length
+        (left, right), row_tiles, partials_bytes = problem.mask, -(-queries * group // block_m), work.partials_bytes
         values: dict[str, Any] = {
             "q_length": queries * group,
-            "k_length": request.capacity,
+            "k_length": capacity,
             "queries": queries,
             "row_tiles": row_tiles,
             "by_row_tiles": row_tiles,
             "partial_rows": work.partial_rows,
-            "upper": (1 - queries + (FAR if mask.right is None else 0)) & 0xFFFFFFFF,
-            "lower": (-queries - (FAR if mask.left is None else min(mask.left, FAR))) & 0xFFFFFFFF,
-            "pages": request.k.shape[0],
-            "table_pitch": 0 if table is None else table.shape[1],
-            "v_scale": v_scale if isinstance(v_scale, float) else 1.0,
+            "upper": (1 - queries + (FAR if right is None else 0)) & 0xFFFFFFFF,
+            "lower": (-queries - (FAR if left is None else min(left, FAR))) & 0xFFFFFFFF,
+            "pages": layouts.k.shape[0],
+            "table_pitch": capacity // page_size if page_size else 0,
+            "v_scale": problem.v_scale,
         }
-        set_scores(values, request.scale * (k_scale if isinstance(k_scale, float) else 1.0), request.softcap)
-        struct, fields = packed(values, request.operands)
-        flags_bytes = _COUNTER_BYTES * work.tiles if partials_bytes else 0
+        struct, fields = pack(values, layouts, problem.scale * problem.k_scale, problem.softcap)
+        flags_bytes = COUNTER_BYTES * work.tiles if partials_bytes else 0
         grid = work.tiles, work.parts
-        return Sizes(grid, (struct,), fields, 0, _overlaps(request), partials_bytes, flags_bytes)
+        return Sizes(grid, (struct,), fields, 0, _overlaps(problem), partials_bytes, flags_bytes)
 
     return sizes
 
 
-def _overlaps(request: DecodeRequest) -> bool:
-    """Whether the launch is a programmatic dependent. One of a large e4m3 cache takes up to 4 % longer while the kernel
-    before it ends; no other one loses, and small ones gain up to 9 %. [H100, attention_overlap.json]"""
-    rows = request.q.shape[0] * request.capacity * request.k.shape[2]
-    return not request.has_fp8_cache or rows * (request.k.shape[3] + request.v.shape[3]) <= IN_L2_BYTES
+def _overlaps(problem: DecodeProblem) -> bool:
+    """Return whether the launch is a programmatic dependent.
+
+    A launch with a large e4m3 cache takes up to 4 % longer while the kernel before it ends. No other one loses, and
+    small ones gain up to 9 %. [H100, attention_overlap.json]
+    """
+    if not problem.has_fp8_cache:
+        return True
+    rows = problem.batch * problem.k_length * problem.kv_heads
+    return rows * (problem.head_dim + problem.v_head_dim) <= IN_L2_BYTES

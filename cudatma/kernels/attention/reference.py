@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from cudatma.arrays import ArrayInfo
-from cudatma.kernels.attention.decode_request import DecodeRequest
-from cudatma.kernels.attention.request import Mask, Request
+from cudatma.kernels.attention.problem import DecodeProblem, Mask, Problem
 from cudatma.kernels.host import host_array
 
 #: Logits in memory at a time.
@@ -18,24 +17,21 @@ _ELEMENTS = 1 << 21
 Array = np.ndarray[Any, Any]
 
 
-def reference(request: Request, arrays: Mapping[str, ArrayInfo]) -> None:
-    """Write out and, where it is among the arrays, lse.
-
-    Sequences that follow one another have an lse of (heads, length of all).
-    """
+def reference(problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
+    """Write out, and lse if the arrays contain it. The lse of varlen sequences is (heads, total length)."""
     named = {name: host_array(info) for name, info in arrays.items()}
     operands = (named[name] for name in ("q", "k", "v", "out"))
     q, k, v, out = (array if array.ndim == 4 else array[None] for array in operands)
     sums, sink = named.get("lse"), named.get("sink")
-    asked = request.scale, request.mask, request.softcap, sink
-    if request.sequences is None:
+    options = problem.scale, problem.mask, problem.softcap, sink
+    if not problem.is_varlen:
         for index in range(len(q)):
-            written(attend(q[index], k[index], v[index], *asked), out[index], None if sums is None else sums[index])
+            written(attend(q[index], k[index], v[index], *options), out[index], None if sums is None else sums[index])
         return
     of_q, of_k = (named[name].tolist() for name in ("cu_seqlens_q", "cu_seqlens_k"))
-    for index in range(request.batch):
+    for index in range(problem.batch):
         rows, keys = slice(of_q[index], of_q[index + 1]), slice(of_k[index], of_k[index + 1])
-        found = attend(q[0, rows], k[0, keys], v[0, keys], *asked)
+        found = attend(q[0, rows], k[0, keys], v[0, keys], *options)
         written(found, out[0, rows], None if sums is None else sums[:, rows])
 
 
@@ -101,18 +97,18 @@ def _softmax(logits: Array, sinks: Array) -> tuple[Array, Array]:
     return weights / np.where(total == 0, 1, total), (most + np.log(total))[..., 0]
 
 
-def decode_reference(request: DecodeRequest, arrays: Mapping[str, ArrayInfo]) -> None:
-    """Write out, and lse if it is there. All in host memory."""
+def decode_reference(problem: DecodeProblem, arrays: Mapping[str, ArrayInfo]) -> None:
+    """Write out, and lse if the arrays contain it."""
     named = {name: host_array(info) for name, info in arrays.items()}
     q, k, v, out = (named[name] for name in ("q", "k", "v", "out"))
     table, sums, sink = named.get("page_table"), named.get("lse"), named.get("sink")
-    if request.has_fp8_cache:
-        k = _scaled(k, named.get("k_scale", request.k_scale), 0.0)
-        v = _scaled(v, named.get("v_scale", request.v_scale))
+    if problem.has_fp8_cache:
+        k = _scaled(k, named.get("k_scale", problem.k_scale), 0.0)
+        v = _scaled(v, named.get("v_scale", problem.v_scale))
     for index, length in enumerate(named["seqlens"].tolist()):
         pages = None if table is None else table[index]
         keys, values = (_sequence(cache, index, length, pages) for cache in (k, v))
-        found = attend(q[index], keys, values, request.scale, request.mask, request.softcap, sink)
+        found = attend(q[index], keys, values, problem.scale, problem.mask, problem.softcap, sink)
         written(found, out[index], None if sums is None else sums[index])
 
 
