@@ -13,9 +13,9 @@ import pytest
 from cudatma.arrays import describe
 from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.attention.attention import attention_varlen
+from cudatma.kernels.attention.check import check_decode
 from cudatma.kernels.attention.decode import DECODE_CALL, attention_decode
 from cudatma.kernels.attention.decode_plan import decode_arguments, decode_spec, divide
-from cudatma.kernels.attention.decode_request import check_decode
 from cudatma.kernels.attention.problem import HEAD_DIMS
 from cudatma.kernels.attention.versions import AttentionP1
 from cudatma.kernels.gpu import gpu_of
@@ -191,13 +191,13 @@ def test_the_mma_sync_kernel(dims: tuple[int, int], page_size: int) -> None:
     given = in_pages(given, page_size) if page_size else given
     arrays = to_gpu(given)
     out = cupy.empty((*given["q"].shape[:3], dims[1]), np.float16)
-    request, _, _ = check_decode(**arrays, out=out)
-    spec = decode_spec(request, get_target("sm_120a"))
-    work = divide(request, gpu_of(0), spec)
+    checked = check_decode(**arrays, out=out)
+    problem = checked.problem
+    spec = decode_spec(problem, get_target("sm_120a"))
+    work = divide(problem, gpu_of(0), spec)
     partials, counters = cupy.empty(work.partials_bytes // 4 + 4, np.float32), cupy.zeros(work.tiles, np.uint32)
-    launch = decode_arguments(request, work, TARGET)
-    named = {name: info for name, info in request.read.items() if info is not None}
-    named |= {"out": request.out, PARTIALS: describe(partials), FLAGS: describe(counters)}
+    launch = decode_arguments(problem, work, TARGET)
+    named = DECODE_CALL.named(checked) | {PARTIALS: describe(partials), FLAGS: describe(counters)}
     kernel = launch.kernel(TARGET)
     kernel.launch(launch.sizes.grid, spec.threads, launch.filled(named), shared_bytes=launch.shared_bytes)
     check(out.get(), attention_decode(**given, backend="reference"))
