@@ -87,7 +87,7 @@ def check(
     assert report.is_clean, str(report)
     assert FLAGS not in space or not host_array(space[FLAGS]).any(), "the next launch would begin with a later tile"
     for index in range(batch):
-        wanted, sums = attend(q[index], k[index], v[index], problem.scale, problem.mask, problem.softcap, sink)
+        wanted, sums = attend(q[index], k[index], v[index], problem.scale, problem.limits, problem.softcap, sink)
         difference = out[index].astype(np.float64) - wanted
         assert np.linalg.norm(difference) <= LIMITS[dtype] * np.linalg.norm(wanted)
         np.testing.assert_allclose(lse[index], sums, rtol=1e-5, atol=1e-5)
@@ -215,7 +215,7 @@ def test_large_logits() -> None:
     problem = checked.problem
     spec: AttentionSpec = VERSIONS["a4"]("float16", 64, 64, **SMALL["a4"])
     assert emulated(checked, spec, SM90A)[0].is_clean
-    wanted, _ = attend(q[0], k[0], v[0], problem.scale, problem.mask, problem.softcap)
+    wanted, _ = attend(q[0], k[0], v[0], problem.scale, problem.limits, problem.softcap)
     np.testing.assert_allclose(out[0].astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
 
 
@@ -239,7 +239,7 @@ def check_operands(
     spec = VERSIONS[version](q.dtype.name, *dims, *masks, **(SMALL[version] | {"block_n": 16} | (fields or {})))
     target = SM120A if version == "p1" else SM90A
     assert emulated(checked, spec, target, lse)[0].is_clean
-    wanted, sums = attend(q[0], k[0], v[0], problem.scale, problem.mask, problem.softcap, sink)
+    wanted, sums = attend(q[0], k[0], v[0], problem.scale, problem.limits, problem.softcap, sink)
     np.testing.assert_allclose(out[0].astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
     np.testing.assert_allclose(lse[0], sums, rtol=1e-5, atol=1e-4)
     return out, lse

@@ -69,7 +69,7 @@ def is_right(given: dict[str, Any], out: Any, lse: Any, checked: Any, sequences:
     begins = given["cu_seqlens_q"], given["cu_seqlens_k"]
     for index in range(len(begins[0]) - 1) if sequences is None else sequences:
         rows, keys = (slice(begin[index], begin[index + 1]) for begin in begins)
-        asked = problem.scale, problem.mask, problem.softcap, sink and sink.owner
+        asked = problem.scale, problem.limits, problem.softcap, sink and sink.owner
         wanted, sums = attend(given["q"][rows], given["k"][keys], given["v"][keys], *asked)
         difference = out[rows].astype(np.float64) - wanted
         assert np.linalg.norm(difference) <= LIMITS[out.dtype.name] * np.linalg.norm(wanted)

@@ -64,30 +64,36 @@ def sizes_for(problem: Problem, spec: AttentionSpec, sm_count: int) -> Callable[
         if tiles > MAX_EXTENT:
             allowed = f"at most {MAX_EXTENT} tiles of {block_m} queries of a head"
             raise ArgumentError("q.shape", layouts.q.shape, allowed)
-        values = {
-            "tiles_m": rows,
-            "tiles_n": columns,
-            "by_tiles_n": columns,
-            "q_length": q_length,
-            "k_length": k_length,
-            "q_total": layouts.q.shape[1],
-            "k_total": layouts.k.shape[1],
-        }
+        values = {"tiles_m": rows, "tiles_n": columns, "q_length": q_length, "k_length": k_length}
+        if is_varlen:
+            values["q_total"], values["k_total"] = layouts.q.shape[1], layouts.k.shape[1]
         if is_causal:
             raster_heads, last_group = raster(spec, problem)
             values["raster_heads"] = values["by_raster_heads"] = raster_heads
             values["by_raster_tiles"] = raster_heads * columns
             values["last_group"] = last_group
             values["by_last_heads"] = rows - last_group
+        else:
+            values["by_tiles_n"] = columns
         if has_limits:
-            left, right = problem.mask
+            left, right = bounds(problem)
             diagonal = 0 if is_varlen else k_length - q_length  # each sequence has its own
-            values["upper"] = (diagonal + 1 + (FAR if right is None else min(right, FAR))) & 0xFFFFFFFF
-            values["lower"] = (diagonal - (FAR if left is None else min(left, FAR))) & 0xFFFFFFFF
+            values["upper"] = (diagonal + 1 + right) & 0xFFFFFFFF
+            values["lower"] = (diagonal - left) & 0xFFFFFFFF
         struct, fields = pack(values, layouts, problem.scale, problem.softcap)
         return Sizes(min(tiles, sm_count) if is_persistent else tiles, (struct,), fields, 0, True, 0, flags_bytes)
 
     return sizes
+
+
+def bounds(problem: Problem) -> tuple[int, int]:
+    """Return the distances from a query's position to the first and the last key that it sees, FAR without a limit."""
+    left, right = problem.limits
+    if left is None or left >= problem.k_length - 1:
+        left = FAR
+    if right is None or right >= problem.q_length - 1:
+        right = FAR
+    return min(left, FAR), min(right, FAR)
 
 
 def raster(spec: AttentionSpec, problem: Problem) -> tuple[int, int]:

@@ -198,7 +198,7 @@ def _checked(
         head_dim,
         v.shape[-1],
         q.dtype.name,
-        *limits.reduced(*sizes[1:]).kind,
+        *limits.kind(*sizes[1:]),
         has_softcap=cap > 0,
         has_sink=others["sink"] is not None,
         has_lse=has_lse,

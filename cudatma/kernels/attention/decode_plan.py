@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import Arguments, Sizes
-from cudatma.kernels.attention.arguments import COUNTER_BYTES, FAR, parameters_of, struct_and_fields
+from cudatma.kernels.attention.arguments import COUNTER_BYTES, bounds, parameters_of, struct_and_fields
 from cudatma.kernels.attention.decode_spec import (
     LEAST_BOX_ROWS,
     AttentionDecode,
@@ -101,26 +101,26 @@ def divide(problem: DecodeProblem, gpu: Gpu, spec: AttentionDecode | None = None
     most = min(most, gpu.sm_count * PARTIALS_PER_SM_BYTES // (tiles * partial_rows * spec.partial_row_bytes()))
     if most < 1 or tiles * COUNTER_BYTES > gpu.sm_count * FLAGS_PER_SM_BYTES:
         most = 1
-    chosen = min(parts, most) if parts else _fastest_parts(tiles, blocks, most, spec.loaded_stage_bytes, gpu)
-    return DecodeWork(spec, tiles, chosen, partial_rows)
+    if not parts:
+        parts = _fastest_parts(tiles, blocks, most, spec.loaded_stage_bytes, gpu.sm_count, gpu.memory_bytes_per_us)
+    return DecodeWork(spec, tiles, min(parts, most), partial_rows)
 
 
-def _fastest_parts(tiles: int, blocks: int, most: int, block_bytes: int, gpu: Gpu) -> int:
-    """Return the number of parts, up to ``most``, with the least time where sequences have all keys that they may have.
+@lru_cache(maxsize=4096)
+def _fastest_parts(tiles: int, blocks: int, most: int, block_bytes: int, sm_count: int, bytes_per_us: float) -> int:
+    """Return the number of parts, up to ``most``, with the least time if each sequence fills its capacity.
 
-    The CTAs of the busiest SM load at the SM's part of the memory's rate; then the parts are added up.
+    The CTAs of the busiest SM load at the SM's share of the memory's rate; then the parts are added up.
     """
-    sm_count, rate = gpu.sm_count, gpu.memory_bytes_per_us
-    of_sm_bytes = sm_count * block_bytes
     # No division loads fewer bytes; all else grows with the parts.
-    least_us = tiles * blocks * block_bytes / rate
+    min_us = tiles * blocks * block_bytes / bytes_per_us
     chosen, chosen_us = 1, math.inf
     for parts in range(1, most + 1):
         ctas = -(-tiles * parts // sm_count)
         around_us = ctas * _CTA_US + (parts * _PART_US if parts > 1 else 0.0)
-        if least_us + around_us > chosen_us:
+        if min_us + around_us > chosen_us:
             break
-        us = ctas * -(-blocks // parts) * of_sm_bytes / rate + around_us
+        us = ctas * -(-blocks // parts) * sm_count * block_bytes / bytes_per_us + around_us
         if us < chosen_us:
             chosen, chosen_us = parts, us
     return chosen
@@ -151,7 +151,7 @@ def sizes_for(problem: DecodeProblem, spec: AttentionDecode) -> Callable[[Decode
 
     def sizes(problem: DecodeProblem, work: DecodeWork) -> Sizes:
         layouts, queries, capacity = problem.layouts, problem.q_length, problem.k_length
-        (left, right), row_tiles, partials_bytes = problem.mask, -(-queries * group // block_m), work.partials_bytes
+        (left, right), row_tiles, partials_bytes = bounds(problem), -(-queries * group // block_m), work.partials_bytes
         values: dict[str, Any] = {
             "q_length": queries * group,
             "k_length": capacity,
@@ -159,8 +159,8 @@ def sizes_for(problem: DecodeProblem, spec: AttentionDecode) -> Callable[[Decode
             "row_tiles": row_tiles,
             "by_row_tiles": row_tiles,
             "partial_rows": work.partial_rows,
-            "upper": (1 - queries + (FAR if right is None else 0)) & 0xFFFFFFFF,
-            "lower": (-queries - (FAR if left is None else min(left, FAR))) & 0xFFFFFFFF,
+            "upper": (1 - queries + right) & 0xFFFFFFFF,
+            "lower": (-queries - left) & 0xFFFFFFFF,
             "pages": layouts.k.shape[0],
             "table_pitch": capacity // page_size if page_size else 0,
             "v_scale": problem.v_scale,

@@ -90,23 +90,20 @@ class Mask(NamedTuple):
     left: int | None = None
     right: int | None = None
 
-    def reduced(self, q_length: int, k_length: int) -> Mask:
-        """Return the mask for sequences of at most these lengths, without limits that exclude no key."""
-        left, right = self
-        if left is not None and left >= k_length - 1:
-            left = None
-        if right is not None and right >= q_length - 1:
-            right = None
-        return Mask(left, right)
+    def kind(self, q_length: int, k_length: int) -> tuple[bool, bool]:
+        """Return whether the mask is causal, and whether it has a window, for sequences of at most these lengths.
 
-    @property
-    def kind(self) -> tuple[bool, bool]:
-        """Whether the mask is causal, and whether it has another limit, too."""
-        return self.right == 0, self.left is not None or bool(self.right)
+        A limit that excludes no key does not count.
+        """
+        left, right = self
+        has_left = left is not None and left < k_length - 1
+        if right is None or right >= q_length - 1:
+            return False, has_left
+        return right == 0, has_left or right > 0
 
     def kinds_up_to(self, length: int) -> set[tuple[bool, bool]]:
-        """Return the kinds of the reduced masks for all lengths up to this one."""
-        return {self.reduced(*lengths).kind for lengths in product((1, length), repeat=2)}
+        """Return the kinds for all lengths up to this one."""
+        return {self.kind(*lengths) for lengths in product((1, length), repeat=2)}
 
 
 class Layouts(NamedTuple):
@@ -147,7 +144,7 @@ class Problem:
     scale, softcap : float
         Factor of the products of q and k, and the cap of the logits, 0 for none.
     limits : Mask
-        The limits that the caller asks for. Those that exclude no key make a kernel neither causal nor windowed.
+        The keys that queries see. A limit that excludes no key makes the problem neither causal nor windowed.
     layouts : Layouts
         NO_LAYOUTS if only the choice of a configuration matters, which depends on no field from ``scale`` on. The
         sizes of a problem with layouts may be 0.
@@ -204,11 +201,6 @@ class Problem:
     # What a call computes.
 
     @property
-    def mask(self) -> Mask:
-        """The limits that exclude keys."""
-        return self.limits.reduced(self.q_length, self.k_length)
-
-    @property
     def has_keys(self) -> bool:
         """Whether a query may see a key, so that a kernel is needed."""
         return bool(self.batch and self.q_length and self.k_length and self.layouts.k.shape[0])
@@ -227,7 +219,7 @@ class Problem:
         ``out`` has None for both if the caller does not give it. Returns None if other kinds of limits exclude keys, or
         if TMA cannot address the arrays.
         """
-        if self.limits.reduced(q_length, k_length).kind != (self.is_causal, self.has_window):
+        if self.limits.kind(q_length, k_length) != (self.is_causal, self.has_window):
             return None
         q, k, v, out = self.layouts
         new_q = q.resized(shapes[0], strides_bytes[0])
@@ -243,9 +235,11 @@ class Problem:
             if given is None or not given.is_disjoint:
                 return None
             new_out = given
+        fields = vars(self).copy()
+        fields["batch"], fields["q_length"], fields["k_length"] = batch, q_length, k_length
+        fields["layouts"] = Layouts(new_q, new_k, new_v, new_out)
         made = object.__new__(type(self))
-        layouts = Layouts(new_q, new_k, new_v, new_out)
-        made.__dict__.update(self.__dict__, batch=batch, q_length=q_length, k_length=k_length, layouts=layouts)
+        object.__setattr__(made, "__dict__", fields)
         return made
 
     @property

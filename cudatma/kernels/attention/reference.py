@@ -23,7 +23,7 @@ def reference(problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
     operands = (named[name] for name in ("q", "k", "v", "out"))
     q, k, v, out = (array if array.ndim == 4 else array[None] for array in operands)
     sums, sink = named.get("lse"), named.get("sink")
-    options = problem.scale, problem.mask, problem.softcap, sink
+    options = problem.scale, problem.limits, problem.softcap, sink
     if not problem.is_varlen:
         for index in range(len(q)):
             written(attend(q[index], k[index], v[index], *options), out[index], None if sums is None else sums[index])
@@ -108,7 +108,7 @@ def decode_reference(problem: DecodeProblem, arrays: Mapping[str, ArrayInfo]) ->
     for index, length in enumerate(named["seqlens"].tolist()):
         pages = None if table is None else table[index]
         keys, values = (_sequence(cache, index, length, pages) for cache in (k, v))
-        found = attend(q[index], keys, values, problem.scale, problem.mask, problem.softcap, sink)
+        found = attend(q[index], keys, values, problem.scale, problem.limits, problem.softcap, sink)
         written(found, out[index], None if sums is None else sums[index])
 
 
