@@ -13,11 +13,12 @@ import cudatma
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
+from cudatma.kernels.attention.arguments import launch_arguments
 from cudatma.kernels.attention.check import check_decode
 from cudatma.kernels.attention.decode import DECODE_CALL
-from cudatma.kernels.attention.decode_plan import decode_arguments, decode_spec, divide
+from cudatma.kernels.attention.decode_plan import decode_sizes, decode_spec
 from cudatma.kernels.attention.decode_spec import AttentionDecode, AttentionDecodeFp8
-from cudatma.kernels.attention.reference import decode_reference
+from cudatma.kernels.attention.reference import reference
 from cudatma.kernels.attention.sample import decode_sample, fp8_sample
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.host import host_array
@@ -82,13 +83,13 @@ def check(
     checked = check_decode(**given, out=out, return_lse=True, **options)
     problem = checked.problem
     spec = replace(decode_spec(problem, target), **(fields or {}))
-    work = divide(problem, imagined_gpu(target, 4), spec, parts)
-    launch = decode_arguments(problem, work, target)
+    sizes = decode_sizes(problem, spec, imagined_gpu(target, 4), parts)(problem)
+    launch = launch_arguments(problem, spec, target, sizes)
     space = host_workspace(launch.sizes)
     arrays = DECODE_CALL.named(checked) | {"lse": describe(lse)} | space
     report = launch.emulate(target, arrays, schedules=schedules)
     assert report.is_clean, str(report)
-    decode_reference(problem, arrays | {"out": describe(exact), "lse": describe(sums)})
+    reference(problem, arrays | {"out": describe(exact), "lse": describe(sums)})
     difference = out.astype(np.float64) - exact.astype(np.float64)
     assert np.linalg.norm(difference) <= LIMITS[q.dtype.name] * np.linalg.norm(exact.astype(np.float64))
     np.testing.assert_allclose(lse, sums, rtol=1e-5, atol=1e-5)
@@ -264,7 +265,8 @@ def test_lengths_and_pages_that_a_device_must_not_trust() -> None:
         checked = check_decode(**given, out=out)
         given["page_table"][0, 2], given["page_table"][1, 1] = NO_PAGES
         given["seqlens"][:] = 2**31 - 1, -5
-        launch = decode_arguments(checked.problem, divide(checked.problem, imagined_gpu(SM90A, 4)), SM90A)
+        spec = decode_spec(checked.problem, SM90A)
+        (launch,) = DECODE_CALL.arguments(checked.problem, spec, imagined_gpu(SM90A, 4), ())
         arrays = DECODE_CALL.named(checked) | host_workspace(launch.sizes)
         assert launch.emulate(SM90A, arrays).is_clean
         assert np.isfinite(out).all()
@@ -294,11 +296,12 @@ def test_parts_fill_the_gpu_and_fit_the_workspace() -> None:
     ):
         shapes = (batch, 1, heads, 128), (batch, length, kv_heads, 128)
         q, cache = (np.broadcast_to(np.float16(0), shape) for shape in shapes)
-        checked = check_decode(q.copy(), cache.copy(), cache.copy(), np.zeros(batch, np.int32))
-        work = divide(checked.problem, h200)
-        assert work.tiles * work.parts <= most
-        assert work.tiles * work.parts >= 0.4 * most
-        assert work.partials_bytes <= 132 * 128 * 1024
+        problem = check_decode(q.copy(), cache.copy(), cache.copy(), np.zeros(batch, np.int32)).problem
+        sizes = decode_sizes(problem, decode_spec(problem, SM90A), h200)(problem)
+        tiles, parts = sizes.grid
+        assert tiles * parts <= most
+        assert tiles * parts >= 0.4 * most
+        assert sizes.partials_bytes <= 132 * 128 * 1024
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ import cudatma
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
-from cudatma.kernels.attention import arguments as attention_arguments_module
-from cudatma.kernels.attention.arguments import attention_arguments
+from cudatma.kernels.attention import arguments
 from cudatma.kernels.attention.attention import ATTENTION_CALL
 from cudatma.kernels.attention.check import check_attention
 from cudatma.kernels.attention.reference import attend
 from cudatma.kernels.attention.sample import SMALL, a4_sample
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import VERSIONS, AttentionA3
+from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.operation import FLAGS, host_workspace
 from cudatma.target import Target, get_target
@@ -51,7 +51,7 @@ def operand(batch: int, length: int, heads: int, dim: int, dtype: str, seed: int
 
 def emulated(checked: Any, spec: AttentionSpec, target: Target, lse: Any = None, schedules: int = 1) -> Any:
     """Return the report of a launch on the emulator, and its workspace."""
-    launch = attention_arguments(checked.problem, spec, target, SMS)
+    (launch,) = ATTENTION_CALL.arguments(checked.problem, spec, imagined_gpu(target, SMS), ())
     space = host_workspace(launch.sizes)
     arrays = ATTENTION_CALL.named(checked) | space | ({} if lse is None else {"lse": describe(lse)})
     assert launch.sizes.programmatic
@@ -176,8 +176,8 @@ def test_many_schedules_are_clean(version: str) -> None:
 @pytest.mark.parametrize("last", [2, 1, 9])
 def test_causal_tiles_in_raster_groups(version: str, last: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of one head of k, with the two of q that share it, and a longer last one."""
-    monkeypatch.setattr(attention_arguments_module, "_GROUP_BYTES", 1)
-    monkeypatch.setattr(attention_arguments_module, "_LAST_GROUPS", last)
+    monkeypatch.setattr(arguments, "_GROUP_BYTES", 1)
+    monkeypatch.setattr(arguments, "_LAST_GROUPS", last)
     check(version, 6, 3, 130, 130, (32, 32), batch=2, schedules=1, causal=True)
 
 

@@ -10,12 +10,12 @@ import pytest
 import cudatma
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
-from cudatma.kernels.attention.arguments import attention_arguments
 from cudatma.kernels.attention.attention import VARLEN_CALL
 from cudatma.kernels.attention.check import check_varlen
 from cudatma.kernels.attention.reference import attend
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import AttentionA3, AttentionP1
+from cudatma.kernels.gpu import imagined_gpu
 from cudatma.target import get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
@@ -58,7 +58,8 @@ def run(
     spec = kind(q.dtype.name, q.shape[2], q.shape[2], *masks, **small)
     target = SM90A if kind is AttentionA3 else SM120A
     arrays = VARLEN_CALL.named(checked) | {"lse": describe(lse)}
-    report = attention_arguments(checked.problem, spec, target, 2).emulate(target, arrays, schedules=schedules)
+    (launch,) = VARLEN_CALL.arguments(problem, spec, imagined_gpu(target, 2), ())
+    report = launch.emulate(target, arrays, schedules=schedules)
     assert report.is_clean, str(report)
     assert (whole[..., q.shape[2] :] == 7).all()
     return out, lse, checked
@@ -120,7 +121,8 @@ def test_offsets_that_a_device_must_not_trust() -> None:
     given["cu_seqlens_k"][:] = 139, 2**31 - 1, -1
     spec = AttentionA3("float16", 32, 32, block_m=128, block_n=64, warpgroups=2, is_varlen=True)
     arrays = VARLEN_CALL.named(checked) | {"lse": describe(lse)}
-    assert attention_arguments(checked.problem, spec, SM90A, 2).emulate(SM90A, arrays).is_clean
+    (launch,) = VARLEN_CALL.arguments(checked.problem, spec, imagined_gpu(SM90A, 2), ())
+    assert launch.emulate(SM90A, arrays).is_clean
     assert np.isfinite(out).all()
     assert (out[70:] == 7).all()  # the first sequence has 70 queries at most, the second one has none
 

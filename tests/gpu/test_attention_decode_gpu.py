@@ -12,10 +12,11 @@ import pytest
 
 from cudatma.arrays import describe
 from cudatma.errors import DriverError, TargetError
+from cudatma.kernels.attention.arguments import launch_arguments
 from cudatma.kernels.attention.attention import attention_varlen
 from cudatma.kernels.attention.check import check_decode
 from cudatma.kernels.attention.decode import DECODE_CALL, attention_decode
-from cudatma.kernels.attention.decode_plan import decode_arguments, decode_spec, divide
+from cudatma.kernels.attention.decode_plan import decode_sizes, decode_spec
 from cudatma.kernels.attention.problem import HEAD_DIMS
 from cudatma.kernels.attention.versions import AttentionP1
 from cudatma.kernels.gpu import gpu_of
@@ -194,9 +195,9 @@ def test_the_mma_sync_kernel(dims: tuple[int, int], page_size: int) -> None:
     checked = check_decode(**arrays, out=out)
     problem = checked.problem
     spec = decode_spec(problem, get_target("sm_120a"))
-    work = divide(problem, gpu_of(0), spec)
-    partials, counters = cupy.empty(work.partials_bytes // 4 + 4, np.float32), cupy.zeros(work.tiles, np.uint32)
-    launch = decode_arguments(problem, work, TARGET)
+    sizes = decode_sizes(problem, spec, gpu_of(0))(problem)
+    partials, counters = cupy.empty(sizes.partials_bytes // 4 + 4, np.float32), cupy.zeros(sizes.grid[0], np.uint32)
+    launch = launch_arguments(problem, spec, TARGET, sizes)
     named = DECODE_CALL.named(checked) | {PARTIALS: describe(partials), FLAGS: describe(counters)}
     kernel = launch.kernel(TARGET)
     kernel.launch(launch.sizes.grid, spec.threads, launch.filled(named), shared_bytes=launch.shared_bytes)

@@ -13,15 +13,16 @@ from subject import Subject
 
 from cudatma.arrays import describe
 from cudatma.kernels.arguments import Arguments
-from cudatma.kernels.attention.arguments import attention_arguments
+from cudatma.kernels.attention.arguments import launch_arguments
 from cudatma.kernels.attention.attention import ATTENTION_CALL
 from cudatma.kernels.attention.check import check_attention, check_decode
 from cudatma.kernels.attention.decode import DECODE_CALL
-from cudatma.kernels.attention.decode_plan import DecodeWork, decode_arguments
+from cudatma.kernels.attention.decode_plan import decode_sizes
 from cudatma.kernels.attention.decode_spec import AttentionDecode, AttentionDecodeFp8
 from cudatma.kernels.attention.sample import SMALL
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import VERSIONS, AttentionA4
+from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.host import host_bytes
 from cudatma.kernels.operation import host_workspace
 from cudatma.mutants.mutant import Call
@@ -50,7 +51,7 @@ def _attention_call(spec: AttentionSpec) -> Callable[[], Call]:
         )
         out, lse = np.zeros_like(q), np.zeros((1, 1, q_length), np.float32)
         checked = check_attention(q, k, v, causal=spec.is_causal, out=out, return_lse=True)
-        arguments = attention_arguments(checked.problem, spec, get_target(_TARGET), 1)
+        (arguments,) = ATTENTION_CALL.arguments(checked.problem, spec, imagined_gpu(_TARGET, 1), ())
         return _call(arguments, ATTENTION_CALL.named(checked), lse)
 
     return make
@@ -85,7 +86,8 @@ def _decode_call(spec: AttentionDecode) -> Callable[[], Call]:
         out, lse = np.zeros_like(q), np.zeros((1, 2, 1), np.float32)
         lengths = np.array([length], np.int32)
         checked = check_decode(q, k, v, lengths, page_table=table, out=out, return_lse=True)
-        arguments = decode_arguments(checked.problem, DecodeWork(spec, 1, 2, 2), get_target(_TARGET))
+        sizes = decode_sizes(checked.problem, spec, imagined_gpu(_TARGET, 1), parts=2)(checked.problem)
+        arguments = launch_arguments(checked.problem, spec, get_target(_TARGET), sizes)
         return _call(arguments, DECODE_CALL.named(checked), lse)
 
     return make

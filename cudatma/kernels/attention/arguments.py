@@ -1,4 +1,4 @@
-"""Launch arguments of attention and attention_varlen, and what attention_decode's have in common with them."""
+"""Launch arguments: of all functions, and the sizes of attention and attention_varlen."""
 
 from __future__ import annotations
 
@@ -28,15 +28,9 @@ _ARRAYS = {"output_rows": "out", "tile_counter": FLAGS, "counters": FLAGS, "part
 _AXES = {"batch": 0, "pitch": 1, "head": 2}
 
 
-def attention_arguments(problem: Problem, spec: AttentionSpec, target: Target, sm_count: int) -> Arguments:
-    """Return the launch for a problem. Raises TargetError, ArgumentError."""
+def launch_arguments(problem: Problem, spec: AttentionSpec, target: Target, sizes: Sizes) -> Arguments:
+    """Return the launch of a kernel of any of the functions. Raises TargetError, ArgumentError."""
     spec.check_target(target)
-    sizes = sizes_for(problem, spec, sm_count)(problem)
-    return Arguments(spec.template, spec, parameters_of(problem, spec), sizes)
-
-
-def parameters_of(problem: Problem, spec: AttentionSpec) -> tuple[Any, ...]:
-    """Return the parameters of a kernel: tensor maps, addresses and the struct."""
     parameters: list[Any] = []
     for name in spec.parameter_names:
         if name.endswith("_map"):
@@ -46,10 +40,10 @@ def parameters_of(problem: Problem, spec: AttentionSpec) -> tuple[Any, ...]:
             parameters.append(_map(array, getattr(problem.layouts, array), dtype, box, spec.swizzle))
         else:
             parameters.append(Value(0) if name == "problem" else At(_ARRAYS.get(name, name)))
-    return tuple(parameters)
+    return Arguments(spec.template, spec, tuple(parameters), sizes)
 
 
-def sizes_for(problem: Problem, spec: AttentionSpec, sm_count: int) -> Callable[[Problem], Sizes]:
+def attention_sizes(problem: Problem, spec: AttentionSpec, sm_count: int) -> Callable[[Problem], Sizes]:
     """Return a function that returns the sizes of every problem with the plan_key of this one."""
     heads, block_m, is_varlen = problem.heads, spec.block_m, problem.is_varlen
     fixed = {"heads": heads, "by_heads": heads, "by_group": problem.group}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from cudatma.arrays import ArrayInfo
 from cudatma.kernels.arguments import Arguments, Sizes
-from cudatma.kernels.attention.arguments import attention_arguments, sizes_for
+from cudatma.kernels.attention.arguments import attention_sizes, launch_arguments
 from cudatma.kernels.attention.check import ATTENTION as NAME
 from cudatma.kernels.attention.check import VARLEN, check_attention, check_varlen
 from cudatma.kernels.attention.choose import ATTENTION, times
@@ -182,6 +182,10 @@ class AttentionOperation(Operation[P, S]):
     def specs(self, problem: P, gpu: Gpu) -> Iterator[S]:
         """Yield every configuration that may serve the problem with other sizes, but the same kinds of limits."""
 
+    @abstractmethod
+    def sizes_for(self, problem: P, config: S, gpu: Gpu) -> Callable[[P], Sizes]:
+        """Return a function that returns the sizes of every problem with the plan_key of this one."""
+
     def resized(
         self, problem: P, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
     ) -> tuple[P, tuple[int, ...], tuple[int, ...] | None] | None:
@@ -215,6 +219,24 @@ class AttentionOperation(Operation[P, S]):
     def kernels(self, problem: P, config: S) -> tuple[tuple[str, Any], ...]:
         """Return the one kernel."""
         return ((config.template, config),)
+
+    def arguments(self, problem: P, config: S, gpu: Gpu, resident: tuple[int, ...]) -> tuple[Arguments, ...]:
+        """Return the one launch."""
+        sizes = self.sizes_for(problem, config, gpu)(problem)
+        return (launch_arguments(problem, config, get_target(gpu.target), sizes),)
+
+    def sizes(
+        self, problem: P, config: S, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
+    ) -> tuple[Sizes, ...]:
+        """Return the sizes of the launch."""
+        sizes = memo.get("sizes")
+        if sizes is None:
+            sizes = memo["sizes"] = self.sizes_for(problem, config, gpu)
+        return (sizes(problem),)
+
+    def reference(self, problem: P, arrays: Mapping[str, ArrayInfo]) -> None:
+        """Compute the result in float64, rounded once."""
+        reference(problem, arrays)
 
     def kernels_up_to(self, checked: Checked[P], max_m: int, gpu: Gpu) -> Iterator[tuple[str, Any]]:
         """Yield the kernels for each kind of limits that lengths up to ``max_m`` can have."""
@@ -258,24 +280,9 @@ class Attention(AttentionOperation[Problem, AttentionSpec]):
         yield from (spec for spec, _ in times(problem, np.ones(1, np.int64), gpu))
         yield from every_entry_spec(ATTENTION, problem, gpu)
 
-    def arguments(
-        self, problem: Problem, config: AttentionSpec, gpu: Gpu, resident: tuple[int, ...]
-    ) -> tuple[Arguments, ...]:
-        """Return the launch."""
-        return (attention_arguments(problem, config, get_target(gpu.target), gpu.sm_count),)
-
-    def sizes(
-        self, problem: Problem, config: AttentionSpec, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
-    ) -> tuple[Sizes, ...]:
-        """Return the sizes of the launch."""
-        of_problem = memo.get("sizes")
-        if of_problem is None:
-            of_problem = memo["sizes"] = sizes_for(problem, config, gpu.sm_count)
-        return (of_problem(problem),)
-
-    def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Compute the result in float64, rounded once."""
-        reference(problem, arrays)
+    def sizes_for(self, problem: Problem, config: AttentionSpec, gpu: Gpu) -> Callable[[Problem], Sizes]:
+        """Return a function that returns the sizes."""
+        return attention_sizes(problem, config, gpu.sm_count)
 
 
 class AttentionVarlen(Attention):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
 from typing import Any, ClassVar
 
-from cudatma.arrays import ArrayInfo
-from cudatma.kernels.arguments import Arguments, Sizes
+from cudatma.kernels.arguments import Sizes
 from cudatma.kernels.attention.attention import AttentionOperation, kinds_of
 from cudatma.kernels.attention.check import DECODE, check_decode
-from cudatma.kernels.attention.decode_plan import decode_arguments, decode_spec, divide, sizes_for
+from cudatma.kernels.attention.decode_plan import decode_sizes, decode_spec
 from cudatma.kernels.attention.decode_spec import AttentionDecode
 from cudatma.kernels.attention.problem import DecodeProblem
-from cudatma.kernels.attention.reference import decode_reference
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.operation import Checked, run
 from cudatma.target import get_target
@@ -124,29 +122,9 @@ class AttentionDecodeCall(AttentionOperation[DecodeProblem, AttentionDecode]):
         """Yield the one kernel, which depends on no size."""
         yield decode_spec(problem, get_target(gpu.target))
 
-    def arguments(
-        self, problem: DecodeProblem, config: AttentionDecode, gpu: Gpu, resident: tuple[int, ...]
-    ) -> tuple[Arguments, ...]:
-        """Return the launch."""
-        return (decode_arguments(problem, divide(problem, gpu, config), get_target(gpu.target)),)
-
-    def sizes(
-        self,
-        problem: DecodeProblem,
-        config: AttentionDecode,
-        gpu: Gpu,
-        resident: tuple[int, ...],
-        memo: dict[Any, Any],
-    ) -> tuple[Sizes, ...]:
-        """Return the sizes of the launch."""
-        of_problem = memo.get("sizes")
-        if of_problem is None:
-            of_problem = memo["sizes"] = sizes_for(problem, config)
-        return (of_problem(problem, divide(problem, gpu, config)),)
-
-    def reference(self, problem: DecodeProblem, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Compute the result in float64, rounded once."""
-        decode_reference(problem, arrays)
+    def sizes_for(self, problem: DecodeProblem, config: AttentionDecode, gpu: Gpu) -> Callable[[DecodeProblem], Sizes]:
+        """Return a function that returns the sizes."""
+        return decode_sizes(problem, config, gpu)
 
 
 DECODE_CALL = AttentionDecodeCall()

@@ -1,15 +1,15 @@
-"""The kernel of attention_decode for a problem, how it divides the work, and the launch arguments."""
+"""The kernel of attention_decode for a problem, and the sizes of its launch: how the work is divided."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from cudatma.errors import ArgumentError
-from cudatma.kernels.arguments import Arguments, Sizes
-from cudatma.kernels.attention.arguments import COUNTER_BYTES, bounds, parameters_of, struct_and_fields
+from cudatma.kernels.arguments import Sizes
+from cudatma.kernels.attention.arguments import COUNTER_BYTES, bounds, struct_and_fields
 from cudatma.kernels.attention.decode_spec import (
     LEAST_BOX_ROWS,
     AttentionDecode,
@@ -20,8 +20,8 @@ from cudatma.kernels.attention.problem import DecodeProblem
 from cudatma.kernels.attention.spec import SPEC_FIELDS
 from cudatma.kernels.family import MAX_EXTENT
 from cudatma.kernels.gpu import IN_L2_BYTES, Gpu
-from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES, ceil_div
-from cudatma.target import Target, get_target
+from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES
+from cudatma.target import Target
 
 #: (CTAs of an SM, keys of a block): the first that holds so many stages is taken, else the first that holds two.
 _SHAPES, _ENOUGH_STAGES, _MOST_STAGES = ((2, 64), (1, 64), (1, 32), (1, 16)), 3, 8
@@ -29,26 +29,6 @@ _FP8_SHAPES = ((2, 128), (1, 128), (1, 64))
 #: Parts of a sequence's keys at most. Microseconds that adding up takes for each of them, and that an SM takes to begin
 #: and end a CTA. [H200, attention_decode of 2 to 1024 tiles]
 _MOST_PARTS, _PART_US, _CTA_US = 64, 0.14, 0.4
-
-
-class DecodeWork(NamedTuple):
-    """The division of a launch.
-
-    tiles: tiles of rows of all sequences and heads of k and v. parts: CTAs per tile at most. partial_rows: rows of a
-    tile in the workspace.
-    """
-
-    spec: AttentionDecode
-    tiles: int
-    parts: int
-    partial_rows: int
-
-    @property
-    def partials_bytes(self) -> int:
-        """Workspace for the parts of all tiles."""
-        if self.parts == 1:
-            return 0
-        return self.tiles * self.parts * self.partial_rows * self.spec.partial_row_bytes()
 
 
 def decode_spec(problem: DecodeProblem, target: Target) -> AttentionDecode:
@@ -83,27 +63,67 @@ def fitted_spec(
     return fitting[0]
 
 
-def divide(problem: DecodeProblem, gpu: Gpu, spec: AttentionDecode | None = None, parts: int = 0) -> DecodeWork:
-    """Return the work of a launch: of decode_spec()'s kernel by default, and by default in the fastest ``parts``."""
-    spec = spec or decode_spec(problem, get_target(gpu.target))
-    rows, capacity, block_m = problem.q_length * problem.group, problem.k_length, spec.block_m
-    tiles = problem.batch * problem.kv_heads * -(-rows // block_m)
-    if tiles > MAX_EXTENT:
-        allowed = f"at most {MAX_EXTENT} tiles of {block_m} rows"
-        raise ArgumentError("q.shape", problem.layouts.q.shape, allowed)
-    partial_rows = min(rows, block_m)
-    blocks = ceil_div(capacity, spec.block_n)
-    left = problem.limits.left
-    if left is not None:
-        seen = left + 1 + problem.q_length
-        blocks = min(blocks, ceil_div(seen, spec.block_n) + 1)
-    most = min(blocks, _MOST_PARTS)
-    most = min(most, gpu.sm_count * PARTIALS_PER_SM_BYTES // (tiles * partial_rows * spec.partial_row_bytes()))
-    if most < 1 or tiles * COUNTER_BYTES > gpu.sm_count * FLAGS_PER_SM_BYTES:
-        most = 1
-    if not parts:
-        parts = _fastest_parts(tiles, blocks, most, spec.loaded_stage_bytes, gpu.sm_count, gpu.memory_bytes_per_us)
-    return DecodeWork(spec, tiles, min(parts, most), partial_rows)
+def decode_sizes(
+    problem: DecodeProblem, spec: AttentionDecode, gpu: Gpu, parts: int = 0
+) -> Callable[[DecodeProblem], Sizes]:
+    """Return a function that returns the sizes of every problem with the plan_key of this one.
+
+    parts: CTAs that share a tile, as far as blocks and workspace allow; 0 for the fastest number.
+    """
+    group, page_size, block_m, block_n = problem.group, problem.page_size, spec.block_m, spec.block_n
+    fixed = {
+        "heads": problem.heads,
+        "group": group,
+        "kv_heads": problem.kv_heads,
+        "by_group": group,
+        "by_kv_heads": problem.kv_heads,
+        "page_size": page_size,
+        "by_page_size": max(1, page_size),
+        "k_scale_step": problem.k_scale_step,
+        "v_scale_step": problem.v_scale_step,
+    }
+    pack, row_bytes = struct_and_fields(spec, problem.layouts, fixed), spec.partial_row_bytes()
+    partials_bytes, flags_bytes = gpu.sm_count * PARTIALS_PER_SM_BYTES, gpu.sm_count * FLAGS_PER_SM_BYTES
+    speed = spec.loaded_stage_bytes, gpu.sm_count, gpu.memory_bytes_per_us
+
+    def divided(problem: DecodeProblem, tiles: int, tile_bytes: int) -> int:
+        """Return the parts of a tile, each with partial sums of so many bytes."""
+        blocks, left = -(-problem.k_length // block_n), problem.limits.left
+        if left is not None:
+            blocks = min(blocks, -(-(left + 1 + problem.q_length) // block_n) + 1)
+        most = min(blocks, _MOST_PARTS, partials_bytes // (tiles * tile_bytes))
+        if most < 1 or tiles * COUNTER_BYTES > flags_bytes:
+            return 1
+        return min(parts, most) if parts else _fastest_parts(tiles, blocks, most, *speed)
+
+    def sizes(problem: DecodeProblem) -> Sizes:
+        layouts, queries, capacity = problem.layouts, problem.q_length, problem.k_length
+        rows = queries * group
+        row_tiles, partial_rows = -(-rows // block_m), min(rows, block_m)
+        tiles, tile_bytes = problem.batch * problem.kv_heads * row_tiles, partial_rows * row_bytes
+        if tiles > MAX_EXTENT:
+            allowed = f"at most {MAX_EXTENT} tiles of {block_m} rows"
+            raise ArgumentError("q.shape", layouts.q.shape, allowed)
+        count = divided(problem, tiles, tile_bytes)
+        left, right = bounds(problem)
+        values: dict[str, Any] = {
+            "q_length": rows,
+            "k_length": capacity,
+            "queries": queries,
+            "row_tiles": row_tiles,
+            "by_row_tiles": row_tiles,
+            "partial_rows": partial_rows,
+            "upper": (1 - queries + right) & 0xFFFFFFFF,
+            "lower": (-queries - left) & 0xFFFFFFFF,
+            "pages": layouts.k.shape[0],
+            "table_pitch": capacity // page_size if page_size else 0,
+            "v_scale": problem.v_scale,
+        }
+        struct, fields = pack(values, layouts, problem.scale * problem.k_scale, problem.softcap)
+        space = (0, 0) if count == 1 else (tiles * count * tile_bytes, tiles * COUNTER_BYTES)
+        return Sizes((tiles, count), (struct,), fields, 0, _overlaps(problem), *space)
+
+    return sizes
 
 
 @lru_cache(maxsize=4096)
@@ -124,53 +144,6 @@ def _fastest_parts(tiles: int, blocks: int, most: int, block_bytes: int, sm_coun
         if us < chosen_us:
             chosen, chosen_us = parts, us
     return chosen
-
-
-def decode_arguments(problem: DecodeProblem, work: DecodeWork, target: Target) -> Arguments:
-    """Return the launch for a problem. Raises TargetError, ArgumentError."""
-    spec = work.spec
-    spec.check_target(target)
-    return Arguments(spec.template, spec, parameters_of(problem, spec), sizes_for(problem, spec)(problem, work))
-
-
-def sizes_for(problem: DecodeProblem, spec: AttentionDecode) -> Callable[[DecodeProblem, DecodeWork], Sizes]:
-    """Return a function that returns the sizes of every problem with the plan_key of this one."""
-    group, page_size, block_m = problem.group, problem.page_size, spec.block_m
-    fixed = {
-        "heads": problem.heads,
-        "group": group,
-        "kv_heads": problem.kv_heads,
-        "by_group": group,
-        "by_kv_heads": problem.kv_heads,
-        "page_size": page_size,
-        "by_page_size": max(1, page_size),
-        "k_scale_step": problem.k_scale_step,
-        "v_scale_step": problem.v_scale_step,
-    }
-    pack = struct_and_fields(spec, problem.layouts, fixed)
-
-    def sizes(problem: DecodeProblem, work: DecodeWork) -> Sizes:
-        layouts, queries, capacity = problem.layouts, problem.q_length, problem.k_length
-        (left, right), row_tiles, partials_bytes = bounds(problem), -(-queries * group // block_m), work.partials_bytes
-        values: dict[str, Any] = {
-            "q_length": queries * group,
-            "k_length": capacity,
-            "queries": queries,
-            "row_tiles": row_tiles,
-            "by_row_tiles": row_tiles,
-            "partial_rows": work.partial_rows,
-            "upper": (1 - queries + right) & 0xFFFFFFFF,
-            "lower": (-queries - left) & 0xFFFFFFFF,
-            "pages": layouts.k.shape[0],
-            "table_pitch": capacity // page_size if page_size else 0,
-            "v_scale": problem.v_scale,
-        }
-        struct, fields = pack(values, layouts, problem.scale * problem.k_scale, problem.softcap)
-        flags_bytes = COUNTER_BYTES * work.tiles if partials_bytes else 0
-        grid = work.tiles, work.parts
-        return Sizes(grid, (struct,), fields, 0, _overlaps(problem), partials_bytes, flags_bytes)
-
-    return sizes
 
 
 def _overlaps(problem: DecodeProblem) -> bool:

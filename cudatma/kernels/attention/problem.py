@@ -217,9 +217,10 @@ class Problem:
         """Return the problem with other sizes, for q, k, v and out of these shapes and strides.
 
         ``out`` has None for both if the caller does not give it. Returns None if other kinds of limits exclude keys, or
-        if TMA cannot address the arrays.
+        if the problem may be invalid.
         """
-        if self.limits.kind(q_length, k_length) != (self.is_causal, self.has_window):
+        kind = self.limits.kind(q_length, k_length)
+        if kind != (self.is_causal, self.has_window) or q_length > MAX_EXTENT or k_length > MAX_EXTENT:
             return None
         q, k, v, out = self.layouts
         new_q = q.resized(shapes[0], strides_bytes[0])

@@ -13,12 +13,11 @@ import numpy as np
 from cudatma.arrays import ArrayInfo, dense_strides, describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, counted
-from cudatma.kernels.arguments import FLAGS, Arguments
-from cudatma.kernels.attention.arguments import attention_arguments
+from cudatma.kernels.arguments import FLAGS
 from cudatma.kernels.attention.attention import ATTENTION_CALL
 from cudatma.kernels.attention.check import check_attention, check_decode
 from cudatma.kernels.attention.decode import DECODE_CALL
-from cudatma.kernels.attention.decode_plan import decode_arguments, divide, fitted_spec
+from cudatma.kernels.attention.decode_plan import decode_spec, fitted_spec
 from cudatma.kernels.attention.decode_spec import AttentionDecode
 from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES, Layout, Layouts, Mask, Problem
 from cudatma.kernels.attention.spec import AttentionSpec
@@ -66,14 +65,14 @@ def sample(
     checked = check_attention(q, k, v, out=np.full(q.shape, np.nan, kind), causal=causal)
     tile = SMALL["a3" if version == "a1" else version]  # warpgroups that drift apart show more
     spec = VERSIONS[version](dtype, head_dim, head_dim, checked.problem.is_causal, **tile)
-    arguments = attention_arguments(checked.problem, spec, target, sm_count)
-    ctas = counted(int(np.prod(arguments.sizes.grid)), "CTA")
-    title = f"attention, {checked.problem.description}, {ctas} of {spec.threads} threads"
-    return _sample(title, ATTENTION_CALL, checked, arguments, target)
+    return _sample(f"attention, {checked.problem.description}", ATTENTION_CALL, checked, spec, target, sm_count)
 
 
-def _sample(title: str, operation: Any, checked: Checked[Any], arguments: Arguments, target: Target) -> Sample:
+def _sample(
+    title: str, operation: Any, checked: Checked[Any], spec: AttentionSpec, target: Target, sm_count: int
+) -> Sample:
     """Return the launch of a call in host memory."""
+    (arguments,) = operation.arguments(checked.problem, spec, imagined_gpu(target, sm_count), ())
     arrays, space = operation.named(checked), host_workspace(arguments.sizes)
     out = host_array(arrays["out"])
     exact = np.empty_like(out)
@@ -87,7 +86,8 @@ def _sample(title: str, operation: Any, checked: Checked[Any], arguments: Argume
 
     kernel = arguments.kernel(target)
     run = partial(arguments.emulate, target, arrays | space, kernel=kernel)
-    return Sample(title, kernel, run, error, LIMITS[checked.problem.dtype])
+    ctas = counted(int(np.prod(arguments.sizes.grid)), "CTA")
+    return Sample(f"{title}, {ctas} of {spec.threads} threads", kernel, run, error, LIMITS[checked.problem.dtype])
 
 
 _SAMPLES = {version: partial(sample, version) for version in VERSIONS}
@@ -138,11 +138,9 @@ def _decode_sample(
     shapes = ((of_q, kind), (cache, of_cache), (cache, of_cache))
     q, k, v = (random.standard_normal(shape, np.float32).astype(its) for shape, its in shapes)
     checked = check_decode(q, k, v, lengths, table, out=np.full(q.shape, np.nan, kind))
-    work = divide(checked.problem, imagined_gpu(target, sm_count))
-    arguments = decode_arguments(checked.problem, work, target)
-    parts = f"{counted(work.tiles, 'tile')} in {counted(work.parts, 'part')}{' of e4m3' * has_fp8_cache}"
-    title = f"attention_decode, {batch} x {k_length} keys, {heads}/{kv_heads} heads of {head_dim}, {dtype}, {parts}"
-    return _sample(title, DECODE_CALL, checked, arguments, target)
+    title = f"attention_decode, {batch} x {k_length} keys, {heads}/{kv_heads} heads of {head_dim}, {dtype}"
+    title += ", e4m3 cache" if has_fp8_cache else ""
+    return _sample(title, DECODE_CALL, checked, decode_spec(checked.problem, target), target, sm_count)
 
 
 decode_sample, fp8_sample = partial(_decode_sample, False), partial(_decode_sample, True)
