@@ -13,11 +13,10 @@ import cudatma
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
-from cudatma.kernels.attention.arguments import launch_arguments
+from cudatma.kernels.attention.arguments import decode_sizes, launch_arguments
 from cudatma.kernels.attention.check import check_decode
 from cudatma.kernels.attention.decode import DECODE_CALL
-from cudatma.kernels.attention.decode_plan import decode_sizes, decode_spec
-from cudatma.kernels.attention.decode_spec import AttentionDecode, AttentionDecodeFp8
+from cudatma.kernels.attention.decode_spec import AttentionDecode, AttentionDecodeFp8, decode_spec
 from cudatma.kernels.attention.reference import reference
 from cudatma.kernels.attention.sample import decode_sample, fp8_sample
 from cudatma.kernels.gpu import imagined_gpu

@@ -12,11 +12,11 @@ import pytest
 
 from cudatma.arrays import describe
 from cudatma.errors import DriverError, TargetError
-from cudatma.kernels.attention.arguments import launch_arguments
+from cudatma.kernels.attention.arguments import decode_sizes, launch_arguments
 from cudatma.kernels.attention.attention import attention_varlen
 from cudatma.kernels.attention.check import check_decode
 from cudatma.kernels.attention.decode import DECODE_CALL, attention_decode
-from cudatma.kernels.attention.decode_plan import decode_sizes, decode_spec
+from cudatma.kernels.attention.decode_spec import decode_spec
 from cudatma.kernels.attention.problem import HEAD_DIMS
 from cudatma.kernels.attention.versions import AttentionP1
 from cudatma.kernels.gpu import gpu_of

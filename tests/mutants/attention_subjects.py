@@ -13,11 +13,10 @@ from subject import Subject
 
 from cudatma.arrays import describe
 from cudatma.kernels.arguments import Arguments
-from cudatma.kernels.attention.arguments import launch_arguments
+from cudatma.kernels.attention.arguments import decode_sizes, launch_arguments
 from cudatma.kernels.attention.attention import ATTENTION_CALL
 from cudatma.kernels.attention.check import check_attention, check_decode
 from cudatma.kernels.attention.decode import DECODE_CALL
-from cudatma.kernels.attention.decode_plan import decode_sizes
 from cudatma.kernels.attention.decode_spec import AttentionDecode, AttentionDecodeFp8
 from cudatma.kernels.attention.sample import SMALL
 from cudatma.kernels.attention.spec import AttentionSpec

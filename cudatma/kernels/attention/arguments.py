@@ -1,27 +1,35 @@
-"""Launch arguments: of all functions, and the sizes of attention and attention_varlen."""
+"""Launch arguments of attention, attention_varlen and attention_decode, and the sizes in them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from cudatma.descriptor import TiledSpec
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import FLAGS, PARTIALS, Arguments, At, Map, Sizes, Value
-from cudatma.kernels.attention.problem import Layout, Layouts, Problem
+from cudatma.kernels.attention.decode_spec import AttentionDecode
+from cudatma.kernels.attention.problem import DecodeProblem, Layout, Layouts, Problem
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.family import MAX_EXTENT
+from cudatma.kernels.gpu import IN_L2_BYTES, Gpu
 from cudatma.kernels.launch_struct import packer
+from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES
 from cudatma.target import Target
 
-LOG2_E = 1.4426950408889634
+_LOG2_E = 1.4426950408889634
 #: A distance beyond every length.
-FAR = 1 << 30
-COUNTER_BYTES = 4
+_FAR = 1 << 30
+_COUNTER_BYTES = 4
 #: Most bytes of keys and values of a raster group of several heads, and how many times as many heads the last group may
 #: have. [H100, docs/performance/log.md]
 _GROUP_BYTES, _LAST_GROUPS = 4 << 20, 4
+#: Parts of a sequence's keys at most. Microseconds that adding up takes for each of them, and that an SM takes to begin
+#: and end a CTA. [H200, attention_decode of 2 to 1024 tiles]
+_MOST_PARTS, _PART_US, _CTA_US = 64, 0.14, 0.4
 #: Arrays of the parameters that have another name.
 _ARRAYS = {"output_rows": "out", "tile_counter": FLAGS, "counters": FLAGS, "partials": PARTIALS}
 #: Axes whose strides are members of the struct, by the ends of the members' names.
@@ -47,9 +55,9 @@ def attention_sizes(problem: Problem, spec: AttentionSpec, sm_count: int) -> Cal
     """Return a function that returns the sizes of every problem with the plan_key of this one."""
     heads, block_m, is_varlen = problem.heads, spec.block_m, problem.is_varlen
     fixed = {"heads": heads, "by_heads": heads, "by_group": problem.group}
-    pack = struct_and_fields(spec, problem.layouts, fixed | ({"output_batch": 0} if is_varlen else {}))
+    pack = _struct_and_fields(spec, problem.layouts, fixed | ({"output_batch": 0} if is_varlen else {}))
     is_causal, has_limits, is_persistent = spec.is_causal, spec.has_upper, spec.is_persistent
-    flags_bytes = COUNTER_BYTES if is_persistent else 0
+    flags_bytes = _COUNTER_BYTES if is_persistent else 0
 
     def sizes(problem: Problem) -> Sizes:
         layouts, q_length, k_length = problem.layouts, problem.q_length, problem.k_length
@@ -70,7 +78,7 @@ def attention_sizes(problem: Problem, spec: AttentionSpec, sm_count: int) -> Cal
         else:
             values["by_tiles_n"] = columns
         if has_limits:
-            left, right = bounds(problem)
+            left, right = _bounds(problem)
             diagonal = 0 if is_varlen else k_length - q_length  # each sequence has its own
             values["upper"] = (diagonal + 1 + right) & 0xFFFFFFFF
             values["lower"] = (diagonal - left) & 0xFFFFFFFF
@@ -80,14 +88,109 @@ def attention_sizes(problem: Problem, spec: AttentionSpec, sm_count: int) -> Cal
     return sizes
 
 
-def bounds(problem: Problem) -> tuple[int, int]:
-    """Return the distances from a query's position to the first and the last key that it sees, FAR without a limit."""
+def decode_sizes(
+    problem: DecodeProblem, spec: AttentionDecode, gpu: Gpu, parts: int = 0
+) -> Callable[[DecodeProblem], Sizes]:
+    """Return a function that returns the sizes of every problem with the plan_key of this one.
+
+    parts: CTAs that share a tile, as far as blocks and workspace allow; 0 for the fastest number.
+    """
+    group, page_size, block_m, block_n = problem.group, problem.page_size, spec.block_m, spec.block_n
+    fixed = {
+        "heads": problem.heads,
+        "group": group,
+        "kv_heads": problem.kv_heads,
+        "by_group": group,
+        "by_kv_heads": problem.kv_heads,
+        "page_size": page_size,
+        "by_page_size": max(1, page_size),
+        "k_scale_step": problem.k_scale_step,
+        "v_scale_step": problem.v_scale_step,
+    }
+    pack, row_bytes = _struct_and_fields(spec, problem.layouts, fixed), spec.partial_row_bytes()
+    partials_bytes, flags_bytes = gpu.sm_count * PARTIALS_PER_SM_BYTES, gpu.sm_count * FLAGS_PER_SM_BYTES
+    speed = spec.loaded_stage_bytes, gpu.sm_count, gpu.memory_bytes_per_us
+
+    def divided(problem: DecodeProblem, tiles: int, tile_bytes: int) -> int:
+        """Return the parts of a tile, each with partial sums of so many bytes."""
+        blocks, left = -(-problem.k_length // block_n), problem.limits.left
+        if left is not None:
+            blocks = min(blocks, -(-(left + 1 + problem.q_length) // block_n) + 1)
+        most = min(blocks, _MOST_PARTS, partials_bytes // (tiles * tile_bytes))
+        if most < 1 or tiles * _COUNTER_BYTES > flags_bytes:
+            return 1
+        return min(parts, most) if parts else _fastest_parts(tiles, blocks, most, *speed)
+
+    def sizes(problem: DecodeProblem) -> Sizes:
+        layouts, queries, capacity = problem.layouts, problem.q_length, problem.k_length
+        rows = queries * group
+        row_tiles, partial_rows = -(-rows // block_m), min(rows, block_m)
+        tiles, tile_bytes = problem.batch * problem.kv_heads * row_tiles, partial_rows * row_bytes
+        if tiles > MAX_EXTENT:
+            allowed = f"at most {MAX_EXTENT} tiles of {block_m} rows"
+            raise ArgumentError("q.shape", layouts.q.shape, allowed)
+        count = divided(problem, tiles, tile_bytes)
+        left, right = _bounds(problem)
+        values: dict[str, Any] = {
+            "q_length": rows,
+            "k_length": capacity,
+            "queries": queries,
+            "row_tiles": row_tiles,
+            "by_row_tiles": row_tiles,
+            "partial_rows": partial_rows,
+            "upper": (1 - queries + right) & 0xFFFFFFFF,
+            "lower": (-queries - left) & 0xFFFFFFFF,
+            "pages": layouts.k.shape[0],
+            "table_pitch": capacity // page_size if page_size else 0,
+            "v_scale": problem.v_scale,
+        }
+        struct, fields = pack(values, layouts, problem.scale * problem.k_scale, problem.softcap)
+        space = (0, 0) if count == 1 else (tiles * count * tile_bytes, tiles * _COUNTER_BYTES)
+        return Sizes((tiles, count), (struct,), fields, 0, _overlaps(problem), *space)
+
+    return sizes
+
+
+@lru_cache(maxsize=4096)
+def _fastest_parts(tiles: int, blocks: int, most: int, block_bytes: int, sm_count: int, bytes_per_us: float) -> int:
+    """Return the number of parts, up to ``most``, with the least time if each sequence fills its capacity.
+
+    The CTAs of the busiest SM load at the SM's share of the memory's rate; then the parts are added up.
+    """
+    # No division loads fewer bytes; all else grows with the parts.
+    min_us = tiles * blocks * block_bytes / bytes_per_us
+    chosen, chosen_us = 1, math.inf
+    for parts in range(1, most + 1):
+        ctas = -(-tiles * parts // sm_count)
+        around_us = ctas * _CTA_US + (parts * _PART_US if parts > 1 else 0.0)
+        if min_us + around_us > chosen_us:
+            break
+        us = ctas * -(-blocks // parts) * sm_count * block_bytes / bytes_per_us + around_us
+        if us < chosen_us:
+            chosen, chosen_us = parts, us
+    return chosen
+
+
+def _overlaps(problem: DecodeProblem) -> bool:
+    """Return whether the launch is a programmatic dependent.
+
+    A launch with a large e4m3 cache takes up to 4 % longer while the kernel before it ends. No other one loses, and
+    small ones gain up to 9 %. [H100, attention_overlap.json]
+    """
+    if not problem.has_fp8_cache:
+        return True
+    rows = problem.batch * problem.k_length * problem.kv_heads
+    return rows * (problem.head_dim + problem.v_head_dim) <= IN_L2_BYTES
+
+
+def _bounds(problem: Problem) -> tuple[int, int]:
+    """Return the distances from a query's position to the first and the last key that it sees, _FAR without a limit."""
     left, right = problem.limits
     if left is None or left >= problem.k_length - 1:
-        left = FAR
+        left = _FAR
     if right is None or right >= problem.q_length - 1:
-        right = FAR
-    return min(left, FAR), min(right, FAR)
+        right = _FAR
+    return min(left, _FAR), min(right, _FAR)
 
 
 def raster(spec: AttentionSpec, problem: Problem) -> tuple[int, int]:
@@ -98,7 +201,7 @@ def raster(spec: AttentionSpec, problem: Problem) -> tuple[int, int]:
     return in_group * group, max(0, -(-kv_heads // in_group) - _LAST_GROUPS) * in_group * group
 
 
-def struct_and_fields(
+def _struct_and_fields(
     spec: AttentionSpec, layouts: Layouts, fixed: Mapping[str, Any]
 ) -> Callable[[dict[str, Any], Layouts, float, float], tuple[bytes, tuple[int, ...]]]:
     """Return a function that returns the struct's bytes and the sized fields of the tensor maps.
@@ -121,7 +224,7 @@ def struct_and_fields(
     maps = [Layouts._fields.index(_array_of(name)) for name in spec.parameter_names if name.endswith("_map")]
 
     def packed(values: dict[str, Any], layouts: Layouts, scale: float, softcap: float) -> tuple[bytes, tuple[int, ...]]:
-        values["scale_log2"] = (softcap or scale) * LOG2_E
+        values["scale_log2"] = (softcap or scale) * _LOG2_E
         if softcap:
             values["cap_scale"] = scale / softcap
         for member, place, axis, itemsize in strides:

@@ -7,10 +7,10 @@ from numbers import Real
 from typing import Any, ClassVar
 
 from cudatma.kernels.arguments import Sizes
+from cudatma.kernels.attention.arguments import decode_sizes
 from cudatma.kernels.attention.attention import AttentionOperation, kinds_of
 from cudatma.kernels.attention.check import DECODE, check_decode
-from cudatma.kernels.attention.decode_plan import decode_sizes, decode_spec
-from cudatma.kernels.attention.decode_spec import AttentionDecode
+from cudatma.kernels.attention.decode_spec import AttentionDecode, decode_spec
 from cudatma.kernels.attention.problem import DecodeProblem
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.operation import Checked, run

@@ -17,8 +17,7 @@ from cudatma.kernels.arguments import FLAGS
 from cudatma.kernels.attention.attention import ATTENTION_CALL
 from cudatma.kernels.attention.check import check_attention, check_decode
 from cudatma.kernels.attention.decode import DECODE_CALL
-from cudatma.kernels.attention.decode_plan import decode_spec, fitted_spec
-from cudatma.kernels.attention.decode_spec import AttentionDecode
+from cudatma.kernels.attention.decode_spec import AttentionDecode, decode_spec, fitted_spec
 from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES, Layout, Layouts, Mask, Problem
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import VERSIONS
