@@ -112,7 +112,7 @@ def decode_sizes(
     speed = spec.loaded_stage_bytes, gpu.sm_count, gpu.memory_bytes_per_us
 
     def divided(problem: DecodeProblem, tiles: int, tile_bytes: int) -> int:
-        """Return the parts of a tile, each with partial sums of so many bytes."""
+        """Return the number of parts of a tile, each of which has ``tile_bytes`` of partial sums."""
         blocks, left = -(-problem.k_length // block_n), problem.limits.left
         if left is not None:
             blocks = min(blocks, -(-(left + 1 + problem.q_length) // block_n) + 1)
@@ -190,7 +190,7 @@ def _bounds(problem: Problem) -> tuple[int, int]:
         left = _FAR
     if right is None or right >= problem.q_length - 1:
         right = _FAR
-    return min(left, _FAR), min(right, _FAR)
+    return left, right
 
 
 def raster(spec: AttentionSpec, problem: Problem) -> tuple[int, int]:

@@ -170,7 +170,7 @@ def kinds_of(window: Any, *options: Any) -> tuple[type, ...]:
 
 
 class AttentionOperation(Operation[P, S]):
-    """What the operations of attention have in common."""
+    """The base of the operations of attention, whose launches have one kernel each."""
 
     joins_axes: ClassVar[bool] = False
 

@@ -20,7 +20,7 @@ from cudatma.target import Target
 
 #: Rows of a box at least: the swizzle repeats after as many.
 LEAST_BOX_ROWS = 8
-#: (CTAs of an SM, keys of a block): the first that holds so many stages is taken, else the first that holds two.
+#: (CTAs of an SM, keys of a block): the first that holds _ENOUGH_STAGES is chosen, else the first that holds two.
 _SHAPES, _ENOUGH_STAGES, _MOST_STAGES = ((2, 64), (1, 64), (1, 32), (1, 16)), 3, 8
 _FP8_SHAPES = ((2, 128), (1, 128), (1, 64))
 _MEMBERS = MEMBERS | {

@@ -1,4 +1,4 @@
-"""What attention computes: Problem and DecodeProblem, which hold no address. Pure."""
+"""Problem and DecodeProblem: the computation of a call, without addresses."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ class Mask(NamedTuple):
     right: int | None = None
 
     def kind(self, q_length: int, k_length: int) -> tuple[bool, bool]:
-        """Return whether the mask is causal, and whether it has a window, for sequences of at most these lengths.
+        """Return whether the mask is causal and whether it has a window.
 
-        A limit that excludes no key does not count.
+        A limit that excludes no key of sequences with at most these lengths does not count.
         """
         left, right = self
         has_left = left is not None and left < k_length - 1
@@ -146,8 +146,8 @@ class Problem:
     limits : Mask
         The keys that queries see. A limit that excludes no key makes the problem neither causal nor windowed.
     layouts : Layouts
-        NO_LAYOUTS if only the choice of a configuration matters, which depends on no field from ``scale`` on. The
-        sizes of a problem with layouts may be 0.
+        Layouts of the arrays. The choice of a configuration needs none of the fields from ``scale`` on; a problem for
+        which only the choice matters has NO_LAYOUTS. The sizes of a problem with layouts may be 0.
 
     Raises
     ------
@@ -198,7 +198,7 @@ class Problem:
         """Heads of q that share one of k and v."""
         return self.heads // self.kv_heads
 
-    # What a call computes.
+    # The call.
 
     @property
     def has_keys(self) -> bool:
@@ -249,7 +249,7 @@ class Problem:
         kept = [value for name, value in vars(self).items() if name not in _SIZES + _OF_A_CALL]
         return (*kept, *[layout.strides_bytes[1] for layout in self.layouts])
 
-    # What the choice of a configuration reads.
+    # The choice of a configuration.
 
     @property
     def m(self) -> int:
