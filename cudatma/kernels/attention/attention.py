@@ -190,13 +190,13 @@ class AttentionOperation(Operation[P, S]):
         self, problem: P, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
     ) -> tuple[P, tuple[int, ...], tuple[int, ...] | None] | None:
         """Return the problem with other sizes."""
-        q, k, v, out = arrays = (*shapes[:3], shapes[-1])
+        q, k, v, out = shapes[0], shapes[1], shapes[2], shapes[-1]
         if v[:-2] != k[:-2] or (out is not None and out[:-2] != q[:-2]):
             return None
         lengths = self.lengths(problem, shapes, numbers)
         if lengths is None:
             return None
-        new = problem.resized(*lengths, arrays, (*strides_bytes[:3], strides_bytes[-1]))
+        new = problem.resized(*lengths, shapes, strides_bytes)
         if new is None:
             return None
         return new, (*q[:-1], v[-1]), (*q[:-3], q[-2], q[-3]) if problem.has_lse else None
@@ -256,7 +256,9 @@ class Attention(AttentionOperation[Problem, AttentionSpec]):
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Problem]:
         """Validate a call."""
-        return check_attention(*(*inputs, out, *options[:-1]))
+        q, k, v, sink = inputs
+        causal, window, scale, softcap, return_lse, version, _ = options
+        return check_attention(q, k, v, sink, out, causal, window, scale, softcap, return_lse, version)
 
     def lengths(self, problem: Problem, shapes: Sequence[Any], numbers: tuple[int, ...]) -> tuple[int, int, int] | None:
         """Return the sizes of the arrays."""
@@ -294,7 +296,9 @@ class AttentionVarlen(Attention):
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Problem]:
         """Validate a call."""
-        return check_varlen(*(*inputs, out, *options[:-1]))
+        q, k, v, of_q, of_k, sink = inputs
+        max_q, max_k, causal, window, scale, softcap, return_lse, _ = options
+        return check_varlen(q, k, v, of_q, of_k, sink, out, max_q, max_k, causal, window, scale, softcap, return_lse)
 
     def lengths(self, problem: Problem, shapes: Sequence[Any], numbers: tuple[int, ...]) -> tuple[int, int, int] | None:
         """Return the number of sequences and the longest lengths."""

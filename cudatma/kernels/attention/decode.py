@@ -94,10 +94,10 @@ class AttentionDecodeCall(AttentionOperation[DecodeProblem, AttentionDecode]):
         self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any
     ) -> Checked[DecodeProblem]:
         """Validate a call."""
-        *others, k_array, v_array = inputs
-        *limits, k_number, v_number, _ = options
-        k_scale, v_scale = k_number if k_array is None else k_array, v_number if v_array is None else v_array
-        return check_decode(*(*others, k_scale, v_scale, out, *limits))
+        q, k, v, seqlens, page_table, sink, k_array, v_array = inputs
+        window, scale, softcap, return_lse, k_number, v_number, _ = options
+        scales = k_number if k_array is None else k_array, v_number if v_array is None else v_array
+        return check_decode(q, k, v, seqlens, page_table, sink, *scales, out, window, scale, softcap, return_lse)
 
     def lengths(
         self, problem: DecodeProblem, shapes: Sequence[Any], numbers: tuple[int, ...]

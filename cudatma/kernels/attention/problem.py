@@ -214,10 +214,10 @@ class Problem:
     def resized(
         self: P, batch: int, q_length: int, k_length: int, shapes: Sequence[Any], strides_bytes: Sequence[Any]
     ) -> P | None:
-        """Return the problem with other sizes, for q, k, v and out of these shapes and strides.
+        """Return the problem with other sizes.
 
-        ``out`` has None for both if the caller does not give it. Returns None if other kinds of limits exclude keys, or
-        if the problem may be invalid.
+        The first three shapes and strides are those of q, k and v. The last ones are those of out, None if the caller
+        does not give it. Returns None if other kinds of limits exclude keys, or if the problem may be invalid.
         """
         kind = self.limits.kind(q_length, k_length)
         if kind != (self.is_causal, self.has_window) or q_length > MAX_EXTENT or k_length > MAX_EXTENT:
@@ -228,11 +228,11 @@ class Problem:
         new_v = v.resized(shapes[2], strides_bytes[2])
         if new_q is None or new_k is None or new_v is None:
             return None
-        if shapes[3] is None:
+        if shapes[-1] is None:
             (count, length, heads, _), (_, row, head, element) = new_q.shape, out.strides_bytes
             new_out = Layout((count, length, heads, self.v_head_dim), (length * row, row, head, element))
         else:
-            given = out.resized(shapes[3], strides_bytes[3])
+            given = out.resized(shapes[-1], strides_bytes[-1])
             if given is None or not given.is_disjoint:
                 return None
             new_out = given
