@@ -180,25 +180,30 @@ def _checked(
     cap = _checked_softcap(softcap, factor)
     has_lse = checked_flag(return_lse, "return_lse")
     layouts = [_addressable(info, name) for name, info in arrays.items()]
-    result = None if out is None else describe(out, "out")
-    if result is None:
+    if out is None:
+        result = None
         layouts.append(_layout(shape, dense_strides(shape, q.dtype), q.dtype))
     else:
+        result = describe(out, "out")
         read = {name: info for name, info in {**arrays, **others}.items() if info is not None}
         check_out(result, q.dtype, f"{q.dtype}, as q", shape, read, function)
         layouts.append(_addressable(result, "out"))
         if result.size_elems and not layouts[3].is_disjoint:
             allowed = "elements that do not overlap"
             raise ArgumentError("out.strides", result.strides_bytes, allowed, "copy it")
+    batch, q_length, k_length = sizes
+    is_causal, has_window = limits.kind(q_length, k_length)
     problem = kind(
-        sizes[0],
-        heads,
-        k.shape[-2],
-        *sizes[1:],
-        head_dim,
-        v.shape[-1],
-        q.dtype.name,
-        *limits.kind(*sizes[1:]),
+        batch=batch,
+        heads=heads,
+        kv_heads=k.shape[-2],
+        q_length=q_length,
+        k_length=k_length,
+        head_dim=head_dim,
+        v_head_dim=v.shape[-1],
+        dtype=q.dtype.name,
+        is_causal=is_causal,
+        has_window=has_window,
         has_softcap=cap > 0,
         has_sink=others["sink"] is not None,
         has_lse=has_lse,
