@@ -146,8 +146,8 @@ class Problem:
     limits : Mask
         The keys that queries see. A limit that excludes no key makes the problem neither causal nor windowed.
     layouts : Layouts
-        Layouts of the arrays. The choice of a configuration needs none of the fields from ``scale`` on; a problem for
-        which only the choice matters has NO_LAYOUTS. The sizes of a problem with layouts may be 0.
+        Layouts of the arrays. The choice of a configuration ignores ``scale`` and all fields after it: problems of
+        tuning files have NO_LAYOUTS. Sizes may be 0 in a problem with layouts.
 
     Raises
     ------
@@ -216,8 +216,8 @@ class Problem:
     ) -> P | None:
         """Return the problem with other sizes.
 
-        The first three shapes and strides are those of q, k and v. The last ones are those of out, None if the caller
-        does not give it. Returns None if other kinds of limits exclude keys, or if the problem may be invalid.
+        The shapes and strides begin with q, k and v and end with out, which is None if the caller does not give it.
+        Returns None if other kinds of limits exclude keys, or if the problem may be invalid.
         """
         kind = self.limits.kind(q_length, k_length)
         if kind != (self.is_causal, self.has_window) or q_length > MAX_EXTENT or k_length > MAX_EXTENT:
