@@ -14,10 +14,11 @@ from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import FLAGS
-from cudatma.kernels.attention.decode_plan import decode_arguments, decode_spec, divide
-from cudatma.kernels.attention.decode_request import check_decode
-from cudatma.kernels.attention.decode_spec import AttentionDecode, AttentionDecodeFp8
-from cudatma.kernels.attention.reference import decode_reference
+from cudatma.kernels.attention.arguments import decode_sizes, launch_arguments
+from cudatma.kernels.attention.check import check_decode
+from cudatma.kernels.attention.decode import DECODE_CALL
+from cudatma.kernels.attention.decode_spec import AttentionDecode, AttentionDecodeFp8, decode_spec
+from cudatma.kernels.attention.reference import reference
 from cudatma.kernels.attention.sample import decode_sample, fp8_sample
 from cudatma.kernels.engine import host_workspace
 from cudatma.kernels.gpu import imagined_gpu
@@ -79,17 +80,16 @@ def check(
     whole = np.full((*q.shape[:3], dim + 8), 7, q.dtype)
     out, exact = whole[..., :dim], np.empty((*q.shape[:3], dim), q.dtype)
     lse, sums = (np.full((q.shape[0], q.shape[2], q.shape[1]), np.nan, np.float32) for _ in range(2))
-    request, _, result = check_decode(**given, out=out, return_lse=True, **options)
-    assert result is not None
-    spec = replace(decode_spec(request, target), **(fields or {}))
-    work = divide(request, imagined_gpu(target, 4), spec, parts)
-    launch = decode_arguments(request, work, target)
+    checked = check_decode(**given, out=out, return_lse=True, **options)
+    problem = checked.problem
+    spec = replace(decode_spec(problem, target), **(fields or {}))
+    sizes = decode_sizes(problem, spec, imagined_gpu(target, 4), parts)(problem)
+    launch = launch_arguments(problem, spec, target, sizes)
     space = host_workspace(launch.sizes)
-    arrays = {name: info for name, info in request.read.items() if info is not None}
-    arrays |= {"out": request.out, "lse": describe(lse)} | space
+    arrays = DECODE_CALL.named(checked) | {"lse": describe(lse)} | space
     report = launch.emulate(target, arrays, schedules=schedules)
     assert report.is_clean, str(report)
-    decode_reference(request, arrays | {"out": describe(exact), "lse": describe(sums)})
+    reference(problem, arrays | {"out": describe(exact), "lse": describe(sums)})
     difference = out.astype(np.float64) - exact.astype(np.float64)
     assert np.linalg.norm(difference) <= LIMITS[q.dtype.name] * np.linalg.norm(exact.astype(np.float64))
     np.testing.assert_allclose(lse, sums, rtol=1e-5, atol=1e-5)
@@ -262,12 +262,12 @@ def test_lengths_and_pages_that_a_device_must_not_trust() -> None:
         given["k_cache"][np.isnan(given["k_cache"])] = 0
         given["v_cache"][np.isnan(given["v_cache"])] = 0
         out = np.full(given["q"].shape, np.nan, np.float16)
-        request, _, _ = check_decode(**given, out=out)
+        checked = check_decode(**given, out=out)
         given["page_table"][0, 2], given["page_table"][1, 1] = NO_PAGES
         given["seqlens"][:] = 2**31 - 1, -5
-        launch = decode_arguments(request, divide(request, imagined_gpu(SM90A, 4)), SM90A)
-        arrays = {name: info for name, info in request.read.items() if info is not None}
-        arrays |= {"out": request.out} | host_workspace(launch.sizes)
+        spec = decode_spec(checked.problem, SM90A)
+        (launch,) = DECODE_CALL.arguments(checked.problem, spec, imagined_gpu(SM90A, 4), ())
+        arrays = DECODE_CALL.named(checked) | host_workspace(launch.sizes)
         assert launch.emulate(SM90A, arrays).is_clean
         assert np.isfinite(out).all()
         assert not out[1].any()
@@ -296,11 +296,12 @@ def test_parts_fill_the_gpu_and_fit_the_workspace() -> None:
     ):
         shapes = (batch, 1, heads, 128), (batch, length, kv_heads, 128)
         q, cache = (np.broadcast_to(np.float16(0), shape) for shape in shapes)
-        request, _, _ = check_decode(q.copy(), cache.copy(), cache.copy(), np.zeros(batch, np.int32))
-        work = divide(request, h200)
-        assert work.tiles * work.parts <= most
-        assert work.tiles * work.parts >= 0.4 * most
-        assert work.partials_bytes <= 132 * 128 * 1024
+        problem = check_decode(q.copy(), cache.copy(), cache.copy(), np.zeros(batch, np.int32)).problem
+        sizes = decode_sizes(problem, decode_spec(problem, SM90A), h200)(problem)
+        tiles, parts = sizes.grid
+        assert tiles * parts <= most
+        assert tiles * parts >= 0.4 * most
+        assert sizes.partials_bytes <= 132 * 128 * 1024
 
 
 @pytest.mark.parametrize(

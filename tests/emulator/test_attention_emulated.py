@@ -12,14 +12,15 @@ from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import FLAGS
-from cudatma.kernels.attention import arguments as attention_arguments_module
-from cudatma.kernels.attention.arguments import attention_arguments
+from cudatma.kernels.attention import arguments
+from cudatma.kernels.attention.attention import ATTENTION_CALL
+from cudatma.kernels.attention.check import check_attention
 from cudatma.kernels.attention.reference import attend
-from cudatma.kernels.attention.request import check_call
 from cudatma.kernels.attention.sample import SMALL, a4_sample
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import VERSIONS, AttentionA3
 from cudatma.kernels.engine import host_workspace
+from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.host import host_array
 from cudatma.target import Target, get_target
 
@@ -49,11 +50,11 @@ def operand(batch: int, length: int, heads: int, dim: int, dtype: str, seed: int
     return whole[..., :dim].swapaxes(1, 2)
 
 
-def emulated(request: Any, spec: AttentionSpec, target: Target, lse: Any = None, schedules: int = 1) -> Any:
+def emulated(checked: Any, spec: AttentionSpec, target: Target, lse: Any = None, schedules: int = 1) -> Any:
     """Return the report of a launch on the emulator, and its workspace."""
-    launch = attention_arguments(request, spec, target, SMS)
+    (launch,) = ATTENTION_CALL.arguments(checked.problem, spec, imagined_gpu(target, SMS), ())
     space = host_workspace(launch.sizes)
-    arrays = request.arrays() | {"out": request.out} | space | ({} if lse is None else {"lse": describe(lse)})
+    arrays = ATTENTION_CALL.named(checked) | space | ({} if lse is None else {"lse": describe(lse)})
     assert launch.sizes.programmatic
     return launch.emulate(target, arrays, schedules=schedules), space
 
@@ -79,15 +80,15 @@ def check(
     v = operand(batch, k_length, kv_heads, dims[1], dtype, 2)
     whole = np.full((batch, q_length, heads, dims[1] + 8), 7, q.dtype)
     out, lse = whole[..., : dims[1]], np.full((batch, heads, q_length), np.nan, np.float32)
-    request, _, result = check_call(q, k, v, out=out, return_lse=True, sink=sink, **options)
-    assert result is not None
-    masks = request.mask.is_causal, request.mask.has_window, request.softcap > 0, sink is not None
+    checked = check_attention(q, k, v, out=out, return_lse=True, sink=sink, **options)
+    problem = checked.problem
+    masks = problem.is_causal, problem.has_window, problem.has_softcap, sink is not None
     spec = VERSIONS[version](dtype, *dims, *masks, **(SMALL[version] | (fields or {})))
-    report, space = emulated(request, spec, target, lse, schedules=schedules)
+    report, space = emulated(checked, spec, target, lse, schedules=schedules)
     assert report.is_clean, str(report)
     assert FLAGS not in space or not host_array(space[FLAGS]).any(), "the next launch would begin with a later tile"
     for index in range(batch):
-        wanted, sums = attend(q[index], k[index], v[index], request.scale, request.mask, request.softcap, sink)
+        wanted, sums = attend(q[index], k[index], v[index], problem.scale, problem.limits, problem.softcap, sink)
         difference = out[index].astype(np.float64) - wanted
         assert np.linalg.norm(difference) <= LIMITS[dtype] * np.linalg.norm(wanted)
         np.testing.assert_allclose(lse[index], sums, rtol=1e-5, atol=1e-5)
@@ -176,8 +177,8 @@ def test_many_schedules_are_clean(version: str) -> None:
 @pytest.mark.parametrize("last", [2, 1, 9])
 def test_causal_tiles_in_raster_groups(version: str, last: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of one head of k, with the two of q that share it, and a longer last one."""
-    monkeypatch.setattr(attention_arguments_module, "_GROUP_BYTES", 1)
-    monkeypatch.setattr(attention_arguments_module, "_LAST_GROUPS", last)
+    monkeypatch.setattr(arguments, "_GROUP_BYTES", 1)
+    monkeypatch.setattr(arguments, "_LAST_GROUPS", last)
     check(version, 6, 3, 130, 130, (32, 32), batch=2, schedules=1, causal=True)
 
 
@@ -211,11 +212,11 @@ def test_large_logits() -> None:
     q, k = (operand(1, 70, 1, 64, "float16", seed) * np.float16(30) for seed in (0, 1))
     v = operand(1, 70, 1, 64, "float16", 2)
     out = np.empty(v.shape, np.float16)
-    request, _, result = check_call(q, k, v, out=out, scale=1.0)
-    assert result is not None
+    checked = check_attention(q, k, v, out=out, scale=1.0)
+    problem = checked.problem
     spec: AttentionSpec = VERSIONS["a4"]("float16", 64, 64, **SMALL["a4"])
-    assert emulated(request, spec, SM90A)[0].is_clean
-    wanted, _ = attend(q[0], k[0], v[0], request.scale, request.mask, request.softcap)
+    assert emulated(checked, spec, SM90A)[0].is_clean
+    wanted, _ = attend(q[0], k[0], v[0], problem.scale, problem.limits, problem.softcap)
     np.testing.assert_allclose(out[0].astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
 
 
@@ -232,14 +233,14 @@ def check_operands(
 ) -> tuple[Any, Any]:
     """The result and lse of one sequence, which are right, by blocks of 16 keys."""
     out, lse = np.empty(q.shape, q.dtype), np.empty((1, q.shape[2], q.shape[1]), np.float32)
-    request, _, result = check_call(q, k, v, out=out, return_lse=True, sink=sink, **options)
-    assert result is not None
-    masks = request.mask.is_causal, request.mask.has_window, request.softcap > 0, sink is not None
+    checked = check_attention(q, k, v, out=out, return_lse=True, sink=sink, **options)
+    problem = checked.problem
+    masks = problem.is_causal, problem.has_window, problem.has_softcap, sink is not None
     dims = q.shape[3], v.shape[3]
     spec = VERSIONS[version](q.dtype.name, *dims, *masks, **(SMALL[version] | {"block_n": 16} | (fields or {})))
     target = SM120A if version == "p1" else SM90A
-    assert emulated(request, spec, target, lse)[0].is_clean
-    wanted, sums = attend(q[0], k[0], v[0], request.scale, request.mask, request.softcap, sink)
+    assert emulated(checked, spec, target, lse)[0].is_clean
+    wanted, sums = attend(q[0], k[0], v[0], problem.scale, problem.limits, problem.softcap, sink)
     np.testing.assert_allclose(out[0].astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
     np.testing.assert_allclose(lse[0], sums, rtol=1e-5, atol=1e-4)
     return out, lse

@@ -10,11 +10,12 @@ import pytest
 import cudatma
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
-from cudatma.kernels.attention.arguments import attention_arguments
-from cudatma.kernels.attention.attention import check_varlen
+from cudatma.kernels.attention.attention import VARLEN_CALL
+from cudatma.kernels.attention.check import check_varlen
 from cudatma.kernels.attention.reference import attend
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import AttentionA3, AttentionP1
+from cudatma.kernels.gpu import imagined_gpu
 from cudatma.target import get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
@@ -46,27 +47,30 @@ def run(
     kind: type[AttentionSpec] = AttentionA3,
     **options: Any,
 ) -> Any:
-    """(result, lse, request)."""
+    """Return the result, lse and the checked call."""
     q = given["q"]
     whole = np.full((*q.shape[:2], q.shape[2] + 8), 7, q.dtype)
     out, lse = whole[..., : q.shape[2]], np.full((q.shape[1], q.shape[0]), np.nan, np.float32)
-    request, _ = check_varlen(**given, out=out, return_lse=True, **options)
-    masks = request.mask.is_causal, request.mask.has_window, request.softcap > 0, request.sink is not None
+    checked = check_varlen(**given, out=out, return_lse=True, **options)
+    problem = checked.problem
+    masks = problem.is_causal, problem.has_window, problem.has_softcap, problem.has_sink
     small = {"block_m": 128, "block_n": 64, "warpgroups": 2, "is_varlen": True} | (fields or {})
     spec = kind(q.dtype.name, q.shape[2], q.shape[2], *masks, **small)
     target = SM90A if kind is AttentionA3 else SM120A
-    arrays = request.arrays() | {"out": request.out, "lse": describe(lse)}
-    report = attention_arguments(request, spec, target, 2).emulate(target, arrays, schedules=schedules)
+    arrays = VARLEN_CALL.named(checked) | {"lse": describe(lse)}
+    (launch,) = VARLEN_CALL.arguments(problem, spec, imagined_gpu(target, 2), ())
+    report = launch.emulate(target, arrays, schedules=schedules)
     assert report.is_clean, str(report)
     assert (whole[..., q.shape[2] :] == 7).all()
-    return out, lse, request
+    return out, lse, checked
 
 
-def is_right(given: dict[str, Any], out: Any, lse: Any, request: Any, sequences: list[int] | None = None) -> None:
+def is_right(given: dict[str, Any], out: Any, lse: Any, checked: Any, sequences: list[int] | None = None) -> None:
+    problem, sink = checked.problem, checked.arrays[-1]
     begins = given["cu_seqlens_q"], given["cu_seqlens_k"]
     for index in range(len(begins[0]) - 1) if sequences is None else sequences:
         rows, keys = (slice(begin[index], begin[index + 1]) for begin in begins)
-        asked = request.scale, request.mask, request.softcap, None if request.sink is None else request.sink.owner
+        asked = problem.scale, problem.limits, problem.softcap, sink and sink.owner
         wanted, sums = attend(given["q"][rows], given["k"][keys], given["v"][keys], *asked)
         difference = out[rows].astype(np.float64) - wanted
         assert np.linalg.norm(difference) <= LIMITS[out.dtype.name] * np.linalg.norm(wanted)
@@ -112,12 +116,13 @@ def test_blocks_of_logits_of_minus_infinity(kind: type[AttentionSpec]) -> None:
 def test_offsets_that_a_device_must_not_trust() -> None:
     given = make([70, 70], [70, 70], 1, 1, 32, "float16")
     out, lse = np.full_like(given["q"], 7), np.zeros((1, 140), np.float32)
-    request, _ = check_varlen(**given, out=out, return_lse=True)
+    checked = check_varlen(**given, out=out, return_lse=True)
     given["cu_seqlens_q"][:] = -5, 2**31 - 1, 60
     given["cu_seqlens_k"][:] = 139, 2**31 - 1, -1
     spec = AttentionA3("float16", 32, 32, block_m=128, block_n=64, warpgroups=2, is_varlen=True)
-    arrays = request.arrays() | {"out": request.out, "lse": describe(lse)}
-    assert attention_arguments(request, spec, SM90A, 2).emulate(SM90A, arrays).is_clean
+    arrays = VARLEN_CALL.named(checked) | {"lse": describe(lse)}
+    (launch,) = VARLEN_CALL.arguments(checked.problem, spec, imagined_gpu(SM90A, 2), ())
+    assert launch.emulate(SM90A, arrays).is_clean
     assert np.isfinite(out).all()
     assert (out[70:] == 7).all()  # the first sequence has 70 queries at most, the second one has none
 

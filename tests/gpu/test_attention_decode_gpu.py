@@ -13,10 +13,11 @@ import pytest
 from cudatma.arrays import describe
 from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.arguments import FLAGS, PARTIALS
+from cudatma.kernels.attention.arguments import decode_sizes, launch_arguments
 from cudatma.kernels.attention.attention import attention_varlen
+from cudatma.kernels.attention.check import check_decode
 from cudatma.kernels.attention.decode import DECODE_CALL, attention_decode
-from cudatma.kernels.attention.decode_plan import decode_arguments, decode_spec, divide
-from cudatma.kernels.attention.decode_request import check_decode
+from cudatma.kernels.attention.decode_spec import decode_spec
 from cudatma.kernels.attention.problem import HEAD_DIMS
 from cudatma.kernels.attention.versions import AttentionP1
 from cudatma.kernels.calls import calls_of
@@ -192,13 +193,13 @@ def test_the_mma_sync_kernel(dims: tuple[int, int], page_size: int) -> None:
     given = in_pages(given, page_size) if page_size else given
     arrays = to_gpu(given)
     out = cupy.empty((*given["q"].shape[:3], dims[1]), np.float16)
-    request, _, _ = check_decode(**arrays, out=out)
-    spec = decode_spec(request, get_target("sm_120a"))
-    work = divide(request, gpu_of(0), spec)
-    partials, counters = cupy.empty(work.partials_bytes // 4 + 4, np.float32), cupy.zeros(work.tiles, np.uint32)
-    launch = decode_arguments(request, work, TARGET)
-    named = {name: info for name, info in request.read.items() if info is not None}
-    named |= {"out": request.out, PARTIALS: describe(partials), FLAGS: describe(counters)}
+    checked = check_decode(**arrays, out=out)
+    problem = checked.problem
+    spec = decode_spec(problem, get_target("sm_120a"))
+    sizes = decode_sizes(problem, spec, gpu_of(0))(problem)
+    partials, counters = cupy.empty(sizes.partials_bytes // 4 + 4, np.float32), cupy.zeros(sizes.grid[0], np.uint32)
+    launch = launch_arguments(problem, spec, TARGET, sizes)
+    named = DECODE_CALL.named(checked) | {PARTIALS: describe(partials), FLAGS: describe(counters)}
     kernel = launch.kernel(TARGET)
     kernel.launch(launch.sizes.grid, spec.threads, launch.filled(named), shared_bytes=launch.shared_bytes)
     check(out.get(), attention_decode(**given, backend="reference"))

@@ -13,15 +13,16 @@ from subject import Subject
 
 from cudatma.arrays import describe
 from cudatma.kernels.arguments import Arguments
-from cudatma.kernels.attention.arguments import attention_arguments
-from cudatma.kernels.attention.decode_plan import DecodeWork, decode_arguments
-from cudatma.kernels.attention.decode_request import check_decode
+from cudatma.kernels.attention.arguments import decode_sizes, launch_arguments
+from cudatma.kernels.attention.attention import ATTENTION_CALL
+from cudatma.kernels.attention.check import check_attention, check_decode
+from cudatma.kernels.attention.decode import DECODE_CALL
 from cudatma.kernels.attention.decode_spec import AttentionDecode, AttentionDecodeFp8
-from cudatma.kernels.attention.request import check_call
 from cudatma.kernels.attention.sample import SMALL
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import VERSIONS, AttentionA4
 from cudatma.kernels.engine import host_workspace
+from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.host import host_bytes
 from cudatma.mutants.mutant import Call
 from cudatma.target import get_target
@@ -48,16 +49,16 @@ def _attention_call(spec: AttentionSpec) -> Callable[[], Call]:
             for length in (q_length, k_length, k_length)
         )
         out, lse = np.zeros_like(q), np.zeros((1, 1, q_length), np.float32)
-        request, _, _ = check_call(q, k, v, causal=spec.is_causal, out=out, return_lse=True)
-        return _call(attention_arguments(request, spec, get_target(_TARGET), 1), request, lse)
+        checked = check_attention(q, k, v, causal=spec.is_causal, out=out, return_lse=True)
+        (arguments,) = ATTENTION_CALL.arguments(checked.problem, spec, imagined_gpu(_TARGET, 1), ())
+        return _call(arguments, ATTENTION_CALL.named(checked), lse)
 
     return make
 
 
-def _call(arguments: Arguments, request: Any, lse: Any) -> Call:
+def _call(arguments: Arguments, named: dict[str, Any], lse: Any) -> Call:
     """Return a launch that waits for a kernel that wrote all of its arrays."""
-    named = {name: info for name, info in request.read.items() if info is not None}
-    named |= {"out": request.out, "lse": describe(lse)} | host_workspace(arguments.sizes)
+    named |= {"lse": describe(lse)} | host_workspace(arguments.sizes)
     arrays = tuple(host_bytes(info) for info in named.values())
     return Call(
         arguments.config.entry,
@@ -83,8 +84,10 @@ def _decode_call(spec: AttentionDecode) -> Callable[[], Call]:
         table = random.permutation(pages).astype(np.int32)[None]
         out, lse = np.zeros_like(q), np.zeros((1, 2, 1), np.float32)
         lengths = np.array([length], np.int32)
-        request, _, _ = check_decode(q, k, v, lengths, page_table=table, out=out, return_lse=True)
-        return _call(decode_arguments(request, DecodeWork(spec, 1, 2, 2), get_target(_TARGET)), request, lse)
+        checked = check_decode(q, k, v, lengths, page_table=table, out=out, return_lse=True)
+        sizes = decode_sizes(checked.problem, spec, imagined_gpu(_TARGET, 1), parts=2)(checked.problem)
+        arguments = launch_arguments(checked.problem, spec, get_target(_TARGET), sizes)
+        return _call(arguments, DECODE_CALL.named(checked), lse)
 
     return make
 

@@ -14,10 +14,10 @@ import pytest
 
 from cudatma.arrays import ArrayInfo, dense_strides
 from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError
-from cudatma.kernels.attention.attention import attention, attention_varlen, check_varlen
+from cudatma.kernels.attention.attention import VARLEN_CALL, attention, attention_varlen
+from cudatma.kernels.attention.check import check_attention, check_varlen
 from cudatma.kernels.attention.choose import attention_explain
 from cudatma.kernels.attention.decode import attention_decode
-from cudatma.kernels.attention.request import check_call
 from cudatma.kernels.attention.versions import CHOICE
 
 BF16, E4M3 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
@@ -184,9 +184,9 @@ def test_a_tensor_that_requires_grad_is_refused_while_grad_is_enabled(
     arrays: dict[str, Any] = {each: on_device(each) for each in SHAPES}
     arrays[name] = on_device(name, kind="torch", owner=SimpleNamespace(requires_grad=True))
     with pytest.raises(ArgumentError, match=rf"^{name}: got a tensor that requires grad; .*no_grad"):
-        check_call(**arrays)
+        check_attention(**arrays)
     torch.is_grad_enabled = lambda: False
-    check_call(**arrays)
+    check_attention(**arrays)
 
 
 # ---- What a call asks for
@@ -194,47 +194,48 @@ def test_a_tensor_that_requires_grad_is_refused_while_grad_is_enabled(
 
 def test_a_problem_says_what_a_call_asks_for() -> None:
     arrays = {each: on_device(each) for each in ("q", "k", "v")}
-    problem = check_call(**arrays, causal=np.True_, window=(2, 3), softcap=5, return_lse=True)[0].problem("a2")
+    asked = {"causal": np.True_, "window": (2, 3), "softcap": 5, "return_lse": True, "version": "a2"}
+    problem = check_attention(**arrays, **asked).problem
     assert (problem.batch, problem.heads, problem.kv_heads, problem.q_length, problem.k_length) == (B, H, KV, LQ, LK)
     assert (problem.head_dim, problem.v_head_dim, problem.dtype, problem.version) == (D, D, "float16", "a2")
     assert problem.is_causal
     assert problem.has_window
     assert problem.has_softcap
     assert problem.has_lse
-    plain = check_call(**arrays)[0]
-    assert not any(getattr(plain.problem(), name) for name in ("is_causal", "has_window", "has_softcap", "has_lse"))
+    plain = check_attention(**arrays).problem
+    assert not any(getattr(plain, name) for name in ("is_causal", "has_window", "has_softcap", "has_lse"))
     assert plain.scale == D**-0.5
 
 
 @pytest.mark.parametrize(
-    ("causal", "window", "left", "right"),
+    ("causal", "window", "is_causal", "has_window"),
     [
-        (False, None, None, None),
-        (True, None, None, 0),
-        (False, (None, 0), None, 0),
-        (True, (None, None), None, 0),
-        (True, (2, 5), 2, 0),
-        (False, (LK - 1, LQ - 1), None, None),
-        (False, (LK - 2, LQ - 2), LK - 2, LQ - 2),
-        (False, [np.int64(2), 1], 2, 1),
+        (False, None, False, False),
+        (True, None, True, False),
+        (False, (None, 0), True, False),
+        (True, (None, None), True, False),
+        (True, (2, 5), True, True),
+        (False, (LK - 1, LQ - 1), False, False),
+        (False, (LK - 1, LQ - 2), False, True),
+        (False, (LK - 2, LQ - 1), False, True),
+        (True, (LK - 1, None), True, False),
+        (False, [np.int64(2), 1], False, True),
     ],
     ids=str,
 )
-def test_limits_that_exclude_no_key_are_left_out(causal: bool, window: Any, left: Any, right: Any) -> None:
-    mask = check_call(Q, K, K, causal, None, window)[0].mask
-    assert (mask.left, mask.right) == (left, right)
-    assert mask.is_causal == (right == 0)
-    assert mask.has_window == (left is not None or right not in (None, 0))
+def test_limits_that_exclude_no_key_are_left_out(causal: bool, window: Any, is_causal: bool, has_window: bool) -> None:
+    problem = check_attention(Q, K, K, causal=causal, window=window).problem
+    assert (problem.is_causal, problem.has_window) == (is_causal, has_window)
 
 
 def test_a_single_query_needs_no_causal_limit() -> None:
-    assert not check_call(Q[:, :1], K, K, causal=True)[0].mask.is_causal
+    assert not check_attention(Q[:, :1], K, K, causal=True).problem.is_causal
 
 
 def test_strides_of_dimensions_of_one_element_are_those_of_a_dense_array() -> None:
     strides = (3, 64 * H * 2, 7, 2)
-    request, _, _ = check_call(on_device("q", shape=(1, LQ, 1, D), strides=strides), K1, K1)
-    assert request.q.strides_bytes == (LQ * D * 2, 64 * H * 2, D * 2, 2)
+    problem = check_attention(on_device("q", shape=(1, LQ, 1, D), strides=strides), K1, K1).problem
+    assert problem.layouts.q.strides_bytes == (LQ * D * 2, 64 * H * 2, D * 2, 2)
 
 
 K1 = on_device("k", shape=(1, LK, 1, D))
@@ -324,12 +325,12 @@ def test_a_wrong_call_of_sequences_is_named(options: dict[str, Any], error: type
 
 def test_a_problem_of_sequences_has_their_count_and_the_longest() -> None:
     given = {name: value for name, value in VARLEN.items() if name != "backend"}
-    request, shape = check_varlen(**given, causal=True)
-    problem = request.problem()
+    checked = check_varlen(**given, causal=True)
+    problem = checked.problem
     assert (problem.batch, problem.q_length, problem.k_length, problem.is_varlen) == (2, 7, 8, True)
-    assert shape == (10, H, D)
-    assert request.q.shape == (1, 10, H, D)
-    assert set(request.arrays()) == {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"}
+    assert checked.shape == (10, H, D)
+    assert problem.layouts.q.shape == (1, 10, H, D)
+    assert set(VARLEN_CALL.named(checked)) == {"q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"}
 
 
 # ---- attention_decode

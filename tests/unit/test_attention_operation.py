@@ -398,6 +398,14 @@ def test_rows_of_a_longer_result_must_not_reach_the_next_head(stub: StubDriver) 
                 call()
 
 
+def test_lengths_beyond_32_bits_are_refused(stub: StubDriver) -> None:
+    """Rows may be views of one row, so that no memory bounds their number."""
+    for k_length, error in ((700, None), (701, None), (2**31, ArgumentError)):
+        k, v = (Array((1, k_length, 2, 64), np.float16, AT[name], strides=(256, 0, 128, 2)) for name in "kv")
+        with nullcontext() if error is None else pytest.raises(error, match=r"^k_length: got 2147483648"):
+            attention(rows("q", 1, 70, 4, 64), k, v)
+
+
 def test_queries_that_see_no_key_launch_nothing(stub: StubDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     filled: list[str] = []
     monkeypatch.setattr("cudatma.kernels.attention.attention.fill_empty", lambda arrays, _: filled.extend(arrays))

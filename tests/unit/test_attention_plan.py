@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import heapq
 
-import numpy as np
 import pytest
 
-from cudatma.arrays import ArrayInfo, dense_strides
 from cudatma.kernels.attention.arguments import raster
-from cudatma.kernels.attention.request import Mask, Request
+from cudatma.kernels.attention.problem import Problem
 from cudatma.kernels.attention.versions import AttentionA4
 
 SMS = 132
 
 
-def request(batch: int, heads: int, kv_heads: int, length: int) -> Request:
-    def operand(heads: int) -> ArrayInfo:
-        shape, kind = (batch, length, heads, 128), np.dtype(np.float16)
-        return ArrayInfo(0, shape, dense_strides(shape, kind), kind, 0, None, "cai")
-
-    return Request(operand(heads), operand(kv_heads), operand(kv_heads), 1.0, Mask(None, 0), 0.0)
+def problem(batch: int, heads: int, kv_heads: int, length: int) -> Problem:
+    return Problem(batch, heads, kv_heads, length, length, 128, 128, "float16", is_causal=True)
 
 
 def causal(block_m: int = 128, block_n: int = 128) -> AttentionA4:
@@ -30,7 +24,7 @@ def causal(block_m: int = 128, block_n: int = 128) -> AttentionA4:
 @pytest.mark.parametrize("length", [512, 1024, 2048, 4096, 16384])
 @pytest.mark.parametrize(("block_m", "block_n"), [(128, 128), (192, 80)])
 def test_sms_that_take_the_next_tile_end_together(length: int, block_m: int, block_n: int) -> None:
-    spec, asked = causal(block_m, block_n), request(16384 // length, 16, 16, length)
+    spec, asked = causal(block_m, block_n), problem(16384 // length, 16, 16, length)
     (heads, last), rows = raster(spec, asked), 16 * 16384 // length
     ends = [min(length, row0 + block_m) for row0 in range(0, length, block_m)]
     blocks = [-(-end // block_n) for end in reversed(ends)]
@@ -45,7 +39,7 @@ def test_sms_that_take_the_next_tile_end_together(length: int, block_m: int, blo
 @pytest.mark.parametrize("kv_heads", [1, 4, 16])
 @pytest.mark.parametrize(("batch", "length"), [(1, 512), (9, 2048), (3, 16384), (1, 1 << 20)])
 def test_keys_and_values_of_a_raster_group_are_few_bytes(batch: int, length: int, kv_heads: int) -> None:
-    (heads, last), group = raster(causal(), request(batch, 16, kv_heads, length)), 16 // kv_heads
+    (heads, last), group = raster(causal(), problem(batch, 16, kv_heads, length)), 16 // kv_heads
     assert heads % group == last % heads == 0
     assert heads == group or heads // group * length * 512 <= 4 << 20
     assert heads <= 16 * batch - last <= 4 * heads
@@ -53,4 +47,4 @@ def test_keys_and_values_of_a_raster_group_are_few_bytes(batch: int, length: int
 
 def test_the_last_raster_group_has_more_heads() -> None:
     """The longest tiles of few heads would come last, with too few of them for all SMs."""
-    assert raster(causal(), request(5, 7, 7, 2048)) == (4, 20)  # of 35
+    assert raster(causal(), problem(5, 7, 7, 2048)) == (4, 20)  # of 35

@@ -20,7 +20,7 @@ from stub_driver import Array, StubDriver, fresh, packed_weight
 from stub_driver import stub as stub  # the fixture
 
 import cudatma
-from cudatma import gemm, marlin_gemm
+from cudatma import attention, attention_varlen, gemm, marlin_gemm
 from cudatma.arrays import ArrayInfo, dense_strides
 from cudatma.context import Runtime, using_runtime
 from cudatma.errors import ArgumentError, ArgumentTypeError, CompileError
@@ -389,6 +389,14 @@ def test_a_kernel_that_does_not_compile_is_an_error(compiler: SimpleNamespace, f
 
 
 WEIGHTS = {"marlin": packed_weight(1024, 1536), "act-order": packed_weight(1024, 1536, act_order=True)}
+
+
+def heads(batch: int, length: int) -> tuple[Array, Array, Array]:
+    """Return q, k and v with 8 heads and 2 of keys."""
+    q, k, v = ((batch, length, count, 128) for count in (8, 2, 2))
+    return Array(q, address=1 << 36), Array(k, address=1 << 37), Array(v, address=1 << 38)
+
+
 #: Calls as functions of M: the function, its operands, and its options.
 CALLS: dict[str, Callable[[int], tuple[Any, tuple[Any, ...], dict[str, Any]]]] = {
     "marlin": lambda m: (marlin_gemm, (Array((m, 1024), address=1 << 36), WEIGHTS["marlin"]), {}),
@@ -398,6 +406,13 @@ CALLS: dict[str, Callable[[int], tuple[Any, tuple[Any, ...], dict[str, Any]]]] =
         gemm,
         (Array((m, 1024), address=1 << 36), Array((1024, 1000), address=1 << 37)),
         {"bias": Array((1000,), address=1 << 38), "activation": "silu"},
+    ),
+    "attention": lambda m: (attention, heads(1, m), {}),
+    "attention, lse": lambda m: (attention, heads(2, m), {"return_lse": True}),
+    "attention_varlen": lambda m: (
+        attention_varlen,
+        (*(Array(one.shape[1:], address=one.data.ptr) for one in heads(1, m)), *2 * (Array((9,), "i4", 1 << 39),)),
+        {"max_seqlen_q": m, "max_seqlen_k": m},
     ),
 }
 

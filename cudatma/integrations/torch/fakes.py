@@ -12,8 +12,8 @@ import torch
 
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
+from cudatma.kernels.attention.check import check_shapes
 from cudatma.kernels.attention.problem import CACHE_TYPE
-from cudatma.kernels.attention.tensors import check_shapes
 from cudatma.kernels.checks import check_gradient
 from cudatma.kernels.gemm.problem import ACTIVATIONS, OPERAND_TYPES, RESULT_TYPES, default_result, product_batch
 from cudatma.quantization.layout_v1 import part_shapes

@@ -1,172 +1,258 @@
-"""Arguments of attention's launch."""
+"""Launch arguments of attention, attention_varlen and attention_decode, and the sizes in them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from cudatma.descriptor import TiledSpec
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import FLAGS, PARTIALS, Arguments, At, Map, Sizes, Value
-from cudatma.kernels.attention.request import Request
+from cudatma.kernels.attention.decode_spec import AttentionDecode
+from cudatma.kernels.attention.problem import DecodeProblem, Layout, Layouts, Problem
 from cudatma.kernels.attention.spec import AttentionSpec
-from cudatma.kernels.attention.tensors import Operand
 from cudatma.kernels.family import MAX_EXTENT
+from cudatma.kernels.gpu import IN_L2_BYTES, Gpu
 from cudatma.kernels.launch_struct import packer
-from cudatma.kernels.schedule import ceil_div
+from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES
 from cudatma.target import Target
 
-LOG2_E = 1.4426950408889634
+_LOG2_E = 1.4426950408889634
 #: A distance beyond every length.
-FAR = 1 << 30
+_FAR = 1 << 30
+_COUNTER_BYTES = 4
 #: Most bytes of keys and values of a raster group of several heads, and how many times as many heads the last group may
 #: have. [H100, docs/performance/log.md]
 _GROUP_BYTES, _LAST_GROUPS = 4 << 20, 4
-#: Parameters that are arrays, and the names of the arrays.
+#: Parts of a sequence's keys at most. Microseconds that adding up takes for each of them, and that an SM takes to begin
+#: and end a CTA. [H200, attention_decode of 2 to 1024 tiles]
+_MOST_PARTS, _PART_US, _CTA_US = 64, 0.14, 0.4
+#: Arrays of the parameters that have another name.
 _ARRAYS = {"output_rows": "out", "tile_counter": FLAGS, "counters": FLAGS, "partials": PARTIALS}
-_COUNTER_BYTES = 4
-#: Axes whose strides are members of Problem, by the ends of the members' names.
+#: Axes whose strides are members of the struct, by the ends of the members' names.
 _AXES = {"batch": 0, "pitch": 1, "head": 2}
-#: Names of a request's ``operands``.
-OPERANDS = ("q", "k", "v", "out")
-Arrays = tuple[Operand, Operand, Operand, Operand]
 
 
-def attention_arguments(request: Request, spec: AttentionSpec, target: Target, sm_count: int) -> Arguments:
-    """Return the launch for a request. Raises TargetError, ArgumentError."""
+def launch_arguments(problem: Problem, spec: AttentionSpec, target: Target, sizes: Sizes) -> Arguments:
+    """Return the launch of a kernel of any of the functions. Raises TargetError, ArgumentError."""
     spec.check_target(target)
-    boxes = {"q": spec.q_box, "k": spec.kv_box, "v": spec.kv_box, "out": spec.q_box}
-    parameters = parameters_of(spec, dict(zip(OPERANDS, request.operands, strict=True)), boxes)
-    return Arguments(spec.template, spec, parameters, sizes_for(request, spec, sm_count)(request))
-
-
-def parameters_of(
-    spec: AttentionSpec, arrays: Mapping[str, Operand], boxes: Mapping[str, tuple[int, int, int, int]]
-) -> tuple[Any, ...]:
-    """Return the parameters of a kernel, of which maps have these boxes."""
     parameters: list[Any] = []
     for name in spec.parameter_names:
-        array = name.removesuffix("_map").replace("output", "out")
         if name.endswith("_map"):
-            parameters.append(_map(array, arrays[array], boxes[array], spec.swizzle))
+            array = _array_of(name)
+            box = spec.kv_box if array in ("k", "v") else spec.q_box
+            dtype = "uint8" if array in ("k", "v") and spec.kv_bytes == 1 else problem.dtype
+            parameters.append(_map(array, getattr(problem.layouts, array), dtype, box, spec.swizzle))
         else:
             parameters.append(Value(0) if name == "problem" else At(_ARRAYS.get(name, name)))
-    return tuple(parameters)
+    return Arguments(spec.template, spec, tuple(parameters), sizes)
 
 
-def sizes_for(request: Request, spec: AttentionSpec, sm_count: int) -> Callable[[Request], Sizes]:
-    """Return a function that returns the sizes, for every request with the plan_key() of this one."""
-    heads, kv_heads, block_m, is_varlen = request.heads, request.kv_heads, spec.block_m, request.sequences is not None
-    fixed = {"heads": heads, "by_heads": heads, "by_group": heads // kv_heads}
-    packed = packed_for(spec, request.operands, fixed | ({"output_batch": 0} if is_varlen else {}))
+def attention_sizes(problem: Problem, spec: AttentionSpec, sm_count: int) -> Callable[[Problem], Sizes]:
+    """Return a function that returns the sizes of every problem with the plan_key of this one."""
+    heads, block_m, is_varlen = problem.heads, spec.block_m, problem.is_varlen
+    fixed = {"heads": heads, "by_heads": heads, "by_group": problem.group}
+    pack = _struct_and_fields(spec, problem.layouts, fixed | ({"output_batch": 0} if is_varlen else {}))
     is_causal, has_limits, is_persistent = spec.is_causal, spec.has_upper, spec.is_persistent
     flags_bytes = _COUNTER_BYTES if is_persistent else 0
 
-    def sizes(request: Request) -> Sizes:
-        sequences, q_total, k_total = request.sequences, request.q.shape[1], request.k.shape[1]
-        if sequences is None:
-            batch, q_length, k_length = request.q.shape[0], q_total, k_total
-        else:
-            batch, q_length, k_length = sequences.count, sequences.max_q, sequences.max_k
-        rows, columns = batch * heads, -(-q_length // block_m)
+    def sizes(problem: Problem) -> Sizes:
+        layouts, q_length, k_length = problem.layouts, problem.q_length, problem.k_length
+        rows, columns = problem.batch * heads, -(-q_length // block_m)
         tiles = rows * columns
         if tiles > MAX_EXTENT:
-            raise ArgumentError(
-                "q.shape", request.q.shape, f"at most {MAX_EXTENT} tiles of {block_m} queries of a head"
-            )
-        values = {
-            "tiles_m": rows,
-            "tiles_n": columns,
-            "by_tiles_n": columns,
-            "q_length": q_length,
-            "k_length": k_length,
-            "q_total": q_total,
-            "k_total": k_total,
-        }
+            allowed = f"at most {MAX_EXTENT} tiles of {block_m} queries of a head"
+            raise ArgumentError("q.shape", layouts.q.shape, allowed)
+        values = {"tiles_m": rows, "tiles_n": columns, "q_length": q_length, "k_length": k_length}
+        if is_varlen:
+            values["q_total"], values["k_total"] = layouts.q.shape[1], layouts.k.shape[1]
         if is_causal:
-            raster_heads, last_group = raster(spec, request)
+            raster_heads, last_group = raster(spec, problem)
             values["raster_heads"] = values["by_raster_heads"] = raster_heads
             values["by_raster_tiles"] = raster_heads * columns
             values["last_group"] = last_group
             values["by_last_heads"] = rows - last_group
+        else:
+            values["by_tiles_n"] = columns
         if has_limits:
-            left, right = request.mask.left, request.mask.right
+            left, right = _bounds(problem)
             diagonal = 0 if is_varlen else k_length - q_length  # each sequence has its own
-            values["upper"] = (diagonal + 1 + (FAR if right is None else min(right, FAR))) & 0xFFFFFFFF
-            values["lower"] = (diagonal - (FAR if left is None else min(left, FAR))) & 0xFFFFFFFF
-        set_scores(values, request.scale, request.softcap)
-        struct, fields = packed(values, request.operands)
-        grid = min(tiles, sm_count) if is_persistent else tiles
-        return Sizes(grid, (struct,), fields, 0, True, 0, flags_bytes)
+            values["upper"] = (diagonal + 1 + right) & 0xFFFFFFFF
+            values["lower"] = (diagonal - left) & 0xFFFFFFFF
+        struct, fields = pack(values, layouts, problem.scale, problem.softcap)
+        return Sizes(min(tiles, sm_count) if is_persistent else tiles, (struct,), fields, 0, True, 0, flags_bytes)
 
     return sizes
 
 
-def raster(spec: AttentionSpec, request: Request) -> tuple[int, int]:
-    """(heads of q, of the whole batch, of a raster group of causal tiles; first head of the last group)."""
-    kv_bytes = 2 * request.lengths[1] * (spec.head_dim + spec.v_head_dim)
-    kv_heads = request.batch * request.kv_heads
-    in_group, sharing = min(kv_heads, max(1, _GROUP_BYTES // kv_bytes)), request.heads // request.kv_heads
-    return in_group * sharing, max(0, ceil_div(kv_heads, in_group) - _LAST_GROUPS) * in_group * sharing
+def decode_sizes(
+    problem: DecodeProblem, spec: AttentionDecode, gpu: Gpu, parts: int = 0
+) -> Callable[[DecodeProblem], Sizes]:
+    """Return a function that returns the sizes of every problem with the plan_key of this one.
+
+    parts: CTAs that share a tile, as far as blocks and workspace allow; 0 for the fastest number.
+    """
+    group, page_size, block_m, block_n = problem.group, problem.page_size, spec.block_m, spec.block_n
+    fixed = {
+        "heads": problem.heads,
+        "group": group,
+        "kv_heads": problem.kv_heads,
+        "by_group": group,
+        "by_kv_heads": problem.kv_heads,
+        "page_size": page_size,
+        "by_page_size": max(1, page_size),
+        "k_scale_step": problem.k_scale_step,
+        "v_scale_step": problem.v_scale_step,
+    }
+    pack, row_bytes = _struct_and_fields(spec, problem.layouts, fixed), spec.partial_row_bytes()
+    partials_bytes, flags_bytes = gpu.sm_count * PARTIALS_PER_SM_BYTES, gpu.sm_count * FLAGS_PER_SM_BYTES
+    speed = spec.loaded_stage_bytes, gpu.sm_count, gpu.memory_bytes_per_us
+
+    def divided(problem: DecodeProblem, tiles: int, tile_bytes: int) -> int:
+        """Return the number of parts of a tile, each of which has ``tile_bytes`` of partial sums."""
+        blocks, left = -(-problem.k_length // block_n), problem.limits.left
+        if left is not None:
+            blocks = min(blocks, -(-(left + 1 + problem.q_length) // block_n) + 1)
+        most = min(blocks, _MOST_PARTS, partials_bytes // (tiles * tile_bytes))
+        if most < 1 or tiles * _COUNTER_BYTES > flags_bytes:
+            return 1
+        return min(parts, most) if parts else _fastest_parts(tiles, blocks, most, *speed)
+
+    def sizes(problem: DecodeProblem) -> Sizes:
+        layouts, queries, capacity = problem.layouts, problem.q_length, problem.k_length
+        rows = queries * group
+        row_tiles, partial_rows = -(-rows // block_m), min(rows, block_m)
+        tiles, tile_bytes = problem.batch * problem.kv_heads * row_tiles, partial_rows * row_bytes
+        if tiles > MAX_EXTENT:
+            allowed = f"at most {MAX_EXTENT} tiles of {block_m} rows"
+            raise ArgumentError("q.shape", layouts.q.shape, allowed)
+        count = divided(problem, tiles, tile_bytes)
+        left, right = _bounds(problem)
+        values: dict[str, Any] = {
+            "q_length": rows,
+            "k_length": capacity,
+            "queries": queries,
+            "row_tiles": row_tiles,
+            "by_row_tiles": row_tiles,
+            "partial_rows": partial_rows,
+            "upper": (1 - queries + right) & 0xFFFFFFFF,
+            "lower": (-queries - left) & 0xFFFFFFFF,
+            "pages": layouts.k.shape[0],
+            "table_pitch": capacity // page_size if page_size else 0,
+            "v_scale": problem.v_scale,
+        }
+        struct, fields = pack(values, layouts, problem.scale * problem.k_scale, problem.softcap)
+        space = (0, 0) if count == 1 else (tiles * count * tile_bytes, tiles * _COUNTER_BYTES)
+        return Sizes((tiles, count), (struct,), fields, 0, _overlaps(problem), *space)
+
+    return sizes
 
 
-def set_scores(values: dict[str, Any], scale: float, softcap: float) -> None:
-    """Set the members of Problem that make scores of products. softcap: 0 for none."""
-    if softcap:
-        values["scale_log2"], values["cap_scale"] = softcap * LOG2_E, scale / softcap
-    else:
-        values["scale_log2"] = scale * LOG2_E
+@lru_cache(maxsize=4096)
+def _fastest_parts(tiles: int, blocks: int, most: int, block_bytes: int, sm_count: int, bytes_per_us: float) -> int:
+    """Return the number of parts, up to ``most``, with the least time if each sequence fills its capacity.
+
+    The CTAs of the busiest SM load at the SM's share of the memory's rate; then the parts are added up.
+    """
+    # No division loads fewer bytes; all else grows with the parts.
+    min_us = tiles * blocks * block_bytes / bytes_per_us
+    chosen, chosen_us = 1, math.inf
+    for parts in range(1, most + 1):
+        ctas = -(-tiles * parts // sm_count)
+        around_us = ctas * _CTA_US + (parts * _PART_US if parts > 1 else 0.0)
+        if min_us + around_us > chosen_us:
+            break
+        us = ctas * -(-blocks // parts) * sm_count * block_bytes / bytes_per_us + around_us
+        if us < chosen_us:
+            chosen, chosen_us = parts, us
+    return chosen
 
 
-def packed_for(
-    spec: AttentionSpec, arrays: Arrays, fixed: Mapping[str, Any]
-) -> Callable[[dict[str, Any], Arrays], tuple[bytes, tuple[int, ...]]]:
-    """Return a function that packs the struct and the map fields of requests with one plan_key().
+def _overlaps(problem: DecodeProblem) -> bool:
+    """Return whether the launch is a programmatic dependent.
 
-    ``arrays`` belong to one of the requests. ``fixed`` holds the members of the struct that are equal in all of them;
-    the function gets the others, but for strides, and the arrays of its request.
+    A launch with a large e4m3 cache takes up to 4 % longer while the kernel before it ends. No other one loses, and
+    small ones gain up to 9 %. [H100, attention_overlap.json]
+    """
+    if not problem.has_fp8_cache:
+        return True
+    rows = problem.batch * problem.k_length * problem.kv_heads
+    return rows * (problem.head_dim + problem.v_head_dim) <= IN_L2_BYTES
+
+
+def _bounds(problem: Problem) -> tuple[int, int]:
+    """Return the distances from a query's position to the first and the last key that it sees, _FAR without a limit."""
+    left, right = problem.limits
+    if left is None or left >= problem.k_length - 1:
+        left = _FAR
+    if right is None or right >= problem.q_length - 1:
+        right = _FAR
+    return left, right
+
+
+def raster(spec: AttentionSpec, problem: Problem) -> tuple[int, int]:
+    """Return the heads of q, of the whole batch, in a raster group of causal tiles, and the first of the last group."""
+    group, kv_heads = problem.group, problem.batch * problem.kv_heads
+    kv_bytes = 2 * problem.k_length * (spec.head_dim + spec.v_head_dim)
+    in_group = min(kv_heads, max(1, _GROUP_BYTES // kv_bytes))
+    return in_group * group, max(0, -(-kv_heads // in_group) - _LAST_GROUPS) * in_group * group
+
+
+def _struct_and_fields(
+    spec: AttentionSpec, layouts: Layouts, fixed: Mapping[str, Any]
+) -> Callable[[dict[str, Any], Layouts, float, float], tuple[bytes, tuple[int, ...]]]:
+    """Return a function that returns the struct's bytes and the sized fields of the tensor maps.
+
+    The function takes a problem's members of the struct, its layouts, scale and softcap. ``fixed`` holds the members
+    that are equal in all problems with one plan_key, and ``layouts`` belongs to one of them.
     """
     fixed, strides = dict(fixed), []
     for member in spec.problem_members:
-        name, _, step = member.name.replace("output", "out").rpartition("_")
-        if member.name in fixed or name not in OPERANDS or step not in _AXES:
+        array, _, step = member.name.rpartition("_")
+        if member.name in fixed or step not in _AXES or array not in ("q", "k", "v", "output"):
             continue
-        place, axis = OPERANDS.index(name), _AXES[step]
-        itemsize = arrays[place].dtype.itemsize
+        place, axis = Layouts._fields.index(_array_of(array)), _AXES[step]
+        itemsize = layouts[place].strides_bytes[3]
         if step == "pitch":
-            fixed[member.name] = arrays[place].strides_bytes[axis] // itemsize
+            fixed[member.name] = layouts[place].strides_bytes[axis] // itemsize
         else:
             strides.append((member.name, place, axis, itemsize))
     pack = packer(spec.problem_members, fixed)
-    maps = [name.removesuffix("_map").replace("output", "out") for name in spec.parameter_names if "_map" in name]
-    places = [OPERANDS.index(name) for name in maps]
+    maps = [Layouts._fields.index(_array_of(name)) for name in spec.parameter_names if name.endswith("_map")]
 
-    def packed(values: dict[str, Any], arrays: Arrays) -> tuple[bytes, tuple[int, ...]]:
+    def packed(values: dict[str, Any], layouts: Layouts, scale: float, softcap: float) -> tuple[bytes, tuple[int, ...]]:
+        values["scale_log2"] = (softcap or scale) * _LOG2_E
+        if softcap:
+            values["cap_scale"] = scale / softcap
         for member, place, axis, itemsize in strides:
-            values[member] = arrays[place].strides_bytes[axis] // itemsize
+            values[member] = layouts[place].strides_bytes[axis] // itemsize
         fields: list[int] = []
-        for place in places:
-            fields += _fields(arrays[place])
+        for place in maps:
+            fields += _fields(layouts[place])
         return pack(values), tuple(fields)
 
     return packed
 
 
-def _map(name: str, info: Operand, box: tuple[int, int, int, int], swizzle: str) -> Map:
-    """Return a map of (batch, length, heads, head_dim). Heads are outside of rows in any order of strides."""
-    kind = tma_type("uint8" if info.dtype.itemsize == 1 else info.dtype)
-    _, _, heads, dim = info.shape
-    length, batch, head_bytes, batch_bytes = _fields(info)
-    strides = info.strides_bytes[1], head_bytes, batch_bytes
+def _array_of(name: str) -> str:
+    """Return the array of q_map, k_map, v_map or output_map."""
+    return name.removesuffix("_map").replace("output", "out")
+
+
+def _map(array: str, layout: Layout, dtype: str, box: tuple[int, int, int, int], swizzle: str) -> Map:
+    """Return a map of (batch, length, heads, dim). Heads are outside of rows in any order of strides."""
+    _, _, heads, dim = layout.shape
+    length, batch, head_bytes, batch_bytes = _fields(layout)
+    dims, strides = (dim, length, heads, batch), (layout.strides_bytes[1], head_bytes, batch_bytes)
     tma_box = box[3], box[1], box[2], box[0]
-    dims = dim, length, heads, batch
-    spec = TiledSpec(dtype=kind, dims=dims, strides_bytes=strides, box=tma_box, swizzle=swizzle)  # type: ignore[arg-type]
-    return Map(name, spec, (("dim", 1), ("dim", 3), ("stride", 1), ("stride", 2)))
+    spec = TiledSpec(dtype=tma_type(dtype), dims=dims, strides_bytes=strides, box=tma_box, swizzle=swizzle)  # type: ignore[arg-type]
+    return Map(array, spec, (("dim", 1), ("dim", 3), ("stride", 1), ("stride", 2)))
 
 
-def _fields(info: Operand) -> tuple[int, int, int, int]:
+def _fields(layout: Layout) -> tuple[int, int, int, int]:
     """Return the sized fields of a map: length, batch, and bytes from one head and from one sequence to the next."""
-    batch, length, _, _ = info.shape
-    batch_bytes, row, head, _ = info.strides_bytes
+    (batch, length, _, _), (batch_bytes, row, head, _) = layout
     return length, batch, head, batch_bytes if batch > 1 else row

@@ -2,54 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from cudatma.arrays import ArrayInfo
-from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import Arguments, Sizes
-from cudatma.kernels.attention.arguments import attention_arguments, sizes_for
+from cudatma.kernels.attention.arguments import attention_sizes, launch_arguments
+from cudatma.kernels.attention.check import ATTENTION as NAME
+from cudatma.kernels.attention.check import VARLEN, check_attention, check_varlen
 from cudatma.kernels.attention.choose import ATTENTION, times
 from cudatma.kernels.attention.empty import fill_empty
-from cudatma.kernels.attention.problem import size_class
+from cudatma.kernels.attention.problem import Problem, size_class
 from cudatma.kernels.attention.reference import reference
-from cudatma.kernels.attention.request import (
-    Request,
-    Sequences,
-    check_call,
-    check_result,
-    check_types,
-    checked_limits,
-    checked_scale,
-    checked_sink,
-    checked_softcap,
-    masks_up_to,
-    reduced,
-)
 from cudatma.kernels.attention.spec import AttentionSpec
-from cudatma.kernels.attention.tensors import (
-    addressable,
-    check_shapes,
-    contiguous,
-    operand,
-    plain_array,
-    resized,
-)
 from cudatma.kernels.attention.versions import chosen_version
-from cudatma.kernels.checks import check_place, checked_count, checked_flag
-from cudatma.kernels.choice_table import choice_table
+from cudatma.kernels.choice_table import choice_table, ms_up_to
 from cudatma.kernels.engine import run
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.host import host_array
 from cudatma.kernels.operation import Checked, Operation
 from cudatma.kernels.overrides import every_entry_spec, pinned_spec
 from cudatma.kernels.version import naming
 from cudatma.target import get_target
 
-NAME = "attention_varlen"
+P = TypeVar("P", bound=Problem)
+S = TypeVar("S", bound=AttentionSpec)
 
 
 def attention(
@@ -190,238 +170,148 @@ def kinds_of(window: Any, *options: Any) -> tuple[type, ...]:
     return tuple(kinds)
 
 
-class Attention(Operation[Request, AttentionSpec]):
-    """attention as an operation."""
+class AttentionOperation(Operation[P, S]):
+    """The base of the operations of attention, whose launches have one kernel each."""
 
-    name: ClassVar[str] = "attention"
-    inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "sink")
-    fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, None, 2)
     joins_axes: ClassVar[bool] = False
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Request]:
-        """Validate a call."""
-        causal, window, scale, softcap, return_lse, version, _ = options
-        q, k, v, sink = inputs
-        request, shape, _ = check_call(q, k, v, causal, scale, window, softcap, sink, out, return_lse)
-        return checked_request(replace(request, version=version), shape)
+    @abstractmethod
+    def lengths(self, problem: P, shapes: Sequence[Any], numbers: tuple[int, ...]) -> tuple[int, int, int] | None:
+        """Return the batch, q_length and k_length of resized(), None if check() has to look at the call."""
+
+    @abstractmethod
+    def specs(self, problem: P, gpu: Gpu) -> Iterator[S]:
+        """Yield every configuration that may serve the problem with other sizes, but the same kinds of limits."""
+
+    @abstractmethod
+    def sizes_for(self, problem: P, config: S, gpu: Gpu) -> Callable[[P], Sizes]:
+        """Return a function that returns the sizes of every problem with the plan_key of this one."""
 
     def resized(
-        self, problem: Request, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
-    ) -> tuple[Request, tuple[int, ...], tuple[int, ...] | None] | None:
-        """Return the request with other lengths and another batch."""
-        q, k, v, _, out = shapes
-        if k[0] != q[0] or v[:2] != k[:2] or (out is not None and out[:2] != q[:2]):
+        self, problem: P, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
+    ) -> tuple[P, tuple[int, ...], tuple[int, ...] | None] | None:
+        """Return the problem with other sizes."""
+        q, k, v, out = shapes[0], shapes[1], shapes[2], shapes[-1]
+        if v[:-2] != k[:-2] or (out is not None and out[:-2] != q[:-2]):
             return None
-        request = _resized(problem, (q, k, v, out), (*strides_bytes[:3], strides_bytes[-1]), (q[1], k[1]), None)
-        if request is None:
+        lengths = self.lengths(problem, shapes, numbers)
+        if lengths is None:
             return None
-        return request, (*q[:3], v[3]), (q[0], q[2], q[1]) if problem.has_lse else None
+        new = problem.resized(*lengths, shapes, strides_bytes)
+        if new is None:
+            return None
+        return new, (*q[:-1], v[-1]), (*q[:-3], q[-2], q[-3]) if problem.has_lse else None
 
-    def masks(self, problem: Request) -> tuple[int, ...]:
-        """TMA reads q, k and v and vectors write out; the others are read by elements."""
+    def masks(self, problem: P) -> tuple[int, ...]:
+        """Return 15 for q, k, v and out, which TMA or vectors access, and 3 for the other arrays."""
         return (15, 15, 15, *(3,) * (len(self.inputs) - 3), 15)
 
-    def plan_key(self, problem: Request) -> Hashable:
-        """All that a kernel and its tensor maps depend on, besides sizes."""
-        q, k, v, out = problem.operands
-        mask, dims = problem.mask, (q.shape[2:], v.shape[2:])
-        flags = mask.is_causal, mask.has_window, problem.softcap > 0, problem.sink is not None, problem.has_lse
-        return q.dtype, dims, *[info.strides_bytes[1] for info in (q, k, v, out)], flags, problem.version
+    def plan_key(self, problem: P) -> Hashable:
+        """Return all that a kernel and its tensor maps depend on, besides sizes."""
+        return problem.plan_key
 
-    def without_kernel(self, problem: Request, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
+    def without_kernel(self, problem: P, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
         """Write the results of queries that see no key."""
         if problem.has_keys:
             return False
         fill_empty(arrays, stream)
         return True
 
-    def configure(self, problem: Request, gpu: Gpu, memo: dict[Any, Any]) -> AttentionSpec:
-        """Return the kernel for a request."""
-        q_length, k_length = problem.lengths
-        key = size_class(problem.batch, q_length, k_length, problem.sequences is not None)
-        table = memo.get(key)
-        if table is None or q_length > table.max_m:
-            asked = problem.problem()
-            pinned = pinned_spec(ATTENTION, asked, gpu)
-            if pinned is not None:
-                return pinned
-            table = memo[key] = choice_table(ATTENTION, asked, gpu, q_length)
-        return table.at(q_length)  # type: ignore[no-any-return]
-
-    def kernels(self, problem: Request, config: AttentionSpec) -> tuple[tuple[str, Any], ...]:
+    def kernels(self, problem: P, config: S) -> tuple[tuple[str, Any], ...]:
         """Return the one kernel."""
         return ((config.template, config),)
 
-    def kernels_up_to(self, checked: Checked[Request], max_m: int, gpu: Gpu) -> Iterator[tuple[str, Any]]:
-        """Yield every configuration that may be chosen: they are few, and most serve some lengths and batch."""
-        request = checked.problem
-        check_not_empty(request)
-        for mask in masks_up_to(request.limits, max_m):
-            problem = replace(request, mask=mask).problem()
-            candidates = [spec for spec, _ in times(problem, np.ones(1, np.int64), gpu)]
-            for spec in (*candidates, *every_entry_spec(ATTENTION, problem, gpu)):
-                yield spec.template, spec
-
-    def arguments(
-        self, problem: Request, config: AttentionSpec, gpu: Gpu, resident: tuple[int, ...]
-    ) -> tuple[Arguments, ...]:
-        """Return the launch of a request."""
-        return (attention_arguments(problem, config, get_target(gpu.target), gpu.sm_count),)
+    def arguments(self, problem: P, config: S, gpu: Gpu, resident: tuple[int, ...]) -> tuple[Arguments, ...]:
+        """Return the one launch."""
+        sizes = self.sizes_for(problem, config, gpu)(problem)
+        return (launch_arguments(problem, config, get_target(gpu.target), sizes),)
 
     def sizes(
-        self, problem: Request, config: AttentionSpec, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
+        self, problem: P, config: S, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
     ) -> tuple[Sizes, ...]:
         """Return the sizes of the launch."""
-        of_request = memo.get("sizes")
-        if of_request is None:
-            of_request = memo["sizes"] = sizes_for(problem, config, gpu.sm_count)
-        return (of_request(problem),)
+        sizes = memo.get("sizes")
+        if sizes is None:
+            sizes = memo["sizes"] = self.sizes_for(problem, config, gpu)
+        return (sizes(problem),)
 
-    def reference(self, problem: Request, arrays: Mapping[str, ArrayInfo]) -> None:
+    def reference(self, problem: P, arrays: Mapping[str, ArrayInfo]) -> None:
         """Compute the result in float64, rounded once."""
         reference(problem, arrays)
+
+    def kernels_up_to(self, checked: Checked[P], max_m: int, gpu: Gpu) -> Iterator[tuple[str, Any]]:
+        """Yield the kernels for each kind of limits that lengths up to ``max_m`` can have."""
+        problem = checked.problem
+        problem.check_not_empty()
+        for is_causal, has_window in problem.limits.kinds_up_to(max_m):
+            for spec in self.specs(replace(problem, is_causal=is_causal, has_window=has_window), gpu):
+                yield spec.template, spec
+
+
+class Attention(AttentionOperation[Problem, AttentionSpec]):
+    """attention as an operation."""
+
+    name: ClassVar[str] = NAME
+    inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "sink")
+    fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, None, 2)
+
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Problem]:
+        """Validate a call."""
+        q, k, v, sink = inputs
+        causal, window, scale, softcap, return_lse, version, _ = options
+        return check_attention(q, k, v, sink, out, causal, window, scale, softcap, return_lse, version)
+
+    def lengths(self, problem: Problem, shapes: Sequence[Any], numbers: tuple[int, ...]) -> tuple[int, int, int] | None:
+        """Return the sizes of the arrays."""
+        q, k = shapes[:2]
+        return (q[0], q[1], k[1]) if q[0] == k[0] else None
+
+    def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> AttentionSpec:
+        """Return the kernel for a problem."""
+        q_length = problem.q_length
+        key = size_class(problem.batch, q_length, problem.k_length, problem.is_varlen)
+        table = memo.get(key)
+        if table is None or q_length > table.max_m:
+            pinned = pinned_spec(ATTENTION, problem, gpu)
+            if pinned is not None:
+                return pinned
+            table = memo[key] = choice_table(ATTENTION, problem, gpu, q_length)
+        return table.at(q_length)  # type: ignore[no-any-return]
+
+    def specs(self, problem: Problem, gpu: Gpu) -> Iterator[AttentionSpec]:
+        """Yield all candidates: they are few, and most serve some lengths and batch."""
+        yield from (spec for spec, _ in times(problem, np.ones(1, np.int64), gpu))
+        yield from every_entry_spec(ATTENTION, problem, gpu)
+
+    def problems_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterable[Problem]:
+        """Return problems of all numbers of queries for which the configuration may differ."""
+        return map(checked.problem.with_queries, ms_up_to(max_m))
+
+    def sizes_for(self, problem: Problem, config: AttentionSpec, gpu: Gpu) -> Callable[[Problem], Sizes]:
+        """Return a function that returns the sizes."""
+        return attention_sizes(problem, config, gpu.sm_count)
 
 
 class AttentionVarlen(Attention):
     """attention_varlen as an operation. The longest lengths are numbers."""
 
-    name: ClassVar[str] = "attention_varlen"
+    name: ClassVar[str] = VARLEN
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "sink")
     fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, 0, 0, None, 2)
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Request]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Problem]:
         """Validate a call."""
-        max_q, max_k, causal, window, scale, softcap, return_lse, _ = options
         q, k, v, of_q, of_k, sink = inputs
-        asked = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "sink": sink}
-        request, shape = check_varlen(q, k, v, of_q, of_k, max_q, max_k, **asked, out=out, return_lse=return_lse)
-        return checked_request(request, shape)
+        max_q, max_k, causal, window, scale, softcap, return_lse, _ = options
+        return check_varlen(q, k, v, of_q, of_k, sink, out, max_q, max_k, causal, window, scale, softcap, return_lse)
 
-    def resized(
-        self, problem: Request, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
-    ) -> tuple[Request, tuple[int, ...], tuple[int, ...] | None] | None:
-        """Return the request with other totals, other longest lengths, and another number of sequences."""
-        q, k, v, of_q, of_k, _, out = shapes
-        if of_q != of_k or v[0] != k[0] or (out is not None and out[0] != q[0]) or problem.sequences is None:
+    def lengths(self, problem: Problem, shapes: Sequence[Any], numbers: tuple[int, ...]) -> tuple[int, int, int] | None:
+        """Return the number of sequences and the longest lengths."""
+        q, k, _, of_q, of_k = shapes[:5]
+        max_q, max_k = numbers
+        if of_q != of_k or max_q.__class__ is not int or max_k.__class__ is not int or max_q < 1 or max_k < 1:
             return None
-        if not all(number.__class__ is int and number > 0 for number in numbers):
-            return None
-        longest = min(numbers[0], q[0]), min(numbers[1], k[0])
-        offsets = contiguous(problem.sequences.q, of_q)
-        rows = [None if shape is None else (1, *shape) for shape in (q, k, v, out)]
-        steps = [None if step is None else (0, *step) for step in (*strides_bytes[:3], strides_bytes[-1])]
-        request = _resized(problem, rows, steps, longest, Sequences(offsets, offsets, *longest))
-        if request is None:
-            return None
-        return request, (*q[:2], v[2]), (q[1], q[0]) if problem.has_lse else None
-
-
-def _resized(
-    problem: Request,
-    shapes: Sequence[Any],
-    strides_bytes: Sequence[Any],
-    lengths: tuple[int, int],
-    sequences: Sequences | None,
-) -> Request | None:
-    """Return a request for q, k, v and out of these shapes and strides, None if check() has to look at the call."""
-    mask = reduced(problem.limits, *lengths)
-    if (mask.is_causal, mask.has_window) != (problem.mask.is_causal, problem.mask.has_window):
-        return None
-    layouts = resized((problem.q, problem.k, problem.v, problem.result), shapes, strides_bytes)
-    if layouts is None:
-        return None
-    q, k, v, out = layouts
-    facts = problem.softcap, problem.has_lse, sequences, problem.sink, out, problem.limits, problem.version
-    return Request(q, k, v, problem.scale, mask, *facts)
-
-
-def checked_request(request: Any, shape: tuple[int, ...]) -> Checked[Any]:
-    """Return a checked call with this request, whose result has this shape."""
-    lse = (*shape[:-3], shape[-2], shape[-3]) if request.has_lse else None
-    infos = tuple(request.read.values())
-    return Checked(request.without_memory, infos, request.result, shape, request.q.dtype, lse)
-
-
-def check_not_empty(request: Any) -> None:
-    """Raise ArgumentError if a call has nothing to compute."""
-    if 0 in request.q.shape or not request.has_keys:
-        shapes = request.q.shape, request.k.shape
-        raise ArgumentError("q.shape, k.shape", shapes, "a batch and lengths above 0", "nothing is launched here")
+        return of_q[0] - 1, min(max_q, q[0]), min(max_k, k[0])
 
 
 ATTENTION_CALL, VARLEN_CALL = Attention(), AttentionVarlen()
-
-
-def check_varlen(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    max_seqlen_q: Any,
-    max_seqlen_k: Any,
-    *,
-    causal: Any = False,
-    scale: Any = None,
-    window: Any = None,
-    softcap: Any = None,
-    sink: Any = None,
-    out: Any = None,
-    return_lse: Any = False,
-) -> tuple[Request, tuple[int, ...]]:
-    """Return the request and the shape of the result. Lengths are compared in host memory only.
-
-    Raises ArgumentError, ArgumentTypeError.
-    """
-    named = {name: operand(array, name, 3) for name, array in (("q", q), ("k", k), ("v", v))}
-    check_types(named)
-    shapes = [info.shape for info in named.values()]
-    check_shapes(shapes[0], shapes[1], shapes[2], has_batch=False)
-    offsets = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    found = {name: plain_array(array, name, "int32") for name, array in offsets.items()}
-    for name, info in (named | found).items():
-        check_place(info, name, named["q"], "q", NAME)
-    named = {name: addressable(info, name) for name, info in named.items()}
-    of_q, of_k = found.values()
-    if len(of_q.shape) != 1 or not of_q.size_elems:
-        raise ArgumentError("cu_seqlens_q.shape", of_q.shape, "(sequences + 1,)")
-    if of_k.shape != of_q.shape:
-        raise ArgumentError("cu_seqlens_k.shape", of_k.shape, f"{of_q.shape}, as cu_seqlens_q")
-    whole = "an int from 0 on"
-    longest = [checked_count(max_seqlen_q, "max_seqlen_q", whole), checked_count(max_seqlen_k, "max_seqlen_k", whole)]
-    for letter, info, most, shape in zip("qk", (of_q, of_k), longest, shapes, strict=False):
-        if info.device is None:
-            _check_offsets(host_array(info), letter, most, shape[0])
-    longest = [min(most, shape[0]) for most, shape in zip(longest, shapes, strict=False)]
-    request = Request(
-        named["q"],
-        named["k"],
-        named["v"],
-        factor := checked_scale(scale, shapes[0][-1]),
-        reduced(limits := checked_limits(causal, window), *longest),
-        checked_softcap(softcap, factor),
-        checked_flag(return_lse, "return_lse"),
-        Sequences(of_q, of_k, *longest),
-        checked_sink(sink, named["q"], NAME),
-        limits=limits,
-    )
-    shape = *shapes[0][:2], shapes[2][-1]
-    result = None if out is None else check_result(out, shape, request.arrays(), NAME)
-    return replace(request, result=result), shape
-
-
-def _check_offsets(offsets: Any, letter: str, most: int, total: int) -> None:
-    field = f"cu_seqlens_{letter}"
-    if len(offsets) == 1 and total:
-        raise ArgumentError(f"{field}.shape", (1,), f"(sequences + 1,), for {letter} has {total} rows")
-    if offsets[0]:
-        raise ArgumentError(f"{field}[0]", int(offsets[0]), "0")
-    lengths = np.diff(offsets.astype(np.int64))
-    for index in np.flatnonzero(lengths < 0)[:1].tolist():
-        allowed = f"{offsets[index]} and more, as {field}[{index}]"
-        raise ArgumentError(f"{field}[{index + 1}]", int(offsets[index + 1]), allowed)
-    if offsets[-1] != total:
-        raise ArgumentError(f"{field}[{len(offsets) - 1}]", int(offsets[-1]), f"{total}, the length of {letter}")
-    if (longest := int(lengths.max(initial=0))) > most:
-        allowed = f"{longest} and more, the length of sequence {int(lengths.argmax())}"
-        raise ArgumentError(f"max_seqlen_{letter}", most, allowed)

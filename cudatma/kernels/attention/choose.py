@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from cudatma.arrays import describe
 from cudatma.backend import backend_for
 from cudatma.errors import ArgumentError
+from cudatma.kernels.attention.check import check_attention
 from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES, Problem
-from cudatma.kernels.attention.request import check_call
 from cudatma.kernels.attention.spec import SPEC_FIELDS, AttentionSpec
 from cudatma.kernels.attention.versions import (
     CHOICE,
@@ -218,15 +218,12 @@ def attention_explain(
     ArgumentError where there is nothing to compute.
     """
     name, asked_by = chosen_version(version)
-    request, _, _ = check_call(q, k, v, causal, scale, window, softcap, sink, out, return_lse)
+    problem = check_attention(q, k, v, sink, out, causal, window, scale, softcap, return_lse, name).problem
     first = describe(q, "q")
     if backend is not None:
         check_backend(first, "q", backend_for("attention", backend))
-    if not (first.size_elems and request.has_keys):
-        shapes = request.q.shape, request.k.shape
-        raise ArgumentError("q.shape, k.shape", shapes, "a batch and lengths above 0", "nothing is launched here")
+    problem.check_not_empty()
     gpu = explained_gpu(first.device, target)
-    problem = request.problem(name)
 
     def cut(spec: Any) -> Schedule:
         tiles = ceil_div(problem.q_length, spec.block_m), problem.batch * problem.heads

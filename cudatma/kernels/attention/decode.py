@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
 from typing import Any, ClassVar
 
-from cudatma.arrays import ArrayInfo
-from cudatma.kernels.arguments import Arguments, Sizes
-from cudatma.kernels.attention.attention import check_not_empty, checked_request, kinds_of
-from cudatma.kernels.attention.decode_plan import decode_arguments, decode_spec, divide, sizes_for
-from cudatma.kernels.attention.decode_request import NAME, DecodeRequest, check_decode
-from cudatma.kernels.attention.decode_spec import AttentionDecode
-from cudatma.kernels.attention.empty import fill_empty
-from cudatma.kernels.attention.reference import decode_reference
-from cudatma.kernels.attention.request import masks_up_to, reduced
-from cudatma.kernels.attention.tensors import contiguous, resized
+from cudatma.kernels.arguments import Sizes
+from cudatma.kernels.attention.arguments import decode_sizes
+from cudatma.kernels.attention.attention import AttentionOperation, kinds_of
+from cudatma.kernels.attention.check import DECODE, check_decode
+from cudatma.kernels.attention.decode_spec import AttentionDecode, decode_spec
+from cudatma.kernels.attention.problem import DecodeProblem
 from cudatma.kernels.engine import run
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.operation import Checked, Operation
+from cudatma.kernels.operation import Checked
 from cudatma.target import get_target
 
 
@@ -89,132 +84,48 @@ def _factor(scale: Any) -> tuple[Any, Any]:
     return (scale, None) if scale is None or isinstance(scale, Real) else (None, scale)
 
 
-class AttentionDecodeCall(Operation[DecodeRequest, AttentionDecode]):
+class AttentionDecodeCall(AttentionOperation[DecodeProblem, AttentionDecode]):
     """attention_decode as an operation."""
 
-    name: ClassVar[str] = NAME
+    name: ClassVar[str] = DECODE
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "seqlens", "page_table", "sink", "k_scale", "v_scale")
     fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, 0, 1, None, None, None, 2)
-    joins_axes: ClassVar[bool] = False
 
     def check(
         self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any
-    ) -> Checked[DecodeRequest]:
+    ) -> Checked[DecodeProblem]:
         """Validate a call."""
+        q, k, v, seqlens, page_table, sink, k_array, v_array = inputs
         window, scale, softcap, return_lse, k_number, v_number, _ = options
-        q, k, v, seqlens, page_table, sink, k_scale, v_scale = inputs
-        request, shape, _ = check_decode(
-            q,
-            k,
-            v,
-            seqlens,
-            page_table=page_table,
-            k_scale=k_number if k_scale is None else k_scale,
-            v_scale=v_number if v_scale is None else v_scale,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            sink=sink,
-            out=out,
-            return_lse=return_lse,
-        )
-        return checked_request(request, shape)
+        scales = k_number if k_array is None else k_array, v_number if v_array is None else v_array
+        return check_decode(q, k, v, seqlens, page_table, sink, *scales, out, window, scale, softcap, return_lse)
 
-    def resized(
-        self, problem: DecodeRequest, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
-    ) -> tuple[DecodeRequest, tuple[int, ...], tuple[int, ...] | None] | None:
-        """Return the request with other numbers of sequences, queries, pages, or keys in a cache without pages."""
-        q, k, v, seqlens, table, *_, out = shapes
-        batch, length, *_ = q
-        if seqlens[0] != batch or v[:2] != k[:2] or (out and out[:2] != q[:2]):
+    def lengths(
+        self, problem: DecodeProblem, shapes: Sequence[Any], numbers: tuple[int, ...]
+    ) -> tuple[int, int, int] | None:
+        """Return the number of sequences, of queries, and of keys that a sequence may have."""
+        q, k, _, seqlens, table = shapes[:5]
+        batch, length = q[:2]
+        if seqlens[0] != batch or (k if table is None else table)[0] != batch:
             return None
-        if (k if table is None else table)[0] != batch or (table and k[1] != problem.k.shape[1]):
-            return None
-        mask = reduced(problem.limits, length, k[1] * (table[1] if table else 1))
-        if (mask.is_causal, mask.has_window) != (problem.mask.is_causal, problem.mask.has_window):
-            return None
-        layouts = problem.q, problem.k, problem.v, problem.result
-        changed = resized(layouts, (q, k, v, out), (*strides_bytes[:3], strides_bytes[-1]))
-        if changed is None:
-            return None
-        table = problem.page_table and contiguous(problem.page_table, table)
-        request = DecodeRequest(
-            *changed[:3],
-            contiguous(problem.seqlens, seqlens),
-            table,
-            problem.scale,
-            mask,
-            problem.softcap,
-            problem.has_lse,
-            problem.sink,
-            problem.k_scale,
-            problem.v_scale,
-            changed[3],
-            problem.limits,
-        )
-        return request, (*q[:3], v[3]), (batch, q[2], q[1]) if problem.has_lse else None
+        if table is None:
+            return batch, length, k[1]
+        return (batch, length, k[1] * table[1]) if k[1] == problem.page_size else None
 
-    def masks(self, problem: DecodeRequest) -> tuple[int, ...]:
-        """TMA or vectors read q, k and v and write out; the others are read by elements."""
-        return 15, 15, 15, 3, 3, 3, 3, 3, 15
-
-    def plan_key(self, problem: DecodeRequest) -> Hashable:
-        """All that a kernel and its tensor maps depend on, besides sizes."""
-        mask, (q, k, v, out), table = problem.mask, problem.operands, problem.page_table
-        flags = mask.is_causal, mask.has_window, problem.softcap > 0, problem.sink is not None, problem.has_lse
-        scales = [None if isinstance(one, float) else one.shape for one in (problem.k_scale, problem.v_scale)]
-        shapes = q.shape[2:], None if table is None else k.shape[1], k.shape[2:], v.shape[2:]
-        return q.dtype, k.dtype, shapes, *[info.strides_bytes[1] for info in (q, k, v, out)], flags, *scales
-
-    def without_kernel(self, problem: DecodeRequest, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
-        """Write the results of queries that see no key."""
-        if problem.has_keys:
-            return False
-        fill_empty(arrays, stream)
-        return True
-
-    def configure(self, problem: DecodeRequest, gpu: Gpu, memo: dict[Any, Any]) -> AttentionDecode:
-        """Return the kernel for a request."""
+    def configure(self, problem: DecodeProblem, gpu: Gpu, memo: dict[Any, Any]) -> AttentionDecode:
+        """Return the kernel for a problem."""
         spec: AttentionDecode | None = memo.get("spec")
         if spec is None:
             spec = memo["spec"] = decode_spec(problem, get_target(gpu.target))
         return spec
 
-    def kernels(self, problem: DecodeRequest, config: AttentionDecode) -> tuple[tuple[str, Any], ...]:
-        """Return the one kernel."""
-        return ((config.template, config),)
+    def specs(self, problem: DecodeProblem, gpu: Gpu) -> Iterator[AttentionDecode]:
+        """Yield the one kernel, which depends on no size."""
+        yield decode_spec(problem, get_target(gpu.target))
 
-    def kernels_up_to(self, checked: Checked[DecodeRequest], max_m: int, gpu: Gpu) -> Iterator[tuple[str, Any]]:
-        """Yield the kernel for each kind of mask; it depends on no other size."""
-        request = checked.problem
-        check_not_empty(request)
-        for mask in masks_up_to(request.limits, max_m):
-            spec = decode_spec(replace(request, mask=mask), get_target(gpu.target))
-            yield spec.template, spec
-
-    def arguments(
-        self, problem: DecodeRequest, config: AttentionDecode, gpu: Gpu, resident: tuple[int, ...]
-    ) -> tuple[Arguments, ...]:
-        """Return the launch of a request."""
-        return (decode_arguments(problem, divide(problem, gpu, config), get_target(gpu.target)),)
-
-    def sizes(
-        self,
-        problem: DecodeRequest,
-        config: AttentionDecode,
-        gpu: Gpu,
-        resident: tuple[int, ...],
-        memo: dict[Any, Any],
-    ) -> tuple[Sizes, ...]:
-        """Return the sizes of the launch."""
-        of_request = memo.get("sizes")
-        if of_request is None:
-            of_request = memo["sizes"] = sizes_for(problem, config)
-        return (of_request(problem, divide(problem, gpu, config)),)
-
-    def reference(self, problem: DecodeRequest, arrays: Mapping[str, ArrayInfo]) -> None:
-        """Compute the result in float64, rounded once."""
-        decode_reference(problem, arrays)
+    def sizes_for(self, problem: DecodeProblem, config: AttentionDecode, gpu: Gpu) -> Callable[[DecodeProblem], Sizes]:
+        """Return a function that returns the sizes."""
+        return decode_sizes(problem, config, gpu)
 
 
 DECODE_CALL = AttentionDecodeCall()

@@ -1,19 +1,28 @@
-"""The kernels of attention_decode: four warps for all queries of a head of k and v, and one that loads."""
+"""The kernels of attention_decode: four warps for all queries of a head of k and v, and one that loads.
+
+decode_spec() returns the one that serves a problem.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from cudatma.errors import ArgumentError
-from cudatma.kernels.attention.spec import MEMBERS, OUTPUT_ROWS
+from cudatma.kernels.attention.problem import DecodeProblem
+from cudatma.kernels.attention.spec import MEMBERS, OUTPUT_ROWS, SPEC_FIELDS
 from cudatma.kernels.attention.versions import AttentionWithProducer
 from cudatma.kernels.launch_struct import Member
+from cudatma.target import Target
 
 #: Rows of a box at least: the swizzle repeats after as many.
 LEAST_BOX_ROWS = 8
+#: (CTAs of an SM, keys of a block): the first that holds _ENOUGH_STAGES is chosen, else the first that holds two.
+_SHAPES, _ENOUGH_STAGES, _MOST_STAGES = ((2, 64), (1, 64), (1, 32), (1, 16)), 3, 8
+_FP8_SHAPES = ((2, 128), (1, 128), (1, 64))
 _MEMBERS = MEMBERS | {
     member.name: member
     for member in (
@@ -172,3 +181,35 @@ class AttentionDecodeFp8(AttentionDecode):
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
         """Each warp's maxima and sums, and whether the CTA is the last one of its tile."""
         return (("warp_sums", 8 * self.consumer_warps * self.block_m), ("is_last", 8))
+
+
+def decode_spec(problem: DecodeProblem, target: Target) -> AttentionDecode:
+    """Return the kernel for a problem."""
+    fields = tuple(getattr(problem, name) for name in SPEC_FIELDS)
+    return fitted_spec(fields, problem.page_size, target, problem.has_fp8_cache)
+
+
+@lru_cache(maxsize=1024)
+def fitted_spec(
+    fields: tuple[Any, ...], page_size: int, target: Target, has_fp8_cache: bool = False
+) -> AttentionDecode:
+    """Return the kernel with the longest ring that fits shared memory.
+
+    ``fields`` holds the SPEC_FIELDS of the problem; ``page_size`` is 0 without pages. Two CTAs share an SM if each has
+    enough stages.
+    """
+    kind = AttentionDecodeFp8 if has_fp8_cache else AttentionDecode if target.has("wgmma") else AttentionDecodeP1
+    fitting: list[AttentionDecode] = []
+    for blocks_per_sm, block_n in _FP8_SHAPES if has_fp8_cache else _SHAPES:
+        common = math.gcd(page_size, block_n)
+        box_rows = block_n if not page_size else common if common >= LEAST_BOX_ROWS else 0
+        rest: dict[str, Any] = {"is_paged": page_size > 0, "box_rows": box_rows, "block_n": block_n}
+        rest["blocks_per_sm"] = blocks_per_sm
+        for stages in range(_MOST_STAGES, 1, -1):
+            spec = kind(*fields, **rest | {"stages": stages})
+            if spec.smem_bytes <= target.smem_share_bytes(blocks_per_sm):
+                if stages >= _ENOUGH_STAGES:
+                    return spec
+                fitting.append(spec)
+                break
+    return fitting[0]

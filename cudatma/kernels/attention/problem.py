@@ -1,24 +1,25 @@
-"""What a caller of attention() asks for. Pure."""
+"""Problem and DecodeProblem: the computation of a call, without addresses."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, NamedTuple, TypeVar
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, counted
 from cudatma.kernels.family import MAX_EXTENT
 
 #: Types of q, k, v and the result, and their names in wgmma.
 OPERAND_TYPES = {"float16": "f16", "bfloat16": "bf16"}
-#: What a cache of keys and values may be instead, in attention_decode().
+#: The other type of a cache of keys and values, in attention_decode().
 CACHE_TYPE = "float8_e4m3fn"
 #: Head dims of q and k, and of v.
 HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128))
 #: Versions of the kernel, the baseline first.
 VERSION_NAMES = ("phase1", "a1", "a2", "a3", "a4", "p1")
-
-
+#: TMA requires addresses and strides to be multiples of 16 bytes, and strides to be below 2**40 bytes.
+ALIGNMENT, STRIDE_LIMIT = 16, 1 << 40
 #: Steps of rounded_up() between two powers of two.
 _STEPS = 8
 
@@ -30,25 +31,128 @@ def rounded_up(size: int) -> int:
 
 
 def size_class(batch: int, q_length: int, k_length: int, is_varlen: bool) -> tuple[int, int]:
-    """Return what the choice of a configuration depends on of the keys and the batch.
+    """Return the keys and the batch as far as the choice of a configuration depends on them.
 
-    Of the keys it is 0 if ``k_length`` equals ``q_length``, so that both change together. Otherwise it is ``k_length``,
-    rounded up to eight steps an octave and at least 2. The number of varlen sequences is rounded up, too: their lengths
-    differ, so that tiles are counted roughly anyway.
+    The first number is 0 if ``k_length`` equals ``q_length``, so that both change together. Otherwise it is
+    ``k_length``, rounded up to eight steps an octave and at least 2. The number of varlen sequences is rounded up, too:
+    their lengths differ, so that tiles are counted roughly anyway.
     """
     keys = 0 if q_length == k_length else rounded_up(max(2, k_length))
     return keys, rounded_up(batch) if is_varlen else batch
 
 
-@dataclass(frozen=True, slots=True)
+class Layout(NamedTuple):
+    """The layout of q, k, v or the result: (batch, length, heads, dim), with contiguous elements.
+
+    Varlen sequences form a batch of one. The batch of a paged cache are its pages. An axis of one element has the
+    stride that it would have in a dense array.
+    """
+
+    shape: tuple[int, ...] = (0, 0, 0, 0)
+    strides_bytes: tuple[int, ...] = (0, 0, 0, 0)
+
+    def resized(self, shape: tuple[int, ...], strides_bytes: Sequence[int]) -> Layout | None:
+        """Return the layout with another batch and length and the same pitch; None if TMA cannot address it."""
+        _, row, _, element = self.strides_bytes
+        if len(shape) == 3:
+            shape, strides_bytes = (1, *shape), (0, *strides_bytes)
+        batch, length, heads, dim = shape
+        outer, _, head, inner = strides_bytes
+        if heads == 1:
+            head = dim * element
+        elif head % ALIGNMENT or not 0 <= head < STRIDE_LIMIT:
+            return None
+        if batch == 1:
+            outer = length * heads * dim * element
+        elif outer % ALIGNMENT or not 0 <= outer < STRIDE_LIMIT:
+            return None
+        return Layout(shape, (outer, row, head, element)) if inner == element else None
+
+    @property
+    def is_disjoint(self) -> bool:
+        """Whether no elements share memory."""
+        span = self.strides_bytes[-1]
+        for stride, extent in sorted(zip(self.strides_bytes, self.shape, strict=True)):
+            if extent > 1:
+                if stride < span:
+                    return False
+                span = stride * extent
+        return True
+
+
+class Mask(NamedTuple):
+    """The keys that a query sees.
+
+    Query i of a sequence is at position p = i + k_length - q_length, which aligns the last query with the last key. It
+    sees keys p - left to p + right; None is no limit.
+    """
+
+    left: int | None = None
+    right: int | None = None
+
+    def kind(self, q_length: int, k_length: int) -> tuple[bool, bool]:
+        """Return whether the mask is causal and whether it has a window.
+
+        A limit that excludes no key of sequences with at most these lengths does not count.
+        """
+        left, right = self
+        has_left = left is not None and left < k_length - 1
+        if right is None or right >= q_length - 1:
+            return False, has_left
+        return right == 0, has_left or right > 0
+
+    def kinds_up_to(self, length: int) -> set[tuple[bool, bool]]:
+        """Return the kinds for all lengths up to this one."""
+        return {self.kind(*lengths) for lengths in product((1, length), repeat=2)}
+
+
+class Layouts(NamedTuple):
+    """The layouts of a call's arrays."""
+
+    q: Layout = Layout()
+    k: Layout = Layout()
+    v: Layout = Layout()
+    out: Layout = Layout()
+
+
+NO_LIMITS, NO_LAYOUTS = Mask(), Layouts()
+P = TypeVar("P", bound="Problem")
+
+
+@dataclass(frozen=True)  # without slots: resized() copies the fields as one dictionary
 class Problem:
     """out (batch, q_length, heads, v_head_dim) = softmax(scale q k^T) v, for each head by itself.
 
-    heads: of q; kv_heads: of k and v, which groups of heads // kv_heads share. dtype: one of OPERAND_TYPES. is_causal:
-    query i sees keys up to i + k_length - q_length. has_window: it sees keys near that one only. has_softcap: whether
-    logits are capped. has_sink: whether each head has a sink. has_lse: whether the logarithms of the sums are a result
-    too. is_varlen: sequences of different lengths lie one after the other; q_length and k_length are then the longest.
-    version: one of VERSION_NAMES, "" for any. Raises ArgumentError, ArgumentTypeError.
+    Attributes
+    ----------
+    batch, q_length, k_length : int
+        Sequences, and the queries and keys of each, or of the longest one.
+    heads, kv_heads : int
+        Heads of q, and of k and v, each of which ``heads // kv_heads`` heads of q share.
+    head_dim, v_head_dim : int
+        Head dims of q and k, and of v and the result.
+    dtype : str
+        One of OPERAND_TYPES.
+    is_causal, has_window : bool
+        Whether a query sees no later key, and whether another limit excludes keys.
+    has_softcap, has_sink, has_lse : bool
+        Whether logits are capped, whether heads have sinks, and whether lse is a result.
+    is_varlen : bool
+        Whether the sequences have different lengths and follow one another.
+    version : str
+        One of VERSION_NAMES, "" for any.
+    scale, softcap : float
+        Factor of the products of q and k, and the cap of the logits, 0 for none.
+    limits : Mask
+        The keys that queries see. A limit that excludes no key makes the problem neither causal nor windowed.
+    layouts : Layouts
+        Layouts of the arrays. The choice of a configuration ignores ``scale`` and all fields after it: problems of
+        tuning files have NO_LAYOUTS. Sizes may be 0 in a problem with layouts.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        For a field that is out of range.
     """
 
     batch: int
@@ -66,14 +170,19 @@ class Problem:
     has_lse: bool = False
     is_varlen: bool = False
     version: str = ""
+    scale: float = 1.0
+    softcap: float = 0.0
+    limits: Mask = NO_LIMITS
+    layouts: Layouts = NO_LAYOUTS
 
     def __post_init__(self) -> None:
         for name in ("batch", "heads", "kv_heads", "q_length", "k_length"):
             value = getattr(self, name)
             if type(value) is not int:
                 raise ArgumentTypeError(name, type(value).__name__, "int")
-            if not 1 <= value <= MAX_EXTENT:
-                raise ArgumentError(name, value, f"1 to {MAX_EXTENT}")
+            least = 0 if name in _SIZES and self.layouts is not NO_LAYOUTS else 1
+            if not least <= value <= MAX_EXTENT:
+                raise ArgumentError(name, value, f"{least} to {MAX_EXTENT}")
         if self.heads % self.kv_heads:
             raise ArgumentError("kv_heads", self.kv_heads, f"a divisor of the {self.heads} heads of q")
         if (self.head_dim, self.v_head_dim) not in HEAD_DIMS:
@@ -88,6 +197,59 @@ class Problem:
     def group(self) -> int:
         """Heads of q that share one of k and v."""
         return self.heads // self.kv_heads
+
+    # The call.
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether a query may see a key, so that a kernel is needed."""
+        return bool(self.batch and self.q_length and self.k_length and self.layouts.k.shape[0])
+
+    def check_not_empty(self) -> None:
+        """Raise ArgumentError if a call has nothing to compute."""
+        if not self.has_keys:
+            shapes = self.layouts.q.shape, self.layouts.k.shape
+            raise ArgumentError("q.shape, k.shape", shapes, "a batch and lengths above 0", "nothing is launched here")
+
+    def resized(
+        self: P, batch: int, q_length: int, k_length: int, shapes: Sequence[Any], strides_bytes: Sequence[Any]
+    ) -> P | None:
+        """Return the problem with other sizes.
+
+        The shapes and strides begin with q, k and v and end with out, which is None if the caller does not give it.
+        Returns None if other kinds of limits exclude keys, or if the problem may be invalid.
+        """
+        kind = self.limits.kind(q_length, k_length)
+        if kind != (self.is_causal, self.has_window) or q_length > MAX_EXTENT or k_length > MAX_EXTENT:
+            return None
+        q, k, v, out = self.layouts
+        new_q = q.resized(shapes[0], strides_bytes[0])
+        new_k = k.resized(shapes[1], strides_bytes[1])
+        new_v = v.resized(shapes[2], strides_bytes[2])
+        if new_q is None or new_k is None or new_v is None:
+            return None
+        if shapes[-1] is None:
+            (count, length, heads, _), (_, row, head, element) = new_q.shape, out.strides_bytes
+            new_out = Layout((count, length, heads, self.v_head_dim), (length * row, row, head, element))
+        else:
+            given = out.resized(shapes[-1], strides_bytes[-1])
+            if given is None or not given.is_disjoint:
+                return None
+            new_out = given
+        fields = vars(self).copy()
+        fields["batch"], fields["q_length"], fields["k_length"] = batch, q_length, k_length
+        fields["layouts"] = Layouts(new_q, new_k, new_v, new_out)
+        made = object.__new__(type(self))
+        object.__setattr__(made, "__dict__", fields)
+        return made
+
+    @property
+    def plan_key(self) -> tuple[Any, ...]:
+        """All that a kernel and its tensor maps depend on, besides sizes and factors."""
+        kept = [value for name, value in vars(self).items() if name not in _SIZES + _OF_A_CALL]
+        return (*kept, *[layout.strides_bytes[1] for layout in self.layouts])
+
+    # The choice of a configuration.
 
     @property
     def m(self) -> int:
@@ -113,7 +275,7 @@ class Problem:
     def fixed(self) -> tuple[Any, ...]:
         """All that the choice depends on but ``q_length``."""
         sizes = size_class(self.batch, self.q_length, self.k_length, self.is_varlen)
-        return (*sizes, *[getattr(self, name) for name in _EXACT])
+        return (*sizes, *[value for name, value in vars(self).items() if name not in _SIZES + _OF_A_CALL])
 
     def with_queries(self, q_length: int) -> Problem:
         """Return the problem with another ``q_length``; ``k_length`` follows if both were equal."""
@@ -122,7 +284,7 @@ class Problem:
     def shape(self) -> Problem:
         """Return the problem with one query that ``fixed`` describes."""
         keys, batch, *_ = self.fixed
-        return replace(self, batch=batch, q_length=1, k_length=keys or 1)
+        return replace(self, batch=batch, q_length=1, k_length=keys or 1, layouts=NO_LAYOUTS)
 
     @property
     def constraint(self) -> str:
@@ -143,7 +305,7 @@ class Problem:
 
     def as_json(self) -> dict[str, Any]:
         """As a tuning entry keeps it."""
-        kept = {name: value for name, value in asdict(self).items() if name != "version"}
+        kept = {name: value for name, value in vars(self).items() if name not in ("version", *_OF_A_CALL)}
         return {"m": self.m, "n": self.n, "k": self.k, "keys": self.keys} | kept
 
     @classmethod
@@ -155,5 +317,24 @@ class Problem:
         return cls(**(given | {"kv_heads": raw.get("kv_heads") or given["heads"]}))
 
 
-#: Fields of a Problem that ``fixed`` holds as they are.
-_EXACT = tuple(name for name in Problem.__dataclass_fields__ if name not in ("batch", "q_length", "k_length"))
+#: Sizes, which differ between problems that share a plan.
+_SIZES = ("batch", "q_length", "k_length")
+#: Fields on which neither the choice of a configuration nor a kernel depends.
+_OF_A_CALL = ("scale", "softcap", "limits", "layouts", "k_scale", "v_scale")
+
+
+@dataclass(frozen=True)
+class DecodeProblem(Problem):
+    """A Problem whose keys and values are in a cache: ``k_length`` is the number of keys that a sequence may have.
+
+    page_size: keys of a page, 0 without pages. has_fp8_cache: whether keys and values are e4m3. k_scale, v_scale:
+    factors of an e4m3 cache, 1 if the kernel reads them from an array. k_scale_step, v_scale_step: elements from the
+    scale of a head of the cache to the next one, 0 for one scale.
+    """
+
+    page_size: int = 0
+    has_fp8_cache: bool = False
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    k_scale_step: int = 0
+    v_scale_step: int = 0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from cudatma.arrays import ArrayInfo
-from cudatma.kernels.attention.decode_request import DecodeRequest
-from cudatma.kernels.attention.request import Mask, Request
+from cudatma.kernels.attention.problem import DecodeProblem, Mask, Problem
 from cudatma.kernels.host import host_array
 
 #: Logits in memory at a time.
@@ -18,33 +17,38 @@ _ELEMENTS = 1 << 21
 Array = np.ndarray[Any, Any]
 
 
-def reference(request: Request, arrays: Mapping[str, ArrayInfo]) -> None:
-    """Write out and, where it is among the arrays, lse.
-
-    Sequences that follow one another have an lse of (heads, length of all).
-    """
+def reference(problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
+    """Write out, and lse if the arrays contain it. All arrays are in host memory."""
     named = {name: host_array(info) for name, info in arrays.items()}
-    operands = (named[name] for name in ("q", "k", "v", "out"))
-    q, k, v, out = (array if array.ndim == 4 else array[None] for array in operands)
-    sums, sink = named.get("lse"), named.get("sink")
-    asked = request.scale, request.mask, request.softcap, sink
-    if request.sequences is None:
-        for index in range(len(q)):
-            written(attend(q[index], k[index], v[index], *asked), out[index], None if sums is None else sums[index])
+    options = problem.scale, problem.limits, problem.softcap, named.get("sink")
+    for q, k, v, out, lse in _sequences(problem, named):
+        result, sums = attend(q, k, v, *options)
+        with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
+            out[...] = result.astype(out.dtype)
+            if lse is not None:
+                lse[...] = sums
+
+
+def _sequences(problem: Problem, named: Mapping[str, Array]) -> Iterator[tuple[Any, ...]]:
+    """Yield q, k, v, out and lse of each sequence; lse is None if the call has none."""
+    q, k, v, out = (named[name] for name in ("q", "k", "v", "out"))
+    lse = named.get("lse")
+    if problem.is_varlen:
+        of_q, of_k = (named[name].tolist() for name in ("cu_seqlens_q", "cu_seqlens_k"))
+        for index in range(problem.batch):
+            rows, keys = slice(of_q[index], of_q[index + 1]), slice(of_k[index], of_k[index + 1])
+            yield q[rows], k[keys], v[keys], out[rows], None if lse is None else lse[:, rows]
         return
-    of_q, of_k = (named[name].tolist() for name in ("cu_seqlens_q", "cu_seqlens_k"))
-    for index in range(request.batch):
-        rows, keys = slice(of_q[index], of_q[index + 1]), slice(of_k[index], of_k[index + 1])
-        found = attend(q[0, rows], k[0, keys], v[0, keys], *asked)
-        written(found, out[0, rows], None if sums is None else sums[:, rows])
-
-
-def written(found: tuple[Array, Array], out: Array, lse: Array | None) -> None:
-    """Round the results of attend()."""
-    with np.errstate(all="ignore"):  # as the GPU: infinities and NaNs are results
-        out[...] = found[0].astype(out.dtype)
-        if lse is not None:
-            lse[...] = found[1]
+    if isinstance(problem, DecodeProblem) and problem.has_fp8_cache:
+        k = _scaled(k, named.get("k_scale", problem.k_scale), 0.0)
+        v = _scaled(v, named.get("v_scale", problem.v_scale))
+    table, lengths = named.get("page_table"), named["seqlens"].tolist() if "seqlens" in named else []
+    for index in range(problem.batch):
+        key, value = k[index], v[index]
+        if lengths:
+            pages = None if table is None else table[index]
+            key, value = (_sequence(cache, index, lengths[index], pages) for cache in (k, v))
+        yield q[index], key, value, out[index], None if lse is None else lse[index]
 
 
 def attend(
@@ -99,21 +103,6 @@ def _softmax(logits: Array, sinks: Array) -> tuple[Array, Array]:
     weights = np.exp(logits - offset)
     total = weights.sum(-1, keepdims=True) + np.exp(sinks - offset)
     return weights / np.where(total == 0, 1, total), (most + np.log(total))[..., 0]
-
-
-def decode_reference(request: DecodeRequest, arrays: Mapping[str, ArrayInfo]) -> None:
-    """Write out, and lse if it is there. All in host memory."""
-    named = {name: host_array(info) for name, info in arrays.items()}
-    q, k, v, out = (named[name] for name in ("q", "k", "v", "out"))
-    table, sums, sink = named.get("page_table"), named.get("lse"), named.get("sink")
-    if request.has_fp8_cache:
-        k = _scaled(k, named.get("k_scale", request.k_scale), 0.0)
-        v = _scaled(v, named.get("v_scale", request.v_scale))
-    for index, length in enumerate(named["seqlens"].tolist()):
-        pages = None if table is None else table[index]
-        keys, values = (_sequence(cache, index, length, pages) for cache in (k, v))
-        found = attend(q[index], keys, values, request.scale, request.mask, request.softcap, sink)
-        written(found, out[index], None if sums is None else sums[index])
 
 
 def _scaled(cache: Array, scale: Any, least: float = -np.inf) -> Array:

@@ -14,20 +14,18 @@ from cudatma.arrays import ArrayInfo, dense_strides, describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.arguments import FLAGS
-from cudatma.kernels.attention.arguments import attention_arguments
 from cudatma.kernels.attention.attention import ATTENTION_CALL
-from cudatma.kernels.attention.decode_plan import decode_arguments, divide, fitted_spec
-from cudatma.kernels.attention.decode_request import check_decode
-from cudatma.kernels.attention.decode_spec import AttentionDecode
-from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES, Problem
-from cudatma.kernels.attention.reference import decode_reference, reference
-from cudatma.kernels.attention.request import Mask, Request, check_call
+from cudatma.kernels.attention.check import check_attention, check_decode
+from cudatma.kernels.attention.decode import DECODE_CALL
+from cudatma.kernels.attention.decode_spec import AttentionDecode, decode_spec, fitted_spec
+from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES, Layout, Layouts, Mask, Problem
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import VERSIONS
 from cudatma.kernels.choosing import Listed, pinned
 from cudatma.kernels.engine import host_workspace, launch_of
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.host import host_bytes
+from cudatma.kernels.host import host_array, host_bytes
+from cudatma.kernels.operation import Checked
 from cudatma.kernels.sample import LIMITS, Launch, Sample, cold_copies, empty_rows, in_turn, random_rows, relative_error
 from cudatma.target import Target
 
@@ -64,26 +62,32 @@ def sample(
     random, kind = np.random.default_rng(0), activation_type(dtype).numpy
     shapes = ((batch, q_length, heads, head_dim), *[(batch, k_length, kv_heads, head_dim)] * 2)
     q, k, v = (random.standard_normal(shape, np.float32).astype(kind) for shape in shapes)
-    out, exact = np.full(q.shape, np.nan, kind), np.empty(q.shape, kind)
-    request, _, _ = check_call(q, k, v, causal, out=out)
+    checked = check_attention(q, k, v, out=np.full(q.shape, np.nan, kind), causal=causal)
     tile = SMALL["a3" if version == "a1" else version]  # warpgroups that drift apart show more
-    spec = VERSIONS[version](dtype, head_dim, head_dim, request.mask.is_causal, **tile)
-    arguments = attention_arguments(request, spec, target, sm_count)
-    arrays = {"q": describe(q), "k": describe(k), "v": describe(v), "out": describe(out)}
-    space = host_workspace(arguments.sizes)
-    reference(request, arrays | {"out": describe(exact)})
-    wanted = exact.astype(np.float64)
+    spec = VERSIONS[version](dtype, head_dim, head_dim, checked.problem.is_causal, **tile)
+    return _sample(f"attention, {checked.problem.description}", ATTENTION_CALL, checked, spec, target, sm_count)
+
+
+def _sample(
+    title: str, operation: Any, checked: Checked[Any], spec: AttentionSpec, target: Target, sm_count: int
+) -> Sample:
+    """Return the launch of a call in host memory."""
+    (arguments,) = operation.arguments(checked.problem, spec, imagined_gpu(target, sm_count), ())
+    arrays, space = operation.named(checked), host_workspace(arguments.sizes)
+    out = host_array(arrays["out"])
+    exact = np.empty_like(out)
+    operation.reference(checked.problem, arrays | {"out": describe(exact)})
+    expected = exact.astype(np.float64)
 
     def error() -> float:
-        if FLAGS in space and host_bytes(space[FLAGS]).any():  # the next launch would begin with a later tile
+        if FLAGS in space and host_bytes(space[FLAGS]).any():  # the next launch would begin with other counts
             return math.inf
-        return relative_error(out, wanted)
+        return relative_error(out, expected)
 
     kernel = arguments.kernel(target)
-    ctas = counted(int(np.prod(arguments.sizes.grid)), "CTA")
-    title = f"attention, {request.problem().description}, {ctas} of {spec.threads} threads"
     run = partial(arguments.emulate, target, arrays | space, kernel=kernel)
-    return Sample(title, kernel, run, error, LIMITS[dtype])
+    ctas = counted(int(np.prod(arguments.sizes.grid)), "CTA")
+    return Sample(f"{title}, {ctas} of {spec.threads} threads", kernel, run, error, LIMITS[checked.problem.dtype])
 
 
 _SAMPLES = {version: partial(sample, version) for version in VERSIONS}
@@ -99,7 +103,8 @@ def decode_specs(target: Target, has_fp8_cache: bool = False) -> list[AttentionD
     for index, dims in enumerate(HEAD_DIMS):
         dtype = tuple(OPERAND_TYPES)[index % 2]
         page_size = page_sizes[(index + index // 4) % 4]
-        found.append(fitted_spec(dtype, dims, masks[index % 4], page_size, target, has_fp8_cache))
+        fields = dtype, *dims, *masks[index % 4]
+        found.append(fitted_spec(fields, page_size, target, has_fp8_cache))
     return found
 
 
@@ -132,26 +137,10 @@ def _decode_sample(
     of_cache = ml_dtypes.float8_e4m3fn if has_fp8_cache else kind
     shapes = ((of_q, kind), (cache, of_cache), (cache, of_cache))
     q, k, v = (random.standard_normal(shape, np.float32).astype(its) for shape, its in shapes)
-    out, exact = np.full(q.shape, np.nan, kind), np.empty(q.shape, kind)
-    request, _, _ = check_decode(q, k, v, lengths, page_table=table, out=out)
-    work = divide(request, imagined_gpu(target, sm_count))
-    arguments = decode_arguments(request, work, target)
-    arrays = {"q": describe(q), "k": describe(k), "v": describe(v), "seqlens": describe(lengths), "out": describe(out)}
-    arrays |= {} if table is None else {"page_table": describe(table)}
-    space = host_workspace(arguments.sizes)
-    decode_reference(request, arrays | {"out": describe(exact)})
-    wanted = exact.astype(np.float64)
-
-    def error() -> float:
-        if FLAGS in space and host_bytes(space[FLAGS]).any():  # the next launch would take another CTA for the last
-            return math.inf
-        return relative_error(out, wanted)
-
-    parts = f"{counted(work.tiles, 'tile')} in {counted(work.parts, 'part')}{' of e4m3' * has_fp8_cache}"
-    title = f"attention_decode, {batch} x {k_length} keys, {heads}/{kv_heads} heads of {head_dim}, {dtype}, {parts}"
-    kernel = arguments.kernel(target)
-    run = partial(arguments.emulate, target, arrays | space, kernel=kernel)
-    return Sample(title, kernel, run, error, LIMITS[dtype])
+    checked = check_decode(q, k, v, lengths, table, out=np.full(q.shape, np.nan, kind))
+    title = f"attention_decode, {batch} x {k_length} keys, {heads}/{kv_heads} heads of {head_dim}, {dtype}"
+    title += ", e4m3 cache" if has_fp8_cache else ""
+    return _sample(title, DECODE_CALL, checked, decode_spec(checked.problem, target), target, sm_count)
 
 
 decode_sample, fp8_sample = partial(_decode_sample, False), partial(_decode_sample, True)
@@ -164,52 +153,55 @@ class AttentionTrial:
     def __init__(self, device: int) -> None:
         self.device = device
         self.out: Any = None
-        self._result: Any = None
-        self._requests: list[Request] = []
+        self._problem: Any = None
+        self._arrays: list[dict[str, ArrayInfo]] = []
 
     @property
     def copies(self) -> int:
-        return len(self._requests)
+        return len(self._arrays)
 
     def prepare(self, problem: Problem) -> None:
-        """Random q, k and v."""
+        """Make random q, k and v."""
         import cupy
 
-        self._requests, self.out, self._result = [], None, None
+        self._arrays, self.out = [], None
         cupy.get_default_memory_pool().free_all_blocks()
-        of_k = problem.batch, problem.k_length, problem.kv_heads, problem.head_dim
-        of_v = *of_k[:3], problem.v_head_dim
-        of_q = problem.batch, problem.q_length, problem.heads, problem.head_dim
-        q, of_out = _operand(of_q, problem.dtype, 0), (*of_q[:3], problem.v_head_dim)
-        right = 0 if problem.is_causal else None
-        mask = Mask(_WINDOW if problem.has_window else None, right)
-        cap = _SOFTCAP if problem.has_softcap else 0.0
-        sink = describe(cupy.zeros(problem.heads, "float32")) if problem.has_sink else None
-        size_bytes = 2 * problem.batch * problem.k_length * problem.kv_heads * (problem.head_dim + problem.v_head_dim)
-        for copy in range(cold_copies(size_bytes)):
-            k, v = _operand(of_k, problem.dtype, 2 * copy + 1), _operand(of_v, problem.dtype, 2 * copy + 2)
-            self._requests.append(Request(q, k, v, problem.head_dim**-0.5, mask, cap, sink=sink))
-        self.out = empty_rows(of_out[0] * of_out[1] * of_out[2], of_out[3], problem.dtype)
-        self._result = _shaped(self.out, of_out)
+        batch, dtype = problem.batch, problem.dtype
+        q = batch, problem.q_length, problem.heads, problem.head_dim
+        k = batch, problem.k_length, problem.kv_heads, problem.head_dim
+        v, out = (*k[:3], problem.v_head_dim), (*q[:3], problem.v_head_dim)
+        self.out = empty_rows(math.prod(out[:3]), out[3], dtype)
+        steady = {"q": _operand(q, dtype, 0), "out": _shaped(self.out, out)}
+        if problem.has_sink:
+            steady["sink"] = describe(cupy.zeros(problem.heads, "float32"))
+        for copy in range(cold_copies(2 * batch * k[1] * k[2] * (k[3] + v[3]))):
+            cold = {"k": _operand(k, dtype, 2 * copy + 1), "v": _operand(v, dtype, 2 * copy + 2)}
+            self._arrays.append(steady | cold)
+        element = steady["q"].dtype
+        self._problem = replace(
+            problem,
+            has_lse=False,
+            version="",
+            scale=q[3] ** -0.5,
+            softcap=_SOFTCAP if problem.has_softcap else 0.0,
+            limits=Mask(_WINDOW if problem.has_window else None, 0 if problem.is_causal else None),
+            layouts=Layouts(*[Layout(shape, dense_strides(shape, element)) for shape in (q, k, v, out)]),
+        )
 
     def launcher(self, candidate: Listed[AttentionSpec], copies: int, stream: int) -> Launch:
-        """launch(i) enqueues the candidate on the i-th of so many copies of k and v; its kernel is loaded now."""
-        named = [
-            {name: info for name, info in request.read.items() if info is not None} | {"out": self._result}
-            for request in self._requests[:copies]
-        ]
+        """Return launch(i), which enqueues the candidate on the i-th copy of k and v; load its kernel now."""
+        arrays = self._arrays[:copies]
         with pinned(candidate.spec):
-            problem = self._requests[0].without_memory
-            launch = launch_of(ATTENTION_CALL, problem, self.device, stream, named[0])
-        return in_turn([partial(launch.run, ATTENTION_CALL.addresses(arrays), stream, None) for arrays in named])
+            launch = launch_of(ATTENTION_CALL, self._problem, self.device, stream, arrays[0])
+        return in_turn([partial(launch.run, ATTENTION_CALL.addresses(one), stream, None) for one in arrays])
 
 
-def _operand(shape: tuple[int, int, int, int], dtype: str, seed: int) -> ArrayInfo:
-    """Normally distributed."""
-    return _shaped(random_rows(shape[0] * shape[1] * shape[2], shape[3], dtype, seed), shape)
+def _operand(shape: tuple[int, ...], dtype: str, seed: int) -> ArrayInfo:
+    """Return normally distributed numbers."""
+    return _shaped(random_rows(math.prod(shape[:3]), shape[3], dtype, seed), shape)
 
 
-def _shaped(rows: Any, shape: tuple[int, int, int, int]) -> ArrayInfo:
-    """Rows without gaps as (batch, length, heads, dim)."""
+def _shaped(rows: Any, shape: tuple[int, ...]) -> ArrayInfo:
+    """Return contiguous rows as (batch, length, heads, dim)."""
     info = describe(rows)
     return replace(info, shape=shape, strides_bytes=dense_strides(shape, info.dtype))

@@ -1,0 +1,424 @@
+"""The checks of attention, attention_varlen and attention_decode: from a call's arguments to a Problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from cudatma.arrays import ArrayInfo, dense_strides, describe
+from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.attention.decode_spec import LEAST_BOX_ROWS
+from cudatma.kernels.attention.problem import (
+    ALIGNMENT,
+    CACHE_TYPE,
+    HEAD_DIMS,
+    OPERAND_TYPES,
+    STRIDE_LIMIT,
+    DecodeProblem,
+    Layout,
+    Layouts,
+    Mask,
+    Problem,
+)
+from cudatma.kernels.checks import check_out, check_place, checked_count, checked_flag, real_number
+from cudatma.kernels.host import host_array
+from cudatma.kernels.operation import Checked
+
+ATTENTION, VARLEN, DECODE = "attention", "attention_varlen", "attention_decode"
+#: Largest softcap. Other numbers are below 2**127, so that they are finite times log2(e), too.
+_MAX_SOFTCAP, _MAX_NUMBER = 4096, 2.0**127
+#: Names of the dimensions in error messages, by their number.
+_AXES = {4: "(batch, length, heads, dim)", 3: "(total length, heads, dim)"}
+
+
+def check_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    sink: Any = None,
+    out: Any = None,
+    causal: Any = False,
+    window: Any = None,
+    scale: Any = None,
+    softcap: Any = None,
+    return_lse: Any = False,
+    version: str = "",
+) -> Checked[Problem]:
+    """Validate a call of attention(). ``version`` is "" for any. Raises ArgumentError, ArgumentTypeError."""
+    arrays = _operands(ATTENTION, {"q": q, "k": k, "v": v})
+    query, key = arrays["q"], arrays["k"]
+    others = {"sink": _checked_sink(sink, query, ATTENTION)}
+    sizes = query.shape[0], query.shape[1], key.shape[1]
+    options = causal, window, scale, softcap, return_lse
+    return _checked(Problem, ATTENTION, arrays, others, out, sizes, *options, version=version)
+
+
+def check_varlen(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    sink: Any = None,
+    out: Any = None,
+    max_seqlen_q: Any = None,
+    max_seqlen_k: Any = None,
+    causal: Any = False,
+    window: Any = None,
+    scale: Any = None,
+    softcap: Any = None,
+    return_lse: Any = False,
+) -> Checked[Problem]:
+    """Validate a call of attention_varlen(). Offsets are compared in host memory only.
+
+    Raises ArgumentError, ArgumentTypeError.
+    """
+    arrays = _operands(VARLEN, {"q": q, "k": k, "v": v}, rank=3, has_batch=False)
+    query = arrays["q"]
+    of_q = _plain_array(cu_seqlens_q, "cu_seqlens_q", "int32", query, VARLEN)
+    of_k = _plain_array(cu_seqlens_k, "cu_seqlens_k", "int32", query, VARLEN)
+    if len(of_q.shape) != 1 or not of_q.size_elems:
+        raise ArgumentError("cu_seqlens_q.shape", of_q.shape, "(sequences + 1,)")
+    if of_k.shape != of_q.shape:
+        raise ArgumentError("cu_seqlens_k.shape", of_k.shape, f"{of_q.shape}, as cu_seqlens_q")
+    lengths = []
+    for letter, info, max_length in (("q", of_q, max_seqlen_q), ("k", of_k, max_seqlen_k)):
+        total = arrays[letter].shape[0]
+        longest = checked_count(max_length, f"max_seqlen_{letter}", "an int from 0 on")
+        if info.device is None:
+            _check_offsets(host_array(info), letter, longest, total)
+        lengths.append(min(longest, total))
+    others = {"cu_seqlens_q": of_q, "cu_seqlens_k": of_k, "sink": _checked_sink(sink, query, VARLEN)}
+    sizes = of_q.shape[0] - 1, lengths[0], lengths[1]
+    options = causal, window, scale, softcap, return_lse
+    return _checked(Problem, VARLEN, arrays, others, out, sizes, *options, is_varlen=True)
+
+
+def check_decode(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    seqlens: Any,
+    page_table: Any = None,
+    sink: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    out: Any = None,
+    window: Any = None,
+    scale: Any = None,
+    softcap: Any = None,
+    return_lse: Any = False,
+) -> Checked[DecodeProblem]:
+    """Validate a call of attention_decode(). Lengths and pages are compared in host memory only.
+
+    Raises ArgumentError, ArgumentTypeError.
+    """
+    arrays = _operands(DECODE, {"q": q, "k_cache": k_cache, "v_cache": v_cache}, has_batch=page_table is None)
+    query, key = arrays["q"], arrays["k_cache"]
+    batch, length, has_fp8_cache = query.shape[0], key.shape[1], key.dtype.name == CACHE_TYPE
+    allowed = f"({batch},), a length for each sequence of q"
+    lengths = _plain_array(seqlens, "seqlens", "int32", query, DECODE, [(batch,)], allowed)
+    table, capacity = None, length
+    if page_table is not None:
+        table = _plain_array(page_table, "page_table", "int32", query, DECODE)
+        if len(table.shape) != 2 or table.shape[0] != batch:
+            allowed = f"({batch}, pages of a sequence), a row for each sequence of q"
+            raise ArgumentError("page_table.shape", table.shape, allowed)
+        capacity = length * table.shape[1]
+        if has_fp8_cache and length % LEAST_BOX_ROWS:
+            allowed = f"pages of a multiple of {LEAST_BOX_ROWS} keys, in {CACHE_TYPE}"
+            raise ArgumentError("k_cache.shape", key.shape, allowed)
+    k_factor, k_array = _checked_kv_scale(k_scale, "k_scale", key, query)
+    v_factor, v_array = _checked_kv_scale(v_scale, "v_scale", key, query)
+    others = {"seqlens": lengths, "page_table": table, "sink": _checked_sink(sink, query, DECODE)}
+    if lengths.device is None:
+        _check_lengths(lengths, table, key.shape, capacity)
+    return _checked(
+        DecodeProblem,
+        DECODE,
+        arrays,
+        others | {"k_scale": k_array, "v_scale": v_array},
+        out,
+        (batch, query.shape[1], capacity),
+        *(True, window, scale, softcap, return_lse),
+        page_size=0 if table is None else length,
+        has_fp8_cache=has_fp8_cache,
+        k_scale=k_factor,
+        v_scale=v_factor,
+        k_scale_step=_step(k_array),
+        v_scale_step=_step(v_array),
+    )
+
+
+def _checked(
+    kind: Any,
+    function: str,
+    arrays: Mapping[str, ArrayInfo],
+    others: Mapping[str, ArrayInfo | None],
+    out: Any,
+    sizes: tuple[int, int, int],
+    causal: Any,
+    window: Any,
+    scale: Any,
+    softcap: Any,
+    return_lse: Any,
+    **fields: Any,
+) -> Checked[Any]:
+    """Return a valid call, after the checks that all functions share.
+
+    arrays: q, k and v. others: the other inputs, in the operation's order. sizes: batch, q_length and k_length.
+    fields: other fields of the problem, whose class is ``kind``.
+    """
+    q, k, v = arrays.values()
+    *outer, length, heads, head_dim = q.shape
+    shape = (*q.shape[:-1], v.shape[-1])
+    limits = _checked_limits(causal, window)
+    factor = head_dim**-0.5 if scale is None else _positive(scale, "scale", "None for 1 / sqrt(head dim)")
+    cap = _checked_softcap(softcap, factor)
+    has_lse = checked_flag(return_lse, "return_lse")
+    layouts = [_addressable(info, name) for name, info in arrays.items()]
+    if out is None:
+        result = None
+        layouts.append(_layout(shape, dense_strides(shape, q.dtype), q.dtype))
+    else:
+        result = describe(out, "out")
+        read = {name: info for name, info in {**arrays, **others}.items() if info is not None}
+        check_out(result, q.dtype, f"{q.dtype}, as q", shape, read, function)
+        layouts.append(_addressable(result, "out"))
+        if result.size_elems and not layouts[3].is_disjoint:
+            allowed = "elements that do not overlap"
+            raise ArgumentError("out.strides", result.strides_bytes, allowed, "copy it")
+    batch, q_length, k_length = sizes
+    is_causal, has_window = limits.kind(q_length, k_length)
+    problem = kind(
+        batch=batch,
+        heads=heads,
+        kv_heads=k.shape[-2],
+        q_length=q_length,
+        k_length=k_length,
+        head_dim=head_dim,
+        v_head_dim=v.shape[-1],
+        dtype=q.dtype.name,
+        is_causal=is_causal,
+        has_window=has_window,
+        has_softcap=cap > 0,
+        has_sink=others["sink"] is not None,
+        has_lse=has_lse,
+        scale=factor,
+        softcap=cap,
+        limits=limits,
+        layouts=Layouts(*layouts),
+        **fields,
+    )
+    lse = (*outer, heads, length) if has_lse else None
+    return Checked(problem, (*arrays.values(), *others.values()), result, shape, q.dtype, lse)
+
+
+def _operands(function: str, arrays: Mapping[str, Any], rank: int = 4, has_batch: bool = True) -> dict[str, ArrayInfo]:
+    """Return q, k and v, which have these names in the call, after comparing them with each other."""
+    is_cache = function == DECODE
+    infos = {}
+    for name, array in arrays.items():
+        info = describe(array, name)
+        types = (*OPERAND_TYPES, CACHE_TYPE) if is_cache and name != "q" else tuple(OPERAND_TYPES)
+        if info.dtype.name not in types or not info.dtype.isnative:
+            raise ArgumentTypeError(f"{name}.dtype", str(info.dtype), ", ".join(types))
+        if len(info.shape) != rank:
+            raise ArgumentError(f"{name}.shape", info.shape, _AXES[rank])
+        infos[name] = info
+    (_, q), (k_name, k), (v_name, v) = infos.items()
+    if k.dtype not in (q.dtype, np.dtype(CACHE_TYPE)):
+        raise ArgumentTypeError(f"{k_name}.dtype", str(k.dtype), f"{q.dtype}, as q")
+    if v.dtype != k.dtype:
+        raise ArgumentTypeError(f"{v_name}.dtype", str(v.dtype), f"{k.dtype}, as {k_name}")
+    check_shapes(q.shape, k.shape, v.shape, has_batch=has_batch, is_cache=is_cache)
+    for name, info in infos.items():
+        check_place(info, name, q, "q", function)
+    return infos
+
+
+def check_shapes(
+    q: Sequence[int], k: Sequence[int], v: Sequence[int], *, has_batch: bool = True, is_cache: bool = False
+) -> None:
+    """Raise ArgumentError unless the shapes of q, k and v go together.
+
+    has_batch: the first dimension of k and v is q's batch. is_cache: the function calls them k_cache and v_cache.
+    """
+    *_, heads, dim = q
+    *_, kv_heads, k_dim = k
+    *of_v, v_dim = v
+    k_name, v_name = ("k_cache", "v_cache") if is_cache else ("k", "v")
+    known = dict.fromkeys(q_dim for q_dim, _ in HEAD_DIMS)
+    if dim not in known:
+        remedy = "zeros may fill it up, with scale= as it was"
+        raise ArgumentError("q.shape", tuple(q), f"a head dim of {', '.join(map(str, known))}", remedy)
+    if not heads:
+        raise ArgumentError("q.shape", tuple(q), "heads of 1 and more")
+    if k_dim != dim:
+        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a head dim of {dim}, as q")
+    if not kv_heads or heads % kv_heads:
+        remedy = f"axes are {_AXES[len(q)]}"
+        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a number of heads that divides the {heads} of q", remedy)
+    if has_batch and k[0] != q[0]:
+        remedy = "pages need a page_table" if is_cache else ""
+        raise ArgumentError(f"{k_name}.shape", tuple(k), f"a batch of {q[0]}, as q", remedy)
+    if of_v != list(k[:-1]):
+        raise ArgumentError(f"{v_name}.shape", tuple(v), f"({', '.join(map(str, k[:-1]))}, dim), as {k_name}")
+    if (dim, v_dim) not in HEAD_DIMS:
+        allowed = " or ".join(str(of_v) for of_q, of_v in HEAD_DIMS if of_q == dim)
+        raise ArgumentError(f"{v_name}.shape", tuple(v), f"a head dim of {allowed}, for {dim} of q and {k_name}")
+
+
+def _addressable(info: ArrayInfo, field: str) -> Layout:
+    """Return the layout of an array; raise ArgumentError if TMA cannot address it, because nothing is copied."""
+    if info.size_elems:
+        *outer, across = info.strides_bytes
+        if info.shape[-1] > 1 and across != info.dtype.itemsize:
+            allowed = "elements of the last dimension side by side"
+            raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "copy it")
+        steps = [stride for stride, extent in zip(outer, info.shape, strict=False) if extent > 1]
+        if any(stride % ALIGNMENT or not 0 <= stride < STRIDE_LIMIT for stride in steps):
+            allowed = f"multiples of {ALIGNMENT} bytes from 0 to 2**40, but for the last dimension"
+            raise ArgumentError(f"{field}.strides", info.strides_bytes, allowed, "copy it")
+        if info.pointer % ALIGNMENT:
+            raise ArgumentError(f"{field}.pointer", hex(info.pointer), f"a multiple of {ALIGNMENT} bytes", "copy it")
+    return _layout(info.shape, info.strides_bytes, info.dtype)
+
+
+def _layout(shape: tuple[int, ...], strides_bytes: Sequence[int], dtype: np.dtype[Any]) -> Layout:
+    """Return a layout with four axes, in which axes of one element have the strides of a dense array."""
+    dense = dense_strides(shape, dtype)
+    strides = tuple([s if extent > 1 else d for extent, s, d in zip(shape, strides_bytes, dense, strict=True)])
+    return Layout(shape, strides) if len(shape) == 4 else Layout((1, *shape), (shape[0] * strides[0], *strides))
+
+
+def _plain_array(
+    array: Any,
+    field: str,
+    dtype: str,
+    q: ArrayInfo,
+    function: str,
+    shapes: Sequence[tuple[int, ...]] = (),
+    allowed: str = "",
+    also_allowed: str = "",
+) -> ArrayInfo:
+    """Return an array of contiguous elements on q's device.
+
+    shapes: the shapes that it may have, ``allowed`` in words; () for any. also_allowed: what the caller may pass
+    instead of an array.
+    """
+    try:
+        info = describe(array, field)
+    except ArgumentTypeError as error:
+        raise ArgumentTypeError(field, error.got, f"{also_allowed}{error.allowed}", f"its dtype is {dtype}") from None
+    if info.dtype != np.dtype(dtype):
+        raise ArgumentTypeError(f"{field}.dtype", str(info.dtype), dtype, "convert it")
+    if shapes and info.shape not in shapes:
+        raise ArgumentError(f"{field}.shape", info.shape, allowed)
+    if not info.is_contiguous or info.pointer % info.dtype.itemsize:
+        raise ArgumentError(f"{field}.strides", info.strides_bytes, "contiguous elements", "copy it")
+    check_place(info, field, q, "q", function)
+    return info
+
+
+def _checked_sink(sink: Any, q: ArrayInfo, function: str) -> ArrayInfo | None:
+    if sink is None:
+        return None
+    heads = q.shape[-2:-1]
+    allowed = f"{heads}, a number for each head of q"
+    return _plain_array(sink, "sink", "float32", q, function, [heads], allowed, "None, or ")
+
+
+def _checked_kv_scale(scale: Any, field: str, cache: ArrayInfo, q: ArrayInfo) -> tuple[float, ArrayInfo | None]:
+    """Return a scale as a number, or as 1 and the array that the kernel reads: one for each head, or one for all."""
+    if scale is None:
+        return 1.0, None
+    if cache.dtype.name != CACHE_TYPE:
+        raise ArgumentError(field, "a scale", f"None for a cache of {cache.dtype}")
+    if isinstance(scale, Real):
+        return _positive(scale, field, "None for 1"), None
+    heads = cache.shape[2:3]
+    allowed = f"{heads}, a number for each head of the cache, or (1,)"
+    shapes = [(), (1,), heads]
+    return 1.0, _plain_array(scale, field, "float32", q, DECODE, shapes, allowed, "None, a number above 0, or ")
+
+
+def _step(scales: ArrayInfo | None) -> int:
+    """Return the elements from the scale of a head to the next one."""
+    return int(scales is not None and scales.size_elems > 1)
+
+
+def _checked_softcap(softcap: Any, scale: float) -> float:
+    """Return softcap in fp32, 0 for none.
+
+    Kernels multiply by scale / softcap and compute tanh within 2**-22, so that a larger cap would make an error.
+    """
+    if softcap is None:
+        return 0.0
+    number = real_number(softcap, "softcap")
+    if not 0 < number <= _MAX_SOFTCAP:
+        raise ArgumentError("softcap", softcap, f"above 0, at most {_MAX_SOFTCAP}", "None for no cap")
+    if scale / number >= _MAX_NUMBER:
+        raise ArgumentError("softcap", softcap, f"above {scale / _MAX_NUMBER:.3g}, scale / 2**127")
+    return number
+
+
+def _positive(value: Any, field: str, remedy: str) -> float:
+    """Return a number in fp32."""
+    number = real_number(value, field)
+    if not 0 < number < _MAX_NUMBER:
+        raise ArgumentError(field, value, "a number above 0 and below 2**127", remedy)
+    return number
+
+
+def _checked_limits(causal: Any, window: Any) -> Mask:
+    right = 0 if checked_flag(causal, "causal") else None
+    if window is None:
+        return Mask(None, right)
+    if not isinstance(window, Sequence) or isinstance(window, (str, bytes)):
+        raise ArgumentTypeError("window", type(window).__name__, "None or (left, right)", "(left, 0) ends at the query")
+    if len(window) != 2:
+        raise ArgumentError("window", tuple(window), "(left, right)")
+    allowed = "a number of keys from 0 on, or None for all"
+    sides = [None if side is None else checked_count(side, f"window[{i}]", allowed) for i, side in enumerate(window)]
+    return Mask(sides[0], sides[1] if right is None else right)
+
+
+def _check_offsets(offsets: Any, letter: str, max_length: int, total: int) -> None:
+    """Raise ArgumentError unless the offsets in host memory divide the rows of q or k into sequences."""
+    field = f"cu_seqlens_{letter}"
+    if len(offsets) == 1 and total:
+        raise ArgumentError(f"{field}.shape", (1,), f"(sequences + 1,), for {letter} has {total} rows")
+    if offsets[0]:
+        raise ArgumentError(f"{field}[0]", int(offsets[0]), "0")
+    lengths = np.diff(offsets.astype(np.int64))
+    for index in np.flatnonzero(lengths < 0)[:1].tolist():
+        allowed = f"{offsets[index]} and more, as {field}[{index}]"
+        raise ArgumentError(f"{field}[{index + 1}]", int(offsets[index + 1]), allowed)
+    if offsets[-1] != total:
+        raise ArgumentError(f"{field}[{len(offsets) - 1}]", int(offsets[-1]), f"{total}, the length of {letter}")
+    if (longest := int(lengths.max(initial=0))) > max_length:
+        allowed = f"{longest} and more, the length of sequence {int(lengths.argmax())}"
+        raise ArgumentError(f"max_seqlen_{letter}", max_length, allowed)
+
+
+def _check_lengths(seqlens: ArrayInfo, page_table: ArrayInfo | None, cache: tuple[int, ...], capacity: int) -> None:
+    """Raise ArgumentError for a length beyond the capacity, or a page that the cache does not have."""
+    lengths = host_array(seqlens)
+    table = None if page_table is None else host_array(page_table)
+    pages, page_size = cache[:2]
+    if not pages and lengths.any():
+        raise ArgumentError("k_cache.shape", cache, "a page and more, for seqlens has keys")
+    for index, length in enumerate(lengths.tolist()):
+        if not 0 <= length <= capacity:
+            allowed = f"0 to {capacity}, the keys that a sequence may have in the cache"
+            raise ArgumentError(f"seqlens[{index}]", length, allowed)
+        if table is None:
+            continue
+        for place, page in enumerate(table[index, : -(-length // page_size) if length else 0].tolist()):
+            if not 0 <= page < pages:
+                allowed = f"0 to {pages - 1}, a page of the cache"
+                raise ArgumentError(f"page_table[{index}, {place}]", page, allowed)
