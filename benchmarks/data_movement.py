@@ -264,8 +264,8 @@ def _contender(name: str, planned: Any, arrays: Sequence[Any], target: Any, devi
     from cudatma.kernels.replay import Replay
     from cudatma.library_streams import current_stream
 
-    addresses = tuple([info.pointer for info in arrays])
-    replay = Replay(planned, planned.kernel(target), device, ("src", "out"), addresses)
+    names, addresses = ("src", "out"), tuple([info.pointer for info in arrays])
+    replay = Replay(planned, planned.kernel(target), device, names, dict(zip(names, addresses, strict=True)))
     return Contender(name, lambda _: replay.run(planned.sizes, addresses, current_stream("cupy", device)), 1, LAUNCHES)
 
 

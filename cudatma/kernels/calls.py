@@ -11,8 +11,8 @@ from cudatma import context
 from cudatma.arrays import ArrayInfo
 from cudatma.build.kernel import wants_debug
 from cudatma.kernels.choosing import pinned_scope
-from cudatma.kernels.operation import RESULTS, SPACES, C, Checked, Operation, P, Weight
-from cudatma.kernels.plans import Launch, Plan
+from cudatma.kernels.operation import C, Checked, Operation, P, Weight
+from cudatma.kernels.plans import NO_SPACES, Launch, Plan
 from cudatma.library_streams import current_stream, stream_handle, working_on
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class Calls(Generic[P, C]):
         if any(info is not None and info.pointer & mask for info, mask in zip(infos, masks, strict=True)):
             return  # a plan for misaligned arrays serves aligned ones, too, but slower
         present = [at for at, info in enumerate(checked.arrays) if info is not None]
-        common = _Common(key[0], launch.device, present, masks, dtypes, [0] * len((*infos, *RESULTS[1:], *SPACES)))
+        common = _Common(key[0], launch.device, present, masks, dtypes, [0] * len(operation.names))
         extents = None
         if checked.out is not None:
             extents = [None if info is None else _relative(info) for info in infos]
@@ -148,7 +148,7 @@ class _Shape(NamedTuple):
 class Call:
     """A launch, and what a repeated call can still get wrong: where its arrays are."""
 
-    __slots__ = ("_common", "_launch", "_lse", "_shape", "_spans")
+    __slots__ = ("_common", "_launch", "_lse", "_reads", "_shape", "_single", "_written")
 
     def __init__(
         self,
@@ -160,36 +160,46 @@ class Call:
     ) -> None:
         """shape, lse: shapes of the results, None for a result that the call does not have. spans: of a call with
         ``out``, first byte and end of each input and of out, relative to its address."""
-        self._common, self._launch, self._shape, self._lse, self._spans = common, launch, shape, lse, spans
+        self._common, self._launch, self._shape, self._lse = common, launch, shape, lse
+        # Most calls launch one kernel without a workspace.
+        self._single = launch.replays[0] if launch.partials_bytes is None and len(launch.replays) == 1 else None
+        self._reads = None
+        if spans is not None:
+            self._written = spans[-1]
+            self._reads = [(at, common.masks[at], *span) for at in common.present if (span := spans[at])]
 
     def run(self, inputs: tuple[Any, ...], out: Any, stream: Any, weight: Weight | None) -> Any:
         """Launch; return the results, or NotImplemented if check() has to look at the addresses."""
         library, device, present, masks, dtypes, places = self._common
-        address, places, at, spans = _ADDRESS[library], places[:], len(inputs), self._spans
-        for index in present:
-            places[index] = place = address(inputs[index])
-            if place & masks[index]:
-                return NotImplemented
-        if spans is not None:
-            places[at] = to = address(out)
-            low, high = spans[at]  # type: ignore[misc]
+        address, places, result, reads = _ADDRESS[library], places[:], len(inputs), self._reads
+        if reads is None:
+            for at in present:
+                places[at] = place = address(inputs[at])
+                if place & masks[at]:
+                    return NotImplemented
+        else:
+            places[result] = to = address(out)
+            low, high = self._written  # type: ignore[misc]
             begin, end = to + low, to + high
-            if to & masks[at]:
+            if to & masks[result]:
                 return NotImplemented
-            for index in present:
-                low, high = spans[index]  # type: ignore[misc]
-                if places[index] + low < end and begin < places[index] + high:
+            for at, mask, low, high in reads:
+                places[at] = place = address(inputs[at])
+                if place & mask or (place + low < end and begin < place + high):
                     return NotImplemented
         handle = current_stream(library, device) if stream is None else stream_handle(stream, library, device)
         if out is None and self._shape is not None:
             out = _new(library, inputs[0], self._shape, dtypes[0], stream, handle)
-            places[at] = address(out)
+            places[result] = address(out)
         done = out
         if self._lse is not None:
             lse = _new(library, inputs[0], self._lse, dtypes[1], stream, handle)
-            places[at + 1] = address(lse)
+            places[result + 1] = address(lse)
             done = out, lse
-        self._launch.run(places, handle, weight)
+        if self._single is not None:
+            self._single.run(self._launch.sizes[0], places, handle, NO_SPACES, weight.addresses if weight else ())
+        else:
+            self._launch.run(places, handle, weight)
         return done
 
 

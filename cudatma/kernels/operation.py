@@ -65,7 +65,7 @@ class Operation(ABC, Generic[P, C]):
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the arrays whose addresses differ from call to call, in the order of a launch."""
-        return (*self.inputs, *RESULTS, *SPACES)
+        return (*self.inputs, *RESULTS)
 
     def named(self, checked: Checked[P]) -> dict[str, ArrayInfo]:
         """Return the inputs and the result of a call by name."""

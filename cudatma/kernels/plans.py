@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, Generic, NamedTuple
 
 from cudatma.arrays import ArrayInfo
@@ -10,11 +11,14 @@ from cudatma.build.kernel import known_kernel, load_kernel
 from cudatma.errors import ArgumentError, LaunchError
 from cudatma.kernels.arguments import Sizes
 from cudatma.kernels.gpu import gpu_of
-from cudatma.kernels.operation import C, Operation, P, Weight
+from cudatma.kernels.operation import SPACES, C, Operation, P, Weight
 from cudatma.kernels.replay import Replay
 from cudatma.kernels.stream_workspaces import stream_workspace
 from cudatma.kernels.workspace import MarlinWorkspace, is_capturing
 from cudatma.target import Target, detect
+
+#: Addresses of the workspace for launches that use none.
+NO_SPACES = (0,) * len(SPACES)
 
 
 class Launch(NamedTuple):
@@ -29,9 +33,14 @@ class Launch(NamedTuple):
     def run(
         self, addresses: list[int], stream: int, weight: Weight | None, workspace: MarlinWorkspace | None = None
     ) -> None:
-        """Launch with the arrays of the call at these addresses, in the order of Operation.names."""
+        """Launch with the arrays of the call at these addresses, in the order of Operation.names.
+
+        The caller does not change the list later.
+        """
+        steady = weight.addresses if weight else ()
         if self.partials_bytes is None:
-            self._run(addresses, stream, weight)
+            for replay, sizes in zip(self.replays, self.sizes):  # noqa: B905 (a keyword takes time)
+                replay.run(sizes, addresses, stream, NO_SPACES, steady)
             return
         space: Any = workspace
         if workspace is None:
@@ -39,19 +48,11 @@ class Launch(NamedTuple):
         else:
             for sizes in self.sizes:
                 workspace.require_room(sizes.partials_bytes, sizes.flags_bytes)
-        addresses = addresses[:]  # a replay keeps the list that it gets
-        addresses[-3], addresses[-2] = space.partials_pointer, space.flags_pointer
-        if not self.rows_bytes:
-            self._run(addresses, stream, weight)
-            return
-        with space.rows.lock:
-            addresses[-1] = space.rows.room(self.rows_bytes)
-            self._run(addresses, stream, weight)
-
-    def _run(self, addresses: list[int], stream: int, weight: Weight | None) -> None:
-        steady = weight.addresses if weight else ()
-        for replay, sizes in zip(self.replays, self.sizes):  # noqa: B905 (a keyword takes time)
-            replay.run(sizes, addresses, stream, steady)
+        with space.rows.lock if self.rows_bytes else nullcontext():
+            rows = space.rows.room(self.rows_bytes) if self.rows_bytes else 0
+            spaces = space.partials_pointer, space.flags_pointer, rows
+            for replay, sizes in zip(self.replays, self.sizes):  # noqa: B905
+                replay.run(sizes, addresses, stream, spaces, steady)
 
 
 class _Loaded(NamedTuple):
@@ -105,11 +106,12 @@ class Plan(Generic[P, C]):
                 if held < 1:
                     raise ArgumentError("device", self.device, f"a GPU that holds a CTA of {spec.entry}")
                 resident.append(gpu.sm_count * min(held, getattr(spec, "blocks_per_sm", held)))
-            addresses = [info.pointer if (info := named.get(name)) else _ANY_ADDRESS for name in operation.names]
-            addresses += () if weight is None else weight.addresses
-            names = *operation.names, *operation.steady
+            known = {name: info.pointer for name, info in named.items()}
+            if weight is not None:
+                known |= zip(operation.steady, weight.addresses, strict=True)
+            addresses = dict.fromkeys((*operation.names, *SPACES), _ANY_ADDRESS) | known
             replays = [
-                Replay(one, kernel, self.device, names, addresses, len(operation.steady))
+                Replay(one, kernel, self.device, operation.names, addresses, SPACES, operation.steady)
                 for one, kernel in zip(operation.arguments(problem, config, gpu, tuple(resident)), kernels, strict=True)
             ]
             loaded = self._loaded[config] = _Loaded(config, tuple(replays), tuple(resident), {})

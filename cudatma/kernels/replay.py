@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import addressof
 from dataclasses import replace
 from typing import Any
@@ -36,10 +36,10 @@ class Replay:
         Ordinal of the device.
     names : sequence of str
         Names of the arrays whose addresses ``run()`` gets.
-    addresses : sequence of int
-        Their addresses now, from which the driver encodes tensor maps.
-    steady : int, default 0
-        Number of trailing arrays whose addresses ``run()`` gets separately: a weight's.
+    addresses : mapping of str to int
+        Addresses of all arrays now, from which the driver encodes tensor maps.
+    spaces, steady : sequence of str, optional
+        Names of arrays whose addresses seldom change: the workspace, and a weight's arrays.
     """
 
     __slots__ = ("_first", "_idle", "config", "device")
@@ -50,18 +50,27 @@ class Replay:
         kernel: Kernel,
         device: int,
         names: Sequence[str],
-        addresses: Sequence[int],
-        steady: int = 0,
+        addresses: Mapping[str, int],
+        spaces: Sequence[str] = (),
+        steady: Sequence[str] = (),
     ) -> None:
         self.device, self.config = device, arguments.config
-        self._first = _Instance(arguments, kernel, device, tuple(names), tuple(addresses), steady)
+        self._first = _Instance(arguments, kernel, device, (names, spaces, steady), addresses)
         self._idle = [self._first]
 
-    def run(self, sizes: Sizes, addresses: Sequence[int], stream: int, steady: tuple[int, ...] = ()) -> None:
+    def run(
+        self,
+        sizes: Sizes,
+        addresses: Sequence[int],
+        stream: int,
+        spaces: tuple[int, ...] = (),
+        steady: tuple[int, ...] = (),
+    ) -> None:
         """Launch on a stream, by its handle, with arrays at these addresses, which the caller does not change later.
 
-        ``steady`` holds the addresses of the trailing arrays. Passing the same ``sizes`` or ``steady`` object again
-        skips their update. Raises DriverError, LaunchError (a forked process), PipelineHang (debug).
+        ``spaces`` and ``steady`` hold the addresses of those arrays. Passing the same ``sizes``, ``spaces`` or
+        ``steady`` object again skips their update. Raises DriverError, LaunchError (a forked process), PipelineHang
+        (debug).
         """
         try:
             instance = self._idle.pop()
@@ -75,13 +84,18 @@ class Replay:
                 for word, index, offset in instance.words:
                     word[0] = addresses[index] + offset
                 instance.addresses = addresses
+            if spaces is not instance.spaces:
+                instance.spaces = None
+                for word, index, offset in instance.space_words:
+                    word[0] = spaces[index] + offset
+                instance.spaces = spaces
             if steady is not instance.steady:
                 instance.steady = None
                 for word, index, offset in instance.steady_words:
                     word[0] = steady[index] + offset
                 instance.steady = steady
             for over in instance.by_driver:
-                over.encode((*addresses, *steady))
+                over.encode((addresses, spaces, steady))
             instance.launch(stream)
         finally:
             self._idle.append(instance)
@@ -91,8 +105,8 @@ class _Instance:
     """One set of marshalled arguments, which one thread uses at a time."""
 
     __slots__ = (
-        *("_given", "_maps", "_plan", "_smem_bytes", "_values", "addresses", "by_driver", "launch", "sizes", "steady"),
-        *("steady_words", "words"),
+        *("_given", "_maps", "_plan", "_smem_bytes", "_values", "addresses", "by_driver", "launch", "sizes"),
+        *("space_words", "spaces", "steady", "steady_words", "words"),
     )
 
     def __init__(
@@ -100,23 +114,22 @@ class _Instance:
         arguments: Arguments,
         kernel: Kernel,
         device: int,
-        names: tuple[str, ...],
-        addresses: tuple[int, ...],
-        steady: int,
+        names: tuple[Sequence[str], Sequence[str], Sequence[str]],
+        addresses: Mapping[str, int],
         plan: LaunchPlan | None = None,
     ) -> None:
-        self._given = arguments, kernel, device, names, addresses, steady
+        self._given = arguments, kernel, device, names, addresses
         #: Addresses of the last launch; None if an argument may hold anything.
         self.addresses: Sequence[int] | None = None
+        self.spaces: tuple[int, ...] | None = None
         self.steady: tuple[int, ...] | None = None
         if plan is None:
-            at = dict(zip(names, addresses, strict=True))
             for over in arguments.maps:
                 check_target(over.spec, kernel.target)
             plan = kernel.plan(
                 arguments.sizes.grid,
                 arguments.config.threads,
-                _encoded(arguments, at, device),
+                _encoded(arguments, addresses, device),
                 cluster=arguments.cluster if arguments.cluster > 1 else None,
                 shared_bytes=arguments.shared_bytes,
                 programmatic=arguments.sizes.programmatic,
@@ -125,27 +138,28 @@ class _Instance:
         self._plan, self.launch = plan, plan.launch
         self.sizes: Sizes | None = arguments.sizes
         self._smem_bytes = arguments.config.smem_bytes
-        index, split = {name: place for place, name in enumerate(names)}, len(names) - steady
-        words: list[_Word] = []
+        places = {name: (group, at) for group, inside in enumerate(names) for at, name in enumerate(inside)}
+        words: tuple[list[_Word], list[_Word], list[_Word]] = [], [], []
         by_driver = kernel.target.tensormap_knows_allocation
         self._maps: list[_SizedMap] = []
         values: dict[int, Any] = {}
         for parameter, value in zip(arguments.parameters, plan.arguments, strict=True):
             if isinstance(parameter, Map):
-                place = index[parameter.array]
                 if by_driver or parameter.sized:
-                    self._maps.append(_SizedMap(parameter, value, place, device))
-                if not by_driver:
-                    words.append((_words(value, "Q"), place, parameter.offset_bytes))
-            elif isinstance(parameter, At) and parameter.array in index:
-                words.append((_words(value, "Q"), index[parameter.array], parameter.offset_bytes))
+                    self._maps.append(_SizedMap(parameter, value, places[parameter.array], device))
+                is_word = not by_driver
             elif isinstance(parameter, Value):
                 is_struct = isinstance(arguments.sizes.values[parameter.place], bytes)
                 values[parameter.place] = memoryview(value).cast("B") if is_struct else value
+                is_word = False
+            else:
+                is_word = isinstance(parameter, At) and parameter.array in places
+            if is_word:
+                group, at = places[parameter.array]
+                words[group].append((_words(value, "Q"), at, parameter.offset_bytes))
         self._values = [values[place] for place in range(len(values))]
         self.by_driver = self._maps if by_driver else []
-        self.words = [word for word in words if word[1] < split]
-        self.steady_words = [(word, place - split, offset) for word, place, offset in words if place >= split]
+        self.words, self.space_words, self.steady_words = words
 
     def copy(self) -> _Instance:
         """Return another set of arguments for the same launch."""
@@ -184,7 +198,8 @@ class _SizedMap:
         *("count", "fields"),
     )
 
-    def __init__(self, over: Map, value: Any, place: int, device: int) -> None:
+    def __init__(self, over: Map, value: Any, place: tuple[int, int], device: int) -> None:
+        """place: the group of the array's name, and its index there."""
         spec: Any = over.spec
         self._map, self._place, self._device = over, place, device
         self.count = len(over.sized)
@@ -211,9 +226,10 @@ class _SizedMap:
             self._agrees = True
         codec.write_fields(self._words, self._bytes, self._map.spec, self._map.sized, self.fields)
 
-    def encode(self, addresses: tuple[int, ...]) -> None:
+    def encode(self, addresses: tuple[Sequence[int], ...]) -> None:
         """Let the driver write the address, which may belong to another allocation than before, and new fields."""
-        address = addresses[self._place] + self._map.offset_bytes
+        group, at = self._place
+        address = addresses[group][at] + self._map.offset_bytes
         if self.fields != self._written:
             self._bytes[:], self._written = self._encoded(address), self.fields
         else:
@@ -224,7 +240,7 @@ class _SizedMap:
         return driver.encode(replace(with_fields(self._map, self.fields).spec, address=address), self._device)
 
 
-def _encoded(arguments: Arguments, addresses: dict[str, int], device: int) -> list[Any]:
+def _encoded(arguments: Arguments, addresses: Mapping[str, int], device: int) -> list[Any]:
     """Return the arguments at these addresses, tensor maps as the driver encodes them."""
     maps = iter(arguments.maps)
     values: list[Any] = []

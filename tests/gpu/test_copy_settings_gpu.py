@@ -33,8 +33,8 @@ def place() -> Place:
 
 
 def launch(planned: Arguments, arrays: tuple[ArrayInfo, ArrayInfo]) -> None:
-    addresses = tuple(info.pointer for info in arrays)
-    replay = Replay(planned, planned.kernel(detect()), 0, ("src", "out"), addresses)
+    names, addresses = ("src", "out"), tuple(info.pointer for info in arrays)
+    replay = Replay(planned, planned.kernel(detect()), 0, names, dict(zip(names, addresses, strict=True)))
     replay.run(planned.sizes, addresses, current_stream("cupy", 0))
 
 

@@ -119,10 +119,10 @@ used: Any = threading.local()
 run = Replay.run
 
 
-def note(self: Replay, sizes: Any, addresses: tuple[int, ...], stream: int, *steady: Any) -> None:
-    partials, _, rows = addresses[-3:]
+def note(self: Replay, sizes: Any, addresses: Any, stream: int, spaces: tuple[int, ...], steady: Any) -> None:
+    partials, _, rows = spaces
     used.last = stream, partials, rows
-    run(self, sizes, addresses, stream, *steady)
+    run(self, sizes, addresses, stream, spaces, steady)
 
 
 Replay.run = note  # type: ignore[method-assign, assignment]

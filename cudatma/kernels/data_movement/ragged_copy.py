@@ -171,7 +171,8 @@ class RaggedCopy:
         memory.write(bytes(maps_bytes) + self._table.tobytes())
         source, destination = self._pairs[0]
         addresses = source.pointer, destination.pointer, memory.pointer + maps_bytes, memory.pointer
-        return Replay(self._arguments, self.kernel, device, _ARRAYS, addresses), addresses
+        named = dict(zip(_ARRAYS, addresses, strict=True))
+        return Replay(self._arguments, self.kernel, device, _ARRAYS, named), addresses
 
     @former_arguments("stream")
     def run(self, *, stream: Any = None) -> None:

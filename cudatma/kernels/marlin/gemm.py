@@ -21,8 +21,8 @@ from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.arguments import copy_arguments, copy_sizes, gemm_arguments, sizes_for
 from cudatma.kernels.marlin.choose import MARLIN, AnyMarlinSpec, resolve_fused
 from cudatma.kernels.marlin.operands import MAX_ROWS, check_bias, check_input, check_output, check_weight
+from cudatma.kernels.marlin.permute_columns import ELEMENT_BYTES, PermuteColumnsSpec, choose_copy
 from cudatma.kernels.marlin.permute_columns import TEMPLATE as COPY
-from cudatma.kernels.marlin.permute_columns import PermuteColumnsSpec, choose_copy
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.operation import Checked, Operation, Weight
 from cudatma.kernels.schedule import Schedule, schedule
@@ -143,7 +143,7 @@ class MarlinGemm(Operation[Problem, Config]):
             max(rows.rows, 1),
             batch_invariant=batch_invariant,
             x_pitch_bytes=rows.pitch_bytes,
-            out_pitch_bytes=None if result is None else result.pitch_bytes,
+            out_pitch_bytes=w.shape[1] * ELEMENT_BYTES if result is None else result.pitch_bytes,
             has_aligned_x=rows.is_aligned,
             has_aligned_out=w.shape[1] % 8 == 0 if result is None else result.is_aligned,
             programmatic=programmatic,

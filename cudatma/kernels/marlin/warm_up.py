@@ -79,13 +79,14 @@ def warm_up(
 
 
 def dense_problem(w: PackedWeight, m: int, *, batch_invariant: bool) -> Problem:
-    """Return the problem of M dense rows of an x that begins at a multiple of 16 bytes, and of a new result."""
+    """Return the problem of M dense rows of an x that begins at a multiple of 16 bytes, and a dense result."""
     k, n = w.shape
     return Problem.of(
         w,
         m,
         batch_invariant=batch_invariant,
         x_pitch_bytes=k * ELEMENT_BYTES,
+        out_pitch_bytes=n * ELEMENT_BYTES,
         has_aligned_x=k % _ALIGNED_ELEMS == 0,
         has_aligned_out=n % _ALIGNED_ELEMS == 0,
     )
