@@ -61,7 +61,7 @@ class Calls(Generic[P, C]):
         if any(info is not None and info.pointer & mask for info, mask in zip(infos, masks, strict=True)):
             return  # a plan for misaligned arrays serves aligned ones, too, but slower
         present = [at for at, info in enumerate(checked.arrays) if info is not None]
-        common = _Common(key[0], launch.device, present, masks, dtypes, [0] * len(operation.names))
+        common = _Common(key[0], launch.device, _ADDRESS[key[0]], present, masks, dtypes, [0] * len(operation.names))
         extents = None
         if checked.out is not None:
             extents = [None if info is None else _relative(info) for info in infos]
@@ -124,12 +124,14 @@ def plan_of(operation: Operation[P, C], problem: P, device: int) -> Plan[P, C]:
 class _Common(NamedTuple):
     """What calls that differ in sizes have in common.
 
-    present: indexes of the inputs that such a call has. masks: as Operation.masks(). dtypes: of out and lse, as objects
-    of the library. places: zeros, one for each address that a launch gets.
+    address: returns the address of an array. present: indexes of the inputs that such a call has. masks: as
+    Operation.masks(). dtypes: of out and lse, as objects of the library. places: zeros, one for each address that a
+    launch gets.
     """
 
     library: str
     device: int
+    address: Callable[[Any], int]
     present: list[int]
     masks: tuple[int, ...]
     dtypes: tuple[Any, Any]
@@ -170,8 +172,8 @@ class Call:
 
     def run(self, inputs: tuple[Any, ...], out: Any, stream: Any, weight: Weight | None) -> Any:
         """Launch; return the results, or NotImplemented if check() has to look at the addresses."""
-        library, device, present, masks, dtypes, places = self._common
-        address, places, result, reads = _ADDRESS[library], places[:], len(inputs), self._reads
+        library, device, address, present, masks, dtypes, places = self._common
+        places, result, reads = places[:], len(inputs), self._reads
         if reads is None:
             for at in present:
                 places[at] = place = address(inputs[at])
