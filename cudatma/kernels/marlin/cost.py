@@ -13,6 +13,7 @@ is a spec or the ``columns()`` of several.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,9 +30,14 @@ _SUSTAINED_FROM = 256
 _WEIGHT_BYTES = 0.516
 
 
-def columns(specs: Sequence[Any], names: Sequence[str]) -> Any:
-    """Return a record array of shape (specs, 1) with these fields and properties of the specs as attributes."""
-    return np.rec.fromarrays([np.array([[getattr(spec, name)] for spec in specs]) for name in names], names=names)
+def columns(specs: Sequence[Any], names: Sequence[str]) -> SimpleNamespace:
+    """Return these fields and properties of specs, each as an array of shape (specs, 1)."""
+    return SimpleNamespace(**{name: np.array([getattr(one, name) for one in specs])[:, None] for name in names})
+
+
+def rows(of: SimpleNamespace, index: Any) -> SimpleNamespace:
+    """Return the columns() of some of the specs."""
+    return SimpleNamespace(**{name: column[index] for name, column in vars(of).items()})
 
 
 def _memory_us(k: int, n: int, gpu: Gpu) -> float:
@@ -115,7 +121,7 @@ def wgmma_stage_clocks(spec: Any) -> float:
 
 def wgmma_division(spec: Any, others: Any, tiles_m: int) -> tuple[Any, float]:
     """Return ``TiledSpec.division()``; ``others`` is an int or an array."""
-    clocks = _DIVISION + others * 4 * spec.block_m * spec.block_n / _PARTIAL_BYTES
+    clocks = _DIVISION + others * (4 * spec.block_m * spec.block_n) / _PARTIAL_BYTES
     return clocks / spec.stage_clocks, _DIVIDED_STAGE if tiles_m == 1 else _DIVIDED_STAGE_OF_ROWS
 
 
@@ -133,16 +139,14 @@ def wgmma_cost(spec: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     whole = results * ceil_div(k_iterations, spec.cluster_k)
     # As schedule() does, the last, partial wave is divided together with a full one, or alone.
     rest_stages, sharing = ceil_div(rest * k_iterations, resident), ceil_div(resident, np.maximum(1, rest))
-
-    def divided(divided_waves: Any, each: float) -> Any:
-        """Return the stages of the longest work range."""
-        return (waves - divided_waves) * k_iterations + (rest_stages + divided_waves * k_iterations) * each
-
+    whole_stages, divided_stages = (waves - has_wave) * k_iterations, rest_stages + has_wave * k_iterations
     once, each = wgmma_division(spec, np.where(has_wave, 1, sharing), _RANKED_ROWS)
     once_alone, each_of_rows = wgmma_division(spec, sharing, 2)
-    stages = divided(has_wave, each)
-    least = np.minimum(divided(has_wave, each_of_rows) + once, divided(0, each_of_rows) + once_alone)
-    is_divided = (rest > 0) & (stages + once < whole) & ((tiles_m == 1) | (least < whole)) & np.logical_not(is_cluster)
+    divided = whole_stages + divided_stages * each
+    together = whole_stages + divided_stages * each_of_rows + once
+    alone = waves * k_iterations + rest_stages * each_of_rows + once_alone
+    pays = (divided + once < whole) & ((tiles_m == 1) | (np.minimum(together, alone) < whole))
+    is_divided = (rest > 0) & pays & np.logical_not(is_cluster)
     # Each CTA of a cluster adds up the sums of all for a part of the rows, and stores it.
     elements = spec.own_rows * spec.block_n
     exchanged = _MEETING * is_cluster * spec.cluster_k + 4 * (spec.cluster_k - 1) * elements / _SUMS_BYTES
@@ -151,7 +155,7 @@ def wgmma_cost(spec: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     tensor = _WGMMA_TENSOR + _WGMMA_POWER * (m >= _SUSTAINED_FROM)
     return Cost(
         launch_us=_LAUNCH_US + np.where(spec.pingpong, _PINGPONG_ENDS, ends) * clock_us,
-        sm_us=np.where(is_divided, stages, whole) * spec.stage_clocks * clock_us,
+        sm_us=np.where(is_divided, divided, whole) * spec.stage_clocks * clock_us,
         reduction_us=(exchanged + is_divided * once * spec.stage_clocks) * clock_us,
         memory_us=_WGMMA_MEMORY * _memory_us(k, n, gpu),
         tensor_us=tensor * m * n * k / (_WGMMA_MACS * gpu.sm_count * gpu.sm_clock_mhz),

@@ -18,7 +18,7 @@ from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.cost import LEAST_STAGES, cheapest_first
 from cudatma.kernels.family import Times
 from cudatma.kernels.gpu import CLUSTER_K, H200, Gpu, clusters_at_once, imagined_gpu
-from cudatma.kernels.marlin.cost import columns, wgmma_cost
+from cudatma.kernels.marlin.cost import columns, rows, wgmma_cost
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import ceil_div
@@ -39,8 +39,8 @@ _DUMPED_M = 40
 _PLAIN_ACCUMULATORS, _STACKED_ACCUMULATORS, _REGISTERS = 96, 88, 232
 #: What wgmma_times() and the cost model read of a spec.
 _TERMS = (
-    *("block_m", "block_n", "block_k", "stages", "cluster", "cluster_k", "pingpong", "own_rows", "stage_clocks"),
-)
+    "block_m", "block_n", "block_k", "stages", "cluster", "cluster_k", "pingpong", "own_rows", "stage_clocks",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,10 @@ class _Tile:
         """Values of block_m."""
         return [size for size in _SIZES if self.least_m <= size <= self.most_m and size % (8 * self.cluster) == 0]
 
-    def range_of(self, block_m: int) -> tuple[int, float]:
+    def limits(self, block_m: int) -> tuple[int, float]:
         """Return the first and the last M at which the tile is worth ranking.
 
-        Fewer rows than ``least_m`` need a tile of another kind.
+        It is not where M needs fewer rows than ``least_m``.
         """
         index = _SIZES.index(self.least_m)
         first = max(_LEAST_M, _SIZES[index - 1] + 1 if index else 1, block_m + 1 if self.pingpong else 1)
@@ -128,35 +128,40 @@ def wgmma_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[Wgmm
     """Return ``Family.times`` of this kernel: each tile, with each number of CTAs that may divide K."""
     if not get_target(gpu.target).has_wgmma:
         return []
-    specs, of, first, last, at_once = _candidates(replace(problem.layer, k=1, n=1), gpu)
+    specs, of = _candidates(replace(problem.layer, k=1, n=1), gpu)
     stages = ceil_div(problem.k, of.block_k)
     has_ring = (stages >= of.cluster_k) & (of.stages >= np.minimum(LEAST_STAGES, ceil_div(stages, of.cluster_k)))
     # All clusters run at once: a second wave takes twice as long.
-    last = np.minimum(last, of.block_m * np.floor(at_once / ceil_div(problem.n, of.block_n)))
-    runs = has_ring & (first <= ms) & (ms <= last)
+    last = np.minimum(of.last_m, of.block_m * np.floor(of.at_once / ceil_div(problem.n, of.block_n)))
+    able = np.flatnonzero(has_ring & (of.first_m <= last))
+    of = rows(of, able)
+    runs = (of.first_m <= ms) & (ms <= last[able])
     us = np.full(runs.shape, np.inf)
-    for group in (of.cluster_k == 1, of.cluster_k > 1):  # clusters that divide K serve few M
-        part = np.ix_((runs & group).any(axis=1), (runs & group).any(axis=0))
-        us[part] = np.where(runs[part], wgmma_cost(of[part[0], 0], ms[part[1]], problem.n, problem.k, gpu).us, np.inf)
-    return [(specs[i], us[i]) for i in np.flatnonzero(runs.any(axis=1))]
+    for group in (of.cluster_k == 1, of.cluster_k > 1):  # the second one serves few M
+        part = np.ix_(group[:, 0], (runs & group).any(axis=0))
+        cost = wgmma_cost(rows(of, group[:, 0]), ms[part[1]], problem.n, problem.k, gpu)
+        us[part] = np.where(runs[part], cost.us, np.inf)
+    return [(specs[i], one) for i, one, serves in zip(able, us, runs.any(axis=1), strict=True) if serves]
 
 
 @lru_cache(maxsize=64)
-def _candidates(layer: LinearShape, gpu: Gpu) -> tuple[list[WgmmaSpec], Any, Any, Any, Any]:
-    """Return the specs that fit a GPU for weights of a kind.
+def _candidates(layer: LinearShape, gpu: Gpu) -> tuple[list[WgmmaSpec], Any]:
+    """Return the specs that a GPU runs for weights of a kind, and their columns().
 
-    Returns their columns(), first and last M, and the clusters that run at once, inf if K is not divided.
+    The columns include the first and the last M at which the tile is worth ranking, and the clusters that run at once
+    if they divide K, else inf.
     """
-    target = get_target(gpu.target)
-    specs, ranges = [], []
+    specs, limits = [], []
     for tile in _TILES:
         for block_m in tile.sizes:
             for cluster_k in CLUSTER_K if tile.cluster == 1 else (1,):
                 with suppress(ArgumentError, TargetError):
-                    specs.append(_fitting(_spec(tile, block_m, layer, cluster_k), target))
+                    specs.append(_fitting(_spec(tile, block_m, layer, cluster_k), get_target(gpu.target)))
                     at_once = clusters_at_once(cluster_k, gpu.sm_count) if cluster_k > 1 else np.inf
-                    ranges.append((*tile.range_of(block_m), at_once))
-    return specs, columns(specs, _TERMS), *np.array(ranges).T[..., None]
+                    limits.append((*tile.limits(block_m), at_once))
+    of = columns(specs, _TERMS)
+    of.first_m, of.last_m, of.at_once = np.array(limits).T[..., None]
+    return specs, of
 
 
 def _spec(tile: _Tile, block_m: int, layer: LinearShape, cluster_k: int = 1) -> WgmmaSpec:
@@ -195,7 +200,7 @@ def _fitting(spec: WgmmaSpec, target: Target) -> WgmmaSpec:
 
 
 def dump_specs(target: Target) -> list[WgmmaSpec]:
-    """The instances that stand for all in dumps and compile checks: each tile, and each feature once."""
+    """Return the instances that dumps and compile checks cover: each tile, and each feature once."""
     large, small = LinearShape(8192, 28672, 128, False, "float16"), LinearShape(4096, 4096, 128, False, "float16")
     if not target.has_wgmma:
         return []
