@@ -6,8 +6,8 @@ factors were fitted on an H200 to 8,800 readings, which ``benchmarks/results/mar
 docs/performance/model.md compares them with the predictions, and tests/unit/test_marlin_cost.py bounds what the choice
 loses. Pure: no device, no file.
 
-A choice table evaluates all configurations of a kernel at all M at once: ``m`` is an int or an int64 array, and ``spec``
-is a spec or the ``columns()`` of several.
+A choice table evaluates all configurations of a kernel at all M at once: ``m`` is an int or an int64 array, and
+``spec`` is a spec or the ``columns_of()`` several specs.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _SUSTAINED_FROM = 256
 _WEIGHT_BYTES = 0.516
 
 
-def columns(specs: Sequence[Any], names: Sequence[str]) -> SimpleNamespace:
+def columns_of(specs: Sequence[Any], names: Sequence[str]) -> SimpleNamespace:
     """Return these fields and properties of specs, each as an array of shape (specs, 1)."""
     return SimpleNamespace(**{name: np.array([getattr(one, name) for one in specs])[:, None] for name in names})
 
 
-def rows(of: SimpleNamespace, index: Any) -> SimpleNamespace:
-    """Return the columns() of some of the specs."""
-    return SimpleNamespace(**{name: column[index] for name, column in vars(of).items()})
+def rows_of(columns: SimpleNamespace, index: Any) -> SimpleNamespace:
+    """Return the columns of the specs that ``index`` selects."""
+    return SimpleNamespace(**{name: column[index] for name, column in vars(columns).items()})
 
 
 def _memory_us(k: int, n: int, gpu: Gpu) -> float:
@@ -56,6 +56,8 @@ _SKINNY_COLUMN_US = 0.0106
 _SKINNY_CLUSTER_US, _SKINNY_SUMS = 0.027, 100
 _SKINNY_MEMORY = 0.475
 _MMA_N = 8
+#: Fields of a spec that skinny_cost() reads.
+SKINNY_TERMS = ("block_m", "n_tiles", "block_k", "cluster_k")
 
 
 def skinny_cost(spec: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
@@ -104,17 +106,19 @@ _MEETING, _SUMS_BYTES = 60, 18
 #: Parts of each time that add to the whole: clocks of the busiest SM, memory, operations, and operations at the power
 #: limit.
 _WGMMA_SM, _WGMMA_MEMORY, _WGMMA_TENSOR, _WGMMA_POWER = 0.676, 0.168, 0.417, 0.319
+#: Fields and properties of a spec that wgmma_cost() reads.
+WGMMA_TERMS = ("block_m", "block_n", "block_k", "cluster", "cluster_k", "pingpong", "own_rows", "stage_clocks")
 
 
 def wgmma_stage_clocks(spec: Any) -> float:
     """Return the clocks of one stage of a whole tile, with the ring full."""
-    products = spec.block_m * spec.block_n * spec.block_k / _WGMMA_MACS
-    squares = spec.block_n / 64 * spec.block_k / 64  # 64 x 64 weights; all warpgroups have as many
+    products: float = spec.block_m * spec.block_n * spec.block_k / _WGMMA_MACS
+    squares = spec.block_n / 64 * spec.block_k / 64  # of 64 x 64 weights; each warpgroup has the same number
     warpgroups = spec.warpgroups * spec.warpgroups_k
-    dequantize = squares / warpgroups * _DEQUANTIZE * (1 + _FURTHER * (warpgroups - 1))
+    dequantize: float = squares / warpgroups * _DEQUANTIZE * (1 + _FURTHER * (warpgroups - 1))
     if spec.pingpong:  # one warpgroup at a time, which dequantizes while its wgmmas run
         return max(products, dequantize) + _PINGPONG_STAGE
-    loaded = spec.block_k * (2 * spec.block_m / spec.cluster + spec.block_n / 2)
+    loaded: float = spec.block_k * (2 * spec.block_m / spec.cluster + spec.block_n / 2)
     together: float = (products**_NORM + dequantize**_NORM) ** (1 / _NORM)
     return together + _BYTE * loaded + _STAGE
 
@@ -130,31 +134,33 @@ def wgmma_cost(spec: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
 
     Tiles are whole or divided, as is cheaper, or a cluster of ``cluster_k`` CTAs computes each tile, all at once.
     """
-    k_iterations, resident = ceil_div(k, spec.block_k), np.maximum(1, gpu.sm_count // spec.cluster)
-    tiles_m, is_cluster = ceil_div(m, spec.block_m), spec.cluster_k > 1
+    tiles_m, k_iterations = ceil_div(m, spec.block_m), ceil_div(k, spec.block_k)
     tiles = tiles_m * ceil_div(n, spec.block_n * spec.cluster)
+    resident, is_cluster = np.maximum(1, gpu.sm_count // spec.cluster), spec.cluster_k > 1
     waves = tiles // resident
     rest, has_wave = tiles - waves * resident, waves > 0
+    # The longest work range stores this number of results, whether tiles are divided or not.
     results = np.where(is_cluster, 1, waves + (rest > 0))
     whole = results * ceil_div(k_iterations, spec.cluster_k)
-    # As schedule() does, the last, partial wave is divided together with a full one, or alone.
+    # schedule() divides the last, partial wave together with a full one or, with several rows of tiles, alone.
     rest_stages, sharing = ceil_div(rest * k_iterations, resident), ceil_div(resident, np.maximum(1, rest))
-    whole_stages, divided_stages = (waves - has_wave) * k_iterations, rest_stages + has_wave * k_iterations
+    whole_part, divided_part = (waves - has_wave) * k_iterations, rest_stages + has_wave * k_iterations
     once, each = wgmma_division(spec, np.where(has_wave, 1, sharing), _RANKED_ROWS)
     once_alone, each_of_rows = wgmma_division(spec, sharing, 2)
-    divided = whole_stages + divided_stages * each
-    together = whole_stages + divided_stages * each_of_rows + once
+    divided = whole_part + divided_part * each
+    together = whole_part + divided_part * each_of_rows + once
     alone = waves * k_iterations + rest_stages * each_of_rows + once_alone
     pays = (divided + once < whole) & ((tiles_m == 1) | (np.minimum(together, alone) < whole))
     is_divided = (rest > 0) & pays & np.logical_not(is_cluster)
-    # Each CTA of a cluster adds up the sums of all for a part of the rows, and stores it.
+    # Each CTA of a cluster adds up the sums of all for its own rows, and stores them.
     elements = spec.own_rows * spec.block_n
     exchanged = _MEETING * is_cluster * spec.cluster_k + 4 * (spec.cluster_k - 1) * elements / _SUMS_BYTES
-    ends = results * (_TILE + _RESULT * elements / (128 * 128)) + _MULTICAST * (spec.cluster > 1)
+    around = results * (_TILE + _RESULT * elements / (128 * 128)) + _MULTICAST * (spec.cluster > 1)
+    ends: Any = np.where(spec.pingpong, _PINGPONG_ENDS, around)
     clock_us = _WGMMA_SM / gpu.sm_clock_mhz
     tensor = _WGMMA_TENSOR + _WGMMA_POWER * (m >= _SUSTAINED_FROM)
     return Cost(
-        launch_us=_LAUNCH_US + np.where(spec.pingpong, _PINGPONG_ENDS, ends) * clock_us,
+        launch_us=_LAUNCH_US + ends * clock_us,
         sm_us=np.where(is_divided, divided, whole) * spec.stage_clocks * clock_us,
         reduction_us=(exchanged + is_divided * once * spec.stage_clocks) * clock_us,
         memory_us=_WGMMA_MEMORY * _memory_us(k, n, gpu),
@@ -173,6 +179,8 @@ _MMA_PRODUCTS, _MMA_ISSUE, _MMA_BYTE, _MMA_STAGE = 0.914, 0.445, 0.013, 114
 #: Partial sums: microseconds once, and for each byte of each CTA that shares a tile. A tile's result.
 _MMA_DIVIDED_US, _MMA_PARTIAL_US, _MMA_TILE_US = 1.69, 7.75e-6, 0.34
 _MMA_MEMORY, _MMA_POWER = 0.129, 0.139
+#: Fields of a spec that mma_sync_cost() reads.
+MMA_SYNC_TERMS = ("block_m", "block_n", "block_k", "warps_n", "scale_on")
 
 
 def mma_sync_cost(spec: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
@@ -193,13 +201,12 @@ def mma_sync_cost(spec: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     divided_part = ceil_div(rest * k_iterations, gpu.sm_count) + has_wave * k_iterations
     divided, whole = (waves - has_wave) * k_iterations + divided_part, results * k_iterations
     is_divided = (rest > 0) & (divided + partial_bytes // loaded < whole)
-    # CTAs that share a tile
-    sharing = np.maximum(2, ceil_div(k_iterations, np.maximum(1, divided_part)))
+    ctas_of_tile = np.maximum(2, ceil_div(k_iterations, np.maximum(1, divided_part)))
     flops = 2.0 * m * n * k / (gpu.mma_sync_flops * gpu.sm_count * gpu.sm_clock_mhz)
     return Cost(
         launch_us=_LAUNCH_US + _MMA_TILE_US * results,
         sm_us=np.where(is_divided, divided, whole) * stage,
-        reduction_us=is_divided * (_MMA_DIVIDED_US + _MMA_PARTIAL_US * sharing * partial_bytes),
+        reduction_us=is_divided * (_MMA_DIVIDED_US + _MMA_PARTIAL_US * ctas_of_tile * partial_bytes),
         memory_us=_MMA_MEMORY * _memory_us(k, n, gpu),
         tensor_us=_MMA_POWER * flops * (m >= _SUSTAINED_FROM),
     )

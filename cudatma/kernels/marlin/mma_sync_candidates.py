@@ -15,7 +15,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import LEAST_STAGES, cheapest_first
 from cudatma.kernels.family import Times
 from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
-from cudatma.kernels.marlin.cost import columns, mma_sync_cost
+from cudatma.kernels.marlin.cost import MMA_SYNC_TERMS, columns_of, mma_sync_cost
 from cudatma.kernels.marlin.mma_sync import LoadPaths, MmaSyncSpec
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.target import KIB, Target, get_target
@@ -53,10 +53,6 @@ _TILES = (
 )
 
 
-#: What the cost model reads of a spec.
-_TERMS = ("block_m", "block_n", "block_k", "warps_n", "scale_on")
-
-
 def mma_sync_times(
     problem: Problem, ms: NDArray[np.int64], gpu: Gpu, load_paths: LoadPaths = _BY_TMA
 ) -> Times[MmaSyncSpec]:
@@ -67,8 +63,8 @@ def mma_sync_times(
     heights = sorted({tile.m for tile in _TILES})
     tallest = np.asarray(heights)[np.minimum(np.searchsorted(heights, ms), len(heights) - 1)]
     specs = _specs(replace(problem.layer, k=1, n=1), target, load_paths, LEAST_STAGES)
-    of = columns(specs, _TERMS)
-    us = np.where(of.block_m <= tallest, mma_sync_cost(of, ms, problem.n, problem.k, gpu).us, np.inf)
+    columns = columns_of(specs, MMA_SYNC_TERMS)
+    us = np.where(columns.block_m <= tallest, mma_sync_cost(columns, ms, problem.n, problem.k, gpu).us, np.inf)
     return list(zip(specs, us, strict=True))
 
 
@@ -85,7 +81,7 @@ def choose_mma_sync(problem: Problem, gpu: Gpu, load_paths: LoadPaths = _BY_TMA)
 
 @lru_cache(maxsize=64)
 def _specs(layer: LinearShape, target: Target, load_paths: LoadPaths, least_stages: int) -> list[MmaSyncSpec]:
-    """Return a spec of each tile, with as many stages as shared memory holds, but at least ``least_stages``."""
+    """Return each tile's spec with the most stages that shared memory holds, if these are ``least_stages`` or more."""
     specs, smem_bytes = [], min(_SMEM_BYTES, target.smem_per_block_bytes)
     for tile in _TILES:
         if tile.registers and not target.has_setmaxnreg:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from cudatma.kernels.cost import LEAST_STAGES, cheapest_first
 from cudatma.kernels.family import Times
 from cudatma.kernels.gpu import CLUSTER_K, H200, Gpu, clusters_at_once, imagined_gpu
-from cudatma.kernels.marlin.cost import columns, skinny_cost
+from cudatma.kernels.marlin.cost import SKINNY_TERMS, columns_of, skinny_cost
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny import MAX_N_TILES, MMA_COLUMNS, N_TILE, SkinnySpec, least_block_m
 from cudatma.kernels.schedule import ceil_div
@@ -44,10 +45,6 @@ _UNSLICED_M, _UNSLICED_GROUP = 32, 64
 _SMEM_FOR_TWO_BYTES = 192 * KIB
 
 
-#: What the cost model reads of a spec.
-_TERMS = ("block_m", "n_tiles", "block_k", "cluster_k")
-
-
 def skinny_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[SkinnySpec]:
     """Return ``Family.times`` of this kernel.
 
@@ -59,13 +56,13 @@ def skinny_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[Ski
     found: dict[SkinnySpec, NDArray[np.bool_]] = {}
     for division in _divisions(layer.n, target, gpu.sm_count):
         has_four = division.n_tiles <= _FOUR_ROWS_N_TILES and layer.k >= _FOUR_ROWS_K * division.cluster_k
-        slices, previous = list(_slices(layer, division)), 0
+        slices, last_of_few = list(_slices(layer, division)), 0
         for size in (1, 4, *_SIZES[1:]) if has_four else _SIZES:
             spec = _fitting(division, slices, layer, size, target)
             if spec is not None:
-                found.setdefault(spec, (ms <= spec.block_m) & (ms > previous))
-            previous = size if size < MMA_COLUMNS else previous
-    us = skinny_cost(columns(list(found), _TERMS), ms, layer.n, layer.k, gpu).us
+                found.setdefault(spec, (ms > last_of_few) & (ms <= spec.block_m))
+            last_of_few = size if size < MMA_COLUMNS else last_of_few
+    us: Any = skinny_cost(columns_of(list(found), SKINNY_TERMS), ms, layer.n, layer.k, gpu).us
     return [(spec, np.where(serves, one, np.inf)) for (spec, serves), one in zip(found.items(), us, strict=True)]
 
 
@@ -102,7 +99,7 @@ class _Division:
 
 
 def _divisions(n: int, target: Target, sm_count: int) -> Iterator[_Division]:
-    """Yield divisions with as few N tiles a CTA as the number of waves allows, one for each number of CTAs in K."""
+    """Yield a division for each number of CTAs that may divide K, with the fewest N tiles that need no more waves."""
     n_tiles = ceil_div(n, N_TILE)
     waves = ceil_div(n_tiles, sm_count * MAX_N_TILES)
     # A second CTA on the SM works during the change of waves, where shared memory holds its ring.
@@ -116,9 +113,9 @@ def _divisions(n: int, target: Target, sm_count: int) -> Iterator[_Division]:
 
 
 def _slices(layer: LinearShape, division: _Division) -> Iterator[tuple[int, int]]:
-    """Yield (block_k, slice_k), best first: enough warps to hide latencies, each with as much K of a stage as fits.
+    """Yield (block_k, slice_k), the best first: enough warps to hide latencies, and the longest stages.
 
-    A cluster has fewer warps, because its CTAs add up their sums as well.
+    A CTA of a cluster has fewer warps, because CTAs add up their sums as well.
     """
     n_tiles, cluster_k = division.n_tiles, division.cluster_k
     own_k = ceil_div(layer.k, cluster_k)
@@ -129,15 +126,16 @@ def _slices(layer: LinearShape, division: _Division) -> Iterator[tuple[int, int]
         if n_tiles * slice_k > (_MOST_SLICED_WARPS if slice_k == 8 else _MOST_WARPS):
             continue
         for block_k in _BLOCK_KS:
-            if max(64 * slice_k, layer.group_size) <= block_k <= max_k and layer.k > block_k * (cluster_k - 1):
-                if N_TILE * n_tiles * block_k // 2 <= _STAGE_WEIGHT_BYTES or block_k <= _SHORT_K:
-                    yield block_k, slice_k
+            has_stage = block_k <= max_k and block_k * (cluster_k - 1) < layer.k
+            fits = N_TILE * n_tiles * block_k // 2 <= _STAGE_WEIGHT_BYTES or block_k <= _SHORT_K
+            if has_stage and fits and block_k >= max(64 * slice_k, layer.group_size):
+                yield block_k, slice_k
 
 
 def _fitting(
     division: _Division, slices: list[tuple[int, int]], layer: LinearShape, m: int, target: Target
 ) -> SkinnySpec | None:
-    """Return the spec of the best slices whose ring has as many stages as are useful; None if there is none."""
+    """Return the spec of the first slices whose ring has enough stages, or None if shared memory holds none."""
     budget, own_k = target.smem_share_bytes(division.ctas_per_sm), ceil_div(layer.k, division.cluster_k)
     rows = tile_rows(layer, m, _BLOCK_KS[0])
     unsliced = division.ctas_per_sm > 1 and rows >= _UNSLICED_M and layer.group_size >= _UNSLICED_GROUP

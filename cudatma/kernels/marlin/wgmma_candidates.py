@@ -18,7 +18,7 @@ from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.cost import LEAST_STAGES, cheapest_first
 from cudatma.kernels.family import Times
 from cudatma.kernels.gpu import CLUSTER_K, H200, Gpu, clusters_at_once, imagined_gpu
-from cudatma.kernels.marlin.cost import columns, rows, wgmma_cost
+from cudatma.kernels.marlin.cost import WGMMA_TERMS, columns_of, rows_of, wgmma_cost
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import ceil_div
@@ -37,10 +37,6 @@ _DUMPED_M = 40
 #: Accumulators of a thread from which ptxas spills unless setmaxnreg provides registers: with stack 1; with stack 2,
 #: whose weights take registers too.
 _PLAIN_ACCUMULATORS, _STACKED_ACCUMULATORS, _REGISTERS = 96, 88, 232
-#: What wgmma_times() and the cost model read of a spec.
-_TERMS = (
-    "block_m", "block_n", "block_k", "stages", "cluster", "cluster_k", "pingpong", "own_rows", "stage_clocks",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +72,7 @@ class _Tile:
         return [size for size in _SIZES if self.least_m <= size <= self.most_m and size % (8 * self.cluster) == 0]
 
     def limits(self, block_m: int) -> tuple[int, float]:
-        """Return the first and the last M at which the tile is worth ranking.
-
-        It is not where M needs fewer rows than ``least_m``.
-        """
+        """Return the first and the last M at which the tile is worth ranking."""
         index = _SIZES.index(self.least_m)
         first = max(_LEAST_M, _SIZES[index - 1] + 1 if index else 1, block_m + 1 if self.pingpong else 1)
         return first, block_m if block_m < _LEAST_OF_SEVERAL else np.inf
@@ -106,10 +99,10 @@ _TILES = (
 )
 
 
-#: Fields that _Tile and WgmmaSpec have in common, but for stages.
-_common = attrgetter("block_k", "warpgroups", "warpgroups_k", "stack", "cluster", "pingpong")
+#: Fields that a _Tile and its specs share.
+_tile_fields = attrgetter("block_k", "warpgroups", "warpgroups_k", "stack", "cluster", "pingpong")
 _SHARED = frozenset(
-    (block_m, cluster_k, *_common(tile))
+    (block_m, cluster_k, *_tile_fields(tile))
     for tile in _TILES
     for cluster_k, sizes in ((1, tile.shared), (2, tile.shared_divided))
     for block_m in sizes
@@ -121,7 +114,7 @@ def is_shared(spec: object) -> bool:
 
     By an exact solution of the set cover, other shapes of 4096 to 28672 need few others.
     """
-    return isinstance(spec, WgmmaSpec) and (spec.block_m, spec.cluster_k, *_common(spec)) in _SHARED
+    return isinstance(spec, WgmmaSpec) and (spec.block_m, spec.cluster_k, *_tile_fields(spec)) in _SHARED
 
 
 def wgmma_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[WgmmaSpec]:
@@ -130,42 +123,44 @@ def wgmma_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[Wgmm
         return []
     specs, of = _candidates(replace(problem.layer, k=1, n=1), gpu)
     stages = ceil_div(problem.k, of.block_k)
+    # Small groups' scales and a cluster's sums leave less memory to the ring. With two stages, 128 x 64 x 256 is a
+    # third slower. [H200]
     has_ring = (stages >= of.cluster_k) & (of.stages >= np.minimum(LEAST_STAGES, ceil_div(stages, of.cluster_k)))
     # All clusters run at once: a second wave takes twice as long.
     last = np.minimum(of.last_m, of.block_m * np.floor(of.at_once / ceil_div(problem.n, of.block_n)))
     able = np.flatnonzero(has_ring & (of.first_m <= last))
-    of = rows(of, able)
-    runs = (of.first_m <= ms) & (ms <= last[able])
-    us = np.full(runs.shape, np.inf)
-    for group in (of.cluster_k == 1, of.cluster_k > 1):  # the second one serves few M
-        part = np.ix_(group[:, 0], (runs & group).any(axis=0))
-        cost = wgmma_cost(rows(of, group[:, 0]), ms[part[1]], problem.n, problem.k, gpu)
-        us[part] = np.where(runs[part], cost.us, np.inf)
-    return [(specs[i], one) for i, one, serves in zip(able, us, runs.any(axis=1), strict=True) if serves]
+    of = rows_of(of, able)
+    serves = (of.first_m <= ms) & (ms <= last[able])
+    us = np.full(serves.shape, np.inf)
+    for group in (of.cluster_k == 1, of.cluster_k > 1):  # the second group serves few M
+        part = np.ix_(group[:, 0], (serves & group).any(axis=0))
+        cost = wgmma_cost(rows_of(of, group[:, 0]), ms[part[1]], problem.n, problem.k, gpu)
+        us[part] = np.where(serves[part], cost.us, np.inf)
+    return [(specs[i], us[row]) for row, i in enumerate(able) if serves[row].any()]
 
 
 @lru_cache(maxsize=64)
 def _candidates(layer: LinearShape, gpu: Gpu) -> tuple[list[WgmmaSpec], Any]:
-    """Return the specs that a GPU runs for weights of a kind, and their columns().
+    """Return the specs that a GPU runs for weights of a kind, and their columns.
 
-    The columns include the first and the last M at which the tile is worth ranking, and the clusters that run at once
-    if they divide K, else inf.
+    The columns contain the terms of the cost model, the first and the last M at which the tile is worth ranking, and
+    the clusters that run at once where they divide K, else inf.
     """
-    specs, limits = [], []
+    target, specs, limits = get_target(gpu.target), [], []
     for tile in _TILES:
         for block_m in tile.sizes:
             for cluster_k in CLUSTER_K if tile.cluster == 1 else (1,):
                 with suppress(ArgumentError, TargetError):
-                    specs.append(_fitting(_spec(tile, block_m, layer, cluster_k), get_target(gpu.target)))
+                    specs.append(_fitting(_spec(tile, block_m, layer, cluster_k), target))
                     at_once = clusters_at_once(cluster_k, gpu.sm_count) if cluster_k > 1 else np.inf
                     limits.append((*tile.limits(block_m), at_once))
-    of = columns(specs, _TERMS)
-    of.first_m, of.last_m, of.at_once = np.array(limits).T[..., None]
-    return specs, of
+    columns = columns_of(specs, ("stages", *WGMMA_TERMS))
+    columns.first_m, columns.last_m, columns.at_once = np.array(limits).T[..., None]
+    return specs, columns
 
 
 def _spec(tile: _Tile, block_m: int, layer: LinearShape, cluster_k: int = 1) -> WgmmaSpec:
-    """Return a tile's spec with block_m and cluster_k, and as many stages as the tile may have."""
+    """Return a tile's spec with block_m and cluster_k, and with the most stages that the tile may have."""
     plain = _PLAIN_ACCUMULATORS if tile.stack == 1 else _STACKED_ACCUMULATORS
     mmas_per_commit, commits_in_flight = tile.pipeline(block_m)
     several = tile.warpgroups > 1 or tile.pingpong  # one warpgroup has enough registers anyway
