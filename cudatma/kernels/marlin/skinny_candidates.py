@@ -91,7 +91,7 @@ def tile_rows(layer: LinearShape, m: int, block_k: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Division:
-    """n_tiles: of a CTA. cluster_k: CTAs that divide K. ctas_per_sm: CTAs that share an SM."""
+    """A division of N and K: the N tiles of a CTA, the CTAs that divide K, and the CTAs that share an SM."""
 
     n_tiles: int
     cluster_k: int = 1
@@ -126,7 +126,7 @@ def _slices(layer: LinearShape, division: _Division) -> Iterator[tuple[int, int]
         if n_tiles * slice_k > (_MOST_SLICED_WARPS if slice_k == 8 else _MOST_WARPS):
             continue
         for block_k in _BLOCK_KS:
-            has_stage = block_k <= max_k and block_k * (cluster_k - 1) < layer.k
+            has_stage = block_k <= max_k and block_k * (cluster_k - 1) < layer.k  # each CTA of a cluster has one
             fits = N_TILE * n_tiles * block_k // 2 <= _STAGE_WEIGHT_BYTES or block_k <= _SHORT_K
             if has_stage and fits and block_k >= max(64 * slice_k, layer.group_size):
                 yield block_k, slice_k

@@ -136,7 +136,7 @@ def wgmma_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[Wgmm
         part = np.ix_(group[:, 0], (serves & group).any(axis=0))
         cost = wgmma_cost(rows_of(of, group[:, 0]), ms[part[1]], problem.n, problem.k, gpu)
         us[part] = np.where(serves[part], cost.us, np.inf)
-    return [(specs[i], us[row]) for row, i in enumerate(able) if serves[row].any()]
+    return [(specs[able[row]], us[row]) for row in np.flatnonzero(serves.any(axis=1))]
 
 
 @lru_cache(maxsize=64)
