@@ -149,12 +149,15 @@ TILES = [(tile, (tile.least_m, tile.most_m)[number % 2], number // 2 % 2 == 1) f
 @pytest.mark.parametrize(
     ("tile", "size", "divide"),
     TILES,
-    ids=[f"{size}x{tile.block_n}x{tile.block_k}-{'divided' if divide else 'whole'}" for tile, size, divide in TILES],
+    ids=[
+        f"{size}x{64 * tile.warpgroups * tile.stack}x{tile.block_k}-{'divided' if divide else 'whole'}"
+        for tile, size, divide in TILES
+    ],
 )
 def test_every_tile_is_right_and_clean(tile: _Tile, size: int, divide: bool) -> None:
     """Two tiles of clusters, the second with a tail of N, for one work range or three; tails of M and K."""
     dtype = ("float16", "bfloat16")[TILES.index((tile, size, divide)) // 4 % 2]
-    width = tile.block_n * tile.cluster
+    width = 64 * tile.warpgroups * tile.stack * tile.cluster
     stages = 6 * 256 // tile.block_k if divide else 3  # a tile is not divided before that pays
     layer = LinearShape(stages * tile.block_k + 64, 2 * width - 24, 128, divide, dtype)
     of = _fitting(_spec(tile, size, layer), get_target("sm_90a"))

@@ -274,7 +274,7 @@ def test_every_tile_has_three_stages_unless_scales_take_their_memory() -> None:
                 made = wgmma_candidates._fitting(wgmma_candidates._spec(tile, size, layer), SM90A)
                 assert made.stages <= tile.stages
                 if made.stages < 3:
-                    shorter.add((size, tile.block_n, tile.block_k, group_size, has_zeros))
+                    shorter.add((size, made.block_n, made.block_k, group_size, has_zeros))
                     assert replace(made, stages=3).smem_bytes > SM90A.smem_per_block_bytes
     assert shorter == {
         (64, 256, 256, 32, True), (256, 128, 128, 32, False), (256, 128, 128, 32, True), (256, 128, 128, 64, True),

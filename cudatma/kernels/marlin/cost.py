@@ -1,4 +1,4 @@
-"""What a GEMM takes on a GPU, predicted: one formula for all kernels, which ranks every candidate of every kernel.
+"""Predict the time of a Marlin GEMM on a GPU, to rank every configuration of every kernel.
 
 A time is a sum: the launch, the clocks of the busiest SM, the bytes of all memory, the operations of all tensor cores.
 Memory and tensor cores work while the SMs do, which hides a part of their time; the rest adds to the sum. The
@@ -6,14 +6,14 @@ factors were fitted on an H200 to 8,800 readings, which ``benchmarks/results/mar
 docs/performance/model.md compares them with the predictions, and tests/unit/test_marlin_cost.py bounds what the choice
 loses. Pure: no device, no file.
 
-``m`` is an int or an int64 array: a shape's choice table evaluates each tile at all M at once.
+A choice table evaluates all configurations of a kernel at all M at once: ``m`` is an int or an int64 array, and
+``spec`` is a spec or the ``columns_of()`` several specs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,48 +30,22 @@ _SUSTAINED_FROM = 256
 _WEIGHT_BYTES = 0.516
 
 
+def columns_of(specs: Sequence[Any], names: Sequence[str]) -> SimpleNamespace:
+    """Return these fields and properties of specs, each as an array of shape (specs, 1)."""
+    return SimpleNamespace(**{name: np.array([getattr(one, name) for one in specs])[:, None] for name in names})
+
+
+def rows_of(columns: SimpleNamespace, index: Any) -> SimpleNamespace:
+    """Return the columns of the specs that ``index`` selects."""
+    return SimpleNamespace(**{name: column[index] for name, column in vars(columns).items()})
+
+
 def _memory_us(k: int, n: int, gpu: Gpu) -> float:
-    """Of reading the weight once."""
+    """Return the microseconds of reading the weight once."""
     return _WEIGHT_BYTES * k * n / gpu.memory_bytes_per_us
 
 
-@dataclass(frozen=True, slots=True)
-class _Longest:
-    """The longest work range: stages in whole and in divided tiles. others: as in schedule.Assignment."""
-
-    is_divided: Any
-    whole_stages: Any
-    divided_stages: Any
-    others: Any
-
-
-def _longest(tiles: Any, resident: int, k_iterations: int, division: Callable[[Any], tuple[Any, float]]) -> _Longest:
-    """Return what schedule() assigns to the busiest CTA or cluster with one row of tiles.
-
-    division: TiledSpec.division() of ``others``.
-    """
-    waves, rest = tiles // resident, tiles % resident
-    has_wave = waves > 0
-    others = np.where(has_wave, 1, ceil_div(resident, rest + (rest == 0)))
-    divided = ceil_div((rest + resident * has_wave) * k_iterations, resident)
-    whole = (waves - has_wave) * k_iterations
-    together = (waves + (rest > 0)) * k_iterations
-    once, each = division(others)
-    is_divided = (rest > 0) & (whole + divided * each + once < together)
-    return _Longest(is_divided, np.where(is_divided, whole, together), is_divided * divided, others)
-
-
 # ---- Skinny GEMM: N tiles of warps, the whole of K in a CTA or a cluster ---------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SkinnyTile:
-    """Of SkinnySpec; fields as there."""
-
-    block_m: int
-    n_tiles: int
-    block_k: int
-    cluster_k: int = 1
 
 
 #: Clocks of one step in K for each 32 columns of N that a CTA has, and for each column of its MMAs.
@@ -82,43 +56,28 @@ _SKINNY_COLUMN_US = 0.0106
 _SKINNY_CLUSTER_US, _SKINNY_SUMS = 0.027, 100
 _SKINNY_MEMORY = 0.475
 _MMA_N = 8
+#: Fields of a spec that skinny_cost() reads.
+SKINNY_TERMS = ("block_m", "n_tiles", "block_k", "cluster_k")
 
 
-def skinny_cost(tile: SkinnyTile, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
-    """One launch of the skinny GEMM."""
-    columns, clock = max(_MMA_N, tile.block_m), gpu.sm_clock_mhz
-    ctas = ceil_div(n, 32 * tile.n_tiles) * ceil_div(m, tile.block_m) * tile.cluster_k
-    steps = ceil_div(ctas, gpu.sm_count) * ceil_div(ceil_div(k, tile.block_k), tile.cluster_k) * tile.block_k
+def skinny_cost(spec: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
+    """Predict one launch of the skinny GEMM."""
+    columns, clock = np.maximum(_MMA_N, spec.block_m), gpu.sm_clock_mhz
+    ctas = ceil_div(n, 32 * spec.n_tiles) * ceil_div(m, spec.block_m) * spec.cluster_k
+    steps = ceil_div(ctas, gpu.sm_count) * ceil_div(ceil_div(k, spec.block_k), spec.cluster_k) * spec.block_k
     # Where mma.sync is slower than on the GPU of the fit, the instruction itself is the bound.
     mma = max(_SKINNY_MMA, 2 * 32 / gpu.mma_sync_flops)
-    exchanged = 0.0
-    if tile.cluster_k > 1:
-        sums = (tile.cluster_k - 1) * ceil_div(tile.n_tiles, tile.cluster_k) * columns / _MMA_N
-        exchanged = _SKINNY_CLUSTER_US + sums * _SKINNY_SUMS / clock
+    sums = (spec.cluster_k - 1) * ceil_div(spec.n_tiles, spec.cluster_k) * columns / _MMA_N
     return Cost(
         launch_us=_LAUNCH_US + _SKINNY_COLUMN_US * columns,
-        sm_us=steps * tile.n_tiles * (_SKINNY_N32 + mma * columns) / clock,
-        reduction_us=exchanged,
+        sm_us=steps * spec.n_tiles * (_SKINNY_N32 + mma * columns) / clock,
+        reduction_us=_SKINNY_CLUSTER_US * (spec.cluster_k > 1) + sums * _SKINNY_SUMS / clock,
         memory_us=_SKINNY_MEMORY * _memory_us(k, n, gpu),
         tensor_us=0.0,
     )
 
 
 # ---- wgmma -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class WgmmaTile:
-    """Of WgmmaSpec; fields as there. block_n: of one CTA."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    warpgroups: int
-    warpgroups_k: int = 1
-    cluster: int = 1
-    cluster_k: int = 1
-    pingpong: bool = False
 
 
 #: Multiply-adds that the tensor cores of an SM do in a clock. [H100 white paper]
@@ -147,102 +106,69 @@ _MEETING, _SUMS_BYTES = 60, 18
 #: Parts of each time that add to the whole: clocks of the busiest SM, memory, operations, and operations at the power
 #: limit.
 _WGMMA_SM, _WGMMA_MEMORY, _WGMMA_TENSOR, _WGMMA_POWER = 0.676, 0.168, 0.417, 0.319
+#: Fields and properties of a spec that wgmma_cost() reads.
+WGMMA_TERMS = ("block_m", "block_n", "block_k", "cluster", "cluster_k", "pingpong", "own_rows", "stage_clocks")
 
 
-@lru_cache(maxsize=1024)
-def stage_clocks(tile: WgmmaTile) -> float:
+def wgmma_stage_clocks(spec: Any) -> float:
     """Return the clocks of one stage of a whole tile, with the ring full."""
-    products = tile.block_m * tile.block_n * tile.block_k / _WGMMA_MACS
-    squares = tile.block_n / 64 * tile.block_k / 64  # 64 x 64 weights; all warpgroups have as many
-    warpgroups = tile.warpgroups * tile.warpgroups_k
-    dequantize = squares / warpgroups * _DEQUANTIZE * (1 + _FURTHER * (warpgroups - 1))
-    if tile.pingpong:  # one warpgroup at a time, which dequantizes while its wgmmas run
+    products: float = spec.block_m * spec.block_n * spec.block_k / _WGMMA_MACS
+    squares = spec.block_n / 64 * spec.block_k / 64  # of 64 x 64 weights; each warpgroup has the same number
+    warpgroups = spec.warpgroups * spec.warpgroups_k
+    dequantize: float = squares / warpgroups * _DEQUANTIZE * (1 + _FURTHER * (warpgroups - 1))
+    if spec.pingpong:  # one warpgroup at a time, which dequantizes while its wgmmas run
         return max(products, dequantize) + _PINGPONG_STAGE
-    loaded = tile.block_k * (2 * tile.block_m / tile.cluster + tile.block_n / 2)
+    loaded: float = spec.block_k * (2 * spec.block_m / spec.cluster + spec.block_n / 2)
     together: float = (products**_NORM + dequantize**_NORM) ** (1 / _NORM)
     return together + _BYTE * loaded + _STAGE
 
 
-def division_stages(tile: WgmmaTile, others: Any, tiles_m: int) -> tuple[Any, float]:
+def wgmma_division(spec: Any, others: Any, tiles_m: int) -> tuple[Any, float]:
     """Return ``TiledSpec.division()``; ``others`` is an int or an array."""
-    clocks = _DIVISION + others * 4 * tile.block_m * tile.block_n / _PARTIAL_BYTES
-    return clocks / stage_clocks(tile), _DIVIDED_STAGE if tiles_m == 1 else _DIVIDED_STAGE_OF_ROWS
+    clocks = _DIVISION + others * (4 * spec.block_m * spec.block_n) / _PARTIAL_BYTES
+    return clocks / spec.stage_clocks, _DIVIDED_STAGE if tiles_m == 1 else _DIVIDED_STAGE_OF_ROWS
 
 
-def wgmma_cost(tile: WgmmaTile, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
+def wgmma_cost(spec: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     """Predict one launch of the wgmma kernel.
 
     Tiles are whole or divided, as is cheaper, or a cluster of ``cluster_k`` CTAs computes each tile, all at once.
     """
-    ends, loop, exchanged = _wgmma_clocks(tile, ceil_div(m, tile.block_m), n, k, gpu.sm_count)
+    tiles_m, k_iterations = ceil_div(m, spec.block_m), ceil_div(k, spec.block_k)
+    tiles = tiles_m * ceil_div(n, spec.block_n * spec.cluster)
+    resident, is_cluster = np.maximum(1, gpu.sm_count // spec.cluster), spec.cluster_k > 1
+    waves = tiles // resident
+    rest, has_wave = tiles - waves * resident, waves > 0
+    # The longest work range stores this number of results, whether tiles are divided or not.
+    results = np.where(is_cluster, 1, waves + (rest > 0))
+    whole = results * ceil_div(k_iterations, spec.cluster_k)
+    # schedule() divides the last, partial wave together with a full one or, with several rows of tiles, alone.
+    rest_stages, sharing = ceil_div(rest * k_iterations, resident), ceil_div(resident, np.maximum(1, rest))
+    whole_part, divided_part = (waves - has_wave) * k_iterations, rest_stages + has_wave * k_iterations
+    once, each = wgmma_division(spec, np.where(has_wave, 1, sharing), _RANKED_ROWS)
+    once_alone, each_of_rows = wgmma_division(spec, sharing, 2)
+    divided = whole_part + divided_part * each
+    together = whole_part + divided_part * each_of_rows + once
+    alone = waves * k_iterations + rest_stages * each_of_rows + once_alone
+    pays = (divided + once < whole) & ((tiles_m == 1) | (np.minimum(together, alone) < whole))
+    is_divided = (rest > 0) & pays & np.logical_not(is_cluster)
+    # Each CTA of a cluster adds up the sums of all for its own rows, and stores them.
+    elements = spec.own_rows * spec.block_n
+    exchanged = _MEETING * is_cluster * spec.cluster_k + 4 * (spec.cluster_k - 1) * elements / _SUMS_BYTES
+    around = results * (_TILE + _RESULT * elements / (128 * 128)) + _MULTICAST * (spec.cluster > 1)
+    ends: Any = np.where(spec.pingpong, _PINGPONG_ENDS, around)
     clock_us = _WGMMA_SM / gpu.sm_clock_mhz
     tensor = _WGMMA_TENSOR + _WGMMA_POWER * (m >= _SUSTAINED_FROM)
     return Cost(
         launch_us=_LAUNCH_US + ends * clock_us,
-        sm_us=loop * clock_us,
-        reduction_us=exchanged * clock_us,
+        sm_us=np.where(is_divided, divided, whole) * spec.stage_clocks * clock_us,
+        reduction_us=(exchanged + is_divided * once * spec.stage_clocks) * clock_us,
         memory_us=_WGMMA_MEMORY * _memory_us(k, n, gpu),
         tensor_us=tensor * m * n * k / (_WGMMA_MACS * gpu.sm_count * gpu.sm_clock_mhz),
     )
 
 
-def _wgmma_clocks(tile: WgmmaTile, tiles_m: Any, n: int, k: int, sm_count: int) -> tuple[Any, Any, Any]:
-    """Return clocks of the busiest SM: around the main loop, in it, and exchanging sums."""
-    k_iterations, stage = ceil_div(k, tile.block_k), stage_clocks(tile)
-    if tile.cluster_k > 1:
-        # Each CTA adds up the sums of all for a part of the rows, and stores it.
-        own = 8 * ceil_div(tile.block_m, 8 * tile.cluster_k) * tile.block_n
-        exchanged = _MEETING * tile.cluster_k + 4 * (tile.cluster_k - 1) * own / _SUMS_BYTES
-        return _result_clocks(own), ceil_div(k_iterations, tile.cluster_k) * stage, exchanged
-    resident = max(1, sm_count // tile.cluster)
-    tiles = tiles_m * ceil_div(n, tile.block_n * tile.cluster)
-    longest = _longest(tiles, resident, k_iterations, lambda others: division_stages(tile, others, _RANKED_ROWS))
-    once, each = division_stages(tile, longest.others, _RANKED_ROWS)
-    is_divided = longest.is_divided & _divides(tile, tiles, tiles_m, resident, k_iterations)
-    divided = longest.whole_stages + longest.divided_stages * each
-    loop = np.where(is_divided, divided, ceil_div(tiles, resident) * k_iterations) * stage
-    # The longest work range stores the same number of results, divided or not.
-    return _ends_clocks(tile, ceil_div(tiles, resident)), loop, is_divided * once * stage
-
-
-def _divides(tile: WgmmaTile, tiles: Any, tiles_m: Any, resident: int, k_iterations: int) -> Any:
-    """Return whether schedule() divides tiles that have several rows; True with one row."""
-    waves, rest = tiles // resident, tiles % resident
-    whole = ceil_div(tiles, resident) * k_iterations
-
-    def stages(stream_tiles: Any, whole_waves: Any, others: Any) -> Any:
-        once, each = division_stages(tile, others, 2)
-        return whole_waves * k_iterations + ceil_div(stream_tiles * k_iterations, resident) * each + once
-
-    together = np.where(waves > 0, stages(rest + resident, waves - 1, 1), np.inf)
-    alone = stages(rest, waves, ceil_div(resident, rest + (rest == 0)))
-    return (tiles_m == 1) | ((rest > 0) & (np.minimum(together, alone) < whole))
-
-
-def _ends_clocks(tile: WgmmaTile, results: Any) -> Any:
-    """Before the first stage of a CTA, and of its results."""
-    if tile.pingpong:
-        return _PINGPONG_ENDS
-    return results * _result_clocks(tile.block_m * tile.block_n) + (_MULTICAST if tile.cluster > 1 else 0)
-
-
-def _result_clocks(elements: int) -> float:
-    return _TILE + _RESULT * elements / (128 * 128)
-
-
 # ---- mma.sync --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class MmaSyncTile:
-    """Of MmaSyncSpec; fields as there. One CTA on an SM."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    warps_n: int
-    slice_k: int
-    scales_weight: bool = False
 
 
 #: Instructions for one weight, and with its scale; fp32 sums that are scaled instead, for one MMA in a group of 128.
@@ -253,30 +179,34 @@ _MMA_PRODUCTS, _MMA_ISSUE, _MMA_BYTE, _MMA_STAGE = 0.914, 0.445, 0.013, 114
 #: Partial sums: microseconds once, and for each byte of each CTA that shares a tile. A tile's result.
 _MMA_DIVIDED_US, _MMA_PARTIAL_US, _MMA_TILE_US = 1.69, 7.75e-6, 0.34
 _MMA_MEMORY, _MMA_POWER = 0.129, 0.139
+#: Fields of a spec that mma_sync_cost() reads.
+MMA_SYNC_TERMS = ("block_m", "block_n", "block_k", "warps_n", "scale_on")
 
 
-def mma_sync_cost(tile: MmaSyncTile, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
-    """One launch of the mma.sync kernel."""
-    k_iterations = ceil_div(k, tile.block_k)
-    tiles = ceil_div(m, tile.block_m) * ceil_div(n, tile.block_n)
-    partial_bytes = 4 * tile.block_m * tile.block_n
-    weights, mmas = tile.block_n * tile.block_k, tile.block_n * tile.block_m * tile.block_k / (16 * 8 * 16)
-    ldmatrix = tile.warps_n * tile.block_m / 8 * tile.block_k / 32
-    issued = weights / 32 * (_SCALED_WEIGHT_INSTRUCTIONS if tile.scales_weight else _WEIGHT_INSTRUCTIONS)
-    issued += mmas * (1 if tile.scales_weight else _SCALED_SUMS) + ldmatrix
-    loaded = weights / 2 + 2 * tile.block_m * tile.block_k
-    stage = _MMA_PRODUCTS * 2 * tile.block_m * weights / gpu.mma_sync_flops + _MMA_ISSUE * issued / _SCHEDULERS
+def mma_sync_cost(spec: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
+    """Predict one launch of the mma.sync kernel, with one CTA on an SM."""
+    k_iterations = ceil_div(k, spec.block_k)
+    tiles = ceil_div(m, spec.block_m) * ceil_div(n, spec.block_n)
+    weights, scales_weight = spec.block_n * spec.block_k, spec.scale_on == "weight"
+    mmas, ldmatrix = weights * spec.block_m / (16 * 8 * 16), spec.warps_n * spec.block_m / 8 * spec.block_k / 32
+    issued = weights / 32 * np.where(scales_weight, _SCALED_WEIGHT_INSTRUCTIONS, _WEIGHT_INSTRUCTIONS)
+    issued = issued + mmas * np.where(scales_weight, 1, _SCALED_SUMS) + ldmatrix
+    loaded, partial_bytes = weights // 2 + 2 * spec.block_m * spec.block_k, 4 * spec.block_m * spec.block_n
+    stage = _MMA_PRODUCTS * 2 * spec.block_m * weights / gpu.mma_sync_flops + _MMA_ISSUE * issued / _SCHEDULERS
     stage = (stage + _MMA_BYTE * loaded + _MMA_STAGE) / gpu.sm_clock_mhz
-    # schedule() divides tiles by the same comparison (StagedTile.division()).
-    once = partial_bytes // int(loaded)
-    longest = _longest(tiles, gpu.sm_count, k_iterations, lambda others: (once, 1.0))
-    # CTAs that share a tile
-    sharing = np.maximum(2, ceil_div(k_iterations, longest.divided_stages + (longest.divided_stages == 0)))
+    # schedule() divides tiles by the same comparison (TiledKernel.division()).
+    waves = tiles // gpu.sm_count
+    rest, has_wave = tiles - waves * gpu.sm_count, waves > 0
+    results = waves + (rest > 0)
+    divided_part = ceil_div(rest * k_iterations, gpu.sm_count) + has_wave * k_iterations
+    divided, whole = (waves - has_wave) * k_iterations + divided_part, results * k_iterations
+    is_divided = (rest > 0) & (divided + partial_bytes // loaded < whole)
+    ctas_of_tile = np.maximum(2, ceil_div(k_iterations, np.maximum(1, divided_part)))
     flops = 2.0 * m * n * k / (gpu.mma_sync_flops * gpu.sm_count * gpu.sm_clock_mhz)
     return Cost(
-        launch_us=_LAUNCH_US + _MMA_TILE_US * ceil_div(tiles, gpu.sm_count),
-        sm_us=(longest.whole_stages + longest.divided_stages) * stage,
-        reduction_us=longest.is_divided * (_MMA_DIVIDED_US + _MMA_PARTIAL_US * sharing * partial_bytes),
+        launch_us=_LAUNCH_US + _MMA_TILE_US * results,
+        sm_us=np.where(is_divided, divided, whole) * stage,
+        reduction_us=is_divided * (_MMA_DIVIDED_US + _MMA_PARTIAL_US * ctas_of_tile * partial_bytes),
         memory_us=_MMA_MEMORY * _memory_us(k, n, gpu),
         tensor_us=_MMA_POWER * flops * (m >= _SUSTAINED_FROM),
     )

@@ -14,7 +14,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import RESULT, STREAM_K
-from cudatma.kernels.marlin.cost import MmaSyncTile, mma_sync_cost
+from cudatma.kernels.marlin.cost import mma_sync_cost
 from cudatma.kernels.marlin.problem import GROUP_SIZES, Problem
 from cudatma.kernels.marlin.staged_tile import StagedTile
 from cudatma.target import Target
@@ -230,8 +230,7 @@ class MmaSyncSpec(StagedTile):
         return max(1, 16 // (self.block_m // 8 * self.warp_n // 16))
 
     def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
-        tile = (self.block_m, self.block_n, self.block_k, self.warps_n, self.slice_k, self.scale_on == "weight")
-        return mma_sync_cost(MmaSyncTile(*tile), m, problem.n, problem.k, gpu)
+        return mma_sync_cost(self, m, problem.n, problem.k, gpu)
 
     def adapted(self, problem: Problem) -> None:
         """None: ``scale_on`` and the ring depend on the groups."""

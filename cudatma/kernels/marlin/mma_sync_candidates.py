@@ -6,7 +6,7 @@ docs/performance/marlin_mma_sync.md holds the measurements that the list comes f
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import LEAST_STAGES, cheapest_first
 from cudatma.kernels.family import Times
 from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
+from cudatma.kernels.marlin.cost import MMA_SYNC_TERMS, columns_of, mma_sync_cost
 from cudatma.kernels.marlin.mma_sync import LoadPaths, MmaSyncSpec
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.target import KIB, Target, get_target
@@ -56,59 +57,63 @@ def mma_sync_times(
     problem: Problem, ms: NDArray[np.int64], gpu: Gpu, load_paths: LoadPaths = _BY_TMA
 ) -> Times[MmaSyncSpec]:
     """Return ``Family.times`` of this kernel: each tile where it is no taller than the fewest tiles for M need."""
-    target, layer = get_target(gpu.target), problem.layer
+    target = get_target(gpu.target)
     if not target.has("mma_sync") or not target.has("tma"):
         return []
     heights = sorted({tile.m for tile in _TILES})
     tallest = np.asarray(heights)[np.minimum(np.searchsorted(heights, ms), len(heights) - 1)]
-    tiles = (tile for tile in _TILES if not tile.registers or target.has_setmaxnreg)
-    specs = (_built(tile, layer, target, load_paths, LEAST_STAGES) for tile in tiles)
-    return [(spec, spec.times_at(ms, spec.block_m <= tallest, problem, gpu)) for spec in specs if spec is not None]
+    specs = _specs(replace(problem.layer, k=1, n=1), target, load_paths, LEAST_STAGES)
+    columns = columns_of(specs, MMA_SYNC_TERMS)
+    us = np.where(columns.block_m <= tallest, mma_sync_cost(columns, ms, problem.n, problem.k, gpu).us, np.inf)
+    return list(zip(specs, us, strict=True))
 
 
 def choose_mma_sync(problem: Problem, gpu: Gpu, load_paths: LoadPaths = _BY_TMA) -> MmaSyncSpec:
-    """The cheapest of this kernel alone, on any target: what the comparison of load paths runs."""
+    """Return the cheapest configuration of this kernel alone, on any target.
+
+    The comparison of load paths runs it.
+    """
     found = cheapest_first(partial(mma_sync_times, load_paths=load_paths), problem, gpu)
     if not found:
         raise ArgumentError("target", gpu.target, "a target with TMA, mma.sync, and shared memory for a ring")
     return found[0][0]
 
 
-def _built(
-    tile: _Tile, layer: LinearShape, target: Target, load_paths: LoadPaths, least_stages: int
-) -> MmaSyncSpec | None:
-    """The spec with as many stages as fit; None with fewer than ``least_stages``."""
-    scale_on = "accumulator" if tile.m <= _SCALED_SUMS_M else "weight"
-    least = MmaSyncSpec(
-        dtype=layer.dtype,
-        group_size=layer.group_size,
-        has_zeros=layer.has_zeros,
-        block_m=tile.m,
-        block_n=tile.n,
-        block_k=tile.k,
-        warps_n=tile.warps_n,
-        slice_k=tile.slice_k,
-        stages=2,
-        weight_load_path=load_paths.weight,
-        scale_load_path=load_paths.scale,
-        activation_load_path=load_paths.activation,
-        scale_on="epilogue" if layer.group_size == -1 else scale_on,
-        consumer_registers=tile.registers,
-    )
-    stages = min(_MAX_STAGES, least.max_stages(min(_SMEM_BYTES, target.smem_per_block_bytes)))
-    return replace(least, stages=stages) if stages >= least_stages else None
+@lru_cache(maxsize=64)
+def _specs(layer: LinearShape, target: Target, load_paths: LoadPaths, least_stages: int) -> list[MmaSyncSpec]:
+    """Return each tile's spec with the most stages that shared memory holds, if these are ``least_stages`` or more."""
+    specs, smem_bytes = [], min(_SMEM_BYTES, target.smem_per_block_bytes)
+    for tile in _TILES:
+        if tile.registers and not target.has_setmaxnreg:
+            continue
+        scale_on = "accumulator" if tile.m <= _SCALED_SUMS_M else "weight"
+        spec = MmaSyncSpec(
+            dtype=layer.dtype,
+            group_size=layer.group_size,
+            has_zeros=layer.has_zeros,
+            block_m=tile.m,
+            block_n=tile.n,
+            block_k=tile.k,
+            warps_n=tile.warps_n,
+            slice_k=tile.slice_k,
+            stages=2,
+            weight_load_path=load_paths.weight,
+            scale_load_path=load_paths.scale,
+            activation_load_path=load_paths.activation,
+            scale_on="epilogue" if layer.group_size == -1 else scale_on,
+            consumer_registers=tile.registers,
+        )
+        if (stages := min(_MAX_STAGES, spec.max_stages(smem_bytes))) >= least_stages:
+            specs.append(replace(spec, stages=stages))
+    return specs
 
 
 def dump_specs(target: Target) -> list[MmaSyncSpec]:
-    """The instances that stand for all in dumps and compile checks: each tile, and each feature once."""
+    """Return the instances that dumps and compile checks cover: each tile, and each feature once."""
     large, small = LinearShape(8192, 28672, 128, False, "float16"), LinearShape(4096, 4096, 128, False, "float16")
     if not target.has("mma_sync") or not target.has("tma"):
         return []
     gpu = imagined_gpu(target, H200.sm_count)
-    built = (
-        _built(tile, large, target, LoadPaths(), 2) for tile in _TILES if not tile.registers or target.has_setmaxnreg
-    )
-    specs = [spec for spec in built if spec is not None]
     cases = [
         (replace(large, dtype="bfloat16", has_zeros=True), 16, LoadPaths()),
         (replace(large, group_size=32, has_zeros=True), 64, LoadPaths()),
@@ -117,5 +122,5 @@ def dump_specs(target: Target) -> list[MmaSyncSpec]:
         (large, 1024, LoadPaths("cp_async", "cp_async", "cp_async")),
         (small, 16, LoadPaths(scale="cp_async")),
     ]
-    specs += [choose_mma_sync(Problem(layer, m), gpu, load_paths) for layer, m, load_paths in cases]
-    return list(dict.fromkeys(specs))
+    chosen = [choose_mma_sync(Problem(layer, m), gpu, load_paths) for layer, m, load_paths in cases]
+    return list(dict.fromkeys(_specs(large, target, LoadPaths(), 2) + chosen))

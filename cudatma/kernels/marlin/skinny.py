@@ -16,7 +16,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import RESULT
-from cudatma.kernels.marlin.cost import SkinnyTile, skinny_cost
+from cudatma.kernels.marlin.cost import skinny_cost
 from cudatma.kernels.marlin.problem import GROUP_SIZES, Problem
 from cudatma.kernels.marlin.staged_tile import MAX_CLUSTER_K, StagedTile
 from cudatma.kernels.schedule import ceil_div
@@ -202,8 +202,7 @@ class SkinnySpec(StagedTile):
         )
 
     def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
-        tile = SkinnyTile(self.block_m, self.n_tiles, self.block_k, self.cluster_k)
-        return skinny_cost(tile, m, problem.n, problem.k, gpu)
+        return skinny_cost(self, m, problem.n, problem.k, gpu)
 
     def check_k(self, k: int) -> None:
         if self.deep_box and k % 64:

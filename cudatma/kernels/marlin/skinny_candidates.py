@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from cudatma.kernels.cost import LEAST_STAGES, cheapest_first
 from cudatma.kernels.family import Times
 from cudatma.kernels.gpu import CLUSTER_K, H200, Gpu, clusters_at_once, imagined_gpu
+from cudatma.kernels.marlin.cost import SKINNY_TERMS, columns_of, skinny_cost
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny import MAX_N_TILES, MMA_COLUMNS, N_TILE, SkinnySpec, least_block_m
 from cudatma.kernels.schedule import ceil_div
@@ -51,20 +53,21 @@ def skinny_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[Ski
     target, layer = get_target(gpu.target), problem.layer
     if ms.min() > _SIZES[-1] or not target.has("mma_sync") or not target.has("tma"):
         return []
-    found = {}
+    found: dict[SkinnySpec, NDArray[np.bool_]] = {}
     for division in _divisions(layer.n, target, gpu.sm_count):
         has_four = division.n_tiles <= _FOUR_ROWS_N_TILES and layer.k >= _FOUR_ROWS_K * division.cluster_k
-        few = (1, 4) if has_four else (1,)
-        for size in sorted({*few, *_SIZES}):
-            spec = _fitting(division, layer, size, target)
-            if spec is not None and spec not in found:
-                serves = (ms <= spec.block_m) & (ms > max((one for one in few if one < size), default=0))
-                found[spec] = spec.times_at(ms, serves, problem, gpu)
-    return list(found.items())
+        slices, last_of_few = list(_slices(layer, division)), 0
+        for size in (1, 4, *_SIZES[1:]) if has_four else _SIZES:
+            spec = _fitting(division, slices, layer, size, target)
+            if spec is not None:
+                found.setdefault(spec, (ms > last_of_few) & (ms <= spec.block_m))
+            last_of_few = size if size < MMA_COLUMNS else last_of_few
+    us: Any = skinny_cost(columns_of(list(found), SKINNY_TERMS), ms, layer.n, layer.k, gpu).us
+    return [(spec, np.where(serves, one, np.inf)) for (spec, serves), one in zip(found.items(), us, strict=True)]
 
 
 def ring_stages(k: int, n_tiles: int, block_k: int) -> int:
-    """Stages that a ring can use for a K of ``k``; shared memory may hold fewer."""
+    """Return the number of stages that a ring can use for a K of ``k``; shared memory may hold fewer."""
     wanted = max(LEAST_STAGES, ceil_div(_RING_WEIGHT_BYTES, N_TILE * n_tiles * block_k // 2))
     # Loading all of K at once would delay the first stage, too.
     iterations = ceil_div(k, block_k)
@@ -72,90 +75,86 @@ def ring_stages(k: int, n_tiles: int, block_k: int) -> int:
 
 
 def has_deep_box(layer: LinearShape, block_m: int, n_tiles: int) -> bool:
-    """Whether one box should load a stage's activations. A block_m below 8 needs it. With a block_m of 8 and several N
-    tiles, a box for each 64 of K is up to 2 % faster."""
+    """Return whether one box should load a stage's activations.
+
+    A block_m below 8 needs it. With a block_m of 8 and several N tiles, a box for each 64 of K is up to 2 % faster.
+    """
     return layer.k % 64 == 0 and (n_tiles == 1 or block_m != MMA_COLUMNS)
 
 
 def tile_rows(layer: LinearShape, m: int, block_k: int) -> int:
-    """block_m: the fewest rows that a box may have, which saves shared memory and its bandwidth."""
+    """Return block_m: the fewest rows that a box may have, which saves shared memory and its bandwidth."""
     if m > MMA_COLUMNS // 2 or layer.k % 64:
-        return next((size for size in (8, 16) if m <= size), 32)
+        return 8 if m <= 8 else 16 if m <= 16 else 32
     return max(least_block_m(block_k), 1 << (m - 1).bit_length())
 
 
 @dataclass(frozen=True, slots=True)
 class _Division:
-    """n_tiles: of a CTA. cluster_k: CTAs that divide K. waves: of CTAs."""
+    """A division of N and K: the N tiles of a CTA, the CTAs that divide K, and the CTAs that share an SM."""
 
     n_tiles: int
-    cluster_k: int
-    waves: int
+    cluster_k: int = 1
+    ctas_per_sm: int = 1
 
 
 def _divisions(n: int, target: Target, sm_count: int) -> Iterator[_Division]:
-    """As few N tiles a CTA as the number of waves allows: with K undivided, and with each number of CTAs that divide
-    it."""
+    """Yield a division for each number of CTAs that may divide K, with the fewest N tiles that need no more waves."""
     n_tiles = ceil_div(n, N_TILE)
     waves = ceil_div(n_tiles, sm_count * MAX_N_TILES)
-    yield _Division(ceil_div(n_tiles, sm_count * waves), 1, waves)
+    # A second CTA on the SM works during the change of waves, where shared memory holds its ring.
+    ctas_per_sm = 2 if waves > 1 and target.smem_per_sm_bytes >= _SMEM_FOR_TWO_BYTES else 1
+    yield _Division(ceil_div(n_tiles, sm_count * waves), ctas_per_sm=ctas_per_sm)
     for cluster_k in CLUSTER_K[1:] if target.has("cluster") else ():
         # All clusters run at once: a second wave takes twice as long.
         at_once = clusters_at_once(cluster_k, sm_count)
         if at_once and (each := ceil_div(n_tiles, at_once)) <= MAX_N_TILES:
-            yield _Division(each, cluster_k, 1)
+            yield _Division(each, cluster_k)
 
 
-def _fitting(division: _Division, layer: LinearShape, m: int, target: Target) -> SkinnySpec | None:
-    """The spec with the best division of a stage whose ring has as many stages as are useful; None where none fits."""
-    # A second CTA on the SM works during the change of waves, where shared memory holds its ring.
-    ctas_per_sm = 2 if division.waves > 1 and target.smem_per_sm_bytes >= _SMEM_FOR_TWO_BYTES else 1
-    budget, own_k = target.smem_share_bytes(ctas_per_sm), ceil_div(layer.k, division.cluster_k)
+def _slices(layer: LinearShape, division: _Division) -> Iterator[tuple[int, int]]:
+    """Yield (block_k, slice_k), the best first: enough warps to hide latencies, and the longest stages.
 
-    def with_ring(block_k: int, slice_k: int) -> SkinnySpec | None:
-        """None where no ring fits."""
+    A CTA of a cluster has fewer warps, because CTAs add up their sums as well.
+    """
+    n_tiles, cluster_k = division.n_tiles, division.cluster_k
+    own_k = ceil_div(layer.k, cluster_k)
+    max_k = 2 * max(_BLOCK_KS[-1], own_k) - 1
+    if cluster_k > 1:
+        max_k = min(max_k, max(_SHORT_PART_K, own_k // 2))
+    for slice_k in (8, 4, 2, 1) if cluster_k == 1 else (4, 2, 1):
+        if n_tiles * slice_k > (_MOST_SLICED_WARPS if slice_k == 8 else _MOST_WARPS):
+            continue
+        for block_k in _BLOCK_KS:
+            has_stage = block_k <= max_k and block_k * (cluster_k - 1) < layer.k  # each CTA of a cluster has one
+            fits = N_TILE * n_tiles * block_k // 2 <= _STAGE_WEIGHT_BYTES or block_k <= _SHORT_K
+            if has_stage and fits and block_k >= max(64 * slice_k, layer.group_size):
+                yield block_k, slice_k
+
+
+def _fitting(
+    division: _Division, slices: list[tuple[int, int]], layer: LinearShape, m: int, target: Target
+) -> SkinnySpec | None:
+    """Return the spec of the first slices whose ring has enough stages, or None if shared memory holds none."""
+    budget, own_k = target.smem_share_bytes(division.ctas_per_sm), ceil_div(layer.k, division.cluster_k)
+    rows = tile_rows(layer, m, _BLOCK_KS[0])
+    unsliced = division.ctas_per_sm > 1 and rows >= _UNSLICED_M and layer.group_size >= _UNSLICED_GROUP
+    for block_k, slice_k in slices:
+        if rows * block_k * 2 > _STAGE_ACTIVATION_BYTES or (unsliced and slice_k > 1):
+            continue
         block_m, wanted = tile_rows(layer, m, block_k), ring_stages(own_k, division.n_tiles, block_k)
         spec = SkinnySpec(
             layer.dtype, layer.group_size, layer.has_zeros, block_m, division.n_tiles, block_k, slice_k, wanted,
-            ctas_per_sm, has_deep_box(layer, block_m, division.n_tiles), division.cluster_k,
+            division.ctas_per_sm, has_deep_box(layer, block_m, division.n_tiles), division.cluster_k,
         )  # fmt: skip
         stages = min(wanted, spec.max_stages(budget))
-        return replace(spec, stages=stages) if stages > 1 else None
-
-    for block_k, slice_k in _slices(layer, division, m, ctas_per_sm):
-        enough = min(LEAST_STAGES, ceil_div(own_k, block_k))
-        chosen = with_ring(block_k, slice_k)
-        if chosen is not None and chosen.stages >= max(2, enough):
-            return chosen
+        if stages >= max(2, min(LEAST_STAGES, ceil_div(own_k, block_k))):
+            return spec if stages == wanted else replace(spec, stages=stages)
     return None
 
 
-def _slices(layer: LinearShape, division: _Division, m: int, ctas_per_sm: int) -> list[tuple[int, int]]:
-    """(block_k, slice_k), best first: enough warps to hide latencies, each with as much K of a stage as fits. Fewer
-    warps in a cluster, whose CTAs add up their sums as well."""
-    found = []
-    rows = tile_rows(layer, m, _BLOCK_KS[0])
-    unsliced = ctas_per_sm > 1 and rows >= _UNSLICED_M and layer.group_size >= _UNSLICED_GROUP
-    for slice_k in (1,) if unsliced else (8, 4, 2, 1) if division.cluster_k == 1 else (4, 2, 1):
-        if division.n_tiles * slice_k > (_MOST_SLICED_WARPS if slice_k == 8 else _MOST_WARPS):
-            continue
-        for block_k in _BLOCK_KS:
-            own_k = ceil_div(layer.k, division.cluster_k)
-            if ceil_div(layer.k, block_k) < division.cluster_k:
-                continue  # a CTA without a stage
-            if block_k >= 2 * max(_BLOCK_KS[-1], own_k):
-                continue
-            if division.cluster_k > 1 and block_k > max(_SHORT_PART_K, own_k // 2):
-                continue
-            if block_k < max(64 * slice_k, layer.group_size) or rows * block_k * 2 > _STAGE_ACTIVATION_BYTES:
-                continue
-            if N_TILE * division.n_tiles * block_k // 2 <= _STAGE_WEIGHT_BYTES or block_k <= _SHORT_K:
-                found.append((block_k, slice_k))
-    return found
-
-
 def dump_specs(target: Target) -> list[SkinnySpec]:
-    """The instances that stand for all in dumps and compile checks: each number of N tiles, and each feature once."""
+    """Return the instances that dumps and compile checks cover: each number of N tiles, and each feature once."""
     large, small = LinearShape(8192, 28672, 128, False, "float16"), LinearShape(4096, 4096, 128, False, "float16")
     middle, square = replace(small, n=12288), replace(large, n=8192)
     cases = [(layer, 1) for layer in (small, square, middle, large)] + [(small, 16), (small, 32), (large, 16)]

@@ -10,7 +10,7 @@ from cudatma.dtypes import ActivationType, activation_type
 from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.marlin.problem import MEMBERS, Problem
 from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP, TiledKernel
-from cudatma.pipeline import Operand
+from cudatma.pipeline import MBARRIER_BYTES, Operand
 from cudatma.target import KIB, Target
 
 #: Most elements of a box in each dimension. [CUDA driver API, cuTensorMapEncodeTiled]
@@ -205,19 +205,30 @@ class StagedTile(TiledKernel):
         """Whether TMA loads activations, weights, scales or zeros."""
         return True
 
-    def stage_operands(self) -> tuple[Operand, ...]:
-        """Activations first: their 128-byte swizzle needs 1024-byte alignment."""
-        sizes = {
-            "activations": self.activation_stage_bytes,
-            "weights": self.weight_stage_bytes,
-            "scales": self.scale_stage_bytes,
-            "zeros": self.zero_stage_bytes,
-        }
-        return tuple(
-            Operand(name, size, size if self.loaded_by_tma(name) else 0, 1024 if name == "activations" else 128)
-            for name, size in sizes.items()
-            if size
+    def _stage_arrays(self) -> list[tuple[str, int, int]]:
+        """Return (name, bytes, alignment) of each operand of a stage.
+
+        Activations come first: their 128-byte swizzle needs 1024-byte alignment.
+        """
+        arrays = (
+            ("activations", self.activation_stage_bytes, 1024),
+            ("weights", self.weight_stage_bytes, 128),
+            ("scales", self.scale_stage_bytes, 128),
+            ("zeros", self.zero_stage_bytes, 128),
         )
+        return [one for one in arrays if one[1]]
+
+    def stage_operands(self) -> tuple[Operand, ...]:
+        return tuple(
+            Operand(name, size, size if self.loaded_by_tma(name) else 0, alignment)
+            for name, size, alignment in self._stage_arrays()
+        )
+
+    @property
+    def _slot_bytes(self) -> int:
+        """Return TiledKernel's, without building Operands: a choice computes it for each configuration."""
+        slots = sum([-(-size // alignment) * alignment for _, size, alignment in self._stage_arrays()])
+        return slots + 2 * MBARRIER_BYTES
 
     def stage_layout(self) -> list[tuple[str, int]]:
         """(what, bytes) that one stage holds."""

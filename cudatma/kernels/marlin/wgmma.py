@@ -15,7 +15,7 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import RASTER, RESULT, STREAM_K
-from cudatma.kernels.marlin.cost import WgmmaTile, division_stages, wgmma_cost
+from cudatma.kernels.marlin.cost import wgmma_cost, wgmma_division, wgmma_stage_clocks
 from cudatma.kernels.marlin.problem import GROUP_SIZES, Problem
 from cudatma.kernels.marlin.staged_tile import LONG_BYTES, MAX_BOX, MAX_CLUSTER_K, StagedTile
 from cudatma.quantization.scale_range import FORMS
@@ -337,14 +337,12 @@ class WgmmaSpec(StagedTile):
         return 0 if self.cluster_k > 1 else self.block_m * self.block_n * 4
 
     @property
-    def tile(self) -> WgmmaTile:
-        """What cost.py needs."""
-        warpgroups = (self.warpgroups, self.warpgroups_k)
-        clusters = self.cluster, self.cluster_k
-        return WgmmaTile(self.block_m, self.block_n, self.block_k, *warpgroups, *clusters, pingpong=self.pingpong)
+    def stage_clocks(self) -> float:
+        """Predicted clocks of one stage."""
+        return wgmma_stage_clocks(self)
 
     def division(self, others: int, tiles_m: int) -> tuple[float, float]:
-        return division_stages(self.tile, others, tiles_m)
+        return wgmma_division(self, others, tiles_m)
 
     @property
     def fix_up_unroll(self) -> int:
@@ -352,7 +350,7 @@ class WgmmaSpec(StagedTile):
         return max(1, 64 // self.accumulators)
 
     def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
-        return wgmma_cost(self.tile, m, problem.n, problem.k, gpu)
+        return wgmma_cost(self, m, problem.n, problem.k, gpu)
 
     def check_target(self, target: Target) -> None:
         """Raise unless the target has what the kernel uses and a CTA's shared memory fits."""

@@ -5,17 +5,20 @@ docs/performance/marlin_wgmma.md holds the measurements that the list comes from
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.cost import LEAST_STAGES, cheapest_first
 from cudatma.kernels.family import Times
 from cudatma.kernels.gpu import CLUSTER_K, H200, Gpu, clusters_at_once, imagined_gpu
-from cudatma.kernels.marlin.cost import WgmmaTile
+from cudatma.kernels.marlin.cost import WGMMA_TERMS, columns_of, rows_of, wgmma_cost
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import ceil_div
@@ -59,10 +62,6 @@ class _Tile:
     shared: tuple[int, ...] = ()
     shared_divided: tuple[int, ...] = ()
 
-    @property
-    def block_n(self) -> int:
-        return 64 * self.warpgroups * self.stack
-
     def pipeline(self, block_m: int) -> tuple[int, int]:
         """(mmas_per_commit, commits_in_flight)"""
         return self.small_m if self.small_m and block_m <= _SMALL_M else self.large_m
@@ -72,11 +71,11 @@ class _Tile:
         """Values of block_m."""
         return [size for size in _SIZES if self.least_m <= size <= self.most_m and size % (8 * self.cluster) == 0]
 
-    def serves(self, block_m: int, ms: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return at which M the tile is worth ranking: not where ``least_m`` is more than one tile needs."""
+    def limits(self, block_m: int) -> tuple[int, float]:
+        """Return the first and the last M at which the tile is worth ranking."""
         index = _SIZES.index(self.least_m)
-        least = max(_LEAST_M, _SIZES[index - 1] + 1 if index else 1, block_m + 1 if self.pingpong else 1)
-        return (ms >= least) & (ms <= block_m) if block_m < _LEAST_OF_SEVERAL else ms >= least
+        first = max(_LEAST_M, _SIZES[index - 1] + 1 if index else 1, block_m + 1 if self.pingpong else 1)
+        return first, block_m if block_m < _LEAST_OF_SEVERAL else np.inf
 
 
 #: In the first, warpgroups divide K. One warpgroup's 64 columns pay off with a large block_m, for which it dequantizes
@@ -100,11 +99,10 @@ _TILES = (
 )
 
 
+#: Fields that a _Tile and its specs share.
+_tile_fields = attrgetter("block_k", "warpgroups", "warpgroups_k", "stack", "cluster", "pingpong")
 _SHARED = frozenset(
-    WgmmaTile(
-        *(block_m, tile.block_n, tile.block_k, tile.warpgroups, tile.warpgroups_k, tile.cluster, cluster_k),
-        pingpong=tile.pingpong,
-    )
+    (block_m, cluster_k, *_tile_fields(tile))
     for tile in _TILES
     for cluster_k, sizes in ((1, tile.shared), (2, tile.shared_divided))
     for block_m in sizes
@@ -116,49 +114,53 @@ def is_shared(spec: object) -> bool:
 
     By an exact solution of the set cover, other shapes of 4096 to 28672 need few others.
     """
-    return isinstance(spec, WgmmaSpec) and spec.tile in _SHARED
+    return isinstance(spec, WgmmaSpec) and (spec.block_m, spec.cluster_k, *_tile_fields(spec)) in _SHARED
 
 
 def wgmma_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[WgmmaSpec]:
     """Return ``Family.times`` of this kernel: each tile, with each number of CTAs that may divide K."""
-    target, layer = get_target(gpu.target), problem.layer
-    if not (target.has_wgmma and target.has_setmaxnreg and target.has_multicast):
+    if not get_target(gpu.target).has_wgmma:
         return []
-    found, any_size = [], replace(layer, k=1, n=1)
+    specs, of = _candidates(replace(problem.layer, k=1, n=1), gpu)
+    stages = ceil_div(problem.k, of.block_k)
+    # Small groups' scales and a cluster's sums leave less memory to the ring. With two stages, 128 x 64 x 256 is a
+    # third slower. [H200]
+    has_ring = (stages >= of.cluster_k) & (of.stages >= np.minimum(LEAST_STAGES, ceil_div(stages, of.cluster_k)))
+    # All clusters run at once: a second wave takes twice as long.
+    last = np.minimum(of.last_m, of.block_m * np.floor(of.at_once / ceil_div(problem.n, of.block_n)))
+    able = np.flatnonzero(has_ring & (of.first_m <= last))
+    of = rows_of(of, able)
+    serves = (of.first_m <= ms) & (ms <= last[able])
+    us = np.full(serves.shape, np.inf)
+    for group in (of.cluster_k == 1, of.cluster_k > 1):  # the second group serves few M
+        part = np.ix_(group[:, 0], (serves & group).any(axis=0))
+        cost = wgmma_cost(rows_of(of, group[:, 0]), ms[part[1]], problem.n, problem.k, gpu)
+        us[part] = np.where(serves[part], cost.us, np.inf)
+    return [(specs[able[row]], us[row]) for row in np.flatnonzero(serves.any(axis=1))]
+
+
+@lru_cache(maxsize=64)
+def _candidates(layer: LinearShape, gpu: Gpu) -> tuple[list[WgmmaSpec], Any]:
+    """Return the specs that a GPU runs for weights of a kind, and their columns.
+
+    The columns contain the terms of the cost model, the first and the last M at which the tile is worth ranking, and
+    the clusters that run at once where they divide K, else inf.
+    """
+    target, specs, limits = get_target(gpu.target), [], []
     for tile in _TILES:
         for block_m in tile.sizes:
-            able = tile.serves(block_m, ms)
-            tiles = ceil_div(ms, block_m) * ceil_div(layer.n, tile.block_n)
-            for cluster_k in _divisions(tile, layer.k):
-                # All clusters run at once: a second wave takes twice as long.
-                enough = min(LEAST_STAGES, ceil_div(ceil_div(layer.k, tile.block_k), cluster_k))
-                runs = able if cluster_k == 1 else able & (tiles <= clusters_at_once(cluster_k, gpu.sm_count))
-                if runs.any() and (spec := _built(tile, block_m, cluster_k, any_size, enough, target)):
-                    found.append((spec, spec.times_at(ms, runs, problem, gpu)))
-    return found
-
-
-def _divisions(tile: _Tile, k: int) -> Iterator[int]:
-    """Yield the numbers of CTAs that may divide K, each with a stage at least."""
-    yield 1
-    if tile.cluster == 1:
-        yield from (cluster_k for cluster_k in CLUSTER_K[1:] if k > tile.block_k * (cluster_k - 1))
-
-
-@lru_cache(maxsize=1 << 13)
-def _built(
-    tile: _Tile, block_m: int, cluster_k: int, layer: LinearShape, enough: int, target: Target
-) -> WgmmaSpec | None:
-    """Return the spec, with fewer stages where shared memory does not hold the tile's; None with fewer than ``enough``.
-
-    Scales of small groups, and a cluster's sums, leave less shared memory to the ring: a ring of two stages is a third
-    slower at 128 x 64 x 256. [H200]
-    """
-    spec = _shortened(_spec(tile, block_m, layer, cluster_k), target)
-    return spec if spec.stages >= enough and spec.smem_bytes <= target.smem_per_block_bytes else None
+            for cluster_k in CLUSTER_K if tile.cluster == 1 else (1,):
+                with suppress(ArgumentError, TargetError):
+                    specs.append(_fitting(_spec(tile, block_m, layer, cluster_k), target))
+                    at_once = clusters_at_once(cluster_k, gpu.sm_count) if cluster_k > 1 else np.inf
+                    limits.append((*tile.limits(block_m), at_once))
+    columns = columns_of(specs, ("stages", *WGMMA_TERMS))
+    columns.first_m, columns.last_m, columns.at_once = np.array(limits).T[..., None]
+    return specs, columns
 
 
 def _spec(tile: _Tile, block_m: int, layer: LinearShape, cluster_k: int = 1) -> WgmmaSpec:
+    """Return a tile's spec with block_m and cluster_k, and with the most stages that the tile may have."""
     plain = _PLAIN_ACCUMULATORS if tile.stack == 1 else _STACKED_ACCUMULATORS
     mmas_per_commit, commits_in_flight = tile.pipeline(block_m)
     several = tile.warpgroups > 1 or tile.pingpong  # one warpgroup has enough registers anyway
@@ -181,21 +183,19 @@ def _spec(tile: _Tile, block_m: int, layer: LinearShape, cluster_k: int = 1) -> 
     )
 
 
-def _shortened(spec: WgmmaSpec, target: Target) -> WgmmaSpec:
-    """The spec, with fewer stages where shared memory does not hold them."""
-    stages = max(2, spec.max_stages(target.smem_per_block_bytes))
-    return spec if stages >= spec.stages else replace(spec, stages=stages)
-
-
 def _fitting(spec: WgmmaSpec, target: Target) -> WgmmaSpec:
-    """As _shortened(). Raises ArgumentError where the spec does not fit either."""
-    spec = _shortened(spec, target)
+    """Return the spec with fewer stages where shared memory does not hold them.
+
+    Raises ArgumentError if it does not hold two, and TargetError if the target lacks a feature.
+    """
+    stages = max(2, spec.max_stages(target.smem_per_block_bytes))
+    spec = spec if stages >= spec.stages else replace(spec, stages=stages)
     spec.check_target(target)
     return spec
 
 
 def dump_specs(target: Target) -> list[WgmmaSpec]:
-    """The instances that stand for all in dumps and compile checks: each tile, and each feature once."""
+    """Return the instances that dumps and compile checks cover: each tile, and each feature once."""
     large, small = LinearShape(8192, 28672, 128, False, "float16"), LinearShape(4096, 4096, 128, False, "float16")
     if not target.has_wgmma:
         return []
