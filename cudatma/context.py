@@ -29,8 +29,25 @@ class Device:
     sm_count: int
 
 
+class Cache(dict[Any, _Part]):
+    """The newest values by their keys, at most ``limit`` of them. Read without a lock; safe from many threads."""
+
+    __slots__ = ("limit",)
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def put(self, key: Any, value: _Part) -> None:
+        """Keep a value. Drops the older half if there are ``limit`` already."""
+        if len(self) >= self.limit:
+            for old in list(self)[: max(1, self.limit // 2)]:
+                self.pop(old, None)
+        self[key] = value
+
+
 class Runtime:
-    """The state that lives as long as the process: kernels, plans, workspaces, tables of choices, tuning files.
+    """The state that lives as long as the process: kernels, calls, plans, workspaces and choice tables.
 
     Each module keeps its part under a key of its own, made at its first use. A forked child starts with a new Runtime.
     Tests run in one of their own: ``with using_runtime(Runtime()): ...``. Safe from many threads.

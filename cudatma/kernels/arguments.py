@@ -1,4 +1,4 @@
-"""Arguments of a launch: the number, the array or the tensor map that each parameter of a kernel gets. Pure.
+"""Arguments of a launch: the number, the array or the tensor map that each parameter of a kernel gets.
 
 Arguments name the arrays that they address and hold no address. What changes with the sizes of a call is in ``Sizes``;
 everything else belongs to a shape and a configuration. replay.py launches them on a GPU, ``emulate()`` on the CPU.
@@ -6,7 +6,7 @@ everything else belongs to a shape and a configuration. replay.py launches them 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -114,20 +114,24 @@ class Arguments:
         """Return the kernel, compiled or found in the cache."""
         return load_kernel(self.template, self.config, target)
 
-    def filled(self, arrays: Mapping[str, ArrayInfo]) -> list[Any]:
-        """Return the arguments with the addresses of these arrays; tensor maps are encoded by the codec."""
-        maps = iter(self.maps)
-        return [self._filled(parameter, maps, arrays) for parameter in self.parameters]
+    def at(self, addresses: Mapping[str, int], encode: Callable[[AnySpec], Any]) -> list[Any]:
+        """Return the arguments with these addresses, null for missing arrays. ``encode`` makes tensor maps."""
+        maps, values = iter(self.maps), []
+        for parameter in self.parameters:
+            if isinstance(parameter, Map):
+                over = next(maps)
+                values.append(encode(replace(over.spec, address=addresses[over.array] + over.offset_bytes)))
+            elif isinstance(parameter, At):
+                address = addresses.get(parameter.array, 0)
+                values.append(address + parameter.offset_bytes if address else 0)
+            else:
+                values.append(self.sizes.values[parameter.place] if isinstance(parameter, Value) else parameter)
+        return values
 
-    def _filled(self, parameter: Any, maps: Any, arrays: Mapping[str, ArrayInfo]) -> Any:
-        if isinstance(parameter, Map):
-            over = next(maps)
-            spec = replace(over.spec, address=arrays[over.array].pointer + over.offset_bytes)
-            return TensorMap(spec, encoder="codec", on_host=True)
-        if isinstance(parameter, At):
-            info = arrays.get(parameter.array)
-            return 0 if info is None else info.pointer + parameter.offset_bytes
-        return self.sizes.values[parameter.place] if isinstance(parameter, Value) else parameter
+    def filled(self, arrays: Mapping[str, ArrayInfo]) -> list[Any]:
+        """Return the arguments for these arrays, with tensor maps from the codec."""
+        addresses = {name: info.pointer for name, info in arrays.items()}
+        return self.at(addresses, lambda spec: TensorMap(spec, encoder="codec", on_host=True))
 
     def emulate(
         self, target: Target, arrays: Mapping[str, ArrayInfo], *, kernel: Kernel | None = None, **options: Any

@@ -1,42 +1,25 @@
-"""The calls of an operation that were made before, for repeated calls and for calls that differ in sizes only."""
+"""Cache of an operation's calls, for repeated calls and calls that differ only in sizes."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from operator import attrgetter, methodcaller
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple
 
 from cudatma import context
 from cudatma.arrays import ArrayInfo
 from cudatma.build.kernel import wants_debug
+from cudatma.context import Cache
 from cudatma.kernels.choosing import pinned_scope
 from cudatma.kernels.operation import C, Checked, Operation, P, Weight
 from cudatma.kernels.plans import NO_SPACES, Launch, Plan
 from cudatma.library_streams import current_stream, stream_handle, working_on
 
-T = TypeVar("T")
 #: Calls and plans that an operation keeps: a call takes some 2 KB.
 _MAX_CALLS, _MAX_PLANS = 4096, 512
-#: Plans that are tried for a call that differs from earlier ones in sizes only.
+#: Maximum number of plans that are tried for new sizes.
 _MAX_PLANS_OF_SHAPE = 4
-
-
-class Cache(dict[Hashable, T]):
-    """The newest values by their keys, at most ``limit`` of them. Read without a lock; safe from many threads."""
-
-    __slots__ = ("limit",)
-
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self.limit = limit
-
-    def put(self, key: Hashable, value: T) -> None:
-        """Keep a value. Drops the older half if there are ``limit`` already."""
-        if len(self) >= self.limit:
-            for old in list(self)[: max(1, self.limit // 2)]:
-                self.pop(old, None)
-        self[key] = value
 
 
 class Calls(Generic[P, C]):
@@ -51,6 +34,16 @@ class Calls(Generic[P, C]):
         self.plans: Cache[Plan[P, C]] = Cache(_MAX_PLANS)
         #: A shape may have several plans: a window that is longer than a sequence excludes none of its keys.
         self._shapes: Cache[tuple[_Shape, ...]] = Cache(_MAX_PLANS)
+
+    def plan(self, problem: P, device: int) -> Plan[P, C]:
+        """Return the plan of a problem on a device; make one if needed."""
+        context.require_no_fork()
+        key = device, self._operation.plan_key(problem), wants_debug(None), pinned_scope.get()
+        plan = self.plans.get(key)
+        if plan is None:
+            plan = Plan(self._operation, device)
+            self.plans.put(key, plan)
+        return plan
 
     def keep(
         self, key: tuple[Any, ...], plan: Plan[P, C], launch: Launch, checked: Checked[P], dtypes: tuple[Any, Any]
@@ -74,7 +67,7 @@ class Calls(Generic[P, C]):
             self._shapes.put(shape_key, (shape, *others[: _MAX_PLANS_OF_SHAPE - 1]))
 
     def resized_call(self, key: tuple[Any, ...]) -> Call | None:
-        """Return, and keep, the call that differs from a known one in its sizes only; None if there is none."""
+        """Return and keep the call, if it differs from a known one only in sizes."""
         operation = self._operation
         shape_key = _shape_key(operation, key)
         shapes = None if shape_key is None else self._shapes.get(shape_key)
@@ -109,20 +102,8 @@ def calls_of(operation: Operation[P, C]) -> Calls[P, C]:
     return calls
 
 
-def plan_of(operation: Operation[P, C], problem: P, device: int) -> Plan[P, C]:
-    """Return the plan of a problem on a device, a new one if there is none."""
-    context.require_no_fork()
-    key = device, operation.plan_key(problem), wants_debug(None), pinned_scope.get()
-    plans = calls_of(operation).plans
-    plan = plans.get(key)
-    if plan is None:
-        plan = Plan(operation, device)
-        plans.put(key, plan)
-    return plan
-
-
 class _Common(NamedTuple):
-    """What calls that differ in sizes have in common.
+    """The properties that calls of one shape have in common.
 
     address: returns the address of an array. present: indexes of the inputs that such a call has. masks: as
     Operation.masks(). dtypes: of out and lse, as objects of the library. places: zeros, one for each address that a
@@ -148,7 +129,7 @@ class _Shape(NamedTuple):
 
 
 class Call:
-    """A launch, and what a repeated call can still get wrong: where its arrays are."""
+    """A launch, and the checks that a repeated call still needs: alignment and overlap."""
 
     __slots__ = ("_common", "_launch", "_lse", "_reads", "_shape", "_single", "_written")
 
@@ -207,7 +188,7 @@ class Call:
 
 #: Functions that return the address of an array, by its library.
 _ADDRESS: dict[str, Callable[[Any], int]] = {"cupy": attrgetter("data.ptr"), "torch": methodcaller("data_ptr")}
-#: CuPy's array class and torch's, once they have been seen, by their library.
+#: Library of each array class seen so far.
 libraries: dict[type, str] = {}
 
 
@@ -266,10 +247,10 @@ def _shape_key(operation: Operation[P, C], key: tuple[Any, ...]) -> Hashable:
     fixed_axes, joins = operation.fixed_axes, operation.joins_axes
     if not fixed_axes:
         return None
-    _, facts, _, *parts = key  # dtypes tell libraries apart
+    _, facts, _, *parts = key  # dtypes differ between libraries
     place = iter(facts)
     for shape, strides, dtype, device, fixed in zip(place, place, place, place, fixed_axes):  # noqa: B905 (slower)
-        if shape is None or fixed is None:
+        if shape is None or fixed is None or len(shape) < (fixed or 1):
             parts += shape, strides, dtype, device
             continue
         free = (len(shape) - fixed) or 1
@@ -288,7 +269,7 @@ def _shape_key(operation: Operation[P, C], key: tuple[Any, ...]) -> Hashable:
             is_joined = joins and axis < free - 1 and ones + 1 != 2 << axis
             if is_joined and strides[axis] != shape[axis + 1] * strides[axis + 1]:
                 return None
-        # The stride of a fixed axis that is outside of the free ones in memory follows from their sizes.
+        # The stride of a fixed axis that is outermost in memory depends on the free sizes.
         steps = strides[free - 1 :] if joins else strides[free - 1]
         parts += free, ones, shape[free:], steps, dtype, device
     return tuple(parts)

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.context import runtime
+from cudatma.context import Cache, runtime
 from cudatma.errors import ArgumentError
 from cudatma.kernels import overrides
 from cudatma.kernels.family import Family, P, S
@@ -24,6 +24,8 @@ from cudatma.kernels.menu import FIRST_MS, LAST_M, menu
 from cudatma.kernels.overrides import Found, entry_points, lookup, pinned_scope, pinned_spec
 from cudatma.kernels.tuning_file import FILE_VARIABLE, NOTHING
 
+#: Tables that a process keeps: one takes some 20 KB.
+_MAX_TABLES = 1024
 #: M of the first tables; a larger M doubles it.
 _LEAST_MAX_M = LAST_M
 #: Each M up to _SINGLE has an interval of its own. Intervals have _STEP values of M up to _FINE and 2 * _STEP up to
@@ -55,29 +57,39 @@ class ChoiceTable:
         """Return the configuration for M rows, at most ``max_m``."""
         return self.choices[bisect_right(self.starts, m) - 1].spec
 
+    def ms_up_to(self, m: int) -> list[int]:
+        """Return values of M from 1 to m, one at least for each interval and, up to 8192, each number of tiles.
+
+        Tiles have multiples of 8 rows.
+        """
+        starts = self.starts[: bisect_right(self.starts, m)]
+        return sorted({*starts, *range(_STEP, min(m, _LEAST_MAX_M), _STEP), m})
+
     def specs_up_to(self, m: int) -> list[Any]:
         """Return the configurations that M from 1 to m use, each once."""
         return list(dict.fromkeys(one.spec for one in self.choices[: bisect_right(self.starts, m)]))
 
 
-class Tables(dict[Any, ChoiceTable]):
+class Tables(Cache[ChoiceTable]):
     """Tables by shape, GPU and the variable that names the tuning file, a part of the Runtime."""
 
-
-def choose(family: Family[P, S], problem: P, gpu: Gpu) -> S:
-    """Return the pinned configuration, or else the one in the shape's table."""
-    spec = pinned_spec(family, problem, gpu)
-    return spec if spec is not None else cast("S", choice_table(family, problem, gpu, problem.m).at(problem.m))
+    def __init__(self) -> None:
+        super().__init__(_MAX_TABLES)
 
 
-def choose_again(family: Family[P, S], problem: P, gpu: Gpu, memo: dict[Any, Any]) -> S:
-    """Return choose()'s configuration for problems of one shape, whose table ``memo`` keeps."""
-    table: ChoiceTable | None = memo.get("table")
+def choose(family: Family[P, S], problem: P, gpu: Gpu, memo: dict[Any, Any], key: Any = "table") -> S:
+    """Return the pinned configuration, or else the one in the table of the problem's shape.
+
+    ``memo`` keeps the table under a key, for all problems of the shape.
+    """
+    table: ChoiceTable | None = memo.get(key)
     if table is None or problem.m > table.max_m or pinned_scope.get() is not None:
         spec = pinned_spec(family, problem, gpu)
         if spec is not None:
             return spec
-        table = memo["table"] = choice_table(family, problem, gpu, problem.m)
+        if len(memo) >= _MAX_TABLES:
+            memo.clear()
+        table = memo[key] = choice_table(family, problem, gpu, problem.m)
     return cast("S", table.at(problem.m))
 
 
@@ -114,7 +126,7 @@ def _table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int, file: str | N
             table = _predicted(family, shape, gpu, max_m)
         else:
             table = _with_entries(family, shape, gpu, _table(family, shape, gpu, max_m, NOTHING))
-        tables[key] = table
+        tables.put(key, table)
     return table
 
 
@@ -153,14 +165,6 @@ def _merged(max_m: int, starts: Sequence[int], choices: Sequence[Choice]) -> Cho
         if choice is not previous and choice != previous:
             kept.append(i)
     return ChoiceTable(max_m, [starts[i] for i in kept], [choices[i] for i in kept])
-
-
-def ms_up_to(max_m: int) -> list[int]:
-    """Return values of M up to a bound, among them one for each interval of a table and each number of tiles.
-
-    Both change after multiples of 8, and intervals after each M up to _SINGLE.
-    """
-    return sorted({*range(1, min(_SINGLE, max_m)), *range(_STEP, max_m, _STEP), max_m})
 
 
 def _starts(max_m: int) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""What a configuration is predicted to take, and those that may serve a problem, ranked by it. Pure."""
+"""Predicted time of a configuration, and a problem's configurations ranked by it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Cost:
     """Predicted microseconds of one launch, operands cold in L2; their sum is ``us``.
 
     launch_us: launch, first loads, last stores. sm_us: the main loop of the busiest SM. reduction_us: partial sums that
-    the CTAs of a grid or of a cluster exchange. memory_us: what the SMs' work does not hide of reading memory.
+    the CTAs of a grid or of a cluster exchange. memory_us: memory time that the SMs' work does not hide.
     tensor_us: the same of all tensor cores' operations. At many M at once, each is an array.
     """
 

@@ -1,12 +1,13 @@
 """``run()`` takes a call from its arrays to a launch.
 
-A call is served by the first of these that knows it; they differ only in how much was kept of earlier calls:
+The first level that recognizes a call serves it. The levels differ only in what earlier calls left in the cache:
 
 1. A call with the layouts and options of an earlier one: its launch, with other addresses.
 2. A call that differs from an earlier one in sizes only: the plan of the shape, with new sizes and addresses.
-3. Any other call: the family's checks, configuration and arguments, and a plan that is kept.
+3. Any other call: the family's checks, configuration and arguments, and a new plan.
 
-calls.py finds the calls of the first two. Backends, plans, workspaces and the order of streams are known only here.
+calls.py is the cache of the first two levels, and plans.py holds plans. Only this module knows backends and the order
+of streams.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from cudatma import context
 from cudatma.arrays import ArrayInfo, describe, empty_like_library
 from cudatma.backend import backend_for
 from cudatma.build.kernel import debug_scope, default_target
+from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import FLAGS, PARTIALS, ROWS, Sizes
-from cudatma.kernels.calls import calls_of, facts_of, libraries, library_of, plan_of
+from cudatma.kernels.calls import calls_of, facts_of, libraries, library_of
 from cudatma.kernels.checks import check_backend
 from cudatma.kernels.choosing import pinned_scope
 from cudatma.kernels.gpu import imagined_gpu
@@ -33,7 +35,7 @@ from cudatma.library_streams import stream_handle
 from cudatma.runtime.streams import order_after_producers
 from cudatma.target import Target
 
-#: Gets each valid call of a context in place of a launch, with its device and weight. warm_up() sets it.
+#: Called with each validated call instead of launching it; set by warm_up().
 intercept: ContextVar[Callable[[Operation[Any, Any], Checked[Any], int, Weight | None], None] | None]
 intercept = ContextVar("cudatma_intercept", default=None)
 
@@ -59,10 +61,10 @@ def run(
     inputs : tuple
         Arrays in the operation's order, None for those that the call lacks.
     out : array or None
-        The result. None makes one.
+        The result. Default: a new array.
     options : tuple
-        What the result depends on besides the arrays. Equal options have to mean the same: 1, 1.0 and True are equal.
-        check() judges options without a hash in every call.
+        Further arguments, part of the call's key. Options that compare equal must have the same meaning (1 == True). If
+        one is unhashable, check() validates every call.
     stream : stream, optional
         Default: the current stream of the first array's library.
     backend : str, optional
@@ -74,7 +76,7 @@ def run(
     workspace : MarlinWorkspace, optional
         Default: the stream's own; during capture, one per graph branch.
     numbers : tuple of int
-        Options that may differ from call to call like sizes. check() gets them in front of the options.
+        Options that count as sizes. check() receives them before the other options.
     """
     key = None
     if backend is None and workspace is None and debug_scope.get() is None and pinned_scope.get() is None:
@@ -85,17 +87,19 @@ def run(
             known = context.in_use.parts.get(operation) or calls_of(operation)
             key = library, facts, numbers, options, weight and weight.format
             try:
-                call = known.calls.get(key) or known.resized_call(key)
-            except TypeError:  # an option that has no hash, which check() judges
-                call = key = None
-            if call is not None:
-                done = call.run(inputs, out, stream, weight)
-                if done is not NotImplemented:
-                    return done
-    return _first(operation, inputs, out, (*numbers, *options), stream, backend, weight, subject, workspace, key)
+                call = known.calls.get(key)
+            except TypeError:  # an unhashable option
+                key = None
+            else:
+                call = call or known.resized_call(key)
+                if call is not None:
+                    done = call.run(inputs, out, stream, weight)
+                    if done is not NotImplemented:
+                        return done
+    return _run_checked(operation, inputs, out, (*numbers, *options), stream, backend, weight, subject, workspace, key)
 
 
-def _first(
+def _run_checked(
     operation: Operation[P, C],
     inputs: tuple[Any, ...],
     out: Any,
@@ -111,10 +115,12 @@ def _first(
     chosen = backend_for(operation.name, backend)
     given = operation.check(inputs, out, options, subject)
     first = next(info for info in (*given.arrays, given.out) if info is not None)
-    check_backend(first, (*operation.inputs, "out")[0], chosen)
-    device = first.device
-    if (instead := intercept.get()) is not None and device is not None:
+    field, device = (*operation.inputs, "out")[0], first.device
+    if (instead := intercept.get()) is not None:
+        if device is None:
+            raise ArgumentError(f"{field}.device", "the host", "a CUDA device", "warm_up() prepares launches on a GPU")
         return instead(operation, given, device, weight)
+    check_backend(first, field, chosen)
     handle = None if device is None else stream_handle(stream, library_for(first, given.out), device)
     result = given.out
     if result is None and given.shape is not None:
@@ -140,12 +146,13 @@ def _first(
     elif device is None or handle is None:
         emulate(operation, checked.problem, named)
     else:
-        plan = plan_of(operation, checked.problem, device)
+        calls = calls_of(operation)
+        plan = calls.plan(checked.problem, device)
         launch = plan.load(checked.problem, handle, named, weight)
         launch.run(operation.addresses(named), handle, weight, workspace)
         if key is not None and checked is given:
             dtypes = None if out is None else out.dtype, None if lse is None else lse.dtype
-            calls_of(operation).keep(key, plan, launch, given._replace(out=given_out), dtypes)
+            calls.keep(key, plan, launch, given._replace(out=given_out), dtypes)
     return done
 
 
@@ -200,7 +207,7 @@ def launch_of(
     named: the arrays of the call, at whose addresses tensor maps are encoded. Raises LaunchError if a kernel is missing
     and the stream is under capture, CompileError, DriverError.
     """
-    return plan_of(operation, problem, device).load(problem, stream, named or {}, weight)
+    return calls_of(operation).plan(problem, device).load(problem, stream, named or {}, weight)
 
 
 def library_for(first: ArrayInfo, out: ArrayInfo | None) -> str:

@@ -53,12 +53,12 @@ MEMBERS: dict[str, Member] = {
     for member in (
         Member("m", "u32", "rows of the result"),
         Member("n", "u32", "columns of the result"),
-        Member("k", "u32", "products that one element of the result adds up"),
+        Member("k", "u32", "size of the K dimension"),
         Member("tiles_m", "u32", "output tiles along M"),
         Member("tiles_n", "u32", "output tiles along N, each of one CTA or cluster"),
         Member("raster_m", "u32", "rows of tiles of a raster group"),
         Member("k_iterations", "u32", "stages that one tile takes"),
-        Member("work_ranges", "u32", "what the work is divided into: one range a cluster, or a CTA without clusters"),
+        Member("work_ranges", "u32", "work ranges: one per cluster, or per CTA without clusters"),
         Member("stream_tiles", "u32", "the first tiles, which are divided among all work ranges"),
         Member("stream_stages", "u32", "stages of them in every work range ..."),
         Member("stream_extra", "u32", "... and the number of ranges that have one more: the first ones"),
@@ -87,7 +87,7 @@ def pack(members: tuple[Member, ...], values: Mapping[str, Any]) -> bytes:
 
 
 def packer(members: tuple[Member, ...], fixed: Mapping[str, Any] | None = None) -> Callable[[Mapping[str, Any]], bytes]:
-    """Return a function that does as pack() for these members, in a microsecond or two.
+    """Return pack() specialized for these members. It takes a microsecond or two.
 
     ``fixed`` holds values that stay from call to call; the function does not look them up.
     """
@@ -126,7 +126,7 @@ def offsets(members: tuple[Member, ...]) -> dict[str, int]:
 
 
 def size_bytes(members: tuple[Member, ...]) -> int:
-    """What a kernel's parameter of the struct takes."""
+    """Return the size of the struct."""
     return ctypes.sizeof(_structure(members))
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-#: Part by which a kernel may be slower than the cheapest where M is a power of two, as most batches are.
+#: Fraction by which a kernel may be slower than the cheapest where M is a power of two, as most batches are.
 _AT_POWERS = 0.005
 #: The part for other M grows by this much while a menu has more kernels than its limit.
 _GROWTH = 0.005
-#: How much a kernel counts that menus of other shapes seldom hold.
+#: Weight of a kernel that the menus of few shapes contain.
 _SELDOM = 0.4
 
 
@@ -33,8 +33,8 @@ class _Range:
     max_loss: float
 
 
-#: Below 256 the tile follows M closely. M beyond the last range have its menu. Larger losses where shapes share kernels
-#: leave fewer kernels of all shapes together.
+#: Below 256 the tile follows M closely. M beyond the last range have its menu. Families whose shapes share
+#: kernels accept larger losses, so that all shapes together need fewer kernels.
 _RANGES = (_Range(255, 24, 0.01, 0.03), _Range(8192, 8, 0.01, 0.03))
 _SHARED_RANGES = (_Range(255, 24, 0.04, 0.06), _Range(8192, 8, 0.03, 0.06))
 LAST_M = _RANGES[-1].last
@@ -86,7 +86,7 @@ def _smallest(
 
 
 def _cover(able: NDArray[np.float32], weights: NDArray[np.float64]) -> list[int]:
-    """Return rows of which one at least is 1 in each column."""
+    """Return rows such that each column is 1 in at least one of them."""
     uncovered, found = np.ones(able.shape[1], np.float32), []
     while uncovered.any():
         found.append(int((able @ uncovered * weights).argmax()))

@@ -1,4 +1,4 @@
-"""What a family supplies for a public function: Operation. engine.py's ``run()`` takes a call of it to a launch."""
+"""Operation: the interface that a family implements for a public function. ``run()`` in engine.py calls it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ RESULTS, SPACES = ("out", "lse"), (PARTIALS, FLAGS, ROWS)
 class Checked(NamedTuple, Generic[P]):
     """A call that is valid.
 
-    problem: what has to be computed. arrays: the inputs in the operation's order. out: the caller's result, or None to
-    allocate one. shape, dtype: shape and dtype of the result; a shape of None means no result. lse: shape of a second
-    result in fp32, or None.
+    problem: the computation; None for a result without elements. arrays: the inputs in the operation's order. out: the
+    caller's result, or None to allocate one. shape, dtype: shape and dtype of the result; a shape of None means no
+    result. lse: shape of a second result in fp32, or None.
     """
 
     problem: P
@@ -59,7 +59,7 @@ class Operation(ABC, Generic[P, C]):
     #: Whether a launch treats the leading axes as one, which requires that they follow each other without gaps.
     #: If not, resized() checks the strides of all axes but the last leading one.
     joins_axes: ClassVar[bool] = True
-    #: SMs of the GPU that the emulator imagines.
+    #: SMs of the emulated GPU.
     emulated_sm_count: ClassVar[int] = H200.sm_count
 
     @property
@@ -73,7 +73,7 @@ class Operation(ABC, Generic[P, C]):
         return {name: info for name, info in arrays.items() if info is not None}
 
     def addresses(self, named: Mapping[str, ArrayInfo]) -> list[int]:
-        """Return the addresses of these arrays in the order of ``names``, 0 for what the call lacks."""
+        """Return the addresses of these arrays in the order of ``names``, 0 for a missing array."""
         return [info.pointer if (info := named.get(name)) else 0 for name in self.names]
 
     @abstractmethod
@@ -115,7 +115,7 @@ class Operation(ABC, Generic[P, C]):
     def resized(
         self, problem: P, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
     ) -> tuple[P, tuple[int, ...], tuple[int, ...] | None] | None:
-        """Return the problem with other sizes and the shapes of its results, or None to have check() look at the call.
+        """Return the problem with other sizes and the shapes of its results, or None if check() must validate the call.
 
         ``shapes`` describes the inputs and out, None for arrays that the call lacks, and so does ``strides_bytes`` if
         ``joins_axes`` is False. Only leading axes differ from the call with this problem, and an axis of one element
@@ -126,7 +126,7 @@ class Operation(ABC, Generic[P, C]):
     def kernels_up_to(self, checked: Checked[P], max_m: int, gpu: Gpu) -> Iterable[tuple[str, Any]]:
         """Yield (template, spec) of every kernel that calls like this one, with any size up to a bound, may launch.
 
-        Kernels may be repeated. Only operations that warm_up() takes have this.
+        Kernels may be repeated. Only operations that warm_up() supports implement this.
         """
         raise NotImplementedError
 
@@ -143,5 +143,5 @@ class Operation(ABC, Generic[P, C]):
         return checked
 
     def without_kernel(self, problem: P, arrays: Mapping[str, ArrayInfo], stream: int | None) -> bool:
-        """Compute a result that needs no kernel; return whether it was one."""
+        """Compute the result without a kernel if possible; return whether it did."""
         return False

@@ -46,7 +46,7 @@ _LARGER_M = 1.25
 
 @contextlib.contextmanager
 def pinned(spec: object) -> Iterator[None]:
-    """Make every choice of this thread for the spec's family this one, inside the ``with`` block.
+    """Use this spec for every problem of its family inside the ``with`` block.
 
     The tuner launches each candidate this way, as a call would. Raises ArgumentTypeError. A choice for a problem that
     the spec does not fit raises ArgumentError.

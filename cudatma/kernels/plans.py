@@ -22,7 +22,7 @@ NO_SPACES = (0,) * len(SPACES)
 
 
 class Launch(NamedTuple):
-    """The launches of a call but for addresses and stream. partials_bytes: None if no workspace is used."""
+    """The launches of a call without addresses and stream. partials_bytes: None if no workspace is used."""
 
     replays: tuple[Replay, ...]
     sizes: tuple[Sizes, ...]
@@ -118,7 +118,7 @@ class Plan(Generic[P, C]):
         return self._launch(problem, loaded)
 
     def _found(self, config: C) -> _Loaded | None:
-        """Return the loaded kernels of a configuration, and find them by its identity from now on."""
+        """Return the loaded kernels of a configuration, and remember its identity."""
         loaded = self._loaded.get(config)
         if loaded is not None:
             if len(self._by_identity) >= _MAX_CONFIGS:

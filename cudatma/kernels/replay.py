@@ -1,4 +1,4 @@
-"""The same launch again with other addresses and other sizes: words of its arguments change, nothing is rebuilt."""
+"""Repeat a launch with other addresses and sizes by changing words of its marshalled arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Word = tuple[Any, int, int]
 
 
 class _Agreement(dict[Any, bool]):
-    """Whether the codec writes fields as the driver does, by the kind of map, a part of the Runtime."""
+    """Whether codec and driver agree, by kind of map; a part of the Runtime."""
 
 
 class Replay:
@@ -68,9 +68,9 @@ class Replay:
     ) -> None:
         """Launch on a stream, by its handle, with arrays at these addresses, which the caller does not change later.
 
-        ``spaces`` and ``steady`` hold the addresses of those arrays. Passing the same ``sizes``, ``spaces`` or
-        ``steady`` object again skips their update. Raises DriverError, LaunchError (a forked process), PipelineHang
-        (debug).
+        ``spaces`` and ``steady`` hold the addresses of the workspace and of the weight. Passing the same ``sizes``,
+        ``spaces`` or ``steady`` object again skips their update. Raises DriverError, LaunchError (a forked process),
+        PipelineHang (debug).
         """
         try:
             instance = self._idle.pop()
@@ -129,7 +129,7 @@ class _Instance:
             plan = kernel.plan(
                 arguments.sizes.grid,
                 arguments.config.threads,
-                _encoded(arguments, addresses, device),
+                arguments.at(addresses, lambda spec: driver.encode(spec, device)),
                 cluster=arguments.cluster if arguments.cluster > 1 else None,
                 shared_bytes=arguments.shared_bytes,
                 programmatic=arguments.sizes.programmatic,
@@ -211,7 +211,7 @@ class _SizedMap:
         self._agrees = False
 
     def write(self) -> None:
-        """Write the fields, once a process for each kind of map in comparison with the driver."""
+        """Write the fields; the first time for each kind of map, compare the result with the driver's."""
         if not self._agrees:
             agreement: dict[Any, bool] = context.runtime().part(_Agreement)
             agrees = agreement.get(self._kind)
@@ -238,24 +238,6 @@ class _SizedMap:
 
     def _encoded(self, address: int) -> bytes:
         return driver.encode(replace(with_fields(self._map, self.fields).spec, address=address), self._device)
-
-
-def _encoded(arguments: Arguments, addresses: Mapping[str, int], device: int) -> list[Any]:
-    """Return the arguments at these addresses, tensor maps as the driver encodes them."""
-    maps = iter(arguments.maps)
-    values: list[Any] = []
-    for parameter in arguments.parameters:
-        if isinstance(parameter, Map):
-            over = next(maps)
-            values.append(driver.encode(replace(over.spec, address=addresses[over.array] + over.offset_bytes), device))
-        elif isinstance(parameter, At):
-            address = addresses.get(parameter.array, 0)
-            values.append(address + parameter.offset_bytes if address else 0)
-        elif isinstance(parameter, Value):
-            values.append(arguments.sizes.values[parameter.place])
-        else:
-            values.append(parameter)
-    return values
 
 
 def _words(value: Any, kind: Any) -> Any:

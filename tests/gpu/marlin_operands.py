@@ -67,7 +67,7 @@ def serve_with(monkeypatch: pytest.MonkeyPatch, choose: Callable[..., AnyMarlinS
         planned.append(spec)
         return gemm_arguments(problem, spec, *others)
 
-    monkeypatch.setattr(marlin, "choose_again", lambda family, problem, gpu, memo: choose(problem, gpu))
+    monkeypatch.setattr(marlin, "choose", lambda family, problem, gpu, memo: choose(problem, gpu))
     monkeypatch.setattr(marlin, "gemm_arguments", noted)
     choice_table.forget()
     return planned

@@ -32,10 +32,10 @@ from cudatma.build.kernel import compile as compile_kernel
 from cudatma.build.render import render
 from cudatma.dtypes import BFLOAT16, activation_type
 from cudatma.errors import ArgumentError, DriverError, TargetError
-from cudatma.kernels import plans
+from cudatma.kernels import choice_table, plans
 from cudatma.kernels.gpu import Gpu, imagined_gpu
 from cudatma.kernels.marlin import skinny_candidates, wgmma_candidates
-from cudatma.kernels.marlin.choose import AnyMarlinSpec, choose
+from cudatma.kernels.marlin.choose import MARLIN, AnyMarlinSpec
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
@@ -176,7 +176,7 @@ def test_the_sm120_form_on_this_gpu(monkeypatch: pytest.MonkeyPatch, job: Job) -
     sm120, rendered = get_target("sm_120a"), []
 
     def as_sm120(problem: Problem, gpu: Gpu) -> AnyMarlinSpec:
-        return choose(problem, imagined_gpu(sm120, gpu.sm_count))
+        return choice_table.choose(MARLIN, problem, imagined_gpu(sm120, gpu.sm_count), {})
 
     def load_kernel(template: str, spec: Any, target: Target) -> Any:
         rendered.append(spec.entry)

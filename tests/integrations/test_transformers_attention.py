@@ -150,7 +150,7 @@ def test_generation_gives_what_sdpa_gives(
 def test_the_calls_to_warm_up_cover_what_a_model_launches(
     models: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, kernels, first = models[name], {True: set[Any](), False: set[Any]()}, engine._first
+    model, kernels, first = models[name], {True: set[Any](), False: set[Any]()}, engine._run_checked
     is_warming = False
 
     def noted(called: Any, inputs: Any, out: Any, options: Any, *others: Any) -> Any:
@@ -161,7 +161,7 @@ def test_the_calls_to_warm_up_cover_what_a_model_launches(
             kernels[False] |= set(called.kernels(checked.problem, called.configure(checked.problem, H200, {})))
         return first(called, inputs, out, options, *others)
 
-    monkeypatch.setattr(engine, "_first", noted)
+    monkeypatch.setattr(engine, "_run_checked", noted)
     model.set_attn_implementation("cudatma")
     for mask in (None, LEFT):
         model.generate(TOKENS, attention_mask=mask, max_new_tokens=3, do_sample=False)

@@ -112,7 +112,7 @@ def choose(family: Any, problem: Any, *_: Any) -> Any:
     return choose_mma_sync(Problem(problem.layer, problem.n // 8), imagined_gpu("sm_120a", PROCESSORS))
 
 
-marlin.choose_again = choose  # type: ignore[assignment]
+marlin.choose = choose  # type: ignore[assignment]
 
 #: ``last``: (stream, address of partial sums, of copied activations) of the thread's last launch.
 used: Any = threading.local()

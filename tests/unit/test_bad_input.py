@@ -152,7 +152,7 @@ def test_the_right_calls_pass_the_checks(bench: Bench, monkeypatch: pytest.Monke
     def passed(*_: object, **__: object) -> None:
         raise Passed
 
-    monkeypatch.setattr("cudatma.kernels.engine.plan_of", passed)
+    monkeypatch.setattr("cudatma.kernels.calls.Calls.plan", passed)
     monkeypatch.setattr(LaunchPlan, "__init__", passed)
     row = on_device((3, 1, K), strides=(0, 7, 2))  # a broadcast row is right, and so is any stride of one element
     for changes in ({}, {"bias": on_device((N,), BIAS_ADDRESS)}, {"x": row, "out": on_device((3, 1, N), OUT_ADDRESS)}):

@@ -19,7 +19,6 @@ from cudatma.kernels.marlin import mma_sync_candidates
 from cudatma.kernels.marlin.choose import (
     MARLIN,
     AnyMarlinSpec,
-    choose,
     choose_by_cost,
     decide,
     resolve_fused,
@@ -160,7 +159,7 @@ def test_dump_specs_hold_every_tile_and_every_feature(name: str) -> None:
 def test_all_ways_to_a_choice_agree(layer: LinearShape, m: int, gpu: Gpu, batch_invariant: bool) -> None:
     problem = Problem(layer, m, batch_invariant)
     table = choice_table.choice_table(MARLIN, problem, gpu, m)
-    assert choose(problem, gpu) == decide(problem, gpu).spec == table.at(m)
+    assert choice_table.choose(MARLIN, problem, gpu, {}) == decide(problem, gpu).spec == table.at(m)
     assert table.at(m) in table.specs_up_to(m)
 
 

@@ -201,8 +201,6 @@ def test_pitches() -> None:
     assert not check_input(values((7, 97))[:, :96], WEIGHT).is_vectorised
     assert check_input(X[:1], WEIGHT).pitch_bytes == 192
     assert check_input(np.broadcast_to(X[0], (4, 96)), WEIGHT).pitch_bytes == 0
-    matrix = rows.as_matrix()
-    assert (matrix.shape, matrix.strides_bytes) == ((7, 96), (624, 2))
     x = check_input(X, WEIGHT)
     assert check_output(np.empty((5, 44), np.float16)[:, :40], x, WEIGHT).pitch_bytes == 88
 

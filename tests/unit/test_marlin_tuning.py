@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cudatma.kernels import choice_table, overrides, tuning_file
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import H200, Gpu
-from cudatma.kernels.marlin.choose import MARLIN, SHIPPED, choose, choose_by_cost, decide
+from cudatma.kernels.marlin.choose import MARLIN, SHIPPED, choose_by_cost, decide
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
@@ -203,7 +203,7 @@ def test_the_table_of_intervals_follows_entries_of_other_problems(file: Path) ->
     choice_table.forget()
     specs = {m: decided(m)[1] for m in range(50, 140)}
     assert {spec.stages for spec in specs.values()} >= {2, 3}
-    assert {m: choose(Problem(LAYER, m), H200) for m in specs} == specs
+    assert {m: choice_table.choose(MARLIN, Problem(LAYER, m), H200, {}) for m in specs} == specs
     table = choice_table.choice_table(MARLIN, Problem(LAYER, 1), H200, 139)
     assert {m: table.at(m) for m in specs} == specs
 

@@ -16,12 +16,12 @@ import pytest
 from stub_driver import RESULT, Array, Launch, StubDriver, fresh, packed_weight
 from stub_driver import stub as stub  # the fixture
 
-from cudatma import LaunchError, copy, gemm, marlin_gemm
-from cudatma.context import using_runtime
+from cudatma import LaunchError, attention, attention_decode, copy, gemm, marlin_gemm
+from cudatma.context import Cache, using_runtime
 from cudatma.descriptor import codec
 from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.calls import Cache, calls_of, facts_of
+from cudatma.kernels.calls import calls_of, facts_of
 from cudatma.kernels.gemm.gemm import GEMM_CALL, Gemm
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinGemm
 from cudatma.quantization.scale_range import ScaleFit
@@ -305,6 +305,33 @@ def test_a_row_of_another_k_is_refused_after_a_valid_one(stub: StubDriver) -> No
     assert marlin(x=vector(128, np.float16, A), out=None).shape == (64,)
     with pytest.raises(ArgumentError, match=r"^x\.shape: got \(64,\)"):
         marlin(x=vector(64, np.float16, A), out=None)
+
+
+def test_a_misaligned_weight_is_refused_after_an_aligned_one(stub: StubDriver) -> None:
+    marlin()
+    with pytest.raises(ArgumentError, match=r"^w\.qweight\.pointer: .* a multiple of 16 bytes"):
+        marlin(w=packed_weight(128, 64, address=(1 << 40) + 4))
+    assert len(stub.launches) == 1
+
+
+@pytest.mark.parametrize("call", [attention, attention_decode], ids=lambda call: call.__name__)
+@pytest.mark.parametrize("rank", range(4))
+def test_arrays_of_too_few_axes_are_refused(stub: StubDriver, call: Any, rank: int) -> None:
+    q = Array((1, 4, 2, 64)[:rank], np.float16, A)
+    k = Array((1, 8, 2, 64), np.float16, B)
+    lengths = (Array((), np.int32, OUT),) if call is attention_decode else ()
+    for operands in ((q, k, k), (k, q, k), (k, k, q)):
+        with pytest.raises(ArgumentError):
+            call(*operands, *lengths)
+
+
+def test_calls_with_other_factors_share_a_plan(stub: StubDriver) -> None:
+    for alpha in (0.5, 0.25, float("nan"), float("nan")):
+        dense(alpha=alpha)
+    assert stub.plans == 1
+    with using_runtime(fresh()):
+        dense(alpha=0.25)
+    assert stub.last() == [stub.launches[1]]
 
 
 def test_a_call_that_torch_records_is_not_a_repeated_one() -> None:

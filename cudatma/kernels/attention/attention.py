@@ -20,11 +20,11 @@ from cudatma.kernels.attention.problem import Problem, size_class
 from cudatma.kernels.attention.reference import reference
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import chosen_version
-from cudatma.kernels.choice_table import choice_table, ms_up_to
+from cudatma.kernels.choice_table import choice_table, choose
 from cudatma.kernels.engine import run
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.operation import Checked, Operation
-from cudatma.kernels.overrides import every_entry_spec, pinned_spec
+from cudatma.kernels.overrides import every_entry_spec
 from cudatma.kernels.version import naming
 from cudatma.target import get_target
 
@@ -268,15 +268,8 @@ class Attention(AttentionOperation[Problem, AttentionSpec]):
 
     def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> AttentionSpec:
         """Return the kernel for a problem."""
-        q_length = problem.q_length
-        key = size_class(problem.batch, q_length, problem.k_length, problem.is_varlen)
-        table = memo.get(key)
-        if table is None or q_length > table.max_m:
-            pinned = pinned_spec(ATTENTION, problem, gpu)
-            if pinned is not None:
-                return pinned
-            table = memo[key] = choice_table(ATTENTION, problem, gpu, q_length)
-        return table.at(q_length)  # type: ignore[no-any-return]
+        key = size_class(problem.batch, problem.q_length, problem.k_length, problem.is_varlen)
+        return choose(ATTENTION, problem, gpu, memo, key)
 
     def specs(self, problem: Problem, gpu: Gpu) -> Iterator[AttentionSpec]:
         """Yield all candidates: they are few, and most serve some lengths and batch."""
@@ -285,7 +278,8 @@ class Attention(AttentionOperation[Problem, AttentionSpec]):
 
     def problems_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterable[Problem]:
         """Return problems of all numbers of queries for which the configuration may differ."""
-        return map(checked.problem.with_queries, ms_up_to(max_m))
+        table = choice_table(ATTENTION, checked.problem, gpu, max_m)
+        return [checked.problem.with_queries(m) for m in table.starts if m <= max_m]
 
     def sizes_for(self, problem: Problem, config: AttentionSpec, gpu: Gpu) -> Callable[[Problem], Sizes]:
         """Return a function that returns the sizes."""

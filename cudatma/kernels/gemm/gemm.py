@@ -15,7 +15,7 @@ from cudatma.backend import backend_for
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import Arguments, Sizes
 from cudatma.kernels.checks import check_backend
-from cudatma.kernels.choice_table import choice_table, choose_again, ms_up_to
+from cudatma.kernels.choice_table import choice_table, choose
 from cudatma.kernels.engine import run
 from cudatma.kernels.explain import Explanation, explained, explained_gpu
 from cudatma.kernels.family import MAX_EXTENT
@@ -114,6 +114,10 @@ def gemm(
         return run(GEMM_CALL, inputs, out, options, stream, backend)
 
 
+#: Structs that a plan keeps: one for each number of tiles and each pair of factors.
+_MAX_SIZES = 4096
+
+
 class Gemm(Operation[Problem, GemmSpec]):
     """gemm as an operation. Its options are the factors, the activation, the result's dtype, and the version."""
 
@@ -155,12 +159,12 @@ class Gemm(Operation[Problem, GemmSpec]):
         return checked._replace(problem=replace(problem, operands=operands), arrays=(a, b, *checked.arrays[2:]))
 
     def plan_key(self, problem: Problem) -> Hashable:
-        """Return everything but M."""
-        return problem.fixed, problem.operands
+        """Return everything but M and the factors, which are in the struct."""
+        return problem.fixed, problem.operands._replace(alpha=1.0, beta=0.0)
 
     def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> GemmSpec:
         """Return the kernel for a problem."""
-        return choose_again(GEMM, problem, gpu, memo)
+        return choose(GEMM, problem, gpu, memo)
 
     def kernels(self, problem: Problem, config: GemmSpec) -> tuple[tuple[str, Any], ...]:
         """Return the one kernel."""
@@ -188,8 +192,9 @@ class Gemm(Operation[Problem, GemmSpec]):
         problem, operands = checked.problem, checked.problem.operands
         if not (operands.a.is_aligned and operands.b.is_aligned):
             return ()  # operands are copied, and the plan is that of the copies
-        is_resized = problem.batch == 1 and not problem.block_scales
-        return map(problem.with_m, ms_up_to(max_m)) if is_resized else (problem,)
+        if problem.batch > 1 or problem.block_scales:
+            return (problem,)
+        return map(problem.with_m, choice_table(GEMM, problem, gpu, max_m).ms_up_to(max_m))
 
     def arguments(
         self, problem: Problem, config: GemmSpec, gpu: Gpu, resident: tuple[int, ...]
@@ -201,9 +206,11 @@ class Gemm(Operation[Problem, GemmSpec]):
         self, problem: Problem, config: GemmSpec, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
     ) -> tuple[Sizes, ...]:
         """Return the sizes of the launch. Two M with the same number of tiles differ in one or two words."""
-        key = size_key(problem, config)
+        key = *size_key(problem, config), problem.operands.alpha, problem.operands.beta
         of_m = memo.get(key)
         if of_m is None:
+            if len(memo) >= _MAX_SIZES:
+                memo.clear()
             of_m = memo[key] = sizes_for(problem, config, gpu)
         return (of_m(problem.m),)
 

@@ -16,7 +16,7 @@ from cudatma.arrays import ArrayInfo, describe
 from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.checks import check_out, check_place, checked_flag, real_number
-from cudatma.kernels.family import MAX_EXTENT
+from cudatma.kernels.family import MAX_EXTENT, copied_with_m
 from cudatma.kernels.gemm.matrices import (
     ALIGNMENT,
     Matrix,
@@ -183,12 +183,8 @@ class Problem:
         return self.out_dtype or default_result(self.dtype)
 
     def with_m(self, m: int) -> Problem:
-        """Return the problem of another m, which the caller has checked."""
-        made = object.__new__(Problem)
-        for read, write in _SLOTS:
-            write(made, read(self))
-        _SET_M(made, m)
-        return made
+        """Return the problem with another M, which the caller has checked."""
+        return copied_with_m(self, m)
 
     @property
     def split_rows(self) -> tuple[bool, bool]:
@@ -234,9 +230,6 @@ class Problem:
 
 
 _FIELDS = tuple(Problem.__dataclass_fields__)
-#: Functions that read and write a field of the frozen dataclass, which is how with_m() copies it.
-_SLOTS = [(vars(Problem)[name].__get__, vars(Problem)[name].__set__) for name in _FIELDS]
-_SET_M = vars(Problem)["m"].__set__
 _FIXED: Callable[[Any], tuple[Any, ...]] = attrgetter(*(name for name in _FIELDS if name not in ("m", "operands")))
 _SCALES = ("a_scale", "b_scale")
 _SCALE_STRIDES = ("a_scale_batch", "a_scale_row", "a_scale_k", "b_scale_batch", "b_scale_k", "b_scale_column")

@@ -1,5 +1,4 @@
-"""Which Marlin kernel serves a problem, with which configuration, and why: the candidates of all three as one family;
-instances that give a row the same bits whatever M is."""
+"""The three Marlin kernels as one family, and the batch-invariant configurations."""
 
 from __future__ import annotations
 
@@ -56,8 +55,9 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AnyMarlinS
 
 
 def launched(spec: AnyMarlinSpec) -> AnyMarlinSpec:
-    """What a chosen spec becomes for weights whose scales allow one multiply-add, as those of nearly all weights do
-    (quantization/scale_range.py)."""
+    """Return the spec to compile for weights whose scales allow one multiply-add, as most do.
+
+    quantization/scale_range.py defines the range."""
     return resolve_fused(spec, "as_stored")
 
 
@@ -83,11 +83,6 @@ MARLIN: Family[Problem, AnyMarlinSpec] = Family(
 def decide(problem: Problem, gpu: Gpu) -> Decision[AnyMarlinSpec]:
     """The configuration for a problem on a GPU, and the reason."""
     return choosing.decide(MARLIN, problem, gpu)
-
-
-def choose(problem: Problem, gpu: Gpu) -> AnyMarlinSpec:
-    """Return the configuration for a problem on a GPU, without the reason."""
-    return choice_table.choose(MARLIN, problem, gpu)
 
 
 def choose_by_cost(problem: Problem, gpu: Gpu) -> AnyMarlinSpec:

@@ -12,9 +12,9 @@ import numpy as np
 from cudatma import context
 from cudatma.arrays import ArrayInfo, describe
 from cudatma.build.kernel import debugging
-from cudatma.errors import ArgumentTypeError
+from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.arguments import Arguments, Sizes
-from cudatma.kernels.choice_table import choice_table, choose_again, ms_up_to
+from cudatma.kernels.choice_table import choice_table, choose
 from cudatma.kernels.engine import run
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
@@ -32,7 +32,7 @@ from cudatma.target import get_target
 
 #: The attachment of a weight: what a launch needs of it.
 _WEIGHT = "launch"
-#: A tensor map is valid for addresses with the same remainder modulo this.
+#: Alignment of a weight's arrays, which TMA requires.
 _ALIGNMENT = 16
 
 
@@ -172,7 +172,7 @@ class MarlinGemm(Operation[Problem, Config]):
 
     def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> Config:
         """Return the kernels for a problem."""
-        spec = choose_again(MARLIN, problem, gpu, memo)
+        spec = choose(MARLIN, problem, gpu, memo)
         copy = choose_copy(problem, get_target(gpu.target), gpu.sm_count) if problem.is_arranged else None
         key = id(spec), copy
         _, config = memo.get(key) or (None, None)
@@ -198,7 +198,8 @@ class MarlinGemm(Operation[Problem, Config]):
 
     def problems_up_to(self, checked: Checked[Problem], max_m: int, gpu: Gpu) -> Iterable[Problem]:
         """Return problems of all values of M that differ in more than M itself."""
-        return map(checked.problem.with_m, ms_up_to(max_m))
+        table = choice_table(MARLIN, checked.problem, gpu, max_m)
+        return map(checked.problem.with_m, table.ms_up_to(max_m))
 
     def arguments(self, problem: Problem, config: Config, gpu: Gpu, resident: tuple[int, ...]) -> tuple[Arguments, ...]:
         """Return the launches of a problem."""
@@ -252,16 +253,21 @@ class _Formats(dict[Hashable, _Format]):
 
 
 def weight_of(w: object) -> Weight:
-    """Return the arrays of a weight for a launch. Raises ArgumentTypeError for an object that is no weight."""
+    """Return the arrays of a weight for a launch.
+
+    Raises ArgumentTypeError for an object that is no weight, and ArgumentError for misaligned arrays.
+    """
     weight = check_weight(w)
     known: Weight | None = weight.attachments.get(_WEIGHT)
     if known is not None:
         return known
     arrays = {name: getattr(weight, name) for name in MarlinGemm.steady}
     infos = {name: describe(array, name) for name, array in arrays.items() if array is not None}
+    for name, info in infos.items():
+        if weight.device is not None and info.pointer % _ALIGNMENT:
+            raise ArgumentError(f"w.{name}.pointer", hex(info.pointer), f"a multiple of {_ALIGNMENT} bytes", "copy it")
     addresses = tuple([infos[name].pointer if name in infos else 0 for name in arrays])
-    remainders = tuple([address % _ALIGNMENT for address in addresses])
-    key = weight.device, LinearShape.of(weight), weight.scale_fit, weight.perm is None, remainders
+    key = weight.device, LinearShape.of(weight), weight.scale_fit, weight.perm is None
     formats: _Formats = context.runtime().part(_Formats)
     made = weight.attachments[_WEIGHT] = Weight(formats.setdefault(key, _Format()), addresses, infos)
     return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,11 +24,6 @@ class Rows:
     info: ArrayInfo
     rows: int
     pitch_bytes: int
-
-    def as_matrix(self) -> ArrayInfo:
-        """The rows as a 2D array (rows, columns)."""
-        shape, strides = (self.rows, self.info.shape[-1]), (self.pitch_bytes, _ELEMENT_BYTES)
-        return replace(self.info, shape=shape, strides_bytes=strides)
 
     @property
     def is_vectorised(self) -> bool:

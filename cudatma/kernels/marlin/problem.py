@@ -1,5 +1,4 @@
-"""What a call of marlin_gemm computes, the layer, M, and whether a row's bits may depend on M, and the struct that
-tells it the kernel. Pure."""
+"""Problem of marlin_gemm, and the values of the launch struct that depend on the weight."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from cudatma.dtypes import ACTIVATION_TYPES, activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.family import MAX_EXTENT
+from cudatma.kernels.family import MAX_EXTENT, copied_with_m
 from cudatma.kernels.launch_struct import MEMBERS as WORK_MEMBERS
 from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.schedule import ceil_div
@@ -20,7 +19,7 @@ from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
 
 #: Elements of K that share a scale; -1: one scale for each column of N.
 GROUP_SIZES = (32, 64, 128, -1)
-#: Of the launch struct.
+#: Members of the launch struct.
 MEMBERS = WORK_MEMBERS | {
     member.name: member
     for member in (
@@ -38,7 +37,7 @@ MEMBERS = WORK_MEMBERS | {
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """What a kernel must know of a weight.
+    """Shape and format of a weight.
 
     k, n: elements. group_size: elements of K that share a scale; -1: one scale for each column of N. has_zeros: whether
     the weight has zero points. dtype: ``"float16"`` or ``"bfloat16"``, of activations, scales and results. Raises
@@ -99,7 +98,7 @@ class Problem:
     Raises
     ------
     ArgumentError, ArgumentTypeError
-        If m is no number of rows.
+        If m is out of range.
     """
 
     layer: LinearShape
@@ -128,16 +127,12 @@ class Problem:
         return cls(LinearShape.of(w), m, **(facts | others))
 
     def with_m(self, m: int) -> Problem:
-        """Return the problem of another M, which the caller has checked."""
-        made = object.__new__(Problem)
-        for read, write in _SLOTS:
-            write(made, read(self))
-        _SET_M(made, m)
-        return made
+        """Return the problem with another M, which the caller has checked."""
+        return copied_with_m(self, m)
 
     @property
     def plan_key(self) -> tuple[Any, ...]:
-        """All that a launch depends on but M, the layer, and the exponent of the scales, which is in the struct."""
+        """Everything that a launch depends on except M and the exponent of the scales, which is in the struct."""
         return (
             self.layer,
             *(self.batch_invariant, self.x_pitch_bytes, self.out_pitch_bytes, self.has_aligned_x),
@@ -184,12 +179,6 @@ class Problem:
         """From a tuning entry. Raises KeyError, ArgumentError, ArgumentTypeError."""
         layer = LinearShape(*(raw[name] for name in ("k", "n", "group_size", "has_zeros", "dtype")))
         return cls(layer, raw["m"])
-
-
-_FIELDS = tuple(Problem.__dataclass_fields__)
-#: Functions that read and write a field of the frozen dataclass, which is how with_m() copies it.
-_SLOTS = [(vars(Problem)[name].__get__, vars(Problem)[name].__set__) for name in _FIELDS]
-_SET_M = vars(Problem)["m"].__set__
 
 
 class WeightReader(Protocol):

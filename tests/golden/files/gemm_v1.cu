@@ -161,7 +161,7 @@ __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulh
 struct Problem {
     u32 m;                          // rows of the result
     u32 n;                          // columns of the result
-    u32 k;                          // products that one element of the result adds up
+    u32 k;                          // size of the K dimension
     u32 tiles_m;                    // output tiles along M
     u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
     u32 raster_m;                   // rows of tiles of a raster group

@@ -203,7 +203,7 @@ struct Problem {
     u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
     u32 raster_m;                   // rows of tiles of a raster group
     u32 k_iterations;               // stages that one tile takes
-    u32 work_ranges;                // what the work is divided into: one range a cluster, or a CTA without clusters
+    u32 work_ranges;                // work ranges: one per cluster, or per CTA without clusters
     u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
     u32 output_by_tma;              // 1: TMA can write the result
     u32 alternates;                 // 1: every other tile of a CTA goes through K backwards

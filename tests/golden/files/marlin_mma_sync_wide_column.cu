@@ -104,12 +104,12 @@ __device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulh
 struct Problem {
     u32 m;                          // rows of the result
     u32 n;                          // columns of the result
-    u32 k;                          // products that one element of the result adds up
+    u32 k;                          // size of the K dimension
     u32 tiles_m;                    // output tiles along M
     u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
     u32 raster_m;                   // rows of tiles of a raster group
     u32 k_iterations;               // stages that one tile takes
-    u32 work_ranges;                // what the work is divided into: one range a cluster, or a CTA without clusters
+    u32 work_ranges;                // work ranges: one per cluster, or per CTA without clusters
     u32 stream_tiles;               // the first tiles, which are divided among all work ranges
     u32 stream_stages;              // stages of them in every work range ...
     u32 stream_extra;               // ... and the number of ranges that have one more: the first ones

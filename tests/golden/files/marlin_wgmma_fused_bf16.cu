@@ -131,7 +131,7 @@ struct Problem {
     u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
     u32 raster_m;                   // rows of tiles of a raster group
     u32 k_iterations;               // stages that one tile takes
-    u32 work_ranges;                // what the work is divided into: one range a cluster, or a CTA without clusters
+    u32 work_ranges;                // work ranges: one per cluster, or per CTA without clusters
     u32 stream_tiles;               // the first tiles, which are divided among all work ranges
     u32 stream_stages;              // stages of them in every work range ...
     u32 stream_extra;               // ... and the number of ranges that have one more: the first ones
