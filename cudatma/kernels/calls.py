@@ -155,21 +155,24 @@ class Call:
         """Launch; return the results, or NotImplemented if check() has to look at the addresses."""
         library, device, address, present, masks, dtypes, places = self._common
         places, result, reads = places[:], len(inputs), self._reads
-        if reads is None:
-            for at in present:
-                places[at] = place = address(inputs[at])
-                if place & masks[at]:
+        try:
+            if reads is None:
+                for at in present:
+                    places[at] = place = address(inputs[at])
+                    if not place or place & masks[at]:
+                        return NotImplemented
+            else:
+                places[result] = to = address(out)
+                low, high = self._written  # type: ignore[misc]
+                begin, end = to + low, to + high
+                if not to or to & masks[result]:
                     return NotImplemented
-        else:
-            places[result] = to = address(out)
-            low, high = self._written  # type: ignore[misc]
-            begin, end = to + low, to + high
-            if to & masks[result]:
-                return NotImplemented
-            for at, mask, low, high in reads:
-                places[at] = place = address(inputs[at])
-                if place & mask or (place + low < end and begin < place + high):
-                    return NotImplemented
+                for at, mask, low, high in reads:
+                    places[at] = place = address(inputs[at])
+                    if not place or place & mask or (place + low < end and begin < place + high):
+                        return NotImplemented
+        except RuntimeError:  # a sparse tensor has no address
+            return NotImplemented
         handle = current_stream(library, device) if stream is None else stream_handle(stream, library, device)
         if out is None and self._shape is not None:
             out = _new(library, inputs[0], self._shape, dtypes[0], stream, handle)

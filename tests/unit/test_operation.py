@@ -244,6 +244,8 @@ def test_results_are_made_on_the_stream_of_the_launch(stub: StubDriver) -> None:
 #: Changes of a call that was made before, and the error of each; None if the changed call is valid, too.
 CHANGES: list[tuple[Any, dict[str, Any], type[Exception] | None]] = [
     (marlin, {"x": rows(4, 128, address=A + 2)}, None),
+    (marlin, {"x": rows(4, 128, address=0)}, ArgumentError),
+    (marlin, {"out": rows(4, 64, address=0)}, ArgumentError),
     (marlin, {"x": rows(4, 128, pitch=136)}, None),
     (marlin, {"x": rows(4, 128, pitch=129)}, None),
     (marlin, {"x": Array((4, 128), np.float16, A, device=1)}, ArgumentError),
@@ -323,6 +325,21 @@ def test_arrays_of_too_few_axes_are_refused(stub: StubDriver, call: Any, rank: i
     for operands in ((q, k, k), (k, q, k), (k, k, q)):
         with pytest.raises(ArgumentError):
             call(*operands, *lengths)
+
+
+@pytest.mark.parametrize(("k", "pitch"), [(1, 0), (64, 1024)])
+def test_columns_of_a_that_overlap_at_a_larger_m_are_copied(stub: StubDriver, k: int, pitch: int) -> None:
+    """With K = 1 there is one column, whose pitch means nothing."""
+
+    def call(m: int) -> list[Launch]:
+        stub.launches.clear()
+        gemm(columns(m, k, pitch=pitch or m, address=A), rows(k, 64, address=B))
+        return list(stub.launches)
+
+    for m in (8, 1200):
+        with using_runtime(fresh()):
+            expected = call(m)
+        assert call(m) == expected
 
 
 def test_calls_with_other_factors_share_a_plan(stub: StubDriver) -> None:

@@ -220,7 +220,9 @@ class Problem:
         Returns None if other kinds of limits exclude keys, or if the problem may be invalid.
         """
         kind = self.limits.kind(q_length, k_length)
-        if kind != (self.is_causal, self.has_window) or q_length > MAX_EXTENT or k_length > MAX_EXTENT:
+        if kind != (self.is_causal, self.has_window):
+            return None
+        if max(batch, q_length, k_length, shapes[1][0]) > MAX_EXTENT:
             return None
         q, k, v, out = self.layouts
         new_q = q.resized(shapes[0], strides_bytes[0])

@@ -23,7 +23,7 @@ from cudatma.kernels.gemm.arguments import gemm_arguments, size_key, sizes_for
 from cudatma.kernels.gemm.choose import GEMM
 from cudatma.kernels.gemm.copies import copied, copy_kernels, layouts_up_to, readable
 from cudatma.kernels.gemm.matrices import letter_of, matrix_of
-from cudatma.kernels.gemm.problem import NO_OPERANDS, NUMPY, SCALE_BLOCK, Problem, call_of, check_call
+from cudatma.kernels.gemm.problem import NO_OPERANDS, NUMPY, SCALE_BLOCK, Problem, call_of, check_call, element_bytes
 from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gemm.versions import chosen_version
 from cudatma.kernels.gpu import Gpu
@@ -139,6 +139,8 @@ class Gemm(Operation[Problem, GemmSpec]):
         m = a[0] if len(a) == 2 else a[0] * a[1]
         if m > MAX_EXTENT or (out is not None and out[:-1] != a[:-1]):
             return None
+        if problem.layout[0] == "C" and m * element_bytes(problem.dtype) > problem.operands.a.pitch_bytes:
+            return None  # columns overlap, or there is only one
         if a_scale and a_scale[0] not in (1, m):
             return None
         return problem.with_m(m), (*a[:-1], problem.n), None
