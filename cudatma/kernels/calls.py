@@ -87,7 +87,7 @@ class Calls(Generic[P, C]):
         else:
             return None
         problem, result, lse = resized
-        launch = shape.plan.launch(problem)
+        launch = shape.plan.loaded_launch(problem)
         if launch is None:
             return None
         spans = [_span(*one) for one in zip(extents, strides, shape.itemsizes)] if has_out else None  # noqa: B905

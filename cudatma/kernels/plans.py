@@ -83,7 +83,7 @@ class Plan(Generic[P, C]):
         self._by_identity: dict[int, _Loaded] = {}
         self._memo: dict[Any, Any] = {}
 
-    def launch(self, problem: P) -> Launch | None:
+    def loaded_launch(self, problem: P) -> Launch | None:
         """Return the launches of a problem whose kernels are loaded, else None."""
         config = self._operation.configure(problem, self._gpu, self._memo)
         loaded = self._by_identity.get(id(config)) or self._found(config)

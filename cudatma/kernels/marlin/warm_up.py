@@ -21,7 +21,7 @@ from cudatma.quantization import PackedWeight
 _ALIGNED_ELEMS = 16 // ELEMENT_BYTES
 
 
-class _Loaded(set[tuple[Any, ...]]):
+class _WarmedUp(set[tuple[Any, ...]]):
     """The warm-ups that are complete, a part of the Runtime: a model has many layers of few shapes."""
 
     #: forget() of choice_table drops it.
@@ -59,7 +59,7 @@ def warm_up(
         As the first call would.
     """
     check_max_m(max_m)
-    loaded: _Loaded = runtime().part(_Loaded)
+    loaded: _WarmedUp = runtime().part(_WarmedUp)
     missing: dict[tuple[Any, ...], tuple[int, Problem, PackedWeight]] = {}
     for w in weights:
         if w.device is None:
