@@ -1,4 +1,4 @@
-"""Cache of an operation's calls, for repeated calls and calls that differ only in sizes."""
+"""Cache of an operation's calls. It serves repeated calls and calls that differ only in sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from operator import attrgetter, methodcaller
 from typing import Any, Generic, NamedTuple
 
 from cudatma import context
-from cudatma.arrays import ArrayInfo
 from cudatma.build.kernel import wants_debug
 from cudatma.context import Cache
 from cudatma.kernels.choosing import pinned_scope
@@ -55,10 +54,10 @@ class Calls(Generic[P, C]):
             return  # a plan for misaligned arrays serves aligned ones, too, but slower
         present = [at for at, info in enumerate(checked.arrays) if info is not None]
         common = _Common(key[0], launch.device, _ADDRESS[key[0]], present, masks, dtypes, [0] * len(operation.names))
-        extents = None
+        spans = None
         if checked.out is not None:
-            extents = [None if info is None else _relative(info) for info in infos]
-        self.calls.put(key, Call(common, launch, checked.shape, checked.lse, extents))
+            spans = [None if i is None else _span(i.shape, i.strides_bytes, i.dtype.itemsize) for i in infos]
+        self.calls.put(key, Call(common, launch, checked.shape, checked.lse, spans))
         shape_key = _shape_key(operation, key)
         if shape_key is not None:
             itemsizes = tuple([0 if info is None else info.dtype.itemsize for info in infos])
@@ -152,7 +151,7 @@ class Call:
             self._reads = [(at, common.masks[at], *span) for at in common.present if (span := spans[at])]
 
     def run(self, inputs: tuple[Any, ...], out: Any, stream: Any, weight: Weight | None) -> Any:
-        """Launch; return the results, or NotImplemented if check() has to look at the addresses."""
+        """Launch; return the results, or NotImplemented if check() must validate the addresses."""
         library, device, address, present, masks, dtypes, places = self._common
         places, result, reads = places[:], len(inputs), self._reads
         try:
@@ -276,12 +275,6 @@ def _shape_key(operation: Operation[P, C], key: tuple[Any, ...]) -> Hashable:
         steps = strides[free - 1 :] if joins else strides[free - 1]
         parts += free, ones, shape[free:], steps, dtype, device
     return tuple(parts)
-
-
-def _relative(info: ArrayInfo) -> tuple[int, int]:
-    """Return the first byte and the end of an array, relative to its first element."""
-    low, end = info.extent
-    return low - info.pointer, end - info.pointer
 
 
 def _span(shape: Sequence[int] | None, strides_bytes: Sequence[int], itemsize: int) -> tuple[int, int] | None:

@@ -129,11 +129,11 @@ _Copied = TypeVar("_Copied")
 def copied_with_m(problem: _Copied, m: int) -> _Copied:
     """Return a copy of a frozen, slotted dataclass with another ``m``, without its checks, in a microsecond."""
     kind: Any = problem.__class__
-    made: _Copied = object.__new__(kind)
+    copy: _Copied = object.__new__(kind)
     for read, write in _slots(kind):
-        write(made, read(problem))
-    object.__setattr__(made, "m", m)
-    return made
+        write(copy, read(problem))
+    object.__setattr__(copy, "m", m)
+    return copy
 
 
 @cache

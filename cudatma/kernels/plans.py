@@ -86,7 +86,7 @@ class Plan(Generic[P, C]):
     def loaded_launch(self, problem: P) -> Launch | None:
         """Return the launches of a problem whose kernels are loaded, else None."""
         config = self._operation.configure(problem, self._gpu, self._memo)
-        loaded = self._by_identity.get(id(config)) or self._found(config)
+        loaded = self._by_identity.get(id(config)) or self._lookup(config)
         return None if loaded is None else self._launch(problem, loaded)
 
     def load(self, problem: P, stream: int, named: Mapping[str, ArrayInfo], weight: Weight | None) -> Launch:
@@ -97,7 +97,7 @@ class Plan(Generic[P, C]):
         """
         operation, gpu, target = self._operation, self._gpu, self._target
         config = operation.configure(problem, gpu, self._memo)
-        loaded = self._found(config)
+        loaded = self._lookup(config)
         if loaded is None:
             kernels, resident = [], []
             for template, spec in operation.kernels(problem, config):
@@ -117,7 +117,7 @@ class Plan(Generic[P, C]):
             loaded = self._loaded[config] = _Loaded(config, tuple(replays), tuple(resident), {})
         return self._launch(problem, loaded)
 
-    def _found(self, config: C) -> _Loaded | None:
+    def _lookup(self, config: C) -> _Loaded | None:
         """Return the loaded kernels of a configuration, and remember its identity."""
         loaded = self._loaded.get(config)
         if loaded is not None:

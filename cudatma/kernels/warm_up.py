@@ -118,14 +118,14 @@ def compile_and_load(kernels: Iterable[tuple[str, Any]], device: int, progress: 
     One process compiles at a time; others that use the same cache wait for it, and then find its kernels.
     """
     context.require_no_fork()
-    target, wanted = detect(device), dict.fromkeys(kernels)
-    if len(_missing(wanted, target)) > _FEW_KERNELS:
+    target, unique = detect(device), dict.fromkeys(kernels)
+    if len(_missing(unique, target)) > _FEW_KERNELS:
         with compiling_alone() as are_kept:
-            missing = _missing(wanted, target)
+            missing = _missing(unique, target)
             if missing:
                 with _bar(len(missing), progress) as advance:
                     compile_all(missing, target, usable_cores() if are_kept else 1, advance)
-    for template, spec in wanted:
+    for template, spec in unique:
         load_kernel(template, spec, target).load(device)
 
 

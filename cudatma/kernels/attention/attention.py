@@ -257,9 +257,8 @@ class Attention(AttentionOperation[Problem, AttentionSpec]):
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Problem]:
         """Validate a call."""
-        q, k, v, sink = inputs
-        causal, window, scale, softcap, return_lse, version, _ = options
-        return check_attention(q, k, v, sink, out, causal, window, scale, softcap, return_lse, version)
+        names = "causal", "window", "scale", "softcap", "return_lse", "version"
+        return check_attention(*inputs, out=out, **dict(zip(names, options[:-1], strict=True)))
 
     def lengths(self, problem: Problem, shapes: Sequence[Any], numbers: tuple[int, ...]) -> tuple[int, int, int] | None:
         """Return the sizes of the arrays."""
@@ -295,9 +294,8 @@ class AttentionVarlen(Attention):
 
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Problem]:
         """Validate a call."""
-        q, k, v, of_q, of_k, sink = inputs
-        max_q, max_k, causal, window, scale, softcap, return_lse, _ = options
-        return check_varlen(q, k, v, of_q, of_k, sink, out, max_q, max_k, causal, window, scale, softcap, return_lse)
+        names = "max_seqlen_q", "max_seqlen_k", "causal", "window", "scale", "softcap", "return_lse"
+        return check_varlen(*inputs, out=out, **dict(zip(names, options[:-1], strict=True)))
 
     def lengths(self, problem: Problem, shapes: Sequence[Any], numbers: tuple[int, ...]) -> tuple[int, int, int] | None:
         """Return the number of sequences and the longest lengths."""

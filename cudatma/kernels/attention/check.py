@@ -39,21 +39,20 @@ def check_attention(
     k: Any,
     v: Any,
     sink: Any = None,
+    *,
     out: Any = None,
-    causal: Any = False,
-    window: Any = None,
-    scale: Any = None,
-    softcap: Any = None,
-    return_lse: Any = False,
     version: str = "",
+    **options: Any,
 ) -> Checked[Problem]:
-    """Validate a call of attention(). ``version`` is "" for any. Raises ArgumentError, ArgumentTypeError."""
+    """Validate a call of attention(). ``version`` is "" for any. options: as for _checked().
+
+    Raises ArgumentError, ArgumentTypeError.
+    """
     arrays = _operands(ATTENTION, {"q": q, "k": k, "v": v})
     query, key = arrays["q"], arrays["k"]
     others = {"sink": _checked_sink(sink, query, ATTENTION)}
     sizes = query.shape[0], query.shape[1], key.shape[1]
-    options = causal, window, scale, softcap, return_lse
-    return _checked(Problem, ATTENTION, arrays, others, out, sizes, *options, version=version)
+    return _checked(Problem, ATTENTION, arrays, others, out, sizes, version=version, **options)
 
 
 def check_varlen(
@@ -63,16 +62,13 @@ def check_varlen(
     cu_seqlens_q: Any,
     cu_seqlens_k: Any,
     sink: Any = None,
+    *,
+    max_seqlen_q: Any,
+    max_seqlen_k: Any,
     out: Any = None,
-    max_seqlen_q: Any = None,
-    max_seqlen_k: Any = None,
-    causal: Any = False,
-    window: Any = None,
-    scale: Any = None,
-    softcap: Any = None,
-    return_lse: Any = False,
+    **options: Any,
 ) -> Checked[Problem]:
-    """Validate a call of attention_varlen(). Offsets are compared in host memory only.
+    """Validate a call of attention_varlen(). Offsets are compared in host memory only. options: as for _checked().
 
     Raises ArgumentError, ArgumentTypeError.
     """
@@ -93,8 +89,7 @@ def check_varlen(
         lengths.append(min(longest, total))
     others = {"cu_seqlens_q": of_q, "cu_seqlens_k": of_k, "sink": _checked_sink(sink, query, VARLEN)}
     sizes = of_q.shape[0] - 1, lengths[0], lengths[1]
-    options = causal, window, scale, softcap, return_lse
-    return _checked(Problem, VARLEN, arrays, others, out, sizes, *options, is_varlen=True)
+    return _checked(Problem, VARLEN, arrays, others, out, sizes, is_varlen=True, **options)
 
 
 def check_decode(
@@ -104,15 +99,14 @@ def check_decode(
     seqlens: Any,
     page_table: Any = None,
     sink: Any = None,
+    *,
     k_scale: Any = None,
     v_scale: Any = None,
     out: Any = None,
-    window: Any = None,
-    scale: Any = None,
-    softcap: Any = None,
-    return_lse: Any = False,
+    **options: Any,
 ) -> Checked[DecodeProblem]:
-    """Validate a call of attention_decode(). Lengths and pages are compared in host memory only.
+    """Validate a call of attention_decode(). Lengths and pages are compared in host memory only. options: as for
+    _checked().
 
     Raises ArgumentError, ArgumentTypeError.
     """
@@ -143,13 +137,14 @@ def check_decode(
         others | {"k_scale": k_array, "v_scale": v_array},
         out,
         (batch, query.shape[1], capacity),
-        *(True, window, scale, softcap, return_lse),
+        causal=True,
         page_size=0 if table is None else length,
         has_fp8_cache=has_fp8_cache,
         k_scale=k_factor,
         v_scale=v_factor,
         k_scale_step=_step(k_array),
         v_scale_step=_step(v_array),
+        **options,
     )
 
 
@@ -160,11 +155,12 @@ def _checked(
     others: Mapping[str, ArrayInfo | None],
     out: Any,
     sizes: tuple[int, int, int],
-    causal: Any,
-    window: Any,
-    scale: Any,
-    softcap: Any,
-    return_lse: Any,
+    *,
+    causal: Any = False,
+    window: Any = None,
+    scale: Any = None,
+    softcap: Any = None,
+    return_lse: Any = False,
     **fields: Any,
 ) -> Checked[Any]:
     """Return a valid call, after the checks that all functions share.
@@ -253,7 +249,7 @@ def check_shapes(
     k_name, v_name = ("k_cache", "v_cache") if is_cache else ("k", "v")
     known = dict.fromkeys(q_dim for q_dim, _ in HEAD_DIMS)
     if dim not in known:
-        remedy = "zeros may fill it up, with scale= as it was"
+        remedy = "pad with zeros, and pass scale="
         raise ArgumentError("q.shape", tuple(q), f"a head dim of {', '.join(map(str, known))}", remedy)
     if not heads:
         raise ArgumentError("q.shape", tuple(q), "heads of 1 and more")
@@ -391,7 +387,7 @@ def _check_offsets(offsets: Any, letter: str, max_length: int, total: int) -> No
     """Raise ArgumentError unless the offsets in host memory divide the rows of q or k into sequences."""
     field = f"cu_seqlens_{letter}"
     if len(offsets) == 1 and total:
-        raise ArgumentError(f"{field}.shape", (1,), f"(sequences + 1,), for {letter} has {total} rows")
+        raise ArgumentError(f"{field}.shape", (1,), f"(sequences + 1,), because {letter} has {total} rows")
     if offsets[0]:
         raise ArgumentError(f"{field}[0]", int(offsets[0]), "0")
     lengths = np.diff(offsets.astype(np.int64))
@@ -411,7 +407,7 @@ def _check_lengths(seqlens: ArrayInfo, page_table: ArrayInfo | None, cache: tupl
     table = None if page_table is None else host_array(page_table)
     pages, page_size = cache[:2]
     if not pages and lengths.any():
-        raise ArgumentError("k_cache.shape", cache, "a page and more, for seqlens has keys")
+        raise ArgumentError("k_cache.shape", cache, "at least one page, because seqlens contains keys")
     for index, length in enumerate(lengths.tolist()):
         if not 0 <= length <= capacity:
             allowed = f"0 to {capacity}, the keys that a sequence may have in the cache"

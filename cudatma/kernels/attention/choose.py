@@ -218,7 +218,8 @@ def attention_explain(
     ArgumentError where there is nothing to compute.
     """
     name, asked_by = chosen_version(version)
-    problem = check_attention(q, k, v, sink, out, causal, window, scale, softcap, return_lse, name).problem
+    options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "return_lse": return_lse}
+    problem = check_attention(q, k, v, sink, out=out, version=name, **options).problem
     first = describe(q, "q")
     if backend is not None:
         check_backend(first, "q", backend_for("attention", backend))

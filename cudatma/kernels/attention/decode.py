@@ -95,10 +95,18 @@ class AttentionDecodeCall(AttentionOperation[DecodeProblem, AttentionDecode]):
         self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any
     ) -> Checked[DecodeProblem]:
         """Validate a call."""
-        q, k, v, seqlens, page_table, sink, k_array, v_array = inputs
+        *arrays, k_array, v_array = inputs
         window, scale, softcap, return_lse, k_number, v_number, _ = options
-        scales = k_number if k_array is None else k_array, v_number if v_array is None else v_array
-        return check_decode(q, k, v, seqlens, page_table, sink, *scales, out, window, scale, softcap, return_lse)
+        return check_decode(
+            *arrays,
+            k_scale=k_number if k_array is None else k_array,
+            v_scale=v_number if v_array is None else v_array,
+            out=out,
+            window=window,
+            scale=scale,
+            softcap=softcap,
+            return_lse=return_lse,
+        )
 
     def lengths(
         self, problem: DecodeProblem, shapes: Sequence[Any], numbers: tuple[int, ...]

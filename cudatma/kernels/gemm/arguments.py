@@ -31,7 +31,7 @@ def gemm_arguments(problem: Problem, spec: GemmSpec, gpu: Gpu) -> Arguments:
 
 
 def _parameter(name: str, problem: Problem, spec: GemmSpec) -> Map | At | Value:
-    """Return what a parameter of the kernel receives. M is a dimension of all tensor maps but that of B."""
+    """Return what a parameter of the kernel receives. M is a dimension of every tensor map except B's."""
     m, n, k, operands = problem.m, problem.n, problem.k, problem.operands
     if name == "output_map" and not _is_stored_by_tma(problem, spec):
         name = "b_map"  # The kernel does not use the map, but it has to be valid.

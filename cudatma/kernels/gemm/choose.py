@@ -35,7 +35,7 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
 
-#: With this many waves of tiles of 128 x 256, idle SMs in the last wave cost little.
+#: Number of waves of tiles of 128 x 256 from which idle SMs in the last wave cost little.
 _MANY_WAVES = 8
 #: (block_m, block_n, block_k, warpgroups). Among tiles with equal predicted times the first one is chosen.
 _TILES = (

@@ -193,7 +193,7 @@ class Gemm(Operation[Problem, GemmSpec]):
         """Return problems of all values of M that differ in more than M itself, where resized() serves them."""
         problem, operands = checked.problem, checked.problem.operands
         if not (operands.a.is_aligned and operands.b.is_aligned):
-            return ()  # operands are copied, and the plan is that of the copies
+            return ()  # the launch reads copies of the operands, which have a plan of their own
         if problem.batch > 1 or problem.block_scales:
             return (problem,)
         return map(problem.with_m, choice_table(GEMM, problem, gpu, max_m).ms_up_to(max_m))

@@ -57,7 +57,8 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AnyMarlinS
 def launched(spec: AnyMarlinSpec) -> AnyMarlinSpec:
     """Return the spec to compile for weights whose scales allow one multiply-add, as most do.
 
-    quantization/scale_range.py defines the range."""
+    quantization/scale_range.py defines the range.
+    """
     return resolve_fused(spec, "as_stored")
 
 

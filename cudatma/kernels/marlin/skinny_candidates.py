@@ -22,9 +22,9 @@ from cudatma.kernels.schedule import ceil_div
 from cudatma.target import KIB, Target, get_target
 
 #: The largest M of each number of rows that a box may have. Above the last one mma.sync bounds the time, not the loads
-#: of the weight. TMA takes time to zero rows beyond M: at M = 1 a box of 8 rows takes 1 to 5 % longer than one of one
-#: row, and from M = 2 to 4, 4 to 14 % longer than one of 4 rows where a CTA has at most _FOUR_ROWS_N_TILES N tiles and
-#: at least _FOUR_ROWS_K of K, elsewhere mostly 1 %. [H200]
+#: of the weight. TMA takes time to zero rows beyond M. At M = 1, a box of 8 rows takes 1 to 5 % longer than one of one
+#: row. Where a CTA has at most _FOUR_ROWS_N_TILES N tiles and at least _FOUR_ROWS_K of K, it takes 1 to 6 % longer than
+#: one of 4 rows at M = 4, and 2 to 14 % longer than one of 2 rows at M = 2; elsewhere mostly 1 %. [H200]
 _SIZES = (1, 8, 16, 32)
 _FOUR_ROWS_N_TILES, _FOUR_ROWS_K = 2, 8192
 _MAX_STAGES = 12
