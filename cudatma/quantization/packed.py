@@ -221,7 +221,8 @@ class PackedWeight(_Referable):
 def check_group_size(group_size: object) -> None:
     """QuantizationError unless ``group_size`` is one of GROUP_SIZES."""
     if type(group_size) is not int or group_size not in GROUP_SIZES:
-        raise QuantizationError("group_size", group_size, ", ".join(map(str, GROUP_SIZES)), "-1 is the whole column")
+        allowed = ", ".join(map(str, GROUP_SIZES))
+        raise QuantizationError("group_size", repr(group_size), allowed, "-1 is the whole column")
 
 
 def _check_facts(weight: PackedWeight) -> None:
