@@ -244,6 +244,7 @@ def _file_digests(template: str) -> list[str]:
     return [_digest(text) for text in template_texts(template).values()]
 
 
+@lru_cache(maxsize=512)
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
