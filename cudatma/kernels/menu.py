@@ -54,11 +54,10 @@ def menu(us: NDArray[np.float64], ms: NDArray[np.int64], shared: NDArray[np.bool
     shared : array of bool, shape (configurations,)
         Configurations that the menus of many shapes hold.
     """
-    found, has_power, weights = np.zeros(len(ms), np.int64), _has_power(ms), np.where(shared, 1, _SELDOM)
-    first = 1
+    found, has_power, first = np.zeros(len(ms), np.int64), _has_power(ms), 1
     for one in _SHARED_RANGES if shared.any() else _RANGES:
         inside, served = (ms >= first) & (ms <= one.last), ms >= first
-        kernels = _smallest(us[:, inside], has_power[inside], weights, shared, one)
+        kernels = _smallest(us[:, inside], has_power[inside], shared, one)
         found[served] = kernels[us[np.ix_(kernels, served)].argmin(axis=0)]
         first = one.last + 1
     return found
@@ -71,11 +70,7 @@ def _has_power(ms: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _smallest(
-    us: NDArray[np.float64],
-    has_power: NDArray[np.bool_],
-    weights: NDArray[np.float64],
-    shared: NDArray[np.bool_],
-    of: _Range,
+    us: NDArray[np.float64], has_power: NDArray[np.bool_], shared: NDArray[np.bool_], of: _Range
 ) -> NDArray[np.int64]:
     """Return a menu with the smallest loss that its limit allows.
 
@@ -86,7 +81,7 @@ def _smallest(
     has_power, loss = has_power[np.isfinite(cheapest)], of.loss
     while True:
         able = (excess <= np.where(has_power, of.at_powers, loss)).astype(np.float32)
-        found = _cover(able, weights)
+        found = _cover(able, np.where(shared, 1, _SELDOM))
         if len(found) <= of.limit or loss + _GROWTH > of.max_loss + 1e-9:
             break
         loss += _GROWTH
