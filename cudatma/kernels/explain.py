@@ -178,7 +178,7 @@ def explained(
         schedule=work,
         prediction=cost,
         candidates=tuple(listed),
-        considered=len(found),
+        considered=max(len(found), len(listed)),
     )
 
 
