@@ -127,7 +127,9 @@ def timed(calls: dict[str, Step]) -> Cell:
         problems: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(problems, problem)
         if any(problems):
-            cell[f"{name}_error"] = next(filter(None, problems))
+            cell[f"{name}_error"] = why = next(filter(None, problems))
+            if name in ("gemm", "cudatma"):
+                cell["error"] = f"{name}: {why}"
         else:
             graphs[name] = graph
     samples: dict[str, list[float]] = {name: [] for name in graphs}

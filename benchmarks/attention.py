@@ -78,7 +78,7 @@ EXAMPLES = """examples:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A call with as many queries as keys."""
+    """A call with ``length`` queries and keys."""
 
     batch: int
     heads: int

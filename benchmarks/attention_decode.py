@@ -207,7 +207,7 @@ def _flashinfer_on(name: str, caches: Caches) -> Entrant:
     return caches.entrant(name, run, out)
 
 
-#: By the values of --rivals: name, package and function.
+#: Values of --rivals, each with its name in the table, its package, and its function.
 OPTIONAL: dict[str, tuple[str, str, Rival]] = {
     "fa4": (FA4, "flash_attn.cute", _fa4),
     "flashinfer": (FLASHINFER, "flashinfer", _flashinfer(FLASHINFER, FLASHINFER_CUDA_CORES)),

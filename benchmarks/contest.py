@@ -109,8 +109,8 @@ def timing_method(stream: Any, replays: int, rest_s: float, seconds: float = 0.0
 def timed(
     method: Method, entrants: Sequence[Entrant], cell: Cell, refused: dict[str, str], required: Sequence[str]
 ) -> None:
-    """Put into the cell each rival's microseconds, those of its fastest entrant, with the detail of that entrant, and
-    why a rival has none. A required contender without a time is an error."""
+    """Put into the cell each rival's time, which its fastest entrant reaches, the detail of that entrant, and why a
+    rival has no time. A required contender without a time is an error."""
     found = method([each.contender for each in entrants])
     us, details = dict[str, float](), dict[str, str]()
     for each in sorted(entrants, key=lambda each: found.us(each.contender.name) or 0.0):
@@ -187,7 +187,7 @@ def times_as_fast(cell: Cell, rival: str, ours: str = AUTO) -> float | None:
 
 
 def present(cells: Sequence[Cell], names: Iterable[str]) -> list[str]:
-    """Return those of the names for which a cell has a time or a reason that there is none."""
+    """Return the names for which a cell has a time, or the reason why it has none."""
     found = {name for cell in cells for part in ("us", "refused") for name in cell.get(part, {})}
     return [name for name in names if name in found]
 

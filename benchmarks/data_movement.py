@@ -182,7 +182,7 @@ def measure(stream: Any, case: Case, replays: int) -> Cell:
 def called(stream: Any, contenders: Sequence[Contender], replays: int) -> dict[str, float | None]:
     """Return the median microseconds of a launch that the host enqueues by a call, LAUNCHES of them between two events.
 
-    Contenders take turns; each turn begins with another contender, and each contender with as many untimed calls.
+    Contenders take turns. Each turn begins with another contender, and each contender makes LAUNCHES untimed calls.
     """
     import cupy
 

@@ -138,9 +138,9 @@ class Product:
         """Return the pairs of operands that launches rotate over; 1 leaves them as warm in L2 as a launch does."""
         return copies_for(self.operand_bytes) if is_cold else 1
 
-    def launches(self, copies: int = 1, graph_us: float = _GRAPH_US) -> int:
+    def launches(self, copies: int = 1) -> int:
         """Return the launches of a graph, a multiple of ``copies``."""
-        return max(1, round(max(1.0, min(_MAX_LAUNCHES, graph_us / self.expected_us)) / copies)) * copies
+        return max(1, round(max(1.0, min(_MAX_LAUNCHES, _GRAPH_US / self.expected_us)) / copies)) * copies
 
 
 def squares(sizes: Sequence[int], layouts: Sequence[str], dtype: str) -> list[Product]:

@@ -44,7 +44,7 @@ RIVALS = (EXACT, FAST, TORCH_BLOCK, DEEPGEMM)
 #: Allowed error as a part of the product's root mean square: tensor cores add fp8 products inexactly.
 ALLOWED = 2e-2
 _BLOCK, _LARGEST = 128, 448.0
-#: TFLOP/s of fp8 over those of fp16, from which times are guessed.
+#: The rate of fp8 over the rate of fp16, from which times are guessed.
 _TWICE = 2
 
 

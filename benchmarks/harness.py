@@ -33,7 +33,7 @@ MIN_COPIES = 2
 REPLAYS = 11
 #: Untimed replays at the beginning of a turn.
 WARM_REPLAYS = 1
-#: Seconds that the GPU rests before each turn. Without a rest its power limit decides from about M = 32 on.
+#: Seconds that the GPU rests before each turn. Without a rest its power limit decides for M above about 32.
 REST_S = 0.006
 #: Contenders of a long run alternate in periods of BLOCK_S; a graph takes at most GRAPH_S. In periods of 0.04 s the
 #: power limit gives all contenders one clock; in periods of 0.2 s and more each has the clock of its own power. [H200]

@@ -33,7 +33,7 @@ from tools.model_layers import Shape
 
 OURS, CHAINED = "ours", "ours chained"
 FLOOR, FLOOR_CHAINED = "floor", "floor chained"
-#: From this M on clocks fall in long runs: ours and each rival alternate in blocks for seconds.
+#: The smallest M at which ours and each rival alternate in blocks for seconds, because clocks fall in long runs.
 SUSTAINED_FROM = 256
 #: Up to this M chains of programmatic launches are measured, too.
 PROGRAMMATIC_UP_TO = 16
@@ -160,9 +160,9 @@ def make_cell(
     errors: Mapping[str, str],
     chained: Measured | None = None,
 ) -> Cell:
-    """Return a cell as it is stored. ``x_...``: the rival's time over ours, in the same turns or blocks.
+    """Return the cell of the file. ``x_...``: the rival's time over ours, in the same turns or blocks.
 
-    together: ours, F and, below SUSTAINED_FROM, all rivals. pairs: by rival, its measurement beside ours, and the names
+    together: ours, F and, below SUSTAINED_FROM, all rivals. pairs: by rival, its measurement with ours, and the names
     of its contenders. errors: by rival or contender. The cell's ``error`` says why ours has no time; ``errors``, what
     else could not run.
     """

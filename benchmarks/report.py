@@ -46,7 +46,7 @@ class Result:
     """The cells of one run. Each cell is printed and the file rewritten as soon as the cell is measured, so that a run
     that is cut short leaves what it has measured.
 
-    settings: what the run was asked for. table: makes the table for the docs from the cells. path: the JSON file, or
+    settings: the options of the run. table: makes the table for the docs from the cells. path: the JSON file, or
     None. summary: makes further lines from the cells, printed at the end.
     """
 

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.attention import CUDNN, FA2, FA3, FA4, FLASHINFER, Operands, entrant
 from benchmarks.contest import Entrant, Rival
 
-#: Where packages have FA3's library, which xformers' wheel brings, and the CUDA runtime that it needs.
+#: Paths in packages of FA3's library, which xformers' wheel brings, and of the CUDA runtime that it needs.
 _FA3 = ("flash_attn_3/_C*.so", "xformers/flash_attn_3/_C*.so")
 _RUNTIME = ("nvidia/cuda_runtime/lib/libcudart.so.12", "nvidia/cu12/lib/libcudart.so.12")
 _WORKSPACE_BYTES = 256 << 20
@@ -137,7 +137,7 @@ def always(fa3_library: Path | None) -> dict[str, Rival]:
     }
 
 
-#: By the values of --rivals: the name in the table, the package that must be installed, and the function.
+#: Values of --rivals, each with its name in the table, its package, and its function.
 OPTIONAL: dict[str, tuple[str, str, Rival]] = {
     "fa4": (FA4, "flash_attn.cute", fa4),
     "flashinfer": (FLASHINFER, "flashinfer", flashinfer),

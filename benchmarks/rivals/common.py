@@ -1,4 +1,4 @@
-"""What rivals share: operands of int4 layers, the check of a result, and the choice of their fastest variants."""
+"""Operands of int4 layers, the check of a result, and the choice of the fastest variants, for all rivals."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Int4Rival:
 
     name: of rivals.RIVALS. errors: by part, why that part cannot run. multiple_of_k, multiple_of_n: of the layers that
     it takes. codes: torch uint8 (N, K / 2), the even k in the low nibble, the same bits for every rival. scales:
-    positive, (K / 128, N), in a range like that of our weights. reference: the weight (K, N) that both stand for.
+    positive, (K / 128, N), in a similar range as our weights. reference: the dense weight (K, N).
     """
 
     name: str
@@ -83,7 +83,7 @@ class Int4Rival:
         self.weights: list[Any] = []
 
     def rotate(self, weight: Any, copy: Callable[[Any], Any]) -> None:
-        """Make as many copies of a packed weight as exceed L2."""
+        """Make copies of a packed weight that exceed L2 together."""
         count = copies_for(packed_bytes(self.layer.k, self.layer.n))
         self.weights = [weight, *(copy(weight) for _ in range(count - 1))]
 

@@ -102,7 +102,7 @@ def quack(stream: Any, operands: Operands) -> list[Entrant]:
 
 #: Rivals in every run, by their names in the table.
 ALWAYS: dict[str, Rival] = {TORCH: torch_mm, CUBLASLT: cublaslt}
-#: By the values of --rivals: the name in the table, the package that must be installed, and the function.
+#: Values of --rivals, each with its name in the table, its package, and its function.
 OPTIONAL: dict[str, tuple[str, str, Rival]] = {
     "deepgemm": ("DeepGEMM", "deep_gemm", deepgemm),
     "quack": ("QuACK", "quack", quack),

@@ -16,12 +16,12 @@ from benchmarks.rivals.common import Int4Rival, cloned, fastest
 #: QuACK's name of int4 weights with an offset of 8 and a scale for each 128 values along K.
 _FORMAT = "int4"
 _TILE_CHANNELS = 128
-#: From this M on, tiles besides QuACK's choice: tokens of a tile, and CTAs of a cluster along the tokens.
+#: The smallest M for which other tiles are tried, their tokens, and CTAs of a cluster along the tokens.
 _TUNED_FROM, _TILE_TOKENS, _CLUSTERS = 128, (128, 192, 256), (1, 2)
 
 
 class Quack(Int4Rival):
-    """quack.gemm_w4.gemm_w4a16 on one layer: QuACK's choice, for many rows the fastest of some tiles.
+    """quack.gemm_w4.gemm_w4a16 on one layer: QuACK's choice, or with many rows the fastest of some tiles.
 
     Raises ImportError if the package is absent.
     """

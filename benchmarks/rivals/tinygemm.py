@@ -10,7 +10,7 @@ from benchmarks.layer import Layer
 from benchmarks.operands import GROUP_SIZE
 from benchmarks.rivals.common import Int4Rival, cloned
 
-#: For more rows it takes milliseconds, ten times as long as the others.
+#: With more rows it takes milliseconds, ten times as long as the others.
 MAX_M = 128
 #: Of torch's packing: K must be a multiple of 16 times this.
 _INNER_K_TILES = 8
