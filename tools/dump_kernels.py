@@ -28,7 +28,7 @@ from cudatma.build.prebuild import compiled, each, usable_cores
 from cudatma.errors import ArgumentError, CompileError, FieldError, counted, duration
 from cudatma.kernels.choosing import decide
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.registry import FAMILIES, FORMER_NAMES, REGISTRY, KernelEntry, family, kernel
+from cudatma.kernels.registry import FAMILIES, REGISTRY, KernelEntry, family, kernel
 from cudatma.target import Target, get_target
 
 from .command_line import DEFAULT_TARGET, Parser
@@ -191,7 +191,7 @@ def entries_of(name: str) -> list[KernelEntry]:
     if name in FAMILIES:
         templates = [kind.template for kind in family(name).kernels.values()]
         return [entry for entry in REGISTRY.values() if entry.template in templates]
-    if name not in REGISTRY and name not in FORMER_NAMES:
+    if name not in REGISTRY:
         raise ArgumentError("kernel", name, _KERNELS, "`cudatma dump --list` shows them with their specs")
     return [kernel(name)]
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cudatma.deprecation import warn_deprecated
 from cudatma.errors import ArgumentError
 from cudatma.kernels.family import Family, KernelSpec, imported
 from cudatma.target import Target, get_target
@@ -175,15 +174,6 @@ REGISTRY: dict[str, KernelEntry] = {
 }
 
 
-#: Names that kernels had before, which still find them, with a DeprecationWarning, until the next release.
-FORMER_NAMES = {
-    "marlin": "marlin_mma_sync",
-    "marlin_strip": "marlin_skinny",
-    "window_move": "window_copy",
-    "run_move": "run_copy",
-}
-
-
 #: Families whose configurations are chosen, by name: ``"module:family"``.
 FAMILIES = {
     "marlin": "cudatma.kernels.marlin.choose:MARLIN",
@@ -198,17 +188,8 @@ def family(name: str) -> Family[Any, Any]:
     return found
 
 
-def current_name(name: str) -> str:
-    """The kernel's present name; any other text unchanged."""
-    if name not in FORMER_NAMES:
-        return name
-    warn_deprecated(f"cudatma: the kernel {name} is now called {FORMER_NAMES[name]}")
-    return FORMER_NAMES[name]
-
-
 def kernel(name: str) -> KernelEntry:
     """The entry of a kernel; ArgumentError that lists the known ones."""
-    name = current_name(name)
     if name not in REGISTRY:
         raise ArgumentError("kernel", name, ", ".join(REGISTRY), "`cudatma dump --list` shows them with their specs")
     return REGISTRY[name]

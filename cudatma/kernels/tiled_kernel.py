@@ -37,8 +37,6 @@ class TiledKernel:
     is_persistent: ClassVar[bool] = False
     #: Arrays of shared memory that some instances of the template do not have.
     optional_arrays: ClassVar[tuple[str, ...]] = ()
-    #: As TunedSpec has it.
-    later_fields: ClassVar[Mapping[str, Any]] = {}
 
     if TYPE_CHECKING:  # What a spec adds: fields, or properties of its own.
 

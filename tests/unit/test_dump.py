@@ -13,7 +13,7 @@ import pytest
 from cudatma.build import render as render_module
 from cudatma.errors import ArgumentError, CompileError
 from cudatma.kernels.marlin.choose import marlin_explain
-from cudatma.kernels.registry import FORMER_NAMES, REGISTRY, KernelEntry, kernel
+from cudatma.kernels.registry import REGISTRY, KernelEntry, kernel
 from cudatma.quantization import quantize
 from cudatma.target import Target, get_target
 from tools import dump_kernels
@@ -148,13 +148,6 @@ def test_two_specs_with_one_entry_get_two_names() -> None:
     names = [job.name for job in dump_kernels.jobs_for(entry, target, {})]
     assert names == ["tiny_64_sm_90a", "tiny_128_sm_90a"]
     assert len(dump_kernels.jobs_for(entry, target, {"threads": 64})) == 1
-
-
-@pytest.mark.parametrize(("former", "name"), FORMER_NAMES.items())
-def test_a_former_name_finds_its_kernel_with_a_warning(former: str, name: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"{former} is now called {name}"):
-        assert kernel(former) is REGISTRY[name]
-    assert former not in REGISTRY
 
 
 def test_the_registry_names_what_it_has() -> None:

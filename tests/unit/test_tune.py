@@ -288,23 +288,6 @@ def test_wrong_options_are_named(capsys: pytest.CaptureFixture[str], monkeypatch
         tune.main(SHAPE, FakeBench(), H200)
 
 
-@pytest.mark.parametrize(
-    ("former", "now", "value"), [("--tokens", "--m", "16"), ("--multiprocessors", "--sm-count", "100")]
-)
-def test_former_names_of_options_still_work(
-    capsys: pytest.CaptureFixture[str], former: str, now: str, value: str
-) -> None:
-    arguments = ["--shape", "64x64", "--dry-run", "--json"]
-    assert tune.main([*arguments, now, value]) == 0
-    wanted = capsys.readouterr().out
-    with pytest.warns(DeprecationWarning, match=f"cudatma: {former} of `cudatma tune` is now called {now}"):
-        assert tune.main([*arguments, former, value]) == 0
-    assert capsys.readouterr().out == wanted
-    assert former not in tune._parser().format_help()
-    with pytest.raises(ArgumentError, match=f"{former}: got 0"):
-        tune.main([*arguments, former, "0"])
-
-
 def test_another_file(tmp_path: Path, file: Path) -> None:
     assert tuned(FakeBench(), "--file", str(tmp_path / "other.json")) == 0
     assert not file.exists()

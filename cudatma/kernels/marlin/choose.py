@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from cudatma import context
 from cudatma.build.kernel import default_target
-from cudatma.deprecation import former_arguments
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError
 from cudatma.kernels import choice_table, choosing
@@ -156,7 +155,6 @@ def resolve_fused(spec: AnyMarlinSpec, form: str) -> AnyMarlinSpec:
     return found
 
 
-@former_arguments(multiprocessors="sm_count")
 def marlin_explain(
     w: Any,
     m: int,
