@@ -36,7 +36,7 @@ class _Range:
 #: Below 256 the tile follows M closely. M beyond the last range have its menu. Families whose shapes share
 #: kernels accept larger losses, so that all shapes together need fewer kernels.
 _RANGES = (_Range(255, 24, 0.005, 0.01, 0.03), _Range(8192, 8, 0.005, 0.01, 0.03))
-_SHARED_RANGES = (_Range(255, 24, 0.01, 0.04, 0.05), _Range(8192, 8, 0.01, 0.06, 0.1))
+_SHARED_RANGES = (_Range(255, 24, 0.005, 0.04, 0.05), _Range(8192, 8, 0.01, 0.06, 0.1))
 LAST_M = _RANGES[-1].last
 #: The first M of each range: no interval of M may span two.
 FIRST_MS = (1, *(one.last + 1 for one in _RANGES))
