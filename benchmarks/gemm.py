@@ -33,11 +33,8 @@ from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, TargetError, duration
 from cudatma.kernels.gemm.gemm import gemm, gemm_explain
 from cudatma.kernels.gemm.problem import LAYOUTS
-from cudatma.kernels.gemm.versions import VERSIONS
 from tools.command_line import seconds
 
-#: What `gemm` is asked for, by the name of the contender.
-ASKED: dict[str, str | int] = {AUTO: AUTO, **dict(zip(LADDER, VERSIONS, strict=True))}
 #: Of a long run, for each contender.
 _LEAST_SECONDS = LEAST_ROUNDS * BLOCK_S
 #: Part of the product's root mean square by which a result may be off; it is rounded once.
@@ -73,7 +70,7 @@ def _specs(a: Any, b: Any, names: Sequence[str], refused: dict[str, str]) -> dic
     found = {}
     for name in names:
         try:
-            said = gemm_explain(a, b, version=ASKED[name])
+            said = gemm_explain(a, b, version=name)
         except (ArgumentError, TargetError) as error:
             refused[name] = failure(error)
         else:
@@ -82,11 +79,11 @@ def _specs(a: Any, b: Any, names: Sequence[str], refused: dict[str, str]) -> dic
 
 
 def _ours(operands: Operands, name: str) -> Entrant:
-    out, asked = operands.out(), ASKED[name]
+    out = operands.out()
 
     def run(index: int) -> None:
         a, b = operands.pair(index)
-        gemm(a, b, out=out, version=asked)
+        gemm(a, b, out=out, version=name)
 
     return Entrant(name, operands.contender(name, run), out)
 

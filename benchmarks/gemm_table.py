@@ -10,10 +10,9 @@ from benchmarks.bars import geometric_mean
 from benchmarks.compare import AUTO, present, times_as_fast
 from benchmarks.report import Cell, Table, shown
 from benchmarks.rivals.dense import ALWAYS, CUBLASLT, OPTIONAL, TORCH
-from cudatma.kernels.gemm.problem import kernel_name
-from cudatma.kernels.gemm.versions import VERSIONS
+from cudatma.kernels.gemm.config import PRESETS
 
-LADDER = tuple(map(kernel_name, VERSIONS))
+LADDER = tuple(PRESETS)
 RIVALS = (*ALWAYS, *(name for name, _, _ in OPTIONAL.values()))
 #: Smaller squares take as long as a launch does.
 SQUARES_FROM = 512

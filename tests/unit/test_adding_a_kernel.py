@@ -58,7 +58,7 @@ def test_what_names_a_family_is_found() -> None:
     for text in (
         "from cudatma.kernels.gemm.choose import GEMM",
         "import cudatma.kernels.gemm",
-        "kernels/gemm/spec.py",
+        "kernels/gemm/config.py",
     ):
         assert _FAMILY.search(text)
     assert not _FAMILY.search("from cudatma.kernels.marlin.gemm import marlin_gemm")
