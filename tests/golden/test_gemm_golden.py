@@ -10,8 +10,8 @@ from gemm_builders import config
 
 from cudatma.kernels.gemm.config import PRESETS
 
-#: A layout for each version. Version v7 and mma_sync have tiles of their own.
-LAYOUT = {"v1": "RR", "v2": "CR", "v3": "CC", "v4": "RC", "v5": "RR", "v6": "CR", "v7": "CC", "mma_sync": "CC"}
+#: Layouts, RC unless they are named, and tiles of versions that do not have the wide one.
+LAYOUT = {"v1": "RR", "v2": "CR", "v3": "CC", "v5": "RR", "v6": "CR", "v7": "CC", "mma_sync": "CC"}
 WIDE: dict[str, Any] = {"block_m": 128, "block_n": 256, "stages": 3, "warpgroups": 2}
 TILES = {"v7": {"block_m": 128, "block_n": 128, "stages": 4}, "mma_sync": WIDE | {"stages": 4}}
 
@@ -20,7 +20,7 @@ TILES = {"v7": {"block_m": 128, "block_n": 128, "stages": 4}, "mma_sync": WIDE |
 def test_the_source(
     version: str, golden: Callable[[str, str], None], kernel_source: Callable[[str, Any, str], str]
 ) -> None:
-    made = config(version, layout=LAYOUT[version], **TILES.get(version, WIDE))
+    made = config(version, layout=LAYOUT.get(version, "RC"), **TILES.get(version, WIDE))
     target = "sm_90a" if made.has_wgmma else "sm_120a"
     golden(f"gemm_{version}.cu", kernel_source(made.template, made, target))
 

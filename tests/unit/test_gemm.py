@@ -254,11 +254,6 @@ def test_what_a_problem_refuses(field: str, value: Any) -> None:
     assert caught.value.field == field
 
 
-def test_a_tile_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"^stages: got 8"):
-        config("v3", block_m=256, block_n=128, stages=8).check_target(SM90A)
-
-
 def test_what_is_pinned_serves_its_own_family_only() -> None:
     own = config("v4")
     with pinned(own):

@@ -24,7 +24,7 @@ from cudatma.kernels.gemm.problem import (
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import RASTER, RESULT, Member
 from cudatma.kernels.schedule import Schedule, ceil_div, schedule
-from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP, TiledKernel
+from cudatma.kernels.tiled_kernel import TiledKernel
 from cudatma.kernels.version import Versions
 from cudatma.pipeline import MBARRIER_BYTES, Operand, align_up
 from cudatma.target import Target
@@ -119,14 +119,6 @@ _CONSUMER_REGISTERS, _PRODUCER_REGISTERS = {1: 232, 2: 240}, 24
 #: Nanoseconds that a wait for a stage may sleep for at a time. The barrier wakes the thread earlier.
 _SUSPEND_NS = 10_000_000
 _SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
-PARAMETER_TYPES = {
-    **dict.fromkeys(("a_map", "b_map", "a_scale_map", "output_map"), TENSOR_MAP),
-    **dict.fromkeys(("a", "b"), "const cudatma::u8*"),
-    **dict.fromkeys(("a_scale", "b_scale"), "const float*"),
-    "output": "cudatma::Out*",
-    "bias": "const cudatma::Out*",
-    "problem": PROBLEM,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +149,6 @@ class GemmConfig(TiledKernel):
     scales_by_tma: bool = False
 
     struct_members: ClassVar[Mapping[str, Member]] = MEMBERS
-    parameter_types: ClassVar[Mapping[str, str]] = PARAMETER_TYPES
     revision: ClassVar[int] = 7
 
     @classmethod
