@@ -109,8 +109,8 @@ _MAX_USEFUL_STAGES = 8
 #: Shared memory beyond which L1 has 28 KiB instead of 60 KiB, too little for block scales. Tiles of 256 x 128 are then
 #: 12 % slower at K of 16384, 11 % at 7168, and not at 1536. [H100]
 _MAX_BYTES_BESIDE_L1 = 195 << 10
-#: fp32 sums of a thread. A persistent kernel without an epilogue has registers for more.
-MAX_SUMS, _MAX_BARE_SUMS = 128, 208
+#: fp32 sums of a thread. A persistent kernel by wgmma without an epilogue has registers for more.
+MAX_SUMS, _MAX_SUMS_WITHOUT_EPILOGUE = 128, 208
 #: Columns of a tile of three warpgroups and a producer, whose threads have 128 registers, including the sums.
 _MAX_COLUMNS_OF_THREE = 192
 #: Registers of a thread after setmaxnreg: a consumer's by the number of warpgroups, and a producer's. The producer is
@@ -164,7 +164,7 @@ class GemmConfig(TiledKernel):
         self.check_values(_ALLOWED[self.version])
         if self.block_m % (rows := WGMMA_M * self.warpgroups):
             raise ArgumentError("block_m", self.block_m, f"a multiple of {rows}, {WGMMA_M} a warpgroup")
-        max_sums = _MAX_BARE_SUMS if self.stores_asynchronously and not self.has_epilogue else MAX_SUMS
+        max_sums = _MAX_SUMS_WITHOUT_EPILOGUE if self.stores_asynchronously and not self.has_epilogue else MAX_SUMS
         if (least := ceil_div(self.block_m * self.block_n, max_sums * 128)) > self.warpgroups:
             raise ArgumentError("warpgroups", self.warpgroups, f"{least}: a thread holds at most {max_sums} sums")
         if self.warpgroups == 3 and self.producer_warps and self.block_n > _MAX_COLUMNS_OF_THREE:
@@ -225,7 +225,7 @@ class GemmConfig(TiledKernel):
         return self.preset.mma == "wgmma"
 
     @property
-    def is_persistent(self) -> bool:  # type: ignore[override]
+    def is_persistent(self) -> bool:
         """Whether a CTA computes several tiles."""
         return self.preset.schedule != "one_tile"
 
