@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
@@ -42,9 +42,9 @@ class Preset:
     """
 
     idea: str
-    loader: str = "producer_warp"
-    schedule: str = "one_tile"
-    mma: str = "wgmma"
+    loader: Literal["cp_async", "consumers", "producer_warp"] = "producer_warp"
+    schedule: Literal["one_tile", "persistent", "pingpong"] = "one_tile"
+    mma: Literal["wgmma", "mma_sync"] = "wgmma"
     block_scales: bool = False
     block_m: tuple[int, ...] = (64, 128, 192, 256)
     block_n: tuple[int, ...] = (64, 128, 192, 256)
