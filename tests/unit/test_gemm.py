@@ -61,7 +61,7 @@ def test_who_asks_for_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     with pytest.raises(ArgumentError, match=r"^CUDATMA_GEMM_VERSION: got '4'; allowed"):
         found()
     for former in (4, "p1"):
-        with pytest.raises(ArgumentError, match=r'^version: got .*; allowed: "auto", "v1", .*, "v7", "mma_sync"$'):
+        with pytest.raises(ArgumentError, match=r'^version: got .*; allowed: "auto", "v1", .*"mma_sync"$'):
             CHOICE.chosen(former)
     monkeypatch.delenv("CUDATMA_GEMM_VERSION")
     for text, field in (
