@@ -52,17 +52,15 @@ from benchmarks.harness import (
 from benchmarks.report import Cell, Result, Table, failure, make_parser, shown
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, TargetError
+from cudatma.kernels.gemm.config import PRESETS
 from cudatma.kernels.gemm.gemm import gemm, gemm_explain
-from cudatma.kernels.gemm.problem import LAYOUTS, kernel_name
-from cudatma.kernels.gemm.versions import VERSIONS
+from cudatma.kernels.gemm.problem import LAYOUTS
 from tools.command_line import seconds
 from tools.model_layers import MODELS
 
-LADDER = tuple(map(kernel_name, VERSIONS))
+LADDER = tuple(PRESETS)
 TORCH, CUBLASLT = "torch.mm", "cuBLASLt"
 RIVALS = (TORCH, CUBLASLT, "DeepGEMM", "QuACK")
-#: Value of ``version`` by the name of the contender.
-ASKED: dict[str, str | int] = {AUTO: AUTO, **dict(zip(LADDER, VERSIONS, strict=True))}
 WARM, COLD = "operands warm in L2", "operands cold in L2"
 #: M = N = K unless --size names others, which go up to LARGEST; the sizes of a single product go up to LONGEST.
 SIZES, LARGEST, LONGEST = (256, 512, 1024, 2048, 4096, 8192), 16384, 131072
@@ -236,18 +234,18 @@ def _specs(a: Any, b: Any, names: Sequence[str], refused: dict[str, str]) -> dic
     found = {}
     for name in names:
         try:
-            found[name] = gemm_explain(a, b, version=ASKED[name]).spec
+            found[name] = gemm_explain(a, b, version=name).spec
         except (ArgumentError, TargetError) as error:
             refused[name] = failure(error)
     return found
 
 
 def _ours(operands: Operands, name: str) -> Entrant:
-    out, version = operands.out(), ASKED[name]
+    out = operands.out()
 
     def run(index: int) -> None:
         a, b = operands.pair(index)
-        gemm(a, b, out=out, version=version)
+        gemm(a, b, out=out, version=name)
 
     return Entrant(name, operands.contender(name, run), out)
 

@@ -189,8 +189,7 @@ def entries_of(name: str) -> list[KernelEntry]:
     if name == "all":
         return list(REGISTRY.values())
     if name in FAMILIES:
-        templates = [kind.template for kind in family(name).kernels.values()]
-        return [entry for entry in REGISTRY.values() if entry.template in templates]
+        return [kernel(f"{name}_{each}") for each in family(name).kernels]
     if name not in REGISTRY:
         raise ArgumentError("kernel", name, _KERNELS, "`cudatma dump --list` shows them with their specs")
     return [kernel(name)]
@@ -202,7 +201,7 @@ def asked_of(name: str) -> tuple[str, Any] | None:
         return name, "auto"
     for of in map(family, FAMILIES):
         if of.versions:
-            found = dict(zip((f"{of.name}_{kernel}" for kernel in of.kernels), of.versions.names, strict=True))
+            found = {f"{of.name}_{version}": version for version in of.versions.names}
             if name in found:
                 return of.name, found[name]
     return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from cudatma.errors import ArgumentError
@@ -16,49 +17,57 @@ from cudatma.target import Target, get_target
 
 @dataclass(frozen=True, slots=True)
 class KernelEntry:
-    """One kernel. ``template``: path below ptx_templates/. ``source``: ``"module:function"``, a function that gives the
-    representative specs for a Target, none where the target cannot run the kernel. ``emulated``: the same for a
-    function that gives a Sample, of a Target and of sizes that its keyword arguments name."""
+    """One kernel.
+
+    template: path below ptx_templates/. source: ``"module:function"``, a function that returns the representative specs
+    for a Target, none if the target cannot run the kernel. emulated: the same for a function that returns a Sample, of
+    a Target and of sizes that its keyword arguments name. version: the first argument of both functions, if not empty.
+    """
 
     name: str
     template: str
     source: str
     summary: str
     emulated: str = ""
+    version: str = ""
 
     def specs(self, target: str | Target) -> list[KernelSpec]:
         """The representative specs for a target, in a fixed order. TargetError for an unknown name."""
-        return list(imported(self.source)(get_target(target)))
+        return list(self._function(self.source)(get_target(target)))
 
     @property
     def sample(self) -> Callable[..., Any] | None:
         """``sample(target, **sizes) -> Sample``: the kernel with made-up operands; None where it has none."""
-        return imported(self.emulated) if self.emulated else None
+        return self._function(self.emulated) if self.emulated else None
+
+    def _function(self, place: str) -> Callable[..., Any]:
+        function: Callable[..., Any] = imported(place)
+        return partial(function, self.version) if self.version else function
 
 
-def _entry(name: str, summary: str, specs: str, emulated: str = "") -> KernelEntry:
-    """specs, emulated: ``"module:function"`` below cudatma.kernels."""
+def _entry(name: str, summary: str, specs: str, emulated: str = "", version: str = "") -> KernelEntry:
+    """Return an entry. ``specs`` and ``emulated`` are ``"module:function"`` below cudatma.kernels."""
     made = f"cudatma.kernels.{emulated}" if emulated else ""
-    return KernelEntry(name, f"kernels/{name}.cu.j2", f"cudatma.kernels.{specs}", summary, made)
+    return KernelEntry(name, f"kernels/{name}.cu.j2", f"cudatma.kernels.{specs}", summary, made, version)
 
 
 def _versions(family: str, summaries: dict[str, str]) -> list[KernelEntry]:
-    """Of a family whose kernels are versions, by what distinguishes each."""
+    """Return the entries of a family whose kernels are versions."""
     return [
-        _entry(f"{family}_{version}", summary, f"{family}.choose:{version}_specs", f"{family}.sample:{version}_sample")
+        _entry(f"{family}_{version}", summary, f"{family}.choose:dump_specs", f"{family}.sample:sample", version)
         for version, summary in summaries.items()
     ]
 
 
 _GEMM = {
-    "v1": "dense GEMM, wgmma, version 1: operands by cp.async",
-    "v2": "dense GEMM, wgmma, version 2: a ring filled by TMA",
-    "v3": "dense GEMM, wgmma, version 3: a producer warp",
-    "v4": "dense GEMM, wgmma, version 4: persistent, results by TMA where the tile allows it",
-    "v5": "dense GEMM, wgmma, version 5: clusters that share tiles of B",
-    "v6": "dense GEMM, wgmma, version 6: clusters that divide K",
-    "v7": "dense GEMM, wgmma, version 7: a tile for each warpgroup",
-    "p1": "dense GEMM, mma.sync, version p1: for SM120, a producer warp, persistent",
+    "v1": "dense GEMM, wgmma, version v1: operands by cp.async",
+    "v2": "dense GEMM, wgmma, version v2: a ring filled by TMA",
+    "v3": "dense GEMM, wgmma, version v3: a producer warp",
+    "v4": "dense GEMM, wgmma, version v4: persistent, results by TMA where the tile allows it",
+    "v5": "dense GEMM, wgmma, version v5: clusters that share tiles of B",
+    "v6": "dense GEMM, wgmma, version v6: clusters that divide K",
+    "v7": "dense GEMM, wgmma, version v7: a tile for each warpgroup",
+    "mma_sync": "dense GEMM, mma.sync: for SM120, a producer warp, persistent",
 }
 _ATTENTION = {
     "phase1": "attention, phase 1: scalar loops",

@@ -16,7 +16,7 @@ from cudatma.kernels.attention import arguments
 from cudatma.kernels.attention.attention import ATTENTION_CALL
 from cudatma.kernels.attention.check import check_attention
 from cudatma.kernels.attention.reference import attend
-from cudatma.kernels.attention.sample import SMALL, a4_sample
+from cudatma.kernels.attention.sample import SMALL, sample
 from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.attention.versions import VERSIONS, AttentionA3
 from cudatma.kernels.engine import host_workspace
@@ -221,11 +221,11 @@ def test_large_logits() -> None:
 
 
 def test_the_sample() -> None:
-    made = a4_sample(SM90A, heads=1, q_length=70, k_length=100, dtype="bfloat16")
+    made = sample("a4", SM90A, heads=1, q_length=70, k_length=100, dtype="bfloat16")
     assert made.run(schedules=2).is_clean
     assert made.error() <= made.limit
     with pytest.raises(ArgumentError, match=r"^kv_heads: got 3"):
-        a4_sample(SM90A, kv_heads=3)
+        sample("a4", SM90A, kv_heads=3)
 
 
 def check_operands(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -189,9 +188,6 @@ def dump_specs(version: str, target: Target) -> list[AttentionSpec]:
     # Sequences of different lengths add little: a few stand for all.
     some = [spec for spec in found[::4] if isinstance(spec, AttentionWithProducer)]
     return found + [replace(spec, is_varlen=True) for spec in some if True in spec.allowed["is_varlen"]]
-
-
-phase1_specs, a1_specs, a2_specs, a3_specs, a4_specs, p1_specs = (partial(dump_specs, version) for version in VERSIONS)
 
 
 def attention_explain(

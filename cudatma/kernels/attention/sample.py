@@ -90,10 +90,6 @@ def _sample(
     return Sample(f"{title}, {ctas} of {spec.threads} threads", kernel, run, error, LIMITS[checked.problem.dtype])
 
 
-_SAMPLES = {version: partial(sample, version) for version in VERSIONS}
-phase1_sample, a1_sample, a2_sample, a3_sample, a4_sample, p1_sample = _SAMPLES.values()
-
-
 def decode_specs(target: Target, has_fp8_cache: bool = False) -> list[AttentionDecode]:
     """Each pair of head dims once; each kind of mask; each way to load."""
     yes, no = True, False

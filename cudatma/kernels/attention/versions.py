@@ -246,5 +246,5 @@ VERSIONS: dict[str, type[AttentionSpec]] = {
 
 
 #: "": any.
-CHOICE: Versions[str] = Versions("attention", "CUDATMA_ATTENTION_VERSION", tuple(VERSIONS), "")
+CHOICE = Versions("attention", "CUDATMA_ATTENTION_VERSION", tuple(VERSIONS))
 chosen_version = CHOICE.chosen

@@ -1,5 +1,6 @@
-// cudatma: kernels/gemm_p1.cu.j2 for sm_120a
-// spec: GemmP1
+// cudatma: kernels/gemm_mma_sync.cu.j2 for sm_120a
+// spec: GemmConfig
+//   version = 'mma_sync'
 //   dtype = 'float16'
 //   layout = 'CC'
 //   block_m = 128
@@ -7,11 +8,13 @@
 //   block_k = 32
 //   stages = 4
 //   warpgroups = 2
+//   cluster = 1
+//   cluster_k = 1
+//   blocks_per_sm = 1
 //   out_dtype = ''
 //   epilogue = 'none'
 //   block_scales = False
 //   scales_by_tma = False
-//   blocks_per_sm = 1
 // 8 warps consume, 4 produce; a CTA takes 98368 B.
 // One stage holds
 //     8192 B  a 128 x 32 float16, M-major, 128B swizzle
@@ -444,10 +447,10 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
 // C = A B by mma.sync, for GPUs without wgmma: a warp of its own loads by TMA; as many CTAs as run at a time, each with one
 // tile after the other.
 extern "C" __global__ void __launch_bounds__(384, 1)
-gemm_p1_f16_cc_128x256x32_w2_s4(
+gemm_mma_sync_f16_cc_128x256x32_w2_s4(
     const __grid_constant__ cudatma::TensorMap a_map,
     const __grid_constant__ cudatma::TensorMap b_map,
-    cudatma::u16* output,
+    cudatma::Out* output,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
