@@ -133,8 +133,8 @@ def test_a_finalizer_may_forget_a_weight_while_another_one_is_looked_for() -> No
             return True
 
     address = parts[0].data_ptr()
-    facts, weight, _ = weights._known[address]
-    weights._known[address] = facts, weight, (Finalized(),)  # type: ignore[assignment]
+    finalized: Any = Finalized()
+    weights._known[address] = weights._known[address]._replace(storages=(finalized,))
     looking = threading.Thread(target=packed_weight, args=(*others, *SIZES), daemon=True)
     looking.start()
     looking.join(timeout=20)
