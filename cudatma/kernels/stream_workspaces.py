@@ -135,18 +135,30 @@ class _Reserve:
 
 
 class _Branch:
-    """The workspace of the launches of one stream in one capture: they run in order in the graph, too.
+    """The workspace of the launches of one stream in a capture, which run in order in the graph, too.
 
-    A launch that needs more partial sums than the workspace holds gets a new one, of twice the size or more, which
-    later launches use, too. The graph keeps the addresses of all.
+    Graphs that never run at the same time may share it. A launch that needs more partial sums than the workspace holds
+    gets a new one, of twice the size or more, which later launches also use. The graphs keep the addresses of all.
     """
 
-    def __init__(self, device: int, reserve: _Reserve, life: streams.GraphLife) -> None:
-        self._device, self._reserve, self.life = device, reserve, life
+    def __init__(self, device: int, reserve: _Reserve) -> None:
+        self._device, self._reserve = device, reserve
+        #: By the number of the capture.
+        self._lives: dict[int, streams.GraphLife] = {}
         self.parts: list[_Part] = []
         parts = self.parts  # not self: a cycle would keep the slabs
         self._rows = ActivationRows(lambda nbytes: reserve.take(_rows_bytes(nbytes), parts, for_rows=True))
         self._space: MarlinWorkspace | None = None
+
+    def join(self, capture: streams.Capture) -> None:
+        """Keep the workspace for the life of a capture's graph. Raises DriverError."""
+        if capture.number not in self._lives:
+            self._lives[capture.number] = streams.GraphLife(capture.graph)
+
+    def has_ended(self) -> bool:
+        """Return whether all graphs that use the workspace have ended."""
+        self._lives = {number: life for number, life in self._lives.items() if not life.has_ended()}
+        return not self._lives
 
     def workspace(self, partials_bytes: int | None) -> MarlinWorkspace:
         """One that holds ``partials_bytes`` bytes of partial sums; None: those of any launch."""
@@ -186,8 +198,10 @@ class Owners:
         self.ready: dict[tuple[int, int | None], MarlinWorkspace] = {}
         #: The same, all of them, those used last at the end.
         self._recent: OrderedDict[tuple[int, int], MarlinWorkspace] = OrderedDict()
-        #: (device, capture, stream's identity) -> what that branch of a graph holds.
-        self._branches: dict[tuple[int, int, int], _Branch] = {}
+        #: (device, capture, stream's identity) -> the workspace of that branch; capture is None if graphs share it.
+        self._branches: dict[tuple[int, int | None, int], _Branch] = {}
+        #: Whether graphs captured on one stream share a workspace.
+        self.shares_graphs = False
         self._reserves: dict[int, _Reserve] = {}
 
     def find(self, device: int, stream: int, partials_bytes: int | None) -> MarlinWorkspace:
@@ -199,11 +213,13 @@ class Owners:
         if capture is None:  # another thread has just ended it
             return self.find(device, stream, partials_bytes)
         with self._lock:
-            key = (device, capture.number, capture.stream)
-            if key not in self._branches:
+            key = device, None if self.shares_graphs else capture.number, capture.stream
+            branch = self._branches.get(key)
+            if branch is None:
                 self._sweep_graphs()
-                self._branches[key] = _Branch(device, self._reserve(device), streams.GraphLife(capture.graph))
-            return self._branches[key].workspace(partials_bytes)
+                branch = self._branches[key] = _Branch(device, self._reserve(device))
+            branch.join(capture)
+            return branch.workspace(partials_bytes)
 
     def _of_stream(self, device: int, identity: int) -> MarlinWorkspace:
         gone: list[object] = []  # freed without the lock: cuMemFree waits for the device
@@ -236,7 +252,7 @@ class Owners:
 
     def _sweep_graphs(self) -> None:
         """Put back the parts of graphs that have ended. Frees no memory, and may run in a capture."""
-        for key in [key for key, branch in self._branches.items() if branch.life.has_ended()]:
+        for key in [key for key, branch in self._branches.items() if branch.has_ended()]:
             self._reserves[key[0]].put_back(self._branches.pop(key).parts)
 
     def count(self, device: int) -> WorkspaceBytes:
@@ -276,6 +292,15 @@ def stream_workspace(device: int, stream: int, partials_bytes: int | None = None
     held = owners()
     known = held.ready.get((device, streams.identity(device, stream)))
     return held.find(device, stream, partials_bytes) if known is None else known
+
+
+def share_between_graphs() -> None:
+    """Let all graphs that are captured on a stream from now on share one workspace. They must not run at the same time.
+
+    This holds for graphs that share one of torch's memory pools, which requires the same. Streams that take part in one
+    capture still use different workspaces.
+    """
+    owners().shares_graphs = True
 
 
 def workspace_bytes(device: int = 0) -> WorkspaceBytes:

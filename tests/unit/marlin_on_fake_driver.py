@@ -278,6 +278,26 @@ def case_many_graphs_live() -> None:
         assert require_all_counted() == stream_workspaces._SLAB_BYTES, "slabs of graphs that are gone are freed"
 
 
+def case_graphs_that_run_in_turn_share_a_workspace() -> None:
+    call(0x50)
+    apart = capture(99, 4 << 20)
+    stream_workspaces.share_between_graphs()
+    shared = [capture(graph, 4 << 20) for graph in range(100, 140)]
+    assert shared == [shared[0]] * 40
+    told(1, 0x61, 7, capture=140)
+    other = stream_workspaces.stream_workspace(0, 0x61, 4 << 20).partials_pointer
+    told(1, 0x61, 7)
+    assert len({*apart, *shared[0], other}) == 3, "streams may be branches of one graph"
+    larger = capture(141, 4 << 20, 8 << 20)
+    assert larger[0] == shared[0][0] != larger[1]
+    assert capture(142, 4 << 20) == larger[1:]
+    destroy(*range(100, 142))
+    assert len(c.workspace_bytes().graphs) == 2, "graph 142 uses what the others shared"
+    destroy(99, 142)
+    assert c.workspace_bytes().graphs == ()
+    assert require_all_counted() == stream_workspaces._SLAB_BYTES
+
+
 def case_captures_and_destroyed_graphs_in_a_row() -> None:
     """Without a call between them. Nothing is freed in a capture, and what comes back is handed out again."""
     call(0x50)
