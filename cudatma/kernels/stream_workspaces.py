@@ -143,7 +143,7 @@ class _Branch:
 
     def __init__(self, device: int, reserve: _Reserve) -> None:
         self._device, self._reserve = device, reserve
-        #: By the number of the capture.
+        #: Number of a capture -> life of its graph.
         self._lives: dict[int, streams.GraphLife] = {}
         self.parts: list[_Part] = []
         parts = self.parts  # not self: a cycle would keep the slabs
@@ -198,7 +198,7 @@ class Owners:
         self.ready: dict[tuple[int, int | None], MarlinWorkspace] = {}
         #: The same, all of them, those used last at the end.
         self._recent: OrderedDict[tuple[int, int], MarlinWorkspace] = OrderedDict()
-        #: (device, capture, stream's identity) -> the workspace of that branch; capture is None if graphs share it.
+        #: (device, capture, stream's identity) -> branch; the capture is None if graphs share the branch.
         self._branches: dict[tuple[int, int | None, int], _Branch] = {}
         #: Whether graphs captured on one stream share a workspace.
         self.shares_graphs = False
@@ -295,10 +295,10 @@ def stream_workspace(device: int, stream: int, partials_bytes: int | None = None
 
 
 def share_between_graphs() -> None:
-    """Let all graphs that are captured on a stream from now on share one workspace. They must not run at the same time.
+    """Let graphs that are captured on one stream share a workspace, from the next capture on.
 
-    This holds for graphs that share one of torch's memory pools, which requires the same. Streams that take part in one
-    capture still use different workspaces.
+    Such graphs must not run at the same time. Graphs that share a memory pool of torch never do. Streams that take part
+    in one capture still use different workspaces.
     """
     owners().shares_graphs = True
 

@@ -42,7 +42,7 @@ class _Known(NamedTuple):
     storages: tuple[StorageWeakRef, ...]
 
 
-#: By the address of qweight. Without a lock, which a forked child could find locked, and so could a finalizer that
+#: Address of qweight -> weight. There is no lock: a forked child could find it locked, and so could a finalizer that
 #: calls forget().
 _known: dict[int, _Known] = {}
 
@@ -51,9 +51,9 @@ def packed_weight(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: i
     """Return the PackedWeight over a weight's tensors, which it does not copy; layout and dtypes as in PackedWeight.
 
     Inference tensors have no version counters: after changing them in place, call forget(). Raises what PackedWeight
-    raises for wrong shapes and values, ArgumentTypeError, ArgumentError where torch records a gradient of the scales or
-    the memory is misaligned, and LaunchError where the weight is not known yet and the current stream is being captured,
-    since the values have to be read.
+    raises for wrong shapes and values, ArgumentTypeError, ArgumentError if torch records a gradient of the scales or if
+    memory is misaligned, and LaunchError if the weight is not known yet and the current stream is being captured,
+    because the values have to be read.
     """
     return known_weight(qweight, scales, zeros, perm, k, n, group_size)[0]
 
