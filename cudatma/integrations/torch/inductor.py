@@ -61,5 +61,5 @@ def _lowered(
     return ir.TensorBox.create(node)
 
 
-_operator = fallback_handler(MARLIN_GEMM)
+_operator = fallback_handler(MARLIN_GEMM, add_to_fallback_set=False)
 register_lowering(MARLIN_GEMM, type_promotion_kind=None)(_lowered)
