@@ -11,6 +11,7 @@ import numpy as np
 
 from cudatma.emulator.async_copy import bulk, groups
 from cudatma.emulator.machine import access
+from cudatma.emulator.machine.events import never
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import Array
 from cudatma.emulator.ptx.writer import RUNTIME
@@ -65,17 +66,14 @@ def _place(w: Warp, at: int, address: int) -> Array:
 
 
 def _watch(w: Warp, at: int, address: int, together: bool) -> None:
-    """Tell the hazard layer that a tensor map is edited. together: by several lanes in one instruction."""
-    observer = w.block.cluster.observer
-    if observer is None:
-        return
+    """Notify observers that a tensor map is edited. together: by several lanes in one instruction."""
     if _is_shared(address):
         block, offset = bulk.shared_run(w, at, address, MAP_BYTES, "tensor map")
-        observer.generic_write(w, at, block, np.array([offset]), MAP_BYTES, "", together)
+        w.events.shared_write(w, at, block, np.array([offset]), MAP_BYTES, "", together, never)
         return
     region = w.launch.memory.find(address)
     if region is not None:
-        observer.globals.map_edited(w, at, region, address - region.base, together)
+        w.events.map_edited(w, at, region, address - region.base, together)
 
 
 def replace(
@@ -99,9 +97,9 @@ def copy_fence(w: Warp, at: int, to: Array, source: Array, mask: Array | None) -
     for address in (int(to[lane]), int(source[lane])):
         if address % MAP_BYTES:
             access.trap(w, at, f"tensormap.cp_fenceproxy at {address:#x}: {MAP_BYTES}-byte alignment is needed")
-    if w.block.cluster.observer is not None and _is_shared(int(source[lane])):
+    if _is_shared(int(source[lane])):
         block, inside = bulk.shared_run(w, at, int(source[lane]), MAP_BYTES, "tensor map")
-        w.block.cluster.observer.generic_read(w, at, block, np.array([inside]), MAP_BYTES, "", True)
+        w.events.shared_read(w, at, block, np.array([inside]), MAP_BYTES, "", True)
     data = _place(w, at, int(source[lane])).copy()
     region, offset = bulk.global_run(w, at, int(to[lane]), MAP_BYTES)
     _watch(w, at, int(to[lane]), True)

@@ -11,7 +11,8 @@ import numpy as np
 
 from cudatma.emulator.async_copy.groups import Group
 from cudatma.emulator.async_copy.mbarrier import MBarrier
-from cudatma.emulator.hazards.clocks import Clock, LaneClocks, LaneGroups, joined, lane_bits, refine
+from cudatma.emulator.hazards.clocks import Clock, LaneClocks, LaneGroups, joined, lane_bits, refine, releases
+from cudatma.emulator.machine.events import Observer
 from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Cluster, Warp
 from cudatma.emulator.ptx.types import LANES, Array
@@ -41,8 +42,14 @@ def used(w: Warp, at: int, indices: Array, lanes: int, size: int) -> Array:
     return found
 
 
-class Agents:
-    """Numbers and clocks of one cluster. clocks: of its warps, by agent: what all lanes know."""
+def only_lane(w: Warp) -> int:
+    """Return the lane that executes the instruction alone, -1 if several do."""
+    bits = lanes_now(w)
+    return bits.bit_length() - 1 if bits & (bits - 1) == 0 else -1
+
+
+class Agents(Observer):
+    """Numbers and clocks of one cluster, which every check shares. clocks: what all lanes of each warp know."""
 
     def __init__(self, launch: Launch, cluster: Cluster) -> None:
         self.launch, self.cluster = launch, cluster
@@ -79,6 +86,10 @@ class Agents:
             self._agent_names[found] = name
         return found
 
+    def key_of(self, agent: int) -> Any:
+        """Return the key of an agent that is no warp, else None."""
+        return next((key for key, number in self._agents.items() if number == agent), None)
+
     def barrier_agent(self, barrier: MBarrier) -> int:
         return self.agent(("barrier", barrier.block.rank, barrier.offset), "barrier")
 
@@ -92,23 +103,23 @@ class Agents:
         """What single lanes of a warp do, and what its lanes do together in one instruction."""
         return 3 * self.warps + w.agent
 
-    # what waiting for a copy makes known: (agent, clock)
+    # ---- what waiting for a copy makes known: (agent, clock)
 
-    def store_until(self, w: Warp, lane: int, group: Group) -> tuple[int, int]:
-        """(agent, clock) that wait_group gives for what the bulk stores of a group write."""
-        return self.agent(("bulk writes", w.agent, lane), "bulk"), group.number + 1
+    def store_until(self, w: Warp, group: Group) -> tuple[int, int]:
+        """Return what wait_group makes known for the writes of a group of bulk stores."""
+        return self.agent(("bulk writes", w.agent, group.owner), "bulk"), group.number + 1
 
-    def read_until(self, w: Warp, lane: int, group: Group) -> tuple[int, int]:
-        """The same that wait_group.read gives for what they read."""
-        return self.agent(("bulk", w.agent, lane), "bulk"), group.number + 1
+    def read_until(self, w: Warp, group: Group) -> tuple[int, int]:
+        """Return what wait_group.read makes known for their reads."""
+        return self.agent(("bulk", w.agent, group.owner), "bulk"), group.number + 1
 
     def copies_until(self, w: Warp, group: Group) -> tuple[int, int]:
-        """The same of a cp.async group."""
+        """Return what a wait for a cp.async group makes known."""
         agent = self.agent(("cp", w.agent, group.owner), "cp") if group.owner else self.cp_agent(w)
         return agent, group.number + 1
 
     def load_until(self, barrier: MBarrier) -> tuple[int, int]:
-        """The same of what completes in the barrier's running phase."""
+        """Return what a wait for an mbarrier's running phase makes known."""
         return self.barrier_agent(barrier), barrier.phase + 1
 
     def flag_agent(self, w: Warp) -> int:
@@ -188,7 +199,7 @@ class Agents:
             return parted.merge()
         return parted.known(lanes_now(w))
 
-    def told(self, w: Warp) -> Clock:
+    def known_by_any(self, w: Warp) -> Clock:
         """What any of the executing lanes knows: what they publish by arriving."""
         known = self.known(w)
         parted = self._parted.get(w.agent)
@@ -227,8 +238,13 @@ class Agents:
             return parted.learners(lanes, alive)
         return parted.learners(lanes_now(w), lane_bits(w.alive))
 
-    def some_know(self, w: Warp, groups: set[int]) -> None:
-        """The lanes of each group, as bits, have met: they share what they have acquired."""
+    def atomic(self, w: Warp, at: int, addresses: Array, space: str, size: int, order: str, returns: bool) -> None:
+        """Publish what an atomic operation releases: the accesses before it."""
+        if releases(order):
+            self.advance(w)
+
+    def lanes_met(self, w: Warp, groups: set[int]) -> None:
+        """Let the lanes of each group share what they have acquired."""
         parted = self._parted.get(w.agent)
         if parted is not None and parted.meetings == w.meetings:
             for bits in groups:
@@ -269,7 +285,7 @@ class Agents:
 
     def published(self, w: Warp, alone: bool) -> Clock:
         """What a release by the warp, or by one lane alone, makes known; afterwards the warp's clock moves on."""
-        known = self.without_unmet(w, self.told(w).copy(), alone)
+        known = self.without_unmet(w, self.known_by_any(w).copy(), alone)
         self.advance(w)
         return known
 

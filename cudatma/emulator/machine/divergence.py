@@ -232,15 +232,16 @@ def quit(w: Warp, mask: Array | None) -> int:
 
 def _warp_ended(w: Warp) -> None:
     """All lanes of a warp have left the kernel."""
-    block, launch = w.block, w.launch
+    block = w.block
     block.live_warps -= 1
-    if launch.trace is not None:
-        launch.trace.warp_ends(w)
-    if block.cluster.observer is not None:
-        block.cluster.observer.warp_ended(w)
+    if block.cluster.is_done:
+        w.events.cluster_ended()
+    if block.is_done:
+        w.events.block_ended(block)
+    w.events.warp_ended(w)
     sync.lanes_ended(block)
-    if block.live_warps == 0:
-        launch.block_ended(block)
+    if block.is_done:
+        w.launch.block_ended(block)
 
 
 @runtime
@@ -325,11 +326,10 @@ def gather(w: Warp, at: int, what: str, members: Array, value: Array | None, fol
 def _met(w: Warp, at: int, what: str, groups: list[sync.Group], splits: list[Split]) -> None:
     """The lanes of some splits have met; report lanes that were to come and have left the kernel instead."""
     sync.meet(w, at, what, groups)
-    observer = w.block.cluster.observer
     for split in splits:
-        if observer is not None and (split.released & ~w.alive).any():
+        if (split.released & ~w.alive).any():
             message = f"{what} names lanes that do not execute it and leave the kernel while others wait for them"
-            observer.report("divergent_warp", w, at, message)
+            w.events.violation("divergent_warp", w, at, message)
         split.released = NOBODY
 
 
