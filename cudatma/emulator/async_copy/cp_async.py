@@ -16,13 +16,13 @@ from cudatma.emulator.async_copy.mbarrier import MBarrier, find
 from cudatma.emulator.machine import access
 from cudatma.emulator.machine.events import Copy
 from cudatma.emulator.machine.state import Warp
-from cudatma.emulator.ptx.types import Array
+from cudatma.emulator.ptx.types import Array, active_lanes
 from cudatma.emulator.ptx.writer import RUNTIME
 
 
 def copy(w: Warp, at: int, to: Array, source: Array, size: int, take: Array | None, mask: Array | None) -> None:
     """Each lane copies ``size`` bytes (4, 8, 16), the first ``take`` of them from memory and zeros after."""
-    active = np.asarray(groups.lanes(mask))
+    active = np.asarray(active_lanes(mask))
     if np.bitwise_or.reduce(to[active] | source[active]) & np.uint64(size - 1):
         access.trap(w, at, f"cp.async of {size} bytes from or to an address that is not a multiple of it")
     for part in groups.copy_queues(w, groups.bits(mask)):

@@ -9,10 +9,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from cudatma.emulator.machine.state import Split, Warp
-from cudatma.emulator.ptx.types import LANES, Array
+from cudatma.emulator.ptx.types import Array, active_lanes, lane_bits
 from cudatma.emulator.ptx.writer import RUNTIME
 from cudatma.errors import counted
 
@@ -123,7 +121,7 @@ def copy_queues(w: Warp, active: int, *, parts: bool = False) -> list[Queue]:
     """
     queues: list[Queue] | None = w.async_state.get("cp")
     if queues is None:
-        queues = w.async_state["cp"] = [Queue(lanes=alive_bits(w))]
+        queues = w.async_state["cp"] = [Queue(lanes=lane_bits(w.alive))]
     found = []
     for each in list(queues):
         inside = each.lanes & active
@@ -141,23 +139,15 @@ def _reunite(w: Warp) -> None:
     queues: list[Queue] = w.async_state["cp"]
     if len(queues) > 1 and not any(each.closed or each.open.tokens for each in queues):
         count = max(each.count for each in queues)
-        w.async_state["cp"] = [Queue(Group(count), [], count, alive_bits(w))]
+        w.async_state["cp"] = [Queue(Group(count), [], count, lane_bits(w.alive))]
 
 
 ALL = 0xFFFFFFFF
 
 
-def alive_bits(w: Warp) -> int:
-    return bits(w.alive)
-
-
 def bits(mask: Array | None) -> int:
     """A lane mask as an integer."""
-    return ALL if mask is None else int(np.packbits(mask, bitorder="little").view(np.uint32)[0])
-
-
-def lanes(mask: Array | None) -> list[int]:
-    return list(range(LANES)) if mask is None else np.flatnonzero(mask).tolist()
+    return ALL if mask is None else lane_bits(mask)
 
 
 def commit(w: Warp, kind: str, mask: Array | None) -> None:
@@ -169,7 +159,7 @@ def commit(w: Warp, kind: str, mask: Array | None) -> None:
 def _queues(w: Warp, kind: str, mask: Array | None) -> list[Queue]:
     """Return the queues of the active threads; cp.async has one for all lanes that have committed alike."""
     if kind == "bulk":
-        return [queue(w, lane) for lane in lanes(mask)]
+        return [queue(w, lane) for lane in active_lanes(mask)]
     return copy_queues(w, bits(mask), parts=True)
 
 

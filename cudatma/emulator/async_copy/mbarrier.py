@@ -15,7 +15,7 @@ import numpy as np
 from cudatma.emulator.machine import access
 from cudatma.emulator.machine.memory import RANK_SHIFT
 from cudatma.emulator.machine.state import Block, Split, Warp
-from cudatma.emulator.ptx.types import LANES, Array
+from cudatma.emulator.ptx.types import LANES, Array, active_lanes
 from cudatma.emulator.ptx.writer import RUNTIME, runtime
 from cudatma.mbarrier_bits import BarrierBits, encode
 
@@ -143,14 +143,10 @@ def find(w: Warp, at: int, address: int, what: str, remote: bool = True) -> MBar
     return barrier
 
 
-def _lanes(mask: Array | None) -> list[int]:
-    return list(range(LANES)) if mask is None else np.flatnonzero(mask).tolist()
-
-
 def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -> None:
     """mbarrier.init. Lanes that initialise one barrier alike, in one instruction, do it once."""
     doers: dict[tuple[int, int], int] = {}
-    for lane in _lanes(mask):
+    for lane in active_lanes(mask):
         key = int(addresses[lane]), int(count[lane])
         doers[key] = doers.get(key, 0) | 1 << lane
     for (address, number), lanes in doers.items():
@@ -169,7 +165,7 @@ def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -
 
 def inval(w: Warp, at: int, addresses: Array, mask: Array | None) -> None:
     """mbarrier.inval: the state is written back, and the bytes are memory like any other."""
-    for lane in _lanes(mask):
+    for lane in active_lanes(mask):
         barrier = find(w, at, int(addresses[lane]), "mbarrier.inval", False)
         w.events.mbarrier_inval(w, at, barrier)
         barrier.write_back()
@@ -195,7 +191,7 @@ def arrive(
     """
     token = np.zeros(LANES, np.uint64)
     w.launch.scheduler.progress += 1
-    lanes = _lanes(mask)
+    lanes = active_lanes(mask)
     alone = len(lanes) == 1 and int(w.alive.sum()) > 1
     numbers = dict.fromkeys(lanes, 1) if count is None else {lane: int(count[lane]) for lane in lanes}
     arriving: dict[int, list[int]] = {}
@@ -238,7 +234,7 @@ def _expect(w: Warp, at: int, barrier: MBarrier, size: int) -> None:
 def expect_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | None, remote: bool) -> None:
     """mbarrier.expect_tx: more bytes to wait for, no arrival."""
     w.launch.scheduler.progress += 1
-    for lane in _lanes(mask):
+    for lane in active_lanes(mask):
         barrier = find(w, at, int(addresses[lane]), "mbarrier.expect_tx", remote)
         _expect(w, at, barrier, int(size[lane]))
         barrier.settle()
@@ -247,7 +243,7 @@ def expect_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | Non
 def complete_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | None, remote: bool) -> None:
     """mbarrier.complete_tx: as if a copy of so many bytes had arrived."""
     w.launch.scheduler.progress += 1
-    for lane in _lanes(mask):
+    for lane in active_lanes(mask):
         barrier = find(w, at, int(addresses[lane]), "mbarrier.complete_tx", remote)
         barrier.complete_tx(int(size[lane]))
         if barrier.tx < -MAX_COUNT:
@@ -263,7 +259,7 @@ def wait(
     """
     split = w.split
     result = np.zeros(LANES, bool)
-    lanes = _lanes(mask)
+    lanes = active_lanes(mask)
     first: tuple[MBarrier, int] | None = None
     answers: dict[tuple[int, int], bool] = {}
     for lane in lanes:

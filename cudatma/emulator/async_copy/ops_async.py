@@ -20,7 +20,7 @@ from cudatma.emulator.ptx.writer import SegmentWriter, emitter
 
 def _lane_loop(e: SegmentWriter) -> None:
     """Open a loop over the active lanes: single-thread instructions are executed for each."""
-    e.line(f"for lane in groups.lanes({e.mask}):")
+    e.line(f"for lane in groups.active_lanes({e.mask}):")
     e.indent += 1
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.emulator.async_copy import bulk, groups
+from cudatma.emulator.async_copy import bulk
 from cudatma.emulator.async_copy.mbarrier import MBarrier, find
 from cudatma.emulator.machine import access
 from cudatma.emulator.machine.events import Copy
 from cudatma.emulator.machine.state import Block, Warp
-from cudatma.emulator.ptx.types import NUMPY, Array
+from cudatma.emulator.ptx.types import NUMPY, Array, active_lanes
 from cudatma.emulator.ptx.writer import RUNTIME
 
 
@@ -53,7 +53,7 @@ def store(w: Warp, at: int, to: Array, code: str, values: tuple[Array, ...], bar
     """st.async: one vector of elements a lane."""
     bulk.check_cluster(w, at, "st.async")
     access.check_aligned(w, at, access.lanes_of(to, mask), len(values) * NUMPY[code].itemsize)
-    for lane in groups.lanes(mask):
+    for lane in active_lanes(mask):
         data = np.array([value[lane] for value in values], NUMPY[code]).view(np.uint8)
         block, offset = bulk.shared_run(w, at, int(to[lane]), data.size, "destination")
         barrier = find(w, at, int(bar[lane]), "st.async")
@@ -70,7 +70,7 @@ def reduce(
 ) -> None:
     """red.async: one element a lane."""
     access.check_aligned(w, at, access.lanes_of(to, mask), value.itemsize)
-    for lane in groups.lanes(mask):
+    for lane in active_lanes(mask):
         data = value[lane : lane + 1].view(np.uint8)
         block, offset = bulk.shared_run(w, at, int(to[lane]), data.size, "destination")
         barrier = find(w, at, int(bar[lane]), "red.async")
@@ -105,7 +105,7 @@ def reduce_shared(w: Warp, at: int, to: int, source: int, size: int, bar: int, o
 
 def fill(w: Warp, at: int, to: Array, size: Array, mask: Array | None) -> None:
     """st.bulk: zeros in shared memory, multiples of 8 bytes; an ordinary store otherwise."""
-    for lane in groups.lanes(mask):
+    for lane in active_lanes(mask):
         count = int(size[lane])
         if count % 8 or int(to[lane]) % 8:
             access.trap(w, at, f"st.bulk of {count} bytes: sizes and addresses are multiples of 8")
@@ -131,7 +131,7 @@ def try_cancel(w: Warp, at: int, to: Array, bar: Array, mask: Array | None, ever
     whether there was a cluster left.
     """
     access.check_aligned(w, at, access.lanes_of(to, mask), RESPONSE_BYTES)
-    for lane in groups.lanes(mask):
+    for lane in active_lanes(mask):
         origin = w.launch.take_cluster()
         answer = np.array([*(origin or (0, 0, 0)), origin is not None], np.uint32).view(np.uint8)
         everybody = (1 << len(w.block.cluster.blocks)) - 1 if everywhere else None
@@ -152,7 +152,7 @@ def fence(w: Warp, at: int, kind: str) -> None:
 
 def fence_map(w: Warp, at: int, addresses: Array, scope: int, mask: Array | None) -> None:
     """fence.proxy.tensormap::generic.acquire of the tensor maps at the lanes' addresses."""
-    w.events.map_fence(w, {int(addresses[lane]) for lane in groups.lanes(mask)}, scope)
+    w.events.map_fence(w, {int(addresses[lane]) for lane in active_lanes(mask)}, scope)
 
 
 RUNTIME["remote"] = sys.modules[__name__]

@@ -9,11 +9,11 @@ import sys
 
 import numpy as np
 
-from cudatma.emulator.async_copy import bulk, groups
+from cudatma.emulator.async_copy import bulk
 from cudatma.emulator.machine import access
 from cudatma.emulator.machine.events import never
 from cudatma.emulator.machine.state import Warp
-from cudatma.emulator.ptx.types import Array
+from cudatma.emulator.ptx.types import Array, active_lanes
 from cudatma.emulator.ptx.writer import RUNTIME
 
 MAP_BYTES = 128
@@ -82,7 +82,7 @@ def replace(
     """tensormap.replace.tile.FIELD."""
     if field not in _FIELDS and field not in ("global_stride", "elemtype"):
         access.trap(w, at, f"tensormap.replace of `{field}`")
-    lanes = groups.lanes(mask)
+    lanes = active_lanes(mask)
     for lane in lanes:
         place = _place(w, at, int(addresses[lane]))
         _watch(w, at, int(addresses[lane]), len(lanes) > 1)
@@ -93,7 +93,7 @@ def replace(
 def copy_fence(w: Warp, at: int, to: Array, source: Array, mask: Array | None) -> None:
     """tensormap.cp_fenceproxy: a warp copies 128 bytes from shared to global memory and releases them."""
     w.meetings += 1
-    lane = groups.lanes(mask)[0]
+    lane = active_lanes(mask)[0]
     for address in (int(to[lane]), int(source[lane])):
         if address % MAP_BYTES:
             access.trap(w, at, f"tensormap.cp_fenceproxy at {address:#x}: {MAP_BYTES}-byte alignment is needed")

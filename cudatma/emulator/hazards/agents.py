@@ -11,11 +11,11 @@ import numpy as np
 
 from cudatma.emulator.async_copy.groups import Group
 from cudatma.emulator.async_copy.mbarrier import MBarrier
-from cudatma.emulator.hazards.clocks import Clock, LaneClocks, LaneGroups, joined, lane_bits, refine, releases
+from cudatma.emulator.hazards.clocks import Clock, LaneClocks, LaneGroups, joined, refine, releases
 from cudatma.emulator.machine.events import Observer
 from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Cluster, Warp
-from cudatma.emulator.ptx.types import LANES, Array
+from cudatma.emulator.ptx.types import LANES, Array, lane_bits
 
 _SPARE_AGENTS = 512
 #: Agents of each warp: itself, its wgmmas, its cp.asyncs, its single lanes, its strong writes to global memory; where

@@ -35,21 +35,20 @@ def checks_of(launch: Launch, cluster: Cluster, findings: Findings) -> list[Obse
     races = SharedRaces(cluster, agents, memory, reporter)
     lanes = LaneRaces(agents, memory, reporter, number)
     opcodes = launch.image.opcodes(launch.program.function.name)
-    uses_wgmma = any(opcode.startswith("wgmma") for opcode in opcodes)
-    observers: list[Observer] = [
-        reporter,  # what the machine itself finds
+    uses_mma = any("mma" in opcode for opcode in opcodes)
+    uses_boxes = any("wgmma" in opcode or ".tensor" in opcode for opcode in opcodes)
+    return [
+        reporter,
         agents,
         races,
         lanes,
+        *([Registers(reporter)] if uses_mma or launch.program.unwritten else ()),
+        Warpgroups(cluster, agents, reporter),
+        MBarriers(cluster, agents, memory, inits, races, reporter),
+        GlobalRaces(agents, lanes, order, reporter, number),
+        *([Swizzles(cluster, reporter)] if uses_boxes else ()),
+        *([PeerUses(agents, memory, reporter)] if memory.has_peers else ()),
+        Lifetimes(agents, reporter),
+        Synchronization(agents, memory, inits, order, number),
+        memory,
     ]
-    if uses_wgmma or launch.program.unwritten:
-        observers.append(Registers(reporter))
-    observers.append(Warpgroups(cluster, agents, reporter))
-    observers.append(MBarriers(cluster, agents, memory, inits, races, reporter))
-    observers.append(GlobalRaces(agents, lanes, order, reporter, number))
-    if uses_wgmma or any(".tensor" in opcode for opcode in opcodes):
-        observers.append(Swizzles(cluster, reporter))
-    if memory.has_peers:
-        observers.append(PeerUses(agents, memory, reporter))
-    observers.append(Lifetimes(agents, reporter))
-    return [*observers, Synchronization(agents, memory, inits, order, number), memory]

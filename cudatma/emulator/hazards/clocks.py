@@ -304,11 +304,6 @@ class LaneClocks:
         return self.whole
 
 
-def lane_bits(mask: Array) -> int:
-    """A lane mask as an integer."""
-    return int(np.packbits(mask, bitorder="little").view(np.uint32)[0])
-
-
 _LANES = np.arange(LANES)
 
 

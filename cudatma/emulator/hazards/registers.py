@@ -14,7 +14,7 @@ from cudatma.emulator.machine.events import Observer
 from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.ptx.flow import bit_set, registers_of
 from cudatma.emulator.ptx.model import Instruction, Reg, Vec
-from cudatma.emulator.ptx.types import Array
+from cudatma.emulator.ptx.types import Array, is_unwritten
 
 
 class _State:
@@ -89,6 +89,11 @@ class Registers(Observer):
             self._reporter.report("wgmma_uncommitted", w, at, "a wgmma was issued and not committed before this wait")
         state.waited = max(state.waited, done)
         state.owned = [entry for entry in state.owned if entry[0] >= state.waited]
+
+    def mma_computed(self, w: Warp, at: int, name: str, addends: tuple[Array, ...]) -> None:
+        if any(map(is_unwritten, addends)):
+            message = f"{'an' if name == 'mma' else 'a'} {name} adds to an accumulator that nothing has written"
+            self._reporter.report("uninitialised_register", w, at, message)
 
     def segment_begins(self, split: Split, pc: int) -> None:
         """Check whether a segment reads unwritten registers, or touches those that the tensor core owns."""

@@ -50,7 +50,7 @@ class Shadow:
         self.strength: Array = np.zeros(count, np.int8)
         self.is_barrier: Array = np.zeros(count, bool)
         #: Number of the copy under way (a key of SharedMemory.flights), 0 for none.
-        self.in_flight: Array = np.zeros(count, np.int32)
+        self.in_flight: Array = np.zeros(count, np.int64)
         self.row_agents: list[int] = []
         #: For each row, whether its reads are strong ones: plain writes do not race with them, copies do.
         self.row_strong: list[bool] = []
@@ -163,10 +163,9 @@ class Shadow:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A copy under way. number: its value in Shadow.in_flight. issuer: the agent and clock of its issue."""
+    """A copy under way. issuer: the agent and clock of its issue."""
 
     copy: Copy
-    number: int
     indices: Array
     issuer: tuple[int, int]
 
@@ -200,8 +199,6 @@ class SharedMemory(Observer):
         self.has_remote_stores = False
         #: Copies under way, by number.
         self.flights: dict[int, Flight] = {}
-        self._numbers: dict[Copy, int] = {}
-        self._count = 0
         #: The offsets and the result of granules_read: the observers of one event ask for the same ones.
         self._last_read: tuple[Array | None, tuple[Shadow, Array]] = None, (self.shadows[0], self.shadows[0].writer)
 
@@ -279,22 +276,20 @@ class SharedMemory(Observer):
         """Mark bytes as in flight, or as written by a reduction: several may be under way to the same bytes."""
         shadow = self.shadows[copy.block.rank]
         indices = shadow.granules(copy.offsets, copy.size)
-        self._count += 1
-        flight = Flight(copy, self._count, indices, self._agents.stamp(copy.w, 1))
-        self.flights[self._count], self._numbers[copy] = flight, self._count
+        flight = self.flights[copy.number] = Flight(copy, indices, self._agents.stamp(copy.w, 1))
         if copy.scope and copy.barrier is not None:
             until = self._agents.load_until(copy.barrier)
             shadow.written(indices, *until, copy.at, uses_proxy(copy))
             shadow.strength[indices] = REDUCED
             shadow.issued(until, flight)
         else:
-            shadow.in_flight[indices] = self._count
+            shadow.in_flight[indices] = copy.number
 
     def copy_landed(self, copy: Copy) -> None:
         """Mark bytes as written: a thread that waits for the barrier's phase, or the group, may read them."""
         shadow = self.shadows[copy.block.rank]
-        flight = self.flights.pop(self._numbers.pop(copy))
-        landed = flight.indices[shadow.in_flight[flight.indices] == flight.number]
+        flight = self.flights.pop(copy.number)
+        landed = flight.indices[shadow.in_flight[flight.indices] == copy.number]
         shadow.in_flight[landed] = 0
         if copy.barrier is not None:
             until = self._agents.load_until(copy.barrier)

@@ -11,7 +11,8 @@ what they held before the instruction. Observers of a cluster are called in the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, cast
 
 from cudatma.emulator.machine.memory import Region
@@ -50,6 +51,8 @@ class Copy:
         The lane of each piece of a cp.async.
     scope
         Memory order and scope of a reduction ("relaxed.cluster"), "" for a plain copy.
+    number
+        Distinguishes the copy from all others.
     box, map_address
         The box (async_copy.tensor_box.Box) and the address of the tensor map of a tensor copy.
     """
@@ -70,6 +73,7 @@ class Copy:
     map_address: int = 0
     program: Any = None
     phase: int = 0
+    number: int = field(default_factory=count(1).__next__)
 
     def __post_init__(self) -> None:
         self.program = self.w.split.frame.program
@@ -296,8 +300,11 @@ class Observer:
 
     # ---- tensor cores
 
-    def mma_computed(self, w: Any, at: int, name: str, /) -> None:
-        """The product of an "mma" or a "wgmma" is computed. Comes after the other events of the instruction."""
+    def mma_computed(self, w: Any, at: int, name: str, addends: tuple[Array, ...], /) -> None:
+        """The product of an "mma" or a "wgmma" is computed. Comes after the other events of the instruction.
+
+        addends: the registers to which it is added.
+        """
 
     def wgmma_operand(
         self, w: Any, at: int, position: int, bits: int, offsets: Array, shape: tuple[int, int, bool], group: int, /

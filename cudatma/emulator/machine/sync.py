@@ -12,7 +12,7 @@ import numpy as np
 
 from cudatma.emulator.errors import TrapError
 from cudatma.emulator.machine.state import Block, Cluster, NamedBarrier, Warp
-from cudatma.emulator.ptx.types import LANES, Array
+from cudatma.emulator.ptx.types import LANES, Array, lane_bits
 from cudatma.emulator.ptx.writer import RUNTIME, runtime
 
 
@@ -144,16 +144,6 @@ def named_reduce(
 Group = tuple[int, Array]
 
 
-def lanes_of(bits: int) -> Array:
-    """The lanes of a 32-bit mask as (32,) bool."""
-    lanes: Array = np.unpackbits(np.array([bits], "<u4").view(np.uint8), bitorder="little").view(bool)
-    return lanes
-
-
-def _bits(mask: Array) -> int:
-    return int(np.packbits(mask, bitorder="little").view(np.uint32)[0])
-
-
 def groups_of(members: Array, here: Array) -> list[Group]:
     """Divide the lanes that are here by their member masks."""
     first = int(members[here.argmax()])
@@ -168,7 +158,7 @@ def meet(w: Warp, at: int, what: str, groups: list[Group]) -> None:
     Reports a mask that lacks lanes which execute the instruction, or that names live lanes which do not. [PTX ISA,
     shfl.sync: undefined if the executing thread is not in the membermask]
     """
-    alive = _bits(w.alive)
+    alive = lane_bits(w.alive)
     named = {bits & alive for bits, _ in groups}
     if alive in named:
         w.meetings += 1
@@ -176,7 +166,7 @@ def meet(w: Warp, at: int, what: str, groups: list[Group]) -> None:
         w.part_meetings += 1
         w.events.lanes_met(w, named)
     for bits, lanes in groups:
-        here = _bits(lanes)
+        here = lane_bits(lanes)
         if outside := here & ~bits:
             message = f"lanes {outside:#x} execute {what}, whose mask does not name them"
             w.events.violation("divergent_warp", w, at, message)
@@ -202,13 +192,13 @@ def check_whole_warp(w: Warp, at: int, mask: Array | None, what: str) -> None:
     here = w.split.mask if mask is None else mask
     if here.all():
         return
-    missing = _bits(w.alive & ~here)
+    missing = lane_bits(w.alive & ~here)
     exited = np.arange(LANES * w.index, LANES * (w.index + 1)) < w.block.threads
     exited &= ~w.alive
     if missing:
         message = f"{what} is for all threads of a warp, and lanes {missing:#x} do not execute it"
     elif what.startswith(("mma", "wmma", "ldmatrix", "stmatrix", "movmatrix")) and exited.any():
-        message = f"{what} is for all threads of a warp, and lanes {_bits(exited):#x} have left the kernel"
+        message = f"{what} is for all threads of a warp, and lanes {lane_bits(exited):#x} have left the kernel"
     else:
         return
     w.events.violation("divergent_warp", w, at, message)

@@ -17,7 +17,7 @@ from cudatma.emulator.arithmetic.conversions import from_ue8m0, values
 from cudatma.emulator.arithmetic.numeric import canon, canon16
 from cudatma.emulator.machine import access
 from cudatma.emulator.machine.state import Warp
-from cudatma.emulator.ptx.types import LANES, Array, is_unwritten
+from cudatma.emulator.ptx.types import LANES, Array
 from cudatma.emulator.ptx.writer import RUNTIME
 from cudatma.emulator.tensor_core import fragments
 
@@ -71,9 +71,7 @@ def movmatrix(register: Array) -> Array:
 def mma_traced(w: Warp, at: int, *operands: Any) -> Array:
     """Compute mma() and notify observers; the lanes of the warp meet here."""
     w.meetings += 1
-    if any(map(is_unwritten, operands[3])):
-        w.events.violation("uninitialised_register", w, at, "an mma adds to an accumulator that nothing has written")
-    w.events.mma_computed(w, at, "mma")
+    w.events.mma_computed(w, at, "mma", operands[3])
     return mma(*operands)
 
 

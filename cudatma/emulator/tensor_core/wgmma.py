@@ -16,7 +16,7 @@ import numpy as np
 from cudatma.emulator.machine import access
 from cudatma.emulator.machine.memory import SHARED_START
 from cudatma.emulator.machine.state import Warp
-from cudatma.emulator.ptx.types import Array, is_unwritten
+from cudatma.emulator.ptx.types import Array
 from cudatma.emulator.ptx.writer import RUNTIME
 from cudatma.emulator.tensor_core import fragments
 from cudatma.emulator.tensor_core.mma import Mma, product_of
@@ -167,10 +167,7 @@ def mma_async(
     for position, (bits, offsets, shape) in enumerate(operands):
         w.events.wgmma_operand(w, at, position, bits, offsets, shape, group)
     w.events.wgmma_issued(w, at, (scale_d, b) if isinstance(a, tuple) else (scale_d, b, np.asarray(a)))
-    if scale_d[0] and any(map(is_unwritten, d)):
-        message = "a wgmma adds to an accumulator that nothing has written"
-        w.events.violation("uninitialised_register", w, at, message)
-    w.events.mma_computed(w, at, "wgmma")
+    w.events.mma_computed(w, at, "wgmma", d if scale_d[0] else ())
     if metadata is not None:
         left = fragments.expand_sparse(left, *metadata, a_kind)
     total = sign * product_of(left, right.T, form.logic)

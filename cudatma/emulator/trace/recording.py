@@ -13,6 +13,7 @@ from cudatma.emulator.async_copy.mbarrier import MBarrier
 from cudatma.emulator.machine.events import Copy, Observer
 from cudatma.emulator.machine.protocols import Dim, Launch
 from cudatma.emulator.machine.state import Split, Warp
+from cudatma.emulator.ptx.types import Array
 
 #: Copies that are recorded, and not the few bytes of st.async and the like.
 _COPIES = ("cp.async", "cp.async.bulk", "cp.async.bulk.tensor")
@@ -144,7 +145,7 @@ class Recording(Observer):
         self._phase_begin[key] = self.steps
         self._add(event)
 
-    def mma_computed(self, w: Warp, at: int, name: str) -> None:
+    def mma_computed(self, w: Warp, at: int, name: str, addends: tuple[Array, ...]) -> None:
         """Record a tensor-core instruction; those in a row, with no wait between them, are one event."""
         event = self._products.get(w)
         if event is None or event.kind != name:
