@@ -1,4 +1,4 @@
-"""Collects hazards, each once, over all schedules of a launch."""
+"""Collects hazards, each once, over all schedules of a launch, and describes deadlocks."""
 
 from __future__ import annotations
 
@@ -138,16 +138,16 @@ class Findings:
         self.add("trap", str(error), split.frame.program, at, split.warp)
 
     def has(self, place: Place, *kinds: str) -> bool:
-        """Whether a hazard of one of these kinds is known there, or at an unknown place."""
+        """Return whether a hazard of one of these kinds is known there, or at an unknown place."""
         known = (finding for key, finding in self._found.items() if key[0] in kinds)
         return any(not finding.places or place in finding.places for finding in known)
 
     def hazards(self) -> list[Hazard]:
-        """All hazards: causes, with what follows from them."""
+        """Return all hazards: causes, with what follows from them."""
         return by_cause(list(self._found.values()))
 
     def warnings(self) -> list[Hazard]:
-        """What may be meant as it is."""
+        """Return hazards of code that may be meant as it is."""
         return [replace(finding.hazard, blocks=len(finding.blocks)) for finding in self._warned.values()]
 
 
@@ -223,14 +223,14 @@ class Reporter(Observer):
 
 
 def _place(instruction: Instruction | None, at: int) -> Any:
-    """What tells one place from another: copies of a line in an unrolled loop are the same one."""
+    """Return what distinguishes places: copies of a line in an unrolled loop are the same one."""
     if instruction is None or not instruction.source_line:
         return at
     return instruction.file, instruction.source_line, instruction.inlined_at
 
 
 def trapped_at(launch: Launch, error: TrapError) -> tuple[Split, int]:
-    """The split that trapped, and the index of its instruction."""
+    """Return the split that trapped, and the index of its instruction."""
     split = launch.scheduler.running
     if split is None:
         raise error
