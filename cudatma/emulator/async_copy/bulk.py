@@ -84,12 +84,11 @@ def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast:
         else:
             w.events.global_source(w, at, region, source_chunks, barrier)
         chunks = chunks_of(offset, size)
-        copy = Copy(w, at, "cp.async.bulk", block, chunks, CHUNK, offset, size, barrier)
+        copy = Copy(w, at, "cp.async.bulk", block, chunks, CHUNK, barrier)
         w.events.copy_issued(copy)
 
-        def complete(copy: Copy = copy) -> None:
-            first = copy.first
-            copy.block.shared.data[first : first + size] = origin[source_offset : source_offset + size]
+        def complete(copy: Copy = copy, offset: int = offset) -> None:
+            copy.block.shared.data[offset : offset + size] = origin[source_offset : source_offset + size]
             w.events.copy_landed(copy)
             copy.barrier.complete_tx(size)
 
@@ -145,7 +144,7 @@ def store_later(w: Warp, at: int, block: Any, chunks: Array, read: Any, write: A
     group.issued_at = at
     w.events.shared_source(w, at, block, chunks, group)
     scheduler = w.launch.scheduler
-    stored = Copy(w, at, "store", block, chunks, CHUNK, int(chunks.min()), chunks.size * CHUNK, group=group)
+    stored = Copy(w, at, "store", block, chunks, CHUNK, group=group)
     w.events.store_issued(stored)
 
     def finish(data: Any) -> None:

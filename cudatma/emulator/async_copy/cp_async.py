@@ -38,9 +38,7 @@ def _copy_lanes(
     block, offsets = access.shared_offsets(w, at, to, size, False)
     token = group.begin(lanes)
     group.issued_at = at
-    started = Copy(
-        w, at, "cp.async", block, offsets, size, int(offsets.min()), size * len(lanes), group=group, lanes=lanes
-    )
+    started = Copy(w, at, "cp.async", block, offsets, size, group=group, lanes=lanes)
     w.events.copy_issued(started)
     w.events.cp_async_source(w, at, source, counts, group)
     move = _mover(w, at, block.shared.data, offsets, source, size, counts)

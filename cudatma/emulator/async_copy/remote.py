@@ -24,7 +24,7 @@ def _later(
     w: Warp, at: int, block: Any, offset: int, size: int, barrier: MBarrier, action: Any, scope: str = ""
 ) -> None:
     """Submit a write of a few bytes that completes on a barrier. scope: of a reduction."""
-    copy = Copy(w, at, "st.async", block, np.array([offset]), size, offset, size, barrier, scope=scope)
+    copy = Copy(w, at, "st.async", block, np.array([offset]), size, barrier, scope=scope)
     w.events.copy_issued(copy)
 
     def complete() -> None:
@@ -91,7 +91,7 @@ def reduce_shared(w: Warp, at: int, to: int, source: int, size: int, bar: int, o
     barrier = find(w, at, bar, "cp.reduce.async.bulk")
     w.events.shared_source(w, at, origin, bulk.chunks_of(source_offset, size), barrier)
     chunks, what = bulk.chunks_of(offset, size), "cp.reduce.async.bulk"
-    copy = Copy(w, at, what, block, chunks, bulk.CHUNK, offset, size, barrier, scope="relaxed.gpu")
+    copy = Copy(w, at, what, block, chunks, bulk.CHUNK, barrier, scope="relaxed.gpu")
     w.events.copy_issued(copy)
 
     def complete() -> None:

@@ -137,10 +137,8 @@ def load(
         block, offset = bulk.shared_run(w, at, address, 16, "destination")
         chunks = _smem_offsets(w, at, box, block)
         barrier = find(w, at, barrier_address, "cp.async.bulk.tensor")
-        size = box.expected_bytes
-        copy = Copy(
-            w, at, "cp.async.bulk.tensor", block, chunks, CHUNK, offset, size, barrier, box=box, map_address=map_address
-        )
+        copy = Copy(w, at, "cp.async.bulk.tensor", block, chunks, CHUNK, barrier)
+        copy.box, copy.destination, copy.map_address = box, offset, map_address
         w.events.copy_issued(copy)
         w.events.tensor_source(copy, region, group)
 

@@ -100,7 +100,7 @@ class Swizzles(Observer):
             return
         mode, plane_rows, chunks = copy.box.spec.swizzle, copy.box.plane_rows, offsets // CHUNK
         repeat = required_alignment(mode)
-        is_crooked = bool(mode) and offsets.size * CHUNK >= repeat and (copy.first + SHARED_START) % repeat != 0
+        is_crooked = bool(mode) and offsets.size * CHUNK >= repeat and (copy.destination + SHARED_START) % repeat != 0
         boxes.has_boxes, boxes.has_crooked = True, boxes.has_crooked or is_crooked
         boxes.has_swizzled = boxes.has_swizzled or bool(mode)
         boxes.mode[chunks] = int(mode) + 1 + (_CROOKED if is_crooked else 0)

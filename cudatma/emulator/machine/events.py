@@ -41,8 +41,6 @@ class Copy:
         for a write into shared memory; ``"store"`` for a store or reduction out of it.
     block, offsets, size
         The CTA, and the offsets in its shared memory of pieces of ``size`` bytes.
-    first, total_bytes
-        Offset of the first byte; how many bytes the copy moves.
     barrier, phase
         The mbarrier that the copy completes on, and its phase at the issue. None for cp.async and stores.
     group
@@ -53,8 +51,9 @@ class Copy:
         Memory order and scope of a reduction ("relaxed.cluster"), "" for a plain copy.
     number
         Distinguishes the copy from all others.
-    box, map_address
-        The box (async_copy.tensor_box.Box) and the address of the tensor map of a tensor copy.
+    box, destination, map_address
+        The box (async_copy.tensor_box.Box) of a tensor load, the offset that it is loaded to, and the address of the
+        tensor map.
     """
 
     w: Any
@@ -63,13 +62,12 @@ class Copy:
     block: Any
     offsets: Array
     size: int
-    first: int
-    total_bytes: int
     barrier: Any = None
     group: Any = None
     lanes: Array | None = None
     scope: str = ""
     box: Any = None
+    destination: int = 0
     map_address: int = 0
     program: Any = None
     phase: int = 0

@@ -106,9 +106,13 @@ class Recording(Observer):
             self._copies[copy] = self._group(copy) if copy.group is not None else self._copy(copy)
 
     def _copy(self, copy: Copy) -> Event:
-        event = self._at("copy", f"{copy.total_bytes} bytes", copy.w, copy.at)
+        if copy.box is not None:
+            first, size = copy.destination, copy.box.expected_bytes
+        else:
+            first, size = int(copy.offsets[0]), copy.offsets.size * copy.size
+        event = self._at("copy", f"{size} bytes", copy.w, copy.at)
         event.issuer, event.block = (copy.w.block.index, copy.w.index), copy.block.index
-        event.offset, event.size_bytes = copy.first, copy.total_bytes
+        event.offset, event.size_bytes = first, size
         event.barrier, event.phase, event.tensor_map = copy.barrier.offset, copy.phase, copy.map_address
         return event
 
@@ -117,15 +121,17 @@ class Recording(Observer):
         event = self._groups.get(copy.group)
         if event is None:
             event = self._groups[copy.group] = self._at("cp.async", "cp.async group", copy.w, copy.at)
-            event.issuer, event.offset, event.count = (copy.w.block.index, copy.w.index), copy.first, 0
+            event.issuer, event.offset = (copy.w.block.index, copy.w.index), int(copy.offsets.min())
+            event.count = 0
         event.count += 1
-        event.size_bytes += copy.total_bytes
+        event.size_bytes += copy.offsets.size * copy.size
         return event
 
     def store_issued(self, store: Copy) -> None:
-        event = self._copies[store] = self._at("store", f"{store.total_bytes} bytes", store.w, store.at)
-        event.issuer, event.offset = (store.w.block.index, store.w.index), store.first
-        event.size_bytes = store.total_bytes
+        size = store.offsets.size * store.size
+        event = self._copies[store] = self._at("store", f"{size} bytes", store.w, store.at)
+        event.issuer, event.offset = (store.w.block.index, store.w.index), int(store.offsets.min())
+        event.size_bytes = size
 
     def copy_landed(self, copy: Copy) -> None:
         """End the event of a copy, or of its group for now."""
