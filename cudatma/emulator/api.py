@@ -270,7 +270,7 @@ def _located(launch: Launch, error: TrapError) -> TrapError:
 
 
 def _dependence(memory: GlobalMemory, programmatic: bool, produced: Sequence[Any]) -> dict[str, Any]:
-    """What the hazard layer needs to know of the grid before this one. Raises ArgumentError for what is no array."""
+    """Return what hazard checks need to know of the previous grid. Raises ArgumentError for what is no array."""
     bases = set()
     for position, array in enumerate(produced):
         region = memory.find(memory.add(array, f"produced_by_previous[{position}]"))

@@ -137,7 +137,7 @@ def find(w: Warp, at: int, address: int, what: str, remote: bool = True) -> MBar
         shown = address & ((1 << RANK_SHIFT) - 1)
         message = f"{what} on shared address {shown:#x}, where no mbarrier is initialised"
         kind = "barrier_misaligned" if address % 8 else "barrier_uninitialised"
-        w.events.violation(kind, w, at, message, places=[("mbarrier", block.rank, offset)])
+        w.events.violation(kind, w, at, message, [("mbarrier", block.rank, offset)])
         access.trap(w, at, message)
     w.events.mbarrier_used(w, at, barrier, what)
     return barrier
@@ -221,7 +221,7 @@ def arrive(
 
 
 def _beyond_limit(w: Warp, at: int, barrier: MBarrier, text: str) -> None:
-    w.events.violation("barrier_limit", w, at, f"{text}; {barrier.describe()}", places=[barrier.place])
+    w.events.violation("barrier_limit", w, at, f"{text}; {barrier.describe()}", [barrier.place])
 
 
 def _expect(w: Warp, at: int, barrier: MBarrier, size: int) -> None:

@@ -46,7 +46,8 @@ def _check_places(w: Warp, at: int, what: str, block: Block, barrier: MBarrier) 
         f"{what} by block {w.block.index} writes into block {block.index} and completes on an mbarrier of block "
         f"{barrier.block.index}; allowed: both in one CTA of the cluster, other than that of the executing thread"
     )
-    w.events.violation("out_of_bounds", w, at, message, is_warning=block is barrier.block)
+    notify = w.events.warning if block is barrier.block else w.events.violation
+    notify("out_of_bounds", w, at, message)
 
 
 def store(w: Warp, at: int, to: Array, code: str, values: tuple[Array, ...], bar: Array, mask: Array | None) -> None:

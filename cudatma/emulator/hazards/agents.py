@@ -1,4 +1,4 @@
-"""Agents, which access memory in a cluster, and what each warp, and each of its lanes, knows of them.
+"""The agents that access memory in a cluster, and the clocks of each warp and of its lanes.
 
 An agent is a warp, one kind of its accesses, or a copy's mbarrier or group. A clock holds, for each agent, how many of
 its accesses are ordered before now.
@@ -141,12 +141,12 @@ class Agents(Observer):
         return agent < self._own
 
     def is_copy(self, agents: Array) -> Array:
-        """Return which agents are copies: those of an mbarrier or a group."""
+        """Return which agents are copies, of an mbarrier or a group."""
         found: Array = (agents >= self._own) | (agents // self.warps == 2)
         return found
 
     def advance(self, w: Warp) -> None:
-        """Keep what the warp does from here on apart from what it has published."""
+        """Separate the warp's later accesses from what it has published."""
         own = [w.agent, self.leader_agent(w)]
         for clock in self.every_clock(w):
             clock.order[own] += 1
@@ -156,7 +156,7 @@ class Agents(Observer):
             self._stamped(w, groups)
 
     def every_clock(self, w: Warp) -> list[Clock]:
-        """Return the clock of all lanes of a warp, and those of lanes that know more.
+        """Return the clock of all lanes of a warp, and the clocks of lanes that know more.
 
         They agree on the warp's own accesses.
         """
@@ -189,7 +189,7 @@ class Agents(Observer):
         return slice(_OWN_AGENTS * self.warps + w.agent, self._own, self.warps)
 
     def acquired(self, w: Warp) -> None:
-        """Note that a lane has acquired what others released: other lanes are not checked against it from here on."""
+        """Note that a lane has acquired what others released, which ends the checks between lanes."""
         self._acquired[w.agent] = self._acquired.get(w.agent, 0) + 1
 
     def epoch(self, w: Warp) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -160,8 +160,11 @@ class Reporter(Observer):
         #: Whether an access out of order brought threads out of step first, or (False) bytes that do not add up.
         self._order_broke: bool | None = None
 
-    def violation(self, kind: str, w: Warp, at: int, message: str, **more: Any) -> None:
-        self.report(kind, w, at, message, **more)
+    def violation(self, kind: str, w: Warp, at: int, message: str, places: Sequence[Place] = ()) -> None:
+        self.report(kind, w, at, message, places=places)
+
+    def warning(self, kind: str, w: Warp, at: int, message: str) -> None:
+        self.report(kind, w, at, message, is_warning=True)
 
     def report(self, kind: str, w: Warp, at: int, message: str, **more: Any) -> None:
         """Record a hazard at an instruction of the running function. more: arguments of Findings.add."""

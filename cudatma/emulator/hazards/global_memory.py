@@ -1,4 +1,4 @@
-"""What is known of every few bytes of global memory: the last writer, and readers since then."""
+"""The shadow of global memory: the last writer of every few bytes, and readers since then."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class GlobalShadow:
     # ---- readers: two slots each of (who, clock, strength, instruction, lanes)
 
     def forget_readers(self, indices: Array) -> None:
-        """Those that have been reported, so that one access is one finding."""
+        """Forget readers that have been reported, so that one access is one finding."""
         if self._readers is not None:
             self._readers[indices] = 0
 

@@ -39,7 +39,7 @@ class GlobalRaces(Observer):
     """One cluster's accesses to global memory against everybody's."""
 
     def __init__(self, agents: Agents, lanes: LaneRaces, order: MemoryOrder, reporter: Reporter, number: int) -> None:
-        """number: of the cluster, which distinguishes its agents from those of other clusters."""
+        """number: of the cluster; other clusters have agents with the same numbers."""
         self._agents, self._lanes, self._order, self._reporter = agents, lanes, order, reporter
         self._launch, self._number = reporter.launch, number
         self._base = number * agents.size + 1
@@ -112,7 +112,7 @@ class GlobalRaces(Observer):
             shadow.published.pop(place, None)
 
     def atomic(self, w: Warp, at: int, addresses: Array, space: str, size: int, order: str, returns: bool) -> None:
-        """Check atom and red of lanes whose operands lie in global memory, region by region."""
+        """Check the lanes whose operands are in global memory, region by region."""
         inside = addresses[addresses >> np.uint64(60) == 0]
         if space == "shared" or not inside.size:
             return
@@ -495,7 +495,7 @@ def _map_chunks(offset: int) -> Array:
 
 
 def _regions(w: Warp, at: int, addresses: Array, size: int) -> Iterable[tuple[Region, Array]]:
-    """Return (region, indices of lanes) of addresses in global memory; traps where there is none."""
+    """Return (region, indices of lanes) of addresses in global memory. Traps on others."""
     whole = access.global_region(w, at, addresses, size)
     return access.regions_of(w, at, addresses, size) if whole is None else [(whole, np.arange(addresses.size))]
 

@@ -1,5 +1,5 @@
-"""The protocol of mbarriers: initialised and fenced before use, as many arrivals and bytes as expected, no copy pending
-at the end.
+"""The protocol of mbarriers: they are initialised and fenced before use, arrivals and bytes are those expected, and no
+copy is pending at the end.
 
 Source: PTX ISA, "mbarrier", "fence.mbarrier_init", "Async proxy".
 """
@@ -47,7 +47,7 @@ class Inits:
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
         self._inits: dict[int, Init] = {}
-        #: By warp, what its threads have initialised and not fenced yet.
+        #: The inits by each warp's threads that no fence covers yet.
         self._unfenced: dict[int, list[Init]] = {}
 
     def of(self, barrier: MBarrier) -> Init | None:

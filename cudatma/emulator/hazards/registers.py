@@ -46,7 +46,7 @@ class Registers(Observer):
         return found
 
     def wgmma_issued(self, w: Warp, at: int, shared: tuple[Array, ...]) -> None:
-        """Check that the registers are fenced, and watch them from now on."""
+        """Check that the registers are fenced, and start to watch them."""
         state = self._state(w)
         if not state.is_fenced:
             self._reporter.report("wgmma_missing_fence", w, at, "no wgmma.fence precedes this warp's first wgmma")

@@ -1,4 +1,4 @@
-"""What is known of every few bytes of shared memory: the last writer, readers since then, and copies under way.
+"""The shadow of shared memory: the last writer of every few bytes, readers since then, and copies under way.
 
 Happens-before is kept with vector clocks. Agents are the warps of a cluster, one more a warp for its wgmmas and one for
 its cp.asyncs, one a thread that issues bulk stores, and one an mbarrier (its clock is its phase).
@@ -52,7 +52,7 @@ class Shadow:
         #: Number of the copy under way (a key of SharedMemory.flights), 0 for none.
         self.in_flight: Array = np.zeros(count, np.int64)
         self.row_agents: list[int] = []
-        #: For each row, whether its reads are strong ones: plain writes do not race with them, copies do.
+        #: Whether the reads of each row are strong ones: plain writes do not race with them, copies do.
         self.row_strong: list[bool] = []
         self._rows: dict[tuple[int, bool], int] = {}
         #: The clock and the instruction, packed, of each reader's last read of each granule.

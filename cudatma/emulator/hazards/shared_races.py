@@ -58,7 +58,7 @@ CLUSTER_SCOPE = (
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """What a copy ends, and what has to be waited for before its bytes are read. advice: the call that does so."""
+    """The phase or group that a copy ends. advice: the call that waits for it before the bytes are read."""
 
     name: str = ""
     advice: str = ""

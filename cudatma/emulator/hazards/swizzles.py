@@ -68,7 +68,7 @@ class Boxes:
         self.plane: Array = np.zeros(count, np.int32)
 
     def forget(self, offsets: Array) -> None:
-        """Note that something else than a tensor box is written."""
+        """Note that other bytes replace tensor boxes."""
         if self.has_boxes:
             self.mode[offsets // CHUNK] = 0
             self.column[offsets // CHUNK] = -1

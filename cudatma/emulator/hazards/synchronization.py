@@ -1,4 +1,4 @@
-"""What threads learn from each other: by barriers of a CTA and a cluster, mbarriers, waits for copies, and fences.
+"""Barriers of a CTA and a cluster, mbarriers, waits for copies, and fences pass on what threads know.
 
 Nothing is reported here; the other checks compare accesses with the clocks that these events change. It comes after
 them in the list of observers: they see what a thread knew before the event.
@@ -56,7 +56,7 @@ class Synchronization(Observer):
         self._named: dict[int, Clock] = {}
         self._cluster_pending, self._cluster_done = Clock(agents.size), Clock(agents.size)
         self._barriers: dict[int, _Released] = {}
-        #: By arrival of cp.async.mbarrier.arrive, what it will publish.
+        #: The clock that each cp.async.mbarrier.arrive will publish.
         self._arrivals: dict[Any, Clock] = {}
 
     # ---- barriers of a CTA and a cluster

@@ -119,7 +119,7 @@ def as_shared(w: Warp, at: int, address: int) -> int:
     """
     if address >> 60 == SHARED_WINDOW >> 60:
         message = f"{address:#x} is a generic address of shared memory; allowed: {SHARED_OPERAND}"
-        w.events.violation("out_of_bounds", w, at, message, is_warning=True)
+        w.events.warning("out_of_bounds", w, at, message)
         return address - SHARED_WINDOW
     check_window(w, at, address, SHARED_OPERAND)
     return address

@@ -1,4 +1,4 @@
-"""What the machine reports while it runs: each event, its arguments, and when it comes.
+"""The events that the machine reports while it runs, their arguments, and when each comes.
 
 An observer of a cluster is a subclass of Observer that overrides the events it needs. The machine calls
 ``w.events.shared_read(...)`` and expects no answer: observers do not change what a kernel computes. Hazard checks
@@ -111,7 +111,7 @@ class Observer:
         """A split has begun to wait. reason: has ``describe()``, and perhaps ``at`` and ``barrier``."""
 
     def woken(self, split: Any) -> None:
-        """What a split waited for has happened, and it can run again."""
+        """A split can run again."""
 
     def lanes_met(self, w: Any, groups: set[int]) -> None:
         """Some lanes of a warp, and not all, have met at an instruction with a member mask.
@@ -136,11 +136,14 @@ class Observer:
 
     # ---- hazards
 
-    def violation(self, kind: str, w: Any, at: int, message: str, **more: Any) -> None:
+    def violation(self, kind: str, w: Any, at: int, message: str, places: Sequence[Any] = (), /) -> None:
         """The machine itself has found a hazard: an instruction breaks a rule that its execution depends on.
 
-        kind: a key of hazards.report.CAUSES. more: arguments of hazards.findings.Findings.add.
+        kind: a key of hazards.report.CAUSES. places: what it concerns (hazards.report.Place).
         """
+
+    def warning(self, kind: str, w: Any, at: int, message: str, /) -> None:
+        """The machine has found code that may be intended, though PTX does not promise that it works."""
 
     def hazard_found(self, kind: str, w: Any) -> None:
         """A hazard has been recorded at a place where it was not known yet, after an access of this warp."""
@@ -353,8 +356,8 @@ class _Combined:
 
 
 def _in_turn(handlers: tuple[Callable[..., None], ...]) -> Callable[..., None]:
-    def call(*args: Any, **more: Any) -> None:
+    def call(*args: Any) -> None:
         for handler in handlers:
-            handler(*args, **more)
+            handler(*args)
 
     return call

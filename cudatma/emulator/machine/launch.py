@@ -23,7 +23,7 @@ from cudatma.emulator.ptx.types import LANES, NUMPY, Array
 RESERVED_BYTES = 1024
 #: Memory that live clusters may take, as ``Launch.cluster_bytes`` estimates it.
 MOST_LIVE_BYTES = 2 << 30
-#: What the emulator and its hazard layer keep for each byte of shared memory, and for each warp besides its clock.
+#: Bytes that emulator and hazard checks keep for each byte of shared memory, and for each warp besides its clock.
 _BYTES_PER_SHARED, _BYTES_PER_WARP = 24, 24 << 10
 #: Time that passes where all threads only look at a clock: at first, and after how much a deadlock is one all the same.
 FIRST_IDLE_NS, MOST_IDLE_NS = 1_000_000, 10**13
