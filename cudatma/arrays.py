@@ -155,7 +155,14 @@ def _from_torch(torch: Any, tensor: Any, field: str) -> ArrayInfo:
         )
     strides = tuple([s * dtype.itemsize for s in tensor.stride()])
     device = None if place == "cpu" else tensor.device.index
-    return ArrayInfo(tensor.data_ptr(), tuple(tensor.shape), strides, dtype, device, tensor, "torch")
+    try:
+        pointer = tensor.data_ptr()
+    except RuntimeError as error:  # inside torch.vmap and torch.func
+        got = "a tensor without memory of its own"
+        raise ArgumentTypeError(field, got, "an ordinary tensor", str(error)) from error
+    if not pointer and tensor.numel():
+        raise ArgumentError(f"{field}.pointer", "0x0", "the address of the tensor's memory", "its storage may be freed")
+    return ArrayInfo(pointer, tuple(tensor.shape), strides, dtype, device, tensor, "torch")
 
 
 def _from_cuda_array_interface(array: object, interface: Mapping[str, Any], field: str) -> ArrayInfo:

@@ -13,6 +13,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from cudatma.errors import CacheError
@@ -29,6 +30,20 @@ def read_regular(path: Path) -> bytes:
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
         if status.st_size > MOST_BYTES:
             raise OSError(errno.EFBIG, f"it has {status.st_size} bytes, more than {MOST_BYTES}", str(path))
+        return file.read()
+
+
+def content(path: str) -> bytes:
+    """Return the bytes of a file, which are read again only after a change. Raises OSError, ValueError."""
+    state = os.stat(path)
+    return _content(path, state.st_ctime_ns, state.st_size, state.st_ino)
+
+
+@lru_cache(maxsize=1024)
+def _content(path: str, *version: int) -> bytes:
+    """Return the bytes of a file. ``version`` changes when the file does."""
+    del version
+    with open(path, "rb") as file:
         return file.read()
 
 

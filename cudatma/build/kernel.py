@@ -23,6 +23,7 @@ from typing import Any
 
 from cudatma import context
 from cudatma.build.cache import Artifact, Cache, canonical, default_root, digest
+from cudatma.build.files import content
 from cudatma.build.nvrtc import compile_flags, compile_source, nvrtc_fingerprint, nvrtc_version
 from cudatma.build.render import is_like_template, render, template_texts
 from cudatma.errors import (
@@ -45,8 +46,11 @@ DEBUG_VARIABLE = "CUDATMA_DEBUG"
 _TARGET_WITHOUT_GPU = "sm_90a"
 _SCHEMA = 1
 TEMPLATE_SUFFIX = ".j2"
-#: What specs compute from, and what makes text of templates.
-_COMMON_CODE = ("dtypes.py", "layout.py", "pipeline.py", "target.py", "build/render.py", "build/used_functions.py")
+#: Files from which specs compute, and which make text of templates.
+_COMMON_CODE = (
+    *("dtypes.py", "layout.py", "pipeline.py", "target.py", "build/render.py", "build/used_functions.py"),
+    *("kernels/launch_struct.py", "kernels/schedule.py"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +197,8 @@ def compile(
     if template:
         text = render(text, spec, chosen, is_source=True, name=file, debug=debug)
     layout = _smem_layout(spec)
-    return _have(_Order({"source": text}, lambda: text, chosen, name, tuple(options), layout, not template))
+    facts = {"source": text, "smem_layout": layout}
+    return _have(_Order(facts, lambda: text, chosen, name, tuple(options), layout, not template))
 
 
 def default_target() -> Target:
@@ -217,12 +222,16 @@ def default_target() -> Target:
 def _from_template(
     template: str, spec: Any, chosen: Target, entry: str | None, options: tuple[str, ...], debug: bool
 ) -> _Order:
-    files = _file_digests(template)
-    facts = {"template": template, "files": files, "spec": spec, "code": _code_digests(type(spec).__module__)}
-    facts |= {"debug": True} if debug else {}  # keys stay what they were without
-    return _Order(
-        facts, lambda: render(template, spec, chosen, debug=debug), chosen, entry, options, _smem_layout(spec)
-    )
+    files, code = _file_digests(template), _code_digests(type(spec))
+    facts = {"template": template, "files": files, "spec": spec, "code": code} | ({"debug": True} if debug else {})
+
+    def source() -> str:
+        text = render(template, spec, chosen, debug=debug)
+        if _file_digests(template) != files:
+            raise TemplateError(f"template {template!r} changed while it was compiled; compile it again")
+        return text
+
+    return _Order(facts, source, chosen, entry, options, _smem_layout(spec))
 
 
 def _smem_layout(spec: Any) -> tuple[tuple[str, int, int], ...]:
@@ -247,17 +256,25 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-@lru_cache(maxsize=64)
-def _code_digests(spec_module: str) -> list[str]:
-    """Digests of the Python files that a spec's properties and the rendered text may depend on.
+def _code_digests(kind: type) -> list[str]:
+    """Return digests of the Python files that a spec's properties and the rendered text may depend on.
 
     Init fields do not tell how a spec computes the numbers that it prints.
     """
-    files = {Path(__file__).parents[1] / name for name in _COMMON_CODE}
-    own = getattr(sys.modules.get(spec_module), "__file__", None)
-    if own is not None:
-        files |= set(Path(own).parent.glob("*.py")) if spec_module.startswith("cudatma.") else {Path(own)}
-    return sorted(_digest(path.read_bytes()) for path in files)
+    return [_digest(content(path)) for path in _code_files(kind)]
+
+
+@lru_cache(maxsize=64)
+def _code_files(kind: type) -> tuple[str, ...]:
+    """Return the common files, and those of a class and its bases: of a kernel family, all files."""
+    package = Path(__file__).parents[1]
+    files = {package / name for name in _COMMON_CODE}
+    for module in {base.__module__ for base in kind.__mro__} - {"builtins"}:
+        own = getattr(sys.modules.get(module), "__file__", None)
+        if own is not None:
+            is_family = Path(own).is_relative_to(package / "kernels") and Path(own).parent != package / "kernels"
+            files |= set(Path(own).parent.glob("*.py")) if is_family else {Path(own)}
+    return tuple(sorted(map(str, files)))
 
 
 def is_cached(template: str, spec: Any, target: str | Target) -> bool:

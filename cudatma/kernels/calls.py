@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple
 from cudatma import context
 from cudatma.build.kernel import wants_debug
 from cudatma.context import Cache
+from cudatma.kernels.checks import has_tangents
 from cudatma.kernels.choosing import pinned_scope
 from cudatma.kernels.operation import C, Checked, Operation, P, Weight
 from cudatma.kernels.plans import NO_SPACES, Launch, Plan
@@ -213,12 +214,14 @@ def library_of(array: Any) -> str:
 def facts_of(library: str, arrays: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Return shape, strides, dtype and device of each array, one after the other.
 
-    None if they are not all of one library, if torch records a gradient, or if a tensor is lazily negated or
-    conjugated, which check() refuses. Reads the few attributes that a launch depends on and nothing else: describe()
-    costs more than a launch.
+    None if they are not all of one library, if torch records or computes a derivative, or if a tensor is lazily negated
+    or conjugated, which check() refuses. Reads the few attributes that a launch depends on and nothing else:
+    describe() costs more than a launch.
     """
     facts: list[Any] = []
     kind, is_torch = arrays[0].__class__, library == "torch"
+    if is_torch and has_tangents():
+        return None
     try:
         for array in arrays:
             if array.__class__ is not kind:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo, overlaps, place_name
+from cudatma.arrays import ArrayInfo, is_torch, overlaps, place_name
 from cudatma.backend import device_remedy
 from cudatma.errors import ArgumentError, ArgumentTypeError
 
@@ -59,10 +59,20 @@ def check_out(
 
 
 def check_gradient(array: Any, field: str, function: str) -> None:
-    """ArgumentError for a tensor for whose gradient torch records operations."""
-    if getattr(array, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
+    """Raise ArgumentError for a tensor for which torch records operations, or that has a tangent."""
+    torch: Any = sys.modules.get("torch")
+    if getattr(array, "requires_grad", False) and torch.is_grad_enabled():
         remedy = f"{function} has no backward pass: call it under torch.no_grad(), or detach the tensor"
         raise ArgumentError(field, "a tensor that requires grad", "one that does not", remedy)
+    if has_tangents() and is_torch(array) and torch.autograd.forward_ad.unpack_dual(array).tangent is not None:
+        remedy = f"{function} has no derivative: unpack the dual tensor"
+        raise ArgumentError(field, "a tensor with a tangent", "one without", remedy)
+
+
+def has_tangents() -> bool:
+    """Return whether torch computes derivatives in forward mode now."""
+    forward_ad = sys.modules.get("torch.autograd.forward_ad")
+    return forward_ad is not None and forward_ad._current_level >= 0
 
 
 def real_number(value: Any, field: str) -> float:

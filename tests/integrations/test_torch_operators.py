@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 import cudatma
 import cudatma.integrations.torch
-from cudatma.errors import ArgumentTypeError, CudaTmaError, FieldError
+from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, FieldError
 from cudatma.integrations.torch.weights import packed_weight, weight_tensors
 
 ONE = torch.tensor(1.0)
@@ -386,3 +386,19 @@ def test_a_nested_tensor_is_refused() -> None:
     nested = torch.nested.nested_tensor([draw(3, 16), draw(4, 16)])
     with pytest.raises(ArgumentTypeError, match=r"^a: got a nested tensor on cpu; allowed: a strided tensor"):
         cudatma.gemm(nested, b)
+
+
+def test_tensors_that_have_no_memory_or_a_tangent_are_refused() -> None:
+    """Before a kernel reads address 0, and before a derivative is silently taken for 0."""
+    a, b = draw(4, 64), draw(64, 8)
+    freed = draw(4, 64)
+    freed.untyped_storage().resize_(0)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(a, torch.ones_like(a))
+        with pytest.raises(ArgumentError, match=r"^a: got a tensor with a tangent"):
+            cudatma.gemm(dual, b, backend="reference")
+        assert cudatma.gemm(a, b, backend="reference").shape == (4, 8)
+    with pytest.raises(ArgumentError, match=r"^a\.pointer: got 0x0"):
+        cudatma.gemm(freed, b, backend="reference")
+    with pytest.raises(ArgumentTypeError, match=r"^a: got a tensor without memory"):
+        torch.vmap(lambda one: cudatma.gemm(one, b, backend="reference"))(draw(3, 4, 64))

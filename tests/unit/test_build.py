@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import pickle
@@ -12,6 +13,7 @@ import threading
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,7 @@ from cudatma.errors import (
     TargetError,
     TemplateError,
 )
+from cudatma.kernels.data_movement.tile_copy import TileCopySpec
 from cudatma.target import get_target
 from tools import tune
 
@@ -149,7 +152,7 @@ def test_everything_that_decides_is_in_the_key(
     turn(5)
     monkeypatch.setattr(build, "_nvrtc_version", lambda root: (12, 99))
     turn(6)
-    monkeypatch.setattr(build, "_code_digests", lambda module: ["other code"])
+    monkeypatch.setattr(build, "_code_digests", lambda kind: ["other code"])
     turn(7)
     turn(7)
 
@@ -169,10 +172,14 @@ def test_an_edit_that_keeps_size_and_time_is_compiled(
 
 
 def test_the_key_covers_the_code_that_makes_text_of_templates() -> None:
-    tree = ast.parse(Path(build.__file__).with_name("render.py").read_text())
-    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    """errors, files, cost and gpu do not change the text."""
+    package, imported = Path(build.__file__).parents[1], set[str]()
+    for file in ("build/render.py", "kernels/tiled_kernel.py", "kernels/launch_struct.py"):
+        nodes = ast.walk(ast.parse((package / file).read_text()))
+        imported |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
     ours = {name.removeprefix("cudatma.").replace(".", "/") for name in imported if name.startswith("cudatma.")}
-    assert {f"{name}.py" for name in ours - {"errors"}} <= set(build._COMMON_CODE)
+    no_text = {"errors", "build/files", "kernels/cost", "kernels/gpu"}
+    assert {f"{name}.py" for name in ours - no_text} <= set(build._COMMON_CODE)
 
 
 def test_what_follows_from_the_same_facts_is_found_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -551,11 +558,48 @@ def test_a_remedy_is_one_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) 
         tune.main(["--model", "llama3-8b"])
 
 
-def test_specs_of_the_package_are_keyed_by_their_neighbours() -> None:
-    alone = build._code_digests("module.that.is.not.there")
-    assert len(alone) == 6
-    assert set(alone) < set(build._code_digests("cudatma.errors"))
-    assert set(alone) < set(build._code_digests(__name__))
+def test_the_key_covers_the_files_of_a_spec_and_its_bases() -> None:
+    class Own(Spec): ...
+
+    common = set(build._code_files(object))
+    assert {Path(name).name for name in common} > {"launch_struct.py", "render.py"}
+    assert set(build._code_files(Own)) - common == {__file__}
+    family = {Path(name).name for name in set(build._code_files(TileCopySpec)) - common}
+    assert {"tile_copy.py", "ring.py"} <= family
+
+
+def test_an_edited_class_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, templates: Path) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "edited_spec.py"
+    for number in (1, 2):
+        module.write_text(
+            "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Edited:\n    entry = 'scale'\n"
+            f"    factor = property(lambda self: {number})\n"
+        )
+        forget()
+        importlib.invalidate_caches()
+        loaded = importlib.reload(sys.modules["edited_spec"]) if number > 1 else importlib.import_module("edited_spec")
+        assert f"*= {number}" in load_kernel("kernel.cu.j2", loaded.Edited(), "sm_90a").source
+
+
+def test_a_template_that_changes_while_it_is_compiled(templates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered = build.render
+
+    def render(*given: Any, **options: Any) -> str:
+        (templates / "kernel.cu.j2").write_text(TEMPLATE + "// edited\n")
+        return rendered(*given, **options)
+
+    monkeypatch.setattr(build, "render", render)
+    with pytest.raises(TemplateError, match="changed while it was compiled"):
+        load_kernel("kernel.cu.j2", Spec(), "sm_90a")
+
+
+def test_the_layout_belongs_to_the_spec_of_the_call() -> None:
+    source = 'extern "C" __global__ void layout_of() {}'
+    layouts = [((name, 0, size),) for name, size in (("first", 16), ("second", 32))]
+    for layout in layouts:
+        spec = SimpleNamespace(smem_layout=lambda layout=layout: layout)
+        assert compile_kernel(source, spec, target="sm_90a").smem_layout == layout
 
 
 # --- backend

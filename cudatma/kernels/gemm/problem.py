@@ -330,7 +330,7 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...]) -> C
             version=version,
             batch=batch,
             out_dtype=dtype,
-            epilogue=str(activation) if activation else "linear" if is_linear else "none",
+            epilogue=EPILOGUES[EPILOGUES.index(activation)] if activation else "linear" if is_linear else "none",
             block_scales=of_blocks,
             scales_by_tma=scale_rows is not None,
             batch_invariant=is_invariant,
@@ -382,7 +382,8 @@ def _result_type(out_dtype: Any, out: ArrayInfo | None, left: ArrayInfo) -> str:
         name, field = str(out_dtype).removeprefix("torch."), "out_dtype"
         if name not in RESULT_TYPES:
             with contextlib.suppress(TypeError, ValueError):
-                name = np.dtype(out_dtype).name
+                kind = np.dtype(out_dtype)
+                name = kind.name if kind.isnative else str(kind)
     if name not in RESULT_TYPES:
         raise ArgumentTypeError(field, name, ", ".join(RESULT_TYPES))
     return name
