@@ -8,9 +8,9 @@ from typing import Any
 from benchmarks.compare import AUTO, compared, present, times_as_fast
 from benchmarks.report import Cell, Table, ratio, shown
 from benchmarks.rivals.attention import RIVALS
-from cudatma.kernels.attention.versions import VERSIONS
+from cudatma.kernels.attention.config import CHOICE
 
-LADDER = tuple(VERSIONS)
+LADDER = CHOICE.names
 #: The fastest rival of a cell, whoever that is.
 BEST = "best"
 #: Lengths over which the summary of all calls is taken.

@@ -82,4 +82,4 @@ def cheapest_first(
 
 def _apart_from_rows(spec: Any, m: int) -> tuple[Any, ...]:
     tile = spec.block_n, spec.block_k, spec.threads, spec.blocks_per_sm, spec.cluster, spec.cluster_k
-    return type(spec), *tile, -(-m // spec.block_m)
+    return spec.template, *tile, -(-m // spec.block_m)

@@ -173,6 +173,8 @@ class Family(Generic[P, S]):
         Fields of a tuning entry that must equal a problem's for the entry to serve it.
     spec_fields : tuple of str
         Fields of a spec that the problem gives.
+    kernel_field : str
+        The field of a spec that names its kernel; "": its class does.
     table : Path, optional
         The measured exceptions that ship.
     options : tuple of Option
@@ -198,6 +200,7 @@ class Family(Generic[P, S]):
     trial: str
     index: tuple[str, ...] = ()
     spec_fields: tuple[str, ...] = ()
+    kernel_field: str = ""
     table: Path | None = None
     options: tuple[Option, ...] = ()
     launched: Callable[[Any], Any] = _unchanged
@@ -209,4 +212,6 @@ class Family(Generic[P, S]):
 
     def kernel_name(self, spec: object) -> str:
         """Return the name of a spec's kernel."""
+        if self.kernel_field:
+            return str(getattr(spec, self.kernel_field))
         return next(name for name, kind in self.kernels.items() if type(spec) is kind)

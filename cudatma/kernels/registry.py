@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from cudatma.deprecation import warn_deprecated
@@ -17,30 +18,43 @@ from cudatma.target import Target, get_target
 
 @dataclass(frozen=True, slots=True)
 class KernelEntry:
-    """One kernel. ``template``: path below ptx_templates/. ``source``: ``"module:function"``, a function that gives the
-    representative specs for a Target, none where the target cannot run the kernel. ``emulated``: the same for a
-    function that gives a Sample, of a Target and of sizes that its keyword arguments name."""
+    """One kernel.
+
+    template: path below ptx_templates/. source: ``"module:function"``, a function that returns the representative specs
+    for a Target, none if the target cannot run the kernel. emulated: the same for a function that returns a Sample, of
+    a Target and of sizes that its keyword arguments name. version: the first argument of both functions, if not empty.
+    """
 
     name: str
     template: str
     source: str
     summary: str
     emulated: str = ""
+    version: str = ""
 
     def specs(self, target: str | Target) -> list[KernelSpec]:
         """The representative specs for a target, in a fixed order. TargetError for an unknown name."""
-        return list(imported(self.source)(get_target(target)))
+        return list(self._function(self.source)(get_target(target)))
 
     @property
     def sample(self) -> Callable[..., Any] | None:
         """``sample(target, **sizes) -> Sample``: the kernel with made-up operands; None where it has none."""
-        return imported(self.emulated) if self.emulated else None
+        return self._function(self.emulated) if self.emulated else None
+
+    def _function(self, place: str) -> Callable[..., Any]:
+        function: Callable[..., Any] = imported(place)
+        return partial(function, self.version) if self.version else function
 
 
-def _entry(name: str, summary: str, specs: str, emulated: str = "") -> KernelEntry:
-    """specs, emulated: ``"module:function"`` below cudatma.kernels."""
+def _entry(
+    name: str, summary: str, specs: str, emulated: str = "", version: str = "", template: str = ""
+) -> KernelEntry:
+    """Return an entry.
+
+    specs, emulated: ``"module:function"`` below cudatma.kernels. template: the kernel whose template it shares.
+    """
     made = f"cudatma.kernels.{emulated}" if emulated else ""
-    return KernelEntry(name, f"kernels/{name}.cu.j2", f"cudatma.kernels.{specs}", summary, made)
+    return KernelEntry(name, f"kernels/{template or name}.cu.j2", f"cudatma.kernels.{specs}", summary, made, version)
 
 
 def _versions(family: str, summaries: dict[str, str]) -> list[KernelEntry]:
@@ -62,13 +76,27 @@ _GEMM = {
     "p1": "dense GEMM, mma.sync, version p1: for SM120, a producer warp, persistent",
 }
 _ATTENTION = {
-    "phase1": "attention, phase 1: scalar loops",
+    "scalar": "attention, scalar loops: the baseline",
     "a1": "attention, wgmma, version a1: keys and values by cp.async",
     "a2": "attention, wgmma, version a2: keys and values by TMA",
     "a3": "attention, wgmma, version a3: a producer warp, softmax beside products",
     "a4": "attention, wgmma, version a4: persistent, stores by TMA",
-    "p1": "attention, mma.sync, version p1: for SM120, a producer warp",
+    "mma_sync": "attention, mma.sync: for SM120, a producer warp",
+    "decode": "attention of a few queries to a cache, wgmma, keys divided among CTAs",
+    "decode_mma_sync": "attention of a few queries to a cache, mma.sync: for SM120, keys divided among CTAs",
+    "decode_fp8": "attention of a few queries to an e4m3 cache, mma.sync, keys divided among CTAs and warps",
 }
+
+
+#: Kernels that share another one's template.
+_TEMPLATES = {"decode_mma_sync": "attention_decode"}
+
+
+def _attention_entry(version: str, summary: str) -> KernelEntry:
+    sample = f"attention.sample:{'decode_sample' if version.startswith('decode') else 'sample'}"
+    template = _TEMPLATES.get(version, "")
+    return _entry(f"attention_{version}", summary, "attention.choose:dump_specs", sample, version, template)
+
 
 REGISTRY: dict[str, KernelEntry] = {
     entry.name: entry
@@ -92,19 +120,7 @@ REGISTRY: dict[str, KernelEntry] = {
             "marlin.sample:skinny_sample",
         ),
         *_versions("gemm", _GEMM),
-        *_versions("attention", _ATTENTION),
-        _entry(
-            "attention_decode",
-            "attention of a few queries to a cache, wgmma or mma.sync, keys divided among CTAs",
-            "attention.sample:decode_specs",
-            "attention.sample:decode_sample",
-        ),
-        _entry(
-            "attention_decode_fp8",
-            "attention of a few queries to an e4m3 cache, mma.sync, keys divided among CTAs and warps",
-            "attention.sample:fp8_specs",
-            "attention.sample:fp8_sample",
-        ),
+        *(_attention_entry(version, summary) for version, summary in _ATTENTION.items()),
         _entry(
             "tile_copy", "pipelined 2D copy", "data_movement.tile_copy:dump_specs", "data_movement.tile_copy:sample"
         ),

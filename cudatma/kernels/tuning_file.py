@@ -81,9 +81,8 @@ class Entry(Generic[P, S]):
 
     def as_json(self, family: Family[P, S]) -> dict[str, Any]:
         """As the file keeps it."""
-        spec = {
-            f.name: getattr(self.spec, f.name) for f in _fields(type(self.spec)) if f.name not in family.spec_fields
-        }
+        others = (*family.spec_fields, family.kernel_field)
+        spec = {f.name: getattr(self.spec, f.name) for f in _fields(type(self.spec)) if f.name not in others}
         return {"family": family.name} | self.problem.as_json() | {
             "kernel": family.kernel_name(self.spec), "revision": self.spec.revision, "spec": spec,
             "us": round(self.us, 3), "rule_us": round(self.rule_us, 3),
@@ -126,11 +125,13 @@ def parse_entry(raw: Mapping[str, Any], family: Family[P, S], target: Target) ->
     problem = family.read_problem(raw)
     revision, kernel = _typed(raw, "revision", int), family.kernels.get(_typed(raw, "kernel", str))
     if kernel is None:
-        raise ArgumentError("kernel", raw["kernel"], ", ".join(family.kernels))
+        raise ArgumentError("kernel", raw["kernel"], ", ".join(family.kernels), retune_command(problem, family))
     if revision != kernel.revision:
         remedy = f"the kernel changed; {retune_command(problem, family)}"
         raise ArgumentError("revision", revision, str(kernel.revision), remedy)
-    spec = _parse_spec(kernel, _typed(raw, "spec", dict), {name: raw[name] for name in family.spec_fields})
+    given = {name: raw[name] for name in family.spec_fields}
+    given |= {family.kernel_field: raw["kernel"]} if family.kernel_field else {}
+    spec = _parse_spec(kernel, _typed(raw, "spec", dict), given)
     spec.check(problem, target)
     return Entry(problem, spec, _microseconds(raw, "us"), _microseconds(raw, "rule_us"))
 

@@ -16,10 +16,10 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import FLAGS
 from cudatma.kernels.attention.arguments import decode_sizes, launch_arguments
 from cudatma.kernels.attention.check import check_decode
+from cudatma.kernels.attention.choose import decode_config
 from cudatma.kernels.attention.decode import DECODE_CALL
-from cudatma.kernels.attention.decode_spec import AttentionDecode, AttentionDecodeFp8, decode_spec
 from cudatma.kernels.attention.reference import reference
-from cudatma.kernels.attention.sample import decode_sample, fp8_sample
+from cudatma.kernels.attention.sample import decode_sample, small_config
 from cudatma.kernels.engine import host_workspace
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.host import host_array
@@ -82,9 +82,9 @@ def check(
     lse, sums = (np.full((q.shape[0], q.shape[2], q.shape[1]), np.nan, np.float32) for _ in range(2))
     checked = check_decode(**given, out=out, return_lse=True, **options)
     problem = checked.problem
-    spec = replace(decode_spec(problem, target), **(fields or {}))
-    sizes = decode_sizes(problem, spec, imagined_gpu(target, 4), parts)(problem)
-    launch = launch_arguments(problem, spec, target, sizes)
+    config = replace(decode_config(problem, target), **(fields or {}))
+    sizes = decode_sizes(problem, config, imagined_gpu(target, 4), parts)(problem)
+    launch = launch_arguments(problem, config, target, sizes)
     space = host_workspace(launch.sizes)
     arrays = DECODE_CALL.named(checked) | {"lse": describe(lse)} | space
     report = launch.emulate(target, arrays, schedules=schedules)
@@ -265,7 +265,7 @@ def test_lengths_and_pages_that_a_device_must_not_trust() -> None:
         checked = check_decode(**given, out=out)
         given["page_table"][0, 2], given["page_table"][1, 1] = NO_PAGES
         given["seqlens"][:] = 2**31 - 1, -5
-        spec = decode_spec(checked.problem, SM90A)
+        spec = decode_config(checked.problem, SM90A)
         (launch,) = DECODE_CALL.arguments(checked.problem, spec, imagined_gpu(SM90A, 4), ())
         arrays = DECODE_CALL.named(checked) | host_workspace(launch.sizes)
         assert launch.emulate(SM90A, arrays).is_clean
@@ -297,7 +297,7 @@ def test_parts_fill_the_gpu_and_fit_the_workspace() -> None:
         shapes = (batch, 1, heads, 128), (batch, length, kv_heads, 128)
         q, cache = (np.broadcast_to(np.float16(0), shape) for shape in shapes)
         problem = check_decode(q.copy(), cache.copy(), cache.copy(), np.zeros(batch, np.int32)).problem
-        sizes = decode_sizes(problem, decode_spec(problem, SM90A), h200)(problem)
+        sizes = decode_sizes(problem, decode_config(problem, SM90A), h200)(problem)
         tiles, parts = sizes.grid
         assert tiles * parts <= most
         assert tiles * parts >= 0.4 * most
@@ -310,24 +310,19 @@ def test_parts_fill_the_gpu_and_fit_the_workspace() -> None:
         ({"box_rows": 16}, "^box_rows: got 16; allowed: 64, all keys"),
         ({"box_rows": 4, "is_paged": True}, "^box_rows: got 4"),
         ({"block_m": 128}, "^block_m: got 128"),
+        ({"version": "decode_fp8", "box_rows": 0, "is_paged": True}, "^box_rows: got 0"),
+        ({"version": "decode_fp8", "block_m": 64}, "^block_m: got 64"),
+        ({"version": "decode_fp8", "block_n": 32}, "^block_n: got 32"),
     ],
 )
-def test_specs_that_cannot_be(fields: dict[str, Any], message: str) -> None:
+def test_configs_that_cannot_be(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        AttentionDecode(**{"dtype": "float16", "head_dim": 64, "v_head_dim": 64, **fields})
+        small_config(**{"version": "decode", **fields})
 
 
 @pytest.mark.slow
 def test_the_sample() -> None:
-    made = decode_sample(SM90A, k_length=100, page_size=16, dtype="bfloat16")
-    assert made.run(schedules=2).is_clean
-    assert made.error() <= made.limit
-    made = fp8_sample(SM90A, k_length=100, page_size=16)
-    assert made.run(schedules=2).is_clean
-    assert made.error() <= made.limit
-
-
-@pytest.mark.parametrize("fields", [{"box_rows": 0, "is_paged": True}, {"block_m": 64}, {"block_n": 32}])
-def test_e4m3_specs_that_cannot_be(fields: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=f"^{next(iter(fields))}: got"):
-        AttentionDecodeFp8(**{"dtype": "float16", "head_dim": 64, "v_head_dim": 64, **fields})
+    for version, dtype in (("decode", "bfloat16"), ("decode_fp8", "float16")):
+        made = decode_sample(version, SM90A, k_length=100, page_size=16, dtype=dtype)
+        assert made.run(schedules=2).is_clean
+        assert made.error() <= made.limit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,9 @@ from cudatma.kernels.arguments import FLAGS
 from cudatma.kernels.attention import arguments
 from cudatma.kernels.attention.attention import ATTENTION_CALL
 from cudatma.kernels.attention.check import check_attention
+from cudatma.kernels.attention.config import CHOICE, AttentionConfig
 from cudatma.kernels.attention.reference import attend
-from cudatma.kernels.attention.sample import SMALL, a4_sample
-from cudatma.kernels.attention.spec import AttentionSpec
-from cudatma.kernels.attention.versions import VERSIONS, AttentionA3
+from cudatma.kernels.attention.sample import sample, small_config
 from cudatma.kernels.engine import host_workspace
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.host import host_array
@@ -50,9 +50,9 @@ def operand(batch: int, length: int, heads: int, dim: int, dtype: str, seed: int
     return whole[..., :dim].swapaxes(1, 2)
 
 
-def emulated(checked: Any, spec: AttentionSpec, target: Target, lse: Any = None, schedules: int = 1) -> Any:
+def emulated(checked: Any, config: AttentionConfig, target: Target, lse: Any = None, schedules: int = 1) -> Any:
     """Return the report of a launch on the emulator, and its workspace."""
-    (launch,) = ATTENTION_CALL.arguments(checked.problem, spec, imagined_gpu(target, SMS), ())
+    (launch,) = ATTENTION_CALL.arguments(checked.problem, config, imagined_gpu(target, SMS), ())
     space = host_workspace(launch.sizes)
     arrays = ATTENTION_CALL.named(checked) | space | ({} if lse is None else {"lse": describe(lse)})
     assert launch.sizes.programmatic
@@ -82,9 +82,8 @@ def check(
     out, lse = whole[..., : dims[1]], np.full((batch, heads, q_length), np.nan, np.float32)
     checked = check_attention(q, k, v, out=out, return_lse=True, sink=sink, **options)
     problem = checked.problem
-    masks = problem.is_causal, problem.has_window, problem.has_softcap, sink is not None
-    spec = VERSIONS[version](dtype, *dims, *masks, **(SMALL[version] | (fields or {})))
-    report, space = emulated(checked, spec, target, lse, schedules=schedules)
+    config = small_config(version, problem, **fields or {})
+    report, space = emulated(checked, config, target, lse, schedules=schedules)
     assert report.is_clean, str(report)
     assert FLAGS not in space or not host_array(space[FLAGS]).any(), "the next launch would begin with a later tile"
     for index in range(batch):
@@ -97,20 +96,20 @@ def check(
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", CHOICE.names)
 def test_results_are_right_and_clean(version: str, case: str) -> None:
     heads, kv_heads, q_length, k_length, options = CASES[case]
     dtype = ("float16", "bfloat16")[len(case) % 2]
-    schedules = 1 if version == "phase1" else 2
+    schedules = 1 if version == "scalar" else 2
     check(version, heads, kv_heads, q_length, k_length, dtype=dtype, schedules=schedules, **options)
 
 
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize("version", ["a1", "a2", "a3", "a4", "p1"])
+@pytest.mark.parametrize("version", ["a1", "a2", "a3", "a4", "mma_sync"])
 def test_sinks(version: str) -> None:
     """Greater than all scores, less, and none; queries that see no key have nothing else."""
     sink = np.array([9, -4, -np.inf, 0.5], np.float32)
-    check(version, 4, 2, 70, 65, causal=True, sink=sink, target=SM120A if version == "p1" else SM90A)
+    check(version, 4, 2, 70, 65, causal=True, sink=sink, target=SM120A if version == "mma_sync" else SM90A)
 
 
 @pytest.mark.sweep(1)
@@ -120,7 +119,7 @@ def test_sinks(version: str) -> None:
         ((32, 32), {"block_n": 128}),
         ((96, 96), {"block_n": 80}),
         ((128, 128), {"block_n": 176}),
-        ((128, 128), {"block_m": 192, "block_n": 80, "warpgroups": 3}),
+        ((128, 128), {"block_m": 192, "block_n": 80}),
         ((192, 192), {"block_n": 112}),
         ((192, 128), {"block_n": 48}),
         ((256, 256), {"block_n": 80}),
@@ -135,12 +134,12 @@ def test_every_head_dim(version: str, dims: tuple[int, int], fields: dict[str, A
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("dims", [(32, 32), (96, 96), (192, 128), (256, 256)], ids=str)
-@pytest.mark.parametrize("version", ["phase1", "a1", "a2"])
+@pytest.mark.parametrize("version", ["scalar", "a1", "a2"])
 def test_every_head_dim_of_the_first_versions(version: str, dims: tuple[int, int]) -> None:
     """Of spans of 64 bytes and of 128, with one warpgroup and with two."""
     fields: dict[str, Any] = {"block_n": 32}
-    if version != "phase1" and dims[0] > 64:
-        fields = {"block_m": 128, "block_n": 64, "warpgroups": 2}
+    if version != "scalar" and dims[0] > 64:
+        fields = {"block_m": 128, "block_n": 64}
     check(version, 1, 1, 40, 70, dims, fields=fields, schedules=1, dtype="bfloat16")
 
 
@@ -148,9 +147,9 @@ def test_every_head_dim_of_the_first_versions(version: str, dims: tuple[int, int
 @pytest.mark.parametrize(
     ("dims", "fields"),
     [
-        ((128, 128), {"block_m": 128, "warpgroups": 2}),
-        ((32, 32), {"block_m": 128, "block_n": 128, "warpgroups": 2}),
-        ((64, 64), {"block_m": 128, "warpgroups": 2, "stages": 4}),
+        ((128, 128), {"block_m": 128}),
+        ((32, 32), {"block_m": 128, "block_n": 128}),
+        ((64, 64), {"block_m": 128, "stages": 4}),
         ((96, 96), {}),
         ((192, 192), {"block_n": 32}),
         ((192, 128), {"block_n": 32}),
@@ -159,11 +158,11 @@ def test_every_head_dim_of_the_first_versions(version: str, dims: tuple[int, int
     ids=str,
 )
 def test_every_head_dim_on_sm120(dims: tuple[int, int], fields: dict[str, Any]) -> None:
-    check("p1", 1, 1, 40, 100, dims, fields=fields, target=SM120A, causal=True, dtype="bfloat16")
+    check("mma_sync", 1, 1, 40, 100, dims, fields=fields, target=SM120A, causal=True, dtype="bfloat16")
 
 
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize("version", ["a1", "a2", "a3", "a4", "p1"])
+@pytest.mark.parametrize("version", ["a1", "a2", "a3", "a4", "mma_sync"])
 def test_many_schedules_are_clean(version: str) -> None:
     """Rings of two slots wrap twice; in version a4 each CTA takes several tiles."""
     fields: dict[str, Any] = {"block_n": 32}
@@ -189,23 +188,26 @@ def test_persistent_ctas_take_several_tiles(q_stages: int) -> None:
 
 
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize("warpgroups", [1, 3])
-def test_one_warpgroup_and_three(warpgroups: int) -> None:
-    fields = {"block_m": 64 * warpgroups, "block_n": 32, "warpgroups": warpgroups}
-    check("a3", 1, 1, 200, 100, (32, 32), fields=fields)
+@pytest.mark.parametrize("block_m", [64, 192])
+def test_one_warpgroup_and_three(block_m: int) -> None:
+    check("a3", 1, 1, 200, 100, (32, 32), fields={"block_m": block_m, "block_n": 32})
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"block_m": 64}, "^block_m: got 64; allowed: 128"),
+        ({"version": "p1"}, "^version: got p1; allowed: scalar, a1"),
+        ({"block_m": 96}, "^block_m: got 96; allowed: 64, 128, 192"),
+        ({"block_m": 128, "blocks_per_sm": 2}, "^blocks_per_sm: got 2; allowed: 1 for several"),
+        ({"q_stages": 2}, "^q_stages: got 2; allowed: 1"),
+        ({"box_rows": 16}, "^box_rows: got 16; allowed: 0 without a cache"),
         ({"block_n": 72}, "^block_n: got 72"),
         ({"head_dim": 80}, "^head_dim, v_head_dim: got .80"),
     ],
 )
-def test_specs_that_cannot_be(fields: dict[str, Any], message: str) -> None:
+def test_configs_that_cannot_be(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        AttentionA3(**{"dtype": "float16", "head_dim": 64, "v_head_dim": 64, **fields})
+        replace(small_config("a3"), **fields)
 
 
 def test_large_logits() -> None:
@@ -214,18 +216,17 @@ def test_large_logits() -> None:
     out = np.empty(v.shape, np.float16)
     checked = check_attention(q, k, v, out=out, scale=1.0)
     problem = checked.problem
-    spec: AttentionSpec = VERSIONS["a4"]("float16", 64, 64, **SMALL["a4"])
-    assert emulated(checked, spec, SM90A)[0].is_clean
+    assert emulated(checked, small_config("a4", problem), SM90A)[0].is_clean
     wanted, _ = attend(q[0], k[0], v[0], problem.scale, problem.limits, problem.softcap)
     np.testing.assert_allclose(out[0].astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
 
 
 def test_the_sample() -> None:
-    made = a4_sample(SM90A, heads=1, q_length=70, k_length=100, dtype="bfloat16")
+    made = sample("a4", SM90A, heads=1, q_length=70, k_length=100, dtype="bfloat16")
     assert made.run(schedules=2).is_clean
     assert made.error() <= made.limit
     with pytest.raises(ArgumentError, match=r"^kv_heads: got 3"):
-        a4_sample(SM90A, kv_heads=3)
+        sample("a4", SM90A, kv_heads=3)
 
 
 def check_operands(
@@ -235,11 +236,9 @@ def check_operands(
     out, lse = np.empty(q.shape, q.dtype), np.empty((1, q.shape[2], q.shape[1]), np.float32)
     checked = check_attention(q, k, v, out=out, return_lse=True, sink=sink, **options)
     problem = checked.problem
-    masks = problem.is_causal, problem.has_window, problem.has_softcap, sink is not None
-    dims = q.shape[3], v.shape[3]
-    spec = VERSIONS[version](q.dtype.name, *dims, *masks, **(SMALL[version] | {"block_n": 16} | (fields or {})))
-    target = SM120A if version == "p1" else SM90A
-    assert emulated(checked, spec, target, lse)[0].is_clean
+    config = small_config(version, problem, **{"block_n": 16} | (fields or {}))
+    target = SM120A if version == "mma_sync" else SM90A
+    assert emulated(checked, config, target, lse)[0].is_clean
     wanted, sums = attend(q[0], k[0], v[0], problem.scale, problem.limits, problem.softcap, sink)
     np.testing.assert_allclose(out[0].astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
     np.testing.assert_allclose(lse[0], sums, rtol=1e-5, atol=1e-4)
@@ -252,7 +251,7 @@ def check_operands(
     [(0.5, {}), (8, {"causal": True}), (8, {"window": (50, 20)}), (0.5, {"sink": np.array([6, -np.inf], np.float32)})],
     ids=["full", "causal", "window", "sink"],
 )
-@pytest.mark.parametrize("version", ["a1", "a3", "a4", "p1"])
+@pytest.mark.parametrize("version", ["a1", "a3", "a4", "mma_sync"])
 def test_rows_whose_maximum_rises_again_and_again(version: str, scale: float, options: dict[str, Any]) -> None:
     """The last block comes first; logits of earlier keys are greater, some by little, whatever the scale."""
     q, k, v = (operand(1, 140, 2, 64, "float16", seed) for seed in (0, 1, 2))
@@ -264,19 +263,19 @@ def test_rows_whose_maximum_rises_again_and_again(version: str, scale: float, op
 
 @pytest.mark.slow
 @pytest.mark.parametrize("infinite", [slice(32, None), slice(0, 32), slice(16, 48), slice(0, None)], ids=str)
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", CHOICE.names)
 def test_blocks_of_logits_of_minus_infinity(version: str, infinite: slice) -> None:
     """Count as keys that are not seen: the last blocks, which come first, the first ones, some in between, and all."""
     q, k, v = (operand(1, length, 1, 64, "float16", seed) for seed, length in enumerate((20, 70, 70)))
     q[..., 0] = np.abs(q[..., 0]) + 1
     k[:, infinite, :, 0] = -np.inf
-    fields = {"block_n": 32} if version == "phase1" else {}
+    fields = {"block_n": 32} if version == "scalar" else {}
     for scale in (1.0, 1e-6, 1e6):
         check_operands(version, q, k, v, scale=scale, fields=fields)
 
 
 @pytest.mark.sweep(2)
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", CHOICE.names)
 def test_only_rows_with_a_logit_of_plus_infinity_are_nan(version: str) -> None:
     """As with torch.softmax: inf - inf. Their neighbors in a tile are as they were."""
     q, k, v = (operand(1, 70, 1, 64, "float16", seed) for seed in (0, 1, 2))
@@ -289,7 +288,7 @@ def test_only_rows_with_a_logit_of_plus_infinity_are_nan(version: str) -> None:
 
 
 @pytest.mark.sweep(2)
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", CHOICE.names)
 def test_a_query_with_a_nan_is_nan_alone(version: str) -> None:
     q, k, v = (operand(1, 70, 1, 64, "float16", seed) for seed in (0, 1, 2))
     q[0, 3, 0, 5] = np.nan

@@ -40,8 +40,8 @@ from cudatma import (
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.kernels.attention.choose import times as attention_times
+from cudatma.kernels.attention.config import CHOICE as ATTENTION_CHOICE
 from cudatma.kernels.attention.problem import Problem as AttentionProblem
-from cudatma.kernels.attention.versions import VERSIONS as ATTENTION_VERSIONS
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gemm.problem import LAYOUTS, kernel_name
@@ -275,7 +275,7 @@ def cases(space: MarlinWorkspace) -> dict[str, Callable[[], str]]:
         dense |= {f"gemm fp8 blocks v{one}": functools.partial(run_fp8, True, one) for one in (4, 5)}
     of_attention = {
         f"attention {version} {case}": functools.partial(run_attention, version, case)
-        for version in ATTENTION_VERSIONS
+        for version in ATTENTION_CHOICE.names
         for case in ATTENTION_CASES
         if detect().has_wgmma
     }

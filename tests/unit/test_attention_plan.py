@@ -7,8 +7,9 @@ import heapq
 import pytest
 
 from cudatma.kernels.attention.arguments import raster
+from cudatma.kernels.attention.config import AttentionConfig
 from cudatma.kernels.attention.problem import Problem
-from cudatma.kernels.attention.versions import AttentionA4
+from cudatma.kernels.attention.sample import small_config
 
 SMS = 132
 
@@ -17,8 +18,8 @@ def problem(batch: int, heads: int, kv_heads: int, length: int) -> Problem:
     return Problem(batch, heads, kv_heads, length, length, 128, 128, "float16", is_causal=True)
 
 
-def causal(block_m: int = 128, block_n: int = 128) -> AttentionA4:
-    return AttentionA4("float16", 128, 128, True, block_m=block_m, block_n=block_n, warpgroups=block_m // 64)
+def causal(block_m: int = 128, block_n: int = 128) -> AttentionConfig:
+    return small_config("a4", head_dim=128, v_head_dim=128, is_causal=True, block_m=block_m, block_n=block_n)
 
 
 @pytest.mark.parametrize("length", [512, 1024, 2048, 4096, 16384])

@@ -15,11 +15,10 @@ from cudatma.kernels.attention.arguments import attention_sizes, launch_argument
 from cudatma.kernels.attention.check import ATTENTION as NAME
 from cudatma.kernels.attention.check import VARLEN, check_attention, check_varlen
 from cudatma.kernels.attention.choose import ATTENTION, times
+from cudatma.kernels.attention.config import CHOICE, AttentionConfig
 from cudatma.kernels.attention.empty import fill_empty
 from cudatma.kernels.attention.problem import Problem, size_class
 from cudatma.kernels.attention.reference import reference
-from cudatma.kernels.attention.spec import AttentionSpec
-from cudatma.kernels.attention.versions import chosen_version
 from cudatma.kernels.choice_table import choice_table, choose
 from cudatma.kernels.engine import run
 from cudatma.kernels.gpu import Gpu
@@ -29,7 +28,6 @@ from cudatma.kernels.version import naming
 from cudatma.target import get_target
 
 P = TypeVar("P", bound=Problem)
-S = TypeVar("S", bound=AttentionSpec)
 
 
 def attention(
@@ -99,7 +97,7 @@ def attention(
     LaunchError, CompileError, DriverError, HazardError
         As for ``marlin_gemm``.
     """
-    number, asked_by = chosen_version(version)
+    number, asked_by = CHOICE.chosen(version)
     kinds = kinds_of(window, causal, scale, softcap, return_lse)
     options = causal, window, scale, softcap, return_lse, number, kinds
     with naming(asked_by):
@@ -127,7 +125,7 @@ def attention_varlen(
 ) -> Any:
     """Compute attention() of sequences of different lengths, each by itself.
 
-    On SM90 by version a3, on SM120 by p1.
+    On SM90 by version a3, on SM120 by mma_sync.
 
     Parameters
     ----------
@@ -170,7 +168,7 @@ def kinds_of(window: Any, *options: Any) -> tuple[type, ...]:
     return tuple(kinds)
 
 
-class AttentionOperation(Operation[P, S]):
+class AttentionOperation(Operation[P, AttentionConfig]):
     """The base of the operations of attention, whose launches have one kernel each."""
 
     joins_axes: ClassVar[bool] = False
@@ -180,11 +178,11 @@ class AttentionOperation(Operation[P, S]):
         """Return the batch, q_length and k_length of resized(), None if check() has to look at the call."""
 
     @abstractmethod
-    def specs(self, problem: P, gpu: Gpu) -> Iterator[S]:
+    def specs(self, problem: P, gpu: Gpu) -> Iterator[AttentionConfig]:
         """Yield every configuration that may serve the problem with other sizes, but the same kinds of limits."""
 
     @abstractmethod
-    def sizes_for(self, problem: P, config: S, gpu: Gpu) -> Callable[[P], Sizes]:
+    def sizes_for(self, problem: P, config: AttentionConfig, gpu: Gpu) -> Callable[[P], Sizes]:
         """Return a function that returns the sizes of every problem with the plan_key of this one."""
 
     def resized(
@@ -217,17 +215,19 @@ class AttentionOperation(Operation[P, S]):
         fill_empty(arrays, stream)
         return True
 
-    def kernels(self, problem: P, config: S) -> tuple[tuple[str, Any], ...]:
+    def kernels(self, problem: P, config: AttentionConfig) -> tuple[tuple[str, Any], ...]:
         """Return the one kernel."""
         return ((config.template, config),)
 
-    def arguments(self, problem: P, config: S, gpu: Gpu, resident: tuple[int, ...]) -> tuple[Arguments, ...]:
+    def arguments(
+        self, problem: P, config: AttentionConfig, gpu: Gpu, resident: tuple[int, ...]
+    ) -> tuple[Arguments, ...]:
         """Return the one launch."""
         sizes = self.sizes_for(problem, config, gpu)(problem)
         return (launch_arguments(problem, config, get_target(gpu.target), sizes),)
 
     def sizes(
-        self, problem: P, config: S, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
+        self, problem: P, config: AttentionConfig, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
     ) -> tuple[Sizes, ...]:
         """Return the sizes of the launch."""
         sizes = memo.get("sizes")
@@ -248,7 +248,7 @@ class AttentionOperation(Operation[P, S]):
                 yield spec.template, spec
 
 
-class Attention(AttentionOperation[Problem, AttentionSpec]):
+class Attention(AttentionOperation[Problem]):
     """attention as an operation."""
 
     name: ClassVar[str] = NAME
@@ -265,12 +265,12 @@ class Attention(AttentionOperation[Problem, AttentionSpec]):
         q, k = shapes[:2]
         return (q[0], q[1], k[1]) if q[0] == k[0] else None
 
-    def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> AttentionSpec:
+    def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> AttentionConfig:
         """Return the kernel for a problem."""
         key = size_class(problem.batch, problem.q_length, problem.k_length, problem.is_varlen)
         return choose(ATTENTION, problem, gpu, memo, key)
 
-    def specs(self, problem: Problem, gpu: Gpu) -> Iterator[AttentionSpec]:
+    def specs(self, problem: Problem, gpu: Gpu) -> Iterator[AttentionConfig]:
         """Yield all candidates: they are few, and most serve some lengths and batch."""
         yield from (spec for spec, _ in times(problem, np.ones(1, np.int64), gpu))
         yield from every_entry_spec(ATTENTION, problem, gpu)
@@ -280,7 +280,7 @@ class Attention(AttentionOperation[Problem, AttentionSpec]):
         table = choice_table(ATTENTION, checked.problem, gpu, max_m)
         return [checked.problem.with_queries(m) for m in table.starts if m <= max_m]
 
-    def sizes_for(self, problem: Problem, config: AttentionSpec, gpu: Gpu) -> Callable[[Problem], Sizes]:
+    def sizes_for(self, problem: Problem, config: AttentionConfig, gpu: Gpu) -> Callable[[Problem], Sizes]:
         """Return a function that returns the sizes."""
         return attention_sizes(problem, config, gpu.sm_count)
 

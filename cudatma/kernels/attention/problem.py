@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any, NamedTuple, TypeVar
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, counted
+from cudatma.kernels.attention.parameters import OPTIONS
 from cudatma.kernels.family import MAX_EXTENT
 
 #: Types of q, k, v and the result, and their names in wgmma.
@@ -16,8 +17,6 @@ OPERAND_TYPES = {"float16": "f16", "bfloat16": "bf16"}
 CACHE_TYPE = "float8_e4m3fn"
 #: Head dims of q and k, and of v.
 HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128))
-#: Versions of the kernel, the baseline first.
-VERSION_NAMES = ("phase1", "a1", "a2", "a3", "a4", "p1")
 #: TMA requires addresses and strides to be multiples of 16 bytes, and strides to be below 2**40 bytes.
 ALIGNMENT, STRIDE_LIMIT = 16, 1 << 40
 #: Steps of rounded_up() between two powers of two.
@@ -140,7 +139,7 @@ class Problem:
     is_varlen : bool
         Whether the sequences have different lengths and follow one another.
     version : str
-        One of VERSION_NAMES, "" for any.
+        A version of the kernel, "" for any.
     scale, softcap : float
         Factor of the products of q and k, and the cap of the logits, 0 for none.
     limits : Mask
@@ -190,8 +189,6 @@ class Problem:
             raise ArgumentError("head_dim", f"{self.head_dim} of q and k, {self.v_head_dim} of v", shown)
         if not isinstance(self.dtype, str) or self.dtype not in OPERAND_TYPES:
             raise ArgumentTypeError("dtype", self.dtype, ", ".join(OPERAND_TYPES))
-        if self.version not in ("", *VERSION_NAMES):
-            raise ArgumentError("version", self.version, ", ".join(VERSION_NAMES))
 
     @property
     def group(self) -> int:
@@ -301,8 +298,8 @@ class Problem:
         told = [f"{queries}, {counted(self.k_length, 'key')}, head dim {dims}, {self.dtype}"]
         told += [counted(self.heads, "head") if self.group == 1 else f"{self.heads}/{self.kv_heads} heads"]
         told += [f"batch of {self.batch}"] if self.batch > 1 else []
-        kinds = {"is_causal": "causal", "has_window": "window", "has_softcap": "softcap", "has_lse": "lse"}
-        kinds |= {"has_sink": "sinks", "is_varlen": "of different lengths"}
+        kinds = {option.field: option.words for option in OPTIONS}
+        kinds |= {"has_lse": "lse", "is_varlen": "of different lengths"}
         return ", ".join([*told, *(words for name, words in kinds.items() if getattr(self, name))])
 
     def as_json(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 // cudatma: kernels/attention_a3.cu.j2 for sm_90a
-// spec: AttentionA3
+// spec: AttentionConfig
+//   version = 'a3'
 //   dtype = 'bfloat16'
 //   head_dim = 64
 //   v_head_dim = 64
@@ -10,9 +11,11 @@
 //   block_m = 128
 //   block_n = 64
 //   stages = 2
-//   warpgroups = 2
+//   q_stages = 1
 //   blocks_per_sm = 1
 //   is_varlen = False
+//   is_paged = False
+//   box_rows = 0
 // 8 warps consume, 4 produce; a CTA takes 49224 B.
 // One stage holds
 //     8192 B  k 64 x 64 bfloat16, 128B swizzle
@@ -168,7 +171,7 @@ constexpr u32 V = 16384;
 constexpr u32 Q_BYTES = 2 * BLOCK_M * HEAD_DIM;
 constexpr u32 K_STAGE_BYTES = 2 * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = 2 * BLOCK_N * V_HEAD_DIM;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / 2, SPAN_VECTORS = SPAN_BYTES / 16;
-constexpr u32 SWIZZLE = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
 // Where 16 bytes of a row lie in a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
@@ -216,7 +219,8 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
     const u64 values = matrix_descriptor(v, BLOCK_N * SPAN_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     wgmma_fence();
 #pragma unroll
-    for (u32 n = 0; n < BLOCK_N; n += 16) wgmma_m64n64k16_f32_bf16_nt(output, p[n / 16], values + n * SPAN_BYTES / 16);
+    for (u32 n = 0; n < BLOCK_N; n += 16)
+        wgmma_m64n64k16_f32_bf16_nt(output, p[n / 16], values + n * SPAN_BYTES / 16);
     wgmma_commit_group();
 }
 

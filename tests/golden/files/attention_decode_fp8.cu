@@ -1,5 +1,6 @@
 // cudatma: kernels/attention_decode_fp8.cu.j2 for sm_90a
-// spec: AttentionDecodeFp8
+// spec: AttentionConfig
+//   version = 'decode_fp8'
 //   dtype = 'bfloat16'
 //   head_dim = 64
 //   v_head_dim = 64
@@ -10,7 +11,7 @@
 //   block_m = 16
 //   block_n = 128
 //   stages = 2
-//   warpgroups = 1
+//   q_stages = 1
 //   blocks_per_sm = 1
 //   is_varlen = False
 //   is_paged = True

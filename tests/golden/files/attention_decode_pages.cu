@@ -1,5 +1,6 @@
 // cudatma: kernels/attention_decode.cu.j2 for sm_90a
-// spec: AttentionDecode
+// spec: AttentionConfig
+//   version = 'decode'
 //   dtype = 'bfloat16'
 //   head_dim = 64
 //   v_head_dim = 64
@@ -10,7 +11,7 @@
 //   block_m = 64
 //   block_n = 64
 //   stages = 2
-//   warpgroups = 1
+//   q_stages = 1
 //   blocks_per_sm = 1
 //   is_varlen = False
 //   is_paged = True
@@ -164,7 +165,7 @@ constexpr u32 K = 0;
 constexpr u32 V = 16384;
 constexpr u32 K_STAGE_BYTES = 2 * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = 2 * BLOCK_N * V_HEAD_DIM;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / 2, SPAN_VECTORS = SPAN_BYTES / 16;
-constexpr u32 SWIZZLE = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
 // Where 16 bytes of a row lie in a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
@@ -212,7 +213,8 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
     const u64 values = matrix_descriptor(v, BLOCK_N * SPAN_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     wgmma_fence();
 #pragma unroll
-    for (u32 n = 0; n < BLOCK_N; n += 16) wgmma_m64n64k16_f32_bf16_nt(output, p[n / 16], values + n * SPAN_BYTES / 16);
+    for (u32 n = 0; n < BLOCK_N; n += 16)
+        wgmma_m64n64k16_f32_bf16_nt(output, p[n / 16], values + n * SPAN_BYTES / 16);
     wgmma_commit_group();
 }
 

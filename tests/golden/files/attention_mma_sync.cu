@@ -1,5 +1,6 @@
-// cudatma: kernels/attention_p1.cu.j2 for sm_120a
-// spec: AttentionP1
+// cudatma: kernels/attention_mma_sync.cu.j2 for sm_120a
+// spec: AttentionConfig
+//   version = 'mma_sync'
 //   dtype = 'bfloat16'
 //   head_dim = 64
 //   v_head_dim = 64
@@ -10,8 +11,11 @@
 //   block_m = 64
 //   block_n = 64
 //   stages = 2
-//   warpgroups = 1
+//   q_stages = 1
+//   blocks_per_sm = 1
 //   is_varlen = False
+//   is_paged = False
+//   box_rows = 0
 // 4 warps consume, 1 produce; a CTA takes 41032 B.
 // One stage holds
 //     8192 B  k 64 x 64 bfloat16, 128B swizzle
@@ -476,7 +480,7 @@ __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Proble
 // Attention, version p1: one warp loads keys and values into two rings by TMA, the others multiply by mma.sync. Each CTA computes one
 // tile.
 extern "C" __global__ void __launch_bounds__(160, 1)
-attention_p1_bf16_d64_causal_64x64_s2(
+attention_mma_sync_bf16_d64_causal_64x64_s2(
     const __grid_constant__ cudatma::TensorMap q_map,
     const __grid_constant__ cudatma::TensorMap k_map,
     const __grid_constant__ cudatma::TensorMap v_map,
