@@ -116,8 +116,8 @@ _MMA_SYNC_TILES: Tiles = {
     **dict.fromkeys([(64, 64), (96, 96), (128, 128)], (tile(m=128, n=64), tile(m=64, n=64))),
     **dict.fromkeys([(192, 192), (192, 128), (256, 256)], (tile(m=64, n=32),)),
 }
-#: Clocks are fitted to benchmarks/results/attention_tiles.json, but mma.sync's are estimates for a GeForce, which has an
-#: eighth of the rate.
+#: Clocks are fitted to benchmarks/results/attention_tiles.json. For mma.sync they are estimates for a GeForce, which has
+#: an eighth of the rate.
 PRESETS: Mapping[str, Preset] = {
     "scalar": Preset(
         idea="scalar loops over keys and values in shared memory",
