@@ -89,7 +89,7 @@ _ATTENTION = {
 
 
 #: Kernels that share another one's template.
-_TEMPLATES = {"decode_mma_sync": "attention_decode"}
+_TEMPLATES = dict.fromkeys(("decode_mma_sync", "decode_fp8"), "attention_decode")
 
 
 def _attention_entry(version: str, summary: str) -> KernelEntry:

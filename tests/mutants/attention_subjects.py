@@ -92,10 +92,11 @@ def _decode_call(spec: AttentionConfig) -> Callable[[], Call]:
 
 
 def decode_subjects() -> list[Subject]:
-    """Pages by TMA and by cp.async; keys and values in e4m3."""
+    """Return pages by TMA and by cp.async, mma.sync, and keys and values in e4m3."""
     specs = {
         "attention_decode/boxes": _config("decode", block_n=16, box_rows=16, is_paged=True),
         "attention_decode/rows": _config("decode", block_n=16, box_rows=0, is_paged=True),
+        "attention_decode_mma_sync/boxes": _config("decode_mma_sync", block_n=16, box_rows=16, is_paged=True),
         "attention_decode_fp8/boxes": _config("decode_fp8", block_n=64, box_rows=16, is_paged=True),
     }
     return [Subject(name, spec.template, spec, _decode_call(spec), _TARGET) for name, spec in specs.items()]

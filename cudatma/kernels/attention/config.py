@@ -214,7 +214,7 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "decode_fp8": Preset(
         idea="decode of e4m3 keys and values by mma.sync: each warp converts a quarter of a block's keys in registers",
-        template="kernels/attention_decode_fp8.cu.j2",
+        template="kernels/attention_decode.cu.j2",
         loader="producer_warp",
         mma="mma_sync",
         is_decode=True,

@@ -1,4 +1,4 @@
-// cudatma: kernels/attention_decode_fp8.cu.j2 for sm_90a
+// cudatma: kernels/attention_decode.cu.j2 for sm_90a
 // spec: AttentionConfig
 //   version = 'decode_fp8'
 //   dtype = 'bfloat16'
@@ -145,30 +145,14 @@ __device__ __forceinline__ Blocks part_of(const Blocks& blocks, u32 part, u32 pa
     return Blocks{blocks.begin + part * count / parts, blocks.begin + (part + 1) * count / parts};
 }
 
-// ---- Shared memory: slots of rows of e4m3 bytes, in spans as wide as the swizzle --------------------------------------------
+// ---- Shared memory: slots of rows, in spans as wide as the swizzle --------------------------------------------------------
 constexpr u32 CONSUMER_WARPS = 4;
-constexpr u32 WARP_KEYS = BLOCK_N / CONSUMER_WARPS;   // of a block, that a warp multiplies
 constexpr u32 STAGES = 2;   // blocks of keys, and of values
 constexpr u32 K = 0;   // offsets from a 1024-byte aligned base
 constexpr u32 V = 16384;
-constexpr u32 WARP_SUMS = 32768;
-constexpr u32 IS_LAST = 33280;
-constexpr u32 K_STAGE_BYTES = BLOCK_N * HEAD_DIM, V_STAGE_BYTES = BLOCK_N * V_HEAD_DIM;
-constexpr u32 SPAN_BYTES = 64, SPAN = SPAN_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
-constexpr u32 CONSUMERS_BARRIER = 1;   // number of the named barrier of the consumer warps
-
-// ---- Rings of keys and of values ----------------------------------------------------------------------------------------
-constexpr u32 K_BARRIERS = 33288;
-constexpr u32 V_BARRIERS = 33320;
-using Ring = TmaPipeline<STAGES>;
-
-// All threads of the CTA call it. One thread arrives for a loaded slot; each consumer warp releases it.
-__device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem) {
-    k_ring.attach(smem + K_BARRIERS);
-    if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);
-    v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
-}
-
+constexpr u32 KV_BYTES = 1;   // of an element
+constexpr u32 K_STAGE_BYTES = KV_BYTES * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * BLOCK_N * V_HEAD_DIM;
+constexpr u32 SPAN_BYTES = 64, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
 // Where 16 bytes of a row lie in a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
@@ -182,6 +166,7 @@ __device__ __forceinline__ u32 slot_offset(u32 row, u32 vector) {
 // ---- Products ---------------------------------------------------------------------------------------------------------
 // All warps have the same 16 rows, and each its own keys. A thread holds, of rows lane / 4 and lane / 4 + 8, scores of keys 2 (lane % 4)
 // and the next of every 8, and columns 4 (lane % 4) to 4 (lane % 4) + 3 of every 16 of the output: [f][i] and [f + 1][i] by turns.
+constexpr u32 WARP_KEYS = BLOCK_N / CONSUMER_WARPS;   // of a block, that a warp multiplies
 constexpr u32 SCORE_FRAGMENTS = WARP_KEYS / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
 typedef u32 Queries[HEAD_DIM / 16][4];
 typedef float Scores[SCORE_FRAGMENTS][4];
@@ -393,6 +378,27 @@ __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
     }
 }
 
+constexpr u32 CONSUMERS_BARRIER = 1;   // number of the named barrier of the consumer warps
+constexpr u32 IS_LAST = 33280;
+
+// ---- Rings of keys and of values ----------------------------------------------------------------------------------------
+constexpr u32 K_BARRIERS = 33288;
+constexpr u32 V_BARRIERS = 33320;
+using Ring = TmaPipeline<STAGES>;
+
+// All threads of the CTA call it. One thread arrives for a loaded slot; each consumer warp releases it.
+__device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem) {
+    k_ring.attach(smem + K_BARRIERS);
+    if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);
+    v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
+}
+
+// Releases the slot after this warp's ldmatrix have read it. The arrival must not overtake them.
+__device__ __forceinline__ void release_read_by_warp(const Ring& ring, u32 lane) {
+    __syncwarp();
+    if (lane == 0) ring.release();
+}
+
 // ---- Values beyond the end of a sequence ----------------------------------------------------------------------------------
 __device__ __forceinline__ void store_zeros(u32 smem) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" : : "r"(smem), "r"(0) : "memory");
@@ -560,12 +566,6 @@ __device__ __forceinline__ void combine(const Problem& problem, float* partials,
 }
 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
-// Gives a warp's slot back. The arrival must not overtake ldmatrix.
-__device__ __forceinline__ void release_read_by_warp(const Ring& ring, u32 lane) {
-    __syncwarp();
-    if (lane == 0) ring.release();
-}
-
 template <bool IsMasked>
 __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const Queries& queries, Ring& k_ring, Ring& v_ring,
                                              const Problem& problem, u32 smem, u32 block, u32 row, u32 warp, u32 lane) {
@@ -581,6 +581,8 @@ __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const Q
     release_read_by_warp(v_ring, lane);
     v_ring.advance();
 }
+
+constexpr u32 WARP_SUMS = 32768;
 
 // Where a warp's sums of a row lie: those of its columns in place of keys and values, and its maximum and sum.
 __device__ __forceinline__ u32 warp_row(u32 smem, u32 warp, u32 row) { return smem + K + 4 * (warp * BLOCK_M + row) * V_HEAD_DIM; }
@@ -673,9 +675,8 @@ __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Proble
 }
 }  // namespace cudatma
 
-// Attention of new queries to a cache of e4m3 keys and values. A CTA has 16 rows, which are queries of the heads that share one of k and
-// v, and a part of a sequence's keys. One warp loads; of each block, four warps multiply a quarter of the keys each.
-// The last CTA of a tile adds up the parts.
+// Attention of a few new queries to a cache. A CTA has the queries of all heads that share a head of k and v, and a part of the
+// sequence's keys. One warp loads, four warps multiply. The last CTA of a tile adds up the parts.
 extern "C" __global__ void __launch_bounds__(160, 1)
 attention_decode_fp8_bf16_d64_n128_s2_b1_paged16(
     const cudatma::u16* q,
@@ -709,15 +710,18 @@ attention_decode_fp8_bf16_d64_n128_s2_b1_paged16(
     if (blockIdx.y >= parts) return;   // this sequence has fewer parts than the longest
     const Blocks blocks = part_of(of_tile, blockIdx.y, parts);
     if (warp_index < CONSUMER_WARPS) {
+        const LogSums logs{lse};
         // The scale of the keys is one of the scores, that of the values one of the result.
         float& of_keys = sequence.scale_log2;
         if (k_scale != nullptr) of_keys *= k_scale[place.kv_head * problem.k_scale_step];
         if (of_keys < 1.2e-38f) of_keys = 1.2e-38f;   // zero times a masked score would be NaN
         const float of_values = v_scale != nullptr ? v_scale[place.kv_head * problem.v_scale_step] : problem.v_scale;
-        consume(k_ring, v_ring, sequence, of_values, smem, q, output_rows, LogSums{lse}, partials, counters, place, blocks, parts,
-                warp_index, laneid());
+        consume(k_ring, v_ring, sequence, of_values, smem, q, output_rows, logs, partials, counters, place, blocks, parts, warp_index,
+                laneid());
         return;
     }
-    if (elect_sync()) produce(k_ring, v_ring, sequence, smem, &k_map, &v_map, page_table, place, blocks);
+    if (elect_sync())
+        produce(k_ring, v_ring, sequence, smem, &k_map, &v_map, page_table, place,
+                blocks);
     __syncwarp();
 }
