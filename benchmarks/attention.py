@@ -33,8 +33,7 @@ from benchmarks.rivals.attention import ALWAYS, FA3, OPTIONAL, fa3
 from benchmarks.turns import Rival, chosen, entered, field_of, judged, precompile, timed, timing_method
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, TargetError, duration
-from cudatma.kernels.attention.attention import attention
-from cudatma.kernels.attention.choose import attention_explain
+from cudatma.kernels.attention.attention import attention, attention_explain
 
 #: Part of the result's root mean square by which it may be off; weights and the result are rounded.
 ALLOWED = {"float16": 2e-3, "bfloat16": 1.2e-2}

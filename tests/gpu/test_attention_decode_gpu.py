@@ -19,8 +19,7 @@ from cudatma.kernels.attention.check import check_decode
 from cudatma.kernels.attention.choose import decode_config
 from cudatma.kernels.attention.config import AttentionConfig
 from cudatma.kernels.attention.decode import DECODE_CALL, attention_decode
-from cudatma.kernels.attention.parameters import OPTIONS
-from cudatma.kernels.attention.problem import HEAD_DIMS
+from cudatma.kernels.attention.problem import HEAD_DIMS, OPTIONS
 from cudatma.kernels.attention.sample import small_config
 from cudatma.kernels.calls import calls_of
 from cudatma.kernels.gpu import gpu_of

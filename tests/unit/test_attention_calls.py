@@ -14,9 +14,8 @@ import pytest
 
 from cudatma.arrays import ArrayInfo, dense_strides
 from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError
-from cudatma.kernels.attention.attention import VARLEN_CALL, attention, attention_varlen
+from cudatma.kernels.attention.attention import VARLEN_CALL, attention, attention_explain, attention_varlen
 from cudatma.kernels.attention.check import check_attention, check_varlen
-from cudatma.kernels.attention.choose import attention_explain
 from cudatma.kernels.attention.config import CHOICE
 from cudatma.kernels.attention.decode import attention_decode
 

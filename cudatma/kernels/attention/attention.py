@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -9,23 +10,28 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo
+from cudatma.arrays import ArrayInfo, describe, with_cupy
+from cudatma.backend import backend_for
 from cudatma.kernels.arguments import Arguments, Sizes
 from cudatma.kernels.attention.arguments import attention_sizes, launch_arguments
 from cudatma.kernels.attention.check import ATTENTION as NAME
 from cudatma.kernels.attention.check import VARLEN, check_attention, check_varlen
 from cudatma.kernels.attention.choose import ATTENTION, times
 from cudatma.kernels.attention.config import CHOICE, AttentionConfig
-from cudatma.kernels.attention.empty import fill_empty
 from cudatma.kernels.attention.problem import Problem, size_class
 from cudatma.kernels.attention.reference import reference
+from cudatma.kernels.checks import check_backend
 from cudatma.kernels.choice_table import choice_table, choose
 from cudatma.kernels.engine import run
+from cudatma.kernels.explain import Explanation, explained, explained_gpu
 from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.host import host_array
 from cudatma.kernels.operation import Checked, Operation
 from cudatma.kernels.overrides import every_entry_spec
+from cudatma.kernels.schedule import Schedule, ceil_div
 from cudatma.kernels.version import naming
-from cudatma.target import get_target
+from cudatma.library_streams import working_on
+from cudatma.target import Target, get_target
 
 P = TypeVar("P", bound=Problem)
 
@@ -160,12 +166,84 @@ def attention_varlen(
     return run(VARLEN_CALL, inputs, out, options, stream, backend, numbers=longest)
 
 
+def attention_explain(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    sink: Any = None,
+    out: Any = None,
+    return_lse: bool = False,
+    version: str = "auto",
+    backend: str | None = None,
+    stream: Any = None,
+    target: str | Target | None = None,
+) -> Explanation:
+    """What attention() would run with these arguments, why, and how long it should take. Launches and compiles nothing.
+
+    target: of an imagined GPU, "sm_120a", instead of the arrays'. Host arrays: for an H200, or a GPU of
+    $CUDATMA_TARGET. backend, stream: as attention takes them; they change nothing here. Raises as attention does, and
+    ArgumentError where there is nothing to compute.
+    """
+    name, asked_by = CHOICE.chosen(version)
+    options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "return_lse": return_lse}
+    problem = check_attention(q, k, v, sink, out=out, version=name, **options).problem
+    first = describe(q, "q")
+    if backend is not None:
+        check_backend(first, "q", backend_for("attention", backend))
+    problem.check_not_empty()
+    gpu = explained_gpu(first.device, target)
+
+    def cut(spec: Any) -> Schedule:
+        tiles = ceil_div(problem.q_length, spec.block_m), problem.batch * problem.heads
+        return Schedule(spec.ctas(problem, gpu.sm_count), *tiles, ceil_div(problem.k_length, spec.block_n), 0)
+
+    with naming(asked_by):
+        found = explained(ATTENTION, problem, gpu, cut=cut)
+    if not name:
+        return found
+    return replace(found, decision=replace(found.decision, why=f"{found.decision.why} by {asked_by}"))
+
+
 def kinds_of(window: Any, *options: Any) -> tuple[type, ...]:
     """Return the types of options: 1 may be valid where True, which is equal, is not."""
     kinds = [option.__class__ for option in options]
     if isinstance(window, tuple):
         kinds += [side.__class__ for side in window]
     return tuple(kinds)
+
+
+def fill_empty(arrays: Mapping[str, ArrayInfo], stream: int | None) -> None:
+    """Write zeros to ``out``, and -inf or the heads' sinks to ``lse``; on a device on a stream, by its handle."""
+    _fill(arrays["out"], 0.0, stream)
+    if "lse" in arrays:
+        _fill(arrays["lse"], arrays.get("sink", -math.inf), stream)
+
+
+def _fill(info: ArrayInfo, value: float | ArrayInfo, stream: int | None) -> None:
+    """Write a number, or one for each head, the last dimension but one, to all elements of an array."""
+    if info.device is None:
+        host_array(info)[...] = host_array(value)[:, None] if isinstance(value, ArrayInfo) else value
+        return
+
+    def write(array: Any, of_heads: Any) -> None:
+        array[...] = value if of_heads is None else of_heads[:, None]
+
+    owner = value.owner if isinstance(value, ArrayInfo) else None
+    if info.kind == "torch":
+        with working_on("torch", info.device, stream):
+            write(info.owner, owner)
+        return
+
+    def of_cupy(cupy: Any) -> None:
+        with cupy.cuda.Device(info.device), working_on("cupy", info.device, stream):
+            write(cupy.asarray(info.owner), None if owner is None else cupy.asarray(owner))
+
+    with_cupy("cupy.ndarray.fill", of_cupy)
 
 
 class AttentionOperation(Operation[P, AttentionConfig]):

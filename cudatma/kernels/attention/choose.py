@@ -1,4 +1,4 @@
-"""Which version and configuration of attention serves a problem, and why."""
+"""Which version and configuration of attention serves a problem."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.arrays import describe
-from cudatma.backend import backend_for
 from cudatma.errors import ArgumentError
-from cudatma.kernels.attention.check import check_attention
 from cudatma.kernels.attention.config import (
     CHOICE,
     LEAST_BOX_ROWS,
     PRESETS,
     PROBLEM_FIELDS,
     AttentionConfig,
+    Preset,
 )
-from cudatma.kernels.attention.parameters import DUMPED_OPTIONS, OPTIONS
-from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES, DecodeProblem, Problem
-from cudatma.kernels.checks import check_backend
+from cudatma.kernels.attention.problem import (
+    DUMPED_OPTIONS,
+    HEAD_DIMS,
+    OPERAND_TYPES,
+    OPTIONS,
+    DecodeProblem,
+    KernelOption,
+    Problem,
+)
 from cudatma.kernels.cost import no_kernel, runs
-from cudatma.kernels.explain import Explanation, explained, explained_gpu
 from cudatma.kernels.family import Family, Option, Times
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.schedule import Schedule, ceil_div
-from cudatma.kernels.version import naming
 from cudatma.target import Target, get_target
 
 #: Stages that a ring gains from: each has its own keys and values, so that two are enough.
@@ -50,7 +51,7 @@ def _tiles(problem: Problem, versions: Iterable[str]) -> Iterator[AttentionConfi
     given = {name: getattr(problem, name) for name in PROBLEM_FIELDS}
     for version in versions:
         preset = PRESETS[version]
-        if problem.has_sink not in preset.has_sink:
+        if _lacking(preset, problem):
             continue
         given["is_varlen"] = problem.is_varlen and True in preset.is_varlen
         for fields in preset.tiles[problem.head_dim, problem.v_head_dim]:
@@ -58,6 +59,11 @@ def _tiles(problem: Problem, versions: Iterable[str]) -> Iterator[AttentionConfi
                 for q_stages in reversed(preset.q_stages):
                     own: dict[str, Any] = {"stages": preset.stages[0], "q_stages": q_stages}
                     yield AttentionConfig(version=version, **given, **fields, **own)
+
+
+def _lacking(preset: Preset, problem: Problem) -> list[KernelOption]:
+    """Return the problem's options that a version does not support."""
+    return [option for option in OPTIONS if option.name in preset.lacks and getattr(problem, option.field)]
 
 
 def _with_longest_ring(config: AttentionConfig, target: Target) -> AttentionConfig | None:
@@ -99,8 +105,9 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AttentionC
     preset, user = PRESETS[versions[0]], f"version {problem.version} of attention" if problem.version else "attention"
     for feature in preset.features:
         target.require(feature, user)
-    if problem.has_sink not in preset.has_sink:
-        raise ArgumentError("sink", "an array", f"None for version {problem.version}", 'version="auto"')
+    for option in _lacking(preset, problem):
+        got = "an array" if option.parameters else "a value"
+        raise ArgumentError(option.name, got, f"None for version {problem.version}", 'version="auto"')
     tiles = (one for one in _tiles(problem, versions) if _pays(one, problem, target) and runs(one, problem, target))
     configs = [config for one in tiles if (config := _with_longest_ring(one, target)) is not None]
     if not configs:
@@ -175,7 +182,7 @@ def dump_specs(version: str, target: Target) -> list[AttentionConfig]:
             chosen = [chosen[index % len(chosen)]]
         for number, config in enumerate(chosen):
             options = dumped_options(index + number)
-            options["has_sink"] &= True in preset.has_sink
+            options |= {option.field: False for option in OPTIONS if option.name in preset.lacks}
             longest = _with_longest_ring(replace(config, **options), target)
             if longest is not None and runs(longest, problem, target):
                 found.append(longest)
@@ -199,46 +206,3 @@ def dumped_options(index: int) -> dict[str, Any]:
     """Return the fields of one of DUMPED_OPTIONS, by turns."""
     names = DUMPED_OPTIONS[index % len(DUMPED_OPTIONS)]
     return {option.field: option.name in names for option in OPTIONS}
-
-
-def attention_explain(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    causal: bool = False,
-    scale: float | None = None,
-    window: tuple[int | None, int | None] | None = None,
-    softcap: float | None = None,
-    sink: Any = None,
-    out: Any = None,
-    return_lse: bool = False,
-    version: str = "auto",
-    backend: str | None = None,
-    stream: Any = None,
-    target: str | Target | None = None,
-) -> Explanation:
-    """What attention() would run with these arguments, why, and how long it should take. Launches and compiles nothing.
-
-    target: of an imagined GPU, "sm_120a", instead of the arrays'. Host arrays: for an H200, or a GPU of
-    $CUDATMA_TARGET. backend, stream: as attention takes them; they change nothing here. Raises as attention does, and
-    ArgumentError where there is nothing to compute.
-    """
-    name, asked_by = CHOICE.chosen(version)
-    options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "return_lse": return_lse}
-    problem = check_attention(q, k, v, sink, out=out, version=name, **options).problem
-    first = describe(q, "q")
-    if backend is not None:
-        check_backend(first, "q", backend_for("attention", backend))
-    problem.check_not_empty()
-    gpu = explained_gpu(first.device, target)
-
-    def cut(spec: Any) -> Schedule:
-        tiles = ceil_div(problem.q_length, spec.block_m), problem.batch * problem.heads
-        return Schedule(spec.ctas(problem, gpu.sm_count), *tiles, ceil_div(problem.k_length, spec.block_n), 0)
-
-    with naming(asked_by):
-        found = explained(ATTENTION, problem, gpu, cut=cut)
-    if not name:
-        return found
-    return replace(found, decision=replace(found.decision, why=f"{found.decision.why} by {asked_by}"))

@@ -18,7 +18,6 @@ from cudatma.kernels.attention.parameters import (
     KV_SCALES,
     MEMBERS,
     OFFSETS,
-    OPTIONS,
     OUTPUT_ROWS,
     PAGES,
     PARAMETER_TYPES,
@@ -26,9 +25,8 @@ from cudatma.kernels.attention.parameters import (
     RASTER,
     TILES,
     VARLEN,
-    KernelOption,
 )
-from cudatma.kernels.attention.problem import CACHE_TYPE, HEAD_DIMS, OPERAND_TYPES, Problem
+from cudatma.kernels.attention.problem import CACHE_TYPE, HEAD_DIMS, OPERAND_TYPES, OPTIONS, KernelOption, Problem
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import Member
@@ -51,12 +49,13 @@ def tile(*, m: int, n: int, ctas: int = 1) -> dict[str, Any]:
 class Preset:
     """A version of the kernel. The defaults describe version a2.
 
-    loader: what loads q, k and v: all threads by plain loads ("threads") or by cp.async ("cp_async"), a thread of the
-    consumers by TMA ("consumers"), or a warp of its own by TMA ("producer_warp"), with rings for keys and for values.
-    schedule: a CTA computes one tile ("one_tile"), or tiles in turn ("persistent"), whose results leave by TMA. mma:
-    "scalar", "wgmma" or "mma_sync". is_decode: whether it is attention_decode()'s kernel. kv_bytes: of an element of k
-    and v. tiles: those that the choice ranks; the first of equal ones is chosen. clocks: the cost model's for each of
-    them. The other fields list the values of a config's field.
+    idea: what it adds. loader: what loads q, k and v: all threads by plain loads ("threads") or by cp.async
+    ("cp_async"), a thread of the consumers by TMA ("consumers"), or a warp of its own by TMA ("producer_warp"), with
+    rings for keys and for values. schedule: a CTA computes one tile ("one_tile"), or tiles in turn ("persistent"),
+    whose results leave by TMA. mma: "scalar", "wgmma" or "mma_sync". is_decode: whether it is attention_decode()'s
+    kernel. kv_bytes: of an element of k and v. lacks: names of OPTIONS without a kernel. tiles: those that the choice
+    ranks; the first of equal ones is chosen. clocks: the cost model's for each of them. The other fields list the
+    values of a config's field.
     """
 
     idea: str
@@ -68,7 +67,7 @@ class Preset:
     kv_bytes: int = 2
     tiles: Tiles
     clocks: tuple[Clocks, ...] = ()
-    has_sink: tuple[bool, ...] = (False, True)
+    lacks: tuple[str, ...] = ()
     block_m: tuple[int, ...] = (64, 128)
     block_n: tuple[int, ...] = tuple(range(16, 257, 16))
     stages: tuple[int, ...] = tuple(range(2, 9))
@@ -116,15 +115,15 @@ _MMA_SYNC_TILES: Tiles = {
     **dict.fromkeys([(64, 64), (96, 96), (128, 128)], (tile(m=128, n=64), tile(m=64, n=64))),
     **dict.fromkeys([(192, 192), (192, 128), (256, 256)], (tile(m=64, n=32),)),
 }
-#: Clocks are fitted to benchmarks/results/attention_tiles.json. For mma.sync they are estimates for a GeForce, which has
-#: an eighth of the rate.
+#: Clocks are fitted to benchmarks/results/attention_tiles.json. For mma.sync they are estimates for a GeForce, whose
+#: tensor cores have an eighth of the rate.
 PRESETS: Mapping[str, Preset] = {
     "scalar": Preset(
         idea="scalar loops over keys and values in shared memory",
         template="kernels/attention_scalar.cu.j2",
         loader="threads",
         mma="scalar",
-        has_sink=(False,),
+        lacks=("sink",),
         block_m=(32,),
         block_n=(16, 32),
         stages=(1,),
@@ -236,7 +235,7 @@ CHOICE = Versions(
 
 #: Fields of a config that the problem gives, and fields whose values the preset lists.
 PROBLEM_FIELDS = ("dtype", "head_dim", "v_head_dim", *(option.field for option in OPTIONS))
-_LISTED = ("has_sink", "block_m", "block_n", "stages", "q_stages", "blocks_per_sm", "is_varlen", "is_paged")
+_LISTED = ("block_m", "block_n", "stages", "q_stages", "blocks_per_sm", "is_varlen", "is_paged")
 #: Rows of a warpgroup's wgmma.
 _WARPGROUP_ROWS = 64
 #: The least rows of a box: the swizzle repeats every 8 rows.
@@ -337,8 +336,9 @@ class AttentionConfig(TiledKernel):
     @property
     def allowed(self) -> Mapping[str, tuple[Any, ...]]:
         """The values of fields that do not depend on others."""
-        options = {option.field: (False, True) for option in OPTIONS}
-        return options | {name: getattr(self.preset, name) for name in _LISTED}
+        preset = self.preset
+        options = {option.field: (False,) if option.name in preset.lacks else (False, True) for option in OPTIONS}
+        return options | {name: getattr(preset, name) for name in _LISTED}
 
     # The version.
 

@@ -1,41 +1,13 @@
-"""Launch parameters of attention's kernels, members of their ``Problem`` struct, and options that change a kernel."""
+"""Launch parameters of attention's kernels, and the members of their ``Problem`` struct."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
+from cudatma.kernels.attention.problem import OPTIONS
 from cudatma.kernels.launch_struct import MEMBERS as WORK_MEMBERS
 from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP
-
-
-class KernelOption(NamedTuple):
-    """An option of the public functions that changes the kernel.
-
-    field: the bool of Problem and of AttentionConfig. name: in the kernel's entry. words: in descriptions. parameters:
-    launch parameters and their types in CUDA. members: members of the struct that the kernel reads.
-    """
-
-    field: str
-    name: str
-    words: str
-    parameters: Mapping[str, str] = {}
-    members: tuple[Member, ...] = ()
-
-
-_UPPER = Member("upper", "u32", "query i sees keys below i + upper, a signed number")
-_LOWER = Member("lower", "u32", "query i sees keys from i + lower on, a signed number")
-_CAP_SCALE = Member("cap_scale", "float", "scale of the scores in the cap's tanh")
-#: In the order of names in an entry.
-OPTIONS = (
-    KernelOption(field="is_causal", name="causal", words="causal", members=(_UPPER,)),
-    KernelOption(field="has_window", name="window", words="window", members=(_UPPER, _LOWER)),
-    KernelOption(field="has_softcap", name="softcap", words="softcap", members=(_CAP_SCALE,)),
-    KernelOption(field="has_sink", name="sink", words="sinks", parameters={"sink": "const float*"}),
-)
-#: Names of the options of representative kernels, for dumps and compile checks.
-DUMPED_OPTIONS = ((), ("causal",), ("causal", "window", "sink"), ("window", "softcap"))
 
 #: Offsets of sequences of different lengths.
 OFFSETS = ("cu_seqlens_q", "cu_seqlens_k")

@@ -8,8 +8,8 @@ from itertools import product
 from typing import Any, NamedTuple, TypeVar
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, counted
-from cudatma.kernels.attention.parameters import OPTIONS
 from cudatma.kernels.family import MAX_EXTENT
+from cudatma.kernels.launch_struct import Member
 
 #: Types of q, k, v and the result, and their names in wgmma.
 OPERAND_TYPES = {"float16": "f16", "bfloat16": "bf16"}
@@ -21,6 +21,34 @@ HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (
 ALIGNMENT, STRIDE_LIMIT = 16, 1 << 40
 #: Steps of rounded_up() between two powers of two.
 _STEPS = 8
+
+
+class KernelOption(NamedTuple):
+    """An option of the public functions that changes the kernel.
+
+    field: the bool of Problem and of AttentionConfig. name: in the kernel's entry. words: in descriptions. parameters:
+    launch parameters and their types in CUDA. members: members of the struct that the kernel reads.
+    """
+
+    field: str
+    name: str
+    words: str
+    parameters: Mapping[str, str] = {}
+    members: tuple[Member, ...] = ()
+
+
+_UPPER = Member("upper", "u32", "query i sees keys below i + upper, a signed number")
+_LOWER = Member("lower", "u32", "query i sees keys from i + lower on, a signed number")
+_CAP_SCALE = Member("cap_scale", "float", "scale of the scores in the cap's tanh")
+#: In the order of names in an entry.
+OPTIONS = (
+    KernelOption(field="is_causal", name="causal", words="causal", members=(_UPPER,)),
+    KernelOption(field="has_window", name="window", words="window", members=(_UPPER, _LOWER)),
+    KernelOption(field="has_softcap", name="softcap", words="softcap", members=(_CAP_SCALE,)),
+    KernelOption(field="has_sink", name="sink", words="sinks", parameters={"sink": "const float*"}),
+)
+#: Names of the options of representative kernels, for dumps and compile checks.
+DUMPED_OPTIONS = ((), ("causal",), ("causal", "window", "sink"), ("window", "softcap"))
 
 
 def rounded_up(size: int) -> int:

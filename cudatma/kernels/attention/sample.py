@@ -19,7 +19,7 @@ from cudatma.kernels.attention.check import check_attention, check_decode
 from cudatma.kernels.attention.choose import decode_config
 from cudatma.kernels.attention.config import PRESETS, PROBLEM_FIELDS, AttentionConfig, tile
 from cudatma.kernels.attention.decode import DECODE_CALL
-from cudatma.kernels.attention.problem import OPERAND_TYPES, Layout, Layouts, Mask, Problem
+from cudatma.kernels.attention.problem import OPERAND_TYPES, OPTIONS, Layout, Layouts, Mask, Problem
 from cudatma.kernels.choosing import Listed, pinned
 from cudatma.kernels.engine import host_workspace, launch_of
 from cudatma.kernels.gpu import imagined_gpu
@@ -166,8 +166,9 @@ class AttentionTrial:
         v, out = (*k[:3], problem.v_head_dim), (*q[:3], problem.v_head_dim)
         self.out = empty_rows(math.prod(out[:3]), out[3], dtype)
         steady = {"q": _operand(q, dtype, 0), "out": _shaped(self.out, out)}
-        if problem.has_sink:
-            steady["sink"] = describe(cupy.zeros(problem.heads, "float32"))
+        for option in OPTIONS:
+            if getattr(problem, option.field):
+                steady |= {name: describe(cupy.zeros(problem.heads, "float32")) for name in option.parameters}
         for copy in range(cold_copies(2 * batch * k[1] * k[2] * (k[3] + v[3]))):
             cold = {"k": _operand(k, dtype, 2 * copy + 1), "v": _operand(v, dtype, 2 * copy + 2)}
             self._arrays.append(steady | cold)

@@ -710,7 +710,7 @@ attention_decode_fp8_bf16_d64_n128_s2_b1_paged16(
     if (blockIdx.y >= parts) return;   // this sequence has fewer parts than the longest
     const Blocks blocks = part_of(of_tile, blockIdx.y, parts);
     if (warp_index < CONSUMER_WARPS) {
-        const LogSums logs{lse};
+        const LogSums logs = LogSums{lse};
         // The scale of the keys is one of the scores, that of the values one of the result.
         float& of_keys = sequence.scale_log2;
         if (k_scale != nullptr) of_keys *= k_scale[place.kv_head * problem.k_scale_step];

@@ -727,7 +727,7 @@ attention_decode_bf16_d64_sink_n64_s2_b1_paged16(
     if (blockIdx.y >= parts) return;   // this sequence has fewer parts than the longest
     const Blocks blocks = part_of(of_tile, blockIdx.y, parts);
     if (warp_index < CONSUMER_WARPS) {
-        const LogSums logs{lse, sink};
+        const LogSums logs = LogSums{lse, sink};
         consume(k_ring, v_ring, sequence, smem, q, output_rows, logs, partials, counters, place, blocks, parts, warp_index, laneid());
         return;
     }

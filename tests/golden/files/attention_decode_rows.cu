@@ -733,7 +733,7 @@ attention_decode_f16_d64_n64_s2_b1_rows(
     if (blockIdx.y >= parts) return;   // this sequence has fewer parts than the longest
     const Blocks blocks = part_of(of_tile, blockIdx.y, parts);
     if (warp_index < CONSUMER_WARPS) {
-        const LogSums logs{lse};
+        const LogSums logs = LogSums{lse};
         consume(k_ring, v_ring, sequence, smem, q, output_rows, logs, partials, counters, place, blocks, parts, warp_index, laneid());
         return;
     }
