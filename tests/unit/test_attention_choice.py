@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from cudatma.kernels.attention.problem import HEAD_DIMS, Problem
 from cudatma.kernels.attention.sample import small_config
 from cudatma.kernels.choosing import decide
 from cudatma.kernels.gpu import H200, imagined_gpu
-from cudatma.kernels.tuning_file import FILE_VARIABLE, Entry, GpuClass, store_entry
+from cudatma.kernels.tuning_file import FILE_VARIABLE, Entry, GpuClass, parse_entry, store_entry
+from cudatma.target import get_target
 
 
 @pytest.mark.parametrize("version", ["", "a1", "a2", "a3", "a4"])
@@ -134,3 +136,11 @@ def test_a_tuning_entry_serves_nearby_lengths(
         assert (decision.source, decision.spec) == ("tuned", spec)
     assert decide(ATTENTION, far, H200).source == "rule"
     choice_table.forget()
+
+
+@pytest.mark.parametrize("changes", [{"kernel": "p1"}, {"kernel": "decode"}, {"revision": 4}], ids=str)
+def test_entries_for_former_kernels_are_refused_with_a_remedy(changes: dict[str, Any]) -> None:
+    raw = Entry(SELF, times(SELF, np.array([512]), H200)[0][0], 8.0, 10.0).as_json(ATTENTION)
+    assert parse_entry(raw, ATTENTION, get_target("sm_90a")).problem == SELF
+    with pytest.raises(ArgumentError, match=r"measure again with: cudatma tune attention --shape 512x128"):
+        parse_entry(raw | changes, ATTENTION, get_target("sm_90a"))

@@ -453,10 +453,6 @@ class AttentionConfig(TiledKernel):
         return 4 * self.warpgroups
 
     @property
-    def warp_tiles(self) -> int:
-        return self.consumer_warps
-
-    @property
     def producer_warps(self) -> int:
         """Warps that load; setmaxnreg acts on whole warpgroups."""
         return (4 if self.reallocates_registers else 1) if self.preset.loader == "producer_warp" else 0
@@ -522,11 +518,6 @@ class AttentionConfig(TiledKernel):
         return self.kv_bytes * self.block_n * (self.head_dim + self.v_head_dim)
 
     @property
-    def partial_bytes(self) -> int:
-        """0: schedule() divides no tile."""
-        return 0
-
-    @property
     def partial_row_bytes(self) -> int:
         """Bytes of a row in attention_decode()'s workspace: sums, their maximum and the sum of exponentials."""
         return 4 * (self.v_head_dim + 2)
@@ -579,13 +570,9 @@ class AttentionConfig(TiledKernel):
 
     # Choosing and tuning.
 
-    def tiles(self, problem: Problem) -> int:
-        """Return the tiles of all heads of the batch."""
-        return problem.batch * problem.heads * int(ceil_div(problem.q_length, self.block_m))
-
     def ctas(self, problem: Problem, sm_count: int) -> int:
         """Return the CTAs of a launch: one a tile, or one an SM if they are persistent."""
-        tiles = self.tiles(problem)
+        tiles = problem.batch * problem.heads * int(ceil_div(problem.q_length, self.block_m))
         return min(tiles, sm_count) if self.is_persistent else tiles
 
     def variants(self, problem: Problem) -> Iterator[Mapping[str, Any]]:
