@@ -29,20 +29,20 @@ SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
 LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
 #: An SM or two, so that persistent CTAs take several tiles.
 SMS = 2
-#: Heads, heads of k and v, queries, keys, options of the call.
-CASES: dict[str, tuple[int, int, int, int, dict[str, Any]]] = {
-    "tails": (1, 1, 65, 130, {}),
-    "one_query": (2, 1, 1, 65, {"causal": True}),
-    "grouped_causal": (4, 1, 70, 200, {"causal": True}),
-    "rows_without_keys": (1, 1, 130, 65, {"causal": True}),
-    "window": (1, 1, 130, 200, {"window": (70, 20)}),
-    "causal_window": (1, 1, 200, 260, {"causal": True, "window": (60, 0)}),
-    "softcap": (1, 1, 65, 70, {"softcap": 2.0, "causal": True}),
-    "left_limit": (1, 1, 100, 70, {"window": (30, None), "scale": 0.3}),
+#: Arguments of check(), options of the call included.
+CASES: dict[str, dict[str, Any]] = {
+    "tails": {"q_length": 65, "k_length": 130},
+    "one_query": {"heads": 2, "q_length": 1, "k_length": 65, "causal": True},
+    "grouped_causal": {"heads": 4, "q_length": 70, "k_length": 200, "causal": True},
+    "rows_without_keys": {"q_length": 130, "k_length": 65, "causal": True},
+    "window": {"q_length": 130, "k_length": 200, "window": (70, 20)},
+    "causal_window": {"q_length": 200, "k_length": 260, "causal": True, "window": (60, 0)},
+    "softcap": {"q_length": 65, "k_length": 70, "softcap": 2.0, "causal": True},
+    "left_limit": {"q_length": 100, "k_length": 70, "window": (30, None), "scale": 0.3},
 }
 
 
-def operand(batch: int, length: int, heads: int, dim: int, dtype: str, seed: int) -> Any:
+def operand(*, length: int, seed: int, batch: int = 1, heads: int = 1, dim: int = 64, dtype: str = "float16") -> Any:
     """Random heads of a transposed array, between NaNs."""
     kind = activation_type(dtype).numpy
     whole = np.full((batch, heads, length, dim + 8), np.nan, kind)
@@ -61,13 +61,13 @@ def emulated(checked: Any, config: AttentionConfig, target: Target, lse: Any = N
 
 def check(
     version: str,
-    heads: int,
-    kv_heads: int,
+    *,
     q_length: int,
     k_length: int,
-    dims: tuple[int, int] = (64, 64),
-    *,
     batch: int = 1,
+    heads: int = 1,
+    kv_heads: int = 1,
+    dims: tuple[int, int] = (64, 64),
     dtype: str = "float16",
     fields: dict[str, Any] | None = None,
     schedules: int = 2,
@@ -75,9 +75,9 @@ def check(
     sink: Any = None,
     **options: Any,
 ) -> None:
-    q = operand(batch, q_length, heads, dims[0], dtype, 0)
-    k = operand(batch, k_length, kv_heads, dims[0], dtype, 1)
-    v = operand(batch, k_length, kv_heads, dims[1], dtype, 2)
+    q = operand(batch=batch, length=q_length, heads=heads, dim=dims[0], dtype=dtype, seed=0)
+    k = operand(batch=batch, length=k_length, heads=kv_heads, dim=dims[0], dtype=dtype, seed=1)
+    v = operand(batch=batch, length=k_length, heads=kv_heads, dim=dims[1], dtype=dtype, seed=2)
     whole = np.full((batch, q_length, heads, dims[1] + 8), 7, q.dtype)
     out, lse = whole[..., : dims[1]], np.full((batch, heads, q_length), np.nan, np.float32)
     checked = check_attention(q, k, v, out=out, return_lse=True, sink=sink, **options)
@@ -98,10 +98,8 @@ def check(
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("version", CHOICE.names)
 def test_results_are_right_and_clean(version: str, case: str) -> None:
-    heads, kv_heads, q_length, k_length, options = CASES[case]
     dtype = ("float16", "bfloat16")[len(case) % 2]
-    schedules = 1 if version == "scalar" else 2
-    check(version, heads, kv_heads, q_length, k_length, dtype=dtype, schedules=schedules, **options)
+    check(version, dtype=dtype, schedules=1 if version == "scalar" else 2, **CASES[case])
 
 
 @pytest.mark.sweep(1)
@@ -109,7 +107,16 @@ def test_results_are_right_and_clean(version: str, case: str) -> None:
 def test_sinks(version: str) -> None:
     """Greater than all scores, less, and none; queries that see no key have nothing else."""
     sink = np.array([9, -4, -np.inf, 0.5], np.float32)
-    check(version, 4, 2, 70, 65, causal=True, sink=sink, target=SM120A if version == "mma_sync" else SM90A)
+    check(
+        version,
+        heads=4,
+        kv_heads=2,
+        q_length=70,
+        k_length=65,
+        causal=True,
+        sink=sink,
+        target=SM120A if version == "mma_sync" else SM90A,
+    )
 
 
 @pytest.mark.sweep(1)
@@ -129,7 +136,14 @@ def test_sinks(version: str) -> None:
 )
 @pytest.mark.parametrize("version", ["a3", "a4"])
 def test_every_head_dim(version: str, dims: tuple[int, int], fields: dict[str, Any]) -> None:
-    check(version, 1, 1, 200, 230, dims, fields=fields, causal=fields["block_n"] < 100 if "block_n" in fields else True)
+    check(
+        version,
+        q_length=200,
+        k_length=230,
+        dims=dims,
+        fields=fields,
+        causal=fields["block_n"] < 100 if "block_n" in fields else True,
+    )
 
 
 @pytest.mark.sweep(1)
@@ -140,7 +154,7 @@ def test_every_head_dim_of_the_first_versions(version: str, dims: tuple[int, int
     fields: dict[str, Any] = {"block_n": 32}
     if version != "scalar" and dims[0] > 64:
         fields = {"block_m": 128, "block_n": 64}
-    check(version, 1, 1, 40, 70, dims, fields=fields, schedules=1, dtype="bfloat16")
+    check(version, q_length=40, k_length=70, dims=dims, fields=fields, schedules=1, dtype="bfloat16")
 
 
 @pytest.mark.sweep(1)
@@ -158,7 +172,7 @@ def test_every_head_dim_of_the_first_versions(version: str, dims: tuple[int, int
     ids=str,
 )
 def test_every_head_dim_on_sm120(dims: tuple[int, int], fields: dict[str, Any]) -> None:
-    check("mma_sync", 1, 1, 40, 100, dims, fields=fields, target=SM120A, causal=True, dtype="bfloat16")
+    check("mma_sync", q_length=40, k_length=100, dims=dims, fields=fields, target=SM120A, causal=True, dtype="bfloat16")
 
 
 @pytest.mark.sweep(1)
@@ -168,7 +182,9 @@ def test_many_schedules_are_clean(version: str) -> None:
     fields: dict[str, Any] = {"block_n": 32}
     if version == "a4":
         fields["q_stages"] = 2
-    check(version, 3, 3, 66, 100, (32, 32), causal=True, fields=fields, schedules=8)
+    check(
+        version, heads=3, kv_heads=3, q_length=66, k_length=100, dims=(32, 32), causal=True, fields=fields, schedules=8
+    )
 
 
 @pytest.mark.slow
@@ -178,19 +194,29 @@ def test_causal_tiles_in_raster_groups(version: str, last: int, monkeypatch: pyt
     """Groups of one head of k, with the two of q that share it, and a longer last one."""
     monkeypatch.setattr(arguments, "_GROUP_BYTES", 1)
     monkeypatch.setattr(arguments, "_LAST_GROUPS", last)
-    check(version, 6, 3, 130, 130, (32, 32), batch=2, schedules=1, causal=True)
+    check(version, heads=6, kv_heads=3, q_length=130, k_length=130, dims=(32, 32), batch=2, schedules=1, causal=True)
 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("q_stages", [1, 2])
 def test_persistent_ctas_take_several_tiles(q_stages: int) -> None:
-    check("a4", 2, 2, 200, 70, (32, 32), causal=True, batch=2, fields={"q_stages": q_stages, "block_n": 32})
+    check(
+        "a4",
+        heads=2,
+        kv_heads=2,
+        q_length=200,
+        k_length=70,
+        dims=(32, 32),
+        causal=True,
+        batch=2,
+        fields={"q_stages": q_stages, "block_n": 32},
+    )
 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("block_m", [64, 192])
 def test_one_warpgroup_and_three(block_m: int) -> None:
-    check("a3", 1, 1, 200, 100, (32, 32), fields={"block_m": block_m, "block_n": 32})
+    check("a3", q_length=200, k_length=100, dims=(32, 32), fields={"block_m": block_m, "block_n": 32})
 
 
 @pytest.mark.parametrize(
@@ -211,8 +237,8 @@ def test_configs_that_cannot_be(fields: dict[str, Any], message: str) -> None:
 
 
 def test_large_logits() -> None:
-    q, k = (operand(1, 70, 1, 64, "float16", seed) * np.float16(30) for seed in (0, 1))
-    v = operand(1, 70, 1, 64, "float16", 2)
+    q, k = (operand(length=70, seed=seed) * np.float16(30) for seed in (0, 1))
+    v = operand(length=70, seed=2)
     out = np.empty(v.shape, np.float16)
     checked = check_attention(q, k, v, out=out, scale=1.0)
     problem = checked.problem
@@ -254,7 +280,7 @@ def check_operands(
 @pytest.mark.parametrize("version", ["a1", "a3", "a4", "mma_sync"])
 def test_rows_whose_maximum_rises_again_and_again(version: str, scale: float, options: dict[str, Any]) -> None:
     """The last block comes first; logits of earlier keys are greater, some by little, whatever the scale."""
-    q, k, v = (operand(1, 140, 2, 64, "float16", seed) for seed in (0, 1, 2))
+    q, k, v = (operand(length=140, heads=2, seed=seed) for seed in (0, 1, 2))
     q[..., 0] = np.abs(q[..., 0]) + 1
     k[..., 0] = np.linspace(60, 0, 140)[None, :, None]
     q *= np.float16(0.5 / scale)
@@ -266,7 +292,7 @@ def test_rows_whose_maximum_rises_again_and_again(version: str, scale: float, op
 @pytest.mark.parametrize("version", CHOICE.names)
 def test_blocks_of_logits_of_minus_infinity(version: str, infinite: slice) -> None:
     """Count as keys that are not seen: the last blocks, which come first, the first ones, some in between, and all."""
-    q, k, v = (operand(1, length, 1, 64, "float16", seed) for seed, length in enumerate((20, 70, 70)))
+    q, k, v = (operand(length=length, seed=seed) for seed, length in enumerate((20, 70, 70)))
     q[..., 0] = np.abs(q[..., 0]) + 1
     k[:, infinite, :, 0] = -np.inf
     fields = {"block_n": 32} if version == "scalar" else {}
@@ -278,7 +304,7 @@ def test_blocks_of_logits_of_minus_infinity(version: str, infinite: slice) -> No
 @pytest.mark.parametrize("version", CHOICE.names)
 def test_only_rows_with_a_logit_of_plus_infinity_are_nan(version: str) -> None:
     """As with torch.softmax: inf - inf. Their neighbors in a tile are as they were."""
-    q, k, v = (operand(1, 70, 1, 64, "float16", seed) for seed in (0, 1, 2))
+    q, k, v = (operand(length=70, seed=seed) for seed in (0, 1, 2))
     k[:, 50, :, 0] = np.inf
     out, lse = cudatma.attention(q, k, v, causal=True, return_lse=True, version=version, backend="emulator")
     exact, sums = cudatma.attention(q, k, v, causal=True, return_lse=True, backend="reference")
@@ -290,7 +316,7 @@ def test_only_rows_with_a_logit_of_plus_infinity_are_nan(version: str) -> None:
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("version", CHOICE.names)
 def test_a_query_with_a_nan_is_nan_alone(version: str) -> None:
-    q, k, v = (operand(1, 70, 1, 64, "float16", seed) for seed in (0, 1, 2))
+    q, k, v = (operand(length=70, seed=seed) for seed in (0, 1, 2))
     q[0, 3, 0, 5] = np.nan
     out, lse = cudatma.attention(q, k, v, causal=True, version=version, return_lse=True, backend="emulator")
     assert np.isnan(out).any((0, 2, 3)).nonzero()[0].tolist() == [3] == np.isnan(lse).any((0, 1)).nonzero()[0].tolist()
@@ -298,7 +324,7 @@ def test_a_query_with_a_nan_is_nan_alone(version: str) -> None:
 
 def test_logits_that_overflow_to_minus_infinity() -> None:
     """In fp32; in float64 they are numbers so small that they count as little."""
-    q, k, v = (operand(1, 70, 1, 64, "bfloat16", seed) for seed in (0, 1, 2))
+    q, k, v = (operand(length=70, dtype="bfloat16", seed=seed) for seed in (0, 1, 2))
     q[..., 0], k[..., 0] = 1e30, 0
     k[:, 32:, :, 0] = -1e30
     check_operands("a4", q, k, v)

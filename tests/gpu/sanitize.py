@@ -188,9 +188,8 @@ def run_attention(version: str, case: str) -> str:
     wanted, sums = attention(q, k, v, return_lse=True, backend="reference", **options)
     is_causal, has_window = "causal" in options, "window" in options
     masks = {"is_causal": is_causal, "has_window": has_window}
-    problem = AttentionProblem(
-        batch, heads, kv_heads, q_length, k_length, dim, dim, "float16", **masks, version=version
-    )
+    sizes = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "q_length": q_length, "k_length": k_length}
+    problem = AttentionProblem.of(**sizes, head_dim=dim, dtype="float16", **masks, version=version)
     on_gpu, specs = [upload(each) for each in (q, k, v)], cheapest_first(attention_times, problem, gpu_of(0))
     for spec, _ in (specs[0], specs[-1])[: len(specs)]:
         whole = upload(np.full((batch, q_length + 2, heads, dim), POISON, np.uint16).view(q.dtype))

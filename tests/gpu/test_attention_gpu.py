@@ -32,7 +32,9 @@ cupy = pytest.importorskip("cupy")
 def runs_here(version: str) -> bool:
     """Whether the GPU has what a version uses."""
     try:
-        return bool(times(Problem(1, 1, 1, 64, 64, 64, 64, "float16", version=version), np.array([64]), gpu_of(0)))
+        return bool(
+            times(Problem.of(q_length=64, head_dim=64, dtype="float16", version=version), np.array([64]), gpu_of(0))
+        )
     except (ArgumentError, TargetError):
         return False
 
@@ -96,7 +98,8 @@ def check(out: Any, lse: Any, wanted: tuple[Any, Any], dtype: str) -> None:
 
 def tiles(dims: tuple[int, int], dtype: str, version: str, **masks: bool) -> Iterator[AttentionConfig]:
     """Each candidate of a version, with the longest and the shortest ring."""
-    problem = Problem(3, 24, 8, 333, 460, *dims, dtype, **masks, version=version)
+    given: dict[str, Any] = {"batch": 3, "heads": 24, "kv_heads": 8, "q_length": 333, "k_length": 460, **masks}
+    problem = Problem.of(**given, head_dim=dims[0], v_head_dim=dims[1], dtype=dtype, version=version)
     for spec, _ in times(problem, np.array([problem.m]), gpu_of(0)):
         yield spec
         if spec.stages > 2:

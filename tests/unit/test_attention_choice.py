@@ -22,6 +22,11 @@ from cudatma.kernels.tuning_file import FILE_VARIABLE, Entry, GpuClass, parse_en
 from cudatma.target import get_target
 
 
+def problem_of(**fields: Any) -> Problem:
+    """Return a problem: by default 1024 queries and keys of a head of 64 columns."""
+    return Problem.of(**{"q_length": 1024, "head_dim": 64, "dtype": "bfloat16"} | fields)
+
+
 @pytest.mark.parametrize("version", ["", "a1", "a2", "a3", "a4"])
 def test_the_choice_loses_little_against_stored_measurements(version: str) -> None:
     """Against the fastest tile of the version; of all, where all were measured."""
@@ -56,21 +61,23 @@ def test_the_choice_for_other_head_dims() -> None:
 @pytest.mark.parametrize("dims", HEAD_DIMS, ids=str)
 @pytest.mark.parametrize("version", CHOICE.names)
 def test_every_version_has_a_tile_for_every_head_dim(version: str, dims: tuple[int, int]) -> None:
-    problem = Problem(1, 8, 8, 1024, 1024, *dims, "float16", is_causal=True, has_softcap=True, version=version)
+    fields = {"head_dim": dims[0], "v_head_dim": dims[1], "is_causal": True, "has_softcap": True, "version": version}
+    problem = problem_of(heads=8, **fields)
     assert times(problem, np.array([1024]), H200)
 
 
 def test_few_heads_get_tiles_of_fewer_queries() -> None:
     """Where 128 queries a tile would leave SMs without work."""
-    of_few = decide(ATTENTION, Problem(1, 8, 8, 1024, 1024, 64, 64, "bfloat16"), H200).spec
-    of_many = decide(ATTENTION, Problem(16, 32, 32, 1024, 1024, 64, 64, "bfloat16"), H200).spec
+    of_few = decide(ATTENTION, problem_of(heads=8), H200).spec
+    of_many = decide(ATTENTION, problem_of(batch=16, heads=32), H200).spec
     assert of_few.block_m < of_many.block_m
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS, ids=str)
 def test_where_there_is_no_wgmma_mma_sync_runs(dims: tuple[int, int]) -> None:
     gpu = imagined_gpu("sm_120a", 170)
-    problem = Problem(2, 16, 4, 4096, 4096, *dims, "bfloat16", is_causal=True)
+    sizes = {"batch": 2, "heads": 16, "kv_heads": 4, "q_length": 4096, "head_dim": dims[0], "v_head_dim": dims[1]}
+    problem = problem_of(**sizes, is_causal=True)
     for one in (problem, replace(problem, q_length=1, k_length=16)):
         assert decide(ATTENTION, one, gpu).spec.version == "mma_sync"
     assert decide(ATTENTION, problem, H200).spec.version != "mma_sync"
@@ -85,7 +92,7 @@ def test_all_threads_of_a1_copy_whole_rows(head_dim: int, block_m: int) -> None:
         replace(config, block_n=80)
 
 
-SELF = Problem(4, 16, 16, 512, 512, 128, 128, "bfloat16", is_causal=True)
+SELF = problem_of(batch=4, heads=16, q_length=512, head_dim=128, is_causal=True)
 CROSS = replace(SELF, k_length=3000)
 
 

@@ -174,7 +174,7 @@ def dump_specs(version: str, target: Target) -> list[AttentionConfig]:
     found: list[AttentionConfig] = []
     for index, (head_dim, v_head_dim) in enumerate(HEAD_DIMS):
         dtype = tuple(OPERAND_TYPES)[index % 2]
-        problem = Problem(1, 1, 1, 1024, 1024, head_dim, v_head_dim, dtype)
+        problem = Problem.of(q_length=1024, head_dim=head_dim, v_head_dim=v_head_dim, dtype=dtype)
         tiles = {(config.block_m, config.block_n): config for config in _tiles(problem, [version])}
         chosen = list(tiles.values())
         chosen = chosen[index % 2 :: 2] or chosen
@@ -197,7 +197,8 @@ def _decode_dump_specs(version: str, target: Target) -> list[AttentionConfig]:
         dtype = tuple(OPERAND_TYPES)[index % 2]
         page_size = (_DUMPED_FP8_PAGES if is_fp8 else _DUMPED_PAGES)[(index + index // 4) % 4]
         options = dumped_options(index) | {"page_size": page_size, "has_fp8_cache": is_fp8}
-        config = decode_config(DecodeProblem(1, 1, 1, 1, 1024, head_dim, v_head_dim, dtype, **options), target)
+        problem = DecodeProblem.of(q_length=1, head_dim=head_dim, v_head_dim=v_head_dim, dtype=dtype, **options)
+        config = decode_config(problem, target)
         found += [config] if config.version == version else []
     return found
 

@@ -146,7 +146,7 @@ NO_LIMITS, NO_LAYOUTS = Mask(), Layouts()
 P = TypeVar("P", bound="Problem")
 
 
-@dataclass(frozen=True)  # without slots: resized() copies the fields as one dictionary
+@dataclass(frozen=True, kw_only=True)  # without slots: resized() copies the fields as one dictionary
 class Problem:
     """out (batch, q_length, heads, v_head_dim) = softmax(scale q k^T) v, for each head by itself.
 
@@ -217,6 +217,14 @@ class Problem:
             raise ArgumentError("head_dim", f"{self.head_dim} of q and k, {self.v_head_dim} of v", shown)
         if not isinstance(self.dtype, str) or self.dtype not in OPERAND_TYPES:
             raise ArgumentTypeError("dtype", self.dtype, ", ".join(OPERAND_TYPES))
+
+    @classmethod
+    def of(cls: type[P], *, q_length: int, head_dim: int, dtype: str, **fields: Any) -> P:
+        """Return a problem that has one sequence and head, as many keys as queries, and equal head dims and numbers of
+        heads, unless ``fields`` differ."""
+        heads = fields.get("heads", 1)
+        given = {"batch": 1, "heads": heads, "kv_heads": heads, "k_length": q_length, "v_head_dim": head_dim}
+        return cls(q_length=q_length, head_dim=head_dim, dtype=dtype, **given | fields)
 
     @property
     def group(self) -> int:
@@ -340,8 +348,10 @@ class Problem:
         """From a tuning entry, or from m, n, k and options of a command line. Raises KeyError, ArgumentError,
         ArgumentTypeError."""
         given = {"q_length": raw["m"], "k_length": raw["k"], "v_head_dim": raw["n"], "head_dim": raw["n"]}
-        given |= {"batch": 1, "heads": 1} | {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
-        return cls(**(given | {"kv_heads": raw.get("kv_heads") or given["heads"]}))
+        given |= {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
+        if not given.get("kv_heads"):
+            given.pop("kv_heads", None)
+        return cls.of(**given)
 
 
 #: Sizes, which differ between problems that share a plan.
@@ -350,7 +360,7 @@ _SIZES = ("batch", "q_length", "k_length")
 _OF_A_CALL = ("scale", "softcap", "limits", "layouts", "k_scale", "v_scale")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DecodeProblem(Problem):
     """A Problem whose keys and values are in a cache: ``k_length`` is the number of keys that a sequence may have.
 

@@ -73,7 +73,8 @@ def sample(
 ) -> Sample:
     """softmax(q k^T / sqrt(head_dim)) v. sm_count: of the GPU, whose CTAs take several tiles each. Raises
     ArgumentError, ArgumentTypeError, TargetError, CompileError, DriverError (no NVRTC)."""
-    Problem(batch, heads, kv_heads, q_length, k_length, head_dim, head_dim, dtype)
+    sizes = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "q_length": q_length, "k_length": k_length}
+    Problem.of(**sizes, head_dim=head_dim, dtype=dtype)  # raises for sizes that cannot be
     random, kind = np.random.default_rng(0), activation_type(dtype).numpy
     shapes = ((batch, q_length, heads, head_dim), *[(batch, k_length, kv_heads, head_dim)] * 2)
     q, k, v = (random.standard_normal(shape, np.float32).astype(kind) for shape in shapes)
