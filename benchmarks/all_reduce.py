@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from benchmarks.harness import require_gpu
-from benchmarks.report import ROOT, Cell, Result, Table, failure, print_table, shown
+from benchmarks.report import ROOT, Cell, Result, Table, failure, make_parser, ratio, shown
 from cudatma.errors import counted
 
 K, N = 28672, 8192
@@ -30,7 +30,6 @@ LAYERS, REPEATS, ROUNDS = 4, 4, 15
 EQUAL_RUNS = 200
 #: Above it torch's one-shot is not measured: it is not meant for such messages.
 _MOST_ONE_SHOT_M = 256
-BAR_OVER_NCCL, BAR_AT_LARGE_M = 1.15, 0.97
 _TIMEOUT_S = 400
 # NVLink multicast stays off, and entries of a user's tuning file are not used.
 _ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "CUDATMA_TUNE_FILE": "none"}
@@ -128,7 +127,9 @@ def timed(calls: dict[str, Step]) -> Cell:
         problems: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(problems, problem)
         if any(problems):
-            cell[f"{name}_error"] = next(filter(None, problems))
+            cell[f"{name}_error"] = why = next(filter(None, problems))
+            if name in ("gemm", "cudatma"):
+                cell["error"] = f"{name}: {why}"
         else:
             graphs[name] = graph
     samples: dict[str, list[float]] = {name: [] for name in graphs}
@@ -192,6 +193,8 @@ def rank_main(folder: Path, rank: int, gpus: int, m_values: Sequence[int]) -> in
             cell |= timed(steps(layers, reduce, x))
             if cell["one_shot"]:
                 cell["unequal"] = unequal_runs(layers[0], reduce, x)
+                if cell["unequal"]:
+                    cell["error"] = f"{cell['unequal']} results have other bits"
             if rank == 0:
                 print(json.dumps(cell), flush=True)
     torch.cuda.synchronize()
@@ -237,41 +240,18 @@ def all_reduce_table(cells: Sequence[Cell]) -> Table:
     for cell in cells:
         if "cudatma_us" in cell:
             times = (shown(cell.get(f"{name}_us")) for name in names)
-            rows.append((cell["m"], *times, shown(_ratio(cell, "nccl")), shown(_ratio(cell, "torch"))))
+            over = (shown(ratio(cell.get(f"{name}_us"), cell["cudatma_us"])) for name in ("nccl", "torch"))
+            rows.append((cell["m"], *times, *over))
     note = "Microseconds of a layer in CUDA graphs, of the slower rank. Over: its time divided by AllReduce's."
     return Table(("M", *names.values(), "over NCCL", "over torch"), tuple(rows), note)
 
 
-def _ratio(cell: Cell, name: str) -> float | None:
-    times = cell.get(f"{name}_us"), cell.get("cudatma_us")
-    return times[0] / times[1] if times[0] and times[1] else None
-
-
-def misses(cells: Sequence[Cell]) -> list[str]:
-    """What is under the bars: up to M = 64 1.15 over NCCL, and no slower than torch's one-shot; 0.97 over NCCL at 4096.
-    Failures, and results whose bits differ, are misses too."""
-    found = []
-    for cell in cells:
-        m = cell["m"]
-        found += [f"M = {m}: {name}: {words}" for name, words in cell.items() if name.endswith("error")]
-        if cell.get("unequal"):
-            found.append(f"M = {m}: {cell['unequal']} results have other bits")
-        bars = {"nccl": BAR_OVER_NCCL, "torch": 1.0} if m <= 64 else {"nccl": BAR_AT_LARGE_M} if m >= 4096 else {}
-        for name, bar in bars.items():
-            ratio = _ratio(cell, name)
-            if ratio is not None and ratio < bar:
-                found.append(f"M = {m}: {ratio:.3f} over {name}, wanted {bar:g}")
-    return found
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench all_reduce``; returns the exit status: with --check 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(prog="cudatma bench all_reduce", description=__doc__)
+    """``cudatma bench all_reduce``; returns the exit status: 1 if a rank failed, or ranks have different bits."""
+    parser = make_parser("all_reduce", __doc__)
     add = parser.add_argument
-    add("--json", type=Path, metavar="FILE", help="also write the results there")
     add("--gpus", type=int, default=2, help="a rank on each; 1: the kernel alone, its packets come back (default: 2)")
     add("--m", default=",".join(map(str, M_VALUES)), help="values of M, with commas (default: %(default)s)")
-    add("--check", action="store_true", help="exit status 1 if a bar for two GPUs is missed")
     add("--rank", type=int, help=argparse.SUPPRESS)
     add("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -288,13 +268,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for cell in cells(options.gpus, m_values):
         times = ", ".join(f"{name[:-3]} {shown(us)} us" for name, us in cell.items() if name.endswith("_us"))
         result.add(cell, f"M = {cell['m']}: {times}")
-    print_table(
-        result.console, all_reduce_table(result.cells), f"GEMM and all-reduce on {counted(options.gpus, 'GPU')}"
-    )
-    missed = misses(result.cells)
-    met = "met: every bar, " if options.gpus > 1 else ""
-    result.say("\n".join(missed) if missed else f"{met}the same bits on all ranks in all runs")
-    return int(options.check and bool(missed))
+    return result.finish(f"GEMM and all-reduce on {counted(options.gpus, 'GPU')}")
 
 
 if __name__ == "__main__":

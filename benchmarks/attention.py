@@ -2,7 +2,7 @@
 run, taking turns.
 
 A batch has 16384 tokens, all heads together 2048 columns; grouped heads are 32 of q and 8 of k and v. Operands are
-normally distributed. cuDNN and FA2 take part through torch, FA3 where a package brings its library. Rows of each result
+normally distributed. cuDNN and FA2 take part through torch, FA3 if a package brings its library. Rows of each result
 are compared with float64.
 """
 
@@ -15,62 +15,214 @@ if __name__ == "__main__":  # the checkout need not be installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import argparse
-import time
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks.attention_counters import launch_once, run_counters
-from benchmarks.attention_decode import run_decode
-from benchmarks.attention_plot import picture
-from benchmarks.attention_shapes import HEAD_DIMS, LENGTHS, REST_S, Operands, Shape, entrant, errors, shapes
-from benchmarks.attention_table import LADDER, attention_summary, attention_table, rates_line
-from benchmarks.compare import AUTO
-from benchmarks.contest import finished, measured
-from benchmarks.harness import measuring_stream, require_gpu
-from benchmarks.report import Cell, Result, failure
-from benchmarks.rivals.attention import ALWAYS, FA3, OPTIONAL, fa3
-from benchmarks.turns import Rival, chosen, entered, field_of, judged, precompile, timed, timing_method
+from benchmarks.contest import (
+    AUTO,
+    BEST,
+    Entrant,
+    Rival,
+    chosen,
+    entered,
+    field_of,
+    judged,
+    measured,
+    precompile,
+    present,
+    refusals,
+    summary_line,
+    timed,
+    times_as_fast,
+    timing_method,
+    with_best,
+)
+from benchmarks.harness import Contender, measuring_stream, quick, require_gpu, require_torch
+from benchmarks.report import Cell, Result, Table, failure, make_parser, shown
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, TargetError, duration
 from cudatma.kernels.attention.attention import attention, attention_explain
+from cudatma.kernels.attention.config import CHOICE
 
-#: Part of the result's root mean square by which it may be off; weights and the result are rounded.
-ALLOWED = {"float16": 2e-3, "bfloat16": 1.2e-2}
-#: Longer sequences are not measured.
+LADDER = CHOICE.names
+CUDNN, FA2, FA3, FA4, FLASHINFER = RIVALS = ("cuDNN", "FA2", "FA3", "FA4", "FlashInfer")
+#: Queries and keys of a sequence. A batch has TOKENS of them, or one sequence; all heads together have HIDDEN columns.
+LENGTHS, TOKENS, HIDDEN = (512, 1024, 2048, 4096, 8192, 16384, 32768), 16384, 2048
 LONGEST = 1 << 17
+HEAD_DIMS = (64, 128, 256)
+#: Grouped heads: of q, of k and v, and their dim.
+GROUPED = (32, 8, 128)
+#: Lengths over which the summary of all calls is taken.
+SUMMED = (512, 16384)
+#: A graph takes about this long, and has no more launches. A contender that takes _MAX_US for a launch is not timed.
+_GRAPH_US, _MAX_LAUNCHES, _MAX_US = 3000.0, 200, 250e3
+#: Seconds that the GPU rests before a turn.
+REST_S = 0.006
+#: Rows of a head, and heads, that are compared with float64.
+_ROWS, _HEADS = 256, 4
+#: Allowed error as a part of the result's root mean square; probabilities and the result are rounded.
+ALLOWED = {"float16": 2e-3, "bfloat16": 1.2e-2}
 
 EXAMPLES = """examples:
-  cudatma bench attention --json attention.json --plot attention.svg
+  cudatma bench attention --json attention.json
   cudatma bench attention --head-dim 128 --length 8192 --causal --version a4 --rivals fa4
-  cudatma bench attention --head-dim 128 --length 4096 --full --counters
-  cudatma bench attention --decode --batch 8 --length 4096 --rivals fa4 flashinfer
 """
 
 
+# ---- Calls ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A call with ``length`` queries and keys."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    length: int
+    head_dim: int
+    is_causal: bool
+    dtype: str
+
+    def __str__(self) -> str:
+        mask = "causal" if self.is_causal else "full"
+        return f"{self.batch} x {self.length}, {heads_of(self.facts)} heads of {self.head_dim}, {mask}, {self.dtype}"
+
+    @property
+    def flops(self) -> float:
+        """Operations of both products; half of them in a causal call."""
+        whole = 4.0 * self.batch * self.heads * self.length**2 * self.head_dim
+        return whole / 2 if self.is_causal else whole
+
+    @property
+    def facts(self) -> Cell:
+        names = ("batch", "heads", "kv_heads", "length", "head_dim", "dtype", "flops")
+        return {name: getattr(self, name) for name in names} | {"mask": "causal" if self.is_causal else "full"}
+
+
+def shapes(
+    lengths: Sequence[int], head_dims: Sequence[int], masks: Sequence[bool], dtypes: Sequence[str], is_grouped: bool
+) -> list[Shape]:
+    """Return calls of TOKENS tokens. is_grouped: also with GROUPED heads, if their head dim is measured."""
+    kinds = [(HIDDEN // dim, HIDDEN // dim, dim) for dim in head_dims]
+    kinds += [GROUPED] if is_grouped and GROUPED[2] in head_dims else []
+    return [
+        Shape(max(1, TOKENS // length), heads, kv_heads, length, dim, is_causal, dtype)
+        for dtype in dtypes
+        for heads, kv_heads, dim in kinds
+        for is_causal in masks
+        for length in lengths
+    ]
+
+
+class Operands:
+    """q, k and v of a call: torch tensors (batch, length, heads, dim) of normally distributed numbers."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.q = _random(shape, shape.heads)
+        self.k, self.v = (_random(shape, shape.kv_heads) for _ in range(2))
+
+    def out(self) -> Any:
+        """Return an array like q full of NaN, so that elements that are not written are noticed."""
+        import torch
+
+        return torch.full_like(self.q, math.nan)
+
+    def heads_first(self) -> tuple[Any, Any, Any]:
+        """Return q, k and v as views (batch, heads, length, dim)."""
+        return self.q.transpose(1, 2), self.k.transpose(1, 2), self.v.transpose(1, 2)
+
+
+def _random(shape: Shape, heads: int) -> Any:
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    sizes = shape.batch, shape.length, heads, shape.head_dim
+    return torch.randn(sizes, device=device, dtype=torch.float32).to(getattr(torch, shape.dtype))
+
+
+def entrant(stream: Any, name: str, run: Callable[[int], object], out: Any) -> Entrant:
+    """Return an entrant; a first launch decides how many launches its graph has. Raises RuntimeError if it does not
+    run, or takes too long."""
+    found = quick(stream, Contender(name, run, 1, 1), 1, 1)
+    us = found.us(name)
+    if us is None:
+        raise RuntimeError(found.errors.get(name, "not measured"))
+    if us > _MAX_US:
+        raise RuntimeError(f"not timed, one launch takes {duration(1e-6 * us)}")
+    launches = max(1, min(_MAX_LAUNCHES, round(_GRAPH_US / max(us, 1.0))))
+    return Entrant(name, Contender(name, run, 1, launches), out)
+
+
+def errors(operands: Operands, outs: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Return the errors of results by name, against float64: root mean square and largest difference, as parts of the
+    result's root mean square, NaN if a result has one anywhere.
+
+    Rows of a few heads are compared, spread evenly, the first and the last row among them.
+    """
+    import torch
+
+    shape, found = operands.shape, {}
+    rows = torch.linspace(0, shape.length - 1, min(shape.length, _ROWS), dtype=torch.float64).round().long()
+    rows = rows.to(operands.q.device)
+    places = _places(shape)
+    exact = [_rows(operands, batch, head, rows) for batch, head in places]
+    rms = math.sqrt(sum(float(each.square().mean()) for each in exact) / len(exact)) or 1.0
+    for name, out in outs.items():
+        if bool(out.isnan().any()):
+            found[name] = (math.nan, math.nan)
+            continue
+        pairs = zip(places, exact, strict=True)
+        off = [out[batch, rows, head].double() - each for (batch, head), each in pairs]
+        squared = sum(float(each.square().mean()) for each in off) / len(off)
+        found[name] = (math.sqrt(squared) / rms, max(float(each.abs().max()) for each in off) / rms)
+    return found
+
+
+def _places(shape: Shape) -> list[tuple[int, int]]:
+    """Return a few (sequence, head), from the first to the last."""
+    total = shape.batch * shape.heads
+    count = min(_HEADS, total)
+    spread = [round(index * (total - 1) / max(1, count - 1)) for index in range(count)]
+    return [divmod(place, shape.heads) for place in spread]
+
+
+def _rows(operands: Operands, batch: int, head: int, rows: Any) -> Any:
+    """Rows of a head of the result, in float64."""
+    import torch
+
+    shape = operands.shape
+    of_kv = head * shape.kv_heads // shape.heads
+    q, k, v = operands.q[batch, rows, head], operands.k[batch, :, of_kv], operands.v[batch, :, of_kv]
+    logits = q.double() @ k.double().T * shape.head_dim**-0.5
+    if shape.is_causal:
+        logits.masked_fill_(torch.arange(shape.length, device=rows.device) > rows[:, None], -math.inf)
+    return logits.softmax(-1) @ v.double()
+
+
+# ---- A cell ---------------------------------------------------------------------------------------------------------
+
+
 def measure(stream: Any, shape: Shape, field: Mapping[str, Rival], versions: Sequence[str], replays: int) -> Cell:
-    """One call, by all contenders. A rival that cannot run it is named with the reason."""
+    """Measure one call by all contenders."""
     operands = Operands(shape)
     entrants, refused = entered(stream, operands, field)
     specs = specs_of(shape, versions, refused)
     ours, unable = entered(stream, operands, {name: partial(_ours, name) for name in specs})
     refused |= unable
-    cell: Cell = {**facts(shape), "us": {}, "entries": {}}
+    cell: Cell = {**shape.facts}
     timed(timing_method(stream, replays, REST_S), [*entrants, *ours], cell, refused, (AUTO,))
     judged(cell, errors(operands, chosen(cell, [*entrants, *ours])), ALLOWED[shape.dtype])
     cell["entries"] = {name: spec.entry for name, spec in specs.items() if name in cell["us"]}
     return cell
 
 
-def facts(shape: Shape) -> Cell:
-    """What a cell says of its call."""
-    names = ("batch", "heads", "kv_heads", "length", "head_dim", "dtype", "flops")
-    return {name: getattr(shape, name) for name in names} | {"mask": "causal" if shape.is_causal else "full"}
-
-
 def specs_of(shape: Shape, versions: Sequence[str], refused: dict[str, str]) -> dict[str, Any]:
-    """What attention runs by the name of the contender. A version that has no kernel for the GPU or the call goes to
-    ``refused``."""
+    """Return the configuration of each version; put versions without a kernel for the call into ``refused``."""
     import torch
 
     sizes = shape.batch, shape.length, shape.head_dim
@@ -80,15 +232,13 @@ def specs_of(shape: Shape, versions: Sequence[str], refused: dict[str, str]) -> 
     )
     for name in (*versions, AUTO):
         try:
-            said = attention_explain(q, k, k, causal=shape.is_causal, version=name)
+            found[name] = attention_explain(q, k, k, causal=shape.is_causal, version=name).spec
         except (ArgumentError, TargetError) as error:
             refused[name] = failure(error)
-        else:
-            found[name] = said.spec
     return found
 
 
-def _ours(name: str, stream: Any, operands: Operands) -> list[Any]:
+def _ours(name: str, stream: Any, operands: Operands) -> list[Entrant]:
     out, (q, k, v) = operands.out(), (operands.q, operands.k, operands.v)
 
     def run(index: int) -> None:
@@ -97,97 +247,127 @@ def _ours(name: str, stream: Any, operands: Operands) -> list[Any]:
     return [entrant(stream, name, run, out)]
 
 
+# ---- The report -----------------------------------------------------------------------------------------------------
+
+
+def tflops(cell: Cell, name: str) -> float | None:
+    us = cell.get("us", {}).get(name)
+    return None if not us else 1e-6 * cell["flops"] / us
+
+
+def heads_of(cell: Cell) -> str:
+    heads, kv_heads = cell["heads"], cell["kv_heads"]
+    return str(heads) if heads == kv_heads else f"{heads}/{kv_heads}"
+
+
+def kind_of(cell: Cell) -> str:
+    """Describe a cell without its length."""
+    return f"{cell['dtype']}, {heads_of(cell)} heads of {cell['head_dim']}, {cell['mask']}"
+
+
+def attention_table(cells: Sequence[Cell]) -> Table:
+    """Return TFLOP/s of each contender, and how many times as fast as the fastest rival the choice is."""
+    names = [*present(cells, RIVALS), *present(cells, LADDER), *present(cells, (AUTO,))]
+    rows = []
+    for cell in cells:
+        facts = cell["head_dim"], heads_of(cell), cell["mask"], cell["dtype"], f"{cell['batch']} x {cell['length']}"
+        rates = [shown(tflops(cell, name), 0) for name in names]
+        rows.append((*facts, *rates, shown(times_as_fast(with_best(cell, RIVALS), BEST), 3)))
+    columns = ("head dim", "heads", "mask", "dtype", "batch x length", *names, f"{AUTO} / {BEST}")
+    return Table(columns, tuple(rows), "TFLOP/s, causal calls counted half")
+
+
+def rates_line(cell: Cell, beginning: str) -> str:
+    """Describe a cell: TFLOP/s, the error of ours, and why contenders were not measured."""
+    rates = ", ".join(f"{name} {shown(tflops(cell, name), 0)}" for name in cell.get("us", {}))
+    line = f"{beginning}: {rates} TFLOP/s" if rates else f"{beginning}: nothing measured"
+    if (over := times_as_fast(with_best(cell, RIVALS), BEST)) is not None:
+        line += f", {AUTO} / {BEST} {over:.3f}"
+    if (off := cell.get("rms_error", {}).get(AUTO)) is not None:
+        line += f", {AUTO} {off:.1e} off"
+    return line + refusals(cell)
+
+
+def attention_summary(cells: Sequence[Cell]) -> list[str]:
+    """Compare ``auto`` with the fastest rival of each cell and with each rival, over all calls of the lengths SUMMED
+    and over each kind of call."""
+    cells = [with_best(cell, RIVALS) for cell in cells]
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if SUMMED[0] <= cell["length"] <= SUMMED[1]:
+            groups.setdefault(f"{cell['dtype']}, all, {SUMMED[0]} to {SUMMED[1]}", []).append(cell)
+    for cell in cells:
+        groups.setdefault(kind_of(cell), []).append(cell)
+    return [
+        line
+        for group, its in groups.items()
+        for rival in (BEST, *present(its, RIVALS))
+        for line in summary_line(group, its, rival, lambda cell: f"{cell['length']}, {kind_of(cell)}")
+    ]
+
+
+# ---- The script -----------------------------------------------------------------------------------------------------
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """``cudatma bench attention``; returns the exit status: 1 if ours failed, or a result was wrong."""
     parser = _parser()
     options = parser.parse_args(argv)
     require_gpu(parser)
-    try:
-        import torch  # before measuring_stream(), which makes its stream current for torch too
+    require_torch(parser)
+    from benchmarks.rivals.attention import OPTIONAL, always
 
-        torch.cuda.init()
-        torch.set_grad_enabled(False)
-    except Exception as error:
-        parser.exit(2, f"{parser.prog} compares with torch: {failure(error)}\n")
-    if options.decode:
-        return run_decode(options)
-    if options.launch:
-        launch_once(calls_of(options)[0], options.launch)
-        return 0
-    if options.counters:
-        options.no_gqa = True
-        wanted = options.version or LADDER
-        calls = [(call, facts(call), specs_of(call, wanted, {})) for call in calls_of(options)]
-        return run_counters([(call, its, _without_auto(specs)) for call, its, specs in calls], options.json)
-    return _run(options)
-
-
-def _without_auto(specs: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: spec for name, spec in specs.items() if name != AUTO}
-
-
-def _run(options: argparse.Namespace) -> int:
-    field, told = field_of({**ALWAYS, FA3: partial(fa3, options.fa3)}, OPTIONAL, options.rivals)
+    field, found = field_of(always(options.fa3), OPTIONAL, options.rivals)
     calls, versions = calls_of(options), options.version or LADDER
-    settings = {"replays": options.replays, "rivals": told}
-    result = Result(settings, attention_table, options.json, lambda cells: {"summary": attention_summary(cells)})
-    for name, what in told.items():
-        result.say(f"{name}: {what}")
-    began = time.monotonic()
+    settings = {"replays": options.replays, "rivals": found}
+    result = Result(settings, attention_table, options.json, attention_summary)
     with measuring_stream() as stream:
-        try:
-            result.say(precompile(spec for call in calls for spec in specs_of(call, versions, {}).values()))
-        except Exception as error:  # each call compiles its own then
-            result.say(f"nothing compiled beforehand: {failure(error)}")
-        measured(result, calls, lambda call: measure(stream, call, field, versions, options.replays), facts, rates_line)
-    result.say(duration(time.monotonic() - began))
-    return finished(result, "Attention, forward", picture, options.plot)
+        result.say(precompile(lambda: [spec for call in calls for spec in specs_of(call, versions, {}).values()]))
+        measured(
+            result,
+            calls,
+            lambda call: measure(stream, call, field, versions, options.replays),
+            lambda call: call.facts,
+            rates_line,
+        )
+    return result.finish("Attention, forward")
 
 
 def calls_of(options: argparse.Namespace) -> list[Shape]:
-    """What the command line asks for."""
+    """Return the calls that the command line asks for."""
     masks = [is_causal for is_causal in (True, False) if options.mask in (None, is_causal)]
     head_dims, lengths = options.head_dim or HEAD_DIMS, options.length or LENGTHS
     return shapes(lengths, head_dims, masks, options.dtype or ("bfloat16",), not options.no_gqa)
 
 
-def _length(text: str) -> int:
+def parse_length(text: str) -> int:
+    """Raises ArgumentTypeError of argparse."""
     if not text.isdigit() or not 1 <= int(text) <= LONGEST:
         raise argparse.ArgumentTypeError(f"{text}: 1 to {LONGEST}")
     return int(text)
 
 
+def add_rivals(parser: argparse.ArgumentParser) -> None:
+    """Add the options for rivals that packages bring."""
+    add = parser.add_argument
+    add("--rivals", choices=("fa4", "flashinfer"), nargs="+", default=[], help="further rivals, if they are installed")
+    add("--fa3", type=Path, metavar="FILE.so", help="FlashAttention-3's library (default: found in the packages)")
+    add("--replays", type=int, default=11, help="timed turns of each (default: 11)")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="cudatma bench attention",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("attention", __doc__, EXAMPLES)
     add = parser.add_argument
     dims, lengths = (", ".join(map(str, each)) for each in (HEAD_DIMS, LENGTHS))
-    add("--json", type=Path, metavar="FILE", help="also write the results there, anew after every call")
-    add("--plot", type=Path, metavar="FILE.svg", help="draw TFLOP/s over the length")
-    add("--replays", type=int, default=11, help="timed turns of each (default: 11)")
+    add_rivals(parser)
     add("--head-dim", type=int, choices=HEAD_DIMS, action="append", help=f"repeatable (default: {dims})")
-    add("--length", type=_length, action="append", metavar="N", help=f"repeatable (default: {lengths})")
+    add("--length", type=parse_length, action="append", metavar="N", help=f"repeatable (default: {lengths})")
     add("--dtype", choices=tuple(ACTIVATION_TYPES), action="append", help="repeatable (default: bfloat16)")
     mask = parser.add_mutually_exclusive_group()
     mask.add_argument("--causal", dest="mask", action="store_const", const=True, help="causal calls only")
     mask.add_argument("--full", dest="mask", action="store_const", const=False, help="calls without a mask only")
     add("--no-gqa", action="store_true", help="no calls with 32 heads of q and 8 of k and v")
     add("--version", choices=LADDER, action="append", help="which versions take part, repeatable (default: all)")
-    add("--rivals", choices=tuple(OPTIONAL), nargs="+", default=[], help="who else takes part, where it is installed")
-    add("--counters", action="store_true", help="hardware counters of each version instead, by ncu; no grouped heads")
-    add("--decode", action="store_true", help="one query a sequence to a cache instead: --length are its keys")
-    add("--batch", type=_length, action="append", metavar="N", help="sequences, with --decode, repeatable")
-    add(
-        "--launch",
-        choices=(*LADDER, AUTO),
-        action="append",
-        help="launch the first call once, for a profiler; repeatable",
-    )
-    add("--fa3", type=Path, metavar="FILE.so", help="FlashAttention-3's library (default: found in the packages)")
     return parser
 
 

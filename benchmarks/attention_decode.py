@@ -1,48 +1,56 @@
-"""Attention of one new query a sequence to a cache: `cudatma bench attention --decode`.
+"""Attention of one new query a sequence to a cache of keys and values, and rivals, the cache cold in L2.
 
-Ours reads a contiguous cache, one in pages of 16 keys, and such pages in e4m3; cuDNN and FlashAttention-2 through
-torch, FlashAttention-3 where a package brings its library, and on request FlashAttention-4, which on Hopper does not
-split the keys, and FlashInfer, in pages, on tensor cores and on CUDA cores. As many copies of the cache take turns as
-keep L2 cold. FlashInfer reads pages in e4m3, too.
+Ours reads a contiguous cache, one in pages of 16 keys, and such pages in e4m3. cuDNN and FlashAttention-2 take part
+through torch, FlashAttention-3 if a package brings its library, and on request FlashAttention-4, which on Hopper does
+not split the keys, and FlashInfer, in pages, also in e4m3. Launches rotate over copies of the cache that exceed L2.
 """
 
 from __future__ import annotations
 
-import argparse
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # the checkout need not be installed
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from benchmarks.attention_shapes import GROUPED, REST_S
-from benchmarks.compare import compared, present, times_as_fast
-from benchmarks.contest import finished, measured
-from benchmarks.harness import Contender, copies_for, launches_for, measuring_stream
-from benchmarks.report import Cell, Result, Table, shown
-from benchmarks.rivals.attention import (
-    CUDNN,
-    FA2,
-    FA3,
-    FA4,
-    FLASHINFER,
-    fa3_forward,
-    fa4_forward,
-    flashinfer_workspace,
+from benchmarks.attention import CUDNN, FA2, FA3, FA4, FLASHINFER, GROUPED, REST_S, add_rivals, parse_length
+from benchmarks.contest import (
+    BEST,
+    Entrant,
+    Rival,
+    chosen,
+    entered,
+    field_of,
+    judged,
+    measured,
+    present,
+    summary_line,
+    timed,
+    times_as_fast,
+    timing_method,
+    with_best,
 )
-from benchmarks.turns import Entrant, Rival, chosen, entered, field_of, judged, timed, timing_method
+from benchmarks.harness import Contender, copies_for, launches_for, measuring_stream, require_gpu, require_torch
+from benchmarks.report import Cell, Result, Table, make_parser, shown
+from benchmarks.rivals.attention import fa3_forward, fa4_forward, flashinfer_workspace
 from cudatma.kernels.attention.decode import attention_decode
 
 BATCHES, LENGTHS = (1, 8, 32, 128), (1024, 4096, 16384)
 #: Keys of a page.
 PAGE = 16
-OURS, PAGED, FP8, BEST = "contiguous", f"pages of {PAGE}", "in e4m3", "best"
+OURS, PAGED, FP8 = "contiguous", f"pages of {PAGE}", "in e4m3"
 #: FlashInfer's kernel without tensor cores.
 FLASHINFER_CUDA_CORES = f"{FLASHINFER}, CUDA cores"
 FLASHINFER_FP8 = f"{FLASHINFER}, e4m3"
 IN_E4M3 = (FP8, FLASHINFER_FP8)
 RIVALS = (CUDNN, FA2, FA3, FA4, FLASHINFER, FLASHINFER_CUDA_CORES)
-#: Part of the result's root mean square by which it may be off; weights and the result are rounded.
+#: Allowed error as a part of the result's root mean square; probabilities and the result are rounded.
 _ALLOWED = 1.2e-2
 #: Sequences that are compared with float64.
 _SEQUENCES = 4
@@ -50,7 +58,7 @@ _SEQUENCES = 4
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Sequences of so many keys, one query each; heads as GROUPED has them."""
+    """Sequences of ``length`` keys, one query each, with GROUPED heads."""
 
     batch: int
     length: int
@@ -61,7 +69,7 @@ class Decoding:
 
     @property
     def bytes(self) -> int:
-        """Of keys and values."""
+        """Bytes of keys and values."""
         return 4 * self.batch * self.length * GROUPED[1] * GROUPED[2]
 
 
@@ -86,20 +94,20 @@ class Caches:
         self.is_paged = call.length % PAGE == 0
 
     def pages(self, copy: int) -> tuple[Any, Any]:
-        """Keys and values, (pages, PAGE, kv_heads, dim). Raises ValueError where pages would not be whole."""
+        """Return keys and values (pages, PAGE, kv_heads, dim). Raises ValueError if pages would not be whole."""
         if not self.is_paged:
             raise ValueError(f"{self.call.length} keys are no whole pages of {PAGE}")
         k, v = self.contiguous[copy]
         return k.reshape(-1, PAGE, *k.shape[2:]), v.reshape(-1, PAGE, *v.shape[2:])
 
     def out(self) -> Any:
-        """Like q, full of NaN: what is not written is seen."""
+        """Return an array like q full of NaN, so that elements that are not written are noticed."""
         import torch
 
         return torch.full_like(self.q, math.nan)
 
     def given(self, name: str) -> list[tuple[Any, Any]]:
-        """The copies that a contender reads. Those in e4m3 have half the bytes: as many as keep L2 cold."""
+        """Return the copies that a contender reads. In e4m3 there are more of them, because each has half the bytes."""
         if name in IN_E4M3:
             return self._rounded
         return self.contiguous if name == OURS else [self.pages(copy) for copy in range(self.copies)]
@@ -199,7 +207,7 @@ def _flashinfer_on(name: str, caches: Caches) -> Entrant:
     return caches.entrant(name, run, out)
 
 
-#: By the names that --rivals takes, as in rivals.attention.
+#: Values of --rivals, each with its name in the table, its package, and its function.
 OPTIONAL: dict[str, tuple[str, str, Rival]] = {
     "fa4": (FA4, "flash_attn.cute", _fa4),
     "flashinfer": (FLASHINFER, "flashinfer", _flashinfer(FLASHINFER, FLASHINFER_CUDA_CORES)),
@@ -207,7 +215,7 @@ OPTIONAL: dict[str, tuple[str, str, Rival]] = {
 
 
 def errors(caches: Caches, outs: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """As attention_shapes.errors(), of a few sequences. The last copy of the cache is read last."""
+    """Return the errors of results as attention.errors() does, of a few sequences and the last copy of the cache."""
     import torch
 
     found, (k, v) = {}, caches.contiguous[-1]
@@ -235,12 +243,12 @@ def errors(caches: Caches, outs: Mapping[str, Any]) -> dict[str, tuple[float, fl
 
 
 def measure(stream: Any, call: Decoding, field: Mapping[str, Rival], replays: int) -> Cell:
-    """One call, by all contenders. A rival that cannot run it is named with the reason."""
+    """Measure one call by all contenders."""
     caches = Caches(call)
     entrants, refused = entered(stream, caches, field)
     ours, unable = entered(stream, caches, {name: partial(_ours, name) for name in (OURS, PAGED, FP8)})
     refused |= unable
-    cell: Cell = {**_facts(call), "us": {}}
+    cell = _facts(call)
     timed(timing_method(stream, replays, REST_S), [*entrants, *ours], cell, refused, (OURS,))
     judged(cell, errors(caches, chosen(cell, [*entrants, *ours])), _ALLOWED)
     return cell
@@ -254,64 +262,64 @@ def _rates_line(cell: Cell, begin: str) -> str:
     return f"{begin}: {', '.join(f'{name} {us:.1f} ({_rate(cell, name):.2f})' for name, us in cell['us'].items())}"
 
 
-def _rate(cell: Cell, name: str) -> float | None:
-    """TB/s of keys and values."""
-    us = cell.get("us", {}).get(name)
-    return None if not us else 1e-6 * cell["bytes"] / (2 if name in IN_E4M3 else 1) / us
-
-
-def with_best(cell: Cell) -> Cell:
-    """The cell with the fastest rival as one of its own."""
-    us = {name: cell["us"][name] for name in RIVALS if name in cell.get("us", {})}
-    return {**cell, "us": {**cell["us"], BEST: min(us.values())}} if us else cell
+def _rate(cell: Cell, name: str) -> float:
+    """Return TB/s of keys and values."""
+    return float(1e-6 * cell["bytes"] / (2 if name in IN_E4M3 else 1) / cell["us"][name])
 
 
 def decode_table(cells: Sequence[Cell]) -> Table:
-    """Microseconds and TB/s of each contender, and how many times as fast as the fastest rival ours is."""
+    """Return microseconds and TB/s of each contender, and how many times as fast as the fastest rival ours is."""
     names = [*present(cells, RIVALS), *present(cells, (FLASHINFER_FP8, OURS, PAGED, FP8))]
     rows = []
     for cell in cells:
-        times = [shown(cell.get("us", {}).get(name), 1) for name in names]
-        rates = [shown(_rate(cell, name), 2) for name in names]
-        pairs = [f"{us} ({rate})" if rate != shown(None, 2) else us for us, rate in zip(times, rates, strict=True)]
-        rows.append(
-            (f"{cell['batch']} x {cell['length']}", *pairs, shown(times_as_fast(with_best(cell), BEST, OURS), 3))
-        )
+        us = cell.get("us", {})
+        pairs = [f"{us[name]:.1f} ({_rate(cell, name):.2f})" if name in us else shown(None) for name in names]
+        over = shown(times_as_fast(with_best(cell, RIVALS), BEST, OURS), 3)
+        rows.append((f"{cell['batch']} x {cell['length']}", *pairs, over))
     return Table(("batch x keys", *names, f"{OURS} / {BEST}"), tuple(rows), "us (TB/s of keys and values)")
 
 
-def decode_summary(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Ours against the fastest rival and each one, and pages against a contiguous cache."""
-    found = []
-    whole = [with_best(cell) for cell in cells]
-    for ours, rivals in ((OURS, (BEST, *RIVALS)), (PAGED, (OURS,)), (FP8, (PAGED, FLASHINFER_FP8))):
-        for rival in rivals:
-            entry = compared(whole, rival, lambda cell: f"{cell['batch']} x {cell['length']}", ours)
-            found += [] if entry is None else [{"group": "decoding", "ours": ours, **entry}]
-    return found
+def decode_summary(cells: Sequence[Cell]) -> list[str]:
+    """Compare ours with the fastest rival and with each one, pages with a contiguous cache, and e4m3 with pages."""
+    cells = [with_best(cell, RIVALS) for cell in cells]
+    pairs = [*((OURS, rival) for rival in (BEST, *RIVALS)), (PAGED, OURS), (FP8, PAGED), (FP8, FLASHINFER_FP8)]
+    return [
+        line
+        for ours, rival in pairs
+        for line in summary_line("decoding", cells, rival, lambda cell: f"{cell['batch']} x {cell['length']}", ours)
+    ]
 
 
-def calls_of(batches: Iterable[int], lengths: Iterable[int]) -> list[Decoding]:
-    lengths = tuple(lengths)
+def calls_of(batches: Iterable[int], lengths: Sequence[int]) -> list[Decoding]:
     return [Decoding(batch, length) for batch in batches for length in lengths]
 
 
-def run_decode(options: argparse.Namespace) -> int:
-    """The exit status: 1 if ours failed, or a result was wrong."""
-
+def main(argv: Sequence[str] | None = None) -> int:
+    """``cudatma bench attention_decode``; returns the exit status: 1 if ours failed, or a result was wrong."""
+    parser = make_parser("attention_decode", __doc__)
+    add = parser.add_argument
+    add_rivals(parser)
+    batches, lengths = (", ".join(map(str, each)) for each in (BATCHES, LENGTHS))
+    add("--batch", type=parse_length, action="append", metavar="N", help=f"sequences, repeatable (default: {batches})")
+    add("--length", type=parse_length, action="append", metavar="N", help=f"keys, repeatable (default: {lengths})")
+    options = parser.parse_args(argv)
+    require_gpu(parser)
+    require_torch(parser)
     always = {
         CUDNN: partial(_sdpa, CUDNN, "CUDNN_ATTENTION"),
         FA2: partial(_sdpa, FA2, "FLASH_ATTENTION"),
         FA3: partial(_fa3, options.fa3),
     }
-    field, told = field_of(always, OPTIONAL, options.rivals)
+    field, versions = field_of(always, OPTIONAL, options.rivals)
     if FLASHINFER in field:
         field[FLASHINFER_FP8] = _flashinfer(FLASHINFER_FP8)
-    settings = {"replays": options.replays, "rivals": told, "page": PAGE}
-    result = Result(settings, decode_table, options.json, lambda cells: {"summary": decode_summary(cells)})
-    for name, what in told.items():
-        result.say(f"{name}: {what}")
+    settings = {"replays": options.replays, "rivals": versions, "page": PAGE}
+    result = Result(settings, decode_table, options.json, decode_summary)
     calls = calls_of(options.batch or BATCHES, options.length or LENGTHS)
     with measuring_stream() as stream:
         measured(result, calls, lambda call: measure(stream, call, field, options.replays), _facts, _rates_line)
-    return finished(result, "Attention, one query a sequence")
+    return result.finish("Attention, one query a sequence")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,16 +1,159 @@
-"""A run of a benchmark in which contenders take turns: a cell for each call, then table, summary and picture."""
+"""A run in which contenders take turns: who takes part, the cell of each call, the check of results, the comparison."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+import importlib
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from statistics import geometric_mean
 from typing import Any, TypeVar
 
-from benchmarks.compare import AUTO, summary_line
-from benchmarks.report import Cell, Result, failure, print_table
+from benchmarks.harness import Contender, Method, cold, sustained
+from benchmarks.report import Cell, Result, failure, ratio
+from cudatma.build.prebuild import compile_all, usable_cores
+from cudatma.errors import counted, duration
+from cudatma.target import detect
+
+AUTO = "auto"
+#: The fastest rival of a cell.
+BEST = "best"
 
 Call = TypeVar("Call")
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """One candidate of a rival. The candidates of a rival differ in ``detail``, their algorithm. out: the array that
+    holds its result."""
+
+    rival: str
+    contender: Contender
+    out: Any
+    detail: str = ""
+
+
+#: Returns a rival's entrants, given a stream and operands; raises the reason if it has none.
+Rival = Callable[[Any, Any], list[Entrant]]
+
+
+# ---- Who takes part -------------------------------------------------------------------------------------------------
+
+
+def field_of(
+    always: Mapping[str, Rival], optional: Mapping[str, tuple[str, str, Rival]], names: Sequence[str]
+) -> tuple[dict[str, Rival], dict[str, str]]:
+    """Return the rivals by name, and for each optional one its version or why it is absent.
+
+    optional: for each value of --rivals: name, package, rival. An absent rival stays in the field, so that every cell
+    names it with the reason.
+    """
+    field, versions = dict(always), {}
+    for option in names:
+        name, package, rival = optional[option]
+        field[name] = rival
+        try:
+            importlib.import_module(package)
+            versions[name] = _version(package)
+        except Exception as error:
+            versions[name] = f"absent: {failure(error)}"
+    return field, versions
+
+
+def _version(package: str) -> str:
+    try:
+        return version(packages_distributions().get(package, [package])[0])
+    except PackageNotFoundError:
+        return "unknown version"
+
+
+def precompile(specs: Callable[[], Iterable[Any]]) -> str:
+    """Compile the kernels of these specs on all cores, and return how that went. If it fails, each call compiles its
+    own kernel."""
+    began, refused = time.monotonic(), list[Any]()
+    try:
+        orders = {(spec.template, spec): None for spec in specs()}
+        compile_all(orders, detect(), usable_cores(), lambda spec, why: refused.append(spec) if why else None)
+    except Exception as error:
+        return f"nothing compiled beforehand: {failure(error)}"
+    line = f"{counted(len(orders), 'kernel')} compiled or found in {duration(time.monotonic() - began)}"
+    return f"{line}, {len(refused)} refused by the compiler" if refused else line
+
+
+def entered(stream: Any, operands: Any, field: Mapping[str, Rival]) -> tuple[list[Entrant], dict[str, str]]:
+    """Return the rivals' entrants, and by rival why it has none."""
+    entrants: list[Entrant] = []
+    refused: dict[str, str] = {}
+    for name, rival in field.items():
+        try:
+            entrants += rival(stream, operands)
+        except Exception as error:
+            refused[name] = failure(error)
+    return entrants, refused
+
+
+# ---- A cell ---------------------------------------------------------------------------------------------------------
+
+
+def timing_method(stream: Any, replays: int, rest_s: float, seconds: float = 0.0) -> Method:
+    """Return how contenders are timed: in turns with rests, or for ``seconds`` each in a run at the power limit."""
+    if seconds:
+        return lambda contenders: sustained(stream, contenders, seconds * len(contenders))
+    return partial(cold, stream, replays=replays, rest_s=rest_s)
+
+
+def timed(
+    method: Method, entrants: Sequence[Entrant], cell: Cell, refused: dict[str, str], required: Sequence[str]
+) -> None:
+    """Put into the cell each rival's time, which its fastest entrant reaches, the detail of that entrant, and why a
+    rival has no time. A required contender without a time is an error."""
+    found = method([each.contender for each in entrants])
+    us, details = dict[str, float](), dict[str, str]()
+    for each in sorted(entrants, key=lambda each: found.us(each.contender.name) or 0.0):
+        took = found.us(each.contender.name)
+        if took is None:
+            refused.setdefault(each.rival, found.errors.get(each.contender.name, "not measured"))
+        elif each.rival not in us:
+            us[each.rival] = took
+            if each.detail:
+                details[each.rival] = each.detail
+    cell["us"] = {name: us[name] for name in dict.fromkeys(each.rival for each in entrants) if name in us}
+    cell["chosen"] = details
+    absent = {name: why for name, why in refused.items() if name not in us}
+    failed = [f"{name}: {absent.pop(name)}" for name in required if name in absent]
+    if absent:
+        cell["refused"] = absent
+    if failed:
+        cell["error"] = "; ".join(failed)
+
+
+def chosen(cell: Cell, entrants: Sequence[Entrant]) -> dict[str, Any]:
+    """Return by rival the result of the entrant that counts. The entrants of a rival write into one array."""
+    outs = {}
+    for each in entrants:
+        if each.rival in cell["us"] and each.detail == cell["chosen"].get(each.rival, ""):
+            if each.detail:
+                each.out.fill_(math.nan)
+                each.contender.run(0)
+            outs[each.rival] = each.out
+    return outs
+
+
+def judged(cell: Cell, errors: Mapping[str, tuple[float, float]], allowed: float) -> None:
+    """Put into the cell the errors of results by name (root mean square and largest), as parts of the root mean square
+    of the exact result. Incorrect results lose their time."""
+    cell["rms_error"], cell["largest_error"] = {}, {}
+    for name, (rms, largest) in errors.items():
+        if rms <= allowed:
+            cell["rms_error"][name], cell["largest_error"][name] = rms, largest
+        else:
+            del cell["us"][name]
+            wrong = f"{name}: wrong, {rms:.2e} off"
+            cell["error"] = f"{cell['error']}; {wrong}" if cell.get("error") else wrong
 
 
 def measured(
@@ -20,8 +163,8 @@ def measured(
     facts: Callable[[Call], Cell],
     line: Callable[[Cell, str], str],
 ) -> None:
-    """Add a cell for each call. facts: what a cell says of a call that could not be measured. line: a cell in words,
-    which begin with the text that it gets."""
+    """Add a cell for each call. facts: the cell of a call that could not be measured. line: describes a cell, given the
+    text that it begins with."""
     import torch
 
     for number, call in enumerate(calls, 1):
@@ -34,27 +177,53 @@ def measured(
         result.add(cell, line(cell, f"[{number}/{len(calls)}] {call}"))
 
 
-def finished(
-    result: Result,
-    title: str,
-    picture: Callable[[Mapping[str, Any]], str] | None = None,
-    path: Path | None = None,
-) -> int:
-    """Print the table and the summary, draw the picture if a path is given; returns the exit status."""
-    print_table(result.console, result.table(result.cells), title)
-    for entry in result.more(result.cells)["summary"]:
-        result.say(summary_line(entry, entry.get("ours", AUTO)))
-    if picture and path:
-        drawn(result, picture, path)
-    return int(any(cell.get("error") for cell in result.cells))
+# ---- Comparison -----------------------------------------------------------------------------------------------------
 
 
-def drawn(result: Result, picture: Callable[[Mapping[str, Any]], str], path: Path) -> None:
-    """Write a result's picture, or say why there is none."""
-    try:
-        text = picture(result.as_json())
-    except ValueError as error:
-        result.say(f"no picture: {error}")
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+def times_as_fast(cell: Cell, rival: str, ours: str = AUTO) -> float | None:
+    """Return the rival's time over ours; None if one of them was not measured."""
+    us = cell.get("us", {})
+    return ratio(us.get(rival) or None, us.get(ours))
+
+
+def present(cells: Sequence[Cell], names: Iterable[str]) -> list[str]:
+    """Return the names for which a cell has a time, or the reason why it has none."""
+    found = {name for cell in cells for part in ("us", "refused") for name in cell.get(part, {})}
+    return [name for name in names if name in found]
+
+
+def with_best(cell: Cell, rivals: Sequence[str]) -> Cell:
+    """Return the cell with its fastest rival as a further contender BEST."""
+    us = {name: cell["us"][name] for name in rivals if name in cell.get("us", {})}
+    if not us:
+        return cell
+    best = min(us, key=lambda name: us[name])
+    extended = {**cell, "us": {**cell["us"], BEST: us[best]}}
+    for field in ("rms_error", "largest_error"):
+        if best in cell.get(field, {}):
+            extended[field] = {**cell[field], BEST: cell[field][best]}
+    return extended
+
+
+def summary_line(
+    group: str, cells: Sequence[Cell], rival: str, place: Callable[[Cell], str], ours: str = AUTO
+) -> list[str]:
+    """Return one line: how many times as fast as a rival ours is over these cells, and how its errors compare; no line
+    if the rival was never measured. place: names a cell."""
+    known = [(times, cell) for cell in cells if (times := times_as_fast(cell, rival, ours)) is not None]
+    if not known:
+        return []
+    least, where = min(known, key=lambda each: each[0])
+    line = f"{group}: {ours} / {rival}: geometric mean {geometric_mean([times for times, _ in known]):.3f}, "
+    line += f"least {least:.3f} at {place(where)}, {counted(len(known), 'cell')}"
+    if missing := len(cells) - len(known):
+        line += f" ({missing} more not measured)"
+    pairs = [(cell.get("rms_error", {}).get(ours), cell.get("rms_error", {}).get(rival)) for _, cell in known]
+    if errors := [part for pair in pairs if (part := ratio(*pair)) is not None]:
+        line += f"; errors at most {max(errors):.2f} times as large"
+    return [line]
+
+
+def refusals(cell: Cell) -> str:
+    """Return which contenders of a cell were not measured, with the reasons, as the end of its line."""
+    return "".join(f"; no {name}: {why}" for name, why in cell.get("refused", {}).items())

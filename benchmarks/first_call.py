@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cudatma.kernels.marlin.problem import Problem
-
 if __name__ == "__main__":  # the checkout need not be installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
@@ -20,15 +18,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.report import ROOT, Cell, Result, Table, failure, print_table, shown
+from benchmarks.report import ROOT, Cell, Result, Table, failure, make_parser, shown
 from cudatma.backend import selected_backend
 
 K, N = 8192, 28672
 M_VALUES = (1, 1024)
 WARM_RUNS = 5
-BARS_MS = {"compile": 2000.0, "load, warm cache": 10.0}
 _TIMEOUT_S = 120
-#: What a child prints -> what it is called in the table, for a cold and for a warm cache.
+#: Steps that a child times, and their names in the table.
 _STEPS = ("load", "module", "call", "second call")
 _LABELS = {
     "load": "load_kernel: render, compile or find the artifact",
@@ -39,14 +36,14 @@ _LABELS = {
 
 
 def child(m: int, target_name: str | None) -> dict[str, Any]:
-    """In a fresh process: milliseconds of each step, imports and the weight excluded; compile seconds of the artifact.
+    """Return, in a fresh process, milliseconds of each step and of the compiler, without imports and the weight.
 
-    With a target named, nothing touches a GPU.
+    With a target, nothing touches a GPU.
     """
     from cudatma.build.kernel import load_kernel
     from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
     from cudatma.kernels.marlin.choose import decide, resolve_fused
-    from cudatma.kernels.marlin.problem import LinearShape
+    from cudatma.kernels.marlin.problem import LinearShape, Problem
     from cudatma.target import detect, get_target
 
     layer, call = LinearShape(K, N, 128, False, "float16"), None
@@ -58,7 +55,7 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
     times: dict[str, Any] = {}
     begin = time.perf_counter()
     gpu = imagined_gpu(target, H200.sm_count) if call is None else gpu_of(device)
-    # As the weight of _prepared() has it, whose scales differ by little.
+    # The weight of _prepared() has scales that differ by little.
     spec = resolve_fused(decide(Problem(layer, m), gpu).spec, "as_stored")
     kernel = load_kernel(spec.template, spec, target)
     times["load"] = _ms_since(begin)
@@ -76,7 +73,7 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
 
 
 def _prepared(m: int) -> tuple[Any, int]:
-    """A call of marlin_gemm that waits for its result, and its device; context and arrays are made."""
+    """Make context and arrays; return a call of marlin_gemm that waits for its result, and its device."""
     import cupy
 
     from benchmarks.operands import random_packed
@@ -99,7 +96,7 @@ def _ms_since(begin: float) -> float:
 
 
 def run_child(m: int, target_name: str | None, cache: Path) -> dict[str, Any]:
-    """child() in a process of its own, whose artifact cache is ``cache``. Raises RuntimeError with its last words."""
+    """Run child() in a process of its own with this artifact cache. Raises RuntimeError with its last words."""
     command = [sys.executable, str(Path(__file__).resolve()), "--child", str(m)]
     command += ["--target", target_name] if target_name else []
     paths = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
@@ -113,7 +110,7 @@ def run_child(m: int, target_name: str | None, cache: Path) -> dict[str, Any]:
 
 
 def measure(m: int, target_name: str | None, warm_runs: int) -> Cell:
-    """One cold process and ``warm_runs`` warm ones over the same, at first empty, cache; medians of the warm ones."""
+    """Run one process with an empty cache and ``warm_runs`` with the cache that it leaves; medians of the latter."""
     cell: Cell = {"m": m, "k": K, "n": N}
     try:
         with tempfile.TemporaryDirectory(prefix="cudatma-first-call-") as folder:
@@ -141,29 +138,13 @@ def first_call_table(cells: Sequence[Cell]) -> Table:
     return Table(("kernel", "step", "cold cache", "warm cache"), tuple(rows), note)
 
 
-def misses(cells: Sequence[Cell]) -> list[str]:
-    """What stays over the bars: 2 s of compilation, 10 ms for a warm load; a cell that failed is a miss too."""
-    found = []
-    for cell in cells:
-        if cell.get("error"):
-            found.append(f"M = {cell['m']}: {cell['error']}")
-            continue
-        values = {"compile": cell["compile_ms"], "load, warm cache": cell["warm_ms"]["load"]}
-        for name, limit in BARS_MS.items():
-            if values[name] is None or values[name] > limit:
-                found.append(f"M = {cell['m']}: {name}: {shown(values[name])} ms, wanted at most {limit:g}")
-    return found
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench first_call``; returns the exit status: with --check 1 if a bar is missed."""
-    parser = argparse.ArgumentParser(prog="cudatma bench first_call", description=__doc__)
+    """``cudatma bench first_call``; returns the exit status: 1 if a process failed."""
+    parser = make_parser("first_call", __doc__)
     add = parser.add_argument
-    add("--json", type=Path, metavar="FILE", help="also write the results there")
     add("--target", metavar="NAME", help="compile for this architecture and use no GPU (default without one: sm_90a)")
     add("--m", type=int, action="append", metavar="M", help="rows of x, repeatable (default: 1 and 1024)")
     add("--warm-runs", type=int, default=WARM_RUNS, help=f"processes with a warm cache (default: {WARM_RUNS})")
-    add("--check", action="store_true", help="exit status 1 if compiling or a warm load takes too long")
     add("--child", type=int, metavar="M", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child is not None:
@@ -175,10 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         cell = measure(m, target, options.warm_runs)
         warm = cell.get("warm_ms", {}).get("load")
         result.add(cell, f"M = {m}: compile {shown(cell.get('compile_ms'), 0)} ms, warm load {shown(warm)} ms")
-    print_table(result.console, first_call_table(result.cells), "First call")
-    missed = misses(result.cells)
-    result.say("\n".join(missed) if missed else "met: compilation in 2 s, warm load in 10 ms")
-    return int(options.check and bool(missed))
+    return result.finish("First call")
 
 
 if __name__ == "__main__":

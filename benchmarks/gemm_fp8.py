@@ -1,28 +1,37 @@
 """Scaled fp8 products: `gemm`, torch's scaled_mm (cuBLASLt) and DeepGEMM, with one scale a tensor and with blocks.
 
 A (M, K) is row-major and B (K, N) column-major, float8_e4m3fn, the result bf16. Blocks are 1 x 128 of A and 128 x 128
-of B, as DeepSeek-V3 has them. Within one scaling all contenders get the same bits; each gets scales in the layout that
-it asks for, made beforehand.
+of B, as in DeepSeek-V3. Within one scaling all contenders get the same bits; scales are converted beforehand to the
+layout that each needs.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from benchmarks.compare import AUTO, present
-from benchmarks.compare import times_as_fast as times
-from benchmarks.contest import finished, measured
-from benchmarks.gemm_products import Product, errors
-from benchmarks.gemm_table import compared, rates_line, size_of, tflops
-from benchmarks.harness import Contender, measuring_stream
+from benchmarks.contest import (
+    AUTO,
+    BEST,
+    Entrant,
+    Rival,
+    chosen,
+    entered,
+    judged,
+    measured,
+    present,
+    summary_line,
+    timed,
+    times_as_fast,
+    with_best,
+)
+from benchmarks.gemm import Product, errors, rates_line, size_of, tflops
+from benchmarks.harness import Contender, Method, measuring_stream
 from benchmarks.report import Cell, Result, Table, shown
-from benchmarks.turns import Entrant, Method, chosen, entered, judged, timed
-from cudatma.errors import duration
 from cudatma.kernels.gemm.gemm import gemm
 
 FP8 = "float8_e4m3fn"
@@ -32,16 +41,16 @@ TENSOR, BLOCK = "tensor", "1x128, 128x128"
 SCALINGS = (TENSOR, BLOCK)
 FAST, EXACT, TORCH_BLOCK, DEEPGEMM = "scaled_mm fast", "scaled_mm", "scaled_mm blocks", "DeepGEMM"
 RIVALS = (EXACT, FAST, TORCH_BLOCK, DEEPGEMM)
-#: Part of the product's root mean square by which a result may be off: tensor cores add fp8 products inexactly.
+#: Allowed error as a part of the product's root mean square: tensor cores add fp8 products inexactly.
 ALLOWED = 2e-2
 _BLOCK, _LARGEST = 128, 448.0
-#: TFLOP/s of fp8 over those of fp16, by which times are guessed.
+#: The rate of fp8 over the rate of fp16, from which times are guessed.
 _TWICE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Product(Product):
-    """A product and how its operands are scaled."""
+    """A product and the scaling of its operands."""
 
     scaling: str = TENSOR
 
@@ -54,8 +63,8 @@ class Fp8Product(Product):
 
 
 def quantized(matrix: Any, rows: int, columns: int) -> tuple[Any, Any]:
-    """(float8_e4m3fn, float32 scales): matrix (R, C), a multiple of the blocks, is about values x scales by blocks of
-    rows x columns; the scales are (R / rows, C / columns)."""
+    """Return a matrix (R, C) as float8_e4m3fn values and float32 scales (R / rows, C / columns), one for each block of
+    rows x columns."""
     import torch
 
     blocks = matrix.float().view(matrix.shape[0] // rows, rows, matrix.shape[1] // columns, columns)
@@ -65,14 +74,14 @@ def quantized(matrix: Any, rows: int, columns: int) -> tuple[Any, Any]:
 
 
 def widened(values: Any, scales: Any) -> Any:
-    """values x scales in float32, by blocks of whatever size the scales' shape implies."""
+    """Return values x scales in float32; the shape of the scales implies the blocks."""
     rows, columns = (values.shape[axis] // scales.shape[axis] for axis in (0, 1))
     return values.float() * scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
 
 
 class Fp8Operands:
-    """One product's operands and scales; b is (K, N), column-major, b_scale (K / 128, N / 128) or, as a_scale, of one
-    element. wide: what the operands stand for, in float32."""
+    """One product's operands and scales. b is (K, N), column-major; b_scale is (K / 128, N / 128) or, as a_scale, has
+    one element. wide: the operands times their scales, in float32."""
 
     def __init__(self, product: Fp8Product, is_cold: bool) -> None:
         import torch
@@ -94,14 +103,14 @@ class Fp8Operands:
 
     @property
     def a_scale_columns(self) -> Any:
-        """a_scale, column-major: neighbors in memory are of neighboring rows. All contenders read it fastest so."""
+        """Return a_scale in columns, the order that all contenders read fastest."""
         return self.a_scale.T.contiguous().T
 
     def pair(self, index: int) -> tuple[Any, Any]:
         return self.a[index % self.copies], self.b[index % self.copies]
 
     def entrant(self, name: str, call: Callable[[Any, Any, Any], object]) -> Entrant:
-        """An entrant that is called with a, b and its own array for the result, in which NaN is what is not written."""
+        """Return an entrant that is called with a, b and its own result, which is full of NaN at first."""
         import torch
 
         shape = self.product.m, self.product.n
@@ -171,24 +180,24 @@ def deepgemm(operands: Fp8Operands) -> list[Entrant]:
     return [operands.entrant(DEEPGEMM, call)]
 
 
-def field_of(scaling: str, told: Mapping[str, str]) -> dict[str, Callable[[Any, Any], list[Entrant]]]:
-    """The rivals with this scaling. told: those that were asked for, with their versions."""
+def field_of(scaling: str, versions: Mapping[str, str]) -> dict[str, Rival]:
+    """Return the rivals with this scaling. versions: of the optional rivals that take part."""
     if scaling == TENSOR:
         return {
             EXACT: lambda _, operands: scaled_mm(operands, fast=False),
             FAST: lambda _, operands: scaled_mm(operands, fast=True),
         }
-    asked = {DEEPGEMM: lambda _, operands: deepgemm(operands)} if DEEPGEMM in told else {}
-    return {TORCH_BLOCK: lambda _, operands: scaled_mm_blocks(operands), **asked}
+    optional: dict[str, Rival] = {DEEPGEMM: lambda _, operands: deepgemm(operands)} if DEEPGEMM in versions else {}
+    return {TORCH_BLOCK: lambda _, operands: scaled_mm_blocks(operands), **optional}
 
 
-def measure(stream: Any, product: Fp8Product, told: Mapping[str, str], run: Method, is_cold: bool) -> Cell:
-    """One product, by all contenders."""
+def measure(stream: Any, product: Fp8Product, versions: Mapping[str, str], method: Method, is_cold: bool) -> Cell:
+    """Measure one product by all contenders."""
     operands = Fp8Operands(product, is_cold)
-    entrants, refused = entered(stream, operands, field_of(product.scaling, told))
+    entrants, refused = entered(stream, operands, field_of(product.scaling, versions))
     entrants.append(ours(operands))
     cell = _facts(product)
-    timed(run, entrants, cell, refused, (AUTO,))
+    timed(method, entrants, cell, refused, (AUTO,))
     judged(cell, errors(*operands.wide, chosen(cell, entrants)), ALLOWED)
     return cell
 
@@ -198,50 +207,38 @@ def _facts(product: Fp8Product) -> Cell:
 
 
 def fp8_table(cells: Sequence[Cell], operands: str = "") -> Table:
-    """TFLOP/s of each contender, and how many times as fast as the fastest of the others ours is."""
+    """Return TFLOP/s of each contender, and how many times as fast as the fastest rival ours is."""
     names = [*present(cells, RIVALS), AUTO]
     rows = []
     for cell in cells:
         rates = [shown(tflops(cell, name), 0) for name in names]
-        over = [found for name in names if name != AUTO and (found := times(cell, name)) is not None]
-        rows.append((size_of(cell), cell["scaling"], *rates, shown(min(over, default=None), 3)))
-    columns = ("M x N x K", "scales", *names, "auto / best")
+        rows.append((size_of(cell), cell["scaling"], *rates, shown(times_as_fast(with_best(cell, RIVALS), BEST), 3)))
+    columns = ("M x N x K", "scales", *names, f"{AUTO} / {BEST}")
     return Table(columns, tuple(rows), f"TFLOP/s; {operands}" if operands else "TFLOP/s")
 
 
-def fp8_summary(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """``auto`` over each rival, by scaling."""
+def fp8_summary(cells: Sequence[Cell]) -> list[str]:
+    """Compare ``auto`` with each rival, by scaling."""
     groups = {scaling: [cell for cell in cells if cell["scaling"] == scaling] for scaling in SCALINGS}
     return [
-        {"group": f"fp8, scales: {scaling}", **found}
+        line
         for scaling, its in groups.items()
         for rival in present(its, RIVALS)
-        if (found := compared(its, rival)) is not None
+        for line in summary_line(f"fp8, scales: {scaling}", its, rival, size_of)
     ]
 
 
 def run(options: argparse.Namespace, settings: Mapping[str, Any], method_of: Callable[[Any, Product], Method]) -> int:
-    """The benchmark with ``--fp8``; returns its exit status. method_of: how contenders are timed, of the stream and a
-    product."""
-    operands, told = settings["operands"], settings["rivals"]
-    result = Result(
-        dict(settings),
-        lambda cells: fp8_table(cells, operands),
-        options.json,
-        lambda cells: {"summary": fp8_summary(cells)},
-    )
-    for name, what in told.items():
-        takes_part = "" if name == DEEPGEMM else ", which has no fp8 product here"
-        result.say(f"{name}: {what}{takes_part}")
-    began = time.monotonic()
+    """Run the benchmark with ``--fp8``; return its exit status. method_of: how contenders of a product are timed."""
+    operands, versions = settings["operands"], settings["rivals"]
+    result = Result(settings, partial(fp8_table, operands=operands), options.json, fp8_summary)
     products = [Fp8Product(*shape, "RC", FP8, scaling=scaling) for shape in SHAPES for scaling in SCALINGS]
     with measuring_stream() as stream:
         measured(
             result,
             products,
-            lambda product: measure(stream, product, told, method_of(stream, product), options.cold),
+            lambda product: measure(stream, product, versions, method_of(stream, product), options.cold),
             _facts,
             rates_line,
         )
-    result.say(duration(time.monotonic() - began))
-    return finished(result, f"Scaled fp8 GEMM, {operands}")
+    return result.finish(f"Scaled fp8 GEMM, {operands}")

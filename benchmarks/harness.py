@@ -1,11 +1,10 @@
-"""Timing on the GPU with cold weights: CUDA graphs of launches that rotate over buffers larger than L2, rivals
-alternating within one loop, medians.
+"""Timing on the GPU: CUDA graphs of launches that rotate over buffers larger than L2, contenders in turns, medians.
 
-Each launch of a graph reads another buffer: L2 (60 MB on an H200) has dropped a buffer long before it is read again.
-Before each turn the GPU rests for some milliseconds, or its power limit would decide. Each turn begins with an untimed
-replay, in which the TLBs still hold the addresses of the previous contender. Long runs have no rests: they measure at
-the power limit. Who comes before decides there what power is left (up to 12 % of one kernel's time): so the order is
-shuffled for each turn, and every second turn reverses the one before it.
+Each launch of a graph reads another buffer, so that L2 (60 MB on an H200) has dropped a buffer before it is read again.
+The GPU rests for some milliseconds before each turn; otherwise its power limit would decide. Each turn begins with an
+untimed replay, because the TLBs still hold the addresses of the previous contender. Long runs have no rests: they
+measure at the power limit. There the previous contender decides how much power is left, which changes a kernel's time
+by up to 12 %. The order is therefore shuffled for each turn, and every second turn reverses the one before it.
 """
 
 from __future__ import annotations
@@ -24,65 +23,40 @@ from benchmarks.report import failure
 from cudatma.errors import CudaTmaError, DriverError
 from cudatma.target import detect
 
-#: All buffers that one graph rotates over are together at least this large; several times any L2.
+#: The buffers of one graph are together at least this large, which is several times any L2.
 ROTATION_BYTES = 350_000_000
-#: A graph reads about this much: the gap between two graphs (some microseconds) is negligible then.
+#: A graph reads about this much, so that the gap of some microseconds between two graphs is negligible.
 GRAPH_BYTES = 2_000_000_000
 MIN_LAUNCHES, MAX_LAUNCHES = 20, 200
-#: While one copy is read, it evicts the other from L2: both are larger than L2, or there are many of them.
+#: While one copy is read, it evicts the other from L2: both are larger than L2, or there are many copies.
 MIN_COPIES = 2
 REPLAYS = 11
-#: Replays at the beginning of a turn that are not timed.
+#: Untimed replays at the beginning of a turn.
 WARM_REPLAYS = 1
-#: How long the GPU rests before each turn: else its power limit decides from about M = 32 on.
+#: Seconds that the GPU rests before each turn. Without a rest its power limit decides for M above about 32.
 REST_S = 0.006
-#: A period of a long run, in which contenders alternate, and the most that its graph may take. In periods of 0.04 s the
-#: power limit gives all contenders one clock; in those of 0.2 s and more each has that of its own power. [H200]
+#: Contenders of a long run alternate in periods of BLOCK_S; a graph takes at most GRAPH_S. In periods of 0.04 s the
+#: power limit gives all contenders one clock; in periods of 0.2 s and more each has the clock of its own power. [H200]
 BLOCK_S, GRAPH_S = 0.3, 0.01
-LEAST_ROUNDS = 4
+MIN_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Something to be timed. ``run(i)`` enqueues one launch on the current stream, reading buffer i % copies.
+    """A kernel to be timed. ``run(i)`` enqueues one launch on the current stream, which reads buffer i % copies.
 
-    copies: buffers it rotates over. launches: launches in its graph, a multiple of copies. delay: enqueues a wait of so
-    many microseconds; given where a library refuses to be captured: its launches are then calls behind such a wait.
+    copies: buffers that the launches rotate over. launches: launches in the graph, a multiple of copies.
     """
 
     name: str
     run: Callable[[int], object]
     copies: int
     launches: int
-    delay: Callable[[float], object] | None = None
-
-
-class Calls:
-    """What stands for a graph where a library cannot be captured: its launches, enqueued while the GPU waits."""
-
-    def __init__(self, stream: Any, contender: Contender) -> None:
-        self.contender = contender
-        for index in range(contender.copies):
-            contender.run(index)
-        stream.synchronize()
-        began = time.perf_counter()
-        self.launch(stream)
-        self.host_us = (time.perf_counter() - began) * 1e6
-        stream.synchronize()
-
-    def launch(self, stream: Any) -> None:
-        for index in range(self.contender.launches):
-            self.contender.run(index)
-
-    def wait(self, turns: int) -> None:
-        """Keep the GPU busy for longer than the host needs for so many launch()."""
-        if self.contender.delay is not None:
-            self.contender.delay(1.5 * turns * self.host_us)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Microseconds of one launch: median, least and most over the samples."""
+    """Microseconds of one launch: median, minimum and maximum of the samples."""
 
     us: float
     low_us: float
@@ -101,41 +75,61 @@ class Measured:
         return self.timings[name].us if name in self.timings else None
 
 
+#: Times contenders.
+Method = Callable[[Sequence[Contender]], Measured]
+
+
 def require_gpu(parser: argparse.ArgumentParser) -> None:
-    """End the script with status 2 and the reason unless there is a GPU that cudatma launches on, and CuPy."""
+    """End the script with status 2 and the reason unless CuPy and a GPU that cudatma launches on are present."""
     try:
         import cupy  # noqa: F401
 
         detect()
     except (CudaTmaError, ImportError) as error:
-        # A driver's remedy is about computing, not measuring.
+        # The remedy of a DriverError is about computing, not about measuring.
         why = f"{error.call}: {error.detail}" if isinstance(error, DriverError) else str(error)
         parser.exit(2, f"{parser.prog} measures on a GPU: {why}\n")
 
 
+def require_torch(parser: argparse.ArgumentParser) -> None:
+    """End the script with status 2 and the reason unless torch reaches the GPU.
+
+    Call it before measuring_stream(), which makes its stream current for torch, too.
+    """
+    try:
+        import torch
+
+        torch.cuda.init()
+        torch.set_grad_enabled(False)
+    except Exception as error:
+        parser.exit(2, f"{parser.prog} compares with torch: {failure(error)}\n")
+
+
 def copies_for(bytes_per_launch: int) -> int:
-    """Buffers of this size to rotate over: more than ROTATION_BYTES together, and at least MIN_COPIES."""
+    """Return how many buffers of this size exceed ROTATION_BYTES together, at least MIN_COPIES."""
     return max(MIN_COPIES, ROTATION_BYTES // bytes_per_launch + 1)
 
 
 def launches_for(bytes_per_launch: int, copies: int, expected_us: float = 0.0) -> int:
-    """Launches in one graph: a multiple of ``copies``, at least MIN_LAUNCHES; more, up to about MAX_LAUNCHES, while the
-    graph reads less than GRAPH_BYTES. Fewer, down to ``copies``, where one takes so long that the graph would take more
-    than GRAPH_S."""
-    wanted = min(MAX_LAUNCHES, max(MIN_LAUNCHES, GRAPH_BYTES // bytes_per_launch))
-    launches = max(-(-MIN_LAUNCHES // copies), wanted // copies) * copies
+    """Return the launches of one graph, a multiple of ``copies``.
+
+    There are at least MIN_LAUNCHES, and up to about MAX_LAUNCHES while the graph reads less than GRAPH_BYTES; fewer,
+    down to ``copies``, if the graph would take more than GRAPH_S.
+    """
+    count = min(MAX_LAUNCHES, max(MIN_LAUNCHES, GRAPH_BYTES // bytes_per_launch))
+    launches = max(-(-MIN_LAUNCHES // copies), count // copies) * copies
     fitting = int(GRAPH_S * 1e6 / expected_us) // copies * copies if expected_us else launches
     return max(copies, min(launches, fitting))
 
 
 def summary(samples_us: Sequence[float]) -> Timing:
-    """Median, least and most of some samples (at least one)."""
+    """Return median, minimum and maximum of at least one sample."""
     return Timing(statistics.median(samples_us), min(samples_us), max(samples_us), len(samples_us))
 
 
 @contextlib.contextmanager
 def measuring_stream() -> Iterator[Any]:
-    """A non-blocking CuPy stream that is current for CuPy and, where it is imported, for torch."""
+    """Make a non-blocking CuPy stream that is current for CuPy and, if it is imported, for torch."""
     import cupy
 
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -143,13 +137,13 @@ def measuring_stream() -> Iterator[Any]:
     on_torch: Any = torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)) if torch else contextlib.nullcontext()
     with stream, on_torch:
         yield stream
-        # After a trap no call to the GPU succeeds; earlier measurements are still to be shown.
+        # After a trap no call to the GPU succeeds, but earlier measurements are still shown.
         with contextlib.suppress(Exception):
             stream.synchronize()
 
 
 def capture(stream: Any, contender: Contender) -> Any:
-    """The contender's launches as an instantiated CUDA graph; runs each buffer once before, outside the capture."""
+    """Return the contender's launches as an instantiated CUDA graph; run each buffer once before the capture."""
     for index in range(contender.copies):
         contender.run(index)
     stream.synchronize()
@@ -172,18 +166,17 @@ def _captured(stream: Any, contenders: Sequence[Contender], into: Measured) -> d
     graphs = {}
     for contender in contenders:
         try:
-            graph = capture(stream, contender) if contender.delay is None else Calls(stream, contender)
-            graphs[contender.name] = (graph, contender.launches)
+            graphs[contender.name] = (capture(stream, contender), contender.launches)
         except Exception as error:
             into.errors[contender.name] = failure(error)
     return graphs
 
 
 def cold(stream: Any, contenders: Sequence[Contender], replays: int = REPLAYS, rest_s: float = REST_S) -> Measured:
-    """Time contenders with cold weights: their graphs take turns, ``replays`` times, in a changing order, on a GPU that
-    has rested for ``rest_s``.
+    """Time contenders with cold weights. Their graphs take turns, ``replays`` times, in a changing order, each after
+    the GPU has rested for ``rest_s``.
 
-    What cannot be run is an error of its contender, not an exception.
+    A contender that cannot run has an error in the result; nothing is raised.
     """
     measured = Measured()
     graphs = _captured(stream, contenders, measured)
@@ -199,15 +192,15 @@ def cold(stream: Any, contenders: Sequence[Contender], replays: int = REPLAYS, r
 
 
 def quick(stream: Any, contender: Contender, launches: int, replays: int = 2) -> Measured:
-    """A rough time of one contender, with ``launches`` launches a graph, for choosing among many."""
+    """Time one contender roughly, with ``launches`` launches in its graph, to choose among many."""
     return cold(stream, [replace(contender, copies=1, launches=launches)], replays, 0.0)
 
 
 def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 3.0, block_s: float = BLOCK_S) -> Measured:
     """Time contenders on a GPU that is as warm, and its clock as low, as in long runs.
 
-    They alternate in periods of about ``block_s``, or less where ``seconds`` would not hold four rounds of them, in a
-    changing order; the second half of the rounds counts.
+    They alternate in periods of about ``block_s``, or less if ``seconds`` would not hold MIN_ROUNDS rounds, in a
+    changing order. The second half of the rounds counts.
     """
     measured = Measured()
     graphs = _captured(stream, contenders, measured)
@@ -215,13 +208,13 @@ def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 3.0
         orders = _orders(graphs)
         first = _turn(stream, graphs, {}, next(orders))
         stream.synchronize()
-        block_us = 1e6 * min(block_s, seconds / (LEAST_ROUNDS * len(first)))
+        block_us = 1e6 * min(block_s, seconds / (MIN_ROUNDS * len(first)))
         repeats = {name: max(1, round(block_us / _us(span))) for name, span in first.items()}
         round_s = sum(_us(span) * (repeats[name] + WARM_REPLAYS) for name, span in first.items()) * 1e-6
         rounds = []
-        for _ in range(max(LEAST_ROUNDS, round(seconds / round_s)) if round_s else 0):
+        for _ in range(max(MIN_ROUNDS, round(seconds / round_s)) if round_s else 0):
             rounds.append(_turn(stream, graphs, repeats, next(orders)))
-            stream.synchronize()  # a period is far longer than what the host needs to begin the next
+            stream.synchronize()  # a period is far longer than the host needs to begin the next one
         for name, (_, launches) in graphs.items():
             samples = [_us(each[name]) / (launches * repeats[name]) for each in rounds[len(rounds) // 2 :]]
             measured.timings[name] = summary(samples)
@@ -231,7 +224,7 @@ def sustained(stream: Any, contenders: Sequence[Contender], seconds: float = 3.0
 
 
 def _orders(names: Iterable[str]) -> Iterator[list[str]]:
-    """Of each turn: shuffled, and then the reverse of that. The same in each run."""
+    """Yield a shuffled order and then its reverse, again and again, the same in each run."""
     each, shuffled = list(names), random.Random(1)
     while True:
         order = shuffled.sample(each, len(each))
@@ -246,8 +239,8 @@ def _turn(
     order: Sequence[str],
     rest_s: float = 0.0,
 ) -> dict[str, tuple[Any, Any]]:
-    """Enqueue each graph in this order, WARM_REPLAYS times and then ``repeats`` times (once unless named) between two
-    events. rest_s: time that the GPU is idle before each graph."""
+    """Enqueue each graph in this order, WARM_REPLAYS times and then ``repeats`` times (default once) between two
+    events, each after the GPU has been idle for ``rest_s``."""
     import cupy
 
     spans = {}
@@ -257,8 +250,6 @@ def _turn(
         if rest_s:
             stream.synchronize()
             time.sleep(rest_s)
-        if isinstance(graph, Calls):
-            graph.wait(WARM_REPLAYS + repeats.get(name, 1))
         for _ in range(WARM_REPLAYS):
             graph.launch(stream)
         begin.record(stream)
@@ -270,7 +261,7 @@ def _turn(
 
 
 def _us(span: tuple[Any, Any]) -> float:
-    """Microseconds between the two events of a span; both have happened."""
+    """Return the microseconds between two events that have happened."""
     import cupy
 
     return float(cupy.cuda.get_elapsed_time(*span)) * 1e3

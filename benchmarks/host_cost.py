@@ -1,4 +1,5 @@
-"""Host cost of marlin_gemm(x, w, out=out), with x and out changing every call, and of torch.mm."""
+"""Host time of a repeated call: marlin_gemm with x and out changing every call, torch.mm, and torch's operators over
+direct calls."""
 
 from __future__ import annotations
 
@@ -8,23 +9,21 @@ from pathlib import Path
 if __name__ == "__main__":  # the checkout need not be installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-import argparse
 import gc
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 
 from benchmarks.harness import require_gpu
 from benchmarks.operands import filled, random_numbers, random_packed, to_torch
-from benchmarks.report import Cell, Result, Table, failure, print_table, shown
+from benchmarks.report import Cell, Result, Table, failure, make_parser, shown
 
+K = N = 4096
 PAIRS = 64
-CALLS = 10_000
-#: Calls between two waits for the GPU, so that a full launch queue is never what is measured.
+CALLS, ROUNDS = 2000, 5
+#: Calls between two waits for the GPU, so that a full launch queue is never measured.
 DRAIN_EVERY = 500
-BAR_US = 10.0
 _WARM_UP = 200
 _CASES = (
     "CuPy",
@@ -36,14 +35,13 @@ _CASES = (
     "torch.mm, fp16, out given",
 )
 
+Call = Callable[[int], object]
+
 
 def time_calls(
-    call: Callable[[int], object],
-    drain: Callable[[], object],
-    calls: int = CALLS,
-    clock: Callable[[], int] = time.perf_counter_ns,
+    call: Call, drain: Callable[[], object], calls: int, clock: Callable[[], int] = time.perf_counter_ns
 ) -> list[int]:
-    """Nanoseconds of each ``call(i)``; ``drain()`` waits for the GPU every DRAIN_EVERY calls, outside the timing."""
+    """Return the nanoseconds of each ``call(i)``; ``drain()`` waits for the GPU every DRAIN_EVERY calls, untimed."""
     samples = [0] * calls
     for index in range(calls):
         if index % DRAIN_EVERY == 0:
@@ -56,31 +54,26 @@ def time_calls(
 
 
 def quantiles_us(samples_ns: Sequence[int]) -> dict[str, float]:
-    """Median, mean, least, 90th and 99th percentile, in microseconds."""
+    """Return median, minimum, 90th and 99th percentile in microseconds."""
     ordered = sorted(samples_ns)
     at = {f"p{p}_us": ordered[min(len(ordered) - 1, len(ordered) * p // 100)] / 1e3 for p in (90, 99)}
-    return {
-        "median_us": statistics.median(ordered) / 1e3,
-        "mean_us": statistics.fmean(ordered) / 1e3,
-        "least_us": ordered[0] / 1e3,
-        **at,
-    }
+    return {"median_us": statistics.median(ordered) / 1e3, "least_us": ordered[0] / 1e3, **at}
 
 
 class Operands:
     """One packed weight, PAIRS of x and out, a bias: CuPy arrays, and torch tensors that share their memory."""
 
-    def __init__(self, m: int, k: int, n: int) -> None:
+    def __init__(self, m: int) -> None:
         import cupy
 
         numbers = random_numbers(cupy, 1 << 20, "float16", 5)
-        xs = filled(cupy, (PAIRS, m, k), numbers)
-        outs, bias = cupy.zeros((PAIRS, m, n), cupy.float16), filled(cupy, (n,), numbers)
-        self.weight = random_packed(cupy, k, n, "float16", 1)[0]
+        xs = filled(cupy, (PAIRS, m, K), numbers)
+        outs, bias = cupy.zeros((PAIRS, m, N), cupy.float16), filled(cupy, (N,), numbers)
+        self.weight = random_packed(cupy, K, N, "float16", 1)[0]
         self.xs, self.outs, self.bias = [xs[i] for i in range(PAIRS)], [outs[i] for i in range(PAIRS)], bias
 
-    def case(self, name: str) -> Callable[[int], object]:
-        """The call that a case times. Raises ImportError for a torch case without torch."""
+    def case(self, name: str) -> Call:
+        """Return the call that a case times. Raises ImportError for a torch case without torch."""
         import cupy
 
         from cudatma import marlin_gemm
@@ -89,7 +82,10 @@ class Operands:
         if name.startswith("torch"):
             xs, outs, bias = [to_torch(x) for x in xs], [to_torch(out) for out in outs], to_torch(bias)
         if name.startswith("torch.mm"):
-            return _torch_mm(xs, outs, w)
+            import torch
+
+            dense = torch.zeros(w.shape, dtype=xs[0].dtype, device=xs[0].device)
+            return lambda i: torch.mm(xs[i % PAIRS], dense, out=outs[i % PAIRS])
         if name.endswith("bias"):
             return lambda i: marlin_gemm(xs[i % PAIRS], w, out=outs[i % PAIRS], bias=bias)
         if name.endswith("made by the call"):
@@ -100,66 +96,107 @@ class Operands:
         return lambda i: marlin_gemm(xs[i % PAIRS], w, out=outs[i % PAIRS])
 
 
-def _torch_mm(xs: list[Any], outs: list[Any], w: Any) -> Callable[[int], object]:
+def operators(device: str, k: int = K, n: int = N) -> dict[str, dict[str, Call]]:
+    """Return by function the direct call and the same call through torch's dispatcher, of one row of x or one query."""
     import torch
 
-    dense = torch.zeros(w.shape, dtype=xs[0].dtype, device=xs[0].device)
-    return lambda i: torch.mm(xs[i % PAIRS], dense, out=outs[i % PAIRS])
+    import cudatma
+    from cudatma.integrations.torch import MarlinLinear
+    from cudatma.integrations.torch.weights import packed_weight
+
+    layer = MarlinLinear(k, n, False, device=device)
+    layer.qweight.fill_(0x79)
+    layer.scales.fill_(0.01)
+    tensors = (layer.qweight, layer.scales, None, None)
+    parts = (*tensors, None, k, n, 128)
+    weight = packed_weight(*tensors, k, n, 128)
+    half = {"dtype": torch.float16, "device": device}
+    x, out = torch.ones((1, k), **half), torch.empty((1, n), **half)
+    a, b, c = torch.ones((64, 256), **half), torch.ones((256, 128), **half), torch.empty((64, 128), **half)
+    q, to = torch.ones((1, 64, 8, 64), **half), torch.empty((1, 64, 8, 64), **half)
+    ops = torch.ops.cudatma
+
+    def pair(direct: Call, operator: Call) -> dict[str, Call]:
+        return {"direct": direct, "operator": operator}
+
+    return {
+        "marlin_gemm, out given": pair(
+            lambda i: cudatma.marlin_gemm(x, weight, out=out),
+            lambda i: ops.marlin_gemm_out.default(x, *parts, out=out),
+        ),
+        "marlin_gemm": pair(lambda i: cudatma.marlin_gemm(x, weight), lambda i: ops.marlin_gemm.default(x, *parts)),
+        "MarlinLinear": pair(lambda i: cudatma.marlin_gemm(x, weight), lambda i: layer(x)),
+        "gemm, out given": pair(lambda i: cudatma.gemm(a, b, out=c), lambda i: ops.gemm_out.default(a, b, out=c)),
+        "attention, out given": pair(
+            lambda i: cudatma.attention(q, q, q, out=to), lambda i: ops.attention_out.default(q, q, q, out=to)
+        ),
+    }
 
 
-def measure(operands: Operands, name: str, calls: int) -> Cell:
-    """One case, without the garbage collector, which would stop a few calls for milliseconds."""
-    import cupy
-
+def measure(
+    case: str, make: Callable[[], Mapping[str, Call]], drain: Callable[[], object], calls: int, rounds: int = ROUNDS
+) -> list[Cell]:
+    """Time the calls of a case in turns; return a cell with the quantiles of each."""
     try:
-        call, drain = operands.case(name), cupy.cuda.Device().synchronize
-        with _no_grad():
-            time_calls(call, drain, _WARM_UP)
-            gc.collect()
-            gc.disable()
-            try:
-                samples = time_calls(call, drain, calls)
-            finally:
-                gc.enable()
+        both = make()
+        samples: dict[str, list[int]] = {name: [] for name in both}
+        with _quiet():
+            for call in both.values():
+                time_calls(call, drain, _WARM_UP)
+            for _ in range(rounds):
+                for name, call in both.items():
+                    samples[name] += time_calls(call, drain, calls)
     except Exception as error:
-        return {"case": name, "error": failure(error)}
-    return {"case": name, "calls": calls, **quantiles_us(samples)}
+        return [{"case": case, "error": failure(error)}]
+    return [{"case": f"{case}{name and f', {name}'}", **quantiles_us(each)} for name, each in samples.items()]
 
 
-def _no_grad() -> Any:
-    """Inference as torch's users run it; nothing where torch was not imported."""
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Run in torch's inference mode and without the garbage collector, which would stop calls for milliseconds."""
     torch = sys.modules.get("torch")
-    return torch.inference_mode() if torch else nullcontext()
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.inference_mode() if torch else nullcontext():
+            yield
+    finally:
+        gc.enable()
 
 
 def host_table(cells: Sequence[Cell]) -> Table:
     keys = ("median_us", "p90_us", "p99_us", "least_us")
     rows = [(c["case"], *(shown(c.get(key)) for key in keys)) for c in cells]
-    note = f"Host microseconds of one call; {PAIRS} pairs of x and out in turn, nothing synchronised in between."
+    note = f"Host microseconds of one call; {PAIRS} pairs of x and out in turn, without synchronization in between."
     return Table(("arrays", "median", "p90", "p99", "least"), tuple(rows), note)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench host_cost``; returns the exit status: with --check 1 if the CuPy case's median is over 10 us."""
-    parser = argparse.ArgumentParser(prog="cudatma bench host_cost", description=__doc__)
+    """``cudatma bench host_cost``; returns the exit status: 1 if a case could not be measured."""
+    parser = make_parser("host_cost", __doc__)
     add = parser.add_argument
-    add("--json", type=Path, metavar="FILE", help="also write the results there")
-    add("--calls", type=int, default=CALLS, help=f"timed calls a case (default: {CALLS})")
+    add("--calls", type=int, default=CALLS, help=f"timed calls of each of {ROUNDS} rounds (default: {CALLS})")
     add("--m", type=int, default=1, help="rows of x (default: 1)")
-    add("--check", action="store_true", help="exit status 1 if the CuPy case's median is over 10 us")
     options = parser.parse_args(argv)
     require_gpu(parser)
-    k = n = 4096
-    result = Result({"calls": options.calls, "m": options.m, "k": k, "n": n}, host_table, options.json)
-    operands = Operands(options.m, k, n)
-    for name in _CASES:
-        cell = measure(operands, name, options.calls)
-        result.add(cell, f"{name}: {shown(cell.get('median_us'))} us")
-    print_table(result.console, host_table(result.cells), "Host cost")
-    median = result.cells[0].get("median_us")
-    held = median is not None and median <= BAR_US
-    result.say(f"{'met' if held else 'missed'}: at most {BAR_US:g} us for marlin_gemm(x, w, out=out)")
-    return int(options.check and not held)
+    import cupy
+
+    result = Result(
+        {"calls": options.calls, "rounds": ROUNDS, "m": options.m, "k": K, "n": N}, host_table, options.json
+    )
+    operands, drain = Operands(options.m), cupy.cuda.Device().synchronize
+    cases: dict[str, Callable[[], Mapping[str, Call]]] = {
+        name: lambda name=name: {"": operands.case(name)}  # type: ignore[misc]
+        for name in _CASES
+    }
+    try:
+        cases |= {name: lambda both=both: both for name, both in operators("cuda").items()}  # type: ignore[misc]
+    except ImportError as error:
+        result.say(f"no operators without torch: {failure(error)}")
+    for name, make in cases.items():
+        for cell in measure(name, make, drain, options.calls):
+            result.add(cell, f"{cell['case']}: {shown(cell.get('median_us'))} us")
+    return result.finish("Host cost")
 
 
 if __name__ == "__main__":

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.harness import Contender, copies_for, launches_for
 from benchmarks.operands import filled, packed_bytes, random_numbers, random_packed, to_torch
-from benchmarks.plan import expected_us
+
+#: Bytes and floating-point operations of an H200 in a microsecond, and the shortest launch.
+_BYTES_PER_US, _FLOP_PER_US, _LAUNCH_US = 4.0e6, 6.0e8, 4.0
+
+
+class CellKey(NamedTuple):
+    """A cell of the benchmark: (K, N) of a layer, and M."""
+
+    k: int
+    n: int
+    m: int
+
+    def __str__(self) -> str:
+        return f"{self.k}x{self.n} M={self.m}"
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's operands: packed weights and dense ones, each several times, and activations for the largest M.
+    """One layer's operands: packed and dense weights, each in several copies, and activations for the largest M.
 
-    dense: torch tensors (K * N,), near-normal, none where cuBLAS is no rival. x: (M, K), out: (M, N), CuPy.
+    dense: torch tensors (K * N,), near-normal, none if cuBLAS does not take part. x: (M, K), out: (M, N), CuPy.
     """
 
     k: int
@@ -30,14 +43,24 @@ class Layer:
     def dense_bytes(self) -> int:
         return 2 * self.k * self.n
 
+    def expected_us(self, m: int, weight_bytes: int | None = None) -> float:
+        """Return about the time of a launch: the larger one of its weight's bytes (default int4) and its arithmetic."""
+        nbytes = packed_bytes(self.k, self.n) if weight_bytes is None else weight_bytes
+        return max(nbytes / _BYTES_PER_US, 2 * m * self.n * self.k / _FLOP_PER_US) + _LAUNCH_US
 
-def make_layer(k: int, n: int, dtype: str, most_tokens: int, *, with_dense: bool = True) -> Layer:
-    """Random operands on the current device. dtype: float16 or bfloat16, of activations and scales."""
+    def contender(self, name: str, run: Any, weights: Sequence[Any], m: int) -> Contender:
+        """Return a contender that rotates over int4 weights."""
+        launches = launches_for(packed_bytes(self.k, self.n), len(weights), self.expected_us(m))
+        return Contender(name, run, len(weights), launches)
+
+
+def make_layer(k: int, n: int, dtype: str, max_m: int, *, with_dense: bool = True) -> Layer:
+    """Make random operands on the current device. dtype: of activations and scales, float16 or bfloat16."""
     import cupy
 
-    x = filled(cupy, (most_tokens, k), random_numbers(cupy, (1 << 22) - 8, dtype, 4))
+    x = filled(cupy, (max_m, k), random_numbers(cupy, (1 << 22) - 8, dtype, 4))
     packed = random_packed(cupy, k, n, dtype, copies_for(packed_bytes(k, n)))
-    out = cupy.zeros((most_tokens, n), cupy.uint16).view(x.dtype)
+    out = cupy.zeros((max_m, n), cupy.uint16).view(x.dtype)
     dense: list[Any] = []
     if with_dense:
         numbers = random_numbers(cupy, 1 << 22, dtype, 3, 0.02)
@@ -45,22 +68,17 @@ def make_layer(k: int, n: int, dtype: str, most_tokens: int, *, with_dense: bool
     return Layer(k, n, dtype, packed, dense, x, out)
 
 
-def ours(layer: Layer, m: int, name: str = "ours", *, spec: Any = None, programmatic: bool = False) -> Contender:
-    """marlin_gemm on CuPy arrays, rotating over the packed weights.
+def ours(layer: Layer, m: int, name: str = "ours", *, programmatic: bool = False) -> Contender:
+    """Return marlin_gemm on CuPy arrays, rotating over the packed weights.
 
-    spec: the configuration that runs; None: the one that a GEMM takes.
-    programmatic: each launch is a dependent of the one before it. All write one result and none reads it; the chain
-    is as long as a model's, without the work between its GEMMs.
+    programmatic: each launch is a dependent of the previous one. All write one result and none reads it, so that the
+    chain is as long as a model's, without the work between its GEMMs.
     """
     import cudatma
-    from cudatma.kernels.choosing import pinned
 
     x, out, weights = layer.x[:m], layer.out[:m], layer.packed
 
     def run(index: int) -> None:
-        weight = weights[index % len(weights)]
-        with nullcontext() if spec is None else pinned(spec):
-            cudatma.marlin_gemm(x, weight, out=out, programmatic=programmatic)
+        cudatma.marlin_gemm(x, weights[index % len(weights)], out=out, programmatic=programmatic)
 
-    nbytes = packed_bytes(layer.k, layer.n)
-    return Contender(name, run, len(weights), launches_for(nbytes, len(weights), expected_us(layer.k, layer.n, m)))
+    return layer.contender(name, run, weights, m)

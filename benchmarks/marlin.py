@@ -9,54 +9,290 @@ if __name__ == "__main__":  # the checkout need not be installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import argparse
+import contextlib
+import gc
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from benchmarks.bars import verdicts
-from benchmarks.cells import detail_table, key_of, summary_table
-from benchmarks.contest import drawn
-from benchmarks.harness import BLOCK_S, WARM_REPLAYS, measuring_stream, require_gpu
-from benchmarks.marlin_bench import GpuBench, run
+from benchmarks.harness import BLOCK_S, Contender, Measured, cold, measuring_stream, require_gpu, sustained
+from benchmarks.layer import CellKey, Layer, make_layer, ours
 from benchmarks.operands import GROUP_SIZE, packed_bytes
-from benchmarks.plan import CellKey, Costs, all_cells, choose, described
 from benchmarks.plot import picture
-from benchmarks.power import find_reader
 from benchmarks.read_floor import FloorBench
-from benchmarks.report import Cell, Result, failure, machine_facts, print_table
-from benchmarks.rivals import BF16_ONLY, RIVALS, VLLM
+from benchmarks.report import Cell, Result, Table, failure, machine_facts, make_parser, ratio, shown
+from benchmarks.rivals import BF16_ONLY, RIVALS, VLLM, Field, make_field
 from benchmarks.rivals.vllm import version_of
 from benchmarks.shapes import FIVE, M_VALUES, parse_m_values, parse_shapes
 from cudatma.errors import ArgumentError, duration
 from tools.command_line import seconds
+from tools.model_layers import Shape
 
-QUICK_SHAPES, QUICK_M_VALUES, QUICK_SECONDS = ((4096, 4096), (8192, 28672)), (1, 16, 64, 256, 1024), 0.5
-#: Rivals that a package brings.
+OURS, CHAINED = "ours", "ours chained"
+FLOOR, FLOOR_CHAINED = "floor", "floor chained"
+#: The smallest M at which ours and each rival alternate in blocks for seconds, because clocks fall in long runs.
+SUSTAINED_FROM = 256
+#: Up to this M chains of programmatic launches are measured, too.
+PROGRAMMATIC_UP_TO = 16
+#: The variants of cuBLAS that take part in the turns of a cell.
+FINALISTS = 3
+#: Distributions of rivals that are packages.
 _PACKAGES = {"humming": "humming-kernels", "quack": "quack-kernels"}
-#: Settings and facts of the machine that must agree for the cells of two runs to be in one file.
+#: Settings, and facts of the machine, that must agree for the cells of two runs to be in one file.
 _SAME_SETTINGS, _SAME_MACHINE = ("dtype", "group_size", "symmetric", "block_seconds"), ("card", "driver")
 EXAMPLES = """examples:
-  cudatma bench marlin --plan --shapes all --budget-minutes 9
   cudatma bench marlin --json marlin.json --plot marlin.svg
+  cudatma bench marlin --shapes 8192x28672 --m 1,16,256 --rivals cublas,humming
   cudatma bench marlin --shapes all --budget-minutes 9 --json marlin.json --resume
 """
 
 
-def parse_rivals(text: str) -> tuple[str, ...]:
-    """``"cublas,humming"`` in the order of RIVALS; ``"none"``. Raises ArgumentTypeError of argparse."""
-    asked = [] if text == "none" else text.split(",")
-    for name in asked:
-        if name not in RIVALS:
-            raise argparse.ArgumentTypeError(f"{name!r}: {', '.join(RIVALS)}, or none")
-    return tuple(name for name in RIVALS if name in asked)
+# ---- A cell ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """F's kernel for one layer, in plain launches and chained; why one of them is absent."""
+
+    plain: Contender | None = None
+    chained: Contender | None = None
+    errors: Mapping[str, str] = field(default_factory=dict)
+
+
+class Bench:
+    """Measures the cells of one layer after the other on the current device. bench: of F, or None."""
+
+    def __init__(
+        self, stream: Any, result: Result, options: argparse.Namespace, floor_bench: FloorBench | None
+    ) -> None:
+        self.stream, self.result, self.options, self.floor_bench = stream, result, options, floor_bench
+        self.layer: Layer | None = None
+        self.field, self.floors = Field(), Floors()
+
+    def open(self, shape: Shape, m_values: Sequence[int]) -> None:
+        """Make operands, F and rivals of a layer. Raises the reason if the operands cannot be made."""
+        k, n = shape
+        self.floors = self._floors(k, n, min(m_values)) if min(m_values) < SUSTAINED_FROM else Floors()
+        rivals = self.options.rivals
+        self.layer = make_layer(k, n, self.options.dtype, max(m_values), with_dense="cublas" in rivals)
+        self.field = make_field(rivals, self.layer, m_values, self.options.vllm)
+        for name, why in self.field.errors.items():
+            self.result.say(f"{k} x {n}: {name}: {why}")
+
+    def _floors(self, k: int, n: int, min_m: int) -> Floors:
+        found: dict[str, Contender] = {}
+        errors: dict[str, str] = {}
+        bench, nbytes = self.floor_bench, packed_bytes(k, n)
+        for name, programmatic in ((FLOOR, False), (FLOOR_CHAINED, True)):
+            if bench is None or (programmatic and min_m > PROGRAMMATIC_UP_TO):
+                continue
+            try:
+                best = bench.search(self.stream, nbytes, self.options.replays, programmatic=programmatic)
+                self.result.say(f"{k} x {n}: {name} {best.us:.2f} us, {best.config}")
+                found[name] = bench.contender(nbytes, best.config, name, programmatic=programmatic)
+            except Exception as error:
+                errors[name] = failure(error)
+        return Floors(found.get(FLOOR), found.get(FLOOR_CHAINED), errors)
+
+    def cell(self, key: CellKey) -> Cell:
+        """Measure one cell; return a cell with the error if ours cannot be measured."""
+        try:
+            if self.layer is None:
+                raise RuntimeError("no layer is open")
+            return (self._cold if key.m < SUSTAINED_FROM else self._sustained)(self.layer, key)
+        except Exception as error:
+            return failed_cell(key, self.options.dtype, failure(error))
+
+    def _cold(self, layer: Layer, key: CellKey) -> Cell:
+        replays, floors = self.options.replays, self.floors
+        found, errors = self.field.contenders(self.stream, key.m, FINALISTS)
+        rivals = [each for ways in found.values() for each in ways]
+        with_floor = [floors.plain] if floors.plain else []
+        together = cold(self.stream, [ours(layer, key.m, name=OURS), *with_floor, *rivals], replays)
+        chained = Measured()
+        if key.m <= PROGRAMMATIC_UP_TO:
+            chain = [ours(layer, key.m, name=CHAINED, programmatic=True)]
+            chained = cold(self.stream, [*chain, *([floors.chained] if floors.chained else [])], replays)
+        pairs = {name: (together, [way.name for way in ways]) for name, ways in found.items()}
+        return make_cell(key, self.options.dtype, together, pairs, {**floors.errors, **errors}, chained)
+
+    def _sustained(self, layer: Layer, key: CellKey) -> Cell:
+        found, errors = self.field.contenders(self.stream, key.m, 1)
+        pairs = {}
+        for name, ways in found.items():
+            both = sustained(self.stream, [ours(layer, key.m, name=OURS), *ways], self.options.seconds)
+            pairs[name] = both, [way.name for way in ways]
+        if pairs:
+            together = next(iter(pairs.values()))[0]  # cuBLAS comes first
+        else:
+            together = sustained(self.stream, [ours(layer, key.m, name=OURS)], self.options.seconds)
+        return make_cell(key, self.options.dtype, together, pairs, errors)
+
+    def is_alive(self) -> bool:
+        """Whether the GPU still computes; after a trap nothing does in this process."""
+        try:
+            self.stream.synchronize()
+        except Exception:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Give the layer's memory back to the GPU: the operands of the next layer have other sizes."""
+        self.layer, self.field, self.floors = None, Field(), Floors()
+        gc.collect()
+        with contextlib.suppress(Exception):  # after a trap not even memory can be given back
+            import cupy
+
+            self.stream.synchronize()
+            cupy.get_default_memory_pool().free_all_blocks()
+            if torch := sys.modules.get("torch"):
+                torch.cuda.empty_cache()
+
+
+def make_cell(
+    key: CellKey,
+    dtype: str,
+    together: Measured,
+    pairs: Mapping[str, tuple[Measured, Sequence[str]]],
+    errors: Mapping[str, str],
+    chained: Measured | None = None,
+) -> Cell:
+    """Return the cell of the file. ``x_...``: the rival's time over ours, in the same turns or blocks.
+
+    together: ours, F and, below SUSTAINED_FROM, all rivals. pairs: by rival, its measurement with ours, and the names
+    of its contenders. errors: by rival or contender. The cell's ``error`` says why ours has no time; ``errors``, what
+    else could not run.
+    """
+    k, n, m = key
+    chained = chained or Measured()
+    us, floor_us = together.us(OURS), together.us(FLOOR)
+    rivals = {name: _rival(*pair) for name, pair in pairs.items()}
+    cell: Cell = {
+        "k": k,
+        "n": n,
+        "m": m,
+        "dtype": dtype,
+        "us": us,
+        "floor_us": floor_us,
+        "x_floor": ratio(us, floor_us),
+    }
+    cublas = rivals.get("cublas", {})
+    cell |= {"cublas_us": cublas.get("us"), "x_cublas": cublas.get("x")}
+    ours_us, f_us = chained.us(CHAINED), chained.us(FLOOR_CHAINED)
+    if ours_us is not None or f_us is not None:
+        cell |= {
+            "programmatic_us": ours_us,
+            "programmatic_floor_us": f_us,
+            "x_floor_programmatic": ratio(ours_us, f_us),
+        }
+    cell["rivals"] = rivals
+    known = {**together.errors, **chained.errors, **errors}
+    for measured, _ in pairs.values():
+        known |= measured.errors
+    if known:
+        cell["errors"] = known
+    if us is None:
+        cell["error"] = "; ".join(f"{name}: {text}" for name, text in known.items()) or "not measured"
+    return cell
+
+
+def _rival(measured: Measured, names: Sequence[str]) -> Cell:
+    """Return the fastest of a rival's contenders."""
+    times = [(us, name) for name in names if (us := measured.us(name)) is not None]
+    us, way = min(times, default=(None, ""))
+    return {"us": us, "x": ratio(us, measured.us(OURS)), "way": way}
+
+
+def failed_cell(key: CellKey, dtype: str, error: str) -> Cell:
+    return {"k": key.k, "n": key.n, "m": key.m, "dtype": dtype, "error": error}
+
+
+def key_of(cell: Cell) -> CellKey:
+    return CellKey(cell["k"], cell["n"], cell["m"])
+
+
+# ---- The report -----------------------------------------------------------------------------------------------------
+
+
+def line_of(cell: Cell) -> str:
+    line = (
+        f"{cell['k']:>6} x {cell['n']:<6} M {cell['m']:<5} {shown(cell.get('us')):>9} us"
+        f"  {shown(cell.get('x_floor')):>5} F  chained {shown(cell.get('x_floor_programmatic')):>5} F"
+    )
+    for name, rival in cell.get("rivals", {}).items():
+        line += f"  {name} {shown(rival['us'])} us {shown(rival['x'])}x"
+    return line + "".join(f"  {name}: {why}" for name, why in cell.get("errors", {}).items() if not cell.get("error"))
+
+
+def summary_table(cells: Sequence[Cell]) -> Table:
+    """Return a row for each layer and a column for each M: microseconds, and in brackets the speed-up over cuBLAS, then
+    over the other rivals. F is per layer."""
+    shapes = list(dict.fromkeys((c["k"], c["n"]) for c in cells))
+    m_values = sorted({c["m"] for c in cells})
+    by_key = {key_of(cell): cell for cell in cells}
+
+    def value(k: int, n: int, m: int) -> str:
+        cell = by_key.get(CellKey(k, n, m), {})
+        if cell.get("us") is None:
+            return "-"
+        over = [shown(cell.get("x_cublas"))]
+        over += [f"{name} {shown(rival['x'])}" for name, rival in cell.get("rivals", {}).items() if name != "cublas"]
+        us = float(f"{cell['us']:.3g}")
+        return f"{us:g} ({', '.join(over)})"
+
+    rows = []
+    for k, n in shapes:
+        floors = [c["floor_us"] for c in cells if (c["k"], c["n"]) == (k, n) and c.get("floor_us") is not None]
+        rows.append((f"{k} x {n}", shown(min(floors, default=None), 1), *(value(k, n, m) for m in m_values)))
+    note = (
+        "Microseconds, in brackets the speed-up over cuBLAS in the same run (torch.mm or the fastest algorithm of "
+        "cuBLASLt, the better of both weight orientations); weights cold in L2, group 128, symmetric. Below M = 256 "
+        "the GPU rests before each turn; from there on, where power bounds it, both alternate in blocks. F: the "
+        "time to merely stream the int4 weights and scales."
+    )
+    return Table(("K x N", "F", *(f"M = {m}" for m in m_values)), tuple(rows), note)
+
+
+# ---- The run --------------------------------------------------------------------------------------------------------
+
+
+def run(
+    bench: Any, keys: Sequence[CellKey], result: Result, budget_s: float | None, clock: Any = time.monotonic
+) -> None:
+    """Measure cells layer by layer and add each to ``result``, until the budget in seconds (None: unlimited) is spent.
+
+    The run ends early if a trap has made the GPU useless to this process.
+    """
+    began = clock()
+    shapes = list(dict.fromkeys((key.k, key.n) for key in keys))
+    for shape in shapes:
+        now = [key for key in keys if (key.k, key.n) == shape]
+        try:
+            bench.open(shape, [key.m for key in now])
+            why = ""
+        except Exception as error:
+            why = failure(error)
+        for key in now:
+            if budget_s is not None and clock() - began >= budget_s:
+                result.say(f"{duration(clock() - began)} are over: --resume continues with {key}")
+                return
+            cell = failed_cell(key, bench.options.dtype, why) if why else bench.cell(key)
+            result.add(cell, line_of(cell))
+            if (cell.get("error") or cell.get("errors")) and not bench.is_alive():
+                result.say(
+                    f"{key}: the GPU no longer computes for this process; continue with --resume, fewer --rivals"
+                )
+                return
+        bench.close()
 
 
 def cells_of(path: Path, settings: Mapping[str, Any], machine: Mapping[str, str]) -> list[Cell]:
-    """The measured cells of an earlier run that this one goes on with; none where there is no such file.
+    """Return the measured cells of the file that this run continues; none if there is no such file.
 
-    Raises ArgumentError where the file is no result, or was measured with other settings or on another GPU.
+    Raises ArgumentError if the file is no result, or was measured with other settings or on another GPU.
     """
     if not path.is_file():
         return []
@@ -73,21 +309,12 @@ def cells_of(path: Path, settings: Mapping[str, Any], machine: Mapping[str, str]
     return [cell for cell in cells if not cell.get("error")]
 
 
-def package_version(name: str) -> str:
-    """A distribution's version, "none" where it is not installed."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "none"
-
-
 def settings_of(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "dtype": options.dtype,
         "group_size": GROUP_SIZE,
         "symmetric": True,
         "replays": options.replays,
-        "warm_replays": WARM_REPLAYS,
         "sustained_seconds": options.seconds,
         "block_seconds": BLOCK_S,
         "rivals": {name: _version(name, options.vllm) for name in options.rivals},
@@ -95,19 +322,19 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _version(rival: str, vllm: Path | None) -> str:
-    """A rival's version where it is not torch's."""
+    """Return a rival's version if it is not torch's."""
     if rival in VLLM:
         return version_of(vllm)
-    return package_version(_PACKAGES[rival]) if rival in _PACKAGES else ""
+    try:
+        return version(_PACKAGES[rival]) if rival in _PACKAGES else ""
+    except PackageNotFoundError:
+        return "none"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench marlin``; returns the exit status: with --check 1 unless every bar is met."""
+    """``cudatma bench marlin``; returns the exit status: 1 if a cell could not be measured."""
     parser = _parser()
     options = _parsed(parser, argv)
-    costs = Costs(options.replays, options.seconds, options.rivals)
-    keys = all_cells(options.shapes, options.m)
-    budget_s = None if options.budget_minutes is None else 60 * options.budget_minutes
     settings = settings_of(options)
     kept: list[Cell] = []
     if options.resume:
@@ -115,111 +342,67 @@ def main(argv: Sequence[str] | None = None) -> int:
             kept = cells_of(options.json, settings, machine_facts())
         except ArgumentError as error:
             parser.exit(2, f"{parser.prog}: {error}\n")
-        done = {key_of(cell) for cell in kept}
-        keys = [key for key in keys if key not in done]
-    chosen, late = choose(keys, costs, budget_s)
-    print(f"{len(chosen)} cells, about {duration(costs.total_s(chosen))}", f"({len(kept)} kept)" if kept else "")
-    if late:
-        print(f"no time for {len(late)} cells: {described(late)}")
-    if options.plan:
-        print(described(chosen))
-        return 0
+    done = {key_of(cell) for cell in kept}
+    keys = [key for k, n in options.shapes for m in options.m if (key := CellKey(k, n, m)) not in done]
     require_gpu(parser)
-    left_out: list[CellKey] = []
-    result = Result(settings, summary_table, options.json, lambda cells: _more(cells, left_out), kept)
-    left_out += _measured(result, keys, costs, budget_s, options.vllm)
-    return _told(result, left_out, options)
-
-
-def _measured(
-    result: Result, keys: Sequence[CellKey], costs: Costs, budget_s: float | None, vllm: Path | None
-) -> list[CellKey]:
-    """Measure on the GPU; returns the cells there was no time for."""
-    began = time.monotonic()
-    torch_error = ""
+    result = Result(settings, summary_table, options.json, cells=kept)
+    result.say(f"{len(keys)} cells ({len(kept)} kept)")
     try:
         import torch
 
         torch.cuda.init()
     except Exception as error:  # ours and F need no torch
-        torch_error = failure(error)
-        result.say(f"no rivals without torch: {torch_error}")
-        costs = Costs(costs.replays, costs.seconds, ())
+        result.say(f"no rivals without torch: {failure(error)}")
+        options.rivals = ()
+    budget_s = None if options.budget_minutes is None else 60 * options.budget_minutes
     with measuring_stream() as stream:
         floor_bench = None
         try:
             floor_bench = FloorBench(max((packed_bytes(key.k, key.n) for key in keys), default=1 << 20))
         except Exception as error:
             result.say(f"no F: {failure(error)}")
-        reader = find_reader()
-        if reader is None:
-            result.say("clocks and watts cannot be read: neither NVML nor nvidia-smi answers")
-        dtype = str(result.settings["dtype"])
-        bench = GpuBench(stream, dtype, costs, floor_bench, reader, result.say, vllm)
-        spent = time.monotonic() - began
-        left_out = run(bench, keys, costs, None if budget_s is None else budget_s - spent, result)
-    result.say(duration(time.monotonic() - began))
-    return left_out
-
-
-def _more(cells: Sequence[Cell], left_out: Sequence[CellKey]) -> dict[str, Any]:
-    """What the file holds besides cells and table: which bars are met, and what there was no time for."""
-    return {"bars": [each.as_json() for each in verdicts(cells)], "left_out": [str(key) for key in left_out]}
-
-
-def _told(result: Result, left_out: Sequence[CellKey], options: argparse.Namespace) -> int:
-    """Print tables, bars and what was left out; write the file and the picture."""
-    print_table(result.console, detail_table(result.cells), f"Marlin W4A16, {options.dtype}")
-    found = verdicts(result.cells)
-    for verdict in found:
-        result.say(str(verdict))
-    if left_out:
-        result.say(f"no time for {len(left_out)} cells: {described(left_out)}")
+        run(Bench(stream, result, options, floor_bench), keys, result, budget_s)
     result.write()
-    if options.plot:
-        drawn(result, picture, options.plot)
-    return int(options.check and any(verdict.status != "met" for verdict in found))
+    if options.plot and any(cell.get("us") for cell in result.cells):
+        options.plot.write_text(picture(result.as_json()))
+    return result.finish(f"Marlin W4A16, {options.dtype}")
 
 
 def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.resume and options.json is None:
-        parser.error("--resume goes on with a file: name it with --json")
-    options.shapes = options.shapes or (QUICK_SHAPES if options.quick else FIVE)
-    options.m = options.m or (QUICK_M_VALUES if options.quick else M_VALUES)
+        parser.error("--resume continues a file: name it with --json")
     if options.rivals is None:
         absent = set(BF16_ONLY) if options.dtype == "float16" else set()
         absent |= set() if options.vllm else set(VLLM)
         options.rivals = tuple(name for name in RIVALS if name not in absent)
-    if options.quick:
-        options.seconds = min(options.seconds, QUICK_SECONDS)
     return options
 
 
+def parse_rivals(text: str) -> tuple[str, ...]:
+    """``"cublas,humming"`` in the order of RIVALS; ``"none"``. Raises ArgumentTypeError of argparse."""
+    names = [] if text == "none" else text.split(",")
+    for name in names:
+        if name not in RIVALS:
+            raise argparse.ArgumentTypeError(f"{name!r}: {', '.join(RIVALS)}, or none")
+    return tuple(name for name in RIVALS if name in names)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="cudatma bench marlin",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("marlin", __doc__, EXAMPLES)
     add = parser.add_argument
-    add("--json", type=Path, metavar="FILE", help="also write the results there, anew after every cell")
-    add("--resume", action="store_true", help="keep what that file has already and measure the rest")
+    help_shapes = "five, all, a model's name or KxN, with commas (default: five)"
+    help_rivals = f"of {', '.join(RIVALS)} (the last two: bf16 only); none"
+    add("--resume", action="store_true", help="keep the measured cells of the file and measure the others")
     add("--plot", type=Path, metavar="FILE.svg", help="draw the results")
     add("--dtype", choices=("float16", "bfloat16"), default="float16", help="of activations and scales")
-    add("--quick", action="store_true", help="two layers, five batch sizes, short runs")
-    add(
-        "--shapes", type=parse_shapes, metavar="S", help="five, all, a model's name or KxN, with commas (default: five)"
-    )
-    add("--m", type=parse_m_values, metavar="M,..", help="values of M (default: 1 to 8192)")
-    add("--rivals", type=parse_rivals, metavar="R,..", help=f"of {', '.join(RIVALS)} (the last two: bf16 only); none")
+    add("--shapes", type=parse_shapes, default=FIVE, metavar="S", help=help_shapes)
+    add("--m", type=parse_m_values, default=M_VALUES, metavar="M,..", help="values of M (default: 1 to 8192)")
+    add("--rivals", type=parse_rivals, metavar="R,..", help=help_rivals)
     add("--vllm", type=Path, metavar="FOLDER", help="libraries of vLLM's wheel, see rivals/vllm.py")
     add("--replays", type=int, default=11, help="timed replays for M < 256 (default: 11)")
     add("--seconds", type=seconds, default=3.0, help="how long a pair alternates from M = 256 on (default: 3)")
-    add("--budget-minutes", type=float, metavar="MIN", help="measure the most important cells in this time")
-    add("--plan", action="store_true", help="say what would be measured and how long it would take; needs no GPU")
-    add("--check", action="store_true", help="exit status 1 unless every bar is met")
+    add("--budget-minutes", type=float, metavar="MIN", help="begin no cell after this time")
     return parser
 
 

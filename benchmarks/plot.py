@@ -15,15 +15,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import geometric_mean
 from typing import Any
 
-from benchmarks.bars import geometric_mean
 from benchmarks.report import Cell
 from benchmarks.shapes import FIVE, LARGE
 from cudatma.emulator.trace.svg import FAINT_INK, GRID, INK, Svg, text_width, tint
 from tools.model_layers import Shape
 
-#: Whose times the second panel shows: the first of these that was measured, else the first layer of the result.
+#: The second panel shows the first of these layers that was measured, else the first layer of the result.
 SHOWN: tuple[Shape, ...] = tuple(dict.fromkeys((*LARGE, *FIVE)))
 WIDTH, PANEL_HEIGHT = 800, 260
 LEFT, _RIGHT, PANEL_GAP = 66, 24, 96
@@ -69,7 +69,6 @@ class Line:
 class Panel:
     title: str
     lines: tuple[Line, ...]
-    x_label: str = "M, rows of activations"
 
 
 def points_of(cells: Sequence[Cell], value: Callable[[Cell], float | None]) -> tuple[Point, ...]:
@@ -254,7 +253,7 @@ def draw_panel(out: Svg, panel: Panel, x: float, y: float) -> list[Line]:
         if axes.at_m(m) - half > right + 4:
             right = axes.at_m(m) + half
             out.text(axes.at_m(m), bottom + 19, str(m), size=_SIZE, fill=FAINT_INK, anchor="middle")
-    out.text(x + _PANEL_WIDTH / 2, bottom + 38, panel.x_label, size=_SIZE, fill=FAINT_INK, anchor="middle")
+    out.text(x + _PANEL_WIDTH / 2, bottom + 38, "M, rows of activations", size=_SIZE, fill=FAINT_INK, anchor="middle")
     for line in panel.lines:
         if line.band:
             upper = [(axes.at_m(m), axes.at_value(most)) for m, _, most in line.band]
@@ -323,17 +322,12 @@ def picture(result: Mapping[str, Any], *more: Mapping[str, Any]) -> str:
     more: results on the same machine that add rivals, or other layers.
     """
     results = (result, *more)
-    return drawing("W4A16 Marlin GEMM", about(results), panels_of(results))
-
-
-def drawing(title: str, about: Sequence[str], panels: Sequence[Panel]) -> str:
-    """Panels below each other, under a title and some lines about them, as an SVG document. Raises ValueError where
-    there is nothing to draw."""
+    panels, title = panels_of(results), "W4A16 Marlin GEMM"
     if not panels:
         raise ValueError("the result has no measured cell")
     out, y = Svg(), 34.0
     out.text(18, y, title, size=18, bold=True)
-    for text in about:
+    for text in about(results):
         y += 19
         out.text(18, y, text, size=_SIZE, fill=FAINT_INK)
     y += 46

@@ -1,30 +1,19 @@
-"""F: how long a TMA kernel takes merely to stream a layer's weight bytes, in plain launches and in dependent ones.
+"""F: the time of a TMA kernel that merely streams a layer's weight bytes, in plain launches and in dependent ones.
 
-One thread of each block issues 1D bulk copies into a ring of stages; four warps XOR what arrives and release the
-stages; nothing else happens. The best time over copy size, ring size, blocks per SM and the order in which blocks
-take the copies is the floor for a layer that is bound by its weights.
+One thread of each CTA issues 1D bulk copies into a ring of slots; four warps XOR the bytes and release the slots. F is
+the fastest of all copy sizes, ring sizes, CTAs per SM and orders in which the CTAs take the copies.
 
-In a chain of programmatic dependent launches a kernel asks for its first ring of copies while the one before it still
-runs, and looks at them once that one has ended: as a GEMM must, whose weights are known before its activations.
+In a chain of programmatic dependent launches a kernel requests its first ring of copies while the previous kernel still
+runs, and reads them after that kernel has ended, as a GEMM must: its weights are known before its activations.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":  # the checkout need not be installed
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
-import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.harness import Contender, cold, copies_for, launches_for, measuring_stream, require_gpu
-from benchmarks.operands import filled, packed_bytes, random_words
-from benchmarks.report import Cell, Result, Table, failure, print_table, shown
-from benchmarks.shapes import FIVE
+from benchmarks.harness import Contender, cold, copies_for, launches_for
+from benchmarks.operands import filled, random_words
 
 KIB = 1024
 THREADS = 160
@@ -103,8 +92,8 @@ read_floor(const u8* source, u32* sink, u64 bytes, u32 copy_bytes, u32 stages, u
 
 @dataclass(frozen=True, slots=True)
 class FloorConfig:
-    """copy_bytes: of one bulk copy. stages: slots of the ring. blocks_per_sm: resident blocks. interleaved: whether
-    blocks take copies in turn instead of a contiguous part each."""
+    """copy_bytes: of one bulk copy. stages: slots of the ring. blocks_per_sm: resident CTAs. interleaved: whether CTAs
+    take copies in turn instead of a contiguous part each."""
 
     copy_bytes: int
     stages: int
@@ -121,7 +110,7 @@ class FloorConfig:
 
 
 def configurations(smem_per_block_bytes: int, smem_per_sm_bytes: int) -> list[FloorConfig]:
-    """All that fit: the ring, 1 KiB for the system and 1 KiB for the barriers of each block."""
+    """Return all that fit: the ring, 1 KiB for the system and 1 KiB for the barriers of each CTA."""
     found = []
     for copy in _COPY_KIB:
         for ring in _RING_KIB:
@@ -137,17 +126,12 @@ def configurations(smem_per_block_bytes: int, smem_per_sm_bytes: int) -> list[Fl
 class Floor:
     """The floor of one size: microseconds and the configuration that reached it."""
 
-    nbytes: int
     us: float
     config: FloorConfig
 
-    @property
-    def terabytes_per_second(self) -> float:
-        return self.nbytes / self.us / 1e6
-
 
 class FloorBench:
-    """The compiled kernel and a pool of random bytes to stream from; made on the current device and stream."""
+    """The compiled kernel and a pool of random bytes to stream from, on the current device and stream."""
 
     def __init__(self, largest_bytes: int) -> None:
         import cupy
@@ -166,9 +150,9 @@ class FloorBench:
     def contender(
         self, nbytes: int, config: FloorConfig, name: str = "floor", *, programmatic: bool = False
     ) -> Contender:
-        """Launches that stream ``nbytes`` (a multiple of 16) each, rotating over the pool.
+        """Return launches that stream ``nbytes`` (a multiple of 16) each, rotating over the pool.
 
-        programmatic: each is a dependent of the one before it.
+        programmatic: each is a dependent of the previous one.
         """
         import cupy
 
@@ -189,20 +173,15 @@ class FloorBench:
         return Contender(name, run, copies, launches_for(nbytes, copies))
 
     def resident(self, config: FloorConfig) -> bool:
-        """Whether an SM really holds that many of its thread blocks."""
+        """Whether an SM really holds that many of its CTAs."""
         return (
             self.kernel.occupancy(THREADS, shared_bytes=config.ring_bytes, device=self.device) >= config.blocks_per_sm
         )
 
-    def search(
-        self, stream: Any, nbytes: int, replays: int, *, programmatic: bool = False
-    ) -> tuple[Floor, dict[FloorConfig, float]]:
-        """The best configuration for a size, and what each took in a short run (microseconds).
-
-        Raises RuntimeError where none could be run.
-        """
+    def search(self, stream: Any, nbytes: int, replays: int, *, programmatic: bool = False) -> Floor:
+        """Return the best configuration for a size. Raises RuntimeError if none ran."""
         target = self.kernel.target
-        found: dict[FloorConfig, float] = {}
+        times: dict[FloorConfig, float] = {}
         errors: set[str] = set()
         for config in configurations(target.smem_per_block_bytes, target.smem_per_sm_bytes):
             if self.resident(config):
@@ -210,62 +189,11 @@ class FloorBench:
                 quick = cold(stream, [one], _SEARCH_REPLAYS, rest_s=0.0)
                 errors |= set(quick.errors.values())
                 if (us := quick.us("floor")) is not None:
-                    found[config] = us
-        best = {str(config): config for config in sorted(found, key=lambda c: found[c])[:_FINALISTS]}
+                    times[config] = us
+        best = {str(config): config for config in sorted(times, key=lambda c: times[c])[:_FINALISTS]}
         finalists = [self.contender(nbytes, each, name, programmatic=programmatic) for name, each in best.items()]
         again = cold(stream, finalists, replays, rest_s=0.0)
         if not again.timings:
             raise RuntimeError(f"no configuration of the read floor ran: {'; '.join(sorted(errors)) or again.errors}")
         name = min(again.timings, key=lambda each: again.timings[each].us)
-        return Floor(nbytes, again.timings[name].us, best[name]), found
-
-
-def floor_table(cells: Sequence[Cell]) -> Table:
-    rows = [
-        (
-            *(f"{c['k']} x {c['n']}", shown(c["bytes"] / 1e6, 1), shown(c["us"]), shown(c["tb_s"]), c["config"]),
-            shown(c.get("programmatic_us")),
-        )
-        for c in cells
-        if not c.get("error")
-    ]
-    note = (
-        "F: a kernel that only streams a layer's int4 weights and scales (group 128) by bulk copies, cold in L2; last, "
-        "in a chain of programmatic dependent launches."
-    )
-    return Table(("K x N", "MB", "us", "TB/s", "copy x slots, blocks, order", "chained us"), tuple(rows), note)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """``cudatma bench read_floor``; returns the exit status: 1 if a size could not be measured."""
-    parser = argparse.ArgumentParser(prog="cudatma bench read_floor", description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
-    parser.add_argument("--replays", type=int, default=11, help="timed replays (default: 11)")
-    options = parser.parse_args(argv)
-    require_gpu(parser)
-    result = Result({"replays": options.replays}, floor_table, options.json)
-    with measuring_stream() as stream:
-        bench = FloorBench(max(packed_bytes(k, n) for k, n in FIVE))
-        for k, n in FIVE:
-            result.add(*_cell(bench, stream, k, n, options.replays))
-    print_table(result.console, floor_table(result.cells), "Read floor")
-    return int(any(cell.get("error") for cell in result.cells))
-
-
-def _cell(bench: FloorBench, stream: Any, k: int, n: int, replays: int) -> tuple[Cell, str]:
-    nbytes = packed_bytes(k, n)
-    cell: Cell = {"k": k, "n": n, "bytes": nbytes}
-    try:
-        floor, found = bench.search(stream, nbytes, replays)
-        chained, _ = bench.search(stream, nbytes, replays, programmatic=True)
-    except Exception as error:
-        return cell | {"error": failure(error)}, f"{k} x {n}"
-    cell |= {"us": floor.us, "tb_s": floor.terabytes_per_second, "config": str(floor.config)}
-    cell |= {"programmatic_us": chained.us, "programmatic_config": str(chained.config)}
-    cell["search"] = {str(config): us for config, us in sorted(found.items(), key=lambda item: item[1])}
-    line = f"{k} x {n}: {floor.us:.2f} us, {floor.terabytes_per_second:.2f} TB/s, {floor.config}"
-    return cell, f"{line}; chained {chained.us:.2f} us, {chained.config}"
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+        return Floor(again.timings[name].us, best[name])

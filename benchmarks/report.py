@@ -1,7 +1,8 @@
-"""What every benchmark stores: the machine, the commit, its cells, and a table, printed and as JSON."""
+"""The report of every benchmark: machine, commit, settings, cells and a table, printed and written as JSON."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import datetime
 import json
@@ -22,13 +23,15 @@ COMMIT_VARIABLE = "CUDATMA_COMMIT"
 _ABSENT = "none"
 #: A pipe has no width, and a table that is folded to 80 columns cannot be read.
 _PIPE_WIDTH = 200
+#: Significant digits of the numbers in a file.
+_DIGITS = 5
 
 Cell = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table as tools/dev/readme_tables.py takes it: every row has one value a column."""
+    """A table as tools/dev/readme_tables.py reads it: every row has one value for each column."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str | int | float, ...], ...]
@@ -40,30 +43,37 @@ class Table:
 
 @dataclass(slots=True)
 class Result:
-    """The cells of one run. They are printed, and the file is written anew, as each comes: a run that is cut short
-    leaves what it has measured.
+    """The cells of one run. Each cell is printed and the file rewritten as soon as the cell is measured, so that a run
+    that is cut short leaves what it has measured.
 
-    settings: what the run was asked for. table: cells -> the table for the README. path: the JSON file, or None.
-    more: cells -> what else the file holds.
+    settings: the options of the run. table: makes the table for the docs from the cells. path: the JSON file, or
+    None. summary: makes further lines from the cells, printed at the end.
     """
 
     settings: Mapping[str, Any]
     table: Callable[[Sequence[Cell]], Table]
     path: Path | None = None
-    more: Callable[[Sequence[Cell]], Mapping[str, Any]] = lambda cells: {}
+    summary: Callable[[Sequence[Cell]], Sequence[str]] = lambda cells: ()
     cells: list[Cell] = field(default_factory=list)
     machine: Mapping[str, str] = field(default_factory=lambda: machine_facts())
     revision: str = field(default_factory=lambda: commit())
     console: Console = field(default_factory=lambda: make_console())
 
     def add(self, cell: Cell, line: str) -> None:
-        """Keep a cell, print its line, write the file."""
+        """Keep a cell, print its line, and write the file."""
         self.cells.append(cell)
         self.say(f"{line}  FAILED: {cell['error']}" if cell.get("error") else line)
         self.write()
 
     def say(self, line: str) -> None:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def finish(self, title: str) -> int:
+        """Print table and summary; return the exit status, 1 if a cell failed."""
+        print_table(self.console, self.table(self.cells), title)
+        for line in self.summary(self.cells):
+            self.say(line)
+        return int(any(cell.get("error") for cell in self.cells))
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -73,16 +83,55 @@ class Result:
             "settings": dict(self.settings),
             "cells": self.cells,
             "table": self.table(self.cells).as_json(),
-            **self.more(self.cells),
         }
 
     def write(self) -> None:
-        """Write the JSON file, if one was asked for, aside and by renaming, so that it is never half a file."""
+        """Write the JSON file, if there is one, aside and by renaming, so that it is never half a file."""
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             aside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
-            aside.write_text(json.dumps(self.as_json(), indent=1) + "\n")
+            aside.write_text(dumps(self.as_json()))
             aside.replace(self.path)
+
+
+def dumps(content: Mapping[str, Any]) -> str:
+    """Return a file's text: a cell and a row of the table to a line, numbers with _DIGITS digits."""
+    table = content.get("table", {})
+    parts = {name: _line(value) for name, value in content.items()}
+    if "cells" in content:
+        parts["cells"] = _lines(content["cells"])
+    if table:
+        rest = {name: value for name, value in table.items() if name != "rows"}
+        parts["table"] = f'{_line(rest)[:-1]},"rows":{_lines(table["rows"])}}}'
+    return "{" + ",\n".join(f"{json.dumps(name)}:{text}" for name, text in parts.items()) + "}\n"
+
+
+def _lines(values: Sequence[Any]) -> str:
+    return "[\n" + ",\n".join(map(_line, values)) + "]" if values else "[]"
+
+
+def _line(value: Any) -> str:
+    return json.dumps(_rounded(value), separators=(",", ":"))
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, Mapping):
+        return {name: _rounded(each) for name, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def make_parser(name: str, description: str | None, examples: str = "") -> argparse.ArgumentParser:
+    """Return the parser of ``cudatma bench NAME`` with the option that all benchmarks have."""
+    parser = argparse.ArgumentParser(
+        prog=f"cudatma bench {name}",
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there, anew after each")
+    return parser
 
 
 def make_console() -> Console:
@@ -91,7 +140,7 @@ def make_console() -> Console:
 
 
 def print_table(console: Console, table: Table, title: str) -> None:
-    """The table for people; numbers with four digits."""
+    """Print a table, numbers with four digits."""
     shown = RichTable(title=title, title_justify="left", header_style="bold")
     for index, column in enumerate(table.columns):
         shown.add_column(column, justify="right" if index else "left", no_wrap=True)
@@ -103,7 +152,7 @@ def print_table(console: Console, table: Table, title: str) -> None:
 
 
 def machine_facts() -> dict[str, str]:
-    """GPU, driver and the versions that a measurement depends on, as text; "none" for what is not there."""
+    """Return GPU, driver and the versions that a measurement depends on, as text; "none" for what is absent."""
     gpu, driver = _nvidia_smi()
     return {
         "card": gpu,
@@ -118,7 +167,7 @@ def machine_facts() -> dict[str, str]:
 
 
 def _fact(read: Callable[[], str]) -> str:
-    """What ``read`` says, or "none": a library may be absent, or be there without its driver."""
+    """Return what ``read`` returns, or "none" if it fails: a library may be absent, or present without its driver."""
     try:
         return read()
     except Exception:
@@ -155,12 +204,12 @@ def _cupy() -> str:
 
 
 def commit(root: Path = ROOT) -> str:
-    """$CUDATMA_COMMIT, else the commit of the checkout (with "+changes" where files differ), else "unknown".
+    """Return $CUDATMA_COMMIT, else the commit of the checkout ("+changes" if files differ), else "unknown".
 
-    The variable comes first: a machine that is sent the files of a commit may have another one checked out.
+    The variable comes first, because a machine that receives the files of a commit may have another one checked out.
     """
-    if told := os.environ.get(COMMIT_VARIABLE):
-        return told
+    if name := os.environ.get(COMMIT_VARIABLE):
+        return name
     if (root / ".git").exists():
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             head = _git(root, "rev-parse", "--short=12", "HEAD")
@@ -175,16 +224,16 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 def failure(error: BaseException) -> str:
-    """An exception as one line for a cell."""
+    """Return an exception as one line for a cell."""
     words = str(error).strip().splitlines()
     return f"{type(error).__name__}: {words[0] if words else ''}"[:300]
 
 
 def ratio(above: float | None, below: float | None) -> float | None:
-    """above / below, or None where either was not measured."""
+    """Return above / below, or None if either was not measured."""
     return above / below if above is not None and below else None
 
 
 def shown(value: float | None, digits: int = 2) -> str:
-    """A number for a table, "-" where it was not measured."""
+    """Return a number for a table, "-" if it was not measured."""
     return "-" if value is None else f"{value:.{digits}f}"

@@ -10,18 +10,13 @@ from tools.model_layers import BENCHMARKED, MODELS, Shape, model_shapes
 FIVE: tuple[Shape, ...] = ((4096, 4096), (4096, 12288), (8192, 8192), (8192, 28672), (28672, 8192))
 #: Values of M, the rows of x in a call.
 M_VALUES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-#: The layers that hold most of a 70B model's weights; bars name them.
+#: The layers that hold most of the weights of a 70B model.
 LARGE: tuple[Shape, ...] = ((8192, 28672), (8192, 57344), (28672, 8192))
 
 
 def all_shapes() -> tuple[Shape, ...]:
     """The five, then what each benchmarked model adds: the most important first."""
     return tuple(dict.fromkeys((*FIVE, *(shape for name in BENCHMARKED for shape in model_shapes(name)))))
-
-
-def uses(shape: Shape) -> list[str]:
-    """Where a shape occurs: ``["llama3-8b qkv", ...]``."""
-    return [f"{name} {part}" for name, model in MODELS.items() for part, at in model.projections.items() if at == shape]
 
 
 def parse_shape(text: str) -> Shape:

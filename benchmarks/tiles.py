@@ -12,15 +12,14 @@ from pathlib import Path
 if __name__ == "__main__":  # the checkout need not be installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.contest import precompile
 from benchmarks.harness import Contender, cold, measuring_stream, require_gpu
-from benchmarks.report import Cell, Result, Table, failure, shown
-from benchmarks.turns import precompile
+from benchmarks.report import Cell, Result, Table, failure, make_parser, shown
 from cudatma.kernels.choosing import Listed
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.family import imported
@@ -83,15 +82,9 @@ def tiles_table(cells: Sequence[Cell]) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``cudatma bench tiles``; returns the exit status: 1 if a configuration could not be measured."""
-    parser = argparse.ArgumentParser(
-        prog="cudatma bench tiles",
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("tiles", __doc__, EXAMPLES)
     parser.add_argument("family", choices=tuple(FAMILIES), help="of kernels")
     parser.add_argument("products", type=Path, metavar="FILE", help="results whose cells name the products")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there, anew after each")
     parser.add_argument("--replays", type=int, default=5, help="timed turns of each (default: 5)")
     options = parser.parse_args(argv)
     of = family(options.family)
@@ -103,13 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     result = Result({"replays": options.replays, "operands": "warm in L2"}, tiles_table, options.json)
     trial = imported(of.trial)(0)
     with measuring_stream() as stream:
-        try:
-            gpu = gpu_of(trial.device)
-            gpu = gpu_of(trial.device)
-            every = (spec for problem in problems for spec, _ in cheapest_first(of.times, problem, gpu))
-            result.say(precompile(every))
-        except Exception as error:  # each product compiles its own then
-            result.say(f"nothing compiled beforehand: {failure(error)}")
+        gpu = gpu_of(trial.device)
+        result.say(precompile(lambda: (spec for each in problems for spec, _ in cheapest_first(of.times, each, gpu))))
         for number, problem in enumerate(problems, 1):
             cell = measure(stream, of, trial, problem, options.replays)
             best = next(iter(cell["us"].items()), ("nothing measured", 0.0))

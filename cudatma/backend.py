@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from functools import lru_cache
 
-from cudatma.deprecation import former_arguments, user_stacklevel
 from cudatma.errors import ArgumentError, ArgumentTypeError, BackendWarning, DriverError, TargetError
 from cudatma.target import detect
 
@@ -16,7 +16,6 @@ BACKEND_VARIABLE = "CUDATMA_BACKEND"
 warnings.simplefilter("once", BackendWarning, append=True)
 
 
-@former_arguments(explicit="backend")
 def selected_backend(backend: str | None = None) -> str:
     """``"cuda"``, ``"reference"`` or ``"emulator"``: the one that is named, else $CUDATMA_BACKEND, else "auto".
 
@@ -42,9 +41,18 @@ def backend_for(function: str, explicit: str | None) -> str:
             f"warnings.filterwarnings('ignore', category=cudatma.BackendWarning), or in cudatma's own functions with "
             f"backend={chosen!r}",
             BackendWarning,
-            stacklevel=user_stacklevel(),
+            stacklevel=_user_stacklevel(),
         )
     return chosen
+
+
+def _user_stacklevel() -> int:
+    """Return the ``stacklevel`` with which a warning of the caller names the user's line: the nearest frame outside of
+    cudatma and of torch, which calls cudatma's operators and modules."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("cudatma", "torch"):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def device_remedy(remedy: str, device: int | None = None) -> str:

@@ -119,8 +119,6 @@ def _one_line_of_ours(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """A warning of cudatma's without the line of its own code that gave it."""
-    if category is DeprecationWarning and str(message).startswith("cudatma: "):
-        return f"{message}\n"
     if issubclass(category, TuneFileWarning):
         return f"cudatma: {message}\n"
     return _formatwarning(message, category, filename, lineno, line)
@@ -128,8 +126,6 @@ def _one_line_of_ours(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``cudatma``; returns the exit status: 0 done, 1 a check failed, 2 a wrong call or an error of cudatma."""
-    # Python shows a DeprecationWarning only where it is meant for the running script.
-    warnings.filterwarnings("default", "cudatma: ", DeprecationWarning)
     warnings.formatwarning = _one_line_of_ours
     try:
         status = _run(sys.argv[1:] if argv is None else argv)

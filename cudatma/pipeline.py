@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from cudatma.deprecation import former_arguments
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.target import Target
 
@@ -145,7 +144,6 @@ class PipelineSpec:
         """Arrivals that free a slot, of the consumers of all CTAs: the consumer_arrivals that init() is told."""
         return self.cluster * self.consumer_arrivals
 
-    @former_arguments("field")
     def check_expected(self, expect_tx_bytes: int, *, field: str = "expect_tx_bytes") -> None:
         """Raise ArgumentError unless expect_tx announces exactly the bytes that the loads of one stage deliver."""
         delivered = self.stage_tx_bytes
@@ -247,7 +245,6 @@ class PipelineSpec:
         """Shared memory of the ring and its barriers, from a base of the right alignment, bytes."""
         return self.barriers_offset + self.barrier_bytes
 
-    @former_arguments("other_bytes")
     def check_fits(self, target: Target, *, other_bytes: int = 0, least_stages: int = 1) -> None:
         """Raise ArgumentError unless the ring and ``other_bytes`` more fit into one CTA's shared memory.
 

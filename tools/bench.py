@@ -18,7 +18,6 @@ import os
 import subprocess
 from collections.abc import Sequence
 
-from cudatma.deprecation import warn_deprecated
 from cudatma.errors import ArgumentError
 
 from .command_line import Parser
@@ -29,10 +28,6 @@ EXAMPLES = """examples:
   cudatma bench --list
   cudatma bench NAME --help
 """
-
-
-#: Names that benchmarks had before, which still run them, with a DeprecationWarning, until the next release.
-FORMER_NAMES = {"feeds": "load_paths", "feed_code": "load_path_code", "moves": "data_movement"}
 
 
 def benchmarks(folder: Path = FOLDER) -> dict[str, str]:
@@ -51,9 +46,6 @@ def run_benchmark(name: str, arguments: Sequence[str], folder: Path = FOLDER) ->
     Raises ArgumentError for a name that the folder does not have.
     """
     known = benchmarks(folder)
-    if name not in known and (now := FORMER_NAMES.get(name)) is not None:
-        warn_deprecated(f"cudatma: the benchmark {name} is now called {now}")
-        name = now
     if name not in known:
         remedy = "" if known else f"{folder} has no benchmarks; run from a checkout of cudatma"
         raise ArgumentError("benchmark", name, ", ".join(known) or "none", remedy)

@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from cudatma.deprecation import warn_deprecated
 from cudatma.errors import ArgumentError, similar
 
 #: build.default_target() in a help text.
@@ -17,14 +16,6 @@ _WRONG_VALUE = re.compile(r"invalid (?P<kind>\w+) value: '(?P<got>.*)'", re.DOTA
 _KINDS = {"int": "an integer", "float": "a number"}
 _EXCLUDED = "not allowed with argument "
 _MISSING = "the following arguments are required: "
-
-
-class _FormerName(argparse.Action):
-    """Stores a value under the option's present name, which ``const`` holds."""
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        warn_deprecated(f"cudatma: {option_string} of `{parser.prog}` is now called {self.const}")
-        setattr(namespace, self.dest, values)
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,12 +38,6 @@ class Parser(argparse.ArgumentParser):
             self.refuse(rest)
         options: argparse.Namespace = found
         return options
-
-    def add_former_name(self, former: str, name: str) -> None:
-        """Take the option ``name`` under its former name too, for one release, with a DeprecationWarning."""
-        now = self._option_string_actions[name]
-        hidden: dict[str, Any] = {"type": now.type, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-        self.add_argument(former, action=_FormerName, const=name, dest=now.dest, **hidden)
 
     def refuse(self, rest: Sequence[str], *others: Parser) -> NoReturn:
         """Raise ArgumentError for arguments that neither this parser nor the other parsers know."""

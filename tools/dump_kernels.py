@@ -28,7 +28,7 @@ from cudatma.build.prebuild import compiled, each, usable_cores
 from cudatma.errors import ArgumentError, CompileError, FieldError, counted, duration
 from cudatma.kernels.choosing import decide
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.registry import FAMILIES, FORMER_NAMES, REGISTRY, KernelEntry, family, kernel
+from cudatma.kernels.registry import FAMILIES, REGISTRY, KernelEntry, family, kernel
 from cudatma.target import Target, get_target
 
 from .command_line import DEFAULT_TARGET, Parser
@@ -190,7 +190,7 @@ def entries_of(name: str) -> list[KernelEntry]:
         return list(REGISTRY.values())
     if name in FAMILIES:
         return [kernel(f"{name}_{each}") for each in family(name).kernels]
-    if name not in REGISTRY and name not in FORMER_NAMES:
+    if name not in REGISTRY:
         raise ArgumentError("kernel", name, _KERNELS, "`cudatma dump --list` shows them with their specs")
     return [kernel(name)]
 
@@ -201,7 +201,7 @@ def asked_of(name: str) -> tuple[str, Any] | None:
         return name, "auto"
     for of in map(family, FAMILIES):
         if of.versions:
-            found = dict(zip((f"{of.name}_{kernel}" for kernel in of.kernels), of.versions.names, strict=True))
+            found = {f"{of.name}_{version}": version for version in of.versions.names}
             if name in found:
                 return of.name, found[name]
     return None

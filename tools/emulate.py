@@ -30,7 +30,7 @@ from cudatma.emulator.api import STEP_LIMIT
 from cudatma.emulator.instructions import Coverage, coverage
 from cudatma.emulator.ptx.lexer import MAX_CHARS
 from cudatma.errors import ArgumentError
-from cudatma.kernels.registry import REGISTRY, current_name
+from cudatma.kernels.registry import REGISTRY
 from cudatma.target import get_target
 
 from .command_line import DEFAULT_TARGET, Parser
@@ -189,22 +189,16 @@ def _sample_parser(name: str) -> Parser:
         f"cudatma emulate {name}",
         f"{REGISTRY[name].summary}. Its sizes; `cudatma emulate --help` lists the options of every kernel.",
     )
-    formers: dict[str, str] = getattr(make, "former_names", {})
     for parameter in list(inspect.signature(make).parameters.values())[1:]:
         if parameter.name == "seed":
             continue  # --seed is the schedules'
-        kind, default, former = type(parameter.default), parameter.default, []
-        if parameter.name in formers.values():
-            # Either name may be given: the function has the default, and warns of the former name.
-            default, former = argparse.SUPPRESS, [old for old, new in formers.items() if new == parameter.name]
+        kind, default = type(parameter.default), parameter.default
         flag = f"--{parameter.name.replace('_', '-')}"
         help = f"{_SIZES.get(parameter.name, '')} (default: {parameter.default})"
         if kind is bool:
             parser.add_argument(flag, type=_flag, nargs="?", const=True, default=default, metavar="true", help=help)
         else:
             parser.add_argument(flag, type=kind, default=default, metavar=kind.__name__, help=help)
-        for old in former:
-            parser.add_argument(f"--{old.replace('_', '-')}", type=kind, default=default, help=argparse.SUPPRESS)
     return parser
 
 
@@ -241,7 +235,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser, words = _parser(), list(sys.argv[1:] if argv is None else argv)
     without_help = [word for word in words if word not in ("-h", "--help")]
     options, rest = parser.parse_known_args(without_help)
-    options.kernel = options.kernel and current_name(options.kernel)
     if without_help != words:
         if options.kernel not in REGISTRY:
             parser.parse_args(["--help"])

@@ -178,7 +178,6 @@ def _compile_only(
         record = {
             "target": gpu.target,
             "sm_count": gpu.sm_count,
-            "multiprocessors": gpu.sm_count,  # former name of "sm_count", for one release
             "cache": str(cache),
         }
         print(json.dumps(record | {"kernels": kernels.ready, "refused": refused}, indent=1))
@@ -257,7 +256,6 @@ def _parser() -> Parser:
     add("--tensor-parallel", type=_at_least_one, default=1, metavar="GPUS", help=help_gpus)
     help_m = f"rows of the result; of attention its queries (default: {','.join(map(str, M_VALUES))})"
     add("--m", "--q-length", type=parse_m_values, default=list(M_VALUES), metavar="M,M,..", help=help_m)
-    parser.add_former_name("--tokens", "--m")
     add_problem_options(add)
     add("--candidates", type=_at_least_one, default=12, metavar="N", help="for each problem (default: 12)")
     add("--seconds", type=seconds, default=5.0, metavar="S", help="of measuring for each problem (default: 5)")
@@ -278,5 +276,4 @@ def _parser() -> Parser:
     add(
         "--sm-count", type=_at_least_one, metavar="N", help="likewise: its SMs (default: of sm_90a 132, of sm_120a 170)"
     )
-    parser.add_former_name("--multiprocessors", "--sm-count")
     return parser

@@ -1,4 +1,4 @@
-"""Whom the Marlin GEMM is measured against. Each is optional: who is absent or fails says why, and the run goes on."""
+"""Rivals of the Marlin GEMM. Each is optional: if one is absent or fails, the cell says why, and the run continues."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.harness import Contender
 from benchmarks.layer import Layer
 from benchmarks.report import failure
 
-#: Name -> (module, class). cuBLAS first: it is what everything is compared with.
+#: Name -> (module, class). cuBLAS comes first, because everything is compared with it.
 RIVALS = {
     "cublas": ("benchmarks.rivals.cublas", "Cublas"),
     "humming": ("benchmarks.rivals.humming", "Humming"),
@@ -21,33 +21,33 @@ RIVALS = {
     "quack": ("benchmarks.rivals.quack", "Quack"),
     "tinygemm": ("benchmarks.rivals.tinygemm", "Tinygemm"),
 }
-#: Those that take bf16 alone.
+#: Rivals for bf16 only.
 BF16_ONLY = ("quack", "tinygemm")
 #: Rivals whose kernels come from the libraries of vLLM's wheel.
 VLLM = ("marlin", "machete")
 
 
 class Rival(Protocol):
-    """One rival on one layer. name: of RIVALS. errors: what of it cannot run, by part."""
+    """One rival on one layer. name: of RIVALS. errors: by part, why that part cannot run."""
 
     name: str
     errors: dict[str, str]
 
     def contenders(self, stream: Any, m: int, count: int) -> list[Contender]:
-        """At most ``count`` of its fastest variants for M = ``m``, checked against a reference; none where it does not
-        take part at this M. Raises whatever keeps it from running."""
+        """Return at most ``count`` of its fastest variants for M = ``m``, checked against a reference; none if it does
+        not take part at this M. Raises the reason if it cannot run."""
         ...
 
 
 @dataclass(slots=True)
 class Field:
-    """The rivals of one layer. errors: by rival, why it is not among them."""
+    """The rivals of one layer. errors: by rival, why it is absent."""
 
     rivals: list[Rival] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
 
     def contenders(self, stream: Any, m: int, count: int) -> tuple[dict[str, list[Contender]], dict[str, str]]:
-        """By rival, its contenders for M = ``m``; and by rival, why it has none."""
+        """Return by rival its contenders for M = ``m``, and by rival why it has none."""
         found: dict[str, list[Contender]] = {}
         errors = dict(self.errors)
         for rival in self.rivals:
@@ -61,10 +61,10 @@ class Field:
 
 
 def make_field(names: Sequence[str], layer: Layer, m_values: Sequence[int], vllm: Path | None = None) -> Field:
-    """The named rivals on a layer.
+    """Return the named rivals on a layer.
 
-    m_values: what they will run, so that they can compile it all at once. vllm: the folder with the libraries of vLLM's
-    wheel.
+    m_values: of all calls, so that a rival can compile their kernels together. vllm: the folder with the libraries of
+    vLLM's wheel.
     """
     made = Field()
     for name in names:

@@ -12,18 +12,17 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.attention_shapes import Operands, entrant
-from benchmarks.turns import Entrant, Rival
+from benchmarks.attention import CUDNN, FA2, FA3, FA4, FLASHINFER, Operands, entrant
+from benchmarks.contest import Entrant, Rival
 
-CUDNN, FA2, FA3, FA4, FLASHINFER = "cuDNN", "FA2", "FA3", "FA4", "FlashInfer"
-#: Where packages have FA3's library, which xformers' wheel brings, and the CUDA runtime that it wants.
+#: Paths in packages of FA3's library, which xformers' wheel brings, and of the CUDA runtime that it needs.
 _FA3 = ("flash_attn_3/_C*.so", "xformers/flash_attn_3/_C*.so")
 _RUNTIME = ("nvidia/cuda_runtime/lib/libcudart.so.12", "nvidia/cu12/lib/libcudart.so.12")
 _WORKSPACE_BYTES = 256 << 20
 
 
 def sdpa(name: str, backend: str, stream: Any, operands: Operands) -> list[Entrant]:
-    """One backend of torch's scaled_dot_product_attention, which makes an array for each result."""
+    """Return one backend of torch's scaled_dot_product_attention, which allocates each result."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -44,7 +43,7 @@ def sdpa(name: str, backend: str, stream: Any, operands: Operands) -> list[Entra
 
 
 def fa3(library: Path | None, stream: Any, operands: Operands) -> list[Entrant]:
-    """FlashAttention-3's forward pass. library: of its torch ops; None looks for it in the packages."""
+    """Return FlashAttention-3's forward pass. library: of its torch ops; None looks for it in the packages."""
     forward, out = fa3_forward(library), operands.out()
     q, k, v, shape = operands.q, operands.k, operands.v, operands.shape
 
@@ -57,7 +56,7 @@ def fa3(library: Path | None, stream: Any, operands: Operands) -> list[Entrant]:
 
 @lru_cache(maxsize=4)
 def fa3_forward(library: Path | None) -> Callable[..., Any]:
-    """FA3's torch op. library: of its torch ops; None looks for it in the packages."""
+    """Return FA3's torch op. library: of its torch ops; None looks for it in the packages."""
     import torch
 
     found = library or next(_in_packages(_FA3), None)
@@ -77,7 +76,7 @@ def _in_packages(patterns: tuple[str, ...]) -> Iterator[Path]:
 
 
 def fa4(stream: Any, operands: Operands) -> list[Entrant]:
-    """FlashAttention-4's forward pass, in CuTe DSL, which compiles at the first call."""
+    """Return FlashAttention-4's forward pass, in CuTe DSL, which compiles at the first call."""
     forward, out = fa4_forward(), operands.out()
 
     def run(index: int) -> None:
@@ -88,7 +87,7 @@ def fa4(stream: Any, operands: Operands) -> list[Entrant]:
 
 
 def fa4_forward() -> Callable[..., Any]:
-    """FA4's forward pass of torch tensors (batch, length, heads, dim), which makes no array when given ``out``."""
+    """Return FA4's forward pass of torch tensors (batch, length, heads, dim), which allocates nothing with ``out``."""
     from flash_attn.cute.interface import _flash_attn_fwd
 
     forward: Callable[..., Any] = _flash_attn_fwd
@@ -96,7 +95,7 @@ def fa4_forward() -> Callable[..., Any]:
 
 
 def flashinfer(stream: Any, operands: Operands) -> list[Entrant]:
-    """FlashInfer's prefill of sequences one after the other."""
+    """Return FlashInfer's prefill of sequences one after the other."""
     import torch
     from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
@@ -123,21 +122,23 @@ def flashinfer(stream: Any, operands: Operands) -> list[Entrant]:
 
 @lru_cache(maxsize=3)
 def flashinfer_workspace(name: str) -> Any:
-    """Device memory for the kernels of a contender."""
+    """Return device memory for the kernels of a contender."""
     import torch
 
     return torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
 
 
-#: In every run, by the names that the table has.
-ALWAYS: dict[str, Rival] = {
-    CUDNN: partial(sdpa, CUDNN, "CUDNN_ATTENTION"),
-    FA2: partial(sdpa, FA2, "FLASH_ATTENTION"),
-    FA3: partial(fa3, None),
-}
-#: By the names that --rivals takes: how the table calls them, the package that has to be there, and the function.
+def always(fa3_library: Path | None) -> dict[str, Rival]:
+    """Return the rivals in every run, by their names in the table."""
+    return {
+        CUDNN: partial(sdpa, CUDNN, "CUDNN_ATTENTION"),
+        FA2: partial(sdpa, FA2, "FLASH_ATTENTION"),
+        FA3: partial(fa3, fa3_library),
+    }
+
+
+#: Values of --rivals, each with its name in the table, its package, and its function.
 OPTIONAL: dict[str, tuple[str, str, Rival]] = {
     "fa4": (FA4, "flash_attn.cute", fa4),
     "flashinfer": (FLASHINFER, "flashinfer", flashinfer),
 }
-RIVALS = (*ALWAYS, *(name for name, _, _ in OPTIONAL.values()))

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from benchmarks.harness import Contender, launches_for, quick
+from benchmarks.harness import Contender, launches_for
 from benchmarks.layer import Layer
 from benchmarks.operands import to_torch
-from benchmarks.plan import expected_us
 from benchmarks.report import failure
-from benchmarks.rivals.check import check
+from benchmarks.rivals.common import check, fastest
 from benchmarks.rivals.cublaslt import CublasLt
 
 #: Orientations: the weight (K, N) as it is, or (N, K) and transposed.
 ORIENTATIONS = ("kn", "nk")
-#: Algorithms asked of cuBLASLt for each orientation; they come in the order in which it expects them to be fast.
+#: Algorithms requested from cuBLASLt for each orientation, in the order in which it expects them to be fast.
 ALGORITHMS = 16
 #: From here on a launch takes a millisecond and more, and the first few algorithms are alike.
 FEWER_FROM, FEWER_ALGORITHMS = 2048, 6
 WORKSPACE_BYTES = 32 << 20
-_CHOOSING_LAUNCHES_US = 4000
 
 
 class Cublas:
-    """cuBLAS on one layer. Its errors name cuBLASLt where only that cannot run."""
+    """cuBLAS on one layer. Its errors name cuBLASLt if only that cannot run."""
 
     name = "cublas"
 
@@ -48,7 +47,7 @@ class Cublas:
                 self.errors["cublaslt"] = failure(error)
 
     def contenders(self, stream: Any, m: int, count: int) -> list[Contender]:
-        """The fastest ``count`` in a short run of all."""
+        """Return the fastest ``count`` of torch.mm and of cuBLASLt's algorithms, in both orientations."""
         all_ways = [self._torch(m, orientation) for orientation in ORIENTATIONS]
         if self.lt is not None:
             for orientation in ORIENTATIONS:
@@ -56,16 +55,12 @@ class Cublas:
                     all_ways += self._lt(self.lt, m, orientation)
                 except Exception as error:
                     self.errors["cublaslt"] = failure(error)
-        expected = expected_us(self.layer.k, self.layer.n, m, self.layer.dense_bytes)
-        launches = max(2, min(all_ways[0].launches, int(_CHOOSING_LAUNCHES_US / expected)))
-        took: dict[str, float] = {}
-        for way in all_ways:
-            measured = quick(stream, way, launches)
-            if (us := measured.us(way.name)) is not None:
-                took[way.name] = us
-            elif way.name.startswith(("cublas kn", "cublas nk")):
-                raise RuntimeError(measured.errors.get(way.name, "not measured"))
-        return sorted((way for way in all_ways if way.name in took), key=lambda way: took[way.name])[:count]
+        expected_us = self.layer.expected_us(m, self.layer.dense_bytes)
+        refused: dict[str, str] = {}
+        found = fastest(stream, {way.name: partial(_same, way) for way in all_ways}, expected_us, count, refused)
+        # An algorithm that cannot run is no error, but torch.mm has to.
+        self.errors |= {name: why for name, why in refused.items() if name.startswith("cublas ")}
+        return found
 
     def _torch(self, m: int, orientation: str) -> Contender:
         import torch
@@ -78,7 +73,7 @@ class Cublas:
         return self._contender(f"cublas {orientation}", run, m)
 
     def _lt(self, lt: CublasLt, m: int, orientation: str) -> list[Contender]:
-        """One contender an algorithm; the first algorithm's result is checked."""
+        """Return a contender for each algorithm; the result of the first one is checked."""
         layer, weights, out = self.layer, self.weights[orientation], self.out[:m]
         problem = lt.problem(m, layer.n, layer.k, layer.dtype, "RC" if orientation == "nk" else "RR")
         wanted = ALGORITHMS if m < FEWER_FROM else FEWER_ALGORITHMS
@@ -103,7 +98,11 @@ class Cublas:
     def _contender(self, name: str, run: Callable[[int], None], m: int) -> Contender:
         layer = self.layer
         count, nbytes = len(layer.dense), layer.dense_bytes
-        return Contender(name, run, count, launches_for(nbytes, count, expected_us(layer.k, layer.n, m, nbytes)))
+        return Contender(name, run, count, launches_for(nbytes, count, layer.expected_us(m, nbytes)))
+
+
+def _same(contender: Contender) -> Contender:
+    return contender
 
 
 def current_stream() -> int:

@@ -11,19 +11,16 @@ Marlin runs with the tile that vLLM chooses. Machete tries all of its schedules,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Contender, copies_for, launches_for
+from benchmarks.harness import Contender
 from benchmarks.layer import Layer
-from benchmarks.operands import GROUP_SIZE, filled, packed_bytes, random_words, to_torch
-from benchmarks.plan import expected_us
-from benchmarks.rivals.check import check
-from benchmarks.rivals.fastest import fastest
-from benchmarks.rivals.tinygemm import abs_scales, dense_weight
+from benchmarks.operands import GROUP_SIZE
+from benchmarks.rivals.common import Int4Rival, cloned, fastest
 
 LIBRARY = "_C_stable_libtorch.abi3.so"
 #: vLLM's number for unsigned int4 with a bias of 8 (``scalar_types.uint4b8.id``).
@@ -55,48 +52,25 @@ def marlin_scales(scales: Any) -> Any:
     return scales.reshape(groups, n // 64, 8, 8).transpose(2, 3).reshape(groups, n)
 
 
-class _Vllm:
-    """The operands of one layer and the check that both kernels share."""
-
-    #: N must be a multiple of this.
-    multiple_of_n: int
+class _Vllm(Int4Rival):
+    """One layer packed by vLLM's operators."""
 
     def __init__(self, layer: Layer, m_values: Sequence[int], folder: Path | None, ops: Any = None) -> None:
-        import cupy
         import torch
 
-        k, n = layer.k, layer.n
-        if k % GROUP_SIZE or n % self.multiple_of_n:
-            raise ValueError(f"K = {k} is no multiple of {GROUP_SIZE}, or N = {n} none of {self.multiple_of_n}")
-        self.layer, self.errors = layer, dict[str, str]()
+        super().__init__(layer)
         self.ops = load(folder) if ops is None else ops
-        self.x = to_torch(layer.x)
-        # Humming and QuACK get the same bits: eight codes a word along K, and positive scales.
-        words = filled(cupy, (n, k // 8), random_words(cupy, 1 << 20, 6))
-        codes = torch.as_tensor(words.view(cupy.uint8), device=self.x.device)
-        scales = to_torch(filled(cupy, (k // GROUP_SIZE, n), abs_scales(cupy, layer.dtype)))
-        #: dense_weight() expects the even k in the high nibble.
-        self.reference = dense_weight((codes << 4) | (codes >> 4), scales)
-        packed = self._pack(codes.view(torch.int32), scales)
-        copies = copies_for(packed_bytes(k, n))
-        self.weights = [packed, *(tuple(array.clone() for array in packed) for _ in range(copies - 1))]
+        self.rotate(self._pack(self.codes.view(torch.int32), self.scales), cloned)
 
     def _pack(self, words: Any, scales: Any) -> tuple[Any, Any]:
         """Pack int32 words (N, K / 8) and scales (K / 128, N)."""
         raise NotImplementedError
-
-    def _checked(self, name: str, m: int, run: Callable[[int], Any]) -> Contender:
-        """Return the contender if the result of its first launch is right; raise ArithmeticError otherwise."""
-        check(run(0), self.x[:m], self.reference)
-        nbytes, copies = packed_bytes(self.layer.k, self.layer.n), len(self.weights)
-        return Contender(name, run, copies, launches_for(nbytes, copies, expected_us(self.layer.k, self.layer.n, m)))
 
 
 class Marlin(_Vllm):
     """vLLM's Marlin on one layer, with the tile that vLLM chooses and its fp32 reduction."""
 
     name = "marlin"
-    multiple_of_n = 64
 
     def _pack(self, words: Any, scales: Any) -> tuple[Any, Any]:
         import torch
@@ -109,8 +83,7 @@ class Marlin(_Vllm):
         return packed, marlin_scales(scales).contiguous()
 
     def contenders(self, stream: Any, m: int, count: int) -> list[Contender]:
-        k, n, x = self.layer.k, self.layer.n, self.x[:m]
-        out = to_torch(self.layer.out)[:m]
+        k, n, x, out = self.layer.k, self.layer.n, self.x[:m], self.out[:m]
 
         def run(index: int) -> Any:
             weight, scales = self.weights[index % len(self.weights)]
@@ -120,8 +93,7 @@ class Marlin(_Vllm):
             self.ops.marlin_gemm(x, out, weight, None, scales, *rest)
             return out
 
-        out.zero_()
-        return [self._checked(self.name, m, run)]
+        return [self.checked(self.name, m, run)]
 
 
 class Machete(_Vllm):
@@ -145,7 +117,7 @@ class Machete(_Vllm):
             if tile >= _SMALL_TILE or m <= _MAX_SMALL_TILES * tile:
                 name = f"{self.name} {schedule}"
                 makers[name] = partial(self._contender, name, schedule, m)
-        return fastest(stream, makers, expected_us(self.layer.k, self.layer.n, m), count, self.errors)
+        return fastest(stream, makers, self.layer.expected_us(m), count, self.errors)
 
     def _contender(self, name: str, schedule: str, m: int) -> Contender:
         x = self.x[:m]
@@ -159,4 +131,4 @@ class Machete(_Vllm):
             out.append(self.ops.machete_mm(x, weight, _UINT4B8, None, scales, None, GROUP_SIZE, None, None, schedule))
             return out[0]
 
-        return self._checked(name, m, run)
+        return self.checked(name, m, run)

@@ -25,7 +25,6 @@ from cudatma import context
 from cudatma.build.cache import Artifact, Cache, canonical, default_root, digest
 from cudatma.build.nvrtc import compile_flags, compile_source, nvrtc_fingerprint, nvrtc_version
 from cudatma.build.render import is_like_template, render, template_texts
-from cudatma.deprecation import former_arguments
 from cudatma.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -144,7 +143,6 @@ def known_kernel(template: str, spec: Any, target: str | Target, *, debug: bool 
     return _store().known.get((template, spec, get_target(target).name, wants_debug(debug)))
 
 
-@former_arguments("target")
 def compile(
     source_or_template: str,
     spec: Any = None,
@@ -244,6 +242,7 @@ def _file_digests(template: str) -> list[str]:
     return [_digest(text) for text in template_texts(template).values()]
 
 
+@lru_cache(maxsize=512)
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 

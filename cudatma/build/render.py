@@ -15,6 +15,7 @@ an error, and the filters that would hide or scramble values (`default`, `random
 
 from __future__ import annotations
 
+import os
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -307,10 +308,19 @@ def _references(text: bytes) -> tuple[str, ...]:
 
 def _template_text(root: str, name: str, user: str) -> bytes:
     if name and not any(part in ("", ".", "..") for part in name.split("/")):
-        with suppress(OSError, ValueError), open(f"{root}/{name}", "rb") as file:  # ValueError: a null character
-            return file.read()
+        with suppress(OSError, ValueError):  # ValueError: a null character
+            state = os.stat(path := f"{root}/{name}")
+            return _content(path, state.st_ctime_ns, state.st_size, state.st_ino)
     where = f", included by {user}" if user else ""
     raise TemplateError(f"template {name!r}{where}: got no such file; allowed: a path below {root}")
+
+
+@lru_cache(maxsize=512)
+def _content(path: str, *version: int) -> bytes:
+    """Return the bytes of a file. ``version`` changes when the file does."""
+    del version
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def _explain(name: str, error: Exception, root: Path) -> str:

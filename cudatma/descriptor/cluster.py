@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import prod
 
-from cudatma.deprecation import former_arguments
 from cudatma.errors import LaunchError
 from cudatma.target import Target, get_target
 
@@ -55,7 +54,6 @@ def multicast_mask(
     return mask
 
 
-@former_arguments("target")
 def check_cluster(grid: Sequence[int], cluster: Sequence[int], *, target: Target | str) -> tuple[int, int, int]:
     """Whether a grid can be launched in clusters of this shape on a target; the shape filled up to (x, y, z).
 

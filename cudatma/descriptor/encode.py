@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from cudatma.deprecation import former_arguments, warn_deprecated
 from cudatma.descriptor import codec, driver, rules
 from cudatma.descriptor.access import check_target
 from cudatma.descriptor.bits import Comparison, compare
@@ -48,7 +47,6 @@ class TensorMap:
 
     __slots__ = ("_address", "_axes", "_spec", "_storage", "data", "device", "encoder", "owner", "target")
 
-    @former_arguments(backend="encoder")
     def __init__(
         self,
         spec: AnySpec,
@@ -76,7 +74,6 @@ class TensorMap:
         ctypes.memmove(self.pointer, raw, codec.DESCRIPTOR_BYTES)
 
     @classmethod
-    @former_arguments(backend="encoder")
     def from_array(
         cls,
         array: object,
@@ -127,7 +124,6 @@ class TensorMap:
         return made
 
     @classmethod
-    @former_arguments(backend="encoder")
     def from_address(
         cls,
         address: int,
@@ -156,7 +152,6 @@ class TensorMap:
             return cls(spec, device=device, owner=owner, target=target, encoder=encoder)
 
     @classmethod
-    @former_arguments(backend="encoder")
     def tiled(
         cls,
         spec: TiledSpec,
@@ -177,7 +172,6 @@ class TensorMap:
         return cls(spec, device=device, owner=owner, target=target, encoder=encoder)
 
     @classmethod
-    @former_arguments(backend="encoder")
     def im2col(
         cls,
         spec: Im2colSpec,
@@ -203,12 +197,6 @@ class TensorMap:
         """A map of an im2col wide spec (sm_100 and up): the driver only, DriverError where it has no such function."""
         _expect(spec, Im2colWideSpec)
         return cls(spec, device=device, owner=owner, target=target, encoder="driver")
-
-    @property
-    def backend(self) -> str:
-        """Former name of ``encoder``."""
-        warn_deprecated("cudatma.TensorMap: the attribute backend is now called encoder")
-        return self.encoder
 
     @property
     def spec(self) -> AnySpec:

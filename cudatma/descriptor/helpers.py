@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cudatma.deprecation import former_arguments
 from cudatma.descriptor import rules
 from cudatma.descriptor.encode import TensorMap
 from cudatma.descriptor.rules import L2Promotion
@@ -26,7 +25,6 @@ BLOCK_BYTES = 2048
 BLOCK_WORDS = BLOCK_BYTES // 8
 
 
-@former_arguments(backend="encoder")
 def create_weight_tma_desc(
     qweight: object, block_k64: int, *, target: Target | str | None = None, encoder: str = "auto"
 ) -> TensorMap:
@@ -50,7 +48,6 @@ def weight_map_spec(rows: int, block_k64: int, pitch_bytes: int = BLOCK_BYTES, a
     return _spec(address, shape, strides, "uint64", box, l2_promotion=L2Promotion.B256)
 
 
-@former_arguments(backend="encoder")
 def create_weight_tile_tma_desc(
     qweight: object,
     k64: int,
@@ -108,7 +105,6 @@ def _packed_rows(qweight: object) -> ArrayInfo:
     return info
 
 
-@former_arguments(backend="encoder")
 def create_scale_tma_desc(
     scales: object,
     block_n: int,
@@ -159,7 +155,6 @@ def scale_map_spec(
     return _spec(address, shape, strides, dtype, {"block_groups": block_groups, "block_n": block_n})
 
 
-@former_arguments(backend="encoder")
 def create_activation_tma_desc(
     x: object,
     block_m: int,

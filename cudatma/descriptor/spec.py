@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 
-from cudatma.deprecation import former_arguments
 from cudatma.descriptor import rules
 from cudatma.descriptor.rules import Im2colWideMode, L2Promotion, OobFill
 from cudatma.dtypes import TmaType, tma_type
@@ -144,7 +143,6 @@ class TiledSpec(MapSpec):
         return prod(whole) * rules.smem_bits(self.dtype) // 8
 
     @classmethod
-    @former_arguments("strides_bytes", "dtype", "box")
     def from_strided(
         cls,
         address: int,

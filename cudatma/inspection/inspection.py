@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from cudatma.deprecation import former_arguments
 from cudatma.descriptor.bits import BitRange, Comparison, Evidence, compare, explain
 from cudatma.descriptor.codec import Decoded, decode, encode
 from cudatma.descriptor.spec import AnySpec, Im2colWideSpec
@@ -69,7 +68,6 @@ class Inspection:
 
         return access_at(self.spec, coords, offsets)
 
-    @former_arguments("base")
     def place(
         self, coords: Sequence[int] | None = None, offsets: Sequence[int] | None = None, *, base: int = 0
     ) -> Placement:
@@ -78,7 +76,6 @@ class Inspection:
 
         return Placement(self.spec, coords, offsets, base)
 
-    @former_arguments("target")
     def lint(self, *, target: Target | str | None = None) -> Lint:
         """Risks of the map; target: the architecture to judge it for. TargetError for an unknown one."""
         from cudatma.inspection.lint import lint

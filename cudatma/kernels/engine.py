@@ -122,6 +122,8 @@ def _run_checked(
         return instead(operation, given, device, weight)
     check_backend(first, field, chosen)
     handle = None if device is None else stream_handle(stream, library_for(first, given.out), device)
+    if device is None and stream is not None:
+        stream_handle(stream, first.kind, 0)  # an invalid one is an error on the host, too
     result = given.out
     if result is None and given.shape is not None:
         out = empty_like_library(first, given.shape, given.dtype, handle)

@@ -9,7 +9,6 @@ from typing import Any
 
 from cudatma.backend import selected_backend
 from cudatma.build.kernel import default_target
-from cudatma.deprecation import warn_deprecated
 from cudatma.errors import counted, duration
 from cudatma.kernels.choosing import Decision, Listed, decide
 from cudatma.kernels.cost import Cost, cheapest_first
@@ -73,33 +72,19 @@ class Explanation:
         """Rows of x."""
         return int(self.problem.m)
 
-    @property
-    def layer(self) -> Any:
-        """Former name of ``problem.layer``, for one release; Marlin's alone."""
-        warn_deprecated("cudatma: Explanation.layer is now called Explanation.problem.layer")
-        return self.problem.layer
-
-    @property
-    def card(self) -> Gpu:
-        """Former name of ``gpu``, for one release."""
-        warn_deprecated("cudatma: Explanation.card is now called Explanation.gpu")
-        return self.gpu
-
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON."""
         return {
             "layer": {name: value for name, value in self.problem.as_json().items() if name != "m"},
             "m": self.m,
             "gpu": asdict(self.gpu),
-            "card": asdict(self.gpu),  # former name of "gpu", for one release
             "kernel": self.kernel,
             "entry": self.spec.entry,
             "spec": asdict(self.spec),
             "blocks_per_sm": self.spec.blocks_per_sm,
             "source": self.decision.source,
             "why": self.decision.why,
-            # "blocks": former name of "ctas", for one release
-            "schedule": asdict(self.schedule) | {"blocks": self.schedule.ctas},
+            "schedule": asdict(self.schedule),
             "prediction": self.prediction.as_dict(),
             "considered": self.considered,
             "candidates": [
@@ -178,7 +163,7 @@ def explained(
         schedule=work,
         prediction=cost,
         candidates=tuple(listed),
-        considered=len(found),
+        considered=max(len(found), len(listed)),
     )
 
 

@@ -68,15 +68,13 @@ class TunedSpec(KernelSpec, Protocol):
     """A spec that may be chosen, measured and kept in a tuning table.
 
     template: of its kernel. revision: raised whenever the kernel's timing changes by more than measured choices are
-    worth, 2 %. later_fields: fields that entries of tuning files may lack, and what the kernel did before it had them.
-    block_m: rows of M of a tile. blocks_per_sm: CTAs that share an SM.
+    worth, 2 %. block_m: rows of M of a tile. blocks_per_sm: CTAs that share an SM.
     cost(problem, gpu): predicted time. check(problem, target): raises ArgumentError or TargetError where the kernel
     cannot run. adapted(problem): the same tile for another problem's fixed part, None where the tile does not carry
     over. variants(problem): changes of fields that are worth measuring for the same tile.
     """
 
     revision: ClassVar[int]
-    later_fields: ClassVar[Mapping[str, Any]]
 
     @property
     def template(self) -> str: ...
@@ -204,7 +202,7 @@ class Family(Generic[P, S]):
     table: Path | None = None
     options: tuple[Option, ...] = ()
     launched: Callable[[Any], Any] = _unchanged
-    versions: Versions[Any] | None = None
+    versions: Versions | None = None
     sizes: str = ""
     with_m: Callable[[P, int], P] = copied_with_m
     shape: Callable[[P], P] | None = None

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-#: Fraction by which a kernel may be slower than the cheapest where M is a power of two, as most batches are.
-_AT_POWERS = 0.005
 #: The part for other M grows by this much while a menu has more kernels than its limit.
 _GROWTH = 0.005
+#: The loss that is allowed where M is 1. The model knows tiles of one row to about this part.
+_AT_ONE = 0.002
 #: Weight of a kernel that the menus of few shapes contain.
 _SELDOM = 0.4
 
@@ -23,20 +23,22 @@ _SELDOM = 0.4
 class _Range:
     """Values of M with a menu of their own.
 
-    last: M. limit: kernels. loss: the part by which one may be slower than the cheapest. max_loss: the same where the
-    menu would have more kernels than the limit; if that does not suffice, it has more.
+    last: M. limit: kernels. at_powers: the part by which one may be slower than the cheapest where M is a power of two,
+    as most batches are; it is _AT_ONE where M is 1. loss: the same at other M. max_loss: the same where the menu would
+    have more kernels than the limit; if that does not suffice, it has more.
     """
 
     last: int
     limit: int
+    at_powers: float
     loss: float
     max_loss: float
 
 
 #: Below 256 the tile follows M closely. M beyond the last range have its menu. Families whose shapes share
 #: kernels accept larger losses, so that all shapes together need fewer kernels.
-_RANGES = (_Range(255, 24, 0.01, 0.03), _Range(8192, 8, 0.01, 0.03))
-_SHARED_RANGES = (_Range(255, 24, 0.04, 0.06), _Range(8192, 8, 0.03, 0.06))
+_RANGES = (_Range(255, 24, 0.005, 0.01, 0.03), _Range(8192, 8, 0.005, 0.01, 0.03))
+_SHARED_RANGES = (_Range(255, 24, 0.01, 0.04, 0.05), _Range(8192, 8, 0.01, 0.06, 0.1))
 LAST_M = _RANGES[-1].last
 #: The first M of each range: no interval of M may span two.
 FIRST_MS = (1, *(one.last + 1 for one in _RANGES))
@@ -54,11 +56,11 @@ def menu(us: NDArray[np.float64], ms: NDArray[np.int64], shared: NDArray[np.bool
     shared : array of bool, shape (configurations,)
         Configurations that the menus of many shapes hold.
     """
-    found, has_power, weights = np.zeros(len(ms), np.int64), _has_power(ms), np.where(shared, 1, _SELDOM)
-    first = 1
+    found, has_power, first = np.zeros(len(ms), np.int64), _has_power(ms), 1
     for one in _SHARED_RANGES if shared.any() else _RANGES:
         inside, served = (ms >= first) & (ms <= one.last), ms >= first
-        kernels = _smallest(us[:, inside], has_power[inside], weights, one)
+        losses = np.where(ms == 1, _AT_ONE, np.where(has_power, one.at_powers, np.inf))
+        kernels = _smallest(us[:, inside], losses[inside], shared, one)
         found[served] = kernels[us[np.ix_(kernels, served)].argmin(axis=0)]
         first = one.last + 1
     return found
@@ -71,18 +73,28 @@ def _has_power(ms: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _smallest(
-    us: NDArray[np.float64], has_power: NDArray[np.bool_], weights: NDArray[np.float64], of: _Range
+    us: NDArray[np.float64], losses: NDArray[np.float64], shared: NDArray[np.bool_], of: _Range
 ) -> NDArray[np.int64]:
-    """Return a menu with the smallest loss that its limit allows."""
+    """Return a menu with the smallest loss that its limit allows.
+
+    ``losses`` holds the loss that is allowed at each M, inf for that of the range. Shared kernels, which other shapes
+    need anyway, take the places that remain.
+    """
     cheapest = us.min(axis=0)
     excess = (us / cheapest - 1)[:, np.isfinite(cheapest)]
-    has_power, loss = has_power[np.isfinite(cheapest)], of.loss
+    losses, loss = losses[np.isfinite(cheapest)], of.loss
     while True:
-        able = (excess <= np.where(has_power, _AT_POWERS, loss)).astype(np.float32)
-        found = _cover(able, weights)
+        able = (excess <= np.where(np.isinf(losses), loss, losses)).astype(np.float32)
+        found = _cover(able, np.where(shared, 1, _SELDOM))
         if len(found) <= of.limit or loss + _GROWTH > of.max_loss + 1e-9:
-            return np.sort(found)
+            break
         loss += _GROWTH
+    while len(found) < of.limit:
+        gains = np.maximum(0, excess[found].min(axis=0) - excess).sum(axis=1) * shared
+        if not gains.any():
+            break
+        found.append(int(gains.argmax()))
+    return np.sort(found)
 
 
 def _cover(able: NDArray[np.float32], weights: NDArray[np.float64]) -> list[int]:

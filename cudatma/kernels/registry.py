@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cudatma.deprecation import warn_deprecated
 from cudatma.errors import ArgumentError
 from cudatma.kernels.family import Family, KernelSpec, imported
 from cudatma.target import Target, get_target
@@ -57,23 +56,24 @@ def _entry(
     return KernelEntry(name, f"kernels/{template or name}.cu.j2", f"cudatma.kernels.{specs}", summary, made, version)
 
 
-def _versions(family: str, summaries: dict[str, str]) -> list[KernelEntry]:
-    """Of a family whose kernels are versions, by what distinguishes each."""
+def _versions(family: str, summaries: dict[str, str], sample: str = "sample", template: str = "") -> list[KernelEntry]:
+    """Return the entries of a family whose kernels are versions."""
+    dumped, emulated = f"{family}.choose:dump_specs", f"{family}.sample:{sample}"
     return [
-        _entry(f"{family}_{version}", summary, f"{family}.choose:{version}_specs", f"{family}.sample:{version}_sample")
+        _entry(f"{family}_{version}", summary, dumped, emulated, version, template)
         for version, summary in summaries.items()
     ]
 
 
 _GEMM = {
-    "v1": "dense GEMM, wgmma, version 1: operands by cp.async",
-    "v2": "dense GEMM, wgmma, version 2: a ring filled by TMA",
-    "v3": "dense GEMM, wgmma, version 3: a producer warp",
-    "v4": "dense GEMM, wgmma, version 4: persistent, results by TMA where the tile allows it",
-    "v5": "dense GEMM, wgmma, version 5: clusters that share tiles of B",
-    "v6": "dense GEMM, wgmma, version 6: clusters that divide K",
-    "v7": "dense GEMM, wgmma, version 7: a tile for each warpgroup",
-    "p1": "dense GEMM, mma.sync, version p1: for SM120, a producer warp, persistent",
+    "v1": "dense GEMM, wgmma, version v1: operands by cp.async",
+    "v2": "dense GEMM, wgmma, version v2: a ring filled by TMA",
+    "v3": "dense GEMM, wgmma, version v3: a producer warp",
+    "v4": "dense GEMM, wgmma, version v4: persistent, results by TMA where the tile allows it",
+    "v5": "dense GEMM, wgmma, version v5: clusters that share tiles of B",
+    "v6": "dense GEMM, wgmma, version v6: clusters that divide K",
+    "v7": "dense GEMM, wgmma, version v7: a tile for each warpgroup",
+    "mma_sync": "dense GEMM, mma.sync: for SM120, a producer warp, persistent",
 }
 _ATTENTION = {
     "scalar": "attention, scalar loops: the baseline",
@@ -82,21 +82,12 @@ _ATTENTION = {
     "a3": "attention, wgmma, version a3: a producer warp, softmax beside products",
     "a4": "attention, wgmma, version a4: persistent, stores by TMA",
     "mma_sync": "attention, mma.sync: for SM120, a producer warp",
+}
+_DECODE = {
     "decode": "attention of a few queries to a cache, wgmma, keys divided among CTAs",
     "decode_mma_sync": "attention of a few queries to a cache, mma.sync: for SM120, keys divided among CTAs",
     "decode_fp8": "attention of a few queries to an e4m3 cache, mma.sync, keys divided among CTAs and warps",
 }
-
-
-#: Kernels that share another one's template.
-_TEMPLATES = dict.fromkeys(("decode_mma_sync", "decode_fp8"), "attention_decode")
-
-
-def _attention_entry(version: str, summary: str) -> KernelEntry:
-    sample = f"attention.sample:{'decode_sample' if version.startswith('decode') else 'sample'}"
-    template = _TEMPLATES.get(version, "")
-    return _entry(f"attention_{version}", summary, "attention.choose:dump_specs", sample, version, template)
-
 
 REGISTRY: dict[str, KernelEntry] = {
     entry.name: entry
@@ -120,7 +111,8 @@ REGISTRY: dict[str, KernelEntry] = {
             "marlin.sample:skinny_sample",
         ),
         *_versions("gemm", _GEMM),
-        *(_attention_entry(version, summary) for version, summary in _ATTENTION.items()),
+        *_versions("attention", _ATTENTION),
+        *_versions("attention", _DECODE, "decode_sample", "attention_decode"),
         _entry(
             "tile_copy", "pipelined 2D copy", "data_movement.tile_copy:dump_specs", "data_movement.tile_copy:sample"
         ),
@@ -191,15 +183,6 @@ REGISTRY: dict[str, KernelEntry] = {
 }
 
 
-#: Names that kernels had before, which still find them, with a DeprecationWarning, until the next release.
-FORMER_NAMES = {
-    "marlin": "marlin_mma_sync",
-    "marlin_strip": "marlin_skinny",
-    "window_move": "window_copy",
-    "run_move": "run_copy",
-}
-
-
 #: Families whose configurations are chosen, by name: ``"module:family"``.
 FAMILIES = {
     "marlin": "cudatma.kernels.marlin.choose:MARLIN",
@@ -214,17 +197,8 @@ def family(name: str) -> Family[Any, Any]:
     return found
 
 
-def current_name(name: str) -> str:
-    """The kernel's present name; any other text unchanged."""
-    if name not in FORMER_NAMES:
-        return name
-    warn_deprecated(f"cudatma: the kernel {name} is now called {FORMER_NAMES[name]}")
-    return FORMER_NAMES[name]
-
-
 def kernel(name: str) -> KernelEntry:
     """The entry of a kernel; ArgumentError that lists the known ones."""
-    name = current_name(name)
     if name not in REGISTRY:
         raise ArgumentError("kernel", name, ", ".join(REGISTRY), "`cudatma dump --list` shows them with their specs")
     return REGISTRY[name]

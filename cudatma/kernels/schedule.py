@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, overload
 
-from cudatma.deprecation import warn_deprecated
 from cudatma.errors import ArgumentError
 
 _U32 = ctypes.c_uint32
@@ -106,12 +105,6 @@ class Schedule:
     def partial_ctas(self) -> int:
         return self.ctas if self.stream_tiles else 0
 
-    @property
-    def blocks(self) -> int:
-        """Former name of ``ctas``, for one release."""
-        warn_deprecated("cudatma: Schedule.blocks is now called Schedule.ctas")
-        return self.ctas
-
 
 def fits_workspace(spec: TiledSpec, ctas_per_sm: int) -> bool:
     """Whether a workspace holds the partial sums and flags of so many CTAs on every SM."""
@@ -147,7 +140,7 @@ def assignments(tiles: int, tiles_m: int, resident: int, k_iterations: int) -> l
     clusters at a time: all whole, or with the tiles of the partial wave divided, together with a full wave or alone.
 
     Together, few CTAs share a tile; alone, more CTAs are at the same place in K, and share what L2 holds. With one row
-    of tiles no CTA shares weights, and alone was always slower (docs/performance/log.md, "The partial wave").
+    of tiles no CTA shares weights, and alone was always slower (docs/lab/marlin_wgmma.md, "The partial wave").
     """
     waves, rest = divmod(tiles, resident)
 

@@ -141,7 +141,8 @@ class _Branch:
     later launches use, too. The graph keeps the addresses of all.
     """
 
-    def __init__(self, device: int, reserve: _Reserve, life: streams.GraphLife) -> None:
+    def __init__(self, device: int, reserve: _Reserve, life: streams.GraphLife | None) -> None:
+        """life: the graph's, None for a workspace that all graphs of the stream share."""
         self._device, self._reserve, self.life = device, reserve, life
         self.parts: list[_Part] = []
         parts = self.parts  # not self: a cycle would keep the slabs
@@ -189,6 +190,8 @@ class Owners:
         #: (device, capture, stream's identity) -> what that branch of a graph holds.
         self._branches: dict[tuple[int, int, int], _Branch] = {}
         self._reserves: dict[int, _Reserve] = {}
+        #: Whether all graphs that are captured on a stream share a workspace.
+        self.shares_captures = False
 
     def find(self, device: int, stream: int, partials_bytes: int | None) -> MarlinWorkspace:
         """As stream_workspace(), for what is not ready."""
@@ -199,10 +202,12 @@ class Owners:
         if capture is None:  # another thread has just ended it
             return self.find(device, stream, partials_bytes)
         with self._lock:
-            key = (device, capture.number, capture.stream)
+            shared = self.shares_captures
+            key = (device, 0 if shared else capture.number, capture.stream)
             if key not in self._branches:
                 self._sweep_graphs()
-                self._branches[key] = _Branch(device, self._reserve(device), streams.GraphLife(capture.graph))
+                life = None if shared else streams.GraphLife(capture.graph)
+                self._branches[key] = _Branch(device, self._reserve(device), life)
             return self._branches[key].workspace(partials_bytes)
 
     def _of_stream(self, device: int, identity: int) -> MarlinWorkspace:
@@ -236,7 +241,7 @@ class Owners:
 
     def _sweep_graphs(self) -> None:
         """Put back the parts of graphs that have ended. Frees no memory, and may run in a capture."""
-        for key in [key for key, branch in self._branches.items() if branch.life.has_ended()]:
+        for key in [key for key, branch in self._branches.items() if branch.life and branch.life.has_ended()]:
             self._reserves[key[0]].put_back(self._branches.pop(key).parts)
 
     def count(self, device: int) -> WorkspaceBytes:
@@ -276,6 +281,15 @@ def stream_workspace(device: int, stream: int, partials_bytes: int | None = None
     held = owners()
     known = held.ready.get((device, streams.identity(device, stream)))
     return held.find(device, stream, partials_bytes) if known is None else known
+
+
+def share_captured_workspaces() -> None:
+    """Let all graphs that are captured on a stream share one workspace, as long as the process lives.
+
+    Only for programs that never run two of these graphs at the same time. An engine that captures a graph for each
+    batch size then needs one workspace instead of hundreds.
+    """
+    owners().shares_captures = True
 
 
 def workspace_bytes(device: int = 0) -> WorkspaceBytes:

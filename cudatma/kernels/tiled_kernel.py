@@ -33,12 +33,8 @@ class TiledKernel:
     parameter_types: ClassVar[Mapping[str, str]] = {}
     #: The members of ``Problem`` that the family's kernels may read, by name, in the order of the struct.
     struct_members: ClassVar[Mapping[str, Member]] = MEMBERS
-    #: Whether a CTA takes several tiles where tiles are never divided.
-    is_persistent: ClassVar[bool] = False
     #: Arrays of shared memory that some instances of the template do not have.
     optional_arrays: ClassVar[tuple[str, ...]] = ()
-    #: As TunedSpec has it.
-    later_fields: ClassVar[Mapping[str, Any]] = {}
 
     if TYPE_CHECKING:  # What a spec adds: fields, or properties of its own.
 
@@ -127,6 +123,11 @@ class TiledKernel:
         return 32 * (self.consumer_warps + self.producer_warps)
 
     # What schedule() and the tuner read.
+
+    @property
+    def is_persistent(self) -> bool:
+        """Whether a CTA takes several tiles where tiles are never divided."""
+        return False
 
     @property
     def loaded_stage_bytes(self) -> int:

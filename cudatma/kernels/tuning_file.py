@@ -28,26 +28,10 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.target import Target, get_target
 
 SCHEMA = 4
-#: Of files that differ in names alone: reading them renames.
-_SCHEMAS_OF_FORMER_NAMES = (2, 3)
 FILE_VARIABLE = "CUDATMA_TUNE_FILE"
 #: Value of the variable that turns every tuning entry off, the shipped ones too.
 NOTHING = "none"
 _LOCK_SECONDS = 60.0
-#: Former names, which files of schemas 2 and 3 and benchmarks/results/ still have: kernels of entries, fields of specs.
-FORMER_KERNELS = {"strip": "skinny", "portable": "mma_sync"}
-FORMER_FIELDS = {
-    "strips": "n_tiles",
-    "blocks_k": "cluster_k",
-    "steps": "mmas_per_commit",
-    "in_flight": "commits_in_flight",
-    "warps_k": "slice_k",
-    "feed_weight": "weight_load_path",
-    "feed_scale": "scale_load_path",
-    "feed_activation": "activation_load_path",
-}
-#: Fields of specs that no longer exist, which files may still have.
-_REMOVED_FIELDS = ("weight_policy",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +133,10 @@ def _fields(kernel: type[Any]) -> tuple[Field[Any], ...]:
 
 
 def _parse_spec(kernel: type[S], raw: Mapping[str, Any], given_by_problem: Mapping[str, Any]) -> S:
-    raw = {name: value for name, value in raw.items() if name not in _REMOVED_FIELDS}
     kinds = {f.name: {"int": int, "bool": bool, "str": str}[str(f.type)] for f in _fields(kernel)}
     if unknown := sorted(set(raw) - set(kinds) | set(raw) & set(given_by_problem)):
         raise ArgumentError("spec", ", ".join(unknown), f"fields of {kernel.__name__} that the problem does not give")
     given: dict[str, Any] = {name: _typed(raw, name, kinds[name]) for name in raw} | dict(given_by_problem)
-    given = {**kernel.later_fields, **given}
     missing = [f.name for f in _fields(kernel) if f.name not in given]
     if missing:
         raise ArgumentError("spec", "no " + ", ".join(missing), f"every field of {kernel.__name__}")
@@ -186,14 +168,14 @@ def read_sections(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"it is not JSON: {error}") from error
     if not isinstance(content, dict) or type(content.get("schema")) is not int:
         raise ValueError("it is no file of tuning entries")
-    if content["schema"] == 1:
-        raise ValueError("an earlier version of cudatma wrote it, for other kernels; measure again with: cudatma tune")
-    if content["schema"] not in (SCHEMA, *_SCHEMAS_OF_FORMER_NAMES):
+    if 0 < content["schema"] < SCHEMA:
+        raise ValueError("an earlier version of cudatma wrote it; measure again with: cudatma tune")
+    if content["schema"] != SCHEMA:
         raise ValueError(f"its schema is {shown(content['schema'])}, and this version of cudatma reads {SCHEMA}")
     sections = content.get("sections")
     if not isinstance(sections, list) or not all(map(_is_section, sections)):
         raise ValueError("its sections are damaged")
-    return list(map(renamed_section, sections)) if content["schema"] in _SCHEMAS_OF_FORMER_NAMES else sections
+    return sections
 
 
 def _is_section(section: object) -> bool:
@@ -292,25 +274,3 @@ def entry_sizes(raw: Mapping[str, Any], family: Family[Any, Any]) -> str:
 def entry_fault(error: Exception) -> str:
     """What parse_entry() found wrong, in a line."""
     return f"missing {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
-
-
-def renamed(fields: dict[str, Any], names: dict[str, str] = FORMER_FIELDS) -> dict[str, Any]:
-    """Fields under their present names."""
-    return {names.get(name, name): value for name, value in fields.items()}
-
-
-def renamed_entry(entry: dict[str, Any]) -> dict[str, Any]:
-    """A tuning entry of schema 2 or 3 under present names. Damaged fields stay unchanged: the reader reports them."""
-    kernel, spec = entry.get("kernel"), entry.get("spec")
-    found = {"family": "marlin"} | entry
-    if isinstance(kernel, str):
-        found["kernel"] = FORMER_KERNELS.get(kernel, kernel)
-    if isinstance(spec, dict):
-        found["spec"] = renamed(spec)
-    return found
-
-
-def renamed_section(section: dict[str, Any]) -> dict[str, Any]:
-    """A section of a tuning file of schema 2 or 3, its GPU and entries under present names."""
-    gpu = renamed(section["gpu"], {"multiprocessors": "sm_count"})
-    return section | {"gpu": gpu, "entries": [renamed_entry(raw) for raw in section["entries"]]}

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any
 
 from cudatma.build.files import read_regular
 from cudatma.errors import ArgumentError, FieldError
@@ -23,21 +23,20 @@ _CALL = "the call"
 #: The sections of the file: families whose kernels have versions.
 SECTIONS = ("gemm", "attention")
 
-V = TypeVar("V")
-
 
 @dataclass(frozen=True, slots=True)
-class Versions(Generic[V]):
-    """family: its section in cudatma.toml. variable: of the environment. names: of its versions. unspecified: what a
-    problem says where any version may serve."""
+class Versions:
+    """The versions of a family's kernels, by name.
+
+    family: its section in cudatma.toml. variable: of the environment.
+    """
 
     family: str
     variable: str
-    names: tuple[V, ...]
-    unspecified: V
+    names: tuple[str, ...]
 
-    def chosen(self, version: object) -> tuple[V, str]:
-        """(the version; what asks for it).
+    def chosen(self, version: object) -> tuple[str, str]:
+        """Return the version, empty if any may serve, and what asks for it.
 
         version: of the call; ``"auto"`` leaves it to the variable, and that to ``version`` in the family's section of
         cudatma.toml in the working directory, else in $XDG_CONFIG_HOME/cudatma or ~/.config/cudatma. The file is read
@@ -46,11 +45,10 @@ class Versions(Generic[V]):
         if not isinstance(version, str) or version != ANY:
             return self._known("version", version), _CALL
         if named := os.environ.get(self.variable, ""):
-            known = {str(name): name for name in self.names}
-            return self._known(self.variable, known.get(named, named)), f"${self.variable}"
+            return self._known(self.variable, named), f"${self.variable}"
         path, content = _file()
         if not path:
-            return self.unspecified, ""
+            return "", ""
         for name in content:
             if name not in SECTIONS:
                 raise ArgumentError(f"{path}: {name}", "an unknown name", ", ".join(f"[{each}]" for each in SECTIONS))
@@ -62,11 +60,11 @@ class Versions(Generic[V]):
                 raise ArgumentError(f"{path}: {self.family}.{name}", "an unknown name", "version")
         return self._known(f"{path}: {self.family}.version", section.get("version", ANY)), path
 
-    def _known(self, field: str, value: object) -> V:
-        if not isinstance(value, (int, str)) or isinstance(value, bool) or value not in (ANY, *self.names):
-            shown = (f'"{name}"' if isinstance(name, str) else str(name) for name in (ANY, *self.names))
+    def _known(self, field: str, value: object) -> str:
+        if not isinstance(value, str) or value not in (ANY, *self.names):
+            shown = (f'"{name}"' for name in (ANY, *self.names))
             raise ArgumentError(field, repr(value) if isinstance(value, str) else value, ", ".join(shown))
-        return self.unspecified if value == ANY else cast(V, value)
+        return "" if value == ANY else value
 
 
 class naming:  # noqa: N801 (a context manager; a generator's takes 1 us)

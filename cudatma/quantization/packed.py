@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.arrays import with_cupy
-from cudatma.deprecation import former_arguments
 from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
 from cudatma.errors import ArgumentTypeError, FieldError, QuantizationError, WeightFileError
 from cudatma.quantization import layout_v1
@@ -114,7 +113,6 @@ class PackedWeight(_Referable):
         """The CUDA device ordinal that holds the arrays; None on the host."""
         return int(self.qweight.device.id) if library_of(self.qweight) == "cupy" else None
 
-    @former_arguments("dtype")
     def dequantize(self, *, dtype: Any = np.float64) -> NDArray[Any]:
         """W as a NumPy array (K, N) of ``dtype``: (q - zero) * scale, rows in the order of the activation's columns.
 
@@ -221,7 +219,8 @@ class PackedWeight(_Referable):
 def check_group_size(group_size: object) -> None:
     """QuantizationError unless ``group_size`` is one of GROUP_SIZES."""
     if type(group_size) is not int or group_size not in GROUP_SIZES:
-        raise QuantizationError("group_size", group_size, ", ".join(map(str, GROUP_SIZES)), "-1 is the whole column")
+        allowed = ", ".join(map(str, GROUP_SIZES))
+        raise QuantizationError("group_size", repr(group_size), allowed, "-1 is the whole column")
 
 
 def _check_facts(weight: PackedWeight) -> None:

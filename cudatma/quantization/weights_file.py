@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from cudatma.deprecation import warn_deprecated
 from cudatma.errors import ArgumentTypeError
 from cudatma.quantization.packed import PackedWeight
 from cudatma.quantization.safetensors_file import as_path
@@ -18,9 +17,6 @@ def save_weights(weights: Mapping[str, PackedWeight], path: str | os.PathLike[st
     The file is written aside and renamed into place, so that a reader finds the old file, or the new one, whole.
     Raises WeightFileError where it cannot be written, ArgumentTypeError for what is no path or no PackedWeight.
     """
-    if isinstance(path, Mapping) and not isinstance(weights, Mapping):
-        warn_deprecated("cudatma.save_weights: the weights come first: save_weights(weights, path)")
-        weights, path = path, weights
     path = as_path(path)
     if not isinstance(weights, Mapping):
         raise ArgumentTypeError("weights", type(weights).__name__, "a mapping from name to PackedWeight")

@@ -20,7 +20,6 @@ import numpy as np
 
 from cudatma import context
 from cudatma.backend import BACKEND_VARIABLE, backend_for
-from cudatma.deprecation import former_arguments
 from cudatma.errors import ArgumentError, DriverError, LaunchError, check, counted
 from cudatma.library_streams import stream_handle
 from cudatma.runtime.compiler_log import log_warnings, own_lines, register_count
@@ -330,12 +329,10 @@ class Kernel:
         alone = replace(config, programmatic=False)
         return DebugPlan(function, alone, arguments, device, self._listeners[device])
 
-    @former_arguments("device")
     def resources(self, *, device: int | None = None) -> Resources:
         """Registers, spills and shared memory as the driver reports them; loads the kernel."""
         return self._on(context.current_device() if device is None else device).resources
 
-    @former_arguments("shared_bytes", "device")
     def occupancy(self, threads: int, *, shared_bytes: int = 0, device: int | None = None) -> int:
         """How many thread blocks of this size, in threads and bytes of dynamic shared memory, one SM holds at a time.
 

@@ -49,7 +49,12 @@ class Parameter:
 def entries(ptx: str) -> dict[str, tuple[Parameter, ...]]:
     """The kernels of a PTX text and their parameters, in the order of the text. Raises CompileError for a parameter
     list that it cannot read."""
-    return {found[1]: _parameters(found[1], _COMMENT.sub(" ", found[2] or "")) for found in _ENTRY.finditer(ptx)}
+    found, at = dict[str, tuple[Parameter, ...]](), ptx.find(".entry")
+    while at >= 0:  # searching for the expression takes milliseconds
+        if match := _ENTRY.match(ptx, ptx.rfind("\n", 0, at) + 1):
+            found[match[1]] = _parameters(match[1], _COMMENT.sub(" ", match[2] or ""))
+        at = ptx.find(".entry", at + 1)
+    return found
 
 
 def _parameters(entry: str, text: str) -> tuple[Parameter, ...]:

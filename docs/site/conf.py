@@ -74,8 +74,8 @@ CONTENTS: dict[str, dict[str, list[str]]] = {
             "docs/performance/model",
             "docs/performance/traps",
             "docs/performance/emulator",
-            "docs/performance/log",
         ],
+        "Lab": ["docs/lab/index", "docs/lab/*"],
         "Development": ["docs/architecture", "docs/path_of_a_call", "CONTRIBUTING", "CHANGELOG"],
     },
     "docs/guide/README": {"": ["docs/guide/steps/*"]},
@@ -197,10 +197,6 @@ def read_signature(app: Any, what: str, name: str, value: Any, options: Any, arg
     return stringify_signature(signature(value.__init__, bound_method=True), show_return_annotation=False), ""
 
 
-def skip_former_names(app: Any, what: str, name: str, value: Any, skip: bool, options: Any) -> bool | None:
-    return True if (inspect.getdoc(value) or "").startswith("Former name") else None
-
-
 def link_type(app: Any, env: Any, node: Any, content: Any) -> Any:
     """A type in a signature is named as its module calls it: the public name leads to its entry."""
     name = str(node.get("reftarget", "")).rpartition(".")[2]
@@ -219,6 +215,5 @@ def setup(app: Any) -> None:
     app.connect("source-read", read_page)
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("autodoc-process-signature", read_signature)
-    app.connect("autodoc-skip-member", skip_former_names)
     app.connect("missing-reference", link_type)
     app.connect("build-finished", write_index)

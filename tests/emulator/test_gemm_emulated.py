@@ -8,22 +8,22 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from gemm_builders import config
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.choosing import pinned
+from cudatma.kernels.gemm.config import PRESETS, GemmConfig
 from cudatma.kernels.gemm.gemm import gemm
-from cudatma.kernels.gemm.p1 import GemmP1
-from cudatma.kernels.gemm.problem import LAYOUTS, Problem, element_bytes, is_fp8
-from cudatma.kernels.gemm.sample import checked_call, gemm_call, v3_sample
-from cudatma.kernels.gemm.spec import GemmSpec
-from cudatma.kernels.gemm.versions import VERSIONS, GemmV3, GemmV4, GemmV5, GemmV6
+from cudatma.kernels.gemm.problem import LAYOUTS, Problem, is_fp8
+from cudatma.kernels.gemm.sample import checked_call, gemm_call, sample
 from cudatma.target import SMEM_RESERVED_BYTES, Target, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
 #: ||y - reference|| / ||reference|| that one rounding after fp32 accumulation keeps.
 LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
-SMALL = {"block_m": 64, "block_n": 64, "stages": 2, "warpgroups": 1}
+#: Clusters of these versions are tried with tiles of this many columns.
+WIDE = {"v5": 128, "v6": 128}
 #: An SM or two, so that persistent CTAs take several tiles.
 SMS = 2
 
@@ -38,7 +38,7 @@ def matrix(rows: int, columns: int, letter: str, dtype: str, seed: int) -> Any:
 
 
 def emulated(
-    spec: GemmSpec | Callable[[Problem], GemmSpec],
+    of: GemmConfig | Callable[[Problem], GemmConfig],
     a: Any,
     b: Any,
     out: Any,
@@ -47,21 +47,21 @@ def emulated(
     schedules: int = 2,
     **options: Any,
 ) -> None:
-    """Run gemm() on a kernel of this spec, or of the one that ``spec`` returns for the problem; it must be clean."""
-    chosen = spec if isinstance(spec, GemmSpec) else spec(checked_call(a, b, out, **options).problem)
+    """Run gemm() with this configuration, or with the one that ``of`` returns for the problem; it must be clean."""
+    chosen = of if isinstance(of, GemmConfig) else of(checked_call(a, b, out, **options).problem)
     arguments, arrays = gemm_call(chosen, target, SMS, a, b, out, **options)
     report = arguments.emulate(target, arrays, schedules=schedules)
     assert report.is_clean, str(report)
 
 
 def check(
-    spec: GemmSpec, m: int, n: int, k: int, out: Any = None, *, schedules: int = 2, target: Target = SM90A
+    made: GemmConfig, m: int, n: int, k: int, out: Any = None, *, schedules: int = 2, target: Target = SM90A
 ) -> None:
-    a, b = matrix(m, k, spec.layout[0], spec.dtype, 0), matrix(k, n, spec.layout[1], spec.dtype, 1)
+    a, b = matrix(m, k, made.layout[0], made.dtype, 0), matrix(k, n, made.layout[1], made.dtype, 1)
     y = np.full((m, n), np.nan, a.dtype) if out is None else out
-    emulated(spec, a, b, y, target=target, schedules=schedules)
+    emulated(made, a, b, y, target=target, schedules=schedules)
     wanted = a.astype(np.float64) @ b.astype(np.float64)
-    assert np.linalg.norm(y.astype(np.float64) - wanted) <= LIMITS[spec.dtype] * np.linalg.norm(wanted)
+    assert np.linalg.norm(y.astype(np.float64) - wanted) <= LIMITS[made.dtype] * np.linalg.norm(wanted)
 
 
 @pytest.mark.sweep(1)
@@ -77,37 +77,35 @@ def check(
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else None,
 )
-@pytest.mark.parametrize("version", VERSIONS)
-def test_products_are_right_and_clean(version: int | str, m: int, n: int, k: int, fields: dict[str, Any]) -> None:
-    layout = LAYOUTS[(m + list(VERSIONS).index(version)) % 4]
-    given = {"dtype": "float16", **SMALL, **fields}
-    if version == 6:  # two CTAs for each tile
+@pytest.mark.parametrize("version", PRESETS)
+def test_products_are_right_and_clean(version: str, m: int, n: int, k: int, fields: dict[str, Any]) -> None:
+    layout = LAYOUTS[(m + list(PRESETS).index(version)) % 4]
+    given = {"block_m": 64, "block_n": 64, "warpgroups": 1} | fields
+    if version == "v6":  # two CTAs for each tile
         m, n = min(m, 130), min(n, 136)
-    if version in (5, 6):
-        given["block_n"] = max(128, given["block_n"])
-    if version == 7:  # a tile for each warpgroup
+    given["block_n"] = max(given["block_n"], WIDE.get(version, 0))
+    if version == "v7":  # a tile for each warpgroup
         given |= {"block_m": min(128, given["block_m"]), "warpgroups": 1}
-    check(VERSIONS[version](layout=layout, **given), m, n, k)
+    check(config(version, layout=layout, **given), m, n, k)
 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize(("m", "layout", "block_m"), [(3, "CR", 64), (20, "CC", 128), (20, "RC", 64), (57, "CR", 128)])
-@pytest.mark.parametrize("version", [version for version in VERSIONS if version != 1])
-def test_boxes_of_a_have_no_more_rows_than_a(version: int | str, m: int, layout: str, block_m: int) -> None:
-    fields = {**SMALL, "block_m": block_m, "block_n": 128 if version in (5, 6) else 64}
-    spec = VERSIONS[version]("float16", layout, **fields)
+@pytest.mark.parametrize("version", [version for version in PRESETS if version != "v1"])
+def test_boxes_of_a_have_no_more_rows_than_a(version: str, m: int, layout: str, block_m: int) -> None:
+    made = config(version, layout=layout, block_m=block_m, block_n=WIDE.get(version, 64), warpgroups=1)
     rows = min(-(-m // 8) * 8, block_m)
-    assert rows in spec.a_box(m)
-    stage_rows = rows * (block_m // 64 if layout[0] == "C" else 1) + spec.block_n
-    assert spec.boxes_bytes(spec.a_box_rows(m)) == 2 * spec.block_k * stage_rows
-    check(spec, m, 72, 200)
+    assert rows in made.a_box(m)
+    stage_rows = rows * (block_m // 64 if layout[0] == "C" else 1) + made.block_n
+    assert made.boxes_bytes(made.a_box_rows(m)) == 2 * made.block_k * stage_rows
+    check(made, m, 72, 200)
 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("version", VERSIONS)
-def test_every_layout(version: int | str, layout: str) -> None:
-    check(VERSIONS[version]("float16", layout, 64, 128, stages=2, warpgroups=1), 66, 136, 72, schedules=2)
+@pytest.mark.parametrize("version", PRESETS)
+def test_every_layout(version: str, layout: str) -> None:
+    check(config(version, layout=layout, block_n=128), 66, 136, 72, schedules=2)
 
 
 @pytest.mark.sweep(1)
@@ -115,22 +113,22 @@ def test_every_layout(version: int | str, layout: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_ctas_of_a_cluster_share_the_larger_tile(layout: str, m: int, n: int, stages: int) -> None:
     """Of A here: they lie along N, and the last of them may have no columns; an A with fewer rows than one loads."""
-    spec = GemmV5("bfloat16", layout, 128, 64, stages=stages, warpgroups=2)
-    assert (spec.cluster_m, spec.cluster_n) == (128, 128)
-    check(spec, m, n, 200)
+    made = config("v5", dtype="bfloat16", layout=layout, block_m=128, stages=stages)
+    assert (made.cluster_m, made.cluster_n) == (128, 128)
+    check(made, m, n, 200)
 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize(("m", "n", "k", "out_dtype"), [(129, 215, 72, ""), (40, 215, 200, "float32")])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("kind", "tile"), [(GemmV4, (128, 208)), (GemmV5, (64, 80)), (GemmV5, (256, 112))])
+@pytest.mark.parametrize(("version", "block_m", "block_n"), [("v4", 128, 208), ("v5", 64, 80), ("v5", 256, 112)])
 def test_tiles_whose_columns_are_not_whole_boxes(
-    kind: type[GemmSpec], tile: tuple[int, int], layout: str, m: int, n: int, k: int, out_dtype: str
+    version: str, block_m: int, block_n: int, layout: str, m: int, n: int, k: int, out_dtype: str
 ) -> None:
     """A slot holds whole boxes of an N-major B, and the CTAs of a cluster divide K of each box."""
-    spec = kind("bfloat16", layout, *tile, stages=2, warpgroups=min(2, tile[0] // 64), out_dtype=out_dtype)
+    tile = {"block_m": block_m, "block_n": block_n}
     out = np.full((m, n), np.nan, np.float32) if out_dtype else None
-    check(spec, m, n, k, out)
+    check(config(version, dtype="bfloat16", layout=layout, out_dtype=out_dtype, **tile), m, n, k, out)
 
 
 @pytest.mark.sweep(1)
@@ -138,25 +136,25 @@ def test_tiles_whose_columns_are_not_whole_boxes(
     ("block_m", "block_n", "out_dtype"),
     [(64, 80, "float16"), (128, 144, "float32"), (192, 112, "float16"), (64, 240, "float32")],
 )
-@pytest.mark.parametrize("kind", [GemmV3, GemmV4])
-def test_an_epilogue_of_tiles_of_any_columns(kind: type[GemmSpec], block_m: int, block_n: int, out_dtype: str) -> None:
-    layout = LAYOUTS[(block_n // 16 + kind.version) % 4]
+@pytest.mark.parametrize("version", ["v3", "v4"])
+def test_an_epilogue_of_tiles_of_any_columns(version: str, block_m: int, block_n: int, out_dtype: str) -> None:
+    layout = LAYOUTS[(block_n // 16 + int(version[1])) % 4]
     m, n, k = block_m - 3, block_n + 5, 136
     a, b = matrix(m, k, layout[0], "float16", 0), matrix(k, n, layout[1], "float16", 1)
     options: dict[str, Any] = {"bias": numbers(n, dtype=np.dtype(out_dtype)), "beta": 0.5, "activation": "relu"}
     y, wanted = np.ones((2, m, n), np.dtype(out_dtype))
     gemm(a, b, out=wanted, backend="reference", **options)
-    spec = kind("float16", layout, block_m, block_n, stages=2, warpgroups=block_m // 64)
-    emulated(spec.adapted, a, b, y, schedules=3, **options)
+    made = config(version, layout=layout, block_m=block_m, block_n=block_n)
+    emulated(made.adapted, a, b, y, schedules=3, **options)
     assert np.allclose(y, wanted, atol=0.05, rtol=2e-3)
 
 
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize("version", VERSIONS)
-def test_many_schedules_are_clean(version: int | str) -> None:
+@pytest.mark.parametrize("version", PRESETS)
+def test_many_schedules_are_clean(version: str) -> None:
     """Several tiles a CTA, and rings that wrap."""
-    m, block_n = (64, 128) if version in (5, 6) else (66, 64)
-    check(VERSIONS[version]("float16", "CR", 64, block_n, stages=2, warpgroups=1), m, block_n + 8, 136, schedules=8)
+    m, block_n = (64, 128) if version in WIDE else (66, 64)
+    check(config(version, layout="CR", block_n=block_n), m, block_n + 8, 136, schedules=8)
 
 
 @pytest.mark.sweep(1)
@@ -165,13 +163,13 @@ def test_many_schedules_are_clean(version: int | str) -> None:
     [(72, 0), (72, 8), (72, 1), (73, 0), (67, 0)],
     ids=["pitched", "aligned_window", "unaligned_window", "odd_pitch", "dense_odd"],
 )
-@pytest.mark.parametrize("version", [3, 4, 6, "p1"])
-def test_what_surrounds_the_result_is_left_alone(version: int | str, pitch: int, offset: int) -> None:
+@pytest.mark.parametrize("version", ["v3", "v4", "v6", "mma_sync"])
+def test_what_surrounds_the_result_is_left_alone(version: str, pitch: int, offset: int) -> None:
     """Whole rows leave by TMA or vectors, others by elements; the last columns are a part of a vector."""
     m, n = 66, 64 if offset else 67
     whole = np.full((m, pitch), 7, np.float16)
-    k = 136 if version == 6 else 72
-    check(VERSIONS[version]("float16", "RC", **SMALL), m, n, k, whole[:, offset : offset + n])
+    k = 136 if version == "v6" else 72
+    check(config(version), m, n, k, whole[:, offset : offset + n])
     assert (np.delete(whole, np.s_[offset : offset + n], axis=1) == 7).all()
 
 
@@ -185,50 +183,55 @@ def numbers(*shape: int, dtype: Any = np.float16) -> Any:
 
 #: Operands, options, and the versions that are tried, of calls that all versions share; a and b may not lie as the
 #: kernels read them.
-CALLS: dict[str, tuple[Any, Any, dict[str, Any], tuple[int | str, ...]]] = {
+CALLS: dict[str, tuple[Any, Any, dict[str, Any], tuple[str, ...]]] = {
     "bias_gelu": (
         numbers(70, 136),
         numbers(136, 72),
         {"bias": numbers(72), "alpha": 0.5, "activation": "gelu"},
-        (1, 4),
+        ("v1", "v4"),
     ),
     "beta_batch": (
         numbers(2, 70, 136),
         numbers(2, 136, 72),
         {"beta": 2, "bias": numbers(72, dtype=np.float32), "out_dtype": "float32"},
-        (4, 6),
+        ("v4", "v6"),
     ),
-    "tanh_fp32": (numbers(72, 70).T, numbers(72, 40), {"activation": "gelu_tanh", "out_dtype": "float32"}, (5, "p1")),
-    "silu_to_bf16": (numbers(70, 136), numbers(136, 72), {"activation": "silu", "out_dtype": "bfloat16"}, (3, 6)),
-    "relu_odd": (numbers(70, 131), numbers(131, 73), {"activation": "relu"}, (2, 5)),
-    "beta_odd": (numbers(66, 72), numbers(72, 67), {"beta": 2}, (3, "p1")),
-    "batch": (numbers(3, 70, 72), numbers(3, 72, 136), {}, (3, 4, 5)),
+    "tanh_fp32": (
+        numbers(72, 70).T,
+        numbers(72, 40),
+        {"activation": "gelu_tanh", "out_dtype": "float32"},
+        ("v5", "mma_sync"),
+    ),
+    "silu_to_bf16": (numbers(70, 136), numbers(136, 72), {"activation": "silu", "out_dtype": "bfloat16"}, ("v3", "v6")),
+    "relu_odd": (numbers(70, 131), numbers(131, 73), {"activation": "relu"}, ("v2", "v5")),
+    "beta_odd": (numbers(66, 72), numbers(72, 67), {"beta": 2}, ("v3", "mma_sync")),
+    "batch": (numbers(3, 70, 72), numbers(3, 72, 136), {}, ("v3", "v4", "v5")),
     "batch_of_b": (
         numbers(70, 72, dtype=BF16),
         numbers(3, 136, 72, dtype=BF16).swapaxes(1, 2),
         {"alpha": -1},
-        (1, "p1"),
+        ("v1", "mma_sync"),
     ),
-    "shared_b": (numbers(3, 72, 70).swapaxes(1, 2), numbers(72, 136), {"out_dtype": "float32"}, (2,)),
-    "odd_batch_fp32": (numbers(2, 70, 131), numbers(2, 131, 73), {"out_dtype": "float32"}, (6, 5)),
+    "shared_b": (numbers(3, 72, 70).swapaxes(1, 2), numbers(72, 136), {"out_dtype": "float32"}, ("v2",)),
+    "odd_batch_fp32": (numbers(2, 70, 131), numbers(2, 131, 73), {"out_dtype": "float32"}, ("v6", "v5")),
     "fp8_strided_scales": (
         numbers(70, 272, dtype=E4M3),
         numbers(72, 272, dtype=E4M3).T,
         {"a_scale": abs(numbers(140, dtype=np.float32))[::2], "b_scale": numbers(2, 72, dtype=np.float32)[:1]},
-        (3, 5),
+        ("v3", "v5"),
     ),
     "fp8_rr": (
         numbers(70, 250, dtype=E5M2),
         numbers(250, 72, dtype=E5M2),
         {"a_scale": 2.0, "out_dtype": "float16"},
-        (4, "p1"),
+        ("v4", "mma_sync"),
     ),
 }
 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize(("call", "version"), [(name, version) for name in CALLS for version in CALLS[name][3]])
-def test_what_versions_share(call: str, version: int | str) -> None:
+def test_what_versions_share(call: str, version: str) -> None:
     """Against the reference; what surrounds the result is left alone."""
     a, b, options, _ = CALLS[call]
     wanted = np.ones_like(gemm(a, b, backend="reference", **(options | {"beta": 0})))
@@ -246,26 +249,26 @@ def test_matrices_of_a_result_off_16_bytes() -> None:
     whole = np.full(2 * (66 * 80 + 1), np.nan, np.float16)
     out = np.lib.stride_tricks.as_strided(whole, (2, 66, 72), (2 * (66 * 80 + 1), 160, 2))
     a, b = numbers(2, 66, 72), numbers(2, 72, 72)
-    run_small(4, a, b, out)
+    run_small("v4", a, b, out)
     np.testing.assert_allclose(out.astype(np.float64), a.astype(np.float64) @ b, rtol=1e-3, atol=1e-2)
     assert np.isnan(whole).sum() == whole.size - out.size
 
 
 def run_small(
-    version: int | str, a: Any, b: Any, out: Any, *, target: Target = SM90A, block_m: int = 64, **options: Any
+    version: str, a: Any, b: Any, out: Any, *, target: Target = SM90A, block_m: int = 64, **options: Any
 ) -> None:
     """Run gemm() on a small tile of a version."""
-    target = SM120A if version == "p1" and is_fp8(a.dtype.name) else target
-    block_k = 128 // element_bytes(a.dtype.name)
-    spec = VERSIONS[version](a.dtype.name, "RC", block_m, 128 if version in (5, 6) else 64, block_k, 2, 1)
-    emulated(spec.adapted, a, b, out, target=target, **options)
+    target = SM120A if version == "mma_sync" and is_fp8(a.dtype.name) else target
+    block_k = 128 // a.dtype.itemsize
+    tile = {"block_m": block_m, "block_n": WIDE.get(version, 64), "block_k": block_k, "warpgroups": 1}
+    emulated(config(version, dtype=a.dtype.name, **tile).adapted, a, b, out, target=target, **options)
 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("by_tma", [False, True])
 @pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("version", [4, 5])
-def test_scales_of_blocks(version: int, batch: int, by_tma: bool) -> None:
+@pytest.mark.parametrize("version", ["v4", "v5"])
+def test_scales_of_blocks(version: str, batch: int, by_tma: bool) -> None:
     """Those of A as a matrix's columns, as DeepGEMM has them, where TMA can read them or not; in a batch with a bias
     and an activation, and two wgmmas of 64 rows. More blocks than are loaded at a time."""
     a, b = numbers(batch, 70, 720, dtype=E4M3), numbers(batch, 296, 720, dtype=E4M3).swapaxes(1, 2)
@@ -292,7 +295,7 @@ def test_no_more_blocks_of_scales_than_are_loaded_ahead(k: int, block_m: int) ->
     options = {"a_scale": abs(numbers(40, blocks, dtype=np.float32)), "b_scale": numbers(blocks, 1, dtype=np.float32)}
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
-    run_small(4, a, b, out, block_m=block_m, **options)
+    run_small("v4", a, b, out, block_m=block_m, **options)
     found, exact = out.astype(np.float64), wanted.astype(np.float64)
     assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
 
@@ -305,7 +308,7 @@ def test_columns_have_more_scales_than_a_warp_has_lanes() -> None:
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
     assert checked_call(a, b, out, **options).problem.scales_by_tma
-    run_small(4, a, b, out, block_m=128, **options)
+    run_small("v4", a, b, out, block_m=128, **options)
     found, exact = out.astype(np.float64), wanted.astype(np.float64)
     assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
 
@@ -320,20 +323,20 @@ def test_scales_of_blocks_beyond_the_last_column_are_not_read(by_tma: bool) -> N
     options = {"a_scale": a_scale, "b_scale": numbers(3, 3, dtype=np.float32)}
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
-    spec = GemmV5(a.dtype.name, "RC", 128, 128, 128, 2, 1)
-    assert spec.adapted(checked_call(a, b, out, **options).problem).ring_has_scales == by_tma
-    emulated(spec.adapted, a, b, out, **options)
+    made = config("v5", dtype=a.dtype.name, block_m=128, block_n=128, warpgroups=1)
+    assert made.adapted(checked_call(a, b, out, **options).problem).ring_has_scales == by_tma
+    emulated(made.adapted, a, b, out, **options)
     found, exact = out.astype(np.float64), wanted.astype(np.float64)
     assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("call", ["tanh_fp32", "batch", "fp8_strided_scales"])
-def test_p1_for_sm_120a(call: str) -> None:
+def test_mma_sync_for_sm_120a(call: str) -> None:
     a, b, options, _ = CALLS[call]
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
-    run_small("p1", a, b, out, target=SM120A, **options)
+    run_small("mma_sync", a, b, out, target=SM120A, **options)
     np.testing.assert_allclose(out.astype(np.float64), wanted.astype(np.float64), rtol=6e-3, atol=6e-3)
 
 
@@ -344,7 +347,7 @@ def test_four_ctas_divide_k(block_n: int, out_dtype: str) -> None:
     a, b = numbers(40, 328), numbers(72, 328).T
     wanted = gemm(a, b, activation="relu", out_dtype=out_dtype, backend="reference")
     out = np.full_like(wanted, np.nan)
-    emulated(GemmV6("float16", "RC", 64, block_n, 64, 2, 1, cluster_k=4).adapted, a, b, out, activation="relu")
+    emulated(config("v6", block_n=block_n, cluster_k=4).adapted, a, b, out, activation="relu")
     np.testing.assert_allclose(out.astype(np.float64), wanted.astype(np.float64), rtol=1e-3, atol=1e-3)
 
 
@@ -352,7 +355,7 @@ def test_a_batch_whose_matrices_are_interleaved() -> None:
     """Strides of no array without gaps in C or Fortran order."""
     a, b = numbers(2, 70, 72), np.stack([numbers(40, 72).T] * 2)
     out = np.full((70, 2, 40), np.nan, np.float16).swapaxes(0, 1)
-    assert gemm(a, b, out=out, version=3, backend="emulator") is out
+    assert gemm(a, b, out=out, version="v3", backend="emulator") is out
     np.testing.assert_allclose(out.astype(np.float64), (a.astype(np.float64) @ b), rtol=1e-3, atol=1e-2)
 
 
@@ -360,10 +363,15 @@ def test_a_batch_whose_matrices_are_interleaved() -> None:
 def test_the_tile_does_not_change_the_bits() -> None:
     """The emulator adds as the hardware's documentation lets it; what batch_invariant promises, a GPU has to show."""
     a, b, seen = numbers(70, 136), numbers(136, 72), set()
-    for version, block_m, block_n in ((1, 64, 64), (2, 64, 128), (3, 128, 128), (4, 128, 64), (5, 64, 128)):
+    for made in (
+        config("v1", layout="RR"),
+        config("v2", layout="RR", block_n=128),
+        config("v3", layout="RR", block_m=128, block_n=128),
+        config("v4", layout="RR", block_m=128),
+        config("v5", layout="RR", block_n=128),
+    ):
         out = np.empty((70, 72), np.float16)
-        spec = VERSIONS[version]("float16", "RR", block_m, block_n, 64, 2, block_m // 64)
-        emulated(spec, a, b, out, schedules=1, batch_invariant=True)
+        emulated(made, a, b, out, schedules=1, batch_invariant=True)
         seen.add(out.tobytes())
     assert len(seen) == 1
 
@@ -385,26 +393,25 @@ def test_the_tile_does_not_change_the_bits() -> None:
     [*((layout, SM120A) for layout in LAYOUTS), ("RC", SM90A)],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_p1_on_both_targets(layout: str, m: int, n: int, k: int, fields: dict[str, Any], target: Target) -> None:
-    check(GemmP1(**{"dtype": "float16", "layout": layout, **SMALL, **fields}), m, n, k, schedules=2, target=target)
+def test_mma_sync_on_both_targets(layout: str, m: int, n: int, k: int, fields: dict[str, Any], target: Target) -> None:
+    check(config("mma_sync", layout=layout, **fields), m, n, k, schedules=2, target=target)
 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("layout", ["RC", "CR"])
-def test_many_schedules_of_p1_are_clean_for_sm_120a(layout: str) -> None:
-    spec = GemmP1("bfloat16", layout, 64, 64, 32, stages=3, warpgroups=1)
-    check(spec, 130, 40, 136, schedules=8, target=SM120A)
+def test_many_schedules_of_mma_sync_are_clean_for_sm_120a(layout: str) -> None:
+    check(config("mma_sync", dtype="bfloat16", layout=layout, stages=3), 130, 40, 136, schedules=8, target=SM120A)
 
 
 def test_one_row_off_16_bytes() -> None:
     whole = np.full(50, 7, np.float16)
-    check(GemmV4("float16", "RC", **SMALL), 1, 40, 64, whole[1:41].reshape(1, 40))
+    check(config("v4"), 1, 40, 64, whole[1:41].reshape(1, 40))
     assert (whole[[0, *range(41, 50)]] == 7).all()
 
 
 def test_the_public_function_runs_the_kernel() -> None:
     a, b = matrix(5, 72, "R", "float16", 0), matrix(72, 9, "C", "float16", 1)
-    with pinned(GemmV3("float16", "RC", **SMALL)):
+    with pinned(config("v3")):
         y = gemm(a, b, backend="emulator")
     np.testing.assert_array_equal(y, gemm(a, b, backend="reference"))
 
@@ -412,16 +419,15 @@ def test_the_public_function_runs_the_kernel() -> None:
 @pytest.mark.parametrize(("rows", "alone"), [(128, True), (129, False)])
 def test_a_wave_of_ctas_leaves_the_next_kernel_no_room_beside_them(rows: int, alone: bool) -> None:
     """Its CTAs, which may start before this one has ended, would gather on some SMs."""
-    spec = GemmV3("float16", "RC", **SMALL)
     a, b = np.ones((rows, 64), np.float16), np.ones((64, 64), np.float16).T
-    launch, _ = gemm_call(spec, SM90A, SMS, a, b, np.ones((rows, 64), np.float16))
+    launch, _ = gemm_call(config("v3"), SM90A, SMS, a, b, np.ones((rows, 64), np.float16))
     assert launch.sizes.programmatic
     assert (2 * (launch.shared_bytes + SMEM_RESERVED_BYTES) > SM90A.smem_per_sm_bytes) == alone
 
 
 def test_the_sample() -> None:
-    made = v3_sample(SM90A, m=16, n=72, k=200, layout="CR", stages=2)
+    made = sample("v3", SM90A, m=16, n=72, k=200, layout="CR", stages=2)
     assert made.run(schedules=2).is_clean
     assert made.error() <= made.limit
     with pytest.raises(ArgumentError, match=r"^k: got 4"):
-        v3_sample(SM90A, k=4)
+        sample("v3", SM90A, k=4)

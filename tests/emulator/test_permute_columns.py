@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from ptx_of import ptx_of_template
 
-from cudatma import cli
 from cudatma.arrays import describe
 from cudatma.emulator import Report, load
 from cudatma.errors import ArgumentError
@@ -123,19 +122,6 @@ def test_the_sample(options: dict[str, Any]) -> None:
     made = sample(SM90A, **options)
     assert made.run(schedules=2).is_clean
     assert made.error() == 0
-
-
-def test_the_sample_takes_the_former_name_of_path() -> None:
-    with pytest.warns(DeprecationWarning, match="way= is now called path="):
-        made = sample(SM90A, way="copy")  # type: ignore[call-arg]
-    assert "copied" in made.title
-
-
-def test_the_command_takes_the_former_name_of_path(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.warns(DeprecationWarning, match="way= is now called path="):
-        assert cli.main(["emulate", "permute_columns", "--way", "copy", "--rows", "2", "--schedules", "1"]) == 0
-    assert "columns copied, 2 x 520" in capsys.readouterr().out
-    assert cli.main(["emulate", "permute_columns", "--path", "copy", "--rows", "2", "--schedules", "1"]) == 0
 
 
 def test_which_instance_serves() -> None:

@@ -6,23 +6,30 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from gemm_builders import config
 
-from cudatma.kernels.gemm.problem import LAYOUTS, kernel_name
-from cudatma.kernels.gemm.versions import VERSIONS
+from cudatma.kernels.gemm.config import PRESETS
+
+#: Layouts, RC unless they are named, and tiles of versions that do not have the wide one.
+LAYOUT = {"v1": "RR", "v2": "CR", "v3": "CC", "v5": "RR", "v6": "CR", "v7": "CC", "mma_sync": "CC"}
+WIDE: dict[str, Any] = {"block_m": 128, "block_n": 256, "stages": 3, "warpgroups": 2}
+TILES = {"v7": {"block_m": 128, "block_n": 128, "stages": 4}, "mma_sync": WIDE | {"stages": 4}}
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", PRESETS)
 def test_the_source(
-    version: int | str, golden: Callable[[str, str], None], kernel_source: Callable[[str, Any, str], str]
+    version: str, golden: Callable[[str, str], None], kernel_source: Callable[[str, Any, str], str]
 ) -> None:
-    layout, target = (LAYOUTS[version % len(LAYOUTS)], "sm_90a") if isinstance(version, int) else ("CC", "sm_120a")
-    spec = VERSIONS[version]("float16", layout)
-    golden(f"gemm_{kernel_name(version)}.cu", kernel_source(spec.template, spec, target))
+    made = config(version, layout=LAYOUT.get(version, "RC"), **TILES.get(version, WIDE))
+    target = "sm_90a" if made.has_wgmma else "sm_120a"
+    golden(f"gemm_{version}.cu", kernel_source(made.template, made, target))
 
 
+@pytest.mark.parametrize(("version", "by_tma"), [("v4", False), ("v5", True)])
 def test_the_source_with_scales_of_blocks(
-    golden: Callable[[str, str], None], kernel_source: Callable[[str, Any, str], str]
+    version: str, by_tma: bool, golden: Callable[[str, str], None], kernel_source: Callable[[str, Any, str], str]
 ) -> None:
-    for version, by_tma, name in ((4, False, "block_scales"), (5, True, "block_scales_tma")):
-        spec = VERSIONS[version]("float8_e4m3fn", "RC", 256, 128, 128, 3, 2, "bfloat16", "none", True, by_tma)
-        golden(f"gemm_v{version}_{name}.cu", kernel_source(spec.template, spec, "sm_90a"))
+    tile = {"block_m": 256, "block_n": 128, "stages": 3}
+    made = config(version, dtype="float8_e4m3fn", block_scales=True, scales_by_tma=by_tma, **tile)
+    name = f"gemm_{version}_block_scales{'_tma' if by_tma else ''}.cu"
+    golden(name, kernel_source(made.template, made, "sm_90a"))

@@ -44,8 +44,8 @@ from cudatma.kernels.attention.config import CHOICE as ATTENTION_CHOICE
 from cudatma.kernels.attention.problem import Problem as AttentionProblem
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.cost import cheapest_first
-from cudatma.kernels.gemm.problem import LAYOUTS, kernel_name
-from cudatma.kernels.gemm.versions import VERSIONS
+from cudatma.kernels.gemm.config import PRESETS, WITH_BLOCK_SCALES, GemmConfig
+from cudatma.kernels.gemm.problem import LAYOUTS
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.marlin.choose import AnyMarlinSpec
 from cudatma.kernels.marlin.skinny import SkinnySpec
@@ -144,7 +144,7 @@ def run_chain(space: MarlinWorkspace) -> str:
     return "" if (results[0] == results[1]).all() else "dependent launches changed the result"
 
 
-def run_dense(version: int | str, layout: str) -> str:
+def run_dense(version: str, layout: str) -> str:
     """A version of the dense GEMM: several tiles, with tails."""
     m, n, k = 700, 904, 136
     a, b = (values(shape, "float16") for shape in ((m, k), (n, k)))
@@ -159,7 +159,7 @@ def run_dense(version: int | str, layout: str) -> str:
     return "" if error < 1e-3 else f"off by {error:.1e}"
 
 
-def run_fp8(has_blocks: bool, version: int | str) -> str:
+def run_fp8(has_blocks: bool, version: str) -> str:
     """The dense GEMM of fp8 with scales and a bias: several tiles, with tails."""
     import cupy
 
@@ -172,7 +172,9 @@ def run_fp8(has_blocks: bool, version: int | str) -> str:
     given = {"a_scale": scales[0], "b_scale": scales[1], "bias": bias, "out_dtype": "float32", "version": version}
     scope: Any = contextlib.nullcontext()
     if has_blocks:  # a tile whose stages hold the scales
-        scope = pinned(VERSIONS[version](a.dtype.name, "RC", 256, 128, 128, 2, 2, "float32", "linear", True, True))
+        kind = {"out_dtype": "float32", "epilogue": "linear", "block_scales": True, "scales_by_tma": True}
+        tile = {"block_m": 256, "block_n": 128, "block_k": 128, "stages": 2, "warpgroups": 2}
+        scope = pinned(GemmConfig.of(version, dtype=a.dtype.name, layout="RC", **kind, **tile))
     with scope:
         y = gemm(left, right, **given).get()
     wanted = a.astype(np.float64) @ b.astype(np.float64).T + 1
@@ -262,16 +264,16 @@ def cases(space: MarlinWorkspace) -> dict[str, Callable[[], str]]:
         for options in CASES
     }
     named |= {name: functools.partial(run_spec, *SPECS[name], space) for name in SPECS}
-    versions = [version for version in VERSIONS if version == "p1" or detect().has_wgmma]
+    versions = [version for version in PRESETS if version == "mma_sync" or detect().has_wgmma]
     dense = {
-        f"gemm {kernel_name(version)} {layout}": functools.partial(run_dense, version, layout)
+        f"gemm {version} {layout}": functools.partial(run_dense, version, layout)
         for version in versions
         for layout in LAYOUTS
     }
-    of_fp8 = [one for one in versions if one != "p1" or detect().has("mma_sync_fp8")]
-    dense |= {f"gemm fp8 {kernel_name(one)}": functools.partial(run_fp8, False, one) for one in of_fp8}
+    of_fp8 = [one for one in versions if one != "mma_sync" or detect().has("mma_sync_fp8")]
+    dense |= {f"gemm fp8 {one}": functools.partial(run_fp8, False, one) for one in of_fp8}
     if detect().has_wgmma:
-        dense |= {f"gemm fp8 blocks v{one}": functools.partial(run_fp8, True, one) for one in (4, 5)}
+        dense |= {f"gemm fp8 blocks {one}": functools.partial(run_fp8, True, one) for one in WITH_BLOCK_SCALES}
     of_attention = {
         f"attention {version} {case}": functools.partial(run_attention, version, case)
         for version in ATTENTION_CHOICE.names

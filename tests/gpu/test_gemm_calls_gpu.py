@@ -14,9 +14,9 @@ from cudatma.arrays import describe
 from cudatma.errors import DriverError, LaunchError, TargetError
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gemm.choose import times
+from cudatma.kernels.gemm.config import PRESETS, WITH_BLOCK_SCALES
 from cudatma.kernels.gemm.gemm import gemm
 from cudatma.kernels.gemm.problem import ACTIVATIONS, LAYOUTS, Problem
-from cudatma.kernels.gemm.versions import VERSIONS
 from cudatma.kernels.gpu import gpu_of
 from cudatma.target import detect
 
@@ -33,8 +33,8 @@ F16, F32, BF16, E4M3, E5M2 = (
     np.dtype(getattr(ml_dtypes, name, name))
     for name in ("float16", "float32", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 )
-USABLE = [version for version in VERSIONS if version == "p1" or TARGET.has_wgmma]
-OF_FP8 = [version for version in USABLE if version != "p1" or TARGET.has("mma_sync_fp8")]
+USABLE = [version for version in PRESETS if version == "mma_sync" or TARGET.has_wgmma]
+OF_FP8 = [version for version in USABLE if version != "mma_sync" or TARGET.has("mma_sync_fp8")]
 ROUNDING = {F16: 1e-3, BF16: 6e-3, F32: 1e-5}
 #: fp8 products are added with fewer bits than fp32 has.
 FP8_SUMS = 2e-3
@@ -80,7 +80,7 @@ def check(found: Any, wanted: Any, allowed: float) -> None:
 @pytest.mark.parametrize("out_dtype", [F16, BF16, F32], ids=str)
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 @pytest.mark.parametrize("version", USABLE)
-def test_epilogues(version: int | str, activation: str | None, out_dtype: Any, n: int) -> None:
+def test_epilogues(version: str, activation: str | None, out_dtype: Any, n: int) -> None:
     m, k = 300, 512
     a, b, bias = numbers((m, k), F16, 0), numbers((k, n), F16, 1), numbers((n,), out_dtype, 2)
     before = numbers((m, n), out_dtype, 3)
@@ -93,7 +93,7 @@ def test_epilogues(version: int | str, activation: str | None, out_dtype: Any, n
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("version", OF_FP8)
-def test_fp8_with_scales_of_rows_and_columns(version: int | str, layout: str) -> None:
+def test_fp8_with_scales_of_rows_and_columns(version: str, layout: str) -> None:
     m, n, k = 333, 400, 1040
     dtype = E4M3 if layout[0] == "R" else E5M2
     a, b = (
@@ -124,8 +124,8 @@ def test_scales_of_blocks(batch: int, m: int, n: int, k: int, by_tma: bool) -> N
     columns = cupy.zeros((batch, blocks[0], -(-m // 4) * 4), np.float32)[..., :m].swapaxes(1, 2)
     columns[...] = cupy.asarray(a_scale)
     scales = {"a_scale": columns if by_tma else upload(a_scale), "b_scale": upload(b_scale)}
-    problem = Problem(m, n, k, a.dtype.name, batch=batch, block_scales=True, scales_by_tma=by_tma)
-    for version in (4, 5):
+    problem = Problem(m=m, n=n, k=k, dtype=a.dtype.name, batch=batch, block_scales=True, scales_by_tma=by_tma)
+    for version in WITH_BLOCK_SCALES:
         for spec, _ in times(replace(problem, version=version), np.array([problem.m]), gpu_of(0)):
             with pinned(spec):
                 check(download(gemm(upload(a), upload(b), **scales)), scaled_a @ scaled_b, ROUNDING[BF16])
@@ -141,7 +141,7 @@ def test_scales_of_blocks(batch: int, m: int, n: int, k: int, by_tma: bool) -> N
         ((70, 3, 200), (200, 64)),
     ],
 )
-def test_batches(version: int | str, left: tuple[int, ...], right: tuple[int, ...]) -> None:
+def test_batches(version: str, left: tuple[int, ...], right: tuple[int, ...]) -> None:
     a, b = numbers(left, F16, 0), numbers(right, F16, 1)
     check(download(gemm(upload(a), upload(b), version=version)), exact(a, b), ROUNDING[F16])
     turned = numbers((*right[:-2], *right[:-3:-1]), BF16, 1).swapaxes(-1, -2)
@@ -153,7 +153,7 @@ def test_batches(version: int | str, left: tuple[int, ...], right: tuple[int, ..
 
 
 @pytest.mark.parametrize("version", USABLE)
-def test_operands_that_are_copied_first(version: int | str) -> None:
+def test_operands_that_are_copied_first(version: str) -> None:
     whole, b = cupy.asarray(numbers((200, 301), F16, 0)), cupy.asarray(numbers((300, 77), F16, 1))
     for a in (whole[:, 1:], whole[::-1, :300], whole[:, :300], whole[::2, 1:]):
         check(download(gemm(a, b, version=version)), exact(cupy.asnumpy(a), cupy.asnumpy(b)), ROUNDING[F16])
@@ -179,8 +179,8 @@ def test_undivided_tiles_add_in_the_same_order(dtype: Any) -> None:
     """What batch_invariant promises."""
     a, b = numbers((300, 1040), dtype, 0), numbers((520, 1040), dtype, 1).T
     seen = set()
-    for version in (1, 2, 3, 4, 5):
-        problem = Problem(300, 520, 1040, a.dtype.name, version=version)
+    for version in ("v1", "v2", "v3", "v4", "v5"):
+        problem = Problem(m=300, n=520, k=1040, dtype=a.dtype.name, version=version)
         for spec, _ in times(problem, np.array([problem.m]), gpu_of(0)):
             with pinned(spec):
                 seen.add(download(gemm(upload(a), upload(b), batch_invariant=True)).tobytes())

@@ -9,14 +9,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from gemm_builders import problem
 
 from cudatma.errors import DriverError, LaunchError, TargetError
 from cudatma.kernels import choice_table
 from cudatma.kernels.choosing import decide, pinned
 from cudatma.kernels.gemm.choose import GEMM, times
+from cudatma.kernels.gemm.config import PRESETS
 from cudatma.kernels.gemm.gemm import gemm
-from cudatma.kernels.gemm.problem import LAYOUTS, Problem
-from cudatma.kernels.gemm.versions import VERSIONS
+from cudatma.kernels.gemm.problem import LAYOUTS
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.tuning_file import usable_entries
 from cudatma.runtime.launch import Kernel
@@ -35,8 +36,8 @@ cupy = pytest.importorskip("cupy")
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 #: ||y - reference|| / ||reference|| that one rounding after fp32 accumulation keeps.
 LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
-#: What the GPU runs: the ladder is wgmma's, p1 is mma.sync's.
-USABLE = [version for version in VERSIONS if version == "p1" or TARGET.has_wgmma]
+#: What the GPU runs.
+USABLE = [version for version in PRESETS if version == "mma_sync" or TARGET.has_wgmma]
 
 
 def numbers(rows: int, columns: int, dtype: str, seed: int) -> Any:
@@ -84,8 +85,8 @@ def stored(rows: int, columns: int, letter: str, dtype: str, seed: int) -> tuple
 @pytest.mark.parametrize("version", ["auto", *USABLE])
 @pytest.mark.parametrize("size", [1, 127, 128, 256, 333, 512, 1000, 1024])
 def test_every_version_and_layout_is_right(size: int, version: Any, layout: str) -> None:
-    if version == 6 and size < 128:
-        pytest.skip("version 6 divides K, which has to have two stages")
+    if version == "v6" and size < 128:
+        pytest.skip("version v6 divides K, which has to have two stages")
     dtype = "bfloat16" if size == 333 else "float16"
     (a, left), (b, right) = stored(size, size, layout[0], dtype, 0), stored(size, size, layout[1], dtype, 1)
     check(download(gemm(left, right, version=version)), a, b.T)
@@ -102,10 +103,12 @@ def test_a_large_odd_size(layout: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("version", USABLE)
-def test_every_tile_is_right(version: int | str, layout: str) -> None:
+def test_every_tile_is_right(version: str, layout: str) -> None:
     dtype = "float16"
     (a, left), (b, right) = stored(700, 1000, layout[0], dtype, 0), stored(1000, 904, layout[1], dtype, 1)
-    for spec, _ in times(Problem(700, 904, 1000, dtype, layout, version), np.array([700]), gpu_of(0)):
+    for spec, _ in times(
+        problem(m=700, n=904, k=1000, dtype=dtype, layout=layout, version=version), np.array([700]), gpu_of(0)
+    ):
         with pinned(spec):
             check(download(gemm(left, right)), a, b.T)
 
@@ -116,13 +119,13 @@ def test_few_rows_with_every_tile(m: int, layout: str) -> None:
     """Boxes of A hold no more rows than A has."""
     (a, left), (b, right) = stored(m, 1000, layout[0], "float16", 0), stored(1000, 904, layout[1], "float16", 1)
     for version in USABLE:
-        for spec, _ in times(Problem(m, 904, 1000, "float16", layout, version), np.array([m]), gpu_of(0)):
+        for spec, _ in times(problem(m=m, n=904, k=1000, layout=layout, version=version), np.array([m]), gpu_of(0)):
             with pinned(spec):
                 check(download(gemm(left, right)), a, b.T)
 
 
 @pytest.mark.parametrize(("pitch", "offset"), [(272, 8), (272, 1), (261, 0)])
-@pytest.mark.parametrize("version", ["auto", "p1"])
+@pytest.mark.parametrize("version", ["auto", "mma_sync"])
 def test_what_surrounds_the_result_is_left_alone(version: str, pitch: int, offset: int) -> None:
     a, b = numbers(200, 128, "float16", 0), numbers(250, 128, "float16", 1)
     whole = cupy.full((200, pitch), 7, np.float16)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from attention_subjects import attention_subjects
 from data_movement_subjects import call_of, data_movement_subjects
+from gemm_builders import config as gemm_config
 from path_subjects import path_subjects
 from subject import Subject
 
@@ -20,10 +22,8 @@ from cudatma.kernels.data_movement.ragged_copy import RaggedCopy, RaggedCopySpec
 from cudatma.kernels.data_movement.tile_copy import TEMPLATE as TILE_COPY
 from cudatma.kernels.data_movement.tile_copy import TileCopySpec
 from cudatma.kernels.engine import host_workspace
-from cudatma.kernels.gemm.problem import kernel_name
+from cudatma.kernels.gemm.config import PRESETS, GemmConfig
 from cudatma.kernels.gemm.sample import gemm_call
-from cudatma.kernels.gemm.spec import GemmSpec
-from cudatma.kernels.gemm.versions import VERSIONS
 from cudatma.kernels.host import host_bytes
 from cudatma.kernels.marlin.arguments import gemm_arguments
 from cudatma.kernels.marlin.choose import AnyMarlinSpec
@@ -167,18 +167,18 @@ def _call(arguments: Arguments, arrays: dict[str, ArrayInfo], produced: tuple[An
     )
 
 
-def _gemm_call(spec: GemmSpec) -> Callable[[], Call]:
+def _gemm_call(config: GemmConfig) -> Callable[[], Call]:
     """Tiles whose rings of two stages wrap four times, in which a wrong arrival count adds up to a phase; two tiles for
     each warpgroup or group of them of a persistent CTA or cluster, which stores each by TMA in as many parts as it has
     buffers."""
 
     def make() -> Call:
-        tiles = 2 * spec.consumer_warps // (4 * spec.warpgroups)
-        m, n, k = tiles * spec.cluster_m - 5, spec.block_n - 8, 640
+        tiles = 2 * config.consumer_warps // (4 * config.warpgroups)
+        m, n, k = tiles * config.cluster_m - 5, config.block_n - 8, 640
         random = np.random.default_rng(7)
         a, b = (random.standard_normal(shape, np.float32).astype(np.float16) for shape in ((m, k), (n, k)))
-        out = np.zeros((m, n), np.float32 if spec.out_dtype else np.float16)
-        arguments, arrays = gemm_call(spec, get_target(_TARGET), spec.launch_cluster, a, b.T, out)
+        out = np.zeros((m, n), np.float32 if config.out_dtype else np.float16)
+        arguments, arrays = gemm_call(config, get_target(_TARGET), config.launch_cluster, a, b.T, out)
         return _call(arguments, arrays, produced=(a, b), keep=(a, b, out))
 
     return make
@@ -218,10 +218,10 @@ def registry_subjects() -> list[Subject]:
     specs += [(f"marlin_wgmma/{variant}", wgmma_spec(variant)) for variant in _WGMMA]
     specs += [(f"marlin_skinny/{variant}", skinny_spec(variant)) for variant in _SKINNY]
     subjects = [Subject(name, spec.template, spec, _marlin_call(spec), _TARGET) for name, spec in specs]
-    for version, kind in VERSIONS.items():
-        out_dtype = "float32" if "output_map" in kind.operand_names else ""
-        gemm = kind("float16", "RC", 64, 64, stages=2, warpgroups=1, out_dtype=out_dtype)
-        subjects.append(Subject(f"gemm_{kernel_name(version)}/small", gemm.template, gemm, _gemm_call(gemm), _TARGET))
+    for version in PRESETS:
+        gemm = gemm_config(version)
+        gemm = replace(gemm, out_dtype="float32") if gemm.stores_by_tma else gemm
+        subjects.append(Subject(f"gemm_{version}/small", gemm.template, gemm, _gemm_call(gemm), _TARGET))
     copy = TileCopySpec(4, box_rows=8, box_columns=16, stages=2)
     subjects.append(Subject("tile_copy/2d", TILE_COPY, copy, _tile_copy_call(copy), _TARGET))
     ragged = RaggedCopySpec(2, box_rows=8, box_columns=16, stages=2, maps=2)

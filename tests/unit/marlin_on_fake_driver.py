@@ -197,6 +197,20 @@ def case_graphs_and_branches_share_nothing() -> None:
     assert len(set(found)) == 5
 
 
+def case_graphs_of_a_stream_share_a_workspace_if_asked_to() -> None:
+    call(0x50)
+    stream_workspaces.share_captured_workspaces()
+    told(0, 0x60, 6, capture=100)
+    told(1, 0x61, 7, capture=100)
+    first, other = call(0x60), call(0x61)
+    known_streams[0].capture = 101
+    assert call(0x60) == first != other
+    known_streams[0].capture = known_streams[1].capture = 0
+    library.fake_destroy_graph(ctypes.c_uint64(100))
+    assert call(0x60) not in (first, other), "an ordinary launch has the workspace of its stream"
+    assert len(c.workspace_bytes().graphs) == 2, "kept for the next graph"
+
+
 def case_memory_goes_with_the_graph() -> None:
     call(0x50)
     before = c.workspace_bytes()

@@ -1,5 +1,5 @@
-"""Attention's benchmark without a GPU: its calls, a run from the command line on a scripted clock, tables, summary and
-picture of cells written by hand; with torch alone, operands and errors."""
+"""Attention's benchmark without a GPU: its calls, a run from the command line on a scripted clock, table and summary;
+with torch alone, operands and errors."""
 
 from __future__ import annotations
 
@@ -16,21 +16,11 @@ from typing import Any
 import pytest
 from fake_gpu import FakeGpu
 
-from benchmarks import (
-    attention,
-    attention_counters,
-    attention_plot,
-    attention_shapes,
-    attention_table,
-    compare,
-    harness,
-)
-from benchmarks.attention_shapes import LENGTHS, Operands, Shape, entrant, errors, shapes
-from benchmarks.ncu import ProfilerError
+from benchmarks import attention, harness
+from benchmarks.attention import LENGTHS, Operands, Shape, entrant, errors, shapes
+from benchmarks.contest import Entrant
 from benchmarks.rivals import attention as rivals
-from benchmarks.turns import Entrant
 from cudatma.errors import ArgumentError, DriverError
-from tools.bench import benchmarks as scripts
 
 SMALL = Shape(2, 4, 2, 48, 64, True, "bfloat16")
 
@@ -45,11 +35,6 @@ def cell(length: int = 1024, mask: str = "full", **more: Any) -> dict[str, Any]:
 
 
 # ---- What is measured -----------------------------------------------------------------------------------------------
-
-
-def test_the_benchmark_is_found() -> None:
-    assert "ladder" in scripts()["attention"]
-    assert not {"attention_shapes", "attention_table", "attention_plot"} & set(scripts()), "modules, not scripts"
 
 
 def test_all_calls_are_asked_for_by_default() -> None:
@@ -138,25 +123,29 @@ def world(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> FakeGpu:
     replaced = {
         "require_gpu": lambda parser: None,
         "measuring_stream": stream,
-        "precompile": lambda specs: f"{len(list(specs))} kernels",
+        "precompile": lambda specs: f"{len(specs())} kernels",
         "Operands": lambda shape: SimpleNamespace(shape=shape),
         "specs_of": specs_of,
-        "ALWAYS": {name: launching(name) for name in ("cuDNN", "FA2")},
-        "fa3": absent,
         "_ours": lambda name, stream, operands: launching(name)(stream, operands),
         "errors": lambda operands, outs: {name: (2e-3, 1e-2) if name != "FA2" else (0.5, 9.0) for name in outs},
     }
     for name, value in replaced.items():
         monkeypatch.setattr(attention, name, value)
+
+    def always(library: Any) -> dict[str, Any]:
+        both: dict[str, Any] = {name: launching(name) for name in ("cuDNN", "FA2")}
+        return both | {"FA3": lambda stream, operands: absent(library, stream, operands)}
+
+    monkeypatch.setattr(rivals, "always", always)
     return gpu
 
 
 def test_a_run_from_its_command_line_to_its_file(
     world: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    where, drawn = tmp_path / "it.json", tmp_path / "it.svg"
+    where = tmp_path / "it.json"
     asked = ["--head-dim", "128", "--length", "512", "--length", "1024", "--full", "--no-gqa", "--fa3", "lib.so"]
-    assert attention.main([*asked, "--replays", "3", "--json", str(where), "--plot", str(drawn)]) == 1
+    assert attention.main([*asked, "--replays", "3", "--json", str(where)]) == 1
     stored = json.loads(where.read_text())
     first = stored["cells"][0]
     assert first["us"] == pytest.approx({name: us for name, us in SPEEDS.items() if name != "FA2"})
@@ -164,16 +153,11 @@ def test_a_run_from_its_command_line_to_its_file(
     assert first["error"] == "FA2: wrong, 5.00e-01 off"
     assert first["refused"] == {"a3": "ArgumentError: no kernel"}
     assert first["entries"] == {name: f"attention_{name}" for name in ("a2", "a4", "auto")}
-    best = [each for each in stored["summary"] if each["rival"] == "best"]
-    assert [each["group"] for each in best] == [
-        "bfloat16, all, 512 to 16384",
-        "bfloat16, 16 heads of 128, full",
-    ]
-    assert all(each["geometric_mean"] == pytest.approx(1.6) for each in best)
-    assert "<svg" in drawn.read_text()
     said = capsys.readouterr().out
     assert "6 kernels" in said
-    assert "auto / best 1.600, auto 2.0e-03 off, at most 1.00 times the rivals'" in said
+    assert "auto / best 1.600, auto 2.0e-03 off" in said
+    for group in ("all, 512 to 16384", "16 heads of 128, full"):
+        assert f"bfloat16, {group}: auto / best: geometric mean 1.600" in said
 
 
 def test_a_rival_that_is_absent_is_named(world: FakeGpu, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,59 +179,13 @@ def test_without_a_library_of_fa3_the_packages_are_looked_through(
     assert next(rivals._in_packages(rivals._FA3)) == library
 
 
-# ---- Counters -------------------------------------------------------------------------------------------------------
-
-
-def test_counters_of_each_version_are_a_table(
-    world: FakeGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[list[str]] = []
-
-    def profile(child: list[str], run: Any, kernels: str) -> list[dict[str, Any]]:
-        asked.append([*child[2:], kernels])
-        if "--causal" in child:
-            raise ProfilerError("ERR_NVGPUCTRPERM")
-        rest = {"dram_pct": 12.0, "l2_hit_pct": 80.0, "stalls": {"wait": 1.0}}
-        return [{"kernel": f"{name}(unsigned int)", "us": us, **rest} for name, us in (("other", 10.0), ("a2", 100.0))]
-
-    specs = {name: SimpleNamespace(entry=name, smem_bytes=65536) for name in ("a2", "a4", "auto")}
-    monkeypatch.setattr(attention, "specs_of", lambda shape, versions, refused: specs)
-    monkeypatch.setattr(attention_counters, "profile", profile)
-    monkeypatch.setattr(attention_counters.shutil, "which", lambda name: name)  # type: ignore[attr-defined]
-    monkeypatch.setattr(attention_counters, "precompile", lambda specs: f"{len([*specs])} kernels")
-    where = tmp_path / "it.json"
-    given = ["--counters", "--head-dim", "128", "--length", "1024", "--json", str(where)]
-    assert attention.main(given) == 1
-    child = ["--head-dim", "128", "--length", "1024", "--dtype", "bfloat16", "--no-gqa", "attention"]
-    assert asked == [["--launch", "a2", "--launch", "a4", mask, *child] for mask in ("--causal", "--full")]
-    stored = json.loads(where.read_text())
-    assert [cell["error"] for cell in stored["cells"]] == [
-        "a2: ERR_NVGPUCTRPERM; a4: ERR_NVGPUCTRPERM",
-        "a4: ncu did not see its kernel",
-    ]
-    rows = stored["table"]["rows"]
-    call = ["16 x 1024", 128, "full", "bfloat16"]
-    assert rows[2] == [*call, "a2", "100.0", "1374.4", "12.0", "80.0", "-", "64", "-", "wait 1.0"]
-    assert rows[3] == [*call, "a4", *["-"] * 5, "64", "-", "-"]
-    monkeypatch.setattr(attention_counters.shutil, "which", lambda name: None)  # type: ignore[attr-defined]
-    assert attention.main(given) == 2
-    assert "not on the PATH" in capsys.readouterr().err
-
-
-def test_a_profiler_is_shown_one_launch_of_each_version(world: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched: list[tuple[str, list[str]]] = []
-    monkeypatch.setattr(attention, "launch_once", lambda shape, versions: launched.append((str(shape), versions)))
-    attention.main(attention_counters.child_of(SMALL, ("a2", "a4"))[2:])
-    assert launched == [("341 x 48, 32 heads of 64, causal, bfloat16", ["a2", "a4"])]
-
-
 # ---- What is said ---------------------------------------------------------------------------------------------------
 
 
 def test_a_table_has_a_column_for_each_contender_and_the_ratio_to_the_fastest_rival() -> None:
     absent = cell(512, us={"cuDNN": 10.0}, refused={"FA4": "absent"}, error="auto: failed")
     grouped = cell(2048, "causal", kv_heads=4)
-    table = attention_table.attention_table([cell(), absent, grouped])
+    table = attention.attention_table([cell(), absent, grouped])
     assert table.columns == (
         *("head dim", "heads", "mask", "dtype", "batch x length"),
         *("cuDNN", "FA3", "FA4", "a2", "auto", "auto / best"),
@@ -261,42 +199,25 @@ def test_a_table_has_a_column_for_each_contender_and_the_ratio_to_the_fastest_ri
 def test_a_summary_has_means_and_the_least_by_group() -> None:
     slow = cell(2048, us={"cuDNN": 4.0, "FA3": 8.0, "auto": 5.0})
     long = cell(32768, "causal")
-    found = attention_table.attention_summary([cell(), slow, long, cell(512, us={}, error="failed")])
-    by = {(each["group"], each["rival"]): each for each in found}
+    lines = attention.attention_summary([cell(), slow, long, cell(512, us={}, error="failed")])
     kinds = [f"bfloat16, 16 heads of 128, {mask}" for mask in ("full", "causal")]
-    assert list(by) == [
-        (group, rival) for group in ("bfloat16, all, 512 to 16384", *kinds) for rival in ("best", "cuDNN", "FA3")
+    assert [line.split(": geometric")[0] for line in lines] == [
+        f"{group}: auto / {rival}"
+        for group in ("bfloat16, all, 512 to 16384", *kinds)
+        for rival in ("best", "cuDNN", "FA3")
     ]
-    first = found[0]
-    assert first["geometric_mean"] == pytest.approx(math.sqrt(1.6 * 0.8))
-    assert (first["least"], first["least_at"]) == (0.8, "2048, bfloat16, 16 heads of 128, full")
-    assert (first["cells"], first["not_measured"]) == (2, 1)
-    assert first["most_rms_error_ratio"] == pytest.approx(1.1)
-    assert compare.summary_line(first).startswith("bfloat16, all, 512 to 16384: auto / best: geometric mean 1.131")
+    assert lines[0] == (
+        "bfloat16, all, 512 to 16384: auto / best: geometric mean 1.131, least 0.800 at 2048, bfloat16, 16 heads of "
+        "128, full, 2 cells (1 more not measured); errors at most 1.10 times as large"
+    )
 
 
 def test_a_line_names_rates_errors_and_reasons() -> None:
-    line = attention_table.rates_line(cell(refused={"FA4": "absent"}), "[1/2] here")
+    line = attention.rates_line(cell(refused={"FA4": "absent"}), "[1/2] here")
     assert line == (
-        "[1/2] here: cuDNN 100, FA3 125, a2 50, auto 200 TFLOP/s, auto / best 1.600, auto 2.2e-03 off, "
-        "at most 1.10 times the rivals'; no FA4: absent"
+        "[1/2] here: cuDNN 100, FA3 125, a2 50, auto 200 TFLOP/s, auto / best 1.600, auto 2.2e-03 off; no FA4: absent"
     )
-    assert attention_table.rates_line({"us": {}}, "here") == "here: nothing measured"
-
-
-def test_a_picture_has_a_panel_a_kind_and_the_speed_over_the_fastest_rival() -> None:
-    cells = [cell(length, mask) for mask in ("causal", "full") for length in (512, 1024)]
-    result = {"cells": cells, "machine": {"card": "H200"}}
-    panels = attention_plot.panels_of(result)
-    kinds = [f"bfloat16, 16 heads of 128, {mask}" for mask in ("causal", "full")]
-    assert [panel.title for panel in panels] == [
-        *(f"TFLOP/s, {kind}" for kind in kinds),
-        "Speed relative to the fastest rival",
-    ]
-    assert {line.name: line.points for line in panels[2].lines} == dict.fromkeys(kinds, ((512, 1.6), (1024, 1.6)))
-    assert "H200" in attention_plot.picture(result)
-    with pytest.raises(ValueError, match="no measured cell"):
-        attention_plot.picture({"cells": []})
+    assert attention.rates_line({"us": {}}, "here") == "here: nothing measured"
 
 
 # ---- Arguments ------------------------------------------------------------------------------------------------------
@@ -349,8 +270,8 @@ def test_a_version_without_a_kernel_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_heads_that_are_compared_are_spread_from_the_first_to_the_last() -> None:
-    assert attention_shapes._places(SMALL) == [(0, 0), (0, 2), (1, 1), (1, 3)]
-    assert attention_shapes._places(Shape(1, 1, 1, 8, 64, True, "float16")) == [(0, 0)]
+    assert attention._places(SMALL) == [(0, 0), (0, 2), (1, 1), (1, 3)]
+    assert attention._places(Shape(1, 1, 1, 8, 64, True, "float16")) == [(0, 0)]
 
 
 # ---- With torch alone -----------------------------------------------------------------------------------------------

@@ -1,30 +1,25 @@
-"""The dense GEMM's benchmark without a GPU: its products, turns on a scripted clock, tables, summary and picture of
-cells written by hand, its arguments; with torch alone, operands, errors and the rivals' choices."""
+"""The dense GEMM's benchmark without a GPU: its products, turns on a scripted clock, tables and summary, its arguments;
+with torch alone, operands, errors and the rivals' choices."""
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import types
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_gpu import FakeGpu
 from test_bench_rivals import WORKSPACE, NumpyLt
 
-from benchmarks import compare, gemm, gemm_fp8, gemm_plot, gemm_table, harness, turns
-from benchmarks.gemm_products import SIZES, Operands, Product, errors, squares, transformer
+from benchmarks import contest, gemm, gemm_fp8, harness
+from benchmarks.contest import Entrant
+from benchmarks.gemm import SIZES, Operands, Product, errors, squares, transformer
 from benchmarks.harness import Contender, Measured, Timing
-from benchmarks.rivals import dense
+from benchmarks.rivals import common, dense
 from benchmarks.rivals.cublaslt import CublasLt
-from benchmarks.turns import Entrant
 from cudatma.errors import DriverError
 from cudatma.kernels.gemm.problem import LAYOUTS
-from tools.bench import benchmarks as scripts
-
-STORED = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "gemm.json"
 
 
 def cell(size: int = 1024, layout: str = "RC", **more: Any) -> dict[str, Any]:
@@ -36,11 +31,6 @@ def cell(size: int = 1024, layout: str = "RC", **more: Any) -> dict[str, Any]:
 
 
 # ---- What is measured -----------------------------------------------------------------------------------------------
-
-
-def test_the_benchmark_is_found() -> None:
-    assert "ladder" in scripts()["gemm"]
-    assert not {"gemm_fp8", "gemm_table", "gemm_plot"} & set(scripts()), "modules, not scripts"
 
 
 def test_twelve_transformer_layers_in_every_layout() -> None:
@@ -92,18 +82,18 @@ def entrant(gpu: FakeGpu, rival: str, us: float | None, detail: str = "") -> Ent
 def take_turns(gpu: FakeGpu, entrants: list[Entrant], refused: dict[str, str], seconds: float = 0.0) -> dict[str, Any]:
     cell: dict[str, Any] = {}
     product = Product(64, 64, 64, "RC", "float16")
-    run = turns.timing_method(gpu, 3, product.rest_s, seconds)
-    turns.timed(run, entrants, cell, refused, ("torch.mm", "auto"))
+    run = contest.timing_method(gpu, 3, product.rest_s, seconds)
+    contest.timed(run, entrants, cell, refused, ("torch.mm", "auto"))
     return cell
 
 
 def test_the_faster_entrant_of_a_rival_counts(gpu: FakeGpu) -> None:
     entrants = [entrant(gpu, "torch.mm", 7.0), *(entrant(gpu, "cuBLASLt", us, f"way {us}") for us in (6.0, 4.0))]
-    cell = take_turns(gpu, [*entrants, entrant(gpu, "auto", 5.0)], {"CuPy": "TypeError: no bf16"})
+    cell = take_turns(gpu, [*entrants, entrant(gpu, "auto", 5.0)], {"DeepGEMM": "TypeError: no fp16"})
     assert cell["us"] == {"torch.mm": 7.0, "cuBLASLt": 4.0, "auto": 5.0}
     assert list(cell["us"]) == ["torch.mm", "cuBLASLt", "auto"]
     assert cell["chosen"] == {"cuBLASLt": "way 4.0"}
-    assert cell["refused"] == {"CuPy": "TypeError: no bf16"}
+    assert cell["refused"] == {"DeepGEMM": "TypeError: no fp16"}
     assert "error" not in cell
 
 
@@ -114,24 +104,24 @@ def test_a_long_run_has_no_rests(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_only_ours_and_torch_have_to_run(gpu: FakeGpu) -> None:
-    entrants = [entrant(gpu, "torch.mm", 7.0), entrant(gpu, "Triton", None), entrant(gpu, "auto", None)]
+    entrants = [entrant(gpu, "torch.mm", 7.0), entrant(gpu, "QuACK", None), entrant(gpu, "auto", None)]
     cell = take_turns(gpu, entrants, {})
     assert cell["error"] == "auto: RuntimeError: refused"
-    assert cell["refused"] == {"Triton": "RuntimeError: refused"}
+    assert cell["refused"] == {"QuACK": "RuntimeError: refused"}
     assert cell["us"] == {"torch.mm": 7.0}
 
 
 def test_a_rival_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for package in ("triton", "deep_gemm", "quack"):
+    for package in ("deep_gemm", "quack"):
         monkeypatch.setitem(sys.modules, package, None)
-    field, told = gemm.rivals_of(["deepgemm", "quack"])
-    assert list(field) == ["torch.mm", "cuBLASLt", "CuPy", "DeepGEMM", "QuACK"]
-    assert all(what.startswith("absent: ModuleNotFoundError: ") for what in told.values())
+    field, versions = contest.field_of(dense.ALWAYS, dense.OPTIONAL, ["deepgemm", "quack"])
+    assert tuple(field) == gemm.RIVALS
+    assert all(version.startswith("absent: ModuleNotFoundError: ") for version in versions.values())
 
     def good(stream: Any, operands: Any) -> list[Entrant]:
         return [Entrant("good", Contender("good", print, 1, 1), None)]
 
-    entrants, refused = turns.entered(None, None, {"good": good, "QuACK": field["QuACK"]})
+    entrants, refused = contest.entered(None, None, {"good": good, "QuACK": field["QuACK"]})
     assert [each.rival for each in entrants] == ["good"]
     assert list(refused) == ["QuACK"]
     assert "quack" in refused["QuACK"]
@@ -143,7 +133,7 @@ def test_a_rival_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_table_has_a_row_for_each_product_over_its_layouts() -> None:
     absent = cell(512, us={"torch.mm": 10.0}, refused={"DeepGEMM": "absent"}, error="auto: failed")
     slower = cell(layout="CC", us={"torch.mm": 10.0, "cuBLASLt": 8.0, "v1": 20.0, "auto": 10.0})
-    table = gemm_table.gemm_table([cell(), slower, absent], gemm_table.COLD)
+    table = gemm.gemm_table([cell(), slower, absent], gemm.COLD)
     assert table.columns == (
         *("M x N x K", "dtype", "layouts", "torch.mm", "cuBLASLt", "DeepGEMM", "v1", "auto"),
         *("auto / cuBLASLt", "least", "auto / torch.mm", "least"),
@@ -156,55 +146,26 @@ def test_a_table_has_a_row_for_each_product_over_its_layouts() -> None:
     assert table.note == "TFLOP/s, geometric mean over the layouts; operands cold in L2"
 
 
-def test_stored_results_are_still_told() -> None:
-    stored = json.loads(STORED.read_text())
-    table = gemm_table.gemm_table(stored["cells"], stored["settings"].get("operands", ""))
-    assert table.as_json()["columns"] == stored["table"]["columns"]
-    assert table.as_json()["rows"] == stored["table"]["rows"]
-    assert gemm_table.gemm_summary(stored["cells"])
-    assert "<svg" in gemm_plot.picture(stored)
-
-
 def test_a_summary_has_means_and_the_least_by_group() -> None:
     slow = cell(2048, "CC", us={"torch.mm": 10.0, "cuBLASLt": 9.0, "auto": 10.0})
     layer = {**cell(), "m": 16, "layer": "llama3-8b o"}
     unmeasured = cell(4096, us={"torch.mm": 10.0}, error="auto: failed")
-    found = gemm_table.gemm_summary([cell(256), cell(), slow, unmeasured, layer])
-    by = {(each["group"], each["rival"]): each for each in found}
-    assert list(by) == [
-        (group, rival)
-        for group in ("float16, squares from 512 on", "float16, transformer layers")
-        for rival in ("cuBLASLt", "torch.mm")
+    lines = gemm.gemm_summary([cell(256), cell(), slow, unmeasured, layer])
+    assert [line.split(":")[0] for line in lines] == [
+        *["float16, squares from 512 on"] * 2,
+        *["float16, transformer layers"] * 2,
     ]
-    first = found[0]
-    assert first["geometric_mean"] == pytest.approx(math.sqrt(1.6 * 0.9))
-    assert (first["least"], first["least_at"]) == (0.9, "2048 x 2048 x 2048 CC")
-    assert (first["cells"], first["not_measured"]) == (2, 1)
-    assert first["most_rms_error_ratio"] == pytest.approx(1.1)
-    line = compare.summary_line(first)
-    assert line.startswith("float16, squares from 512 on: auto / cuBLASLt: geometric mean 1.200, least 0.900 at 2048")
-    assert "2 cells (1 more not measured); errors at most 1.10 times as large" in line
+    assert lines[1] == (
+        "float16, squares from 512 on: auto / cuBLASLt: geometric mean 1.200, least 0.900 at 2048 x 2048 x 2048 CC, "
+        "2 cells (1 more not measured); errors at most 1.10 times as large"
+    )
 
 
 def test_a_line_names_choices_and_reasons() -> None:
-    line = gemm_table.rates_line(cell(chosen={"cuBLASLt": "algorithm 2"}, refused={"CuPy": "no bf16"}), "[1/2] here")
+    line = gemm.rates_line(cell(chosen={"cuBLASLt": "algorithm 2"}, refused={"DeepGEMM": "no fp16"}), "[1/2] here")
     assert line.startswith("[1/2] here: torch.mm 215, cuBLASLt 268, v1 107, auto 429 TFLOP/s, auto / cuBLASLt 1.600;")
-    assert line.endswith("; cuBLASLt: algorithm 2; no CuPy: no bf16")
-    assert gemm_table.rates_line({"us": {}}, "here") == "here: nothing measured"
-
-
-def test_a_picture_has_a_panel_a_layout_and_the_speed_over_cublaslt() -> None:
-    cells = [cell(size, layout) for size in (512, 1024) for layout in ("RC", "CR")]
-    result = {"cells": [*cells, {**cell(), "layer": "llama3-8b o"}], "machine": {"card": "H200"}, "settings": {}}
-    panels = gemm_plot.panels_of(result)
-    assert [panel.title for panel in panels] == [
-        *("TFLOP/s, float16, RC", "TFLOP/s, float16, CR", "Speed relative to cuBLASLt, float16, RC, CR"),
-    ]
-    lines = {line.name: line.points for line in panels[2].lines}
-    assert lines["auto"] == ((512, pytest.approx(1.6)), (1024, pytest.approx(1.6)))
-    assert "H200" in gemm_plot.picture(result)
-    with pytest.raises(ValueError, match="no measured cell"):
-        gemm_plot.picture({"cells": []})
+    assert line.endswith("; cuBLASLt: algorithm 2; no DeepGEMM: no fp16")
+    assert gemm.rates_line({"us": {}}, "here") == "here: nothing measured"
 
 
 # ---- Arguments ------------------------------------------------------------------------------------------------------
@@ -271,10 +232,10 @@ def test_an_fp8_table_compares_with_the_fastest_of_each_scaling() -> None:
     table = gemm_fp8.fp8_table(cells)
     assert table.columns[2:] == ("scaled_mm", "scaled_mm fast", "scaled_mm blocks", "DeepGEMM", "auto", "auto / best")
     assert [row[-1] for row in table.rows] == ["1.111", "1.200"]
-    assert [(each["group"], each["rival"], round(each["least"], 2)) for each in gemm_fp8.fp8_summary(cells)] == [
-        ("fp8, scales: tensor", "scaled_mm", 1.33),
-        ("fp8, scales: tensor", "scaled_mm fast", 1.11),
-        ("fp8, scales: 1x128, 128x128", "scaled_mm blocks", 1.2),
+    assert [line.split(": geometric")[0] for line in gemm_fp8.fp8_summary(cells)] == [
+        "fp8, scales: tensor: auto / scaled_mm",
+        "fp8, scales: tensor: auto / scaled_mm fast",
+        "fp8, scales: 1x128, 128x128: auto / scaled_mm blocks",
     ]
     assert "DeepGEMM" in gemm_fp8.field_of(gemm_fp8.BLOCK, {"DeepGEMM": "2.5"})
     assert list(gemm_fp8.field_of(gemm_fp8.BLOCK, {})) == ["scaled_mm blocks"]
@@ -310,7 +271,7 @@ def test_results_are_compared_with_float64() -> None:
     assert found["wrong"][1] > 5
     assert all(math.isnan(each) for each in found["broken"])
     made: dict[str, Any] = {"us": {"right": 1.0, "broken": 1.0}}
-    turns.judged(made, errors(a, b, {"right": right, "broken": broken}), 1e-3)
+    contest.judged(made, errors(a, b, {"right": right, "broken": broken}), 1e-3)
     assert list(made["us"]) == list(made["rms_error"]) == ["right"]
     assert made["error"] == "broken: wrong, nan off"
     assert torch.isfinite(right).all()
@@ -323,13 +284,13 @@ def test_the_best_algorithms_of_cublaslt_take_part(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(dense, "_workspace", lambda: torch.empty(16, dtype=torch.uint8))
     monkeypatch.setattr(dense, "WORKSPACE_BYTES", WORKSPACE)
     monkeypatch.setattr(dense, "current_stream", lambda: 77)
-    speed = dict(zip((f"algorithm {number} of 3" for number in (1, 2, 3)), (9.0, 4.0, 5.0), strict=True))
+    speed = dict(zip((f"cuBLASLt {number}" for number in (1, 2, 3)), (9.0, 4.0, 5.0), strict=True))
 
     def quick(stream: Any, way: Contender, launches: int) -> Measured:
         way.run(0)
         return Measured({way.name: Timing(*[speed[way.name]] * 3, 1)})  # type: ignore[call-arg]
 
-    monkeypatch.setattr(dense, "quick", quick)
+    monkeypatch.setattr(common, "quick", quick)
     operands = Operands(Product(40, 24, 64, "CR", "float16"), False)
     found = dense.cublaslt(None, operands)
     assert [each.detail for each in found] == [
@@ -340,10 +301,11 @@ def test_the_best_algorithms_of_cublaslt_take_part(monkeypatch: pytest.MonkeyPat
     assert errors(*operands.pair(0), {"it": found[0].out})["it"][0] < 4e-4
     cell = {"us": {"cuBLASLt": 1.0}, "chosen": {"cuBLASLt": found[1].detail}}
     library.launches.clear()
-    assert not turns.chosen(cell, found)["cuBLASLt"].isnan().any()
+    assert not contest.chosen(cell, found)["cuBLASLt"].isnan().any()
     assert [launch[0] for launch in library.launches] == [103]
+    monkeypatch.setattr(dense, "_cublaslt", lambda: CublasLt(NumpyLt(states=(15,))))
     with pytest.raises(RuntimeError, match="nothing that runs"):
-        dense.fastest(None, operands, "cuBLASLt", {}, None)
+        dense.cublaslt(None, operands)
 
 
 @pytest.mark.parametrize("scaling", gemm_fp8.SCALINGS)

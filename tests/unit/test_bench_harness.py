@@ -11,9 +11,7 @@ from fake_gpu import FakeGpu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import (
-    harness,
-)
+from benchmarks import harness
 from benchmarks.harness import Contender, Timing
 
 
@@ -40,20 +38,6 @@ def test_orders_are_shuffled_and_reversed() -> None:
     orders = list(itertools.islice(harness._orders(names), 40))
     assert all(orders[i + 1] == orders[i][::-1] and sorted(orders[i]) == names for i in range(0, 40, 2))
     assert len({tuple(order) for order in orders}) > 10
-
-
-def test_a_library_that_refuses_capture_is_called_behind_a_delay(gpu: FakeGpu) -> None:
-    delays: list[float] = []
-
-    def delay(us: float) -> None:
-        delays.append(us)
-        gpu.launch(1000.0)
-
-    way = Contender("calls", lambda index: gpu.launch(5.0), 2, 4, delay)
-    measured = harness.cold(gpu, [way, steady(gpu, "a", 7.0)], replays=3)
-    assert measured.timings == {"calls": Timing(5.0, 5.0, 5.0, 3), "a": Timing(7.0, 7.0, 7.0, 3)}
-    assert len(delays) == 3, "before each turn"
-    assert min(delays) > 0
 
 
 def test_cold_does_not_time_the_first_replay_of_a_turn(gpu: FakeGpu) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.harness import Contender, Measured, Timing
 from benchmarks.layer import Layer
-from benchmarks.rivals import fastest, quack
+from benchmarks.rivals import common, quack
 from cudatma.dtypes import BFLOAT16
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -55,8 +55,8 @@ def package(monkeypatch: pytest.MonkeyPatch) -> TorchQuack:
     monkeypatch.setitem(sys.modules, "cupy", np)
     monkeypatch.setitem(sys.modules, "quack", types.ModuleType("quack"))
     monkeypatch.setitem(sys.modules, "quack.gemm_w4", made)
-    monkeypatch.setattr(quack, "to_torch", as_torch)
-    monkeypatch.setattr(quack, "copies_for", lambda nbytes: 3)
+    monkeypatch.setattr(common, "to_torch", as_torch)
+    monkeypatch.setattr(common, "copies_for", lambda nbytes: 3)
     return made
 
 
@@ -73,7 +73,7 @@ def timed_as(us: dict[str, float]) -> Any:
 
 
 def test_few_tokens_run_what_quack_chooses(package: TorchQuack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fastest, "quick", timed_as({"quack": 3.0}))
+    monkeypatch.setattr(common, "quick", timed_as({"quack": 3.0}))
     rival = quack.Quack(layer_of(), (5,))
     (way,) = rival.contenders(None, 5, 3)
     assert (way.name, way.copies, way.launches % 3) == ("quack", 3, 0)
@@ -87,9 +87,7 @@ def test_few_tokens_run_what_quack_chooses(package: TorchQuack, monkeypatch: pyt
 
 
 def test_many_tokens_run_the_fastest_tile(package: TorchQuack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        fastest, "quick", timed_as({"quack": 3.0, "quack 128x128 c1x1": 4.0, "quack 128x256 c1x1": 2.0})
-    )
+    monkeypatch.setattr(common, "quick", timed_as({"quack": 3.0, "quack 128x128 c1x1": 4.0, "quack 128x256 c1x1": 2.0}))
     rival = quack.Quack(layer_of(), (130,))
     assert [way.name for way in rival.contenders(None, 130, 2)] == ["quack 128x256 c1x1", "quack"]
     assert {"tile_m": 128, "tile_n": 256, "cluster_n": 1, "split_k": 1} in package.asked

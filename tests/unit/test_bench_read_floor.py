@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks import (
-    read_floor,
-)
+from benchmarks import read_floor
 from cudatma.target import get_target
 
 

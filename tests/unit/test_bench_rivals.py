@@ -214,14 +214,13 @@ def test_the_named_rivals_can_be_imported() -> None:
 
 def test_a_wrong_result_is_refused() -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    from benchmarks.rivals.check import check
-    from benchmarks.rivals.tinygemm import dense_weight
+    from benchmarks.rivals.common import check, dense_weight
 
     codes = torch.randint(0, 256, (64, 128), dtype=torch.uint8)
     scales = (torch.rand(2, 64) / 50 + 0.01).to(torch.bfloat16)
     weight = dense_weight(codes, scales)
-    assert weight[3, 5] == ((int(codes[5, 1]) & 15) - 8) * scales[0, 5]
-    assert weight[128, 5] == ((int(codes[5, 64]) >> 4) - 8) * scales[1, 5]
+    assert weight[3, 5] == ((int(codes[5, 1]) >> 4) - 8) * scales[0, 5]
+    assert weight[128, 5] == ((int(codes[5, 64]) & 15) - 8) * scales[1, 5]
     x = torch.randn(40, 256).to(torch.bfloat16)
     out = x @ weight
     check(out, x, weight)
@@ -238,7 +237,7 @@ def test_cublas_keeps_the_fastest_of_all_its_ways(monkeypatch: pytest.MonkeyPatc
     torch = pytest.importorskip("torch", reason="torch is not installed")
     from benchmarks.harness import Measured, Timing
     from benchmarks.layer import Layer
-    from benchmarks.rivals import cublas
+    from benchmarks.rivals import common, cublas
 
     monkeypatch.setattr(cublas, "to_torch", torch.from_numpy)
     monkeypatch.setattr(cublas, "current_stream", lambda: 77)
@@ -249,7 +248,7 @@ def test_cublas_keeps_the_fastest_of_all_its_ways(monkeypatch: pytest.MonkeyPatc
         us = speed.get(way.name)
         return Measured({}, {way.name: "cannot"}) if us is None else Measured({way.name: Timing(us, us, us, 1)})
 
-    monkeypatch.setattr(cublas, "quick", quick)
+    monkeypatch.setattr(common, "quick", quick)
     values = np.random.default_rng(2)
     x = values.standard_normal((4, 64)).astype(np.float16)
     dense = [torch.from_numpy(values.standard_normal(64 * 64).astype(np.float16)) for _ in range(2)]

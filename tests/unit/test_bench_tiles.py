@@ -8,19 +8,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gemm_builders import problem
 
 from benchmarks import tiles
 from benchmarks.harness import Contender, Measured, Timing
 from cudatma.kernels.gemm.choose import GEMM
-from cudatma.kernels.gemm.problem import Problem
 from cudatma.kernels.gpu import H200
 
-PROBLEM = Problem(64, 512, 512, "float16", "RC", "p1")
+PROBLEM = problem(m=64, n=512, k=512, version="mma_sync")
 
 
 def test_products_come_from_the_cells_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    path.write_text(json.dumps({"cells": [{**PROBLEM.as_json(), "version": "p1", "us": {"an entry": 1.0}}]}))
+    path.write_text(json.dumps({"cells": [{**PROBLEM.as_json(), "version": "mma_sync", "us": {"an entry": 1.0}}]}))
     assert tiles.products(path, GEMM) == [PROBLEM]
 
 
@@ -51,7 +51,7 @@ def test_every_configuration_is_timed_and_those_that_cannot_be_are_named(monkeyp
     assert set(cell["us"]) == set(cell["predicted_us"])
     assert len(cell["us"]) > 5
     assert set(cell["refused"].values()) == {"MemoryError: no room"}
-    assert (cell["m"], cell["version"]) == (64, "p1")
+    assert (cell["m"], cell["version"]) == (64, "mma_sync")
     (row,) = tiles.tiles_table([cell]).rows
     assert row[:3] == ("64 x 512 x 512", next(iter(cell["us"])), "10.00")
     assert float(row[4]) > 1, "the one that the cost model takes was the slowest"

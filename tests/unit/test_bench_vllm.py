@@ -12,7 +12,7 @@ import pytest
 from benchmarks import rivals
 from benchmarks.harness import Contender, Measured, Timing
 from benchmarks.layer import Layer
-from benchmarks.rivals import fastest, vllm
+from benchmarks.rivals import common, vllm
 from cudatma.dtypes import BFLOAT16
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -76,8 +76,8 @@ class TorchOps:
 @pytest.fixture(autouse=True)
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", np)
-    monkeypatch.setattr(vllm, "to_torch", as_torch)
-    monkeypatch.setattr(vllm, "copies_for", lambda nbytes: 3)
+    monkeypatch.setattr(common, "to_torch", as_torch)
+    monkeypatch.setattr(common, "copies_for", lambda nbytes: 3)
 
 
 def layer_of(dtype: str, k: int = K, n: int = N) -> Layer:
@@ -111,7 +111,7 @@ def test_the_fastest_schedules_of_machete_take_part(dtype: str, monkeypatch: pyt
         us = speed[timed[-1]]
         return Measured({way.name: Timing(us, us, us, 1)})
 
-    monkeypatch.setattr(fastest, "quick", quick)
+    monkeypatch.setattr(common, "quick", quick)
     rival = vllm.Machete(layer_of(dtype), (5, 600), None, TorchOps(*speed, "128x64_wrong", "128x64_unable"))
     ways = rival.contenders(None, 5, 2)
     assert [way.name for way in ways] == ["machete 128x64_a", "machete 128x256_a"]

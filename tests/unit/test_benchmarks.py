@@ -1,5 +1,5 @@
-"""The benchmarks without a GPU: operands with NumPy, tables as the README takes them, results, scripts.
-test_bench_*.py hold the rest."""
+"""The benchmarks without a GPU: operands with NumPy, the report, tables as the README takes them, and scripts.
+test_bench_*.py have one subject each."""
 
 from __future__ import annotations
 
@@ -16,17 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import (
-    cells,
+    all_reduce,
+    attention_decode,
+    data_movement,
     first_call,
     harness,
     host_cost,
-    load_path_code,
-    load_paths,
     marlin,
-    ncu,
     operands,
-    quantize,
-    read_floor,
     report,
 )
 from cudatma.errors import DriverError
@@ -65,49 +62,19 @@ def test_filled_repeats_its_block(size: int, block: int) -> None:
 # ---- Tables ---------------------------------------------------------------------------------------------------------
 
 
-def cell(m: int, x_cublas: float | None, x_floor: float | None = None, k: int = 8192, n: int = 28672) -> dict[str, Any]:
-    return {"k": k, "n": n, "m": m, "us": 10.0, "x_cublas": x_cublas, "x_floor": x_floor, "floor_us": 8.0}
-
-
-FAILED = {"k": 4096, "n": 4096, "m": 1, "case": "torch", "load_path": "tma", "bytes": 1, "error": "x"}
-CODE = dict.fromkeys(
-    ("registers", "copies", "threads", "loop", "loop_integer", "producer_slots", "consumer_slots", "slots"), 7
-)
+FAILED = {"k": 4096, "n": 4096, "m": 1, "case": "torch", "batch": 1, "length": 1, "error": "x"}
 
 
 @pytest.mark.parametrize(
     ("table", "rows", "expected"),
     [
-        (cells.summary_table, [cell(1, 2.5, 1.3), cell(16, None)], "| 8192 x 28672 | 8.0 | 10 (2.50) | 10 (-) |"),
         (
-            cells.detail_table,
-            [cell(1, 2.5, 1.3) | {"rivals": {"humming": {"us": 12.0, "x": 1.2}}}],
-            "| 8192 x 28672 | 1 | 10.00 | 8.00 | 1.30 | - | - | - | 2.50 | 1.20 | - | - | - |",
-        ),
-        (
-            read_floor.floor_table,
-            [{"k": 1, "n": 2, "bytes": 1e6, "us": 3.0, "tb_s": 4.0, "config": "c"}],
-            "| 1 x 2 | 1.0 | 3.00 | 4.00 | c | - |",
-        ),
-        (
-            load_paths.load_paths_table,
-            [{"k": 1, "n": 2, "m": 3, "us": {"tma": 1.0, "scales": None, "cp_async": 2.0}, "speed_up": 2.0}],
-            "| 1 x 2 | 3 | 1.00 | - | 2.00 | 2.00 |",
-        ),
-        (
-            load_paths.load_paths_table,
-            [{"k": 1, "n": 2, "m": 3, "us": {}, "code": {"tma": {"registers": 83, "copies": 7, "slots": 99}}}],
-            "| 1 x 2 | 3 | - | - | - | - | 83 / - | 7 / - | 99 / - |",
-        ),
-        (
-            ncu.counters_table,
-            [{"k": 1, "n": 2, "m": 3, "ncu": {"tma": {"us": 4.0, "instructions": 2e6, "stalls": {"wait": 1.5}}}}],
-            "| 1 x 2 | 3 | TMA | 4.00 | 2.00 | - | - | - | - | wait 1.5 |",
-        ),
-        (
-            load_path_code.code_table,
-            [{"m": 1, "load_path": "tma", **CODE}],
-            "| M = 1 | TMA | 7 | 7 | 7 | 7 | 7 | 7 | 7 | 7 |",
+            marlin.summary_table,
+            [
+                {"k": 8192, "n": 28672, "m": 1, "us": 10.0, "x_cublas": 2.5, "floor_us": 8.0},
+                {"k": 8192, "n": 28672, "m": 16, "us": 10.0},
+            ],
+            "| 8192 x 28672 | 8.0 | 10 (2.50) | 10 (-) |",
         ),
         (
             host_cost.host_table,
@@ -119,6 +86,8 @@ CODE = dict.fromkeys(
             [{"m": 1, "compile_ms": 217.0, "cold_ms": {"load": 275.0}, "warm_ms": {"load": 4.3}}],
             "275.00 | 4.30 |",
         ),
+        (all_reduce.all_reduce_table, [{"m": 1, "nccl_us": 27.0, "cudatma_us": 20.0}], "| 1 | - | 27.00 | - | 20.00 |"),
+        (attention_decode.decode_table, [{"batch": 1, "length": 2, "us": {}}], "| 1 x 2 | - |"),
     ],
 )
 def test_tables_are_what_the_readme_takes(
@@ -129,23 +98,43 @@ def test_tables_are_what_the_readme_takes(
     assert table_text("x", {"table": table([*rows, FAILED]).as_json()}), "a failed cell breaks no table"
 
 
-# ---- Results --------------------------------------------------------------------------------------------------------
+# ---- The report -----------------------------------------------------------------------------------------------------
+
+
+def case_table(cells: Any) -> report.Table:
+    return report.Table(("case", "us"), tuple((cell["case"], report.shown(cell.get("us"))) for cell in cells), "note")
 
 
 def test_a_result_is_written_as_it_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "new" / "marlin.json"
-    result = report.Result({"dtype": "float16"}, cells.summary_table, path, machine={"card": "H200"})
-    result.add(cell(1, 2.5), "first")
+    path = tmp_path / "new" / "it.json"
+    result = report.Result({"dtype": "float16"}, case_table, path, lambda cells: ["the end"], machine={"card": "H200"})
+    result.add({"case": "a", "us": 1.23456789}, "first")
     early = json.loads(path.read_text())
-    result.add({**cell(16, None), "us": None, "error": "broken"}, "second")
+    result.add({"case": "b", "error": "broken"}, "second")
     late = json.loads(path.read_text())
-    assert set(late) == {"machine", "commit", "date", "settings", "cells", "table"}
-    assert (len(early["cells"]), len(late["cells"])) == (1, 2)
-    assert late["table"]["rows"] == [["8192 x 28672", "8.0", "10 (2.50)", "-"]]
-    assert [entry.name for entry in path.parent.iterdir()] == ["marlin.json"]
+    assert list(late) == ["machine", "commit", "date", "settings", "cells", "table"]
+    assert early["cells"] == [{"case": "a", "us": 1.2346}], "five digits"
+    assert late["cells"][1:] == [{"case": "b", "error": "broken"}]
+    assert late["table"] == {"columns": ["case", "us"], "rows": [["a", "1.23"], ["b", "-"]], "note": "note"}
+    assert [entry.name for entry in path.parent.iterdir()] == ["it.json"]
     assert capsys.readouterr().out.splitlines() == ["first", "second  FAILED: broken"]
-    result.more = lambda found: {"bars": len(found)}
-    assert result.as_json()["bars"] == 2
+    assert result.finish("It") == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "the end"
+
+
+def test_a_cell_and_a_row_take_one_line_of_the_file() -> None:
+    content = {"machine": {}, "cells": [{"a": 1}, {"a": 2}], "table": {"columns": ["a"], "rows": [["1"], ["2"]]}}
+    assert report.dumps(content).splitlines()[1:] == [
+        *('"cells":[', '{"a":1},', '{"a":2}],'),
+        *('"table":{"columns":["a"],"rows":[', '["1"],', '["2"]]}}'),
+    ]
+
+
+@pytest.mark.parametrize("path", sorted((report.ROOT / "benchmarks" / "results").glob("*.json")), ids=lambda p: p.stem)
+def test_committed_results_have_one_form(path: Path) -> None:
+    content = json.loads(path.read_text())
+    assert {"machine", "commit", "date", "settings"} <= set(content)
+    assert {"cells", "table"} & set(content), "a table for the docs, or cells for a picture or a test"
 
 
 def test_machine_facts_name_everything() -> None:
@@ -176,27 +165,29 @@ def test_commit_comes_from_git_or_the_environment(tmp_path: Path, monkeypatch: p
 
 # ---- Scripts --------------------------------------------------------------------------------------------------------
 
-NAMES = {
+SCRIPTS = {
+    "all_reduce",
+    "attention",
+    "attention_decode",
+    "data_movement",
     "emulator",
-    "load_path_code",
-    "load_paths",
     "first_call",
+    "gemm",
     "host_cost",
     "marlin",
-    "ncu",
+    "model",
     "plot",
-    "quantize",
-    "read_floor",
+    "tiles",
 }
 
 
 def test_the_scripts_are_found_with_a_summary() -> None:
     found = bench.benchmarks()
-    assert set(found) >= NAMES
+    assert set(found) == SCRIPTS
     assert all(found.values())
 
 
-@pytest.mark.parametrize("module", [load_paths, host_cost, marlin, read_floor])
+@pytest.mark.parametrize("module", [host_cost, marlin, attention_decode, data_movement, all_reduce])
 def test_without_a_gpu_the_reason_is_said(
     module: types.ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,15 +199,6 @@ def test_without_a_gpu_the_reason_is_said(
         module.main([])
     assert ended.value.code == 2
     assert "no CUDA driver" in capsys.readouterr().err
-
-
-def test_quantizing_is_timed_and_its_memory_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "quantize.json"
-    assert quantize.main(["--k", "256", "--n", "192", "--libraries", "numpy", "--json", str(path)]) == 0
-    cells = json.loads(path.read_text())["cells"]
-    assert [cell["dtype"] for cell in cells] == list(quantize.TYPES)
-    assert all(cell["memory"] * (2 if cell["dtype"] == "float32" else 1) > 0.25 and cell["ms"] > 0 for cell in cells)
-    assert "| numpy, float16 |" in table_text("x", {"table": quantize.quantize_table(cells).as_json()})
 
 
 def test_calls_are_timed_without_the_drains() -> None:
@@ -243,12 +225,6 @@ def test_quantiles(samples: list[int]) -> None:
     assert found["median_us"] <= found["p90_us"] * (1 + 1e-9)
     assert found["p90_us"] <= found["p99_us"] <= max(samples) / 1e3
     assert sum(sample / 1e3 <= found["p90_us"] for sample in samples) >= 0.9 * len(samples)
-
-
-def test_first_call_bars() -> None:
-    good = {"m": 1, "compile_ms": 1999.0, "warm_ms": {"load": 9.9}}
-    assert first_call.misses([good]) == []
-    assert len(first_call.misses([good | {"compile_ms": 2001.0}, good | {"warm_ms": {"load": 11.0}}, FAILED])) == 3
 
 
 @pytest.mark.slow

@@ -250,14 +250,6 @@ def test_bench_lists_and_runs_scripts_with_a_main(tmp_path: Path) -> None:
         bench.run_benchmark("two", [], tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize(("former", "name"), bench.FORMER_NAMES.items())
-def test_a_former_name_runs_its_benchmark_with_a_warning(former: str, name: str, tmp_path: Path) -> None:
-    (tmp_path / f"{name}.py").write_text('"""One."""\ndef main(): return 0\nraise SystemExit(main())\n')
-    with pytest.warns(DeprecationWarning, match=f"{former} is now called {name}"):
-        assert bench.run_benchmark(former, [], tmp_path) == 0
-    assert name in bench.benchmarks()
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
@@ -278,9 +270,3 @@ def test_config_values_are_literals_else_text() -> None:
         "split": None,
         "name": "",
     }
-
-
-def test_a_former_name_is_said_to_be_one(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "cudatma", "dump", "run_move", "--config", "no_field=1", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.stderr.splitlines()[0] == "cudatma: the kernel run_move is now called run_copy"

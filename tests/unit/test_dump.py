@@ -13,7 +13,7 @@ import pytest
 from cudatma.build import render as render_module
 from cudatma.errors import ArgumentError, CompileError
 from cudatma.kernels.marlin.choose import marlin_explain
-from cudatma.kernels.registry import FORMER_NAMES, REGISTRY, KernelEntry, kernel
+from cudatma.kernels.registry import REGISTRY, KernelEntry, kernel
 from cudatma.quantization import quantize
 from cudatma.target import Target, get_target
 from tools import dump_kernels
@@ -150,13 +150,6 @@ def test_two_specs_with_one_entry_get_two_names() -> None:
     assert len(dump_kernels.jobs_for(entry, target, {"threads": 64})) == 1
 
 
-@pytest.mark.parametrize(("former", "name"), FORMER_NAMES.items())
-def test_a_former_name_finds_its_kernel_with_a_warning(former: str, name: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"{former} is now called {name}"):
-        assert kernel(former) is REGISTRY[name]
-    assert former not in REGISTRY
-
-
 def test_the_registry_names_what_it_has() -> None:
     assert all(name == entry.name for name, entry in REGISTRY.items())
     with pytest.raises(ArgumentError, match="marlin"):
@@ -174,7 +167,7 @@ def test_the_kernel_of_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert 'extern "C" __global__' in (tmp_path / f"{report['name']}.cu").read_text()
 
 
-@pytest.mark.parametrize(("family", "version"), [("attention", "a1"), ("gemm", "2")])
+@pytest.mark.parametrize(("family", "version"), [("attention", "a1"), ("gemm", "v2")])
 def test_the_kernel_of_a_problem_is_of_the_version_that_the_environment_asks_for(
     family: str, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,7 +176,7 @@ def test_the_kernel_of_a_problem_is_of_the_version_that_the_environment_asks_for
     monkeypatch.setenv(variable, version)
     assert dump_kernels.main([*arguments, "--out", str(tmp_path)]) == 0
     (report,) = json.loads(capsys.readouterr().out)
-    assert report["name"].startswith(f"{family}_{version if family == 'attention' else f'v{version}'}_")
+    assert report["name"].startswith(f"{family}_{version}_")
     assert f"version {version} is asked for by ${variable}" in " ".join(report["notes"])
     arguments[0] = kernel = {"attention": "attention_a2", "gemm": "gemm_v3"}[family]
     assert dump_kernels.main([*arguments, "--out", str(tmp_path)]) == 0

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_bench import FakeBench
+from gemm_builders import config
+from gemm_builders import problem as problem_of
 
 from cudatma import gemm
 from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
@@ -18,12 +20,10 @@ from cudatma.kernels import choice_table, overrides, version
 from cudatma.kernels.choosing import decide, pinned, shortlist
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gemm.choose import GEMM, dump_specs, times
+from cudatma.kernels.gemm.config import CHOICE, PRESETS, WITH_BLOCK_SCALES, GemmConfig
 from cudatma.kernels.gemm.gemm import gemm_explain
-from cudatma.kernels.gemm.p1 import TILES, GemmP1
-from cudatma.kernels.gemm.problem import LAYOUTS, Problem, kernel_name
-from cudatma.kernels.gemm.sample import v3_sample
-from cudatma.kernels.gemm.spec import GemmSpec
-from cudatma.kernels.gemm.versions import VERSIONS, GemmV2, GemmV3, GemmV4, GemmV5, GemmV6, chosen_version
+from cudatma.kernels.gemm.problem import LAYOUTS, Problem
+from cudatma.kernels.gemm.sample import sample
 from cudatma.kernels.gpu import H200, clusters_at_once, imagined_gpu
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.tuning_file import Entry, GpuClass, parse_entry, store_entry
@@ -41,33 +41,31 @@ def test_who_asks_for_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("CUDATMA_GEMM_VERSION", raising=False)
 
-    def found() -> tuple[int | str, str]:
+    def found() -> tuple[str, str]:
         version._file.cache_clear()
-        return chosen_version("auto")
+        return CHOICE.chosen("auto")
 
-    assert found() == (0, "")
+    assert found() == ("", "")
     mine, here = tmp_path / "home" / "cudatma" / "cudatma.toml", tmp_path / "cudatma.toml"
     mine.parent.mkdir(parents=True)
-    mine.write_text("[gemm]\nversion = 3\n")
-    assert found() == (3, str(mine))
-    here.write_text("[gemm]\nversion = 2\n")
-    assert found() == (2, str(here))
-    here.write_text('[gemm]\nversion = "p1"\n')
-    assert found() == ("p1", str(here))
-    monkeypatch.setenv("CUDATMA_GEMM_VERSION", "4")
-    assert found() == (4, "$CUDATMA_GEMM_VERSION")
-    assert chosen_version(5) == (5, "the call")
-    assert chosen_version("p1") == ("p1", "the call")
-    monkeypatch.setenv("CUDATMA_GEMM_VERSION", "p1")
-    assert found() == ("p1", "$CUDATMA_GEMM_VERSION")
+    mine.write_text('[gemm]\nversion = "v3"\n')
+    assert found() == ("v3", str(mine))
+    here.write_text('[gemm]\nversion = "mma_sync"\n')
+    assert found() == ("mma_sync", str(here))
+    monkeypatch.setenv("CUDATMA_GEMM_VERSION", "v4")
+    assert found() == ("v4", "$CUDATMA_GEMM_VERSION")
+    assert CHOICE.chosen("v5") == ("v5", "the call")
     monkeypatch.setenv("CUDATMA_GEMM_VERSION", "auto")
-    assert found() == (0, "$CUDATMA_GEMM_VERSION")
-    monkeypatch.setenv("CUDATMA_GEMM_VERSION", "six")
-    with pytest.raises(ArgumentError, match=r"^CUDATMA_GEMM_VERSION: got 'six'; allowed"):
+    assert found() == ("", "$CUDATMA_GEMM_VERSION")
+    monkeypatch.setenv("CUDATMA_GEMM_VERSION", "4")
+    with pytest.raises(ArgumentError, match=r"^CUDATMA_GEMM_VERSION: got '4'; allowed"):
         found()
+    for former in (4, "p1"):
+        with pytest.raises(ArgumentError, match=r'^version: got .*; allowed: "auto", "v1", .*"mma_sync"$'):
+            CHOICE.chosen(former)
     monkeypatch.delenv("CUDATMA_GEMM_VERSION")
     for text, field in (
-        ("[gemm]\nversion = '3'\n", "gemm.version"),
+        ("[gemm]\nversion = 3\n", "gemm.version: got 3"),
         ("gemm = 3\n", "gemm"),
         ("[gemm", "TOML"),
         ("[gem]\nversion = 3\n", r"gem: got an unknown name; allowed: \[gemm\]"),
@@ -79,40 +77,40 @@ def test_who_asks_for_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
             found()
     here.unlink()
     monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null")
-    assert found() == (0, "")
+    assert found() == ("", "")
     version._file.cache_clear()
 
 
 def test_a_version_without_a_kernel_is_blamed_on_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = np.zeros((40, 64), np.float16), np.zeros((64, 24), np.float16)
-    monkeypatch.setenv("CUDATMA_GEMM_VERSION", "6")
+    monkeypatch.setenv("CUDATMA_GEMM_VERSION", "v6")
     for call in (gemm, gemm_explain):
-        with pytest.raises(ArgumentError, match=r"^version of \$CUDATMA_GEMM_VERSION: got 6; .* pass one as version="):
+        with pytest.raises(ArgumentError, match=r"^version of \$CUDATMA_GEMM_VERSION: got v6; .* pass one as version="):
             call(a, b, backend="emulator")
-        with pytest.raises(ArgumentError, match=r'^version: got 6; .* version="auto"'):
-            call(a, b, backend="emulator", version=6)
+        with pytest.raises(ArgumentError, match=r'^version: got v6; .* version="auto"'):
+            call(a, b, backend="emulator", version="v6")
 
 
 def test_an_explanation_names_who_asked() -> None:
     a, b = np.zeros((64, 4096), np.float16), np.zeros((4096, 4096), np.float16)
-    said = gemm_explain(a, b, version=2)
-    assert (said.spec.version, said.spec.layout, said.decision.why) == (2, "RR", "version 2 is asked for by the call")
+    said = gemm_explain(a, b, version="v2")
+    assert (said.kernel, said.spec.layout, said.decision.why) == ("v2", "RR", "version v2 is asked for by the call")
     free = gemm_explain(a, b.T)
     assert (free.spec.layout, free.decision.source) == ("RC", "rule")
-    assert f"gemm_v{free.spec.version}" in str(free)
+    assert f"gemm_{free.spec.version}_" in str(free)
 
 
 # ---- Choosing
 
 
-PROBLEM = Problem(100, 4096, 4096, "float16", "RC")
+PROBLEM = problem_of()
 
 
 @pytest.mark.parametrize(("dtype", "layout"), [("float16", "RC"), ("bfloat16", "RR"), ("float16", "CR")])
 @pytest.mark.parametrize("m", [1, 64, 129, 300, 5000])
 @pytest.mark.parametrize(("n", "k"), [(8, 8), (4096, 4096), (28672, 8192)])
 def test_every_candidate_can_run_and_the_cheapest_comes_first(m: int, n: int, k: int, dtype: str, layout: str) -> None:
-    problem = Problem(m, n, k, dtype, layout)
+    problem = problem_of(m=m, n=n, k=k, dtype=dtype, layout=layout)
     found = cheapest_first(times, problem, H200)
     assert len({spec.entry for spec, _ in found}) == len(found) > 0
     for spec, us in found:
@@ -120,132 +118,131 @@ def test_every_candidate_can_run_and_the_cheapest_comes_first(m: int, n: int, k:
         assert (spec.dtype, spec.layout) == (dtype, layout)
         assert us == pytest.approx(spec.cost(problem, H200).us)
     assert decide(GEMM, problem, H200).source == "rule"
-    for number, kind in VERSIONS.items():
-        if number == 6 and k < 128:  # a stage cannot be divided
-            continue
-        assert isinstance(decide(GEMM, replace(problem, version=number), H200).spec, kind)
+    for name in PRESETS:
+        if name != "v6" or k >= 128:  # a stage cannot be divided
+            assert decide(GEMM, replace(problem, version=name), H200).spec.version == name
 
 
 @pytest.mark.parametrize("name", ["sm_90", "sm_100a", "sm_120a"])
-def test_a_version_of_the_ladder_names_a_target_without_wgmma_as_the_cause(name: str) -> None:
-    allowed = r"a target with wgmma \(sm_90a\)\. version 3 of gemm needs it"
+def test_a_version_by_wgmma_names_a_target_without_it_as_the_cause(name: str) -> None:
+    allowed = r"a target with wgmma \(sm_90a\)\. version v3 of gemm needs it"
     with pytest.raises(TargetError, match=rf"^target: got {name}; allowed: {allowed}"):
-        decide(GEMM, replace(PROBLEM, version=3), imagined_gpu(name, 132))
+        decide(GEMM, replace(PROBLEM, version="v3"), imagined_gpu(name, 132))
     with pytest.raises(TargetError, match="wgmma"):
-        v3_sample(get_target(name))
-    assert dump_specs(3, get_target(name)) == []
+        sample("v3", get_target(name))
+    assert dump_specs("v3", get_target(name)) == []
 
 
 @pytest.mark.parametrize("name", ["sm_90", "sm_120a", "sm_121a"])
 @pytest.mark.parametrize("m", [1, 300, 8192])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_without_wgmma_p1_is_chosen(layout: str, m: int, name: str) -> None:
+def test_without_wgmma_mma_sync_is_chosen(layout: str, m: int, name: str) -> None:
     problem, gpu, target = replace(PROBLEM, m=m, layout=layout), imagined_gpu(name, 48), get_target(name)
     found = cheapest_first(times, problem, gpu)
     assert found
     for spec, _ in found:
-        assert isinstance(spec, GemmP1)
+        assert spec.version == "mma_sync"
         spec.check(problem, target)
-    assert isinstance(decide(GEMM, problem, gpu).spec, GemmP1)
+    assert decide(GEMM, problem, gpu).spec.version == "mma_sync"
 
 
-def test_with_wgmma_p1_is_chosen_on_request_only() -> None:
+def test_with_wgmma_mma_sync_is_chosen_on_request_only() -> None:
     for m in (1, 128, 8192):
         problem = replace(PROBLEM, m=m)
-        assert not any(isinstance(spec, GemmP1) for spec, _ in cheapest_first(times, problem, H200))
-        asked = decide(GEMM, replace(problem, version="p1"), H200)
-        assert isinstance(asked.spec, GemmP1)
-        assert asked.why == "version p1 is asked for"
-
-
-def test_a_p1_tile_of_more_than_64_x_64_for_a_warp_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"^warpgroups: got 1; allowed: 2: a thread holds at most 128 sums"):
-        GemmP1("float16", "RC", 128, 256, warpgroups=1)
+        assert all(spec.version != "mma_sync" for spec, _ in cheapest_first(times, problem, H200))
+        asked = decide(GEMM, replace(problem, version="mma_sync"), H200)
+        assert (asked.spec.version, asked.why) == ("mma_sync", "version mma_sync is asked for")
 
 
 def test_ctas_that_share_an_sm_share_its_shared_memory() -> None:
-    spec = GemmP1("float16", "RC", 128, 128, 64, 4, 1, blocks_per_sm=2)
+    spec = config("mma_sync", block_m=128, block_n=128, block_k=64, stages=4, blocks_per_sm=2)
     with pytest.raises(ArgumentError, match=r"^stages: got 4; allowed: stages of at most"):
         spec.check_target(SM90A)
     replace(spec, stages=3).check_target(SM90A)
 
 
-@pytest.mark.parametrize("tile", TILES, ids=str)
-def test_the_warps_of_p1_divide_its_tile(tile: tuple[int, ...]) -> None:
-    block_m, block_n, block_k, warpgroups, blocks_per_sm = tile
-    spec = GemmP1("float16", "RC", block_m, block_n, block_k, 2, warpgroups, blocks_per_sm=blocks_per_sm)
-    assert (spec.warps_m * spec.warp_m, spec.warps_n * spec.warp_n) == (spec.block_m, spec.block_n)
-    assert spec.warps_m * spec.warps_n == spec.consumer_warps
-    assert spec.warp_m % 16 == spec.warp_n % 32 == 0
+def test_warps_divide_a_tile_by_mma_sync() -> None:
+    for spec in dump_specs("mma_sync", SM90A):
+        assert (spec.warps_m * spec.warp_m, spec.warps_n * spec.warp_n) == (spec.block_m, spec.block_n)
+        assert spec.warps_m * spec.warps_n == spec.consumer_warps
+        assert spec.warp_m % 16 == spec.warp_n % 32 == 0
 
 
-@pytest.mark.parametrize("number", VERSIONS)
-def test_the_dumped_instances_are_every_tile_layout_and_dtype(number: int | str) -> None:
-    specs = dump_specs(number, SM90A)
+@pytest.mark.parametrize("version", PRESETS)
+def test_the_dumped_configurations_are_every_tile_layout_and_dtype(version: str) -> None:
+    specs = dump_specs(version, SM90A)
     assert len(set(specs)) == len(specs)
-    free = replace(PROBLEM, version=number)
+    free = replace(PROBLEM, version=version)
     tiles = {(spec.block_m, spec.block_n, spec.block_k) for spec, _ in cheapest_first(times, free, H200)}
     assert {(spec.block_m, spec.block_n, spec.block_k) for spec in specs} >= tiles
-    assert {spec.dtype for spec in dump_specs(number, get_target("sm_120a")) + specs} >= {
+    assert {spec.dtype for spec in dump_specs(version, get_target("sm_120a")) + specs} >= {
         "float16",
         "bfloat16",
         "float8_e4m3fn",
     }
     assert {spec.out_dtype for spec in specs} >= {"", "float32"}
-    assert any(spec.block_scales for spec in specs) == VERSIONS[number].scales_blocks
+    assert any(spec.block_scales for spec in specs) == (version in WITH_BLOCK_SCALES)
     assert {spec.layout for spec in specs} == set(LAYOUTS)
-    assert all(spec.entry.startswith(f"gemm_{kernel_name(number)}_") for spec in specs)
+    assert all(spec.entry.startswith(f"gemm_{version}_") for spec in specs)
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("version", "fields", "error"),
     [
-        ("dtype", "float32"), ("layout", "rc"), ("block_m", 96), ("block_m", 64.0), ("block_n", 100), ("warpgroups", 4),
-        ("stages", 1), ("stages", True), ("cluster", 3),
+        ("v5", {"dtype": "float32"}, "dtype: got float32"),
+        ("v5", {"layout": "rc"}, "layout: got rc"),
+        ("v5", {"block_m": 96}, "block_m: got 96"),
+        ("v5", {"block_m": 64.0, "warpgroups": 1}, r"block_m: got 64\.0"),
+        ("v5", {"block_n": 100}, "block_n: got 100"),
+        ("v5", {"warpgroups": 4}, "warpgroups: got 4"),
+        ("v5", {"stages": 1}, "stages: got 1"),
+        ("v5", {"stages": True}, "stages: got True"),
+        ("v5", {"cluster": 1}, "cluster: got 1; allowed: 2$"),
+        ("v4", {"cluster": 2}, "cluster: got 2; allowed: 1$"),
+        ("v4", {"block_m": 128, "warpgroups": 3}, "block_m: got 128; allowed: a multiple of 192"),
+        ("v4", {"block_k": 64, "dtype": "float8_e5m2"}, "block_k: got 64; allowed: a multiple of 128"),
+        ("v6", {"block_n": 192}, "block_n: got 192"),  # columns that the CTAs of a cluster could not share evenly
+        ("v6", {"cluster_k": 8}, "cluster_k: got 8; allowed: 2, 4"),
+        (
+            "mma_sync",
+            {"block_m": 128, "block_n": 256},
+            "warpgroups: got 1; allowed: 2: a thread holds at most 128 sums",
+        ),
+        # ptxas gives each thread of 13 warps 128 registers.
+        ("v3", {"block_m": 192, "block_n": 208}, "block_n: got 208; allowed: at most 192 for three warpgroups"),
+        ("v4", {"block_m": 192, "block_n": 208}, "block_n: got 208; allowed: at most 192 for three warpgroups"),
+        ("v3", {"dtype": "float8_e4m3fn", "block_scales": True}, "version: got v3; allowed: v4 or v5 for scales"),
+        (
+            "v4",
+            {"dtype": "float8_e4m3fn", "block_scales": True, "block_n": 256},
+            "block_n: got 256; allowed: 64 or 128",
+        ),
     ],
-)  # fmt: skip
-def test_what_a_spec_refuses(field: str, value: Any) -> None:
-    with pytest.raises((ArgumentError, ArgumentTypeError)) as caught:
-        GemmV5(**{"dtype": "float16", "layout": "RC", field: value})
-    assert caught.value.field == field
+)
+def test_what_a_configuration_refuses(version: str, fields: dict[str, Any], error: str) -> None:
+    with pytest.raises((ArgumentError, ArgumentTypeError), match=f"^{error}"):
+        config(version, **fields)
 
 
-def test_three_warpgroups_beside_a_producer_have_few_registers() -> None:
-    """ptxas gives each thread of 13 warps 128."""
-    for kind in (GemmV3, GemmV4):
-        kind("float16", "RC", 192, 192, warpgroups=3)
-        with pytest.raises(ArgumentError, match=r"^block_n: got 208; allowed: at most 192 for three warpgroups"):
-            kind("float16", "RC", 192, 208, warpgroups=3)
-    GemmV2("float16", "RC", 192, 256, warpgroups=3)
-
-
-@pytest.mark.parametrize(("field", "value"), [("block_n", 192), ("cluster_k", 1), ("cluster_k", 8)])
-def test_what_version_6_refuses(field: str, value: int) -> None:
-    """Columns that the CTAs of a cluster could not share evenly."""
-    with pytest.raises(ArgumentError) as caught:
-        GemmV6(**{"dtype": "float16", "layout": "RC", "block_m": 64, "warpgroups": 1, field: value})
-    assert caught.value.field == field
-
-
-def test_version_6_is_not_batch_invariant() -> None:
+def test_version_v6_is_not_batch_invariant() -> None:
     problem = replace(PROBLEM, batch_invariant=True)
-    with pytest.raises(ArgumentError, match=r"^version: got 6; allowed: one with a kernel for .*batch-invariant"):
-        decide(GEMM, replace(problem, version=6), H200)
+    with pytest.raises(ArgumentError, match=r"^version: got v6; allowed: one with a kernel for .*batch-invariant"):
+        decide(GEMM, replace(problem, version="v6"), H200)
     with (
-        pinned(GemmV6("float16", "RC", 64, 128, 64, 4, 1)),
+        pinned(config("v6")),
         pytest.raises(ArgumentError, match="batch_invariant: got True"),
     ):
         decide(GEMM, problem, H200)
 
 
 def test_fp8_needs_tensor_cores_for_it() -> None:
-    problem = Problem(64, 64, 256, "float8_e4m3fn")
-    assert decide(GEMM, problem, imagined_gpu("sm_120a", 48)).spec.version == "p1"
+    problem = problem_of(dtype="float8_e4m3fn")
+    assert decide(GEMM, problem, imagined_gpu("sm_120a", 48)).spec.version == "mma_sync"
     for name in ("sm_90", "sm_100a"):
         with pytest.raises(TargetError, match=rf"^target: got {name}; allowed: a target with mma_sync_fp8"):
             decide(GEMM, problem, imagined_gpu(name, 48))
     with pytest.raises(TargetError, match="mma_sync_fp8"):
-        decide(GEMM, replace(problem, version="p1"), H200)
+        decide(GEMM, replace(problem, version="mma_sync"), H200)
 
 
 @pytest.mark.parametrize(
@@ -257,13 +254,8 @@ def test_what_a_problem_refuses(field: str, value: Any) -> None:
     assert caught.value.field == field
 
 
-def test_a_tile_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"^stages: got 8"):
-        GemmV3("float16", "RC", 256, 128, stages=8).check_target(SM90A)
-
-
 def test_what_is_pinned_serves_its_own_family_only() -> None:
-    own = GemmV4("float16", "RC", 64, 64, warpgroups=1)
+    own = config("v4")
     with pinned(own):
         assert decide(GEMM, PROBLEM, H200).spec is own
     with pinned(MmaSyncSpec("float16", 128, False, 8, 128, 256, 4, 1, 4, scale_on="accumulator")):
@@ -272,11 +264,12 @@ def test_what_is_pinned_serves_its_own_family_only() -> None:
 
 def test_what_is_pinned_must_fit_the_problem() -> None:
     with (
-        pinned(GemmV3("bfloat16", "RC")),
+        pinned(config("v3", dtype="bfloat16")),
         pytest.raises(ArgumentError, match="pinned spec: dtype: got bfloat16"),
     ):
         decide(GEMM, PROBLEM, H200)
-    with pinned(GemmV3("float16", "RC", 256, 128, stages=8)), pytest.raises(ArgumentError, match="stages: got 8"):
+    large = config("v3", block_m=256, block_n=128, stages=8)
+    with pinned(large), pytest.raises(ArgumentError, match="stages: got 8"):
         decide(GEMM, PROBLEM, H200)
     with pytest.raises(ArgumentTypeError, match="spec: got str"), pinned("wgmma"):
         pass
@@ -296,7 +289,7 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     choice_table.forget()
 
 
-MEASURED: GemmSpec = GemmV3("float16", "RC", 64, 128, stages=5, warpgroups=1)
+MEASURED = config("v3", block_n=128, stages=5)
 GPU = GpuClass.of(H200)
 
 
@@ -329,7 +322,7 @@ def test_a_file_holds_the_entries_of_several_families(file: Path) -> None:
         """A problem of another family with the same fields."""
 
     other = replace(GEMM, name="other", read_problem=Other.from_json)
-    theirs: Entry[Problem, GemmSpec] = Entry(Other(**PROBLEM.as_json()), replace(MEASURED, stages=4), 7.0, 10.0)
+    theirs: Entry[Problem, GemmConfig] = Entry(Other(**PROBLEM.as_json()), replace(MEASURED, stages=4), 7.0, 10.0)
     store_entry(file, GPU, GEMM, Entry(PROBLEM, MEASURED, 8.0, 10.0))
     store_entry(file, GPU, other, theirs)
     ours, found = overrides.lookup(GEMM, PROBLEM, H200), overrides.lookup(other, theirs.problem, H200)
@@ -357,7 +350,9 @@ def test_a_changed_kernels_entry_names_the_command_that_measures_it_again() -> N
     raw = Entry(replace(PROBLEM, dtype="bfloat16"), replace(MEASURED, dtype="bfloat16"), 8.0, 10.0).as_json(GEMM)
     command = f"cudatma tune gemm --shape {PROBLEM.k}x{PROBLEM.n} --m {PROBLEM.m} --dtype bfloat16$"
     with pytest.raises(ArgumentError, match=command):
-        parse_entry(raw | {"revision": GemmSpec.revision + 1}, GEMM, SM90A)
+        parse_entry(raw | {"revision": GemmConfig.revision - 1}, GEMM, SM90A)
+    with pytest.raises(ArgumentError, match=f"^kernel: got p1; allowed: v1, .* {command}"):
+        parse_entry(raw | {"kernel": "p1"}, GEMM, SM90A)
 
 
 def test_the_kernel_of_a_problem_is_dumped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -371,21 +366,21 @@ def test_the_kernel_of_a_problem_is_dumped(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(("m", "n", "ctas"), [(4096, 4096, 128), (2048, 2304, 72), (1024, 128, 8)])
 def test_persistent_ctas_are_as_few_as_need_no_more_turns(m: int, n: int, ctas: int) -> None:
     """On 132 SMs 512, 144 and 8 tiles take 4 turns, 2, and 1."""
-    assert GemmV4("float16", "RC", 128, 256).schedule(Problem(m, n, 4096, "float16"), 132).ctas == ctas
+    assert config("v4", block_m=128, block_n=256).schedule(problem_of(m=m, n=n), 132).ctas == ctas
 
 
-@pytest.mark.parametrize(("k", "version"), [(1536, 7), (7168, 4)])
-def test_short_k_has_a_tile_for_each_warpgroup(k: int, version: int) -> None:
-    problem = Problem(4096, 24576, k, "float8_e4m3fn", "RC", epilogue="linear")
+@pytest.mark.parametrize(("k", "version"), [(1536, "v7"), (7168, "v4")])
+def test_short_k_has_a_tile_for_each_warpgroup(k: int, version: str) -> None:
+    problem = problem_of(m=4096, n=24576, k=k, dtype="float8_e4m3fn", epilogue="linear")
     assert decide(GEMM, problem, H200).spec.version == version
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 2048), (64, 2048), (128, 1024), (256, 1024)])
 def test_clusters_run_at_the_same_time(m: int, n: int) -> None:
     """An H200 holds 30 clusters of four, not 33."""
-    problem = Problem(m, n, 4096, "float16")
+    problem = problem_of(m=m, n=n)
     spec = decide(GEMM, problem, H200).spec
-    assert spec.version == 6
+    assert spec.version == "v6"
     assert spec.schedule(problem, 132).ctas <= spec.cluster_k * clusters_at_once(spec.cluster_k, 132)
 
 

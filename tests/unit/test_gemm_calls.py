@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from gemm_builders import config
 
 from cudatma.arrays import ArrayInfo, dense_strides
 from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError, TargetError
@@ -18,7 +19,6 @@ from cudatma.kernels.gemm.arguments import gemm_arguments
 from cudatma.kernels.gemm.gemm import gemm, gemm_explain
 from cudatma.kernels.gemm.problem import ACTIVATIONS, LAYOUTS
 from cudatma.kernels.gemm.sample import checked_call
-from cudatma.kernels.gemm.versions import GemmV4
 from cudatma.kernels.gpu import H200
 
 BF16, E4M3, E5M2 = (np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"))
@@ -183,16 +183,16 @@ def test_scales_of_blocks_need_wgmma(monkeypatch: pytest.MonkeyPatch) -> None:
     scales = {"a_scale": np.ones((M, 2), np.float32), "b_scale": np.ones((2, 1), np.float32)}
     with pytest.raises(TargetError, match=r"^target: got sm_120a; allowed: a target with wgmma .*scales of blocks"):
         gemm_explain(a, b.T, **scales)
-    assert gemm_explain(a, b.T, a_scale=2.0).spec.version == "p1"
+    assert gemm_explain(a, b.T, a_scale=2.0).spec.version == "mma_sync"
     assert gemm_explain(a, b.T, a_scale=2.0, target="sm_90a").gpu.target == "sm_90a"
 
 
 def test_a_version_without_a_kernel_for_the_problem_is_named() -> None:
     a, b = (np.zeros(shape, E4M3) for shape in ((M, K), (N, K)))
     scales = {"a_scale": np.ones((M, 2), np.float32), "b_scale": np.ones((2, 1), np.float32)}
-    with pytest.raises(ArgumentError, match=r"^version: got 3; allowed: 4, 5 for scales of blocks"):
-        gemm_explain(a, b.T, version=3, **scales)
-    assert gemm_explain(a, b.T, **scales).spec.version in (4, 5)
+    with pytest.raises(ArgumentError, match=r"^version: got v3; allowed: v4, v5 for scales of blocks"):
+        gemm_explain(a, b.T, version="v3", **scales)
+    assert gemm_explain(a, b.T, **scales).spec.version in ("v4", "v5")
 
 
 # ---- What is copied
@@ -380,9 +380,9 @@ def test_a_kernel_that_reads_scales_by_tma_refuses_others() -> None:
     a, b = np.zeros((40, 384), E4M3), np.zeros((64, 384), E4M3).T
     scales = {"a_scale": np.ones((40, 3), np.float32), "b_scale": np.ones((3, 1), np.float32)}
     problem = checked_call(a, b, **scales).problem
-    spec = replace(GemmV4("float8_e4m3fn", "RC", 128, 64, 128, 2, 1).adapted(problem), scales_by_tma=True)
+    made = config("v4", dtype=problem.dtype, block_m=128, warpgroups=1).adapted(problem)
     with pytest.raises(ArgumentError, match=r"^spec.scales_by_tma: got True; allowed: False for scales that TMA"):
-        gemm_arguments(problem, spec, H200)
+        gemm_arguments(problem, replace(made, scales_by_tma=True), H200)
 
 
 def test_one_scale_for_all_rows_of_a_folded_batch_is_not_read_by_tma() -> None:

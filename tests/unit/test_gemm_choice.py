@@ -6,25 +6,26 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from gemm_builders import problem
 from measured_gpus import readings
 
 from cudatma.kernels.choice_table import choice_table
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gemm.choose import GEMM, times
+from cudatma.kernels.gemm.config import GemmConfig
 from cudatma.kernels.gemm.problem import Problem
-from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gpu import H200, Gpu
 
 FP8 = "float8_e4m3fn"
 #: With candidates of every version, and tiles that serve at some M only.
 SHAPES = (
-    Problem(1, 4096, 4096, "float16"),
-    Problem(1, 1000, 3000, "float16", "CC"),
-    Problem(1, 128, 128, "bfloat16", "CR", batch=8),
-    Problem(1, 28672, 8192, "float16", "RR", epilogue="gelu", out_dtype="float32"),
-    Problem(1, 2048, 7168, FP8),
-    Problem(1, 7168, 16384, FP8, block_scales=True, scales_by_tma=True),
-    Problem(1, 4096, 4096, "float16", version="p1"),
+    problem(m=1),
+    problem(m=1, n=1000, k=3000, layout="CC"),
+    problem(m=1, n=128, k=128, dtype="bfloat16", layout="CR", batch=8),
+    problem(m=1, n=28672, k=8192, layout="RR", epilogue="gelu", out_dtype="float32"),
+    problem(m=1, n=2048, k=7168, dtype=FP8),
+    problem(m=1, n=7168, k=16384, dtype=FP8, block_scales=True, scales_by_tma=True),
+    problem(m=1, version="mma_sync"),
 )
 
 
@@ -47,10 +48,10 @@ def test_few_kernels_serve_small_m_and_none_loses_3_percent(shape: Problem) -> N
     assert len(table.specs_up_to(255)) <= 24
 
 
-def lost(problem: Problem, gpu: Gpu, us: dict[str, float]) -> float:
+def lost(measured: Problem, gpu: Gpu, us: dict[str, float]) -> float:
     """How many times as long as the fastest kernel takes the one that the model ranks first, of those that were
     measured. us: by kernel."""
-    entry = next(spec.entry for spec, _ in cheapest_first(times, problem, gpu) if spec.entry in us)
+    entry = next(spec.entry for spec, _ in cheapest_first(times, measured, gpu) if spec.entry in us)
     return us[entry] / min(us.values())
 
 
@@ -64,13 +65,13 @@ def test_the_choice_loses_little_against_the_versions(name: str, most: float, av
     found, of_few_rows = [], []
     cells, gpu = readings(name)
     for cell in cells:
-        problem = Problem(*(cell[name] for name in ("m", "n", "k", "dtype", "layout")))
+        measured = Problem(**{name: cell[name] for name in ("m", "n", "k", "dtype", "layout")})
         times: dict[str, list[float]] = {}
         for version, entry in cell["entries"].items():
             times.setdefault(entry, []).append(cell["us"][version])
         us = {entry: sum(each) / len(each) for entry, each in times.items()}
-        found.append(lost(problem, gpu, us))
-        if problem.m <= 128:
+        found.append(lost(measured, gpu, us))
+        if measured.m <= 128:
             of_few_rows.append(found[-1])
     assert max(found) < most
     assert sum(found) / len(found) < average
@@ -94,7 +95,6 @@ def test_the_choice_loses_little_against_every_tile(name: str, most: float, mean
     cells, gpu = readings(name)
     for cell in cells:
         us = cell.pop("us")
-        cell.pop("rivals")
         found.append(lost(Problem(**cell), gpu, us))
     assert max(found) < most
     assert sum(found) / len(found) < mean
@@ -103,10 +103,11 @@ def test_the_choice_loses_little_against_every_tile(name: str, most: float, mean
 def test_a_second_shape_of_a_kind_builds_no_spec(monkeypatch: pytest.MonkeyPatch) -> None:
     """Candidates depend on dtype, layout, epilogue and GPU, and are kept."""
     ms, built = np.array([1, 300]), []
-    check = GemmSpec.__post_init__
-    monkeypatch.setattr(GemmSpec, "__post_init__", lambda spec: (built.append(spec), check(spec)))
-    first = times(Problem(1, 1504, 1216, "bfloat16", "CC", epilogue="silu"), ms, H200)
+    check = GemmConfig.__post_init__
+    monkeypatch.setattr(GemmConfig, "__post_init__", lambda config: (built.append(config), check(config)))
+    kind = {"m": 1, "dtype": "bfloat16", "layout": "CC", "epilogue": "silu"}
+    first = times(problem(n=1504, k=1216, **kind), ms, H200)
     built.clear()
-    second = times(Problem(1, 3008, 2432, "bfloat16", "CC", epilogue="silu"), ms, H200)
+    second = times(problem(n=3008, k=2432, **kind), ms, H200)
     assert [spec for spec, _ in second] == [spec for spec, _ in first]
     assert not built

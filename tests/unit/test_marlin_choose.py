@@ -183,7 +183,7 @@ def menu_of(k: int, n: int, ms: Iterable[int], **layer: Any) -> set[AnyMarlinSpe
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_four_shapes_of_a_model_share_kernels(dtype: str) -> None:
     found = [menu_of(k, n, range(1, 8193, 1), dtype=dtype) for k, n in LLAMA]
-    assert len(set.union(*found)) <= 49
+    assert len(set.union(*found)) <= 48
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_the_four_shapes_of_a_model_share_kernels(dtype: str) -> None:
     ],
 )
 def test_a_menu_has_few_kernels_and_loses_little(k: int, n: int, group_size: int, has_zeros: bool) -> None:
-    """A small N has more kernels from M = 256 on: eight would lose more than 6 %."""
+    """A small N has more kernels from M = 256 on: eight would lose more than 10 %."""
     layer = LinearShape(k, n, group_size, has_zeros, "float16")
     ms = np.array([*range(1, 256), *range(256, 8193, 13), 512, 1024, 2048, 4096, 8192])
     cheapest = np.min([us for _, us in times(Problem(layer, 1), ms, H200)], axis=0)
@@ -206,9 +206,9 @@ def test_a_menu_has_few_kernels_and_loses_little(k: int, n: int, group_size: int
     us = np.array([spec.cost(Problem(layer, m), H200).us for spec, m in zip(chosen, ms.tolist(), strict=True)])
     loss = us / cheapest - 1
     assert loss.min() >= 0
-    assert loss[ms < 256].max() <= 0.04
-    assert loss.max() <= 0.06
-    assert loss[np.isin(ms, 2 ** np.arange(14))].max() <= 0.005
+    assert loss[ms < 256].max() <= 0.05
+    assert loss.max() <= 0.105
+    assert loss[np.isin(ms, 2 ** np.arange(14))].max() <= 0.01
     assert np.exp(np.log1p(loss).mean()) <= 1.025
     assert len(set(chosen[:255])) <= 24
-    assert len(set(chosen[255:])) <= (10 if n >= 3584 else 16)
+    assert len(set(chosen[255:])) <= (8 if n >= 3584 else 16)

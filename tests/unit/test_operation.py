@@ -99,7 +99,7 @@ def gemm_calls() -> dict[str, Call]:
             rows(m, k, E4M3), fp8, a_scale=columns(m, 8, np.float32, pitch=4096, address=A_SCALE), b_scale=blocks
         ),
         "large": lambda m: gemm(rows(m, 2048), columns(2048, 16384)),
-        "version": lambda m: gemm(rows(m, k), right, version=3),
+        "version": lambda m: gemm(rows(m, k), right, version="v3"),
         "(B, T, K)": lambda m: gemm(Array((3, m, k), np.float16, A), right),
         "(B, T, K), strides": lambda m: gemm(Array((2, m, k), np.float16, A, strides=(1 << 24, 2 * k, 2)), right),
         "batch": lambda m: gemm(Array((2, m, k), np.float16, A), Array((2, k, n), np.float16, B)),
@@ -275,7 +275,7 @@ CHANGES: list[tuple[Any, dict[str, Any], type[Exception] | None]] = [
     (dense, {"alpha": [2.0]}, ArgumentTypeError),
     (dense, {"beta": True}, ArgumentTypeError),
     (dense, {"activation": "relu"}, None),
-    (dense, {"version": 3}, None),
+    (dense, {"version": "v3"}, None),
     (dense, {"batch_invariant": 0}, ArgumentTypeError),
 ]
 

@@ -23,15 +23,15 @@ else:
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-CONSTRAINTS = ("constraints.txt", "constraints-cuda12.txt")
+CONSTRAINTS = ("cuda13", "cuda12")
 
 
 def pins(name: str) -> dict[str, list[str]]:
-    """Distribution -> its pins, of a constraints file and of those that it reads."""
+    """Return the pins of each distribution in a constraints file and in the files that it reads."""
     found: dict[str, list[str]] = {}
-    for line in (ROOT / name).read_text().splitlines():
+    for line in (ROOT / "constraints" / f"{name}.txt").read_text().splitlines():
         if line.startswith("-c "):
-            found |= pins(line.removeprefix("-c ").strip())
+            found |= pins(line.removeprefix("-c ").strip().removesuffix(".txt"))
         elif line and not line.startswith("#"):
             distribution, _, version = line.partition("==")
             assert version, f"{name}: {line!r} pins nothing"
@@ -78,22 +78,20 @@ def test_nothing_tells_to_install_cudatma_from_an_index() -> None:
     assert [line for line in told if not line.startswith("tests/unit/test_packaging.py")] == []
 
 
-@pytest.mark.parametrize(("name", "cuda"), list(zip(CONSTRAINTS, ("cuda13", "cuda12"), strict=True)))
-def test_everything_that_is_installed_is_pinned(name: str, cuda: str) -> None:
-    assert required(cuda, "sass", "dev", "docs", "release") - set(pins(name)) == set()
+@pytest.mark.parametrize("cuda", CONSTRAINTS)
+def test_everything_that_is_installed_is_pinned(cuda: str) -> None:
+    assert required(cuda, "sass", "dev", "docs", "release") - set(pins(cuda)) == set()
 
 
 def test_the_pins_of_cuda_13_are_those_of_the_measured_machines() -> None:
-    assert pins("constraints.txt")["nvidia-cuda-nvrtc"] == ["13.0.88"]
-    assert pins("constraints.txt")["cuda-bindings"] == pins("constraints.txt")["cuda-python"] == ["13.0.3"]
+    assert pins("cuda13")["nvidia-cuda-nvrtc"] == ["13.0.88"]
+    assert pins("cuda13")["cuda-bindings"] == pins("cuda13")["cuda-python"] == ["13.0.3"]
 
 
 def test_linters_are_pinned_alike_everywhere() -> None:
     extras = dict(requirement.split("==") for requirement in PROJECT["project"]["optional-dependencies"]["dev"]
                   if "==" in requirement)  # fmt: skip
-    assert {name: [version] for name, version in extras.items()} == {
-        name: pins("constraints.txt")[name] for name in extras
-    }
+    assert {name: [version] for name, version in extras.items()} == {name: pins("cuda13")[name] for name in extras}
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cells import summary_table
+from benchmarks.marlin import summary_table
 from cudatma.errors import ArgumentError
 from tools.dev import readme_tables
 

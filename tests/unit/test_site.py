@@ -61,7 +61,7 @@ def test_blocks_of_code_are_left_alone() -> None:
         ("copy() of a TensorMap, copy and MyTensorMap", ":py:func:`~cudatma.copy` of a :py:class:`~cudatma.TensorMap`, "
          "copy and MyTensorMap"),
         ("``copy()``, x.copy()", "``copy()``, x.copy()"),
-        ("see docs/performance/log.md.", "see :doc:`/docs/performance/log`."),
+        ("see docs/performance/model.md.", "see :doc:`/docs/performance/model`."),
     ],
 )  # fmt: skip
 def test_plain_text_means_the_same_as_restructuredtext(text: str, rst: str) -> None:

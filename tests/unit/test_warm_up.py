@@ -164,7 +164,7 @@ GEMMS: list[tuple[str, Gpu, A, tuple[int, ...], dict[str, Any]]] = [
     ("a batch that shares b", H200, batch(4, 256, share=4), (256, 512), {}),
     ("a batch with scales of rows", H200, batch(16, 512, share=16), (512, 256), {"scales": "rows"}),
     ("the same bits for each M", H200, row_major(2048), (2048, 512), {"batch_invariant": True}),
-    ("a version", H200, row_major(512), (512, 512), {"version": 4}),
+    ("a version", H200, row_major(512), (512, 512), {"version": "v4"}),
     ("without wgmma", RTX_PRO, pitched(1024), (1024, 3072), {"batch_invariant": True}),
     ("fp8", H200, row_major(1024, dtype="e4m3"), (1024, 2048), {"dtype": "e4m3"}),
     ("fp8 columns", H200, column_major(1000, dtype="e4m3"), (1000, 2048), {"dtype": "e4m3"}),
@@ -241,7 +241,7 @@ def test_tuning_entries_count(
 ) -> None:
     memory, path = Memory(), tmp_path / "tuned.json"
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
-    product = gemm_problem.Problem(48, 512, 512, "float16", "RR")
+    product = gemm_problem.Problem(m=48, n=512, k=512, dtype="float16", layout="RR")
     heads = attention_problem.Problem.of(batch=7, heads=4, q_length=600, head_dim=64, dtype="float16")
     for family, problem in ((GEMM, product), (ATTENTION, heads)):
         found = [spec for spec, _ in family.times(problem, np.array([problem.m]), H200)]

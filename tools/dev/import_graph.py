@@ -32,7 +32,7 @@ LAYERS: tuple[tuple[str, str], ...] = (
     ("tools", "the commands, the pytest plugin"),
 )
 FACTS = (
-    *("deprecation", "errors", "dtypes", "target", "context", "layout", "pipeline"),
+    *("errors", "dtypes", "target", "context", "layout", "pipeline"),
     *("mbarrier_bits", "library_streams", "arrays", "backend"),
 )
 TOP = ("cli", "__main__", "pytest_plugin")

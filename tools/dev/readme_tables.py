@@ -23,7 +23,14 @@ from cudatma.errors import ArgumentError, CudaTmaError
 
 ROOT = Path(__file__).resolve().parents[2]
 MISSING = "*Not measured yet.*"
-PAGES = ("README.md", "docs/performance/benchmarks.md", "docs/gemm.md", "docs/attention.md")
+PAGES = (
+    "README.md",
+    "docs/performance/benchmarks.md",
+    "docs/performance/emulator.md",
+    "docs/gemm.md",
+    "docs/attention.md",
+    "docs/torch.md",
+)
 _MARKED = re.compile(
     r"(?P<open><!-- table: (?P<name>[\w.-]+)(?:, first (?P<rows>\d+) rows)? -->\n)"
     r"(?P<body>.*?)(?P<close><!-- end table -->)",

@@ -1,7 +1,6 @@
 """The tuning entries that ship: put a tuner's among them.
 
-An entry ships if it is at least 2 % faster than the cost model's choice; what a tuner measured besides belongs to
-benchmarks/results/.
+An entry ships if it is at least 2 % faster than the cost model's choice.
 """
 
 from __future__ import annotations

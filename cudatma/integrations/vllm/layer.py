@@ -15,6 +15,7 @@ import cudatma.integrations.torch  # noqa: F401  registers torch.ops.cudatma
 from cudatma.errors import QuantizationError
 from cudatma.integrations.torch.weights import packed_weight
 from cudatma.kernels.marlin.warm_up import warm_up
+from cudatma.kernels.stream_workspaces import share_captured_workspaces
 from cudatma.kernels.warm_up import LARGEST_M
 from cudatma.quantization import GROUP_SIZES
 from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, SYMMETRIC_ZERO, blocks, group_count
@@ -92,7 +93,10 @@ class PackedLayer:
                 continue
             # Not vLLM's parameter classes, which run Python code at each access. None: zero points that are all 8.
             setattr(layer, name, None if tensor is None else torch.nn.Parameter(tensor, requires_grad=False))
-        if self.max_m is not None and packed[0].is_cuda:
+        if not packed[0].is_cuda:
+            return
+        share_captured_workspaces()  # vLLM runs its graphs one after the other
+        if self.max_m is not None:
             k, n = config.partition_weight_shape
             weight = packed_weight(*packed, None, k, n, config.group_size)
             warm_up([weight], min(self.max_m, LARGEST_M), batch_invariant=self.batch_invariant)

@@ -24,7 +24,7 @@ _LOG2_E = 1.4426950408889634
 _FAR = 1 << 30
 _COUNTER_BYTES = 4
 #: Most bytes of keys and values of a raster group of several heads, and how many times as many heads the last group may
-#: have. [H100, docs/performance/log.md]
+#: have. [H100, docs/lab/attention.md]
 _GROUP_BYTES, _LAST_GROUPS = 4 << 20, 4
 #: Parts of a sequence's keys at most. Microseconds that adding up takes for each of them, and that an SM takes to begin
 #: and end a CTA. [H200, attention_decode of 2 to 1024 tiles]
@@ -174,7 +174,7 @@ def _overlaps(problem: DecodeProblem) -> bool:
     """Return whether the launch is a programmatic dependent.
 
     A launch with a large e4m3 cache takes up to 4 % longer while the kernel before it ends. No other one loses, and
-    small ones gain up to 9 %. [H100, attention_overlap.json]
+    small ones gain up to 9 %. [H100, docs/lab/attention.md]
     """
     if not problem.has_fp8_cache:
         return True

@@ -230,7 +230,6 @@ CHOICE = Versions(
     "attention",
     "CUDATMA_ATTENTION_VERSION",
     tuple(version for version, preset in PRESETS.items() if not preset.is_decode),
-    "",
 )
 
 #: Fields of a config that the problem gives, and fields whose values the preset lists.
@@ -370,7 +369,7 @@ class AttentionConfig(TiledKernel):
         return self.preset.kv_bytes
 
     @property
-    def is_persistent(self) -> bool:  # type: ignore[override]
+    def is_persistent(self) -> bool:
         """Whether a CTA computes several tiles, whose results TMA stores."""
         return self.preset.schedule == "persistent"
 

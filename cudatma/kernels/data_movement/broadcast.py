@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from cudatma.arrays import ArrayInfo
-from cudatma.deprecation import former_arguments
 from cudatma.descriptor import multicast_mask
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments, At, Sizes
@@ -77,7 +76,6 @@ class BroadcastSpec(CopyRing):
         self.ring.check_fits(target, least_stages=LEAST_STAGES)
 
 
-@former_arguments("out")
 def broadcast(src: Any, copies: int, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
     """Copy an array several times; each tile is read once.
 

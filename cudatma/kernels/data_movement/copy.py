@@ -12,7 +12,6 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from cudatma.arrays import ArrayInfo
-from cudatma.deprecation import former_arguments
 from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments
@@ -32,7 +31,6 @@ VIAS = ("auto", "tma", "plain")
 _WIDEST = 8
 
 
-@former_arguments("out")
 def copy(
     src: Any,
     *,

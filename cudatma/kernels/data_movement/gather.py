@@ -13,7 +13,6 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe
-from cudatma.deprecation import former_arguments
 from cudatma.descriptor import OobFill, check_load
 from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import ArgumentError, DescriptorError
@@ -64,7 +63,6 @@ class GatherSpec(CopyRing):
         return coordinates(self.rank)
 
 
-@former_arguments("out")
 def gather(
     src: Any,
     starts: Any,
@@ -118,7 +116,6 @@ def gather(
     return run(GATHER, inputs, out, as_key(box, pad), stream=stream, backend=backend)
 
 
-@former_arguments("out")
 def halo_tiles(
     src: Any,
     tile: Sequence[int],

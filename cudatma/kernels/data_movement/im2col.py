@@ -15,7 +15,6 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, dense_strides
-from cudatma.deprecation import former_arguments
 from cudatma.descriptor import Im2colSpec, check_load, check_store
 from cudatma.descriptor import check_target as check_map_target
 from cudatma.dtypes import tma_type
@@ -86,7 +85,6 @@ class Convolution:
         )
 
 
-@former_arguments("stride", "padding", "dilation", "out")
 def im2col(
     src: Any,
     kernel: int | Sequence[int],

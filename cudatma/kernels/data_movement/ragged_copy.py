@@ -18,7 +18,6 @@ from cudatma import context
 from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
 from cudatma.backend import backend_for, device_remedy
 from cudatma.build.kernel import default_target
-from cudatma.deprecation import former_arguments
 from cudatma.errors import ArgumentError, ArgumentTypeError, check, counted
 from cudatma.kernels.arguments import Arguments, At, Sizes, map_over
 from cudatma.kernels.data_movement.ring import BOX_THREADS, TMA_ALIGNMENT_BYTES, BoxRing
@@ -174,7 +173,6 @@ class RaggedCopy:
         named = dict(zip(_ARRAYS, addresses, strict=True))
         return Replay(self._arguments, self.kernel, device, _ARRAYS, named), addresses
 
-    @former_arguments("stream")
     def run(self, *, stream: Any = None) -> None:
         """Copy all arrays; return at once on a GPU.
 
@@ -218,7 +216,6 @@ class RaggedCopy:
         return replace(self._arguments, sizes=Sizes(grid)), arrays
 
 
-@former_arguments("stream")
 def ragged_copy(
     sources: Sequence[Any], destinations: Sequence[Any], *, stream: Any = None, backend: str | None = None
 ) -> Sequence[Any]:

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe
-from cudatma.deprecation import former_arguments
 from cudatma.descriptor import check_load, check_store
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, DescriptorError
@@ -67,7 +66,6 @@ class RowsSpec(CopyRing):
         self.ring.check_fits(target, least_stages=LEAST_STAGES)
 
 
-@former_arguments("out")
 def gather_rows(src: Any, rows: Any, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
     """Gather rows of a matrix: ``out[i] = src[rows[i]]``, zeros if the source has no such row.
 

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
-from cudatma.deprecation import former_arguments
 from cudatma.descriptor import check_store
 from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.arguments import Arguments, Sizes
@@ -53,7 +52,6 @@ class TileCopySpec(BoxRing):
         self.ring.check_fits(target)
 
 
-@former_arguments("stages", "stream", source="src", destination="dst")
 def tile_copy(src: Any, dst: Any, *, stages: int = 4, stream: Any = None, backend: str | None = None) -> Any:
     """Copy a 2D array into another one by TMA.
 

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from cudatma.arrays import ArrayInfo
-from cudatma.deprecation import former_arguments
 from cudatma.descriptor import L2Promotion, Swizzle, check_store
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments, Map, Sizes
@@ -155,7 +154,6 @@ def choose_transpose(element_bytes: int, target: Target) -> TransposeSpec:
     return larger if larger.smem_bytes <= most else replace(larger, stages=2, transposed_tiles=1)
 
 
-@former_arguments("out")
 def transpose(src: Any, *, out: Any = None, via: str = "auto", stream: Any = None, backend: str | None = None) -> Any:
     """Exchange the last two axes of an array in memory.
 

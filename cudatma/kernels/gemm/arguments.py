@@ -9,9 +9,9 @@ from cudatma.descriptor import TiledSpec
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import Arguments, At, Map, Sizes, Value
+from cudatma.kernels.gemm.config import GemmConfig
 from cudatma.kernels.gemm.matrices import ALIGNMENT, Matrix
 from cudatma.kernels.gemm.problem import NO_OPERANDS, SCALE_BLOCK, Problem, element_bytes
-from cudatma.kernels.gemm.spec import GemmSpec
 from cudatma.kernels.gpu import IN_L2_BYTES, Gpu
 from cudatma.kernels.launch_struct import offsets, pack, work_values
 from cudatma.kernels.schedule import ceil_div
@@ -21,36 +21,38 @@ from cudatma.target import get_target
 _BOUND_BY_MEMORY = 180
 
 
-def gemm_arguments(problem: Problem, spec: GemmSpec, gpu: Gpu) -> Arguments:
-    """Return the launch for a problem whose layout is the spec's. Raises TargetError, ArgumentError."""
-    spec.check_target(get_target(gpu.target))
+def gemm_arguments(problem: Problem, config: GemmConfig, gpu: Gpu) -> Arguments:
+    """Return the launch for a problem whose layout is the configuration's. Raises TargetError, ArgumentError."""
+    config.check_target(get_target(gpu.target))
     if problem.operands == NO_OPERANDS:
         raise ArgumentError("problem.operands", None, "the layouts of the arrays")
-    parameters = tuple([_parameter(name, problem, spec) for name in spec.parameter_names])
-    return Arguments(spec.template, spec, parameters, sizes_for(problem, spec, gpu)(problem.m), spec.launch_cluster)
+    parameters = tuple([_parameter(name, problem, config) for name in config.parameter_names])
+    return Arguments(
+        config.template, config, parameters, sizes_for(problem, config, gpu)(problem.m), config.launch_cluster
+    )
 
 
-def _parameter(name: str, problem: Problem, spec: GemmSpec) -> Map | At | Value:
+def _parameter(name: str, problem: Problem, config: GemmConfig) -> Map | At | Value:
     """Return what a parameter of the kernel receives. M is a dimension of every tensor map except B's."""
     m, n, k, operands = problem.m, problem.n, problem.k, problem.operands
-    if name == "output_map" and not _is_stored_by_tma(problem, spec):
+    if name == "output_map" and not _is_stored_by_tma(problem, config):
         name = "b_map"  # The kernel does not use the map, but it has to be valid.
     if name == "a_map":
-        swizzle = spec.swizzle(spec.is_a_k_major)
-        dims, axis = ((k, m), 1) if spec.is_a_k_major else ((m, k), 0)
-        over = _matrices(dims, operands.a, problem, spec.a_box(m), spec.dtype, swizzle)
+        swizzle = config.swizzle(config.is_a_k_major)
+        dims, axis = ((k, m), 1) if config.is_a_k_major else ((m, k), 0)
+        over = _matrices(dims, operands.a, problem, config.a_box(m), config.dtype, swizzle)
         return Map("a", over, (("dim", axis), ("box", axis)))
     if name == "b_map":
-        swizzle = spec.swizzle(spec.is_b_k_major)
-        dims = (k, n) if spec.is_b_k_major else (n, k)
-        return Map("b", _matrices(dims, operands.b, problem, spec.b_box, spec.dtype, swizzle))
+        swizzle = config.swizzle(config.is_b_k_major)
+        dims = (k, n) if config.is_b_k_major else (n, k)
+        return Map("b", _matrices(dims, operands.b, problem, config.b_box, config.dtype, swizzle))
     if name == "output_map":
-        over = _matrices((n, m), operands.out, problem, spec.output_box, spec.result_dtype, "128B")
+        over = _matrices((n, m), operands.out, problem, config.output_box, config.result_dtype, "128B")
         return Map("out", over, (("dim", 1),))
     if name == "a_scale_map":
         if operands.scale_rows is None:
             raise ArgumentError("spec.scales_by_tma", True, "False for scales that TMA cannot read")
-        dims, box = (m, ceil_div(k, SCALE_BLOCK)), (1, 1, spec.block_m)
+        dims, box = (m, ceil_div(k, SCALE_BLOCK)), (1, 1, config.block_m)
         return Map("a_scale", _matrices(dims, operands.scale_rows, problem, box, "float32"), (("dim", 0),))
     return Value(0) if name == "problem" else At("out" if name == "output" else name)
 
@@ -65,20 +67,20 @@ def _matrices(
     return TiledSpec(dtype=kind, dims=dims_of_batch, strides_bytes=strides, box=box[::-1], swizzle=swizzle)
 
 
-def sizes_for(problem: Problem, spec: GemmSpec, gpu: Gpu) -> Callable[[int], Sizes]:
+def sizes_for(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[[int], Sizes]:
     """Return a function of M that returns the sizes, for every M with the problem's size_key()."""
-    operands, element, out_bytes = problem.operands, spec.element_bytes, spec.out_bytes
-    by_tma = _is_stored_by_tma(problem, spec)
-    box_rows = spec.a_box_rows(problem.m)
-    work = spec.schedule(problem, gpu.sm_count)
-    tiles_m = ceil_div(problem.m, spec.cluster_m)
+    operands, element, out_bytes = problem.operands, config.element_bytes, config.out_bytes
+    by_tma = _is_stored_by_tma(problem, config)
+    box_rows = config.a_box_rows(problem.m)
+    work = config.schedule(problem, gpu.sm_count)
+    tiles_m = ceil_div(problem.m, config.cluster_m)
     vectors, pitch = operands.out.is_aligned, operands.out.pitch_bytes // out_bytes
     values = dict(operands.scale_strides) | {
         **work_values(
-            work, problem.m, problem.n, problem.k, spec.cluster_m, output_pitch=pitch, output_vectors=vectors
+            work, problem.m, problem.n, problem.k, config.cluster_m, output_pitch=pitch, output_vectors=vectors
         ),
         # Which tiles go through K backwards depends on M.
-        "alternates": int(not problem.batch_invariant and not spec.block_scales),
+        "alternates": int(not problem.batch_invariant and not config.block_scales),
         "matrix_tiles_m": tiles_m,
         "by_matrix_tiles_m": tiles_m,
         "output_batch": operands.out.batch_bytes // out_bytes,
@@ -90,9 +92,9 @@ def sizes_for(problem: Problem, spec: GemmSpec, gpu: Gpu) -> Callable[[int], Siz
         "b_batch": operands.b.batch_bytes // element,
         "b_pitch": operands.b.pitch_bytes // element,
         "a_box_rows": box_rows,
-        "stage_bytes": spec.boxes_bytes(box_rows),
+        "stage_bytes": config.boxes_bytes(box_rows),
     }
-    members, names = spec.problem_members, spec.parameter_names
+    members, names = config.problem_members, config.parameter_names
     struct, at = pack(members, values), offsets(members)["m"]
     head, tail = struct[:at], struct[at + 4 :]
     # The CTAs of a single wave take more than half of an SM's shared memory, so that CTAs of the next kernel do not
@@ -110,10 +112,10 @@ def sizes_for(problem: Problem, spec: GemmSpec, gpu: Gpu) -> Callable[[int], Siz
     return sizes
 
 
-def size_key(problem: Problem, spec: GemmSpec) -> tuple[Any, ...]:
+def size_key(problem: Problem, config: GemmConfig) -> tuple[Any, ...]:
     """Return what determines the sizes of a launch, besides M in one word of the struct and in the tensor maps."""
     m = problem.m
-    return -(-m // spec.cluster_m), spec.a_box_rows(m), is_bound_by_memory(problem)
+    return -(-m // config.cluster_m), config.a_box_rows(m), is_bound_by_memory(problem)
 
 
 def is_bound_by_memory(problem: Problem) -> bool:
@@ -127,5 +129,5 @@ def is_bound_by_memory(problem: Problem) -> bool:
     return nbytes > IN_L2_BYTES and m * n < _BOUND_BY_MEMORY * (m + n)
 
 
-def _is_stored_by_tma(problem: Problem, spec: GemmSpec) -> bool:
-    return spec.stores_by_tma and problem.operands.out.is_aligned and problem.n * spec.out_bytes % ALIGNMENT == 0
+def _is_stored_by_tma(problem: Problem, config: GemmConfig) -> bool:
+    return config.stores_by_tma and problem.operands.out.is_aligned and problem.n * config.out_bytes % ALIGNMENT == 0

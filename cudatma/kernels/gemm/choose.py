@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import cycle, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.cost import LEAST_STAGES, no_kernel
 from cudatma.kernels.family import Family, Option, Times
-from cudatma.kernels.gemm import p1
-from cudatma.kernels.gemm.cost import CostModel
+from cudatma.kernels.gemm.config import CHOICE, MAX_SUMS, PRESETS, WITH_BLOCK_SCALES, GemmConfig
+from cudatma.kernels.gemm.cost import CostModel, cost_model
 from cudatma.kernels.gemm.problem import (
     EPILOGUES,
     KIND_FIELDS,
@@ -27,156 +27,206 @@ from cudatma.kernels.gemm.problem import (
     Problem,
     element_bytes,
     is_fp8,
-    kernel_name,
 )
-from cudatma.kernels.gemm.spec import GemmSpec
-from cudatma.kernels.gemm.versions import CHOICE, VERSIONS
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
 
+
+class Tile(NamedTuple):
+    """The fields of a configuration that are ranked.
+
+    k: block_k for elements of two bytes. for_last_wave: whether only products of few waves take the tile, because it
+    may leave fewer SMs idle in their last wave.
+    """
+
+    m: int
+    n: int
+    warpgroups: int
+    k: int = 64
+    blocks_per_sm: int = 1
+    for_last_wave: bool = False
+
+
+#: Among tiles with equal predicted times the first one is chosen.
+_TILES = (
+    Tile(m=64, n=64, k=128, warpgroups=1),
+    Tile(m=64, n=64, warpgroups=1),
+    Tile(m=64, n=128, warpgroups=1),
+    Tile(m=64, n=128, k=128, warpgroups=1),
+    Tile(m=64, n=192, warpgroups=1),
+    Tile(m=64, n=256, warpgroups=1),
+    Tile(m=128, n=64, k=128, warpgroups=2),
+    Tile(m=128, n=128, warpgroups=2),
+    Tile(m=128, n=192, warpgroups=2),
+    Tile(m=128, n=256, warpgroups=2),
+    Tile(m=192, n=128, warpgroups=3),
+    Tile(m=256, n=128, warpgroups=2),
+    Tile(m=256, n=192, warpgroups=2),
+    Tile(m=256, n=208, warpgroups=2),
+)
+#: Of all tiles with a multiple of 16 columns, those for the last wave are the fastest for some product.
+#: [benchmarks/results/gemm_tiles*.json]
+_TILES_OF = {
+    "v3": (
+        *_TILES,
+        Tile(m=64, n=96, warpgroups=1, for_last_wave=True),
+        Tile(m=128, n=80, warpgroups=2, for_last_wave=True),
+        Tile(m=128, n=208, warpgroups=2, for_last_wave=True),
+        Tile(m=128, n=224, warpgroups=2, for_last_wave=True),
+        Tile(m=192, n=96, warpgroups=3, for_last_wave=True),
+        Tile(m=192, n=192, warpgroups=3, for_last_wave=True),
+    ),
+    "v4": (
+        *_TILES,
+        Tile(m=128, n=224, warpgroups=2, for_last_wave=True),
+        Tile(m=256, n=160, warpgroups=2, for_last_wave=True),
+    ),
+    "v7": (Tile(m=128, n=128, warpgroups=1),),
+    "mma_sync": (
+        Tile(m=64, n=64, warpgroups=1),
+        Tile(m=64, n=128, warpgroups=1),
+        Tile(m=128, n=128, k=32, warpgroups=1),
+        Tile(m=128, n=128, warpgroups=1),
+        Tile(m=128, n=128, warpgroups=1, blocks_per_sm=2),
+        Tile(m=128, n=256, k=32, warpgroups=2),
+        Tile(m=256, n=128, k=32, warpgroups=2),
+        Tile(m=128, n=256, warpgroups=2),
+    ),
+}
 #: Number of waves of tiles of 128 x 256 from which idle SMs in the last wave cost little.
 _MANY_WAVES = 8
-#: (block_m, block_n, block_k, warpgroups). Among tiles with equal predicted times the first one is chosen.
-_TILES = (
-    (64, 64, 128, 1), (64, 64, 64, 1), (64, 128, 64, 1), (64, 128, 128, 1), (64, 192, 64, 1), (64, 256, 64, 1),
-    (128, 64, 128, 2), (128, 128, 64, 2), (128, 192, 64, 2), (128, 256, 64, 2), (192, 128, 64, 3), (256, 128, 64, 2),
-    (256, 192, 64, 2), (256, 208, 64, 2),
-)  # fmt: skip
-#: A product of few waves may also take one of these, which may leave fewer SMs idle in the last wave, by version: of
-#: all multiples of 16 columns those that are the fastest for some product. [benchmarks/results/gemm_tiles*.json]
-_LAST_WAVE_TILES: dict[int | str, tuple[tuple[int, ...], ...]] = {
-    3: ((64, 96, 64, 1), (128, 80, 64, 2), (128, 208, 64, 2), (128, 224, 64, 2), (192, 96, 64, 3), (192, 192, 64, 3)),
-    4: ((128, 224, 64, 2), (256, 160, 64, 2)),
-}
-#: Versions with tiles of their own.
-_TILES_OF: dict[int | str, tuple[tuple[int, ...], ...]] = {7: ((128, 128, 64, 1),), "p1": p1.TILES}
 #: The versions that "auto" chooses from on targets with wgmma, and on others. No other version is 2 % faster for a
-#: measured product, except that version 5 is 10 % faster at 256 x 8192 x 28672 on an H100; the cost model would take
-#: version 6 all the same. [H100, H200]
-_LADDER, _MMA_SYNC = (6, 7, 5, 4, 3), ("p1",)
-#: Clusters may use every tile where rows split sectors, because they read a shared operand half as often. Elsewhere
-#: they use the first tile if TMA reads A's block scales (0.2 to 3 % faster than version 4 on an H100), else the second
-#: one (1 to 3 % faster on an H200).
-_CLUSTERS, _TILE_OF_CLUSTERS, _WIDE_TILE_OF_CLUSTERS = 5, (256, 128, 64, 2), (256, 160, 64, 2)
-_LADDER_OF_SCALES = (_CLUSTERS, 4)
+#: measured product, except that version v5 is 10 % faster at 256 x 8192 x 28672 on an H100; the cost model would take
+#: version v6 all the same. [H100, H200]
+_LADDER, _LADDER_OF_SCALES, _MMA_SYNC = ("v6", "v7", "v5", "v4", "v3"), ("v5", "v4"), ("mma_sync",)
+#: Clusters that share loads may use every tile where rows split sectors, because they read a shared operand half as
+#: often. Elsewhere they use the first tile if TMA reads A's block scales (0.2 to 3 % faster than version v4 on an
+#: H100), else the second one (1 to 3 % faster on an H200).
+_TILE_OF_CLUSTERS, _WIDE_TILE_OF_CLUSTERS = Tile(m=256, n=128, warpgroups=2), Tile(m=256, n=160, warpgroups=2)
 _EVERY_M = np.ones(1, np.bool_)
 
 
-def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[GemmSpec]:
+def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[GemmConfig]:
     """Return ``Family.times``: each tile of each version, with as deep a ring as shared memory holds.
 
-    The problem may name a version. Otherwise the ladder's versions compete, or p1 on targets without wgmma. Raises
+    The problem may name a version. Otherwise several by wgmma compete, or mma_sync on targets without wgmma. Raises
     TargetError if the target lacks a feature of the version or of the operands, and ArgumentError if the version has no
     kernel for the problem.
     """
-    found: list[tuple[GemmSpec, NDArray[np.float64]]] = []
+    found: list[tuple[GemmConfig, NDArray[np.float64]]] = []
     kind = [getattr(problem, name) for name in KIND_FIELDS]
     for version in _versions(problem, get_target(gpu.target)):
         tiles = _tiles_for(problem, version)
-        served = {tile: _serves(problem, version, tile, ms, gpu) for tile in tiles}
-        for tile, spec, model in _candidates(version, tiles, gpu, *kind):
-            if served[tile].any() and (spec.cluster_k == 1 or _is_divided(spec, problem)):
-                found.append((spec, np.where(served[tile], model(ms, problem).us, np.inf)))
+        served = {tile: _serves(problem, tile, ms, gpu) for tile in tiles}
+        for tile, config, model in _candidates(version, tiles, gpu, *kind):
+            if served[tile].any() and (config.cluster_k == 1 or _is_divided(config, problem)):
+                found.append((config, np.where(served[tile], model(ms, problem).us, np.inf)))
     if not found:
         raise no_kernel(problem, gpu)
     # A ring of fewer stages loads nothing while one is computed, which the cost model does not count.
-    least_stages = min(LEAST_STAGES, max([spec.stages for spec, _ in found]))
-    return [(spec, us) for spec, us in found if spec.stages >= least_stages]
+    least_stages = min(LEAST_STAGES, max([config.stages for config, _ in found]))
+    return [(config, us) for config, us in found if config.stages >= least_stages]
 
 
-def _versions(problem: Problem, target: Target) -> tuple[int | str, ...]:
+def _versions(problem: Problem, target: Target) -> tuple[str, ...]:
     """Return the versions to choose from. Raises as times() does."""
-    if problem.block_scales and problem.version and not VERSIONS[problem.version].scales_blocks:
-        able = ", ".join(str(version) for version, kind in VERSIONS.items() if kind.scales_blocks)
-        raise ArgumentError("version", problem.version, f"{able} for scales of blocks", 'version="auto"')
-    if (problem.version and problem.version not in _MMA_SYNC) or problem.block_scales:
-        target.require(
-            "wgmma", "gemm with scales of blocks" if problem.block_scales else f"version {problem.version} of gemm"
-        )
-    if is_fp8(problem.dtype) and (problem.version == "p1" or not target.has_wgmma):
+    version = problem.version
+    if problem.block_scales and version and version not in WITH_BLOCK_SCALES:
+        allowed = f"{', '.join(WITH_BLOCK_SCALES)} for scales of blocks"
+        raise ArgumentError("version", version, allowed, 'version="auto"')
+    if (version and version not in _MMA_SYNC) or problem.block_scales:
+        user = "gemm with scales of blocks" if problem.block_scales else f"version {version} of gemm"
+        target.require("wgmma", user)
+    if is_fp8(problem.dtype) and (version in _MMA_SYNC or not target.has_wgmma):
         target.require("mma_sync_fp8", "gemm of fp8 without wgmma")
-    if problem.version:
-        return (problem.version,)
-    ladder = _LADDER_OF_SCALES if problem.scales_by_tma else _LADDER
-    return ladder if target.has_wgmma else _MMA_SYNC
+    if version:
+        return (version,)
+    if not target.has_wgmma:
+        return _MMA_SYNC
+    return _LADDER_OF_SCALES if problem.scales_by_tma else _LADDER
 
 
-def _every_tile(version: int | str) -> tuple[tuple[int, ...], ...]:
-    return _TILES_OF.get(version, (*_TILES, *_LAST_WAVE_TILES.get(version, ())))
+def _tiles(version: str) -> tuple[Tile, ...]:
+    return _TILES_OF.get(version, _TILES)
 
 
-def _tiles_for(problem: Problem, version: int | str) -> tuple[tuple[int, ...], ...]:
+def _tiles_for(problem: Problem, version: str) -> tuple[Tile, ...]:
     """Return the tiles of a version that are worth ranking at some M."""
-    if version == _CLUSTERS and not problem.version and not any(problem.split_rows):
+    if version == "v5" and not problem.version and not any(problem.split_rows):
         return (_TILE_OF_CLUSTERS if problem.scales_by_tma else _WIDE_TILE_OF_CLUSTERS,)
-    return _every_tile(version)
+    return _tiles(version)
 
 
-def _serves(
-    problem: Problem, version: int | str, tile: tuple[int, ...], ms: NDArray[np.int64], gpu: Gpu
-) -> NDArray[np.bool_]:
+def _serves(problem: Problem, tile: Tile, ms: NDArray[np.int64], gpu: Gpu) -> NDArray[np.bool_]:
     """Return at which M the tile is worth ranking.
 
     A tile for the last wave serves products of few waves whose M is more than half of its rows.
     """
-    block_m, block_n, _, warpgroups, *_ = tile
-    if tile not in _LAST_WAVE_TILES.get(version, ()):
+    if not tile.for_last_wave:
         return _EVERY_M
     has_few_waves = problem.batch * ms * problem.n <= _MANY_WAVES * gpu.sm_count * 128 * 256
-    serves = has_few_waves & (block_m < 2 * np.maximum(ms, 64))
+    serves = has_few_waves & (tile.m < 2 * np.maximum(ms, 64))
     # Three warpgroups on few columns read more than L2 sends, unless all CTAs run at once and read the same.
-    tiles = problem.batch * ceil_div(ms, block_m) * ceil_div(problem.n, block_n)
-    return np.asarray(serves & (tiles <= gpu.sm_count) if warpgroups == 3 else serves)
+    tiles = problem.batch * ceil_div(ms, tile.m) * ceil_div(problem.n, tile.n)
+    return np.asarray(serves & (tiles <= gpu.sm_count) if tile.warpgroups == 3 else serves)
 
 
-def _is_divided(spec: GemmSpec, problem: Problem) -> bool:
+def _is_divided(config: GemmConfig, problem: Problem) -> bool:
     """Return whether CTAs may divide K of a problem."""
-    return not problem.batch_invariant and (spec.cluster_k - 1) * spec.block_k < problem.k
+    return not problem.batch_invariant and (config.cluster_k - 1) * config.block_k < problem.k
 
 
 @lru_cache(maxsize=256)
 def _candidates(
-    version: int | str, tiles: tuple[tuple[int, ...], ...], gpu: Gpu, *kind: Any
-) -> list[tuple[tuple[int, ...], GemmSpec, CostModel]]:
-    """Return the instances of each tile that run on a GPU, with their cost models.
+    version: str, tiles: tuple[Tile, ...], gpu: Gpu, *kind: Any
+) -> list[tuple[Tile, GemmConfig, CostModel]]:
+    """Return the configurations of each tile that run on a GPU, with their cost models.
 
     ``kind``: the values of KIND_FIELDS.
     """
     target = get_target(gpu.target)
-    instances = ((tile, spec) for tile in tiles for spec in _with_longest_ring(_of_tile(version, tile, *kind), target))
-    return [(tile, spec, spec.cost_model(gpu)) for tile, spec in instances]
+    configs = (
+        (tile, config) for tile in tiles for config in _with_longest_ring(_of_tile(version, tile, *kind), target)
+    )
+    return [(tile, config, cost_model(config, gpu)) for tile, config in configs]
 
 
-def _of_tile(version: int | str, tile: tuple[int, ...], dtype: str, layout: str, *kind: Any) -> Iterator[GemmSpec]:
-    """Yield a version's instances of a tile with the shortest ring; none if the version does not have the tile.
-
-    The tile is for elements of two bytes.
-    """
-    block_m, block_n, block_k, warpgroups, *others = tile
-    block_k = block_k * 2 // element_bytes(dtype)
+def _of_tile(version: str, tile: Tile, *kind: Any) -> Iterator[GemmConfig]:
+    """Yield a version's configurations of a tile with the shortest ring; none if the version does not have the tile."""
+    fields = dict(zip(KIND_FIELDS, kind, strict=True))
     with contextlib.suppress(ArgumentError):
-        spec = VERSIONS[version](dtype, layout, block_m, block_n, block_k, 2, warpgroups, *kind, *others)
-        divided: list[dict[str, Any]] = [{"cluster_k": parts} for parts in spec.allowed.get("cluster_k", ())]
-        yield from [replace(spec, **change) for change in divided] or [spec]
+        for cluster_k in PRESETS[version].cluster_k:
+            yield GemmConfig.of(
+                version,
+                **fields,
+                block_m=tile.m,
+                block_n=tile.n,
+                block_k=tile.k * 2 // element_bytes(fields["dtype"]),
+                stages=2,
+                warpgroups=tile.warpgroups,
+                cluster_k=cluster_k,
+                blocks_per_sm=tile.blocks_per_sm,
+            )
 
 
-def _with_longest_ring(specs: Iterable[GemmSpec], target: Target) -> Iterator[GemmSpec]:
-    """Yield the specs that run on a target, with the longest ring that fits shared memory."""
-    for spec in specs:
-        if (stages := spec.most_stages(target)) >= 2:
+def _with_longest_ring(configs: Iterable[GemmConfig], target: Target) -> Iterator[GemmConfig]:
+    """Yield the configurations that run on a target, with the longest ring that fits shared memory."""
+    for config in configs:
+        if (stages := config.useful_stages(target)) >= 2:
             with contextlib.suppress(ArgumentError, TargetError):
-                spec.check_target(target)
-                yield replace(spec, stages=stages)
+                config.check_target(target)
+                yield replace(config, stages=stages)
 
 
-GEMM: Family[Problem, GemmSpec] = Family(
+GEMM: Family[Problem, GemmConfig] = Family(
     name="gemm",
-    kernels={kernel_name(version): kind for version, kind in VERSIONS.items()},
+    kernels=dict.fromkeys(PRESETS, GemmConfig),
     read_problem=Problem.from_json,
     times=times,
     index=("n", "k", "batch"),
     spec_fields=KIND_FIELDS,
+    kernel_field="version",
     options=(
         Option("dtype", "float16", tuple(OPERAND_TYPES), "of operands"),
         Option("layout", "RC", LAYOUTS, "A and B, each row-major or column-major"),
@@ -191,38 +241,33 @@ GEMM: Family[Problem, GemmSpec] = Family(
 )
 
 
-def dump_specs(version: int | str, target: Target) -> list[GemmSpec]:
-    """Return the instances of a version that dumps and compile checks cover.
+def dump_specs(version: str, target: Target) -> list[GemmConfig]:
+    """Return the configurations of a version that dumps and compile checks cover.
 
     Each tile occurs once, and each layout, dtype and epilogue, and fp8 with block scales if the version supports them.
     """
 
-    def instances(*kind: Any) -> list[GemmSpec]:
-        return [spec for tile in _every_tile(version) for spec in _of_tile(version, tile, *kind)]
+    def configs(*kind: Any) -> list[GemmConfig]:
+        return [config for tile in _tiles(version) for config in _of_tile(version, tile, *kind)]
 
-    found: list[GemmSpec] = []
-    tiles: dict[tuple[int, ...], list[GemmSpec]] = {}
-    for spec in instances("float16", "RC", "", "none", False, False):
-        tiles.setdefault((spec.block_m, spec.block_n, spec.block_k, spec.blocks_per_sm), []).append(spec)
+    found: list[GemmConfig] = []
+    tiles: dict[tuple[int, ...], list[GemmConfig]] = {}
+    for config in configs("float16", "RC", "", "none", False, False):
+        tiles.setdefault((config.block_m, config.block_n, config.block_k, config.blocks_per_sm), []).append(config)
     for index, same in zip(range(max(len(tiles), 2 * len(LAYOUTS))), cycle(tiles.values())):
         dtype, first = ("float16", "bfloat16")[index % 2], index // 2 % len(LAYOUTS)
         out_dtype, epilogue = ("", "", "float32")[index % 3], (*EPILOGUES, "none")[index % 7]
-        spec = replace(same[index % len(same)], dtype=dtype)
-        if spec.block_m * spec.block_n <= GemmSpec.most_sums * 128 * spec.warpgroups:  # others have no epilogue
-            spec = replace(spec, out_dtype=out_dtype, epilogue=epilogue)
+        config = replace(same[index % len(same)], dtype=dtype)
+        if config.block_m * config.block_n <= MAX_SUMS * 128 * config.warpgroups:  # others have no epilogue
+            config = replace(config, out_dtype=out_dtype, epilogue=epilogue)
         layouts = (*LAYOUTS[first:], *LAYOUTS[:first])
-        found += islice(_with_longest_ring((replace(spec, layout=layout) for layout in layouts), target), 1)
+        found += islice(_with_longest_ring((replace(config, layout=layout) for layout in layouts), target), 1)
     for dtype, blocks, by_tma in (
         ("float8_e4m3fn", False, False),
         ("float8_e5m2", True, False),
         ("float8_e4m3fn", True, True),
     ):
         tile = 2 * SCALE_BLOCK if by_tma else SCALE_BLOCK, SCALE_BLOCK
-        specs = instances(dtype, "RC", "", "linear", blocks, by_tma)
-        found += _with_longest_ring((spec for spec in specs if (spec.block_m, spec.block_n) == tile), target)
+        of_fp8 = configs(dtype, "RC", "", "linear", blocks, by_tma)
+        found += _with_longest_ring((config for config in of_fp8 if (config.block_m, config.block_n) == tile), target)
     return list(dict.fromkeys(found))
-
-
-v1_specs, v2_specs, v3_specs, v4_specs, v5_specs, v6_specs, v7_specs, p1_specs = (
-    partial(dump_specs, version) for version in VERSIONS
-)

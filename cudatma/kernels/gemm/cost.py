@@ -1,4 +1,4 @@
-"""Predict what versions 1 to 7 of the dense GEMM take on a GPU. The prediction ranks every tile of every version.
+"""Predict the time of a configuration of the dense GEMM on a GPU. The prediction ranks the tiles of all versions.
 
 Most factors were fitted on an H200 to ``benchmarks/results/gemm_tiles.json``. The factors of split rows and of unused
 columns were fitted to ``gemm_middle.json``, and _UNHIDDEN_PART and the factors of block scales on H100s.
@@ -17,8 +17,16 @@ import numpy as np
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gemm.problem import WGMMA_M, Problem
 from cudatma.kernels.gpu import IN_L2_BYTES, Gpu, clusters_at_once
+from cudatma.kernels.schedule import ceil_div
 from cudatma.target import get_target
 
+#: Microseconds of a launch by the schedule. CTAs of a cluster that share loads wait for each other, with block scales
+#: even longer [H100], and CTAs that divide K meet. [H200]
+_LAUNCH_US = {"one_tile": 0.3, "persistent": 0.5, "pingpong": 0.5}
+_CLUSTER_LAUNCH_US, _CLUSTER_LAUNCH_OF_SCALES_US, _CLUSTER_K_LAUNCH_US, _MMA_SYNC_LAUNCH_US = 0.9, 2.2, 0.5, 0.9
+#: Clocks between two stages in which a single warpgroup does not multiply, by the loader, and with a tile for each
+#: warpgroup.
+_STAGE_GAPS, _PINGPONG_GAP = {"cp_async": 400, "consumers": 250, "producer_warp": 0}, 40
 #: Bytes of each operand that the tensor cores of an SM multiply in a clock. [H100 white paper]
 _MAC_BYTES = 4096
 #: wgmmas reach this part of _MAC_BYTES, if each is counted with this many additional columns.
@@ -56,32 +64,50 @@ _DRIFTING_M = 64
 _EPILOGUE_CLOCKS = {"none": 0, "linear": 10, "relu": 10, "gelu": 52, "gelu_tanh": 38, "silu": 36}
 
 
+#: Floating-point operations a clock that the mma.syncs of one warp reach [H200: 559 TFLOP/s of four warps an SM], and
+#: the part of the tensor cores' rate that loads and waits leave (an estimate).
+_WARP_FLOPS, _BESIDE_LOADS = 535, 0.92
+#: The part of it that two CTAs of an SM reach; clocks of a stage in which its warps do not multiply. [H200]
+_TWO_CTAS, _STAGE_CLOCKS = 0.94, 60
+#: Until the first stage of a tile by mma.sync is there.
+_FIRST_MMA_SYNC_STAGE_CLOCKS = 1900
+#: Bytes a clock that an SM reads from shared memory, from L2, and from L2 of a GeForce (estimate: 5 TB/s, 170 SMs);
+#: that it stores.
+_SMEM_BYTES, _SM_L2_BYTES, _GEFORCE_L2_BYTES, _STORED_BYTES = 128, 56, 12, 32
+
+
 #: Predicts one launch of a problem at M, an int or an int64 array, instead of the problem's.
 CostModel = Callable[[Any, Problem], Cost]
 
 
-def wgmma_cost_model(spec: Any, gpu: Gpu) -> CostModel:
-    """Return the cost model of an instance of versions 1 to 7.
+def cost_model(config: Any, gpu: Gpu) -> CostModel:
+    """Return the predicted time of a GemmConfig as a function of M and a problem."""
+    return _wgmma_cost_model(config, gpu) if config.has_wgmma else _mma_sync_cost_model(config, gpu)
+
+
+def _wgmma_cost_model(config: Any, gpu: Gpu) -> CostModel:
+    """Return the cost model of a kernel by wgmma.
 
     Tiles run in waves. The tensor cores, the latency of loads, or L2 bounds their stages. Terms without sizes are
     computed once: a table calls the model for every shape, of which there may be many.
     """
-    cluster_m, cluster_n, cluster_k = spec.cluster_m, spec.cluster_n, spec.cluster_k
-    element_bytes, k_bytes = spec.element_bytes, spec.element_bytes * spec.block_k
-    clusters = max(1, clusters_at_once(spec.launch_cluster, gpu.sm_count))
-    a_rows, b_rows = spec.loaded_rows
-    latency = _LATENCY_CLOCKS / max(1, spec.most_stages(get_target(gpu.target)))
-    arrived_clocks = max(_multiplying_clocks(spec), latency)
-    unused_clocks = (spec.slot_n - spec.block_n) * k_bytes / _UNUSED_BYTES
-    max_rows, row_bytes, other_bytes = spec.max_a_box_rows, 0, spec.loaded_stage_bytes
-    if spec.cluster == 1:
-        other_bytes = spec.boxes_bytes(0)
-        row_bytes = spec.boxes_bytes(1) - other_bytes
-    cluster_stage_k, tile = spec.block_k * cluster_k, spec.block_m * spec.block_n // cluster_k
-    sums_of_thread = tile / (128 * spec.warpgroups)
-    stored = (_STORE_CLOCKS * spec.out_bytes / 2 + _EPILOGUE_CLOCKS[spec.epilogue]) * sums_of_thread
+    is_pingpong = config.preset.schedule == "pingpong"
+    cluster_m, cluster_n, cluster_k = config.cluster_m, config.cluster_n, config.cluster_k
+    element_bytes, k_bytes = config.element_bytes, config.element_bytes * config.block_k
+    clusters = max(1, clusters_at_once(config.launch_cluster, gpu.sm_count))
+    a_rows, b_rows = config.loaded_rows
+    latency = _LATENCY_CLOCKS / max(1, config.useful_stages(get_target(gpu.target)))
+    arrived_clocks = max(_multiplying_clocks(config), latency)
+    unused_clocks = (config.slot_n - config.block_n) * k_bytes / _UNUSED_BYTES
+    max_rows, row_bytes, other_bytes = config.max_a_box_rows, 0, config.loaded_stage_bytes
+    if config.cluster == 1:
+        other_bytes = config.boxes_bytes(0)
+        row_bytes = config.boxes_bytes(1) - other_bytes
+    cluster_stage_k, tile = config.block_k * cluster_k, config.block_m * config.block_n // cluster_k
+    sums_of_thread = tile / (128 * config.warpgroups)
+    stored = (_STORE_CLOCKS * config.out_bytes / 2 + _EPILOGUE_CLOCKS[config.epilogue]) * sums_of_thread
     meeting = _MEETING_CLOCKS + 4 * (cluster_k - 1) * tile / _SUMS_BYTES if cluster_k > 1 else 0.0
-    launch_us, bytes_per_us = spec.launch_us, gpu.memory_bytes_per_us
+    launch_us, bytes_per_us = _launch_us(config), gpu.memory_bytes_per_us
 
     def cost(m: Any, problem: Problem) -> Cost:
         tiles_m, tiles_n = -(-m // cluster_m), -(-problem.n // cluster_n)
@@ -93,19 +119,22 @@ def wgmma_cost_model(spec: Any, gpu: Gpu) -> CostModel:
             a_clocks, b_clocks = (_SPLIT_ROW_CLOCKS if split else _ROW_CLOCKS for split in (a_is_split, b_is_split))
             clocks = max(clocks, (a_rows * a_clocks + b_rows * b_clocks) * k_bytes / 128)
         if cluster_k > 1:  # L2 merges the loads of an operand whose rows all tiles read.
-            rows = spec.block_m * (tiles_m > 1) + spec.block_n * (tiles_n > 1)
+            rows = config.block_m * (tiles_m > 1) + config.block_n * (tiles_n > 1)
             ctas = np.minimum(tiles * cluster_k, gpu.sm_count)
             clocks = np.maximum(clocks, ctas * rows * k_bytes / _L2_BYTES)
         loaded = np.minimum(max_rows, -(-m // 8) * 8) * row_bytes + other_bytes
         stage = clocks + loaded / _LOADED_BYTES + unused_clocks
         mainloop = waves * -(-problem.k // cluster_stage_k) * stage
-        firsts = 1 if spec.is_persistent else waves
-        around = spec.store_clocks(waves, stored, mainloop / waves) + firsts * _FIRST_STAGE_CLOCKS
+        firsts = 1 if config.is_persistent else waves
+        stores = waves * stored
+        if is_pingpong:  # the last tile's clocks, and what the other warpgroup's products do not hide
+            stores = stored + waves * np.maximum(0.0, stored - mainloop / waves) / 2
+        around = stores + firsts * _FIRST_STAGE_CLOCKS
         mainloop_us = mainloop / gpu.sm_clock_mhz
         operands = float(problem.batch * element_bytes * problem.k) * (m + problem.n)
         read_us = operands / bytes_per_us
         memory_us = np.maximum(0.0, read_us - mainloop_us) + _UNHIDDEN_PART * np.minimum(read_us, mainloop_us)
-        if spec.block_m == _DRIFTING_M:
+        if config.block_m == _DRIFTING_M:
             memory_us += _DRIFT_PART * read_us * ((operands > IN_L2_BYTES) & (tiles_m > 1))
         is_full = (waves == 1) & (tiles * cluster_k > _FULL_PART * gpu.sm_count)
         return Cost(
@@ -119,13 +148,49 @@ def wgmma_cost_model(spec: Any, gpu: Gpu) -> CostModel:
     return cost
 
 
-def _multiplying_clocks(spec: Any) -> float:
+def _launch_us(config: Any) -> float:
+    if config.cluster > 1:
+        return _CLUSTER_LAUNCH_OF_SCALES_US if config.block_scales else _CLUSTER_LAUNCH_US
+    return _CLUSTER_K_LAUNCH_US if config.cluster_k > 1 else _LAUNCH_US[config.preset.schedule]
+
+
+def _multiplying_clocks(config: Any) -> float:
     """Return the clocks of a stage that has arrived: of the tensor cores, or of shared memory."""
-    k_bytes, wgmmas = spec.element_bytes * spec.block_k, spec.block_m // WGMMA_M
-    products = spec.block_m * (spec.block_n + _MORE_COLUMNS) * k_bytes / (_MAC_BYTES * _RATE_PART)
-    scales = _RING_SCALES_CLOCKS if spec.ring_has_scales else _SCALES_CLOCKS
+    k_bytes, wgmmas = config.element_bytes * config.block_k, config.block_m // WGMMA_M
+    products = config.block_m * (config.block_n + _MORE_COLUMNS) * k_bytes / (_MAC_BYTES * _RATE_PART)
+    scales = _RING_SCALES_CLOCKS if config.ring_has_scales else _SCALES_CLOCKS
     # The other warpgroups multiply meanwhile; scaling takes the place of what else there is between two stages.
-    gap = scales if spec.block_scales else spec.stage_gap / spec.warpgroups**2
-    through_smem = k_bytes * (wgmmas * (WGMMA_M + spec.block_n) + spec.block_m + spec.slot_n)
+    one_gap = _PINGPONG_GAP if config.preset.schedule == "pingpong" else _STAGE_GAPS[config.preset.loader]
+    gap = scales if config.block_scales else one_gap / config.warpgroups**2
+    through_smem = k_bytes * (wgmmas * (WGMMA_M + config.block_n) + config.block_m + config.slot_n)
     clocks: float = max(products + gap, through_smem / _SHARED_BYTES)
     return clocks
+
+
+def _mma_sync_cost_model(config: Any, gpu: Gpu) -> CostModel:
+    """Return the cost model of a kernel by mma.sync.
+
+    Tiles run in waves. The tensor cores, the warps' reads of shared memory, or the loads from L2 bound each stage.
+    """
+    block_m, block_n, block_k, element_bytes = config.block_m, config.block_n, config.block_k, config.element_bytes
+    consumer_warps, blocks_per_sm = config.consumer_warps, config.blocks_per_sm
+    read = element_bytes * block_k * consumer_warps * (config.warp_m + config.warp_n) / _SMEM_BYTES
+    l2_bytes = _SM_L2_BYTES if get_target(gpu.target).has("cluster") else _GEFORCE_L2_BYTES
+    waiting = max(read, config.loaded_stage_bytes / l2_bytes)
+    stored = config.out_bytes * block_m * block_n / _STORED_BYTES
+
+    def cost(m: Any, problem: Problem) -> Cost:
+        tiles = problem.batch * ceil_div(m, block_m) * ceil_div(problem.n, block_n)
+        sharing = np.minimum(blocks_per_sm, ceil_div(tiles, gpu.sm_count))
+        waves = ceil_div(tiles, gpu.sm_count * sharing)
+        flops = np.minimum(gpu.mma_sync_flops, _WARP_FLOPS * sharing * consumer_warps)
+        rate = _BESIDE_LOADS * np.where(sharing > 1, _TWO_CTAS, 1.0) * flops / element_bytes
+        stage = sharing * np.maximum(block_m * block_n * block_k / rate, waiting) + _STAGE_CLOCKS
+        mainloop_us = waves * ceil_div(problem.k, block_k) * stage / gpu.sm_clock_mhz
+        # If two CTAs share an SM, one multiplies while the other one stores.
+        around: Any = _FIRST_MMA_SYNC_STAGE_CLOCKS + np.where(sharing > 1, 1, waves) * stored
+        operands = float(problem.batch * element_bytes * problem.k) * (m + problem.n)
+        memory_us = np.maximum(0.0, operands / gpu.memory_bytes_per_us - mainloop_us)
+        return Cost(_MMA_SYNC_LAUNCH_US + around / gpu.sm_clock_mhz, mainloop_us, 0.0, memory_us, 0.0)
+
+    return cost

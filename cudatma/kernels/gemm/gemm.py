@@ -21,11 +21,10 @@ from cudatma.kernels.explain import Explanation, explained, explained_gpu
 from cudatma.kernels.family import MAX_EXTENT
 from cudatma.kernels.gemm.arguments import gemm_arguments, size_key, sizes_for
 from cudatma.kernels.gemm.choose import GEMM
+from cudatma.kernels.gemm.config import CHOICE, GemmConfig
 from cudatma.kernels.gemm.copies import copied, copy_kernels, layouts_up_to, readable
 from cudatma.kernels.gemm.matrices import letter_of, matrix_of
 from cudatma.kernels.gemm.problem import NO_OPERANDS, NUMPY, SCALE_BLOCK, Problem, call_of, check_call, element_bytes
-from cudatma.kernels.gemm.spec import GemmSpec
-from cudatma.kernels.gemm.versions import chosen_version
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.operation import Checked, Operation
@@ -46,7 +45,7 @@ def gemm(
     a_scale: Any = None,
     b_scale: Any = None,
     batch_invariant: bool = False,
-    version: str | int = "auto",
+    version: str = "auto",
     backend: str | None = None,
     stream: Any = None,
 ) -> Any:
@@ -78,7 +77,7 @@ def gemm(
         bytes.
     batch_invariant : bool, default False
         Compute a row's bits independently of M.
-    version : {"auto", 1, ..., 7, "p1"}
+    version : {"auto", "v1", ..., "v7", "mma_sync"}
         Version of the kernel (docs/gemm.md). The environment or a file may set it, too (kernels/version.py).
     backend : str, optional
         As for ``marlin_gemm``.
@@ -108,8 +107,8 @@ def gemm(
 
     wgmma adds fp8 products with fewer bits than fp32 has; with block scales only within each 128 of K.
     """
-    number, asked_by = chosen_version(version)
-    inputs, options = call_of(a, b, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, number)
+    name, asked_by = CHOICE.chosen(version)
+    inputs, options = call_of(a, b, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, name)
     with naming(asked_by):
         return run(GEMM_CALL, inputs, out, options, stream, backend)
 
@@ -118,7 +117,7 @@ def gemm(
 _MAX_SIZES = 4096
 
 
-class Gemm(Operation[Problem, GemmSpec]):
+class Gemm(Operation[Problem, GemmConfig]):
     """gemm as an operation. Its options are the factors, the activation, the result's dtype, and the version."""
 
     name: ClassVar[str] = "gemm"
@@ -164,11 +163,11 @@ class Gemm(Operation[Problem, GemmSpec]):
         """Return everything but M and the factors, which are in the struct."""
         return problem.fixed, problem.operands._replace(alpha=1.0, beta=0.0)
 
-    def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> GemmSpec:
+    def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> GemmConfig:
         """Return the kernel for a problem."""
         return choose(GEMM, problem, gpu, memo)
 
-    def kernels(self, problem: Problem, config: GemmSpec) -> tuple[tuple[str, Any], ...]:
+    def kernels(self, problem: Problem, config: GemmConfig) -> tuple[tuple[str, Any], ...]:
         """Return the one kernel."""
         return ((config.template, config),)
 
@@ -199,13 +198,13 @@ class Gemm(Operation[Problem, GemmSpec]):
         return map(problem.with_m, choice_table(GEMM, problem, gpu, max_m).ms_up_to(max_m))
 
     def arguments(
-        self, problem: Problem, config: GemmSpec, gpu: Gpu, resident: tuple[int, ...]
+        self, problem: Problem, config: GemmConfig, gpu: Gpu, resident: tuple[int, ...]
     ) -> tuple[Arguments, ...]:
         """Return the launch of a problem."""
         return (gemm_arguments(problem, config, gpu),)
 
     def sizes(
-        self, problem: Problem, config: GemmSpec, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
+        self, problem: Problem, config: GemmConfig, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
     ) -> tuple[Sizes, ...]:
         """Return the sizes of the launch. Two M with the same number of tiles differ in one or two words."""
         key = *size_key(problem, config), problem.operands.alpha, problem.operands.beta
@@ -253,7 +252,7 @@ def gemm_explain(
     a_scale: Any = None,
     b_scale: Any = None,
     batch_invariant: bool = False,
-    version: str | int = "auto",
+    version: str = "auto",
     backend: str | None = None,
     stream: Any = None,
     target: str | Target | None = None,
@@ -280,8 +279,8 @@ def gemm_explain(
     ArgumentError, ArgumentTypeError, TargetError
         As ``gemm`` does, and for a result without elements.
     """
-    number, asked_by = chosen_version(version)
-    inputs, options = call_of(a, b, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, number)
+    name, asked_by = CHOICE.chosen(version)
+    inputs, options = call_of(a, b, bias, alpha, beta, activation, out_dtype, a_scale, b_scale, batch_invariant, name)
     checked = check_call(inputs, out, options)
     named = GEMM_CALL.named(checked)
     left, right = named["a"], named["b"]
@@ -290,8 +289,8 @@ def gemm_explain(
     problem = _with_elements(checked)
     gpu = explained_gpu(left.device, target)
     with naming(asked_by):
-        found = explained(GEMM, problem, gpu, cut=lambda spec: spec.schedule(problem, gpu.sm_count))
-    why = found.decision.why + (f" by {asked_by}" if number else "")
+        found = explained(GEMM, problem, gpu, cut=lambda config: config.schedule(problem, gpu.sm_count))
+    why = found.decision.why + (f" by {asked_by}" if name else "")
     why += f"; {reasons}" if (reasons := copied(a=left, b=right)) else ""
     return replace(found, decision=replace(found.decision, why=why))
 

@@ -85,11 +85,6 @@ def is_fp8(dtype: str) -> bool:
     return dtype.startswith("float8")
 
 
-def kernel_name(version: int | str) -> str:
-    """Return the name of a version's kernel without the family's: ``"v3"``, ``"p1"``."""
-    return f"v{version}" if isinstance(version, int) else version
-
-
 def element_bytes(dtype: str) -> int:
     """Return the size of an element of A and B."""
     return 1 if dtype.startswith("float8") else 2
@@ -143,11 +138,11 @@ class Operands(NamedTuple):
 NO_OPERANDS = Operands()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """c (m, n) = a (m, k) b (k, n), ``batch`` times.
 
-    dtype: one of OPERAND_TYPES. layout: one of LAYOUTS. version: the kernel to run; 0: any. out_dtype: one of
+    dtype: one of OPERAND_TYPES. layout: one of LAYOUTS. version: the kernel to run; "": any. out_dtype: one of
     RESULT_TYPES, or "" for default_result(). epilogue: one of EPILOGUES. block_scales: each 1 x 128 of a and 128 x 128
     of b has a scale. scales_by_tma: TMA can read the scales of a. batch_invariant: the bits of a row must not depend on
     m. operands: additional facts for a launch; the choice of a configuration ignores them. Raises ArgumentError,
@@ -159,7 +154,7 @@ class Problem:
     k: int
     dtype: str
     layout: str = "RC"
-    version: int | str = 0
+    version: str = ""
     batch: int = 1
     out_dtype: str = ""
     epilogue: str = "none"
@@ -246,7 +241,7 @@ def call_of(
     a_scale: Any = None,
     b_scale: Any = None,
     batch_invariant: Any = False,
-    version: int | str = 0,
+    version: str = "",
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return the inputs and the options of run() for these arguments of gemm(). Scales that are numbers are options."""
     a_factor = b_factor = None
@@ -327,7 +322,13 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...]) -> C
             scale_rows = None if why_copied(rows, "C") else matrix_of(rows, "C")
         is_linear = bias is not None or alpha != 1 or beta or (not of_blocks and (a_scale or b_scale))
         problem = Problem(
-            *(m, n, k, left.dtype.name, layout, version, batch),
+            m=m,
+            n=n,
+            k=k,
+            dtype=left.dtype.name,
+            layout=layout,
+            version=version,
+            batch=batch,
             out_dtype=dtype,
             epilogue=str(activation) if activation else "linear" if is_linear else "none",
             block_scales=of_blocks,

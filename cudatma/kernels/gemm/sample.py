@@ -16,10 +16,9 @@ from cudatma.kernels.arguments import Arguments
 from cudatma.kernels.choosing import Listed, pinned
 from cudatma.kernels.engine import launch_of
 from cudatma.kernels.gemm.arguments import gemm_arguments
+from cudatma.kernels.gemm.config import GemmConfig
 from cudatma.kernels.gemm.gemm import GEMM_CALL
 from cudatma.kernels.gemm.problem import SCALE_BLOCK, Problem, call_of, check_call, element_bytes, is_fp8
-from cudatma.kernels.gemm.spec import GemmSpec
-from cudatma.kernels.gemm.versions import VERSIONS
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.operation import Checked
 from cudatma.kernels.sample import LIMITS, Launch, Sample, cold_copies, empty_rows, in_turn, random_rows, relative_error
@@ -28,7 +27,7 @@ from cudatma.target import Target
 
 
 def sample(
-    version: int | str,
+    version: str,
     target: Target,
     *,
     m: int = 72,
@@ -45,7 +44,7 @@ def sample(
     ArgumentTypeError, TargetError, CompileError, DriverError (no NVRTC)."""
     if dtype not in LIMITS:
         raise ArgumentError("dtype", dtype, ", ".join(LIMITS), 'for fp8 call gemm(.., backend="emulator")')
-    Problem(m, n, k, dtype, layout)
+    Problem(m=m, n=n, k=k, dtype=dtype, layout=layout)
     for name, size in (("m", m), ("n", n), ("k", k)):
         if size % 8:
             raise ArgumentError(name, size, "a multiple of 8")
@@ -58,34 +57,30 @@ def sample(
     )
     a, b = (array if letter == "R" else array.T for array, letter in zip((a, b), layout, strict=True))
     out = np.full((m, n), np.nan, a.dtype)
-    spec = VERSIONS[version](dtype, layout, block_m, block_n, 64, stages, block_m // 64)
-    arguments, arrays = gemm_call(spec, target, sm_count, a, b, out)
+    tile = {"block_m": block_m, "block_n": block_n, "block_k": 64, "stages": stages, "warpgroups": block_m // 64}
+    config = GemmConfig.of(version, dtype=dtype, layout=layout, **tile)
+    arguments, arrays = gemm_call(config, target, sm_count, a, b, out)
     reference = a.astype(np.float64) @ b.astype(np.float64)
 
     ctas = counted(int(np.prod(arguments.sizes.grid)), "CTA")
-    title = f"GEMM, M = {m}, N = {n}, K = {k}, {dtype}, {layout}, {ctas} of {spec.threads} threads"
+    title = f"GEMM, M = {m}, N = {n}, K = {k}, {dtype}, {layout}, {ctas} of {config.threads} threads"
     error = partial(relative_error, out, reference)
     kernel = arguments.kernel(target)
     return Sample(title, kernel, partial(arguments.emulate, target, arrays, kernel=kernel), error, LIMITS[dtype])
 
 
 def gemm_call(
-    spec: GemmSpec, target: Target, sm_count: int, a: Any, b: Any, out: Any, **options: Any
+    config: GemmConfig, target: Target, sm_count: int, a: Any, b: Any, out: Any, **options: Any
 ) -> tuple[Arguments, dict[str, ArrayInfo]]:
-    """Return the launch of gemm() with these arguments on a kernel of this spec, and its arrays by name."""
+    """Return the launch of gemm() with these arguments and this configuration, and its arrays by name."""
     checked = checked_call(a, b, out, **options)
-    return gemm_arguments(checked.problem, spec, imagined_gpu(target, sm_count)), GEMM_CALL.named(checked)
+    return gemm_arguments(checked.problem, config, imagined_gpu(target, sm_count)), GEMM_CALL.named(checked)
 
 
 def checked_call(a: Any, b: Any, out: Any = None, **options: Any) -> Checked[Problem]:
     """Return a checked call of gemm() with operands that the kernels can read."""
     inputs, others = call_of(a, b, **options)
     return GEMM_CALL.arranged(check_call(inputs, out, others), "emulator", None)
-
-
-v1_sample, v2_sample, v3_sample, v4_sample, v5_sample, v6_sample, v7_sample, p1_sample = (
-    partial(sample, version) for version in VERSIONS
-)
 
 
 class GemmTrial:
@@ -118,7 +113,7 @@ class GemmTrial:
         self._a, self.out = _operand(m, k, problem.layout[0], problem, seed=0), _result(m, n, problem.result_dtype)
         self._options = _options(problem)
 
-    def launcher(self, candidate: Listed[GemmSpec], copies: int, stream: int) -> Launch:
+    def launcher(self, candidate: Listed[GemmConfig], copies: int, stream: int) -> Launch:
         """Load the candidate's kernel; return launch(i), which enqueues it on the i-th copy of b."""
         named = [GEMM_CALL.named(checked_call(self._a, b, self.out, **self._options)) for b in self._b[:copies]]
         problem = checked_call(self._a, self._b[0], self.out, **self._options).problem

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -11,11 +12,9 @@ from numpy.typing import NDArray
 
 from cudatma import context
 from cudatma.build.kernel import default_target
-from cudatma.deprecation import former_arguments
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError
 from cudatma.kernels import choice_table, choosing
-from cudatma.kernels.choosing import Decision
 from cudatma.kernels.explain import Explanation, explained
 from cudatma.kernels.family import Family, Option, Times
 from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
@@ -81,14 +80,8 @@ MARLIN: Family[Problem, AnyMarlinSpec] = Family(
 )
 
 
-def decide(problem: Problem, gpu: Gpu) -> Decision[AnyMarlinSpec]:
-    """The configuration for a problem on a GPU, and the reason."""
-    return choosing.decide(MARLIN, problem, gpu)
-
-
-def choose_by_cost(problem: Problem, gpu: Gpu) -> AnyMarlinSpec:
-    """Return the configuration by the cost model alone. Deterministic; looks at no device and no file."""
-    return choice_table.choose_by_cost(MARLIN, problem, gpu)
+#: The functions of every family, for (problem, gpu) of this one.
+decide, choose_by_cost = partial(choosing.decide, MARLIN), partial(choice_table.choose_by_cost, MARLIN)
 
 
 def _invariant_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AnyMarlinSpec]:
@@ -162,7 +155,6 @@ def resolve_fused(spec: AnyMarlinSpec, form: str) -> AnyMarlinSpec:
     return found
 
 
-@former_arguments(multiprocessors="sm_count")
 def marlin_explain(
     w: Any,
     m: int,

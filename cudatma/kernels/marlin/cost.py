@@ -28,6 +28,9 @@ _LAUNCH_US = 2.68
 _SUSTAINED_FROM = 256
 #: int4 weights and one 16-bit scale for 128 of them.
 _WEIGHT_BYTES = 0.516
+#: TMA fills the rows of a box beyond M with zeros: clocks for 64 elements of a row, in the skinny GEMM's boxes and in
+#: the wgmma kernel's. At M = 2 of 14336 x 4096, a box of 8 rows takes 14 % longer than one of 2 rows. [H200]
+_SKINNY_FILL, _WGMMA_FILL = 8, 6
 
 
 def columns_of(specs: Sequence[Any], names: Sequence[str]) -> SimpleNamespace:
@@ -43,6 +46,15 @@ def rows_of(columns: SimpleNamespace, index: Any) -> SimpleNamespace:
 def _memory_us(k: int, n: int, gpu: Gpu) -> float:
     """Return the microseconds of reading the weight once."""
     return _WEIGHT_BYTES * k * n / gpu.memory_bytes_per_us
+
+
+def _with_fill(us: Any, clocks: Any, gpu: Gpu) -> Any:
+    """Return the microseconds of a CTA's loop while TMA also fills rows for ``clocks``.
+
+    The two overlap, but not perfectly: a norm of order 4 adds them up.
+    """
+    fill_us = clocks / gpu.sm_clock_mhz
+    return np.sqrt(np.hypot(us * us, fill_us * fill_us))
 
 
 # ---- Skinny GEMM: N tiles of warps, the whole of K in a CTA or a cluster ---------------------------------------------
@@ -62,17 +74,19 @@ SKINNY_TERMS = ("block_m", "n_tiles", "block_k", "cluster_k")
 
 def skinny_cost(spec: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     """Predict one launch of the skinny GEMM."""
-    columns, clock = np.maximum(_MMA_N, spec.block_m), gpu.sm_clock_mhz
-    ctas = ceil_div(n, 32 * spec.n_tiles) * ceil_div(m, spec.block_m) * spec.cluster_k
+    columns, clock, tiles_m = np.maximum(_MMA_N, spec.block_m), gpu.sm_clock_mhz, ceil_div(m, spec.block_m)
+    ctas = ceil_div(n, 32 * spec.n_tiles) * tiles_m * spec.cluster_k
     steps = ceil_div(ctas, gpu.sm_count) * ceil_div(ceil_div(k, spec.block_k), spec.cluster_k) * spec.block_k
     # Where mma.sync is slower than on the GPU of the fit, the instruction itself is the bound.
     mma = max(_SKINNY_MMA, 2 * 32 / gpu.mma_sync_flops)
     sums = (spec.cluster_k - 1) * ceil_div(spec.n_tiles, spec.cluster_k) * columns / _MMA_N
+    memory_us = _SKINNY_MEMORY * _memory_us(k, n, gpu)
+    loop_us = steps * spec.n_tiles * (_SKINNY_N32 + mma * columns) / clock + memory_us
     return Cost(
         launch_us=_LAUNCH_US + _SKINNY_COLUMN_US * columns,
-        sm_us=steps * spec.n_tiles * (_SKINNY_N32 + mma * columns) / clock,
+        sm_us=_with_fill(loop_us, _SKINNY_FILL * (tiles_m * spec.block_m - m) * steps / 64, gpu) - memory_us,
         reduction_us=_SKINNY_CLUSTER_US * (spec.cluster_k > 1) + sums * _SKINNY_SUMS / clock,
-        memory_us=_SKINNY_MEMORY * _memory_us(k, n, gpu),
+        memory_us=memory_us,
         tensor_us=0.0,
     )
 
@@ -85,8 +99,9 @@ _WGMMA_MACS = 2048
 #: Clocks in which a warpgroup alone dequantizes 64 x 64 weights; the part of them that each further warpgroup adds, for
 #: all share the schedulers. MMAs and dequantization overlap, but not perfectly: the norm that adds them up.
 _DEQUANTIZE, _FURTHER, _NORM = 142, 0.8, 2.6
-#: Further clocks of a stage: in any case, and for each byte.
-_STAGE, _BYTE = 57, 0.0032
+#: Further clocks of a stage: in any case; those in which a warpgroup waits for its last MMAs, divided by the number of
+#: warpgroups, which take turns; and for each byte.
+_STAGE, _DRAIN, _BYTE = 30, 50, 0.0032
 #: Factor of a stage of a divided tile, with one row of tiles and with several: CTAs are at different places in K then,
 #: and share less in L2. The other factors were fitted to readings that are older than the second one: where tiles are
 #: divided, they are ranked as if they had one row.
@@ -102,7 +117,7 @@ _PINGPONG_STAGE, _PINGPONG_ENDS = 170, 4000
 #: Clocks for which the CTAs of a cluster that share activations wait for each other before the first stage.
 _MULTICAST = 2000
 #: CTAs of a cluster that divide K exchange sums: clocks for each of them, and bytes a clock of what they send.
-_MEETING, _SUMS_BYTES = 60, 18
+_MEETING, _SUMS_BYTES = 45, 12.7
 #: Parts of each time that add to the whole: clocks of the busiest SM, memory, operations, and operations at the power
 #: limit.
 _WGMMA_SM, _WGMMA_MEMORY, _WGMMA_TENSOR, _WGMMA_POWER = 0.676, 0.168, 0.417, 0.319
@@ -120,7 +135,8 @@ def wgmma_stage_clocks(spec: Any) -> float:
         return max(products, dequantize) + _PINGPONG_STAGE
     loaded: float = spec.block_k * (2 * spec.block_m / spec.cluster + spec.block_n / 2)
     together: float = (products**_NORM + dequantize**_NORM) ** (1 / _NORM)
-    return together + _BYTE * loaded + _STAGE
+    waits: float = _STAGE + _DRAIN / warpgroups
+    return together + _BYTE * loaded + waits
 
 
 def wgmma_division(spec: Any, others: Any, tiles_m: int) -> tuple[Any, float]:
@@ -159,12 +175,17 @@ def wgmma_cost(spec: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     ends: Any = np.where(spec.pingpong, _PINGPONG_ENDS, around)
     clock_us = _WGMMA_SM / gpu.sm_clock_mhz
     tensor = _WGMMA_TENSOR + _WGMMA_POWER * (m >= _SUSTAINED_FROM)
+    tensor_us = tensor * m * n * k / (_WGMMA_MACS * gpu.sm_count * gpu.sm_clock_mhz)
+    memory_us, stages = _WGMMA_MEMORY * _memory_us(k, n, gpu), np.where(is_divided, divided, whole)
+    # The tiles of the last row have empty rows: one in tiles_m of a CTA's tiles, and at least one of the busiest CTA's.
+    empty = np.minimum(tiles_m * spec.block_m - m, spec.block_m / spec.cluster) / np.minimum(results, tiles_m)
+    loop_us = stages * spec.stage_clocks * clock_us + memory_us + tensor_us
     return Cost(
         launch_us=_LAUNCH_US + ends * clock_us,
-        sm_us=np.where(is_divided, divided, whole) * spec.stage_clocks * clock_us,
+        sm_us=_with_fill(loop_us, _WGMMA_FILL * empty * stages * spec.block_k / 64, gpu) - memory_us - tensor_us,
         reduction_us=(exchanged + is_divided * once * spec.stage_clocks) * clock_us,
-        memory_us=_WGMMA_MEMORY * _memory_us(k, n, gpu),
-        tensor_us=tensor * m * n * k / (_WGMMA_MACS * gpu.sm_count * gpu.sm_clock_mhz),
+        memory_us=memory_us,
+        tensor_us=tensor_us,
     )
 
 

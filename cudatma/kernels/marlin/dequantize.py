@@ -15,7 +15,6 @@ import numpy as np
 
 from cudatma.arrays import ArrayInfo, describe, empty_in_cupy, place_name
 from cudatma.backend import device_remedy, selected_backend
-from cudatma.deprecation import former_arguments
 from cudatma.descriptor import TiledSpec
 from cudatma.descriptor.helpers import scale_map_spec, weight_tile_map_spec
 from cudatma.dtypes import activation_type
@@ -137,7 +136,6 @@ def dense_pitch_bytes(n: int) -> int:
     return align_up(n * _ELEMENT_BYTES, _CHUNK_BYTES)
 
 
-@former_arguments("out", "stream")
 def dequantize(w: PackedWeight, *, out: Any = None, stream: Any = None, backend: str | None = None) -> Any:
     """Compute a weight as a dense matrix of its own type: ``x @ dense`` is what ``marlin_gemm(x, w)`` computes.
 

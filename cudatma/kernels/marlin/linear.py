@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from cudatma import context
 from cudatma.arrays import describe
 from cudatma.backend import selected_backend
-from cudatma.deprecation import former_arguments
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.engine import launch_of
@@ -89,7 +88,6 @@ class MarlinLinear:
         """x (..., K) -> (..., N); options: those of marlin_gemm, ``backend`` among them."""
         return marlin_gemm(x, self.weight, out, self.bias, stream, batch_invariant=self.batch_invariant, **options)
 
-    @former_arguments("stream", tokens="m_values")
     def warm_up(self, m_values: int | Iterable[int], *, stream: Any = None) -> None:
         """Compile and load what calls need, and reserve their memory, before the first call.
 

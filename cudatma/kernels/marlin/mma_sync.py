@@ -19,7 +19,7 @@ from cudatma.kernels.marlin.problem import GROUP_SIZES, Problem
 from cudatma.kernels.marlin.staged_tile import StagedTile
 from cudatma.target import Target
 
-#: Load paths. A GEMM takes TMA; `cudatma bench load_paths` measures both.
+#: Load paths. A GEMM takes TMA; docs/lab/marlin_mma_sync.md compares both.
 LOAD_PATHS = ("tma", "cp_async")
 
 

@@ -14,7 +14,6 @@ from functools import partial
 import numpy as np
 
 from cudatma.arrays import describe
-from cudatma.deprecation import former_arguments
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import ROWS, Arguments, At, Sizes, Value
 from cudatma.kernels.marlin.problem import Problem
@@ -196,7 +195,6 @@ def dump_specs(target: Target) -> list[PermuteColumnsSpec]:
     return list(dict.fromkeys(specs))
 
 
-@former_arguments(way="path")
 def sample(target: Target, *, rows: int = 9, columns: int = 520, path: str = "staged", blocks: int = 2) -> Sample:
     """Copy random rows, for `cudatma emulate permute_columns`. blocks: the maximum number of CTAs.
 

@@ -22,11 +22,8 @@ from cudatma.kernels.schedule import ceil_div
 from cudatma.target import KIB, Target, get_target
 
 #: The largest M of each number of rows that a box may have. Above the last one mma.sync bounds the time, not the loads
-#: of the weight. TMA takes time to zero rows beyond M. At M = 1, a box of 8 rows takes 1 to 5 % longer than one of one
-#: row. Where a CTA has at most _FOUR_ROWS_N_TILES N tiles and at least _FOUR_ROWS_K of K, it takes 1 to 6 % longer than
-#: one of 4 rows at M = 4, and 2 to 14 % longer than one of 2 rows at M = 2; elsewhere mostly 1 %. [H200]
-_SIZES = (1, 8, 16, 32)
-_FOUR_ROWS_N_TILES, _FOUR_ROWS_K = 2, 8192
+#: of the weight.
+_SIZES = (1, 2, 4, 8, 16, 32)
 _MAX_STAGES = 12
 #: Bytes of outstanding weight loads of a CTA. More delay the first stage and gain nothing.
 _RING_WEIGHT_BYTES = 64 * KIB
@@ -55,13 +52,10 @@ def skinny_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[Ski
         return []
     found: dict[SkinnySpec, NDArray[np.bool_]] = {}
     for division in _divisions(layer.n, target, gpu.sm_count):
-        has_four = division.n_tiles <= _FOUR_ROWS_N_TILES and layer.k >= _FOUR_ROWS_K * division.cluster_k
-        slices, last_of_few = list(_slices(layer, division)), 0
-        for size in (1, 4, *_SIZES[1:]) if has_four else _SIZES:
-            spec = _fitting(division, slices, layer, size, target)
-            if spec is not None:
-                found.setdefault(spec, (ms > last_of_few) & (ms <= spec.block_m))
-            last_of_few = size if size < MMA_COLUMNS else last_of_few
+        slices = list(_slices(layer, division))
+        for size in _SIZES:
+            if (spec := _fitting(division, slices, layer, size, target)) is not None:
+                found.setdefault(spec, ms <= spec.block_m)
     us: Any = skinny_cost(columns_of(list(found), SKINNY_TERMS), ms, layer.n, layer.k, gpu).us
     return [(spec, np.where(serves, one, np.inf)) for (spec, serves), one in zip(found.items(), us, strict=True)]
 

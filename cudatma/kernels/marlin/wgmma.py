@@ -80,7 +80,6 @@ class WgmmaSpec(StagedTile):
 
     template: ClassVar[str] = "kernels/marlin_wgmma.cu.j2"
     revision: ClassVar[int] = 1
-    later_fields: ClassVar[Mapping[str, Any]] = {"pingpong": False}
     blocks_per_sm: ClassVar[int] = 1
     #: The consumers release a slot in the middle of the next stage. [tools/sass_hazards.py]
     gives_back_previous: ClassVar[bool] = True

@@ -83,18 +83,18 @@ class _Tile:
 #: a block_m of more than 128. For small M, MMAs are short, and fewer commit groups are 1 to 4 % faster. The last one is
 #: for M of several tiles: one warpgroup stores while the other multiplies. [H200]
 _TILES = (
-    _Tile(256, 1, 8, 16, 64, warpgroups_k=2, small_m=(4, 1), shared_divided=(16, 32, 48, 64)),
-    _Tile(256, 1, 8, 80, 128),
-    _Tile(256, 2, 6, 16, 96, small_m=(2, 1), shared_divided=(32, 48, 64)),
-    _Tile(256, 3, 4, 16, 80, small_m=(2, 1), shared_divided=(64,)),
+    _Tile(256, 1, 8, 16, 64, warpgroups_k=2, small_m=(4, 1), shared_divided=(16, 24, 32, 40, 48, 56, 64)),
+    _Tile(256, 1, 8, 80, 128, shared_divided=(80, 96, 112)),
+    _Tile(256, 2, 6, 16, 96, small_m=(2, 1), shared_divided=(32, 48, 64, 80)),
+    _Tile(256, 3, 4, 16, 80, small_m=(2, 1), shared_divided=(48, 64)),
     _Tile(256, 2, 4, 16, 64, stack=2, small_m=(2, 1), shared=(16, 32, 48, 64)),
-    _Tile(128, 1, 8, 80, 256, shared_divided=(80, 96, 112, 128, 144, 176)),
-    _Tile(128, 2, 6, 48, 192, shared=(112, 144), shared_divided=(80, 96, 112, 128)),
-    _Tile(128, 2, 6, 128, 192, cluster=2, shared=(176, 192)),
+    _Tile(128, 1, 8, 80, 256, shared_divided=(128, 144, 176)),
+    _Tile(128, 2, 6, 48, 192, shared_divided=(96, 112, 128)),
+    _Tile(128, 2, 6, 128, 192, cluster=2, shared=(144, 160, 176)),
     _Tile(128, 3, 5, 48, 128, shared=(80, 96, 112, 128), shared_divided=(80, 96, 112, 128)),
     _Tile(128, 2, 5, 64, 128, stack=2, shared=(128,)),
     _Tile(128, 2, 3, 256, 256),
-    _Tile(64, 2, 6, 128, 256, cluster=2, large_m=(2, 1), shared=(160, 208, 256)),
+    _Tile(64, 2, 6, 128, 256, cluster=2, large_m=(2, 1), shared=(208, 256)),
     _Tile(128, 1, 4, 128, 128, stack=2, cluster=2, pingpong=True, shared=(128,)),
 )
 

@@ -1,5 +1,6 @@
 // cudatma: kernels/gemm_v1.cu.j2 for sm_90a
-// spec: GemmV1
+// spec: GemmConfig
+//   version = 'v1'
 //   dtype = 'float16'
 //   layout = 'RR'
 //   block_m = 128
@@ -7,6 +8,9 @@
 //   block_k = 64
 //   stages = 3
 //   warpgroups = 2
+//   cluster = 1
+//   cluster_k = 1
+//   blocks_per_sm = 1
 //   out_dtype = ''
 //   epilogue = 'none'
 //   block_scales = False
@@ -320,12 +324,12 @@ __device__ __forceinline__ void load_stage(const Problem& problem, u32 smem, u32
 }
 }  // namespace cudatma
 
-// C = A B, version 1: cp.async fills the slots. Each CTA computes one tile. All warps load, STAGES - 1 stages ahead, and multiply.
+// C = A B, v1: cp.async fills the slots. Each CTA computes one tile. All warps load, STAGES - 1 stages ahead, and multiply.
 extern "C" __global__ void __launch_bounds__(256, 1)
 gemm_v1_f16_rr_128x256x64_w2_s3(
     const cudatma::u8* a,
     const cudatma::u8* b,
-    cudatma::u16* output,
+    cudatma::Out* output,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];

@@ -1,5 +1,6 @@
 // cudatma: kernels/gemm_v2.cu.j2 for sm_90a
-// spec: GemmV2
+// spec: GemmConfig
+//   version = 'v2'
 //   dtype = 'float16'
 //   layout = 'CR'
 //   block_m = 128
@@ -7,6 +8,9 @@
 //   block_k = 64
 //   stages = 3
 //   warpgroups = 2
+//   cluster = 1
+//   cluster_k = 1
+//   blocks_per_sm = 1
 //   out_dtype = ''
 //   epilogue = 'none'
 //   block_scales = False
@@ -332,12 +336,12 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
 }
 }  // namespace cudatma
 
-// C = A B, version 2: TMA fills a ring of slots. Each CTA computes one tile. All warps multiply; the first thread also loads.
+// C = A B, v2: TMA fills a ring of slots. Each CTA computes one tile. All warps multiply; the first thread also loads.
 extern "C" __global__ void __launch_bounds__(256, 1)
 gemm_v2_f16_cr_128x256x64_w2_s3(
     const __grid_constant__ cudatma::TensorMap a_map,
     const __grid_constant__ cudatma::TensorMap b_map,
-    cudatma::u16* output,
+    cudatma::Out* output,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];

@@ -1,5 +1,6 @@
 // cudatma: kernels/gemm_v3.cu.j2 for sm_90a
-// spec: GemmV3
+// spec: GemmConfig
+//   version = 'v3'
 //   dtype = 'float16'
 //   layout = 'CC'
 //   block_m = 128
@@ -7,6 +8,9 @@
 //   block_k = 64
 //   stages = 3
 //   warpgroups = 2
+//   cluster = 1
+//   cluster_k = 1
+//   blocks_per_sm = 1
 //   out_dtype = ''
 //   epilogue = 'none'
 //   block_scales = False
@@ -372,12 +376,12 @@ __device__ __forceinline__ u32 multiply_stages(Accumulators& acc, Ring& ring, u3
 }
 }  // namespace cudatma
 
-// C = A B, version 3: a warp of its own loads. Each CTA computes one tile.
+// C = A B, v3: a warp of its own loads. Each CTA computes one tile.
 extern "C" __global__ void __launch_bounds__(288, 1)
 gemm_v3_f16_cc_128x256x64_w2_s3(
     const __grid_constant__ cudatma::TensorMap a_map,
     const __grid_constant__ cudatma::TensorMap b_map,
-    cudatma::u16* output,
+    cudatma::Out* output,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];

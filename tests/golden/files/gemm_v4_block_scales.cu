@@ -1,5 +1,6 @@
 // cudatma: kernels/gemm_v4.cu.j2 for sm_90a
-// spec: GemmV4
+// spec: GemmConfig
+//   version = 'v4'
 //   dtype = 'float8_e4m3fn'
 //   layout = 'RC'
 //   block_m = 256
@@ -7,6 +8,9 @@
 //   block_k = 128
 //   stages = 3
 //   warpgroups = 2
+//   cluster = 1
+//   cluster_k = 1
+//   blocks_per_sm = 1
 //   out_dtype = ''
 //   epilogue = 'none'
 //   block_scales = True
@@ -559,14 +563,14 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
 }
 }  // namespace cudatma
 
-// C = A B, version 4: as many CTAs as run at a time, each with one tile after the other. The next tile is loaded while
+// C = A B, v4: as many CTAs as run at a time, each with one tile after the other. The next tile is loaded while
 // this one is stored.
 extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_v4_e4m3_rc_blocks_256x128x128_w2_s3(
     const __grid_constant__ cudatma::TensorMap a_map,
     const __grid_constant__ cudatma::TensorMap b_map,
     const __grid_constant__ cudatma::TensorMap output_map,
-    cudatma::u16* output,
+    cudatma::Out* output,
     const float* a_scale,
     const float* b_scale,
     const __grid_constant__ cudatma::Problem problem) {

@@ -1,5 +1,6 @@
 // cudatma: kernels/gemm_v5.cu.j2 for sm_90a
-// spec: GemmV5
+// spec: GemmConfig
+//   version = 'v5'
 //   dtype = 'float16'
 //   layout = 'RR'
 //   block_m = 128
@@ -7,11 +8,13 @@
 //   block_k = 64
 //   stages = 3
 //   warpgroups = 2
+//   cluster = 2
+//   cluster_k = 1
+//   blocks_per_sm = 1
 //   out_dtype = ''
 //   epilogue = 'none'
 //   block_scales = False
 //   scales_by_tma = False
-//   cluster = 2
 // 8 warps consume, 4 produce; a CTA takes 180272 B.
 // One stage holds
 //    16384 B  a 128 x 64 float16, K-major, 128B swizzle
@@ -405,7 +408,7 @@ __device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const
 
 // ---- Clusters -----------------------------------------------------------------------------------------------------------
 constexpr u32 CLUSTER = 2;   // CTAs, which share the larger one of the operands' tiles
-constexpr bool A_IS_SHARED = BLOCK_M > BLOCK_N;
+constexpr bool A_IS_SHARED = false;
 constexpr u32 CLUSTER_M = A_IS_SHARED ? 1 : CLUSTER, CLUSTER_N = A_IS_SHARED ? CLUSTER : 1;   // along M or along N
 constexpr u16 CLUSTER_MASK = (1 << CLUSTER) - 1;
 
@@ -540,14 +543,14 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
 }
 }  // namespace cudatma
 
-// C = A B, version 5: CTAs of a cluster share a tile of B, side by side along M, or of A, along N: each loads a part of it for
-// all. Else as version 4.
+// C = A B, v5: CTAs of a cluster share a tile of B, side by side along M, or of A, along N: each loads a part of it for
+// all. Else as v4.
 extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_v5_f16_rr_128x256x64_w2_s3_c2(
     const __grid_constant__ cudatma::TensorMap a_map,
     const __grid_constant__ cudatma::TensorMap b_map,
     const __grid_constant__ cudatma::TensorMap output_map,
-    cudatma::u16* output,
+    cudatma::Out* output,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];

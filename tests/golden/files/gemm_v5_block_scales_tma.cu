@@ -1,5 +1,6 @@
 // cudatma: kernels/gemm_v5.cu.j2 for sm_90a
-// spec: GemmV5
+// spec: GemmConfig
+//   version = 'v5'
 //   dtype = 'float8_e4m3fn'
 //   layout = 'RC'
 //   block_m = 256
@@ -7,11 +8,13 @@
 //   block_k = 128
 //   stages = 3
 //   warpgroups = 2
+//   cluster = 2
+//   cluster_k = 1
+//   blocks_per_sm = 1
 //   out_dtype = ''
 //   epilogue = 'none'
 //   block_scales = True
 //   scales_by_tma = True
-//   cluster = 2
 // 8 warps consume, 4 produce; a CTA takes 216112 B.
 // One stage holds
 //    32768 B  a 256 x 128 float8_e4m3fn, K-major, 128B swizzle
@@ -405,7 +408,7 @@ __device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const
 
 // ---- Clusters -----------------------------------------------------------------------------------------------------------
 constexpr u32 CLUSTER = 2;   // CTAs, which share the larger one of the operands' tiles
-constexpr bool A_IS_SHARED = BLOCK_M > BLOCK_N;
+constexpr bool A_IS_SHARED = true;
 constexpr u32 CLUSTER_M = A_IS_SHARED ? 1 : CLUSTER, CLUSTER_N = A_IS_SHARED ? CLUSTER : 1;   // along M or along N
 constexpr u16 CLUSTER_MASK = (1 << CLUSTER) - 1;
 
@@ -586,14 +589,14 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
 }
 }  // namespace cudatma
 
-// C = A B, version 5: CTAs of a cluster share a tile of B, side by side along M, or of A, along N: each loads a part of it for
-// all. Else as version 4.
+// C = A B, v5: CTAs of a cluster share a tile of B, side by side along M, or of A, along N: each loads a part of it for
+// all. Else as v4.
 extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_v5_e4m3_rc_blocks_tma_256x128x128_w2_s3_c2(
     const __grid_constant__ cudatma::TensorMap a_map,
     const __grid_constant__ cudatma::TensorMap b_map,
     const __grid_constant__ cudatma::TensorMap output_map,
-    cudatma::u16* output,
+    cudatma::Out* output,
     const __grid_constant__ cudatma::TensorMap a_scale_map,
     const float* b_scale,
     const __grid_constant__ cudatma::Problem problem) {

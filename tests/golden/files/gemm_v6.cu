@@ -1,5 +1,6 @@
 // cudatma: kernels/gemm_v6.cu.j2 for sm_90a
-// spec: GemmV6
+// spec: GemmConfig
+//   version = 'v6'
 //   dtype = 'float16'
 //   layout = 'CR'
 //   block_m = 128
@@ -7,11 +8,13 @@
 //   block_k = 64
 //   stages = 3
 //   warpgroups = 2
+//   cluster = 1
+//   cluster_k = 2
+//   blocks_per_sm = 1
 //   out_dtype = ''
 //   epilogue = 'none'
 //   block_scales = False
 //   scales_by_tma = False
-//   cluster_k = 2
 // 8 warps consume, 1 produce; a CTA takes 229432 B.
 // One stage holds
 //    16384 B  a 128 x 64 float16, M-major, 128B swizzle
@@ -441,13 +444,13 @@ __device__ __forceinline__ u32 multiply_stages(Accumulators& acc, Ring& ring, u3
 }
 }  // namespace cudatma
 
-// C = A B, version 6: the CTAs of a cluster divide the K of one tile, send each other their sums, and each stores a part of the
-// columns. Else as version 3.
+// C = A B, v6: the CTAs of a cluster divide the K of one tile, send each other their sums, and each stores a part of the
+// columns. Else as v3.
 extern "C" __global__ void __launch_bounds__(288, 1)
 gemm_v6_f16_cr_128x256x64_w2_s3_k2(
     const __grid_constant__ cudatma::TensorMap a_map,
     const __grid_constant__ cudatma::TensorMap b_map,
-    cudatma::u16* output,
+    cudatma::Out* output,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];

@@ -1,5 +1,6 @@
 // cudatma: kernels/gemm_v7.cu.j2 for sm_90a
-// spec: GemmV7
+// spec: GemmConfig
+//   version = 'v7'
 //   dtype = 'float16'
 //   layout = 'CC'
 //   block_m = 128
@@ -7,6 +8,9 @@
 //   block_k = 64
 //   stages = 4
 //   warpgroups = 1
+//   cluster = 1
+//   cluster_k = 1
+//   blocks_per_sm = 1
 //   out_dtype = ''
 //   epilogue = 'none'
 //   block_scales = False
@@ -499,13 +503,13 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
 }
 }  // namespace cudatma
 
-// C = A B, version 7: as version 4, but each warpgroup computes tiles of its own: one stores while the other multiplies.
+// C = A B, v7: as v4, but each warpgroup computes tiles of its own: one stores while the other multiplies.
 extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_v7_f16_cc_128x128x64_w1_s4(
     const __grid_constant__ cudatma::TensorMap a_map,
     const __grid_constant__ cudatma::TensorMap b_map,
     const __grid_constant__ cudatma::TensorMap output_map,
-    cudatma::u16* output,
+    cudatma::Out* output,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];

@@ -127,6 +127,8 @@ GEMM = [
     Case("workspace, no tokens", ArgumentTypeError, "workspace", "got int",
          lambda b: gemm(x=on_device((0, K)), out=on_device((0, N), OUT_ADDRESS), workspace=3)),
     Case("stream by name", ArgumentTypeError, "stream", "got str", lambda b: gemm(stream="default")),
+    Case("stream by name, on the host", ArgumentTypeError, "stream", "got str",
+         lambda b: host_gemm(backend="reference", stream="default")),
     Case("stream True", ArgumentTypeError, "stream", "got bool", lambda b: gemm(stream=True)),
     Case("stream negative", ArgumentError, "stream", "-1", lambda b: gemm(stream=-1)),
     Case("stream beyond 64 bits", ArgumentError, "stream", "64 bits", lambda b: gemm(stream=2**64)),

@@ -1,0 +1,106 @@
+"""Operands of int4 layers, the check of a result, and the choice of the fastest variants, for all rivals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from benchmarks.harness import Contender, copies_for, quick
+from benchmarks.layer import Layer
+from benchmarks.operands import GROUP_SIZE, filled, packed_bytes, random_numbers, random_words, to_torch
+from benchmarks.report import failure
+
+#: ||out - reference|| / ||reference||: 16-bit results differ by 1e-2 at most.
+TOLERANCE = 2e-2
+#: Rows at the front and at the end that are compared: a kernel goes wrong in its first or its last tile.
+ROWS = 16
+#: The launches that choose among variants take about this long.
+_CHOOSING_US = 4000.0
+
+
+def check(out: Any, x: Any, weight: Any) -> None:
+    """Compare rows of ``out`` (M, N) with ``x`` (M, K) @ ``weight`` (K, N), torch tensors of one 16-bit type.
+
+    Raises ArithmeticError if they differ, or if the result has a NaN.
+    """
+    rows = sorted({*range(min(ROWS, len(x))), *range(max(0, len(x) - ROWS), len(x))})
+    reference = (x[rows] @ weight).float()
+    error = float((out[rows].float() - reference).norm() / reference.norm())
+    if not error <= TOLERANCE:
+        raise ArithmeticError(f"wrong result: relative error {error:.3g}, allowed {TOLERANCE:g}")
+
+
+def fastest(
+    stream: Any, makers: Mapping[str, Callable[[], Contender]], expected_us: float, count: int, errors: dict[str, str]
+) -> list[Contender]:
+    """Return at most ``count`` contenders, the fastest in a short run first.
+
+    A variant that cannot be made, or cannot run, goes to ``errors`` with the reason.
+    """
+    times: list[tuple[float, Contender]] = []
+    for name, make in makers.items():
+        try:
+            contender = make()
+            launches = max(2, min(contender.launches, int(_CHOOSING_US / expected_us)))
+            measured = quick(stream, contender, launches)
+            if (us := measured.us(contender.name)) is not None:
+                times.append((us, contender))
+            errors |= measured.errors
+        except Exception as error:
+            errors[name] = failure(error)
+    return [contender for _, contender in sorted(times, key=lambda item: item[0])[:count]]
+
+
+class Int4Rival:
+    """A rival on one int4 layer, group 128, symmetric. Raises ValueError for a layer that it does not take.
+
+    name: of rivals.RIVALS. errors: by part, why that part cannot run. multiple_of_k, multiple_of_n: of the layers that
+    it takes. codes: torch uint8 (N, K / 2), the even k in the low nibble, the same bits for every rival. scales:
+    positive, (K / 128, N), in a similar range as our weights. reference: the dense weight (K, N).
+    """
+
+    name: str
+    is_bf16_only = False
+    multiple_of_k, multiple_of_n = GROUP_SIZE, 64
+
+    def __init__(self, layer: Layer) -> None:
+        import cupy
+        import torch
+
+        k, n = layer.k, layer.n
+        if self.is_bf16_only and layer.dtype != "bfloat16":
+            raise ValueError("bf16 only")
+        if k % self.multiple_of_k or n % self.multiple_of_n:
+            raise ValueError(f"K = {k} is no multiple of {self.multiple_of_k}, or N = {n} none of {self.multiple_of_n}")
+        self.layer, self.errors = layer, dict[str, str]()
+        self.x, self.out = to_torch(layer.x), to_torch(layer.out)
+        words = filled(cupy, (n, k // 8), random_words(cupy, 1 << 20, 6))
+        self.codes = torch.as_tensor(words.view(cupy.uint8), device=self.x.device)
+        numbers = random_numbers(cupy, 1 << 16, layer.dtype, 2, 1 / 64)
+        positive = (numbers.view(cupy.uint16) & cupy.uint16(0x7FFF)).view(numbers.dtype)
+        self.scales = to_torch(filled(cupy, (k // GROUP_SIZE, n), positive))
+        self.reference = dense_weight(self.codes, self.scales)
+        self.weights: list[Any] = []
+
+    def rotate(self, weight: Any, copy: Callable[[Any], Any]) -> None:
+        """Make copies of a packed weight that exceed L2 together."""
+        count = copies_for(packed_bytes(self.layer.k, self.layer.n))
+        self.weights = [weight, *(copy(weight) for _ in range(count - 1))]
+
+    def checked(self, name: str, m: int, run: Callable[[int], Any]) -> Contender:
+        """Return a contender. Raises ArithmeticError if the result that its first launch returns is wrong."""
+        self.out[:m].zero_()
+        check(run(0), self.x[:m], self.reference)
+        return self.layer.contender(name, run, self.weights, m)
+
+
+def dense_weight(codes: Any, scales: Any) -> Any:
+    """Return the weight (K, N) of codes (N, K / 2), the even k in the low nibble, and scales (K / 128, N)."""
+    import torch
+
+    values = torch.stack((codes & 15, codes >> 4), dim=2).flatten(1).to(scales.dtype) - 8
+    return values.t() * scales.repeat_interleave(GROUP_SIZE, dim=0)
+
+
+def cloned(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(tensor.clone() for tensor in tensors)

@@ -1,0 +1,558 @@
+"""GemmConfig: one configuration of a kernel of the dense GEMM. PRESETS: what each version of the kernel is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+from cudatma.errors import ArgumentError
+from cudatma.kernels.cost import Cost
+from cudatma.kernels.gemm.cost import cost_model
+from cudatma.kernels.gemm.problem import (
+    KIND_FIELDS,
+    MEMBERS,
+    OPERAND_TYPES,
+    SCALE_BLOCK,
+    WGMMA_M,
+    Problem,
+    check_kind,
+    default_result,
+    element_bytes,
+    is_fp8,
+)
+from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.launch_struct import RASTER, RESULT, Member
+from cudatma.kernels.schedule import Schedule, ceil_div, schedule
+from cudatma.kernels.tiled_kernel import TiledKernel
+from cudatma.kernels.version import Versions
+from cudatma.pipeline import MBARRIER_BYTES, Operand, align_up
+from cudatma.target import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """What distinguishes a version of the kernel.
+
+    idea: what it adds. loader: what fills the stages: all threads by cp.async ("cp_async"), a consumer thread by TMA
+    ("consumers"), or a warp of its own by TMA ("producer_warp"). schedule: a CTA computes one tile ("one_tile"), one
+    tile after the other ("persistent"), or so does each of its two warpgroups ("pingpong"). mma: "wgmma" or "mma_sync".
+    block_scales: whether it has a main loop for fp8 with block scales. The other fields list the values that a field of
+    GemmConfig may have.
+    """
+
+    idea: str
+    loader: Literal["cp_async", "consumers", "producer_warp"] = "producer_warp"
+    schedule: Literal["one_tile", "persistent", "pingpong"] = "one_tile"
+    mma: Literal["wgmma", "mma_sync"] = "wgmma"
+    block_scales: bool = False
+    block_m: tuple[int, ...] = (64, 128, 192, 256)
+    block_n: tuple[int, ...] = (64, 128, 192, 256)
+    block_k: tuple[int, ...] = (64, 128, 256)
+    stages: tuple[int, ...] = tuple(range(2, 13))
+    warpgroups: tuple[int, ...] = (1, 2, 3)
+    cluster: tuple[int, ...] = (1,)
+    cluster_k: tuple[int, ...] = (1,)
+    blocks_per_sm: tuple[int, ...] = (1,)
+
+
+_MULTIPLES_OF_16 = tuple(range(64, 257, 16))
+#: Every version by its name: in calls, dumps, tuning files and pages of docs/gemm.
+PRESETS: Mapping[str, Preset] = {
+    "v1": Preset(idea="cp.async fills the stages", loader="cp_async"),
+    "v2": Preset(idea="TMA fills the stages; a consumer thread issues the loads", loader="consumers"),
+    "v3": Preset(idea="a producer warp issues the loads", block_n=_MULTIPLES_OF_16),
+    "v4": Preset(
+        idea="persistent CTAs; TMA stores a tile while the next one is computed",
+        schedule="persistent",
+        block_n=_MULTIPLES_OF_16,
+        block_scales=True,
+    ),
+    "v5": Preset(
+        idea="v4 in clusters whose CTAs share the loads of A or of B",
+        schedule="persistent",
+        cluster=(2,),
+        block_n=_MULTIPLES_OF_16,
+        block_scales=True,
+    ),
+    "v6": Preset(
+        idea="v3 in clusters whose CTAs divide K, for products with few tiles",
+        cluster_k=(2, 4),
+        block_n=(64, 128, 256),  # whose columns these CTAs share evenly
+    ),
+    "v7": Preset(
+        idea="v4 with tiles of their own for two warpgroups: one stores while the other multiplies",
+        schedule="pingpong",
+        warpgroups=(1,),
+    ),
+    "mma_sync": Preset(
+        idea="mma.sync in persistent CTAs, for GPUs without wgmma",
+        schedule="persistent",
+        mma="mma_sync",
+        block_m=(64, 128, 256),
+        block_n=(64, 128, 256),
+        block_k=(32, 64, 128, 256),
+        warpgroups=(1, 2),
+        blocks_per_sm=(1, 2),
+    ),
+}
+WITH_BLOCK_SCALES = tuple(version for version, preset in PRESETS.items() if preset.block_scales)
+#: The names of the versions, and how a caller selects one.
+CHOICE = Versions("gemm", "CUDATMA_GEMM_VERSION", tuple(PRESETS))
+
+#: The values of a config's fields by version.
+_LISTED = ("block_m", "block_n", "block_k", "stages", "warpgroups", "cluster", "cluster_k", "blocks_per_sm")
+_ALLOWED = {version: {name: getattr(preset, name) for name in _LISTED} for version, preset in PRESETS.items()}
+_SPAN_BYTES = 128
+#: More stages gain nothing.
+_MAX_USEFUL_STAGES = 8
+#: Shared memory beyond which L1 has 28 KiB instead of 60 KiB, too little for block scales. Tiles of 256 x 128 are then
+#: 12 % slower at K of 16384, 11 % at 7168, and not at 1536. [H100]
+_MAX_BYTES_BESIDE_L1 = 195 << 10
+#: fp32 sums of a thread. A persistent kernel by wgmma without an epilogue has registers for more.
+MAX_SUMS, _MAX_SUMS_WITHOUT_EPILOGUE = 128, 208
+#: Columns of a tile of three warpgroups and a producer, whose threads have 128 registers, including the sums.
+_MAX_COLUMNS_OF_THREE = 192
+#: Registers of a thread after setmaxnreg: a consumer's by the number of warpgroups, and a producer's. The producer is
+#: then a whole warpgroup. Without setmaxnreg two consumer warpgroups and a producer have 168.
+_CONSUMER_REGISTERS, _PRODUCER_REGISTERS = {1: 232, 2: 240}, 24
+#: Nanoseconds that a wait for a stage may sleep for at a time. The barrier wakes the thread earlier.
+_SUSPEND_NS = 10_000_000
+_SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmConfig(TiledKernel):
+    """A configuration of a version's template.
+
+    version: a key of PRESETS. dtype, layout, out_dtype, epilogue, block_scales, scales_by_tma: as in Problem. block_m,
+    block_n: tile of a CTA, or of a warpgroup if the schedule is "pingpong". block_k: elements of K in a stage. stages:
+    stages of the ring. warpgroups: consumer warpgroups of a tile, which divide it along M; with mma.sync, in both
+    directions. cluster: CTAs of a cluster that share the loads of B, or of A. cluster_k: CTAs of a cluster that divide
+    K. blocks_per_sm: CTAs on an SM. Raises ArgumentError, ArgumentTypeError.
+    """
+
+    version: str
+    dtype: str
+    layout: str
+    block_m: int
+    block_n: int
+    block_k: int
+    stages: int
+    warpgroups: int
+    cluster: int = 1
+    cluster_k: int = 1
+    blocks_per_sm: int = 1
+    out_dtype: str = ""
+    epilogue: str = "none"
+    block_scales: bool = False
+    scales_by_tma: bool = False
+
+    struct_members: ClassVar[Mapping[str, Member]] = MEMBERS
+    revision: ClassVar[int] = 7
+
+    @classmethod
+    def of(cls, version: str, **fields: Any) -> GemmConfig:
+        """Return a configuration of a version, with its smallest clusters if the fields do not name any."""
+        preset = PRESETS[version]
+        return cls(version=version, **{"cluster": preset.cluster[0], "cluster_k": preset.cluster_k[0]} | fields)
+
+    def __post_init__(self) -> None:
+        check_kind(self)
+        if self.version not in PRESETS:
+            raise ArgumentError("version", self.version, ", ".join(PRESETS))
+        self.check_values(_ALLOWED[self.version])
+        if self.block_m % (rows := WGMMA_M * self.warpgroups):
+            raise ArgumentError("block_m", self.block_m, f"a multiple of {rows}, {WGMMA_M} a warpgroup")
+        max_sums = _MAX_SUMS_WITHOUT_EPILOGUE if self.stores_asynchronously and not self.has_epilogue else MAX_SUMS
+        if (least := ceil_div(self.block_m * self.block_n, max_sums * 128)) > self.warpgroups:
+            raise ArgumentError("warpgroups", self.warpgroups, f"{least}: a thread holds at most {max_sums} sums")
+        if self.warpgroups == 3 and self.producer_warps and self.block_n > _MAX_COLUMNS_OF_THREE:
+            allowed = f"at most {_MAX_COLUMNS_OF_THREE} for three warpgroups: a thread has 128 registers"
+            raise ArgumentError("block_n", self.block_n, allowed)
+        if self.block_k * self.element_bytes % (row_bytes := _SPAN_BYTES if self.has_wgmma else _SPAN_BYTES // 2):
+            raise ArgumentError("block_k", self.block_k, f"a multiple of {row_bytes // self.element_bytes}")
+        if self.block_scales:
+            if not self.preset.block_scales:
+                raise ArgumentError("version", self.version, f"{' or '.join(WITH_BLOCK_SCALES)} for scales of blocks")
+            if self.block_k != SCALE_BLOCK or SCALE_BLOCK % self.block_n:
+                raise ArgumentError("block_n", self.block_n, f"64 or {SCALE_BLOCK}, with block_k of {SCALE_BLOCK}")
+            if self.warpgroups > 2:
+                raise ArgumentError("warpgroups", self.warpgroups, "1 or 2: registers of three hold no second sums")
+
+    def check(self, problem: Problem | None, target: Target | None) -> None:
+        """Raise ArgumentError or TargetError if the configuration does not fit a problem or a target."""
+        if problem is not None:
+            if self.cluster_k > 1 and problem.batch_invariant:  # another order of the sums
+                allowed = f"False for version {self.version}"
+                raise ArgumentError("batch_invariant", True, allowed, "choose another version")
+            if ceil_div(problem.k, self.block_k) < self.cluster_k:
+                raise ArgumentError("spec.cluster_k", self.cluster_k, f"at most the stages of k = {problem.k}")
+        if target is not None:
+            for feature in self.features:
+                target.require(feature, "gemm")
+            self.check_smem(target)
+            if self.smem_bytes > (limit := target.smem_share_bytes(self.blocks_per_sm)):
+                raise ArgumentError("stages", self.stages, f"stages of at most {limit} bytes, an SM's for each CTA")
+
+    def check_target(self, target: Target) -> None:
+        """Raise ArgumentError or TargetError if the kernel does not run on a target."""
+        self.check(None, target)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What the target must have."""
+        names = ["cluster"] if self.launch_cluster > 1 else []
+        names += ["multicast"] if self.cluster > 1 else []
+        names += ["tma", "wgmma", "stmatrix"] if self.has_wgmma else ["tma", "mma_sync"]
+        names += ["mma_sync_fp8"] if is_fp8(self.dtype) and not self.has_wgmma else []
+        names += ["setmaxnreg"] if self.consumer_registers else []
+        return tuple(names)
+
+    # The version.
+
+    @property
+    def preset(self) -> Preset:
+        """What distinguishes the version."""
+        return PRESETS[self.version]
+
+    @property
+    def template(self) -> str:
+        return f"kernels/gemm_{self.version}.cu.j2"
+
+    @property
+    def has_wgmma(self) -> bool:
+        return self.preset.mma == "wgmma"
+
+    @property
+    def is_persistent(self) -> bool:
+        """Whether a CTA computes several tiles."""
+        return self.preset.schedule != "one_tile"
+
+    @property
+    def stores_asynchronously(self) -> bool:
+        """Whether the kernel stores a tile while it computes the next one."""
+        return self.is_persistent and self.has_wgmma
+
+    @property
+    def gives_back_previous(self) -> bool:
+        """Whether a slot is released amid the products of the next stage (see tools/sass_hazards.py)."""
+        return not self.has_wgmma
+
+    @property
+    def suspend_ns(self) -> int:
+        """Nanoseconds that a wait for a slot may sleep for at a time; 0: the GPU decides."""
+        return _SUSPEND_NS if self.stores_asynchronously else 0
+
+    @property
+    def entry(self) -> str:
+        tile = f"{self.block_m}x{self.block_n}x{self.block_k}_w{self.warpgroups}_s{self.stages}"
+        tile += f"_b{self.blocks_per_sm}" if self.blocks_per_sm > 1 else ""
+        tile += f"_c{self.cluster}" if self.cluster > 1 else ""
+        tile += f"_k{self.cluster_k}" if self.cluster_k > 1 else ""
+        kinds = [self.mma_type]
+        kinds += [_SHORT[self.out_dtype]] if self.out_dtype else []
+        kinds += [self.layout.lower()]
+        kinds += [self.epilogue] if self.has_epilogue else []
+        kinds += ["blocks"] if self.block_scales else []
+        kinds += ["tma"] if self.ring_has_scales else []
+        return f"gemm_{self.version}_{'_'.join(kinds)}_{tile}"
+
+    # Operands and result.
+
+    @property
+    def mma_type(self) -> str:
+        """The type of A and B in the names of MMAs."""
+        return OPERAND_TYPES[self.dtype]
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element of A and B."""
+        return element_bytes(self.dtype)
+
+    @property
+    def result_dtype(self) -> str:
+        """The dtype of C."""
+        return self.out_dtype or default_result(self.dtype)
+
+    @property
+    def out_bytes(self) -> int:
+        return 4 if self.result_dtype == "float32" else 2
+
+    @property
+    def is_bf16(self) -> bool:
+        """Whether C is bf16."""
+        return self.result_dtype == "bfloat16"
+
+    @property
+    def has_epilogue(self) -> bool:
+        """Whether something is applied to the sums before they are rounded."""
+        return self.epilogue != "none"
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether the kernel takes scales of A and B."""
+        return self.has_epilogue or self.block_scales
+
+    @property
+    def ring_has_scales(self) -> bool:
+        """Whether TMA loads A's block scales into the stages. Threads of warpgroups with 64 rows load their few."""
+        return self.scales_by_tma and self.block_m > WGMMA_M * self.warpgroups
+
+    @property
+    def is_a_k_major(self) -> bool:
+        """Whether K is contiguous in A; if not, M is."""
+        return self.layout[0] == "R"
+
+    @property
+    def is_b_k_major(self) -> bool:
+        """Whether K is contiguous in B; if not, N is."""
+        return self.layout[1] == "C"
+
+    # Parameters of a launch.
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        names: tuple[str, ...] = ("a", "b") if self.preset.loader == "cp_async" else ("a_map", "b_map")
+        names += ("output_map",) if self.stores_by_tma else ()
+        names += ("output", "bias") if self.has_epilogue else ("output",)
+        names += ("a_scale_map" if self.ring_has_scales else "a_scale", "b_scale") if self.has_scales else ()
+        return (*names, "problem")
+
+    @property
+    def problem_names(self) -> tuple[str, ...]:
+        names = ["k_iterations", *RASTER, *RESULT, "matrix_tiles_m", "by_matrix_tiles_m", "output_batch"]
+        if self.preset.loader == "cp_async":
+            names += ["k", "a_pitch", "b_pitch", "a_batch", "b_batch"]
+        else:
+            names += ["a_box_rows", "stage_bytes"]
+        names += ["work_ranges"] if self.is_persistent else []
+        names += ["alternates"] if self.stores_asynchronously else []
+        names += ["output_by_tma"] if self.stores_by_tma else []
+        names += ["alpha", "beta"] if self.has_epilogue else []
+        if self.block_scales:
+            names += ["b_scale_column", "b_scale_k", "b_scale_batch"]
+            names += [] if self.ring_has_scales else ["a_scale_row", "a_scale_k", "a_scale_batch"]
+        elif self.has_scales:
+            names += ["a_scale_row", "b_scale_column"]
+        return tuple(names)
+
+    # Warps and registers.
+
+    @property
+    def consumer_warps(self) -> int:
+        return 8 if self.preset.schedule == "pingpong" else 4 * self.warpgroups
+
+    @property
+    def warp_tiles(self) -> int:
+        return self.consumer_warps
+
+    @property
+    def producer_warps(self) -> int:
+        """Warps that load; setmaxnreg acts on whole warpgroups."""
+        return (4 if self.consumer_registers else 1) if self.preset.loader == "producer_warp" else 0
+
+    @property
+    def consumer_registers(self) -> int:
+        """Registers of a consumer thread that setmaxnreg sets; 0 if registers stay as launched."""
+        if self.has_wgmma:
+            return _CONSUMER_REGISTERS[2] if self.is_persistent and self.consumer_warps == 8 else 0
+        # Two warps with 64 x 64 sums and a third one do not fit the registers of a quarter of an SM.
+        if self.warp_m * self.warp_n < 64 * 64 or self.warpgroups * self.blocks_per_sm == 1:
+            return 0
+        return _CONSUMER_REGISTERS[self.warpgroups]
+
+    @property
+    def producer_registers(self) -> int:
+        return _PRODUCER_REGISTERS
+
+    @property
+    def warps_n(self) -> int:
+        """Warps along N of a tile by mma.sync. With nearly square parts, warps read the least."""
+        fits = [n for n in (1, 2, 4, 8) if n <= self.consumer_warps and self.block_n // n >= 32]
+        return min(fits, key=lambda n: self.block_m * n // self.consumer_warps + self.block_n // n)
+
+    @property
+    def warps_m(self) -> int:
+        return self.consumer_warps // self.warps_n
+
+    @property
+    def warp_m(self) -> int:
+        """Rows of a warp's part of the tile."""
+        return self.block_m // self.warps_m
+
+    @property
+    def warp_n(self) -> int:
+        """Columns of a warp's part of the tile."""
+        return self.block_n // self.warps_n
+
+    # Clusters.
+
+    @property
+    def shares_a(self) -> bool:
+        """Whether the CTAs of a cluster are neighbors along N and share the loads of A; if not, along M, and of B."""
+        return self.cluster > 1 and self.block_m > self.block_n
+
+    @property
+    def cluster_m(self) -> int:
+        """Rows of M of a cluster's tile."""
+        return self.block_m if self.shares_a else self.block_m * self.cluster
+
+    @property
+    def cluster_n(self) -> int:
+        """Columns of N of a cluster's tile."""
+        return self.block_n * self.cluster if self.shares_a else self.block_n
+
+    # Boxes of TMA.
+
+    @property
+    def span(self) -> int:
+        """Elements of A and B in a row of the 128-byte swizzle."""
+        return _SPAN_BYTES // self.element_bytes
+
+    @property
+    def span_k(self) -> int:
+        """Elements of K in a row of a box of a K-major operand."""
+        return min(self.span, self.block_k)
+
+    @property
+    def slot_n(self) -> int:
+        """Columns of B in a slot: whole boxes if B is N-major."""
+        return self.block_n if self.is_b_k_major else ceil_div(self.block_n, self.span) * self.span
+
+    @property
+    def loaded_rows(self) -> tuple[int, int]:
+        """Rows of A's tile and of B's, transposed, that one CTA loads."""
+        if self.shares_a:
+            return self.block_m // self.cluster, self.slot_n
+        return self.block_m, self.slot_n // self.cluster
+
+    @property
+    def loaded_stage_bytes(self) -> int:
+        return self.element_bytes * self.block_k * sum(self.loaded_rows)
+
+    @property
+    def max_a_box_rows(self) -> int:
+        """Rows of A in a box if A has enough."""
+        return self.loaded_rows[0] if self.is_a_k_major else self.span
+
+    def a_box_rows(self, m: int) -> int:
+        """Return the rows of A in a box: multiples of 8, and no more than A has."""
+        return min(self.max_a_box_rows, ceil_div(m, 8) * 8)
+
+    def a_box(self, m: int) -> tuple[int, int, int]:
+        """Return matrices, rows and columns of a box of A with M rows, or of A transposed if it is M-major."""
+        if not self.is_a_k_major:
+            return (1, self.block_k // (self.cluster if self.shares_a else 1), self.a_box_rows(m))
+        return (1, self.a_box_rows(m), self.span_k)
+
+    @property
+    def b_box(self) -> tuple[int, int, int]:
+        """Matrices, rows and columns of a box of B transposed, or of B if it is N-major."""
+        if not self.is_b_k_major:
+            return (1, self.block_k // (1 if self.shares_a else self.cluster), self.span)
+        return (1, self.loaded_rows[1], self.span_k)
+
+    def boxes_bytes(self, a_box_rows: int) -> int:
+        """Return the bytes that the boxes of a stage deliver to a CTA. ``a_box_rows``: rows of each box of A."""
+        rows = a_box_rows * (self.block_m // self.max_a_box_rows)
+        scales = 4 * self.block_m if self.ring_has_scales else 0
+        return self.element_bytes * self.block_k * (rows + self.slot_n) + scales
+
+    def swizzle(self, is_k_major: bool) -> str:
+        """Return the swizzle of an operand. TMA pads the rows of narrow M-major and N-major boxes to 128 bytes."""
+        return f"{self.span_k * self.element_bytes if is_k_major else _SPAN_BYTES}B"
+
+    @property
+    def staged_n(self) -> int:
+        """Columns of the result that are staged at a time, no more than a CTA stores."""
+        return min(_SPAN_BYTES // self.out_bytes, self.block_n // self.cluster_k)
+
+    @property
+    def stores_by_tma(self) -> bool:
+        """Whether TMA stores the result, where it can. Boxes have whole rows of 128 bytes."""
+        return self.stores_asynchronously and self.block_n % self.staged_n == 0
+
+    @property
+    def stages_whole_tile(self) -> bool:
+        """Whether block scales leave shared memory for a whole tile. With elements of 4 bytes it would cost a stage."""
+        return self.ring_has_scales and self.stores_by_tma and self.out_bytes == 2
+
+    @property
+    def staging_buffers(self) -> int:
+        """Buffers of 64 rows x 128 bytes of a warpgroup. TMA reads one of two while the other is filled."""
+        if self.stages_whole_tile:
+            return self.block_m // (WGMMA_M * self.warpgroups) * self.block_n // self.staged_n
+        return 2 if self.stores_by_tma else 1
+
+    @property
+    def output_box(self) -> tuple[int, int, int]:
+        """Matrices, rows and columns that TMA stores at a time, of a warpgroup."""
+        return (1, self.block_m // self.warpgroups if self.stages_whole_tile else WGMMA_M, self.staged_n)
+
+    # Shared memory.
+
+    def stage_operands(self) -> tuple[Operand, ...]:
+        k_bytes = self.element_bytes * self.block_k
+        sizes = {"a": k_bytes * self.block_m, "b": k_bytes * self.slot_n}
+        sizes |= {"a_scale": 4 * self.block_m} if self.ring_has_scales else {}
+        return tuple([Operand(name, align_up(size, 1024), size, 1024) for name, size in sizes.items()])
+
+    @property
+    def _slot_bytes(self) -> int:
+        """The same as in TiledKernel, but fast: the choice needs it for every candidate. cp.async has no barriers."""
+        scales = align_up(4 * self.block_m, 1024) if self.ring_has_scales else 0
+        barriers = 0 if self.preset.loader == "cp_async" else 2 * MBARRIER_BYTES
+        return self.element_bytes * self.block_k * (self.block_m + self.slot_n) + scales + barriers
+
+    def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
+        if not self.has_wgmma:
+            return ()  # lanes exchange results by shuffles
+        staging = ("staging", self.consumer_warps * self.staging_buffers * 16 * _SPAN_BYTES)
+        if self.cluster_k == 1:
+            return (staging,)
+        sums = (self.cluster_k - 1) * self.block_m * self.block_n // self.cluster_k * 4
+        return (staging, ("cluster_sums", sums), ("cluster_barrier", 8))
+
+    def smem_layout(self) -> list[tuple[str, int, int]]:
+        layout = super(GemmConfig, self).smem_layout()
+        has_barriers = self.preset.loader != "cp_async"
+        return [part for part in layout if has_barriers or not part[0].endswith("_barriers")]
+
+    def stage_layout(self) -> list[tuple[str, int]]:
+        """(what, bytes) that one stage holds."""
+        a, b, *scales = (operand.footprint_bytes for operand in self.stage_operands())
+        majors = "K" if self.is_a_k_major else "M", "K" if self.is_b_k_major else "N"
+        swizzles = [self.swizzle(is_k_major) for is_k_major in (self.is_a_k_major, self.is_b_k_major)]
+        return [
+            (f"a {self.block_m} x {self.block_k} {self.dtype}, {majors[0]}-major, {swizzles[0]} swizzle", a),
+            (f"b {self.block_k} x {self.slot_n} {self.dtype}, {majors[1]}-major, {swizzles[1]} swizzle", b),
+            *((f"scales of {self.block_m} rows of a, float32", size) for size in scales),
+        ]
+
+    def useful_stages(self, target: Target) -> int:
+        """Return the number of stages that are useful and fit shared memory; less than 2 if the tile does not fit."""
+        share = target.smem_share_bytes(self.blocks_per_sm)
+        if self.block_scales and not self.ring_has_scales:
+            share = min(share, _MAX_BYTES_BESIDE_L1)
+        return min(_MAX_USEFUL_STAGES, self.max_stages(share))
+
+    # What choosing and tuning read.
+
+    @property
+    def partial_bytes(self) -> int:
+        """0: no tile is divided among CTAs that do not form a cluster."""
+        return 0
+
+    def schedule(self, problem: Problem, sm_count: int) -> Schedule:
+        """Return how the tiles of all matrices of the batch are divided among CTAs."""
+        m = problem.batch * ceil_div(problem.m, self.cluster_m) * self.cluster_m
+        return schedule(self, m, problem.n, problem.k, sm_count * self.blocks_per_sm)
+
+    def adapted(self, problem: Problem) -> GemmConfig:
+        """Return the same tile for another kind of problem."""
+        return replace(self, **{name: getattr(problem, name) for name in KIND_FIELDS})
+
+    def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
+        """Return the predicted time at M, an int or an int64 array, instead of the problem's."""
+        return cost_model(self, gpu)(m, problem)

@@ -1,0 +1,24 @@
+"""Configurations and problems of the dense GEMM for tests, by keyword."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cudatma.kernels.gemm.config import GemmConfig
+from cudatma.kernels.gemm.problem import Problem, element_bytes
+
+
+def config(version: str, **fields: Any) -> GemmConfig:
+    """Return a configuration of a version: a tile of 64 x 64 and two stages unless the fields say otherwise.
+
+    Each warpgroup has 64 rows, or 128 of 256; version v7 and mma_sync have one warpgroup.
+    """
+    given: dict[str, Any] = {"dtype": "float16", "layout": "RC", "block_m": 64, "block_n": 64, "stages": 2} | fields
+    given.setdefault("block_k", (64 if version == "mma_sync" else 128) // element_bytes(given["dtype"]))
+    given.setdefault("warpgroups", 1 if version in ("v7", "mma_sync") else given["block_m"] // 64 % 4 or 2)
+    return GemmConfig.of(version, **given)
+
+
+def problem(**fields: Any) -> Problem:
+    """Return a problem in fp16 of 100 x 4096 x 4096 unless the fields say otherwise."""
+    return Problem(**({"m": 100, "n": 4096, "k": 4096, "dtype": "float16"} | fields))

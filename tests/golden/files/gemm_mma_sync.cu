@@ -1,0 +1,472 @@
+// cudatma: kernels/gemm_mma_sync.cu.j2 for sm_120a
+// spec: GemmConfig
+//   version = 'mma_sync'
+//   dtype = 'float16'
+//   layout = 'CC'
+//   block_m = 128
+//   block_n = 256
+//   block_k = 32
+//   stages = 4
+//   warpgroups = 2
+//   cluster = 1
+//   cluster_k = 1
+//   blocks_per_sm = 1
+//   out_dtype = ''
+//   epilogue = 'none'
+//   block_scales = False
+//   scales_by_tma = False
+// 8 warps consume, 4 produce; a CTA takes 98368 B.
+// One stage holds
+//     8192 B  a 128 x 32 float16, M-major, 128B swizzle
+//    16384 B  b 32 x 256 float16, K-major, 64B swizzle
+// Shared memory, by offset
+//        0  a, 32768 B
+//    32768  b, 65536 B
+//    98304  full_barriers, 32 B
+//    98336  empty_barriers, 32 B
+
+// [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
+// Returns at once unless the launch was a programmatic dependent one.
+__device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// [PTX ISA, griddepcontrol] The next kernel may start once all CTAs have said so or ended.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+
+// [PTX ISA, setmaxnreg] A whole warpgroup raises its registers a thread to Registers (24..256, a multiple of 8); waits
+// until the CTA's pool has them.
+template <u32 Registers>
+__device__ __forceinline__ void setmaxnreg_inc() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
+}
+
+// [PTX ISA, setmaxnreg] A whole warpgroup gives registers back to the CTA's pool.
+template <u32 Registers>
+__device__ __forceinline__ void setmaxnreg_dec() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
+}
+
+    // Consumer: this arrival's share of the slot has been read; without a fence. Right only if instructions issued before the
+    // call have used every value that was read from the slot; then no read can still be under way. A loop that releases each
+    // slot one iteration after it read it has that property. release_used_by_warp(): one arrival for the warp, whose lanes all
+    // call it.
+    __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
+    // Both: go on to the next slot; the parity toggles when the ring wraps.
+    __device__ __forceinline__ void advance() {
+        if (++stage == Stages) {
+            stage = 0;
+            next_lap();
+        }
+    }
+
+// ---- The tile, as named constants -----------------------------------------------------------------------------------
+constexpr u32 BLOCK_M = 128;     // of a CTA's tile
+constexpr u32 BLOCK_N = 256;
+constexpr u32 BLOCK_K = 32;      // of one stage
+constexpr u32 STAGES = 4;
+constexpr u32 THREADS = 384;
+constexpr u32 CONSUMER_WARPS = 8;
+constexpr bool A_IS_K_MAJOR = false, B_IS_K_MAJOR = true;   // else M-major, N-major
+
+// ---- Shared memory: STAGES slots of each operand; offsets from a 1024-byte aligned base --------------------------------
+constexpr u32 ELEMENT_BYTES = 2;   // of A and B
+constexpr u32 A = 0;
+constexpr u32 B = 32768;
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // of the 128-byte swizzle, and its elements
+constexpr u32 MN_BOX_BYTES = BLOCK_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
+constexpr u32 B_SLOT_N = 256;   // columns of B in a slot: of an N-major one whole boxes
+constexpr u32 A_STAGE_BYTES = BLOCK_M * BLOCK_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * BLOCK_K * ELEMENT_BYTES;
+constexpr u32 K_ROW_BYTES = BLOCK_K < SPAN ? BLOCK_K * ELEMENT_BYTES : SPAN_BYTES;   // of a K-major operand: a row of a box, in a swizzle as wide
+constexpr u32 WARPS_M = 2, WARPS_N = 4;   // that divide the tile
+constexpr u32 WARP_M = BLOCK_M / WARPS_M, WARP_N = BLOCK_N / WARPS_N;
+constexpr u32 CONSUMER_REGISTERS = 240, PRODUCER_REGISTERS = 24;   // of a thread
+
+// ---- Fragments --------------------------------------------------------------------------------------------------------
+// An operand's fragment is 16 of its rows (M, or N) x 32 bytes of K, four matrices of ldmatrix. lane_address(): where a lane reads its
+// row of 16 bytes of the first fragment, in slot 0. row0: the warp's first row of the operand. Lanes 8..15 have the other rows,
+// lanes 16..31 the other half of K. The swizzle has 16-byte chunk c of row r at c ^ (r % 8), or at c ^ (r / 2 % 4) where rows are
+// 64 bytes.
+template <bool IsKMajor>
+__device__ __forceinline__ u32 lane_address(u32 slots, u32 row0, u32 lane) {
+    if constexpr (IsKMajor) {
+        const u32 row = row0 + lane % 16, chunk = lane / 16;
+        return slots + row * K_ROW_BYTES + (chunk ^ (row * K_ROW_BYTES / SPAN_BYTES % (K_ROW_BYTES / 16))) * 16;
+    } else {   // ldmatrix.trans: rows of K
+        const u32 k = lane % 8 + lane / 16 * 8, chunk = row0 % SPAN / 8 + lane / 8 % 2;
+        return slots + row0 / SPAN * MN_BOX_BYTES + k * SPAN_BYTES + (chunk ^ (k % 8)) * 16;
+    }
+}
+
+// The two halves of a row of an mma's B are neighboring registers: lanes 8..15 have the other half of K, 16..31 the other rows.
+__device__ __forceinline__ u32 lane_of_b(u32 lane) { return (lane & 7) | (lane << 1 & 16) | (lane >> 1 & 8); }
+
+// address: lane_address() in the slot. A step along K, or a fragment of an M-major or N-major operand, is two chunks further:
+// bits 5 and 6 of the address.
+template <bool IsKMajor, u32 Rows>
+__device__ __forceinline__ void load_fragment(u32 (&r)[4], u32 address, u32 fragment, u32 step) {
+    if constexpr (IsKMajor) {
+        constexpr u32 STEPS_IN_ROW = K_ROW_BYTES / 32;
+        const u32 box = step / STEPS_IN_ROW * Rows * K_ROW_BYTES;
+        ldmatrix_x4(r, (address ^ (step % STEPS_IN_ROW << 5)) + box + fragment * 16 * K_ROW_BYTES);
+    } else {
+        ldmatrix_x4_trans(r, (address ^ (fragment % 4 << 5)) + fragment / 4 * MN_BOX_BYTES + step * 16 * SPAN_BYTES);
+    }
+}
+
+constexpr u32 STEPS = BLOCK_K * ELEMENT_BYTES / 32;   // MMAs along K of a stage
+constexpr u32 FRAGMENTS_16 = WARP_M / 16, FRAGMENTS_8 = WARP_N / 8;   // of a warp, along M and along N
+constexpr u32 FRAGMENT_STRIDE_M = 16;   // from the rows of one fragment to those of the next
+
+// What a warp multiplies in one step.
+struct Fragments {
+    u32 a[FRAGMENTS_16][4];
+    u32 b[FRAGMENTS_8 / 2][4];   // of 16 columns
+};
+
+// a, b: lane addresses in the slot.
+__device__ __forceinline__ void load_fragments(Fragments& to, u32 a, u32 b, u32 step) {
+#pragma unroll
+    for (u32 m = 0; m < FRAGMENTS_16; ++m) load_fragment<A_IS_K_MAJOR, BLOCK_M>(to.a[m], a, m, step);
+#pragma unroll
+    for (u32 n = 0; n < FRAGMENTS_8 / 2; ++n) load_fragment<B_IS_K_MAJOR, BLOCK_N>(to.b[n], b, n, step);
+}
+
+// ---- Products ---------------------------------------------------------------------------------------------------------
+// A lane holds, of rows lane / 4 and lane / 4 + 8 of 16, columns 2 (lane % 4) and the next of every 8.
+// A warp's accumulators: fragments of 16 x 8 values, four a lane.
+
+typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
+
+__device__ __forceinline__ void clear(Accumulators& acc) {
+#pragma unroll
+    for (u32 c = 0; c < FRAGMENTS_16; ++c)
+#pragma unroll
+        for (u32 r = 0; r < FRAGMENTS_8; ++r)
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
+}
+__device__ __forceinline__ void multiply(Accumulators& acc, const Fragments& by) {
+#pragma unroll
+    for (u32 m = 0; m < FRAGMENTS_16; ++m)
+#pragma unroll
+        for (u32 n = 0; n < FRAGMENTS_8; ++n)
+            mma_m16n8k16_f16(acc[m][n], by.a[m], by.b[n / 2][n % 2 * 2], by.b[n / 2][n % 2 * 2 + 1]);
+}
+
+// ---- Results ----------------------------------------------------------------------------------------------------------
+
+typedef u16 Out;   // bits of an element of the result
+
+// Divides 0 .. 2^31 - 1 by a number that the host knows, with a multiplication; a division takes some 25 instructions.
+struct Divisor {
+    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+};
+
+__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
+// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
+struct Problem {
+    u32 m;                          // rows of the result
+    u32 n;                          // columns of the result
+    u32 tiles_m;                    // output tiles along M
+    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
+    u32 raster_m;                   // rows of tiles of a raster group
+    u32 k_iterations;               // stages that one tile takes
+    u32 work_ranges;                // work ranges: one per cluster, or per CTA without clusters
+    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    u32 matrix_tiles_m;             // tiles along M of one matrix of the batch
+    u32 a_box_rows;                 // rows of a box of A
+    u32 stage_bytes;                // that the boxes of a stage deliver
+    Divisor by_raster_group;        // divides by the tiles of a raster group
+    Divisor by_raster_group_rows;   // divides by raster_m
+    Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
+    Divisor by_matrix_tiles_m;      // divides by matrix_tiles_m
+    u64 output_pitch;               // elements from one row to the next
+    u64 output_batch;               // elements from one matrix of the result to the next
+};
+
+// ---- Between float16 and fp32: two values in a register -------------------------------------------------------------
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+// Before this call a kernel touches no global memory: the kernel before it in the stream may still run. The next kernel may begin only
+// after the wait: what it reads before its own wait (weights, for one) was then written by kernels that have ended, if not by this one.
+__device__ __forceinline__ void wait_for_previous_grid() {
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
+}
+
+// Rows and columns of C from which on a tile lies, or a part of it; the matrix of the batch.
+struct Place {
+    u32 row0, column0, batch;
+};
+
+// tile_m counts the tiles of all matrices of the batch, in turn. Of a cluster whose CTAs lie side by side along M or N: its tile's
+// number, and the CTA's rank.
+template <u32 ClusterM = 1, u32 ClusterN = 1>
+__device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank = 0) {
+    const u32 batch = divide(tile_m, problem.by_matrix_tiles_m), along_m = (tile_m - batch * problem.matrix_tiles_m) * ClusterM;
+    return Place{(along_m + rank % ClusterM) * BLOCK_M, (tile_n * ClusterN + rank % ClusterN) * BLOCK_N, batch};
+}
+
+// Where the results go, and what is applied to them.
+struct Result {
+    Out* output;
+};
+
+// ... to the result.
+template <typename Element>
+__device__ __forceinline__ void store_vector(const Problem& problem, Element* output, uint4 values, u32 row, u32 column) {
+    constexpr u32 COLUMNS = 16 / sizeof(Element);
+    if (row >= problem.m || column >= problem.n) return;
+    Element* target = output + row * problem.output_pitch + column;
+    if (problem.output_vectors && column + COLUMNS <= problem.n) {
+        *(uint4*)target = values;
+    } else {   // a row that is not 16-byte aligned, or the last columns
+        const u32 words[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+        for (u32 i = 0; i < COLUMNS; ++i) {
+            if (column + i >= problem.n) continue;
+            if constexpr (COLUMNS == 4) target[i] = __uint_as_float(words[i]);
+            else target[i] = (Element)(words[i / 2] >> (i % 2 * 16));
+        }
+    }
+}
+
+// Bits of `ones` where the mask has ones, of `zeros` elsewhere. A condition of the lane would make the compiler part the lanes.
+__device__ __forceinline__ u32 select(u32 mask, u32 ones, u32 zeros) { return (ones & mask) | (zeros & ~mask); }
+
+// The lanes whose numbers differ by Distance exchange: the lower one's `high` for the upper one's `low`.
+template <u32 Distance>
+__device__ __forceinline__ void exchange(u32& low, u32& high, u32 lane) {
+    const u32 upper = 0 - (lane / Distance & 1);   // all ones in the upper one
+    const u32 other = __shfl_xor_sync(0xffffffffu, select(upper, low, high), Distance);
+    low = select(upper, other, low);
+    high = select(upper, high, other);
+}
+
+// Four lanes hold 8 columns of a row, two each. Fragments side by side, transposed among these lanes, are a vector of 16 bytes
+// for each of them. No shared memory is needed, which the ring has to itself. place: of the warp.
+__device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& problem, const Result& result, const Place& place, u32 lane) {
+    Out* output = result.output + place.batch * problem.output_batch;
+#pragma unroll
+    for (u32 m = 0; m < FRAGMENTS_16; ++m)
+#pragma unroll
+        for (u32 half = 0; half < 2; ++half) {   // rows 0..7, 8..15
+            const u32 row = place.row0 + FRAGMENT_STRIDE_M * m + 8 * half + lane / 4;
+#pragma unroll
+            for (u32 n = 0; n < FRAGMENTS_8; n += 4) {   // a lane gets the 8 columns of one of the four
+                u32 pairs[4];
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) pairs[i] = to_pair(acc[m][n + i][2 * half], acc[m][n + i][2 * half + 1]);
+                exchange<1>(pairs[0], pairs[1], lane);
+                exchange<1>(pairs[2], pairs[3], lane);
+                exchange<2>(pairs[0], pairs[2], lane);
+                exchange<2>(pairs[1], pairs[3], lane);
+                store_vector(problem, output, uint4{pairs[0], pairs[1], pairs[2], pairs[3]}, row, place.column0 + 8 * (n + lane % 4));
+            }
+        }
+}
+constexpr u32 RING_BARRIERS = 98304;
+using Ring = TmaPipeline<STAGES>;
+
+// ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
+// K-major: boxes of a span of K, all rows. M-major or N-major: boxes of SPAN rows, transposed, all of the stage's K. Of A no more rows
+// than it has, since TMA fills slower than it reads; under a swizzle narrower boxes have the same pitch.
+template <bool IsKMajor, u32 Rows>
+__device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch) {
+    if constexpr (IsKMajor) {
+#pragma unroll
+        for (u32 i = 0; i < BLOCK_K; i += SPAN)
+            cp_async_bulk_tensor_3d_load(target + i / SPAN * Rows * SPAN_BYTES, map, barrier, k + i, row, batch);
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < Rows; i += SPAN)
+            cp_async_bulk_tensor_3d_load(target + i / SPAN * MN_BOX_BYTES, map, barrier, row + i, k, batch);
+    }
+}
+
+// Rows of A's slots that no box reaches are zero, for products read them. All threads call it, before a barrier of theirs.
+__device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
+    if (problem.m >= (A_IS_K_MAJOR ? BLOCK_M : SPAN)) return;
+    constexpr u32 ROW_BYTES = BLOCK_K < SPAN ? BLOCK_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
+    for (u32 offset = 16 * threadIdx.x; offset < STAGES * A_STAGE_BYTES; offset += 16 * THREADS) {
+        const u32 row = A_IS_K_MAJOR ? offset / ROW_BYTES % BLOCK_M : (offset / 16 ^ offset / SPAN_BYTES) % 8 * 8;   // swizzled
+        if (row >= problem.a_box_rows)
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(smem + A + offset), "r"(0) : "memory");
+    }
+    fence_proxy_async_shared_cta();   // before what wgmma reads
+}
+
+// Of what is loaded.
+struct Maps {
+    const TensorMap *a, *b;
+};
+
+// One thread fills the ring's slot with the stage k of a tile.
+__device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const Maps& maps, u32 k, const Place& place) {
+    ring.expect_tx(problem.stage_bytes);
+    load_box<A_IS_K_MAJOR, BLOCK_M>(smem + A + ring.stage * A_STAGE_BYTES, maps.a, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
+    load_box<B_IS_K_MAJOR, BLOCK_N>(smem + B + ring.stage * B_STAGE_BYTES, maps.b, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
+}
+
+// Stages k_begin .. k_end - 1 of an output tile.
+struct WorkUnit {
+    u32 tile, k_begin, k_end;
+};
+
+// ---- Tiles to CTAs: whole tiles, in turn --------------------------------------------------------------------------------
+struct WorkQueue {
+    u32 tile, tiles;
+
+    __device__ __forceinline__ WorkQueue(const Problem& problem, u32 range) : tile(range), tiles(problem.tiles_m * problem.tiles_n) {}
+
+    __device__ __forceinline__ bool next(const Problem& problem, WorkUnit& unit) {
+        if (tile >= tiles) return false;
+        unit = WorkUnit{tile, 0, problem.k_iterations};
+        tile += problem.work_ranges;
+        return true;
+    }
+};
+
+// Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
+// that run at the same time share operands in L2.
+__device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
+    const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
+    const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
+    const bool is_last = rows_left <= problem.raster_m;
+    tile_n = divide(inside, is_last ? problem.by_last_rows : problem.by_raster_group_rows);
+    tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
+}
+
+// The same work stage by stage, for the producer.
+struct StageCursor {
+    WorkQueue queue;
+    WorkUnit unit;
+    u32 k, tile_m, tile_n;
+
+    __device__ __forceinline__ StageCursor(const Problem& problem, u32 range)
+        : queue(problem, range), unit{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
+
+    __device__ __forceinline__ bool next(const Problem& problem) {
+        if (++k < unit.k_end) return true;
+        if (!queue.next(problem, unit)) return false;
+        k = unit.k_begin;
+        tile_position(problem, unit.tile, tile_m, tile_n);
+        return true;
+    }
+};
+
+// ---- Producer: one thread -------------------------------------------------------------------------------------------
+// Goes on to the next tile while the consumers still store this one.
+__device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps) {
+    for (StageCursor at(problem, blockIdx.x); at.next(problem); ring.advance()) {
+        ring.acquire();
+        load_stage(problem, ring, smem, maps, at.k, tile_place(problem, at.tile_m, at.tile_n));
+    }
+}
+
+// ---- Consumers ------------------------------------------------------------------------------------------------------
+// Where a warp's part of the CTA's tile begins. The consumers are the first warps.
+__device__ __forceinline__ u32 row0_of(u32 warp) { return warp % WARPS_M * WARP_M; }
+__device__ __forceinline__ u32 column0_of(u32 warp) { return warp / WARPS_M * WARP_N; }
+
+// Where a lane reads in slot 0.
+struct LaneAddresses {
+    u32 a, b;
+    __device__ __forceinline__ LaneAddresses(u32 smem, u32 warp, u32 lane)
+        : a(lane_address<A_IS_K_MAJOR>(smem + A, row0_of(warp), lane)),
+          b(lane_address<B_IS_K_MAJOR>(smem + B, column0_of(warp), lane_of_b(lane))) {}
+};
+
+__device__ __forceinline__ void load_step(Fragments& to, const LaneAddresses& from, u32 slot, u32 step) {
+    load_fragments(to, from.a + slot * A_STAGE_BYTES, from.b + slot * B_STAGE_BYTES, step);
+}
+
+// The products of a stage. The fragments of a step are loaded before the products of the step before; those of step 0 are in
+// fragments[0]. The slot of the stage before is released amid the products of this one, when all that was read from it has been
+// used.
+template <bool IsLast>
+__device__ __forceinline__ void multiply_stage(Accumulators& acc, Fragments (&fragments)[2], Ring& ring, const LaneAddresses& from,
+                                               bool is_first, u32& previous) {
+#pragma unroll
+    for (u32 step = 0; step + 1 < STEPS; ++step) {
+        load_step(fragments[(step + 1) % 2], from, ring.stage, step + 1);
+        if (step == 0) {
+            __syncwarp();
+            if (!is_first && laneid() == 0) ring.release_used(previous);
+        }
+        multiply(acc, fragments[step % 2]);
+    }
+    previous = ring.stage;
+    ring.advance();
+    if constexpr (!IsLast) {
+        ring.wait();
+        load_step(fragments[0], from, ring.stage, 0);
+    }
+    multiply(acc, fragments[1]);
+}
+
+__device__ __forceinline__ void mainloop(Accumulators& acc, Ring& ring, const WorkUnit& unit, const LaneAddresses& from) {
+    Fragments fragments[2];
+    u32 k = unit.k_begin, previous = 0;
+    ring.wait();
+    load_step(fragments[0], from, ring.stage, 0);
+#pragma unroll 1
+    for (; k + 1 < unit.k_end; ++k) multiply_stage<false>(acc, fragments, ring, from, k == unit.k_begin, previous);
+    multiply_stage<true>(acc, fragments, ring, from, k == unit.k_begin, previous);
+    // ptxas may move products of the last stage over the arrival: the fence is what waits for all reads.
+    __syncwarp();
+    if (laneid() == 0) ring.release(previous);
+}
+
+__device__ __forceinline__ void consume(Ring& ring, const Problem& problem, const Result& result, const LaneAddresses& from) {
+    WorkQueue queue(problem, blockIdx.x);
+    WorkUnit unit;
+    while (queue.next(problem, unit)) {
+        Accumulators acc;
+        clear(acc);
+        mainloop(acc, ring, unit, from);
+        // Where the results go is computed only here: the main loop needs the registers.
+        const u32 warp = threadIdx.x / 32;
+        u32 tile_m, tile_n;
+        tile_position(problem, unit.tile, tile_m, tile_n);
+        Place place = tile_place(problem, tile_m, tile_n);
+        place.row0 += row0_of(warp);
+        place.column0 += column0_of(warp);
+        store_rows(acc, problem, result, place, laneid());
+    }
+}
+}  // namespace cudatma
+
+// C = A B by mma.sync, for GPUs without wgmma: a warp of its own loads by TMA; as many CTAs as run at a time, each with one
+// tile after the other.
+extern "C" __global__ void __launch_bounds__(384, 1)
+gemm_mma_sync_f16_cc_128x256x32_w2_s4(
+    const __grid_constant__ cudatma::TensorMap a_map,
+    const __grid_constant__ cudatma::TensorMap b_map,
+    cudatma::Out* output,
+    const __grid_constant__ cudatma::Problem problem) {
+    using namespace cudatma;
+    extern __shared__ __align__(1024) u8 dynamic_shared[];
+    const u32 smem = shared_address(dynamic_shared);
+    // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
+    const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+
+    clear_unloaded(problem, smem);
+    Ring ring;
+    ring.init(smem + RING_BARRIERS, 1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
+    wait_for_previous_grid();
+    if (warp_index >= CONSUMER_WARPS) {
+        setmaxnreg_dec<PRODUCER_REGISTERS>();
+        if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, problem, smem, Maps{&a_map, &b_map});
+    } else {
+        setmaxnreg_inc<CONSUMER_REGISTERS>();
+        consume(ring, problem, Result{output}, LaneAddresses(smem, warp_index, laneid()));
+    }
+}
