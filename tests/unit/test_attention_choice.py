@@ -16,7 +16,7 @@ from cudatma.kernels.attention.choose import ATTENTION, times
 from cudatma.kernels.attention.config import CHOICE
 from cudatma.kernels.attention.problem import HEAD_DIMS, Problem
 from cudatma.kernels.attention.sample import small_config
-from cudatma.kernels.choosing import decide
+from cudatma.kernels.choosing import decide, pinned
 from cudatma.kernels.gpu import H200, imagined_gpu
 from cudatma.kernels.tuning_file import FILE_VARIABLE, Entry, GpuClass, parse_entry, store_entry
 from cudatma.target import get_target
@@ -122,6 +122,13 @@ def test_which_problems_share_a_table(problem: Problem, other: Problem, is_same:
     assert (problem.fixed == other.fixed) == is_same
     assert (problem.shape() == other.shape()) == is_same
     assert problem.shape().fixed == problem.fixed
+
+
+def test_a_pinned_kernel_of_attention_decode_serves_no_call_of_attention() -> None:
+    problem = problem_of(is_causal=True)
+    for version, source in (("a2", "pinned"), ("decode", "rule")):
+        with pinned(small_config(version, problem)):
+            assert decide(ATTENTION, problem, H200).source == source
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,12 @@ def test_a_refused_config_names_the_values_that_serve_with_the_rest(tmp_path: Pa
         dump_kernels.main(words)
 
 
+def test_a_config_does_not_become_another_kernel(tmp_path: Path) -> None:
+    words = ["attention_a3", "--target", "sm_90a", "--config", "version=a4", "--out", str(tmp_path)]
+    with pytest.raises(ArgumentError, match=r"--config: got version; allowed: a field of AttentionConfig: dtype, "):
+        dump_kernels.main(words)
+
+
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ArgumentError, match="--out"):

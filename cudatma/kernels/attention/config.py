@@ -29,11 +29,11 @@ from cudatma.kernels.attention.parameters import (
 from cudatma.kernels.attention.problem import CACHE_TYPE, HEAD_DIMS, OPERAND_TYPES, OPTIONS, KernelOption, Problem
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.launch_struct import Member
+from cudatma.kernels.launch_struct import Member, in_order
 from cudatma.kernels.schedule import ceil_div
 from cudatma.kernels.tiled_kernel import TiledKernel
 from cudatma.kernels.version import Versions
-from cudatma.pipeline import MBARRIER_BYTES, Operand
+from cudatma.pipeline import MBARRIER_BYTES
 from cudatma.target import Target
 
 #: Fields of the configs that the choice ranks, by the head dims of q and k, and of v.
@@ -406,11 +406,6 @@ class AttentionConfig(TiledKernel):
     # Parameters of a launch.
 
     @property
-    def struct_members(self) -> Mapping[str, Member]:  # type: ignore[override]
-        """The members of ``Problem`` by name, in the order of the struct."""
-        return DECODE_MEMBERS if self.is_decode else MEMBERS
-
-    @property
     def parameter_names(self) -> tuple[str, ...]:
         q_by_tma = "tma" in self.features and not self.is_decode
         names = ["q_map" if q_by_tma else "q", *(("k_map", "v_map") if self.by_tma else ("k", "v"))]
@@ -439,6 +434,11 @@ class AttentionConfig(TiledKernel):
         names += () if self.is_persistent else OUTPUT_ROWS
         names += VARLEN if self.is_varlen else ()
         return tuple(names)
+
+    @property
+    def problem_members(self) -> tuple[Member, ...]:
+        """The members of ``Problem`` that the kernel reads, in the order of the struct."""
+        return in_order(DECODE_MEMBERS if self.is_decode else MEMBERS, self.problem_names)
 
     # Warps and registers.
 
@@ -513,20 +513,21 @@ class AttentionConfig(TiledKernel):
         return self.block_n
 
     @property
-    def loaded_stage_bytes(self) -> int:
-        return self.kv_bytes * self.block_n * (self.head_dim + self.v_head_dim)
-
-    @property
     def partial_row_bytes(self) -> int:
         """Bytes of a row in attention_decode()'s workspace: sums, their maximum and the sum of exponentials."""
         return 4 * (self.v_head_dim + 2)
 
     # Shared memory.
 
-    def stage_operands(self) -> tuple[Operand, ...]:
-        dims = {"k": self.head_dim, "v": self.v_head_dim}
-        sizes = [(name, self.kv_bytes * self.block_n * dim) for name, dim in dims.items()]
-        return tuple(Operand(name, size, size, 1024) for name, size in sizes)
+    @property
+    def block_bytes(self) -> tuple[int, int]:
+        """Bytes of a block of keys and of a block of values."""
+        row_bytes = self.kv_bytes * self.block_n
+        return row_bytes * self.head_dim, row_bytes * self.v_head_dim
+
+    @property
+    def loaded_stage_bytes(self) -> int:
+        return sum(self.block_bytes)
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
         """Queries, whose place the results take, and what goes with them."""
@@ -545,8 +546,8 @@ class AttentionConfig(TiledKernel):
 
     def smem_layout(self) -> list[tuple[str, int, int]]:
         """(name, offset, bytes) of each array."""
-        parts = [(o.name, o.footprint_bytes * self.stages) for o in self.stage_operands()]
-        parts += self.epilogue_parts()
+        k_bytes, v_bytes = self.block_bytes
+        parts = [("k", self.stages * k_bytes), ("v", self.stages * v_bytes), *self.epilogue_parts()]
         rings = {"consumers": ("",), "producer_warp": ("k_", "v_")}.get(self.preset.loader, ())
         size = self.stages * MBARRIER_BYTES
         parts += [(f"{ring}{kind}_barriers", size) for ring in rings for kind in ("full", "empty")]
@@ -560,7 +561,7 @@ class AttentionConfig(TiledKernel):
 
     def stage_layout(self) -> list[tuple[str, int]]:
         """(what, bytes) that one stage holds."""
-        k, v = (operand.footprint_bytes for operand in self.stage_operands())
+        k, v = self.block_bytes
         dtype = self.dtype if self.kv_bytes == 2 else CACHE_TYPE
         return [
             (f"k {self.block_n} x {self.head_dim} {dtype}, {self.swizzle} swizzle", k),
