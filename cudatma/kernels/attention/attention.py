@@ -183,11 +183,11 @@ def attention_explain(
     stream: Any = None,
     target: str | Target | None = None,
 ) -> Explanation:
-    """What attention() would run with these arguments, why, and how long it should take. Launches and compiles nothing.
+    """Explain which kernel attention() would run, why, and how long it should take. Nothing is compiled or launched.
 
-    target: of an imagined GPU, "sm_120a", instead of the arrays'. Host arrays: for an H200, or a GPU of
-    $CUDATMA_TARGET. backend, stream: as attention takes them; they change nothing here. Raises as attention does, and
-    ArgumentError where there is nothing to compute.
+    The arguments are those of attention(); ``backend`` and ``stream`` change nothing. ``target`` names an imagined GPU,
+    such as "sm_120a", instead of the arrays'. By default, arrays in host memory stand for arrays on an H200, or on a
+    GPU of $CUDATMA_TARGET. Raises as attention() does, and ArgumentError if there is nothing to compute.
     """
     name, asked_by = CHOICE.chosen(version)
     options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "return_lse": return_lse}

@@ -153,12 +153,12 @@ constexpr u32 V = 16384;
 constexpr u32 KV_BYTES = 1;   // of an element
 constexpr u32 K_STAGE_BYTES = KV_BYTES * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * BLOCK_N * V_HEAD_DIM;
 constexpr u32 SPAN_BYTES = 64, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
-// Where 16 bytes of a row lie in a span.
+// Returns the offset of 16 bytes of a row in a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
 }
 
-// Where 16 bytes of a row lie in a slot.
+// Returns the offset of 16 bytes of a row in a slot.
 __device__ __forceinline__ u32 slot_offset(u32 row, u32 vector) {
     return vector / SPAN_VECTORS * BLOCK_N * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS);
 }
@@ -193,7 +193,7 @@ __device__ __forceinline__ u32 half2_to_pair(u32 half2) {
     return to_pair(low, high);
 }
 
-// A step is 16 of the head's columns, in an order of its own: a thread has four that lie side by side, two for each half of an operand.
+// A step is 16 of the head's columns in another order: a thread has four adjacent ones, two for each half of an operand.
 __device__ __forceinline__ void load_queries(Queries& queries, const Problem& problem, const u16* q, const Place& place, u32 lane) {
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
@@ -230,7 +230,7 @@ __device__ __forceinline__ void multiply_keys(Scores& scores, const Queries& que
         }
 }
 
-// Probabilities are fp16, whatever the queries are: values are exact in it. They are at most 2^MOST_POWER.
+// Probabilities are fp16 for every type of the queries, because values are exact in fp16. They are at most 2^MOST_POWER.
 __device__ __forceinline__ u32 to_half2(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -584,7 +584,7 @@ __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const Q
 
 constexpr u32 WARP_SUMS = 32768;
 
-// Where a warp's sums of a row lie: those of its columns in place of keys and values, and its maximum and sum.
+// Addresses of a warp's row: the sums of its columns, which take the place of keys and values, and its maximum and sum.
 __device__ __forceinline__ u32 warp_row(u32 smem, u32 warp, u32 row) { return smem + K + 4 * (warp * BLOCK_M + row) * V_HEAD_DIM; }
 __device__ __forceinline__ u32 warp_sum(u32 smem, u32 warp, u32 row) { return smem + WARP_SUMS + 8 * (warp * BLOCK_M + row); }
 
@@ -711,7 +711,7 @@ attention_decode_fp8_bf16_d64_n128_s2_b1_paged16(
     const Blocks blocks = part_of(of_tile, blockIdx.y, parts);
     if (warp_index < CONSUMER_WARPS) {
         const LogSums logs = LogSums{lse};
-        // The scale of the keys is one of the scores, that of the values one of the result.
+        // The scores are multiplied by the scale of the keys, and the result by the scale of the values.
         float& of_keys = sequence.scale_log2;
         if (k_scale != nullptr) of_keys *= k_scale[place.kv_head * problem.k_scale_step];
         if (of_keys < 1.2e-38f) of_keys = 1.2e-38f;   // zero times a masked score would be NaN
