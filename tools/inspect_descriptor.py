@@ -170,8 +170,8 @@ def _numbers(text: str, field: str, count: int = 0) -> tuple[int, ...]:
     except ValueError:
         values = ()
     if not 1 <= len(values) <= 5 or (count and len(values) != count):
-        wanted = f"{count} integers" if count else "1 to 5 integers"
-        raise ArgumentError(field, ascii(text[:60]), f"{wanted} with commas between them, innermost first")
+        wanted = f"{count} integers, as in 3,9" if count else "1 to 5 integers, innermost first, as in 0,64"
+        raise ArgumentError(field, ascii(text[:60]), wanted)
     return values
 
 

@@ -11,18 +11,19 @@ import numpy as np
 
 import cudatma.emulator.instructions  # noqa: F401
 from cudatma.emulator.errors import EmulatorError, ResidencyError, StepLimitError, TrapError
-from cudatma.emulator.hazards.findings import Found, lines_of, trapped_at
-from cudatma.emulator.hazards.global_watch import prepare
-from cudatma.emulator.hazards.observer import Findings, Observer, report_deadlock
+from cudatma.emulator.hazards.checks import checks_of
+from cudatma.emulator.hazards.findings import Findings, Found, lines_of, report_deadlock, trapped_at
+from cudatma.emulator.hazards.global_memory import prepare
 from cudatma.emulator.hazards.report import CAUSES, Report
 from cudatma.emulator.instructions import unsupported
 from cudatma.emulator.machine.arguments import pack_arguments, register_array
+from cudatma.emulator.machine.events import Observer
 from cudatma.emulator.machine.launch import GridLaunch, Setup
 from cudatma.emulator.machine.memory import GlobalMemory
 from cudatma.emulator.machine.program import Image
 from cudatma.emulator.machine.protocols import Dim, Launch
 from cudatma.emulator.machine.scheduler import Deadlock
-from cudatma.emulator.machine.state import MAX_LOCAL_BYTES
+from cudatma.emulator.machine.state import MAX_LOCAL_BYTES, Cluster
 from cudatma.emulator.progress import progress_line
 from cudatma.emulator.ptx.names import Variables
 from cudatma.emulator.ptx.parser import parse
@@ -158,7 +159,6 @@ class EmulatedModule:
             _natural("step_limit", step_limit, 1),
             _natural("resident_clusters", resident_clusters, 1),
             None if registers is None else _natural("registers", registers),
-            trace=trace,
         )
         setup.extra.update(_dependence(memory, programmatic, produced_by_previous), track_all=replay is not None)
         setup.extra["target"] = _target_of(target, self.module.target)
@@ -169,8 +169,13 @@ class EmulatedModule:
         if chosen is not None:
             for function, at, feature in unsupported(self.image, program.function.name, chosen):
                 findings.unsupported(self.image.program(function), at, chosen.name, feature)
-        if hazards != "off":
-            setup.observe = lambda launch, block_cluster: Observer(launch, block_cluster, findings)
+        traces = [] if trace is None else [trace]
+
+        def observe(launch: Launch, block_cluster: Cluster) -> list[Observer]:
+            checks = [] if hazards == "off" else checks_of(launch, block_cluster, findings)
+            return [*checks, *traces]
+
+        setup.observe = observe
         report = Report(program.function.name, 1 if replay is not None else schedules)
         before = _snapshot(memory)
         shown = progress_line(program.function.name, report.schedules) if progress is None else nullcontext(progress)
@@ -180,11 +185,14 @@ class EmulatedModule:
                     if done:
                         memory.restore(before)
                     setup.show_steps = partial(show, done)
+                    launch = GridLaunch(setup, number, seed)
+                    for each in traces:
+                        each.begin(launch)
                     is_endless = False
                     with suppress(Found):
-                        is_endless = self._run_one(setup, number, seed, report, findings, hazards)
+                        is_endless = self._run_one(launch, report, findings, hazards)
                     if findings.hazards():
-                        setup.trace = None
+                        traces.clear()
                     show(done + 1, 0)
                     if is_endless:  # other schedules would search as long for the same loop
                         report.schedules = done + 1
@@ -197,26 +205,23 @@ class EmulatedModule:
             raise HazardError(str(report), report.hazards)
         return report
 
-    def _run_one(
-        self, setup: Setup, schedule: int, seed: int, report: Report, findings: Findings, hazards: str
-    ) -> bool:
+    def _run_one(self, launch: GridLaunch, report: Report, findings: Findings, hazards: str) -> bool:
         """Run one schedule. Return whether it ended in an endless loop."""
-        setup.memory.recent.clear()
-        launch = GridLaunch(setup, schedule, seed)
-        if setup.observe is not None:
+        launch.memory.recent.clear()
+        if hazards != "off":
             prepare(launch)
         try:
             launch.run()
         except Deadlock as deadlock:
             if hazards == "off":
                 shown = "; ".join(lines_of(deadlock)[:4])
-                raise EmulatorError(f"deadlock in schedule {schedule} of seed {seed}: {shown}") from None
-            report_deadlock(launch, deadlock, findings)
+                schedule = f"schedule {launch.scheduler.schedule} of seed {launch.scheduler.seed}"
+                raise EmulatorError(f"deadlock in {schedule}: {shown}") from None
+            report_deadlock(deadlock, findings)
             return deadlock.is_endless
         except TrapError as error:
             for block_cluster in launch.resident if launch.has_idled else ():
-                if block_cluster.observer is not None:
-                    block_cluster.observer.check_bytes()
+                block_cluster.events.trapped()
             if hazards == "collect":
                 findings.trapped(launch, error)
                 return False
@@ -237,7 +242,7 @@ class EmulatedModule:
             if isinstance(error, CudaTmaError):
                 raise
             raise EmulatorError(
-                f"{setup.program.function.name} cannot be emulated: {type(error).__name__}: {error}"
+                f"{launch.program.function.name} cannot be emulated: {type(error).__name__}: {error}"
             ) from error
         except (StepLimitError, ResidencyError) as error:
             if hazards == "raise" and findings.hazards():
@@ -265,7 +270,7 @@ def _located(launch: Launch, error: TrapError) -> TrapError:
 
 
 def _dependence(memory: GlobalMemory, programmatic: bool, produced: Sequence[Any]) -> dict[str, Any]:
-    """What the hazard layer needs to know of the grid before this one. Raises ArgumentError for what is no array."""
+    """Return what hazard checks need to know of the previous grid. Raises ArgumentError for what is no array."""
     bases = set()
     for position, array in enumerate(produced):
         region = memory.find(memory.add(array, f"produced_by_previous[{position}]"))

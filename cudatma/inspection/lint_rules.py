@@ -90,10 +90,10 @@ def l2(spec: AnySpec) -> Iterator[Finding]:
         yield Finding(
             "rows-across-sectors",
             "note",
-            f"{what} is no multiple of {_SECTOR_BYTES}: rows begin inside of a sector, and fetch one more",
+            f"{what} is not a multiple of {_SECTOR_BYTES}: rows begin inside a sector and fetch one more",
             "memory is read in sectors of 32 bytes",
             "CUDA C++ Best Practices Guide, coalesced access",
-            "pad the pitch to a multiple of 128 bytes where memory allows it",
+            f"pad the pitch to a multiple of {_SECTOR_BYTES} bytes, better 128" if odd else "align the first element",
         )
 
 

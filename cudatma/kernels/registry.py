@@ -70,7 +70,7 @@ _GEMM = {
     "v2": "dense GEMM, wgmma, version v2: a ring filled by TMA",
     "v3": "dense GEMM, wgmma, version v3: a producer warp",
     "v4": "dense GEMM, wgmma, version v4: persistent, results by TMA where the tile allows it",
-    "v5": "dense GEMM, wgmma, version v5: clusters that share tiles of B",
+    "v5": "dense GEMM, wgmma, version v5: clusters that share tiles of A or B",
     "v6": "dense GEMM, wgmma, version v6: clusters that divide K",
     "v7": "dense GEMM, wgmma, version v7: a tile for each warpgroup",
     "mma_sync": "dense GEMM, mma.sync: for SM120, a producer warp, persistent",

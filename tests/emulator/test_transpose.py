@@ -10,7 +10,7 @@ import pytest
 
 import cudatma as c
 from cudatma.arrays import describe
-from cudatma.emulator.hazards.observer import Observer
+from cudatma.emulator.hazards.shared_races import SharedRaces
 from cudatma.kernels.data_movement.movement import Place
 from cudatma.kernels.data_movement.transpose import TransposeSpec, choose_transpose, plan_transpose, tile_plan
 from cudatma.layout import WARP_LANES, bank_conflicts
@@ -94,15 +94,15 @@ def test_shared_memory_without_bank_conflicts(element_bytes: int, monkeypatch: p
     seen: dict[str, list[list[int]]] = {"read": [], "write": []}
 
     def recorder(name: str, method: Any) -> Any:
-        def record(self: Any, w: Any, at: int, block: Any, offsets: Array, size: int, *rest: Any, **more: Any) -> Any:
+        def record(self: Any, w: Any, at: int, block: Any, offsets: Array, size: int, *rest: Any) -> None:
             assert size == 16
             seen[name].append([int(offset) for offset in offsets])
-            return method(self, w, at, block, offsets, size, *rest, **more)
+            method(self, w, at, block, offsets, size, *rest)
 
         return record
 
     for name in seen:
-        monkeypatch.setattr(Observer, f"generic_{name}", recorder(name, getattr(Observer, f"generic_{name}")))
+        monkeypatch.setattr(SharedRaces, f"shared_{name}", recorder(name, getattr(SharedRaces, f"shared_{name}")))
     spec = choose_transpose(element_bytes, get_target("sm_90a"))
     rows, columns = spec.tile
     source = numbers((rows, columns), f"uint{8 * element_bytes}")

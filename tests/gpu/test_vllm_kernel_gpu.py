@@ -7,6 +7,7 @@ attributes, as Kernel does here. tests/integrations/test_vllm_layers.py makes th
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,11 +16,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from cudatma.context import Runtime, using_runtime  # noqa: E402
 from cudatma.integrations.vllm.layer import PackedLayer  # noqa: E402  imports torch
 
 pytestmark = pytest.mark.gpu
 
 DEVICE = "cuda"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_runtime() -> Iterator[None]:
+    """A layer lets all graphs share a workspace, which other tests must not."""
+    with using_runtime(Runtime()):
+        yield
 
 
 class Kernel(PackedLayer):

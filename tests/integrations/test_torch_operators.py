@@ -235,6 +235,32 @@ def test_functions_compile_into_one_graph_with_out_and_any_length() -> None:
 
 
 @pytest.mark.sweep(1)
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_inductor_generates_direct_calls(has_bias: bool) -> None:
+    """A view with a pitch, any length, with and without optional tensors."""
+    importlib.import_module("cudatma.integrations.torch.inductor")
+    from torch._inductor.utils import run_and_get_code
+
+    parts, bias = weight(torch.float16, perm=not has_bias), draw(N) if has_bias else None
+
+    def model(x: Any) -> Any:
+        return torch.ops.cudatma.marlin_gemm(x[..., :K], *parts, bias, K, N, 32)
+
+    compiled = torch.compile(model, fullgraph=True, dynamic=True)
+    x = draw(2, 5, K + 8)
+    with torch._inductor.config.patch(force_disable_caches=True), torch.no_grad():
+        y, (code,) = run_and_get_code(compiled, x)
+        torch.testing.assert_close(y, model(x), rtol=0, atol=0)
+        assert "cudatma_marlin_gemm(" in code
+        assert "torch.ops.cudatma" not in code
+        torch.testing.assert_close(compiled(x[:1, :3]), model(x[:1, :3]), rtol=0, atol=0)
+        if not has_bias:  # once: it runs a C++ compiler
+            torch._dynamo.reset()
+            with torch._inductor.config.patch(cpp_wrapper=True):  # C++ calls the operator
+                torch.testing.assert_close(torch.compile(model)(x), model(x), rtol=0, atol=0)
+
+
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_the_emulator_takes_tensors_of_the_host(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDATMA_BACKEND", "emulator")

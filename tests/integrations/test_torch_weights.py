@@ -88,6 +88,18 @@ def test_other_memory_at_the_same_address_is_another_weight() -> None:
         second = packed_weight(qweight, scales, None, None, *SIZES)
 
 
+def test_a_change_of_values_that_a_weight_had_to_copy_is_seen() -> None:
+    """TMA cannot read host memory that is misaligned."""
+    (qweight, scales, *_), (other, *_) = tensors(), tensors(1)
+    memory = torch.empty(qweight.numel() + 16, dtype=torch.uint8)
+    start = (8 - memory.data_ptr()) % 16
+    misaligned = memory[start : start + qweight.numel()].view(qweight.shape)
+    for values in (qweight, other):
+        found = packed_weight(misaligned.copy_(values), scales, None, None, *SIZES)
+        expected = packed_weight(values, scales, None, None, *SIZES)
+        np.testing.assert_array_equal(found.dequantize(), expected.dequantize())
+
+
 def test_scales_elsewhere_in_the_same_storage_are_another_weight() -> None:
     qweight, scales, *_ = tensors()
     both = torch.stack([scales, 2 * scales])
@@ -133,8 +145,8 @@ def test_a_finalizer_may_forget_a_weight_while_another_one_is_looked_for() -> No
             return True
 
     address = parts[0].data_ptr()
-    facts, weight, _ = weights._known[address]
-    weights._known[address] = facts, weight, (Finalized(),)  # type: ignore[assignment]
+    finalized: Any = Finalized()
+    weights._known[address] = weights._known[address]._replace(storages=(finalized,))
     looking = threading.Thread(target=packed_weight, args=(*others, *SIZES), daemon=True)
     looking.start()
     looking.join(timeout=20)

@@ -14,6 +14,7 @@ import numpy as np
 from cudatma.emulator.async_copy import groups, tensor_values
 from cudatma.emulator.async_copy.mbarrier import find
 from cudatma.emulator.machine import access
+from cudatma.emulator.machine.events import Copy
 from cudatma.emulator.machine.memory import RANK_SHIFT, Region
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import Array
@@ -49,10 +50,9 @@ def check_run(w: Warp, at: int, size: int, *addresses: int) -> int:
         message = f"a bulk copy of {size} bytes at {shown}: addresses are multiples of {CHUNK}"
         access.trap(w, at, message, "MISALIGNED_ADDRESS")
     moved = size // CHUNK * CHUNK
-    observer = w.block.cluster.observer
-    if moved != size and observer is not None:
+    if moved != size:
         message = f"a bulk copy of {size} bytes moves and counts {moved}: sizes are multiples of {CHUNK}"
-        observer.report("byte_count", w, at, message)
+        w.events.violation("byte_count", w, at, message)
     return moved
 
 
@@ -75,30 +75,22 @@ def load(w: Warp, at: int, to: int, source: int, size: int, bar: int, multicast:
         origin = region.data
     if size == 0:
         return
-    targets = targets_of(w, at, to, bar, multicast)
-    observer, trace = w.block.cluster.observer, w.launch.trace
-    for address, barrier_address in targets:
+    source_chunks = chunks_of(source_offset, size)
+    for address, barrier_address in targets_of(w, at, to, bar, multicast):
         block, offset = shared_run(w, at, address, size, "destination")
         barrier = find(w, at, barrier_address, "cp.async.bulk")
-        written = None
-        if observer is not None and not from_shared and region.shadow is not None:
-            until = observer.load_until(barrier)
-            observer.globals.async_read(w, at, region, chunks_of(source_offset, size), CHUNK, until)
-        if observer is not None:
-            if from_shared:
-                observer.copy_read(w, at, source_block, chunks_of(source_offset, size), barrier)
-            written = observer.async_write(w, at, block, chunks_of(offset, size), CHUNK, "cp.async.bulk", barrier)
-        mark = trace.copy_begins(w, at, block, offset, size, barrier) if trace is not None else None
+        if from_shared:
+            w.events.shared_source(w, at, source_block, source_chunks, barrier)
+        else:
+            w.events.global_source(w, at, region, source_chunks, barrier)
+        chunks = chunks_of(offset, size)
+        copy = Copy(w, at, "cp.async.bulk", block, chunks, CHUNK, barrier)
+        w.events.copy_issued(copy)
 
-        def complete(
-            block: Any = block, offset: int = offset, barrier: Any = barrier, written: Any = written, mark: Any = mark
-        ) -> None:
-            if mark is not None:
-                trace.ended(mark)
-            block.shared.data[offset : offset + size] = origin[source_offset : source_offset + size]
-            if observer is not None:
-                observer.async_written(written, barrier, None)
-            barrier.complete_tx(size)
+        def complete(copy: Copy = copy, offset: int = offset) -> None:
+            copy.block.shared.data[offset : offset + size] = origin[source_offset : source_offset + size]
+            w.events.copy_landed(copy)
+            copy.barrier.complete_tx(size)
 
         w.launch.scheduler.submit(complete)
 
@@ -133,11 +125,9 @@ def store(w: Warp, at: int, lane: int, to: int, source: int, size: int, operatio
         place = region.data[target : target + size]
         reduce_into(place, data, operation, kind)
 
-    observer = w.block.cluster.observer
-    if observer is not None and (operation or is_first(w, (at, to, source, size))):
-        until = observer.store_until(w, lane, group)
-        observer.globals.async_write(w, at, region, chunks_of(target, size), CHUNK, until, bool(operation))
-    store_later(w, at, lane, block, chunks, lambda: block.shared.data[offset : offset + size].copy(), write, group)
+    if operation or is_first(w, (at, to, source, size)):
+        w.events.bulk_target(w, at, region, chunks_of(target, size), group, bool(operation))
+    store_later(w, at, block, chunks, lambda: block.shared.data[offset : offset + size].copy(), write, group)
 
 
 def is_first(w: Warp, store: tuple[int, ...]) -> bool:
@@ -147,23 +137,19 @@ def is_first(w: Warp, store: tuple[int, ...]) -> bool:
     return last != issued
 
 
-def store_later(
-    w: Warp, at: int, lane: int, block: Any, chunks: Array, read: Any, write: Any, group: groups.Group
-) -> None:
+def store_later(w: Warp, at: int, block: Any, chunks: Array, read: Any, write: Any, group: groups.Group) -> None:
     """Submit the two halves of a store: reading shared memory, then writing global memory."""
     group.reading += 1
     group.writing += 1
     group.issued_at = at
-    observer = w.block.cluster.observer
-    if observer is not None:
-        observer.async_read(w, at, block, chunks, observer.read_until(w, lane, group))
-    scheduler, trace = w.launch.scheduler, w.launch.trace
-    mark = trace.store_begins(w, at, block, int(chunks.min()), chunks.size * CHUNK) if trace is not None else None
+    w.events.shared_source(w, at, block, chunks, group)
+    scheduler = w.launch.scheduler
+    stored = Copy(w, at, "store", block, chunks, CHUNK, group=group)
+    w.events.store_issued(stored)
 
     def finish(data: Any) -> None:
         write(data)
-        if mark is not None:
-            trace.ended(mark)
+        w.events.store_landed(stored)
         groups.done(w, group, 0, 1)
 
     def begin() -> None:

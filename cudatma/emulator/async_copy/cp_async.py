@@ -14,14 +14,15 @@ from cudatma.emulator.async_copy import groups
 from cudatma.emulator.async_copy.bulk import global_run
 from cudatma.emulator.async_copy.mbarrier import MBarrier, find
 from cudatma.emulator.machine import access
+from cudatma.emulator.machine.events import Copy
 from cudatma.emulator.machine.state import Warp
-from cudatma.emulator.ptx.types import Array
+from cudatma.emulator.ptx.types import Array, active_lanes
 from cudatma.emulator.ptx.writer import RUNTIME
 
 
 def copy(w: Warp, at: int, to: Array, source: Array, size: int, take: Array | None, mask: Array | None) -> None:
     """Each lane copies ``size`` bytes (4, 8, 16), the first ``take`` of them from memory and zeros after."""
-    active = np.asarray(groups.lanes(mask))
+    active = np.asarray(active_lanes(mask))
     if np.bitwise_or.reduce(to[active] | source[active]) & np.uint64(size - 1):
         access.trap(w, at, f"cp.async of {size} bytes from or to an address that is not a multiple of it")
     for part in groups.copy_queues(w, groups.bits(mask)):
@@ -37,20 +38,14 @@ def _copy_lanes(
     block, offsets = access.shared_offsets(w, at, to, size, False)
     token = group.begin(lanes)
     group.issued_at = at
-    observer = w.block.cluster.observer
-    handle = None
-    if observer is not None:
-        handle = observer.async_write(w, at, block, offsets, size, "cp.async", lanes=lanes)
-        _watch_sources(w, at, source, counts, observer.copies_until(w, group))
-    move, trace = _mover(w, at, block.shared.data, offsets, source, size, counts), w.launch.trace
-    mark = trace.cp_async_begins(w, at, int(offsets.min()), size * len(lanes), group) if trace is not None else None
+    started = Copy(w, at, "cp.async", block, offsets, size, group=group, lanes=lanes)
+    w.events.copy_issued(started)
+    w.events.cp_async_source(w, at, source, counts, group)
+    move = _mover(w, at, block.shared.data, offsets, source, size, counts)
 
     def complete() -> None:
         move()
-        if mark is not None:
-            trace.ended(mark)
-        if observer is not None:
-            observer.async_written(handle, None, ("cp", w, group))
+        w.events.copy_landed(started)
         for each in token:
             groups.done(w, each, 0, 1)
 
@@ -83,20 +78,6 @@ def _mover(
     return move_each
 
 
-def _watch_sources(w: Warp, at: int, addresses: Array, counts: Array, until: tuple[int, int]) -> None:
-    """Tell the hazard layer what is read of buffers that the kernel writes: no more than each lane takes of its source,
-    for the last one may end with the buffer."""
-    observer = w.block.cluster.observer
-    for size in np.unique(counts[counts > 0]).tolist():
-        used = addresses[counts == size]
-        whole = access.global_region(w, at, used, 1)
-        parts = access.regions_of(w, at, used, 1) if whole is None else [(whole, np.arange(used.size))]
-        for region, lanes in parts:
-            if observer is not None and region.shadow is not None:
-                offsets = (used[lanes] - np.uint64(region.base)).view(np.int64)
-                observer.globals.async_read(w, at, region, offsets, size, until, proxy=False)
-
-
 def arrive(w: Warp, at: int, addresses: Array, mask: Array | None, counts_itself: bool) -> None:
     """cp.async.mbarrier.arrive{.noinc}: submit an arrival for each thread, when its own copies so far have landed."""
     active = groups.bits(mask)
@@ -119,19 +100,18 @@ def arrive(w: Warp, at: int, addresses: Array, mask: Array | None, counts_itself
 
 def _arrive_later(w: Warp, at: int, barrier: MBarrier, count: int, waiting: list[groups.Group]) -> None:
     """Submit arrivals at a barrier that happen when cp.async groups have landed."""
-    observer, scheduler, program = w.block.cluster.observer, w.launch.scheduler, w.split.frame.program
-    snapshot = observer.cp_snapshot(w) if observer is not None else None
+    scheduler, program = w.launch.scheduler, w.split.frame.program
 
     def attempt() -> None:
         if any(group.writing for group in waiting):
             scheduler.pending.append(attempt)
             return
-        if observer is not None:
-            if count > barrier.pending:
-                observer.arrivals_over(w, program, at, barrier, count, False)
-            observer.cp_arrived(barrier, snapshot)
+        if count > barrier.pending:
+            w.events.arrivals_over(w, program, at, barrier, count, False)
+        w.events.cp_arrived(attempt, barrier)
         barrier.arrive(min(count, barrier.pending))
 
+    w.events.cp_arrival_issued(w, attempt)
     scheduler.submit(attempt)
 
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from cudatma.emulator.machine.state import Split, Warp
-from cudatma.emulator.ptx.types import LANES, Array
+from cudatma.emulator.ptx.types import Array, active_lanes, lane_bits
 from cudatma.emulator.ptx.writer import RUNTIME
 from cudatma.errors import counted
 
@@ -27,8 +25,9 @@ class Group:
     waiters: list[Split] = field(default_factory=list)
     waited: int = 0
     issued_at: int = -1
-    #: Lanes that have issued a cp.async into it, as bits, and whose agent the hazard layer counts it for.
+    #: Lanes that have issued a cp.async into it, as bits.
     lanes: int = 0
+    #: The thread of a bulk group; of a cp.async group the queue, 0 for the warp's.
     owner: int = 0
     tokens: list[list[Group]] = field(default_factory=list)
     #: An mbarrier's arrival follows it: a part of the group that the next commit closes.
@@ -111,7 +110,7 @@ def queue(w: Warp, lane: int) -> Queue:
     queues: dict[int, Queue] = w.async_state.setdefault("bulk", {})
     found = queues.get(lane)
     if found is None:
-        found = queues[lane] = Queue()
+        found = queues[lane] = Queue(Group(0, owner=lane), owner=lane)
     return found
 
 
@@ -122,7 +121,7 @@ def copy_queues(w: Warp, active: int, *, parts: bool = False) -> list[Queue]:
     """
     queues: list[Queue] | None = w.async_state.get("cp")
     if queues is None:
-        queues = w.async_state["cp"] = [Queue(lanes=alive_bits(w))]
+        queues = w.async_state["cp"] = [Queue(lanes=lane_bits(w.alive))]
     found = []
     for each in list(queues):
         inside = each.lanes & active
@@ -140,36 +139,28 @@ def _reunite(w: Warp) -> None:
     queues: list[Queue] = w.async_state["cp"]
     if len(queues) > 1 and not any(each.closed or each.open.tokens for each in queues):
         count = max(each.count for each in queues)
-        w.async_state["cp"] = [Queue(Group(count), [], count, alive_bits(w))]
+        w.async_state["cp"] = [Queue(Group(count), [], count, lane_bits(w.alive))]
 
 
 ALL = 0xFFFFFFFF
 
 
-def alive_bits(w: Warp) -> int:
-    return bits(w.alive)
-
-
 def bits(mask: Array | None) -> int:
     """A lane mask as an integer."""
-    return ALL if mask is None else int(np.packbits(mask, bitorder="little").view(np.uint32)[0])
-
-
-def lanes(mask: Array | None) -> list[int]:
-    return list(range(LANES)) if mask is None else np.flatnonzero(mask).tolist()
+    return ALL if mask is None else lane_bits(mask)
 
 
 def commit(w: Warp, kind: str, mask: Array | None) -> None:
     """cp.async.bulk.commit_group and cp.async.commit_group, for each active thread."""
-    for _, found in _queues(w, kind, mask):
+    for found in _queues(w, kind, mask):
         found.commit()
 
 
-def _queues(w: Warp, kind: str, mask: Array | None) -> list[tuple[int, Queue]]:
-    """(lane, queue) of the active threads; cp.async has one for all lanes that have committed alike."""
+def _queues(w: Warp, kind: str, mask: Array | None) -> list[Queue]:
+    """Return the queues of the active threads; cp.async has one for all lanes that have committed alike."""
     if kind == "bulk":
-        return [(lane, queue(w, lane)) for lane in lanes(mask)]
-    return [(0, found) for found in copy_queues(w, bits(mask), parts=True)]
+        return [queue(w, lane) for lane in active_lanes(mask)]
+    return copy_queues(w, bits(mask), parts=True)
 
 
 def wait(
@@ -179,7 +170,7 @@ def wait(
 
     everything: cp.async.wait_all, which also waits for operations of no group yet.
     """
-    for lane, found in _queues(w, kind, mask):
+    for found in _queues(w, kind, mask):
         if everything and found.open.issued_at >= 0:
             found.commit()
         waited = list(found.closed) if everything else found.committed(newest)
@@ -191,9 +182,8 @@ def wait(
                 return True
         for group in waited:
             group.waited = max(group.waited, 1 if reads_only else 2)
-        observer = w.block.cluster.observer
-        if observer is not None and waited:
-            observer.groups_waited(w, at, kind, lane, waited, reads_only)
+        if waited:
+            w.events.groups_waited(w, at, kind, waited, reads_only)
         if not reads_only:
             del found.closed[: len(waited)]
         else:

@@ -15,7 +15,7 @@ import numpy as np
 from cudatma.emulator.machine import access
 from cudatma.emulator.machine.memory import RANK_SHIFT
 from cudatma.emulator.machine.state import Block, Split, Warp
-from cudatma.emulator.ptx.types import LANES, Array
+from cudatma.emulator.ptx.types import LANES, Array, active_lanes
 from cudatma.emulator.ptx.writer import RUNTIME, runtime
 from cudatma.mbarrier_bits import BarrierBits, encode
 
@@ -36,7 +36,6 @@ class MBarrier:
     phase: int = 0
     next_count: int = 0
     waiters: list[Split] = field(default_factory=list)
-    clocks: Any = None
     arrived_by: set[tuple[int, int]] = field(default_factory=set)
     expected_by: tuple[Warp, int] | None = None
     expected_before: tuple[Warp, int] | None = None
@@ -92,9 +91,8 @@ class MBarrier:
     def complete_tx(self, size: int) -> None:
         self.tx -= size
         self.settle()
-        observer = self.block.cluster.observer
-        if observer is not None and self.tx < 0 and (self.pending == 0 or self.block.is_done):
-            observer.bytes_over(self)
+        if self.tx < 0 and (self.pending == 0 or self.block.is_done):
+            self.block.cluster.events.bytes_over(self)
 
     def settle(self) -> None:
         """End the phase where nothing is pending."""
@@ -104,13 +102,8 @@ class MBarrier:
         self.pending = self.count = self.next_count
         self.arrived_by.clear()
         self.expected_by, self.expected_before = None, self.expected_by or self.expected_before
-        observer = self.block.cluster.observer
-        if observer is not None:
-            observer.phase_ended(self)
-        launch = self.block.launch
-        if launch.trace is not None:
-            launch.trace.phase(self)
-        launch.scheduler.wake(self.waiters)
+        self.block.cluster.events.phase_ended(self)
+        self.block.launch.scheduler.wake(self.waiters)
 
 
 @dataclass(slots=True)
@@ -139,56 +132,42 @@ def find(w: Warp, at: int, address: int, what: str, remote: bool = True) -> MBar
     remote: whether the instruction reaches barriers of other CTAs, as its .shared::cluster form does.
     """
     block, offset = _place(w, at, address, remote)
-    barrier = block.mbarriers.get(offset)
-    observer = w.block.cluster.observer
+    barrier: MBarrier | None = block.mbarriers.get(offset)
     if barrier is None:
         shown = address & ((1 << RANK_SHIFT) - 1)
         message = f"{what} on shared address {shown:#x}, where no mbarrier is initialised"
-        if observer is not None:
-            kind = "barrier_misaligned" if address % 8 else "barrier_uninitialised"
-            observer.report(kind, w, at, message, places=[("mbarrier", block.rank, offset)])
+        kind = "barrier_misaligned" if address % 8 else "barrier_uninitialised"
+        w.events.violation(kind, w, at, message, [("mbarrier", block.rank, offset)])
         access.trap(w, at, message)
-    if observer is not None:
-        observer.barrier_used(w, at, barrier, what)
-    result: MBarrier = barrier
-    return result
-
-
-def _lanes(mask: Array | None) -> list[int]:
-    return list(range(LANES)) if mask is None else np.flatnonzero(mask).tolist()
+    w.events.mbarrier_used(w, at, barrier, what)
+    return barrier
 
 
 def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -> None:
     """mbarrier.init. Lanes that initialise one barrier alike, in one instruction, do it once."""
-    observer = w.block.cluster.observer
     doers: dict[tuple[int, int], int] = {}
-    for lane in _lanes(mask):
+    for lane in active_lanes(mask):
         key = int(addresses[lane]), int(count[lane])
         doers[key] = doers.get(key, 0) | 1 << lane
     for (address, number), lanes in doers.items():
         block, offset = _place(w, at, address, False)
         if address % 8:
-            if observer is not None:
-                observer.report(
-                    "barrier_misaligned", w, at, f"mbarrier.init at {address & 0xFFFFFF:#x}: 8 bytes aligned to 8"
-                )
+            message = f"mbarrier.init at {address & 0xFFFFFF:#x}: 8 bytes aligned to 8"
+            w.events.violation("barrier_misaligned", w, at, message)
             access.trap(w, at, f"mbarrier at {address:#x}: 8-byte alignment is needed")
         if not 1 <= number <= MAX_COUNT:
             access.trap(w, at, f"mbarrier.init with count {number}; 1..{MAX_COUNT} is allowed")
         old = block.mbarriers.get(offset)
         barrier = MBarrier(block, offset, number, initialised_by=w)
-        if observer is not None:
-            observer.barrier_init(w, at, barrier, old, lanes)
+        w.events.mbarrier_init(w, at, barrier, old, lanes)
         block.mbarriers[offset] = barrier
 
 
 def inval(w: Warp, at: int, addresses: Array, mask: Array | None) -> None:
     """mbarrier.inval: the state is written back, and the bytes are memory like any other."""
-    for lane in _lanes(mask):
+    for lane in active_lanes(mask):
         barrier = find(w, at, int(addresses[lane]), "mbarrier.inval", False)
-        observer = w.block.cluster.observer
-        if observer is not None:
-            observer.barrier_inval(w, at, barrier)
+        w.events.mbarrier_inval(w, at, barrier)
         barrier.write_back()
         del barrier.block.mbarriers[barrier.offset]
 
@@ -212,8 +191,7 @@ def arrive(
     """
     token = np.zeros(LANES, np.uint64)
     w.launch.scheduler.progress += 1
-    lanes = _lanes(mask)
-    observer = w.block.cluster.observer
+    lanes = active_lanes(mask)
     alone = len(lanes) == 1 and int(w.alive.sum()) > 1
     numbers = dict.fromkeys(lanes, 1) if count is None else {lane: int(count[lane]) for lane in lanes}
     arriving: dict[int, list[int]] = {}
@@ -221,11 +199,10 @@ def arrive(
         arriving.setdefault(int(addresses[lane]), []).append(lane)
     for address, group in arriving.items():
         barrier = find(w, at, address, "mbarrier.arrive", remote)
-        if observer is not None:
-            total = sum(numbers[lane] for lane in group)
-            if total > barrier.pending:
-                observer.arrivals_over(w, w.split.frame.program, at, barrier, total, expect is not None)
-            observer.barrier_release(w, barrier, order, alone)
+        total = sum(numbers[lane] for lane in group)
+        if total > barrier.pending:
+            w.events.arrivals_over(w, w.split.frame.program, at, barrier, total, expect is not None)
+        w.events.mbarrier_arrived(w, barrier, order, alone)
         if min(numbers[lane] for lane in group) < 1:
             _beyond_limit(w, at, barrier, "an arrival with count 0")
         for lane in group:
@@ -244,9 +221,7 @@ def arrive(
 
 
 def _beyond_limit(w: Warp, at: int, barrier: MBarrier, text: str) -> None:
-    observer = w.block.cluster.observer
-    if observer is not None:
-        observer.report("barrier_limit", w, at, f"{text}; {barrier.describe()}", places=[barrier.place])
+    w.events.violation("barrier_limit", w, at, f"{text}; {barrier.describe()}", [barrier.place])
 
 
 def _expect(w: Warp, at: int, barrier: MBarrier, size: int) -> None:
@@ -259,7 +234,7 @@ def _expect(w: Warp, at: int, barrier: MBarrier, size: int) -> None:
 def expect_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | None, remote: bool) -> None:
     """mbarrier.expect_tx: more bytes to wait for, no arrival."""
     w.launch.scheduler.progress += 1
-    for lane in _lanes(mask):
+    for lane in active_lanes(mask):
         barrier = find(w, at, int(addresses[lane]), "mbarrier.expect_tx", remote)
         _expect(w, at, barrier, int(size[lane]))
         barrier.settle()
@@ -268,7 +243,7 @@ def expect_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | Non
 def complete_tx(w: Warp, at: int, addresses: Array, size: Array, mask: Array | None, remote: bool) -> None:
     """mbarrier.complete_tx: as if a copy of so many bytes had arrived."""
     w.launch.scheduler.progress += 1
-    for lane in _lanes(mask):
+    for lane in active_lanes(mask):
         barrier = find(w, at, int(addresses[lane]), "mbarrier.complete_tx", remote)
         barrier.complete_tx(int(size[lane]))
         if barrier.tx < -MAX_COUNT:
@@ -284,9 +259,8 @@ def wait(
     """
     split = w.split
     result = np.zeros(LANES, bool)
-    lanes = _lanes(mask)
+    lanes = active_lanes(mask)
     first: tuple[MBarrier, int] | None = None
-    observer = w.block.cluster.observer
     answers: dict[tuple[int, int], bool] = {}
     for lane in lanes:
         asked = int(phase[lane])
@@ -298,11 +272,9 @@ def wait(
             if not by_parity and barrier.phase > key[1] + 1:
                 text = f"a wait with a token of phase {key[1]}, which is neither the current nor the previous phase"
                 _beyond_limit(w, at, barrier, text)
-            if done and observer is not None:
-                observer.barrier_acquire(w, barrier, order)
-            if done and w.launch.trace is not None:
-                w.launch.trace.acquired(w, at, barrier)
-            if not done and first is None:
+            if done:
+                w.events.mbarrier_acquired(w, at, barrier, order)
+            elif first is None:
                 first = barrier, key[1] if by_parity else -1
         result[lane] = answers[key]
     if first is None or result.any():

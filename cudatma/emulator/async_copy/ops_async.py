@@ -20,7 +20,7 @@ from cudatma.emulator.ptx.writer import SegmentWriter, emitter
 
 def _lane_loop(e: SegmentWriter) -> None:
     """Open a loop over the active lanes: single-thread instructions are executed for each."""
-    e.line(f"for lane in groups.lanes({e.mask}):")
+    e.line(f"for lane in groups.active_lanes({e.mask}):")
     e.indent += 1
 
 
@@ -282,7 +282,7 @@ def st_bulk(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("fence", "membar")
 def fence(e: SegmentWriter, i: Instruction) -> None:
-    """Memory fences, which matter to the hazard layer alone."""
+    """Memory fences, which matter to observers alone."""
     if i.operands:
         scope = next(SCOPES[part] for part in i.parts if part in SCOPES)
         e.line(f"remote.fence_map(w, {e.at}, {address_of(e, i.operands[0])}, {scope}, {e.mask})")

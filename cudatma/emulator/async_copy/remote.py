@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.emulator.async_copy import bulk, groups
+from cudatma.emulator.async_copy import bulk
 from cudatma.emulator.async_copy.mbarrier import MBarrier, find
 from cudatma.emulator.machine import access
+from cudatma.emulator.machine.events import Copy
 from cudatma.emulator.machine.state import Block, Warp
-from cudatma.emulator.ptx.types import NUMPY, Array
+from cudatma.emulator.ptx.types import NUMPY, Array, active_lanes
 from cudatma.emulator.ptx.writer import RUNTIME
 
 
@@ -23,16 +24,12 @@ def _later(
     w: Warp, at: int, block: Any, offset: int, size: int, barrier: MBarrier, action: Any, scope: str = ""
 ) -> None:
     """Submit a write of a few bytes that completes on a barrier. scope: of a reduction."""
-    observer = w.block.cluster.observer
-    handle = None
-    if observer is not None:
-        place = np.array([offset])
-        handle = observer.async_write(w, at, block, place, size, "st.async", barrier, generic=True, scope=scope)
+    copy = Copy(w, at, "st.async", block, np.array([offset]), size, barrier, scope=scope)
+    w.events.copy_issued(copy)
 
     def complete() -> None:
         action(block.shared.data[offset : offset + size])
-        if observer is not None:
-            observer.async_written(handle, barrier, None)
+        w.events.copy_landed(copy)
         barrier.complete_tx(size)
 
     w.launch.scheduler.submit(complete)
@@ -43,21 +40,21 @@ def _check_places(w: Warp, at: int, what: str, block: Block, barrier: MBarrier) 
 
     PTX leaves the behavior undefined. An H200 does write into the thread's own CTA, so that is only a warning.
     """
-    observer = w.block.cluster.observer
-    if observer is None or w.block is not block is barrier.block:
+    if w.block is not block is barrier.block:
         return
     message = (
         f"{what} by block {w.block.index} writes into block {block.index} and completes on an mbarrier of block "
         f"{barrier.block.index}; allowed: both in one CTA of the cluster, other than that of the executing thread"
     )
-    observer.report("out_of_bounds", w, at, message, is_warning=block is barrier.block)
+    notify = w.events.warning if block is barrier.block else w.events.violation
+    notify("out_of_bounds", w, at, message)
 
 
 def store(w: Warp, at: int, to: Array, code: str, values: tuple[Array, ...], bar: Array, mask: Array | None) -> None:
     """st.async: one vector of elements a lane."""
     bulk.check_cluster(w, at, "st.async")
     access.check_aligned(w, at, access.lanes_of(to, mask), len(values) * NUMPY[code].itemsize)
-    for lane in groups.lanes(mask):
+    for lane in active_lanes(mask):
         data = np.array([value[lane] for value in values], NUMPY[code]).view(np.uint8)
         block, offset = bulk.shared_run(w, at, int(to[lane]), data.size, "destination")
         barrier = find(w, at, int(bar[lane]), "st.async")
@@ -74,7 +71,7 @@ def reduce(
 ) -> None:
     """red.async: one element a lane."""
     access.check_aligned(w, at, access.lanes_of(to, mask), value.itemsize)
-    for lane in groups.lanes(mask):
+    for lane in active_lanes(mask):
         data = value[lane : lane + 1].view(np.uint8)
         block, offset = bulk.shared_run(w, at, int(to[lane]), data.size, "destination")
         barrier = find(w, at, int(bar[lane]), "red.async")
@@ -93,18 +90,15 @@ def reduce_shared(w: Warp, at: int, to: int, source: int, size: int, bar: int, o
     origin, source_offset = bulk.shared_run(w, at, source, size, "source")
     block, offset = bulk.shared_run(w, at, to, size, "destination")
     barrier = find(w, at, bar, "cp.reduce.async.bulk")
-    observer = w.block.cluster.observer
-    written = None
-    if observer is not None:
-        observer.copy_read(w, at, origin, bulk.chunks_of(source_offset, size), barrier)
-        chunks, what = bulk.chunks_of(offset, size), "cp.reduce.async.bulk"
-        written = observer.async_write(w, at, block, chunks, 16, what, barrier, scope="relaxed.gpu")
+    w.events.shared_source(w, at, origin, bulk.chunks_of(source_offset, size), barrier)
+    chunks, what = bulk.chunks_of(offset, size), "cp.reduce.async.bulk"
+    copy = Copy(w, at, what, block, chunks, bulk.CHUNK, barrier, scope="relaxed.gpu")
+    w.events.copy_issued(copy)
 
     def complete() -> None:
         data = origin.shared.data[source_offset : source_offset + size].copy()
         bulk.reduce_into(block.shared.data[offset : offset + size], data, operation, kind)
-        if observer is not None:
-            observer.async_written(written, barrier, None)
+        w.events.copy_landed(copy)
         barrier.complete_tx(size)
 
     w.launch.scheduler.submit(complete)
@@ -112,17 +106,15 @@ def reduce_shared(w: Warp, at: int, to: int, source: int, size: int, bar: int, o
 
 def fill(w: Warp, at: int, to: Array, size: Array, mask: Array | None) -> None:
     """st.bulk: zeros in shared memory, multiples of 8 bytes; an ordinary store otherwise."""
-    for lane in groups.lanes(mask):
+    for lane in active_lanes(mask):
         count = int(size[lane])
         if count % 8 or int(to[lane]) % 8:
             access.trap(w, at, f"st.bulk of {count} bytes: sizes and addresses are multiples of 8")
         if not count:
             continue
         block, offset = bulk.shared_run(w, at, int(to[lane]), count, "destination")
-        observer = w.block.cluster.observer
-        if observer is not None:
-            same = partial(_is_zero, block.shared.data[offset : offset + count])
-            observer.generic_write(w, at, block, np.arange(offset, offset + count, 8), 8, "", same=same)
+        same = partial(_is_zero, block.shared.data[offset : offset + count])
+        w.events.shared_write(w, at, block, np.arange(offset, offset + count, 8), 8, "", False, same)
         block.shared.data[offset : offset + count] = 0
 
 
@@ -140,7 +132,7 @@ def try_cancel(w: Warp, at: int, to: Array, bar: Array, mask: Array | None, ever
     whether there was a cluster left.
     """
     access.check_aligned(w, at, access.lanes_of(to, mask), RESPONSE_BYTES)
-    for lane in groups.lanes(mask):
+    for lane in active_lanes(mask):
         origin = w.launch.take_cluster()
         answer = np.array([*(origin or (0, 0, 0)), origin is not None], np.uint32).view(np.uint8)
         everybody = (1 << len(w.block.cluster.blocks)) - 1 if everywhere else None
@@ -155,17 +147,13 @@ def try_cancel(w: Warp, at: int, to: Array, bar: Array, mask: Array | None, ever
 
 
 def fence(w: Warp, at: int, kind: str) -> None:
-    """Fences order nothing that this machine would reorder; the hazard layer keeps account of them."""
-    observer = w.block.cluster.observer
-    if observer is not None:
-        observer.fence(w, at, kind)
+    """Notify observers of a fence; this machine reorders nothing."""
+    w.events.fence(w, at, kind)
 
 
 def fence_map(w: Warp, at: int, addresses: Array, scope: int, mask: Array | None) -> None:
     """fence.proxy.tensormap::generic.acquire of the tensor maps at the lanes' addresses."""
-    observer = w.block.cluster.observer
-    if observer is not None:
-        observer.globals.fence_map(w, {int(addresses[lane]) for lane in groups.lanes(mask)}, scope)
+    w.events.map_fence(w, {int(addresses[lane]) for lane in active_lanes(mask)}, scope)
 
 
 RUNTIME["remote"] = sys.modules[__name__]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from cudatma.emulator.async_copy.tensor_box import (
     tiled_box,
 )
 from cudatma.emulator.machine import access
+from cudatma.emulator.machine.events import Copy
 from cudatma.emulator.machine.memory import RANK_SHIFT, Region
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import Array
@@ -56,9 +56,7 @@ def _map_at(w: Warp, at: int, address: int) -> MapSpec:
             spec = cache[raw] = read_map(raw, w.launch.setup.extra.get("target"))
         except BoxError as error:
             access.trap(w, at, str(error), error.error)
-    observer = w.block.cluster.observer
-    if observer is not None:
-        observer.globals.map_read(w, at, region, address - region.base)
+    w.events.map_read(w, at, region, address - region.base)
     return spec
 
 
@@ -74,13 +72,6 @@ def check_map_place(w: Warp, at: int, address: int) -> None:
             "address copies it to local memory"
         )
         access.trap(w, at, message, "ILLEGAL_ADDRESS")
-
-
-def _map_in_use(w: Warp, address: int, *until: tuple[int, int]) -> None:
-    """Tell the hazard layer how long a copy uses a tensor map in global memory: until one of these."""
-    region, observer = w.launch.memory.find(address), w.block.cluster.observer
-    if region is not None and observer is not None:
-        observer.globals.map_in_use(w, region, address - region.base, *until)
 
 
 def _box(w: Warp, at: int, spec: MapSpec, coords: Sequence[int], offsets: Sequence[int], to: int, mode: str) -> Box:
@@ -108,18 +99,16 @@ def _region(w: Warp, at: int, box: Box) -> Region | None:
     return region
 
 
-def _smem_index(w: Warp, at: int, box: Box, block: Any) -> Array:
-    """Numbers of the chunks in the CTA's shared memory; a footprint that leaves it traps."""
+def _smem_offsets(w: Warp, at: int, box: Box, block: Any) -> Array:
+    """Return the offsets of the box's chunks in the CTA's shared memory. A footprint that leaves it traps."""
     offsets = box.smem - (block.shared_base & LOW)
     past = int(offsets.max()) + CHUNK - block.shared.size
     if past > 0:
         size, first = box.smem.size * CHUNK, int(box.smem.min())
         message = f"a tensor box of {size} bytes at {first:#x} ends {past} bytes past the block's shared memory"
-        observer = w.block.cluster.observer
-        if observer is not None:
-            observer.report("out_of_bounds", w, at, message)
+        w.events.violation("out_of_bounds", w, at, message)
         access.trap(w, at, message, "ILLEGAL_ADDRESS")
-    result: Array = offsets // CHUNK
+    result: Array = offsets
     return result
 
 
@@ -143,38 +132,21 @@ def load(
         access.trap(w, at, str(error), error.error)
     box = _box(w, at, spec, coords, offsets, to, mode)
     region = _region(w, at, box)
-    observer = w.block.cluster.observer
-    trace = w.launch.trace
+    group = groups.queue(w, lane).open
     for address, barrier_address in bulk.targets_of(w, at, to, bar, multicast):
         block, offset = bulk.shared_run(w, at, address, 16, "destination")
-        index = _smem_index(w, at, box, block)
+        chunks = _smem_offsets(w, at, box, block)
         barrier = find(w, at, barrier_address, "cp.async.bulk.tensor")
-        written = None
-        if observer is not None:
-            chunks = index * CHUNK
-            written = observer.async_write(w, at, block, chunks.reshape(-1), CHUNK, "cp.async.bulk.tensor", barrier)
-            observer.swizzled(block, chunks, spec.swizzle, address & LOW, box.plane_rows, map_address)
-            # cp.async.bulk.wait_group.read covers reads of the tensor map; CUTLASS edits a map after it.
-            read = observer.read_until(w, lane, groups.queue(w, lane).open)
-            _map_in_use(w, map_address, observer.load_until(barrier), read)
-            if region is not None and region.shadow is not None:
-                until = observer.load_until(barrier)
-                for offsets_in, size in _runs(box, region):
-                    observer.globals.async_read(w, at, region, offsets_in, size, until)
-        mark = None
-        if trace is not None:
-            mark = trace.copy_begins(w, at, block, offset, box.expected_bytes, barrier, map_address)
+        copy = Copy(w, at, "cp.async.bulk.tensor", block, chunks, CHUNK, barrier)
+        copy.box, copy.destination, copy.map_address = box, offset, map_address
+        w.events.copy_issued(copy)
+        w.events.tensor_source(copy, region, group)
 
-        def complete(
-            block: Any = block, index: Array = index, barrier: Any = barrier, written: Any = written, mark: Any = mark
-        ) -> None:
+        def complete(copy: Copy = copy) -> None:
             words = tensor_values.loaded(box, *_origin(region, spec))
-            tensor_values.shared_chunks(block.shared.data)[index] = words
-            if observer is not None:
-                observer.async_written(written, barrier, None)
-            if mark is not None:
-                trace.ended(mark)
-            barrier.complete_tx(box.expected_bytes)
+            tensor_values.shared_chunks(copy.block.shared.data)[copy.offsets // CHUNK] = words
+            w.events.copy_landed(copy)
+            copy.barrier.complete_tx(box.expected_bytes)
 
         w.launch.scheduler.submit(complete)
 
@@ -191,10 +163,10 @@ def store(
     box = _box(w, at, spec, coords, (), source, mode)
     mask = tensor_values.stored(box)
     block, _ = bulk.shared_run(w, at, source, 16, "source")
-    index = _smem_index(w, at, box, block)
+    offsets = _smem_offsets(w, at, box, block)
 
     def read() -> Array:
-        found: Array = tensor_values.shared_chunks(block.shared.data)[index]
+        found: Array = tensor_values.shared_chunks(block.shared.data)[offsets // CHUNK]
         return found
 
     def write(words: Array) -> None:
@@ -203,69 +175,20 @@ def store(
         region = _clipped(w, at, box, mask)
         if not region.is_writable:
             access.trap(w, at, f"a tensor store into {region.name}, which is read-only")
-        offsets = box.gmem[mask] + (spec.address - region.base)
+        places = box.gmem[mask] + (spec.address - region.base)
         if operation:
-            tensor_values.reduce(region.data, offsets, words[mask], spec, operation)
+            tensor_values.reduce(region.data, places, words[mask], spec, operation)
         else:
-            tensor_values.write(region.data, offsets, words[mask], box.unit_bytes)
+            tensor_values.write(region.data, places, words[mask], box.unit_bytes)
 
     group = groups.queue(w, lane).open
-    _check_distinct(w, at, box, mask, operation)
-    if operation or bulk.is_first(w, (at, map_address, *coords, source)):
-        _watch_store(w, at, lane, box, mask, bool(operation), group)
-    chunks = (index * CHUNK).reshape(-1)
-    observer = w.block.cluster.observer
-    if observer is not None:
-        observer.box_stored(w, at, block, chunks, spec.swizzle)
-        _map_in_use(w, map_address, observer.read_until(w, lane, group))
+    is_repeat = not operation and not bulk.is_first(w, (at, map_address, *coords, source))
+    w.events.tensor_target(w, at, box, mask, operation, group, is_repeat)
+    chunks = offsets.reshape(-1)
+    w.events.box_stored(w, at, block, chunks, box, map_address, group)
     # Elements outside the tensor are not written: a box's padding in shared memory may hold anything.
     used = chunks[mask.reshape(-1)] if mask.any() else chunks
-    bulk.store_later(w, at, lane, block, used, read, write, group)
-
-
-def _check_distinct(w: Warp, at: int, box: Box, mask: Array, operation: str) -> None:
-    """Report a store whose elements land on each other: TMA writes them in no defined order.
-
-    Reductions are atomic for each element, so that a sum into one row may be meant: they are a warning.
-    """
-    observer, spec = w.block.cluster.observer, box.spec
-    if observer is None or not isinstance(spec, TiledSpec) or not _may_overlap(spec):
-        return
-    written = box.gmem[mask]
-    if np.unique(written).size == written.size:
-        return
-    strides = f"strides {', '.join(map(str, spec.strides_bytes))} bytes"
-    what = f"reduction .{operation}" if operation else "store"
-    message = f"elements of one tensor {what} land on the same bytes: the tensor map has {strides}"
-    advice = "a tensor map for the store in which each element has its own bytes; strides of 0 are for loads"
-    observer.report("write_race", w, at, message, advice=advice, is_warning=bool(operation))
-
-
-@lru_cache(maxsize=1024)
-def _may_overlap(spec: TiledSpec) -> bool:
-    """Whether a row of a box may begin before the end of the rows inside it."""
-    extents = [min(extent, size) for extent, size in zip(spec.box, spec.dims, strict=True)]
-    span = extents[0] * spec.dtype.element_bits // 8
-    for stride, extent in zip(spec.strides_bytes, extents[1:], strict=True):
-        if extent > 1 and stride < span:
-            return True
-        span = max(span, stride * (extent - 1) + span)
-    return False
-
-
-def _watch_store(w: Warp, at: int, lane: int, box: Box, mask: Array, is_reduction: bool, group: groups.Group) -> None:
-    """Tell the hazard layer which bytes of the tensor's buffer a store will write."""
-    observer = w.block.cluster.observer
-    if observer is None or not mask.any():
-        return
-    region = w.launch.memory.find(box.spec.address)
-    if region is None:
-        return
-    offsets = box.gmem[mask] + (box.spec.address - region.base)
-    inside = offsets[(offsets >= 0) & (offsets + CHUNK <= region.size)]
-    if inside.size:
-        until = observer.store_until(w, lane, group)
-        observer.globals.async_write(w, at, region, inside, CHUNK, until, is_reduction)
+    bulk.store_later(w, at, block, used, read, write, group)
 
 
 def _clipped(w: Warp, at: int, box: Box, mask: Array) -> Region:
@@ -279,23 +202,13 @@ def _clipped(w: Warp, at: int, box: Box, mask: Array) -> Region:
     past = high - region.end
     if low < region.base or past >= CHUNK:
         access.outside(w, at, low if low < region.base else high - CHUNK, CHUNK)
-    observer = w.block.cluster.observer
-    if past > 0 and observer is not None:
-        observer.report(
-            "out_of_bounds",
-            w,
-            at,
+    if past > 0:
+        message = (
             f"a tensor store overwrites {past} bytes past the end of {region.name}: "
-            "stores clip at 16 bytes in the innermost dimension",
+            "stores clip at 16 bytes in the innermost dimension"
         )
+        w.events.violation("out_of_bounds", w, at, message)
     return region
-
-
-def _runs(box: Box, region: Region) -> list[tuple[Array, int]]:
-    """(offsets in a region, bytes) of the parts of chunks that lie in the tensor, by their length."""
-    moved = box.gmem + (box.spec.address - region.base)
-    lengths = np.unique(box.valid).tolist()
-    return [(moved[box.valid == length], length) for length in lengths if length]
 
 
 def _origin(region: Region | None, spec: MapSpec) -> tuple[Array, int]:

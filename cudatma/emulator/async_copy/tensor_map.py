@@ -9,10 +9,11 @@ import sys
 
 import numpy as np
 
-from cudatma.emulator.async_copy import bulk, groups
+from cudatma.emulator.async_copy import bulk
 from cudatma.emulator.machine import access
+from cudatma.emulator.machine.events import never
 from cudatma.emulator.machine.state import Warp
-from cudatma.emulator.ptx.types import Array
+from cudatma.emulator.ptx.types import Array, active_lanes
 from cudatma.emulator.ptx.writer import RUNTIME
 
 MAP_BYTES = 128
@@ -65,17 +66,14 @@ def _place(w: Warp, at: int, address: int) -> Array:
 
 
 def _watch(w: Warp, at: int, address: int, together: bool) -> None:
-    """Tell the hazard layer that a tensor map is edited. together: by several lanes in one instruction."""
-    observer = w.block.cluster.observer
-    if observer is None:
-        return
+    """Notify observers that a tensor map is edited. together: by several lanes in one instruction."""
     if _is_shared(address):
         block, offset = bulk.shared_run(w, at, address, MAP_BYTES, "tensor map")
-        observer.generic_write(w, at, block, np.array([offset]), MAP_BYTES, "", together)
+        w.events.shared_write(w, at, block, np.array([offset]), MAP_BYTES, "", together, never)
         return
     region = w.launch.memory.find(address)
     if region is not None:
-        observer.globals.map_edited(w, at, region, address - region.base, together)
+        w.events.map_edited(w, at, region, address - region.base, together)
 
 
 def replace(
@@ -84,7 +82,7 @@ def replace(
     """tensormap.replace.tile.FIELD."""
     if field not in _FIELDS and field not in ("global_stride", "elemtype"):
         access.trap(w, at, f"tensormap.replace of `{field}`")
-    lanes = groups.lanes(mask)
+    lanes = active_lanes(mask)
     for lane in lanes:
         place = _place(w, at, int(addresses[lane]))
         _watch(w, at, int(addresses[lane]), len(lanes) > 1)
@@ -95,13 +93,13 @@ def replace(
 def copy_fence(w: Warp, at: int, to: Array, source: Array, mask: Array | None) -> None:
     """tensormap.cp_fenceproxy: a warp copies 128 bytes from shared to global memory and releases them."""
     w.meetings += 1
-    lane = groups.lanes(mask)[0]
+    lane = active_lanes(mask)[0]
     for address in (int(to[lane]), int(source[lane])):
         if address % MAP_BYTES:
             access.trap(w, at, f"tensormap.cp_fenceproxy at {address:#x}: {MAP_BYTES}-byte alignment is needed")
-    if w.block.cluster.observer is not None and _is_shared(int(source[lane])):
+    if _is_shared(int(source[lane])):
         block, inside = bulk.shared_run(w, at, int(source[lane]), MAP_BYTES, "tensor map")
-        w.block.cluster.observer.generic_read(w, at, block, np.array([inside]), MAP_BYTES, "", True)
+        w.events.shared_read(w, at, block, np.array([inside]), MAP_BYTES, "", True)
     data = _place(w, at, int(source[lane])).copy()
     region, offset = bulk.global_run(w, at, int(to[lane]), MAP_BYTES)
     _watch(w, at, int(to[lane]), True)

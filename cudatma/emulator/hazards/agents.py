@@ -1,4 +1,7 @@
-"""Who accesses memory in a cluster, numbered, and what each warp, and each of its lanes, knows of the other agents.
+"""The agents that access memory in a cluster, and the clocks of each warp and of its lanes.
+
+An agent is a warp, one kind of its accesses, or a copy's mbarrier or group. A clock holds, for each agent, how many of
+its accesses are ordered before now.
 
 Source: PTX ISA, "Memory Consistency Model": causality order.
 """
@@ -11,10 +14,11 @@ import numpy as np
 
 from cudatma.emulator.async_copy.groups import Group
 from cudatma.emulator.async_copy.mbarrier import MBarrier
-from cudatma.emulator.hazards.clocks import Clock, LaneClocks, LaneGroups, joined, lane_bits, refine
+from cudatma.emulator.hazards.clocks import Clock, LaneClocks, LaneGroups, joined, refine, releases
+from cudatma.emulator.machine.events import Observer
 from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Cluster, Warp
-from cudatma.emulator.ptx.types import LANES, Array
+from cudatma.emulator.ptx.types import LANES, Array, lane_bits
 
 _SPARE_AGENTS = 512
 #: Agents of each warp: itself, its wgmmas, its cp.asyncs, its single lanes, its strong writes to global memory; where
@@ -25,12 +29,12 @@ Stamp = tuple[int, int, Array | slice]
 
 
 def lanes_now(w: Warp) -> int:
-    """The lanes that execute the running instruction, as bits."""
+    """Return the lanes that execute the running instruction, as bits."""
     return lane_bits(w.split.mask if w.guard is None else w.split.mask & w.guard)
 
 
 def used(w: Warp, at: int, indices: Array, lanes: int, size: int) -> Array:
-    """Of the granules of a load by several lanes, those with used bytes (`.pragma "used_bytes_mask"`)."""
+    """Return the granules of a load by several lanes that hold used bytes (`.pragma "used_bytes_mask"`)."""
     mask = w.split.frame.program.function.used_bytes.get(at)
     if mask is None:
         return indices
@@ -41,8 +45,14 @@ def used(w: Warp, at: int, indices: Array, lanes: int, size: int) -> Array:
     return found
 
 
-class Agents:
-    """Numbers and clocks of one cluster. clocks: of its warps, by agent: what all lanes know."""
+def only_lane(w: Warp) -> int:
+    """Return the lane that executes the instruction alone, -1 if several do."""
+    bits = lanes_now(w)
+    return bits.bit_length() - 1 if bits & (bits - 1) == 0 else -1
+
+
+class Agents(Observer):
+    """Numbers and clocks of one cluster, which every check shares. clocks: what all lanes of each warp know."""
 
     def __init__(self, launch: Launch, cluster: Cluster) -> None:
         self.launch, self.cluster = launch, cluster
@@ -71,13 +81,17 @@ class Agents:
     # ---- agents
 
     def agent(self, key: Any, name: str) -> int:
-        """The number of an agent that is no warp; made when it is first asked for."""
+        """Return the number of an agent that is no warp; the first call creates the agent."""
         found = self._agents.get(key)
         if found is None:
             found = self._own + len(self._agents) % (self.size - self._own)
             self._agents[key] = found
             self._agent_names[found] = name
         return found
+
+    def key_of(self, agent: int) -> Any:
+        """Return the key of an agent that is no warp, else None."""
+        return next((key for key, number in self._agents.items() if number == agent), None)
 
     def barrier_agent(self, barrier: MBarrier) -> int:
         return self.agent(("barrier", barrier.block.rank, barrier.offset), "barrier")
@@ -89,47 +103,50 @@ class Agents:
         return 2 * self.warps + w.agent
 
     def leader_agent(self, w: Warp) -> int:
-        """What single lanes of a warp do, and what its lanes do together in one instruction."""
+        """Return the agent of what single lanes of a warp do, and of what all do in one instruction."""
         return 3 * self.warps + w.agent
 
-    # what waiting for a copy makes known: (agent, clock)
+    # ---- what waiting for a copy makes known: (agent, clock)
 
-    def store_until(self, w: Warp, lane: int, group: Group) -> tuple[int, int]:
-        """(agent, clock) that wait_group gives for what the bulk stores of a group write."""
-        return self.agent(("bulk writes", w.agent, lane), "bulk"), group.number + 1
+    def store_until(self, w: Warp, group: Group) -> tuple[int, int]:
+        """Return what wait_group makes known for the writes of a group of bulk stores."""
+        return self.agent(("bulk writes", w.agent, group.owner), "bulk"), group.number + 1
 
-    def read_until(self, w: Warp, lane: int, group: Group) -> tuple[int, int]:
-        """The same that wait_group.read gives for what they read."""
-        return self.agent(("bulk", w.agent, lane), "bulk"), group.number + 1
+    def read_until(self, w: Warp, group: Group) -> tuple[int, int]:
+        """Return what wait_group.read makes known for their reads."""
+        return self.agent(("bulk", w.agent, group.owner), "bulk"), group.number + 1
 
     def copies_until(self, w: Warp, group: Group) -> tuple[int, int]:
-        """The same of a cp.async group."""
+        """Return what a wait for a cp.async group makes known."""
         agent = self.agent(("cp", w.agent, group.owner), "cp") if group.owner else self.cp_agent(w)
         return agent, group.number + 1
 
     def load_until(self, barrier: MBarrier) -> tuple[int, int]:
-        """The same of what completes in the barrier's running phase."""
+        """Return what a wait for an mbarrier's running phase makes known."""
         return self.barrier_agent(barrier), barrier.phase + 1
 
     def flag_agent(self, w: Warp) -> int:
-        """The warp's strong writes to global memory: what it publishes there is known apart from what comes before."""
+        """Return the agent of a warp's strong writes to global memory.
+
+        A thread may know that one has published something without knowing the warp's other accesses.
+        """
         return 4 * self.warps + w.agent
 
     def of_warp(self, w: Warp) -> range:
-        """The agents of a warp and of parts of it."""
+        """Return the agents of a warp and of parts of it."""
         return range(w.agent, self._own, self.warps)
 
     def is_own(self, agent: int) -> bool:
-        """Whether the agent is a warp, or one kind of its accesses."""
+        """Return whether an agent is a warp, or one kind of its accesses."""
         return agent < self._own
 
     def is_copy(self, agents: Array) -> Array:
-        """Of each agent, whether it is no warp but a copy: an mbarrier's, or a group's."""
+        """Return which agents are copies, of an mbarrier or a group."""
         found: Array = (agents >= self._own) | (agents // self.warps == 2)
         return found
 
     def advance(self, w: Warp) -> None:
-        """What the warp does from here on is not covered by what it has published."""
+        """Separate the warp's later accesses from what it has published."""
         own = [w.agent, self.leader_agent(w)]
         for clock in self.every_clock(w):
             clock.order[own] += 1
@@ -139,7 +156,10 @@ class Agents:
             self._stamped(w, groups)
 
     def every_clock(self, w: Warp) -> list[Clock]:
-        """What all lanes of a warp know, and what some know beyond it; of its own accesses all know the same."""
+        """Return the clock of all lanes of a warp, and the clocks of lanes that know more.
+
+        They agree on the warp's own accesses.
+        """
         parted = self._parted.get(w.agent)
         if parted is None:
             return [self.clocks[w.agent]]
@@ -148,7 +168,7 @@ class Agents:
     # ---- groups of lanes
 
     def groups(self, w: Warp) -> LaneGroups | None:
-        """The groups of a warp's lanes, None while no part of a warp has met without the rest."""
+        """Return the groups of a warp's lanes, None while no part of a warp has met without the rest."""
         first = self.launch.setup.extra.get("groups")
         if first is None:
             return None
@@ -169,17 +189,17 @@ class Agents:
         return slice(_OWN_AGENTS * self.warps + w.agent, self._own, self.warps)
 
     def acquired(self, w: Warp) -> None:
-        """A lane has learnt what other agents released: this is not checked from here on."""
+        """Note that a lane has acquired what others released, which ends the checks between lanes."""
         self._acquired[w.agent] = self._acquired.get(w.agent, 0) + 1
 
     def epoch(self, w: Warp) -> int:
-        """A number that rises when the lanes of the warp meet, or acquire."""
+        """Return a number that rises when the lanes of the warp meet, or acquire."""
         return 1 + w.meetings + self._acquired.get(w.agent, 0)
 
     # ---- what the lanes of a warp know
 
     def known(self, w: Warp) -> Clock:
-        """What all lanes that execute the instruction know: what accesses of theirs are checked against."""
+        """Return what all executing lanes know; their accesses are checked against it."""
         parted = self._parted.get(w.agent)
         if parted is None:
             return self.clocks[w.agent]
@@ -188,8 +208,8 @@ class Agents:
             return parted.merge()
         return parted.known(lanes_now(w))
 
-    def told(self, w: Warp) -> Clock:
-        """What any of the executing lanes knows: what they publish by arriving."""
+    def known_by_any(self, w: Warp) -> Clock:
+        """Return what any of the executing lanes knows; they publish it by arriving."""
         known = self.known(w)
         parted = self._parted.get(w.agent)
         for _, clock in parted.groups(lanes_now(w)) if parted is not None else ():
@@ -198,7 +218,7 @@ class Agents:
         return known
 
     def knowers(self, w: Warp, indices: Array) -> list[tuple[Clock, Array]]:
-        """(clock, granules) of an access: each lane's part of it is checked against what that lane knows."""
+        """Return (clock, granules) of each part of an access by lanes that know the same."""
         known = self.known(w)
         parted = self._parted.get(w.agent)
         groups = parted.groups(lanes_now(w)) if parted is not None else ()
@@ -211,7 +231,7 @@ class Agents:
         return [(clock, indices[(bits >> each & 1).astype(bool)]) for bits, clock in groups]
 
     def learners(self, w: Warp) -> list[Clock]:
-        """The clocks that take what the executing lanes acquire; lanes elsewhere learn it when the warp meets."""
+        """Return the clocks that take what the executing lanes acquire; other lanes learn it when the warp meets."""
         parted = self._parted.get(w.agent)
         if parted is not None and parted.meetings != w.meetings:
             del self._parted[w.agent]
@@ -227,8 +247,13 @@ class Agents:
             return parted.learners(lanes, alive)
         return parted.learners(lanes_now(w), lane_bits(w.alive))
 
-    def some_know(self, w: Warp, groups: set[int]) -> None:
-        """The lanes of each group, as bits, have met: they share what they have acquired."""
+    def atomic(self, w: Warp, at: int, addresses: Array, space: str, size: int, order: str, returns: bool) -> None:
+        """Publish what an atomic operation releases: the accesses before it."""
+        if releases(order):
+            self.advance(w)
+
+    def lanes_met(self, w: Warp, groups: set[int]) -> None:
+        """Let the lanes of each group share what they have acquired."""
         parted = self._parted.get(w.agent)
         if parted is not None and parted.meetings == w.meetings:
             for bits in groups:
@@ -240,7 +265,7 @@ class Agents:
             self._stamped(w, known)
 
     def stamp(self, w: Warp, lanes: int, together: bool = False) -> tuple[int, int]:
-        """(agent, clock) of an access by ``lanes`` lanes.
+        """Return (agent, clock) of an access by ``lanes`` lanes.
 
         What several lanes do on their own is published by one of them only after the lanes have met; what one lane
         does, or all do in one warp-wide instruction (together), at once.
@@ -257,7 +282,7 @@ class Agents:
         return w.agent, int(clock.order[w.agent])
 
     def stamps(self, w: Warp, indices: Array, lanes: int, together: bool = False) -> list[Stamp]:
-        """(agent, clock, positions) of an access by ``lanes`` lanes: as ``stamp``, of each group of the lanes."""
+        """Return (agent, clock, positions) of an access by ``lanes`` lanes: as ``stamp``, for each group of lanes."""
         groups = self.groups(w) if lanes > 1 and not together else None
         if groups is not None:
             here = np.flatnonzero(w.split.mask if w.guard is None else w.split.mask & w.guard)
@@ -268,8 +293,8 @@ class Agents:
         return [(*self.stamp(w, lanes, together), slice(None))]
 
     def published(self, w: Warp, alone: bool) -> Clock:
-        """What a release by the warp, or by one lane alone, makes known; afterwards the warp's clock moves on."""
-        known = self.without_unmet(w, self.told(w).copy(), alone)
+        """Return what a release by the warp, or by one lane alone, makes known, and advance the warp's clock."""
+        known = self.without_unmet(w, self.known_by_any(w).copy(), alone)
         self.advance(w)
         return known
 
@@ -288,12 +313,13 @@ class Agents:
         return known
 
     def kind_of(self, agent: int) -> str:
-        """ "warp", "wgmma", "cp", "barrier" or "bulk"."""
+        """Return "warp", "wgmma", "cp", "barrier" or "bulk"."""
         if self.is_own(agent):
             return {1: "wgmma", 2: "cp"}.get(agent // self.warps, "warp")
         return self._agent_names[agent]
 
     def who(self, agent: int) -> str:
+        """Return an agent's name, for messages."""
         kind = self.kind_of(agent)
         if not self.is_own(agent):
             return {"bulk": "a bulk store", "cp": "a cp.async of some lanes"}.get(kind, "an asynchronous copy")

@@ -1,4 +1,4 @@
-"""Vector clocks: what a warp, or some of its lanes, has seen of all agents that access memory.
+"""Vector clocks: what a warp, or some of its lanes, has seen of all agents that access memory; memory orders.
 
 Inside a cluster agents are numbered and a clock is one vector. What is known of other clusters, of fences and of flags
 that were read but not acquired yet is rare: it lives in ``far``, which most clocks never get.
@@ -12,10 +12,28 @@ from typing import Any
 
 import numpy as np
 
-from cudatma.emulator.ptx.types import LANES, Array
+from cudatma.emulator.ptx.types import LANES, SCOPES, Array
 
 #: Key in Far.fenced of fence.mbarrier_init: what a relaxed barrier.cluster.arrive after it publishes about barriers.
 INITS = -1
+
+
+def scope_of(order: str) -> int:
+    """Return the scope of a strong access. order: "relaxed.gpu", "volatile", "acquire.cta", ..."""
+    return SCOPES.get(order.rpartition(".")[2], SCOPES["gpu"])
+
+
+def strength_of(order: str) -> int:
+    """Return 0 for a weak access, else 1 + its scope."""
+    return 0 if not order or order == "nc" else 1 + scope_of(order)
+
+
+def releases(order: str) -> bool:
+    return order.startswith(("release", "acq_rel"))
+
+
+def acquires(order: str) -> bool:
+    return order.startswith(("acquire", "acq_rel"))
 
 
 def _larger(one: Array | None, other: Array | None) -> Array | None:
@@ -284,11 +302,6 @@ class LaneClocks:
         for _, clock in self.parts:
             self.whole.join(clock)
         return self.whole
-
-
-def lane_bits(mask: Array) -> int:
-    """A lane mask as an integer."""
-    return int(np.packbits(mask, bitorder="little").view(np.uint32)[0])
 
 
 _LANES = np.arange(LANES)

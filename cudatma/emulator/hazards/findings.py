@@ -1,28 +1,36 @@
-"""Collects hazards, each once, over all schedules of a launch."""
+"""Collects hazards, each once, over all schedules of a launch, and describes deadlocks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from cudatma.emulator.async_copy.mbarrier import MBarrier
 from cudatma.emulator.errors import TrapError
 from cudatma.emulator.hazards.report import Finding, Hazard, Place, by_cause
+from cudatma.emulator.hazards.shared_memory import Shadow
 from cudatma.emulator.machine.access import FlagWait
+from cudatma.emulator.machine.events import Observer
 from cudatma.emulator.machine.loops import Recorder, is_plain
+from cudatma.emulator.machine.memory import SHARED_START
 from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.protocols import Dim, Launch
 from cudatma.emulator.machine.register_pool import RegisterWait
 from cudatma.emulator.machine.scheduler import Deadlock
-from cudatma.emulator.machine.state import Split, Warp
+from cudatma.emulator.machine.state import Cluster, Split, Warp
 from cudatma.emulator.machine.sync import NamedWait
 from cudatma.emulator.ptx.model import Instruction
+from cudatma.emulator.ptx.types import Array
 from cudatma.errors import counted
 
 
 class Found(Exception):  # noqa: N818 - it is no error
     """Ends a run at a hazard of a kind that was asked for."""
+
+
+#: Kinds of accesses out of order, after which the bytes of an mbarrier need not add up.
+_OUT_OF_ORDER = {"overwritten_while_read", "write_race", "store_source_reused", "data_race", "global_race", "lane_race"}
 
 
 class Findings:
@@ -38,14 +46,13 @@ class Findings:
         self._warned: dict[tuple[str, str, Any], Finding] = {}
         #: (function, instruction) -> how many more reads of swizzled tiles there are to be looked at.
         self.reads_to_check: dict[tuple[str, int], int] = {}
-        #: The operands of wgmmas that SwizzleChecks.is_new_operand has seen.
+        #: The operands of wgmmas that swizzles.Swizzles has seen.
         self.operands: set[tuple[str, int, int, int, int]] = set()
 
     def add(
         self,
         kind: str,
         message: str,
-        launch: Launch,
         program: Program,
         at: int,
         warp: Warp,
@@ -63,7 +70,7 @@ class Findings:
         warp's. cause: if it is not the usual one.
         """
         found = self._warned if is_warning else self._found
-        known = self._add(kind, message, launch, program, at, warp.block.index, warp.index, advice, found)
+        known = self._add(kind, message, program, at, warp, advice, found)
         known.hazard = replace(known.hazard, known_cause=cause)
         known.touch(places, is_derived)
         known.blocks.update(blocks, (warp.block.index,))
@@ -74,23 +81,20 @@ class Findings:
         self,
         kind: str,
         message: str,
-        launch: Launch,
         program: Program,
         at: int,
-        block: tuple[int, int, int],
-        warp: int,
-        advice: str = "",
-        found: dict[tuple[str, str, Any], Finding] | None = None,
+        warp: Warp,
+        advice: str,
+        found: dict[tuple[str, str, Any], Finding],
     ) -> Finding:
-        found = self._found if found is None else found
         instruction = program.instruction(at) if 0 <= at < len(program.function.body) else None
         key = (kind, program.function.name, _place(instruction, at))
         known = found.get(key)
         if known is not None:
             known.hazard = replace(known.hazard, count=known.hazard.count + 1)
             return known
-        if launch.trace is not None and found is self._found:
-            launch.trace.hazard(kind, block, warp)
+        if found is self._found:
+            warp.events.hazard_found(kind, warp)
         source = program.module.source_of(instruction) if instruction else ""
         known = found[key] = Finding(
             Hazard(
@@ -100,10 +104,10 @@ class Findings:
                 instruction.line if instruction else 0,
                 source,
                 instruction.text if instruction else "",
-                block,
-                warp,
-                launch.scheduler.schedule,
-                launch.scheduler.seed,
+                warp.block.index,
+                warp.index,
+                warp.launch.scheduler.schedule,
+                warp.launch.scheduler.seed,
                 advice=advice,
                 source_text=self._text(source),
             )
@@ -131,31 +135,105 @@ class Findings:
     def trapped(self, launch: Launch, error: TrapError) -> None:
         """Record that a schedule ended in a trap."""
         split, at = trapped_at(launch, error)
-        self.add("trap", str(error), launch, split.frame.program, at, split.warp)
+        self.add("trap", str(error), split.frame.program, at, split.warp)
 
     def has(self, place: Place, *kinds: str) -> bool:
-        """Whether a hazard of one of these kinds is known there, or at an unknown place."""
+        """Return whether a hazard of one of these kinds is known there, or at an unknown place."""
         known = (finding for key, finding in self._found.items() if key[0] in kinds)
         return any(not finding.places or place in finding.places for finding in known)
 
     def hazards(self) -> list[Hazard]:
-        """All hazards: causes, with what follows from them."""
+        """Return all hazards: causes, with what follows from them."""
         return by_cause(list(self._found.values()))
 
     def warnings(self) -> list[Hazard]:
-        """What may be meant as it is."""
+        """Return hazards of code that may be meant as it is."""
         return [replace(finding.hazard, blocks=len(finding.blocks)) for finding in self._warned.values()]
 
 
+class Reporter(Observer):
+    """Reports one cluster's hazards, and keeps what decides whether one follows from another."""
+
+    def __init__(self, launch: Launch, cluster: Cluster, findings: Findings) -> None:
+        self.launch, self.findings, self.body = launch, findings, launch.program.function.body
+        self._has_peers = len(cluster.blocks) > 1
+        #: Whether an access out of order brought threads out of step first, or (False) bytes that do not add up.
+        self._order_broke: bool | None = None
+
+    def violation(self, kind: str, w: Warp, at: int, message: str, places: Sequence[Place] = ()) -> None:
+        self.report(kind, w, at, message, places=places)
+
+    def warning(self, kind: str, w: Warp, at: int, message: str) -> None:
+        self.report(kind, w, at, message, is_warning=True)
+
+    def report(self, kind: str, w: Warp, at: int, message: str, **more: Any) -> None:
+        """Record a hazard at an instruction of the running function. more: arguments of Findings.add."""
+        if kind in _OUT_OF_ORDER and not more.get("is_derived"):
+            self.out_of_step(by_bytes=False)
+        self.findings.add(kind, message, w.split.frame.program, at, w, **more)
+
+    def report_bytes(
+        self,
+        kind: str,
+        w: Warp,
+        at: int,
+        text: str,
+        shadow: Shadow,
+        place: int,
+        indices: Array,
+        read_at: int = -1,
+        **more: Any,
+    ) -> None:
+        """Record a hazard that concerns shared bytes, with their last writer. indices: all that is accessed.
+
+        read_at: the read that a write is not ordered after.
+        """
+        address = place * shadow.granule + SHARED_START
+        others = self.read_at(read_at) + self.written_at(int(shadow.writer_at[place]))
+        more["places"] = [shadow.bytes_of(indices), *more.get("places", ())]
+        self.report(kind, w, at, f"{text} (shared address {address:#x}{others})", **more)
+
+    def written_at(self, origin: int) -> str:
+        """Return the position of the last write, for messages."""
+        return self._placed("last written at", origin)
+
+    def read_at(self, origin: int) -> str:
+        """Return the position and the opcode of a read, for messages."""
+        place = self._placed("read at", origin)
+        return f"{place} by `{self.body[origin].opcode}`" if place else ""
+
+    def _placed(self, what: str, origin: int) -> str:
+        """Return the position of an instruction of the kernel, "" for one of a called function."""
+        if not 0 <= origin < len(self.body):
+            return ""
+        instruction = self.body[origin]
+        source = self.launch.program.module.source_of(instruction)
+        return f"; {what} PTX line {instruction.line}" + (f" ({source})" if source else "")
+
+    def out_of_step(self, *, by_bytes: bool) -> None:
+        """Note what brings threads out of step: bytes of an mbarrier that do not add up, or an access out of order."""
+        if self._order_broke is None:
+            self._order_broke = not by_bytes
+
+    @property
+    def bytes_follow(self) -> bool:
+        """Whether bytes that do not add up follow from an access out of order."""
+        return bool(self._order_broke)
+
+    def lacks_bytes(self, barrier: MBarrier) -> bool:
+        """Return whether a phase waits only for bytes that no copy in flight will deliver."""
+        return barrier.pending == 0 and barrier.tx > 0 and not barrier.loads and not self._has_peers
+
+
 def _place(instruction: Instruction | None, at: int) -> Any:
-    """What tells one place from another: copies of a line in an unrolled loop are the same one."""
+    """Return what distinguishes places: copies of a line in an unrolled loop are the same one."""
     if instruction is None or not instruction.source_line:
         return at
     return instruction.file, instruction.source_line, instruction.inlined_at
 
 
 def trapped_at(launch: Launch, error: TrapError) -> tuple[Split, int]:
-    """The split that trapped, and the index of its instruction."""
+    """Return the split that trapped, and the index of its instruction."""
     split = launch.scheduler.running
     if split is None:
         raise error
@@ -214,12 +292,11 @@ def lines_of(deadlock: Deadlock) -> list[str]:
     return lines
 
 
-def report_deadlock(launch: Launch, deadlock: Deadlock, findings: Findings) -> None:
+def report_deadlock(deadlock: Deadlock, findings: Findings) -> None:
     """Report one hazard for the deadlock as a whole, and one for each barrier whose bytes do not add up."""
     blocked = sorted(deadlock.blocked, key=lambda split: (split.warp.block.index[::-1], split.warp.index))
-    for observer in dict.fromkeys(split.warp.block.cluster.observer for split in blocked):
-        if observer is not None:
-            observer.stuck()
+    for cluster in dict.fromkeys(split.warp.block.cluster for split in blocked):
+        cluster.events.deadlocked()
     lines = lines_of(deadlock)
     shown = "\n    ".join(lines[:16])
     more = f"\n    and {len(lines) - 16} more" if len(lines) > 16 else ""
@@ -230,13 +307,13 @@ def report_deadlock(launch: Launch, deadlock: Deadlock, findings: Findings) -> N
     if starved is not None:  # all other warps wait for these
         message = f"{starved.waits_for.arithmetic()}; it waits for ever:\n    {shown}{more}"
         program = starved.frame.program
-        findings.add("register_pool", message, launch, program, starved.waits_for.at, starved.warp, blocks=blocks)
+        findings.add("register_pool", message, program, starved.waits_for.at, starved.warp, blocks=blocks)
         return
     waits = [split.waits_for or split.last_poll for split in blocked]
     barriers = {id(wait.barrier): wait.barrier for wait in waits if hasattr(getattr(wait, "barrier", None), "tx")}
     for barrier in barriers.values():
         if barrier.pending == 0 and barrier.tx:
-            barrier.block.cluster.observer.bytes_over(barrier)
+            barrier.block.cluster.events.bytes_over(barrier)
     named: dict[tuple[int, str], list[str]] = {}
     for barrier in barriers.values():
         named.setdefault((barrier.offset, _arrivals(barrier)), []).append(barrier.name)
@@ -247,7 +324,7 @@ def report_deadlock(launch: Launch, deadlock: Deadlock, findings: Findings) -> N
     waits = [_wait(split) for split in blocked]
     what = "no warp can go on and nothing is under way" if any(waits) else "endless loop, and no other warp can end it"
     message = f"{what}:\n    {shown}{more}{arrived}"
-    findings.add("deadlock", message, launch, program, at, first.warp, blocks=blocks, cause=_cause(waits))
+    findings.add("deadlock", message, program, at, first.warp, blocks=blocks, cause=_cause(waits))
 
 
 def _arrivals(barrier: MBarrier) -> str:

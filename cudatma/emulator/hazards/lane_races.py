@@ -9,14 +9,16 @@ PTX ISA, "Memory Consistency Model", "bar.warp.sync".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from cudatma.emulator.hazards.agents import Agents
-from cudatma.emulator.hazards.clocks import lane_bits
-from cudatma.emulator.hazards.shadow import Shadow
-from cudatma.emulator.machine.state import Warp
+from cudatma.emulator.async_copy.groups import Group
+from cudatma.emulator.hazards.agents import Agents, only_lane
+from cudatma.emulator.hazards.findings import Reporter
+from cudatma.emulator.hazards.shared_memory import Shadow, SharedMemory
+from cudatma.emulator.machine.events import Copy, Observer, Same
+from cudatma.emulator.machine.state import Block, Warp
 from cudatma.emulator.ptx.types import LANES, Array
 
 #: A stamp holds, from the highest bit: the warp, how often it has met, of each lane how often it has met some others
@@ -27,12 +29,18 @@ _TOGETHER = np.array([LANES], np.int64)
 _LANES = np.arange(LANES, dtype=np.int64)
 
 
-class LaneRaces:
-    """Packs (warp, meeting, lane) of accesses into integers, and finds two that differ in the lane alone."""
+class LaneRaces(Observer):
+    """Packs (warp, meeting, lane) of accesses into integers, and finds two that differ in the lane alone.
 
-    def __init__(self, agents: Agents, number: int, tell: Callable[..., None]) -> None:
-        """number: of the cluster. tell: Checks.tell."""
-        self._agents, self._report = agents, tell
+    It handles the events of shared memory. global_races.GlobalRaces uses its stamps for global memory.
+    """
+
+    def __init__(self, agents: Agents, memory: SharedMemory, reporter: Reporter, number: int) -> None:
+        """number: of the cluster."""
+        self._agents, self._memory, self._reporter = agents, memory, reporter
+        #: The stamps of the last plain write and read of each granule, by CTA. After a cp.async, its lane alone.
+        self._writes: list[Array] = [np.zeros(shadow.count, np.int64) for shadow in memory.shadows]
+        self._reads: list[Array] = [np.zeros(shadow.count, np.int64) for shadow in memory.shadows]
         self._first = number * agents.warps + 1
         self._wrote: dict[int, int] = {}
         self._read: dict[int, int] = {}
@@ -42,7 +50,7 @@ class LaneRaces:
         self._copies: dict[int, tuple[int, int]] = {}
 
     def stamps(self, w: Warp, count: int, together: bool = False) -> Array:
-        """Who accesses each of ``count`` granules: as many a lane, lane after lane."""
+        """Return the stamp of each of ``count`` granules, which the lanes share evenly, lane after lane."""
         epoch = self._agents.epoch(w)
         known = self._bases.get(w.agent)
         if known is None or known[0] != epoch:
@@ -64,8 +72,8 @@ class LaneRaces:
             return np.zeros(count, np.int64)  # lanes whose addresses lie in several memories are not followed
         return active if each == 1 else active.repeat(each)
 
-    def some_met(self, w: Warp, groups: set[int]) -> None:
-        """The lanes of each group, as bits, have met: each knows what any of them knew of others."""
+    def lanes_met(self, w: Warp, groups: set[int]) -> None:
+        """Let the lanes of each group share what they know of other lanes."""
         epoch = self._agents.epoch(w)
         met = self._part_meetings(w)
         if met is None:
@@ -86,7 +94,7 @@ class LaneRaces:
         return known[1] if known is not None and known[0] == self._agents.epoch(w) else None
 
     def conflict(self, w: Warp, known: Array, stamps: Array) -> int:
-        """The position of an access by another lane of the warp that has not met this one since, -1 for none."""
+        """Return the position of an access by another lane of the warp that has not met this one since, else -1."""
         difference = known ^ stamps
         late = (difference > 0) & (difference < 1 << _COUNT_BITS + _LANE_BITS)
         if not np.count_nonzero(late):
@@ -99,83 +107,104 @@ class LaneRaces:
 
     @staticmethod
     def lane(stamp: int) -> str:
-        """The lane of a stamp, for messages."""
+        """Return the lane of a stamp, for messages."""
         number = stamp & _LANE
         return f"lane {number}" if number < LANES else "the whole warp"
 
     # ---- which warps need to be looked at
 
-    def reads(self, w: Warp) -> bool:
-        """Note that the warp reads; whether it has written since its lanes met."""
+    def _has_written(self, w: Warp) -> bool:
+        """Note that the warp reads. Return whether it has written since its lanes met."""
         epoch = self._agents.epoch(w)
         self._read[w.agent] = epoch
         return self._wrote.get(w.agent) == epoch
 
-    def writes(self, w: Warp) -> tuple[bool, bool]:
-        """Note that the warp writes; whether it has written, and read, since its lanes met."""
+    def _has_accessed(self, w: Warp) -> tuple[bool, bool]:
+        """Note that the warp writes. Return whether it has written, and read, since its lanes met."""
         epoch = self._agents.epoch(w)
         wrote, read = self._wrote.get(w.agent) == epoch, self._read.get(w.agent) == epoch
         self._wrote[w.agent] = epoch
         return wrote, read
 
-    # ---- waits that one lane made for itself
-
-    def copies_waited(self, w: Warp, first: int, agent: int) -> None:
-        """cp.async groups from number ``first`` on were waited for: a lane's own copies are complete for it alone."""
-        epoch = self._agents.epoch(w)
-        known = self._copies.get(agent)
-        self._copies[agent] = (epoch, first if known is None or known[0] != epoch else min(first, known[1]))
-
-    def own_copies_from(self, w: Warp, agent: int) -> int:
-        """The first cp.async group that each lane has waited for by itself since the lanes met; -1 for none."""
+    def _own_copies_from(self, w: Warp, agent: int) -> int:
+        """Return the first cp.async group that each lane has waited for by itself since the lanes met; -1 for none."""
         known = self._copies.get(agent)
         return known[1] if known is not None and known[0] == self._agents.epoch(w) else -1
 
-    def single(self, w: Warp) -> int:
-        """The lane that executes the instruction alone, -1 where several do."""
-        bits = lane_bits(w.split.mask if w.guard is None else w.split.mask & w.guard)
-        return bits.bit_length() - 1 if bits & (bits - 1) == 0 else -1
+    # ---- events
 
-    # ---- shared memory
-
-    def read(self, w: Warp, at: int, shadow: Shadow, indices: Array) -> None:
-        """Plain reads against what other lanes of the warp wrote, or copied with cp.async, since the lanes met."""
+    def shared_read(
+        self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool
+    ) -> None:
+        """Check plain reads against what other lanes of the warp wrote, or copied with cp.async, since they met."""
+        if together or order:
+            return
+        shadow, indices = self._memory.granules_read(w, at, block, offsets, size)
         stamps = self.stamps(w, len(indices))
-        if self.reads(w):
-            self._tell(w, at, shadow, indices, shadow.lane_writes, stamps, "wrote")
-        first = self.own_copies_from(w, self._agents.cp_agent(w))
+        writes = self._writes[shadow.rank]
+        if self._has_written(w):
+            self._report(w, at, shadow, indices, writes, stamps, "wrote")
+        copies = self._agents.cp_agent(w)
+        first = self._own_copies_from(w, copies)
         if first >= 0:
-            theirs = (shadow.writer[indices] == self._agents.cp_agent(w)) & (shadow.writer_clock[indices] > first)
-            theirs &= (shadow.lane_writes[indices] ^ stamps) & _LANE != 0
+            theirs = (shadow.writer[indices] == copies) & (shadow.writer_clock[indices] > first)
+            theirs &= (writes[indices] ^ stamps) & _LANE != 0
             if theirs.any():
                 text = "another lane's cp.async filled these bytes: the wait for it was this lane's own only"
-                self._report("lane_race", w, at, text, shadow, int(indices[int(theirs.argmax())]), indices)
-        shadow.lane_reads[indices] = stamps
+                place = int(indices[int(theirs.argmax())])
+                self._reporter.report_bytes("lane_race", w, at, text, shadow, place, indices)
+        self._reads[shadow.rank][indices] = stamps
 
-    def write(
-        self, w: Warp, at: int, shadow: Shadow, indices: Array, together: bool, same: Callable[[], bool] | None
+    def shared_write(
+        self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool, same: Same
     ) -> None:
+        if order:
+            return
+        shadow = self._memory.shadows[block.rank]
+        indices = shadow.granules(offsets, size)
         stamps = self.stamps(w, len(indices), together)
-        wrote, read = self.writes(w)
-        for known, verb in ((shadow.lane_writes, "wrote"),) * wrote + ((shadow.lane_reads, "reads"),) * read:
-            if not together and self.conflict(w, known[indices], stamps) >= 0 and not (same is not None and same()):
-                self._tell(w, at, shadow, indices, known, stamps, verb)
-        shadow.lane_writes[indices] = stamps
+        writes, reads = self._writes[shadow.rank], self._reads[shadow.rank]
+        wrote, read = self._has_accessed(w)
+        for known, verb in ((writes, "wrote"),) * wrote + ((reads, "reads"),) * read:
+            if not together and self.conflict(w, known[indices], stamps) >= 0 and not same():
+                self._report(w, at, shadow, indices, known, stamps, verb)
+        writes[indices] = stamps
 
-    def _tell(self, w: Warp, at: int, shadow: Shadow, indices: Array, known: Array, stamps: Array, verb: str) -> None:
+    def copy_issued(self, copy: Copy) -> None:
+        w, shadow = copy.w, self._memory.shadows[copy.block.rank]
+        indices = shadow.granules(copy.offsets, copy.size)
+        if copy.what != "cp.async":
+            self._check_copy(w, copy.at, shadow, indices, True)
+        lanes = copy.lanes
+        self._writes[shadow.rank][indices] = 0 if lanes is None else lanes.repeat(len(indices) // len(lanes))
+
+    def shared_source(self, w: Warp, at: int, block: Block, offsets: Array, end: Any) -> None:
+        shadow = self._memory.shadows[block.rank]
+        self._check_copy(w, at, shadow, shadow.granules(offsets, 16), False)
+
+    def _check_copy(self, w: Warp, at: int, shadow: Shadow, indices: Array, writes: bool) -> None:
+        """Check a copy that one lane issues against what other lanes of its warp wrote, or read, since they met."""
+        if only_lane(w) < 0:
+            return
+        stamps = self.stamps(w, len(indices))
+        self._report(w, at, shadow, indices, self._writes[shadow.rank], stamps, "wrote")
+        if writes:
+            self._report(w, at, shadow, indices, self._reads[shadow.rank], stamps, "reads")
+
+    def groups_waited(self, w: Warp, at: int, kind: str, waited: list[Group], reads_only: bool) -> None:
+        """Note which cp.async groups are new to the warp: a lane's own copies are complete for it alone."""
+        if kind == "bulk":
+            return
+        agent, epoch = self._agents.cp_agent(w), self._agents.epoch(w)
+        first = int(self._agents.clocks[w.agent].order[agent])
+        known = self._copies.get(agent)
+        self._copies[agent] = (epoch, first if known is None or known[0] != epoch else min(first, known[1]))
+
+    def _report(self, w: Warp, at: int, shadow: Shadow, indices: Array, known: Array, stamps: Array, verb: str) -> None:
+        """Report a conflict with the accesses that ``known`` holds, if there is one."""
         position = self.conflict(w, known[indices], stamps)
         if position >= 0:
             place = int(indices[position])
             text = f"{self.lane(int(known[place]))} of the same warp {verb} these bytes, and the lanes did not meet"
             read_at = shadow.last_read(place, self._agents.of_warp(w)) if verb == "reads" else -1
-            self._report("lane_race", w, at, text, shadow, place, indices, read_at)
-
-    def copy(self, w: Warp, at: int, shadow: Shadow, indices: Array, writes: bool) -> None:
-        """A copy that one lane issues, against what other lanes of its warp wrote, or read, since the lanes met."""
-        lane = self.single(w)
-        if lane < 0:
-            return
-        stamps = self.stamps(w, len(indices))
-        self._tell(w, at, shadow, indices, shadow.lane_writes, stamps, "wrote")
-        if writes:
-            self._tell(w, at, shadow, indices, shadow.lane_reads, stamps, "reads")
+            self._reporter.report_bytes("lane_race", w, at, text, shadow, place, indices, read_at)

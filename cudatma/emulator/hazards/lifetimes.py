@@ -1,7 +1,8 @@
-"""Check that no CTA exits, and no mbarrier is invalidated, while still in use.
+"""Whether a CTA exits, or an mbarrier is invalidated, while still in use.
 
 A CTA's shared memory ends with its last thread. What another CTA does there has to be ordered before one of its threads
-exits. This is judged by what the threads know when they exit, so that it does not depend on who came first.
+exits. This is judged by what the threads know when they exit, so that it does not depend on who came first. Bulk stores
+of the CTA have to have read it.
 
 Source: PTX ISA, "Memory Consistency Model" (causality order), "cp.async.bulk", "mbarrier.inval"; CUDA C++ Programming
 Guide, "Distributed Shared Memory".
@@ -9,16 +10,19 @@ Guide, "Distributed Shared Memory".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from cudatma.emulator.async_copy.groups import Group, Queue
 from cudatma.emulator.async_copy.mbarrier import MBarrier
 from cudatma.emulator.hazards.agents import Agents, Stamp
-from cudatma.emulator.hazards.clocks import Clock
-from cudatma.emulator.hazards.findings import Findings
+from cudatma.emulator.hazards.findings import Reporter
 from cudatma.emulator.hazards.report import Place
+from cudatma.emulator.hazards.shared_memory import SharedMemory
+from cudatma.emulator.machine.events import Observer, Same
 from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.state import Block, Warp
 from cudatma.emulator.ptx.types import Array
@@ -52,67 +56,122 @@ class Use:
         return self.barrier is not None and not self.what.startswith("mbarrier.")
 
     def is_known(self, performed: Array) -> bool:
-        """Whether a thread that knows these accesses, or one of the barrier's CTA, knows that the use is over."""
+        """Return whether the use is over for a thread that knows these accesses, or one of the barrier's CTA."""
         return self.clock <= performed[self.agent] or (self.barrier is not None and self.barrier.awaited > self.phase)
 
 
-class Lifetimes:
-    """Uses of each CTA's shared memory by other CTAs, and of each mbarrier by anyone, the latest one of each agent."""
+class PeerUses(Observer):
+    """Uses of each CTA's shared memory, and of mbarriers in it, by other CTAs: the latest one of each agent."""
 
-    def __init__(self, agents: Agents, findings: Findings) -> None:
-        self._agents, self._findings = agents, findings
+    def __init__(self, agents: Agents, memory: SharedMemory, reporter: Reporter) -> None:
+        self._agents, self._memory, self._reporter = agents, memory, reporter
         self._accesses: dict[tuple[int, int], Use] = {}
-        self._uses: dict[int, dict[tuple[int, str], Use]] = {}
+        self._barriers: dict[int, dict[tuple[int, str], Use]] = {}
 
-    def accessed(self, w: Warp, at: int, block: Block, place: Place, stamps: Iterable[Stamp], what: str) -> None:
-        """Note an access of a warp to another CTA's shared memory, or a copy that reads it.
+    def shared_read(
+        self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool
+    ) -> None:
+        if block is not w.block:
+            shadow, indices = self._memory.granules_read(w, at, block, offsets, size)
+            stamps = self._agents.stamps(w, indices, len(offsets), together)
+            self._used(w, at, block, shadow.bytes_of(indices), stamps, "this read")
 
-        stamps: as Agents.stamps gives them.
-        """
+    def shared_write(
+        self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool, same: Same
+    ) -> None:
+        if block is not w.block:
+            shadow = self._memory.shadows[block.rank]
+            indices = shadow.granules(offsets, size)
+            stamps = self._agents.stamps(w, indices, len(offsets), together)
+            self._used(w, at, block, shadow.bytes_of(indices), stamps, "this write")
+
+    def shared_atomic(self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str) -> None:
+        if block is not w.block:
+            shadow = self._memory.shadows[block.rank]
+            place = shadow.bytes_of(shadow.granules(offsets, size))
+            self._used(w, at, block, place, [(*self._agents.stamp(w, 1), slice(None))], "this atomic operation")
+
+    def shared_source(self, w: Warp, at: int, block: Block, offsets: Array, end: Any) -> None:
+        """Note that a copy to another CTA reads this one until it completes on its mbarrier."""
+        if isinstance(end, MBarrier) and block is not end.block:
+            stamps = [(*self._agents.load_until(end), slice(None))]
+            self._used(w, at, block, end.place, stamps, "the completion of this copy")
+
+    def _used(self, w: Warp, at: int, block: Block, place: Place, stamps: Iterable[Stamp], what: str) -> None:
         for agent, clock, _ in stamps:
             use = Use(agent, clock, w, w.split.frame.program, at, what, place)
             if block.is_done:
                 self._report(use, block)
             self._accesses[block.rank, agent] = use
 
-    def used(self, w: Warp, at: int, barrier: MBarrier, what: str, clock: Clock) -> None:
-        """Note that a warp uses an mbarrier. clock: what it knows."""
-        agent, program = self._agents.leader_agent(w), w.split.frame.program
-        now, is_wait = int(clock.order[agent]), what == "a wait"
-        use = Use(agent, now, w, program, at, what, barrier.place, None if is_wait else barrier, barrier.phase)
-        if barrier.block.is_done:
-            self._report(use, barrier.block)
-        self._uses.setdefault(id(barrier), {})[agent, "" if is_wait else what] = use
+    def mbarrier_used(self, w: Warp, at: int, barrier: MBarrier, what: str) -> None:
+        if barrier.block is not w.block:
+            key, use = _use_of(self._agents, w, at, barrier, what)
+            if barrier.block.is_done:
+                self._report(use, barrier.block)
+            self._barriers.setdefault(id(barrier), {})[key] = use
 
-    def invalidated(self, barrier: MBarrier, clock: Clock) -> Iterator[Use]:
-        """Yield the uses of an mbarrier that a thread with this clock does not know to be over."""
-        for use in self._uses.pop(id(barrier), {}).values():
-            if not use.is_known(clock.performed()):
-                yield use
+    def block_ended(self, block: Block) -> None:
+        """Report the uses by other CTAs that no thread of the CTA knew to be over when the last one exited.
 
-    def ended(self, block: Block) -> None:
-        """Report the uses by other CTAs that no thread of a CTA knew to be over when the last one exited.
-
-        Copies into the CTA are left to BarrierEvents.check_loads.
+        Copies into the CTA are left to mbarriers.MBarriers.
         """
         clocks = [clock for warp in block.warps for clock in self._agents.every_clock(warp)]
         known = np.maximum.reduce([clock.performed() for clock in clocks])
         uses = [use for (rank, _), use in self._accesses.items() if rank == block.rank]
         for barrier in block.mbarriers.values():
-            uses += [use for use in self._uses.get(id(barrier), {}).values() if use.warp.block is not block]
+            uses += self._barriers.get(id(barrier), {}).values()
         for use in uses:
             if not use.is_copy and not use.is_known(known):
                 self._report(use, block)
 
     def _report(self, use: Use, block: Block) -> None:
         message = f"nothing orders {use.what} before the end of block {block.index}, whose shared memory it uses"
-        self._findings.add(
-            "block_gone",
-            message,
-            self._agents.launch,
-            use.program,
-            use.at,
-            use.warp,
-            places=[use.place],
-            advice=_SYNC.format(block=block.index),
+        advice = _SYNC.format(block=block.index)
+        self._reporter.findings.add(
+            "block_gone", message, use.program, use.at, use.warp, places=[use.place], advice=advice
         )
+
+
+class Lifetimes(Observer):
+    """Uses of mbarriers that are invalidated, the latest one of each agent, and bulk stores of warps that exit."""
+
+    def __init__(self, agents: Agents, reporter: Reporter) -> None:
+        self._agents, self._reporter = agents, reporter
+        self._uses: dict[int, dict[tuple[int, str], Use]] = {}
+
+    def mbarrier_used(self, w: Warp, at: int, barrier: MBarrier, what: str) -> None:
+        key, use = _use_of(self._agents, w, at, barrier, what)
+        self._uses.setdefault(id(barrier), {})[key] = use
+
+    def mbarrier_inval(self, w: Warp, at: int, barrier: MBarrier) -> None:
+        """Report the uses that the thread does not know to be over."""
+        performed = self._agents.known(w).performed()
+        for use in self._uses.pop(id(barrier), {}).values():
+            if not use.is_known(performed):
+                who = self._agents.who(use.agent)
+                message = f"mbarrier.inval of {barrier.name}, and nothing orders it after its use by {who}"
+                self._reporter.report("barrier_uninitialised", w, at, message, places=[barrier.place])
+
+    def warp_ended(self, w: Warp) -> None:
+        """Report bulk stores that were never committed, and the first group that was not waited for."""
+        queues: dict[int, Queue] = w.async_state.get("bulk", {})
+        for queue in queues.values():
+            if queue.open.issued_at >= 0:
+                self._report_store("uncommitted_group", "bulk stores were never committed to a group", w, queue.open)
+            pending = (group for group in queue.closed if group.waited == 0 and group.issued_at >= 0)
+            if (group := next(pending, None)) is not None:
+                message = "the warp leaves without having waited for its bulk stores to read their source"
+                self._report_store("exit_with_pending_store", message, w, group)
+
+    def _report_store(self, kind: str, message: str, w: Warp, group: Group) -> None:
+        self._reporter.findings.add(kind, message, self._reporter.launch.program, group.issued_at, w)
+
+
+def _use_of(agents: Agents, w: Warp, at: int, barrier: MBarrier, what: str) -> tuple[tuple[int, str], Use]:
+    """Return a warp's use of an mbarrier, and what distinguishes it from others that have to be kept."""
+    agent, is_wait = agents.leader_agent(w), what == "a wait"
+    now = int(agents.known(w).order[agent])
+    awaited = None if is_wait else barrier
+    use = Use(agent, now, w, w.split.frame.program, at, what, barrier.place, awaited, barrier.phase)
+    return (agent, "" if is_wait else what), use

@@ -1,4 +1,4 @@
-"""Order across the grid through global memory: fences, and flags that strong writes set and strong reads see.
+"""Fences and flags: order across the grid through strong accesses to memory.
 
 A fence makes what is ordered before it ready to be published at its scope; a strong write (relaxed, volatile, atomic)
 after it, by the same thread or by one that a barrier has ordered after it, publishes it at its address. A strong read
@@ -9,84 +9,71 @@ observation order, scopes, "membar, fence".
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
-from cudatma.emulator.hazards.checks import Checks
-from cudatma.emulator.hazards.clocks import Clock, joined
-from cudatma.emulator.hazards.shadow import GlobalShadow, Shadow
+from cudatma.emulator.hazards.agents import Agents, only_lane
+from cudatma.emulator.hazards.clocks import Clock, acquires, joined, releases, strength_of
 from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import SCOPES
 
-_GPU = SCOPES["gpu"]
-#: Scope and, below gpu, whose -> by cluster number, what its warps have published there.
+#: (scope, its owner below gpu scope) -> by cluster number, what the cluster's warps have published.
 Published = dict[tuple[int, Any], dict[int, Clock]]
 
 
-def scope_of(order: str) -> int:
-    """Return the scope of a strong access. order: "relaxed.gpu", "volatile", "acquire.cta", ..."""
-    return SCOPES.get(order.rpartition(".")[2], _GPU)
+class Flags(Protocol):
+    """A shadow that keeps what strong writes have published, by granule."""
 
-
-def strength_of(order: str) -> int:
-    """Return 0 for a weak access, else 1 + its scope."""
-    return 0 if not order or order == "nc" else 1 + scope_of(order)
-
-
-def releases(order: str) -> bool:
-    return order.startswith(("release", "acq_rel"))
-
-
-def acquires(order: str) -> bool:
-    return order.startswith(("acquire", "acq_rel"))
+    published: dict[int, Any]
 
 
 class MemoryOrder:
     """Fences and flags of one cluster's warps; what is published is kept with the shadows, which clusters share."""
 
-    def __init__(self, observer: Checks, number: int) -> None:
-        self._observer, self._number = observer, number
+    def __init__(self, agents: Agents, number: int) -> None:
+        """number: of the cluster."""
+        self._agents, self._number = agents, number
 
     def fence(self, w: Warp, kind: str) -> None:
-        """fence.acq_rel, .sc, .acquire, .release and membar at their scope. kind: the opcode after its root."""
-        observer = self._observer
+        """Execute fence.acq_rel, .sc, .acquire, .release or membar. kind: the opcode after its root."""
+        agents = self._agents
         parts = kind.split(".")
-        scope = next((SCOPES[part] for part in parts if part in SCOPES), _GPU)
-        alone = observer.lanes.single(w) >= 0 and int(w.alive.sum()) > 1
-        for clock in observer.learners(w):
+        scope = next((SCOPES[part] for part in parts if part in SCOPES), SCOPES["gpu"])
+        alone = only_lane(w) >= 0 and int(w.alive.sum()) > 1
+        for clock in agents.learners(w):
             far = clock.beyond()
             if "release" not in parts:
                 for needed in [s for s in far.seen if s <= scope]:
                     clock.join(far.seen.pop(needed))
             if "acquire" not in parts:
                 ready = clock.bare()
-                far.fenced[scope] = observer.without_unmet(w, ready, alone)
+                far.fenced[scope] = agents.without_unmet(w, ready, alone)
         if "release" not in parts:
-            observer.acquired(w)
-        observer.advance(w)
+            agents.acquired(w)
+        agents.advance(w)
 
     def stamp(self, w: Warp) -> tuple[int, int]:
-        """(agent, clock) of a strong write: a thread that acquires what it publishes also knows of the write itself."""
-        observer = self._observer
-        agent = observer.flag_agent(w)
-        clocks = observer.every_clock(w)
+        """Return (agent, clock) of a strong write; a thread that acquires what it publishes also knows the write."""
+        agent = self._agents.flag_agent(w)
+        clocks = self._agents.every_clock(w)
         now = int(clocks[0].order[agent]) + 1
         for clock in clocks:
             clock.order[agent] = now
         return agent, now
 
     def _scopes(self, w: Warp, strength: int) -> list[tuple[int, Any]]:
-        """Keys of Published that an access reaches, narrowest first."""
+        """Return the keys of Published that an access reaches, narrowest first."""
         keys: list[tuple[int, Any]] = [(0, (self._number, w.block.rank)), (1, self._number), (2, None)]
         return keys[:strength]
 
-    def wrote(
-        self, w: Warp, shadow: GlobalShadow | Shadow, place: int, order: str, lanes: int, *, is_update: bool
-    ) -> None:
-        """A strong write at a granule. is_update: an atomic operation, which keeps what was published before it."""
-        observer = self._observer
-        clock = observer.told(w)
+    def wrote(self, w: Warp, shadow: Flags, place: int, order: str, lanes: int, *, is_update: bool) -> None:
+        """Publish at a granule what a strong write releases.
+
+        is_update: whether it is an atomic operation, which keeps what was published before it.
+        """
+        agents = self._agents
+        clock = agents.known_by_any(w)
         alone = lanes == 1 and int(w.alive.sum()) > 1
-        flag = observer.flag_agent(w)
+        flag = agents.flag_agent(w)
         fenced = clock.far.fenced if clock.far is not None else {}
         entry: Published = shadow.published.get(place, {}) if is_update else {}
         now = None
@@ -99,7 +86,7 @@ class MemoryOrder:
                     ready = known if ready is None else joined(ready, known)
             if ready is None:
                 continue
-            ready = observer.without_unmet(w, ready.bare(), alone)
+            ready = agents.without_unmet(w, ready.bare(), alone)
             ready.order[flag] = clock.order[flag]
             known_here = entry.setdefault((scope, owner), {})
             old = known_here.get(self._number)
@@ -109,21 +96,20 @@ class MemoryOrder:
         else:
             shadow.published.pop(place, None)
         if now is not None:
-            observer.advance(w)
+            agents.advance(w)
 
-    def read(self, w: Warp, shadow: GlobalShadow | Shadow, place: int, order: str) -> None:
-        """A strong read of a granule: acquires what is published there, or notes it until a fence does."""
+    def read(self, w: Warp, shadow: Flags, place: int, order: str) -> None:
+        """Acquire what is published at a granule that a strong read sees, or note it until a fence acquires it."""
         entry: Published | None = shadow.published.get(place)
         if not entry:
             return
-        observer = self._observer
         now = acquires(order)
         for scope, owner in self._scopes(w, strength_of(order)):
             for number, known in entry.get((scope, owner), {}).items():
-                for clock in observer.learners(w):
+                for clock in self._agents.learners(w):
                     if now:
                         clock.absorb(number, known, self._number)
                     else:
                         clock.note(scope, number, known, self._number)
         if now:
-            observer.acquired(w)
+            self._agents.acquired(w)

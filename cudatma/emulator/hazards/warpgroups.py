@@ -6,12 +6,14 @@ Source: PTX ISA, "wgmma.mma_async" (.aligned: all threads in the warpgroup must 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cudatma.emulator.hazards.checks import Checks
+from cudatma.emulator.hazards.agents import Agents
+from cudatma.emulator.hazards.findings import Reporter
+from cudatma.emulator.machine.events import Observer
 from cudatma.emulator.machine.program import Program
-from cudatma.emulator.machine.state import Block, Warp
+from cudatma.emulator.machine.state import Block, Cluster, Warp
 from cudatma.emulator.machine.sync import ClusterWait, NamedWait
 from cudatma.emulator.ptx.types import Array
 
@@ -31,11 +33,11 @@ class _Event:
     stamp: tuple[int, int] = (0, 0)
 
 
-class Warpgroups:
+class Warpgroups(Observer):
     """Compares what the warps of each warpgroup of a cluster execute."""
 
-    def __init__(self, observer: Checks) -> None:
-        self._observer = observer
+    def __init__(self, cluster: Cluster, agents: Agents, reporter: Reporter) -> None:
+        self._cluster, self._agents, self._reporter = cluster, agents, reporter
         #: The wgmmas of each warp that it has not committed.
         self._open: dict[int, list[_Event]] = {}
         #: (first warp of a warpgroup, number of a group of wgmmas) -> warp -> its wgmmas, until all have committed it.
@@ -45,10 +47,10 @@ class Warpgroups:
         self._settings: dict[int, list[_Event]] = {}
 
     def wgmma_issued(self, w: Warp, at: int, shared: Sequence[Array]) -> None:
-        """Note a wgmma of a warp. shared: scale-d and the matrix descriptors."""
+        """Check that the lanes agree on the operands, and note the wgmma."""
         for name, vector in zip(_SHARED, shared, strict=False):
             if (vector != vector[0]).any():
-                self._observer.report("wgmma_operands", w, at, f"{name} is not the same in all lanes")
+                self._reporter.report("wgmma_operands", w, at, f"{name} is not the same in all lanes")
         operands = tuple(int(vector[0]) for vector in shared)
         self._open.setdefault(w.agent, []).append(_Event(w, w.split.frame.program, at, operands))
 
@@ -76,13 +78,12 @@ class Warpgroups:
                 if left != right:
                     self._report(other, f"{name} is not the same in all warps of the warpgroup", "wgmma_operands")
 
-    def registers_set(self, w: Warp, at: int, count: int, is_inc: bool) -> None:
+    def registers_set(self, w: Warp, at: int, count: int, is_increase: bool) -> None:
         """Check a setmaxnreg of a warp against the other warps of its warpgroup."""
-        observer = self._observer
         own = self._settings.setdefault(w.agent, [])
-        event = _Event(w, w.split.frame.program, at, (count, is_inc), observer.stamp(w, 1))
+        event = _Event(w, w.split.frame.program, at, (count, is_increase), self._agents.stamp(w, 1))
         number = len(own)
-        known = observer.known(w)
+        known = self._agents.known(w)
         for other in _warpgroup(w):
             if other is w:
                 continue
@@ -102,8 +103,8 @@ class Warpgroups:
         """Report what some warps of a warpgroup executed in a CTA that has ended, and others did not."""
         self._report_missing(block.warps)
 
-    def stuck(self, warps: Iterable[Warp]) -> None:
-        """No warp can run any more. warps: of the cluster."""
+    def deadlocked(self) -> None:
+        warps = [w for block in self._cluster.blocks for w in block.warps]
         self._report_missing([w for w in warps if not w.alive.any() or _rendezvous(w)])
 
     def _report_missing(self, absent: Sequence[Warp]) -> None:
@@ -121,8 +122,7 @@ class Warpgroups:
                         self._report(event, text)
 
     def _report(self, event: _Event, message: str, kind: str = "divergent_warp") -> None:
-        observer = self._observer
-        observer.findings.add(kind, message, observer.launch, event.program, event.at, event.w)
+        self._reporter.findings.add(kind, message, event.program, event.at, event.w)
 
 
 def _named(event: _Event) -> str:

@@ -1,4 +1,4 @@
-"""Loads and stores of warps: lane addresses to regions, alignment, bounds, and what the hazard layer is told.
+"""Loads and stores of warps: lane addresses to regions, alignment, bounds, and events.
 
 Every function takes the warp, the instruction's index in the body, lane addresses and the active mask (None: all).
 Source: PTX ISA, "ld", "st", "Generic Addressing".
@@ -118,10 +118,8 @@ def as_shared(w: Warp, at: int, address: int) -> int:
     promise this, so it is worth a warning. A generic address of another memory traps.
     """
     if address >> 60 == SHARED_WINDOW >> 60:
-        observer = w.block.cluster.observer
-        if observer is not None:
-            message = f"{address:#x} is a generic address of shared memory; allowed: {SHARED_OPERAND}"
-            observer.report("out_of_bounds", w, at, message, is_warning=True)
+        message = f"{address:#x} is a generic address of shared memory; allowed: {SHARED_OPERAND}"
+        w.events.warning("out_of_bounds", w, at, message)
         return address - SHARED_WINDOW
     check_window(w, at, address, SHARED_OPERAND)
     return address
@@ -141,9 +139,7 @@ def outside(w: Warp, at: int, address: int, size: int) -> NoReturn:
     message = f"access of {counted(size, 'byte')} at {address:#x}, {w.launch.memory.nearest(address)}"
     if is_shared_offset(w, address):
         message += ". In the .shared state space this is an address of shared memory: cvta.shared makes it generic"
-    observer = w.block.cluster.observer
-    if observer is not None:
-        observer.report("out_of_bounds", w, at, message)
+    w.events.violation("out_of_bounds", w, at, message)
     trap(w, at, message, "ILLEGAL_ADDRESS")
 
 
@@ -163,12 +159,10 @@ def ld_global(w: Warp, at: int, addresses: Array, code: str, count: int, mask: A
     """(count, 32) elements from global, const or kernel parameter memory."""
     active = lanes_of(addresses, mask)
     size = BYTES[code] * count
-    observer = w.block.cluster.observer
     one = _place(w, at, active, size)
     if one is not None:
         region, offsets = one
-        if observer is not None and region.shadow is not None:
-            observer.globals.read(w, at, region, offsets, size, order)
+        w.events.global_read(w, at, region, offsets, size, order)
         found = _gather(region, offsets, code, count)
         if order:
             look(w, at, found, order, int(active[0]))
@@ -176,8 +170,7 @@ def ld_global(w: Warp, at: int, addresses: Array, code: str, count: int, mask: A
     values = np.zeros((count, len(active)), NUMPY[code])
     for part, lanes in regions_of(w, at, active, size):
         offsets = _offsets(part, active[lanes])
-        if observer is not None and part.shadow is not None:
-            observer.globals.read(w, at, part, offsets, size, order)
+        w.events.global_read(w, at, part, offsets, size, order)
         values[:, lanes] = _gather(part, offsets, code, count)
     return spread(values, mask)
 
@@ -252,10 +245,8 @@ def _scatter(w: Warp, at: int, region: Region, offsets: Array, code: str, rows: 
     if not region.is_writable:
         trap(w, at, f"store into {region.name}, which is read-only")
     size = BYTES[code] * len(rows)
-    observer = w.block.cluster.observer
     w.launch.scheduler.progress += 1
-    if observer is not None:
-        observer.globals.write(w, at, region, offsets, size, order, partial(_holds, region, offsets, code, rows))
+    w.events.global_write(w, at, region, offsets, size, order, partial(_holds, region, offsets, code, rows))
     if region.base % NUMPY[code].itemsize:
         raw = np.ascontiguousarray(np.stack(rows, axis=1)).view(np.uint8).reshape(len(offsets), size)
         region.data[offsets[:, None] + np.arange(size)] = raw
@@ -294,9 +285,7 @@ def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) 
                 message += "; only .shared::cluster forms can access another CTA"
             else:
                 message += f", which has {counted(len(blocks), 'CTA')}"
-            observer = block.cluster.observer
-            if observer is not None:
-                observer.report("out_of_bounds", w, at, message)
+            w.events.violation("out_of_bounds", w, at, message)
             trap(w, at, message)
         block = blocks[rank]
     offsets = addresses.astype(np.int64) - block.shared_base
@@ -306,9 +295,7 @@ def shared_offsets(w: Warp, at: int, addresses: Array, size: int, remote: bool) 
             f"access of {counted(size, 'byte')} at offset {int(bad[0])} of {block.shared.size} bytes of shared memory "
             f"(address {int(bad[0]) + SHARED_START:#x})"
         )
-        observer = block.cluster.observer
-        if observer is not None:
-            observer.report("out_of_bounds", w, at, message)
+        w.events.violation("out_of_bounds", w, at, message)
         trap(w, at, message)
     return block, offsets
 
@@ -346,9 +333,7 @@ def _load_one(w: Warp, at: int, active: Array, code: str, count: int, remote: bo
 
 
 def _load_at(w: Warp, at: int, block: Any, offsets: Array, code: str, count: int, order: str) -> Array:
-    observer = w.block.cluster.observer
-    if observer is not None:
-        observer.generic_read(w, at, block, offsets, BYTES[code] * count, order)
+    w.events.shared_read(w, at, block, offsets, BYTES[code] * count, order, False)
     result: Array = block.shared.gather(offsets, code, count)
     if order:
         look(w, at, result, order, SHARED_WINDOW + block.shared_base + int(np.ravel(offsets)[0]))
@@ -374,9 +359,7 @@ def st_shared(
     for lanes in _by_rank(w, active) if remote else [slice(None)]:
         block, offsets = shared_offsets(w, at, active[lanes], size, remote)
         parts = [row[lanes] for row in rows]
-        observer = w.block.cluster.observer
-        if observer is not None:
-            same = partial(_holds, block.shared, offsets, code, parts)
-            observer.generic_write(w, at, block, offsets, size, order, same=same)
+        same = partial(_holds, block.shared, offsets, code, parts)
+        w.events.shared_write(w, at, block, offsets, size, order, False, same)
         block.shared.scatter(offsets, code, parts)
     w.launch.scheduler.progress += 1

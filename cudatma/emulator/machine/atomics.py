@@ -60,9 +60,7 @@ def _locate(w: Warp, at: int, address: int, size: int, *, space: str, remote: bo
         if not space:
             vector = vector - np.uint64(SHARED_WINDOW)
         block, offsets = access.shared_offsets(w, at, vector, size, remote)
-        observer = w.block.cluster.observer
-        if observer is not None:
-            observer.atomic(w, at, block, offsets, size, order)
+        w.events.shared_atomic(w, at, block, offsets, size, order)
         return block.shared, int(offsets[0])
     if window == 2:
         access.trap(w, at, "an atomic operation on local memory")
@@ -72,21 +70,6 @@ def _locate(w: Warp, at: int, address: int, size: int, *, space: str, remote: bo
     if not region.is_writable:
         access.trap(w, at, f"an atomic operation on {region.name}, which is read-only")
     return region, address - region.base
-
-
-def _watch_global(w: Warp, at: int, addresses: Array, space: str, size: int, order: str, returns: bool) -> None:
-    """Tell the hazard layer which lanes' operands lie in global memory, region by region."""
-    if space == "shared":
-        return
-    observer = w.block.cluster.observer
-    inside = addresses[addresses >> np.uint64(60) == 0]
-    if observer is None or not inside.size:
-        return
-    whole = access.global_region(w, at, inside, size)
-    parts = access.regions_of(w, at, inside, size) if whole is None else [(whole, np.arange(inside.size))]
-    for region, lanes in parts:
-        offsets = (inside[lanes] - np.uint64(region.base)).view(np.int64)
-        observer.globals.atomic(w, at, region, offsets, size, order, returns)
 
 
 #: Element types whose operations may be done without an array a lane.
@@ -184,10 +167,7 @@ def atomic(
     active = np.arange(LANES) if mask is None else np.flatnonzero(mask)
     if np.bitwise_or.reduce(addresses[active]) & np.uint64(size - 1):
         access.trap(w, at, f"a misaligned atomic operation on {size} bytes")
-    observer = w.block.cluster.observer
-    if observer is not None:
-        observer.atomic_order(w, at, order)
-        _watch_global(w, at, addresses[active], space, size, order, returns)
+    w.events.atomic(w, at, addresses[active], space, size, order, returns)
     if count == 1 and element in _CODES and int(addresses[active].max()) >> 60 == 0 and space != "shared":
         chosen = [group[0][active].view(element) for group in sources]
         found = _quickly(w, at, addresses[active], element, operation, chosen)

@@ -21,7 +21,7 @@ from cudatma.emulator.errors import EmulatorError, TrapError
 from cudatma.emulator.machine import sync
 from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.state import NOBODY, SWITCH, Frame, Join, Split, Warp
-from cudatma.emulator.ptx.types import Array
+from cudatma.emulator.ptx.types import Array, lane_bits, lane_mask
 from cudatma.emulator.ptx.writer import runtime
 
 
@@ -55,8 +55,7 @@ class Wait:
         return lanes
 
     def describe(self) -> str:
-        lanes = int(np.packbits(self.missing, bitorder="little").view(np.uint32)[0])
-        return f"lanes {lanes:#x} of its warp"
+        return f"lanes {lane_bits(self.missing):#x} of its warp"
 
 
 def lanes_moved(w: Warp) -> None:
@@ -232,15 +231,16 @@ def quit(w: Warp, mask: Array | None) -> int:
 
 def _warp_ended(w: Warp) -> None:
     """All lanes of a warp have left the kernel."""
-    block, launch = w.block, w.launch
+    block = w.block
     block.live_warps -= 1
-    if launch.trace is not None:
-        launch.trace.warp_ends(w)
-    if block.cluster.observer is not None:
-        block.cluster.observer.warp_ended(w)
+    if block.is_done:
+        if block.cluster.is_done:
+            w.events.cluster_ended()
+        w.events.block_ended(block)
+    w.events.warp_ended(w)
     sync.lanes_ended(block)
-    if block.live_warps == 0:
-        launch.block_ended(block)
+    if block.is_done:
+        w.launch.block_ended(block)
 
 
 @runtime
@@ -300,13 +300,13 @@ def gather(w: Warp, at: int, what: str, members: Array, value: Array | None, fol
         split.token = None
         return met
     groups = sync.groups_of(members, split.mask)
-    if all((lanes | ~sync.lanes_of(bits) | ~w.alive).all() for bits, lanes in groups):
+    if all((lanes | ~lane_mask(bits) | ~w.alive).all() for bits, lanes in groups):
         _met(w, at, what, groups, [split])
         return value, tuple(lanes for _, lanes in groups)
     if len(groups) > 1:
         return diverge(w, groups[0][1], split.pc, split.pc, following)
     mask = groups[0][0]
-    held = _hold(w, Wait(split, at, sync.lanes_of(mask), (what, mask), value))
+    held = _hold(w, Wait(split, at, lane_mask(mask), (what, mask), value))
     if not isinstance(held, list):
         return held
     lanes = split.mask
@@ -325,11 +325,10 @@ def gather(w: Warp, at: int, what: str, members: Array, value: Array | None, fol
 def _met(w: Warp, at: int, what: str, groups: list[sync.Group], splits: list[Split]) -> None:
     """The lanes of some splits have met; report lanes that were to come and have left the kernel instead."""
     sync.meet(w, at, what, groups)
-    observer = w.block.cluster.observer
     for split in splits:
-        if observer is not None and (split.released & ~w.alive).any():
+        if (split.released & ~w.alive).any():
             message = f"{what} names lanes that do not execute it and leave the kernel while others wait for them"
-            observer.report("divergent_warp", w, at, message)
+            w.events.violation("divergent_warp", w, at, message)
         split.released = NOBODY
 
 

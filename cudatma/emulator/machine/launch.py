@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -10,19 +10,20 @@ from typing import Any
 import numpy as np
 
 from cudatma.emulator.errors import ResidencyError
+from cudatma.emulator.machine.events import Observer, combined
 from cudatma.emulator.machine.memory import PARAM_START, GlobalMemory, address_of
 from cudatma.emulator.machine.program import Image, Program
-from cudatma.emulator.machine.protocols import Dim, Launch, Observer
+from cudatma.emulator.machine.protocols import Dim, Launch
 from cudatma.emulator.machine.scheduler import Scheduler
 from cudatma.emulator.machine.special_values import SpecialValues
-from cudatma.emulator.machine.state import Block, Cluster, Split, Warp
+from cudatma.emulator.machine.state import Block, Cluster, Warp
 from cudatma.emulator.ptx.types import LANES, NUMPY, Array
 
 #: Shared memory that a GPU reserves for the system in each CTA.
 RESERVED_BYTES = 1024
 #: Memory that live clusters may take, as ``Launch.cluster_bytes`` estimates it.
 MOST_LIVE_BYTES = 2 << 30
-#: What the emulator and its hazard layer keep for each byte of shared memory, and for each warp besides its clock.
+#: Bytes that emulator and hazard checks keep for each byte of shared memory, and for each warp besides its clock.
 _BYTES_PER_SHARED, _BYTES_PER_WARP = 24, 24 << 10
 #: Time that passes where all threads only look at a clock: at first, and after how much a deadlock is one all the same.
 FIRST_IDLE_NS, MOST_IDLE_NS = 1_000_000, 10**13
@@ -44,9 +45,9 @@ class Setup:
     step_limit: int
     resident_clusters: int
     registers: int | None = None
-    observe: Callable[[Launch, Cluster], Observer] | None = None
+    #: Returns the observers of a cluster, in the order in which events reach them.
+    observe: Callable[[Launch, Cluster], Sequence[Observer]] = lambda launch, cluster: ()
     show_steps: Callable[[int], None] | None = None
-    trace: Any = None
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -81,8 +82,6 @@ class GridLaunch:
         self.lane_values: dict[tuple[str, int], Array] = {}
         self._parameter_values: dict[tuple[str, int, str, int], Array] = {}
         self.decoded_maps: dict[bytes, Any] = {}
-        self.trace = setup.trace
-        self.watch: Callable[[Split, int], None] | None = None
         raw = np.zeros(setup.program.param_bytes + 128, np.uint8)
         skip = -address_of(raw) % 128
         self._parameters: Array = raw[skip : skip + max(setup.program.param_bytes, 1)]
@@ -120,8 +119,6 @@ class GridLaunch:
 
     def run(self) -> None:
         """Run the whole grid. Raises what the scheduler raises."""
-        if self.trace is not None:
-            self.trace.begin(self)
         with np.errstate(all="ignore"):
             self.admit()
             self.scheduler.run()
@@ -159,8 +156,7 @@ class GridLaunch:
         cluster = new_cluster(self, origin, len(self.started))
         self.resident.append(cluster)
         self.started.append(origin)
-        if self.setup.observe is not None:
-            cluster.observer = self.setup.observe(self, cluster)
+        cluster.events = combined(self.setup.observe(self, cluster))
         start(cluster)
         return True
 
@@ -245,8 +241,7 @@ def start(cluster: Cluster) -> None:
             block.live_warps += 1
             block.live_threads += int(np.count_nonzero(warp.alive))
             block.launch.scheduler.add(warp.split)
-            if block.launch.trace is not None:
-                block.launch.trace.warp_begins(warp)
+            warp.events.warp_started(warp)
 
 
 def _shared_memory(launch: Launch) -> Array:

@@ -62,7 +62,7 @@ def _ranges(lines: set[int]) -> str:
 
 
 class Recorder:
-    """Records for a while where the warps of a launch are: a ``watch`` of the scheduler."""
+    """Records for a while which segments the warps of a launch run."""
 
     def __init__(self, splits: Iterable[Split]) -> None:
         """splits: compared with their present states, to find out whether they return to them."""
@@ -74,7 +74,7 @@ class Recorder:
         self._visits: dict[Warp, dict[tuple[Program, int], int]] = {}
         self._steps = 0
 
-    def watch(self, split: Split, pc: int) -> None:
+    def segment_begins(self, split: Split, pc: int) -> None:
         """Note that a split begins a segment."""
         self._steps += 1
         visits = self._visits.setdefault(split.warp, {})

@@ -37,7 +37,7 @@ class Region:
         self.size = int(data.size)
         self.end = base + self.size
         self._views: dict[str, Array] = {}
-        #: What the hazard layer knows of a global buffer; None while nobody writes it.
+        #: What hazard checks know of a global buffer (hazards.global_memory); None while nobody writes it.
         self.shadow: Any = None
 
     def view(self, code: str) -> Array:

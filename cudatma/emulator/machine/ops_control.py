@@ -211,7 +211,7 @@ def no_effect(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("griddepcontrol")
 def griddepcontrol(e: SegmentWriter, i: Instruction) -> None:
-    """Launches run one after the other here: the launch before is done. The hazard layer is notified of the wait."""
+    """Launches run one after the other here: the launch before is done. Observers are notified of the wait."""
     e.need(i.parts[1] in ("wait", "launch_dependents"), "unknown form of griddepcontrol")
     e.line("sync.grid_wait(w)" if i.parts[1] == "wait" else "pass")
 

@@ -15,7 +15,7 @@ from cudatma.emulator.arithmetic.numeric import canon
 from cudatma.emulator.arithmetic.ops_integer import kind
 from cudatma.emulator.machine.state import FULL
 from cudatma.emulator.ptx.model import Imm, Instruction, Pair, Reg, Sink
-from cudatma.emulator.ptx.types import LANES, NUMPY, Array
+from cudatma.emulator.ptx.types import LANES, NUMPY, Array, lane_bits
 from cudatma.emulator.ptx.writer import RUNTIME, SegmentWriter, emitter, runtime
 
 _LANE = np.arange(LANES, dtype=np.int64)
@@ -125,7 +125,7 @@ def vote(e: SegmentWriter, i: Instruction) -> None:
 def cast_votes(mode: str, votes: Array, groups: tuple[Array, ...]) -> Array:
     """A vote of each group."""
     if mode == "ballot":
-        return _by_group(groups, "u32", lambda lanes: bits_of(votes & lanes))
+        return _by_group(groups, "u32", lambda lanes: lane_bits(votes & lanes))
 
     def result(lanes: Array) -> bool:
         cast = votes[lanes]
@@ -136,11 +136,6 @@ def cast_votes(mode: str, votes: Array, groups: tuple[Array, ...]) -> Array:
     return _by_group(groups, "pred", result)
 
 
-def bits_of(mask: Array) -> int:
-    """A lane mask as a 32-bit integer."""
-    return int(np.packbits(mask, bitorder="little").view(np.uint32)[0])
-
-
 @emitter("activemask")
 def activemask(e: SegmentWriter, i: Instruction) -> None:
     e.dst(i.operands[0], f"active_bits({e.mask})", "u32")
@@ -148,7 +143,7 @@ def activemask(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def active_bits(mask: Array | None) -> Array:
-    return np.full(LANES, 0xFFFFFFFF if mask is None else bits_of(mask), np.uint32)
+    return np.full(LANES, 0xFFFFFFFF if mask is None else lane_bits(mask), np.uint32)
 
 
 @emitter("match")
@@ -167,7 +162,7 @@ def match(e: SegmentWriter, i: Instruction) -> None:
 def find_matches(value: Array, groups: tuple[Array, ...], every: bool) -> tuple[Array, Array]:
     """match.any: lanes with the same value; match.all: all lanes where they agree, else none, and a predicate."""
     if every:
-        found = _by_group(groups, "u32", lambda lanes: bits_of(lanes) * int(np.unique(value[lanes]).size == 1))
+        found = _by_group(groups, "u32", lambda lanes: lane_bits(lanes) * int(np.unique(value[lanes]).size == 1))
         return found, found != 0
     found = np.zeros(LANES, np.uint32)
     for lanes in groups:

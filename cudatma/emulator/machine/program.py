@@ -129,6 +129,7 @@ class Image:
         self._programs: dict[str, Program] = {}
         self._checked: set[str] = set()
         self._reachable: dict[str, list[str]] = {}
+        self._opcodes: dict[str, frozenset[str]] = {}
         self._layouts: dict[str, tuple[dict[str, int], int]] = {}
         self._numbers = {name: 16 + 16 * k for k, name in enumerate(module.functions)}
         placed = [v for v in module.variables.values() if v.space in ("global", "const")]
@@ -209,6 +210,14 @@ class Image:
                         todo.append(called)
         self._reachable[name] = seen
         return seen
+
+    def opcodes(self, entry: str) -> frozenset[str]:
+        """Return the opcodes of all instructions that an entry reaches."""
+        found = self._opcodes.get(entry)
+        if found is None:
+            bodies = (self.module.functions[name].body for name in self.reachable(entry))
+            found = self._opcodes[entry] = frozenset(instruction.opcode for body in bodies for instruction in body)
+        return found
 
     def reads(self, entry: str, register: str) -> bool:
         """Whether a kernel, or what it calls, reads a special register whose name begins with ``register``."""

@@ -89,9 +89,8 @@ def _rounded(registers: int) -> int:
 def set_registers(w: Warp, at: int, count: int, is_inc: bool) -> bool:
     """setmaxnreg, by a whole warp: True while it has to wait for registers."""
     launch, block = w.launch, w.block
-    observer = block.cluster.observer
-    if observer is not None and not w.async_state.pop("waits_for_registers", False):
-        observer.registers_set(w, at, count, is_inc)
+    if not w.async_state.pop("waits_for_registers", False):
+        w.events.registers_set(w, at, count, is_inc)
     pool: RegisterPool | None = block.register_pool
     if pool is None:
         start = start_of(launch)

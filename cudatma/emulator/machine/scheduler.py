@@ -39,8 +39,6 @@ SPIN = 200
 class Grid(Protocol):
     """What the scheduler asks of the launch that it runs."""
 
-    trace: Any
-    watch: Callable[[Split, int], None] | None
     resident: list[Any]
 
     def admit(self) -> bool: ...
@@ -91,9 +89,8 @@ class Scheduler:
         self._stall = Stall()
         self.has_stalled = False
         self._starved = 0
-        #: The recording that runs while nothing happens, and the watch that it replaces.
+        #: The recording that runs while nothing happens.
         self._recorder: Recorder | None = None
-        self._watched_by: Callable[[Split, int], None] | None = None
         self._next_look, self._look_period = LOOK_PERIOD, LOOK_PERIOD
         self._idle_progress, self._released_at = -1, -1
         #: Whether the step limit has been met.
@@ -116,8 +113,7 @@ class Scheduler:
         split.warp.guard = None
         self.ready.remove(split)
         self.blocked[id(split)] = split
-        if self.launch.trace is not None:
-            self.launch.trace.blocked(split, reason)
+        split.warp.events.blocked(split, reason)
         return BLOCK
 
     def wake(self, waiters: list[Split]) -> None:
@@ -128,8 +124,7 @@ class Scheduler:
                 split.waits_for = None
                 split.polls = 0
                 self.ready.append(split)
-                if self.launch.trace is not None:
-                    self.launch.trace.woken(split)
+                split.warp.events.woken(split)
         waiters.clear()
 
     def poll(self, split: Split) -> None:
@@ -246,10 +241,7 @@ class Scheduler:
 
     def _record(self, recorder: Recorder | None) -> None:
         """Start a recording, or end the running one with None."""
-        if self._recorder is None:
-            self._watched_by = self.launch.watch
         self._recorder = recorder
-        self.launch.watch = self._watched_by if recorder is None else recorder.watch
 
     def _help_pollers(self) -> None:
         """Do what may end the polling of all that are ready."""
@@ -333,11 +325,12 @@ class Scheduler:
         is_whole = is_whole or self.in_order or self.most_delayed
         self._may_switch = not is_whole
         slice_steps = 4096 if is_whole else 1 + int(self.random.expovariate(0.03))
+        begins = warp.events.segment_begins
         if self._recorder is not None:
             slice_steps = min(slice_steps, RECORD_SLICE)
+            begins = self._recorder.segment_begins
         self.is_polling = False
         polls = split.polls
-        watch = self.launch.watch
         for _ in range(slice_steps):
             self.steps += 1
             pc = split.pc
@@ -345,8 +338,7 @@ class Scheduler:
                 function = program.full[pc] or program.compile_full(pc)
             else:
                 function = program.masked[pc] or program.compile_masked(pc)
-            if watch is not None:
-                watch(split, pc)
+            begins(split, pc)
             following = function(warp, registers, split.mask)
             if following < 0:
                 if following == SWITCH and self.steps <= self.step_limit:

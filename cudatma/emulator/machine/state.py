@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from cudatma.emulator.errors import EmulatorError, TrapError
+from cudatma.emulator.machine.events import UNOBSERVED, Observer
 from cudatma.emulator.machine.memory import LOCAL_WINDOW, PARAM_START, RANK_SHIFT, SHARED_START, SHARED_WINDOW, Region
 from cudatma.emulator.machine.program import Program
-from cudatma.emulator.machine.protocols import Dim, Launch, Observer
+from cudatma.emulator.machine.protocols import Dim, Launch
 from cudatma.emulator.ptx.types import LANES, Array
 
 #: What a segment returns when its split stays where it is, or when the warp's splits have changed.
@@ -107,7 +108,7 @@ class Warp:
     def __init__(self, block: Block, index: int, program: Program, special: dict[str, Array]) -> None:
         """special: name of a special register -> (32,) vector."""
         self.block, self.index, self.special = block, index, special
-        self.launch = block.launch
+        self.launch, self.events = block.launch, block.cluster.events
         self.alive: Array = FULL if LANES * (index + 1) <= block.threads else _LANES + LANES * index < block.threads
         self.carry: Array = ~FULL
         #: End of what alloca has taken of local memory; frames of calls begin after it.
@@ -117,7 +118,7 @@ class Warp:
         self.part_meetings = 0
         #: Whether lanes have left a join because the rest polled.
         self.is_parted = False
-        #: Lanes whose guard holds, while a guarded instruction runs of which the hazard layer is notified.
+        #: Lanes whose guard holds, while a guarded instruction runs that observers are notified of.
         self.guard: Array | None = None
         #: (instruction, value) of the last strong load: one that finds the same again is spinning.
         self.looked: tuple[int, bytes] | None = None
@@ -248,13 +249,13 @@ class ClusterBarrier:
 
 
 class Cluster:
-    """CTAs that may reach each other's shared memory. observer: the hazard layer, or None."""
+    """CTAs that may reach each other's shared memory. events: what observes them."""
 
     def __init__(self, launch: Launch, number: int) -> None:
         self.launch, self.number = launch, number
         self.barrier = ClusterBarrier()
         self.blocks: list[Block] = []
-        self.observer: Observer | None = None
+        self.events: Observer = UNOBSERVED
 
     @property
     def is_done(self) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from cudatma.emulator.errors import TrapError
 from cudatma.emulator.machine.state import Block, Cluster, NamedBarrier, Warp
-from cudatma.emulator.ptx.types import LANES, Array
+from cudatma.emulator.ptx.types import LANES, Array, lane_bits
 from cudatma.emulator.ptx.writer import RUNTIME, runtime
 
 
@@ -55,25 +55,19 @@ def _join(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -
         raise TrapError(f"barrier {index}; a block has 0..15")
     barrier = w.block.barriers[index]
     w.meetings += 1
-    observer = w.block.cluster.observer
-    if observer is not None:
-        if aligned and not (here == w.alive).all():
-            observer.report(
-                "divergent_barrier",
-                w,
-                at,
-                f"bar.sync {index} is executed by {_lanes(here)} alone, and not by other lanes of the warp",
-            )
-        observer.barrier_arrive(w, barrier)
+    if aligned and not (here == w.alive).all():
+        message = f"bar.sync {index} is executed by {_lanes(here)} alone, and not by other lanes of the warp"
+        w.events.violation("divergent_barrier", w, at, message)
+    w.events.barrier_arrived(w, barrier)
     # "The arrival count is incremented by the warp size, not the number of active threads in the warp."
     threads = int((w.alive if aligned else here).sum())
     expected = None if count is None else int(count[lane])
     if expected is not None and expected % LANES:
         raise TrapError(f"bar.sync {index} for {expected} threads; a multiple of 32 is needed")
     others = barrier.expected if barrier.arrived else None
-    if observer is not None and expected is not None and others is not None and expected != others:
+    if expected is not None and others is not None and expected != others:
         message = f"barrier {index} is used with {expected} threads, other warps gave {others} in the same phase"
-        observer.report("barrier_count", w, at, message)
+        w.events.violation("barrier_count", w, at, message)
     if expected is not None:
         barrier.expected = expected
         threads = LANES if aligned else threads
@@ -92,9 +86,7 @@ def complete_named(block: Block, barrier: NamedBarrier) -> bool:
     if barrier.arrived < expected or barrier.arrived == 0:
         return False
     barrier.arrived, barrier.expected = 0, None
-    observer = block.cluster.observer
-    if observer is not None:
-        observer.barrier_complete(barrier, [s.warp for s in barrier.waiters])
+    block.cluster.events.barrier_completed(barrier, [split.warp for split in barrier.waiters])
     results = _reduced(barrier)
     for split in barrier.waiters:
         split.token = results if results is not None else True
@@ -152,16 +144,6 @@ def named_reduce(
 Group = tuple[int, Array]
 
 
-def lanes_of(bits: int) -> Array:
-    """The lanes of a 32-bit mask as (32,) bool."""
-    lanes: Array = np.unpackbits(np.array([bits], "<u4").view(np.uint8), bitorder="little").view(bool)
-    return lanes
-
-
-def _bits(mask: Array) -> int:
-    return int(np.packbits(mask, bitorder="little").view(np.uint32)[0])
-
-
 def groups_of(members: Array, here: Array) -> list[Group]:
     """Divide the lanes that are here by their member masks."""
     first = int(members[here.argmax()])
@@ -176,25 +158,21 @@ def meet(w: Warp, at: int, what: str, groups: list[Group]) -> None:
     Reports a mask that lacks lanes which execute the instruction, or that names live lanes which do not. [PTX ISA,
     shfl.sync: undefined if the executing thread is not in the membermask]
     """
-    alive = _bits(w.alive)
-    observer = w.block.cluster.observer
+    alive = lane_bits(w.alive)
     named = {bits & alive for bits, _ in groups}
     if alive in named:
         w.meetings += 1
     else:
         w.part_meetings += 1
-        if observer is not None:
-            observer.some_met(w, named)
-    if observer is None:
-        return
+        w.events.lanes_met(w, named)
     for bits, lanes in groups:
-        here = _bits(lanes)
+        here = lane_bits(lanes)
         if outside := here & ~bits:
             message = f"lanes {outside:#x} execute {what}, whose mask does not name them"
-            observer.report("divergent_warp", w, at, message)
+            w.events.violation("divergent_warp", w, at, message)
         if missing := bits & alive & ~here:
             message = f"{what} names lanes {missing:#x}, which do not execute it with the mask {bits:#x}"
-            observer.report("divergent_warp", w, at, message)
+            w.events.violation("divergent_warp", w, at, message)
 
 
 @runtime
@@ -211,20 +189,19 @@ def check_whole_warp(w: Warp, at: int, mask: Array | None, what: str) -> None:
 
     Products and matrix loads and stores are undefined, too, where a thread of the warp has exited.
     """
-    observer = w.block.cluster.observer
     here = w.split.mask if mask is None else mask
-    if observer is None or here.all():
+    if here.all():
         return
-    missing = _bits(w.alive & ~here)
+    missing = lane_bits(w.alive & ~here)
     exited = np.arange(LANES * w.index, LANES * (w.index + 1)) < w.block.threads
     exited &= ~w.alive
     if missing:
         message = f"{what} is for all threads of a warp, and lanes {missing:#x} do not execute it"
     elif what.startswith(("mma", "wmma", "ldmatrix", "stmatrix", "movmatrix")) and exited.any():
-        message = f"{what} is for all threads of a warp, and lanes {_bits(exited):#x} have left the kernel"
+        message = f"{what} is for all threads of a warp, and lanes {lane_bits(exited):#x} have left the kernel"
     else:
         return
-    observer.report("divergent_warp", w, at, message)
+    w.events.violation("divergent_warp", w, at, message)
 
 
 def cluster_arrive(w: Warp, at: int, release: bool) -> None:
@@ -234,11 +211,10 @@ def cluster_arrive(w: Warp, at: int, release: bool) -> None:
     here, phases = executing(w), _cluster_phases(w)
     twice = here & (phases >= 0)
     arrived[w.agent] = arrived.get(w.agent, 0) + int((here & (phases < cluster.barrier.phase)).sum())
-    if cluster.observer is not None:
-        if twice.any():
-            message = f"{_lanes(twice)} of the warp arrived before and did not execute barrier.cluster.wait since"
-            cluster.observer.report("arrival_overflow", w, at, message)
-        cluster.observer.cluster_arrive(w, release)
+    if twice.any():
+        message = f"{_lanes(twice)} of the warp arrived before and did not execute barrier.cluster.wait since"
+        w.events.violation("arrival_overflow", w, at, message)
+    w.events.cluster_arrived(w, release)
     phases[here] = cluster.barrier.phase
     complete_cluster(cluster)
 
@@ -260,8 +236,7 @@ def complete_cluster(cluster: Cluster) -> None:
                 return
     barrier.arrived.clear()
     barrier.phase += 1
-    if cluster.observer is not None:
-        cluster.observer.cluster_complete()
+    cluster.events.cluster_completed()
     cluster.launch.scheduler.wake(barrier.waiters)
 
 
@@ -273,8 +248,7 @@ def cluster_wait(w: Warp, at: int, acquire: bool) -> bool:
         raise TrapError("barrier.cluster.wait without barrier.cluster.arrive")
     if cluster.barrier.phase > phases[here].max():
         phases[here] = -1
-        if cluster.observer is not None:
-            cluster.observer.cluster_acquire(w)
+        w.events.cluster_waited(w)
         return False
     cluster.barrier.waiters.append(w.split)
     cluster.launch.scheduler.block(w.split, ClusterWait(cluster, at))
@@ -291,9 +265,7 @@ def lanes_ended(block: Block) -> None:
 
 def grid_wait(w: Warp) -> None:
     """griddepcontrol.wait: the grid before this one has ended and its writes are visible."""
-    observer = w.block.cluster.observer
-    if observer is not None:
-        observer.globals.grid_waited(w)
+    w.events.grid_waited(w)
 
 
 RUNTIME["sync"] = sys.modules[__name__]

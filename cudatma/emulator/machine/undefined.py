@@ -61,11 +61,9 @@ def track(w: Warp, at: int, mask: Array, spared: tuple[Array | None, ...] | None
     found &= mask
     parts = instruction.parts
     if found.any() and parts[0] in _EFFECTS and parts[1:2] != ("param",):
-        observer = w.block.cluster.observer
-        if observer is not None:
-            line = frame.program.instruction(frame.undefined_at).line
-            text = f"uses an undefined value: the shuffle at PTX line {line} read a non-participating lane"
-            observer.report("uninitialised_register", w, at, text)
+        line = frame.program.instruction(frame.undefined_at).line
+        text = f"uses an undefined value: the shuffle at PTX line {line} read a non-participating lane"
+        w.events.violation("uninitialised_register", w, at, text)
         found = np.zeros_like(mask)
     if found.any() and parts[0] in _COLLECTIVE:
         found = mask

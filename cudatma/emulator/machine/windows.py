@@ -38,9 +38,7 @@ def _local_offsets(w: Warp, at: int, addresses: Array, size: int, mask: Array | 
     if int(inside.min()) < 0 or int(inside.max()) + size > w.local_bytes:
         check_window(w, at, int(inside.max()), "an address of the .local state space, from cvta.to.local")
         message = f"local access of {counted(size, 'byte')} at {int(inside.max()):#x}, {w.local_bytes} bytes are there"
-        observer = w.block.cluster.observer
-        if observer is not None:
-            observer.report("out_of_bounds", w, at, message)
+        w.events.violation("out_of_bounds", w, at, message)
         trap(w, at, message)
     return inside + lanes * w.local_bytes
 

@@ -45,6 +45,22 @@ def unwritten(code: str) -> Array:
     return found
 
 
+def lane_bits(mask: Array) -> int:
+    """Return a lane mask as an integer."""
+    return int(np.packbits(mask, bitorder="little").view(np.uint32)[0])
+
+
+def lane_mask(bits: int) -> Array:
+    """Return an integer's lanes as (32,) bool."""
+    lanes: Array = np.unpackbits(np.array([bits], "<u4").view(np.uint8), bitorder="little").view(bool)
+    return lanes
+
+
+def active_lanes(mask: Array | None) -> list[int]:
+    """Return the numbers of the lanes of a mask; None: all."""
+    return list(range(LANES)) if mask is None else np.flatnonzero(mask).tolist()
+
+
 def is_unwritten(vector: Array) -> bool:
     """Whether a register's vector, or its view in another type, is what no instruction has written."""
     if vector.flags.writeable:

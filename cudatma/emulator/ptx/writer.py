@@ -84,7 +84,7 @@ def storage_classes(flow: Flow) -> list[str]:
     ]
 
 
-#: Events of which the hazard layer is notified, with the lanes that the guard enables.
+#: Opcodes whose observers see the lanes that the guard enables.
 _WATCHED = {
     *("ld", "st", "atom", "red", "mbarrier", "cp", "fence", "membar", "griddepcontrol", "bar", "barrier", "tensormap"),
 }

@@ -17,7 +17,7 @@ from cudatma.emulator.arithmetic.conversions import from_ue8m0, values
 from cudatma.emulator.arithmetic.numeric import canon, canon16
 from cudatma.emulator.machine import access
 from cudatma.emulator.machine.state import Warp
-from cudatma.emulator.ptx.types import LANES, Array, is_unwritten
+from cudatma.emulator.ptx.types import LANES, Array
 from cudatma.emulator.ptx.writer import RUNTIME
 from cudatma.emulator.tensor_core import fragments
 
@@ -42,10 +42,8 @@ def ldmatrix(w: Warp, at: int, addresses: Array, count: int, form: str) -> Array
     the latter two with "square." in front for m16n16."""
     is_square = form.startswith("square")
     block, offsets = _rows(w, at, addresses, (16 if is_square else 8) * count)
-    observer = w.block.cluster.observer
-    if observer is not None:
-        observer.generic_read(w, at, block, offsets, ROW_BYTES, "", True)
-        observer.matrices_read(w, at, block, offsets)
+    w.events.shared_read(w, at, block, offsets, ROW_BYTES, "", True)
+    w.events.matrices_read(w, at, block, offsets)
     rows = block.shared.data[offsets[:, None] + _BYTES]
     source = form.removeprefix("square.")
     if source in ("b4x16_p64", "b6x16_p32"):
@@ -59,9 +57,8 @@ def stmatrix(w: Warp, at: int, addresses: Array, registers: tuple[Array, ...], f
     stacked = np.stack(registers)
     rows = fragments.store_byte_rows(stacked) if form == "bytes" else fragments.store_rows(stacked, form == "trans")
     data, places = block.shared.data, offsets[:, None] + _BYTES
-    observer = w.block.cluster.observer
-    if observer is not None:  # the lanes met before it, not after it
-        observer.generic_write(w, at, block, offsets, ROW_BYTES, "", same=lambda: bool((data[places] == rows).all()))
+    # Not together: the lanes meet before it, not after it.
+    w.events.shared_write(w, at, block, offsets, ROW_BYTES, "", False, lambda: bool((data[places] == rows).all()))
     data[places] = rows
 
 
@@ -72,13 +69,9 @@ def movmatrix(register: Array) -> Array:
 
 
 def mma_traced(w: Warp, at: int, *operands: Any) -> Array:
-    """mma(), seen by the trace and by the observer; the lanes of the warp meet here."""
+    """Compute mma() and notify observers; the lanes of the warp meet here."""
     w.meetings += 1
-    observer = w.block.cluster.observer
-    if observer is not None and any(map(is_unwritten, operands[3])):
-        observer.report("uninitialised_register", w, at, "an mma adds to an accumulator that nothing has written")
-    if w.launch.trace is not None:
-        w.launch.trace.instant(w, at, "mma")
+    w.events.mma_computed(w, at, "mma", operands[3])
     return mma(*operands)
 
 

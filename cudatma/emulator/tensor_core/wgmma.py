@@ -16,7 +16,7 @@ import numpy as np
 from cudatma.emulator.machine import access
 from cudatma.emulator.machine.memory import SHARED_START
 from cudatma.emulator.machine.state import Warp
-from cudatma.emulator.ptx.types import Array, is_unwritten
+from cudatma.emulator.ptx.types import Array
 from cudatma.emulator.ptx.writer import RUNTIME
 from cudatma.emulator.tensor_core import fragments
 from cudatma.emulator.tensor_core.mma import Mma, product_of
@@ -120,9 +120,7 @@ def read_matrix(
             f"a wgmma matrix descriptor (start {start:#x}, leading {descriptor.leading}, stride {descriptor.stride}, "
             f"{descriptor.mode.label}) reaches outside of the block's {shared.size} bytes of shared memory"
         )
-        observer = w.block.cluster.observer
-        if observer is not None:
-            observer.report("out_of_bounds", w, at, message)
+        w.events.violation("out_of_bounds", w, at, message)
         access.trap(w, at, message)
     rows = shared.data[: shared.size - shared.size % CHUNK].reshape(-1, CHUNK)[offsets // CHUNK]
     flat = np.ascontiguousarray(rows).reshape(rows.shape[0], -1)
@@ -149,33 +147,27 @@ def mma_async(
     _, n, k = form.shape
     stored = k // 2 if form.sparse else k
     d_kind, a_kind, b_kind, _ = form.kinds
-    observer = w.block.cluster.observer
     if not w.split.mask.all():
         access.trap(w, at, "wgmma by a part of a warp")
     if w.block.warp_count - 4 * (w.index // 4) < 4:
         access.trap(w, at, "wgmma by a warpgroup of fewer than four warps")
     b_bits = int(b[0])
     right, b_chunks = read_matrix(w, at, b_bits, 0, n, k, b_kind, transposes[1])
-    reads = [(b_bits, b_chunks, n, k, transposes[1])]
+    group = w.async_state.get("wgmma", 0)
+    element_bits = fragments.ELEMENT_BITS[a_kind]
+    operands = [(b_bits, b_chunks, (n, k * element_bits // 8, transposes[1]))]
     if isinstance(a, tuple):
         left = fragments.gather_a(a, WARP_ROWS, stored, a_kind)
     else:
         a_bits = int(np.asarray(a)[0])
         first = WARP_ROWS * (w.index % 4)
         left, a_chunks = read_matrix(w, at, a_bits, first, WARP_ROWS, stored, a_kind, transposes[0])
-        reads.append((a_bits, a_chunks, WARPS * WARP_ROWS, stored, transposes[0]))
-    if observer is not None:
-        for position, (bits, offsets, extent, depth, mn_major) in enumerate(reads):
-            observer.wgmma_read(w, at, offsets)
-            if observer.is_new_operand(w, at, bits, position, offsets):
-                operand = operand_of(bits, extent, depth * fragments.ELEMENT_BITS[a_kind] // 8, mn_major)
-                if operand.places.min() >= 0 and operand.places.max() + CHUNK <= w.block.shared.size:
-                    observer.descriptor_used(w, at, operand)
-        observer.wgmma_issued(w, at, (scale_d, b) if isinstance(a, tuple) else (scale_d, b, np.asarray(a)))
-        if scale_d[0] and any(map(is_unwritten, d)):
-            observer.report("uninitialised_register", w, at, "a wgmma adds to an accumulator that nothing has written")
-    if w.launch.trace is not None:
-        w.launch.trace.instant(w, at, "wgmma")
+        shape = WARPS * WARP_ROWS, stored * element_bits // 8, transposes[0]
+        operands.append((a_bits, a_chunks, shape))
+    for position, (bits, offsets, shape) in enumerate(operands):
+        w.events.wgmma_operand(w, at, position, bits, offsets, shape, group)
+    w.events.wgmma_issued(w, at, (scale_d, b) if isinstance(a, tuple) else (scale_d, b, np.asarray(a)))
+    w.events.mma_computed(w, at, "wgmma", d if scale_d[0] else ())
     if metadata is not None:
         left = fragments.expand_sparse(left, *metadata, a_kind)
     total = sign * product_of(left, right.T, form.logic)
@@ -189,9 +181,7 @@ def mma_async(
 def fence(w: Warp, at: int) -> None:
     """wgmma.fence: orders register and shared-memory accesses before the wgmmas that follow."""
     w.meetings += 1
-    observer = w.block.cluster.observer
-    if observer is not None:
-        observer.wgmma_fence(w, at)
+    w.events.wgmma_fenced(w)
 
 
 @dataclass(slots=True)
@@ -216,9 +206,7 @@ def commit(w: Warp, at: int) -> None:
     """wgmma.commit_group."""
     w.meetings += 1
     w.async_state["wgmma"] = w.async_state.get("wgmma", 0) + 1
-    observer = w.block.cluster.observer
-    if observer is not None:
-        observer.wgmma_commit(w, at)
+    w.events.wgmma_committed(w)
     for other in warpgroup(w):
         waiting = other.async_state.get("wgmma_waiters")
         if waiting:
@@ -236,9 +224,7 @@ def wait(w: Warp, at: int, newest: int) -> bool:
         w.async_state.setdefault("wgmma_waiters", []).append(w.split)
         w.launch.scheduler.block(w.split, GroupWait(at, number))
         return True
-    observer = w.block.cluster.observer
-    if observer is not None:
-        observer.wgmma_wait(w, at, newest, group)
+    w.events.wgmma_waited(w, at, number, group)
     return False
 
 

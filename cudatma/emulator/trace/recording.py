@@ -1,6 +1,6 @@
 """What happened when in one schedule: copies in flight, waits, barrier phases, products.
 
-The machine tells a Recording what happens. Time is the scheduler's step counter.
+A Recording is one of the observers of each cluster, the last one. Time is the scheduler's step counter.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from typing import Any
 
 from cudatma.emulator.async_copy.groups import Group
 from cudatma.emulator.async_copy.mbarrier import MBarrier
+from cudatma.emulator.machine.events import Copy, Observer
 from cudatma.emulator.machine.protocols import Dim, Launch
-from cudatma.emulator.machine.state import Block, Split, Warp
+from cudatma.emulator.machine.state import Split, Warp
+from cudatma.emulator.ptx.types import Array
 
+#: Copies that are recorded, and not the few bytes of st.async and the like.
+_COPIES = ("cp.async", "cp.async.bulk", "cp.async.bulk.tensor")
 #: More events than this are dropped; a trace is for looking at.
 MAX_EVENTS = 200_000
 
@@ -47,7 +51,7 @@ class Event:
     tensor_map: int = 0
 
 
-class Recording:
+class Recording(Observer):
     """Keeps the events of the last schedule that ran, or of the first one that showed a hazard.
 
     kernel, schedule, seed: which run it was. steps: how long it took. events: in the order in which they began.
@@ -61,6 +65,7 @@ class Recording:
         self._waits: dict[Split, Event] = {}
         self._products: dict[Warp, Event] = {}
         self._groups: dict[Group, Event] = {}
+        self._copies: dict[Copy, Event] = {}
         self._lives: dict[Warp, Event] = {}
         self._phase_begin: dict[tuple[Dim, int], int] = {}
 
@@ -69,14 +74,14 @@ class Recording:
         """Length of the run so far."""
         return int(self._clock.steps) if self._clock is not None else 0
 
-    # ---- what the machine tells
-
     def begin(self, launch: Launch) -> None:
-        """A schedule starts: forget the one before."""
+        """Start to record a schedule, and forget the one before."""
         self.kernel, self._clock = launch.program.function.name, launch.scheduler
         self.schedule, self.seed = launch.scheduler.schedule, launch.scheduler.seed
         self.dropped = 0
-        for kept in (self.events, self._waits, self._products, self._groups, self._lives, self._phase_begin):
+        for kept in (
+            *(self.events, self._waits, self._products, self._groups, self._copies, self._lives, self._phase_begin),
+        ):
             kept.clear()
 
     def _add(self, event: Event) -> Event:
@@ -87,53 +92,67 @@ class Recording:
         return event
 
     def _at(self, kind: str, name: str, w: Warp, at: int) -> Event:
-        """An event at an instruction of a warp."""
+        """Add an event at an instruction of a warp."""
         program = w.split.frame.program
         instruction = program.instruction(at)
         event = Event(kind, name, w.block.index, w.index, self.steps, line=instruction.line)
         event.source = program.module.source_of(instruction)
         return self._add(event)
 
-    def copy_begins(
-        self, w: Warp, at: int, block: Block, offset: int, size: int, barrier: MBarrier, tensor_map: int = 0
-    ) -> Event:
-        """An asynchronous copy into a CTA's shared memory is issued; ended() says when it has landed."""
-        event = self._at("copy", f"{size} bytes", w, at)
-        event.issuer, event.block = (w.block.index, w.index), block.index
-        event.offset, event.size_bytes = offset, size
-        event.barrier, event.phase, event.tensor_map = barrier.offset, barrier.phase, tensor_map
+    # ---- copies
+
+    def copy_issued(self, copy: Copy) -> None:
+        if copy.what in _COPIES:
+            self._copies[copy] = self._group(copy) if copy.group is not None else self._copy(copy)
+
+    def _copy(self, copy: Copy) -> Event:
+        if copy.box is not None:
+            first, size = copy.destination, copy.box.expected_bytes
+        else:
+            first, size = int(copy.offsets[0]), copy.offsets.size * copy.size
+        event = self._at("copy", f"{size} bytes", copy.w, copy.at)
+        event.issuer, event.block = (copy.w.block.index, copy.w.index), copy.block.index
+        event.offset, event.size_bytes = first, size
+        event.barrier, event.phase, event.tensor_map = copy.barrier.offset, copy.phase, copy.map_address
         return event
 
-    def cp_async_begins(self, w: Warp, at: int, offset: int, size: int, group: Group) -> Event:
-        """A cp.async of a group is issued; ended() says when it has landed. The group's are one event."""
-        event = self._groups.get(group)
+    def _group(self, copy: Copy) -> Event:
+        """Return the event of a cp.async: its group's."""
+        event = self._groups.get(copy.group)
         if event is None:
-            event = self._groups[group] = self._at("cp.async", "cp.async group", w, at)
-            event.issuer, event.offset, event.count = (w.block.index, w.index), offset, 0
+            event = self._groups[copy.group] = self._at("cp.async", "cp.async group", copy.w, copy.at)
+            event.issuer, event.offset = (copy.w.block.index, copy.w.index), int(copy.offsets.min())
+            event.count = 0
         event.count += 1
-        event.size_bytes += size
+        event.size_bytes += copy.offsets.size * copy.size
         return event
 
-    def store_begins(self, w: Warp, at: int, block: Block, offset: int, size: int) -> Event:
-        """An asynchronous store or reduction out of a CTA's shared memory is issued."""
-        event = self._at("store", f"{size} bytes", w, at)
-        event.issuer, event.offset, event.size_bytes = (w.block.index, w.index), offset, size
-        return event
+    def store_issued(self, store: Copy) -> None:
+        size = store.offsets.size * store.size
+        event = self._copies[store] = self._at("store", f"{size} bytes", store.w, store.at)
+        event.issuer, event.offset = (store.w.block.index, store.w.index), int(store.offsets.min())
+        event.size_bytes = size
 
-    def ended(self, event: Event) -> None:
-        """A copy or a store is complete; of a group, the last one so far."""
-        event.end = self.steps
+    def copy_landed(self, copy: Copy) -> None:
+        """End the event of a copy, or of its group for now."""
+        event = self._copies.pop(copy, None)
+        if event is not None:
+            event.end = self.steps
 
-    def phase(self, barrier: MBarrier) -> None:
-        """A barrier's phase ended."""
+    def store_landed(self, store: Copy) -> None:
+        self.copy_landed(store)
+
+    # ---- barriers, products, waits
+
+    def phase_ended(self, barrier: MBarrier) -> None:
         key = (barrier.block.index, barrier.offset)
         name, begin = f"phase {barrier.phase - 1}", self._phase_begin.get(key, 0)
         event = Event("phase", name, key[0], None, begin, self.steps, barrier.offset, barrier.phase - 1)
         self._phase_begin[key] = self.steps
         self._add(event)
 
-    def instant(self, w: Warp, at: int, name: str) -> None:
-        """A tensor-core instruction; those in a row, with no wait between them, are one event."""
+    def mma_computed(self, w: Warp, at: int, name: str, addends: tuple[Array, ...]) -> None:
+        """Record a tensor-core instruction; those in a row, with no wait between them, are one event."""
         event = self._products.get(w)
         if event is None or event.kind != name:
             event = self._products[w] = self._at(name, name, w, at)
@@ -141,15 +160,15 @@ class Recording:
         event.count += 1
         event.end = self.steps + 1
 
-    def acquired(self, w: Warp, at: int, barrier: MBarrier) -> None:
-        """A wait on a barrier passes: the warp goes on with what the phase before the present one brought."""
+    def mbarrier_acquired(self, w: Warp, at: int, barrier: MBarrier, order: str) -> None:
+        """Record that the warp goes on with what the phase before the present one brought."""
         self.woken(w.split)
         self._products.pop(w, None)
         event = self._at("acquire", "passes", w, at)
         event.end, event.barrier, event.phase = event.begin, barrier.offset, barrier.phase - 1
 
     def blocked(self, split: Split, reason: Any) -> None:
-        """A split begins to wait. One whose wait timed out, and that asks again, has not stopped waiting."""
+        """Record the start of a wait. A split whose wait timed out, and that asks again, has not stopped waiting."""
         w, barrier = split.warp, getattr(reason, "barrier", None)
         self._products.pop(w, None)
         offset = int(getattr(barrier, "offset", -1))
@@ -170,13 +189,12 @@ class Recording:
         if event is not None:
             event.end = self.steps
 
-    def warp_begins(self, w: Warp) -> None:
+    def warp_started(self, w: Warp) -> None:
         self._lives[w] = self._add(Event("warp", f"warp {w.index}", w.block.index, w.index, self.steps))
 
-    def warp_ends(self, w: Warp) -> None:
+    def warp_ended(self, w: Warp) -> None:
         if w in self._lives:
             self._lives[w].end = self.steps
 
-    def hazard(self, kind: str, block: Dim, warp: int) -> None:
-        """Something is wrong with what a warp just did."""
-        self._add(Event("hazard", kind, block, warp, self.steps, self.steps))
+    def hazard_found(self, kind: str, w: Warp) -> None:
+        self._add(Event("hazard", kind, w.block.index, w.index, self.steps, self.steps))

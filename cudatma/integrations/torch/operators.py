@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from cudatma.integrations.torch import fakes
-from cudatma.integrations.torch.weights import packed_weight
+from cudatma.integrations.torch.weights import known_weight
 from cudatma.kernels.attention.attention import attention, attention_varlen
 from cudatma.kernels.attention.decode import attention_decode
+from cudatma.kernels.engine import run
 from cudatma.kernels.gemm.gemm import gemm
-from cudatma.kernels.marlin.gemm import marlin_gemm
+from cudatma.kernels.marlin.gemm import MARLIN_GEMM as MARLIN
 
 _WEIGHT = "Tensor qweight, Tensor scales, Tensor? zeros, Tensor? perm"
 _MARLIN = f"Tensor x, {_WEIGHT}, Tensor? bias, SymInt k, SymInt n, int group_size, bool batch_invariant=False"
@@ -46,8 +47,8 @@ def register() -> None:
     library = torch.library.Library("cudatma", "FRAGMENT")
     gemm_schema = _GEMM.format(beta="", out_dtype="ScalarType? out_dtype=None, ")
     gemm_out_schema = _GEMM.format(beta="float beta=0.0, ", out_dtype="")
-    _define(library, "marlin_gemm", _MARLIN, _marlin_gemm, fakes.marlin_gemm)
-    _define(library, "marlin_gemm_out", f"{_MARLIN}, *{_OUT}", _marlin_gemm, fakes.into(fakes.marlin_gemm))
+    _define(library, "marlin_gemm", _MARLIN, marlin_gemm, fakes.marlin_gemm)
+    _define(library, "marlin_gemm_out", f"{_MARLIN}, *{_OUT}", marlin_gemm, fakes.into(fakes.marlin_gemm))
     _define(library, "gemm", gemm_schema, gemm, fakes.gemm)
     _define(library, "gemm_out", f"{gemm_out_schema}{_OUT}", gemm, fakes.gemm_out)
     for name, schema, function, fake in (
@@ -90,7 +91,7 @@ def _with_sides(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _marlin_gemm(
+def marlin_gemm(
     x: Any,
     qweight: Any,
     scales: Any,
@@ -103,8 +104,8 @@ def _marlin_gemm(
     batch_invariant: bool = False,
     out: Any = None,
 ) -> Any:
-    weight = packed_weight(qweight, scales, zeros, perm, k, n, group_size)
-    return marlin_gemm(x, weight, out, bias, batch_invariant=batch_invariant)
+    weight, launched = known_weight(qweight, scales, zeros, perm, k, n, group_size)
+    return run(MARLIN, (x, bias), out, (False, batch_invariant), None, None, launched, weight)
 
 
 register()

@@ -1,16 +1,17 @@
 """The PackedWeight of a weight's tensors: made at the first call, found at later ones, replaced if the tensors change.
 
-An operator gets tensors, and the kernels' launch plans belong to a PackedWeight. A table holds one for the address of
-qweight. It serves only tensors that are the same memory: the same storages, at the same places, of the same shapes,
-strides and dtypes, with the same version counters. The table keeps weak references to the storages: no other storage
-gets the address of one that is alive or weakly referenced. Entries whose storages were freed are removed.
+An operator gets tensors, and the kernels need a PackedWeight. A table holds one for the address of qweight. It serves
+tensors of the same shapes, strides and dtypes whose values were read from the same memory and have the same version
+counters. The values of qweight are not read: for it, the address suffices. The table keeps weak references to the
+storages: no other storage gets the address of one that is alive or weakly referenced. Entries whose storages were freed
+are removed.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,29 +23,49 @@ from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
 from cudatma.errors import ArgumentTypeError
 from cudatma.kernels.checks import check_gradient
 from cudatma.kernels.host import host_array
+from cudatma.kernels.marlin.gemm import weight_of
+from cudatma.kernels.operation import Weight
 from cudatma.kernels.workspace import refuse_in_capture
 from cudatma.library_streams import current_stream
 from cudatma.quantization import PackedWeight
 from cudatma.quantization.namespaces import bfloat16_view
 
 _ALIGNMENT = 16
-#: Address of qweight -> what of the tensors the weight depends on, the weight, and the storages. Without a lock, which
-#: a forked child could find locked, and so could a finalizer that calls forget().
-_known: dict[int, tuple[tuple[Any, ...], PackedWeight, tuple[StorageWeakRef, ...]]] = {}
+
+
+class _Known(NamedTuple):
+    """A weight, its arrays for a launch, and the facts and storages of the tensors that it was made of."""
+
+    facts: tuple[Any, ...]
+    weight: PackedWeight
+    launched: Weight
+    storages: tuple[StorageWeakRef, ...]
+
+
+#: Address of qweight -> weight. There is no lock: a forked child could find it locked, and so could a finalizer that
+#: calls forget().
+_known: dict[int, _Known] = {}
 
 
 def packed_weight(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, group_size: int) -> PackedWeight:
-    """The PackedWeight over a weight's tensors, which it does not copy; layout and dtypes as PackedWeight has them.
+    """Return the PackedWeight over a weight's tensors, which it does not copy; layout and dtypes as in PackedWeight.
 
     Inference tensors have no version counters: after changing them in place, call forget(). Raises what PackedWeight
-    raises for wrong shapes and values, ArgumentTypeError, ArgumentError where torch records a gradient of the scales,
-    and LaunchError where the weight is not known yet and the current stream is being captured, since the values have to
-    be read.
+    raises for wrong shapes and values, ArgumentTypeError, ArgumentError if torch records a gradient of the scales or if
+    memory is misaligned, and LaunchError if the weight is not known yet and the current stream is being captured,
+    because the values have to be read.
     """
+    return known_weight(qweight, scales, zeros, perm, k, n, group_size)[0]
+
+
+def known_weight(
+    qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: int, group_size: int
+) -> tuple[PackedWeight, Weight]:
+    """Return packed_weight(), and its arrays for a launch. Raises as packed_weight()."""
     if scales.requires_grad:
         check_gradient(scales, "scales", "marlin_gemm")
+    address = qweight.data_ptr()
     facts = (
-        qweight.untyped_storage()._cdata,
         qweight.shape,
         qweight.stride(),
         k,
@@ -59,17 +80,19 @@ def packed_weight(qweight: Any, scales: Any, zeros: Any, perm: Any, k: int, n: i
         None if zeros is None else _facts(zeros),
         None if perm is None else _facts(perm),
     )
-    known = _known.get(qweight.data_ptr())
-    if known is not None and known[0] == facts:
-        return known[1]
-    tensors = [tensor for tensor in (qweight, scales, zeros, perm) if tensor is not None]
+    known = _known.get(address)
+    if known is not None and known.facts == facts:
+        return known.weight, known.launched
     weight = _made(qweight, scales, zeros, perm, k, n, group_size)
+    launched = weight_of(weight)
+    tensors = [tensor for tensor in (qweight, scales, zeros, perm) if tensor is not None]
     storages = tuple([StorageWeakRef(tensor.untyped_storage()) for tensor in tensors])
-    for address, (_, _, held) in list(_known.items()):
-        if any(storage.expired() for storage in held):
-            _known.pop(address, None)
-    _known[qweight.data_ptr()] = facts, weight, storages
-    return weight
+    for other, held in list(_known.items()):
+        if any(storage.expired() for storage in held.storages):
+            _known.pop(other, None)
+    if weight.device is not None or address % _ALIGNMENT == 0:  # else the weight holds a copy of qweight
+        _known[address] = _Known(facts, weight, launched, storages)
+    return weight, launched
 
 
 def forget(qweight: Any) -> None:
@@ -86,7 +109,7 @@ def weight_tensors(weight: PackedWeight) -> dict[str, Any]:
 
 
 def _facts(tensor: Any) -> tuple[Any, ...]:
-    """What identifies memory and its values; inference tensors have no version counter."""
+    """Return what identifies memory and its values; inference tensors have no version counter."""
     version = -1 if tensor.is_inference() else tensor._version
     return tensor.untyped_storage()._cdata, tensor.data_ptr(), version, tensor.shape, tensor.stride(), tensor.dtype
 

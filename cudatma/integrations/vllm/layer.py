@@ -7,12 +7,15 @@ vLLM's q is int32 (K / 8, N), eight consecutive rows in a word, lowest nibble fi
 
 from __future__ import annotations
 
+import functools
+import importlib
+import logging
 from typing import Any, Protocol
 
 import torch
 
-import cudatma.integrations.torch  # noqa: F401  registers torch.ops.cudatma
 from cudatma.errors import QuantizationError
+from cudatma.integrations.torch.operators import MARLIN_GEMM
 from cudatma.integrations.torch.weights import packed_weight
 from cudatma.kernels.marlin.warm_up import warm_up
 from cudatma.kernels.stream_workspaces import share_captured_workspaces
@@ -81,6 +84,8 @@ class PackedLayer:
     def process_weights_after_loading(self, layer: Any) -> None:
         """Pack the layer's weight, free the loaded tensors, and compile and load the kernels that batches will need.
 
+        Also prepare the process, once: direct calls in compiled models, and one workspace for vLLM's CUDA graphs.
+
         vLLM's reload_weights() replaces weights in place. Raises QuantizationError if the new scales have another
         range: the kernels of the layer were chosen for that of the first.
         """
@@ -93,6 +98,7 @@ class PackedLayer:
                 continue
             # Not vLLM's parameter classes, which run Python code at each access. None: zero points that are all 8.
             setattr(layer, name, None if tensor is None else torch.nn.Parameter(tensor, requires_grad=False))
+        _generate_calls()
         if not packed[0].is_cuda:
             return
         share_captured_workspaces()  # vLLM runs its graphs one after the other
@@ -106,9 +112,7 @@ class PackedLayer:
         config, (k, n) = self.config, self.config.partition_weight_shape
         qweight, scales = getattr(layer, self.w_q_name), getattr(layer, self.w_s_name)
         zeros = getattr(layer, self.w_zp_name) if config.zero_points and self.w_zp_name else None
-        return torch.ops.cudatma.marlin_gemm(
-            x, qweight, scales, zeros, None, bias, k, n, config.group_size, self.batch_invariant
-        )
+        return MARLIN_GEMM(x, qweight, scales, zeros, None, bias, k, n, config.group_size, self.batch_invariant)
 
     def _keep_fit(self, scales: Any) -> None:
         fit = fit_scales(host_array(scales, self.w_s_name))
@@ -116,6 +120,16 @@ class PackedLayer:
             remedy = "restart vLLM with these weights, or set VLLM_DISABLED_KERNELS=CudatmaW4A16LinearKernel"
             raise QuantizationError(self.w_s_name, f"scales with {fit}", f"{self._fit}, as before the reload", remedy)
         self._fit = fit
+
+
+@functools.cache
+def _generate_calls() -> None:
+    """Let compiled models call marlin_gemm directly, if torch's Inductor has what that needs."""
+    try:
+        importlib.import_module("cudatma.integrations.torch.inductor")
+    except (ImportError, AttributeError) as error:
+        cause = f"{type(error).__name__}: {error}"
+        logging.getLogger(__name__).warning("compiled models call marlin_gemm by torch's dispatcher (%s)", cause)
 
 
 def _input_major(layer: Any, name: Any) -> Any:

@@ -1,4 +1,6 @@
-"""wgmma's register rules: accumulators and A fragments belong to the tensor core until wgmma.wait_group.
+"""Registers that are read before they are written, and registers of a wgmma that are touched before it is complete.
+
+Accumulators and A fragments belong to the tensor core until wgmma.wait_group.
 
 Source: PTX ISA, "wgmma.fence", "wgmma.mma_async": accessing registers before the wait is undefined.
 """
@@ -7,10 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from cudatma.emulator.hazards.checks import Checks
+from cudatma.emulator.hazards.findings import Reporter
+from cudatma.emulator.machine.events import Observer
 from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.ptx.flow import bit_set, registers_of
 from cudatma.emulator.ptx.model import Instruction, Reg, Vec
+from cudatma.emulator.ptx.types import Array, is_unwritten
 
 
 class _State:
@@ -24,11 +28,14 @@ class _State:
         self.owned: list[tuple[int, int, int]] = []
 
 
-class RegisterWatch:
+class Registers(Observer):
     """Follows the registers of every warp of a cluster that has wgmmas in flight."""
 
-    def __init__(self, observer: Checks) -> None:
-        self.observer = observer
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        #: Whether segments are checked: from the first one on if the kernel reads unwritten registers, or else from the
+        #: first wgmma on.
+        self._is_watching = bool(reporter.launch.program.unwritten)
         self._states: dict[int, _State] = {}
         self._operands: dict[int, tuple[int, int]] = {}
 
@@ -38,15 +45,11 @@ class RegisterWatch:
             found = self._states[w.agent] = _State()
         return found
 
-    def group_of(self, w: Warp) -> int:
-        """The number of the group that the next wgmma belongs to."""
-        return self._state(w).committed
-
-    def issued(self, w: Warp, at: int) -> None:
-        """A wgmma was issued: from now on its registers are watched."""
+    def wgmma_issued(self, w: Warp, at: int, shared: tuple[Array, ...]) -> None:
+        """Check that the registers are fenced, and start to watch them."""
         state = self._state(w)
         if not state.is_fenced:
-            self.observer.report("wgmma_missing_fence", w, at, "no wgmma.fence precedes this warp's first wgmma")
+            self._reporter.report("wgmma_missing_fence", w, at, "no wgmma.fence precedes this warp's first wgmma")
             state.is_fenced = True
         self._check_fenced(w, at)
         instruction = w.split.frame.program.instruction(at)
@@ -58,8 +61,8 @@ class RegisterWatch:
         accumulators, fragment_bits = known
         state.owned.append((state.committed, accumulators, fragment_bits))
         state.has_open = True
-        w.launch.watch = watch
-        w.launch.scheduler.is_polling = True
+        self._is_watching = True
+        w.launch.scheduler.is_polling = True  # other warps run before the next segment, while the wgmma is in flight
 
     def _check_fenced(self, w: Warp, at: int) -> None:
         program = w.split.frame.program
@@ -69,31 +72,36 @@ class RegisterWatch:
             message = (
                 f"{name} and perhaps other registers are written by other instructions, and no wgmma.fence follows"
             )
-            self.observer.report("wgmma_missing_fence", w, at, message)
+            self._reporter.report("wgmma_missing_fence", w, at, message)
 
-    def fenced(self, w: Warp) -> None:
+    def wgmma_fenced(self, w: Warp) -> None:
         self._state(w).is_fenced = True
 
-    def committed(self, w: Warp) -> None:
+    def wgmma_committed(self, w: Warp) -> None:
         state = self._state(w)
         state.committed += 1
         state.has_open = False
 
-    def waited(self, w: Warp, at: int, newest: int) -> int:
-        """Give registers back; the number of groups that are done."""
+    def wgmma_waited(self, w: Warp, at: int, done: int, warps: list[Warp]) -> None:
+        """Give the registers of complete groups back to the warp."""
         state = self._state(w)
         if state.has_open:
-            self.observer.report("wgmma_uncommitted", w, at, "a wgmma was issued and not committed before this wait")
-        done = max(state.waited, state.committed - newest)
-        state.waited = done
-        state.owned = [entry for entry in state.owned if entry[0] >= done]
-        return done
+            self._reporter.report("wgmma_uncommitted", w, at, "a wgmma was issued and not committed before this wait")
+        state.waited = max(state.waited, done)
+        state.owned = [entry for entry in state.owned if entry[0] >= state.waited]
 
-    def check(self, split: Split, pc: int) -> None:
-        """Before a segment runs: whether it reads unwritten registers, or touches those that the tensor core owns."""
+    def mma_computed(self, w: Warp, at: int, name: str, addends: tuple[Array, ...]) -> None:
+        if any(map(is_unwritten, addends)):
+            message = f"{'an' if name == 'mma' else 'a'} {name} adds to an accumulator that nothing has written"
+            self._reporter.report("uninitialised_register", w, at, message)
+
+    def segment_begins(self, split: Split, pc: int) -> None:
+        """Check whether a segment reads unwritten registers, or touches those that the tensor core owns."""
+        if not self._is_watching:
+            return
         for at, register in split.frame.program.unwritten.get(pc, ()):
             name = split.frame.program.function.register_names[register]
-            self.observer.report(
+            self._reporter.report(
                 "uninitialised_register", split.warp, at, f"{name} is read, and no path has written it"
             )
         state = self._states.get(split.warp.agent)
@@ -122,14 +130,13 @@ class RegisterWatch:
             if (reads | writes) & accumulators or writes & fragment:
                 what = "an accumulator" if (reads | writes) & accumulators else "a fragment"
                 warp = split.warp
-                self.observer.report(
-                    "wgmma_registers", warp, at, f"{what} of a wgmma that was not waited for is touched"
-                )
+                message = f"{what} of a wgmma that was not waited for is touched"
+                self._reporter.report("wgmma_registers", warp, at, message)
                 return
 
     @staticmethod
     def _copied(state: _State, source: int, target: int) -> None:
-        """Copies that compilers write between wgmmas are renamings: the copy is owned as its source is."""
+        """Give a copy of a register its source's owner: compilers write such copies between wgmmas as renamings."""
         for position, (group, accumulators, fragment) in enumerate(state.owned):
             keep = ~(1 << target)
             new_a, new_f = accumulators & keep, fragment & keep
@@ -146,10 +153,3 @@ def _is_copy(instruction: Instruction) -> bool:
 
 def _bits(operand: Any) -> int:
     return bit_set(registers_of(operand))
-
-
-def watch(split: Split, pc: int) -> None:
-    """What the scheduler calls before each segment of kernels with suspicious reads, and once a wgmma was issued."""
-    observer: Any = split.warp.block.cluster.observer
-    if observer is not None:
-        observer.registers.check(split, pc)

@@ -1,0 +1,225 @@
+"""The protocol of mbarriers: they are initialised and fenced before use, arrivals and bytes are those expected, and no
+copy is pending at the end.
+
+Source: PTX ISA, "mbarrier", "fence.mbarrier_init", "Async proxy".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cudatma.emulator.async_copy.mbarrier import MBarrier
+from cudatma.emulator.hazards.agents import Agents, lanes_now
+from cudatma.emulator.hazards.clocks import INITS
+from cudatma.emulator.hazards.findings import Reporter
+from cudatma.emulator.hazards.shared_memory import SharedMemory, uses_proxy
+from cudatma.emulator.hazards.shared_races import SharedRaces, phase_name
+from cudatma.emulator.machine.events import Copy, Observer
+from cudatma.emulator.machine.program import Program
+from cudatma.emulator.machine.state import Block, Cluster, Warp
+
+
+@dataclass(slots=True)
+class Init:
+    """An mbarrier.init: its place in the order of things, and which threads of the warp did it.
+
+    barrier: held, so that no other one gets its id. agent, clock: order. own_agent, own_clock: the same for these
+    threads' inits alone, whose entry in ``Clock.proxy`` says that a fence of theirs, or one ordered after them, covers
+    it. epoch: the warp's, when it last met.
+    """
+
+    barrier: MBarrier
+    agent: int
+    clock: int
+    at: int
+    own_agent: int
+    own_clock: int
+    lanes: int
+    epoch: int
+    is_fenced: bool = False
+
+
+class Inits:
+    """The mbarrier.inits of one cluster, and which fences cover them."""
+
+    def __init__(self, agents: Agents) -> None:
+        self._agents = agents
+        self._inits: dict[int, Init] = {}
+        #: The inits by each warp's threads that no fence covers yet.
+        self._unfenced: dict[int, list[Init]] = {}
+
+    def of(self, barrier: MBarrier) -> Init | None:
+        return self._inits.get(id(barrier))
+
+    def add(self, w: Warp, at: int, barrier: MBarrier, lanes: int, stamp: tuple[int, int]) -> None:
+        """Note an init. lanes: the threads of the warp that do it, as bits. stamp: its agent and clock."""
+        own = self._agents.agent(("init", w.agent, lanes), "init")
+        clocks = self._agents.every_clock(w)
+        now = int(clocks[0].order[own]) + 1
+        for known in clocks:
+            known.order[own] = now
+        init = Init(barrier, *stamp, at, own, now, lanes, self._agents.epoch(w))
+        self._inits[id(barrier)] = init
+        self._unfenced.setdefault(w.agent, []).append(init)
+
+    def fence(self, w: Warp, epoch: int = -1) -> list[int]:
+        """Let a fence cover what its own threads have initialised, and what the warp had before it last met.
+
+        epoch: of that meeting. Return the agents of the warp's inits that the fence does not cover.
+        """
+        lanes = lanes_now(w)
+        left = []
+        for init in self._unfenced.pop(w.agent, []):
+            init.is_fenced = bool(init.lanes & lanes) or init.epoch < epoch
+            if not init.is_fenced:
+                left.append(init)
+        if left:
+            self._unfenced[w.agent] = left
+        return [init.own_agent for init in left]
+
+
+class MBarriers(Observer):
+    """Checks every use of an mbarrier of one cluster."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        agents: Agents,
+        memory: SharedMemory,
+        inits: Inits,
+        races: SharedRaces,
+        reporter: Reporter,
+    ) -> None:
+        self._cluster, self._agents, self._memory = cluster, agents, memory
+        self._inits, self._races, self._reporter = inits, races, reporter
+
+    # ---- its life
+
+    def mbarrier_init(self, w: Warp, at: int, barrier: MBarrier, old: MBarrier | None, lanes: int) -> None:
+        if old is not None:
+            message = f"mbarrier.init of a live barrier: {old.describe()}"
+            self._reporter.report("barrier_reinitialised", w, at, message, places=[old.place])
+        shadow = self._memory.shadows[barrier.block.rank]
+        indices = shadow.granules(np.array([barrier.offset]), 8)
+        shadow.is_barrier[indices] = False
+        self._races.check_write(w, at, shadow, indices, self._agents.known(w))
+        shadow.is_barrier[indices] = True
+        stamp = self._agents.stamp(w, 1)
+        shadow.written(indices, *stamp, at, False)
+        self._inits.add(w, at, barrier, lanes, stamp)
+
+    def mbarrier_inval(self, w: Warp, at: int, barrier: MBarrier) -> None:
+        """Check that its copies are known to have landed; afterwards it is bytes like any other."""
+        self._check_loads(barrier, f"{barrier.name} is invalidated", w, at)
+        shadow = self._memory.shadows[barrier.block.rank]
+        indices = shadow.granules(np.array([barrier.offset]), 8)
+        shadow.is_barrier[indices] = False
+        shadow.written(indices, *self._agents.stamp(w, 1), at, False)
+
+    def mbarrier_used(self, w: Warp, at: int, barrier: MBarrier, what: str) -> None:
+        """Check that a use is ordered after the init."""
+        init, known = self._inits.of(barrier), self._agents.known(w)
+        if init is None or init.clock <= known.order[init.agent]:
+            return
+        inits = known.far.fenced.get(INITS) if known.far is not None else None
+        if inits is None or init.clock > inits.order[init.agent]:
+            who = self._agents.who(init.agent)
+            message = f"{what} on {barrier.name}, and nothing orders it after mbarrier.init by {who}"
+            self._reporter.report("missing_init_sync", w, at, message, places=[barrier.place])
+
+    # ---- arrivals, waits and copies
+
+    def arrivals_over(self, w: Warp, program: Program, at: int, barrier: MBarrier, number: int, expects: bool) -> None:
+        """Report more arrivals by one instruction than are pending.
+
+        The overflow is the root cause if the instruction exceeds the barrier's count, or if nothing was out of order
+        before. A producer that does not wait for its slot arrives with the next phase's bytes before it copies.
+        """
+        reporter = self._reporter
+        is_derived = number <= barrier.count and (expects or reporter.bytes_follow or self._races.is_astray)
+        reporter.out_of_step(by_bytes=reporter.lacks_bytes(barrier))
+        message = f"too many arrivals ({number} by one instruction): {barrier.describe()}"
+        places = [barrier.place]
+        reporter.findings.add("arrival_overflow", message, program, at, w, places=places, is_derived=is_derived)
+
+    def mbarrier_acquired(self, w: Warp, at: int, barrier: MBarrier, order: str) -> None:
+        barrier.awaited = barrier.phase
+
+    def copy_issued(self, copy: Copy) -> None:
+        """Check that the init is fenced for a copy through the asynchronous proxy, and count the copy."""
+        barrier: MBarrier | None = copy.barrier
+        if barrier is None:
+            return
+        barrier.loads += 1
+        barrier.load_from = (copy.w, copy.program, copy.at)
+        init = self._inits.of(barrier)
+        if init is None or init.is_fenced or not uses_proxy(copy):
+            return
+        if init.own_clock > self._agents.known(copy.w).proxy_in(barrier.block.rank)[init.own_agent]:
+            unfenced = "whose mbarrier.init here was not fenced for the asynchronous proxy"
+            message = f"a copy completes on {barrier.name}, {unfenced}"
+            program, places = self._reporter.launch.program, [barrier.place]
+            self._reporter.findings.add("missing_init_fence", message, program, init.at, copy.w, places=places)
+
+    def copy_landed(self, copy: Copy) -> None:
+        barrier: MBarrier | None = copy.barrier
+        if barrier is not None:
+            barrier.loads, barrier.loaded = barrier.loads - 1, barrier.phase + 1
+            if barrier.phase > copy.phase:
+                self._reporter.out_of_step(by_bytes=True)
+
+    # ---- bytes
+
+    def bytes_over(self, barrier: MBarrier) -> None:
+        """Report more or fewer bytes than expected."""
+        init = self._inits.of(barrier)
+        expected = barrier.expected_by or barrier.expected_before
+        owner, at = expected or (barrier.initialised_by, init.at if init is not None else -1)
+        if owner is not None:
+            reporter, message = self._reporter, f"{barrier.missing_bytes()} at {barrier.describe()}"
+            program, places = reporter.launch.program, [barrier.place]
+            is_derived = reporter.bytes_follow
+            reporter.findings.add("byte_count", message, program, at, owner, places=places, is_derived=is_derived)
+
+    def trapped(self) -> None:
+        self._check_bytes()
+
+    def cluster_ended(self) -> None:
+        self._check_bytes()
+
+    def _check_bytes(self) -> None:
+        """Report phases that wait for bytes which no copy under way will bring."""
+        coming = {id(flight.copy.barrier) for flight in self._memory.flights.values()}
+        for block in self._cluster.blocks:
+            for barrier in block.mbarriers.values():
+                if barrier.pending == 0 and barrier.tx > 0 and id(barrier) not in coming:
+                    self.bytes_over(barrier)
+
+    def block_ended(self, block: Block) -> None:
+        for barrier in block.mbarriers.values():
+            if barrier.tx < 0:
+                self.bytes_over(barrier)
+            else:
+                self._check_loads(barrier, f"block {block.index} ends")
+
+    def _check_loads(self, barrier: MBarrier, what: str, w: Warp | None = None, at: int = -1) -> None:
+        """Report that a barrier ends while a copy may be in flight, unless a warp has waited for the last copy.
+
+        Where a wait on this barrier is known to be missing or to pass too early, this is a consequence and not
+        reported. w, at: the warp and instruction that end it, if an instruction does.
+        """
+        if barrier.load_from is None or (not barrier.loads and barrier.loaded <= barrier.awaited):
+            return
+        findings = self._reporter.findings
+        if findings.has(barrier.place, "read_before_load", "wrong_parity", "byte_count"):
+            return
+        warp, program, issued = barrier.load_from
+        phase = phase_name(barrier.block, barrier.offset, (barrier.phase if barrier.loads else barrier.loaded - 1))
+        line = program.instruction(issued).line
+        message = f"{what} while a copy may be in flight: nobody has waited for {phase}, issued at PTX line {line}"
+        if w is not None:
+            self._reporter.report("exit_with_pending_load", w, at, message)
+        else:
+            findings.add("exit_with_pending_load", message, program, issued, warp)

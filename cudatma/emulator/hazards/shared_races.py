@@ -1,0 +1,403 @@
+"""Races in shared memory: accesses that nothing orders after a write, a read or a copy of the same bytes.
+
+Source: PTX ISA, "Memory Consistency Model": causality order, proxies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cudatma.emulator.async_copy.groups import Group
+from cudatma.emulator.async_copy.mbarrier import MBarrier
+from cudatma.emulator.hazards.agents import Agents, lanes_now
+from cudatma.emulator.hazards.clocks import Clock, strength_of
+from cudatma.emulator.hazards.findings import Reporter
+from cudatma.emulator.hazards.report import Place
+from cudatma.emulator.hazards.shared_memory import REDUCED, Shadow, SharedMemory, uses_proxy
+from cudatma.emulator.machine.events import Copy, Observer, Same, never
+from cudatma.emulator.machine.memory import SHARED_START
+from cudatma.emulator.machine.program import Program
+from cudatma.emulator.machine.state import Block, Cluster, Warp
+from cudatma.emulator.ptx.types import Array
+
+#: Reads of unwritten bytes that are remembered in case a copy into them is issued later.
+_MOST_UNWRITTEN = 256
+#: The calls that are missing where a copy was not waited for, or a slot is refilled too early.
+COPY_WAIT = "cp.async.wait_group by the threads that copied, then a barrier of those that read (__syncthreads)"
+#: The same where the asynchronous proxy reads: a wgmma, or a bulk store.
+PROXY_COPY_WAIT = (
+    "cp.async.wait_group, then fence.proxy.async, by the threads that copied, then a barrier of those that read "
+    "(__syncthreads)"
+)
+#: The same where the copies end on an mbarrier.
+_COPY_ARRIVALS = (
+    "a wait for the mbarrier of cp.async.mbarrier.arrive by those that read; mbarrier.init counts every thread that "
+    "arrives there with .noinc"
+)
+PROXY_FENCE = "fence.proxy.async by the threads that stored, then a barrier before the wgmma or the copy"
+_ARRIVALS = (
+    "before the copy a wait for the arrivals of all who read the slot (mbarrier.try_wait.parity in a loop on its empty "
+    "mbarrier; a pipeline's producer_acquire)"
+)
+_AFTER_WGMMA = "after wgmma.wait_group in the warps that read"
+#: The same where a slot is refilled and no thread is known to have waited for its contents.
+LAP_WAIT = f"{_ARRIVALS}, or a reader's wait for the copy before (consumer_wait) ahead of its arrival"
+#: The same where the source of a copy between CTAs is written.
+COPY_MESSAGE = (
+    "before the write, have a thread of the destination CTA wait for the copy's mbarrier and arrive on one of this "
+    "CTA, and wait for that; or use barrier.cluster"
+)
+#: The same where the arrive or the wait between two CTAs has CTA scope.
+CLUSTER_SCOPE = (
+    "cluster scope at both ends of the hand-over: mbarrier.arrive.release.cluster by the writer and "
+    "mbarrier.try_wait.acquire.cluster by the reader (without a scope they have that of one CTA)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """The phase or group that a copy ends. advice: the call that waits for it before the bytes are read."""
+
+    name: str = ""
+    advice: str = ""
+    places: tuple[Place, ...] = ()
+
+
+def _refill_advice(is_copy: bool, reader: str) -> str:
+    """Name the synchronization that belongs between a read and the write that refills the bytes."""
+    if is_copy and reader == "wgmma":
+        return f"{_ARRIVALS}, which arrive {_AFTER_WGMMA}; or __syncthreads {_AFTER_WGMMA} and before the copy"
+    if is_copy:
+        return f"{_ARRIVALS}, or __syncthreads between the last read and the copy"
+    return (
+        f"before the store a barrier of the warps that read and those that store, {_AFTER_WGMMA}: __syncthreads, "
+        "bar.sync, or an mbarrier on which the readers arrive"
+    )
+
+
+def phase_name(block: Block, offset: int, phase: int) -> str:
+    """Return the name of an mbarrier's phase, for messages."""
+    address = offset + SHARED_START
+    return f"phase {phase} (parity {phase & 1}) of the mbarrier at {address:#x} of block {block.index}"
+
+
+def _phase_of(block: Block, offset: int, phase: int) -> Awaited:
+    """Return an mbarrier's phase as what a copy ends, with the call that waits for it."""
+    name = phase_name(block, offset, phase)
+    call = "mbarrier.try_wait.parity in a loop (mbarrier_wait_parity; a pipeline's consumer_wait)"
+    advice = f"before the read a wait for {name}: {call}"
+    return Awaited(name, advice, (("mbarrier", block.rank, offset),))
+
+
+def _end_of(copy: Copy) -> Awaited:
+    """Return what a copy ends."""
+    if copy.barrier is None:
+        return Awaited("a cp.async group", COPY_WAIT)
+    return _phase_of(copy.barrier.block, copy.barrier.offset, copy.phase)
+
+
+class SharedRaces(Observer):
+    """Compares each access to shared memory with what is recorded there, and with what its threads know."""
+
+    def __init__(self, cluster: Cluster, agents: Agents, memory: SharedMemory, reporter: Reporter) -> None:
+        self._cluster, self._agents, self._memory, self._reporter = cluster, agents, memory, reporter
+        self._copies = agents.is_copy(np.arange(agents.size))
+        #: (warp, barrier) -> the last phase that its wait passed, by which lanes, whether they knew it already.
+        self._passes: dict[tuple[int, int], tuple[int, int, bool]] = {}
+        #: Warps that have read what they had to wait for: what goes wrong with their slots afterwards follows from it.
+        self._astray: set[int] = set()
+        #: (warp, program, instruction, shadow, granules, kind) of reads of unwritten bytes.
+        self._unwritten: list[tuple[Warp, Program, int, Shadow, Array, str]] = []
+
+    @property
+    def is_astray(self) -> bool:
+        """Whether a warp has read what it had to wait for."""
+        return bool(self._astray)
+
+    # ---- events
+
+    def shared_read(
+        self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool
+    ) -> None:
+        shadow, indices = self._memory.granules_read(w, at, block, offsets, size)
+        if order:
+            self._memory.acquire(w, shadow, set(indices.tolist()), order)
+        for clock, part in self._agents.knowers(w, indices):
+            self._check_read(w, at, shadow, part, clock, False, strength_of(order))
+
+    def shared_write(
+        self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool, same: Same
+    ) -> None:
+        shadow = self._memory.shadows[block.rank]
+        indices = shadow.granules(offsets, size)
+        if order:
+            known, strong = self._agents.known(w), strength_of(order)
+            self.check_write(w, at, shadow, indices, known, same=same, strong=strong)
+            return
+        for clock, part in self._agents.knowers(w, indices):
+            self.check_write(w, at, shadow, part, clock, same=same)
+
+    def shared_atomic(self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str) -> None:
+        """Check one lane's atomic operation: it does not race with atomics and strong stores in its scope."""
+        shadow = self._memory.shadows[block.rank]
+        indices = shadow.granules(offsets, size)
+        strength = strength_of(order)
+        is_relaxed = (shadow.strength[indices] > 0) | (_reduced(shadow, indices, False) & (strength > 1))
+        if not is_relaxed.all() or self._narrow_writers(w, shadow, indices, strength).any():
+            clock = self._agents.known(w)
+            self._check_read(w, at, shadow, indices, clock, False)
+            self.check_write(w, at, shadow, indices, clock)
+
+    def copy_issued(self, copy: Copy) -> None:
+        w, shadow = copy.w, self._memory.shadows[copy.block.rank]
+        indices = shadow.granules(copy.offsets, copy.size)
+        if copy.what == "cp.async":
+            for clock, part in self._agents.knowers(w, indices):
+                self.check_write(w, copy.at, shadow, part, clock, copy=copy)
+            return
+        clock, strong = self._agents.known(w), strength_of(copy.scope)
+        self.check_write(w, copy.at, shadow, indices, clock, uses_proxy(copy), copy=copy, strong=strong)
+
+    def shared_source(self, w: Warp, at: int, block: Block, offsets: Array, end: Group | MBarrier) -> None:
+        """Check that the bytes that a copy will read are complete and fenced."""
+        shadow = self._memory.shadows[block.rank]
+        self._check_read(w, at, shadow, shadow.granules(offsets, 16), self._agents.known(w), True)
+
+    def wgmma_operand(
+        self, w: Warp, at: int, position: int, bits: int, offsets: Array, shape: tuple[int, int, bool], group: int
+    ) -> None:
+        shadow = self._memory.shadows[w.block.rank]
+        self._check_read(w, at, shadow, shadow.granules(offsets, 16), self._agents.known(w), True)
+
+    def mbarrier_acquired(self, w: Warp, at: int, barrier: MBarrier, order: str) -> None:
+        """Note which phase a wait has passed: a wait that passes twice in a phase has the wrong parity."""
+        agent, lanes = self._agents.barrier_agent(barrier), lanes_now(w)
+        last, before, repeated = self._passes.get((w.agent, agent), (-1, 0, False))
+        if last != barrier.phase:
+            before, repeated = 0, barrier.phase == 0
+        self._passes[w.agent, agent] = (barrier.phase, before | lanes, repeated or bool(before & lanes))
+
+    # ---- reads
+
+    def _check_read(
+        self, w: Warp, at: int, shadow: Shadow, indices: Array, clock: Clock, proxy: bool, strong: int = 0
+    ) -> None:
+        """Report a read of bytes whose writer is not ordered before it.
+
+        strong: 1 + the scope of a volatile, relaxed or acquiring read, which does not race with threads in its scope.
+        """
+        flying = shadow.in_flight[indices]
+        if np.count_nonzero(flying):
+            place = int(indices[int((flying != 0).argmax())])
+            copy = self._memory.flights[int(shadow.in_flight[place])].copy
+            if copy.barrier is not None and copy.barrier.phase > copy.phase:
+                self._reporter.out_of_step(by_bytes=True)
+            self._early(w, at, shadow, place, indices, "is still under way", _end_of(copy), proxy)
+            return
+        writers = shadow.writer[indices]
+        if np.count_nonzero(writers < 0):
+            place = int(indices[int((writers < 0).argmax())])
+            if not shadow.is_barrier[place]:
+                text = "bytes are read that nobody has written"
+                self._reporter.report_bytes("uninitialised_shared", w, at, text, shadow, place, indices)
+                self._read_unwritten(w, at, shadow, indices)
+        if strong:
+            indices = indices[self._agents.is_copy(writers) | self._narrow_writers(w, shadow, indices, strong)]
+        late = shadow.unordered_writer(indices, clock.order, clock.proxy_in(shadow.rank) if proxy else None)
+        if late is None:
+            return
+        agent, place, is_proxy = late
+        kind = self._agents.kind_of(agent)
+        if is_proxy:
+            text = f"the asynchronous proxy reads what {self._agents.who(agent)} stored with no proxy fence since"
+            self._reporter.report_bytes("missing_proxy_fence", w, at, text, shadow, place, indices, advice=PROXY_FENCE)
+        elif kind in ("barrier", "cp"):
+            awaited = self._awaited(agent, int(shadow.writer_clock[place]))
+            self._early(w, at, shadow, place, indices, "was not waited for", awaited, proxy)
+        else:
+            self._reporter.report_bytes(
+                "data_race",
+                w,
+                at,
+                f"{self._agents.who(agent)} wrote these bytes and nothing orders this read after it",
+                shadow,
+                place,
+                indices,
+                advice=CLUSTER_SCOPE if shadow.writer_clock[place] <= clock.performed()[agent] else "",
+            )
+
+    def _awaited(self, agent: int, clock: int) -> Awaited:
+        """Return what a read of a landed copy had to wait for."""
+        key = self._agents.key_of(agent)
+        if key is None or key[0] != "barrier":
+            return Awaited(f"cp.async group {clock - 1}", COPY_WAIT)
+        return _phase_of(self._cluster.blocks[key[1]], key[2], clock - 1)
+
+    def _early(
+        self, w: Warp, at: int, shadow: Shadow, place: int, indices: Array, state: str, awaited: Awaited, proxy: bool
+    ) -> None:
+        """Report a read of bytes whose copy has not been waited for."""
+        self._astray.add(w.agent)
+        barriers = [self._cluster.blocks[place[1]].mbarriers.get(place[2]) for place in awaited.places]
+        by_bytes = any(b is not None and (b.tx < 0 or self._reporter.lacks_bytes(b)) for b in barriers)
+        self._reporter.out_of_step(by_bytes=by_bytes)
+        ends = f": it ends {awaited.name}" if awaited.name else ""
+        text = f"bytes are read whose copy {state}{ends}"
+        advice = awaited.advice
+        if advice is COPY_WAIT and any(i.opcode.startswith("cp.async.mbarrier") for i in self._reporter.body):
+            text, advice = f"bytes are read whose copy {state}: it ends on an mbarrier", _COPY_ARRIVALS
+        elif advice is COPY_WAIT and proxy:
+            advice = PROXY_COPY_WAIT
+        self._reporter.report_bytes(
+            self._early_kind(w), w, at, text, shadow, place, indices, places=awaited.places, advice=advice
+        )
+
+    def _early_kind(self, w: Warp) -> str:
+        """Return which of the two usual mistakes a read makes that comes too early."""
+        repeated = any(flag for (agent, _), (_, _, flag) in self._passes.items() if agent == w.agent)
+        return "wrong_parity" if repeated else "read_before_load"
+
+    def _read_unwritten(self, w: Warp, at: int, shadow: Shadow, indices: Array) -> None:
+        """Note a read of unwritten bytes: perhaps the copy that fills them is yet to be issued."""
+        self._astray.add(w.agent)
+        if len(self._unwritten) < _MOST_UNWRITTEN:
+            self._unwritten.append((w, w.split.frame.program, at, shadow, indices, self._early_kind(w)))
+
+    def _read_before_issue(self, shadow: Shadow, indices: Array, agent: int, awaited: Awaited) -> bool:
+        """Report reads of these bytes before the copy that fills them is issued. Return whether there were any.
+
+        agent: whose reads.
+        """
+        found = False
+        for w, program, at, where, read, kind in self._unwritten:
+            if where is shadow and w.agent == agent % self._agents.warps and np.isin(indices, read).any():
+                text = f"bytes are read before the copy that fills them is issued: it ends {awaited.name}"
+                places = [shadow.bytes_of(indices), *awaited.places]
+                self._reporter.findings.add(kind, text, program, at, w, places=places, advice=awaited.advice)
+                found = True
+        return found
+
+    # ---- writes
+
+    def check_write(
+        self,
+        w: Warp,
+        at: int,
+        shadow: Shadow,
+        indices: Array,
+        clock: Clock,
+        proxy: bool = False,
+        same: Same = never,
+        copy: Copy | None = None,
+        strong: int = 0,
+    ) -> None:
+        """Report a write that is not ordered after the last writer of the bytes, or after their readers.
+
+        same: whether the bytes are what they are to become; plain writers of one value do not race. proxy: through the
+        asynchronous proxy. copy: the asynchronous operation that writes. strong: 1 + the scope of a volatile, relaxed
+        or releasing store, which does not race with threads in its scope, or of an asynchronous reduction, which does
+        not race with reductions and strong accesses through its proxy.
+        """
+        is_copy = copy is not None
+        if np.count_nonzero(shadow.is_barrier[indices]):
+            place = int(indices[int(shadow.is_barrier[indices].argmax())])
+            self._reporter.report_bytes(
+                "barrier_overwritten", w, at, "a live mbarrier is overwritten", shadow, place, indices
+            )
+        flying = shadow.in_flight[indices]
+        if np.count_nonzero(flying):
+            place = int(indices[int((flying != 0).argmax())])
+            text = "bytes are written while a copy into them is under way"
+            self._reporter.report_bytes(
+                "write_race", w, at, text, shadow, place, indices, is_derived=bool(self._astray)
+            )
+            return
+        seen = indices
+        if strong:
+            races = self._agents.is_copy(shadow.writer[indices]) | proxy
+            races |= self._narrow_writers(w, shadow, indices, strong)
+            if is_copy:
+                races |= shadow.strength[indices] == 0
+            seen = indices[races & ~_reduced(shadow, indices, proxy)]
+        fenced = clock.proxy_in(shadow.rank) if proxy else None
+        late = shadow.unordered_writer(seen, self._performed_copies(clock), fenced)
+        if late is not None and self._agents.kind_of(late[0]) == "warp" and same():
+            late = None
+        if late is not None:
+            agent, place, is_proxy = late
+            if is_proxy:
+                who = self._agents.who(agent)
+                text = f"the asynchronous proxy overwrites what {who} stored with no proxy fence since"
+                self._reporter.report_bytes("missing_proxy_fence", w, at, text, shadow, place, indices)
+            else:
+                writer = self._agents.kind_of(agent)
+                kind = "data_race" if writer == "warp" and not (proxy or is_copy) else "write_race"
+                text = f"{self._agents.who(agent)} wrote these bytes and nothing orders this write after it"
+                advice = ""
+                if writer == "barrier" and proxy and self._follows_issue(shadow, place, clock):
+                    kind, advice = "overwritten_while_read", LAP_WAIT
+                    text += ": the slot is refilled though nobody is known to have read it"
+                self._reporter.report_bytes(
+                    kind, w, at, text, shadow, place, indices, is_derived=bool(self._astray), advice=advice
+                )
+            return
+        reader = shadow.unordered_reader(indices, clock, proxy or is_copy)
+        if reader is not None and (is_copy or not strong or self._agents.kind_of(reader[0]) != "warp"):
+            agent, place, read_at = reader
+            is_first = copy is not None and shadow.writer[place] < 0
+            if copy is not None and is_first and self._read_before_issue(shadow, indices, agent, _end_of(copy)):
+                return
+            reader_kind = self._agents.kind_of(agent)
+            kind = "overwritten_while_read"
+            advice = _refill_advice(is_copy or proxy, reader_kind)
+            if reader_kind == "bulk":
+                kind, advice = "store_source_reused", ""
+            elif reader_kind == "barrier":
+                kind, advice = "store_source_reused", COPY_MESSAGE
+            elif reader_kind == "warp" and not (proxy or is_copy):
+                kind, advice = "data_race", ""
+            text = f"{self._agents.who(agent)} reads these bytes and nothing orders this write after it"
+            astray = self._is_astray(agent, copy)
+            self._reporter.report_bytes(
+                kind, w, at, text, shadow, place, indices, read_at, is_derived=astray, advice=advice
+            )
+
+    def _narrow_writers(self, w: Warp, shadow: Shadow, indices: Array, strength: int) -> Array:
+        """Return granules last written by another CTA, where either access has only CTA scope."""
+        if not self._memory.has_peers:
+            return np.zeros(len(indices), bool)
+        writers = shadow.writer[indices]
+        is_foreign = (writers >= 0) & (writers % self._agents.warps // w.block.warp_count != w.block.rank)
+        is_narrow = (shadow.strength[indices] == 1) | (strength == 1)
+        result: Array = is_foreign & is_narrow & ~self._agents.is_copy(writers)
+        return result
+
+    def _performed_copies(self, clock: Clock) -> Array:
+        """Return what is ordered before now, and of copies what has been waited for."""
+        if clock.far is None or clock.far.performed is None:
+            return clock.order
+        result: Array = np.where(self._copies, clock.performed(), clock.order)
+        return result
+
+    def _follows_issue(self, shadow: Shadow, place: int, clock: Clock) -> bool:
+        """Whether a copy is ordered after the issue of the one that wrote these bytes, though not after its landing."""
+        copies = shadow.issuers.get((int(shadow.writer[place]), int(shadow.writer_clock[place])), [])
+        return all(now <= clock.order[agent] for first, last, agent, now in copies if first <= place <= last)
+
+    def _is_astray(self, agent: int, copy: Copy | None) -> bool:
+        """Return whether a reader has read too early, or has waited for a phase of the copy's mbarrier twice."""
+        if not self._agents.is_own(agent):
+            return False
+        warp = agent % self._agents.warps
+        repeats = False
+        if copy is not None and copy.barrier is not None:
+            repeats = self._passes.get((warp, self._agents.barrier_agent(copy.barrier)), (0, 0, False))[2]
+        return repeats or warp in self._astray
+
+
+def _reduced(shadow: Shadow, indices: Array, proxy: bool) -> Array:
+    """Return granules last written by a reduction through this proxy: reductions are relaxed operations."""
+    result: Array = (shadow.strength[indices] == REDUCED) & (shadow.is_async[indices] == proxy)
+    return result

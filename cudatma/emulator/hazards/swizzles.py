@@ -1,0 +1,342 @@
+"""Whether bytes are read with the swizzle, and in the layout, with which tensor copies have written them.
+
+A wgmma matrix descriptor has to follow the boxes that it reads: the rows of an operand (its k, if it is MN-major) are
+consecutive rows of a box, and the 16-byte chunks of one row are consecutive chunks of the box's row; an operand may
+continue in another box where one ends. Wrong offsets break this: a stride offset that is too small repeats rows, and
+exchanged offsets go along a row where the next row is due.
+
+Source: PTX ISA, "Swizzling Modes", "Matrix Descriptor Format", "Strides", "Canonical Layouts", "cp.async.bulk.tensor".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cudatma.emulator.hazards.findings import Reporter
+from cudatma.emulator.machine.events import Copy, Observer, Same
+from cudatma.emulator.machine.memory import SHARED_START
+from cudatma.emulator.machine.program import Program
+from cudatma.emulator.machine.state import Block, Cluster, Warp
+from cudatma.emulator.ptx.types import LANES, Array
+from cudatma.emulator.tensor_core.wgmma import CHUNK, WARP_ROWS, WARPS, Operand, operand_of
+from cudatma.layout import Swizzle, required_alignment, swizzle
+
+#: Flag in Boxes.mode: the swizzled box does not begin where its pattern does.
+_CROOKED = 32
+#: Bits of Boxes.plane that distinguish the planes of one tensor map.
+_PLANE_BITS = 20
+#: Reads of one instruction that are looked at until it is known whether it heeds the swizzle.
+_READS_CHECKED = 64
+_UNSWIZZLE = "the swizzle in the reader's address: chunk ^= row % 8 (128B), or swizzle none in the tensor map"
+_LANES = np.arange(LANES)
+_LANE_BITS = _LANES[:, None] >> np.arange(5) & 1
+
+
+def _swizzle_of(mode: int) -> Swizzle:
+    """Return the swizzle that an entry of Boxes.mode other than 0 means."""
+    return Swizzle((mode & (_CROOKED - 1)) - 1)
+
+
+def _regularity(places: Array) -> int:
+    """Return how regularly lanes go over a tile.
+
+    2: in an arithmetic series. 1: each bit of the lane adds a power of two, as in rows of fragments. 0: neither.
+    """
+    steps = places - places[0]
+    if (steps == _LANES * steps[1]).all():
+        return 2
+    bits = steps[1 << np.arange(5)]
+    return int(not (bits & (bits - 1)).any() and (steps == _LANE_BITS @ bits).all())
+
+
+class Boxes:
+    """The tensor boxes in one CTA's shared memory, for each 16-byte chunk."""
+
+    def __init__(self, size: int) -> None:
+        count = -(-size // CHUNK) + 16
+        #: Whether tensor boxes have been laid down, swizzled ones, and ones that begin off their pattern.
+        self.has_boxes = self.has_swizzled = self.has_crooked = False
+        #: 1 + the swizzle of the box that wrote the chunk, and perhaps _CROOKED; 0 where something else wrote.
+        self.mode: Array = np.zeros(count, np.int8)
+        #: Row and column in the box, -1 where something else wrote.
+        self.row: Array = np.full(count, -1, np.int32)
+        self.column: Array = np.full(count, -1, np.int32)
+        #: The two-dimensional plane of the box: a number, and from bit _PLANE_BITS on the tensor map. 0 if the rows of
+        #: the box need not be rows of a matrix.
+        self.plane: Array = np.zeros(count, np.int32)
+
+    def forget(self, offsets: Array) -> None:
+        """Note that other bytes replace tensor boxes."""
+        if self.has_boxes:
+            self.mode[offsets // CHUNK] = 0
+            self.column[offsets // CHUNK] = -1
+
+
+class Swizzles(Observer):
+    """Compares each reader of a tensor box, and its last writer, with the box's tensor map."""
+
+    def __init__(self, cluster: Cluster, reporter: Reporter) -> None:
+        self._reporter, self._findings = reporter, reporter.findings
+        self._boxes = [Boxes(block.shared.size) for block in cluster.blocks]
+        #: (warp, offsets) -> the last linear read of swizzled bytes there.
+        self._linear: dict[tuple[int, bytes], tuple[Warp, Program, int, Swizzle]] = {}
+        #: The number of the next plane of a box, and one for each address of a tensor map.
+        self._planes = 0
+        self._sources: dict[int, int] = {}
+
+    # ---- writes
+
+    def copy_issued(self, copy: Copy) -> None:
+        """Remember how (rows, columns) of chunks will be laid down, and whether the box begins on its pattern.
+
+        The hardware swizzles absolute addresses; code that swizzles offsets into the tile reads other bytes unless the
+        tile is aligned to the pattern.
+        """
+        boxes, offsets = self._boxes[copy.block.rank], copy.offsets
+        if copy.box is None:
+            boxes.forget(offsets)
+            return
+        mode, plane_rows, chunks = copy.box.spec.swizzle, copy.box.plane_rows, offsets // CHUNK
+        repeat = required_alignment(mode)
+        is_crooked = bool(mode) and offsets.size * CHUNK >= repeat and (copy.destination + SHARED_START) % repeat != 0
+        boxes.has_boxes, boxes.has_crooked = True, boxes.has_crooked or is_crooked
+        boxes.has_swizzled = boxes.has_swizzled or bool(mode)
+        boxes.mode[chunks] = int(mode) + 1 + (_CROOKED if is_crooked else 0)
+        boxes.row[chunks] = np.arange(chunks.shape[0])[:, None]
+        boxes.column[chunks] = np.arange(chunks.shape[1])[None, :]
+        # Without a swizzle, wide rows are not core matrices: the tensor map moves bytes that are in order already.
+        is_matrix = bool(mode) or chunks.shape[1] == 1
+        planes = (self._planes + np.arange(chunks.shape[0]) // plane_rows) & (1 << _PLANE_BITS) - 1
+        number = self._sources.setdefault(copy.map_address, 1 + len(self._sources) % 1000)
+        boxes.plane[chunks] = (planes | number << _PLANE_BITS)[:, None] if is_matrix else 0
+        self._planes += -(-chunks.shape[0] // plane_rows)
+
+    def shared_write(
+        self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool, same: Same
+    ) -> None:
+        """A store of a whole warp to the bytes that it has read updates them in place: the read was right."""
+        boxes = self._boxes[block.rank]
+        if boxes.has_boxes and self._linear:
+            found = self._linear.pop((w.agent, offsets.tobytes()), None)
+            if found is not None:
+                self._findings.reads_to_check[found[1].function.name, found[2]] = 0
+        boxes.forget(offsets)
+
+    # ---- plain reads
+
+    def shared_read(
+        self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool
+    ) -> None:
+        boxes = self._boxes[block.rank]
+        if boxes.has_crooked and (boxes.mode[offsets // CHUNK] >= _CROOKED).any():
+            message = "plain code reads a swizzled tile that does not begin on its pattern"
+            self._reporter.report("swizzle_alignment", w, at, message)
+        elif boxes.has_swizzled and not together:
+            self._note_linear(w, at, boxes, offsets)
+
+    def _note_linear(self, w: Warp, at: int, boxes: Boxes, offsets: Array) -> None:
+        """Note where a load of a whole warp goes over the bytes of a swizzled box as if it were not swizzled.
+
+        Code that applies the swizzle visits the elements in a regular order, and therefore not the bytes. A read
+        whose bytes are regular and whose elements are not is a mistake, a raw dump of the tile, or the first half of an
+        update in place, which the store that follows shows.
+        """
+        program = w.split.frame.program
+        key = program.function.name, at
+        left = self._findings.reads_to_check.get(key, _READS_CHECKED)
+        if not left or len(offsets) != LANES:
+            return
+        laid = boxes.mode[offsets // CHUNK]
+        mode = _swizzle_of(int(laid[0])) if laid[0] else Swizzle.NONE
+        if mode is Swizzle.NONE or (laid != laid[0]).any():
+            return
+        self._findings.reads_to_check[key] = left - 1
+        at_bytes, at_elements = _regularity(offsets), _regularity(swizzle(offsets + SHARED_START, mode))
+        if at_bytes < at_elements:
+            self._findings.reads_to_check[key] = 0
+        elif at_bytes > at_elements:
+            self._linear[w.agent, offsets.tobytes()] = (w, program, at, mode)
+
+    def cluster_ended(self) -> None:
+        """Warn of linear reads of swizzled boxes that were no updates in place."""
+        for w, program, at, mode in self._linear.values():
+            if self._findings.reads_to_check.get((program.function.name, at)) == 0:
+                continue
+            text = f"plain code reads a tile linearly that its tensor map has laid down with swizzle {mode.label}"
+            self._findings.add("swizzle_mismatch", text, program, at, w, advice=_UNSWIZZLE, is_warning=True)
+        self._linear.clear()
+
+    # ---- other reads
+
+    def matrices_read(self, w: Warp, at: int, block: Block, offsets: Array) -> None:
+        """Check that the eight rows of a matrix that are in eight rows of a box are parts of one column of it.
+
+        Where they are not, the code that made the addresses assumes another swizzle than the tensor map's.
+        """
+        boxes = self._boxes[block.rank]
+        chunks = (offsets // CHUNK).reshape(-1, 8)
+        rows, columns = boxes.row[chunks], boxes.column[chunks]
+        mixed = (columns != columns[:, :1]).any(axis=1) & (columns >= 0).all(axis=1)
+        if mixed.any() and any(len(set(found.tolist())) == 8 for found in rows[mixed]):
+            mode = _swizzle_of(int(boxes.mode[chunks[mixed][0, 0]]))
+            message = f"rows of one matrix come from several columns of a box laid down with swizzle {mode.label}"
+            self._reporter.report("swizzle_mismatch", w, at, message)
+
+    def wgmma_operand(
+        self, w: Warp, at: int, position: int, bits: int, offsets: Array, shape: tuple[int, int, bool], group: int
+    ) -> None:
+        """Check that a descriptor's swizzle is the tensor map's, and that its offsets follow the box.
+
+        A tile that does not begin on the pattern is right with base offset 0, too, wherever a tensor copy has put it:
+        both swizzle absolute addresses (CUTLASS aligns its tiles to 128 bytes only).
+        """
+        if not self._is_new_operand(w, at, position, bits, offsets):
+            return
+        operand = operand_of(bits, *shape)
+        if operand.places.min() < 0 or operand.places.max() + CHUNK > w.block.shared.size:
+            return
+        boxes, mode = self._boxes[w.block.rank], operand.descriptor.mode
+        if self._compare(w, at, boxes.mode[operand.places // CHUNK], mode, "a wgmma descriptor says"):
+            return
+        text = _misread(boxes, operand)
+        if text:
+            message, advice = f"{_name_of(operand)} {text}", _advice_for(operand)
+            self._reporter.report("swizzle_mismatch", w, at, message, advice=advice)
+
+    def _is_new_operand(self, w: Warp, at: int, position: int, bits: int, offsets: Array) -> bool:
+        """Return whether a wgmma uses a descriptor for the first time over bytes that tensor copies wrote like this."""
+        boxes, chunks = self._boxes[w.block.rank], offsets // CHUNK
+        written = 0
+        if boxes.has_boxes:
+            # Relative to the warp's rows of A, so that the four warps of a warpgroup agree on one tile.
+            rows = boxes.row[chunks] - position * WARP_ROWS * (w.index % WARPS)
+            sources = boxes.plane[chunks] >> _PLANE_BITS
+            fields = (boxes.mode[chunks], rows, boxes.column[chunks], sources)
+            written = hash(b"".join(field.tobytes() for field in fields))
+        key = w.split.frame.program.function.name, at, bits, position, written
+        seen = self._findings.operands
+        if key in seen:
+            return False
+        seen.add(key)
+        return True
+
+    def box_stored(
+        self, w: Warp, at: int, block: Block, offsets: Array, box: Any, map_address: int, group: Any
+    ) -> None:
+        """Check that a tensor store of chunks that a tensor load has laid down has the load's swizzle."""
+        laid = self._boxes[block.rank].mode[offsets // CHUNK]
+        self._compare(w, at, laid, box.spec.swizzle, "the store's tensor map says")
+
+    def _compare(self, w: Warp, at: int, laid: Array, mode: Swizzle, who: str) -> bool:
+        """Report bytes that a tensor map has laid down with another swizzle. Return whether there are any."""
+        laid = laid & (_CROOKED - 1)
+        wrong = (laid != 0) & (laid != int(mode) + 1)
+        if wrong.any():
+            found = _swizzle_of(int(laid[wrong][0]))
+            text = f"{who} {mode.label}, the tensor map that filled these bytes {found.label}"
+            self._reporter.report("swizzle_mismatch", w, at, text)
+        return bool(wrong.any())
+
+
+def _name_of(operand: Operand) -> str:
+    """Return the fields of an operand's descriptor, for messages."""
+    d = operand.descriptor
+    base = f", base offset {d.base_offset}" if d.base_offset else ""
+    major = "MN" if operand.is_mn_major else "K"
+    return (
+        f"a wgmma matrix descriptor (start {d.start:#x}, leading {d.leading}, stride {d.stride}{base}, "
+        f"{d.mode.label}, {major}-major)"
+    )
+
+
+def _advice_for(operand: Operand) -> str:
+    """Return the offsets of the canonical layout."""
+    span = operand.descriptor.mode.span_bytes
+    if span and not operand.is_mn_major:
+        return (
+            f"stride offset {8 * span}, from 8 rows to the next 8 (the leading offset is not used); the instruction's "
+            "transpose bit if the tile is MN-major"
+        )
+    if span:
+        return (
+            f"stride offset {8 * span}, from 8 k to the next 8; leading offset from one {span}-byte panel to the next; "
+            "no transpose bit if the tile is K-major"
+        )
+    if operand.is_mn_major:
+        return "leading offset from 8 k to the next 8; stride offset from 8 elements of M or N to the next 8"
+    return "leading offset from 16 bytes of k to the next 16; stride offset from 8 rows to the next 8"
+
+
+def _misread(boxes: Boxes, operand: Operand) -> str:
+    """Say what is wrong with the chunks that a descriptor reads; return "" if they are right."""
+    chunks = operand.places // CHUNK
+    row, column = boxes.row[chunks], boxes.column[chunks]
+    plane = np.where(boxes.mode[chunks] != 0, boxes.plane[chunks], 0)
+    if plane[0, 0] and not operand.descriptor.base_offset and (plane == plane[0, 0]).all():
+        rows, columns = np.ogrid[row[0, 0] : row[0, 0] + len(row), column[0, 0] : column[0, 0] + column.shape[1]]
+        if (row == rows).all() and (column == columns).all():
+            return ""
+    return _crosses(boxes, operand, plane, row, column) or _repeats(operand, bool(boxes.mode[chunks].any()))
+
+
+def _crosses(boxes: Boxes, operand: Operand, plane: Array, row: Array, column: Array) -> str:
+    """Say where the operand does not follow the rows and columns of the boxes that it reads."""
+    if not plane.any():
+        return ""
+    line, part = ("k", "elements") if operand.is_mn_major else ("row", "bytes")
+    wrong = (plane > 0) & (column != operand.columns)
+    if operand.descriptor.base_offset and wrong.any():
+        i, j = np.argwhere(wrong)[0]
+        columns = f"column {column[i, j]} of a box for column {operand.columns[i, j]}"
+        return f"reads {columns}: tiles loaded by TMA need base offset 0"
+    joined = (plane[:, 1:] == plane[:, :-1]) & (plane[:, 1:] > 0)
+    wrong = joined & ((row[:, 1:] != row[:, :-1]) | (column[:, 1:] != column[:, :-1] + 1))
+    if wrong.any():
+        i, j = np.argwhere(wrong)[0]
+        ends = f"{_at(row, column, i, j)} and {_at(row, column, i, j + 1)}"
+        return f"takes neighboring {part} of {line} {i} from {ends} of one box"
+    joined = (plane[1:] == plane[:-1]) & (plane[1:] > 0)
+    wrong = joined & ((column[1:] != column[:-1]) | (row[1:] <= row[:-1]))
+    if wrong.any():
+        i, j = np.argwhere(wrong)[0]
+        ends = f"{_at(row, column, i, j)} and {_at(row, column, i + 1, j)}"
+        return f"takes {line} {i} and {line} {i + 1} from {ends} of one box"
+    # An operand that goes on in another box leaves the first one at its end.
+    span = operand.descriptor.mode.span_bytes or CHUNK
+    after = np.minimum((operand.places // span + 1) * span // CHUNK, len(boxes.mode) - 1)
+    goes_on = (boxes.mode[after] != 0) & (boxes.plane[after] == plane) & (plane > 0)
+    jumps = operand.places[1:] // span - operand.places[:-1] // span != 1
+    moves = (plane[1:] != plane[:-1]) & (plane[1:] > 0) & (plane[:-1] > 0)
+    wrong = moves & goes_on[:-1] & jumps
+    if wrong.any():
+        i, j = np.argwhere(wrong)[0]
+        return (
+            f"takes {line} {i} from row {row[i, j]} of a box, which has more rows, and {line} {i + 1} from another box"
+        )
+    wrong = moves & (plane[1:] >> _PLANE_BITS != plane[:-1] >> _PLANE_BITS) & (row[0] > 0)
+    if wrong.any():
+        i, j = np.argwhere(wrong)[0]
+        first = f"begins at row {row[0, j]} of a box and leaves it after {line} {i}"
+        return f"{first}, and goes on in a box of another tensor map"
+    return ""
+
+
+def _at(row: Array, column: Array, i: int, j: int) -> str:
+    return f"row {row[i, j]} column {column[i, j]}"
+
+
+def _repeats(operand: Operand, is_laid: bool) -> str:
+    """Say whether two parts of the matrix are the same bytes.
+
+    Over bytes that plain stores wrote, an offset of 0 repeats a core matrix on purpose.
+    """
+    unique, count = np.unique(operand.places, return_counts=True)
+    if unique.size == operand.places.size:
+        return ""
+    d = operand.descriptor
+    uses_leading = operand.is_mn_major or not d.mode
+    if not is_laid and (d.stride == 0 or (uses_leading and d.leading == 0)):
+        return ""
+    return f"reads {int((count > 1).sum())} of its 16-byte chunks for several parts of the matrix"

@@ -1,0 +1,363 @@
+"""The events that the machine reports while it runs, their arguments, and when each comes.
+
+An observer of a cluster is a subclass of Observer that overrides the events it needs. The machine calls
+``w.events.shared_read(...)`` and expects no answer: observers do not change what a kernel computes. Hazard checks
+(hazards/) and the trace (trace/recording.py) are observers.
+
+Unless an event's description says otherwise, it comes before its effect: memory, barriers and registers still hold
+what they held before the instruction. Observers of a cluster are called in the order in which they were given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, cast
+
+from cudatma.emulator.machine.memory import Region
+from cudatma.emulator.machine.program import Program
+from cudatma.emulator.ptx.types import Array
+
+#: Returns whether memory already holds the bytes that a store is about to write.
+Same = Callable[[], bool]
+
+
+def never() -> bool:
+    """Return False: the ``same`` of a store whose bytes are not compared."""
+    return False
+
+
+@dataclass(slots=True, eq=False)
+class Copy:
+    """An asynchronous operation on a CTA's shared memory, from its issue until it is complete.
+
+    Attributes
+    ----------
+    w, program, at
+        The warp that issues it, and the instruction.
+    what
+        ``"cp.async"``, ``"cp.async.bulk"``, ``"cp.async.bulk.tensor"``, ``"st.async"`` or ``"cp.reduce.async.bulk"``
+        for a write into shared memory; ``"store"`` for a store or reduction out of it.
+    block, offsets, size
+        The CTA, and the offsets in its shared memory of pieces of ``size`` bytes.
+    barrier, phase
+        The mbarrier that the copy completes on, and its phase at the issue. None for cp.async and stores.
+    group
+        The group of a cp.async or a store.
+    lanes
+        The lane of each piece of a cp.async.
+    scope
+        Memory order and scope of a reduction ("relaxed.cluster"), "" for a plain copy.
+    number
+        Distinguishes the copy from all others.
+    box, destination, map_address
+        The box (async_copy.tensor_box.Box) of a tensor load, the offset that it is loaded to, and the address of the
+        tensor map.
+    """
+
+    w: Any
+    at: int
+    what: str
+    block: Any
+    offsets: Array
+    size: int
+    barrier: Any = None
+    group: Any = None
+    lanes: Array | None = None
+    scope: str = ""
+    box: Any = None
+    destination: int = 0
+    map_address: int = 0
+    program: Any = None
+    phase: int = 0
+    number: int = field(default_factory=count(1).__next__)
+
+    def __post_init__(self) -> None:
+        self.program = self.w.split.frame.program
+        if self.barrier is not None:
+            self.phase = self.barrier.phase
+
+
+class Observer:
+    """Observes one cluster. Every method here does nothing.
+
+    Common arguments
+    ----------------
+    w, at
+        The warp (state.Warp) and the index of its instruction in the function's body. ``w.split`` is the group of
+        lanes that executes it, ``w.guard`` the lanes whose guard holds (None: all).
+    block, offsets
+        The CTA (state.Block) whose shared memory is accessed, and byte offsets in it, one a lane or a piece.
+    region
+        Global memory (memory.Region) that holds the bytes; offsets count from its base.
+    barrier
+        An mbarrier (async_copy.mbarrier.MBarrier), unless the event says otherwise.
+    group
+        Copies that are waited for together (async_copy.groups.Group).
+    order
+        Memory order and scope, such as ``"acquire.gpu"``; ``""`` for a weak access, ``"nc"`` for ld.global.nc.
+    """
+
+    # ---- the life of warps
+
+    def warp_started(self, w: Any) -> None:
+        """A warp has been created."""
+
+    def segment_begins(self, split: Any, pc: int) -> None:
+        """A split is about to run a segment of its program."""
+
+    def blocked(self, split: Any, reason: Any) -> None:
+        """A split has begun to wait. reason: has ``describe()``, and perhaps ``at`` and ``barrier``."""
+
+    def woken(self, split: Any) -> None:
+        """A split can run again."""
+
+    def lanes_met(self, w: Any, groups: set[int]) -> None:
+        """Some lanes of a warp, and not all, have met at an instruction with a member mask.
+
+        groups: the lanes of each mask, as bits.
+        """
+
+    def cluster_ended(self) -> None:
+        """The last thread of the cluster has exited. Comes before ``block_ended`` and ``warp_ended``."""
+
+    def block_ended(self, block: Any) -> None:
+        """The last thread of a CTA has exited. Comes before ``warp_ended``."""
+
+    def warp_ended(self, w: Any) -> None:
+        """The last thread of a warp has exited."""
+
+    def deadlocked(self) -> None:
+        """No warp of the grid can go on. Comes before the deadlock is reported."""
+
+    def trapped(self) -> None:
+        """The grid ends in a trap, after a time in which all of its warps only waited."""
+
+    # ---- hazards
+
+    def violation(self, kind: str, w: Any, at: int, message: str, places: Sequence[Any] = (), /) -> None:
+        """The machine itself has found a hazard: an instruction breaks a rule that its execution depends on.
+
+        kind: a key of hazards.report.CAUSES. places: what it concerns (hazards.report.Place).
+        """
+
+    def warning(self, kind: str, w: Any, at: int, message: str, /) -> None:
+        """The machine has found code that may be intended, though PTX does not promise that it works."""
+
+    def hazard_found(self, kind: str, w: Any) -> None:
+        """A hazard has been recorded at a place where it was not known yet, after an access of this warp."""
+
+    # ---- plain accesses and fences
+
+    def shared_read(
+        self, w: Any, at: int, block: Any, offsets: Array, size: int, order: str, together: bool, /
+    ) -> None:
+        """Lanes read ``size`` bytes each (ld, ldmatrix). together: as one instruction of the whole warp."""
+
+    def shared_write(
+        self, w: Any, at: int, block: Any, offsets: Array, size: int, order: str, together: bool, same: Same, /
+    ) -> None:
+        """Lanes write ``size`` bytes each (st, stmatrix, st.bulk, tensormap.replace)."""
+
+    def shared_atomic(self, w: Any, at: int, block: Any, offsets: Array, size: int, order: str, /) -> None:
+        """One lane's atom or red; lanes come one after the other."""
+
+    def matrices_read(self, w: Any, at: int, block: Any, offsets: Array, /) -> None:
+        """ldmatrix reads rows of matrices, eight offsets for each. Comes after its ``shared_read``."""
+
+    def global_read(self, w: Any, at: int, region: Region, offsets: Array, size: int, order: str, /) -> None:
+        """Lanes read ``size`` bytes each of one region."""
+
+    def global_write(
+        self, w: Any, at: int, region: Region, offsets: Array, size: int, order: str, same: Same, /
+    ) -> None:
+        """Lanes write ``size`` bytes each of one region."""
+
+    def atomic(self, w: Any, at: int, addresses: Array, space: str, size: int, order: str, returns: bool, /) -> None:
+        """Lanes execute atom (returns: whether its result is used) or red; before any ``shared_atomic`` of theirs.
+
+        addresses: of the active lanes. space: the opcode's state space, ``""`` for generic addresses.
+        """
+
+    def fence(self, w: Any, at: int, kind: str, /) -> None:
+        """membar or fence. kind: the opcode after its root."""
+
+    def map_fence(self, w: Any, addresses: set[int], scope: int, /) -> None:
+        """fence.proxy.tensormap::generic.acquire of the tensor maps at these addresses."""
+
+    def grid_waited(self, w: Any, /) -> None:
+        """griddepcontrol.wait: the grid before this one has ended."""
+
+    # ---- asynchronous copies
+
+    def copy_issued(self, copy: Copy, /) -> None:
+        """A copy into shared memory is issued."""
+
+    def copy_landed(self, copy: Copy, /) -> None:
+        """The bytes of a copy are in place; its mbarrier or group counts them after this event."""
+
+    def store_issued(self, store: Copy, /) -> None:
+        """A bulk or tensor store is issued. Comes after its ``shared_source``."""
+
+    def store_landed(self, store: Copy, /) -> None:
+        """The bytes of a store are in global memory; its group counts them after this event."""
+
+    def shared_source(self, w: Any, at: int, block: Any, offsets: Array, end: Any, /) -> None:
+        """An asynchronous operation will read 16-byte chunks of shared memory.
+
+        end: what makes known that it has: the group of a store, or the mbarrier of a copy to another CTA.
+        """
+
+    def global_source(self, w: Any, at: int, region: Region, offsets: Array, barrier: Any, /) -> None:
+        """A bulk copy that completes on an mbarrier will read 16-byte chunks. Comes before its ``copy_issued``."""
+
+    def tensor_source(self, copy: Copy, region: Region | None, group: Any, /) -> None:
+        """A tensor load will read its box. Comes after its ``copy_issued``.
+
+        region: the memory that holds the tensor, None if no part of the box is in it. group: the issuing thread's open
+        bulk group, whose wait also covers reads of the tensor map.
+        """
+
+    def cp_async_source(self, w: Any, at: int, addresses: Array, counts: Array, group: Any, /) -> None:
+        """A cp.async will read ``counts[i]`` bytes at each global address. Comes after its ``copy_issued``."""
+
+    def bulk_target(self, w: Any, at: int, region: Region, offsets: Array, group: Any, is_reduction: bool, /) -> None:
+        """A bulk store will write 16-byte chunks of global memory. Comes before its ``shared_source``."""
+
+    def tensor_target(
+        self, w: Any, at: int, box: Any, written: Array, operation: str, group: Any, is_repeat: bool, /
+    ) -> None:
+        """A tensor store will write the chunks of its box that ``written`` marks. Comes before its ``shared_source``.
+
+        operation: of a reduction, else "". is_repeat: whether a lower lane issues the same store.
+        """
+
+    def box_stored(
+        self, w: Any, at: int, block: Any, offsets: Array, box: Any, map_address: int, group: Any, /
+    ) -> None:
+        """A tensor store reads a box from these chunks. Comes after its ``tensor_target``."""
+
+    def map_read(self, w: Any, at: int, region: Region, offset: int, /) -> None:
+        """A tensor copy or prefetch reads a tensor map."""
+
+    def map_edited(self, w: Any, at: int, region: Region, offset: int, together: bool, /) -> None:
+        """tensormap.replace or tensormap.cp_fenceproxy writes a tensor map. together: by several lanes at once."""
+
+    def groups_waited(self, w: Any, at: int, kind: str, waited: list[Any], reads_only: bool, /) -> None:
+        """A wait for groups passes. kind: "bulk" or "cp". reads_only: .read, which waits for reads of the source."""
+
+    def cp_arrival_issued(self, w: Any, arrival: Any, /) -> None:
+        """cp.async.mbarrier.arrive: threads will arrive when their copies so far have landed.
+
+        arrival: identifies it in ``cp_arrived``.
+        """
+
+    def cp_arrived(self, arrival: Any, barrier: Any, /) -> None:
+        """The copies before a cp.async.mbarrier.arrive have landed, and its threads arrive."""
+
+    # ---- barriers of a CTA or a cluster
+
+    def barrier_arrived(self, w: Any, barrier: Any, /) -> None:
+        """A warp arrives at a state.NamedBarrier."""
+
+    def barrier_completed(self, barrier: Any, warps: list[Any], /) -> None:
+        """All have arrived at a state.NamedBarrier. warps: those that wait for it."""
+
+    def cluster_arrived(self, w: Any, is_release: bool, /) -> None:
+        """barrier.cluster.arrive."""
+
+    def cluster_completed(self) -> None:
+        """All threads of the cluster have arrived."""
+
+    def cluster_waited(self, w: Any, /) -> None:
+        """barrier.cluster.wait passes."""
+
+    # ---- mbarriers
+
+    def mbarrier_init(self, w: Any, at: int, barrier: Any, old: Any, lanes: int, /) -> None:
+        """mbarrier.init. old: the live mbarrier at this address, or None. lanes: the threads that do it, as bits."""
+
+    def mbarrier_inval(self, w: Any, at: int, barrier: Any, /) -> None:
+        """mbarrier.inval."""
+
+    def mbarrier_used(self, w: Any, at: int, barrier: Any, what: str, /) -> None:
+        """An instruction uses an initialised mbarrier. what: its name for messages; "a wait" for a wait."""
+
+    def arrivals_over(self, w: Any, program: Program, at: int, barrier: Any, number: int, expects: bool, /) -> None:
+        """More threads arrive than are pending. number: of arrivals by one instruction. expects: with .expect_tx."""
+
+    def mbarrier_arrived(self, w: Any, barrier: Any, order: str, is_alone: bool, /) -> None:
+        """Threads arrive at an mbarrier. is_alone: one lane of a warp that has more."""
+
+    def phase_ended(self, barrier: Any, /) -> None:
+        """A phase has ended: ``barrier.phase`` counts it. Waiters have not been woken yet."""
+
+    def mbarrier_acquired(self, w: Any, at: int, barrier: Any, order: str, /) -> None:
+        """A wait for a phase of an mbarrier passes."""
+
+    def bytes_over(self, barrier: Any, /) -> None:
+        """The bytes of a phase do not add up, and nothing is left that could change this."""
+
+    # ---- tensor cores
+
+    def mma_computed(self, w: Any, at: int, name: str, addends: tuple[Array, ...], /) -> None:
+        """The product of an "mma" or a "wgmma" is computed. Comes after the other events of the instruction.
+
+        addends: the registers to which it is added.
+        """
+
+    def wgmma_operand(
+        self, w: Any, at: int, position: int, bits: int, offsets: Array, shape: tuple[int, int, bool], group: int, /
+    ) -> None:
+        """A wgmma reads a matrix in 16-byte chunks of its CTA's shared memory.
+
+        position: 0 for B, 1 for A. bits: the matrix descriptor. offsets: the chunks that this warp reads. shape:
+        (extent, bytes of K, MN-major) of the whole matrix. group: the number of the wgmma-group.
+        """
+
+    def wgmma_issued(self, w: Any, at: int, shared: tuple[Array, ...], /) -> None:
+        """shared: scale-d and the matrix descriptors, which are the same in all threads of a warpgroup."""
+
+    def wgmma_fenced(self, w: Any, /) -> None:
+        """wgmma.fence."""
+
+    def wgmma_committed(self, w: Any, /) -> None:
+        """wgmma.commit_group."""
+
+    def wgmma_waited(self, w: Any, at: int, done: int, warps: list[Any], /) -> None:
+        """wgmma.wait_group passes. done: groups that are complete. warps: of the warpgroup."""
+
+    def registers_set(self, w: Any, at: int, count: int, is_increase: bool, /) -> None:
+        """setmaxnreg. Comes once, before the warp waits for registers."""
+
+
+#: The observer of a cluster that nobody observes.
+UNOBSERVED = Observer()
+
+
+def combined(observers: Sequence[Observer]) -> Observer:
+    """Return an observer that passes each event on to these, in order."""
+    return cast(Observer, _Combined(tuple(observers))) if observers else UNOBSERVED
+
+
+class _Combined:
+    """Looks up who handles an event when it first occurs: if a single observer does, events are calls of its method."""
+
+    def __init__(self, observers: tuple[Observer, ...]) -> None:
+        self._observers = observers
+
+    def __getattr__(self, event: str) -> Callable[..., None]:
+        ignored = getattr(Observer, event)
+        handlers = [getattr(each, event) for each in self._observers if getattr(type(each), event) is not ignored]
+        handler = handlers[0] if len(handlers) == 1 else _in_turn(tuple(handlers))
+        setattr(self, event, handler)
+        return handler
+
+
+def _in_turn(handlers: tuple[Callable[..., None], ...]) -> Callable[..., None]:
+    def call(*args: Any) -> None:
+        for handler in handlers:
+            handler(*args)
+
+    return call
