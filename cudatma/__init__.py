@@ -41,8 +41,7 @@ if TYPE_CHECKING:
         WeightFileError,
     )
     from cudatma.inspection import Inspection, inspect
-    from cudatma.kernels.attention.attention import attention, attention_varlen
-    from cudatma.kernels.attention.choose import attention_explain
+    from cudatma.kernels.attention.attention import attention, attention_explain, attention_varlen
     from cudatma.kernels.attention.decode import attention_decode
     from cudatma.kernels.data_movement.broadcast import broadcast
     from cudatma.kernels.data_movement.copy import copy
@@ -189,9 +188,8 @@ _PUBLIC = {
         "TuneFileWarning WeightFileError"
     ),
     "inspection": "Inspection inspect",
-    "kernels.attention.attention": "attention attention_varlen",
+    "kernels.attention.attention": "attention attention_explain attention_varlen",
     "kernels.attention.decode": "attention_decode",
-    "kernels.attention.choose": "attention_explain",
     "kernels.data_movement.broadcast": "broadcast",
     "kernels.data_movement.copy": "copy",
     "kernels.data_movement.gather": "gather halo_tiles",

@@ -81,7 +81,7 @@ def parse_config(pairs: Sequence[str]) -> dict[str, object]:
 def configured(spec: Any, config: dict[str, object], target: Target) -> Any:
     """The spec with fields replaced. ArgumentError for a field it does not have, and for a value that the spec refuses:
     of the values that it takes at all, those that serve on the target with the rest."""
-    known = [field.name for field in fields(spec) if field.init]
+    known = [field.name for field in fields(spec) if field.init and field.name != "version"]
     for field in config:
         if field not in known:
             raise ArgumentError("--config", field, f"a field of {type(spec).__name__}: {', '.join(known)}")
@@ -218,7 +218,7 @@ def job_of_problem(
     gpu = imagined_gpu(target, sm_count)
     decision = decide(of, wanted, gpu)
     spec = of.launched(decision.spec)
-    entry = next(entry for entry in REGISTRY.values() if entry.template == spec.template)
+    entry = kernel(f"{name}_{of.kernel_name(spec)}")
     what = f"{wanted.description}, {target.name}, {counted(gpu.sm_count, 'SM')}"
     note = f"chosen for {what}: {decision.source}: {decision.why}{f' by {who}' if asked else ''}"
     return Job(f"{spec.entry}_{target.name}", entry, spec, target, note)

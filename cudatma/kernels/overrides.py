@@ -68,6 +68,8 @@ def pinned_spec(family: Family[P, S], problem: P, gpu: Gpu) -> S | None:
     spec = pinned_scope.get()
     if spec is None or problem.constraint or type(spec) not in family.kernels.values():
         return None
+    if family.kernel_name(spec) not in family.kernels:
+        return None
     given = problem.as_json()
     for name in family.spec_fields:
         if (got := getattr(spec, name)) != given[name]:

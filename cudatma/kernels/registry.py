@@ -45,16 +45,22 @@ class KernelEntry:
         return partial(function, self.version) if self.version else function
 
 
-def _entry(name: str, summary: str, specs: str, emulated: str = "", version: str = "") -> KernelEntry:
-    """Return an entry. ``specs`` and ``emulated`` are ``"module:function"`` below cudatma.kernels."""
+def _entry(
+    name: str, summary: str, specs: str, emulated: str = "", version: str = "", template: str = ""
+) -> KernelEntry:
+    """Return an entry.
+
+    specs, emulated: ``"module:function"`` below cudatma.kernels. template: the kernel whose template it shares.
+    """
     made = f"cudatma.kernels.{emulated}" if emulated else ""
-    return KernelEntry(name, f"kernels/{name}.cu.j2", f"cudatma.kernels.{specs}", summary, made, version)
+    return KernelEntry(name, f"kernels/{template or name}.cu.j2", f"cudatma.kernels.{specs}", summary, made, version)
 
 
-def _versions(family: str, summaries: dict[str, str]) -> list[KernelEntry]:
+def _versions(family: str, summaries: dict[str, str], sample: str = "sample", template: str = "") -> list[KernelEntry]:
     """Return the entries of a family whose kernels are versions."""
+    dumped, emulated = f"{family}.choose:dump_specs", f"{family}.sample:{sample}"
     return [
-        _entry(f"{family}_{version}", summary, f"{family}.choose:dump_specs", f"{family}.sample:sample", version)
+        _entry(f"{family}_{version}", summary, dumped, emulated, version, template)
         for version, summary in summaries.items()
     ]
 
@@ -70,12 +76,17 @@ _GEMM = {
     "mma_sync": "dense GEMM, mma.sync: for SM120, a producer warp, persistent",
 }
 _ATTENTION = {
-    "phase1": "attention, phase 1: scalar loops",
+    "scalar": "attention, scalar loops: the baseline",
     "a1": "attention, wgmma, version a1: keys and values by cp.async",
     "a2": "attention, wgmma, version a2: keys and values by TMA",
     "a3": "attention, wgmma, version a3: a producer warp, softmax beside products",
     "a4": "attention, wgmma, version a4: persistent, stores by TMA",
-    "p1": "attention, mma.sync, version p1: for SM120, a producer warp",
+    "mma_sync": "attention, mma.sync: for SM120, a producer warp",
+}
+_DECODE = {
+    "decode": "attention of a few queries to a cache, wgmma, keys divided among CTAs",
+    "decode_mma_sync": "attention of a few queries to a cache, mma.sync: for SM120, keys divided among CTAs",
+    "decode_fp8": "attention of a few queries to an e4m3 cache, mma.sync, keys divided among CTAs and warps",
 }
 
 REGISTRY: dict[str, KernelEntry] = {
@@ -101,18 +112,7 @@ REGISTRY: dict[str, KernelEntry] = {
         ),
         *_versions("gemm", _GEMM),
         *_versions("attention", _ATTENTION),
-        _entry(
-            "attention_decode",
-            "attention of a few queries to a cache, wgmma or mma.sync, keys divided among CTAs",
-            "attention.sample:decode_specs",
-            "attention.sample:decode_sample",
-        ),
-        _entry(
-            "attention_decode_fp8",
-            "attention of a few queries to an e4m3 cache, mma.sync, keys divided among CTAs and warps",
-            "attention.sample:fp8_specs",
-            "attention.sample:fp8_sample",
-        ),
+        *_versions("attention", _DECODE, "decode_sample", "attention_decode"),
         _entry(
             "tile_copy", "pipelined 2D copy", "data_movement.tile_copy:dump_specs", "data_movement.tile_copy:sample"
         ),

@@ -80,7 +80,7 @@ CONTENTS: dict[str, dict[str, list[str]]] = {
     },
     "docs/guide/README": {"": ["docs/guide/steps/*"]},
     "docs/gemm": {"": ["docs/gemm/v*", "docs/gemm/*"]},
-    "docs/attention": {"": ["docs/attention/phase1", "docs/attention/*"]},
+    "docs/attention": {"": ["docs/attention/scalar", "docs/attention/*"]},
 }
 #: Pages for developers of cudatma alone, which the repository has and the site does not.
 LEFT_OUT = ["docs/status.md"]

@@ -9,7 +9,7 @@ import pytest
 
 from cudatma.build.nvrtc import compile_source
 from cudatma.build.render import render
-from cudatma.kernels.attention.versions import VERSIONS, AttentionA3
+from cudatma.kernels.attention.sample import small_config
 from cudatma.target import get_target
 from tools.sass import disassemble, find_program
 
@@ -34,18 +34,15 @@ def exponentials_between_waits(sass: str) -> list[int]:
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(
-    ("version", "head_dim", "warpgroups", "block_n"),
-    [("a3", 128, 2, 128), ("a4", 64, 3, 128), ("a4", 128, 2, 176), ("a4", 256, 2, 80)],
+    ("version", "head_dim", "block_m", "block_n"),
+    [("a3", 128, 128, 128), ("a4", 64, 192, 128), ("a4", 128, 128, 176), ("a4", 256, 128, 80)],
 )
 def test_exponentials_come_before_the_wait_for_the_output(
-    version: str, head_dim: int, warpgroups: int, block_n: int, is_causal: bool, tmp_path: Path
+    version: str, head_dim: int, block_m: int, block_n: int, is_causal: bool, tmp_path: Path
 ) -> None:
     """ptxas moves a wait up where it can; the products with the values would then be waited for first."""
-    kind = VERSIONS[version]
-    assert issubclass(kind, AttentionA3)
-    spec = kind(
-        "bfloat16", head_dim, head_dim, is_causal, block_m=64 * warpgroups, block_n=block_n, warpgroups=warpgroups
-    )
+    dims = {"head_dim": head_dim, "v_head_dim": head_dim}
+    spec = small_config(version, dtype="bfloat16", **dims, is_causal=is_causal, block_m=block_m, block_n=block_n)
     made = compile_source(render(spec.template, spec, "sm_90a"), get_target("sm_90a"))
     assert "0 bytes spill stores, 0 bytes spill loads" in made.log
     assert not made.warnings

@@ -20,7 +20,7 @@ from tools.sass_wgmma import wgmma_hazards
 
 TARGETS = ("sm_90a", "sm_120a")
 #: Kernels that wait for cp.async groups, or for plain loads.
-WITHOUT_RING = ("gemm_v1", "attention_phase1", "attention_a1")
+WITHOUT_RING = ("gemm_v1", "attention_scalar", "attention_a1")
 
 pytestmark = pytest.mark.skipif(find_program("nvdisasm") is None, reason="nvdisasm is not installed here")
 

@@ -16,10 +16,10 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import FLAGS
 from cudatma.kernels.attention.arguments import decode_sizes, launch_arguments
 from cudatma.kernels.attention.check import check_decode
+from cudatma.kernels.attention.choose import decode_config
 from cudatma.kernels.attention.decode import DECODE_CALL
-from cudatma.kernels.attention.decode_spec import AttentionDecode, AttentionDecodeFp8, decode_spec
 from cudatma.kernels.attention.reference import reference
-from cudatma.kernels.attention.sample import decode_sample, fp8_sample
+from cudatma.kernels.attention.sample import decode_sample, small_config
 from cudatma.kernels.engine import host_workspace
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.host import host_array
@@ -33,7 +33,14 @@ NO_PAGES = (-7, 2**31 - 1)
 
 
 def make(
-    lengths: list[int], heads: int, kv_heads: int, dims: tuple[int, int], q_length: int, page_size: int, dtype: str
+    *,
+    lengths: list[int],
+    heads: int = 2,
+    kv_heads: int = 1,
+    dims: tuple[int, int] = (64, 64),
+    q_length: int = 1,
+    page_size: int = 0,
+    dtype: str = "float16",
 ) -> dict[str, Any]:
     """A call; the cache has NaNs behind each sequence's end."""
     random, kind, capacity = np.random.default_rng(len(lengths)), activation_type(dtype).numpy, max(300, *lengths)
@@ -82,9 +89,9 @@ def check(
     lse, sums = (np.full((q.shape[0], q.shape[2], q.shape[1]), np.nan, np.float32) for _ in range(2))
     checked = check_decode(**given, out=out, return_lse=True, **options)
     problem = checked.problem
-    spec = replace(decode_spec(problem, target), **(fields or {}))
-    sizes = decode_sizes(problem, spec, imagined_gpu(target, 4), parts)(problem)
-    launch = launch_arguments(problem, spec, target, sizes)
+    config = replace(decode_config(problem, target), **(fields or {}))
+    sizes = decode_sizes(problem, config, imagined_gpu(target, 4), parts)(problem)
+    launch = launch_arguments(problem, config, target, sizes)
     space = host_workspace(launch.sizes)
     arrays = DECODE_CALL.named(checked) | {"lse": describe(lse)} | space
     report = launch.emulate(target, arrays, schedules=schedules)
@@ -98,24 +105,39 @@ def check(
     return out
 
 
-#: Keys of each sequence, heads, heads of k and v, head dims, queries, page size, parts, options of the call.
-CASES: dict[str, tuple[list[int], int, int, tuple[int, int], int, int, int, dict[str, Any]]] = {
-    "grouped": ([300, 65], 8, 1, (128, 128), 1, 0, 3, {}),
-    "many_parts": ([640], 2, 1, (32, 32), 1, 0, 10, {}),
-    "short": ([0, 1, 63, 64, 65], 2, 1, (64, 64), 1, 0, 0, {}),
-    "every_head": ([130], 4, 4, (64, 64), 1, 0, 1, {}),
-    "pages_of_16": ([304, 65, 0], 8, 1, (64, 64), 1, 16, 2, {}),  # the first one fills its pages
-    "pages_of_24": ([300, 63], 8, 1, (64, 64), 1, 24, 2, {}),
-    "large_pages": ([300, 1], 4, 2, (64, 64), 1, 128, 0, {}),
-    "pages_of_5": ([200, 65], 2, 1, (64, 64), 1, 5, 2, {}),
-    "pages_of_1": ([70], 2, 1, (32, 32), 1, 1, 1, {}),
-    "some_queries": ([300, 2, 65], 4, 2, (64, 64), 3, 0, 2, {}),
-    "window": ([300, 70], 4, 2, (64, 64), 2, 16, 2, {"window": (70, 0)}),
-    "softcap": ([130], 8, 1, (64, 64), 1, 0, 2, {"softcap": 2.0, "scale": 0.5}),
-    "two_tiles_of_rows": ([100, 66], 40, 1, (32, 32), 2, 0, 2, {}),
-    "wide": ([130], 2, 1, (256, 256), 1, 16, 0, {}),
-    "sinks": ([0, 1, 130], 4, 2, (64, 64), 2, 0, 2, {"sink": np.array([3, -np.inf, 0, -2], np.float32)}),
-    "wider_keys": ([130], 2, 1, (192, 128), 1, 0, 0, {}),
+#: Arguments of make(), parts of a tile, and options of the call.
+CASES: dict[str, dict[str, Any]] = {
+    "grouped": {"lengths": [300, 65], "heads": 8, "dims": (128, 128), "parts": 3},
+    "many_parts": {"lengths": [640], "dims": (32, 32), "parts": 10},
+    "short": {"lengths": [0, 1, 63, 64, 65]},
+    "every_head": {"lengths": [130], "heads": 4, "kv_heads": 4, "parts": 1},
+    "pages_of_16": {"lengths": [304, 65, 0], "heads": 8, "page_size": 16, "parts": 2},  # the first fills its pages
+    "pages_of_24": {"lengths": [300, 63], "heads": 8, "page_size": 24, "parts": 2},
+    "large_pages": {"lengths": [300, 1], "heads": 4, "kv_heads": 2, "page_size": 128},
+    "pages_of_5": {"lengths": [200, 65], "page_size": 5, "parts": 2},
+    "pages_of_1": {"lengths": [70], "dims": (32, 32), "page_size": 1, "parts": 1},
+    "some_queries": {"lengths": [300, 2, 65], "heads": 4, "kv_heads": 2, "q_length": 3, "parts": 2},
+    "window": {
+        "lengths": [300, 70],
+        "heads": 4,
+        "kv_heads": 2,
+        "q_length": 2,
+        "page_size": 16,
+        "parts": 2,
+        "options": {"window": (70, 0)},
+    },
+    "softcap": {"lengths": [130], "heads": 8, "parts": 2, "options": {"softcap": 2.0, "scale": 0.5}},
+    "two_tiles_of_rows": {"lengths": [100, 66], "heads": 40, "dims": (32, 32), "q_length": 2, "parts": 2},
+    "wide": {"lengths": [130], "dims": (256, 256), "page_size": 16},
+    "sinks": {
+        "lengths": [0, 1, 130],
+        "heads": 4,
+        "kv_heads": 2,
+        "q_length": 2,
+        "parts": 2,
+        "options": {"sink": np.array([3, -np.inf, 0, -2], np.float32)},
+    },
+    "wider_keys": {"lengths": [130], "dims": (192, 128)},
 }
 
 
@@ -126,27 +148,27 @@ CASES: dict[str, tuple[list[int], int, int, tuple[int, int], int, int, int, dict
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
 def test_results_are_right_and_clean(case: str, target: Target) -> None:
-    lengths, heads, kv_heads, dims, q_length, page_size, parts, options = CASES[case]
-    dtype = ("float16", "bfloat16")[len(case) % 2]
-    check(make(lengths, heads, kv_heads, dims, q_length, page_size, dtype), parts=parts, target=target, **options)
+    given: dict[str, Any] = {"dtype": ("float16", "bfloat16")[len(case) % 2]} | CASES[case]
+    parts, options = given.pop("parts", 0), given.pop("options", {})
+    check(make(**given), parts=parts, target=target, **options)
 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize(("page_size", "target"), [(0, SM90A), (16, SM120A), (5, SM90A)])
 def test_rings_wrap(page_size: int, target: Target) -> None:
-    given = make([300, 230], 2, 1, (32, 32), 1, page_size, "float16")
+    given = make(lengths=[300, 230], dims=(32, 32), page_size=page_size)
     check(given, parts=1, fields={"stages": 2}, target=target)
 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize(("page_size", "target"), [(0, SM90A), (5, SM90A), (16, SM120A), (5, SM120A)])
 def test_many_schedules_are_clean(page_size: int, target: Target) -> None:
-    given = make([200, 65], 2, 1, (32, 32), 1, page_size, "float16")
+    given = make(lengths=[200, 65], dims=(32, 32), page_size=page_size)
     check(given, parts=2, schedules=8, fields={"stages": 2}, target=target)
 
 
 def test_pages_and_a_contiguous_cache_give_the_same_bits() -> None:
-    given = make([200, 65], 4, 2, (64, 64), 1, 0, "bfloat16")
+    given = make(lengths=[200, 65], heads=4, kv_heads=2, dtype="bfloat16")
     first = check(given, parts=3, schedules=1)
     for page_size in (5,):
         assert (check(in_pages(given, page_size), parts=3, schedules=1) == first).all()
@@ -157,7 +179,7 @@ def test_pages_and_a_contiguous_cache_give_the_same_bits() -> None:
 @pytest.mark.parametrize("target", [SM90A, SM120A], ids=lambda target: target.name)
 def test_rows_whose_maximum_rises_again_and_again(target: Target, options: dict[str, Any]) -> None:
     """The last block comes first; logits of earlier keys are greater, within a part and from part to part."""
-    given = make([300], 2, 1, (64, 64), 1, 16, "float16")
+    given = make(lengths=[300], page_size=16)
     given["q"][..., 0] = np.abs(given["q"][..., 0]) + 1
     contiguous = given["page_table"][0, :19]
     ramp = np.linspace(60, 0, 19 * 16).reshape(19, 16)
@@ -178,7 +200,7 @@ def test_rows_whose_maximum_rises_again_and_again(target: Target, options: dict[
 @pytest.mark.parametrize("target", [SM90A, SM120A], ids=lambda target: target.name)
 def test_blocks_of_logits_of_minus_infinity(target: Target, infinite: slice) -> None:
     """Count as keys that are not seen; of a block, of a part, of all."""
-    given = make([300, 200], 2, 1, (64, 64), 1, 0, "float16")
+    given = make(lengths=[300, 200])
     given["q"][..., 0] = np.abs(given["q"][..., 0]) + 1
     given["k_cache"][:, infinite, :, 0] = -np.inf
     for parts in (1, 3):
@@ -198,17 +220,30 @@ SCALES: list[dict[str, Any]] = [
     {"k_scale": np.array([0.3, 1.5], np.float32), "v_scale": np.array(0.7, np.float32)},
     {"k_scale": np.array([0.4], np.float32), "v_scale": np.array([2, 0.25], np.float32)},
 ]
-#: Keys of each sequence, head dims, queries, page size, parts, options of the call.
-FP8_CASES: dict[str, tuple[list[int], tuple[int, int], int, int, int, dict[str, Any]]] = {
-    "contiguous": ([300, 65], (128, 128), 1, 0, 2, {}),
-    "pages_of_16": ([300, 65, 0, 1], (128, 128), 1, 16, 3, {}),
-    "pages_of_24": ([300, 128], (64, 64), 1, 24, 1, {}),
-    "one_block_of_a_page": ([300, 127], (96, 96), 1, 128, 1, {}),
-    "three_tiles_of_rows": ([200, 3], (32, 32), 12, 0, 2, {}),
-    "window": ([300, 200], (192, 128), 2, 16, 2, {"window": (140, 0)}),
-    "softcap": ([130], (64, 64), 1, 8, 1, {"softcap": 2.0, "scale": 0.5}),
-    "sinks": ([0, 1, 130], (192, 192), 2, 0, 2, {"sink": np.array([3, -np.inf, 0, -2] * 2, np.float32)}),
-    "wide": ([300], (256, 256), 1, 16, 1, {}),
+#: The same for eight heads, two of k and v.
+FP8_CASES: dict[str, dict[str, Any]] = {
+    "contiguous": {"lengths": [300, 65], "dims": (128, 128), "parts": 2},
+    "pages_of_16": {"lengths": [300, 65, 0, 1], "dims": (128, 128), "page_size": 16, "parts": 3},
+    "pages_of_24": {"lengths": [300, 128], "page_size": 24, "parts": 1},
+    "one_block_of_a_page": {"lengths": [300, 127], "dims": (96, 96), "page_size": 128, "parts": 1},
+    "three_tiles_of_rows": {"lengths": [200, 3], "dims": (32, 32), "q_length": 12, "parts": 2},
+    "window": {
+        "lengths": [300, 200],
+        "dims": (192, 128),
+        "q_length": 2,
+        "page_size": 16,
+        "parts": 2,
+        "options": {"window": (140, 0)},
+    },
+    "softcap": {"lengths": [130], "page_size": 8, "parts": 1, "options": {"softcap": 2.0, "scale": 0.5}},
+    "sinks": {
+        "lengths": [0, 1, 130],
+        "dims": (192, 192),
+        "q_length": 2,
+        "parts": 2,
+        "options": {"sink": np.array([3, -np.inf, 0, -2] * 2, np.float32)},
+    },
+    "wide": {"lengths": [300], "dims": (256, 256), "page_size": 16, "parts": 1},
 }
 
 
@@ -219,24 +254,24 @@ FP8_CASES: dict[str, tuple[list[int], tuple[int, int], int, int, int, dict[str, 
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
 def test_an_e4m3_cache(case: str, target: Target) -> None:
-    lengths, dims, q_length, page_size, parts, options = FP8_CASES[case]
     number = list(FP8_CASES).index(case)
-    given = in_e4m3(make(lengths, 8, 2, dims, q_length, page_size, ("float16", "bfloat16")[number % 2]))
-    check(given | SCALES[number % 4], parts=parts, target=target, **options)
+    given: dict[str, Any] = {"heads": 8, "kv_heads": 2, "dtype": ("float16", "bfloat16")[number % 2]} | FP8_CASES[case]
+    parts, options = given.pop("parts", 0), given.pop("options", {})
+    check(in_e4m3(make(**given)) | SCALES[number % 4], parts=parts, target=target, **options)
 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("options", [{}, {"softcap": 2.0}, {"window": (70, 0)}], ids=str)
 def test_a_scale_of_keys_that_is_zero_or_less_counts_as_zero(options: dict[str, Any]) -> None:
     """Zero is what the largest element of a head of zeros gives."""
-    given = in_e4m3(make([3, 200], 8, 2, (64, 64), 1, 0, "float16"))
+    given = in_e4m3(make(lengths=[3, 200], heads=8, kv_heads=2))
     check(given | {"k_scale": np.array([0.0, -1.0], np.float32)}, parts=1, schedules=1, **options)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page_size", [0, 16])
 def test_the_ring_of_an_e4m3_cache_wraps(page_size: int) -> None:
-    given = in_e4m3(make([400, 270], 2, 1, (32, 32), 1, page_size, "float16"))
+    given = in_e4m3(make(lengths=[400, 270], dims=(32, 32), page_size=page_size))
     for fields in ({"stages": 2}, {"stages": 2, "block_n": 64, "box_rows": page_size or 64}):
         check(given, parts=1, schedules=4, fields=fields)
 
@@ -258,14 +293,14 @@ def test_every_finite_e4m3_number_is_exact(dtype: str) -> None:
 def test_lengths_and_pages_that_a_device_must_not_trust() -> None:
     """Nothing outside of the cache is read: a page that there is not is zeros, lengths are limited."""
     for page_size in (16, 5):
-        given = make([100, 100], 2, 1, (32, 32), 1, page_size, "float16")
+        given = make(lengths=[100, 100], dims=(32, 32), page_size=page_size)
         given["k_cache"][np.isnan(given["k_cache"])] = 0
         given["v_cache"][np.isnan(given["v_cache"])] = 0
         out = np.full(given["q"].shape, np.nan, np.float16)
         checked = check_decode(**given, out=out)
         given["page_table"][0, 2], given["page_table"][1, 1] = NO_PAGES
         given["seqlens"][:] = 2**31 - 1, -5
-        spec = decode_spec(checked.problem, SM90A)
+        spec = decode_config(checked.problem, SM90A)
         (launch,) = DECODE_CALL.arguments(checked.problem, spec, imagined_gpu(SM90A, 4), ())
         arrays = DECODE_CALL.named(checked) | host_workspace(launch.sizes)
         assert launch.emulate(SM90A, arrays).is_clean
@@ -274,7 +309,7 @@ def test_lengths_and_pages_that_a_device_must_not_trust() -> None:
 
 
 def test_the_public_function_on_the_emulator() -> None:
-    given = make([65, 0], 4, 2, (64, 64), 1, 16, "float16")
+    given = make(lengths=[65, 0], heads=4, kv_heads=2, page_size=16)
     out, lse = cudatma.attention_decode(**given, return_lse=True, backend="emulator")
     exact, sums = cudatma.attention_decode(**given, return_lse=True, backend="reference")
     np.testing.assert_allclose(out.astype(np.float64), exact.astype(np.float64), atol=2e-3)
@@ -297,7 +332,7 @@ def test_parts_fill_the_gpu_and_fit_the_workspace() -> None:
         shapes = (batch, 1, heads, 128), (batch, length, kv_heads, 128)
         q, cache = (np.broadcast_to(np.float16(0), shape) for shape in shapes)
         problem = check_decode(q.copy(), cache.copy(), cache.copy(), np.zeros(batch, np.int32)).problem
-        sizes = decode_sizes(problem, decode_spec(problem, SM90A), h200)(problem)
+        sizes = decode_sizes(problem, decode_config(problem, SM90A), h200)(problem)
         tiles, parts = sizes.grid
         assert tiles * parts <= most
         assert tiles * parts >= 0.4 * most
@@ -310,24 +345,19 @@ def test_parts_fill_the_gpu_and_fit_the_workspace() -> None:
         ({"box_rows": 16}, "^box_rows: got 16; allowed: 64, all keys"),
         ({"box_rows": 4, "is_paged": True}, "^box_rows: got 4"),
         ({"block_m": 128}, "^block_m: got 128"),
+        ({"version": "decode_fp8", "box_rows": 0, "is_paged": True}, "^box_rows: got 0"),
+        ({"version": "decode_fp8", "block_m": 64}, "^block_m: got 64"),
+        ({"version": "decode_fp8", "block_n": 32}, "^block_n: got 32"),
     ],
 )
-def test_specs_that_cannot_be(fields: dict[str, Any], message: str) -> None:
+def test_configs_that_cannot_be(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        AttentionDecode(**{"dtype": "float16", "head_dim": 64, "v_head_dim": 64, **fields})
+        small_config(**{"version": "decode", **fields})
 
 
 @pytest.mark.slow
 def test_the_sample() -> None:
-    made = decode_sample(SM90A, k_length=100, page_size=16, dtype="bfloat16")
-    assert made.run(schedules=2).is_clean
-    assert made.error() <= made.limit
-    made = fp8_sample(SM90A, k_length=100, page_size=16)
-    assert made.run(schedules=2).is_clean
-    assert made.error() <= made.limit
-
-
-@pytest.mark.parametrize("fields", [{"box_rows": 0, "is_paged": True}, {"block_m": 64}, {"block_n": 32}])
-def test_e4m3_specs_that_cannot_be(fields: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=f"^{next(iter(fields))}: got"):
-        AttentionDecodeFp8(**{"dtype": "float16", "head_dim": 64, "v_head_dim": 64, **fields})
+    for version, dtype in (("decode", "bfloat16"), ("decode_fp8", "float16")):
+        made = decode_sample(version, SM90A, k_length=100, page_size=16, dtype=dtype)
+        assert made.run(schedules=2).is_clean
+        assert made.error() <= made.limit

@@ -13,25 +13,43 @@ from cudatma.dtypes import activation_type
 from cudatma.kernels.attention.attention import VARLEN_CALL
 from cudatma.kernels.attention.check import check_varlen
 from cudatma.kernels.attention.reference import attend
-from cudatma.kernels.attention.spec import AttentionSpec
-from cudatma.kernels.attention.versions import AttentionA3, AttentionP1
+from cudatma.kernels.attention.sample import small_config
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.target import get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
 LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
-#: Queries and keys of each sequence, heads, heads of k and v, options of the call.
-CASES: dict[str, tuple[list[int], list[int], int, int, dict[str, Any]]] = {
-    "full": ([65, 1, 130], [130, 64, 65], 2, 1, {}),
-    "causal": ([130, 0, 70, 1], [130, 40, 200, 300], 2, 2, {"causal": True}),
-    "without_keys": ([65, 130], [0, 65], 1, 1, {"causal": True}),
-    "window": ([140, 65], [200, 65], 1, 1, {"window": (60, 10)}),
-    "sinks": ([65, 20], [70, 0], 2, 1, {"sink": np.array([4, -1], np.float32)}),
-    "softcap": ([65, 20], [70, 90], 1, 1, {"softcap": 2.0, "causal": True}),
+#: Arguments of make(), and options of the call.
+CASES: dict[str, dict[str, Any]] = {
+    "full": {"q_lengths": [65, 1, 130], "k_lengths": [130, 64, 65], "heads": 2},
+    "causal": {
+        "q_lengths": [130, 0, 70, 1],
+        "k_lengths": [130, 40, 200, 300],
+        "heads": 2,
+        "kv_heads": 2,
+        "options": {"causal": True},
+    },
+    "without_keys": {"q_lengths": [65, 130], "k_lengths": [0, 65], "options": {"causal": True}},
+    "window": {"q_lengths": [140, 65], "k_lengths": [200, 65], "options": {"window": (60, 10)}},
+    "sinks": {
+        "q_lengths": [65, 20],
+        "k_lengths": [70, 0],
+        "heads": 2,
+        "options": {"sink": np.array([4, -1], np.float32)},
+    },
+    "softcap": {"q_lengths": [65, 20], "k_lengths": [70, 90], "options": {"softcap": 2.0, "causal": True}},
 }
 
 
-def make(q_lengths: list[int], k_lengths: list[int], heads: int, kv_heads: int, dim: int, dtype: str) -> dict[str, Any]:
+def make(
+    *,
+    q_lengths: list[int],
+    k_lengths: list[int],
+    heads: int = 1,
+    kv_heads: int = 1,
+    dim: int = 64,
+    dtype: str = "float16",
+) -> dict[str, Any]:
     random, kind = np.random.default_rng(0), activation_type(dtype).numpy
     sizes = (sum(q_lengths), heads), (sum(k_lengths), kv_heads), (sum(k_lengths), kv_heads)
     q, k, v = (random.standard_normal((*size, dim), np.float32).astype(kind) for size in sizes)
@@ -44,7 +62,7 @@ def run(
     given: dict[str, Any],
     schedules: int = 2,
     fields: dict[str, Any] | None = None,
-    kind: type[AttentionSpec] = AttentionA3,
+    version: str = "a3",
     **options: Any,
 ) -> Any:
     """Return the result, lse and the checked call."""
@@ -53,12 +71,10 @@ def run(
     out, lse = whole[..., : q.shape[2]], np.full((q.shape[1], q.shape[0]), np.nan, np.float32)
     checked = check_varlen(**given, out=out, return_lse=True, **options)
     problem = checked.problem
-    masks = problem.is_causal, problem.has_window, problem.has_softcap, problem.has_sink
-    small = {"block_m": 128, "block_n": 64, "warpgroups": 2, "is_varlen": True} | (fields or {})
-    spec = kind(q.dtype.name, q.shape[2], q.shape[2], *masks, **small)
-    target = SM90A if kind is AttentionA3 else SM120A
+    config = small_config(version, problem, is_varlen=True, **fields or {})
+    target = SM90A if version == "a3" else SM120A
     arrays = VARLEN_CALL.named(checked) | {"lse": describe(lse)}
-    (launch,) = VARLEN_CALL.arguments(problem, spec, imagined_gpu(target, 2), ())
+    (launch,) = VARLEN_CALL.arguments(problem, config, imagined_gpu(target, 2), ())
     report = launch.emulate(target, arrays, schedules=schedules)
     assert report.is_clean, str(report)
     assert (whole[..., q.shape[2] :] == 7).all()
@@ -78,60 +94,60 @@ def is_right(given: dict[str, Any], out: Any, lse: Any, checked: Any, sequences:
 
 
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize("kind", [AttentionA3, AttentionP1])
+@pytest.mark.parametrize("version", ["a3", "mma_sync"])
 @pytest.mark.parametrize("case", CASES)
-def test_results_are_right_and_clean(case: str, kind: type[AttentionSpec]) -> None:
-    q_lengths, k_lengths, heads, kv_heads, options = CASES[case]
-    given = make(q_lengths, k_lengths, heads, kv_heads, 64, ("float16", "bfloat16")[len(case) % 2])
-    is_right(given, *run(given, kind=kind, **options))
+def test_results_are_right_and_clean(case: str, version: str) -> None:
+    sizes: dict[str, Any] = {"dtype": ("float16", "bfloat16")[len(case) % 2]} | CASES[case]
+    options = sizes.pop("options", {})
+    given = make(**sizes)
+    is_right(given, *run(given, version=version, **options))
 
 
 @pytest.mark.slow
 def test_one_warpgroup_and_three() -> None:
-    given = make([130, 20], [100, 130], 1, 1, 32, "float16")
-    for warpgroups in (1, 3):
-        fields = {"block_m": 64 * warpgroups, "warpgroups": warpgroups, "block_n": 32}
-        is_right(given, *run(given, 2, fields, causal=True))
+    given = make(q_lengths=[130, 20], k_lengths=[100, 130], dim=32)
+    for block_m in (64, 192):
+        is_right(given, *run(given, fields={"block_m": block_m, "block_n": 32}, causal=True))
 
 
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize("kind", [AttentionA3, AttentionP1])
-def test_a_sequence_does_not_see_what_the_next_one_holds(kind: type[AttentionSpec]) -> None:
-    given = make([70, 70], [70, 70], 1, 1, 64, "float16")
+@pytest.mark.parametrize("version", ["a3", "mma_sync"])
+def test_a_sequence_does_not_see_what_the_next_one_holds(version: str) -> None:
+    given = make(q_lengths=[70, 70], k_lengths=[70, 70])
     for name in ("q", "k", "v"):
         given[name][70:] = np.nan
-    is_right(given, *run(given, kind=kind), sequences=[0])
+    is_right(given, *run(given, version=version), sequences=[0])
 
 
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize("kind", [AttentionA3, AttentionP1])
-def test_blocks_of_logits_of_minus_infinity(kind: type[AttentionSpec]) -> None:
+@pytest.mark.parametrize("version", ["a3", "mma_sync"])
+def test_blocks_of_logits_of_minus_infinity(version: str) -> None:
     """Count as keys that are not seen: of one sequence the last block, of another one all."""
-    given = make([70, 70], [200, 70], 1, 1, 64, "float16")
+    given = make(q_lengths=[70, 70], k_lengths=[200, 70])
     given["q"][..., 0] = np.abs(given["q"][..., 0]) + 1
     given["k"][100:, :, 0] = -np.inf
-    is_right(given, *run(given, kind=kind))
+    is_right(given, *run(given, version=version))
 
 
 def test_offsets_that_a_device_must_not_trust() -> None:
-    given = make([70, 70], [70, 70], 1, 1, 32, "float16")
+    given = make(q_lengths=[70, 70], k_lengths=[70, 70], dim=32)
     out, lse = np.full_like(given["q"], 7), np.zeros((1, 140), np.float32)
     checked = check_varlen(**given, out=out, return_lse=True)
     given["cu_seqlens_q"][:] = -5, 2**31 - 1, 60
     given["cu_seqlens_k"][:] = 139, 2**31 - 1, -1
-    spec = AttentionA3("float16", 32, 32, block_m=128, block_n=64, warpgroups=2, is_varlen=True)
+    config = small_config("a3", checked.problem, is_varlen=True)
     arrays = VARLEN_CALL.named(checked) | {"lse": describe(lse)}
-    (launch,) = VARLEN_CALL.arguments(checked.problem, spec, imagined_gpu(SM90A, 2), ())
+    (launch,) = VARLEN_CALL.arguments(checked.problem, config, imagined_gpu(SM90A, 2), ())
     assert launch.emulate(SM90A, arrays).is_clean
     assert np.isfinite(out).all()
     assert (out[70:] == 7).all()  # the first sequence has 70 queries at most, the second one has none
 
 
 def test_the_public_function_on_the_emulator() -> None:
-    given = make([65, 0, 20], [70, 5, 20], 2, 1, 64, "float16")
+    given = make(q_lengths=[65, 0, 20], k_lengths=[70, 5, 20], heads=2)
     out, lse = cudatma.attention_varlen(**given, causal=True, return_lse=True, backend="emulator")
     exact, sums = cudatma.attention_varlen(**given, causal=True, return_lse=True, backend="reference")
     np.testing.assert_allclose(out.astype(np.float64), exact.astype(np.float64), atol=2e-3)
     np.testing.assert_allclose(lse, sums, rtol=1e-5, atol=1e-5)
-    none = make([3], [0], 2, 1, 64, "float16")
+    none = make(q_lengths=[3], k_lengths=[0], heads=2)
     assert not cudatma.attention_varlen(**none, backend="emulator").any()

@@ -40,8 +40,8 @@ from cudatma import (
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.kernels.attention.choose import times as attention_times
+from cudatma.kernels.attention.config import CHOICE as ATTENTION_CHOICE
 from cudatma.kernels.attention.problem import Problem as AttentionProblem
-from cudatma.kernels.attention.versions import VERSIONS as ATTENTION_VERSIONS
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gemm.config import PRESETS, WITH_BLOCK_SCALES, GemmConfig
@@ -190,9 +190,8 @@ def run_attention(version: str, case: str) -> str:
     wanted, sums = attention(q, k, v, return_lse=True, backend="reference", **options)
     is_causal, has_window = "causal" in options, "window" in options
     masks = {"is_causal": is_causal, "has_window": has_window}
-    problem = AttentionProblem(
-        batch, heads, kv_heads, q_length, k_length, dim, dim, "float16", **masks, version=version
-    )
+    sizes = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "q_length": q_length, "k_length": k_length}
+    problem = AttentionProblem.of(**sizes, head_dim=dim, dtype="float16", **masks, version=version)
     on_gpu, specs = [upload(each) for each in (q, k, v)], cheapest_first(attention_times, problem, gpu_of(0))
     for spec, _ in (specs[0], specs[-1])[: len(specs)]:
         whole = upload(np.full((batch, q_length + 2, heads, dim), POISON, np.uint16).view(q.dtype))
@@ -277,7 +276,7 @@ def cases(space: MarlinWorkspace) -> dict[str, Callable[[], str]]:
         dense |= {f"gemm fp8 blocks {one}": functools.partial(run_fp8, True, one) for one in WITH_BLOCK_SCALES}
     of_attention = {
         f"attention {version} {case}": functools.partial(run_attention, version, case)
-        for version in ATTENTION_VERSIONS
+        for version in ATTENTION_CHOICE.names
         for case in ATTENTION_CASES
         if detect().has_wgmma
     }

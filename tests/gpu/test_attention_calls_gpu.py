@@ -9,8 +9,8 @@ import pytest
 
 from cudatma.errors import ArgumentError, DriverError, TargetError
 from cudatma.kernels.attention.attention import ATTENTION_CALL, attention
+from cudatma.kernels.attention.config import CHOICE
 from cudatma.kernels.attention.problem import HEAD_DIMS
-from cudatma.kernels.attention.versions import VERSIONS
 from cudatma.kernels.calls import calls_of
 from cudatma.target import detect
 
@@ -61,16 +61,16 @@ def compared(q: Any, k: Any, v: Any, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", CHOICE.names)
 def test_masks_softcap_sinks_and_lse(version: str, options: dict[str, Any]) -> None:
-    if "sink" in options and version == "phase1":
-        pytest.skip("phase1 has no sinks")
+    if "sink" in options and version == "scalar":
+        pytest.skip("scalar has no sinks")
     q, k, v = numbers(2, 133, 4, 64), numbers(2, 260, 2, 64, seed=1), numbers(2, 260, 2, 64, seed=2)
     compared(q, k, v, version=version, **options)
 
 
 @pytest.mark.parametrize(("dim", "v_dim"), HEAD_DIMS)
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", CHOICE.names)
 def test_head_dims(version: str, dim: int, v_dim: int) -> None:
     q, k, v = numbers(1, 200, 3, dim), numbers(1, 333, 1, dim, seed=1), numbers(1, 333, 1, v_dim, seed=2)
     compared(q, k, v, version=version, causal=True)
@@ -78,7 +78,7 @@ def test_head_dims(version: str, dim: int, v_dim: int) -> None:
 
 @pytest.mark.parametrize(("q_length", "k_length"), [(1, 1), (1, 500), (500, 1), (64, 64), (129, 127), (300, 40)])
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", CHOICE.names)
 def test_lengths(version: str, causal: bool, q_length: int, k_length: int) -> None:
     """With queries that see no key."""
     q, k, v = numbers(3, q_length, 2, 128), numbers(3, k_length, 2, 128, seed=1), numbers(3, k_length, 2, 128, seed=2)
@@ -94,7 +94,7 @@ def test_no_queries_or_no_keys(shape: tuple[int, ...]) -> None:
     assert cupy.isneginf(lse).all()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", CHOICE.names)
 def test_views_are_read_and_written_where_they_are(version: str) -> None:
     heads_first = [cupy.asarray(numbers(2, 4, 150, 64, seed=seed)) for seed in range(3)]
     q, k, v = (each.swapaxes(1, 2) for each in heads_first)
@@ -108,7 +108,7 @@ def test_views_are_read_and_written_where_they_are(version: str) -> None:
     cupy.testing.assert_array_equal(of_packed, plain)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", CHOICE.names)
 def test_every_call_gives_the_same_bits(version: str) -> None:
     q, k, v = (cupy.asarray(numbers(4, 700, 4, 128, seed=seed)) for seed in range(3))
     first = attention(q, k, v, causal=True, version=version)
@@ -163,7 +163,7 @@ def test_streams_do_not_share_a_counter_of_tiles() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("version", [*VERSIONS, "auto"])
+@pytest.mark.parametrize("version", [*CHOICE.names, "auto"])
 def test_tensors_of_torch(version: str, dtype: str) -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():

@@ -16,10 +16,11 @@ from cudatma.kernels.arguments import FLAGS, PARTIALS
 from cudatma.kernels.attention.arguments import decode_sizes, launch_arguments
 from cudatma.kernels.attention.attention import attention_varlen
 from cudatma.kernels.attention.check import check_decode
+from cudatma.kernels.attention.choose import decode_config
+from cudatma.kernels.attention.config import AttentionConfig
 from cudatma.kernels.attention.decode import DECODE_CALL, attention_decode
-from cudatma.kernels.attention.decode_spec import decode_spec
-from cudatma.kernels.attention.problem import HEAD_DIMS
-from cudatma.kernels.attention.versions import AttentionP1
+from cudatma.kernels.attention.problem import HEAD_DIMS, OPTIONS
+from cudatma.kernels.attention.sample import small_config
 from cudatma.kernels.calls import calls_of
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.overrides import pinned
@@ -195,7 +196,7 @@ def test_the_mma_sync_kernel(dims: tuple[int, int], page_size: int) -> None:
     out = cupy.empty((*given["q"].shape[:3], dims[1]), np.float16)
     checked = check_decode(**arrays, out=out)
     problem = checked.problem
-    spec = decode_spec(problem, get_target("sm_120a"))
+    spec = decode_config(problem, get_target("sm_120a"))
     sizes = decode_sizes(problem, spec, gpu_of(0))(problem)
     partials, counters = cupy.empty(sizes.partials_bytes // 4 + 4, np.float32), cupy.zeros(sizes.grid[0], np.uint32)
     launch = launch_arguments(problem, spec, TARGET, sizes)
@@ -227,14 +228,14 @@ def test_an_e4m3_cache(dims: tuple[int, int], page_size: int) -> None:
         np.testing.assert_allclose(lse.get(), sums, rtol=1e-3, atol=1e-3)
 
 
-def mma_sync_spec(dims: tuple[int, int], options: dict[str, Any]) -> AttentionP1:
-    """SM120's kernel for fp16 sequences."""
-    masks = [name in options for name in ("causal", "window", "softcap")]
-    block_n = 64 if dims[0] <= 128 else 32
-    return AttentionP1("float16", *dims, *masks, block_m=64, block_n=block_n, warpgroups=1, is_varlen=True)
+def mma_sync_config(dims: tuple[int, int], options: dict[str, Any]) -> AttentionConfig:
+    """Return SM120's kernel for fp16 sequences."""
+    fields: dict[str, Any] = {option.field: option.name in options for option in OPTIONS}
+    fields |= {"head_dim": dims[0], "v_head_dim": dims[1], "block_n": 64 if dims[0] <= 128 else 32}
+    return small_config("mma_sync", is_varlen=True, **fields)
 
 
-@pytest.mark.parametrize("version", ["auto", "p1"])
+@pytest.mark.parametrize("version", ["auto", "mma_sync"])
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (60, 10)}, {"softcap": 2.0}], ids=str)
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (192, 128), (256, 256)], ids=str)
 def test_sequences_one_after_the_other(dims: tuple[int, int], options: dict[str, Any], version: str) -> None:
@@ -246,7 +247,7 @@ def test_sequences_one_after_the_other(dims: tuple[int, int], options: dict[str,
     longest: Any = {"max_seqlen_q": max(q_lengths), "max_seqlen_k": max(k_lengths)}
     wanted, sums = attention_varlen(**given, **longest, **options, return_lse=True, backend="reference")
     for _ in range(2):  # the second call is a repeated one
-        with pinned(mma_sync_spec(dims, options)) if version == "p1" else nullcontext():
+        with pinned(mma_sync_config(dims, options)) if version == "mma_sync" else nullcontext():
             out, lse = attention_varlen(**to_gpu(given), **longest, **options, return_lse=True)
         check(out.get(), wanted)
         found = lse.get()

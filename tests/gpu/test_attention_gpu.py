@@ -14,9 +14,8 @@ import pytest
 from cudatma.errors import ArgumentError, DriverError, TargetError
 from cudatma.kernels.attention.attention import attention
 from cudatma.kernels.attention.choose import times
+from cudatma.kernels.attention.config import CHOICE, AttentionConfig
 from cudatma.kernels.attention.problem import HEAD_DIMS, Problem
-from cudatma.kernels.attention.spec import AttentionSpec
-from cudatma.kernels.attention.versions import VERSIONS
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import gpu_of
 from cudatma.target import detect
@@ -33,12 +32,14 @@ cupy = pytest.importorskip("cupy")
 def runs_here(version: str) -> bool:
     """Whether the GPU has what a version uses."""
     try:
-        return bool(times(Problem(1, 1, 1, 64, 64, 64, 64, "float16", version=version), np.array([64]), gpu_of(0)))
+        return bool(
+            times(Problem.of(q_length=64, head_dim=64, dtype="float16", version=version), np.array([64]), gpu_of(0))
+        )
     except (ArgumentError, TargetError):
         return False
 
 
-USABLE = [version for version in VERSIONS if runs_here(version)]
+USABLE = [version for version in CHOICE.names if runs_here(version)]
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 #: ||out - reference|| / ||reference||: probabilities and results are rounded to 16 bits.
 LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
@@ -95,9 +96,10 @@ def check(out: Any, lse: Any, wanted: tuple[Any, Any], dtype: str) -> None:
     assert float(abs(lse[seen] - wanted[1][seen]).max()) <= 1e-3
 
 
-def tiles(dims: tuple[int, int], dtype: str, version: str, **masks: bool) -> Iterator[AttentionSpec]:
+def tiles(dims: tuple[int, int], dtype: str, version: str, **masks: bool) -> Iterator[AttentionConfig]:
     """Each candidate of a version, with the longest and the shortest ring."""
-    problem = Problem(3, 24, 8, 333, 460, *dims, dtype, **masks, version=version)
+    given: dict[str, Any] = {"batch": 3, "heads": 24, "kv_heads": 8, "q_length": 333, "k_length": 460, **masks}
+    problem = Problem.of(**given, head_dim=dims[0], v_head_dim=dims[1], dtype=dtype, version=version)
     for spec, _ in times(problem, np.array([problem.m]), gpu_of(0)):
         yield spec
         if spec.stages > 2:

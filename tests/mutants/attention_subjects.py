@@ -16,11 +16,9 @@ from cudatma.kernels.arguments import Arguments
 from cudatma.kernels.attention.arguments import decode_sizes, launch_arguments
 from cudatma.kernels.attention.attention import ATTENTION_CALL
 from cudatma.kernels.attention.check import check_attention, check_decode
+from cudatma.kernels.attention.config import CHOICE, AttentionConfig
 from cudatma.kernels.attention.decode import DECODE_CALL
-from cudatma.kernels.attention.decode_spec import AttentionDecode, AttentionDecodeFp8
-from cudatma.kernels.attention.sample import SMALL
-from cudatma.kernels.attention.spec import AttentionSpec
-from cudatma.kernels.attention.versions import VERSIONS, AttentionA4
+from cudatma.kernels.attention.sample import small_config
 from cudatma.kernels.engine import host_workspace
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.host import host_bytes
@@ -31,12 +29,13 @@ _TARGET = "sm_90a"
 _HEAD_DIM = 32
 
 
-def _dims(version: str) -> tuple[int, int]:
-    """Small; of narrower heads the threads of a1 copy 32 rows at a time, two blocks."""
-    return (64, 64) if version == "a1" else (_HEAD_DIM, _HEAD_DIM)
+def _config(version: str, **fields: Any) -> AttentionConfig:
+    """Return a small configuration. In narrow heads, a1's threads would copy 32 rows at a time, two blocks."""
+    dim = 64 if version == "a1" else _HEAD_DIM
+    return small_config(version, head_dim=dim, v_head_dim=dim, **fields)
 
 
-def _attention_call(spec: AttentionSpec) -> Callable[[], Call]:
+def _attention_call(spec: AttentionConfig) -> Callable[[], Call]:
     """Nine blocks of keys or more, the last one a part; three tiles for a persistent CTA, else two CTAs."""
 
     def make() -> Call:
@@ -72,7 +71,7 @@ def _call(arguments: Arguments, named: dict[str, Any], lse: Any) -> Call:
     )
 
 
-def _decode_call(spec: AttentionDecode) -> Callable[[], Call]:
+def _decode_call(spec: AttentionConfig) -> Callable[[], Call]:
     """Two parts of 15 blocks of keys, the last block a part; in pages that are loaded as the spec says."""
 
     def make() -> Call:
@@ -93,24 +92,20 @@ def _decode_call(spec: AttentionDecode) -> Callable[[], Call]:
 
 
 def decode_subjects() -> list[Subject]:
-    """Pages by TMA and by cp.async; keys and values in e4m3."""
-    dims, rest = ("float16", _HEAD_DIM, _HEAD_DIM), {"stages": 2, "is_paged": True}
+    """Return pages by TMA and by cp.async, mma.sync, and keys and values in e4m3."""
     specs = {
-        "attention_decode/boxes": AttentionDecode(*dims, block_n=16, box_rows=16, **rest),
-        "attention_decode/rows": AttentionDecode(*dims, block_n=16, box_rows=0, **rest),
-        "attention_decode_fp8/boxes": AttentionDecodeFp8(*dims, block_n=64, box_rows=16, **rest),
+        "attention_decode/boxes": _config("decode", block_n=16, box_rows=16, is_paged=True),
+        "attention_decode/rows": _config("decode", block_n=16, box_rows=0, is_paged=True),
+        "attention_decode_mma_sync/boxes": _config("decode_mma_sync", block_n=16, box_rows=16, is_paged=True),
+        "attention_decode_fp8/boxes": _config("decode_fp8", block_n=64, box_rows=16, is_paged=True),
     }
     return [Subject(name, spec.template, spec, _decode_call(spec), _TARGET) for name, spec in specs.items()]
 
 
 def attention_subjects() -> list[Subject]:
     """Each version once, the last one also with two slots of queries."""
-    specs = {
-        f"attention_{version}/small": kind("float16", *_dims(version), **(SMALL[version] | {"block_n": 16}))
-        for version, kind in VERSIONS.items()
-    }
+    specs = {f"attention_{version}/small": _config(version, block_n=16) for version in CHOICE.names}
     last = specs["attention_a4/small"]
-    assert isinstance(last, AttentionA4)
     specs["attention_a4/two_slots"] = replace(last, q_stages=2)
     specs["attention_a4/causal"] = replace(last, is_causal=True)
     return [

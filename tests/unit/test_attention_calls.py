@@ -14,11 +14,10 @@ import pytest
 
 from cudatma.arrays import ArrayInfo, dense_strides
 from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError
-from cudatma.kernels.attention.attention import VARLEN_CALL, attention, attention_varlen
+from cudatma.kernels.attention.attention import VARLEN_CALL, attention, attention_explain, attention_varlen
 from cudatma.kernels.attention.check import check_attention, check_varlen
-from cudatma.kernels.attention.choose import attention_explain
+from cudatma.kernels.attention.config import CHOICE
 from cudatma.kernels.attention.decode import attention_decode
-from cudatma.kernels.attention.versions import CHOICE
 
 BF16, E4M3 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
 B, LQ, LK, H, KV, D = 2, 5, 7, 4, 2, 64
@@ -134,7 +133,10 @@ OPTIONS: list[tuple[dict[str, Any], type[FieldError], str]] = [
     ({"window": (0, math.inf)}, ArgumentTypeError, "window[1]"),
     *[({"causal": causal}, ArgumentTypeError, "causal") for causal in (1, None, "yes", np.int64(1))],
     *[({"return_lse": wanted}, ArgumentTypeError, "return_lse") for wanted in (1, None)],
-    *[({"version": version}, ArgumentError, "version") for version in ("a9", "A1", 1, None, True, ["a1"], "")],
+    *[
+        ({"version": version}, ArgumentError, "version")
+        for version in ("a9", "A1", "phase1", "p1", "decode", 1, None, True, ["a1"], "")
+    ],
     *[({"backend": backend}, ArgumentError, "backend") for backend in ("cpu", "torch", "")],
     ({"k": [1.0]}, ArgumentTypeError, "k"),
     ({"v": None}, ArgumentTypeError, "v"),
@@ -257,14 +259,14 @@ def test_an_explanation_names_what_runs_and_who_asked(monkeypatch: pytest.Monkey
     assert said.problem.is_causal
     assert (said.schedule.tiles_m, said.schedule.tiles_n) == (1, B * H)
     assert "5 queries, 7 keys" in str(said)
-    assert attention_explain(Q, K, K, target="sm_120a").spec.entry.startswith("attention_p1")
+    assert attention_explain(Q, K, K, target="sm_120a").spec.entry.startswith("attention_mma_sync_")
     free = attention_explain(Q, K, K)
     assert free.decision.source == "rule"
     assert free.as_dict()["layer"]["heads"] == H
     with pytest.raises(ArgumentError, match=r"^q\.shape, k\.shape: got"):
         attention_explain(Q[:, :0], K, K)
-    with pytest.raises(ArgumentError, match=r"^sink: got an array; allowed: None for version phase1"):
-        attention_explain(Q, K, K, version="phase1", sink=np.zeros(H, np.float32))
+    with pytest.raises(ArgumentError, match=r"^sink: got an array; allowed: None for version scalar"):
+        attention_explain(Q, K, K, version="scalar", sink=np.zeros(H, np.float32))
 
 
 # ---- attention_varlen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,18 @@ from measured_gpus import readings
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels import choice_table
 from cudatma.kernels.attention.choose import ATTENTION, times
+from cudatma.kernels.attention.config import CHOICE
 from cudatma.kernels.attention.problem import HEAD_DIMS, Problem
-from cudatma.kernels.attention.versions import VERSIONS
-from cudatma.kernels.choosing import decide
+from cudatma.kernels.attention.sample import small_config
+from cudatma.kernels.choosing import decide, pinned
 from cudatma.kernels.gpu import H200, imagined_gpu
-from cudatma.kernels.tuning_file import FILE_VARIABLE, Entry, GpuClass, store_entry
+from cudatma.kernels.tuning_file import FILE_VARIABLE, Entry, GpuClass, parse_entry, store_entry
+from cudatma.target import get_target
+
+
+def problem_of(**fields: Any) -> Problem:
+    """Return a problem: by default 1024 queries and keys of a head of 64 columns."""
+    return Problem.of(**{"q_length": 1024, "head_dim": 64, "dtype": "bfloat16"} | fields)
 
 
 @pytest.mark.parametrize("version", ["", "a1", "a2", "a3", "a4"])
@@ -51,43 +59,44 @@ def test_the_choice_for_other_head_dims() -> None:
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS, ids=str)
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", CHOICE.names)
 def test_every_version_has_a_tile_for_every_head_dim(version: str, dims: tuple[int, int]) -> None:
-    problem = Problem(1, 8, 8, 1024, 1024, *dims, "float16", is_causal=True, has_softcap=True, version=version)
+    fields = {"head_dim": dims[0], "v_head_dim": dims[1], "is_causal": True, "has_softcap": True, "version": version}
+    problem = problem_of(heads=8, **fields)
     assert times(problem, np.array([1024]), H200)
 
 
 def test_few_heads_get_tiles_of_fewer_queries() -> None:
     """Where 128 queries a tile would leave SMs without work."""
-    of_few = decide(ATTENTION, Problem(1, 8, 8, 1024, 1024, 64, 64, "bfloat16"), H200).spec
-    of_many = decide(ATTENTION, Problem(16, 32, 32, 1024, 1024, 64, 64, "bfloat16"), H200).spec
+    of_few = decide(ATTENTION, problem_of(heads=8), H200).spec
+    of_many = decide(ATTENTION, problem_of(batch=16, heads=32), H200).spec
     assert of_few.block_m < of_many.block_m
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS, ids=str)
-def test_where_there_is_no_wgmma_p1_runs(dims: tuple[int, int]) -> None:
+def test_where_there_is_no_wgmma_mma_sync_runs(dims: tuple[int, int]) -> None:
     gpu = imagined_gpu("sm_120a", 170)
-    problem = Problem(2, 16, 4, 4096, 4096, *dims, "bfloat16", is_causal=True)
-    assert decide(ATTENTION, problem, gpu).spec.version == "p1"
-    assert decide(ATTENTION, problem, H200).spec.version != "p1"
-    assert decide(ATTENTION, replace(problem, q_length=1, k_length=16), gpu).spec.version == "p1"  # nor the baseline
+    sizes = {"batch": 2, "heads": 16, "kv_heads": 4, "q_length": 4096, "head_dim": dims[0], "v_head_dim": dims[1]}
+    problem = problem_of(**sizes, is_causal=True)
+    for one in (problem, replace(problem, q_length=1, k_length=16)):
+        assert decide(ATTENTION, one, gpu).spec.version == "mma_sync"
+    assert decide(ATTENTION, problem, H200).spec.version != "mma_sync"
     with pytest.raises(TargetError, match=r"wgmma.*version a3 of attention"):
         times(replace(problem, version="a3"), np.array([4096]), gpu)
 
 
-@pytest.mark.parametrize(("dims", "warpgroups", "block_n", "rows"), [((64, 64), 2, 80, 32), ((96, 96), 1, 80, 32)])
-def test_all_threads_of_a1_copy_whole_rows(dims: tuple[int, int], warpgroups: int, block_n: int, rows: int) -> None:
-    given = {"block_m": 64 * warpgroups, "warpgroups": warpgroups}
-    VERSIONS["a1"]("float16", *dims, block_n=2 * rows, **given)
-    with pytest.raises(ArgumentError, match=rf"^block_n: got {block_n}; allowed: a multiple of {rows}"):
-        VERSIONS["a1"]("float16", *dims, block_n=block_n, **given)
+@pytest.mark.parametrize(("head_dim", "block_m"), [(64, 128), (96, 64)])
+def test_all_threads_of_a1_copy_whole_rows(head_dim: int, block_m: int) -> None:
+    config = small_config("a1", head_dim=head_dim, v_head_dim=head_dim, block_m=block_m, block_n=64)
+    with pytest.raises(ArgumentError, match=r"^block_n: got 80; allowed: a multiple of 32"):
+        replace(config, block_n=80)
 
 
-SELF = Problem(4, 16, 16, 512, 512, 128, 128, "bfloat16", is_causal=True)
+SELF = problem_of(batch=4, heads=16, q_length=512, head_dim=128, is_causal=True)
 CROSS = replace(SELF, k_length=3000)
 
 
-@pytest.mark.parametrize("version", ["", "p1"])
+@pytest.mark.parametrize("version", ["", "mma_sync"])
 @pytest.mark.parametrize("problem", [SELF, replace(SELF, is_causal=False), CROSS], ids=lambda one: one.description)
 def test_times_at_many_lengths_are_the_costs_at_each(problem: Problem, version: str) -> None:
     problem, lengths = replace(problem, version=version), [1, 64, 65, 200, 1000, 5000]
@@ -115,6 +124,13 @@ def test_which_problems_share_a_table(problem: Problem, other: Problem, is_same:
     assert problem.shape().fixed == problem.fixed
 
 
+def test_a_pinned_kernel_of_attention_decode_serves_no_call_of_attention() -> None:
+    problem = problem_of(is_causal=True)
+    for version, source in (("a2", "pinned"), ("decode", "rule")):
+        with pinned(small_config(version, problem)):
+            assert decide(ATTENTION, problem, H200).source == source
+
+
 @pytest.mark.parametrize(
     ("measured", "near", "far"),
     [
@@ -134,3 +150,11 @@ def test_a_tuning_entry_serves_nearby_lengths(
         assert (decision.source, decision.spec) == ("tuned", spec)
     assert decide(ATTENTION, far, H200).source == "rule"
     choice_table.forget()
+
+
+@pytest.mark.parametrize("changes", [{"kernel": "p1"}, {"kernel": "decode"}, {"revision": 4}], ids=str)
+def test_entries_for_former_kernels_are_refused_with_a_remedy(changes: dict[str, Any]) -> None:
+    raw = Entry(SELF, times(SELF, np.array([512]), H200)[0][0], 8.0, 10.0).as_json(ATTENTION)
+    assert parse_entry(raw, ATTENTION, get_target("sm_90a")).problem == SELF
+    with pytest.raises(ArgumentError, match=r"measure again with: cudatma tune attention --shape 512x128"):
+        parse_entry(raw | changes, ATTENTION, get_target("sm_90a"))

@@ -7,24 +7,25 @@ import heapq
 import pytest
 
 from cudatma.kernels.attention.arguments import raster
+from cudatma.kernels.attention.config import AttentionConfig
 from cudatma.kernels.attention.problem import Problem
-from cudatma.kernels.attention.versions import AttentionA4
+from cudatma.kernels.attention.sample import small_config
 
 SMS = 132
 
 
-def problem(batch: int, heads: int, kv_heads: int, length: int) -> Problem:
-    return Problem(batch, heads, kv_heads, length, length, 128, 128, "float16", is_causal=True)
+def problem(**sizes: int) -> Problem:
+    return Problem.of(head_dim=128, dtype="float16", is_causal=True, **sizes)
 
 
-def causal(block_m: int = 128, block_n: int = 128) -> AttentionA4:
-    return AttentionA4("float16", 128, 128, True, block_m=block_m, block_n=block_n, warpgroups=block_m // 64)
+def causal(block_m: int = 128, block_n: int = 128) -> AttentionConfig:
+    return small_config("a4", head_dim=128, v_head_dim=128, is_causal=True, block_m=block_m, block_n=block_n)
 
 
 @pytest.mark.parametrize("length", [512, 1024, 2048, 4096, 16384])
 @pytest.mark.parametrize(("block_m", "block_n"), [(128, 128), (192, 80)])
 def test_sms_that_take_the_next_tile_end_together(length: int, block_m: int, block_n: int) -> None:
-    spec, asked = causal(block_m, block_n), problem(16384 // length, 16, 16, length)
+    spec, asked = causal(block_m, block_n), problem(batch=16384 // length, heads=16, q_length=length)
     (heads, last), rows = raster(spec, asked), 16 * 16384 // length
     ends = [min(length, row0 + block_m) for row0 in range(0, length, block_m)]
     blocks = [-(-end // block_n) for end in reversed(ends)]
@@ -39,7 +40,10 @@ def test_sms_that_take_the_next_tile_end_together(length: int, block_m: int, blo
 @pytest.mark.parametrize("kv_heads", [1, 4, 16])
 @pytest.mark.parametrize(("batch", "length"), [(1, 512), (9, 2048), (3, 16384), (1, 1 << 20)])
 def test_keys_and_values_of_a_raster_group_are_few_bytes(batch: int, length: int, kv_heads: int) -> None:
-    (heads, last), group = raster(causal(), problem(batch, 16, kv_heads, length)), 16 // kv_heads
+    (heads, last), group = (
+        raster(causal(), problem(batch=batch, heads=16, kv_heads=kv_heads, q_length=length)),
+        16 // kv_heads,
+    )
     assert heads % group == last % heads == 0
     assert heads == group or heads // group * length * 512 <= 4 << 20
     assert heads <= 16 * batch - last <= 4 * heads
@@ -47,4 +51,4 @@ def test_keys_and_values_of_a_raster_group_are_few_bytes(batch: int, length: int
 
 def test_the_last_raster_group_has_more_heads() -> None:
     """The longest tiles of few heads would come last, with too few of them for all SMs."""
-    assert raster(causal(), problem(5, 7, 7, 2048)) == (4, 20)  # of 35
+    assert raster(causal(), problem(batch=5, heads=7, q_length=2048)) == (4, 20)  # of 35

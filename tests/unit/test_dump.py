@@ -113,8 +113,14 @@ def test_a_config_that_the_spec_refuses(config: str, words: str, tmp_path: Path)
 
 
 def test_a_refused_config_names_the_values_that_serve_with_the_rest(tmp_path: Path) -> None:
-    words = ["attention_a3", "--target", "sm_90a", "--config", "block_m=96", "--out", str(tmp_path)]
-    with pytest.raises(ArgumentError, match=r"block_m: got 96; allowed: (64|128|192)\. these serve on sm_90a with"):
+    words = ["attention_mma_sync", "--target", "sm_120a", "--config", "stages=1", "--out", str(tmp_path)]
+    with pytest.raises(ArgumentError, match=r"stages: got 1; allowed: 2(, [3-7])*\. these serve on sm_120a with"):
+        dump_kernels.main(words)
+
+
+def test_a_config_does_not_become_another_kernel(tmp_path: Path) -> None:
+    words = ["attention_a3", "--target", "sm_90a", "--config", "version=a4", "--out", str(tmp_path)]
+    with pytest.raises(ArgumentError, match=r"--config: got version; allowed: a field of AttentionConfig: dtype, "):
         dump_kernels.main(words)
 
 

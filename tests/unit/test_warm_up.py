@@ -242,7 +242,7 @@ def test_tuning_entries_count(
     memory, path = Memory(), tmp_path / "tuned.json"
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
     product = gemm_problem.Problem(m=48, n=512, k=512, dtype="float16", layout="RR")
-    heads = attention_problem.Problem(7, 4, 4, 600, 600, 64, 64, "float16")
+    heads = attention_problem.Problem.of(batch=7, heads=4, q_length=600, head_dim=64, dtype="float16")
     for family, problem in ((GEMM, product), (ATTENTION, heads)):
         found = [spec for spec, _ in family.times(problem, np.array([problem.m]), H200)]
         shallow = replace(next(spec for spec in found if spec.stages > 3), stages=3)

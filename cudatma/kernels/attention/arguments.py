@@ -11,9 +11,8 @@ from cudatma.descriptor import TiledSpec
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import FLAGS, PARTIALS, Arguments, At, Map, Sizes, Value
-from cudatma.kernels.attention.decode_spec import AttentionDecode
+from cudatma.kernels.attention.config import AttentionConfig
 from cudatma.kernels.attention.problem import DecodeProblem, Layout, Layouts, Problem
-from cudatma.kernels.attention.spec import AttentionSpec
 from cudatma.kernels.family import MAX_EXTENT
 from cudatma.kernels.gpu import IN_L2_BYTES, Gpu
 from cudatma.kernels.launch_struct import packer
@@ -36,27 +35,27 @@ _ARRAYS = {"output_rows": "out", "tile_counter": FLAGS, "counters": FLAGS, "part
 _AXES = {"batch": 0, "pitch": 1, "head": 2}
 
 
-def launch_arguments(problem: Problem, spec: AttentionSpec, target: Target, sizes: Sizes) -> Arguments:
+def launch_arguments(problem: Problem, config: AttentionConfig, target: Target, sizes: Sizes) -> Arguments:
     """Return the launch of a kernel of any of the functions. Raises TargetError, ArgumentError."""
-    spec.check_target(target)
+    config.check_target(target)
     parameters: list[Any] = []
-    for name in spec.parameter_names:
+    for name in config.parameter_names:
         if name.endswith("_map"):
             array = _array_of(name)
-            box = spec.kv_box if array in ("k", "v") else spec.q_box
-            dtype = "uint8" if array in ("k", "v") and spec.kv_bytes == 1 else problem.dtype
-            parameters.append(_map(array, getattr(problem.layouts, array), dtype, box, spec.swizzle))
+            box = config.kv_box if array in ("k", "v") else config.q_box
+            dtype = "uint8" if array in ("k", "v") and config.kv_bytes == 1 else problem.dtype
+            parameters.append(_map(array, getattr(problem.layouts, array), dtype, box, config.swizzle))
         else:
             parameters.append(Value(0) if name == "problem" else At(_ARRAYS.get(name, name)))
-    return Arguments(spec.template, spec, tuple(parameters), sizes)
+    return Arguments(config.template, config, tuple(parameters), sizes)
 
 
-def attention_sizes(problem: Problem, spec: AttentionSpec, sm_count: int) -> Callable[[Problem], Sizes]:
+def attention_sizes(problem: Problem, config: AttentionConfig, sm_count: int) -> Callable[[Problem], Sizes]:
     """Return a function that returns the sizes of every problem with the plan_key of this one."""
-    heads, block_m, is_varlen = problem.heads, spec.block_m, problem.is_varlen
+    heads, block_m, is_varlen = problem.heads, config.block_m, problem.is_varlen
     fixed = {"heads": heads, "by_heads": heads, "by_group": problem.group}
-    pack = _struct_and_fields(spec, problem.layouts, fixed | ({"output_batch": 0} if is_varlen else {}))
-    is_causal, has_limits, is_persistent = spec.is_causal, spec.has_upper, spec.is_persistent
+    pack = _struct_and_fields(config, problem.layouts, fixed | ({"output_batch": 0} if is_varlen else {}))
+    is_causal, has_limits, is_persistent = config.is_causal, config.has_upper, config.is_persistent
     flags_bytes = _COUNTER_BYTES if is_persistent else 0
 
     def sizes(problem: Problem) -> Sizes:
@@ -70,7 +69,7 @@ def attention_sizes(problem: Problem, spec: AttentionSpec, sm_count: int) -> Cal
         if is_varlen:
             values["q_total"], values["k_total"] = layouts.q.shape[1], layouts.k.shape[1]
         if is_causal:
-            raster_heads, last_group = raster(spec, problem)
+            raster_heads, last_group = raster(config, problem)
             values["raster_heads"] = values["by_raster_heads"] = raster_heads
             values["by_raster_tiles"] = raster_heads * columns
             values["last_group"] = last_group
@@ -89,13 +88,13 @@ def attention_sizes(problem: Problem, spec: AttentionSpec, sm_count: int) -> Cal
 
 
 def decode_sizes(
-    problem: DecodeProblem, spec: AttentionDecode, gpu: Gpu, parts: int = 0
+    problem: DecodeProblem, config: AttentionConfig, gpu: Gpu, parts: int = 0
 ) -> Callable[[DecodeProblem], Sizes]:
     """Return a function that returns the sizes of every problem with the plan_key of this one.
 
     parts: CTAs that share a tile, as far as blocks and workspace allow; 0 for the fastest number.
     """
-    group, page_size, block_m, block_n = problem.group, problem.page_size, spec.block_m, spec.block_n
+    group, page_size, block_m, block_n = problem.group, problem.page_size, config.block_m, config.block_n
     fixed = {
         "heads": problem.heads,
         "group": group,
@@ -107,9 +106,9 @@ def decode_sizes(
         "k_scale_step": problem.k_scale_step,
         "v_scale_step": problem.v_scale_step,
     }
-    pack, row_bytes = _struct_and_fields(spec, problem.layouts, fixed), spec.partial_row_bytes()
+    pack, row_bytes = _struct_and_fields(config, problem.layouts, fixed), config.partial_row_bytes
     partials_bytes, flags_bytes = gpu.sm_count * PARTIALS_PER_SM_BYTES, gpu.sm_count * FLAGS_PER_SM_BYTES
-    speed = spec.loaded_stage_bytes, gpu.sm_count, gpu.memory_bytes_per_us
+    speed = config.loaded_stage_bytes, gpu.sm_count, gpu.memory_bytes_per_us
 
     def divided(problem: DecodeProblem, tiles: int, tile_bytes: int) -> int:
         """Return the number of parts of a tile, each of which has ``tile_bytes`` of partial sums."""
@@ -193,16 +192,16 @@ def _bounds(problem: Problem) -> tuple[int, int]:
     return left, right
 
 
-def raster(spec: AttentionSpec, problem: Problem) -> tuple[int, int]:
+def raster(config: AttentionConfig, problem: Problem) -> tuple[int, int]:
     """Return the heads of q, of the whole batch, in a raster group of causal tiles, and the first of the last group."""
     group, kv_heads = problem.group, problem.batch * problem.kv_heads
-    kv_bytes = 2 * problem.k_length * (spec.head_dim + spec.v_head_dim)
+    kv_bytes = 2 * problem.k_length * (config.head_dim + config.v_head_dim)
     in_group = min(kv_heads, max(1, _GROUP_BYTES // kv_bytes))
     return in_group * group, max(0, -(-kv_heads // in_group) - _LAST_GROUPS) * in_group * group
 
 
 def _struct_and_fields(
-    spec: AttentionSpec, layouts: Layouts, fixed: Mapping[str, Any]
+    config: AttentionConfig, layouts: Layouts, fixed: Mapping[str, Any]
 ) -> Callable[[dict[str, Any], Layouts, float, float], tuple[bytes, tuple[int, ...]]]:
     """Return a function that returns the struct's bytes and the sized fields of the tensor maps.
 
@@ -210,7 +209,7 @@ def _struct_and_fields(
     that are equal in all problems with one plan_key, and ``layouts`` belongs to one of them.
     """
     fixed, strides = dict(fixed), []
-    for member in spec.problem_members:
+    for member in config.problem_members:
         array, _, step = member.name.rpartition("_")
         if member.name in fixed or step not in _AXES or array not in ("q", "k", "v", "output"):
             continue
@@ -220,8 +219,8 @@ def _struct_and_fields(
             fixed[member.name] = layouts[place].strides_bytes[axis] // itemsize
         else:
             strides.append((member.name, place, axis, itemsize))
-    pack = packer(spec.problem_members, fixed)
-    maps = [Layouts._fields.index(_array_of(name)) for name in spec.parameter_names if name.endswith("_map")]
+    pack = packer(config.problem_members, fixed)
+    maps = [Layouts._fields.index(_array_of(name)) for name in config.parameter_names if name.endswith("_map")]
 
     def packed(values: dict[str, Any], layouts: Layouts, scale: float, softcap: float) -> tuple[bytes, tuple[int, ...]]:
         values["scale_log2"] = (softcap or scale) * _LOG2_E

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -9,27 +10,30 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo
+from cudatma.arrays import ArrayInfo, describe, with_cupy
+from cudatma.backend import backend_for
 from cudatma.kernels.arguments import Arguments, Sizes
 from cudatma.kernels.attention.arguments import attention_sizes, launch_arguments
 from cudatma.kernels.attention.check import ATTENTION as NAME
 from cudatma.kernels.attention.check import VARLEN, check_attention, check_varlen
 from cudatma.kernels.attention.choose import ATTENTION, times
-from cudatma.kernels.attention.empty import fill_empty
+from cudatma.kernels.attention.config import CHOICE, AttentionConfig
 from cudatma.kernels.attention.problem import Problem, size_class
 from cudatma.kernels.attention.reference import reference
-from cudatma.kernels.attention.spec import AttentionSpec
-from cudatma.kernels.attention.versions import chosen_version
+from cudatma.kernels.checks import check_backend
 from cudatma.kernels.choice_table import choice_table, choose
 from cudatma.kernels.engine import run
+from cudatma.kernels.explain import Explanation, explained, explained_gpu
 from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.host import host_array
 from cudatma.kernels.operation import Checked, Operation
 from cudatma.kernels.overrides import every_entry_spec
+from cudatma.kernels.schedule import Schedule, ceil_div
 from cudatma.kernels.version import naming
-from cudatma.target import get_target
+from cudatma.library_streams import working_on
+from cudatma.target import Target, get_target
 
 P = TypeVar("P", bound=Problem)
-S = TypeVar("S", bound=AttentionSpec)
 
 
 def attention(
@@ -99,7 +103,7 @@ def attention(
     LaunchError, CompileError, DriverError, HazardError
         As for ``marlin_gemm``.
     """
-    number, asked_by = chosen_version(version)
+    number, asked_by = CHOICE.chosen(version)
     kinds = kinds_of(window, causal, scale, softcap, return_lse)
     options = causal, window, scale, softcap, return_lse, number, kinds
     with naming(asked_by):
@@ -127,7 +131,7 @@ def attention_varlen(
 ) -> Any:
     """Compute attention() of sequences of different lengths, each by itself.
 
-    On SM90 by version a3, on SM120 by p1.
+    On SM90 by version a3, on SM120 by mma_sync.
 
     Parameters
     ----------
@@ -162,6 +166,49 @@ def attention_varlen(
     return run(VARLEN_CALL, inputs, out, options, stream, backend, numbers=longest)
 
 
+def attention_explain(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    sink: Any = None,
+    out: Any = None,
+    return_lse: bool = False,
+    version: str = "auto",
+    backend: str | None = None,
+    stream: Any = None,
+    target: str | Target | None = None,
+) -> Explanation:
+    """Explain which kernel attention() would run, why, and how long it should take. Nothing is compiled or launched.
+
+    The arguments are those of attention(); ``backend`` and ``stream`` change nothing. ``target`` names an imagined GPU,
+    such as "sm_120a", instead of the arrays'. By default, arrays in host memory stand for arrays on an H200, or on a
+    GPU of $CUDATMA_TARGET. Raises as attention() does, and ArgumentError if there is nothing to compute.
+    """
+    name, asked_by = CHOICE.chosen(version)
+    options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap, "return_lse": return_lse}
+    problem = check_attention(q, k, v, sink, out=out, version=name, **options).problem
+    first = describe(q, "q")
+    if backend is not None:
+        check_backend(first, "q", backend_for("attention", backend))
+    problem.check_not_empty()
+    gpu = explained_gpu(first.device, target)
+
+    def cut(spec: Any) -> Schedule:
+        tiles = ceil_div(problem.q_length, spec.block_m), problem.batch * problem.heads
+        return Schedule(spec.ctas(problem, gpu.sm_count), *tiles, ceil_div(problem.k_length, spec.block_n), 0)
+
+    with naming(asked_by):
+        found = explained(ATTENTION, problem, gpu, cut=cut)
+    if not name:
+        return found
+    return replace(found, decision=replace(found.decision, why=f"{found.decision.why} by {asked_by}"))
+
+
 def kinds_of(window: Any, *options: Any) -> tuple[type, ...]:
     """Return the types of options: 1 may be valid where True, which is equal, is not."""
     kinds = [option.__class__ for option in options]
@@ -170,7 +217,36 @@ def kinds_of(window: Any, *options: Any) -> tuple[type, ...]:
     return tuple(kinds)
 
 
-class AttentionOperation(Operation[P, S]):
+def fill_empty(arrays: Mapping[str, ArrayInfo], stream: int | None) -> None:
+    """Write zeros to ``out``, and -inf or the heads' sinks to ``lse``; on a device on a stream, by its handle."""
+    _fill(arrays["out"], 0.0, stream)
+    if "lse" in arrays:
+        _fill(arrays["lse"], arrays.get("sink", -math.inf), stream)
+
+
+def _fill(info: ArrayInfo, value: float | ArrayInfo, stream: int | None) -> None:
+    """Write a number, or one for each head, the last dimension but one, to all elements of an array."""
+    if info.device is None:
+        host_array(info)[...] = host_array(value)[:, None] if isinstance(value, ArrayInfo) else value
+        return
+
+    def write(array: Any, of_heads: Any) -> None:
+        array[...] = value if of_heads is None else of_heads[:, None]
+
+    owner = value.owner if isinstance(value, ArrayInfo) else None
+    if info.kind == "torch":
+        with working_on("torch", info.device, stream):
+            write(info.owner, owner)
+        return
+
+    def of_cupy(cupy: Any) -> None:
+        with cupy.cuda.Device(info.device), working_on("cupy", info.device, stream):
+            write(cupy.asarray(info.owner), None if owner is None else cupy.asarray(owner))
+
+    with_cupy("cupy.ndarray.fill", of_cupy)
+
+
+class AttentionOperation(Operation[P, AttentionConfig]):
     """The base of the operations of attention, whose launches have one kernel each."""
 
     joins_axes: ClassVar[bool] = False
@@ -180,11 +256,11 @@ class AttentionOperation(Operation[P, S]):
         """Return the batch, q_length and k_length of resized(), None if check() has to look at the call."""
 
     @abstractmethod
-    def specs(self, problem: P, gpu: Gpu) -> Iterator[S]:
+    def specs(self, problem: P, gpu: Gpu) -> Iterator[AttentionConfig]:
         """Yield every configuration that may serve the problem with other sizes, but the same kinds of limits."""
 
     @abstractmethod
-    def sizes_for(self, problem: P, config: S, gpu: Gpu) -> Callable[[P], Sizes]:
+    def sizes_for(self, problem: P, config: AttentionConfig, gpu: Gpu) -> Callable[[P], Sizes]:
         """Return a function that returns the sizes of every problem with the plan_key of this one."""
 
     def resized(
@@ -217,17 +293,19 @@ class AttentionOperation(Operation[P, S]):
         fill_empty(arrays, stream)
         return True
 
-    def kernels(self, problem: P, config: S) -> tuple[tuple[str, Any], ...]:
+    def kernels(self, problem: P, config: AttentionConfig) -> tuple[tuple[str, Any], ...]:
         """Return the one kernel."""
         return ((config.template, config),)
 
-    def arguments(self, problem: P, config: S, gpu: Gpu, resident: tuple[int, ...]) -> tuple[Arguments, ...]:
+    def arguments(
+        self, problem: P, config: AttentionConfig, gpu: Gpu, resident: tuple[int, ...]
+    ) -> tuple[Arguments, ...]:
         """Return the one launch."""
         sizes = self.sizes_for(problem, config, gpu)(problem)
         return (launch_arguments(problem, config, get_target(gpu.target), sizes),)
 
     def sizes(
-        self, problem: P, config: S, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
+        self, problem: P, config: AttentionConfig, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
     ) -> tuple[Sizes, ...]:
         """Return the sizes of the launch."""
         sizes = memo.get("sizes")
@@ -248,7 +326,7 @@ class AttentionOperation(Operation[P, S]):
                 yield spec.template, spec
 
 
-class Attention(AttentionOperation[Problem, AttentionSpec]):
+class Attention(AttentionOperation[Problem]):
     """attention as an operation."""
 
     name: ClassVar[str] = NAME
@@ -265,12 +343,12 @@ class Attention(AttentionOperation[Problem, AttentionSpec]):
         q, k = shapes[:2]
         return (q[0], q[1], k[1]) if q[0] == k[0] else None
 
-    def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> AttentionSpec:
+    def configure(self, problem: Problem, gpu: Gpu, memo: dict[Any, Any]) -> AttentionConfig:
         """Return the kernel for a problem."""
         key = size_class(problem.batch, problem.q_length, problem.k_length, problem.is_varlen)
         return choose(ATTENTION, problem, gpu, memo, key)
 
-    def specs(self, problem: Problem, gpu: Gpu) -> Iterator[AttentionSpec]:
+    def specs(self, problem: Problem, gpu: Gpu) -> Iterator[AttentionConfig]:
         """Yield all candidates: they are few, and most serve some lengths and batch."""
         yield from (spec for spec, _ in times(problem, np.ones(1, np.int64), gpu))
         yield from every_entry_spec(ATTENTION, problem, gpu)
@@ -280,7 +358,7 @@ class Attention(AttentionOperation[Problem, AttentionSpec]):
         table = choice_table(ATTENTION, checked.problem, gpu, max_m)
         return [checked.problem.with_queries(m) for m in table.starts if m <= max_m]
 
-    def sizes_for(self, problem: Problem, config: AttentionSpec, gpu: Gpu) -> Callable[[Problem], Sizes]:
+    def sizes_for(self, problem: Problem, config: AttentionConfig, gpu: Gpu) -> Callable[[Problem], Sizes]:
         """Return a function that returns the sizes."""
         return attention_sizes(problem, config, gpu.sm_count)
 

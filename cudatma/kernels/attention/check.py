@@ -10,7 +10,7 @@ import numpy as np
 
 from cudatma.arrays import ArrayInfo, dense_strides, describe
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.attention.decode_spec import LEAST_BOX_ROWS
+from cudatma.kernels.attention.config import LEAST_BOX_ROWS
 from cudatma.kernels.attention.problem import (
     ALIGNMENT,
     CACHE_TYPE,

@@ -10,7 +10,8 @@ from cudatma.kernels.arguments import Sizes
 from cudatma.kernels.attention.arguments import decode_sizes
 from cudatma.kernels.attention.attention import AttentionOperation, kinds_of
 from cudatma.kernels.attention.check import DECODE, check_decode
-from cudatma.kernels.attention.decode_spec import AttentionDecode, decode_spec
+from cudatma.kernels.attention.choose import decode_config
+from cudatma.kernels.attention.config import AttentionConfig
 from cudatma.kernels.attention.problem import DecodeProblem
 from cudatma.kernels.engine import run
 from cudatma.kernels.gpu import Gpu
@@ -84,7 +85,7 @@ def _factor(scale: Any) -> tuple[Any, Any]:
     return (scale, None) if scale is None or isinstance(scale, Real) else (None, scale)
 
 
-class AttentionDecodeCall(AttentionOperation[DecodeProblem, AttentionDecode]):
+class AttentionDecodeCall(AttentionOperation[DecodeProblem]):
     """attention_decode as an operation."""
 
     name: ClassVar[str] = DECODE
@@ -120,18 +121,18 @@ class AttentionDecodeCall(AttentionOperation[DecodeProblem, AttentionDecode]):
             return batch, length, k[1]
         return (batch, length, k[1] * table[1]) if k[1] == problem.page_size else None
 
-    def configure(self, problem: DecodeProblem, gpu: Gpu, memo: dict[Any, Any]) -> AttentionDecode:
+    def configure(self, problem: DecodeProblem, gpu: Gpu, memo: dict[Any, Any]) -> AttentionConfig:
         """Return the kernel for a problem."""
-        spec: AttentionDecode | None = memo.get("spec")
-        if spec is None:
-            spec = memo["spec"] = decode_spec(problem, get_target(gpu.target))
-        return spec
+        config: AttentionConfig | None = memo.get("config")
+        if config is None:
+            config = memo["config"] = decode_config(problem, get_target(gpu.target))
+        return config
 
-    def specs(self, problem: DecodeProblem, gpu: Gpu) -> Iterator[AttentionDecode]:
+    def specs(self, problem: DecodeProblem, gpu: Gpu) -> Iterator[AttentionConfig]:
         """Yield the one kernel, which depends on no size."""
-        yield decode_spec(problem, get_target(gpu.target))
+        yield decode_config(problem, get_target(gpu.target))
 
-    def sizes_for(self, problem: DecodeProblem, config: AttentionDecode, gpu: Gpu) -> Callable[[DecodeProblem], Sizes]:
+    def sizes_for(self, problem: DecodeProblem, config: AttentionConfig, gpu: Gpu) -> Callable[[DecodeProblem], Sizes]:
         """Return a function that returns the sizes."""
         return decode_sizes(problem, config, gpu)
 

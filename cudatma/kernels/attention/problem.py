@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, counted
 from cudatma.kernels.family import MAX_EXTENT
+from cudatma.kernels.launch_struct import Member
 
 #: Types of q, k, v and the result, and their names in wgmma.
 OPERAND_TYPES = {"float16": "f16", "bfloat16": "bf16"}
@@ -16,12 +17,38 @@ OPERAND_TYPES = {"float16": "f16", "bfloat16": "bf16"}
 CACHE_TYPE = "float8_e4m3fn"
 #: Head dims of q and k, and of v.
 HEAD_DIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128))
-#: Versions of the kernel, the baseline first.
-VERSION_NAMES = ("phase1", "a1", "a2", "a3", "a4", "p1")
 #: TMA requires addresses and strides to be multiples of 16 bytes, and strides to be below 2**40 bytes.
 ALIGNMENT, STRIDE_LIMIT = 16, 1 << 40
 #: Steps of rounded_up() between two powers of two.
 _STEPS = 8
+
+
+class KernelOption(NamedTuple):
+    """An option of the public functions that changes the kernel.
+
+    field: the bool of Problem and of AttentionConfig. name: in the kernel's entry. words: in descriptions. parameters:
+    launch parameters and their types in CUDA. members: members of the struct that the kernel reads.
+    """
+
+    field: str
+    name: str
+    words: str
+    parameters: Mapping[str, str] = {}
+    members: tuple[Member, ...] = ()
+
+
+_UPPER = Member("upper", "u32", "query i sees keys below i + upper, a signed number")
+_LOWER = Member("lower", "u32", "query i sees keys from i + lower on, a signed number")
+_CAP_SCALE = Member("cap_scale", "float", "scale of the scores in the cap's tanh")
+#: In the order of names in an entry.
+OPTIONS = (
+    KernelOption(field="is_causal", name="causal", words="causal", members=(_UPPER,)),
+    KernelOption(field="has_window", name="window", words="window", members=(_UPPER, _LOWER)),
+    KernelOption(field="has_softcap", name="softcap", words="softcap", members=(_CAP_SCALE,)),
+    KernelOption(field="has_sink", name="sink", words="sinks", parameters={"sink": "const float*"}),
+)
+#: Names of the options of representative kernels, for dumps and compile checks.
+DUMPED_OPTIONS = ((), ("causal",), ("causal", "window", "sink"), ("window", "softcap"))
 
 
 def rounded_up(size: int) -> int:
@@ -119,7 +146,7 @@ NO_LIMITS, NO_LAYOUTS = Mask(), Layouts()
 P = TypeVar("P", bound="Problem")
 
 
-@dataclass(frozen=True)  # without slots: resized() copies the fields as one dictionary
+@dataclass(frozen=True, kw_only=True)  # without slots: resized() copies the fields as one dictionary
 class Problem:
     """out (batch, q_length, heads, v_head_dim) = softmax(scale q k^T) v, for each head by itself.
 
@@ -140,7 +167,7 @@ class Problem:
     is_varlen : bool
         Whether the sequences have different lengths and follow one another.
     version : str
-        One of VERSION_NAMES, "" for any.
+        A version of the kernel, "" for any.
     scale, softcap : float
         Factor of the products of q and k, and the cap of the logits, 0 for none.
     limits : Mask
@@ -190,8 +217,14 @@ class Problem:
             raise ArgumentError("head_dim", f"{self.head_dim} of q and k, {self.v_head_dim} of v", shown)
         if not isinstance(self.dtype, str) or self.dtype not in OPERAND_TYPES:
             raise ArgumentTypeError("dtype", self.dtype, ", ".join(OPERAND_TYPES))
-        if self.version not in ("", *VERSION_NAMES):
-            raise ArgumentError("version", self.version, ", ".join(VERSION_NAMES))
+
+    @classmethod
+    def of(cls: type[P], *, q_length: int, head_dim: int, dtype: str, **fields: Any) -> P:
+        """Return a problem that has one sequence and head, as many keys as queries, and equal head dims and numbers of
+        heads, unless ``fields`` differ."""
+        heads = fields.get("heads", 1)
+        given = {"batch": 1, "heads": heads, "kv_heads": heads, "k_length": q_length, "v_head_dim": head_dim}
+        return cls(q_length=q_length, head_dim=head_dim, dtype=dtype, **given | fields)
 
     @property
     def group(self) -> int:
@@ -301,8 +334,8 @@ class Problem:
         told = [f"{queries}, {counted(self.k_length, 'key')}, head dim {dims}, {self.dtype}"]
         told += [counted(self.heads, "head") if self.group == 1 else f"{self.heads}/{self.kv_heads} heads"]
         told += [f"batch of {self.batch}"] if self.batch > 1 else []
-        kinds = {"is_causal": "causal", "has_window": "window", "has_softcap": "softcap", "has_lse": "lse"}
-        kinds |= {"has_sink": "sinks", "is_varlen": "of different lengths"}
+        kinds = {option.field: option.words for option in OPTIONS}
+        kinds |= {"has_lse": "lse", "is_varlen": "of different lengths"}
         return ", ".join([*told, *(words for name, words in kinds.items() if getattr(self, name))])
 
     def as_json(self) -> dict[str, Any]:
@@ -315,8 +348,10 @@ class Problem:
         """From a tuning entry, or from m, n, k and options of a command line. Raises KeyError, ArgumentError,
         ArgumentTypeError."""
         given = {"q_length": raw["m"], "k_length": raw["k"], "v_head_dim": raw["n"], "head_dim": raw["n"]}
-        given |= {"batch": 1, "heads": 1} | {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
-        return cls(**(given | {"kv_heads": raw.get("kv_heads") or given["heads"]}))
+        given |= {name: raw[name] for name in cls.__dataclass_fields__ if name in raw}
+        if not given.get("kv_heads"):
+            given.pop("kv_heads", None)
+        return cls.of(**given)
 
 
 #: Sizes, which differ between problems that share a plan.
@@ -325,7 +360,7 @@ _SIZES = ("batch", "q_length", "k_length")
 _OF_A_CALL = ("scale", "softcap", "limits", "layouts", "k_scale", "v_scale")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DecodeProblem(Problem):
     """A Problem whose keys and values are in a cache: ``k_length`` is the number of keys that a sequence may have.
 

@@ -16,11 +16,10 @@ from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.arguments import FLAGS
 from cudatma.kernels.attention.attention import ATTENTION_CALL
 from cudatma.kernels.attention.check import check_attention, check_decode
+from cudatma.kernels.attention.choose import decode_config
+from cudatma.kernels.attention.config import PRESETS, PROBLEM_FIELDS, AttentionConfig, tile
 from cudatma.kernels.attention.decode import DECODE_CALL
-from cudatma.kernels.attention.decode_spec import AttentionDecode, decode_spec, fitted_spec
-from cudatma.kernels.attention.problem import HEAD_DIMS, OPERAND_TYPES, Layout, Layouts, Mask, Problem
-from cudatma.kernels.attention.spec import AttentionSpec
-from cudatma.kernels.attention.versions import VERSIONS
+from cudatma.kernels.attention.problem import OPERAND_TYPES, OPTIONS, Layout, Layouts, Mask, Problem
 from cudatma.kernels.choosing import Listed, pinned
 from cudatma.kernels.engine import host_workspace, launch_of
 from cudatma.kernels.gpu import imagined_gpu
@@ -31,13 +30,29 @@ from cudatma.target import Target
 
 #: Small tiles of each version.
 SMALL: dict[str, dict[str, Any]] = {
-    "phase1": {"block_m": 32, "block_n": 32, "stages": 1, "warpgroups": 1},
-    "a1": {"block_m": 64, "block_n": 64, "warpgroups": 1},
-    "a2": {"block_m": 128, "block_n": 64, "warpgroups": 2},
-    "a3": {"block_m": 128, "block_n": 64, "warpgroups": 2},
-    "a4": {"block_m": 128, "block_n": 64, "warpgroups": 2},
-    "p1": {"block_m": 64, "block_n": 64, "warpgroups": 1},
+    "scalar": tile(m=32, n=32),
+    "a1": tile(m=64, n=64),
+    "a2": tile(m=128, n=64),
+    "a3": tile(m=128, n=64),
+    "a4": tile(m=128, n=64),
+    "mma_sync": tile(m=64, n=64),
+    "decode": {**tile(m=64, n=64), "box_rows": 64},
+    "decode_mma_sync": {**tile(m=64, n=64), "box_rows": 64},
+    "decode_fp8": {**tile(m=16, n=128), "box_rows": 128},
 }
+
+
+def small_config(version: str, problem: Problem | None = None, **fields: Any) -> AttentionConfig:
+    """Return a configuration of a version with its small tile and shortest ring.
+
+    problem: gives dtype, head dims and options; by default fp16, 64, and none. fields: replace others.
+    """
+    given: dict[str, Any] = {"dtype": "float16", "head_dim": 64, "v_head_dim": 64}
+    if problem is not None:
+        given = {name: getattr(problem, name) for name in PROBLEM_FIELDS}
+    return AttentionConfig(version=version, **given | {"stages": PRESETS[version].stages[0]} | SMALL[version] | fields)
+
+
 #: Of a cap, and of a window, that a problem has without saying how large.
 _SOFTCAP, _WINDOW = 30.0, 256
 
@@ -58,21 +73,22 @@ def sample(
 ) -> Sample:
     """softmax(q k^T / sqrt(head_dim)) v. sm_count: of the GPU, whose CTAs take several tiles each. Raises
     ArgumentError, ArgumentTypeError, TargetError, CompileError, DriverError (no NVRTC)."""
-    Problem(batch, heads, kv_heads, q_length, k_length, head_dim, head_dim, dtype)
+    sizes = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "q_length": q_length, "k_length": k_length}
+    Problem.of(**sizes, head_dim=head_dim, dtype=dtype)  # raises for sizes that cannot be
     random, kind = np.random.default_rng(0), activation_type(dtype).numpy
     shapes = ((batch, q_length, heads, head_dim), *[(batch, k_length, kv_heads, head_dim)] * 2)
     q, k, v = (random.standard_normal(shape, np.float32).astype(kind) for shape in shapes)
     checked = check_attention(q, k, v, out=np.full(q.shape, np.nan, kind), causal=causal)
-    tile = SMALL["a3" if version == "a1" else version]  # warpgroups that drift apart show more
-    spec = VERSIONS[version](dtype, head_dim, head_dim, checked.problem.is_causal, **tile)
-    return _sample(f"attention, {checked.problem.description}", ATTENTION_CALL, checked, spec, target, sm_count)
+    fields = SMALL["a3"] if version == "a1" else {}  # warpgroups that drift apart show more
+    config = small_config(version, checked.problem, **fields)
+    return _sample(f"attention, {checked.problem.description}", ATTENTION_CALL, checked, config, target, sm_count)
 
 
 def _sample(
-    title: str, operation: Any, checked: Checked[Any], spec: AttentionSpec, target: Target, sm_count: int
+    title: str, operation: Any, checked: Checked[Any], config: AttentionConfig, target: Target, sm_count: int
 ) -> Sample:
     """Return the launch of a call in host memory."""
-    (arguments,) = operation.arguments(checked.problem, spec, imagined_gpu(target, sm_count), ())
+    (arguments,) = operation.arguments(checked.problem, config, imagined_gpu(target, sm_count), ())
     arrays, space = operation.named(checked), host_workspace(arguments.sizes)
     out = host_array(arrays["out"])
     exact = np.empty_like(out)
@@ -87,25 +103,11 @@ def _sample(
     kernel = arguments.kernel(target)
     run = partial(arguments.emulate, target, arrays | space, kernel=kernel)
     ctas = counted(int(np.prod(arguments.sizes.grid)), "CTA")
-    return Sample(f"{title}, {ctas} of {spec.threads} threads", kernel, run, error, LIMITS[checked.problem.dtype])
+    return Sample(f"{title}, {ctas} of {config.threads} threads", kernel, run, error, LIMITS[checked.problem.dtype])
 
 
-def decode_specs(target: Target, has_fp8_cache: bool = False) -> list[AttentionDecode]:
-    """Each pair of head dims once; each kind of mask; each way to load."""
-    yes, no = True, False
-    masks = ((no, no, no, yes), (yes, no, no, no), (yes, yes, no, no), (no, yes, yes, yes))
-    page_sizes = (0, 16, 64, 8 if has_fp8_cache else 5)
-    found = []
-    for index, dims in enumerate(HEAD_DIMS):
-        dtype = tuple(OPERAND_TYPES)[index % 2]
-        page_size = page_sizes[(index + index // 4) % 4]
-        fields = dtype, *dims, *masks[index % 4]
-        found.append(fitted_spec(fields, page_size, target, has_fp8_cache))
-    return found
-
-
-def _decode_sample(
-    has_fp8_cache: bool,
+def decode_sample(
+    version: str,
     target: Target,
     *,
     batch: int = 2,
@@ -130,17 +132,14 @@ def _decode_sample(
         table = random.permutation(batch * pages).reshape(batch, pages).astype(np.int32)
         cache = batch * pages, page_size, kv_heads, head_dim
     of_q = batch, q_length, heads, head_dim
-    of_cache = ml_dtypes.float8_e4m3fn if has_fp8_cache else kind
+    is_fp8 = PRESETS[version].kv_bytes == 1
+    of_cache = ml_dtypes.float8_e4m3fn if is_fp8 else kind
     shapes = ((of_q, kind), (cache, of_cache), (cache, of_cache))
     q, k, v = (random.standard_normal(shape, np.float32).astype(its) for shape, its in shapes)
     checked = check_decode(q, k, v, lengths, table, out=np.full(q.shape, np.nan, kind))
     title = f"attention_decode, {batch} x {k_length} keys, {heads}/{kv_heads} heads of {head_dim}, {dtype}"
-    title += ", e4m3 cache" if has_fp8_cache else ""
-    return _sample(title, DECODE_CALL, checked, decode_spec(checked.problem, target), target, sm_count)
-
-
-decode_sample, fp8_sample = partial(_decode_sample, False), partial(_decode_sample, True)
-fp8_specs = partial(decode_specs, has_fp8_cache=True)
+    title += ", e4m3 cache" if is_fp8 else ""
+    return _sample(title, DECODE_CALL, checked, decode_config(checked.problem, target, version), target, sm_count)
 
 
 class AttentionTrial:
@@ -168,8 +167,9 @@ class AttentionTrial:
         v, out = (*k[:3], problem.v_head_dim), (*q[:3], problem.v_head_dim)
         self.out = empty_rows(math.prod(out[:3]), out[3], dtype)
         steady = {"q": _operand(q, dtype, 0), "out": _shaped(self.out, out)}
-        if problem.has_sink:
-            steady["sink"] = describe(cupy.zeros(problem.heads, "float32"))
+        for option in OPTIONS:
+            if getattr(problem, option.field):
+                steady |= {name: describe(cupy.zeros(problem.heads, "float32")) for name in option.parameters}
         for copy in range(cold_copies(2 * batch * k[1] * k[2] * (k[3] + v[3]))):
             cold = {"k": _operand(k, dtype, 2 * copy + 1), "v": _operand(v, dtype, 2 * copy + 2)}
             self._arrays.append(steady | cold)
@@ -184,7 +184,7 @@ class AttentionTrial:
             layouts=Layouts(*[Layout(shape, dense_strides(shape, element)) for shape in (q, k, v, out)]),
         )
 
-    def launcher(self, candidate: Listed[AttentionSpec], copies: int, stream: int) -> Launch:
+    def launcher(self, candidate: Listed[AttentionConfig], copies: int, stream: int) -> Launch:
         """Return launch(i), which enqueues the candidate on the i-th copy of k and v; load its kernel now."""
         arrays = self._arrays[:copies]
         with pinned(candidate.spec):

@@ -1,5 +1,6 @@
 // cudatma: kernels/attention_a1.cu.j2 for sm_90a
-// spec: AttentionA1
+// spec: AttentionConfig
+//   version = 'a1'
 //   dtype = 'bfloat16'
 //   head_dim = 64
 //   v_head_dim = 64
@@ -10,7 +11,11 @@
 //   block_m = 64
 //   block_n = 64
 //   stages = 2
-//   warpgroups = 1
+//   q_stages = 1
+//   blocks_per_sm = 1
+//   is_varlen = False
+//   is_paged = False
+//   box_rows = 0
 // 4 warps consume, 0 produce; a CTA takes 40960 B.
 // One stage holds
 //     8192 B  k 64 x 64 bfloat16, 128B swizzle
@@ -135,15 +140,16 @@ __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place
     return Blocks{min(end, first_key(problem, place.row0) / BLOCK_N), end};
 }
 
-// ---- Shared memory: slots of rows of 16-bit elements, in spans as wide as the swizzle -------------------------------------
+// ---- Shared memory: slots of rows, in spans as wide as the swizzle --------------------------------------------------------
 constexpr u32 WARPGROUPS = 1;   // 64 queries each
-constexpr u32 Q = 32768;   // offsets from a 1024-byte aligned base
-constexpr u32 K = 0;
+constexpr u32 K = 0;   // offsets from a 1024-byte aligned base
 constexpr u32 V = 16384;
-constexpr u32 K_STAGE_BYTES = 2 * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = 2 * BLOCK_N * V_HEAD_DIM;
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / 2, SPAN_VECTORS = SPAN_BYTES / 16;
-constexpr u32 SWIZZLE = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
-// Where 16 bytes of a row lie in a span.
+constexpr u32 Q = 32768;
+constexpr u32 KV_BYTES = 2;   // of an element
+constexpr u32 K_STAGE_BYTES = KV_BYTES * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * BLOCK_N * V_HEAD_DIM;
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
+constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+// Returns the offset of 16 bytes of a row in a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
 }
@@ -190,7 +196,8 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
     const u64 values = matrix_descriptor(v, BLOCK_N * SPAN_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     wgmma_fence();
 #pragma unroll
-    for (u32 n = 0; n < BLOCK_N; n += 16) wgmma_m64n64k16_f32_bf16_nt(output, p[n / 16], values + n * SPAN_BYTES / 16);
+    for (u32 n = 0; n < BLOCK_N; n += 16)
+        wgmma_m64n64k16_f32_bf16_nt(output, p[n / 16], values + n * SPAN_BYTES / 16);
     wgmma_commit_group();
 }
 

@@ -1,5 +1,6 @@
-// cudatma: kernels/attention_decode_fp8.cu.j2 for sm_90a
-// spec: AttentionDecodeFp8
+// cudatma: kernels/attention_decode.cu.j2 for sm_90a
+// spec: AttentionConfig
+//   version = 'decode_fp8'
 //   dtype = 'bfloat16'
 //   head_dim = 64
 //   v_head_dim = 64
@@ -10,7 +11,7 @@
 //   block_m = 16
 //   block_n = 128
 //   stages = 2
-//   warpgroups = 1
+//   q_stages = 1
 //   blocks_per_sm = 1
 //   is_varlen = False
 //   is_paged = True
@@ -144,36 +145,20 @@ __device__ __forceinline__ Blocks part_of(const Blocks& blocks, u32 part, u32 pa
     return Blocks{blocks.begin + part * count / parts, blocks.begin + (part + 1) * count / parts};
 }
 
-// ---- Shared memory: slots of rows of e4m3 bytes, in spans as wide as the swizzle --------------------------------------------
+// ---- Shared memory: slots of rows, in spans as wide as the swizzle --------------------------------------------------------
 constexpr u32 CONSUMER_WARPS = 4;
-constexpr u32 WARP_KEYS = BLOCK_N / CONSUMER_WARPS;   // of a block, that a warp multiplies
 constexpr u32 STAGES = 2;   // blocks of keys, and of values
 constexpr u32 K = 0;   // offsets from a 1024-byte aligned base
 constexpr u32 V = 16384;
-constexpr u32 WARP_SUMS = 32768;
-constexpr u32 IS_LAST = 33280;
-constexpr u32 K_STAGE_BYTES = BLOCK_N * HEAD_DIM, V_STAGE_BYTES = BLOCK_N * V_HEAD_DIM;
-constexpr u32 SPAN_BYTES = 64, SPAN = SPAN_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
-constexpr u32 CONSUMERS_BARRIER = 1;   // number of the named barrier of the consumer warps
-
-// ---- Rings of keys and of values ----------------------------------------------------------------------------------------
-constexpr u32 K_BARRIERS = 33288;
-constexpr u32 V_BARRIERS = 33320;
-using Ring = TmaPipeline<STAGES>;
-
-// All threads of the CTA call it. One thread arrives for a loaded slot; each consumer warp releases it.
-__device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem) {
-    k_ring.attach(smem + K_BARRIERS);
-    if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);
-    v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
-}
-
-// Where 16 bytes of a row lie in a span.
+constexpr u32 KV_BYTES = 1;   // of an element
+constexpr u32 K_STAGE_BYTES = KV_BYTES * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * BLOCK_N * V_HEAD_DIM;
+constexpr u32 SPAN_BYTES = 64, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
+// Returns the offset of 16 bytes of a row in a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
 }
 
-// Where 16 bytes of a row lie in a slot.
+// Returns the offset of 16 bytes of a row in a slot.
 __device__ __forceinline__ u32 slot_offset(u32 row, u32 vector) {
     return vector / SPAN_VECTORS * BLOCK_N * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS);
 }
@@ -181,6 +166,7 @@ __device__ __forceinline__ u32 slot_offset(u32 row, u32 vector) {
 // ---- Products ---------------------------------------------------------------------------------------------------------
 // All warps have the same 16 rows, and each its own keys. A thread holds, of rows lane / 4 and lane / 4 + 8, scores of keys 2 (lane % 4)
 // and the next of every 8, and columns 4 (lane % 4) to 4 (lane % 4) + 3 of every 16 of the output: [f][i] and [f + 1][i] by turns.
+constexpr u32 WARP_KEYS = BLOCK_N / CONSUMER_WARPS;   // of a block, that a warp multiplies
 constexpr u32 SCORE_FRAGMENTS = WARP_KEYS / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
 typedef u32 Queries[HEAD_DIM / 16][4];
 typedef float Scores[SCORE_FRAGMENTS][4];
@@ -207,7 +193,7 @@ __device__ __forceinline__ u32 half2_to_pair(u32 half2) {
     return to_pair(low, high);
 }
 
-// A step is 16 of the head's columns, in an order of its own: a thread has four that lie side by side, two for each half of an operand.
+// A step is 16 of the head's columns in another order: a thread has four adjacent ones, two for each half of an operand.
 __device__ __forceinline__ void load_queries(Queries& queries, const Problem& problem, const u16* q, const Place& place, u32 lane) {
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
@@ -244,7 +230,7 @@ __device__ __forceinline__ void multiply_keys(Scores& scores, const Queries& que
         }
 }
 
-// Probabilities are fp16, whatever the queries are: values are exact in it. They are at most 2^MOST_POWER.
+// Probabilities are fp16 for every type of the queries, because values are exact in fp16. They are at most 2^MOST_POWER.
 __device__ __forceinline__ u32 to_half2(float low, float high) {
     u32 d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
@@ -390,6 +376,27 @@ __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
         sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 1);
         sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 2);
     }
+}
+
+constexpr u32 CONSUMERS_BARRIER = 1;   // number of the named barrier of the consumer warps
+constexpr u32 IS_LAST = 33280;
+
+// ---- Rings of keys and of values ----------------------------------------------------------------------------------------
+constexpr u32 K_BARRIERS = 33288;
+constexpr u32 V_BARRIERS = 33320;
+using Ring = TmaPipeline<STAGES>;
+
+// All threads of the CTA call it. One thread arrives for a loaded slot; each consumer warp releases it.
+__device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem) {
+    k_ring.attach(smem + K_BARRIERS);
+    if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);
+    v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
+}
+
+// Releases the slot after this warp's ldmatrix have read it. The arrival must not overtake them.
+__device__ __forceinline__ void release_read_by_warp(const Ring& ring, u32 lane) {
+    __syncwarp();
+    if (lane == 0) ring.release();
 }
 
 // ---- Values beyond the end of a sequence ----------------------------------------------------------------------------------
@@ -559,12 +566,6 @@ __device__ __forceinline__ void combine(const Problem& problem, float* partials,
 }
 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
-// Gives a warp's slot back. The arrival must not overtake ldmatrix.
-__device__ __forceinline__ void release_read_by_warp(const Ring& ring, u32 lane) {
-    __syncwarp();
-    if (lane == 0) ring.release();
-}
-
 template <bool IsMasked>
 __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const Queries& queries, Ring& k_ring, Ring& v_ring,
                                              const Problem& problem, u32 smem, u32 block, u32 row, u32 warp, u32 lane) {
@@ -581,7 +582,9 @@ __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const Q
     v_ring.advance();
 }
 
-// Where a warp's sums of a row lie: those of its columns in place of keys and values, and its maximum and sum.
+constexpr u32 WARP_SUMS = 32768;
+
+// Addresses of a warp's row: the sums of its columns, which take the place of keys and values, and its maximum and sum.
 __device__ __forceinline__ u32 warp_row(u32 smem, u32 warp, u32 row) { return smem + K + 4 * (warp * BLOCK_M + row) * V_HEAD_DIM; }
 __device__ __forceinline__ u32 warp_sum(u32 smem, u32 warp, u32 row) { return smem + WARP_SUMS + 8 * (warp * BLOCK_M + row); }
 
@@ -672,9 +675,8 @@ __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Proble
 }
 }  // namespace cudatma
 
-// Attention of new queries to a cache of e4m3 keys and values. A CTA has 16 rows, which are queries of the heads that share one of k and
-// v, and a part of a sequence's keys. One warp loads; of each block, four warps multiply a quarter of the keys each.
-// The last CTA of a tile adds up the parts.
+// Attention of a few new queries to a cache. A CTA has the queries of all heads that share a head of k and v, and a part of the
+// sequence's keys. One warp loads, four warps multiply. The last CTA of a tile adds up the parts.
 extern "C" __global__ void __launch_bounds__(160, 1)
 attention_decode_fp8_bf16_d64_n128_s2_b1_paged16(
     const cudatma::u16* q,
@@ -708,15 +710,18 @@ attention_decode_fp8_bf16_d64_n128_s2_b1_paged16(
     if (blockIdx.y >= parts) return;   // this sequence has fewer parts than the longest
     const Blocks blocks = part_of(of_tile, blockIdx.y, parts);
     if (warp_index < CONSUMER_WARPS) {
-        // The scale of the keys is one of the scores, that of the values one of the result.
+        const LogSums logs = LogSums{lse};
+        // The scores are multiplied by the scale of the keys, and the result by the scale of the values.
         float& of_keys = sequence.scale_log2;
         if (k_scale != nullptr) of_keys *= k_scale[place.kv_head * problem.k_scale_step];
         if (of_keys < 1.2e-38f) of_keys = 1.2e-38f;   // zero times a masked score would be NaN
         const float of_values = v_scale != nullptr ? v_scale[place.kv_head * problem.v_scale_step] : problem.v_scale;
-        consume(k_ring, v_ring, sequence, of_values, smem, q, output_rows, LogSums{lse}, partials, counters, place, blocks, parts,
-                warp_index, laneid());
+        consume(k_ring, v_ring, sequence, of_values, smem, q, output_rows, logs, partials, counters, place, blocks, parts, warp_index,
+                laneid());
         return;
     }
-    if (elect_sync()) produce(k_ring, v_ring, sequence, smem, &k_map, &v_map, page_table, place, blocks);
+    if (elect_sync())
+        produce(k_ring, v_ring, sequence, smem, &k_map, &v_map, page_table, place,
+                blocks);
     __syncwarp();
 }

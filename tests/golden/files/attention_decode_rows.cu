@@ -1,5 +1,6 @@
 // cudatma: kernels/attention_decode.cu.j2 for sm_90a
-// spec: AttentionDecode
+// spec: AttentionConfig
+//   version = 'decode'
 //   dtype = 'float16'
 //   head_dim = 64
 //   v_head_dim = 64
@@ -10,7 +11,7 @@
 //   block_m = 64
 //   block_n = 64
 //   stages = 2
-//   warpgroups = 1
+//   q_stages = 1
 //   blocks_per_sm = 1
 //   is_varlen = False
 //   is_paged = True
@@ -163,16 +164,17 @@ __device__ __forceinline__ Blocks part_of(const Blocks& blocks, u32 part, u32 pa
     return Blocks{blocks.begin + part * count / parts, blocks.begin + (part + 1) * count / parts};
 }
 
-// ---- Shared memory: slots of rows of 16-bit elements, in spans as wide as the swizzle -------------------------------------
+// ---- Shared memory: slots of rows, in spans as wide as the swizzle --------------------------------------------------------
 constexpr u32 CONSUMER_WARPS = 4;
 constexpr u32 STAGES = 2;   // blocks of keys, and of values
-constexpr u32 Q = 32768;   // offsets from a 1024-byte aligned base
-constexpr u32 K = 0;
+constexpr u32 K = 0;   // offsets from a 1024-byte aligned base
 constexpr u32 V = 16384;
-constexpr u32 K_STAGE_BYTES = 2 * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = 2 * BLOCK_N * V_HEAD_DIM;
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / 2, SPAN_VECTORS = SPAN_BYTES / 16;
-constexpr u32 SWIZZLE = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
-// Where 16 bytes of a row lie in a span.
+constexpr u32 Q = 32768;
+constexpr u32 KV_BYTES = 2;   // of an element
+constexpr u32 K_STAGE_BYTES = KV_BYTES * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * BLOCK_N * V_HEAD_DIM;
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
+constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+// Returns the offset of 16 bytes of a row in a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
 }
@@ -219,7 +221,8 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
     const u64 values = matrix_descriptor(v, BLOCK_N * SPAN_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     wgmma_fence();
 #pragma unroll
-    for (u32 n = 0; n < BLOCK_N; n += 16) wgmma_m64n64k16_f32_f16_nt(output, p[n / 16], values + n * SPAN_BYTES / 16);
+    for (u32 n = 0; n < BLOCK_N; n += 16)
+        wgmma_m64n64k16_f32_f16_nt(output, p[n / 16], values + n * SPAN_BYTES / 16);
     wgmma_commit_group();
 }
 
@@ -370,8 +373,7 @@ __device__ __forceinline__ uint4 load_vector(u32 smem) {
     return values;
 }
 
-// Named barrier of the consumer warps.
-constexpr u32 CONSUMERS_BARRIER = 1;
+constexpr u32 CONSUMERS_BARRIER = 1;   // number of the named barrier of the consumer warps
 constexpr u32 IS_LAST = 40960;
 
 // ---- Rings of keys and of values ----------------------------------------------------------------------------------------
@@ -384,61 +386,6 @@ __device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem)
     k_ring.attach(smem + K_BARRIERS);
     if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);
     v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
-}
-
-// ---- Consumers ------------------------------------------------------------------------------------------------------
-
-// Computes the scores and the softmax of a block, and meanwhile the products of the block before, whose probabilities are p,
-// with its values.
-template <bool IsMasked>
-__device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabilities& p, Ring& k_ring, Ring& v_ring, const Problem& problem,
-                                           u32 smem, u32 q, u32 block, u32 row, u32 warpgroup, u32 lane) {
-    Scores scores;
-    k_ring.wait();
-    multiply_keys(scores, q, smem + K + k_ring.stage * K_STAGE_BYTES, warpgroup);
-    v_ring.wait();
-    multiply_values(output, p, smem + V + v_ring.stage * V_STAGE_BYTES);
-    wgmma_wait_group<1>();   // the scores are complete
-    float rescale[2];
-    const bool rises = softmax<IsMasked>(scores, rows, rescale, problem, row, block * BLOCK_N, lane);
-    // ptxas would move the next wait ahead of the exponentials, but not ahead of an arrival that needs their sums. They are never
-    // negative.
-    __syncwarp();
-    if (lane == 0 && !(rows.sum[0] + rows.sum[1] < 0.0f)) k_ring.release_used(k_ring.stage);
-    k_ring.advance();
-    wgmma_wait_group<0>();   // the output is complete, and p may change
-    v_ring.release_used_by_warp(v_ring.stage, lane);
-    v_ring.advance();
-    round_scores(p, scores);
-    if (rises) rescale_output(output, rescale);
-}
-
-// The blocks of a warpgroup's queries, the last one first; there is at least one. Those in the middle need no mask. q: slot of the
-// queries. row0: the warpgroup's first one.
-__device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem,
-                                         const Blocks& blocks, u32 smem, u32 q, u32 row0, u32 warpgroup, u32 warp, u32 lane) {
-    const u32 row = row0 + 16 * warp + lane / 4, last_row = min(row0 + 64, problem.q_length) - 1;
-    // Blocks from all_seen_begin to all_seen_end - 1 are seen by all queries.
-    const u32 all_seen_begin = (first_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N, all_seen_end = end_key(problem, row0) / BLOCK_N;
-    u32 n = blocks.end - 1;
-    Probabilities p;
-    {
-        Scores scores;
-        float rescale[2];
-        k_ring.wait();
-        multiply_keys(scores, q, smem + K + k_ring.stage * K_STAGE_BYTES, warpgroup);
-        wgmma_wait_group<0>();
-        k_ring.release_used_by_warp(k_ring.stage, lane);
-        k_ring.advance();
-        if (n >= all_seen_begin && n < all_seen_end) softmax<false>(scores, rows, rescale, problem, row, n * BLOCK_N, lane);
-        else softmax<true>(scores, rows, rescale, problem, row, n * BLOCK_N, lane);
-        round_scores(p, scores);
-    }
-    while (n > max(blocks.begin, all_seen_begin))
-        next_block<false>(output, rows, p, k_ring, v_ring, problem, smem, q, --n, row, warpgroup, lane);
-    v_ring.wait();
-    multiply_values(output, p, smem + V + v_ring.stage * V_STAGE_BYTES);
-    wgmma_wait_group<0>();
 }
 
 // ---- Values beyond the end of a sequence ----------------------------------------------------------------------------------
@@ -675,6 +622,61 @@ __device__ __forceinline__ void combine(const Problem& problem, float* partials,
     }
 }
 
+// ---- Consumers ------------------------------------------------------------------------------------------------------
+
+// Computes the scores and the softmax of a block, and meanwhile the products of the block before, whose probabilities are p,
+// with its values.
+template <bool IsMasked>
+__device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabilities& p, Ring& k_ring, Ring& v_ring, const Problem& problem,
+                                           u32 smem, u32 q, u32 block, u32 row, u32 warpgroup, u32 lane) {
+    Scores scores;
+    k_ring.wait();
+    multiply_keys(scores, q, smem + K + k_ring.stage * K_STAGE_BYTES, warpgroup);
+    v_ring.wait();
+    multiply_values(output, p, smem + V + v_ring.stage * V_STAGE_BYTES);
+    wgmma_wait_group<1>();   // the scores are complete
+    float rescale[2];
+    const bool rises = softmax<IsMasked>(scores, rows, rescale, problem, row, block * BLOCK_N, lane);
+    // ptxas would move the next wait ahead of the exponentials, but not ahead of an arrival that needs their sums. They are never
+    // negative.
+    __syncwarp();
+    if (lane == 0 && !(rows.sum[0] + rows.sum[1] < 0.0f)) k_ring.release_used(k_ring.stage);
+    k_ring.advance();
+    wgmma_wait_group<0>();   // the output is complete, and p may change
+    v_ring.release_used_by_warp(v_ring.stage, lane);
+    v_ring.advance();
+    round_scores(p, scores);
+    if (rises) rescale_output(output, rescale);
+}
+
+// The blocks of a warpgroup's queries, the last one first; there is at least one. Those in the middle need no mask. q: slot of the
+// queries. row0: the warpgroup's first one.
+__device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem,
+                                         const Blocks& blocks, u32 smem, u32 q, u32 row0, u32 warpgroup, u32 warp, u32 lane) {
+    const u32 row = row0 + 16 * warp + lane / 4, last_row = min(row0 + 64, problem.q_length) - 1;
+    // Blocks from all_seen_begin to all_seen_end - 1 are seen by all queries.
+    const u32 all_seen_begin = (first_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N, all_seen_end = end_key(problem, row0) / BLOCK_N;
+    u32 n = blocks.end - 1;
+    Probabilities p;
+    {
+        Scores scores;
+        float rescale[2];
+        k_ring.wait();
+        multiply_keys(scores, q, smem + K + k_ring.stage * K_STAGE_BYTES, warpgroup);
+        wgmma_wait_group<0>();
+        k_ring.release_used_by_warp(k_ring.stage, lane);
+        k_ring.advance();
+        if (n >= all_seen_begin && n < all_seen_end) softmax<false>(scores, rows, rescale, problem, row, n * BLOCK_N, lane);
+        else softmax<true>(scores, rows, rescale, problem, row, n * BLOCK_N, lane);
+        round_scores(p, scores);
+    }
+    while (n > max(blocks.begin, all_seen_begin))
+        next_block<false>(output, rows, p, k_ring, v_ring, problem, smem, q, --n, row, warpgroup, lane);
+    v_ring.wait();
+    multiply_values(output, p, smem + V + v_ring.stage * V_STAGE_BYTES);
+    wgmma_wait_group<0>();
+}
+
 // A consumer warp. blocks: the CTA's part of the tile's keys, one of `parts`.
 __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Problem& sequence, u32 smem, const u16* q, u16* output_rows,
                                         const LogSums& logs, float* partials, u32* counters, const Place& place, const Blocks& blocks, u32 parts,
@@ -725,13 +727,14 @@ attention_decode_f16_d64_n64_s2_b1_rows(
     init_rings(k_ring, v_ring, smem);
     wait_for_previous_grid();
     const Place place = tile_place(problem, blockIdx.x);
-    const Problem sequence = sequence_problem(problem, seqlens, place.batch);
+    Problem sequence = sequence_problem(problem, seqlens, place.batch);
     const Blocks of_tile = key_blocks(sequence, place);
     const u32 parts = max(1, min(gridDim.y, of_tile.end - of_tile.begin));
     if (blockIdx.y >= parts) return;   // this sequence has fewer parts than the longest
     const Blocks blocks = part_of(of_tile, blockIdx.y, parts);
     if (warp_index < CONSUMER_WARPS) {
-        consume(k_ring, v_ring, sequence, smem, q, output_rows, LogSums{lse}, partials, counters, place, blocks, parts, warp_index, laneid());
+        const LogSums logs = LogSums{lse};
+        consume(k_ring, v_ring, sequence, smem, q, output_rows, logs, partials, counters, place, blocks, parts, warp_index, laneid());
         return;
     }
     produce(k_ring, v_ring, sequence, smem, k, v, page_table, place, blocks, laneid());

@@ -1,5 +1,6 @@
 // cudatma: kernels/attention_a3.cu.j2 for sm_90a
-// spec: AttentionA3
+// spec: AttentionConfig
+//   version = 'a3'
 //   dtype = 'bfloat16'
 //   head_dim = 64
 //   v_head_dim = 64
@@ -10,9 +11,11 @@
 //   block_m = 128
 //   block_n = 64
 //   stages = 2
-//   warpgroups = 2
+//   q_stages = 1
 //   blocks_per_sm = 1
 //   is_varlen = True
+//   is_paged = False
+//   box_rows = 0
 // 8 warps consume, 4 produce; a CTA takes 49224 B.
 // One stage holds
 //     8192 B  k 64 x 64 bfloat16, 128B swizzle
@@ -176,18 +179,19 @@ __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place
     return Blocks{min(end, first_key(problem, place.row0) / BLOCK_N), end};
 }
 
-// ---- Shared memory: slots of rows of 16-bit elements, in spans as wide as the swizzle -------------------------------------
+// ---- Shared memory: slots of rows, in spans as wide as the swizzle --------------------------------------------------------
 constexpr u32 WARPGROUPS = 2;   // 64 queries each
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr u32 STAGES = 2;   // blocks of keys, and of values
-constexpr u32 Q = 32768;   // offsets from a 1024-byte aligned base
-constexpr u32 K = 0;
+constexpr u32 K = 0;   // offsets from a 1024-byte aligned base
 constexpr u32 V = 16384;
+constexpr u32 Q = 32768;
 constexpr u32 Q_BYTES = 2 * BLOCK_M * HEAD_DIM;
-constexpr u32 K_STAGE_BYTES = 2 * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = 2 * BLOCK_N * V_HEAD_DIM;
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / 2, SPAN_VECTORS = SPAN_BYTES / 16;
-constexpr u32 SWIZZLE = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
-// Where 16 bytes of a row lie in a span.
+constexpr u32 KV_BYTES = 2;   // of an element
+constexpr u32 K_STAGE_BYTES = KV_BYTES * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * BLOCK_N * V_HEAD_DIM;
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
+constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+// Returns the offset of 16 bytes of a row in a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
 }
@@ -234,7 +238,8 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
     const u64 values = matrix_descriptor(v, BLOCK_N * SPAN_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     wgmma_fence();
 #pragma unroll
-    for (u32 n = 0; n < BLOCK_N; n += 16) wgmma_m64n64k16_f32_bf16_nt(output, p[n / 16], values + n * SPAN_BYTES / 16);
+    for (u32 n = 0; n < BLOCK_N; n += 16)
+        wgmma_m64n64k16_f32_bf16_nt(output, p[n / 16], values + n * SPAN_BYTES / 16);
     wgmma_commit_group();
 }
 
@@ -551,6 +556,18 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
     multiply_values(output, p, smem + V + v_ring.stage * V_STAGE_BYTES);
     wgmma_wait_group<0>();
 }
+constexpr u32 CONSUMERS_BARRIER = WARPGROUP_BARRIERS + WARPGROUPS;   // number of a named barrier
+
+constexpr u32 Q_BARRIER = 49152;   // the mbarrier that the load of the queries completes
+
+// One thread loads the blocks of a tile. The last block comes first.
+__device__ __forceinline__ void produce(Ring& k_ring, Ring& v_ring, u32 smem, const TensorMap* k_map, const TensorMap* v_map,
+                                        const Place& place, const Blocks& blocks) {
+    for (u32 block = blocks.end; block-- > blocks.begin;) {
+        produce_keys(k_ring, smem, k_map, block, place);
+        produce_values(v_ring, smem, v_map, block, place);
+    }
+}
 
 // ---- Values beyond the end of a sequence ----------------------------------------------------------------------------------
 __device__ __forceinline__ void store_zeros(u32 smem) {
@@ -567,9 +584,15 @@ __device__ __forceinline__ void clear_values(u32 slot, u32 first_row) {
     }
     fence_proxy_async_shared_cta();   // TMA fills the slot again, and wgmma would read it, through the async proxy
 }
-constexpr u32 CONSUMERS_BARRIER = WARPGROUP_BARRIERS + WARPGROUPS;   // number of a named barrier
 
-constexpr u32 Q_BARRIER = 49152;
+// Clears the values of the next sequence in the last block. All consumer threads call it.
+__device__ __forceinline__ void clear_next_sequence(Ring& v_ring, const Problem& problem, const Blocks& blocks, u32 smem) {
+    if (blocks.begin < blocks.end && blocks.end * BLOCK_N > problem.k_length) {
+        v_ring.wait();
+        clear_values(smem + V, BLOCK_N - (blocks.end * BLOCK_N - problem.k_length));
+        bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);
+    }
+}
 
 __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Problem& problem, u32 smem, u16* output_rows,
                                         const LogSums& logs, const Place& place, u32 warpgroup, u32 warp, u32 lane) {
@@ -579,11 +602,7 @@ __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Proble
     Rows rows;
     clear(output, rows);
     mbarrier_wait_parity(smem + Q_BARRIER, 0);
-    if (blocks.begin < blocks.end && blocks.end * BLOCK_N > problem.k_length) {   // the block runs into the next sequence
-        v_ring.wait();
-        clear_values(smem + V, BLOCK_N - (blocks.end * BLOCK_N - problem.k_length));
-        bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);
-    }
+    clear_next_sequence(v_ring, problem, blocks, smem);
     if (blocks.begin < blocks.end)
         mainloop(output, rows, k_ring, v_ring, problem, blocks, smem, smem + Q, row0, warpgroup, warp, lane);
     finish_rows(output, rows, problem, logs, place, row0 + 16 * warp + lane / 4, lane);
@@ -621,11 +640,7 @@ attention_a3_bf16_d64_causal_varlen_128x64_s2(
         if (warp_index == CONSUMER_WARPS && elect_sync()) {
             mbarrier_arrive_expect_tx(smem + Q_BARRIER, Q_BYTES);
             load_queries(smem + Q, &q_map, smem + Q_BARRIER, place);
-            const Blocks blocks = key_blocks(sequence, place);
-            for (u32 block = blocks.end; block-- > blocks.begin;) {
-                produce_keys(k_ring, smem, &k_map, block, place);
-                produce_values(v_ring, smem, &v_map, block, place);
-            }
+            produce(k_ring, v_ring, smem, &k_map, &v_map, place, key_blocks(sequence, place));
         }
         __syncwarp();
     } else {

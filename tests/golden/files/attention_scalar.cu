@@ -1,5 +1,6 @@
-// cudatma: kernels/attention_phase1.cu.j2 for sm_90a
-// spec: AttentionPhase1
+// cudatma: kernels/attention_scalar.cu.j2 for sm_90a
+// spec: AttentionConfig
+//   version = 'scalar'
 //   dtype = 'bfloat16'
 //   head_dim = 64
 //   v_head_dim = 64
@@ -10,7 +11,11 @@
 //   block_m = 32
 //   block_n = 32
 //   stages = 1
-//   warpgroups = 1
+//   q_stages = 1
+//   blocks_per_sm = 1
+//   is_varlen = False
+//   is_paged = False
+//   box_rows = 0
 // 4 warps consume, 0 produce; a CTA takes 8192 B.
 // One stage holds
 //     4096 B  k 32 x 64 bfloat16, 128B swizzle
@@ -163,7 +168,7 @@ __device__ __forceinline__ float sum_parts(float x) {
 // Attention, phase 1: scalar loops over keys and values in shared memory. Four threads share a query: each has every fourth
 // vector of 8 elements.
 extern "C" __global__ void __launch_bounds__(128)
-attention_phase1_bf16_d64_causal_32x32_s1(
+attention_scalar_bf16_d64_causal_32x32_s1(
     const cudatma::u16* q,
     const cudatma::u16* k,
     const cudatma::u16* v,

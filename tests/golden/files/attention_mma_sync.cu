@@ -1,5 +1,6 @@
-// cudatma: kernels/attention_p1.cu.j2 for sm_120a
-// spec: AttentionP1
+// cudatma: kernels/attention_mma_sync.cu.j2 for sm_120a
+// spec: AttentionConfig
+//   version = 'mma_sync'
 //   dtype = 'bfloat16'
 //   head_dim = 64
 //   v_head_dim = 64
@@ -10,8 +11,11 @@
 //   block_m = 64
 //   block_n = 64
 //   stages = 2
-//   warpgroups = 1
+//   q_stages = 1
+//   blocks_per_sm = 1
 //   is_varlen = False
+//   is_paged = False
+//   box_rows = 0
 // 4 warps consume, 1 produce; a CTA takes 41032 B.
 // One stage holds
 //     8192 B  k 64 x 64 bfloat16, 128B swizzle
@@ -128,16 +132,17 @@ __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place
     return Blocks{min(end, first_key(problem, place.row0) / BLOCK_N), end};
 }
 
-// ---- Shared memory: slots of rows of 16-bit elements, in spans as wide as the swizzle -------------------------------------
+// ---- Shared memory: slots of rows, in spans as wide as the swizzle --------------------------------------------------------
 constexpr u32 CONSUMER_WARPS = 4;
 constexpr u32 STAGES = 2;   // blocks of keys, and of values
-constexpr u32 Q = 32768;   // offsets from a 1024-byte aligned base
-constexpr u32 K = 0;
+constexpr u32 K = 0;   // offsets from a 1024-byte aligned base
 constexpr u32 V = 16384;
+constexpr u32 Q = 32768;
 constexpr u32 Q_BYTES = 2 * BLOCK_M * HEAD_DIM;
-constexpr u32 K_STAGE_BYTES = 2 * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = 2 * BLOCK_N * V_HEAD_DIM;
-constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / 2, SPAN_VECTORS = SPAN_BYTES / 16;
-// Where 16 bytes of a row lie in a span.
+constexpr u32 KV_BYTES = 2;   // of an element
+constexpr u32 K_STAGE_BYTES = KV_BYTES * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * BLOCK_N * V_HEAD_DIM;
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
+// Returns the offset of 16 bytes of a row in a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
 }
@@ -397,6 +402,12 @@ __device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem)
     v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
 }
 
+// Releases the slot after this warp's ldmatrix have read it. The arrival must not overtake them.
+__device__ __forceinline__ void release_read_by_warp(const Ring& ring, u32 lane) {
+    __syncwarp();
+    if (lane == 0) ring.release();
+}
+
 // One thread, the producer, loads the blocks. The last one comes first.
 __device__ __forceinline__ void produce_keys(Ring& ring, u32 smem, const TensorMap* map, u32 block, const Place& place) {
     ring.acquire();
@@ -413,12 +424,6 @@ __device__ __forceinline__ void produce_values(Ring& ring, u32 smem, const Tenso
 }
 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
-// Gives a warp's slot back. The arrival must not overtake ldmatrix.
-__device__ __forceinline__ void release_read_by_warp(const Ring& ring, u32 lane) {
-    __syncwarp();
-    if (lane == 0) ring.release();
-}
-
 // One block of keys: scores, softmax, product with the values. q: slot of the queries. tile_row: the warp's first query, in the tile.
 // row: the thread's first query, in the sequence.
 template <bool IsMasked>
@@ -455,8 +460,16 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
     }
 }
 
-// The mbarrier that the load of the queries completes.
-constexpr u32 Q_BARRIER = 40960;
+constexpr u32 Q_BARRIER = 40960;   // the mbarrier that the load of the queries completes
+
+// One thread loads the blocks of a tile. The last block comes first.
+__device__ __forceinline__ void produce(Ring& k_ring, Ring& v_ring, u32 smem, const TensorMap* k_map, const TensorMap* v_map,
+                                        const Place& place, const Blocks& blocks) {
+    for (u32 block = blocks.end; block-- > blocks.begin;) {
+        produce_keys(k_ring, smem, k_map, block, place);
+        produce_values(v_ring, smem, v_map, block, place);
+    }
+}
 
 // A consumer warp: `warp` of its warpgroup.
 __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Problem& problem, u32 smem, u16* output_rows,
@@ -473,10 +486,10 @@ __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Proble
 }
 }  // namespace cudatma
 
-// Attention, version p1: one warp loads keys and values into two rings by TMA, the others multiply by mma.sync. Each CTA computes one
-// tile.
+// Attention, version mma_sync: one warp loads keys and values into two rings by TMA, the others multiply by mma.sync. Each CTA
+// computes one tile.
 extern "C" __global__ void __launch_bounds__(160, 1)
-attention_p1_bf16_d64_causal_64x64_s2(
+attention_mma_sync_bf16_d64_causal_64x64_s2(
     const __grid_constant__ cudatma::TensorMap q_map,
     const __grid_constant__ cudatma::TensorMap k_map,
     const __grid_constant__ cudatma::TensorMap v_map,
@@ -501,10 +514,7 @@ attention_p1_bf16_d64_causal_64x64_s2(
     if (elect_sync()) {
         mbarrier_arrive_expect_tx(smem + Q_BARRIER, Q_BYTES);
         load_queries(smem + Q, &q_map, smem + Q_BARRIER, place);
-        for (u32 block = blocks.end; block-- > blocks.begin;) {
-            produce_keys(k_ring, smem, &k_map, block, place);
-            produce_values(v_ring, smem, &v_map, block, place);
-        }
+        produce(k_ring, v_ring, smem, &k_map, &v_map, place, blocks);
     }
     __syncwarp();
 }

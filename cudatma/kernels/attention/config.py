@@ -1,0 +1,591 @@
+"""AttentionConfig: one configuration of a kernel of attention. PRESETS: what each version of the kernel is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, ClassVar
+
+from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.kernels.attention.cost import Clocks, cost_at
+from cudatma.kernels.attention.parameters import (
+    DECODE,
+    DECODE_MEMBERS,
+    HEAD_BY_HEAD,
+    KV_ROWS,
+    KV_SCALES,
+    MEMBERS,
+    OFFSETS,
+    OUTPUT_ROWS,
+    PAGES,
+    PARAMETER_TYPES,
+    Q_ROWS,
+    RASTER,
+    TILES,
+    VARLEN,
+)
+from cudatma.kernels.attention.problem import CACHE_TYPE, HEAD_DIMS, OPERAND_TYPES, OPTIONS, KernelOption, Problem
+from cudatma.kernels.cost import Cost
+from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.launch_struct import Member, in_order
+from cudatma.kernels.schedule import ceil_div
+from cudatma.kernels.tiled_kernel import TiledKernel
+from cudatma.kernels.version import Versions
+from cudatma.pipeline import MBARRIER_BYTES
+from cudatma.target import Target
+
+#: Fields of the configs that the choice ranks, by the head dims of q and k, and of v.
+Tiles = Mapping[tuple[int, int], tuple[dict[str, Any], ...]]
+
+
+def tile(*, m: int, n: int, ctas: int = 1) -> dict[str, Any]:
+    """Return the fields of a tile of ``m`` queries and blocks of ``n`` keys, with ``ctas`` CTAs on an SM."""
+    return {"block_m": m, "block_n": n, "blocks_per_sm": ctas}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """A version of the kernel. The defaults describe version a2.
+
+    idea: what it adds. loader: what loads q, k and v: all threads by plain loads ("threads") or by cp.async
+    ("cp_async"), a thread of the consumers by TMA ("consumers"), or a warp of its own by TMA ("producer_warp"), with
+    rings for keys and for values. schedule: a CTA computes one tile ("one_tile"), or tiles in turn ("persistent"),
+    whose results leave by TMA. mma: "scalar", "wgmma" or "mma_sync". is_decode: whether it is attention_decode()'s
+    kernel. kv_bytes: of an element of k and v. lacks: names of OPTIONS without a kernel. tiles: those that the choice
+    ranks; the first of equal ones is chosen. clocks: the cost model's for each of them. The other fields list the
+    values of a config's field.
+    """
+
+    idea: str
+    template: str
+    loader: str = "consumers"
+    schedule: str = "one_tile"
+    mma: str = "wgmma"
+    is_decode: bool = False
+    kv_bytes: int = 2
+    tiles: Tiles
+    clocks: tuple[Clocks, ...] = ()
+    lacks: tuple[str, ...] = ()
+    block_m: tuple[int, ...] = (64, 128)
+    block_n: tuple[int, ...] = tuple(range(16, 257, 16))
+    stages: tuple[int, ...] = tuple(range(2, 9))
+    q_stages: tuple[int, ...] = (1,)
+    blocks_per_sm: tuple[int, ...] = (1,)
+    is_varlen: tuple[bool, ...] = (False,)
+    is_paged: tuple[bool, ...] = (False,)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Features that the target must have."""
+        tma = ("tma",) if self.loader in ("consumers", "producer_warp") else ()
+        mma = () if self.mma == "scalar" else (self.mma, "stmatrix")
+        return ("griddepcontrol", *tma, *mma, *(("setmaxnreg",) if self.reallocates_registers else ()))
+
+    @property
+    def reallocates_registers(self) -> bool:
+        """Whether consumers take registers from a producer warpgroup, and overlap softmax with products."""
+        return self.loader == "producer_warp" and self.mma == "wgmma" and not self.is_decode
+
+
+_DECODE_TILES: Tiles = dict.fromkeys(
+    HEAD_DIMS, (tile(m=64, n=64, ctas=2), tile(m=64, n=64), tile(m=64, n=32), tile(m=64, n=16))
+)
+_WIDE_TILES = (tile(m=128, n=64), tile(m=64, n=64))
+#: Tiles of versions without a producer. [H100, attention_tiles.json]
+_SIMPLE_TILES: Tiles = {dims: _WIDE_TILES if dims[0] > 64 else (tile(m=64, n=64),) for dims in HEAD_DIMS}
+#: Tiles of versions with a producer and wgmma. Registers of a thread hold the scores and the probabilities of a block,
+#: and the output.
+_PRODUCER_TILES: Tiles = {
+    (32, 32): (tile(m=192, n=128), tile(m=128, n=192), tile(m=128, n=128)),
+    (64, 64): (tile(m=192, n=128), tile(m=128, n=128), tile(m=64, n=128, ctas=2), tile(m=64, n=192, ctas=2)),
+    (96, 96): (tile(m=128, n=176), tile(m=128, n=128), tile(m=192, n=96)),
+    (128, 128): (
+        *(tile(m=128, n=176), tile(m=128, n=160), tile(m=128, n=128), tile(m=192, n=80)),
+        *(tile(m=128, n=112), tile(m=64, n=80, ctas=2), tile(m=64, n=96, ctas=2)),
+    ),
+    (192, 192): (tile(m=128, n=112), tile(m=128, n=96), tile(m=128, n=80)),
+    (192, 128): (tile(m=128, n=128), tile(m=128, n=112), tile(m=128, n=96)),
+    (256, 256): (tile(m=128, n=80), tile(m=128, n=64)),
+}
+#: Tiles by mma.sync, within 99 KB.
+_MMA_SYNC_TILES: Tiles = {
+    (32, 32): (tile(m=128, n=128), tile(m=64, n=64)),
+    **dict.fromkeys([(64, 64), (96, 96), (128, 128)], (tile(m=128, n=64), tile(m=64, n=64))),
+    **dict.fromkeys([(192, 192), (192, 128), (256, 256)], (tile(m=64, n=32),)),
+}
+#: Clocks are fitted to benchmarks/results/attention_tiles.json. For mma.sync they are estimates for a GeForce, whose
+#: tensor cores have an eighth of the rate.
+PRESETS: Mapping[str, Preset] = {
+    "scalar": Preset(
+        idea="scalar loops over keys and values in shared memory",
+        template="kernels/attention_scalar.cu.j2",
+        loader="threads",
+        mma="scalar",
+        lacks=("sink",),
+        block_m=(32,),
+        block_n=(16, 32),
+        stages=(1,),
+        # The kernel unrolls its loops over the keys of a block.
+        tiles={dims: (tile(m=32, n=16 if dims[0] > 64 else 32),) for dims in HEAD_DIMS},
+        clocks=(Clocks(block_m=32, around=2000, products=40),),
+    ),
+    "a1": Preset(
+        idea="wgmma; cp.async fills two slots in turn, and all warps load and multiply",
+        template="kernels/attention_a1.cu.j2",
+        loader="cp_async",
+        stages=(2,),
+        tiles=_SIMPLE_TILES,
+        clocks=(
+            Clocks(block_m=64, around=2307, products=1.943, scores=345, block=227, shared=0.373),
+            Clocks(block_m=128, around=3954, products=1.75, shared=0.274),
+        ),
+    ),
+    "a2": Preset(
+        idea="TMA fills a ring of slots; a consumer thread issues the loads",
+        template="kernels/attention_a2.cu.j2",
+        tiles=_SIMPLE_TILES,
+        clocks=(
+            Clocks(block_m=64, around=2572, products=1.867, scores=1678, block=13, shared=0.448),
+            Clocks(block_m=128, around=4662, products=1.486, shared=0.15),
+        ),
+    ),
+    "a3": Preset(
+        idea="a producer warp issues the loads; warpgroups overlap softmax and products",
+        template="kernels/attention_a3.cu.j2",
+        loader="producer_warp",
+        block_m=(64, 128, 192),
+        blocks_per_sm=(1, 2),
+        is_varlen=(False, True),
+        tiles=_PRODUCER_TILES,
+        clocks=(
+            Clocks(block_m=64, around=1842, products=1.139, scores=682, block=70, start=1067),
+            Clocks(block_m=128, around=5880, products=0.904, scores=314, block=442),
+            Clocks(block_m=192, around=4972, products=0.473, scores=750, block=590),
+        ),
+    ),
+    "a4": Preset(
+        idea="persistent CTAs, the longest causal tiles first; TMA stores a tile while the next one is computed",
+        template="kernels/attention_a4.cu.j2",
+        loader="producer_warp",
+        schedule="persistent",
+        block_m=(128, 192),
+        q_stages=(1, 2),
+        tiles=_PRODUCER_TILES,
+        # A tile begins while the one before is stored if there is a second slot of queries.
+        clocks=(
+            Clocks(block_m=128, q_stages=1, around=7149, products=1.06, scores=244),
+            Clocks(block_m=128, q_stages=2, around=2575, products=0.62, scores=1063, block=135, start=3209),
+            Clocks(block_m=192, q_stages=1, around=4972, products=0.473, scores=750, block=590),
+            Clocks(block_m=192, q_stages=2, around=2228, products=0.768, scores=711, block=100, start=3840),
+        ),
+    ),
+    "mma_sync": Preset(
+        idea="a producer warp, and mma.sync within 99 KB of shared memory, for GPUs without wgmma",
+        template="kernels/attention_mma_sync.cu.j2",
+        loader="producer_warp",
+        mma="mma_sync",
+        is_varlen=(False, True),
+        tiles=_MMA_SYNC_TILES,
+        clocks=(Clocks(block_m=64, around=2000, products=12), Clocks(block_m=128, around=2000, products=10)),
+    ),
+    "decode": Preset(
+        idea="few queries of all heads that share a head of k and v; CTAs divide the keys of a cache",
+        template="kernels/attention_decode.cu.j2",
+        loader="producer_warp",
+        is_decode=True,
+        block_m=(64,),
+        blocks_per_sm=(1, 2),
+        is_paged=(False, True),
+        tiles=_DECODE_TILES,
+    ),
+    "decode_mma_sync": Preset(
+        idea="decode by mma.sync, for GPUs without wgmma",
+        template="kernels/attention_decode.cu.j2",
+        loader="producer_warp",
+        mma="mma_sync",
+        is_decode=True,
+        block_m=(64,),
+        blocks_per_sm=(1, 2),
+        is_paged=(False, True),
+        tiles=_DECODE_TILES,
+    ),
+    "decode_fp8": Preset(
+        idea="decode of e4m3 keys and values by mma.sync: each warp converts a quarter of a block's keys in registers",
+        template="kernels/attention_decode.cu.j2",
+        loader="producer_warp",
+        mma="mma_sync",
+        is_decode=True,
+        kv_bytes=1,
+        block_m=(16,),
+        block_n=(64, 128),
+        blocks_per_sm=(1, 2),
+        is_paged=(False, True),
+        tiles=dict.fromkeys(HEAD_DIMS, (tile(m=16, n=128, ctas=2), tile(m=16, n=128), tile(m=16, n=64))),
+    ),
+}
+#: How a caller of attention() selects a version.
+CHOICE = Versions(
+    "attention",
+    "CUDATMA_ATTENTION_VERSION",
+    tuple(version for version, preset in PRESETS.items() if not preset.is_decode),
+)
+
+#: Fields of a config that the problem gives, and fields whose values the preset lists.
+PROBLEM_FIELDS = ("dtype", "head_dim", "v_head_dim", *(option.field for option in OPTIONS))
+_LISTED = ("block_m", "block_n", "stages", "q_stages", "blocks_per_sm", "is_varlen", "is_paged")
+#: Rows of a warpgroup's wgmma.
+_WARPGROUP_ROWS = 64
+#: The least rows of a box: the swizzle repeats every 8 rows.
+LEAST_BOX_ROWS = 8
+#: Registers for scores, probabilities and output that ptxas does not spill, by consumer warpgroups; fewer where scores
+#: are capped.
+_MOST_HELD, _MOST_HELD_WITH_CAP = {1: 176, 2: 200, 3: 128}, {1: 160, 2: 188, 3: 120}
+#: Registers of a thread after setmaxnreg, by consumer warpgroups. A single one has enough unless CTAs share the SM.
+_CONSUMER_REGISTERS, _PRODUCER_REGISTERS = {1: 208, 2: 240, 3: 160}, {1: 40, 2: 24, 3: 32}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionConfig(TiledKernel):
+    """A configuration of a version's template.
+
+    version: a key of PRESETS. dtype, head_dim, v_head_dim, and the options from is_causal to has_sink: as in Problem.
+    block_m: queries of a CTA's tile, 64 for each consumer warpgroup. block_n: keys of a stage. stages: of the ring.
+    q_stages: tiles of queries in shared memory. blocks_per_sm: CTAs on an SM. is_varlen: whether sequences of different
+    lengths follow one another. is_paged: whether the cache consists of pages. box_rows: keys of one box of TMA, all in
+    one page of the cache; 0 if cp.async copies each row by itself. Raises ArgumentError, ArgumentTypeError.
+    """
+
+    version: str
+    dtype: str
+    head_dim: int
+    v_head_dim: int
+    is_causal: bool = False
+    has_window: bool = False
+    has_softcap: bool = False
+    has_sink: bool = False
+    block_m: int
+    block_n: int
+    stages: int = 2
+    q_stages: int = 1
+    blocks_per_sm: int = 1
+    is_varlen: bool = False
+    is_paged: bool = False
+    box_rows: int = 0
+
+    parameter_types: ClassVar[Mapping[str, str]] = PARAMETER_TYPES
+    revision: ClassVar[int] = 5
+    cluster: ClassVar[int] = 1
+    cluster_k: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self, problem: Problem | None = None, target: Target | None = None) -> None:
+        """Raise ArgumentError, ArgumentTypeError or TargetError if the fields do not fit each other, or, where they are
+        given, a problem or a target."""
+        if self.version not in PRESETS:
+            raise ArgumentError("version", self.version, ", ".join(PRESETS))
+        if not isinstance(self.dtype, str) or self.dtype not in OPERAND_TYPES:
+            raise ArgumentTypeError("dtype", self.dtype, ", ".join(OPERAND_TYPES))
+        if (self.head_dim, self.v_head_dim) not in HEAD_DIMS:
+            dims = self.head_dim, self.v_head_dim
+            raise ArgumentError("head_dim, v_head_dim", dims, ", ".join(map(str, HEAD_DIMS)))
+        self.check_values(self.allowed)
+        if self.blocks_per_sm > 1 and self.warpgroups > 1:
+            raise ArgumentError("blocks_per_sm", self.blocks_per_sm, "1 for several warpgroups")
+        if self.preset.loader == "cp_async":
+            rows = 128 * self.warpgroups // (self.span_bytes // 16)
+            if self.block_n % rows:
+                allowed = f"a multiple of {rows}, rows that all threads copy at a time"
+                raise ArgumentError("block_n", self.block_n, allowed)
+        self._check_boxes()
+        if problem is not None:
+            most = (_MOST_HELD_WITH_CAP if self.has_softcap else _MOST_HELD)[self.warpgroups]
+            if self.reallocates_registers and self.held_registers > most:
+                allowed = f"scores, probabilities and output of at most {most} registers, not {self.held_registers}"
+                raise ArgumentError("spec.block_n", self.block_n, allowed)
+            if problem.is_varlen != self.is_varlen:
+                raise ArgumentError("is_varlen", problem.is_varlen, f"{self.is_varlen} for {self.entry}")
+        if target is not None:
+            for feature in self.features:
+                target.require(feature, "attention")
+            self.check_smem(target)
+            if problem is not None and self.smem_bytes > (most := target.smem_share_bytes(self.blocks_per_sm)):
+                allowed = f"stages of at most {most} bytes, an SM's for each CTA"
+                raise ArgumentError("spec.stages", self.stages, allowed)
+
+    def _check_boxes(self) -> None:
+        if not self.is_decode:
+            if self.box_rows:
+                raise ArgumentError("box_rows", self.box_rows, "0 without a cache")
+            return
+        if not self.is_paged and self.box_rows != self.block_n:
+            raise ArgumentError("box_rows", self.box_rows, f"{self.block_n}, all keys of a block, without pages")
+        if self.box_rows and (self.box_rows < LEAST_BOX_ROWS or self.block_n % self.box_rows):
+            raise ArgumentError("box_rows", self.box_rows, f"0, or {LEAST_BOX_ROWS} and more that divide block_n")
+        if self.kv_bytes == 1 and not self.box_rows:
+            raise ArgumentError("box_rows", self.box_rows, "rows that TMA loads")
+
+    def check_target(self, target: Target) -> None:
+        """Raise ArgumentError or TargetError if the kernel does not run on a target."""
+        self.check(None, target)
+
+    @property
+    def allowed(self) -> Mapping[str, tuple[Any, ...]]:
+        """The values of fields that do not depend on others."""
+        preset = self.preset
+        options = {option.field: (False,) if option.name in preset.lacks else (False, True) for option in OPTIONS}
+        return options | {name: getattr(preset, name) for name in _LISTED}
+
+    # The version.
+
+    @property
+    def preset(self) -> Preset:
+        """The version's row of PRESETS."""
+        return PRESETS[self.version]
+
+    @property
+    def template(self) -> str:
+        return self.preset.template
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Features that the target must have."""
+        return self.preset.features
+
+    @property
+    def is_decode(self) -> bool:
+        return self.preset.is_decode
+
+    @property
+    def has_wgmma(self) -> bool:
+        return self.preset.mma == "wgmma"
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of an element of k and v."""
+        return self.preset.kv_bytes
+
+    @property
+    def is_persistent(self) -> bool:
+        """Whether a CTA computes several tiles, whose results TMA stores."""
+        return self.preset.schedule == "persistent"
+
+    @property
+    def reallocates_registers(self) -> bool:
+        return self.preset.reallocates_registers
+
+    @property
+    def by_tma(self) -> bool:
+        """Whether TMA loads keys and values."""
+        return "tma" in self.features and not (self.is_decode and self.box_rows == 0)
+
+    @property
+    def options(self) -> tuple[KernelOption, ...]:
+        """The options that the kernel was generated for."""
+        return tuple(option for option in OPTIONS if getattr(self, option.field))
+
+    @property
+    def has_upper(self) -> bool:
+        """Whether queries do not see all later keys."""
+        return self.is_causal or self.has_window
+
+    @property
+    def entry(self) -> str:
+        dims = str(self.head_dim) if self.head_dim == self.v_head_dim else f"{self.head_dim}_{self.v_head_dim}"
+        names = [self.version, self.mma_type, f"d{dims}", *(option.name for option in self.options)]
+        names += ["varlen"] if self.is_varlen else []
+        names += [f"n{self.block_n}" if self.is_decode else f"{self.block_m}x{self.block_n}", f"s{self.stages}"]
+        names += [f"b{self.blocks_per_sm}"] if self.is_decode or self.blocks_per_sm > 1 else []
+        names += [f"q{self.q_stages}"] if self.is_persistent else []
+        names += [f"paged{self.box_rows}" if self.by_tma else "rows"] if self.is_paged else []
+        return f"attention_{'_'.join(names)}"
+
+    # Parameters of a launch.
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        q_by_tma = "tma" in self.features and not self.is_decode
+        names = ["q_map" if q_by_tma else "q", *(("k_map", "v_map") if self.by_tma else ("k", "v"))]
+        names += OFFSETS if self.is_varlen else ()
+        names += ["seqlens"] if self.is_decode else []
+        names += ["page_table"] if self.is_paged else []
+        names += ["output_map" if self.is_persistent else "output_rows", "lse"]
+        names += [name for option in self.options for name in option.parameters]
+        names += ["tile_counter"] if self.is_persistent else []
+        names += ["partials", "counters"] if self.is_decode else []
+        names += ["k_scale", "v_scale"] if self.kv_bytes == 1 else []
+        return (*names, "problem")
+
+    @property
+    def problem_names(self) -> tuple[str, ...]:
+        names = [member.name for option in self.options for member in option.members]
+        names += () if self.by_tma else KV_ROWS
+        if self.is_decode:
+            names += DECODE
+            names += PAGES if self.is_paged else ()
+            names += () if self.by_tma else ("pages",)
+            names += KV_SCALES if self.kv_bytes == 1 else ()
+            return tuple(names)
+        names += (*TILES, *(RASTER if self.is_causal else HEAD_BY_HEAD))
+        names += () if self.by_tma else Q_ROWS
+        names += () if self.is_persistent else OUTPUT_ROWS
+        names += VARLEN if self.is_varlen else ()
+        return tuple(names)
+
+    @property
+    def problem_members(self) -> tuple[Member, ...]:
+        """The members of ``Problem`` that the kernel reads, in the order of the struct."""
+        return in_order(DECODE_MEMBERS if self.is_decode else MEMBERS, self.problem_names)
+
+    # Warps and registers.
+
+    @property
+    def warpgroups(self) -> int:
+        """Consumer warpgroups."""
+        return int(ceil_div(self.block_m, _WARPGROUP_ROWS))
+
+    @property
+    def consumer_warps(self) -> int:
+        return 4 * self.warpgroups
+
+    @property
+    def producer_warps(self) -> int:
+        """Warps that load; setmaxnreg acts on whole warpgroups."""
+        return (4 if self.reallocates_registers else 1) if self.preset.loader == "producer_warp" else 0
+
+    @property
+    def consumer_registers(self) -> int:
+        """Registers of a consumer thread that setmaxnreg sets; 0 if registers stay as launched."""
+        is_set = self.reallocates_registers and (self.warpgroups > 1 or self.blocks_per_sm > 1)
+        return _CONSUMER_REGISTERS[self.warpgroups] if is_set else 0
+
+    @property
+    def producer_registers(self) -> int:
+        return _PRODUCER_REGISTERS[self.warpgroups]
+
+    @property
+    def held_registers(self) -> int:
+        """Registers of a consumer thread for the scores and the probabilities of a block, and the output."""
+        return self.block_n // 2 + self.block_n // 4 + self.v_head_dim // 2
+
+    # Operands and their boxes.
+
+    @property
+    def mma_type(self) -> str:
+        """The type of q in the names of MMAs."""
+        return OPERAND_TYPES[self.dtype]
+
+    @property
+    def is_bf16(self) -> bool:
+        return self.dtype == "bfloat16"
+
+    @property
+    def span_bytes(self) -> int:
+        """The widest swizzle of which rows of all operands are multiples."""
+        return math.gcd(self.kv_bytes * self.head_dim, self.kv_bytes * self.v_head_dim, 128)
+
+    @property
+    def span(self) -> int:
+        """Elements of a span."""
+        return self.span_bytes // self.kv_bytes
+
+    @property
+    def swizzle(self) -> str:
+        """The swizzle's name in a tensor map."""
+        return f"{self.span_bytes}B"
+
+    @property
+    def q_box(self) -> tuple[int, int, int, int]:
+        """Sequences, rows, heads and columns of a box of q and of the result."""
+        return (1, self.block_m, 1, self.span)
+
+    @property
+    def kv_box(self) -> tuple[int, int, int, int]:
+        """Sequences or pages, keys, heads and columns of a box of k and v."""
+        return (1, self.box_rows if self.is_decode else self.block_n, 1, self.span)
+
+    @property
+    def block_k(self) -> int:
+        """Keys of one stage: the products of a tile run along them."""
+        return self.block_n
+
+    @property
+    def partial_row_bytes(self) -> int:
+        """Bytes of a row in attention_decode()'s workspace: sums, their maximum and the sum of exponentials."""
+        return 4 * (self.v_head_dim + 2)
+
+    # Shared memory.
+
+    @property
+    def block_bytes(self) -> tuple[int, int]:
+        """Bytes of a block of keys and of a block of values."""
+        row_bytes = self.kv_bytes * self.block_n
+        return row_bytes * self.head_dim, row_bytes * self.v_head_dim
+
+    @property
+    def loaded_stage_bytes(self) -> int:
+        return sum(self.block_bytes)
+
+    def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
+        """Queries, whose place the results take, and what goes with them."""
+        slots = self.q_stages * MBARRIER_BYTES
+        if self.preset.mma == "scalar":
+            return ()
+        if self.kv_bytes == 1:  # queries are in registers
+            return (("warp_sums", 8 * self.consumer_warps * self.block_m), ("is_last", 8))
+        queries = ("q", self.q_stages * 2 * self.block_m * self.head_dim)
+        if self.is_decode:
+            return (queries, ("is_last", 8))
+        if self.is_persistent:
+            barriers = (("q_full_barriers", slots), ("q_empty_barriers", slots), ("staged_barriers", slots))
+            return (queries, ("tiles", 8), *barriers)
+        return (queries, ("q_barrier", slots)) if self.by_tma else (queries,)
+
+    def smem_layout(self) -> list[tuple[str, int, int]]:
+        """(name, offset, bytes) of each array."""
+        k_bytes, v_bytes = self.block_bytes
+        parts = [("k", self.stages * k_bytes), ("v", self.stages * v_bytes), *self.epilogue_parts()]
+        rings = {"consumers": ("",), "producer_warp": ("k_", "v_")}.get(self.preset.loader, ())
+        size = self.stages * MBARRIER_BYTES
+        parts += [(f"{ring}{kind}_barriers", size) for ring in rings for kind in ("full", "empty")]
+        offsets = [0, *accumulate(size for _, size in parts)]
+        return [(name, offset, size) for (name, size), offset in zip(parts, offsets, strict=False)]
+
+    @property
+    def smem_bytes(self) -> int:
+        _, offset, size = self.smem_layout()[-1]
+        return offset + size
+
+    def stage_layout(self) -> list[tuple[str, int]]:
+        """(what, bytes) that one stage holds."""
+        k, v = self.block_bytes
+        dtype = self.dtype if self.kv_bytes == 2 else CACHE_TYPE
+        return [
+            (f"k {self.block_n} x {self.head_dim} {dtype}, {self.swizzle} swizzle", k),
+            (f"v {self.block_n} x {self.v_head_dim} {dtype}, {self.swizzle} swizzle", v),
+        ]
+
+    # Choosing and tuning.
+
+    def ctas(self, problem: Problem, sm_count: int) -> int:
+        """Return the CTAs of a launch: one a tile, or one an SM if they are persistent."""
+        tiles = problem.batch * problem.heads * int(ceil_div(problem.q_length, self.block_m))
+        return min(tiles, sm_count) if self.is_persistent else tiles
+
+    def variants(self, problem: Problem) -> Iterator[Mapping[str, Any]]:
+        """Yield the fields of a shorter ring."""
+        if self.stages > 2:
+            yield {"stages": self.stages - 1}
+
+    def adapted(self, problem: Problem) -> AttentionConfig | None:
+        """Return the same tile for another dtype and other options."""
+        if (problem.head_dim, problem.v_head_dim) != (self.head_dim, self.v_head_dim):
+            return None
+        return replace(self, **{name: getattr(problem, name) for name in PROBLEM_FIELDS})
+
+    def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
+        """Return the predicted time at M, an int or an int64 array, instead of the problem's."""
+        return cost_at(self, m, problem, gpu)

@@ -1,0 +1,102 @@
+"""Predict what attention's kernels take on a GPU. The prediction ranks every tile of every version. Pure.
+
+``m`` is an int or an int64 array: a shape's choice table evaluates each tile at all M at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cudatma.kernels.attention.problem import Problem
+from cudatma.kernels.cost import Cost
+from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.schedule import ceil_div
+from cudatma.target import get_target
+
+if TYPE_CHECKING:
+    from cudatma.kernels.attention.config import AttentionConfig
+
+#: Multiplications that the tensor cores of an SM do in a clock. [H100 white paper]
+_MACS = 2048
+#: CTAs that an SM has registers for, by their warpgroups. [a1 and a2 with 96 registers of a thread]
+_MOST_CTAS: Mapping[int, int] = {1: 5, 2: 2}
+#: Microseconds of a launch. [H100]
+_LAUNCH_US = 1.0
+#: Part of the highest clock that long launches keep, as their power is limited. [H200]
+_CLOCK = 0.886
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """Cycles that an SM takes for a tile of ``block_m`` queries, with ``q_stages`` slots of queries.
+
+    around: before the first and after the last block. products: parts of the tensor cores' time that are not hidden.
+    scores: for 2^14 of them, of what comes between the products. block: for each. start: once a launch. shared: n CTAs
+    that share an SM are n to this power times as fast as one; 0: not counted.
+    """
+
+    block_m: int
+    q_stages: int = 1
+    around: float
+    products: float
+    scores: float = 0.0
+    block: float = 0.0
+    start: float = 0.0
+    shared: float = 0.0
+
+
+def cost_at(config: AttentionConfig, m: Any, problem: Problem, gpu: Gpu) -> Cost:
+    """Return the predicted time with ``m`` queries, an int or an int64 array, instead of the problem's.
+
+    An SM's tiles bound it, each with the mean of their keys, or the longest tile does.
+    """
+    block_m, block_n = config.block_m, config.block_n
+    k_length = m if problem.keys == 0 else problem.k_length
+    keys = 1.0 * ceil_div(k_length, block_n) * block_n
+    if problem.is_causal:
+        # A triangle is left out. Tiles end with their own last query, in whole blocks.
+        beyond = block_m + block_n - math.gcd(block_m, block_n)
+        keys = np.minimum(keys, keys - 0.5 * np.minimum(keys, m) + 0.5 * beyond)
+    clocks = clocks_of(config)
+    waves, at_least = _waves(config, clocks, problem.batch * problem.heads * ceil_div(m, block_m), gpu)
+    longest = at_least * _tile_clocks(config, clocks, k_length)
+    cycles = clocks.start + np.maximum(waves * _tile_clocks(config, clocks, keys), longest)
+    sm_us = cycles / (_CLOCK * gpu.sm_clock_mhz)
+    rows = problem.batch * (m * problem.heads + k_length * problem.kv_heads)
+    memory_us = 2.0 * rows * (config.head_dim + config.v_head_dim) / gpu.memory_bytes_per_us
+    return Cost(_LAUNCH_US, sm_us, 0.0, np.maximum(0.0, memory_us - sm_us), 0.0)
+
+
+def clocks_of(config: AttentionConfig) -> Clocks:
+    """Return the preset's clocks for the tile."""
+    tile = config.block_m, config.q_stages
+    return next(clocks for clocks in config.preset.clocks if (clocks.block_m, clocks.q_stages) == tile)
+
+
+def _tile_clocks(config: AttentionConfig, clocks: Clocks, keys: Any) -> Any:
+    """Return the cycles per SM for a tile that sees this many keys, a number or an array."""
+    scores = config.block_m * keys
+    products = scores * (config.head_dim + config.v_head_dim) / _MACS * clocks.products
+    return clocks.around + products + scores / 2**14 * clocks.scores + keys / config.block_n * clocks.block
+
+
+def _waves(config: AttentionConfig, clocks: Clocks, tiles: Any, gpu: Gpu) -> tuple[Any, Any]:
+    """Return how often an SM takes the time of one tile for all of its tiles, and for those that share it."""
+    if config.reallocates_registers and not config.is_causal:
+        # Tiles take the same time, and the last ones hold up all SMs.
+        share = np.minimum(config.blocks_per_sm, ceil_div(tiles, gpu.sm_count))
+        return 1.0 * ceil_div(tiles, gpu.sm_count * share) * share, 1.0
+    # Several CTAs share an SM: there are parts of waves.
+    of_sm = np.maximum(1.0, tiles / gpu.sm_count)
+    if not clocks.shared:
+        return of_sm, 1.0
+    target, smem_bytes = get_target(gpu.target), config.smem_bytes
+    counts = range(1, _MOST_CTAS[config.warpgroups] + 1)
+    at_a_time = np.minimum(of_sm, sum(smem_bytes <= target.smem_share_bytes(count) for count in counts))
+    faster = at_a_time**clocks.shared
+    return of_sm / faster, at_a_time / faster

@@ -1,0 +1,98 @@
+"""Launch parameters of attention's kernels, and the members of their ``Problem`` struct."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cudatma.kernels.attention.problem import OPTIONS
+from cudatma.kernels.launch_struct import MEMBERS as WORK_MEMBERS
+from cudatma.kernels.launch_struct import Member
+from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP
+
+#: Offsets of sequences of different lengths.
+OFFSETS = ("cu_seqlens_q", "cu_seqlens_k")
+PARAMETER_TYPES: Mapping[str, str] = {
+    **dict.fromkeys(("q_map", "k_map", "v_map", "output_map"), TENSOR_MAP),
+    **dict.fromkeys(("q", "k", "v"), "const cudatma::u16*"),
+    **dict.fromkeys((*OFFSETS, "seqlens", "page_table"), "const int*"),
+    **dict.fromkeys(("k_scale", "v_scale"), "const float*"),
+    **dict.fromkeys(("lse", "partials"), "float*"),
+    **dict.fromkeys(("tile_counter", "counters"), "cudatma::u32*"),
+    **{name: kind for option in OPTIONS for name, kind in option.parameters.items()},
+    "output_rows": "cudatma::u16*",
+    "problem": PROBLEM,
+}
+
+
+def _named(*members: Member) -> dict[str, Member]:
+    return {member.name: member for member in members}
+
+
+#: The members of the struct in its order.
+MEMBERS: Mapping[str, Member] = WORK_MEMBERS | _named(
+    Member("tiles_m", "u32", "heads of all sequences"),
+    Member("tiles_n", "u32", "tiles of queries of each of them"),
+    Member("raster_heads", "u32", "heads of a raster group"),
+    Member("last_group", "u32", "first head of the last raster group"),
+    Member("by_tiles_n", "Divisor", "divides by tiles_n"),
+    Member("by_raster_tiles", "Divisor", "divides by the tiles of a raster group"),
+    Member("by_raster_heads", "Divisor", "divides by raster_heads"),
+    Member("by_last_heads", "Divisor", "divides by the heads of the last raster group"),
+    Member("q_length", "u32", "queries of a sequence"),
+    Member("k_length", "u32", "keys of a sequence"),
+    Member("heads", "u32", "of q, in a sequence"),
+    Member("q_total", "u32", "queries of all sequences"),
+    Member("k_total", "u32", "keys of all sequences"),
+    Member("scale_log2", "float", "scale of the scores, or the cap's, in powers of 2"),
+    *(member for option in OPTIONS for member in option.members),
+    Member("by_heads", "Divisor", "divides by heads"),
+    Member("by_group", "Divisor", "divides by the heads of q that share one of k and v"),
+    Member("output_head", "u64", "elements from one head of the result to the next"),
+    Member("output_batch", "u64", "elements from one sequence of the result to the next"),
+    *(
+        Member(f"{name}_{step}", "u64", f"elements from one {what} of {name} to the next")
+        for name in ("q", "k", "v")
+        for step, what in (("pitch", "row"), ("head", "head"), ("batch", "sequence"))
+    ),
+)
+#: The same for attention_decode(), whose tiles consist of rows: queries of all heads that share a head of k and v.
+DECODE_MEMBERS: Mapping[str, Member] = {**MEMBERS} | _named(
+    Member("q_length", "u32", "rows of a sequence and a head of k: queries of all heads that share it"),
+    Member("k_length", "u32", "keys that a sequence may have"),
+    Member("upper", "u32", "row r sees keys below r / group + upper + keys of the sequence, a signed number"),
+    Member("lower", "u32", "row r sees keys from r / group + lower + keys of the sequence on, a signed number"),
+    Member("queries", "u32", "of a sequence and a head"),
+    Member("group", "u32", "heads of q that share one of k and v"),
+    Member("kv_heads", "u32", "of k and v"),
+    Member("row_tiles", "u32", "tiles of rows"),
+    Member("partial_rows", "u32", "rows of a tile that the workspace holds"),
+    Member("by_kv_heads", "Divisor", "divides by kv_heads"),
+    Member("by_row_tiles", "Divisor", "divides by row_tiles"),
+    Member("page_size", "u32", "keys of a page"),
+    Member("by_page_size", "Divisor", "divides by page_size"),
+    Member("pages", "u32", "of the cache"),
+    Member("v_scale", "float", "scale of v, if the kernel is given no array of them"),
+    Member("k_scale_step", "u32", "from the scale of a head of k to that of the next"),
+    Member("v_scale_step", "u32", "from the scale of a head of v to that of the next"),
+    Member("table_pitch", "u32", "entries from one sequence's pages to the next one's"),
+)
+
+# Names of the members that the kernels read.
+#: Sizes and scale, except in attention_decode().
+TILES = ("tiles_m", "tiles_n", "q_length", "k_length", "heads", "by_heads", "by_group", "scale_log2")
+#: The order of causal tiles, and of all others.
+RASTER = ("raster_heads", "last_group", "by_raster_tiles", "by_raster_heads", "by_last_heads")
+HEAD_BY_HEAD = ("by_tiles_n",)
+VARLEN = ("q_total", "k_total")
+#: Results that threads store.
+OUTPUT_ROWS = ("output_pitch", "output_head", "output_batch")
+#: Operands that threads load.
+Q_ROWS, KV_ROWS = (
+    tuple(f"{name}_{step}" for name in names for step in ("pitch", "head", "batch")) for names in ("q", "kv")
+)
+DECODE = (
+    *("q_length", "k_length", "queries", "heads", "group", "kv_heads", "row_tiles", "partial_rows", "scale_log2"),
+    *("by_kv_heads", "by_row_tiles", "by_group", *Q_ROWS, *OUTPUT_ROWS),
+)
+PAGES = ("page_size", "by_page_size", "table_pitch")
+KV_SCALES = ("v_scale", "k_scale_step", "v_scale_step")
