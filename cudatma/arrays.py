@@ -91,6 +91,17 @@ class ArrayInfo:
             for n, s, dense in zip(self.shape, self.strides_bytes, dense_strides(self.shape, self.dtype), strict=True)
         )
 
+    @property
+    def is_disjoint(self) -> bool:
+        """Whether each axis steps over all elements of the axes with smaller strides, so that no two share a byte."""
+        end = self.dtype.itemsize
+        for stride, extent in sorted((abs(s), n) for n, s in zip(self.shape, self.strides_bytes, strict=True)):
+            if extent > 1:
+                if stride < end:
+                    return self.size_elems == 0
+                end += (extent - 1) * stride
+        return True
+
 
 def place_name(device: int | None) -> str:
     """The location of an array, for errors: ``"the host"`` or ``"device 0"``."""

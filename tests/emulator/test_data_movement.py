@@ -156,6 +156,9 @@ def test_nothing_to_copy() -> None:
     assert c.copy(empty, backend="emulator").shape == (0, 16)
     assert c.copy(np.full((), 3.0), backend="emulator").item() == 3
     assert (c.copy(empty, shape=(2, 16), pad="zeros", backend="emulator") == 0).all()
+    for start in (2**63 - 1, -(2**63)):
+        far = c.copy(np.ones((2, 16), np.float32), offset=(start, 0), shape=(2, 16), pad="zeros", backend="emulator")
+        assert (far == 0).all()
     assert c.transpose(np.zeros((5, 0), np.int8), backend="emulator").shape == (0, 5)
 
 

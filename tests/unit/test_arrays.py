@@ -91,6 +91,15 @@ def test_contiguity_is_numpys() -> None:
         assert describe(view).is_contiguous == view.flags.c_contiguous
 
 
+def test_which_elements_share_memory() -> None:
+    base = np.zeros((4, 10, 3), np.float32)
+    for view in (base, base.T, base[::-1, ::3, :1], base[:, :, ::-2], base[:0]):
+        assert describe(view).is_disjoint
+    for shape, strides in (((4, 10), (4, 4)), ((4, 10), (0, 4)), ((4, 10), (36, 4)), ((3, 2), (-4, -8)), ((5,), (2,))):
+        assert not describe(np.lib.stride_tricks.as_strided(base[3, 9:, 2:], shape, strides)).is_disjoint
+    assert describe(np.lib.stride_tricks.as_strided(base, (4, 0), (0, 4))).is_disjoint
+
+
 def test_readonly_numpy() -> None:
     array = np.zeros(3)
     array.flags.writeable = False

@@ -37,6 +37,7 @@ READONLY = np.ones((32, 64), np.float32)
 READONLY.setflags(write=False)
 CROOKED = np.frombuffer(bytes(41), np.uint8)[1:].view(np.float32)
 STUCK = np.lib.stride_tricks.as_strided(np.ones(64, np.float32), (32, 64), (0, 4))
+WOVEN = np.lib.stride_tricks.as_strided(np.ones(256, np.float32), (32, 64), (16, 4))
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +72,14 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     (lambda o: c.copy(F32, out=fresh(dtype=np.int32), **o), c.ArgumentError, "out", "float32"),
     (lambda o: c.copy(F32, out=F32, **o), c.ArgumentError, "out", "memory of its own"),
     (lambda o: c.copy(F32, out=READONLY, **o), c.ArgumentError, "out", "writable"),
-    (lambda o: c.copy(F32, out=STUCK, **o), c.ArgumentError, "out", "lie apart"),
+    (lambda o: c.copy(F32, out=STUCK, **o), c.ArgumentError, "out.strides", "share memory"),
+    (lambda o: c.copy(F32, out=WOVEN, **o), c.ArgumentError, "out.strides", "(16, 4)"),
+    (lambda o: c.copy(F32, offset=(10**30, 0), pad="zeros", **o), c.ArgumentError, "offset[0]", "64-bit"),
+    (lambda o: c.copy(F32, offset=(-(2**61), 0), pad="zeros", **o), c.ArgumentError, "offset", "2**63 bytes"),
+    (lambda o: c.copy(F32, shape=(10**12, 10**12), pad="zeros", **o), c.ArgumentError, "shape", "2**63 bytes"),
+    (lambda o: c.copy(F32, shape=(0, 10**30), pad="zeros", **o), c.ArgumentError, "shape", "2**63 bytes"),
+    *[(lambda o, cache=cache: c.copy(F32, cache=cache, **o), c.ArgumentError, "cache", f"got {cache}")
+      for cache in (0, False, 0.0, "")],
     (lambda o: c.copy(F32[:, :63], via="tma", **o), c.DescriptorError, "strides_bytes[0]", "16 bytes"),
     (lambda o: c.copy(F32[:, 1:61], via="tma", **o), c.DescriptorError, "address", "16 bytes"),
     (lambda o: c.copy(F32[:, ::2], via="tma", **o), c.DescriptorError, "strides_bytes[0]", "step over"),
@@ -97,6 +105,7 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     # transpose
     (lambda o: c.transpose(F32[0], **o), c.ArgumentError, "src.shape", "two dimensions"),
     (lambda o: c.transpose(F32, out=fresh(), **o), c.ArgumentError, "out", "(64, 32)"),
+    (lambda o: c.transpose(F32.T, out=WOVEN, **o), c.ArgumentError, "out.strides", "share"),
     (lambda o: c.transpose(F32[:31], via="tma", **o), c.DescriptorError, "out.strides_bytes[0]", "16 bytes"),
     (lambda o: c.transpose(fresh((4, 4), np.complex128), via="tma", **o), c.DescriptorError, "dtype", "1, 2, 4 or 8"),
     (
@@ -124,6 +133,14 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     (lambda o: c.reduce_into(fresh(), F32, "add", offset=(0, 1), **o), c.DescriptorError, "address", "16 bytes"),
     (lambda o: c.reduce_into(fresh((32, 128)), F32[:, :62], "add", **o), c.DescriptorError, "dims[0]", "overwrite"),
     (lambda o: c.reduce_into(fresh(dtype=np.int8)[:, :8], I8[:, :8], "xor", **o), c.DescriptorError, "dims[0]", ""),
+    (lambda o: c.reduce_into(WOVEN, F32, "add", **o), c.ArgumentError, "dst.strides", "share memory"),
+    (lambda o: c.reduce_into(fresh(), F32, "add", cache=0, **o), c.ArgumentError, "cache", "got 0"),
+    # tile_copy
+    (lambda o: c.tile_copy(F32, WOVEN, **o), c.ArgumentError, "dst.strides", "share memory"),
+    (lambda o: c.tile_copy(F32, READONLY, **o), c.ArgumentError, "dst", "writable"),
+    *[(lambda o, stages=stages: c.tile_copy(F32, fresh(), stages=stages, **o), error, "stages", "")
+      for error, values in ((c.ArgumentTypeError, ("2", None, [2], 2.0, True)), (c.ArgumentError, (-1, 1, 10**9)))
+      for stages in values],
     # gather, halo_tiles
     (lambda o: c.gather(F32, [(0, 0)], (4, 6), **o), c.ArgumentError, "box[1]", "16-byte"),
     (lambda o: c.gather(F32, [(0, 0)], (257, 4), **o), c.ArgumentError, "box[0]", "1..256"),
@@ -131,7 +148,7 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     (lambda o: c.gather(F32, [(0, 0), (1, 2)], (4, 8), **o), c.ArgumentError, "starts[1][1]", "multiples of 4"),
     (lambda o: c.gather(F32, [(0, 2**40)], (4, 8), **o), c.ArgumentError, "starts", "32-bit"),
     (lambda o: c.gather(F32, [0, 1], (4, 8), **o), c.ArgumentError, "starts.shape", "(rows, 2)"),
-    (lambda o: c.gather(F32, [(0.0, 0.0)], (4, 8), **o), c.ArgumentTypeError, "starts", "ints"),
+    (lambda o: c.gather(F32, [(0.0, 0.0)], (4, 8), **o), c.ArgumentTypeError, "starts", "integers"),
     (lambda o: c.gather(fresh((4, 4), np.complex128), [(0, 0)], (2, 2), **o), c.ArgumentError, "src.dtype", "bytes"),
     (lambda o: c.gather(fresh((1,) * 6), [(0,) * 6], (1,) * 6, **o), c.ArgumentError, "rank", "1..5"),
     (lambda o: c.gather(F32, [(0, 0)], (4, 8), out=fresh((1, 4, 16))[..., :8], **o), c.ArgumentError, "out", "C order"),
@@ -152,14 +169,23 @@ WRONG: list[tuple[Call, type[Exception], str, str]] = [
     (lambda o: c.im2col(fresh((1, 50, 50, 4)), 3, stride=9, **o), c.DescriptorError, "element_strides[1]", "1..8"),
     (lambda o: c.im2col(fresh((1, 9, 9, 9, 4)), 3, padding=17, **o), c.DescriptorError, "lower_corner[0]", "-16..15"),
     (lambda o: c.im2col(fresh((1, 5, 5, 8))[..., ::2], 3, **o), c.DescriptorError, "src.strides", "channel"),
+    *[(lambda o, args=args: c.im2col(fresh((1, 5, 5, 4)), **args, **o), c.ArgumentError, field, "below 2**31")
+      for args, field in (({"kernel": 10**30}, "kernel[0]"), ({"kernel": 3, "padding": 10**30}, "padding[0]"),
+                          ({"kernel": 3, "stride": 10**30}, "stride[0]"))],
+    (lambda o: c.im2col(fresh((1, 5, 5, 4)), 2**31 - 1, padding=2**30, **o), c.ArgumentError, "kernel, padding",
+     "2**63 bytes"),
     # broadcast, prefetch, rows
     (lambda o: c.broadcast(F32, 0, **o), c.ArgumentError, "copies", "1 and up"),
+    (lambda o: c.broadcast(F32, 10**5000, **o), c.ArgumentError, "copies", "2**63 bytes"),
     (lambda o: c.broadcast(F32[:, :8], 2, **o), c.ArgumentError, "src", "C order"),
     (lambda o: c.broadcast(np.ones(5, np.float32), 2, **o), c.DescriptorError, "src.address", "multiples of 16"),
     (lambda o: c.prefetch(F32, offset=(0, 60), shape=(2, 8), **o), c.ArgumentError, "offset[1]", "pad="),
     (lambda o: c.prefetch(F32[:, 1:60], **o), c.DescriptorError, "address", "16 bytes"),
     (lambda o: c.gather_rows(F32[0], [0], **o), c.ArgumentError, "src.shape", "two dimensions"),
     (lambda o: c.gather_rows(F32, [[0]], **o), c.ArgumentError, "rows.shape", "(rows,)"),
+    (lambda o: c.gather_rows(F32, [10**5000], **o), c.ArgumentError, "rows", "32-bit"),
+    (lambda o: c.scatter_rows(fresh(), [2**32 + 1], F32[:1], **o), c.ArgumentError, "rows", "32-bit"),
+    (lambda o: c.scatter_rows(WOVEN, [0], F32[:1], **o), c.ArgumentError, "dst.strides", "share memory"),
     (lambda o: c.scatter_rows(fresh(), [0], F32, **o), c.ArgumentError, "rows.shape", "32"),
     (lambda o: c.scatter_rows(fresh((32, 32)), [0] * 32, F32, **o), c.ArgumentError, "src", "32 columns"),
     # where it runs
@@ -179,8 +205,8 @@ def test_a_wrong_call_is_answered(index: int) -> None:
 
 def test_reference_refuses_what_the_emulator_refuses() -> None:
     """Arguments are checked alike; only TMA's own limits are not asked for."""
-    for call, error, field, _ in WRONG:
-        if error is not c.DescriptorError and field not in ("backend", "src.device", "stages"):
+    for call, error, field, part in WRONG:
+        if error is not c.DescriptorError and field not in ("backend", "src.device") and part != "smaller box":
             with pytest.raises(error):
                 call({"backend": "reference"})
 

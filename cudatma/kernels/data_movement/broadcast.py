@@ -13,7 +13,7 @@ from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import multicast_mask
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments, At, Sizes
-from cudatma.kernels.data_movement.checks import as_key, check_out, described
+from cudatma.kernels.data_movement.checks import as_key, check_out, check_size, described
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import chunk_place, run_plan
 from cudatma.kernels.data_movement.ring import LEAST_STAGES, SLOT_BYTES, CopyRing, stages_for
@@ -122,6 +122,7 @@ class Broadcast(Movement[_Problem]):
         if not info.is_contiguous:
             raise ArgumentError("src", f"strides {info.strides_bytes}", "an array in C order without gaps")
         shape = (copies, *info.shape)
+        check_size(shape, info.dtype, "copies")
         return checked(_Problem, (info,), check_out(out, info, shape, dense=True), shape)
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:

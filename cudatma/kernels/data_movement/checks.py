@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
+import numpy as np
+
 from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
-from cudatma.errors import ArgumentError, ArgumentTypeError, counted
+from cudatma.errors import ArgumentError, ArgumentTypeError, counted, shown
+
+_INT64 = 1 << 63
 
 
 def described(array: object, field: str) -> ArrayInfo:
@@ -44,13 +49,21 @@ def check_device(out: ArrayInfo, src: ArrayInfo, field: str) -> None:
 
 
 def check_written(out: ArrayInfo, source: ArrayInfo, field: str) -> None:
-    """Raise ArgumentError if ``out`` is read-only, has an element twice, or shares bytes with the source."""
+    """Raise ArgumentError if ``out`` is read-only, has elements that share memory, or shares bytes with the source."""
     if out.readonly:
         raise ArgumentError(field, "a read-only array", "a writable array")
-    if out.size_elems and any(s == 0 and n > 1 for n, s in zip(out.shape, out.strides_bytes, strict=True)):
-        raise ArgumentError(field, f"strides {out.strides_bytes}", "an array whose elements lie apart")
+    if not out.is_disjoint:
+        raise ArgumentError(f"{field}.strides", out.strides_bytes, "elements that do not share memory")
     if overlaps(source, out):
         raise ArgumentError(field, "memory that overlaps the source", "memory of its own")
+
+
+def check_size(shape: tuple[int, ...], dtype: np.dtype[Any], field: str) -> None:
+    """Raise ArgumentError, which names the option ``field``, unless an array of this shape can be addressed."""
+    # Libraries also refuse an array without elements whose other axes are too large.
+    if prod(max(extent, 1) for extent in shape) * dtype.itemsize >= _INT64:
+        got = f"a result of shape ({', '.join(map(shown, shape))})"
+        raise ArgumentError(field, got, "a result of less than 2**63 bytes")
 
 
 def whole_numbers(field: str, values: object, count: int) -> tuple[int, ...]:

@@ -15,10 +15,10 @@ from cudatma.arrays import ArrayInfo
 from cudatma.dtypes import TmaType, tma_type
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import Arguments
-from cudatma.kernels.data_movement.checks import as_key, check_out, described, whole_numbers
+from cudatma.kernels.data_movement.checks import as_key, check_out, check_size, described, whole_numbers
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import plain_plan, run_plan, window_plan
-from cudatma.kernels.data_movement.specs import CACHES, check_choice
+from cudatma.kernels.data_movement.specs import check_choice, checked_cache
 from cudatma.kernels.data_movement.window import Axis, Window, carried, cropped, folded, simplify
 from cudatma.kernels.engine import run
 from cudatma.kernels.host import host_array
@@ -29,6 +29,7 @@ VIAS = ("auto", "tma", "plain")
 #: Bytes of an element as which a window is copied if its size is a multiple: a box has at most 256 elements a row, and
 #: wide rows are faster (docs/operations.md).
 _WIDEST = 8
+_INT64 = 1 << 63
 
 
 def copy(
@@ -51,8 +52,9 @@ def copy(
         The source, with any strides and any dtype of plain bytes: CuPy, torch, DLPack or ``__cuda_array_interface__``;
         NumPy on the emulator. The launch waits for the stream that ``__cuda_array_interface__`` names.
     out : array, optional
-        The result, with the window's shape and the source's dtype, and any strides. It shares no bytes with the window.
-        Default: a new C-ordered array of the source's library, allocated on the stream of the launch.
+        The result, with the window's shape and the source's dtype, and any strides by which no two elements share
+        memory. It shares no bytes with the window. Default: a new C-ordered array of the source's library, allocated on
+        the stream of the launch.
     offset : sequence of int, optional
         The window's first element, one int for each axis. It may be negative with ``pad``. Default: 0.
     shape : sequence of int, optional
@@ -111,11 +113,11 @@ class Copy(Movement[_Problem]):
     def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[_Problem]:
         info, (offset, shape, pad, cache, via) = described(inputs[0], "src"), options
         starts, extents = check_window(info, offset, shape, pad)
-        check_choice("cache", cache or "", CACHES)
+        policy = checked_cache(cache)
         check_choice("via", via, VIAS)
         fill = nan_type(info, pad)
         result = check_out(out, info, extents, part_of(info, starts, extents))
-        return checked(_Problem, (info,), result, extents, starts, fill, cache or "", via)
+        return checked(_Problem, (info,), result, extents, starts, fill, policy, via)
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
         src, out, starts, fill, cache, via = problem
@@ -168,7 +170,10 @@ def window_of(src: ArrayInfo, out: ArrayInfo, starts: Sequence[int]) -> Window:
 def check_window(
     info: ArrayInfo, offset: Sequence[int] | None, shape: Sequence[int] | None, pad: str | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return (offset, shape) with one int for each axis. Raises ArgumentError, ArgumentTypeError."""
+    """Return (offset, shape) with one int for each axis. Raises ArgumentError, ArgumentTypeError.
+
+    An offset by which the window misses the source is replaced by the nearest one that does, so that it stays small.
+    """
     if pad is not None:
         check_choice("pad", pad, PADS)
     starts = whole_numbers("offset", (0,) * len(info.shape) if offset is None else offset, len(info.shape))
@@ -180,7 +185,11 @@ def check_window(
         if pad is None and not 0 <= start <= size - extent:
             allowed = f"0..{size - extent}" if extent <= size else f"a window of at most {size} elements"
             raise ArgumentError(f"offset[{axis}]", start, allowed, "pad= fills what lies outside of the source")
-    return starts, extents
+        if not -_INT64 <= start < _INT64:
+            raise ArgumentError(f"offset[{axis}]", start, "signed 64-bit integers")
+    check_size(extents, info.dtype, "offset" if shape is None else "shape")
+    nearest = zip(starts, extents, info.shape, strict=True)
+    return tuple(max(-extent, min(start, size)) for start, extent, size in nearest), extents
 
 
 def nan_type(info: ArrayInfo, pad: str | None) -> TmaType | None:

@@ -255,8 +255,6 @@ def check_starts(info: ArrayInfo, starts: np.ndarray[Any, Any], field: str = "st
         row = int(wrong[0])
         name, value = f"{field}[{row}][{starts.shape[1] - 1}]", int(starts[row, -1])
         raise ArgumentError(name, value, f"multiples of {unit} elements, 16 bytes")
-    if starts.size and (int(starts.min()) < -_INT32 or int(starts.max()) >= _INT32):
-        raise ArgumentError(field, f"{int(starts.min())}..{int(starts.max())}", "signed 32-bit integers")
 
 
 def plan_boxes(

@@ -20,7 +20,7 @@ from cudatma.descriptor import check_target as check_map_target
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, DescriptorError
 from cudatma.kernels.arguments import Arguments, Map, Sizes
-from cudatma.kernels.data_movement.checks import as_key, check_out, described, whole_numbers
+from cudatma.kernels.data_movement.checks import as_key, check_out, check_size, described, whole_numbers
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import chunk_place, tensor_map
 from cudatma.kernels.data_movement.ring import SLOT_BYTES, CopyRing, usual_ring
@@ -33,7 +33,7 @@ from cudatma.target import Target
 
 TEMPLATE = "kernels/im2col.cu.j2"
 _AXES = ("w", "h", "d")
-_MOST_BOXES = 1 << 31
+_INT32 = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +147,7 @@ class Im2col(Movement[_Problem]):
             raise ArgumentError("src.shape", info.shape, "an array with elements")
         conv = convolution(info.shape[1:-1], *options)
         shape = (info.shape[0], *conv.out, *conv.taps, info.shape[-1])
+        check_size(shape, info.dtype, "kernel, padding")
         return checked(_Problem, (info,), check_out(out, info, shape, dense=True), shape, conv)
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
@@ -176,8 +177,8 @@ def convolution(size: tuple[int, ...], kernel: Any, stride: Any, padding: Any, d
             raise ArgumentTypeError(field, value, "ints")
         found[field] = whole_numbers(field, whole, len(size))
         for axis, number in enumerate(found[field]):
-            if number < least:
-                raise ArgumentError(f"{field}[{axis}]", number, f"{least} and up")
+            if not least <= number < _INT32:
+                raise ArgumentError(f"{field}[{axis}]", number, f"{least} and up, below 2**31")
     return Convolution(size, found["kernel"], found["stride"], found["padding"], found["dilation"])
 
 
@@ -198,7 +199,7 @@ def plan_im2col(src: ArrayInfo, out: ArrayInfo, conv: Convolution, place: Place,
     check_store(store.spec)
     channel_boxes = -(-channels // channel_box)
     boxes = -(-pixels // pixel_box) * taps * channel_boxes
-    if boxes >= _MOST_BOXES:
+    if boxes >= _INT32:
         raise ArgumentError("src.shape", f"{boxes} boxes", "below 2**31", "take the images in parts")
     spec = Im2colCopySpec(len(src.shape), *usual_ring(place.target))
     axes = zip(

@@ -19,7 +19,7 @@ from cudatma.kernels.data_movement.checks import as_key, check_device, check_wri
 from cudatma.kernels.data_movement.copy import part_of
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import run_plan, window_plan
-from cudatma.kernels.data_movement.specs import CACHES, check_choice
+from cudatma.kernels.data_movement.specs import check_choice, checked_cache
 from cudatma.kernels.data_movement.window import Axis, Window, carried, simplify
 from cudatma.kernels.engine import run
 from cudatma.kernels.host import host_array
@@ -109,14 +109,14 @@ class ReduceInto(Movement[_Problem]):
         into, info, (op, offset, cache) = described(out, "dst"), described(inputs[0], "src"), options
         check_device(into, info, "dst")
         check_choice("op", op, OPS)
-        check_choice("cache", cache or "", CACHES)
+        policy = checked_cache(cache)
         if info.dtype != into.dtype or len(info.shape) != len(into.shape):
             got = f"{len(info.shape)} axes of {info.dtype}"
             raise ArgumentError("src", got, f"{len(into.shape)} axes of {into.dtype}, as dst")
         check_dtype(info.dtype, op)
         starts = whole_numbers("offset", (0,) * len(into.shape) if offset is None else offset, len(into.shape))
         check_written(into, info, "dst")
-        return checked(_Problem, (info,), into, into.shape, starts, op, cache or "")
+        return checked(_Problem, (info,), into, into.shape, starts, op, policy)
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
         """Return the launch, none if all of src is outside of dst."""

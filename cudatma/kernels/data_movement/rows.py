@@ -74,7 +74,7 @@ def gather_rows(src: Any, rows: Any, *, out: Any = None, stream: Any = None, bac
     src : array (rows, columns)
         The source, with elements of 1, 2, 4 or 8 bytes. Pitch, address and the result's rows are multiples of 16 bytes.
     rows : array (count,) of int
-        Row numbers: a list, a host array, or int32 on the device.
+        Row numbers of 32 bits: a list, a host array, or int32 on the device.
     out : array (count, columns), optional
         The result, in C order. Default: a new array.
     stream : stream, optional

@@ -31,9 +31,17 @@ _CUDA_TYPES = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
 
 
 def check_choice(field: str, value: object, allowed: tuple[str, ...]) -> None:
-    """ArgumentError unless the value is one of a few words."""
-    if value not in allowed:
+    """Raise ArgumentError unless the value is one of a few words."""
+    if not isinstance(value, str) or value not in allowed:
         raise ArgumentError(field, value, ", ".join(word or "''" for word in allowed))
+
+
+def checked_cache(cache: object) -> str:
+    """Return the L2 policy of a call as a word of CACHES. Raises ArgumentError."""
+    if cache is None:
+        return ""
+    check_choice("cache", cache, CACHES[1:])
+    return str(cache)
 
 
 def check_policies(op: str, load_cache: str, store_cache: str) -> None:

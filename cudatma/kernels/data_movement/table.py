@@ -9,17 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.arrays import ArrayInfo, describe, with_cupy
-from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.errors import ArgumentError, ArgumentTypeError, shown
 from cudatma.kernels.engine import library_for
 from cudatma.kernels.host import host_array
 from cudatma.library_streams import stream_handle, working_on
+
+_INT32 = 1 << 31
+_WORDS = "signed 32-bit integers"
 
 
 class Table(NamedTuple):
     """values: the table's rows, None if only the device knows them. given: the array on the device, None for a table
     that has to be uploaded."""
 
-    values: NDArray[np.int64] | None
+    values: NDArray[np.int32] | None
     given: Any
 
     def on_device(self, src: ArrayInfo, out: object, stream: object) -> Any:
@@ -27,9 +30,9 @@ class Table(NamedTuple):
 
         An upload is allocated and copied in the order of the call's stream. out: the call's.
         """
-        if self.given is not None:
+        words = self.values
+        if self.given is not None or words is None:
             return self.given
-        words = np.ascontiguousarray(self.values, np.int32)
         device = src.device
         if device is None:
             return words
@@ -46,7 +49,7 @@ def _uploaded(cupy: Any, words: NDArray[np.int32], device: int, stream: int) -> 
 
 
 def int_table(values: Any, columns: int | None, src: ArrayInfo, check: bool, field: str = "starts") -> Table:
-    """Return a table of (rows, columns) ints, or (rows,) if ``columns`` is None.
+    """Return a table of signed 32-bit integers of shape (rows, columns), or (rows,) if ``columns`` is None.
 
     src: the operation's source, on whose device an array has to be. check: whether to read a table on the device back.
     Raises ArgumentTypeError, ArgumentError.
@@ -63,11 +66,17 @@ def int_table(values: Any, columns: int | None, src: ArrayInfo, check: bool, fie
         made = np.asarray(values)
         if made.size == 0:
             made = made.reshape(0) if columns is None else made.reshape(0, columns)
-            made = made.astype(np.int64)
-        if made.dtype.kind not in "iu":
-            raise ArgumentTypeError(field, str(made.dtype), "ints")
+            made = made.astype(np.int32)
+        # NumPy keeps ints of more than 64 bits as objects.
+        is_long = made.dtype == object and all(isinstance(value, int) for value in made.flat)
+        if made.dtype.kind not in "iu" and not is_long:
+            raise ArgumentTypeError(field, str(made.dtype), _WORDS)
         _check_shape(made.shape, columns, shape, field)
-        return Table(made.astype(np.int64), None)
+        if made.size:
+            low, high = int(made.min()), int(made.max())
+            if low < -_INT32 or high >= _INT32:
+                raise ArgumentError(field, f"{shown(low)}..{shown(high)}", _WORDS)
+        return Table(made.astype(np.int32, order="C"), None)
     if on_device.device != src.device or on_device.dtype != np.int32 or not on_device.is_contiguous:
         got = f"{on_device.dtype} on device {on_device.device}"
         raise ArgumentError(field, got, "int32 in C order on the device of src, or ints on the host")
@@ -80,11 +89,11 @@ def _check_shape(found: tuple[int, ...], columns: int | None, shape: str, field:
         raise ArgumentError(f"{field}.shape", found, shape)
 
 
-def _read(info: ArrayInfo) -> NDArray[np.int64]:
+def _read(info: ArrayInfo) -> NDArray[np.int32]:
     """Return the values of a table on the device, in the order of its library's stream."""
     owner: Any = info.owner
     if info.kind == "torch":
         found = owner.cpu().numpy()
     else:
         found = with_cupy("cupy.asnumpy", lambda cupy: cupy.asnumpy(cupy.asarray(owner)))
-    return np.asarray(found).astype(np.int64)
+    return np.asarray(found)

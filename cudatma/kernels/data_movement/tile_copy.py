@@ -12,11 +12,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from cudatma.arrays import ArrayInfo, describe, overlaps, place_name
+from cudatma.arrays import ArrayInfo, describe, place_name
 from cudatma.descriptor import check_store
 from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.arguments import Arguments, Sizes
-from cudatma.kernels.data_movement.checks import as_key, described
+from cudatma.kernels.checks import checked_count
+from cudatma.kernels.data_movement.checks import as_key, check_written, described
 from cudatma.kernels.data_movement.movement import Movement, Place, checked
 from cudatma.kernels.data_movement.plans import tensor_map
 from cudatma.kernels.data_movement.ring import BoxRing
@@ -24,7 +25,7 @@ from cudatma.kernels.engine import run
 from cudatma.kernels.host import host_array
 from cudatma.kernels.operation import Checked
 from cudatma.kernels.sample import Sample, sample_dtype
-from cudatma.target import Target
+from cudatma.target import TARGETS, Target
 
 TEMPLATE = "kernels/tile_copy.cu.j2"
 
@@ -62,7 +63,7 @@ def tile_copy(src: Any, dst: Any, *, stages: int = 4, stream: Any = None, backen
         ``__cuda_array_interface__``; NumPy on the emulator. Rows are contiguous, their pitch and length multiples of
         16 bytes, elements 1, 2, 4 or 8 bytes.
     stages : int, default 4
-        Boxes in flight.
+        Boxes in flight, 2 and up.
     stream : stream, optional
         Default: the current stream of the source's library.
     backend : str, optional
@@ -99,11 +100,12 @@ class TileCopy(Movement[_Problem]):
         if (info.shape, info.dtype, info.device) != (into.shape, into.dtype, into.device):
             got, wanted = (f"{one.shape} of {one.dtype} on {place_name(one.device)}" for one in (into, info))
             raise ArgumentError("dst", got, f"as src: {wanted}")
-        if into.readonly:
-            raise ArgumentError("dst", "a read-only array", "a writable array")
-        if overlaps(info, into):
-            raise ArgumentError("dst", "memory that overlaps src", "memory of its own")
-        return checked(_Problem, (info,), into, into.shape, *options)
+        check_written(into, info, "dst")
+        stages = checked_count(options[0], "stages", "an int, 2 and up")
+        # The reference refuses what no target holds.
+        largest = max(TARGETS.values(), key=lambda target: target.smem_per_block_bytes)
+        TileCopySpec(info.dtype.itemsize, stages=stages).ring.check_fits(largest)
+        return checked(_Problem, (info,), into, into.shape, stages)
 
     def plan(self, problem: _Problem, place: Place) -> tuple[Arguments, ...]:
         return (plan_tiles(problem.src, problem.out, place, problem.stages),)
