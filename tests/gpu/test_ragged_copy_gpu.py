@@ -56,6 +56,7 @@ def test_in_a_graph_and_as_a_function() -> None:
     sources, destinations, buffers = arrays(50, "float16", 2)
     copy = RaggedCopy(sources, destinations)
     stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()  # the stream does not wait for the one that fills the arrays
     with stream:
         stream.begin_capture()
         copy.run()
