@@ -34,7 +34,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def content(path: str) -> bytes:
-    """Return the bytes of a file, which are read again only after a change. Raises OSError, ValueError."""
+    """Return a file's bytes; read it again only if it changed. Raises OSError, ValueError."""
     state = os.stat(path)
     return _content(path, state.st_ctime_ns, state.st_size, state.st_ino)
 

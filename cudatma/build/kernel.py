@@ -46,7 +46,7 @@ DEBUG_VARIABLE = "CUDATMA_DEBUG"
 _TARGET_WITHOUT_GPU = "sm_90a"
 _SCHEMA = 1
 TEMPLATE_SUFFIX = ".j2"
-#: Files from which specs compute, and which make text of templates.
+#: Python files that determine the rendered text.
 _COMMON_CODE = (
     *("dtypes.py", "layout.py", "pipeline.py", "target.py", "build/render.py", "build/used_functions.py"),
     *("kernels/launch_struct.py", "kernels/schedule.py"),
@@ -222,7 +222,8 @@ def default_target() -> Target:
 def _from_template(
     template: str, spec: Any, chosen: Target, entry: str | None, options: tuple[str, ...], debug: bool
 ) -> _Order:
-    files, code = _file_digests(template), _code_digests(type(spec))
+    kind: Any = type(spec)
+    files, code = _file_digests(template), _code_digests(kind)
     facts = {"template": template, "files": files, "spec": spec, "code": code} | ({"debug": True} if debug else {})
 
     def source() -> str:
@@ -252,19 +253,20 @@ def _file_digests(template: str) -> list[str]:
 
 
 @lru_cache(maxsize=512)
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
-def _code_digests(kind: type) -> list[str]:
-    """Return digests of the Python files that a spec's properties and the rendered text may depend on.
+@lru_cache(maxsize=64)
+def _code_digests(kind: Any) -> list[str]:
+    """Return digests of the Python files on which a spec's properties and the rendered text depend.
 
-    Init fields do not tell how a spec computes the numbers that it prints.
+    The fields alone do not determine the text: properties do. A class is digested once, because editing its file does
+    not change the class in memory; reloading the module makes another class.
     """
     return [_digest(content(path)) for path in _code_files(kind)]
 
 
-@lru_cache(maxsize=64)
 def _code_files(kind: type) -> tuple[str, ...]:
     """Return the common files, and those of a class and its bases: of a kernel family, all files."""
     package = Path(__file__).parents[1]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 #: The part for other M grows by this much while a menu has more kernels than its limit.
 _GROWTH = 0.005
-#: The loss that is allowed where M is 1. The model knows tiles of one row to about this part.
+#: Allowed loss at M = 1, about the error of the cost model there.
 _AT_ONE = 0.002
 #: Weight of a kernel that the menus of few shapes contain.
 _SELDOM = 0.4

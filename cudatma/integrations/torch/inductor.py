@@ -62,6 +62,6 @@ def _lowered(
 
 
 _operator = fallback_handler(MARLIN_GEMM, add_to_fallback_set=False)
-register_lowering(MARLIN_GEMM, type_promotion_kind=None)(_lowered)
-# As a fallback of this operator would have by its tag: the strides of the traced program.
+# Keep the traced strides, as the operator's tag requests for fallbacks.
 add_layout_constraint(MARLIN_GEMM, constrain_to_fx_strides)
+register_lowering(MARLIN_GEMM, type_promotion_kind=None)(_lowered)

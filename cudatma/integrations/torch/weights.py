@@ -68,6 +68,7 @@ def known_weight(
     facts = (
         qweight.shape,
         qweight.stride(),
+        qweight.dtype,
         k,
         n,
         group_size,

@@ -312,7 +312,7 @@ class AttentionConfig(TiledKernel):
             for feature in self.features:
                 target.require(feature, "attention")
             self.check_smem(target)
-            if problem is not None and self.smem_bytes > (most := target.smem_share_bytes(self.blocks_per_sm)):
+            if self.smem_bytes > (most := target.smem_share_bytes(self.blocks_per_sm)):
                 allowed = f"stages of at most {most} bytes, an SM's for each CTA"
                 raise ArgumentError("spec.stages", self.stages, allowed)
 

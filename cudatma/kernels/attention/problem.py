@@ -97,13 +97,13 @@ class Layout(NamedTuple):
 
     @property
     def is_disjoint(self) -> bool:
-        """Whether no elements share memory."""
-        span = self.strides_bytes[-1]
+        """Whether each axis steps over all elements of the axes with smaller strides, so that no two share a byte."""
+        end = self.strides_bytes[-1]
         for stride, extent in sorted(zip(self.strides_bytes, self.shape, strict=True)):
             if extent > 1:
-                if stride < span:
+                if stride < end:
                     return False
-                span = stride * extent
+                end += (extent - 1) * stride
         return True
 
 

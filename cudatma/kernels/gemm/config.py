@@ -166,7 +166,9 @@ class GemmConfig(TiledKernel):
             raise ArgumentError("block_m", self.block_m, f"a multiple of {rows}, {WGMMA_M} a warpgroup")
         max_sums = _MAX_SUMS_WITHOUT_EPILOGUE if self.stores_asynchronously and not self.has_epilogue else MAX_SUMS
         if (least := ceil_div(self.block_m * self.block_n, max_sums * 128)) > self.warpgroups:
-            raise ArgumentError("warpgroups", self.warpgroups, f"{least}: a thread holds at most {max_sums} sums")
+            allowed = f"{least} or more: a thread holds at most {max_sums} sums"
+            remedy = "use a smaller tile" if least > max(_ALLOWED[self.version]["warpgroups"]) else ""
+            raise ArgumentError("warpgroups", self.warpgroups, allowed, remedy)
         if self.warpgroups == 3 and self.producer_warps and self.block_n > _MAX_COLUMNS_OF_THREE:
             allowed = f"at most {_MAX_COLUMNS_OF_THREE} for three warpgroups: a thread has 128 registers"
             raise ArgumentError("block_n", self.block_n, allowed)
@@ -178,7 +180,8 @@ class GemmConfig(TiledKernel):
             if self.block_k != SCALE_BLOCK or SCALE_BLOCK % self.block_n:
                 raise ArgumentError("block_n", self.block_n, f"64 or {SCALE_BLOCK}, with block_k of {SCALE_BLOCK}")
             if self.warpgroups > 2:
-                raise ArgumentError("warpgroups", self.warpgroups, "1 or 2: registers of three hold no second sums")
+                allowed = "1 or 2: three lack registers for a second set of sums"
+                raise ArgumentError("warpgroups", self.warpgroups, allowed)
 
     def check(self, problem: Problem | None, target: Target | None) -> None:
         """Raise ArgumentError or TargetError if the configuration does not fit a problem or a target."""
@@ -193,7 +196,9 @@ class GemmConfig(TiledKernel):
                 target.require(feature, "gemm")
             self.check_smem(target)
             if self.smem_bytes > (limit := target.smem_share_bytes(self.blocks_per_sm)):
-                raise ArgumentError("stages", self.stages, f"stages of at most {limit} bytes, an SM's for each CTA")
+                raise ArgumentError(
+                    "stages", self.stages, f"stages of at most {limit} bytes, an SM's for each CTA"
+                )
 
     def check_target(self, target: Target) -> None:
         """Raise ArgumentError or TargetError if the kernel does not run on a target."""
