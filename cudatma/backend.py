@@ -28,16 +28,17 @@ def selected_backend(backend: str | None = None) -> str:
     return named
 
 
-def backend_for(function: str, explicit: str | None) -> str:
+def backend_for(function: str, explicit: str | None, *, has_reference: bool = True) -> str:
     """Return selected_backend(), and warn if it is the emulator although neither the call nor the user chose it.
 
     The warning is a BackendWarning. The user chooses with $CUDATMA_BACKEND.
     """
     chosen = selected_backend(explicit)
     if chosen != "cuda" and _named(explicit) == "auto":
+        faster = f"{BACKEND_VARIABLE}=reference (NumPy) is faster. " if has_reference else ""
         warnings.warn(
-            f"{function} computes on the CPU ({chosen}): there is no usable NVIDIA GPU here. "
-            f"{BACKEND_VARIABLE}=reference (NumPy) is faster. Silence this with {BACKEND_VARIABLE}={chosen}, with "
+            f"{function} computes on the CPU ({chosen}): there is no usable NVIDIA GPU here. {faster}"
+            f"Silence this with {BACKEND_VARIABLE}={chosen}, with "
             f"warnings.filterwarnings('ignore', category=cudatma.BackendWarning), or in cudatma's own functions with "
             f"backend={chosen!r}",
             BackendWarning,

@@ -375,7 +375,7 @@ def _on_host(args: Sequence[object]) -> bool:
 
 
 def _backend(named: str | None) -> str:
-    chosen = backend_for("Kernel.launch", named)
+    chosen = backend_for("Kernel.launch", named, has_reference=False)
     if chosen == "reference":
         remedy = "a kernel of your own has no NumPy reference"
         raise ArgumentError("backend" if named else BACKEND_VARIABLE, chosen, "auto, cuda, emulator", remedy)

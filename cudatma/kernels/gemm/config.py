@@ -196,9 +196,7 @@ class GemmConfig(TiledKernel):
                 target.require(feature, "gemm")
             self.check_smem(target)
             if self.smem_bytes > (limit := target.smem_share_bytes(self.blocks_per_sm)):
-                raise ArgumentError(
-                    "stages", self.stages, f"stages of at most {limit} bytes, an SM's for each CTA"
-                )
+                raise ArgumentError("stages", self.stages, f"stages of at most {limit} bytes, an SM's for each CTA")
 
     def check_target(self, target: Target) -> None:
         """Raise ArgumentError or TargetError if the kernel does not run on a target."""
