@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +17,6 @@ from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import get_target
-
-if TYPE_CHECKING:
-    from cudatma.kernels.attention.config import AttentionConfig
 
 #: Multiplications that the tensor cores of an SM do in a clock. [H100 white paper]
 _MACS = 2048
@@ -35,9 +32,8 @@ _CLOCK = 0.886
 class Clocks:
     """Cycles that an SM takes for a tile of ``block_m`` queries, with ``q_stages`` slots of queries.
 
-    around: before the first and after the last block. products: parts of the tensor cores' time that are not hidden.
-    scores: for 2^14 of them, of what comes between the products. block: for each. start: once a launch. shared: n CTAs
-    that share an SM are n to this power times as fast as one; 0: not counted.
+    around: prologue and epilogue. products: multiple of the ideal tensor-core time. scores: per 2^14 scores. block: per
+    block. start: per launch. shared: exponent of the speedup when CTAs share an SM, 0 for none.
     """
 
     block_m: int
@@ -50,10 +46,10 @@ class Clocks:
     shared: float = 0.0
 
 
-def cost_at(config: AttentionConfig, m: Any, problem: Problem, gpu: Gpu) -> Cost:
+def cost_at(config: Any, m: Any, problem: Problem, gpu: Gpu) -> Cost:
     """Return the predicted time with ``m`` queries, an int or an int64 array, instead of the problem's.
 
-    An SM's tiles bound it, each with the mean of their keys, or the longest tile does.
+    The SM with the most work, or the longest tile, determines the time.
     """
     block_m, block_n = config.block_m, config.block_n
     k_length = m if problem.keys == 0 else problem.k_length
@@ -72,20 +68,21 @@ def cost_at(config: AttentionConfig, m: Any, problem: Problem, gpu: Gpu) -> Cost
     return Cost(_LAUNCH_US, sm_us, 0.0, np.maximum(0.0, memory_us - sm_us), 0.0)
 
 
-def clocks_of(config: AttentionConfig) -> Clocks:
+def clocks_of(config: Any) -> Clocks:
     """Return the preset's clocks for the tile."""
+    of_version: tuple[Clocks, ...] = config.preset.clocks
     tile = config.block_m, config.q_stages
-    return next(clocks for clocks in config.preset.clocks if (clocks.block_m, clocks.q_stages) == tile)
+    return next(clocks for clocks in of_version if (clocks.block_m, clocks.q_stages) == tile)
 
 
-def _tile_clocks(config: AttentionConfig, clocks: Clocks, keys: Any) -> Any:
+def _tile_clocks(config: Any, clocks: Clocks, keys: Any) -> Any:
     """Return the cycles per SM for a tile that sees this many keys, a number or an array."""
     scores = config.block_m * keys
     products = scores * (config.head_dim + config.v_head_dim) / _MACS * clocks.products
     return clocks.around + products + scores / 2**14 * clocks.scores + keys / config.block_n * clocks.block
 
 
-def _waves(config: AttentionConfig, clocks: Clocks, tiles: Any, gpu: Gpu) -> tuple[Any, Any]:
+def _waves(config: Any, clocks: Clocks, tiles: Any, gpu: Gpu) -> tuple[Any, Any]:
     """Return how often an SM takes the time of one tile for all of its tiles, and for those that share it."""
     if config.reallocates_registers and not config.is_causal:
         # Tiles take the same time, and the last ones hold up all SMs.
