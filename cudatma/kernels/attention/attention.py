@@ -260,8 +260,10 @@ class AttentionOperation(Operation[P, AttentionConfig]):
         """Yield every configuration that may serve the problem with other sizes, but the same kinds of limits."""
 
     @abstractmethod
-    def sizes_for(self, problem: P, config: AttentionConfig, gpu: Gpu) -> Callable[[P], Sizes]:
-        """Return a function that returns the sizes of every problem with the plan_key of this one."""
+    def sizes_for(
+        self, problem: P, config: AttentionConfig, gpu: Gpu, resident: tuple[int, ...]
+    ) -> Callable[[P], tuple[Sizes, ...]]:
+        """Return a function from a problem to the sizes of its launch."""
 
     def resized(
         self, problem: P, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
@@ -301,17 +303,8 @@ class AttentionOperation(Operation[P, AttentionConfig]):
         self, problem: P, config: AttentionConfig, gpu: Gpu, resident: tuple[int, ...]
     ) -> tuple[Arguments, ...]:
         """Return the one launch."""
-        sizes = self.sizes_for(problem, config, gpu)(problem)
+        (sizes,) = self.sizes_for(problem, config, gpu, resident)(problem)
         return (launch_arguments(problem, config, get_target(gpu.target), sizes),)
-
-    def sizes(
-        self, problem: P, config: AttentionConfig, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
-    ) -> tuple[Sizes, ...]:
-        """Return the sizes of the launch."""
-        sizes = memo.get("sizes")
-        if sizes is None:
-            sizes = memo["sizes"] = self.sizes_for(problem, config, gpu)
-        return (sizes(problem),)
 
     def reference(self, problem: P, arrays: Mapping[str, ArrayInfo]) -> None:
         """Compute the result in float64, rounded once."""
@@ -358,9 +351,12 @@ class Attention(AttentionOperation[Problem]):
         table = choice_table(ATTENTION, checked.problem, gpu, max_m)
         return [checked.problem.with_queries(m) for m in table.starts if m <= max_m]
 
-    def sizes_for(self, problem: Problem, config: AttentionConfig, gpu: Gpu) -> Callable[[Problem], Sizes]:
-        """Return a function that returns the sizes."""
-        return attention_sizes(problem, config, gpu.sm_count)
+    def sizes_for(
+        self, problem: Problem, config: AttentionConfig, gpu: Gpu, resident: tuple[int, ...]
+    ) -> Callable[[Problem], tuple[Sizes, ...]]:
+        """Return a function from a problem to the sizes of its launch."""
+        sizes = attention_sizes(problem, config, gpu.sm_count)
+        return lambda problem: (sizes(problem),)
 
 
 class AttentionVarlen(Attention):

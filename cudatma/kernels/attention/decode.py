@@ -132,9 +132,12 @@ class AttentionDecodeCall(AttentionOperation[DecodeProblem]):
         """Yield the one kernel, which depends on no size."""
         yield decode_config(problem, get_target(gpu.target))
 
-    def sizes_for(self, problem: DecodeProblem, config: AttentionConfig, gpu: Gpu) -> Callable[[DecodeProblem], Sizes]:
-        """Return a function that returns the sizes."""
-        return decode_sizes(problem, config, gpu)
+    def sizes_for(
+        self, problem: DecodeProblem, config: AttentionConfig, gpu: Gpu, resident: tuple[int, ...]
+    ) -> Callable[[DecodeProblem], tuple[Sizes, ...]]:
+        """Return a function from a problem to the sizes of its launch."""
+        sizes = decode_sizes(problem, config, gpu)
+        return lambda problem: (sizes(problem),)
 
 
 DECODE_CALL = AttentionDecodeCall()

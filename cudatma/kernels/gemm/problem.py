@@ -16,7 +16,7 @@ from cudatma.arrays import ArrayInfo, describe
 from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.checks import check_out, check_place, checked_flag, real_number
-from cudatma.kernels.family import MAX_EXTENT, copied_with_m
+from cudatma.kernels.family import MAX_EXTENT, resized_copy
 from cudatma.kernels.gemm.matrices import (
     ALIGNMENT,
     Matrix,
@@ -138,7 +138,7 @@ class Operands(NamedTuple):
 NO_OPERANDS = Operands()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, for resized_copy()
 class Problem:
     """c (m, n) = a (m, k) b (k, n), ``batch`` times.
 
@@ -179,7 +179,7 @@ class Problem:
 
     def with_m(self, m: int) -> Problem:
         """Return the problem with another M, which the caller has checked."""
-        return copied_with_m(self, m)
+        return resized_copy(self, m=m)
 
     @property
     def split_rows(self) -> tuple[bool, bool]:

@@ -207,16 +207,15 @@ class MarlinGemm(Operation[Problem, Config]):
         gemm = gemm_arguments(problem, config.gemm, work, get_target(gpu.target))
         return (gemm,) if config.copy is None else (copy_arguments(problem, config.copy, resident[0]), gemm)
 
-    def sizes(
-        self, problem: Problem, config: Config, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
-    ) -> tuple[Sizes, ...]:
-        """Return the sizes of the launches."""
-        of_m = memo.get("sizes")
-        if of_m is None:
-            work_of = _schedules(problem, config, resident)
-            of_m = memo["sizes"] = sizes_for(problem, config.gemm, work_of, get_target(gpu.target))
-        gemm = of_m(problem.m, problem.scale_exponent)
-        return (gemm,) if config.copy is None else (copy_sizes(problem, config.copy, resident[0]), gemm)
+    def sizes_for(
+        self, problem: Problem, config: Config, gpu: Gpu, resident: tuple[int, ...]
+    ) -> Callable[[Problem], tuple[Sizes, ...]]:
+        """Return a function from a problem to the sizes of its launches."""
+        copy = config.copy
+        sizes = sizes_for(problem, config.gemm, _schedules(problem, config, resident), get_target(gpu.target))
+        if copy is None:
+            return lambda problem: (sizes(problem),)
+        return lambda problem: (copy_sizes(problem, copy, resident[0]), sizes(problem))
 
     def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         """Compute fp32 products of the dequantized weight, rounded once."""
