@@ -115,12 +115,13 @@ def field_writer(
 ) -> Callable[[Sequence[int]], None]:
     """Return a function that writes values into fields of a tiled map in place and checks nothing.
 
-    words, raw: 32-bit words and bytes of the map. spec: its rank and dtype. fields: kind ("dim", "stride" or "box") and
+    Nothing else may write these fields later. words, raw: 32-bit words and bytes of the map. spec: its rank and dtype. fields: kind ("dim", "stride" or "box") and
     index of each value.
     """
     dims: list[tuple[int, int]] = []
     strides: list[tuple[int, int, int, int]] = []
     boxes: list[tuple[int, int]] = []
+    written: dict[int, int] = {}
     for place, (kind, index) in enumerate(fields):
         if kind == "dim":
             dims.append((place, _DIM_WORD + index))
@@ -134,8 +135,10 @@ def field_writer(
             words[word] = values[place] - 1
         for place, word, high, shift in strides:
             value = values[place]
-            words[word] = value >> 4 & _MASK_32
-            raw[high] = raw[high] & ~(15 << shift) | value >> 36 << shift
+            if value != written.get(place):  # strides seldom change
+                written[place] = value
+                words[word] = value >> 4 & _MASK_32
+                raw[high] = raw[high] & ~(15 << shift) | value >> 36 << shift
         for place, byte in boxes:
             if raw[byte] != values[place] - 1:
                 raw[byte] = values[place] - 1

@@ -260,7 +260,8 @@ class Problem:
         q, k, v, out = self.layouts
         new_q = q.resized(shapes[0], strides_bytes[0])
         new_k = k.resized(shapes[1], strides_bytes[1])
-        new_v = v.resized(shapes[2], strides_bytes[2])
+        is_like_k = v == k and shapes[2] == shapes[1] and strides_bytes[2] == strides_bytes[1]
+        new_v = new_k if is_like_k else v.resized(shapes[2], strides_bytes[2])
         if new_q is None or new_k is None or new_v is None:
             return None
         if shapes[-1] is None:
