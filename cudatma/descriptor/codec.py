@@ -115,7 +115,9 @@ def field_writer(
 ) -> Callable[[Sequence[int]], None]:
     """Return a function that writes values into fields of a tiled map in place and checks nothing.
 
-    Nothing else may write these fields later. words, raw: 32-bit words and bytes of the map. spec: its rank and dtype. fields: kind ("dim", "stride" or "box") and
+    Nothing else may write these fields later.
+
+    words, raw: 32-bit words and bytes of the map. spec: its rank and dtype. fields: kind ("dim", "stride" or "box") and
     index of each value.
     """
     dims: list[tuple[int, int]] = []

@@ -77,8 +77,8 @@ class Operation(ABC, Generic[P, C]):
         return [info.pointer if (info := named.get(name)) else 0 for name in self.names]
 
     @abstractmethod
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[P]:
-        """Validate a call. ``subject`` is run()'s. Raises ArgumentError, ArgumentTypeError."""
+    def check(self, inputs: tuple[Any, ...], out: Any, options: Any, subject: Any) -> Checked[P]:
+        """Validate a call. ``options`` and ``subject`` are run()'s. Raises ArgumentError, ArgumentTypeError."""
 
     @abstractmethod
     def configure(self, problem: P, gpu: Gpu, memo: dict[Any, Any]) -> C:

@@ -114,13 +114,13 @@ def gemm(
 
 
 class Gemm(Operation[Problem, GemmConfig]):
-    """gemm as an operation. Its options are the factors, the activation, the result's dtype, and the version."""
+    """gemm as an operation."""
 
     name: ClassVar[str] = "gemm"
     inputs: ClassVar[tuple[str, ...]] = ("a", "b", "a_scale", "b_scale", "bias")
     fixed_axes: ClassVar[tuple[int | None, ...]] = (1, None, 1, None, None, 1)
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: Any, subject: Any) -> Checked[Problem]:
         """Validate a call."""
         return check_call(inputs, out, options)
 
