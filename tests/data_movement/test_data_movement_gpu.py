@@ -1,195 +1,33 @@
-"""The operations over arrays on a card against NumPy: rings that wrap many times, edges, guards behind every result."""
+"""The operations over arrays on a GPU: the table of calls, other libraries, streams, graphs, threads and devices."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
+from movement_cases import CASES, Case, check, numbers, on_host
 
 import cudatma as c
 from cudatma.target import detect
 
 pytestmark = pytest.mark.gpu
 
-Array = np.ndarray[Any, Any]
-BF16 = np.dtype(ml_dtypes.bfloat16)
-GUARD = 0xA5
 
-
-def numbers(shape: Sequence[int], dtype: Any, seed: int = 0) -> Array:
-    """Small integers, exact in every type."""
-    return np.random.default_rng(seed).integers(1, 100, tuple(shape)).astype(dtype)
-
-
-def upload(array: Array) -> Any:
+def upload(array: np.ndarray[Any, Any]) -> Any:
     import cupy
 
     return cupy.asarray(array)
 
 
-def download(array: Any) -> Array:
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_call_gives_what_numpy_gives(case: Case) -> None:
     import cupy
 
-    return np.asarray(cupy.asnumpy(array))
-
-
-def guarded(shape: Sequence[int], dtype: Any) -> tuple[Any, Any]:
-    """An array in the middle of a buffer of guard bytes, and the whole buffer."""
-    import cupy
-
-    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    whole = cupy.full(nbytes + 512, GUARD, cupy.uint8)
-    return whole[256 : 256 + nbytes].view(dtype).reshape(tuple(shape)), whole
-
-
-def check_guards(whole: Any) -> None:
-    bytes_ = download(whole)
-    assert (bytes_[:256] == GUARD).all()
-    assert (bytes_[-256:] == GUARD).all()
-
-
-def window(array: Array, offset: Sequence[int], shape: Sequence[int], fill: float = 0) -> Array:
-    """What a copy with padding gives, by a padded array and plain slices."""
-    before = [max(0, -start) for start in offset]
-    after = [max(0, start + extent - size) for start, extent, size in zip(offset, shape, array.shape, strict=True)]
-    padded = np.full([b + n + a for b, n, a in zip(before, array.shape, after, strict=True)], fill, array.dtype)
-    padded[tuple(slice(b, b + n) for b, n in zip(before, array.shape, strict=True))] = array
-    return padded[tuple(slice(o + b, o + b + n) for o, b, n in zip(offset, before, shape, strict=True))]
-
-
-# ---- copy
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.float16, BF16, np.float32, np.float64, np.complex128], ids=str)
-@pytest.mark.parametrize(
-    ("shape", "offset", "extent"),
-    [
-        ((5_000_016,), (0,), (5_000_016,)),
-        ((1500, 2048), (0, 0), (1500, 2048)),
-        ((1500, 2048), (7, 32), (1400, 1904)),
-        ((1500, 2048), (-5, -32), (1600, 2144)),
-        ((9, 130, 528), (1, -2, 16), (9, 131, 544)),
-        ((5, 6, 70, 112), (-1, 1, 0, 16), (7, 4, 71, 96)),
-        ((3, 4, 5, 30, 112), (1, 0, -1, 1, 16), (3, 4, 7, 29, 80)),
-    ],
-)
-def test_copy(shape: tuple[int, ...], offset: tuple[int, ...], extent: tuple[int, ...], dtype: Any) -> None:
-    source = numbers(shape, dtype)
-    wanted = window(source, offset, extent)
-    for via in ("tma", "plain"):
-        out, whole = guarded(extent, dtype)
-        assert c.copy(upload(source), out=out, offset=offset, shape=extent, pad="zeros", via=via) is out
-        assert (download(out) == wanted).all()
-        check_guards(whole)
-
-
-@pytest.mark.parametrize("dtype", [np.float16, BF16, np.float32, np.float64], ids=str)
-def test_copy_fills_with_nan(dtype: Any) -> None:
-    source = numbers((300, 528), dtype)
-    wanted = window(source, (-9, -16), (320, 560), np.nan)
-    for via in ("tma", "plain"):
-        result = c.copy(upload(source), offset=(-9, -16), shape=(320, 560), pad="nan", via=via)
-        assert np.array_equal(download(result), wanted, equal_nan=True)
-
-
-@pytest.mark.parametrize("cache", [None, "evict_first", "evict_last", "evict_normal"])
-def test_copy_with_an_l2_policy(cache: str | None) -> None:
-    source = numbers((4000, 1040), np.float32)
-    for part in (source, source[:, :1024]):
-        device = upload(source)[:, : part.shape[1]]
-        assert (download(c.copy(device, cache=cache)) == part).all()
-
-
-def test_runs_at_odd_addresses() -> None:
-    source = numbers((1_000_003,), np.uint8)
-    device = upload(source)
-    for begin, end, to in ((3, -5, 19), (0, -1, 16), (1, 7, 1), (5, -5, 6)):
-        part = source[begin:end]
-        whole = upload(np.full(len(source) + 64, GUARD, np.uint8))
-        c.copy(device[begin:end], out=whole[to : to + len(part)])
-        found = download(whole)
-        assert (found[to : to + len(part)] == part).all()
-        assert (found[:to] == GUARD).all()
-        assert (found[to + len(part) :] == GUARD).all()
-
-
-def test_strided_and_reversed_arrays() -> None:
-    source = numbers((200, 300), np.float32)
-    device = upload(source)
-    views: list[tuple[Any, Array]] = [
-        (device[::2, ::3], source[::2, ::3]),
-        (device[::-1, 1:], source[::-1, 1:]),
-        (device.T, source.T),
-    ]
-    for view, wanted in views:
-        assert (download(c.copy(view)) == wanted).all()
-
-
-# ---- transpose
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.float16, BF16, np.int32, np.float32, np.float64], ids=str)
-@pytest.mark.parametrize("shape", [(16, 16), (1040, 784), (2048, 4096), (7, 336, 208)])
-def test_transpose(shape: tuple[int, ...], dtype: Any) -> None:
-    source = numbers(shape, dtype)
-    out, whole = guarded((*shape[:-2], shape[-1], shape[-2]), dtype)
-    c.transpose(upload(source), out=out, via="tma")
-    assert (download(out) == np.swapaxes(source, -1, -2)).all()
-    check_guards(whole)
-
-
-def test_transpose_of_what_tma_cannot() -> None:
-    for source in (numbers((333, 35), np.float32), numbers((64, 48), np.complex128)):
-        assert (download(c.transpose(upload(source))) == source.T).all()
-
-
-# ---- reduce_into
-
-TYPES: dict[str, tuple[Any, ...]] = {
-    "add": (np.uint32, np.int32, np.uint64, np.int64, np.float16, BF16, np.float32, np.float64),
-    "min": (np.uint32, np.int32, np.uint64, np.int64, np.float16, BF16),
-    "max": (np.uint32, np.int32, np.uint64, np.int64, np.float16, BF16),
-    "inc": (np.uint32,),
-    "dec": (np.uint32,),
-    "and": (np.uint8, np.int16, np.uint32, np.int64),
-    "or": (np.uint8, np.int16, np.uint32, np.int64),
-    "xor": (np.uint8, np.int16, np.uint32, np.int64),
-}
-
-
-def reduced(old: Array, new: Array, op: str) -> Array:
-    names = {"add": "add", "min": "minimum", "max": "maximum"}
-    if op == "inc":
-        return np.where(old >= new, 0, old + 1).astype(old.dtype)
-    if op == "dec":
-        return np.where((old == 0) | (old > new), new, old - 1).astype(old.dtype)
-    return np.asarray(getattr(np, names.get(op, f"bitwise_{op}"))(old, new), old.dtype)
-
-
-@pytest.mark.parametrize(("op", "dtype"), [(op, dtype) for op, kinds in TYPES.items() for dtype in kinds], ids=str)
-def test_reduce_into(op: str, dtype: Any) -> None:
-    cases: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = [
-        ((3_000_016,), (0,), (3_000_016,)),
-        ((900, 1040), (13, 16), (800, 992)),
-        ((20, 30, 144), (-1, 2, 32), (20, 20, 160)),
-    ]
-    for shape, offset, extent in cases:
-        old, new = numbers(shape, dtype, 1), numbers(extent, dtype, 2)
-        low = [max(0, o) for o in offset]
-        high = [min(n, o + e) for n, o, e in zip(shape, offset, extent, strict=True)]
-        inside = tuple(slice(a, b) for a, b in zip(low, high, strict=True))
-        part = new[tuple(slice(a - o, b - o) for a, b, o in zip(low, high, offset, strict=True))]
-        wanted = old.copy()
-        wanted[inside] = reduced(old[inside], part, op)
-        out, whole = guarded(shape, dtype)
-        out[...] = upload(old)
-        assert c.reduce_into(out, upload(new), op, offset=offset) is out
-        assert (download(out) == wanted).all()
-        check_guards(whole)
+    if not detect().has(case.needs):
+        pytest.skip(f"this card has no {case.needs}")
+    check(case, cupy)
 
 
 def test_reductions_of_two_streams_add_up() -> None:
@@ -203,88 +41,7 @@ def test_reductions_of_two_streams_add_up() -> None:
             c.reduce_into(into, one, "add", stream=stream)
     for stream in streams:
         stream.synchronize()
-    assert (download(into) == 20).all()
-
-
-# ---- gather, halo_tiles, im2col, broadcast, prefetch
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, BF16, np.float32, np.float64], ids=str)
-def test_gather(dtype: Any) -> None:
-    import cupy
-
-    source, unit = numbers((500, 480), dtype), 16 // np.dtype(dtype).itemsize
-    random = np.random.default_rng(0)
-    starts = np.stack([random.integers(-20, 520, 3000), random.integers(-5, 500 // unit, 3000) * unit], 1)
-    box = (20, 4 * unit)
-    wanted = np.stack([window(source, at, box) for at in starts])
-    tables: list[Any] = [starts, starts.tolist(), cupy.asarray(starts.astype(np.int32))]
-    for table in tables:
-        out, whole = guarded((3000, *box), dtype)
-        c.gather(upload(source), table, box, out=out)
-        assert (download(out) == wanted).all()
-        check_guards(whole)
-    assert (download(c.gather(upload(source), tables[-1], box, check=False)) == wanted).all()
-    with pytest.raises(c.ArgumentError, match="multiples of"):
-        c.gather(upload(source), tables[-1] + 1, box) if unit > 1 else c.gather(upload(source), [(0, 2**31)], box)
-
-
-def test_halo_tiles() -> None:
-    source = numbers((300, 528), np.float32)
-    result = download(c.halo_tiles(upload(source), (32, 64), (2, 4)))
-    assert result.shape == (10, 9, 36, 72)
-    for y, x in np.ndindex(10, 9):
-        assert (result[y, x] == window(source, (32 * y - 2, 64 * x - 4), (36, 72))).all()
-
-
-@pytest.mark.parametrize(
-    ("shape", "taps", "stride", "padding", "dilation"),
-    [
-        ((4, 1001, 32), (5,), (2,), (2,), (1,)),
-        ((3, 56, 57, 64), (3, 3), (1, 1), (1, 1), (1, 1)),
-        ((2, 31, 30, 264), (3, 2), (2, 3), (1, 0), (2, 1)),
-        ((2, 9, 10, 11, 16), (3, 3, 3), (1, 2, 1), (1, 1, 1), (1, 1, 1)),
-    ],
-)
-@pytest.mark.parametrize("dtype", [np.float16, np.float32], ids=str)
-def test_im2col(shape: tuple[int, ...], taps: Any, stride: Any, padding: Any, dilation: Any, dtype: Any) -> None:
-    """Against views of the padded images, one for each tap."""
-    images = numbers(shape, dtype)
-    result = download(c.im2col(upload(images), taps, stride=stride, padding=padding, dilation=dilation))
-    padded = np.pad(images, [(0, 0), *((p, p) for p in padding), (0, 0)])
-    spatial = len(taps)
-    for tap in np.ndindex(*taps):
-        seen = [
-            slice(t * d, t * d + (count - 1) * s + 1, s)
-            for t, d, s, count in zip(tap, dilation, stride, result.shape[1 : 1 + spatial], strict=True)
-        ]
-        window = (slice(None), *seen)
-        wanted = padded[window]
-        assert (result[(slice(None),) * (1 + spatial) + tap] == wanted).all()
-
-
-@pytest.mark.parametrize("copies", [1, 2, 3, 5, 8, 11])
-def test_broadcast(copies: int) -> None:
-    if not detect().has("multicast"):
-        pytest.skip("this card has no multicast")
-    for size in (16, 40_000, 3_000_016):
-        source = numbers((size,), np.uint8)
-        out, whole = guarded((copies, size), np.uint8)
-        c.broadcast(upload(source), copies, out=out)
-        assert (download(out) == source).all()
-        check_guards(whole)
-
-
-def test_prefetch_changes_nothing() -> None:
-    source = numbers((3000, 1040), np.float32)
-    device = upload(source)
-    c.prefetch(device)
-    c.prefetch(device, offset=(3, 4), shape=(2000, 800))
-    c.prefetch(device[:, :1000])
-    assert (download(device) == source).all()
-
-
-# ---- libraries, streams, graphs
+    assert (on_host(into) == 20).all()
 
 
 def test_torch_tensors() -> None:
@@ -305,109 +62,38 @@ def test_torch_tensors() -> None:
     assert torch.equal(result, source.T)
 
 
-def test_in_a_graph() -> None:
-    """After a first call, which loads the kernels, nothing but launches is recorded."""
-    import cupy
-
-    source, moved = upload(numbers((512, 1040), np.float32)), cupy.zeros((512, 1024), cupy.float32)
-    turned, sums = cupy.zeros((1024, 512), cupy.float32), cupy.zeros((512, 1024), cupy.float32)
-
-    def chain(stream: Any) -> None:
-        c.copy(source, out=moved, offset=(0, 8), shape=(512, 1024), stream=stream)
-        c.transpose(moved, out=turned, stream=stream)
-        c.reduce_into(sums, moved, "add", stream=stream)
-
-    stream = cupy.cuda.Stream(non_blocking=True)
-    cupy.cuda.get_current_stream().synchronize()
-    with stream:
-        chain(stream)
-        stream.synchronize()
-        stream.begin_capture()
-        chain(stream)
-        graph = stream.end_capture()
-        source *= 2
-        for _ in range(3):
-            graph.launch(stream)
-        stream.synchronize()
-    first = download(source) / 2
-    assert (download(turned) == 2 * first[:, 8:1032].T).all()
-    assert (download(sums) == 7 * first[:, 8:1032]).all()
-
-
-# ---- repeated calls: what an earlier one left behind serves other arrays
-
-
-def test_repeated_calls_read_the_other_arrays() -> None:
-    """Arrays of earlier turns stay alive, so that each turn's lie elsewhere."""
-    import cupy
-
-    kept: list[Any] = []
-    for seed in range(4):
-        host, sums = numbers((300, 528), np.float32, seed), numbers((300, 528), np.float32, 10 + seed)
-        x, total = upload(host), upload(sums)
-        starts = np.array([(seed, 4 * seed), (-3, 520), (290, 0)], np.int32)
-        boxes = np.stack([window(host, at, (20, 16)) for at in starts])
-        found = [
-            (c.copy(x), host),
-            (c.copy(x, offset=(7, 8), shape=(280, 500), pad="zeros"), window(host, (7, 8), (280, 500))),
-            (c.copy(x, offset=(-5, -8), shape=(310, 560), pad="zeros"), window(host, (-5, -8), (310, 560))),
-            (c.copy(x, offset=(1, 1), shape=(200, 301)), host[1:201, 1:302]),
-            (c.transpose(x), host.T),
-            (c.reduce_into(total, x, "add"), sums + host),
-            (c.gather(x, starts, (20, 16)), boxes),
-            (c.gather(x, cupy.asarray(starts), (20, 16), check=False), boxes),
-            (c.halo_tiles(x, (100, 64), (2, 4)), None),
-            (c.im2col(x.reshape(1, 300, 66, 8), 1), host.reshape(1, 300, 66, 1, 1, 8)),
-        ]
-        if detect().has("multicast"):
-            found.append((c.broadcast(x, 3), np.stack([host] * 3)))
-        c.prefetch(x)
-        for result, wanted in found:
-            assert wanted is None or (download(result) == wanted).all()
-        tiles = download(found[8][0])
-        for index in np.ndindex(*tiles.shape[:2]):
-            assert (tiles[index] == window(host, (100 * index[0] - 2, 64 * index[1] - 4), (104, 72))).all()
-        kept += [x, total, *(result for result, _ in found)]
-
-
-def test_repeated_calls_look_at_addresses() -> None:
-    import cupy
-
-    host, room = numbers((64, 80), np.float32), cupy.zeros(65 * 80, cupy.float32)
-    x = upload(host)
-    c.copy(x, out=room[: 64 * 80].reshape(64, 80), via="tma")
-    off = room[1 : 1 + 64 * 80].reshape(64, 80)
-    with pytest.raises(c.DescriptorError):
-        c.copy(x, out=off, via="tma")
-    assert (download(c.copy(x, out=off)) == host).all()
-    with pytest.raises(c.ArgumentError, match="memory of its own"):
-        c.copy(room[: 64 * 80].reshape(64, 80), out=room[80:].reshape(64, 80), via="tma")
-    assert (download(c.copy(x)) == host).all()
-
-
-def test_repeated_calls_in_a_graph() -> None:
-    """Each call's addresses are those of its own arrays, although all share the maps that are changed."""
+def test_calls_in_a_graph() -> None:
+    """After a first call, which loads the kernels, nothing but launches is recorded, each with its own addresses."""
     import cupy
 
     sources = [upload(numbers((256, 1040), np.float32, seed)) for seed in range(5)]
     moved = [cupy.zeros((256, 1024), cupy.float32) for _ in sources]
     turned = [cupy.zeros((1024, 256), cupy.float32) for _ in sources]
+    sums = cupy.zeros((256, 1024), cupy.float32)
+
+    def chain(source: Any, between: Any, out: Any) -> None:
+        c.copy(source, out=between, offset=(0, 8), shape=(256, 1024))
+        c.transpose(between, out=out)
+        c.reduce_into(sums, between, "add")
+
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.get_current_stream().synchronize()
     with stream:
-        c.transpose(c.copy(sources[0], out=moved[0], offset=(0, 8), shape=(256, 1024)), out=turned[0])
+        chain(sources[0], moved[0], turned[0])
+        sums.fill(0)
         stream.synchronize()
         stream.begin_capture()
-        for source, between, out in zip(sources, moved, turned, strict=True):
-            c.copy(source, out=between, offset=(0, 8), shape=(256, 1024))
-            c.transpose(between, out=out)
+        for arrays in zip(sources, moved, turned, strict=True):
+            chain(*arrays)
         graph = stream.end_capture()
         for source in sources:
             source += 1
-        graph.launch(stream)
+        for _ in range(3):
+            graph.launch(stream)
         stream.synchronize()
-    for seed, out in enumerate(turned):
-        assert (download(out) == numbers((256, 1040), np.float32, seed)[:, 8:1032].T + 1).all()
+    expected = [numbers((256, 1040), np.float32, seed)[:, 8:1032] + 1 for seed in range(5)]
+    assert all((on_host(out) == one.T).all() for out, one in zip(turned, expected, strict=True))
+    assert (on_host(sums) == 3 * sum(expected)).all()
 
 
 def test_repeated_calls_of_many_threads() -> None:
@@ -425,7 +111,7 @@ def test_repeated_calls_of_many_threads() -> None:
                 results = [c.copy(array, offset=(3, 4), shape=(100, 512)) for array in arrays]
                 stream.synchronize()
                 for turn, (host, result) in enumerate(zip(hosts, results, strict=True)):
-                    if not (download(result) == host[3:103, 4:516]).all():
+                    if not (on_host(result) == host[3:103, 4:516]).all():
                         wrong.append((thread, turn))
         except BaseException as error:
             wrong.append(error)
@@ -453,17 +139,35 @@ def test_repeated_calls_on_two_cards() -> None:
             c.copy(x, out=out, offset=(3, 4), shape=(100, 512))
             with cupy.cuda.Device(ordinal):
                 cupy.cuda.Device(ordinal).synchronize()
-                assert (download(out) == host[3:103, 4:516]).all()
+                assert (on_host(out) == host[3:103, 4:516]).all()
 
 
-def test_wrong_calls_leave_the_context_usable() -> None:
-    device = upload(numbers((64, 64), np.float32))
-    with pytest.raises(c.DescriptorError):
-        c.copy(device[:, 1:61], via="tma")
-    with pytest.raises(c.ArgumentError):
-        c.gather(device, [(0, 1)], (4, 8))
-    with pytest.raises(c.ArgumentError):
-        c.copy(device, out=np.zeros((64, 64), np.float32))
-    with pytest.raises(c.ArgumentTypeError):
-        c.reduce_into(device, device, "xor")
-    assert (download(c.copy(device)) == download(device)).all()
+def test_prefetch_changes_nothing() -> None:
+    source = numbers((3000, 1040), np.float32)
+    device = upload(source)
+    c.prefetch(device)
+    c.prefetch(device, offset=(3, 4), shape=(2000, 800))
+    c.prefetch(device[:, :1000])
+    assert (on_host(device) == source).all()
+
+
+def test_wrong_calls_write_nothing_and_leave_the_context_usable() -> None:
+    import cupy
+
+    host, room = numbers((64, 80), np.float32), cupy.zeros(65 * 80, cupy.float32)
+    device, out = upload(host), room[: 64 * 80].reshape(64, 80)
+    c.copy(device, out=out, via="tma")
+    off = room[1 : 1 + 64 * 80].reshape(64, 80)
+    for wrong, error in (
+        (lambda: c.copy(device, out=off, via="tma"), c.DescriptorError),
+        (lambda: c.copy(device[:, 1:61], via="tma"), c.DescriptorError),
+        (lambda: c.copy(out, out=room[80:].reshape(64, 80), via="tma"), c.ArgumentError),
+        (lambda: c.copy(device, out=np.zeros((64, 80), np.float32)), c.ArgumentError),
+        (lambda: c.gather(device, [(0, 1)], (4, 8)), c.ArgumentError),
+        (lambda: c.gather(device, cupy.asarray(np.array([(0, 1)], np.int32)), (4, 8)), c.ArgumentError),
+        (lambda: c.reduce_into(device, device, "xor"), c.ArgumentTypeError),
+    ):
+        with pytest.raises(error):
+            wrong()
+    assert (on_host(out) == host).all()
+    assert (on_host(c.copy(device, out=off)) == host).all()

@@ -6,21 +6,30 @@ divided, and their CTAs leave partial sums, where the wgmma kernel of a small we
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
-import os
 import sys
 import threading
-import types
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from fake_records import Counts, Record, Setup, Stream, raises, run_cases
+from fake_card import (
+    Array,
+    Foreign,
+    counts,
+    cupy,
+    current,
+    in_a_forked_child,
+    in_threads,
+    library,
+    record,
+    set_stream,
+    streams,
+    waits,
+)
+from fake_driver import raises, run_cases
 
 import cudatma as c
-from cudatma.arrays import dense_strides
 from cudatma.kernels import plans, stream_workspaces
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin import gemm as marlin
@@ -28,58 +37,17 @@ from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.replay import Replay
 from cudatma.quantization.packing import pack
-from cudatma.runtime import loading, streams
+from cudatma.runtime import loading
+from cudatma.runtime import streams as stream_queries
 from cudatma.runtime.launch import Kernel
 
-library = ctypes.CDLL("libcuda.so.1")
-record, setup = Record.in_dll(library, "fake_record"), Setup.in_dll(library, "fake_setup")
-counts, known_streams = Counts.in_dll(library, "fake_counts"), (Stream * 64).in_dll(library, "fake_streams")
-ctypes.c_int.in_dll(library, "fake_most_threads").value = 1024
 K, N, M = 2048, 128, 16
 PROCESSORS = 132
 #: (flags, partial sums) of any launch.
 WHOLE_BYTES = PROCESSORS * (1024 * 128 + 256)
 #: The smallest part of a slab that holds a workspace.
 LEAST_BYTES = PROCESSORS * (1024 * 2 + 256)
-heap = [1 << 32]
-#: The stream that the fake CuPy works on, and those it allocated on.
-current, allocated_on = [0], []
-
-
-class Array:
-    """What cudatma reads of a CuPy array."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: Any = np.float16) -> None:
-        self.shape, self.dtype, self.ndim = shape, np.dtype(dtype), len(shape)
-        self.strides = dense_strides(shape, self.dtype)
-        heap[0] += 16 << 20
-        self.data = types.SimpleNamespace(ptr=heap[0], device_id=0)
-
-    def __getitem__(self, index: object) -> Array:
-        return self  # a view of all of it
-
-
-def empty(shape: tuple[int, ...], dtype: Any) -> Array:
-    allocated_on.append(current[0])
-    return Array(shape, dtype)
-
-
-@contextlib.contextmanager
-def external_stream(handle: int, device: int) -> Iterator[None]:
-    before, current[0] = current[0], handle
-    yield
-    current[0] = before
-
-
-fake: Any = types.ModuleType("cupy")
-fake.ndarray, fake.empty = Array, empty
-fake.cuda = types.SimpleNamespace(
-    Device=lambda ordinal: contextlib.nullcontext(),
-    ExternalStream=external_stream,
-    get_current_stream=lambda device: types.SimpleNamespace(ptr=current[0]),
-    runtime=types.SimpleNamespace(CUDARuntimeError=type("E", (Exception,), {}), getDevice=lambda: 0),
-)
-sys.modules["cupy"] = fake
+current[0] = 0
 c.PackedWeight.device = property(lambda self: 0)  # type: ignore[assignment, method-assign]
 
 
@@ -140,7 +108,7 @@ def weight(n: int = N, *, act_order: bool = False) -> Any:
 
 
 w = weight()
-x, out = Array((M, K)), Array((M, N))
+x, out = Array((M, K), np.float16), Array((M, N), np.float16)
 
 
 def call(stream: Any = None, packed: Any = None, **options: Any) -> int:
@@ -150,33 +118,11 @@ def call(stream: Any = None, packed: Any = None, **options: Any) -> int:
     return int(used.last[1])
 
 
-def told(index: int, handle: int, number: int, capture: int = 0) -> None:
-    """The driver's idea of a stream."""
-    known_streams[index].handle, known_streams[index].id, known_streams[index].capture = handle, number, capture
-
-
-def in_threads(count: int, work: Callable[[int], object]) -> list[Any]:
-    found: list[Any] = [None] * count
-    barrier = threading.Barrier(count)
-
-    def body(i: int) -> None:
-        barrier.wait()
-        found[i] = work(i)
-        barrier.wait()  # all of them live at the same time
-
-    threads = [threading.Thread(target=body, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
-
-
 def case_a_capture_needs_no_workspace_of_its_stream() -> None:
     eager = [call(0x50) for _ in range(3)]
     assert len(set(eager)) == 1
     allocations = counts.allocations
-    told(0, 0x60, 6, capture=100)
+    set_stream(0, 0x60, 6, capture=100)
     captured = call(0x60)
     assert captured not in eager
     assert call(0x60) == captured, "one for the branch, not for each call"
@@ -186,13 +132,13 @@ def case_a_capture_needs_no_workspace_of_its_stream() -> None:
 
 def case_graphs_and_branches_share_nothing() -> None:
     call(0x50)
-    told(0, 0x60, 6, capture=100)
-    told(1, 0x61, 7, capture=100)
+    set_stream(0, 0x60, 6, capture=100)
+    set_stream(1, 0x61, 7, capture=100)
     found = [call(0x60), call(0x61), call(0x60), call(0x61)]
     assert found[:2] == found[2:]
-    known_streams[0].capture = 101  # the same stream captures the next graph
+    streams[0].capture = 101  # the same stream captures the next graph
     found.append(call(0x60))
-    known_streams[0].capture = known_streams[1].capture = 0
+    streams[0].capture = streams[1].capture = 0
     found += [call(0x60), call(0x61)]
     assert len(set(found)) == 5
 
@@ -200,12 +146,12 @@ def case_graphs_and_branches_share_nothing() -> None:
 def case_graphs_of_a_stream_share_a_workspace_if_asked_to() -> None:
     call(0x50)
     stream_workspaces.share_captured_workspaces()
-    told(0, 0x60, 6, capture=100)
-    told(1, 0x61, 7, capture=100)
+    set_stream(0, 0x60, 6, capture=100)
+    set_stream(1, 0x61, 7, capture=100)
     first, other = call(0x60), call(0x61)
-    known_streams[0].capture = 101
+    streams[0].capture = 101
     assert call(0x60) == first != other
-    known_streams[0].capture = known_streams[1].capture = 0
+    streams[0].capture = streams[1].capture = 0
     library.fake_destroy_graph(ctypes.c_uint64(100))
     assert call(0x60) not in (first, other), "an ordinary launch has the workspace of its stream"
     assert len(c.workspace_bytes().graphs) == 2, "kept for the next graph"
@@ -218,9 +164,9 @@ def case_memory_goes_with_the_graph() -> None:
     assert len(before.streams) == 1
     assert before.streams[0] == WHOLE_BYTES
     for graph in range(100, 140):
-        told(0, 0x60, 6, capture=graph)
+        set_stream(0, 0x60, 6, capture=graph)
         call(0x60)
-    told(0, 0x60, 6)
+    set_stream(0, 0x60, 6)
     kept = c.workspace_bytes()
     assert len(kept.graphs) == 40
     assert set(kept.graphs) == {LEAST_BYTES}, "64 KiB of partial sums"
@@ -244,11 +190,11 @@ def case_captures_in_a_row() -> None:
     wide = weight(1024)
     (reserve,), found, graph = stream_workspaces.owners()._reserves.values(), set(), 100
     while graph < 200 or reserve._has_left(stream_workspaces._LEAST_BYTES):
-        told(0, 0x60, 6, capture=graph)
+        set_stream(0, 0x60, 6, capture=graph)
         found.add(call(0x60, wide))
         graph += 1
     assert len(found) == graph - 100
-    told(0, 0x60, 6)
+    set_stream(0, 0x60, 6)
     assert 0 < counts.in_capture <= 4
     # A call outside refills the reserve, though it has been made before.
     allocations = counts.allocations
@@ -256,16 +202,16 @@ def case_captures_in_a_row() -> None:
     assert reserve._has_left(stream_workspaces._LEAST_BYTES)
     assert counts.allocations == allocations + 1
     spent = counts.in_capture
-    told(0, 0x60, 6, capture=graph)
+    set_stream(0, 0x60, 6, capture=graph)
     call(0x60, wide)
     assert counts.in_capture == spent
 
 
 def capture(graph: int, *partials_bytes: int | None) -> list[int]:
     """What launches in a capture that ends get: addresses of partial sums."""
-    told(0, 0x60, 6, capture=graph)
+    set_stream(0, 0x60, 6, capture=graph)
     found = [stream_workspaces.stream_workspace(0, 0x60, nbytes).partials_pointer for nbytes in partials_bytes]
-    told(0, 0x60, 6)
+    set_stream(0, 0x60, 6)
     return found
 
 
@@ -310,12 +256,12 @@ def case_rows_and_flags_do_not_mix() -> None:
     call(0x50)
     size = 2 << 20
     for graph in range(100, 160):
-        told(0, 0x60, 6, capture=graph)
+        set_stream(0, 0x60, 6, capture=graph)
         space = stream_workspaces.stream_workspace(0, 0x60, size)
         assert ctypes.string_at(space.flags_pointer, space.flags_bytes) == bytes(space.flags_bytes)
         ctypes.memset(space.partials_pointer, 0xFF, space.partials_bytes)
         ctypes.memset(space.rows.room(size * (1 + graph % 2)), 0xFF, size)
-        told(0, 0x60, 6)
+        set_stream(0, 0x60, 6)
         if graph % 3:
             destroy(graph)
         if graph % 7 == 0:
@@ -332,7 +278,7 @@ def case_nothing_is_freed_under_a_lock_or_in_a_capture() -> None:
     free, seen = stream_workspaces.DeviceMemory.__del__, []
 
     def noted(memory: Any) -> None:
-        seen.append((stream_workspaces.owners()._lock.locked(), reserve._lock.locked(), known_streams[0].capture))
+        seen.append((stream_workspaces.owners()._lock.locked(), reserve._lock.locked(), streams[0].capture))
         free(memory)
 
     stream_workspaces.DeviceMemory.__del__ = noted  # type: ignore[method-assign]
@@ -356,8 +302,8 @@ def case_activation_order() -> None:
     for _ in range(2):
         call(0x50, ordered)
     eager = used.last
-    told(0, 0x60, 6, capture=100)
-    told(1, 0x61, 7, capture=100)
+    set_stream(0, 0x60, 6, capture=100)
+    set_stream(1, 0x61, 7, capture=100)
     branches = []
     for stream in (0x60, 0x61):
         for _ in range(2):
@@ -374,33 +320,43 @@ def case_more_partial_sums_in_one_branch() -> None:
     wide = weight(1024)
     call(0x50)
     call(0x50, wide)
-    told(0, 0x60, 6, capture=100)
+    set_stream(0, 0x60, 6, capture=100)
     small, large = call(0x60), call(0x60, wide)
     assert small != large
     assert call(0x60) == large
 
 
-def case_a_workspace_of_ones_own_in_a_capture() -> None:
+def case_a_workspace_of_ones_own() -> None:
     mine = c.MarlinWorkspace(0)
-    told(0, 0x60, 6, capture=100)
+    assert ctypes.string_at(mine.flags_pointer, mine.flags_bytes) == bytes(mine.flags_bytes)
+    assert mine.partials_pointer % 16 == mine.flags_pointer % 4 == 0
+    assert mine.flags_pointer + mine.flags_bytes <= mine.partials_pointer
+    assert counts.held_bytes == mine.partials_pointer + mine.partials_bytes - mine.flags_pointer
+    set_stream(0, 0x60, 6, capture=100)
     assert call(0x60, workspace=mine) == mine.partials_pointer
     assert c.workspace_bytes().total == 0
+    raises(c.LaunchError, "device 1", lambda: call(0x60, workspace=c.MarlinWorkspace(1)))
+    raises(c.ArgumentTypeError, "MarlinWorkspace", lambda: call(0x60, workspace=b""))
+    set_stream(0, 0x60, 6)
+    mine = None
+    gc.collect()
+    assert counts.allocations == counts.frees
 
 
 def case_an_invalidated_capture() -> None:
     call(0x50)
-    told(0, 0x60, 6, capture=100)
-    status = streams._libcuda().cuStreamGetCaptureInfo_v2
+    set_stream(0, 0x60, 6, capture=100)
+    status = stream_queries._libcuda().cuStreamGetCaptureInfo_v2
 
     def invalidated(stream: int, at: int, *others: Any) -> int:
         ctypes.c_int.from_address(at).value = 2
         return 0
 
-    streams._libcuda().cuStreamGetCaptureInfo_v2 = invalidated
+    stream_queries._libcuda().cuStreamGetCaptureInfo_v2 = invalidated
     before = record.launches
     raises(c.LaunchError, "invalidated", lambda: call(0x60))
     assert record.launches == before
-    streams._libcuda().cuStreamGetCaptureInfo_v2 = status
+    stream_queries._libcuda().cuStreamGetCaptureInfo_v2 = status
     call(0x60)
 
 
@@ -427,17 +383,17 @@ def case_threads_come_and_go() -> None:
 
 def case_a_thread_captures_its_default_stream() -> None:
     eager = call(2)
-    told(0, 2, 2, capture=100)
+    set_stream(0, 2, 2, capture=100)
     assert call(2) != eager
     assert counts.in_capture == 0
-    told(0, 2, 2)
+    set_stream(0, 2, 2)
     assert call(2) == eager
 
 
 def case_a_handle_that_is_used_again() -> None:
-    told(0, 0x60, 6)
+    set_stream(0, 0x60, 6)
     first = call(0x60)
-    told(0, 0x60, 7)  # destroyed; the next stream has its handle
+    set_stream(0, 0x60, 7)  # destroyed; the next stream has its handle
     second = call(0x60)
     assert first != second
     assert call(0x60) == second
@@ -446,7 +402,7 @@ def case_a_handle_that_is_used_again() -> None:
 def case_streams_come_and_go() -> None:
     alive = call(0x50)
     for number in range(1000):
-        told(0, 0x60, 10 + number)
+        set_stream(0, 0x60, 10 + number)
         call(0x60)
         assert call(0x50) == alive, "a stream that is used keeps its workspace"
         assert counts.allocations - counts.frees <= 33
@@ -477,65 +433,15 @@ def case_what_a_repeated_call_asks_the_driver() -> None:
     assert record.events == 0
 
 
-def case_results_are_allocated_on_the_stream_of_the_launch() -> None:
-    current[0] = 0x40
-    for packed in (w, weight(act_order=True)):
-        for _ in range(2):  # a first call and a repeated one
-            for stream, wanted in ((None, 0x40), (0x40, 0x40), (0x50, 0x50), (0, 0)):
-                allocated_on.clear()
-                c.marlin_gemm(x, packed, stream=stream)
-                assert set(allocated_on) == {wanted}
-                assert used.last[0] == wanted
-                allocated_on.clear()
-                c.marlin_gemm(Foreign((M, K), None), packed, stream=stream)
-                assert allocated_on == [wanted]
-    assert current[0] == 0x40
-
-
-class Foreign:
-    """An array of a library that names its stream."""
-
-    def __init__(self, shape: tuple[int, ...], stream: int | None) -> None:
-        inner = Array(shape)
-        self.__cuda_array_interface__ = {
-            "shape": shape,
-            "typestr": "<f2",
-            "data": (inner.data.ptr & ((1 << 40) - 1), False),
-            "version": 3,
-            "stream": stream,
-        }
-
-
-def waits(function: Callable[[], object]) -> tuple[int, int] | None:
-    """(the stream that waited, for which) of a call, None where nobody did."""
-    record.recorded_on = record.waited_on = 0
-    function()
-    assert record.events == 0
-    return (record.waited_on - 1, record.recorded_on) if record.waited_on else None
-
-
-def case_a_producers_stream_is_waited_for_by_the_launchs_stream() -> None:
-    given = Foreign((M, K), 0x66)
-    result, bias = Foreign((M, N), 0x67), Foreign((N,), 0x68)
-    assert waits(lambda: c.marlin_gemm(given, w, out, stream=0x50)) == (0x50, 0x66)
-    assert waits(lambda: c.marlin_gemm(given, w, stream=0x50)) == (0x50, 0x66)
-    assert waits(lambda: c.marlin_gemm(given, w, out)) == (1, 0x66)  # CuPy's current one, the legacy default stream
-    assert waits(lambda: c.marlin_gemm(x, w, result, stream=0x50)) == (0x50, 0x67)
-    assert waits(lambda: c.marlin_gemm(x, w, out, bias, stream=0x50)) == (0x50, 0x68)
-    assert waits(lambda: c.marlin_gemm(given, w, out, stream=0x66)) is None
-    assert waits(lambda: c.marlin_gemm(Foreign((M, K), None), w, out, stream=0x50)) is None
-    assert waits(lambda: c.marlin_gemm(x, w, out, stream=0x50)) is None
-
-
 def case_no_wait_between_a_graph_and_what_is_outside_of_it() -> None:
-    given = Foreign((M, K), 0x66)
+    given = Foreign((M, K), 0x66, np.float16)
     call(0x50)
-    told(0, 0x60, 6, capture=100)
+    set_stream(0, 0x60, 6, capture=100)
     assert waits(lambda: c.marlin_gemm(given, w, out, stream=0x60)) is None
-    told(1, 0x66, 7, capture=101)
+    set_stream(1, 0x66, 7, capture=101)
     assert waits(lambda: c.marlin_gemm(given, w, out, stream=0x60)) is None
     assert waits(lambda: c.marlin_gemm(given, w, out, stream=0x50)) is None
-    told(1, 0x66, 7, capture=100)  # two branches of one graph
+    set_stream(1, 0x66, 7, capture=100)  # two branches of one graph
     assert waits(lambda: c.marlin_gemm(given, w, out, stream=0x60)) == (0x60, 0x66)
 
 
@@ -543,17 +449,13 @@ def case_fork() -> None:
     for stream in (0x50, 0, 2):
         call(stream)
     questions = counts.questions
-    child = os.fork()
-    if child == 0:
-        try:
-            for stream in (0x50, 0, 2):
-                raises(c.LaunchError, "spawn", lambda stream=stream: call(stream))
-            assert counts.questions == questions, "the driver of a forked process was asked"
-        except BaseException as error:
-            print(error, file=sys.stderr)
-            os._exit(1)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def refused() -> None:
+        for stream in (0x50, 0, 2):
+            raises(c.LaunchError, "spawn", lambda stream=stream: call(stream))
+        assert counts.questions == questions, "the driver of a forked process was asked"
+
+    in_a_forked_child(refused)
     call(0x50)
 
 
@@ -567,7 +469,7 @@ class Shared:
 
 
 def case_a_dlpack_array_is_read_behind_cupys_current_stream() -> None:
-    fake.from_dlpack = lambda _: Array((M, K))
+    cupy.from_dlpack = lambda _: Array((M, K), np.float16)
     current[0] = 0x40
     for _ in range(2):
         assert waits(lambda: c.marlin_gemm(Shared(), w, out, stream=0x50)) == (0x50, 0x40)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fake_records import build_driver, wrong_cases
+from fake_driver import build_driver, wrong_cases
 
 
 @pytest.mark.slow

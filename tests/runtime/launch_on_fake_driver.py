@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from fake_records import Record, Setup, raises, run_cases
+from fake_driver import Record, Setup, raises, run_cases
 
 from cudatma import context
 from cudatma.build.kernel import default_target

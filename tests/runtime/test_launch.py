@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_records import build_driver, wrong_cases
+from fake_driver import build_driver, wrong_cases
 
 from cudatma.build.nvrtc import compile_source
 from cudatma.errors import DriverError

@@ -1,28 +1,37 @@
 """Run by test_data_movement_calls.py: operations over arrays on the fake driver.
 
-Usage: python data_movement_on_fake_driver.py [CASE]. Prints what went wrong.
+Usage: python movement_on_fake_driver.py [CASE]. Prints what went wrong.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
-import os
-import statistics
 import sys
-import time
-import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import fake_card
 import numpy as np
-from fake_records import Counts, Record, Setup, Stream, raises, run_cases
+from fake_card import (
+    MIB,
+    Foreign,
+    allocated_on,
+    capability,
+    counts,
+    current,
+    encoded,
+    heap,
+    record,
+    replaced,
+    setup,
+    streams,
+    waits,
+)
+from fake_driver import raises, run_cases
 
 import cudatma as c
 from cudatma import context
-from cudatma.arrays import dense_strides
 from cudatma.kernels import arguments, choice_table, engine, plans
 from cudatma.kernels.all_reduce.spec import ALL_REDUCE, Group, Problem
 from cudatma.kernels.all_reduce.spec import TEMPLATE as ALL_REDUCE_TEMPLATE
@@ -34,48 +43,10 @@ from cudatma.kernels.marlin.dequantize import TEMPLATE as DEQUANTIZE_TEMPLATE
 from cudatma.runtime.launch import Kernel
 from cudatma.target import Target
 
-library = ctypes.CDLL("libcuda.so.1")
-record, setup = Record.in_dll(library, "fake_record"), Setup.in_dll(library, "fake_setup")
-ctypes.c_int.in_dll(library, "fake_most_threads").value = 1024
-counts, streams = Counts.in_dll(library, "fake_counts"), (Stream * 64).in_dll(library, "fake_streams")
-capability, encoded, replaced = (
-    ctypes.c_int.in_dll(library, f"fake_{name}") for name in ("capability", "encoded", "replaced")
-)
-MIB = 1 << 20
-#: Where the next array that an operation makes for itself stands.
-heap = [1 << 32]
 
-
-class Array:
-    """What cudatma reads of a CuPy array."""
-
-    def __init__(
-        self, mib: int, shape: Sequence[int], dtype: Any = np.float32, *, more: int = 0, pitch: int = 0, device: int = 0
-    ) -> None:
-        self.shape, self.dtype = tuple(shape), np.dtype(dtype)
-        self.data = types.SimpleNamespace(ptr=mib * MIB + more, device_id=device)
-        dense = dense_strides(self.shape, self.dtype)
-        self.strides = (*dense[:-2], pitch, dense[-1]) if pitch else dense
-
-    def __getitem__(self, index: object) -> Array:
-        return self  # a view of all of it
-
-
-#: The stream that the fake CuPy works on, and those it allocated on.
-current, allocated_on = [7], []
-
-
-@contextlib.contextmanager
-def external_stream(handle: int, device: int) -> Iterator[None]:
-    before, current[0] = current[0], handle
-    yield
-    current[0] = before
-
-
-def empty(shape: Sequence[int], dtype: Any) -> Array:
-    allocated_on.append(current[0])
-    heap[0] += 16 * MIB
-    return Array(0, shape, dtype, more=heap[0])
+def Array(mib: int, shape: Sequence[int], dtype: Any = np.float32, *, more: int = 0, **options: Any) -> fake_card.Array:  # noqa: N802
+    """Return an array at so many MiB and bytes."""
+    return fake_card.Array(shape, dtype, address=mib * MIB + more, **options)
 
 
 #: Parameters of the planned launches, and kernels that take them, by template, configuration and target.
@@ -122,18 +93,6 @@ def calls() -> int:
 
 def forget() -> None:
     choice_table.forget()
-
-
-fake: Any = types.ModuleType("cupy")
-fake.ndarray, fake.empty = Array, empty
-fake.asarray = lambda words: empty(words.shape, words.dtype)
-fake.cuda = types.SimpleNamespace(
-    Device=lambda ordinal: contextlib.nullcontext(),
-    ExternalStream=external_stream,
-    get_current_stream=lambda device: types.SimpleNamespace(ptr=current[0]),
-    runtime=types.SimpleNamespace(CUDARuntimeError=type("E", (Exception,), {}), getDevice=lambda: 0),
-)
-sys.modules["cupy"] = fake
 
 
 def launched() -> tuple[Any, ...]:
@@ -251,12 +210,12 @@ def case_addresses_are_still_looked_at() -> None:
     )
     assert record.launches == before
     # The two halves of a matrix: not one after the other, but apart.
-    halves = [Array(32, (64, 40), more=160 * i, pitch=320) for i in range(2)]
+    halves = [Array(32, (64, 40), more=160 * i, pitch_bytes=320) for i in range(2)]
     c.copy(halves[0], out=halves[1], via="tma")
     c.copy(halves[1], out=halves[0], via="tma")
-    c.copy(halves[0], out=Array(48, (64, 40), pitch=320), via="tma")
+    c.copy(halves[0], out=Array(48, (64, 40), pitch_bytes=320), via="tma")
     assert calls() == 2
-    moved = Array(32, (64, 40), more=80, pitch=320)
+    moved = Array(32, (64, 40), more=80, pitch_bytes=320)
     raises(c.ArgumentError, "memory of its own", lambda: c.copy(halves[0], out=moved, via="tma"))
     # A window of an array may go to another part of the same array.
     whole, below = Array(32, (64, 80)), Array(32, (32, 80), more=32 * 320)
@@ -301,25 +260,8 @@ def case_results_are_allocated_on_the_stream_of_the_launch() -> None:
     assert current[0] == 7
 
 
-class Foreign:
-    """An array of a library that names its stream."""
-
-    def __init__(self, mib: int, shape: tuple[int, ...], stream: int) -> None:
-        data = (mib * MIB, False)
-        self.__cuda_array_interface__ = {"shape": shape, "typestr": "<f4", "data": data, "version": 3, "stream": stream}
-
-
-def waits(function: Callable[[], object]) -> tuple[int, int] | None:
-    """(the stream that waited, for which) of a call, None where nobody did."""
-    record.recorded_on = record.waited_on = 0
-    function()
-    assert record.events == 0
-    return (record.waited_on - 1, record.recorded_on) if record.waited_on else None
-
-
 def case_a_producers_stream_is_waited_for_by_the_launchs_stream() -> None:
-    given, out, starts = Foreign(32, (64, 80), 0x66), Array(64, (64, 80)), Foreign(96, (1, 2), 0x68)
-    starts.__cuda_array_interface__["typestr"] = "<i4"
+    given, out, starts = Foreign((64, 80), 0x66), Array(64, (64, 80)), Foreign((1, 2), 0x68, np.int32)
     calls: dict[str, Callable[[int | None], object]] = {
         name: lambda stream, make=make: make(given, stream)  # type: ignore[misc]
         for name, make in MAKERS.items()
@@ -347,10 +289,10 @@ def case_a_ragged_copy_waits_where_it_is_made() -> None:
         return launch
 
     planned_ragged, ragged_copy._arguments = ragged_copy._arguments, plan  # type: ignore[assignment]
-    copy = c.RaggedCopy([Foreign(32, (64, 64), 0x66)], [Array(64, (64, 64))])
+    copy = c.RaggedCopy([Foreign((64, 64), 0x66)], [Array(64, (64, 64))])
     assert counts.synchronized == 0x66
     streams[0].handle, streams[0].id, streams[0].capture = 0x67, 7, 100
-    c.RaggedCopy([Foreign(32, (64, 64), 0x67)], [Array(64, (64, 64))])
+    c.RaggedCopy([Foreign((64, 64), 0x67)], [Array(64, (64, 64))])
     assert counts.synchronized != 0x67, "a stream that is captured cannot be waited for"
     assert waits(lambda: copy.run(stream=0x50)) is None
     assert (record.stream, record.launches) == (0x50, 1)
@@ -370,8 +312,7 @@ def case_dequantize() -> None:
             assert (allocated_on, record.stream) == ([wanted], wanted)
             c.dequantize(w, out=out, stream=stream)
             assert record.stream == wanted
-    given = Foreign(96, (128, 64), 0x66)
-    given.__cuda_array_interface__["typestr"] = "<f2"
+    given = Foreign((128, 64), 0x66, np.float16)
     assert waits(lambda: c.dequantize(w, out=given, stream=0x50)) == (0x50, 0x66)
 
 
@@ -414,34 +355,13 @@ def case_no_array_is_kept() -> None:
 
 def case_fork() -> None:
     OPERATIONS["run"](32, 64)
-    child = os.fork()
-    if child == 0:
-        try:
-            assert calls() == 0
-            raises(c.LaunchError, "spawn", lambda: OPERATIONS["run"](32, 64))
-        except BaseException as error:
-            print(error, file=sys.stderr)
-            os._exit(1)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def refused() -> None:
+        assert calls() == 0
+        raises(c.LaunchError, "spawn", lambda: OPERATIONS["run"](32, 64))
+
+    fake_card.in_a_forked_child(refused)
     OPERATIONS["run"](32, 64)
-
-
-def case_a_repeated_call_is_cheap() -> None:
-    """Printed with -s; asserted only as far as a busy machine allows."""
-    for name, call in OPERATIONS.items():
-        forget()
-        first, again = [], []
-        for index in range(300):
-            if index % 10 == 0:
-                forget()
-            begin = time.perf_counter()
-            call(32, 64)
-            (again if index % 10 else first).append((time.perf_counter() - begin) * 1e6)
-        shown = statistics.median(first), statistics.median(again)
-        print(f"{name}: {shown[0]:.1f} us at first, {shown[1]:.1f} us again")
-        if not name.startswith("gather"):
-            assert 2 * shown[1] < shown[0], name
 
 
 if __name__ == "__main__":
