@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from fake_gpu import FakeGpu
 
-from benchmarks import attention, harness
-from benchmarks.attention import LENGTHS, Operands, Shape, entrant, errors, shapes
+from benchmarks import attention
+from benchmarks.attention import LENGTHS, Operands, Shape, entrant, errors
 from benchmarks.contest import Entrant
 from benchmarks.rivals import attention as rivals
-from cudatma.errors import ArgumentError, DriverError
+from cudatma.errors import ArgumentError
 
 SMALL = Shape(2, 4, 2, 48, 64, True, "bfloat16")
 
@@ -45,23 +45,6 @@ def test_all_calls_are_asked_for_by_default() -> None:
     }
     assert {each.batch * each.length for each in found if each.length <= 16384} == {16384}
     assert {each.batch for each in found if each.length == 32768} == {1}
-
-
-def test_a_command_line_narrows_the_calls() -> None:
-    asked = ["--head-dim", "64", "--length", "512", "--length", "100", "--causal", "--dtype", "float16"]
-    found = attention.calls_of(attention._parser().parse_args(asked))
-    assert [str(each) for each in found] == [
-        "32 x 512, 32 heads of 64, causal, float16",
-        "163 x 100, 32 heads of 64, causal, float16",
-    ]
-    only = shapes((512,), (128,), (False,), ("bfloat16",), False)
-    assert [str(each) for each in only] == ["32 x 512, 16 heads of 128, full, bfloat16"]
-
-
-def test_a_causal_call_counts_half() -> None:
-    full = Shape(2, 4, 4, 1024, 128, False, "float16")
-    assert full.flops == 4 * 2 * 4 * 1024 * 1024 * 128
-    assert Shape(2, 4, 4, 1024, 128, True, "float16").flops == full.flops / 2
 
 
 # ---- Turns ----------------------------------------------------------------------------------------------------------
@@ -160,11 +143,6 @@ def test_a_run_from_its_command_line_to_its_file(
         assert f"bfloat16, {group}: auto / best: geometric mean 1.600" in said
 
 
-def test_a_rival_that_is_absent_is_named(world: FakeGpu, capsys: pytest.CaptureFixture[str]) -> None:
-    attention.main(["--head-dim", "64", "--length", "512", "--causal", "--replays", "1"])
-    assert "; no FA3: ImportError: no library" in capsys.readouterr().out
-
-
 def test_without_a_library_of_fa3_the_packages_are_looked_through(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -212,14 +190,6 @@ def test_a_summary_has_means_and_the_least_by_group() -> None:
     )
 
 
-def test_a_line_names_rates_errors_and_reasons() -> None:
-    line = attention.rates_line(cell(refused={"FA4": "absent"}), "[1/2] here")
-    assert line == (
-        "[1/2] here: cuDNN 100, FA3 125, a2 50, auto 200 TFLOP/s, auto / best 1.600, auto 2.2e-03 off; no FA4: absent"
-    )
-    assert attention.rates_line({"us": {}}, "here") == "here: nothing measured"
-
-
 # ---- Arguments ------------------------------------------------------------------------------------------------------
 
 
@@ -242,18 +212,6 @@ def test_wrong_arguments_are_refused(arguments: list[str], why: str, capsys: pyt
     assert why in capsys.readouterr().err
 
 
-def test_without_a_gpu_the_reason_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def no_gpu() -> None:
-        raise DriverError("cuInit", None, "no CUDA driver on this machine")
-
-    monkeypatch.setattr(harness, "detect", no_gpu)
-    monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
-    with pytest.raises(SystemExit) as ended:
-        attention.main([])
-    assert ended.value.code == 2
-    assert "no CUDA driver" in capsys.readouterr().err
-
-
 def test_a_version_without_a_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def explain(q: Any, k: Any, v: Any, *, causal: bool, version: str) -> Any:
         if version == "a2":
@@ -267,11 +225,6 @@ def test_a_version_without_a_kernel_is_named(monkeypatch: pytest.MonkeyPatch) ->
     found = attention.specs_of(SMALL, ("a2", "a4"), refused)
     assert found == {name: ((2, 48, 4, 64), (2, 48, 2, 64), True, name) for name in ("a4", "auto")}
     assert list(refused) == ["a2"]
-
-
-def test_heads_that_are_compared_are_spread_from_the_first_to_the_last() -> None:
-    assert attention._places(SMALL) == [(0, 0), (0, 2), (1, 1), (1, 3)]
-    assert attention._places(Shape(1, 1, 1, 8, 64, True, "float16")) == [(0, 0)]
 
 
 # ---- With torch alone -----------------------------------------------------------------------------------------------

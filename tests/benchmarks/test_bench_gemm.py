@@ -5,20 +5,18 @@ from __future__ import annotations
 
 import math
 import sys
-import types
 from typing import Any
 
 import pytest
 from fake_gpu import FakeGpu
 from test_bench_rivals import WORKSPACE, NumpyLt
 
-from benchmarks import contest, gemm, gemm_fp8, harness
+from benchmarks import contest, gemm, gemm_fp8
 from benchmarks.contest import Entrant
-from benchmarks.gemm import SIZES, Operands, Product, errors, squares, transformer
+from benchmarks.gemm import Operands, Product, errors
 from benchmarks.harness import Contender, Measured, Timing
 from benchmarks.rivals import common, dense
 from benchmarks.rivals.cublaslt import CublasLt
-from cudatma.errors import DriverError
 from cudatma.kernels.gemm.problem import LAYOUTS
 
 
@@ -31,33 +29,6 @@ def cell(size: int = 1024, layout: str = "RC", **more: Any) -> dict[str, Any]:
 
 
 # ---- What is measured -----------------------------------------------------------------------------------------------
-
-
-def test_twelve_transformer_layers_in_every_layout() -> None:
-    found = transformer(LAYOUTS, "float16")
-    assert len({each.name + str(each.m) for each in found}) == 12
-    assert len(found) == 12 * len(LAYOUTS)
-    assert {each.m for each in found} == {8192, 2048, 128, 64, 16}, "prefill and decode"
-    assert (2048, 57344, 8192, "llama3-70b gate_up") in {(each.m, each.n, each.k, each.name) for each in found}
-
-
-def test_short_products_have_short_turns() -> None:
-    small, large = (Product(size, size, size, "RC", "float16") for size in (256, 8192))
-    for each in (small, large):
-        assert each.launches() * each.expected_us < 5000
-    assert small.launches() == 400
-    assert large.launches() in (1, 2)
-    assert small.rest_s < large.rest_s
-    assert Product(16, 28672, 4096, "RC", "float16").expected_us > 70, "memory bounds few rows"
-
-
-def test_cold_launches_rotate_over_more_than_l2_holds() -> None:
-    for size in SIZES:
-        product = Product(size, size, size, "RC", "float16")
-        copies = product.copies(True)
-        assert copies * product.operand_bytes > harness.ROTATION_BYTES
-        assert product.launches(copies) % copies == 0
-        assert product.copies(False) == 1
 
 
 # ---- Turns ----------------------------------------------------------------------------------------------------------
@@ -97,34 +68,12 @@ def test_the_faster_entrant_of_a_rival_counts(gpu: FakeGpu) -> None:
     assert "error" not in cell
 
 
-def test_a_long_run_has_no_rests(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harness.time, "sleep", lambda seconds: pytest.fail("a rest"))
-    cell = take_turns(gpu, [entrant(gpu, "torch.mm", 7.0), entrant(gpu, "auto", 5.0)], {}, seconds=0.01)
-    assert cell["us"] == {"torch.mm": 7.0, "auto": 5.0}
-
-
 def test_only_ours_and_torch_have_to_run(gpu: FakeGpu) -> None:
     entrants = [entrant(gpu, "torch.mm", 7.0), entrant(gpu, "QuACK", None), entrant(gpu, "auto", None)]
     cell = take_turns(gpu, entrants, {})
     assert cell["error"] == "auto: RuntimeError: refused"
     assert cell["refused"] == {"QuACK": "RuntimeError: refused"}
     assert cell["us"] == {"torch.mm": 7.0}
-
-
-def test_a_rival_that_is_absent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for package in ("deep_gemm", "quack"):
-        monkeypatch.setitem(sys.modules, package, None)
-    field, versions = contest.field_of(dense.ALWAYS, dense.OPTIONAL, ["deepgemm", "quack"])
-    assert tuple(field) == gemm.RIVALS
-    assert all(version.startswith("absent: ModuleNotFoundError: ") for version in versions.values())
-
-    def good(stream: Any, operands: Any) -> list[Entrant]:
-        return [Entrant("good", Contender("good", print, 1, 1), None)]
-
-    entrants, refused = contest.entered(None, None, {"good": good, "QuACK": field["QuACK"]})
-    assert [each.rival for each in entrants] == ["good"]
-    assert list(refused) == ["QuACK"]
-    assert "quack" in refused["QuACK"]
 
 
 # ---- What is said ---------------------------------------------------------------------------------------------------
@@ -193,33 +142,6 @@ def test_wrong_arguments_are_refused(arguments: list[str], why: str, capsys: pyt
         gemm.main(arguments)
     assert ended.value.code == 2
     assert why in capsys.readouterr().err
-
-
-def test_without_a_gpu_the_reason_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def no_gpu() -> None:
-        raise DriverError("cuInit", None, "no CUDA driver on this machine")
-
-    monkeypatch.setattr(harness, "detect", no_gpu)
-    monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
-    with pytest.raises(SystemExit) as ended:
-        gemm.main([])
-    assert ended.value.code == 2
-    assert "no CUDA driver" in capsys.readouterr().err
-
-
-def test_transformer_layers_come_after_the_squares_of_each_type() -> None:
-    options = gemm._parser().parse_args(["--transformer", "--size", "512", "--layout", "RC", "--dtype", "bfloat16"])
-    found = gemm._products(options)
-    assert found[0] == squares([512], ["RC"], "bfloat16")[0]
-    assert len(found) == 13
-
-
-def test_a_product_of_the_users_is_measured_alone_unless_sizes_are_named() -> None:
-    given = ["--product", "1024", "100000", "512", "--layout", "RC"]
-    product = Product(1024, 100000, 512, "RC", "float16")
-    assert gemm._products(gemm._parser().parse_args(given)) == [product]
-    found = gemm._products(gemm._parser().parse_args([*given, "--size", "512"]))
-    assert found == [*squares([512], ["RC"], "float16"), product]
 
 
 # ---- fp8 ------------------------------------------------------------------------------------------------------------

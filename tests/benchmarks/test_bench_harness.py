@@ -8,8 +8,6 @@ import types
 
 import pytest
 from fake_gpu import FakeGpu
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks import harness
 from benchmarks.harness import Contender, Timing
@@ -129,22 +127,3 @@ def test_sustained_without_anything_to_run(gpu: FakeGpu) -> None:
         raise RuntimeError("gone")
 
     assert harness.sustained(gpu, [Contender("a", run, 4, 20)]).errors == {"a": "RuntimeError: gone"}
-
-
-@given(st.integers(1, 2**34))
-def test_graphs_rotate_over_more_than_l2(nbytes: int) -> None:
-    copies = harness.copies_for(nbytes)
-    launches = harness.launches_for(nbytes, copies)
-    assert copies * nbytes > 350_000_000
-    assert copies >= 2
-    assert launches >= 20
-    assert launches % copies == 0, "each buffer is read equally often"
-
-
-@given(st.integers(1, 2**31), st.floats(1.0, 1e6))
-def test_graphs_of_long_launches_are_short(nbytes: int, us: float) -> None:
-    copies = harness.copies_for(nbytes)
-    launches = harness.launches_for(nbytes, copies, us)
-    assert launches % copies == 0
-    assert launches == copies or launches * us <= harness.GRAPH_S * 1e6
-    assert launches <= harness.launches_for(nbytes, copies)

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 from fake_gpu import FakeGpu
 
-from benchmarks import marlin, shapes
+from benchmarks import marlin
 from benchmarks.harness import BLOCK_S, Contender, Measured, Timing
-from benchmarks.layer import CellKey, Layer
-from benchmarks.operands import packed_bytes
+from benchmarks.layer import CellKey
 from benchmarks.read_floor import Floor, FloorConfig
 from benchmarks.report import Result
 from benchmarks.rivals import Field
@@ -31,25 +30,6 @@ KEY = CellKey(8192, 28672, 16)
 # ---- Shapes and arguments -------------------------------------------------------------------------------------------
 
 
-def test_shapes_are_chosen_by_name() -> None:
-    assert shapes.parse_shapes("five") == shapes.FIVE
-    every = shapes.parse_shapes("all")
-    assert every[:5] == shapes.FIVE
-    assert len(every) == len(set(every)) == 16
-    assert all(k % 64 == n % 64 == k % 128 == 0 for k, n in every), "what the packed layout and the groups need"
-    assert shapes.parse_shapes("8192x28672,llama3-70b,8192X8192") == (
-        *((8192, 28672), (8192, 10240), (8192, 8192), (8192, 57344), (28672, 8192)),
-    )
-    assert shapes.parse_m_values("64,1,16,1") == (1, 16, 64)
-    assert shapes.parse_m_values("all") == shapes.M_VALUES
-
-
-@pytest.mark.parametrize("text", ["4096", "4096x", "4096x100", "0x64", "ax64", "64x64x64", "llama", "", "five,"])
-def test_a_wrong_shape_is_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError):
-        shapes.parse_shapes(text)
-
-
 @pytest.mark.parametrize(
     "arguments", [["--shapes", "x"], ["--m", "0"], ["--m", "1,x"], ["--rivals", "others"], ["--resume"]]
 )
@@ -57,19 +37,6 @@ def test_wrong_arguments_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         marlin.main(arguments)
     assert ended.value.code == 2
-
-
-def test_the_default_rivals_are_those_of_the_dtype() -> None:
-    rivals = {dtype: marlin._parsed(marlin._parser(), ["--dtype", dtype]).rivals for dtype in ("float16", "bfloat16")}
-    assert rivals == {"float16": ("cublas", "humming"), "bfloat16": ("cublas", "humming", "quack", "tinygemm")}
-    assert marlin.parse_rivals("humming,cublas") == ("cublas", "humming")
-    assert marlin.parse_rivals("none") == ()
-
-
-def test_a_launch_is_bound_by_bytes_or_by_arithmetic() -> None:
-    layer = Layer(8192, 28672, "float16", [], [], None, None)
-    assert layer.expected_us(1) == pytest.approx(packed_bytes(8192, 28672) / 4e6, rel=0.2)
-    assert layer.expected_us(8192) == pytest.approx(2 * 8192 * 8192 * 28672 / 6e8, rel=0.01)
 
 
 # ---- Cells ----------------------------------------------------------------------------------------------------------
@@ -86,16 +53,6 @@ PAIRS = {
     "humming": (TOGETHER, ["humming"]),
 }
 CHAINED = measured(ours_chained=30.0, floor_chained=25.0)
-
-
-def test_a_cell_takes_the_faster_cublas() -> None:
-    cell = marlin.make_cell(KEY, "float16", TOGETHER, PAIRS, {}, CHAINED)
-    assert (cell["us"], cell["cublas_us"], cell["x_cublas"]) == (40.0, 100.0, 2.5)
-    assert cell["rivals"]["cublas"] == {"us": 100.0, "x": 2.5, "way": "cublaslt nk 3"}
-    assert cell["rivals"]["humming"]["x"] == 1.1
-    assert (cell["floor_us"], cell["x_floor"], cell["x_floor_programmatic"]) == (32.0, 1.25, 1.2)
-    assert not {"error", "errors"} & set(cell)
-    assert marlin.key_of(cell) == KEY
 
 
 def test_each_rival_is_compared_with_ours_in_its_own_blocks() -> None:
@@ -116,13 +73,6 @@ def test_a_rival_that_failed_is_named_and_the_cell_stands() -> None:
     assert "error" not in cell
     assert cell["x_cublas"] is None
     assert "tinygemm: ValueError: bf16 only" in marlin.line_of(cell)
-
-
-def test_a_cell_without_ours_is_an_error() -> None:
-    cell = marlin.make_cell(KEY, "float16", measured({"ours": "DriverError: gone"}, cublas_nk=100.0), {}, {})
-    assert (cell["error"], cell["us"]) == ("ours: DriverError: gone", None)
-    assert marlin.line_of(cell)
-    assert marlin.line_of(marlin.failed_cell(KEY, "float16", "no memory"))
 
 
 def test_the_table_is_what_the_readme_takes() -> None:
@@ -280,16 +230,6 @@ def test_a_run_ends_when_the_gpu_is_lost(world: World, capsys: pytest.CaptureFix
     said = capsys.readouterr().out
     assert "4096x4096 M=32: the GPU no longer computes" in said
     assert len(world.opened) == 1
-
-
-def test_without_torch_ours_and_f_are_measured(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    stored = run(tmp_path, "--shapes", "4096x4096", "--m", "1,256")
-    assert [cell["us"] for cell in stored["cells"]] == [10.0, 40.0]
-    assert stored["cells"][0]["x_floor"] == pytest.approx(10 / 9, rel=1e-4)
-    assert "no rivals without torch" in capsys.readouterr().out
 
 
 # ---- A file that is continued ---------------------------------------------------------------------------------------

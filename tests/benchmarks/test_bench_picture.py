@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks import plot
 from benchmarks.operands import packed_bytes
@@ -28,22 +26,6 @@ def result() -> dict[str, Any]:
 
 def texts_of(drawn: str) -> list[str]:
     return [element.text or "" for element in ElementTree.fromstring(drawn).iter() if element.tag.endswith("text")]
-
-
-def test_the_picture_shows_every_panel() -> None:
-    drawn = plot.picture(result())
-    root = ElementTree.fromstring(drawn)
-    texts = texts_of(drawn)
-    panels = plot.panels_of([result()])
-    assert len(panels) == 2
-    assert {panel.title for panel in panels} <= set(texts)
-    assert any("8192 x 57344" in panel.title for panel in panels), "the largest layer's times"
-    assert {"cudatma, geometric mean of 3 layers", "Humming", "cuBLAS"} <= set(texts)
-    numbers = [float(value) for element in root.iter() for key, value in element.attrib.items() if key in ("cx", "cy")]
-    assert numbers
-    width, height = float(root.attrib["width"]), float(root.attrib["height"])
-    assert all(0 <= value <= max(width, height) for value in numbers)
-    assert drawn == plot.picture(result()), "the same every time"
 
 
 def committed(name: str) -> dict[str, Any]:
@@ -87,19 +69,6 @@ def test_results_of_different_machines_are_not_drawn_together() -> None:
     other = result() | {"machine": {"card": "B200"}}
     with pytest.raises(ValueError, match="different GPUs"):
         plot.picture(result(), other)
-
-
-def test_points_are_means_by_m() -> None:
-    made = [{"m": 2, "x": 1.0}, {"m": 1, "x": 3.0}, {"m": 2, "x": 4.0}, {"m": 4, "x": None}]
-    assert plot.points_of(made, lambda cell: cell["x"]) == ((1, pytest.approx(3.0)), (2, pytest.approx(2.0)))
-
-
-@given(st.floats(1e-3, 1e6), st.floats(2, 1e6))
-def test_grid_lines_are_few_and_round(least: float, times: float) -> None:
-    ticks = plot.log_ticks(least, least * times)
-    assert 1 <= len(ticks) <= 12
-    assert ticks == sorted(ticks)
-    assert all(float(f"{tick:.1e}") == pytest.approx(tick) for tick in ticks)
 
 
 def test_the_committed_result_can_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from benchmarks import rivals
 from benchmarks.harness import Contender
 from benchmarks.rivals import cublaslt
-from benchmarks.rivals.cublaslt import Algorithm, CublasLt, CublasLtError, HeuristicResult
+from benchmarks.rivals.cublaslt import CublasLt
 
 WORKSPACE = 1 << 20
 
@@ -132,29 +132,6 @@ def test_a_row_major_product_is_what_cublaslt_is_asked_for(m: int, n: int, k: in
     problem.run(algorithms[1], stored[0].ctypes.data, stored[1].ctypes.data, out.ctypes.data, 4096, WORKSPACE, 77)
     np.testing.assert_array_equal(out, a.astype(np.float64) @ b.astype(np.float64))
     assert library.launches == [(101, 4096, WORKSPACE, 77)]
-
-
-def test_an_algorithm_is_described_by_its_configuration() -> None:
-    lt = CublasLt(NumpyLt())
-    (algorithm, _) = lt.problem(1, 8, 8, "float16", "RR").algorithms(2, WORKSPACE)
-    assert lt.described(algorithm) == "id 100, tile 101, split_k 102, stages 106, cluster 108"
-
-
-def test_only_algorithms_that_can_run_are_kept() -> None:
-    problem = CublasLt(NumpyLt(states=(0, 15, 0))).problem(1, 8, 8, "float16", "RR")
-    assert [each.data[0] for each in problem.algorithms(16, WORKSPACE)] == [100, 102]
-    assert [each.data[0] for each in problem.algorithms(1, WORKSPACE)] == [100]
-
-
-def test_a_call_that_fails_names_itself() -> None:
-    with pytest.raises(CublasLtError, match="cublasLtMatrixLayoutCreate returned 7"):
-        CublasLt(NumpyLt(failing="cublasLtMatrixLayoutCreate")).problem(1, 8, 8, "float16", "RR")
-
-
-def test_the_structures_have_the_sizes_of_the_header() -> None:
-    assert ctypes.sizeof(Algorithm) == 64
-    assert ctypes.sizeof(HeuristicResult) == 64 + 8 + 4 + 4 + 16
-    assert HeuristicResult.state.offset == 72
 
 
 def test_the_library_that_the_process_has_loaded_comes_first(tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks import (
     all_reduce,
@@ -27,7 +25,6 @@ from benchmarks import (
     report,
 )
 from cudatma.errors import DriverError
-from tools import bench
 from tools.dev.readme_tables import table_text
 
 # ---- Operands -------------------------------------------------------------------------------------------------------
@@ -51,12 +48,6 @@ def test_packed_weights_are_valid_and_apart(dtype: str) -> None:
     values = first.dequantize()
     assert np.isfinite(values).all()
     assert values.std() > 0.01
-
-
-@given(st.integers(0, 40), st.integers(1, 12))
-def test_filled_repeats_its_block(size: int, block: int) -> None:
-    pattern = np.arange(block, dtype=np.uint16)
-    assert operands.filled(np, (size,), pattern).tolist() == [i % block for i in range(size)]
 
 
 # ---- Tables ---------------------------------------------------------------------------------------------------------
@@ -130,19 +121,6 @@ def test_a_cell_and_a_row_take_one_line_of_the_file() -> None:
     ]
 
 
-@pytest.mark.parametrize("path", sorted((report.ROOT / "benchmarks" / "results").glob("*.json")), ids=lambda p: p.stem)
-def test_committed_results_have_one_form(path: Path) -> None:
-    content = json.loads(path.read_text())
-    assert {"machine", "commit", "date", "settings"} <= set(content)
-    assert {"cells", "table"} & set(content), "a table for the docs, or cells for a picture or a test"
-
-
-def test_machine_facts_name_everything() -> None:
-    facts = report.machine_facts()
-    assert list(facts) == ["card", "driver", "cuda", "nvrtc", "cupy", "torch", "python"]
-    assert all(isinstance(fact, str) and fact for fact in facts.values())
-
-
 def test_commit_comes_from_git_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(report.COMMIT_VARIABLE, "abc123")
     assert report.commit(tmp_path) == "abc123"
@@ -164,27 +142,6 @@ def test_commit_comes_from_git_or_the_environment(tmp_path: Path, monkeypatch: p
 
 
 # ---- Scripts --------------------------------------------------------------------------------------------------------
-
-SCRIPTS = {
-    "all_reduce",
-    "attention",
-    "attention_decode",
-    "data_movement",
-    "emulator",
-    "first_call",
-    "gemm",
-    "host_cost",
-    "marlin",
-    "model",
-    "plot",
-    "tiles",
-}
-
-
-def test_the_scripts_are_found_with_a_summary() -> None:
-    found = bench.benchmarks()
-    assert set(found) == SCRIPTS
-    assert all(found.values())
 
 
 @pytest.mark.parametrize("module", [host_cost, marlin, attention_decode, data_movement, all_reduce])
@@ -215,25 +172,6 @@ def test_calls_are_timed_without_the_drains() -> None:
     samples = host_cost.time_calls(call, drain, 1200, lambda: now[0])
     assert samples == [1000 + index for index in range(1200)]
     assert [i for i, entry in enumerate(order) if entry == "drain"] == [0, 501, 1002, 1203]
-
-
-@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=300))
-def test_quantiles(samples: list[int]) -> None:
-    found = host_cost.quantiles_us(samples)
-    assert found["median_us"] == pytest.approx(np.median(samples) / 1e3)
-    assert found["least_us"] == min(samples) / 1e3
-    assert found["median_us"] <= found["p90_us"] * (1 + 1e-9)
-    assert found["p90_us"] <= found["p99_us"] <= max(samples) / 1e3
-    assert sum(sample / 1e3 <= found["p90_us"] for sample in samples) >= 0.9 * len(samples)
-
-
-@pytest.mark.slow
-def test_first_call_in_fresh_processes() -> None:
-    found = first_call.measure(1, "sm_90a", warm_runs=1)
-    assert "error" not in found, found
-    assert found["compile_ms"] > 50
-    assert found["warm_ms"]["load"] < found["cold_ms"]["load"] / 2
-    assert set(found["cold_ms"]) == {"load"}, "nothing touches a GPU where a target is named"
 
 
 def test_first_call_keeps_a_child_that_fails() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.marlin import summary_table
 from cudatma.errors import ArgumentError
 from tools.dev import readme_tables
 
@@ -98,14 +97,3 @@ def test_a_damaged_result_is_refused(root: Path) -> None:
     (root / "benchmarks" / "results" / "speed.json").write_text("{")
     with pytest.raises(ArgumentError, match="JSON"):
         readme_tables.main([], root)
-
-
-def test_both_pages_show_the_committed_results(capsys: pytest.CaptureFixture[str]) -> None:
-    assert readme_tables.main(["--check"]) == 0, capsys.readouterr().err
-
-
-def test_a_result_of_today_fills_the_marked_table(root: Path) -> None:
-    cells = [{"k": 64, "n": 64, "m": 1, "us": 4.0, "x_cublas": 2.0, "floor_us": 3.0, "rivals": {}}]
-    put(root, {"machine": {"card": "H200"}, "cells": cells, "table": summary_table(cells).as_json(), "bars": []})
-    assert readme_tables.main([], root) == 0
-    assert "| 64 x 64 | 3.0 | 4 (2.00) |" in (root / "README.md").read_text()
