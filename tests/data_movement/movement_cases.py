@@ -391,7 +391,8 @@ def im2col_case(shape: Shape, taps: Shape, stride: Shape, padding: Shape, dilati
                 slice(t * d, t * d + (n - 1) * s + 1, s)
                 for t, d, s, n in zip(tap, dilation, stride, spatial, strict=True)
             )
-            result[(slice(None),) * (1 + len(taps)) + tap] = padded[(slice(None), *seen)]
+            window = (slice(None), *seen)
+            result[(slice(None),) * (1 + len(taps)) + tap] = padded[window]
         return result
 
     return Case(

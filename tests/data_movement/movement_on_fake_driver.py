@@ -107,7 +107,7 @@ def launched() -> tuple[Any, ...]:
     )
 
 
-def images(at: int) -> Array:
+def images(at: int) -> fake_card.Array:
     return Array(at, (2, 9, 9, 8))
 
 

@@ -5,19 +5,18 @@ The capture itself needs a driver (tests/descriptor/capture_descriptors.py).
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections import defaultdict
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from capture_descriptors import ask_driver, ask_rules
+from descriptor_cases import cases
+from descriptor_report import Answer, report
 
 from cudatma.descriptor import Im2colSpec, TiledSpec, codec
 from cudatma.target import get_target
 
-HERE = Path(__file__).resolve().parent
 #: Mutations that no rule forbids, and what each of the others may break.
 LEGAL = {"stride_zero", "address_null", "box_huge", "interleave_32_swizzle"}
 BROKEN = {
@@ -53,26 +52,10 @@ SOMETIMES = {"stride_off_16", "address_off_16", "inner_over_span", "corner_empty
 INCIDENTAL = {"box", "pixels_per_column", "upper_corner[0]", "upper_corner[1]", "upper_corner[2]"}
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def modules() -> Any:
-    names = ("descriptor_cases", "descriptor_guesses", "descriptor_report", "capture_descriptors")
-    return SimpleNamespace(**{name.split("_")[-1] if name != names[-1] else "capture": load(name) for name in names})
-
-
-def test_valid_and_mutated_specs(modules: Any) -> None:
+def test_valid_and_mutated_specs() -> None:
     target, verdicts = get_target("sm_90a"), defaultdict(set)
-    for fields, mutation, memory in modules.cases.cases(3000, 0.5, 7, {"here": [0, 1 << 33]}):
-        verdict, spec = modules.capture.ask_rules(fields, target)
+    for fields, mutation, memory in cases(3000, 0.5, 7, {"here": [0, 1 << 33]}):
+        verdict, spec = ask_rules(fields, target)
         verdicts[mutation].add(verdict)
         assert memory == "here"
         if verdict in ("ok", "access"):
@@ -117,69 +100,47 @@ COLUMN: dict[str, Any] = {name: value for name, value in FIELDS.items() if name 
 }
 
 
-def answer(modules: Any, fields: dict[str, Any], flipped: int = 0, code: int | str = 0) -> Any:
-    """What a driver would answer that agrees with the codec but for the flipped bits."""
-    verdict, spec = modules.capture.ask_rules(fields, get_target("sm_90a"))
+def answer(fields: dict[str, Any], flipped: int = 0, code: int | str = 0) -> Answer:
+    """Return an answer that agrees with the codec but for the flipped bits."""
+    verdict, spec = ask_rules(fields, get_target("sm_90a"))
     raw = None
     if code == 0:
         value = int.from_bytes(codec.encode(spec), "little") if spec else 0
         raw = (value ^ flipped).to_bytes(128, "little")
-    return modules.report.Answer(fields, None, "made_up", code, verdict, spec, raw)
+    return Answer(fields, None, "made_up", code, verdict, spec, raw)
 
 
-def test_an_answer_agrees_in_every_bit_or_not(modules: Any) -> None:
-    good = answer(modules, FIELDS)
-    assert good.agrees
-    assert good.known.unknown_bits == set()
-    assert good.known.guesses("smem_bytes")["expected"]
-    assert not good.known.guesses("smem_bytes")["row"]
-    assert good.known.guesses("smem_pattern")["row * 8"]
-    bad = answer(modules, FIELDS, 1 << 440)
-    assert not bad.agrees
-    assert modules.report.wrong_fields(bad.known) == {"box_minus_1[0]": (62, 63)}
-    for bit, name in ((66, "version"), (513, "smem_bytes"), (591, "smem_pattern")):
-        bad = answer(modules, FIELDS, 1 << bit)
-        assert not bad.agrees
-        assert set(modules.report.wrong_fields(bad.known)) == {name}
-    unknown = answer(modules, FIELDS, 1 << 85)
-    assert not unknown.agrees
-    assert unknown.known.unknown_bits == {85}
-    assert not answer(modules, FIELDS | {"box": [63, 8]}).agrees
-    assert answer(modules, FIELDS | {"box": [63, 8]}, code=1).agrees
-    assert answer(modules, FIELDS | {"dims": [16] * 6}, code="bindings").agrees
-    assert not answer(modules, FIELDS, code="bindings").agrees
-    # Undocumented, but the driver encodes it.
-    odd = COLUMN | {"interleave": 2, "swizzle": 0, "strides_bytes": [128, 1792, 16128]}
-    assert answer(modules, odd).agrees
-    assert not answer(modules, odd, code=1).agrees
+@pytest.mark.parametrize(
+    ("fields", "flipped", "code", "difference"),
+    [
+        (FIELDS, 0, 0, None),
+        (FIELDS, 1 << 440, 0, "box_minus_1[0]: 0x3e, not 0x3f"),
+        (FIELDS, 1 << 66, 0, "version"),
+        (FIELDS, 1 << 513, 0, "smem_bytes"),
+        (FIELDS, 1 << 591, 0, "smem_pattern"),
+        (FIELDS, 1 << 85, 0, "bits that no field has"),
+        (FIELDS | {"box": [63, 8]}, 0, 0, "the driver says 0, the rules say box[0]"),
+        (FIELDS | {"box": [63, 8]}, 0, 1, None),
+        (FIELDS | {"dims": [16] * 6}, 0, "bindings", None),
+        (FIELDS, 0, "bindings", "the driver says bindings, the rules say ok"),
+        # Undocumented, but the driver encodes it.
+        (COLUMN | {"interleave": 2, "swizzle": 0}, 0, 0, None),
+        (COLUMN | {"interleave": 2, "swizzle": 0}, 0, 1, "the driver says 1"),
+    ],
+)
+def test_an_answer_agrees_in_every_bit_or_not(
+    fields: dict[str, Any], flipped: int, code: int | str, difference: str | None
+) -> None:
+    given = answer(fields, flipped, code)
+    assert given.agrees == (difference is None)
+    assert (difference or "1 cases") in report([given])
 
 
-def test_the_report_names_each_disagreement_and_stays_short(modules: Any) -> None:
-    answers = [answer(modules, FIELDS, 1 << 85) for _ in range(300)]
-    answers += [answer(modules, FIELDS | {"box": [32, rows]}, 1 << 440) for rows in range(1, 101)]
-    answers += [answer(modules, FIELDS | {"box": [63, 8]}), answer(modules, FIELDS, code=1)]
-    answers += [answer(modules, COLUMN) for _ in range(7)]
-    text = modules.report.report(answers)
-    assert len(text) <= modules.report.REPORT_CHARACTERS
-    for expected in (
-        "409 cases: im2col rank 4: 7; tiled rank 2: 402",
-        "1 driver accepts, we refuse box[0]",
-        "1 driver refuses (1), we accept: valid tiled interleave 0",
-        "100 tiled box_minus_1[0]",
-        "driver=0x1e ours=0x1f",
-        "best overall: expected 407;",
-        "lower_corner 7/7; upper_corner 7/7; pixels_minus_1 7/7; W lowest 7/7; W highest 0/7",
-        "## unaccounted bits of 407: 85: 300",
-    ):
-        assert expected in text, text
-    assert len(modules.report.report(answers, limit=600)) <= 620
-
-
-def test_what_the_bindings_refuse_is_no_crash(modules: Any) -> None:
+def test_what_the_bindings_refuse_is_no_crash() -> None:
     def refuse(*arguments: Any) -> None:
         raise ValueError("Argument 'elementStrides' too long, must be <= 5")
 
     names = ["cuuint64_t", "cuuint32_t", "CUtensorMapDataType", "CUtensorMapInterleave", "CUtensorMapSwizzle"]
     names += ["CUtensorMapL2promotion", "CUtensorMapFloatOOBfill"]
     driver = SimpleNamespace(**dict.fromkeys(names, int), cuTensorMapEncodeTiled=refuse)
-    assert modules.capture.ask_driver(driver, FIELDS | {"dims": [16] * 6}) == ("bindings", None)
+    assert ask_driver(driver, FIELDS | {"dims": [16] * 6}) == ("bindings", None)

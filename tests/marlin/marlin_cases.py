@@ -1,30 +1,16 @@
-"""The Marlin GEMM's cases on a GPU: the matrix of all shapes and options, run against float64.
-
-As a script it runs the whole matrix and prints a summary: ``python tests/marlin/marlin_cases.py --json FILE``.
-"""
+"""The Marlin GEMM's cases on a GPU: the matrix of all shapes and options, run against float64."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
-import subprocess
-import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
-
-from cudatma.kernels.marlin.problem import Problem
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as pytest does; a script finds only its own folder
 
 from marlin_operands import (
     DTYPES,
     LOAD_PATHS,
-    TOLERANCE,
     Options,
     Outcome,
     Weight,
@@ -43,9 +29,8 @@ from cudatma.build.kernel import load_kernel
 from cudatma.kernels.gpu import Gpu, gpu_of
 from cudatma.kernels.marlin.choose import AnyMarlinSpec, decide, resolve_fused
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
-from cudatma.kernels.marlin.problem import LinearShape
+from cudatma.kernels.marlin.problem import LinearShape, Problem
 
-ROOT = Path(__file__).resolve().parents[2]
 M_VALUES = (0, 1, 2, 7, 16, 17, 64, 100, 128, 333, 1024, 4096)
 #: (K, N). Odd ones, tails of every tile, one value, a last one that is large enough for every tile of the table.
 SHAPES = (
@@ -144,13 +129,6 @@ def pairwise_jobs() -> list[Job]:
     return [Job(k, n, row, (row.load_path,), (7, 100)) for k, n in ((1000, 136), (2048, 1024)) for row in rows]
 
 
-def full_jobs() -> list[Job]:
-    """Every shape x M x dtype x group size x symmetric or zero points x three load paths, and the pairwise rows."""
-    load_paths = ("tma", "cp_async", "scale by cp_async")
-    product = itertools.product(SHAPES, DTYPES, GROUP_SIZES, (True, False))
-    return [Job(k, n, Options(d, g, s), load_paths) for (k, n), d, g, s in product] + pairwise_jobs()
-
-
 def specs_of(jobs: Iterable[Job], gpu: Gpu) -> list[AnyMarlinSpec]:
     """The kernels that jobs will ask for, each once."""
     found: dict[AnyMarlinSpec, None] = {}
@@ -183,91 +161,3 @@ def free_memory() -> None:
     import cupy
 
     cupy.get_default_memory_pool().free_all_blocks()
-
-
-class Summary:
-    """Gathers the outcomes of many jobs."""
-
-    def __init__(self) -> None:
-        self.cases = 0
-        self.failures: list[str] = []
-        self.worst: dict[str, dict[str, Any]] = {}
-        self.table: dict[str, dict[str, float]] = {}
-
-    def add(self, job: Job, load_path: str, m: int, outcome: Outcome) -> None:
-        dtype, case = job.options.dtype, f"M={m} {replace(job, load_paths=(load_path,))}"
-        self.cases += 1
-        if problem := outcome.problem(dtype):
-            self.failures.append(f"{case}: {problem}")
-        worst = self.worst.setdefault(f"{dtype}, {load_path}", {"cases": 0, "error": 0.0, "case": ""})
-        worst["cases"] += 1
-        # Not "greater than": a NaN should replace what is there.
-        if not outcome.error <= worst["error"]:
-            worst |= {"error": outcome.error, "case": case}
-        row = self.table.setdefault(f"{job.k}x{job.n}", dict.fromkeys(DTYPES, 0.0))
-        row[dtype] = row[dtype] if outcome.error <= row[dtype] else outcome.error
-
-    def print(self) -> None:
-        print(f"{'K x N':>14}" + "".join(f"{dtype:>12}" for dtype in DTYPES))
-        for shape, errors in self.table.items():
-            print(f"{shape:>14}" + "".join(f"{errors[dtype]:12.2e}" for dtype in DTYPES))
-        for name, row in self.worst.items():
-            print(f"{name}: worst of {row['cases']} cases {row['error']:.2e} ({row['case']})")
-        for failure in self.failures[:40]:
-            print(f"FAILED {failure}")
-        print(f"{self.cases} cases, {len(self.failures)} failures")
-
-
-def machine() -> dict[str, Any]:
-    import cupy
-
-    from cudatma.build.nvrtc import nvrtc_version
-
-    runtime = cupy.cuda.runtime
-    return {
-        "device": runtime.getDeviceProperties(0)["name"].decode(),
-        "driver": runtime.driverGetVersion(),
-        "nvrtc": ".".join(map(str, nvrtc_version())),
-        "cupy": cupy.__version__,
-        "python": sys.version.split()[0],
-    }
-
-
-def commit() -> str:
-    """The checkout's commit; "unknown" where there is no repository."""
-    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary here as well")
-    parser.add_argument("--quick", action="store_true", help="the cases of the test suite instead of the product")
-    parser.add_argument("--commit", default=None, help="what to note as the commit, where this is no git checkout")
-    options = parser.parse_args()
-    jobs = rotated_jobs() + pairwise_jobs() if options.quick else full_jobs()
-    start = time.perf_counter()
-    kernels = precompile(jobs)
-    print(f"{kernels} kernels compiled or found in {time.perf_counter() - start:.1f} s", flush=True)
-    summary = Summary()
-    for job in jobs:
-        for load_path, m, outcome in run_job(job):
-            summary.add(job, load_path, m, outcome)
-        free_memory()
-    summary.print()
-    seconds = round(time.perf_counter() - start, 1)
-    print(f"{seconds} s")
-    if options.json is not None:
-        facts = {"machine": machine(), "commit": options.commit or commit(), "cases": summary.cases}
-        facts |= {"kernels": kernels, "seconds": seconds, "tolerance": TOLERANCE, "failures": summary.failures}
-        facts |= {"worst": summary.worst, "table": summary.table}
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(facts, indent=1) + "\n")
-    return 1 if summary.failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -338,7 +338,7 @@ def case_a_workspace_of_ones_own() -> None:
     raises(c.LaunchError, "device 1", lambda: call(0x60, workspace=c.MarlinWorkspace(1)))
     raises(c.ArgumentTypeError, "MarlinWorkspace", lambda: call(0x60, workspace=b""))
     set_stream(0, 0x60, 6)
-    mine = None
+    del mine
     gc.collect()
     assert counts.allocations == counts.frees
 

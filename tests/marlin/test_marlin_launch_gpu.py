@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -85,70 +84,11 @@ def test_a_thousand_runs_give_the_same_bits(k: int, n: int, m: int, shared: bool
     assert not flags(stream_workspace(0, cupy.cuda.get_current_stream().ptr)).any()
 
 
-def test_two_streams_share_a_weight() -> None:
-    weight = make_weight(4096, 1024)
-    xs = [activations((16, 4096), "float16", seed) for seed in (1, 2)]
-    wanted = [marlin_gemm(x, weight.packed) for x in xs]
-    assert int(differences(*wanted)) > 0
-    streams = [new_stream() for _ in xs]
-    outs, wrong = [cupy.empty_like(out) for out in wanted], [cupy.zeros((), np.int64) for _ in xs]
-    cupy.cuda.Device().synchronize()
-    for _ in range(200):
-        for x, out, good, bad, stream in zip(xs, outs, wanted, wrong, streams, strict=True):
-            with stream:
-                marlin_gemm(x, weight.packed, out)
-                bad += differences(out, good)
-    cupy.cuda.Device().synchronize()
-    assert [int(bad) for bad in wrong] == [0, 0]
-    spaces = [stream_workspace(0, stream.ptr) for stream in streams]
-    assert spaces[0] is not spaces[1]
-    assert not any(bool(flags(space).any()) for space in spaces)
-
-
-def test_threads_share_a_weight_and_its_plans() -> None:
-    weight = make_weight(1024, 1024)
-    xs = [activations((16, 1024), "float16", seed) for seed in range(4)]
-    wanted = [marlin_gemm(x, weight.packed) for x in xs]
-    outs, streams = [cupy.empty_like(out) for out in wanted], [new_stream() for _ in xs]
-    wrong = [-1] * len(xs)
-
-    def work(i: int) -> None:
-        with cupy.cuda.Device(0), streams[i]:
-            bad = cupy.zeros((), np.int64)
-            for _ in range(100):
-                marlin_gemm(xs[i], weight.packed, outs[i], stream=streams[i])
-                bad += differences(outs[i], wanted[i])
-            wrong[i] = int(bad)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(xs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == [0] * len(xs)
-
-
-def test_a_workspace_of_ones_own() -> None:
-    weight = make_weight(4096, 1024)
-    x = activations((16, 4096), "float16")
-    space = MarlinWorkspace(0)
-    with use_load_path(weight.packed, 16, "cp_async"):
-        assert partials_bytes(weight.packed, 16) > 0
-        wanted = marlin_gemm(x, weight.packed)
-    for load_path in ("tma", "cp_async"):
-        with use_load_path(weight.packed, 16, load_path):
-            out = marlin_gemm(x, weight.packed, workspace=space)
-        assert not compare(out, to_float64(x) @ weight.dense).problem("float16")
-        assert not flags(space).any()
-    with use_load_path(weight.packed, 16, "cp_async"):
-        assert int(differences(marlin_gemm(x, weight.packed, workspace=space), wanted)) == 0
-    partials = cupy.cuda.UnownedMemory(space.partials_pointer, space.partials_bytes, space)
-    assert cupy.ndarray(space.partials_bytes, np.uint8, cupy.cuda.MemoryPointer(partials, 0)).any()
-
-
-@pytest.mark.parametrize(("m", "k"), [(16, 2048), (100, 2048), (3, 1001)])
-def test_graph_capture(m: int, k: int) -> None:
-    weight, bias = make_weight(k, 1024), activations((1024,), "float16", 5)
+@pytest.mark.parametrize(
+    ("m", "k", "act_order"), [(16, 2048, False), (100, 2048, True), (3, 1001, False), (3, 2048, True)]
+)
+def test_graph_capture(m: int, k: int, act_order: bool) -> None:
+    weight, bias = make_weight(k, 1024, Options(act_order=act_order)), activations((1024,), "float16", 5)
     layer = MarlinLinear(weight.packed, bias)
     batches = [activations((m, k), "float16", seed) for seed in (1, 2, 3)]
     references = [to_float64(x) @ weight.dense + to_float64(bias) for x in batches]
@@ -159,6 +99,8 @@ def test_graph_capture(m: int, k: int) -> None:
         layer(x, out)
         graph = stream.end_capture()
         assert bool((bits(out) == 0xFFFF).all()), "the capture ran the kernel"
+        # A larger batch needs more memory; the graph keeps what it was captured with.
+        layer(activations((4000, k), "float16"))
         for batch, reference in zip(batches, references, strict=True):
             x[...] = batch
             bits(out).fill(0xFFFF)

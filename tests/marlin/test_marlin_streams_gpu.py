@@ -233,21 +233,6 @@ def test_branches_of_a_graph(weight: Callable[[], Weight], m: int) -> None:
     inputs.check()
 
 
-def test_a_graphs_memory_goes_with_it() -> None:
-    inputs = Inputs(divided(), M, 2)
-    stream, before = new_streams(1)[0], branches()
-    with stream:
-        stream.begin_capture()
-        inputs.gemm(0)
-        graph = stream.end_capture()
-        graph.launch(stream)
-    stream.synchronize()
-    assert len(workspace_bytes().graphs) == before + 1
-    assert workspace_bytes().graphs[-1] > 0
-    del graph
-    assert branches() == before
-
-
 def test_a_call_during_a_capture_shares_nothing_with_the_graph() -> None:
     """The graph runs on one stream while calls go on on the stream that it was captured on."""
     inputs = Inputs(divided(), M, 2)
@@ -294,42 +279,6 @@ def test_per_thread_default_streams(weight: Callable[[], Weight], m: int) -> Non
     for thread in threads:
         thread.join()
     assert not failures
-    inputs.check()
-
-
-def test_workspaces_of_threads_that_have_ended_are_freed() -> None:
-    weight, x = ordered(), activations((16, 4096), "float16")
-    c.release_workspaces()
-    marlin_gemm(x, weight.packed)
-    synchronized()
-    before = len(workspace_bytes().streams)
-
-    def work() -> None:
-        with cupy.cuda.Device(0), cupy.cuda.Stream.ptds:
-            marlin_gemm(x, weight.packed, stream=cupy.cuda.Stream.ptds)
-            cupy.cuda.Stream.ptds.synchronize()
-
-    for _ in range(20):
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        assert len(workspace_bytes().streams) == before
-
-
-def test_a_thousand_streams() -> None:
-    inputs = Inputs(divided(), M, 2)
-    whole = c.MarlinWorkspace(0).nbytes
-    for number in range(1000):
-        stream = cupy.cuda.Stream(non_blocking=True)
-        i = number % 2
-        inputs.gemm(i, stream=stream)
-        stream.synchronize()
-        inputs.count(i)
-        synchronized()
-        del stream
-        held = workspace_bytes()
-        assert len(held.streams) <= 32
-        assert sum(held.streams) + held.reserved <= 40 * whole
     inputs.check()
 
 
