@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attention_cases import CASES
 
 from cudatma.errors import ArgumentError, DriverError, TargetError
 from cudatma.kernels.attention.attention import ATTENTION_CALL, attention
 from cudatma.kernels.attention.config import CHOICE
-from cudatma.kernels.attention.problem import HEAD_DIMS
 from cudatma.kernels.calls import calls_of
 from cudatma.target import detect
 
@@ -27,14 +27,6 @@ cupy = pytest.importorskip("cupy")
 
 #: Root mean square of the difference from float64, as a part of the result's.
 ALLOWED = {"float16": 2e-3, "bfloat16": 1.2e-2}
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"causal": True},
-    {"window": (40, 7)},
-    {"window": (70, None), "causal": True},
-    {"softcap": 2.0, "scale": 0.3},
-    {"sink": np.array([3, -1, -np.inf, 0.5], np.float32), "causal": True},
-]
 
 
 def numbers(*shape: int, seed: int = 0) -> Any:
@@ -60,29 +52,21 @@ def compared(q: Any, k: Any, v: Any, **options: Any) -> None:
     np.testing.assert_allclose(found[np.isfinite(sums)], sums[np.isfinite(sums)], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("scale", [1, 3])
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("version", CHOICE.names)
-def test_masks_softcap_sinks_and_lse(version: str, options: dict[str, Any]) -> None:
-    if "sink" in options and version == "scalar":
-        pytest.skip("scalar has no sinks")
+def test_calls_of_every_version(version: str, case: str, scale: int) -> None:
+    given = {"heads": 1} | CASES[case]
+    q_length, k_length, heads = scale * given.pop("q_length"), scale * given.pop("k_length"), 2 * given.pop("heads")
+    q = numbers(2, q_length, heads, 64)
+    k, v = (numbers(2, k_length, heads // 2, 64, seed=seed) for seed in (1, 2))
+    compared(q, k, v, version=version, **given)
+
+
+@pytest.mark.parametrize("version", [version for version in CHOICE.names if version != "scalar"])
+def test_sinks(version: str) -> None:
     q, k, v = numbers(2, 133, 4, 64), numbers(2, 260, 2, 64, seed=1), numbers(2, 260, 2, 64, seed=2)
-    compared(q, k, v, version=version, **options)
-
-
-@pytest.mark.parametrize(("dim", "v_dim"), HEAD_DIMS)
-@pytest.mark.parametrize("version", CHOICE.names)
-def test_head_dims(version: str, dim: int, v_dim: int) -> None:
-    q, k, v = numbers(1, 200, 3, dim), numbers(1, 333, 1, dim, seed=1), numbers(1, 333, 1, v_dim, seed=2)
-    compared(q, k, v, version=version, causal=True)
-
-
-@pytest.mark.parametrize(("q_length", "k_length"), [(1, 1), (1, 500), (500, 1), (64, 64), (129, 127), (300, 40)])
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("version", CHOICE.names)
-def test_lengths(version: str, causal: bool, q_length: int, k_length: int) -> None:
-    """With queries that see no key."""
-    q, k, v = numbers(3, q_length, 2, 128), numbers(3, k_length, 2, 128, seed=1), numbers(3, k_length, 2, 128, seed=2)
-    compared(q, k, v, version=version, causal=causal)
+    compared(q, k, v, version=version, causal=True, sink=np.array([3, -1, -np.inf, 0.5], np.float32))
 
 
 @pytest.mark.parametrize("shape", [(2, 0, 4, 64), (0, 7, 4, 64), (2, 7, 4, 64)])
@@ -108,14 +92,6 @@ def test_views_are_read_and_written_where_they_are(version: str) -> None:
     cupy.testing.assert_array_equal(of_packed, plain)
 
 
-@pytest.mark.parametrize("version", CHOICE.names)
-def test_every_call_gives_the_same_bits(version: str) -> None:
-    q, k, v = (cupy.asarray(numbers(4, 700, 4, 128, seed=seed)) for seed in range(3))
-    first = attention(q, k, v, causal=True, version=version)
-    for _ in range(50):
-        cupy.testing.assert_array_equal(attention(q, k, v, causal=True, version=version), first)
-
-
 def test_a_repeated_call_looks_at_the_arrays_that_it_is_given() -> None:
     given = [[cupy.asarray(numbers(1, 90, 2, 64, seed=3 * turn + part)) for part in range(3)] for turn in range(3)]
     for q, k, v in given:
@@ -128,24 +104,6 @@ def test_a_repeated_call_looks_at_the_arrays_that_it_is_given() -> None:
     assert len(calls_of(ATTENTION_CALL).calls) == 1
     with pytest.raises(ArgumentError, match=r"^out: got memory that overlaps k"):
         attention(*given[0], window=(30, 0), return_lse=True, out=given[0][1])
-
-
-@pytest.mark.parametrize("version", ["a3", "a4"])
-def test_a_graph_replays_a_call(version: str) -> None:
-    """With more tiles than SMs."""
-    q, k, v = (cupy.asarray(numbers(8, 1000, 8, 64, seed=seed)) for seed in range(3))
-    out, stream = cupy.zeros_like(q), cupy.cuda.Stream(non_blocking=True)
-    wanted = attention(q, k, v, causal=True, version=version)
-    cupy.cuda.Device().synchronize()
-    with stream:
-        stream.begin_capture()
-        attention(q, k, v, causal=True, version=version, out=out)
-        graph = stream.end_capture()
-        for _ in range(3):
-            out.fill(0)
-            graph.launch(stream)
-            stream.synchronize()
-            cupy.testing.assert_array_equal(out, wanted)
 
 
 def test_streams_do_not_share_a_counter_of_tiles() -> None:

@@ -21,7 +21,6 @@ from cudatma.kernels.attention.config import AttentionConfig
 from cudatma.kernels.attention.decode import DECODE_CALL, attention_decode
 from cudatma.kernels.attention.problem import HEAD_DIMS, OPTIONS
 from cudatma.kernels.attention.sample import small_config
-from cudatma.kernels.calls import calls_of
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.overrides import pinned
 from cudatma.kernels.stream_workspaces import workspace_bytes
@@ -175,15 +174,6 @@ def test_streams_do_not_share_partial_sums() -> None:
             attention_decode(**given, out=out, stream=stream)
     cupy.cuda.Device().synchronize()
     assert all((out == first).all() for out in outs)
-
-
-def test_a_call_like_an_earlier_one_is_known() -> None:
-    given = to_gpu(make([300, 20]))
-    first = attention_decode(**given)
-    before = len(calls_of(DECODE_CALL).calls)
-    given["k_cache"] = given["k_cache"].copy()
-    assert (attention_decode(**given) == first).all()
-    assert len(calls_of(DECODE_CALL).calls) == before
 
 
 @pytest.mark.parametrize("page_size", [0, 16, 5])

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attention_cases import CASES
 
 import cudatma
 from cudatma.arrays import describe
@@ -29,17 +30,6 @@ SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
 LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
 #: An SM or two, so that persistent CTAs take several tiles.
 SMS = 2
-#: Arguments of check(), options of the call included.
-CASES: dict[str, dict[str, Any]] = {
-    "tails": {"q_length": 65, "k_length": 130},
-    "one_query": {"heads": 2, "q_length": 1, "k_length": 65, "causal": True},
-    "grouped_causal": {"heads": 4, "q_length": 70, "k_length": 200, "causal": True},
-    "rows_without_keys": {"q_length": 130, "k_length": 65, "causal": True},
-    "window": {"q_length": 130, "k_length": 200, "window": (70, 20)},
-    "causal_window": {"q_length": 200, "k_length": 260, "causal": True, "window": (60, 0)},
-    "softcap": {"q_length": 65, "k_length": 70, "softcap": 2.0, "causal": True},
-    "left_limit": {"q_length": 100, "k_length": 70, "window": (30, None), "scale": 0.3},
-}
 
 
 def operand(*, length: int, seed: int, batch: int = 1, heads: int = 1, dim: int = 64, dtype: str = "float16") -> Any:

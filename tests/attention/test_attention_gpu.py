@@ -160,18 +160,6 @@ def test_five_hundred_calls_give_the_same_bits(version: str, dims: tuple[int, in
 
 
 @pytest.mark.parametrize("version", USABLE)
-def test_on_a_stream_of_the_caller(version: str) -> None:
-    """Which waits for nothing on the default stream."""
-    q, k, v = operands((1, 8, 2, 300, 300), (64, 64), "float16")
-    wanted = exact(q, k, v, True)
-    cupy.cuda.Device().synchronize()
-    stream = cupy.cuda.Stream(non_blocking=True)
-    out, lse = attention(q, k, v, causal=True, return_lse=True, version=version, stream=stream)
-    stream.synchronize()
-    check(out, lse, wanted, "float16")
-
-
-@pytest.mark.parametrize("version", USABLE)
 def test_a_graph_reads_what_the_arrays_then_hold(version: str) -> None:
     q, k, v = operands(MANY, (128, 128), "float16")
     out = cupy.empty(q.shape, np.float16)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from gemm_builders import config
+from gemm_cases import E4M3, LIMITS, calls, numbers
+from gemm_cases import check as compare
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
@@ -20,10 +21,9 @@ from cudatma.kernels.gemm.sample import checked_call, gemm_call, sample
 from cudatma.target import SMEM_RESERVED_BYTES, Target, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
-#: ||y - reference|| / ||reference|| that one rounding after fp32 accumulation keeps.
-LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
 #: Clusters of these versions are tried with tiles of this many columns.
 WIDE = {"v5": 128, "v6": 128}
+CALLS = calls()
 #: An SM or two, so that persistent CTAs take several tiles.
 SMS = 2
 
@@ -60,8 +60,7 @@ def check(
     a, b = matrix(m, k, made.layout[0], made.dtype, 0), matrix(k, n, made.layout[1], made.dtype, 1)
     y = np.full((m, n), np.nan, a.dtype) if out is None else out
     emulated(made, a, b, y, target=target, schedules=schedules)
-    wanted = a.astype(np.float64) @ b.astype(np.float64)
-    assert np.linalg.norm(y.astype(np.float64) - wanted) <= LIMITS[made.dtype] * np.linalg.norm(wanted)
+    compare(y, a.astype(np.float64) @ b.astype(np.float64), LIMITS[made.dtype])
 
 
 @pytest.mark.sweep(1)
@@ -173,74 +172,19 @@ def test_what_surrounds_the_result_is_left_alone(version: str, pitch: int, offse
     assert (np.delete(whole, np.s_[offset : offset + n], axis=1) == 7).all()
 
 
-E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
-BF16 = np.dtype(ml_dtypes.bfloat16)
-
-
-def numbers(*shape: int, dtype: Any = np.float16) -> Any:
-    return np.random.default_rng(len(shape)).standard_normal(shape, np.float32).astype(dtype)
-
-
-#: Operands, options, and the versions that are tried, of calls that all versions share; a and b may not lie as the
-#: kernels read them.
-CALLS: dict[str, tuple[Any, Any, dict[str, Any], tuple[str, ...]]] = {
-    "bias_gelu": (
-        numbers(70, 136),
-        numbers(136, 72),
-        {"bias": numbers(72), "alpha": 0.5, "activation": "gelu"},
-        ("v1", "v4"),
-    ),
-    "beta_batch": (
-        numbers(2, 70, 136),
-        numbers(2, 136, 72),
-        {"beta": 2, "bias": numbers(72, dtype=np.float32), "out_dtype": "float32"},
-        ("v4", "v6"),
-    ),
-    "tanh_fp32": (
-        numbers(72, 70).T,
-        numbers(72, 40),
-        {"activation": "gelu_tanh", "out_dtype": "float32"},
-        ("v5", "mma_sync"),
-    ),
-    "silu_to_bf16": (numbers(70, 136), numbers(136, 72), {"activation": "silu", "out_dtype": "bfloat16"}, ("v3", "v6")),
-    "relu_odd": (numbers(70, 131), numbers(131, 73), {"activation": "relu"}, ("v2", "v5")),
-    "beta_odd": (numbers(66, 72), numbers(72, 67), {"beta": 2}, ("v3", "mma_sync")),
-    "batch": (numbers(3, 70, 72), numbers(3, 72, 136), {}, ("v3", "v4", "v5")),
-    "batch_of_b": (
-        numbers(70, 72, dtype=BF16),
-        numbers(3, 136, 72, dtype=BF16).swapaxes(1, 2),
-        {"alpha": -1},
-        ("v1", "mma_sync"),
-    ),
-    "shared_b": (numbers(3, 72, 70).swapaxes(1, 2), numbers(72, 136), {"out_dtype": "float32"}, ("v2",)),
-    "odd_batch_fp32": (numbers(2, 70, 131), numbers(2, 131, 73), {"out_dtype": "float32"}, ("v6", "v5")),
-    "fp8_strided_scales": (
-        numbers(70, 272, dtype=E4M3),
-        numbers(72, 272, dtype=E4M3).T,
-        {"a_scale": abs(numbers(140, dtype=np.float32))[::2], "b_scale": numbers(2, 72, dtype=np.float32)[:1]},
-        ("v3", "v5"),
-    ),
-    "fp8_rr": (
-        numbers(70, 250, dtype=E5M2),
-        numbers(250, 72, dtype=E5M2),
-        {"a_scale": 2.0, "out_dtype": "float16"},
-        ("v4", "mma_sync"),
-    ),
-}
-
-
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize(("call", "version"), [(name, version) for name in CALLS for version in CALLS[name][3]])
+@pytest.mark.parametrize(
+    ("call", "version"), [(name, version) for name, call in CALLS.items() for version in call.emulated]
+)
 def test_what_versions_share(call: str, version: str) -> None:
     """Against the reference; what surrounds the result is left alone."""
-    a, b, options, _ = CALLS[call]
+    a, b, options = CALLS[call].a, CALLS[call].b, CALLS[call].options
     wanted = np.ones_like(gemm(a, b, backend="reference", **(options | {"beta": 0})))
     n = wanted.shape[-1]
     whole = np.ones((*wanted.shape[:-1], -(-n // 8) * 8 + 8), wanted.dtype)
     gemm(a, b, out=wanted, backend="reference", **options)
     run_small(version, a, b, whole[..., : wanted.shape[-1]], **options)
-    found, exact = whole[..., : wanted.shape[-1]].astype(np.float64), wanted.astype(np.float64)
-    assert np.linalg.norm(found - exact) <= (6e-3 if wanted.dtype == BF16 else 1e-3) * np.linalg.norm(exact)
+    compare(whole[..., : wanted.shape[-1]], wanted)
     assert (whole[..., wanted.shape[-1] :] == 1).all()
 
 
@@ -281,8 +225,7 @@ def test_scales_of_blocks(version: str, batch: int, by_tma: bool) -> None:
     out = np.full_like(wanted, np.nan)
     assert checked_call(a, b, out, **options).problem.scales_by_tma == by_tma
     run_small(version, a, b, out, block_m=128 if by_tma else 64 * batch, **options)
-    found, exact = out.astype(np.float64), wanted.astype(np.float64)
-    assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
+    compare(out, wanted, 6e-3)
 
 
 @pytest.mark.sweep(1)
@@ -296,8 +239,7 @@ def test_no_more_blocks_of_scales_than_are_loaded_ahead(k: int, block_m: int) ->
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
     run_small("v4", a, b, out, block_m=block_m, **options)
-    found, exact = out.astype(np.float64), wanted.astype(np.float64)
-    assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
+    compare(out, wanted, 6e-3)
 
 
 @pytest.mark.slow
@@ -309,8 +251,7 @@ def test_columns_have_more_scales_than_a_warp_has_lanes() -> None:
     out = np.full_like(wanted, np.nan)
     assert checked_call(a, b, out, **options).problem.scales_by_tma
     run_small("v4", a, b, out, block_m=128, **options)
-    found, exact = out.astype(np.float64), wanted.astype(np.float64)
-    assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
+    compare(out, wanted, 6e-3)
 
 
 @pytest.mark.slow
@@ -326,14 +267,13 @@ def test_scales_of_blocks_beyond_the_last_column_are_not_read(by_tma: bool) -> N
     made = config("v5", dtype=a.dtype.name, block_m=128, block_n=128, warpgroups=1)
     assert made.adapted(checked_call(a, b, out, **options).problem).ring_has_scales == by_tma
     emulated(made.adapted, a, b, out, **options)
-    found, exact = out.astype(np.float64), wanted.astype(np.float64)
-    assert np.linalg.norm(found - exact) <= 6e-3 * np.linalg.norm(exact)
+    compare(out, wanted, 6e-3)
 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("call", ["tanh_fp32", "batch", "fp8_strided_scales"])
 def test_mma_sync_for_sm_120a(call: str) -> None:
-    a, b, options, _ = CALLS[call]
+    a, b, options = CALLS[call].a, CALLS[call].b, CALLS[call].options
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
     run_small("mma_sync", a, b, out, target=SM120A, **options)
