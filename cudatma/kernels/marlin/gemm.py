@@ -102,8 +102,9 @@ def marlin_gemm(
     PipelineHang
         With ``debug``.
     """
-    options = MarlinOptions(programmatic, batch_invariant)
-    if programmatic.__class__ is not bool or batch_invariant.__class__ is not bool:
+    options = _NO_OPTIONS
+    if programmatic is not False or batch_invariant is not False:
+        options = MarlinOptions(programmatic, batch_invariant)
         for name, flag in options._asdict().items():
             if not isinstance(flag, bool):
                 raise ArgumentTypeError(name, type(flag).__name__, "bool")
@@ -120,6 +121,10 @@ class MarlinOptions(NamedTuple):
 
     programmatic: bool
     batch_invariant: bool
+
+
+#: The options of most calls: making a tuple takes as long as finding the call.
+_NO_OPTIONS = MarlinOptions(programmatic=False, batch_invariant=False)
 
 
 @dataclass(frozen=True, slots=True)
