@@ -19,7 +19,8 @@ from cudatma.emulator.async_copy.tensor_box import Box
 from cudatma.emulator.hazards.agents import Agents, Stamp, only_lane, used
 from cudatma.emulator.hazards.clocks import Clock, strength_of
 from cudatma.emulator.hazards.findings import Reporter
-from cudatma.emulator.hazards.global_memory import CLOCK, LANE, PLACE, STRENGTH, WHO, GlobalShadow, granule_of
+from cudatma.emulator.hazards.global_memory import CLOCK, LANE, PLACE, STRENGTH, WHO, GlobalShadow
+from cudatma.emulator.hazards.granules import granule_of
 from cudatma.emulator.hazards.lane_races import LaneRaces
 from cudatma.emulator.hazards.memory_order import MemoryOrder
 from cudatma.emulator.machine import access
@@ -284,7 +285,7 @@ class GlobalRaces(Observer):
         """Return the shadow of a region that the kernel writes, made at its first write."""
         shadow: GlobalShadow | None = region.shadow
         if shadow is None:
-            shadow = region.shadow = GlobalShadow(region, granule_of(self._launch))
+            shadow = region.shadow = GlobalShadow(region, granule_of(self._launch, "global"))
         self._launch.setup.extra["written"].add(region.base)
         return shadow
 
