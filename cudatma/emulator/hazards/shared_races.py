@@ -292,6 +292,8 @@ class SharedRaces(Observer):
             if is_copy:
                 unsafe |= shadow.strength[indices] == 0
             races &= unsafe & ~_reduced(shadow, indices, proxy)
+        if not np.count_nonzero(races):
+            return False
         fenced = clock.proxy_in(shadow.rank) if proxy else None
         late = shadow.unordered_writer(indices[races], self._performed_copies(clock), fenced)
         if late is None or (self._agents.kind_of(late[0]) == "warp" and same()):
