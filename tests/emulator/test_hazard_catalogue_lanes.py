@@ -362,7 +362,37 @@ extern "C" __global__ void k(const u32* in, u32* out) {
 }
 """
 
+# All lanes add to one sum in shared memory, and lane by lane to four in global memory.
+SUMS = """
+extern "C" __global__ void k(const u32* in, u32* out) {
+    __shared__ u32 sum;
+    const u32 lane = threadIdx.x;
+    if (lane == 0) sum = 0;
+    __syncwarp();
+#ifdef PLAIN_SUM
+    sum += in[lane];   //! PLAIN_SUM
+#else
+    atomicAdd(&sum, in[lane]);
+#endif
+#ifdef PLAIN_OUT
+    out[1 + lane % 4] += in[lane];   //! PLAIN_OUT
+#else
+    atomicAdd(&out[1 + lane % 4], in[lane]);
+#endif
+#ifndef NO_MEETING
+    __syncwarp();
+#endif
+    if (lane == 0) out[0] = sum;
+}
+"""
+
+
+def sums(source: Any) -> Any:
+    return np.array([source[:32].sum(), *source[:32].reshape(8, 4).sum(axis=0)])
+
+
 CASES = [
+    Case("sums", SUMS, {"PLAIN_SUM": LANES, "PLAIN_OUT": LANES}, filled(sums, 5)),
     Case("stmatrix", MATRICES, {"NO_MEETING": "data_race"}, filled(lambda a: 2 * a[:32]), block=64),
     Case("equal stmatrix", EQUAL, {"OTHER_VALUES": "data_race"}, filled(lambda a: a[:32]), block=64),
     Case("exchange", EXCHANGE, {"NO_FIRST": LANES, "NO_SECOND": LANES}, filled(exchanged, 64), block=64),
@@ -447,3 +477,10 @@ def test_the_right_kernel_is_clean(case: Case) -> None:
 @pytest.mark.parametrize(("case", "bug"), parametrised(CASES), ids=names)
 def test_the_bug_is_reported(case: Case, bug: str) -> None:
     check_bug(case, bug)
+
+
+@pytest.mark.parametrize("bug", ["PLAIN_SUM", "PLAIN_OUT"])
+def test_lanes_that_update_one_place_are_advised_to_use_an_atomic_operation(bug: str) -> None:
+    report, _ = Case("sums", SUMS, {}, filled(sums, 5)).run(bug, schedules=2)
+    assert "use atomicAdd" in report.hazards[0].cause
+    assert "__syncwarp is missing" not in str(report)

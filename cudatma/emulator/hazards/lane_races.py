@@ -25,6 +25,16 @@ _LANE_BITS, _COUNT_BITS, _EPOCH_BITS = 6, 12, 22
 _LANE, _COUNT = (1 << _LANE_BITS) - 1, (1 << _COUNT_BITS) - 1
 _TOGETHER = np.array([LANES], np.int64)
 _LANES = np.arange(LANES, dtype=np.int64)
+#: The cause of a race in which several lanes write the same bytes with one instruction.
+_CONTENDED = (
+    "several lanes update the same bytes with one instruction, which __syncwarp cannot order: use atomicAdd or another "
+    "atomic operation, or let one lane write"
+)
+
+
+def cause_of_write(indices: Array, place: int) -> str:
+    """Return the cause of a race at a granule that a write accesses, or "" if it is the usual one."""
+    return _CONTENDED if np.count_nonzero(indices == place) > 1 else ""
 
 
 class LaneRaces(Observer):
@@ -141,7 +151,7 @@ class LaneRaces(Observer):
             for last, known, verb in ((self._wrote, writes, "wrote"), (self._read, reads, "reads")):
                 is_recent = last.get(w.agent) == epoch
                 if is_recent and self.conflict(w, known[indices], stamps) >= 0 and not same():
-                    self._report(w, at, shadow, indices, known, stamps, verb)
+                    self._report(w, at, shadow, indices, known, stamps, verb, is_write=True)
         self._wrote[w.agent] = epoch
         writes[indices] = stamps
 
@@ -170,11 +180,22 @@ class LaneRaces(Observer):
         known = self._copies.get(w.agent)
         self._copies[w.agent] = (epoch, first if known is None or known[0] != epoch else min(first, known[1]))
 
-    def _report(self, w: Warp, at: int, shadow: Shadow, indices: Array, known: Array, stamps: Array, verb: str) -> None:
+    def _report(
+        self,
+        w: Warp,
+        at: int,
+        shadow: Shadow,
+        indices: Array,
+        known: Array,
+        stamps: Array,
+        verb: str,
+        is_write: bool = False,
+    ) -> None:
         """Report a conflict with the accesses that ``known`` holds, if there is one."""
         position = self.conflict(w, known[indices], stamps)
         if position >= 0:
             place = int(indices[position])
             text = f"{self.lane(int(known[place]))} of the same warp {verb} these bytes, and the lanes did not meet"
             read_at = shadow.last_read(place, self._agents.of_warp(w)) if verb == "reads" else -1
-            self._reporter.report_bytes("lane_race", w, at, text, shadow, place, indices, read_at)
+            cause = cause_of_write(indices, place) if is_write else ""
+            self._reporter.report_bytes("lane_race", w, at, text, shadow, place, indices, read_at, cause=cause)
