@@ -362,6 +362,22 @@ extern "C" __global__ void k(const u32* in, u32* out) {
 }
 """
 
+# All lanes wait for their copies, and halves of the warp meet.
+HALVES_MEET = """
+extern "C" __global__ void k(const u32* in, u32* out) {
+    __shared__ __align__(16) u32 box[128];
+    const u32 lane = threadIdx.x;
+    CP_ASYNC(ADDRESS(box + 4 * lane), in + 4 * lane);
+    asm volatile("cp.async.commit_group; cp.async.wait_group 0;" ::: "memory");
+    __syncwarp(lane < 16 ? 0xffffu : 0xffff0000u);
+#ifdef OTHER_HALF
+    const u32 from = lane ^ 16;
+#else
+    const u32 from = lane ^ 8;
+#endif
+    out[lane] = box[4 * from];   //! OTHER_HALF
+}
+"""
 # All lanes add to one sum in shared memory, and lane by lane to four in global memory.
 SUMS = """
 extern "C" __global__ void k(const u32* in, u32* out) {
@@ -448,6 +464,9 @@ CASES = [
         block=64,
     ),
     Case("cp.async in one warp", ONE_WARP, {"NO_MEETING": LANES}, filled(lambda a: a[:128], 128)),
+    Case(
+        "cp.async, and halves meet", HALVES_MEET, {"OTHER_HALF": LANES}, filled(lambda a: a[:128:4][np.arange(32) ^ 8])
+    ),
     Case(
         "cp.async by halves",
         HALVES,

@@ -25,6 +25,7 @@ _LANE_BITS, _COUNT_BITS, _EPOCH_BITS = 6, 12, 22
 _LANE, _COUNT = (1 << _LANE_BITS) - 1, (1 << _COUNT_BITS) - 1
 _TOGETHER = np.array([LANES], np.int64)
 _LANES = np.arange(LANES, dtype=np.int64)
+_NO_MEETINGS = np.zeros(LANES + 1, np.int64)
 #: The cause of a race in which several lanes write the same bytes with one instruction.
 _CONTENDED = (
     "several lanes update the same bytes with one instruction, which __syncwarp cannot order: use atomicAdd or another "
@@ -55,7 +56,9 @@ class LaneRaces(Observer):
         self._bases: dict[int, tuple[int, Array, Array]] = {}
         # By agent: the epoch, and how many part meetings of each lane (column) each lane (row) knows of in it.
         self._partly: dict[int, tuple[int, Array]] = {}
-        self._copies: dict[int, tuple[int, int]] = {}
+        #: By warp: the epoch of its last wait for cp.async groups, the first group that is new in this epoch, and how many
+        #: part meetings each lane had had.
+        self._copies: dict[int, tuple[int, int, Array]] = {}
 
     def stamps(self, w: Warp, count: int, together: bool = False) -> Array:
         """Return the stamp of each of ``count`` granules, which the lanes share evenly, lane after lane."""
@@ -93,7 +96,6 @@ class LaneRaces(Observer):
             met[lanes, LANES] = 1
             met[lanes] = met[lanes].max(axis=0, initial=0)
         self._bases.pop(w.agent, None)
-        self._copies.pop(w.agent, None)
         if met.max() == _COUNT:
             self._agents.acquired(w)  # the counter is full
 
@@ -133,11 +135,15 @@ class LaneRaces(Observer):
 
     def _check_own_copies(self, w: Warp, at: int, shadow: Shadow, indices: Array, stamps: Array) -> None:
         """Report a read of what another lane copied, if the lane has waited for its own copies alone."""
-        epoch, first = self._copies[w.agent]
+        epoch, first, meetings = self._copies[w.agent]
         if epoch != self._agents.epoch(w):
             return
         theirs = (shadow.writer[indices] == self._agents.cp_agent(w)) & (shadow.writer_clock[indices] > first)
-        theirs &= (self._writes[shadow.rank][indices] ^ stamps) & _LANE != 0
+        before, now = self._writes[shadow.rank][indices] & _LANE, stamps & _LANE
+        theirs &= before != now
+        met = self._part_meetings(w)
+        if met is not None:
+            theirs &= met[now, before] <= meetings[before]
         if theirs.any():
             text = "another lane's cp.async filled these bytes: the wait for it was this lane's own only"
             place = int(indices[int(theirs.argmax())])
@@ -175,10 +181,12 @@ class LaneRaces(Observer):
         """Note which cp.async groups are new to the warp: a lane's own copies are complete for it alone."""
         if kind == "bulk":
             return
-        epoch = self._agents.epoch(w)
+        epoch, met = self._agents.epoch(w), self._part_meetings(w)
         first = int(self._agents.clocks[w.agent].order[self._agents.cp_agent(w)])
         known = self._copies.get(w.agent)
-        self._copies[w.agent] = (epoch, first if known is None or known[0] != epoch else min(first, known[1]))
+        if known is not None and known[0] == epoch:
+            first = min(first, known[1])
+        self._copies[w.agent] = epoch, first, _NO_MEETINGS if met is None else met.diagonal().copy()
 
     def _report(
         self,
