@@ -1,4 +1,4 @@
-"""How many bytes one entry of a shadow stands for: as many as the narrowest access of a kernel takes."""
+"""The granule of a shadow: an entry describes the bytes of a kernel's narrowest access."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ class LaneRaces(Observer):
         self._bases: dict[int, tuple[int, Array, Array]] = {}
         # By agent: the epoch, and how many part meetings of each lane (column) each lane (row) knows of in it.
         self._partly: dict[int, tuple[int, Array]] = {}
-        #: By warp: the epoch of its last wait for cp.async groups, the first group that is new in it, and how many part
-        #: meetings each lane had had.
+        #: Warp -> the epoch of its last wait for cp.async groups, the first group that is new in this epoch, and the
+        #: number of part meetings of each lane before the wait.
         self._copies: dict[int, tuple[int, int, Array]] = {}
 
     def stamps(self, w: Warp, count: int, together: bool = False) -> Array:

@@ -23,7 +23,7 @@ from cudatma.emulator.machine.state import Block, Cluster, Warp
 
 @dataclass(slots=True)
 class Life:
-    """What the checks know of an mbarrier since its mbarrier.init.
+    """State of an mbarrier since its mbarrier.init, as the checks need it.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Life:
 
 
 class Lives:
-    """What the checks know of each mbarrier of one cluster, and which fences cover the mbarrier.inits."""
+    """Keeps the state of each mbarrier of one cluster, and finds which fences cover the mbarrier.inits."""
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents

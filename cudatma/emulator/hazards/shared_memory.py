@@ -142,7 +142,7 @@ class Shadow:
         self.writer_clock[indices] = _NEVER
 
     def copy_landed(self, indices: Array, number: int, agent: int, clock: int, at: int, is_async: bool) -> None:
-        """Record the write of a copy to those of its bytes that no later copy will write."""
+        """Record that a copy has written its bytes, except where a later copy will write."""
         self._copies -= 1
         landed = indices[self.in_flight[indices] == number]
         self.in_flight[landed] = 0
