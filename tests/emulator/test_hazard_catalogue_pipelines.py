@@ -62,6 +62,12 @@ extern "C" __global__ void __launch_bounds__(96) k(const __grid_constant__ Map m
             INIT(f + 8 * s, 1);   //! NO_INIT_FENCE
             INIT(e + 8 * s, CONSUMER_WARPS);
         }
+#ifdef TWO_INITS
+        INIT(f, 1);   //! TWO_INITS
+#endif
+#ifdef MISALIGNED
+        INIT(f + 4, 1);   //! MISALIGNED
+#endif
 #if defined(GUIDE)
         FENCE_ASYNC();
 #elif !defined(NO_INIT_FENCE)
@@ -85,6 +91,9 @@ extern "C" __global__ void __launch_bounds__(96) k(const __grid_constant__ Map m
 #endif
                 const u32 bar = f + 8 * state.stage;
                 TMA_LOAD(ADDRESS(slots[state.stage]), &map, bar, 0, 8 * i);   //! NO_ACQUIRE EARLY_RELEASE
+#ifdef TWO_LOADS
+                TMA_LOAD(ADDRESS(slots[state.stage]), &map, bar, 0, 8 * i);   //! TWO_LOADS
+#endif
             }
     } else {
         State state{0, 0};
@@ -108,6 +117,12 @@ extern "C" __global__ void __launch_bounds__(96) k(const __grid_constant__ Map m
             __syncwarp();
 #endif
             if (lane == 0) ARRIVE(e + 8 * state.stage);
+#endif
+#ifdef TWO_ARRIVALS
+            if (lane == 0) ARRIVE(e + 8 * state.stage);
+#endif
+#ifdef STORE_OVER
+            if (threadIdx.x == 0) *(volatile u64*)&full[0] = 0;   //! STORE_OVER
 #endif
         }
     }
@@ -307,6 +322,11 @@ CASES = [
             "EXPECTED (BYTES-16)": ("byte_count", "deadlock", EARLY),
             "EXPECTED (BYTES+16)": ("byte_count", "deadlock"),
             "ARRIVE_ONLY": and_then("byte_count"),
+            "TWO_INITS": and_then("barrier_reinitialised", "missing_init_fence"),
+            "MISALIGNED": ("barrier_misaligned", "trap"),
+            "TWO_LOADS": and_then(OVERWRITTEN, "byte_count"),
+            "TWO_ARRIVALS": and_then(OVERWRITTEN),
+            "STORE_OVER": "barrier_overwritten",
         },
         copied(0, maps=False),
         block=96,
