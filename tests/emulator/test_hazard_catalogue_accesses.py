@@ -78,7 +78,13 @@ extern "C" __global__ void k(const u32* in, u32* out) {
     if (t == 0) { INIT(bar, 1); FENCE_INIT(); }
     __syncthreads();
     for (u32 i = 0; i < 4; ++i) {
-        if (t == 0) { EXPECT(bar, 1024); BULK_LOAD(ADDRESS(box), in + 256 * i, 1024, bar); }   //! NO_REUSE_BARRIER
+        if (t == 0) {
+            EXPECT(bar, 1024);
+#ifdef TWO_ARRIVALS
+            ARRIVE(bar);   //! TWO_ARRIVALS
+#endif
+            BULK_LOAD(ADDRESS(box), in + 256 * i, 1024, bar);   //! NO_REUSE_BARRIER
+        }
 #ifdef STORE_EARLY
         WRITE(ADDRESS(box + t), t);   //! STORE_EARLY
 #endif
@@ -196,6 +202,7 @@ CASES = [
             "NO_SECOND": "data_race",
             "UNWRITTEN": "uninitialised_shared",
             "BARRIER_THREADS 96": ("barrier_count", "deadlock"),
+            "BARRIER_THREADS 48": "trap",
             "GLOBAL_BOUNDS": ("out_of_bounds", "trap"),
             "SHARED_BOUNDS": ("out_of_bounds", "trap"),
         },
@@ -209,6 +216,7 @@ CASES = [
             "NO_WAIT": _EARLY,
             "NO_REUSE_BARRIER": ("overwritten_while_read", "read_before_load", "wrong_parity"),
             "STORE_EARLY": ("write_race", "missing_proxy_fence"),
+            "TWO_ARRIVALS": "arrival_overflow",
         },
         copied(1024),
         block=64,
