@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from catalogue import NAME, Case, check_bug, check_clean, line_of, names, parametrised
+from catalogue import NAME, Case, checks_of, line_of
 
 Made = tuple[tuple[Any, ...], Callable[[], bool]]
 
@@ -239,14 +239,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=names)
-def test_the_right_kernel_is_clean(case: Case) -> None:
-    check_clean(case)
-
-
-@pytest.mark.parametrize(("case", "bug"), parametrised(CASES), ids=names)
-def test_the_bug_is_reported(case: Case, bug: str) -> None:
-    check_bug(case, bug)
+test_the_right_kernel_is_clean, test_the_bug_is_reported = checks_of(CASES)
 
 
 @pytest.mark.parametrize("qualifier", ["relaxed.cta", "acquire.cta"])

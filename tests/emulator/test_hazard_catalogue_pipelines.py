@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
-from catalogue import Case, check_bug, check_clean, names, parametrised
+from catalogue import Case, checks_of
 
 from cudatma.descriptor import TensorMap
 
@@ -330,6 +329,7 @@ CASES = [
         },
         copied(0, maps=False),
         block=96,
+        variants=("GUIDE",),
     ),
     Case(
         "tokens",
@@ -358,6 +358,7 @@ CASES = [
         },
         copied(1, maps=True),
         block=64,
+        variants=("FENCE_BY_ONE",),
     ),
     Case(
         "in place", IN_PLACE, {"NO_FENCE": FENCE, "NO_READ_WAIT": "store_source_reused"}, copied(2, maps=True), block=64
@@ -367,19 +368,4 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=names)
-def test_the_right_kernel_is_clean(case: Case) -> None:
-    check_clean(case)
-
-
-@pytest.mark.sweep(12)
-@pytest.mark.parametrize(("case", "bug"), parametrised(CASES), ids=names)
-def test_the_bug_is_reported(case: Case, bug: str) -> None:
-    check_bug(case, bug)
-
-
-@pytest.mark.parametrize(("case", "variant"), [(CASES[0], "GUIDE"), (CASES[2], "FENCE_BY_ONE")], ids=names)
-def test_other_right_ways_are_clean(case: Case, variant: str) -> None:
-    report, is_right = case.run(variant, schedules=10)
-    assert report.is_clean, str(report)
-    assert is_right
+test_the_right_kernel_is_clean, test_the_bug_is_reported = checks_of(CASES, bug_sweep=12)
