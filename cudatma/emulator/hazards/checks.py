@@ -9,7 +9,7 @@ from cudatma.emulator.hazards.findings import Findings, Reporter
 from cudatma.emulator.hazards.global_races import GlobalRaces
 from cudatma.emulator.hazards.lane_races import LaneRaces
 from cudatma.emulator.hazards.lifetimes import Lifetimes, PeerUses
-from cudatma.emulator.hazards.mbarriers import Lives, MBarriers
+from cudatma.emulator.hazards.mbarriers import BarrierRecords, MBarriers
 from cudatma.emulator.hazards.memory_order import MemoryOrder
 from cudatma.emulator.hazards.registers import Accumulators, UnwrittenRegisters, WgmmaRegisters
 from cudatma.emulator.hazards.shared_accesses import SharedAccesses
@@ -27,14 +27,14 @@ def checks_of(launch: Launch, cluster: Cluster, findings: Findings) -> list[Obse
     """Return the observers that find a cluster's hazards: those that the kernel's instructions need.
 
     Checks share what they need to know: who has seen what (Agents), what has accessed shared memory (SharedMemory),
-    fences and flags (MemoryOrder), mbarriers since their init (Lives), and where hazards go (Reporter).
+    fences and flags (MemoryOrder), mbarriers since their init (BarrierRecords), and where hazards go (Reporter).
     Synchronization comes last, because it changes the clocks with which the others compare. PeerUses comes before
     SharedAccesses, which lets a releasing store publish.
     """
     number = cluster.number
     reporter = Reporter(launch, findings)
     agents = Agents(launch, cluster)
-    order, lives = MemoryOrder(agents, number), Lives(agents)
+    order, records = MemoryOrder(agents, number), BarrierRecords(agents)
     memory = SharedMemory(launch, cluster)
     races = SharedRaces(cluster, agents, memory, reporter)
     lanes = LaneRaces(agents, memory, reporter, number)
@@ -44,17 +44,17 @@ def checks_of(launch: Launch, cluster: Cluster, findings: Findings) -> list[Obse
         agents,
         races,
         lanes,
-        *([PeerUses(agents, memory, lives, reporter)] if memory.has_peers else ()),
+        *([PeerUses(agents, memory, records, reporter)] if memory.has_peers else ()),
         SharedAccesses(agents, memory, order, races, lanes),
         *([UnwrittenRegisters(reporter)] if launch.program.unwritten else ()),
         *([Accumulators(reporter)] if uses("mma") else ()),
         *([WgmmaRegisters(reporter)] if uses("wgmma") else ()),
         *([Warpgroups(cluster, agents, reporter)] if uses("wgmma", "setmaxnreg") else ()),
-        *([MBarriers(cluster, agents, memory, lives, races, reporter)] if uses("mbarrier") else ()),
+        *([MBarriers(cluster, agents, memory, records, races, reporter)] if uses("mbarrier") else ()),
         GlobalRaces(agents, lanes, order, reporter, number),
         *([Swizzles(cluster, reporter)] if uses("wgmma", ".tensor") else ()),
-        *([Lifetimes(agents, lives, reporter)] if uses("mbarrier", "bulk") else ()),
-        Synchronization(agents, memory, lives, order, number),
+        *([Lifetimes(agents, records, reporter)] if uses("mbarrier", "bulk") else ()),
+        Synchronization(agents, memory, records, order, number),
     ]
 
 

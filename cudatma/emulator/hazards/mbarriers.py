@@ -22,8 +22,8 @@ from cudatma.emulator.machine.state import Block, Cluster, Warp
 
 
 @dataclass(slots=True)
-class Life:
-    """State of an mbarrier since its mbarrier.init, as the checks need it.
+class BarrierRecord:
+    """Records the init, the copies and the waits of an mbarrier.
 
     Attributes
     ----------
@@ -59,17 +59,17 @@ class Life:
     awaited: int = 0
 
 
-class Lives:
-    """Keeps the state of each mbarrier of one cluster, and finds which fences cover the mbarrier.inits."""
+class BarrierRecords:
+    """Keeps the record of each mbarrier of one cluster, and finds which fences cover the mbarrier.inits."""
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
-        self._lives: dict[MBarrier, Life] = {}
+        self._records: dict[MBarrier, BarrierRecord] = {}
         #: The inits by each warp's threads that no fence covers yet.
-        self._unfenced: dict[int, list[Life]] = {}
+        self._unfenced: dict[int, list[BarrierRecord]] = {}
 
-    def of(self, barrier: MBarrier) -> Life:
-        return self._lives[barrier]
+    def of(self, barrier: MBarrier) -> BarrierRecord:
+        return self._records[barrier]
 
     def begin(self, w: Warp, at: int, barrier: MBarrier, lanes: int, stamp: tuple[int, int]) -> None:
         """Note an init. lanes: the threads of the warp that do it, as bits. stamp: its agent and clock."""
@@ -78,8 +78,8 @@ class Lives:
         now = int(clocks[0].order[own]) + 1
         for known in clocks:
             known.order[own] = now
-        life = self._lives[barrier] = Life(w, at, lanes, self._agents.epoch(w), *stamp, own, now)
-        self._unfenced.setdefault(w.agent, []).append(life)
+        record = self._records[barrier] = BarrierRecord(w, at, lanes, self._agents.epoch(w), *stamp, own, now)
+        self._unfenced.setdefault(w.agent, []).append(record)
 
     def fence(self, w: Warp, epoch: int = -1) -> list[int]:
         """Let a fence cover what its own threads have initialised, and what the warp had before it last met.
@@ -88,13 +88,13 @@ class Lives:
         """
         lanes = lanes_now(w)
         left = []
-        for life in self._unfenced.pop(w.agent, []):
-            life.is_fenced = bool(life.lanes & lanes) or life.epoch < epoch
-            if not life.is_fenced:
-                left.append(life)
+        for record in self._unfenced.pop(w.agent, []):
+            record.is_fenced = bool(record.lanes & lanes) or record.epoch < epoch
+            if not record.is_fenced:
+                left.append(record)
         if left:
             self._unfenced[w.agent] = left
-        return [life.own_agent for life in left]
+        return [record.own_agent for record in left]
 
 
 class MBarriers(Observer):
@@ -105,14 +105,14 @@ class MBarriers(Observer):
         cluster: Cluster,
         agents: Agents,
         memory: SharedMemory,
-        lives: Lives,
+        records: BarrierRecords,
         races: SharedRaces,
         reporter: Reporter,
     ) -> None:
         self._cluster, self._agents, self._memory = cluster, agents, memory
-        self._lives, self._races, self._reporter = lives, races, reporter
+        self._records, self._races, self._reporter = records, races, reporter
 
-    # ---- its life
+    # ---- init and inval
 
     def mbarrier_init(self, w: Warp, at: int, barrier: MBarrier, old: MBarrier | None, lanes: int) -> None:
         if old is not None:
@@ -125,7 +125,7 @@ class MBarriers(Observer):
         shadow.is_barrier[indices] = True
         stamp = self._agents.stamp(w, 1)
         shadow.written(indices, *stamp, at, False)
-        self._lives.begin(w, at, barrier, lanes, stamp)
+        self._records.begin(w, at, barrier, lanes, stamp)
 
     def mbarrier_inval(self, w: Warp, at: int, barrier: MBarrier) -> None:
         """Check that its copies are known to have landed; afterwards it is bytes like any other."""
@@ -137,12 +137,12 @@ class MBarriers(Observer):
 
     def mbarrier_used(self, w: Warp, at: int, barrier: MBarrier, what: str) -> None:
         """Check that a use is ordered after the init."""
-        life, known = self._lives.of(barrier), self._agents.known(w)
-        if life.clock <= known.order[life.agent]:
+        record, known = self._records.of(barrier), self._agents.known(w)
+        if record.clock <= known.order[record.agent]:
             return
         inits = known.far.fenced.get(INITS) if known.far is not None else None
-        if inits is None or life.clock > inits.order[life.agent]:
-            who = self._agents.who(life.agent)
+        if inits is None or record.clock > inits.order[record.agent]:
+            who = self._agents.who(record.agent)
             message = f"{what} on {barrier.name}, and nothing orders it after mbarrier.init by {who}"
             self._reporter.report("missing_init_sync", w, at, message, places=[barrier.place])
 
@@ -162,43 +162,43 @@ class MBarriers(Observer):
         reporter.findings.add("arrival_overflow", message, program, at, w, places=places, is_derived=is_derived)
 
     def mbarrier_acquired(self, w: Warp, at: int, barrier: MBarrier, order: str) -> None:
-        self._lives.of(barrier).awaited = barrier.phase
+        self._records.of(barrier).awaited = barrier.phase
 
     def copy_issued(self, copy: Copy) -> None:
         """Check that the init is fenced for a copy through the asynchronous proxy."""
         barrier: MBarrier | None = copy.barrier
         if barrier is None:
             return
-        life = self._lives.of(barrier)
-        life.copy = copy
-        if life.is_fenced or not uses_proxy(copy):
+        record = self._records.of(barrier)
+        record.copy = copy
+        if record.is_fenced or not uses_proxy(copy):
             return
-        if life.own_clock > self._agents.known(copy.w).proxy_in(barrier.block.rank)[life.own_agent]:
+        if record.own_clock > self._agents.known(copy.w).proxy_in(barrier.block.rank)[record.own_agent]:
             unfenced = "whose mbarrier.init here was not fenced for the asynchronous proxy"
             message = f"a copy completes on {barrier.name}, {unfenced}"
             program, places = self._reporter.launch.program, [barrier.place]
-            self._reporter.findings.add("missing_init_fence", message, program, life.at, copy.w, places=places)
+            self._reporter.findings.add("missing_init_fence", message, program, record.at, copy.w, places=places)
 
     def copy_landed(self, copy: Copy) -> None:
         barrier: MBarrier | None = copy.barrier
         if barrier is not None:
-            self._lives.of(barrier).landed = barrier.phase + 1
+            self._records.of(barrier).landed = barrier.phase + 1
             if barrier.phase > copy.phase:
                 self._reporter.out_of_step(by_bytes=True)
 
     # ---- bytes
 
     def bytes_expected(self, w: Warp, at: int, barrier: MBarrier) -> None:
-        self._lives.of(barrier).expected = w, at
+        self._records.of(barrier).expected = w, at
 
     def phase_ended(self, barrier: MBarrier) -> None:
-        life = self._lives.of(barrier)
-        life.expected, life.expected_before = None, life.expected or life.expected_before
+        record = self._records.of(barrier)
+        record.expected, record.expected_before = None, record.expected or record.expected_before
 
     def bytes_over(self, barrier: MBarrier) -> None:
         """Report more or fewer bytes than expected."""
-        life, reporter = self._lives.of(barrier), self._reporter
-        owner, at = life.expected or life.expected_before or (life.w, life.at)
+        record, reporter = self._records.of(barrier), self._reporter
+        owner, at = record.expected or record.expected_before or (record.w, record.at)
         message = f"{barrier.missing_bytes()} at {barrier.describe()}"
         program, places, is_derived = reporter.launch.program, [barrier.place], reporter.bytes_follow
         reporter.findings.add("byte_count", message, program, at, owner, places=places, is_derived=is_derived)
@@ -229,13 +229,13 @@ class MBarriers(Observer):
         Where a wait on this barrier is known to be missing or to pass too early, this is a consequence and not
         reported. w, at: the warp and instruction that end it, if an instruction does.
         """
-        life, is_filling = self._lives.of(barrier), self._memory.is_filling(barrier)
-        if life.copy is None or (not is_filling and life.landed <= life.awaited):
+        record, is_filling = self._records.of(barrier), self._memory.is_filling(barrier)
+        if record.copy is None or (not is_filling and record.landed <= record.awaited):
             return
-        findings, copy = self._reporter.findings, life.copy
+        findings, copy = self._reporter.findings, record.copy
         if findings.has(barrier.place, "read_before_load", "wrong_parity", "byte_count"):
             return
-        phase = phase_name(barrier.block, barrier.offset, barrier.phase if is_filling else life.landed - 1)
+        phase = phase_name(barrier.block, barrier.offset, barrier.phase if is_filling else record.landed - 1)
         line = copy.program.instruction(copy.at).line
         message = f"{what} while a copy may be in flight: nobody has waited for {phase}, issued at PTX line {line}"
         if w is not None:
