@@ -189,7 +189,7 @@ def _marlin() -> Prepared:
 
 def _wgmma() -> Prepared:
     """The probe of tests/: TMA with the 128-byte swizzle, one producer warp, m64n128k16."""
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests" / "shared"))
     spec = import_module("probe_specs").WgmmaGemm()
     module = load(load_kernel("probes/wgmma_gemm.cu.j2", spec, get_target(TARGET)).ptx)
     a, b = (_normal(seed, (128, 128), np.float16) for seed in (2, 3))

@@ -20,7 +20,6 @@ from cudatma.emulator.errors import PtxError
 from cudatma.emulator.machine import divergence, ops_control, ops_memory, ops_warp  # noqa: F401
 from cudatma.emulator.machine.program import Image
 from cudatma.emulator.ptx.flow import Flow
-from cudatma.emulator.ptx.model import Instruction
 from cudatma.emulator.ptx.parser import parse
 from cudatma.emulator.ptx.writer import SegmentWriter, storage_classes
 from cudatma.emulator.tensor_core import ops_tensor  # noqa: F401
@@ -69,15 +68,15 @@ def coverage(ptx: str) -> Coverage:
     return Coverage(dict(covered), tuple(missing))
 
 
-def missing_feature(instruction: Instruction, target: Target) -> str:
-    """The feature of cudatma.target.FEATURES that an instruction needs and the target lacks; "" where it has all."""
-    parts = instruction.parts
+def missing_feature(opcode: str, target: Target) -> str:
+    """Return the feature of cudatma.target.FEATURES that an opcode needs and the target lacks; "" if it has all."""
+    parts = opcode.split(".")
     needed = []
     if parts[0] in ("wgmma", "setmaxnreg", "stmatrix"):
         needed.append(parts[0])
     if "multicast::cluster" in parts:
         needed.append("multicast")
-    if parts[:2] == ("tensormap", "replace"):
+    if parts[:2] == ["tensormap", "replace"]:
         needed.append("tensormap_replace")
     if "bulk" in parts and "tensor" in parts:
         needed.append("tma")
@@ -87,11 +86,13 @@ def missing_feature(instruction: Instruction, target: Target) -> str:
 
 
 def unsupported(image: Image, entry: str, target: Target) -> list[tuple[str, int, str]]:
-    """(function, index in its body, feature) of every instruction that an entry reaches and the target lacks."""
-    found = []
-    for name in image.reachable(entry):
-        for at, instruction in enumerate(image.module.functions[name].body):
-            feature = missing_feature(instruction, target)
-            if feature:
-                found.append((name, at, feature))
-    return found
+    """Return (function, index in its body, feature) of each instruction that an entry reaches and the target lacks."""
+    features = {opcode: missing_feature(opcode, target) for opcode in image.opcodes(entry)}
+    if not any(features.values()):
+        return []
+    return [
+        (name, at, features[instruction.opcode])
+        for name in image.reachable(entry)
+        for at, instruction in enumerate(image.module.functions[name].body)
+        if features[instruction.opcode]
+    ]

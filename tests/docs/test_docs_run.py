@@ -9,7 +9,7 @@ The paragraph before a block says how:
 
 Python before the word "Instead:" shows a mistake: it ends in an error of cudatma's. Blocks without a language show
 output.
-The fragments of kernels in docs/guide/mistakes.md are cut from files that tests/emulator/test_guide.py runs.
+The fragments of kernels in docs/guide/mistakes.md are cut from files that tests/emulator/test_emulator_docs.py runs.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import pytest
+
 from cudatma.build.nvrtc import compile_source
 from cudatma.emulator import CAUSES, EmulatedModule, Hazard, Report, load
 from cudatma.target import get_target
@@ -96,10 +98,10 @@ def line_of(source: str, defines: tuple[str, ...], mark: str) -> int:
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel ``k`` and its bugs. bugs: macro -> the kind that it is, and perhaps others that come with it.
+    """A kernel ``k`` and its bugs. bugs: macro -> the kind of hazard that it causes, and kinds that may come with it.
 
     The line where a bug shows is marked ``//! MACRO`` (none: not checked). arguments makes the launch's arguments and a
-    check of the results of the right kernel.
+    check of the results of the right kernel. variants: macros that leave the kernel right.
     """
 
     name: str
@@ -111,6 +113,7 @@ class Case:
     shared_bytes: int = 0
     options: dict[str, Any] = field(default_factory=dict)
     target: str = "sm_90a"
+    variants: tuple[str, ...] = ()
 
     def run(self, *defines: str, schedules: int) -> tuple[Report, bool]:
         """The report and whether the results are right."""
@@ -133,22 +136,42 @@ class Case:
         return report, is_right()
 
 
-def parametrised(cases: Sequence[Case]) -> list[tuple[Case, str]]:
-    return [(case, bug) for case in cases for bug in case.bugs]
+def checks_of(
+    cases: Sequence[Case], clean_sweep: int | None = None, bug_sweep: int | None = None
+) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Return a test that the right kernels are clean, and a test that each bug is reported.
+
+    The sweeps are arguments of ``pytest.mark.sweep``: how many cases are quick. None: all.
+    """
+
+    @pytest.mark.parametrize(
+        ("case", "variant"), [(case, variant) for case in cases for variant in ("", *case.variants)], ids=_name
+    )
+    def is_clean(case: Case, variant: str) -> None:
+        report, is_right = case.run(*filter(None, [variant]), schedules=10)
+        assert report.is_clean, str(report)
+        assert is_right
+
+    @pytest.mark.parametrize(("case", "bug"), [(case, bug) for case in cases for bug in case.bugs], ids=_name)
+    def is_reported(case: Case, bug: str) -> None:
+        _check_bug(case, bug)
+
+    return (
+        is_clean if clean_sweep is None else pytest.mark.sweep(clean_sweep)(is_clean),
+        is_reported if bug_sweep is None else pytest.mark.sweep(bug_sweep)(is_reported),
+    )
 
 
-def names(value: Any) -> str:
+def _name(value: Any) -> str:
     return value.name if isinstance(value, Case) else str(value)
 
 
-def check_clean(case: Case) -> None:
-    report, is_right = case.run(schedules=10)
-    assert report.is_clean, str(report)
-    assert is_right
+def _check_bug(case: Case, bug: str) -> None:
+    """Check the report of a bug.
 
-
-def check_bug(case: Case, bug: str) -> None:
-    """The planted kind is the first, once a place, with all that a report has to name, and no kind but those listed."""
+    Its kind is the first one, reported once at each place and with all that a report has to name. No kinds but the
+    case's are reported.
+    """
     wanted = case.bugs[bug]
     kinds = (wanted,) if isinstance(wanted, str) else wanted
     report, _ = case.run(bug, schedules=8)
@@ -170,6 +193,6 @@ def check_complete(hazard: Hazard) -> None:
     assert hazard.ptx_line > 0
     assert hazard.instruction
     assert hazard.source.startswith(f"{NAME}:")
-    assert hazard.cause == CAUSES[hazard.kind] or hazard.kind == "deadlock"  # which names the cause of each case
+    assert hazard.cause == CAUSES[hazard.kind] or hazard.kind in ("deadlock", "lane_race")  # which depend on the case
     assert len(hazard.block) == 3
     assert hazard.warp >= 0

@@ -188,24 +188,6 @@ def test_a_flag_that_nobody_sets_is_a_deadlock() -> None:
     assert report.schedules == 1, "the first endless loop ends the search"
 
 
-def test_a_race_that_one_schedule_shows_is_shown_again_by_its_replay() -> None:
-    body = """
-    ld.param.u64 %d1, [p0];
-    mov.u32 %r1, %ctaid.x;
-    setp.eq.u32 %p1, %r1, 0;
-    @%p1 ld.global.u32 %r2, [%d1];
-    @!%p1 st.global.u32 [%d1], 5;
-    """
-    module = kernel(body, 1)
-    data = np.zeros(1, np.uint32)
-    report = module.launch("k", 2, 1, (data,), schedules=4, hazards="collect")
-    assert report.kinds == {"global_race"}
-    hazard = report.hazards[0]
-    data[:] = 0
-    again = module.launch("k", 2, 1, (data,), replay=hazard.schedule, seed=hazard.seed, hazards="collect")
-    assert again.kinds == {"global_race"}
-
-
 def test_lanes_know_what_they_acquired_until_they_meet() -> None:
     whole = Clock(4)
     lanes = LaneClocks(whole, 0)

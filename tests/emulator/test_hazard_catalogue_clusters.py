@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from catalogue import Case, check_bug, check_clean, module_of, names, parametrised
+from catalogue import Case, checks_of, module_of
 
 from cudatma.descriptor import TensorMap
 
@@ -386,6 +386,9 @@ CASES = [
         multicast,
         grid=2,
         block=96,
+        # A relaxed cluster barrier after an init fence; slots that are only read, released without a scope; slots that
+        # are written, released at cluster scope.
+        variants=("RELAXED", "DEFAULT_SCOPE", "IN_PLACE"),
     ),
     Case(
         "neighbours",
@@ -443,24 +446,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=names)
-def test_the_right_kernel_is_clean(case: Case) -> None:
-    check_clean(case)
-
-
-@pytest.mark.sweep(8)
-@pytest.mark.parametrize(("case", "bug"), parametrised(CASES), ids=names)
-def test_the_bug_is_reported(case: Case, bug: str) -> None:
-    check_bug(case, bug)
-
-
-@pytest.mark.parametrize("variant", ["RELAXED", "DEFAULT_SCOPE", "IN_PLACE"])
-def test_other_right_multicasts_are_clean(variant: str) -> None:
-    """A relaxed cluster barrier after an init fence; slots that are only read, released without a scope; slots that are
-    written, released at cluster scope."""
-    report, is_right = CASES[0].run(variant, schedules=20)
-    assert report.is_clean, str(report)
-    assert is_right
+test_the_right_kernel_is_clean, test_the_bug_is_reported = checks_of(CASES, bug_sweep=8)
 
 
 def test_slots_that_were_written_are_released_at_cluster_scope() -> None:
@@ -479,7 +465,7 @@ def test_bytes_that_do_not_add_up_come_after_the_refill_that_mixes_them() -> Non
     assert EARLY in report.kinds
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[4]], ids=names)
+@pytest.mark.parametrize("case", [CASES[0], CASES[4]], ids=lambda case: case.name)
 def test_what_sm_120_lacks(case: Case) -> None:
     args, _ = case.arguments()
     module = module_of(case.source, ())

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
-from catalogue import Case, check_bug, check_clean, names, parametrised
+from catalogue import Case, checks_of
 
 from cudatma.descriptor import TensorMap
 
@@ -583,6 +582,7 @@ CASES = [
         handover,
         grid=2,
         block=64,
+        variants=("ATOMIC",),
     ),
     Case(
         "acquire and release",
@@ -603,8 +603,8 @@ CASES = [
         STORE_THEN_LOAD,
         {"NO_FENCE": "missing_proxy_fence", "SHARED_ONLY": "missing_proxy_fence", "NO_BARRIER": RACE},
         store_then_load,
-        1,
-        64,
+        block=64,
+        variants=("WHOLE",),
     ),
     Case(
         "a TMA store's result",
@@ -623,7 +623,14 @@ CASES = [
     Case("overlapping stores", OVERLAPPING_STORES, {"NO_WAIT": "write_race"}, nothing(64)),
     Case("reductions of several blocks", TMA_ADDS, {"PLAIN": "write_race"}, tma_adds, 3),
     Case("a load's source", LOAD_THEN_OVERWRITE, {"NO_WAIT": RACE}, nothing(32, 32)),
-    Case("a map of its own", OWN_MAP, dict.fromkeys(("NO_ACQUIRE", "OTHER_MAP"), "tensor_map_fence"), own_map, 1, 64),
+    Case(
+        "a map of its own",
+        OWN_MAP,
+        dict.fromkeys(("NO_ACQUIRE", "OTHER_MAP"), "tensor_map_fence"),
+        own_map,
+        block=64,
+        variants=("ONE_THREAD",),
+    ),
     Case(
         "programmatic dependent launch",
         DEPENDENT,
@@ -638,31 +645,10 @@ CASES = [
         EDITED_MAP,
         dict.fromkeys(("IN_FLIGHT", "UNCOMMITTED"), "tensor_map_in_use"),
         edited_map,
-        1,
-        32,
+        variants=("COMMITTED",),
     ),
     Case("a store that a whole warp issues", WARP_STORE, {"DIFFERENT": "write_race"}, nothing(64)),
 ]
 
 
-@pytest.mark.sweep(8)
-@pytest.mark.parametrize("case", CASES, ids=names)
-def test_the_right_kernel_is_clean(case: Case) -> None:
-    check_clean(case)
-
-
-@pytest.mark.sweep(14)
-@pytest.mark.parametrize(("case", "bug"), parametrised(CASES), ids=names)
-def test_the_bug_is_reported(case: Case, bug: str) -> None:
-    check_bug(case, bug)
-
-
-@pytest.mark.parametrize(
-    ("case", "variant"),
-    [(CASES[0], "ATOMIC"), (CASES[8], "WHOLE"), (CASES[14], "ONE_THREAD"), (CASES[-2], "COMMITTED")],
-    ids=names,
-)
-def test_other_right_ways_are_clean(case: Case, variant: str) -> None:
-    report, is_right = case.run(variant, schedules=10)
-    assert report.is_clean, str(report)
-    assert is_right
+test_the_right_kernel_is_clean, test_the_bug_is_reported = checks_of(CASES, clean_sweep=8, bug_sweep=14)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from catalogue import Case, check_bug, check_clean, names, parametrised
+from catalogue import Case, checks_of, module_of
 
 Made = tuple[tuple[Any, ...], Callable[[], bool]]
 
@@ -362,7 +362,177 @@ extern "C" __global__ void k(const u32* in, u32* out) {
 }
 """
 
+# All lanes wait for their copies, and halves of the warp meet.
+HALVES_MEET = """
+extern "C" __global__ void k(const u32* in, u32* out) {
+    __shared__ __align__(16) u32 box[128];
+    const u32 lane = threadIdx.x;
+    CP_ASYNC(ADDRESS(box + 4 * lane), in + 4 * lane);
+    asm volatile("cp.async.commit_group; cp.async.wait_group 0;" ::: "memory");
+    __syncwarp(lane < 16 ? 0xffffu : 0xffff0000u);
+#ifdef OTHER_HALF
+    const u32 from = lane ^ 16;
+#else
+    const u32 from = lane ^ 8;
+#endif
+    out[lane] = box[4 * from];   //! OTHER_HALF
+}
+"""
+# All lanes add to one sum in shared memory, and lane by lane to four in global memory.
+SUMS = """
+extern "C" __global__ void k(const u32* in, u32* out) {
+    __shared__ u32 sum;
+    const u32 lane = threadIdx.x;
+    if (lane == 0) sum = 0;
+    __syncwarp();
+#ifdef PLAIN_SUM
+    sum += in[lane];   //! PLAIN_SUM
+#else
+    atomicAdd(&sum, in[lane]);
+#endif
+#ifdef PLAIN_OUT
+    out[1 + lane % 4] += in[lane];   //! PLAIN_OUT
+#else
+    atomicAdd(&out[1 + lane % 4], in[lane]);
+#endif
+#ifndef NO_MEETING
+    __syncwarp();
+#endif
+    if (lane == 0) out[0] = sum;
+}
+"""
+
+
+def sums(source: Any) -> Any:
+    return np.array([source[:32].sum(), *source[:32].reshape(8, 4).sum(axis=0)])
+
+
+# ---- what a lane publishes when a part of its warp has met: the accesses of those lanes, and of no others
+
+
+def reversed_lanes(size: int = 96) -> Callable[[], Made]:
+    """(in, out): whether each row of out is that of in, backwards."""
+
+    def make() -> Made:
+        source = np.random.default_rng(3).integers(0, 1000, size).astype(np.uint32)
+        out = np.zeros(size, np.uint32)
+        return (source, out), lambda: bool((out.reshape(-1, 32) == source.reshape(-1, 32)[:, ::-1]).all())
+
+    return make
+
+
+# Warp 0 writes a row, warp 1 reads it, three times; each half of a warp meets and releases on its own.
+GROUPS = """
+extern "C" __global__ void k(const u32* in, u32* out) {
+    __shared__ u32 box[32];
+    __shared__ alignas(8) u64 full, empty;
+    const u32 lane = threadIdx.x % 32, f = ADDRESS(&full), e = ADDRESS(&empty);
+    const u32 half = lane < 16 ? 0xffffu : 0xffff0000u;
+    if (threadIdx.x == 0) {
+#if defined(ONE_HALF_WRITES) || defined(ONE_HALF_SHUFFLES)
+        INIT(f, 1);
+#elif defined(SIXTEEN_ARRIVE)
+        INIT(f, 16);
+#else
+        INIT(f, 2);
+#endif
+#ifdef ONE_HALF_READS
+        INIT(e, 1);
+#else
+        INIT(e, 2);
+#endif
+    }
+    __syncthreads();
+    for (u32 i = 0; i < 3; ++i) {
+        if (threadIdx.x < 32) {
+            WAIT(e, (i & 1) ^ 1);
+            u32 v = in[32 * i + lane];
+            box[lane] = v;   //! ONE_HALF_READS
+#ifdef ONE_HALF_SHUFFLES
+            if (lane < 16) v = __shfl_sync(0xffffu, v, 0);
+            if (lane == 0) ARRIVE(f);
+#elif defined(ONE_HALF_WRITES)
+            __syncwarp(half);
+            if (lane == 0) ARRIVE(f);
+#elif defined(SIXTEEN_ARRIVE)
+            __syncwarp(half);
+            if (lane < 16) ARRIVE(f);
+#else
+            __syncwarp(half);
+            if (lane % 16 == 0) ARRIVE(f);
+#endif
+        } else {
+            WAIT(f, i & 1);
+            out[32 * i + lane] = box[31 - lane];   //! ONE_HALF_WRITES ONE_HALF_SHUFFLES SIXTEEN_ARRIVE
+            __syncwarp(half);
+#ifdef ONE_HALF_READS
+            if (lane == 0) ARRIVE(e);
+#else
+            if (lane % 16 == 0) ARRIVE(e);
+#endif
+        }
+    }
+}
+"""
+
+# Lanes meet in pairs, then pairs in fours, and so on: lane 0 knows of all of them in the end.
+GROUPS_TREE = """
+extern "C" __global__ void k(const u32* in, u32* out) {
+    __shared__ u32 box[32];
+    __shared__ alignas(8) u64 full;
+    const u32 lane = threadIdx.x % 32, f = ADDRESS(&full);
+    if (threadIdx.x == 0) INIT(f, 1);
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        box[lane] = in[lane];
+#ifdef WITHOUT_LAST
+        const u32 last = 16;
+#else
+        const u32 last = 32;
+#endif
+        for (u32 n = 2; n <= last; n *= 2)
+            if (lane % (n / 2) == 0) {
+                u32 members = 0;
+                for (u32 k = lane / n * n; k < lane / n * n + n; k += n / 2) members |= 1u << k;
+                __syncwarp(members);
+            }
+        if (lane == 0) ARRIVE(f);
+    } else {
+        WAIT(f, 0);
+        out[lane] = box[31 - lane];   //! WITHOUT_LAST
+    }
+}
+"""
+
+# The same through a flag in global memory.
+FLAG = """
+extern "C" __global__ void k(const u32* in, u32* data, u32* flag, u32* out) {
+    const u32 lane = threadIdx.x;
+    if (blockIdx.x == 0) {
+#ifdef ALL_WRITE
+        data[lane] = in[lane];
+#else
+        if (lane < 16) data[lane] = in[lane];
+#endif
+        if (lane < 16) __syncwarp(0xffffu);
+        if (lane == 0) { __threadfence(); *(volatile u32*)flag = 1; }
+    } else {
+        while (*(volatile u32*)flag == 0) {}
+        __threadfence();
+        out[lane] = data[lane];   //! ALL_WRITE
+    }
+}
+"""
+
+
+def flagged() -> Made:
+    source = np.arange(1, 33, dtype=np.uint32)
+    data, flag, out = np.zeros(32, np.uint32), np.zeros(1, np.uint32), np.zeros(32, np.uint32)
+    return (source, data, flag, out), lambda: bool((out[:16] == source[:16]).all() and not out[16:].any())
+
+
 CASES = [
+    Case("sums", SUMS, {"PLAIN_SUM": LANES, "PLAIN_OUT": LANES}, filled(sums, 5)),
     Case("stmatrix", MATRICES, {"NO_MEETING": "data_race"}, filled(lambda a: 2 * a[:32]), block=64),
     Case("equal stmatrix", EQUAL, {"OTHER_VALUES": "data_race"}, filled(lambda a: a[:32]), block=64),
     Case("exchange", EXCHANGE, {"NO_FIRST": LANES, "NO_SECOND": LANES}, filled(exchanged, 64), block=64),
@@ -419,6 +589,9 @@ CASES = [
     ),
     Case("cp.async in one warp", ONE_WARP, {"NO_MEETING": LANES}, filled(lambda a: a[:128], 128)),
     Case(
+        "cp.async, and halves meet", HALVES_MEET, {"OTHER_HALF": LANES}, filled(lambda a: a[:128:4][np.arange(32) ^ 8])
+    ),
+    Case(
         "cp.async by halves",
         HALVES,
         {"NO_LAST": "read_before_load", "OTHERS_COUNT": "read_before_load"},
@@ -434,16 +607,34 @@ CASES = [
         filled(lambda a: a[:768], 768),
         block=64,
     ),
+    Case(
+        "groups",
+        GROUPS,
+        {
+            "ONE_HALF_WRITES": "data_race",
+            "ONE_HALF_SHUFFLES": "data_race",
+            "SIXTEEN_ARRIVE": "data_race",
+            "ONE_HALF_READS": "data_race",
+        },
+        reversed_lanes(),
+        block=64,
+    ),
+    Case("groups, a tree", GROUPS_TREE, {"WITHOUT_LAST": "data_race"}, reversed_lanes(32), block=64),
+    Case("flag", FLAG, {"ALL_WRITE": "global_race"}, flagged, grid=2),
 ]
 
 
-@pytest.mark.sweep(7)
-@pytest.mark.parametrize("case", CASES, ids=names)
-def test_the_right_kernel_is_clean(case: Case) -> None:
-    check_clean(case)
+test_the_right_kernel_is_clean, test_the_bug_is_reported = checks_of(CASES, clean_sweep=7, bug_sweep=12)
 
 
-@pytest.mark.sweep(12)
-@pytest.mark.parametrize(("case", "bug"), parametrised(CASES), ids=names)
-def test_the_bug_is_reported(case: Case, bug: str) -> None:
-    check_bug(case, bug)
+@pytest.mark.parametrize("bug", ["PLAIN_SUM", "PLAIN_OUT"])
+def test_lanes_that_update_one_place_are_advised_to_use_an_atomic_operation(bug: str) -> None:
+    report, _ = Case("sums", SUMS, {}, filled(sums, 5)).run(bug, schedules=2)
+    assert "use atomicAdd" in report.hazards[0].cause
+    assert "__syncwarp is missing" not in str(report)
+
+
+def test_a_replay_knows_the_parts_from_the_start() -> None:
+    args, _ = reversed_lanes(32)()
+    report = module_of(GROUPS_TREE, ("WITHOUT_LAST",)).launch("k", 1, 64, args, replay=0, hazards="collect")
+    assert report.kinds == {"data_race"}

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
-from catalogue import Case, check_bug, check_clean, names, parametrised
+from catalogue import Case, checks_of
 
 from cudatma.descriptor import TensorMap
 
@@ -62,6 +61,12 @@ extern "C" __global__ void __launch_bounds__(96) k(const __grid_constant__ Map m
             INIT(f + 8 * s, 1);   //! NO_INIT_FENCE
             INIT(e + 8 * s, CONSUMER_WARPS);
         }
+#ifdef TWO_INITS
+        INIT(f, 1);   //! TWO_INITS
+#endif
+#ifdef MISALIGNED
+        INIT(f + 4, 1);   //! MISALIGNED
+#endif
 #if defined(GUIDE)
         FENCE_ASYNC();
 #elif !defined(NO_INIT_FENCE)
@@ -85,6 +90,9 @@ extern "C" __global__ void __launch_bounds__(96) k(const __grid_constant__ Map m
 #endif
                 const u32 bar = f + 8 * state.stage;
                 TMA_LOAD(ADDRESS(slots[state.stage]), &map, bar, 0, 8 * i);   //! NO_ACQUIRE EARLY_RELEASE
+#ifdef TWO_LOADS
+                TMA_LOAD(ADDRESS(slots[state.stage]), &map, bar, 0, 8 * i);   //! TWO_LOADS
+#endif
             }
     } else {
         State state{0, 0};
@@ -108,6 +116,12 @@ extern "C" __global__ void __launch_bounds__(96) k(const __grid_constant__ Map m
             __syncwarp();
 #endif
             if (lane == 0) ARRIVE(e + 8 * state.stage);
+#endif
+#ifdef TWO_ARRIVALS
+            if (lane == 0) ARRIVE(e + 8 * state.stage);
+#endif
+#ifdef STORE_OVER
+            if (threadIdx.x == 0) *(volatile u64*)&full[0] = 0;   //! STORE_OVER
 #endif
         }
     }
@@ -307,9 +321,15 @@ CASES = [
             "EXPECTED (BYTES-16)": ("byte_count", "deadlock", EARLY),
             "EXPECTED (BYTES+16)": ("byte_count", "deadlock"),
             "ARRIVE_ONLY": and_then("byte_count"),
+            "TWO_INITS": and_then("barrier_reinitialised", "missing_init_fence"),
+            "MISALIGNED": ("barrier_misaligned", "trap"),
+            "TWO_LOADS": and_then(OVERWRITTEN, "byte_count"),
+            "TWO_ARRIVALS": and_then(OVERWRITTEN),
+            "STORE_OVER": "barrier_overwritten",
         },
         copied(0, maps=False),
         block=96,
+        variants=("GUIDE",),
     ),
     Case(
         "tokens",
@@ -338,6 +358,7 @@ CASES = [
         },
         copied(1, maps=True),
         block=64,
+        variants=("FENCE_BY_ONE",),
     ),
     Case(
         "in place", IN_PLACE, {"NO_FENCE": FENCE, "NO_READ_WAIT": "store_source_reused"}, copied(2, maps=True), block=64
@@ -347,19 +368,4 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=names)
-def test_the_right_kernel_is_clean(case: Case) -> None:
-    check_clean(case)
-
-
-@pytest.mark.sweep(12)
-@pytest.mark.parametrize(("case", "bug"), parametrised(CASES), ids=names)
-def test_the_bug_is_reported(case: Case, bug: str) -> None:
-    check_bug(case, bug)
-
-
-@pytest.mark.parametrize(("case", "variant"), [(CASES[0], "GUIDE"), (CASES[2], "FENCE_BY_ONE")], ids=names)
-def test_other_right_ways_are_clean(case: Case, variant: str) -> None:
-    report, is_right = case.run(variant, schedules=10)
-    assert report.is_clean, str(report)
-    assert is_right
+test_the_right_kernel_is_clean, test_the_bug_is_reported = checks_of(CASES, bug_sweep=12)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from catalogue import Case, check_bug, check_clean, module_of, names, parametrised
+from catalogue import Case, checks_of, module_of
 
 Made = tuple[tuple[Any, ...], Callable[[], bool]]
 
@@ -120,13 +120,25 @@ def counted() -> Made:
 
 
 CASES = [
-    Case("tries", TRIES, dict.fromkeys(("ONCE", "THRICE", "THOUSAND"), "read_before_load"), copied, block=64),
+    Case(
+        "tries",
+        TRIES,
+        {
+            #: A single try finds nothing of the tile there: what others do with it comes with the first mistake.
+            "ONCE": ("read_before_load", "overwritten_while_read", "uninitialised_shared"),
+            **dict.fromkeys(("THRICE", "THOUSAND"), "read_before_load"),
+        },
+        copied,
+        block=64,
+        variants=("PEEK", "COUNTING"),
+    ),
     Case(
         "leaving",
         LEAVING,
         dict.fromkeys(("LEAVES", "INVALIDATES"), "exit_with_pending_load"),
         copied,
         block=64,
+        variants=("RIGHT_INVAL",),
     ),
     Case(
         "pool",
@@ -140,26 +152,9 @@ CASES = [
         block=384,
     ),
 ]
-#: A single try finds nothing of the tile there: what others do with it comes with the first mistake.
-ALLOWED = {"ONCE": ("read_before_load", "overwritten_while_read", "uninitialised_shared")}
-CASES[0].bugs.update(ALLOWED)
 
 
-@pytest.mark.parametrize("case", CASES, ids=names)
-def test_the_right_kernel_is_clean(case: Case) -> None:
-    check_clean(case)
-
-
-@pytest.mark.parametrize(("case", "bug"), parametrised(CASES), ids=names)
-def test_the_bug_is_reported(case: Case, bug: str) -> None:
-    check_bug(case, bug)
-
-
-@pytest.mark.parametrize("form", ["", "PEEK", "COUNTING"])
-def test_a_wait_that_is_tried_until_it_succeeds_is_clean(form: str) -> None:
-    report, is_right = CASES[0].run(*filter(None, [form]), schedules=50)
-    assert report.is_clean, str(report)
-    assert is_right
+test_the_right_kernel_is_clean, test_the_bug_is_reported = checks_of(CASES)
 
 
 def test_every_schedule_finds_a_copy_that_nobody_waited_for() -> None:
@@ -168,12 +163,6 @@ def test_every_schedule_finds_a_copy_that_nobody_waited_for() -> None:
         args, _ = copied()
         report = module_of(LEAVING, ("LEAVES",)).launch("k", 1, 64, args, replay=schedule, hazards="collect")
         assert report.kinds == {"exit_with_pending_load"}, str(report)
-
-
-def test_a_barrier_may_be_invalidated_after_its_last_copy_was_waited_for() -> None:
-    report, is_right = CASES[1].run("RIGHT_INVAL", schedules=20)
-    assert report.is_clean, str(report)
-    assert is_right
 
 
 def test_the_register_pool_shows_its_arithmetic() -> None:

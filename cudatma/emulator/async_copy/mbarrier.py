@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -37,15 +36,6 @@ class MBarrier:
     next_count: int = 0
     waiters: list[Split] = field(default_factory=list)
     arrived_by: set[tuple[int, int]] = field(default_factory=set)
-    expected_by: tuple[Warp, int] | None = None
-    expected_before: tuple[Warp, int] | None = None
-    initialised_by: Warp | None = None
-    #: Copies under way that complete on it; the phase that the last one to land completes, and the last phase that a
-    #: wait has seen end, both counted from 1; (warp, program, instruction) of the copy that was issued last.
-    loads: int = 0
-    loaded: int = 0
-    awaited: int = 0
-    load_from: tuple[Warp, Any, int] | None = None
 
     def __post_init__(self) -> None:
         self.pending = self.next_count = self.count
@@ -101,7 +91,6 @@ class MBarrier:
         self.phase += 1
         self.pending = self.count = self.next_count
         self.arrived_by.clear()
-        self.expected_by, self.expected_before = None, self.expected_by or self.expected_before
         self.block.cluster.events.phase_ended(self)
         self.block.launch.scheduler.wake(self.waiters)
 
@@ -158,7 +147,7 @@ def init(w: Warp, at: int, addresses: Array, count: Array, mask: Array | None) -
         if not 1 <= number <= MAX_COUNT:
             access.trap(w, at, f"mbarrier.init with count {number}; 1..{MAX_COUNT} is allowed")
         old = block.mbarriers.get(offset)
-        barrier = MBarrier(block, offset, number, initialised_by=w)
+        barrier = MBarrier(block, offset, number)
         w.events.mbarrier_init(w, at, barrier, old, lanes)
         block.mbarriers[offset] = barrier
 
@@ -226,7 +215,7 @@ def _beyond_limit(w: Warp, at: int, barrier: MBarrier, text: str) -> None:
 
 def _expect(w: Warp, at: int, barrier: MBarrier, size: int) -> None:
     barrier.tx += size
-    barrier.expected_by = (w, at)
+    w.events.bytes_expected(w, at, barrier)
     if (most := max(size, barrier.tx)) > MAX_COUNT:
         _beyond_limit(w, at, barrier, f"{most} bytes are expected in one phase; at most {MAX_COUNT} are allowed")
 

@@ -58,14 +58,10 @@ class Agents(Observer):
         self.launch, self.cluster = launch, cluster
         blocks = len(cluster.blocks)
         self.warps = blocks * (-(-launch.threads // LANES))
-        extra = launch.setup.extra
-        if "has_groups" not in extra:
-            names = launch.image.reachable(launch.program.function.name)
-            body = (instruction for name in names for instruction in launch.image.module.functions[name].body)
-            extra["has_groups"] = any(i.members is not None and not i.names_all for i in body)
-            if extra["has_groups"] and extra.get("track_all"):
-                extra["groups"] = np.arange(LANES)  # a replay has no schedule before it that could tell them
-        self._own: int = self.warps * (_OWN_AGENTS + LANES * extra["has_groups"])
+        has_groups, extra = launch.image.splits_warps(launch.program.function.name), launch.setup.extra
+        if has_groups and extra.get("track_all"):
+            extra.setdefault("groups", np.arange(LANES))  # no schedule before a replay has found the groups
+        self._own: int = self.warps * (_OWN_AGENTS + LANES * has_groups)
         self.size = self._own + 2 * launch.threads * blocks + _SPARE_AGENTS
         self.clocks = [Clock(self.size) for _ in range(self.warps)]
         for agent, clock in enumerate(self.clocks):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
+
 from cudatma.emulator.hazards.agents import Agents
 from cudatma.emulator.hazards.findings import Findings, Reporter
 from cudatma.emulator.hazards.global_races import GlobalRaces
 from cudatma.emulator.hazards.lane_races import LaneRaces
 from cudatma.emulator.hazards.lifetimes import Lifetimes, PeerUses
-from cudatma.emulator.hazards.mbarriers import Inits, MBarriers
+from cudatma.emulator.hazards.mbarriers import BarrierRecords, MBarriers
 from cudatma.emulator.hazards.memory_order import MemoryOrder
-from cudatma.emulator.hazards.registers import Registers
+from cudatma.emulator.hazards.registers import Accumulators, UnwrittenRegisters, WgmmaRegisters
+from cudatma.emulator.hazards.shared_accesses import SharedAccesses
 from cudatma.emulator.hazards.shared_memory import SharedMemory
 from cudatma.emulator.hazards.shared_races import SharedRaces
 from cudatma.emulator.hazards.swizzles import Swizzles
@@ -21,34 +24,41 @@ from cudatma.emulator.machine.state import Cluster
 
 
 def checks_of(launch: Launch, cluster: Cluster, findings: Findings) -> list[Observer]:
-    """Return the observers that find a cluster's hazards.
+    """Return the observers that find a cluster's hazards: those that the kernel's instructions need.
 
     Checks share what they need to know: who has seen what (Agents), what has accessed shared memory (SharedMemory),
-    fences and flags (MemoryOrder), mbarrier.inits and their fences (Inits), and where hazards go (Reporter). They come
-    before Synchronization and SharedMemory, which record the event: a check sees what was known before it.
+    fences and flags (MemoryOrder), mbarriers since their init (BarrierRecords), and where hazards go (Reporter).
+    Synchronization comes last, because it changes the clocks with which the others compare. PeerUses comes before
+    SharedAccesses, which lets a releasing store publish.
     """
     number = cluster.number
-    reporter = Reporter(launch, cluster, findings)
+    reporter = Reporter(launch, findings)
     agents = Agents(launch, cluster)
-    order, inits = MemoryOrder(agents, number), Inits(agents)
-    memory = SharedMemory(launch, cluster, agents, order)
+    order, records = MemoryOrder(agents, number), BarrierRecords(agents)
+    memory = SharedMemory(launch, cluster)
     races = SharedRaces(cluster, agents, memory, reporter)
     lanes = LaneRaces(agents, memory, reporter, number)
-    opcodes = launch.image.opcodes(launch.program.function.name)
-    uses_mma = any("mma" in opcode for opcode in opcodes)
-    uses_boxes = any("wgmma" in opcode or ".tensor" in opcode for opcode in opcodes)
+    uses = partial(_uses, launch.image.opcodes(launch.program.function.name))
     return [
         reporter,
         agents,
         races,
         lanes,
-        *([Registers(reporter)] if uses_mma or launch.program.unwritten else ()),
-        Warpgroups(cluster, agents, reporter),
-        MBarriers(cluster, agents, memory, inits, races, reporter),
+        *([PeerUses(agents, memory, records, reporter)] if memory.has_peers else ()),
+        SharedAccesses(agents, memory, order, races, lanes),
+        *([UnwrittenRegisters(reporter)] if launch.program.unwritten else ()),
+        *([Accumulators(reporter)] if uses("mma") else ()),
+        *([WgmmaRegisters(reporter)] if uses("wgmma") else ()),
+        *([Warpgroups(cluster, agents, reporter)] if uses("wgmma", "setmaxnreg") else ()),
+        *([MBarriers(cluster, agents, memory, records, races, reporter)] if uses("mbarrier") else ()),
         GlobalRaces(agents, lanes, order, reporter, number),
-        *([Swizzles(cluster, reporter)] if uses_boxes else ()),
-        *([PeerUses(agents, memory, reporter)] if memory.has_peers else ()),
-        Lifetimes(agents, reporter),
-        Synchronization(agents, memory, inits, order, number),
-        memory,
+        *([Swizzles(cluster, reporter)] if uses("wgmma", ".tensor") else ()),
+        *([Lifetimes(agents, records, reporter)] if uses("mbarrier", "bulk") else ()),
+        Synchronization(agents, memory, records, order, number),
     ]
+
+
+@lru_cache(maxsize=1024)
+def _uses(opcodes: frozenset[str], *words: str) -> bool:
+    """Return whether one of these words is a part of one of the opcodes."""
+    return any(word in opcode for opcode in opcodes for word in words)

@@ -18,7 +18,7 @@ from cudatma.emulator.machine.program import Program
 from cudatma.emulator.machine.protocols import Dim, Launch
 from cudatma.emulator.machine.register_pool import RegisterWait
 from cudatma.emulator.machine.scheduler import Deadlock
-from cudatma.emulator.machine.state import Cluster, Split, Warp
+from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.machine.sync import NamedWait
 from cudatma.emulator.ptx.model import Instruction
 from cudatma.emulator.ptx.types import Array
@@ -154,9 +154,8 @@ class Findings:
 class Reporter(Observer):
     """Reports one cluster's hazards, and keeps what decides whether one follows from another."""
 
-    def __init__(self, launch: Launch, cluster: Cluster, findings: Findings) -> None:
+    def __init__(self, launch: Launch, findings: Findings) -> None:
         self.launch, self.findings, self.body = launch, findings, launch.program.function.body
-        self._has_peers = len(cluster.blocks) > 1
         #: Whether an access out of order brought threads out of step first, or (False) bytes that do not add up.
         self._order_broke: bool | None = None
 
@@ -219,10 +218,6 @@ class Reporter(Observer):
     def bytes_follow(self) -> bool:
         """Whether bytes that do not add up follow from an access out of order."""
         return bool(self._order_broke)
-
-    def lacks_bytes(self, barrier: MBarrier) -> bool:
-        """Return whether a phase waits only for bytes that no copy in flight will deliver."""
-        return barrier.pending == 0 and barrier.tx > 0 and not barrier.loads and not self._has_peers
 
 
 def _place(instruction: Instruction | None, at: int) -> Any:

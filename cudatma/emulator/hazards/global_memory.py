@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cudatma.emulator.hazards.granules import granule_of
 from cudatma.emulator.machine.memory import Region, in_units
 from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.ptx.types import Array
@@ -93,28 +94,6 @@ class GlobalShadow:
         rows[indices, slot, LANE] = lanes
 
 
-_WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
-
-
-def _narrowest(programs: Any) -> int:
-    """Return the least width in bytes of a global or generic access in these functions: 1, 2, 4, 8 or 16."""
-    least = 16
-    for program in programs:
-        for instruction in program.function.body:
-            parts = instruction.parts
-            if parts[0] == "cp" and "bulk" not in parts and len(instruction.operands) > 2:
-                least = min(least, int(getattr(instruction.operands[2], "bits", 4)) or 4)
-            if parts[0] not in ("ld", "st", "atom", "red", "ldu") or {"shared", "local", "param", "const"} & set(parts):
-                continue
-            kind = parts[-1]
-            packed = kind.endswith("x2")
-            digits = "".join(c for c in kind.split("x")[0] if c.isdigit())
-            width = _WIDTHS.get(digits, 1) * (2 if packed else 1)
-            count = next((int(p[1:]) for p in parts if p in ("v2", "v4", "v8")), 1)
-            least = min(least, width * count)
-    return least
-
-
 def prepare(launch: Launch) -> None:
     """Forget the last schedule's shadows; give new ones to buffers that the kernel is known to write."""
     extra = launch.setup.extra
@@ -124,16 +103,5 @@ def prepare(launch: Launch) -> None:
         region.shadow = None
         is_tracked = extra.get("track_all", False) and region.is_writable and region.base != launch.param_base
         if is_tracked or region.base in produced or region.base in written:
-            region.shadow = GlobalShadow(region, granule_of(launch))
+            region.shadow = GlobalShadow(region, granule_of(launch, "global"))
             region.shadow.is_produced = region.base in produced
-
-
-def granule_of(launch: Launch) -> int:
-    """Return the bytes of one entry of a shadow."""
-    extra, image = launch.setup.extra, launch.image
-    found: int | None = extra.get("global_granule")
-    if found is None:
-        names = image.reachable(launch.program.function.name)
-        defined = [image.program(name) for name in names if image.module.functions[name].is_defined]
-        found = extra["global_granule"] = _narrowest(defined)
-    return found

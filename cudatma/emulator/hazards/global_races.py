@@ -19,8 +19,9 @@ from cudatma.emulator.async_copy.tensor_box import Box
 from cudatma.emulator.hazards.agents import Agents, Stamp, only_lane, used
 from cudatma.emulator.hazards.clocks import Clock, strength_of
 from cudatma.emulator.hazards.findings import Reporter
-from cudatma.emulator.hazards.global_memory import CLOCK, LANE, PLACE, STRENGTH, WHO, GlobalShadow, granule_of
-from cudatma.emulator.hazards.lane_races import LaneRaces
+from cudatma.emulator.hazards.global_memory import CLOCK, LANE, PLACE, STRENGTH, WHO, GlobalShadow
+from cudatma.emulator.hazards.granules import granule_of
+from cudatma.emulator.hazards.lane_races import LaneRaces, cause_of_write
 from cudatma.emulator.hazards.memory_order import MemoryOrder
 from cudatma.emulator.machine import access
 from cudatma.emulator.machine.events import Copy, Observer, Same, never
@@ -284,7 +285,7 @@ class GlobalRaces(Observer):
         """Return the shadow of a region that the kernel writes, made at its first write."""
         shadow: GlobalShadow | None = region.shadow
         if shadow is None:
-            shadow = region.shadow = GlobalShadow(region, granule_of(self._launch))
+            shadow = region.shadow = GlobalShadow(region, granule_of(self._launch, "global"))
         self._launch.setup.extra["written"].add(region.base)
         return shadow
 
@@ -424,13 +425,18 @@ class GlobalRaces(Observer):
         text: str,
         is_read: bool = False,
     ) -> None:
-        """rows: of each granule, what is known of its writer or of a reader."""
+        """Report an access that another lane's access conflicts with.
+
+        rows: the last writer of each granule, or one of its readers (is_read).
+        """
         lanes = self._lanes
         position = lanes.conflict(w, np.where(rows[:, STRENGTH] > 0, 0, rows[:, LANE]), stamps)
         if position >= 0:
             message = text.format(lanes.lane(int(rows[position, LANE])))
             read_at = int(rows[position, PLACE]) // 2 if is_read else -1
-            self._report(w, at, "lane_race", shadow, int(indices[position]), message, read_at)
+            place = int(indices[position])
+            cause = "" if text is _LANE_READ else cause_of_write(indices, place)
+            self._report(w, at, "lane_race", shadow, place, message, read_at, cause)
 
     def _check_lane_writes(
         self, w: Warp, at: int, shadow: GlobalShadow, indices: Array, stamps: Array, same: Same
@@ -471,7 +477,15 @@ class GlobalRaces(Observer):
         return f"warp {warp} of block {(x + rank % wide, y + rank // wide % high, z + rank // wide // high)}"
 
     def _report(
-        self, w: Warp, at: int, kind: str, shadow: GlobalShadow, place: int, text: str, read_at: int = -1
+        self,
+        w: Warp,
+        at: int,
+        kind: str,
+        shadow: GlobalShadow,
+        place: int,
+        text: str,
+        read_at: int = -1,
+        cause: str = "",
     ) -> None:
         """Record a hazard that concerns bytes of a buffer, with their last writer, and a read that comes before it."""
         offset = shadow.byte(place)
@@ -479,9 +493,8 @@ class GlobalRaces(Observer):
         if shadow.writers[place, WHO]:
             others += self._reporter.written_at(int(shadow.writers[place, PLACE]) // 2)
         region = shadow.region
-        self._reporter.report(
-            kind, w, at, f"{text} (bytes from {offset} of {region.name}, address {region.base + offset:#x}{others})"
-        )
+        message = f"{text} (bytes from {offset} of {region.name}, address {region.base + offset:#x}{others})"
+        self._reporter.report(kind, w, at, message, cause=cause)
 
 
 def _places(indices: Array, offsets: Array) -> set[int]:

@@ -9,8 +9,6 @@ PTX ISA, "Memory Consistency Model", "bar.warp.sync".
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from cudatma.emulator.async_copy.groups import Group
@@ -18,7 +16,7 @@ from cudatma.emulator.hazards.agents import Agents, only_lane
 from cudatma.emulator.hazards.findings import Reporter
 from cudatma.emulator.hazards.shared_memory import Shadow, SharedMemory
 from cudatma.emulator.machine.events import Copy, Observer, Same
-from cudatma.emulator.machine.state import Block, Warp
+from cudatma.emulator.machine.state import Warp
 from cudatma.emulator.ptx.types import LANES, Array
 
 #: A stamp holds, from the highest bit: the warp, how often it has met, of each lane how often it has met some others
@@ -27,6 +25,17 @@ _LANE_BITS, _COUNT_BITS, _EPOCH_BITS = 6, 12, 22
 _LANE, _COUNT = (1 << _LANE_BITS) - 1, (1 << _COUNT_BITS) - 1
 _TOGETHER = np.array([LANES], np.int64)
 _LANES = np.arange(LANES, dtype=np.int64)
+_NO_MEETINGS = np.zeros(LANES + 1, np.int64)
+#: The cause of a race in which several lanes write the same bytes with one instruction.
+_CONTENDED = (
+    "several lanes update the same bytes with one instruction, which __syncwarp cannot order: use atomicAdd or another "
+    "atomic operation, or let one lane write"
+)
+
+
+def cause_of_write(indices: Array, place: int) -> str:
+    """Return the cause of a race at a granule that a write accesses, or "" if it is the usual one."""
+    return _CONTENDED if np.count_nonzero(indices == place) > 1 else ""
 
 
 class LaneRaces(Observer):
@@ -47,7 +56,9 @@ class LaneRaces(Observer):
         self._bases: dict[int, tuple[int, Array, Array]] = {}
         # By agent: the epoch, and how many part meetings of each lane (column) each lane (row) knows of in it.
         self._partly: dict[int, tuple[int, Array]] = {}
-        self._copies: dict[int, tuple[int, int]] = {}
+        #: Warp -> the epoch of its last wait for cp.async groups, the first group that is new in this epoch, and the
+        #: number of part meetings of each lane before the wait.
+        self._copies: dict[int, tuple[int, int, Array]] = {}
 
     def stamps(self, w: Warp, count: int, together: bool = False) -> Array:
         """Return the stamp of each of ``count`` granules, which the lanes share evenly, lane after lane."""
@@ -85,7 +96,6 @@ class LaneRaces(Observer):
             met[lanes, LANES] = 1
             met[lanes] = met[lanes].max(axis=0, initial=0)
         self._bases.pop(w.agent, None)
-        self._copies.pop(w.agent, None)
         if met.max() == _COUNT:
             self._agents.acquired(w)  # the counter is full
 
@@ -111,100 +121,89 @@ class LaneRaces(Observer):
         number = stamp & _LANE
         return f"lane {number}" if number < LANES else "the whole warp"
 
-    # ---- which warps need to be looked at
+    # ---- accesses to shared memory, before they are recorded
 
-    def _has_written(self, w: Warp) -> bool:
-        """Note that the warp reads. Return whether it has written since its lanes met."""
-        epoch = self._agents.epoch(w)
+    def check_read(self, w: Warp, at: int, shadow: Shadow, indices: Array) -> None:
+        """Check a plain read against what other lanes of the warp wrote, or copied with cp.async, since they met."""
+        stamps, epoch = self.stamps(w, len(indices)), self._agents.epoch(w)
+        if self._wrote.get(w.agent) == epoch:
+            self._report(w, at, shadow, indices, self._writes[shadow.rank], stamps, "wrote")
+        if w.agent in self._copies:
+            self._check_own_copies(w, at, shadow, indices, stamps)
         self._read[w.agent] = epoch
-        return self._wrote.get(w.agent) == epoch
-
-    def _has_accessed(self, w: Warp) -> tuple[bool, bool]:
-        """Note that the warp writes. Return whether it has written, and read, since its lanes met."""
-        epoch = self._agents.epoch(w)
-        wrote, read = self._wrote.get(w.agent) == epoch, self._read.get(w.agent) == epoch
-        self._wrote[w.agent] = epoch
-        return wrote, read
-
-    def _own_copies_from(self, w: Warp, agent: int) -> int:
-        """Return the first cp.async group that each lane has waited for by itself since the lanes met; -1 for none."""
-        known = self._copies.get(agent)
-        return known[1] if known is not None and known[0] == self._agents.epoch(w) else -1
-
-    # ---- events
-
-    def shared_read(
-        self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool
-    ) -> None:
-        """Check plain reads against what other lanes of the warp wrote, or copied with cp.async, since they met."""
-        if together or order:
-            return
-        shadow, indices = self._memory.granules_read(w, at, block, offsets, size)
-        stamps = self.stamps(w, len(indices))
-        writes = self._writes[shadow.rank]
-        if self._has_written(w):
-            self._report(w, at, shadow, indices, writes, stamps, "wrote")
-        copies = self._agents.cp_agent(w)
-        first = self._own_copies_from(w, copies)
-        if first >= 0:
-            theirs = (shadow.writer[indices] == copies) & (shadow.writer_clock[indices] > first)
-            theirs &= (writes[indices] ^ stamps) & _LANE != 0
-            if theirs.any():
-                text = "another lane's cp.async filled these bytes: the wait for it was this lane's own only"
-                place = int(indices[int(theirs.argmax())])
-                self._reporter.report_bytes("lane_race", w, at, text, shadow, place, indices)
         self._reads[shadow.rank][indices] = stamps
 
-    def shared_write(
-        self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool, same: Same
-    ) -> None:
-        if order:
+    def _check_own_copies(self, w: Warp, at: int, shadow: Shadow, indices: Array, stamps: Array) -> None:
+        """Report a read of what another lane copied, if the lane has waited for its own copies alone."""
+        epoch, first, meetings = self._copies[w.agent]
+        if epoch != self._agents.epoch(w):
             return
-        shadow = self._memory.shadows[block.rank]
-        indices = shadow.granules(offsets, size)
-        stamps = self.stamps(w, len(indices), together)
+        theirs = (shadow.writer[indices] == self._agents.cp_agent(w)) & (shadow.writer_clock[indices] > first)
+        before, now = self._writes[shadow.rank][indices] & _LANE, stamps & _LANE
+        theirs &= before != now
+        met = self._part_meetings(w)
+        if met is not None:
+            theirs &= met[now, before] <= meetings[before]
+        if theirs.any():
+            text = "another lane's cp.async filled these bytes: the wait for it was this lane's own only"
+            place = int(indices[int(theirs.argmax())])
+            self._reporter.report_bytes("lane_race", w, at, text, shadow, place, indices)
+
+    def check_write(self, w: Warp, at: int, shadow: Shadow, indices: Array, together: bool, same: Same) -> None:
+        """Check a plain write against what other lanes of the warp wrote, or read, since they met."""
+        stamps, epoch = self.stamps(w, len(indices), together), self._agents.epoch(w)
         writes, reads = self._writes[shadow.rank], self._reads[shadow.rank]
-        wrote, read = self._has_accessed(w)
-        for known, verb in ((writes, "wrote"),) * wrote + ((reads, "reads"),) * read:
-            if not together and self.conflict(w, known[indices], stamps) >= 0 and not same():
-                self._report(w, at, shadow, indices, known, stamps, verb)
+        if not together:
+            for last, known, verb in ((self._wrote, writes, "wrote"), (self._read, reads, "reads")):
+                is_recent = last.get(w.agent) == epoch
+                if is_recent and self.conflict(w, known[indices], stamps) >= 0 and not same():
+                    self._report(w, at, shadow, indices, known, stamps, verb, is_write=True)
+        self._wrote[w.agent] = epoch
         writes[indices] = stamps
 
-    def copy_issued(self, copy: Copy) -> None:
-        w, shadow = copy.w, self._memory.shadows[copy.block.rank]
-        indices = shadow.granules(copy.offsets, copy.size)
-        if copy.what != "cp.async":
-            self._check_copy(w, copy.at, shadow, indices, True)
-        lanes = copy.lanes
-        self._writes[shadow.rank][indices] = 0 if lanes is None else lanes.repeat(len(indices) // len(lanes))
+    def check_copy(self, copy: Copy, shadow: Shadow, indices: Array) -> None:
+        """Check a copy that one lane issues against what other lanes of its warp did, and note who copies."""
+        lanes, writes = copy.lanes, self._writes[shadow.rank]
+        if copy.what != "cp.async" and only_lane(copy.w) >= 0:
+            stamps = self.stamps(copy.w, len(indices))
+            self._report(copy.w, copy.at, shadow, indices, writes, stamps, "wrote")
+            self._report(copy.w, copy.at, shadow, indices, self._reads[shadow.rank], stamps, "reads")
+        writes[indices] = 0 if lanes is None else lanes.repeat(len(indices) // len(lanes))
 
-    def shared_source(self, w: Warp, at: int, block: Block, offsets: Array, end: Any) -> None:
-        shadow = self._memory.shadows[block.rank]
-        self._check_copy(w, at, shadow, shadow.granules(offsets, 16), False)
+    def check_source(self, w: Warp, at: int, shadow: Shadow, indices: Array) -> None:
+        """Check a copy that reads shared memory, issued by one lane, against what other lanes of its warp wrote."""
+        if only_lane(w) >= 0:
+            self._report(w, at, shadow, indices, self._writes[shadow.rank], self.stamps(w, len(indices)), "wrote")
 
-    def _check_copy(self, w: Warp, at: int, shadow: Shadow, indices: Array, writes: bool) -> None:
-        """Check a copy that one lane issues against what other lanes of its warp wrote, or read, since they met."""
-        if only_lane(w) < 0:
-            return
-        stamps = self.stamps(w, len(indices))
-        self._report(w, at, shadow, indices, self._writes[shadow.rank], stamps, "wrote")
-        if writes:
-            self._report(w, at, shadow, indices, self._reads[shadow.rank], stamps, "reads")
+    # ---- waits for cp.async groups
 
     def groups_waited(self, w: Warp, at: int, kind: str, waited: list[Group], reads_only: bool) -> None:
         """Note which cp.async groups are new to the warp: a lane's own copies are complete for it alone."""
         if kind == "bulk":
             return
-        agent, epoch = self._agents.cp_agent(w), self._agents.epoch(w)
-        first = int(self._agents.clocks[w.agent].order[agent])
-        known = self._copies.get(agent)
-        self._copies[agent] = (epoch, first if known is None or known[0] != epoch else min(first, known[1]))
+        epoch, met = self._agents.epoch(w), self._part_meetings(w)
+        first = int(self._agents.clocks[w.agent].order[self._agents.cp_agent(w)])
+        known = self._copies.get(w.agent)
+        if known is not None and known[0] == epoch:
+            first = min(first, known[1])
+        self._copies[w.agent] = epoch, first, _NO_MEETINGS if met is None else met.diagonal().copy()
 
-    def _report(self, w: Warp, at: int, shadow: Shadow, indices: Array, known: Array, stamps: Array, verb: str) -> None:
+    def _report(
+        self,
+        w: Warp,
+        at: int,
+        shadow: Shadow,
+        indices: Array,
+        known: Array,
+        stamps: Array,
+        verb: str,
+        is_write: bool = False,
+    ) -> None:
         """Report a conflict with the accesses that ``known`` holds, if there is one."""
         position = self.conflict(w, known[indices], stamps)
         if position >= 0:
             place = int(indices[position])
             text = f"{self.lane(int(known[place]))} of the same warp {verb} these bytes, and the lanes did not meet"
             read_at = shadow.last_read(place, self._agents.of_warp(w)) if verb == "reads" else -1
-            self._reporter.report_bytes("lane_race", w, at, text, shadow, place, indices, read_at)
+            cause = cause_of_write(indices, place) if is_write else ""
+            self._reporter.report_bytes("lane_race", w, at, text, shadow, place, indices, read_at, cause=cause)

@@ -18,8 +18,9 @@ import numpy as np
 
 from cudatma.emulator.async_copy.groups import Group, Queue
 from cudatma.emulator.async_copy.mbarrier import MBarrier
-from cudatma.emulator.hazards.agents import Agents, Stamp
+from cudatma.emulator.hazards.agents import Agents, Stamp, used
 from cudatma.emulator.hazards.findings import Reporter
+from cudatma.emulator.hazards.mbarriers import BarrierRecords
 from cudatma.emulator.hazards.report import Place
 from cudatma.emulator.hazards.shared_memory import SharedMemory
 from cudatma.emulator.machine.events import Observer, Same
@@ -55,16 +56,18 @@ class Use:
     def is_copy(self) -> bool:
         return self.barrier is not None and not self.what.startswith("mbarrier.")
 
-    def is_known(self, performed: Array) -> bool:
+    def is_known(self, performed: Array, records: BarrierRecords) -> bool:
         """Return whether the use is over for a thread that knows these accesses, or one of the barrier's CTA."""
-        return self.clock <= performed[self.agent] or (self.barrier is not None and self.barrier.awaited > self.phase)
+        if self.clock <= performed[self.agent]:
+            return True
+        return self.barrier is not None and records.of(self.barrier).awaited > self.phase
 
 
 class PeerUses(Observer):
     """Uses of each CTA's shared memory, and of mbarriers in it, by other CTAs: the latest one of each agent."""
 
-    def __init__(self, agents: Agents, memory: SharedMemory, reporter: Reporter) -> None:
-        self._agents, self._memory, self._reporter = agents, memory, reporter
+    def __init__(self, agents: Agents, memory: SharedMemory, records: BarrierRecords, reporter: Reporter) -> None:
+        self._agents, self._memory, self._records, self._reporter = agents, memory, records, reporter
         self._accesses: dict[tuple[int, int], Use] = {}
         self._barriers: dict[int, dict[tuple[int, str], Use]] = {}
 
@@ -72,7 +75,8 @@ class PeerUses(Observer):
         self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool
     ) -> None:
         if block is not w.block:
-            shadow, indices = self._memory.granules_read(w, at, block, offsets, size)
+            shadow = self._memory.shadows[block.rank]
+            indices = used(w, at, shadow.granules(offsets, size), len(offsets), size)
             stamps = self._agents.stamps(w, indices, len(offsets), together)
             self._used(w, at, block, shadow.bytes_of(indices), stamps, "this read")
 
@@ -122,7 +126,7 @@ class PeerUses(Observer):
         for barrier in block.mbarriers.values():
             uses += self._barriers.get(id(barrier), {}).values()
         for use in uses:
-            if not use.is_copy and not use.is_known(known):
+            if not use.is_copy and not use.is_known(known, self._records):
                 self._report(use, block)
 
     def _report(self, use: Use, block: Block) -> None:
@@ -136,8 +140,8 @@ class PeerUses(Observer):
 class Lifetimes(Observer):
     """Uses of mbarriers that are invalidated, the latest one of each agent, and bulk stores of warps that exit."""
 
-    def __init__(self, agents: Agents, reporter: Reporter) -> None:
-        self._agents, self._reporter = agents, reporter
+    def __init__(self, agents: Agents, records: BarrierRecords, reporter: Reporter) -> None:
+        self._agents, self._records, self._reporter = agents, records, reporter
         self._uses: dict[int, dict[tuple[int, str], Use]] = {}
 
     def mbarrier_used(self, w: Warp, at: int, barrier: MBarrier, what: str) -> None:
@@ -148,7 +152,7 @@ class Lifetimes(Observer):
         """Report the uses that the thread does not know to be over."""
         performed = self._agents.known(w).performed()
         for use in self._uses.pop(id(barrier), {}).values():
-            if not use.is_known(performed):
+            if not use.is_known(performed, self._records):
                 who = self._agents.who(use.agent)
                 message = f"mbarrier.inval of {barrier.name}, and nothing orders it after its use by {who}"
                 self._reporter.report("barrier_uninitialised", w, at, message, places=[barrier.place])

@@ -22,47 +22,64 @@ from cudatma.emulator.machine.state import Block, Cluster, Warp
 
 
 @dataclass(slots=True)
-class Init:
-    """An mbarrier.init: its place in the order of things, and which threads of the warp did it.
+class BarrierRecord:
+    """Records the init, the copies and the waits of an mbarrier.
 
-    barrier: held, so that no other one gets its id. agent, clock: order. own_agent, own_clock: the same for these
-    threads' inits alone, whose entry in ``Clock.proxy`` says that a fence of theirs, or one ordered after them, covers
-    it. epoch: the warp's, when it last met.
+    Attributes
+    ----------
+    w, at, lanes, epoch
+        The warp and the instruction of the init, the threads of the warp that did it, as bits, and the warp's epoch.
+    agent, clock
+        Who knows this clock of this agent is ordered after the init.
+    own_agent, own_clock
+        The same for the inits by these threads alone: their entry in ``Clock.proxy`` says that a fence covers the init.
+    is_fenced
+        Whether a fence of the warp covers the init.
+    expected, expected_before
+        (warp, instruction) that last expected bytes in the running phase, and in an earlier one.
+    copy
+        The copy that was issued last.
+    landed, awaited
+        The phases, counted from 1, that the last copy to land completes, and that a wait has seen end.
     """
 
-    barrier: MBarrier
-    agent: int
-    clock: int
+    w: Warp
     at: int
-    own_agent: int
-    own_clock: int
     lanes: int
     epoch: int
+    agent: int
+    clock: int
+    own_agent: int
+    own_clock: int
     is_fenced: bool = False
+    expected: tuple[Warp, int] | None = None
+    expected_before: tuple[Warp, int] | None = None
+    copy: Copy | None = None
+    landed: int = 0
+    awaited: int = 0
 
 
-class Inits:
-    """The mbarrier.inits of one cluster, and which fences cover them."""
+class BarrierRecords:
+    """Keeps the record of each mbarrier of one cluster, and finds which fences cover the mbarrier.inits."""
 
     def __init__(self, agents: Agents) -> None:
         self._agents = agents
-        self._inits: dict[int, Init] = {}
+        self._records: dict[MBarrier, BarrierRecord] = {}
         #: The inits by each warp's threads that no fence covers yet.
-        self._unfenced: dict[int, list[Init]] = {}
+        self._unfenced: dict[int, list[BarrierRecord]] = {}
 
-    def of(self, barrier: MBarrier) -> Init | None:
-        return self._inits.get(id(barrier))
+    def of(self, barrier: MBarrier) -> BarrierRecord:
+        return self._records[barrier]
 
-    def add(self, w: Warp, at: int, barrier: MBarrier, lanes: int, stamp: tuple[int, int]) -> None:
+    def begin(self, w: Warp, at: int, barrier: MBarrier, lanes: int, stamp: tuple[int, int]) -> None:
         """Note an init. lanes: the threads of the warp that do it, as bits. stamp: its agent and clock."""
         own = self._agents.agent(("init", w.agent, lanes), "init")
         clocks = self._agents.every_clock(w)
         now = int(clocks[0].order[own]) + 1
         for known in clocks:
             known.order[own] = now
-        init = Init(barrier, *stamp, at, own, now, lanes, self._agents.epoch(w))
-        self._inits[id(barrier)] = init
-        self._unfenced.setdefault(w.agent, []).append(init)
+        record = self._records[barrier] = BarrierRecord(w, at, lanes, self._agents.epoch(w), *stamp, own, now)
+        self._unfenced.setdefault(w.agent, []).append(record)
 
     def fence(self, w: Warp, epoch: int = -1) -> list[int]:
         """Let a fence cover what its own threads have initialised, and what the warp had before it last met.
@@ -71,13 +88,13 @@ class Inits:
         """
         lanes = lanes_now(w)
         left = []
-        for init in self._unfenced.pop(w.agent, []):
-            init.is_fenced = bool(init.lanes & lanes) or init.epoch < epoch
-            if not init.is_fenced:
-                left.append(init)
+        for record in self._unfenced.pop(w.agent, []):
+            record.is_fenced = bool(record.lanes & lanes) or record.epoch < epoch
+            if not record.is_fenced:
+                left.append(record)
         if left:
             self._unfenced[w.agent] = left
-        return [init.own_agent for init in left]
+        return [record.own_agent for record in left]
 
 
 class MBarriers(Observer):
@@ -88,14 +105,14 @@ class MBarriers(Observer):
         cluster: Cluster,
         agents: Agents,
         memory: SharedMemory,
-        inits: Inits,
+        records: BarrierRecords,
         races: SharedRaces,
         reporter: Reporter,
     ) -> None:
         self._cluster, self._agents, self._memory = cluster, agents, memory
-        self._inits, self._races, self._reporter = inits, races, reporter
+        self._records, self._races, self._reporter = records, races, reporter
 
-    # ---- its life
+    # ---- init and inval
 
     def mbarrier_init(self, w: Warp, at: int, barrier: MBarrier, old: MBarrier | None, lanes: int) -> None:
         if old is not None:
@@ -108,7 +125,7 @@ class MBarriers(Observer):
         shadow.is_barrier[indices] = True
         stamp = self._agents.stamp(w, 1)
         shadow.written(indices, *stamp, at, False)
-        self._inits.add(w, at, barrier, lanes, stamp)
+        self._records.begin(w, at, barrier, lanes, stamp)
 
     def mbarrier_inval(self, w: Warp, at: int, barrier: MBarrier) -> None:
         """Check that its copies are known to have landed; afterwards it is bytes like any other."""
@@ -120,12 +137,12 @@ class MBarriers(Observer):
 
     def mbarrier_used(self, w: Warp, at: int, barrier: MBarrier, what: str) -> None:
         """Check that a use is ordered after the init."""
-        init, known = self._inits.of(barrier), self._agents.known(w)
-        if init is None or init.clock <= known.order[init.agent]:
+        record, known = self._records.of(barrier), self._agents.known(w)
+        if record.clock <= known.order[record.agent]:
             return
         inits = known.far.fenced.get(INITS) if known.far is not None else None
-        if inits is None or init.clock > inits.order[init.agent]:
-            who = self._agents.who(init.agent)
+        if inits is None or record.clock > inits.order[record.agent]:
+            who = self._agents.who(record.agent)
             message = f"{what} on {barrier.name}, and nothing orders it after mbarrier.init by {who}"
             self._reporter.report("missing_init_sync", w, at, message, places=[barrier.place])
 
@@ -139,49 +156,52 @@ class MBarriers(Observer):
         """
         reporter = self._reporter
         is_derived = number <= barrier.count and (expects or reporter.bytes_follow or self._races.is_astray)
-        reporter.out_of_step(by_bytes=reporter.lacks_bytes(barrier))
+        reporter.out_of_step(by_bytes=self._races.lacks_bytes(barrier))
         message = f"too many arrivals ({number} by one instruction): {barrier.describe()}"
         places = [barrier.place]
         reporter.findings.add("arrival_overflow", message, program, at, w, places=places, is_derived=is_derived)
 
     def mbarrier_acquired(self, w: Warp, at: int, barrier: MBarrier, order: str) -> None:
-        barrier.awaited = barrier.phase
+        self._records.of(barrier).awaited = barrier.phase
 
     def copy_issued(self, copy: Copy) -> None:
-        """Check that the init is fenced for a copy through the asynchronous proxy, and count the copy."""
+        """Check that the init is fenced for a copy through the asynchronous proxy."""
         barrier: MBarrier | None = copy.barrier
         if barrier is None:
             return
-        barrier.loads += 1
-        barrier.load_from = (copy.w, copy.program, copy.at)
-        init = self._inits.of(barrier)
-        if init is None or init.is_fenced or not uses_proxy(copy):
+        record = self._records.of(barrier)
+        record.copy = copy
+        if record.is_fenced or not uses_proxy(copy):
             return
-        if init.own_clock > self._agents.known(copy.w).proxy_in(barrier.block.rank)[init.own_agent]:
+        if record.own_clock > self._agents.known(copy.w).proxy_in(barrier.block.rank)[record.own_agent]:
             unfenced = "whose mbarrier.init here was not fenced for the asynchronous proxy"
             message = f"a copy completes on {barrier.name}, {unfenced}"
             program, places = self._reporter.launch.program, [barrier.place]
-            self._reporter.findings.add("missing_init_fence", message, program, init.at, copy.w, places=places)
+            self._reporter.findings.add("missing_init_fence", message, program, record.at, copy.w, places=places)
 
     def copy_landed(self, copy: Copy) -> None:
         barrier: MBarrier | None = copy.barrier
         if barrier is not None:
-            barrier.loads, barrier.loaded = barrier.loads - 1, barrier.phase + 1
+            self._records.of(barrier).landed = barrier.phase + 1
             if barrier.phase > copy.phase:
                 self._reporter.out_of_step(by_bytes=True)
 
     # ---- bytes
 
+    def bytes_expected(self, w: Warp, at: int, barrier: MBarrier) -> None:
+        self._records.of(barrier).expected = w, at
+
+    def phase_ended(self, barrier: MBarrier) -> None:
+        record = self._records.of(barrier)
+        record.expected, record.expected_before = None, record.expected or record.expected_before
+
     def bytes_over(self, barrier: MBarrier) -> None:
         """Report more or fewer bytes than expected."""
-        init = self._inits.of(barrier)
-        expected = barrier.expected_by or barrier.expected_before
-        owner, at = expected or (barrier.initialised_by, init.at if init is not None else -1)
-        if owner is not None:
-            reporter, message = self._reporter, f"{barrier.missing_bytes()} at {barrier.describe()}"
-            program, places = reporter.launch.program, [barrier.place]
-            is_derived = reporter.bytes_follow
-            reporter.findings.add("byte_count", message, program, at, owner, places=places, is_derived=is_derived)
+        record, reporter = self._records.of(barrier), self._reporter
+        owner, at = record.expected or record.expected_before or (record.w, record.at)
+        message = f"{barrier.missing_bytes()} at {barrier.describe()}"
+        program, places, is_derived = reporter.launch.program, [barrier.place], reporter.bytes_follow
+        reporter.findings.add("byte_count", message, program, at, owner, places=places, is_derived=is_derived)
 
     def trapped(self) -> None:
         self._check_bytes()
@@ -191,10 +211,9 @@ class MBarriers(Observer):
 
     def _check_bytes(self) -> None:
         """Report phases that wait for bytes which no copy under way will bring."""
-        coming = {id(flight.copy.barrier) for flight in self._memory.flights.values()}
         for block in self._cluster.blocks:
             for barrier in block.mbarriers.values():
-                if barrier.pending == 0 and barrier.tx > 0 and id(barrier) not in coming:
+                if barrier.pending == 0 and barrier.tx > 0 and not self._memory.is_filling(barrier):
                     self.bytes_over(barrier)
 
     def block_ended(self, block: Block) -> None:
@@ -210,16 +229,16 @@ class MBarriers(Observer):
         Where a wait on this barrier is known to be missing or to pass too early, this is a consequence and not
         reported. w, at: the warp and instruction that end it, if an instruction does.
         """
-        if barrier.load_from is None or (not barrier.loads and barrier.loaded <= barrier.awaited):
+        record, is_filling = self._records.of(barrier), self._memory.is_filling(barrier)
+        if record.copy is None or (not is_filling and record.landed <= record.awaited):
             return
-        findings = self._reporter.findings
+        findings, copy = self._reporter.findings, record.copy
         if findings.has(barrier.place, "read_before_load", "wrong_parity", "byte_count"):
             return
-        warp, program, issued = barrier.load_from
-        phase = phase_name(barrier.block, barrier.offset, (barrier.phase if barrier.loads else barrier.loaded - 1))
-        line = program.instruction(issued).line
+        phase = phase_name(barrier.block, barrier.offset, barrier.phase if is_filling else record.landed - 1)
+        line = copy.program.instruction(copy.at).line
         message = f"{what} while a copy may be in flight: nobody has waited for {phase}, issued at PTX line {line}"
         if w is not None:
             self._reporter.report("exit_with_pending_load", w, at, message)
         else:
-            findings.add("exit_with_pending_load", message, program, issued, warp)
+            findings.add("exit_with_pending_load", message, copy.program, copy.at, copy.w)

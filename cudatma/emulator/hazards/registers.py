@@ -28,14 +28,36 @@ class _State:
         self.owned: list[tuple[int, int, int]] = []
 
 
-class Registers(Observer):
+class UnwrittenRegisters(Observer):
+    """Finds registers that a segment reads though no path has written them."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+
+    def segment_begins(self, split: Split, pc: int) -> None:
+        for at, register in split.frame.program.unwritten.get(pc, ()):
+            name = split.frame.program.function.register_names[register]
+            message = f"{name} is read, and no path has written it"
+            self._reporter.report("uninitialised_register", split.warp, at, message)
+
+
+class Accumulators(Observer):
+    """Finds products that are added to accumulators that nothing has written."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+
+    def mma_computed(self, w: Warp, at: int, name: str, addends: tuple[Array, ...]) -> None:
+        if any(map(is_unwritten, addends)):
+            message = f"{'an' if name == 'mma' else 'a'} {name} adds to an accumulator that nothing has written"
+            self._reporter.report("uninitialised_register", w, at, message)
+
+
+class WgmmaRegisters(Observer):
     """Follows the registers of every warp of a cluster that has wgmmas in flight."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
-        #: Whether segments are checked: from the first one on if the kernel reads unwritten registers, or else from the
-        #: first wgmma on.
-        self._is_watching = bool(reporter.launch.program.unwritten)
         self._states: dict[int, _State] = {}
         self._operands: dict[int, tuple[int, int]] = {}
 
@@ -46,7 +68,7 @@ class Registers(Observer):
         return found
 
     def wgmma_issued(self, w: Warp, at: int, shared: tuple[Array, ...]) -> None:
-        """Check that the registers are fenced, and start to watch them."""
+        """Check that the registers are fenced, and note that the tensor core owns them."""
         state = self._state(w)
         if not state.is_fenced:
             self._reporter.report("wgmma_missing_fence", w, at, "no wgmma.fence precedes this warp's first wgmma")
@@ -61,7 +83,6 @@ class Registers(Observer):
         accumulators, fragment_bits = known
         state.owned.append((state.committed, accumulators, fragment_bits))
         state.has_open = True
-        self._is_watching = True
         w.launch.scheduler.is_polling = True  # other warps run before the next segment, while the wgmma is in flight
 
     def _check_fenced(self, w: Warp, at: int) -> None:
@@ -90,20 +111,8 @@ class Registers(Observer):
         state.waited = max(state.waited, done)
         state.owned = [entry for entry in state.owned if entry[0] >= state.waited]
 
-    def mma_computed(self, w: Warp, at: int, name: str, addends: tuple[Array, ...]) -> None:
-        if any(map(is_unwritten, addends)):
-            message = f"{'an' if name == 'mma' else 'a'} {name} adds to an accumulator that nothing has written"
-            self._reporter.report("uninitialised_register", w, at, message)
-
     def segment_begins(self, split: Split, pc: int) -> None:
-        """Check whether a segment reads unwritten registers, or touches those that the tensor core owns."""
-        if not self._is_watching:
-            return
-        for at, register in split.frame.program.unwritten.get(pc, ()):
-            name = split.frame.program.function.register_names[register]
-            self._reporter.report(
-                "uninitialised_register", split.warp, at, f"{name} is read, and no path has written it"
-            )
+        """Check whether a segment touches registers that the tensor core owns."""
         state = self._states.get(split.warp.agent)
         if state is None or not state.owned:
             return

@@ -48,7 +48,7 @@ CAUSES: dict[str, str] = {
     "barrier_count": "threads disagree on how many take part in a named barrier",
     "data_race": "no barrier orders the two accesses to shared memory",
     "global_race": "no barrier of both threads, and no fence with a flag at a wide enough scope, orders the accesses",
-    "lane_race": "__syncwarp is missing: lanes of a warp run independently, that they ran together orders nothing",
+    "lane_race": "__syncwarp is missing: the lanes of a warp run independently, so running together orders nothing",
     "read_before_store": "cp.async.bulk.wait_group (without .read) is missing before a bulk store's result is used",
     "grid_dependency": "griddepcontrol.wait is missing or comes too late in a programmatic dependent launch",
     "out_of_bounds": "an index, a size, or the CTA or state space of an address is wrong, or a buffer was sized by "

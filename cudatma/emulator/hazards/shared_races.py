@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cudatma.emulator.async_copy.groups import Group
 from cudatma.emulator.async_copy.mbarrier import MBarrier
 from cudatma.emulator.hazards.agents import Agents, lanes_now
 from cudatma.emulator.hazards.clocks import Clock, strength_of
@@ -116,60 +115,10 @@ class SharedRaces(Observer):
         """Whether a warp has read what it had to wait for."""
         return bool(self._astray)
 
-    # ---- events
-
-    def shared_read(
-        self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool
-    ) -> None:
-        shadow, indices = self._memory.granules_read(w, at, block, offsets, size)
-        if order:
-            self._memory.acquire(w, shadow, set(indices.tolist()), order)
-        for clock, part in self._agents.knowers(w, indices):
-            self._check_read(w, at, shadow, part, clock, False, strength_of(order))
-
-    def shared_write(
-        self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str, together: bool, same: Same
-    ) -> None:
-        shadow = self._memory.shadows[block.rank]
-        indices = shadow.granules(offsets, size)
-        if order:
-            known, strong = self._agents.known(w), strength_of(order)
-            self.check_write(w, at, shadow, indices, known, same=same, strong=strong)
-            return
-        for clock, part in self._agents.knowers(w, indices):
-            self.check_write(w, at, shadow, part, clock, same=same)
-
-    def shared_atomic(self, w: Warp, at: int, block: Block, offsets: Array, size: int, order: str) -> None:
-        """Check one lane's atomic operation: it does not race with atomics and strong stores in its scope."""
-        shadow = self._memory.shadows[block.rank]
-        indices = shadow.granules(offsets, size)
-        strength = strength_of(order)
-        is_relaxed = (shadow.strength[indices] > 0) | (_reduced(shadow, indices, False) & (strength > 1))
-        if not is_relaxed.all() or self._narrow_writers(w, shadow, indices, strength).any():
-            clock = self._agents.known(w)
-            self._check_read(w, at, shadow, indices, clock, False)
-            self.check_write(w, at, shadow, indices, clock)
-
-    def copy_issued(self, copy: Copy) -> None:
-        w, shadow = copy.w, self._memory.shadows[copy.block.rank]
-        indices = shadow.granules(copy.offsets, copy.size)
-        if copy.what == "cp.async":
-            for clock, part in self._agents.knowers(w, indices):
-                self.check_write(w, copy.at, shadow, part, clock, copy=copy)
-            return
-        clock, strong = self._agents.known(w), strength_of(copy.scope)
-        self.check_write(w, copy.at, shadow, indices, clock, uses_proxy(copy), copy=copy, strong=strong)
-
-    def shared_source(self, w: Warp, at: int, block: Block, offsets: Array, end: Group | MBarrier) -> None:
-        """Check that the bytes that a copy will read are complete and fenced."""
-        shadow = self._memory.shadows[block.rank]
-        self._check_read(w, at, shadow, shadow.granules(offsets, 16), self._agents.known(w), True)
-
-    def wgmma_operand(
-        self, w: Warp, at: int, position: int, bits: int, offsets: Array, shape: tuple[int, int, bool], group: int
-    ) -> None:
-        shadow = self._memory.shadows[w.block.rank]
-        self._check_read(w, at, shadow, shadow.granules(offsets, 16), self._agents.known(w), True)
+    def lacks_bytes(self, barrier: MBarrier) -> bool:
+        """Return whether a phase waits only for bytes that no copy in flight will deliver."""
+        memory = self._memory
+        return barrier.pending == 0 and barrier.tx > 0 and not memory.is_filling(barrier) and not memory.has_peers
 
     def mbarrier_acquired(self, w: Warp, at: int, barrier: MBarrier, order: str) -> None:
         """Note which phase a wait has passed: a wait that passes twice in a phase has the wrong parity."""
@@ -181,13 +130,17 @@ class SharedRaces(Observer):
 
     # ---- reads
 
-    def _check_read(
+    def check_read(
         self, w: Warp, at: int, shadow: Shadow, indices: Array, clock: Clock, proxy: bool, strong: int = 0
     ) -> None:
-        """Report a read of bytes whose writer is not ordered before it.
+        """Report a read of bytes that nobody has written, or whose writer is not ordered before it.
 
-        strong: 1 + the scope of a volatile, relaxed or acquiring read, which does not race with threads in its scope.
+        proxy: through the asynchronous proxy. strong: 1 + the scope of a volatile, relaxed or acquiring read, which
+        does not race with threads in its scope.
         """
+        fenced = clock.proxy_in(shadow.rank) if proxy else None
+        if shadow.unordered_writer(indices, clock.order, fenced) is None:
+            return
         flying = shadow.in_flight[indices]
         if np.count_nonzero(flying):
             place = int(indices[int((flying != 0).argmax())])
@@ -204,8 +157,9 @@ class SharedRaces(Observer):
                 self._reporter.report_bytes("uninitialised_shared", w, at, text, shadow, place, indices)
                 self._read_unwritten(w, at, shadow, indices)
         if strong:
-            indices = indices[self._agents.is_copy(writers) | self._narrow_writers(w, shadow, indices, strong)]
-        late = shadow.unordered_writer(indices, clock.order, clock.proxy_in(shadow.rank) if proxy else None)
+            races = self._agents.is_copy(writers) | self._narrow_writers(w, shadow, indices, strong)
+            indices, writers = indices[races], writers[races]
+        late = shadow.unordered_writer(indices[writers >= 0], clock.order, fenced)
         if late is None:
             return
         agent, place, is_proxy = late
@@ -241,7 +195,7 @@ class SharedRaces(Observer):
         """Report a read of bytes whose copy has not been waited for."""
         self._astray.add(w.agent)
         barriers = [self._cluster.blocks[place[1]].mbarriers.get(place[2]) for place in awaited.places]
-        by_bytes = any(b is not None and (b.tx < 0 or self._reporter.lacks_bytes(b)) for b in barriers)
+        by_bytes = any(b is not None and (b.tx < 0 or self.lacks_bytes(b)) for b in barriers)
         self._reporter.out_of_step(by_bytes=by_bytes)
         ends = f": it ends {awaited.name}" if awaited.name else ""
         text = f"bytes are read whose copy {state}{ends}"
@@ -288,24 +242,41 @@ class SharedRaces(Observer):
         shadow: Shadow,
         indices: Array,
         clock: Clock,
-        proxy: bool = False,
         same: Same = never,
         copy: Copy | None = None,
         strong: int = 0,
     ) -> None:
         """Report a write that is not ordered after the last writer of the bytes, or after their readers.
 
-        same: whether the bytes are what they are to become; plain writers of one value do not race. proxy: through the
-        asynchronous proxy. copy: the asynchronous operation that writes. strong: 1 + the scope of a volatile, relaxed
-        or releasing store, which does not race with threads in its scope, or of an asynchronous reduction, which does
-        not race with reductions and strong accesses through its proxy.
+        same: whether the bytes are what they are to become; plain writers of one value do not race. copy: the
+        asynchronous operation that writes. strong: 1 + the scope of a volatile, relaxed or releasing store, which does
+        not race with threads in its scope, or of an asynchronous reduction, which does not race with reductions and
+        strong accesses through its proxy.
         """
-        is_copy = copy is not None
         if np.count_nonzero(shadow.is_barrier[indices]):
             place = int(indices[int(shadow.is_barrier[indices].argmax())])
             self._reporter.report_bytes(
                 "barrier_overwritten", w, at, "a live mbarrier is overwritten", shadow, place, indices
             )
+        proxy = copy is not None and uses_proxy(copy)
+        fenced = clock.proxy_in(shadow.rank) if proxy else None
+        late = shadow.unordered_writer(indices, self._performed_copies(clock), fenced)
+        if late is None or not self._races_with_writer(w, at, shadow, indices, clock, same, copy, strong):
+            self._check_readers(w, at, shadow, indices, clock, copy, strong)
+
+    def _races_with_writer(
+        self,
+        w: Warp,
+        at: int,
+        shadow: Shadow,
+        indices: Array,
+        clock: Clock,
+        same: Same,
+        copy: Copy | None,
+        strong: int,
+    ) -> bool:
+        """Report a write that is not ordered after the last writer. Return whether there is such a writer."""
+        is_copy, proxy = copy is not None, copy is not None and uses_proxy(copy)
         flying = shadow.in_flight[indices]
         if np.count_nonzero(flying):
             place = int(indices[int((flying != 0).argmax())])
@@ -313,56 +284,80 @@ class SharedRaces(Observer):
             self._reporter.report_bytes(
                 "write_race", w, at, text, shadow, place, indices, is_derived=bool(self._astray)
             )
-            return
-        seen = indices
+            return True
+        writers = shadow.writer[indices]
+        races = writers >= 0
         if strong:
-            races = self._agents.is_copy(shadow.writer[indices]) | proxy
-            races |= self._narrow_writers(w, shadow, indices, strong)
+            unsafe = self._agents.is_copy(writers) | proxy | self._narrow_writers(w, shadow, indices, strong)
             if is_copy:
-                races |= shadow.strength[indices] == 0
-            seen = indices[races & ~_reduced(shadow, indices, proxy)]
+                unsafe |= shadow.strength[indices] == 0
+            races &= unsafe & ~_reduced(shadow, indices, proxy)
+        if not np.count_nonzero(races):
+            return False
         fenced = clock.proxy_in(shadow.rank) if proxy else None
-        late = shadow.unordered_writer(seen, self._performed_copies(clock), fenced)
-        if late is not None and self._agents.kind_of(late[0]) == "warp" and same():
-            late = None
-        if late is not None:
-            agent, place, is_proxy = late
-            if is_proxy:
-                who = self._agents.who(agent)
-                text = f"the asynchronous proxy overwrites what {who} stored with no proxy fence since"
-                self._reporter.report_bytes("missing_proxy_fence", w, at, text, shadow, place, indices)
-            else:
-                writer = self._agents.kind_of(agent)
-                kind = "data_race" if writer == "warp" and not (proxy or is_copy) else "write_race"
-                text = f"{self._agents.who(agent)} wrote these bytes and nothing orders this write after it"
-                advice = ""
-                if writer == "barrier" and proxy and self._follows_issue(shadow, place, clock):
-                    kind, advice = "overwritten_while_read", LAP_WAIT
-                    text += ": the slot is refilled though nobody is known to have read it"
-                self._reporter.report_bytes(
-                    kind, w, at, text, shadow, place, indices, is_derived=bool(self._astray), advice=advice
-                )
+        late = shadow.unordered_writer(indices[races], self._performed_copies(clock), fenced)
+        if late is None or (self._agents.kind_of(late[0]) == "warp" and same()):
+            return False
+        agent, place, is_proxy = late
+        who = self._agents.who(agent)
+        if is_proxy:
+            text = f"the asynchronous proxy overwrites what {who} stored with no proxy fence since"
+            self._reporter.report_bytes("missing_proxy_fence", w, at, text, shadow, place, indices)
+            return True
+        writer = self._agents.kind_of(agent)
+        kind = "data_race" if writer == "warp" and not is_copy else "write_race"
+        text = f"{who} wrote these bytes and nothing orders this write after it"
+        advice = ""
+        if writer == "barrier" and proxy and self._follows_issue(shadow, place, clock):
+            kind, advice = "overwritten_while_read", LAP_WAIT
+            text += ": the slot is refilled though nobody is known to have read it"
+        self._reporter.report_bytes(
+            kind, w, at, text, shadow, place, indices, is_derived=bool(self._astray), advice=advice
+        )
+        return True
+
+    def _check_readers(
+        self, w: Warp, at: int, shadow: Shadow, indices: Array, clock: Clock, copy: Copy | None, strong: int
+    ) -> None:
+        """Report a write that is not ordered after a read."""
+        is_copy = copy is not None
+        reader = shadow.unordered_reader(indices, clock, is_copy)
+        if reader is None or (strong and not is_copy and self._agents.kind_of(reader[0]) == "warp"):
             return
-        reader = shadow.unordered_reader(indices, clock, proxy or is_copy)
-        if reader is not None and (is_copy or not strong or self._agents.kind_of(reader[0]) != "warp"):
-            agent, place, read_at = reader
-            is_first = copy is not None and shadow.writer[place] < 0
-            if copy is not None and is_first and self._read_before_issue(shadow, indices, agent, _end_of(copy)):
-                return
-            reader_kind = self._agents.kind_of(agent)
-            kind = "overwritten_while_read"
-            advice = _refill_advice(is_copy or proxy, reader_kind)
-            if reader_kind == "bulk":
-                kind, advice = "store_source_reused", ""
-            elif reader_kind == "barrier":
-                kind, advice = "store_source_reused", COPY_MESSAGE
-            elif reader_kind == "warp" and not (proxy or is_copy):
-                kind, advice = "data_race", ""
-            text = f"{self._agents.who(agent)} reads these bytes and nothing orders this write after it"
-            astray = self._is_astray(agent, copy)
-            self._reporter.report_bytes(
-                kind, w, at, text, shadow, place, indices, read_at, is_derived=astray, advice=advice
-            )
+        agent, place, read_at = reader
+        is_first = copy is not None and shadow.writer[place] < 0
+        if copy is not None and is_first and self._read_before_issue(shadow, indices, agent, _end_of(copy)):
+            return
+        reader_kind = self._agents.kind_of(agent)
+        kind = "overwritten_while_read"
+        advice = _refill_advice(is_copy, reader_kind)
+        if reader_kind == "bulk":
+            kind, advice = "store_source_reused", ""
+        elif reader_kind == "barrier":
+            kind, advice = "store_source_reused", COPY_MESSAGE
+        elif reader_kind == "warp" and not is_copy:
+            kind, advice = "data_race", ""
+        text = f"{self._agents.who(agent)} reads these bytes and nothing orders this write after it"
+        astray = self._is_astray(agent, copy)
+        self._reporter.report_bytes(
+            kind, w, at, text, shadow, place, indices, read_at, is_derived=astray, advice=advice
+        )
+
+    def check_atomic(self, w: Warp, at: int, shadow: Shadow, indices: Array, order: str) -> None:
+        """Check one lane's atomic operation: it does not race with atomics and strong stores in its scope."""
+        strength = strength_of(order)
+        is_relaxed = (shadow.strength[indices] > 0) | (_reduced(shadow, indices, False) & (strength > 1))
+        if not is_relaxed.all() or self._narrow_writers(w, shadow, indices, strength).any():
+            clock = self._agents.known(w)
+            self.check_read(w, at, shadow, indices, clock, False)
+            self.check_write(w, at, shadow, indices, clock)
+
+    def check_copy(self, copy: Copy, shadow: Shadow, indices: Array) -> None:
+        """Check the write of a copy when it is issued."""
+        agents, strong = self._agents, strength_of(copy.scope)
+        parts = agents.knowers(copy.w, indices) if copy.what == "cp.async" else [(agents.known(copy.w), indices)]
+        for clock, part in parts:
+            self.check_write(copy.w, copy.at, shadow, part, clock, copy=copy, strong=strong)
 
     def _narrow_writers(self, w: Warp, shadow: Shadow, indices: Array, strength: int) -> Array:
         """Return granules last written by another CTA, where either access has only CTA scope."""

@@ -16,7 +16,7 @@ from cudatma.emulator.async_copy.groups import Group, copy_queues
 from cudatma.emulator.async_copy.mbarrier import MBarrier
 from cudatma.emulator.hazards.agents import Agents, lanes_now
 from cudatma.emulator.hazards.clocks import INITS, Clock, acquires, joined, releases, scope_of
-from cudatma.emulator.hazards.mbarriers import Inits
+from cudatma.emulator.hazards.mbarriers import BarrierRecords
 from cudatma.emulator.hazards.memory_order import MemoryOrder
 from cudatma.emulator.hazards.shared_memory import SharedMemory
 from cudatma.emulator.machine.events import Observer
@@ -49,9 +49,11 @@ def _perform(clock: Clock, known: Clock) -> None:
 class Synchronization(Observer):
     """Passes clocks on among the warps of one cluster."""
 
-    def __init__(self, agents: Agents, memory: SharedMemory, inits: Inits, order: MemoryOrder, number: int) -> None:
+    def __init__(
+        self, agents: Agents, memory: SharedMemory, records: BarrierRecords, order: MemoryOrder, number: int
+    ) -> None:
         """number: of the cluster."""
-        self._agents, self._memory, self._inits, self._order = agents, memory, inits, order
+        self._agents, self._memory, self._records, self._order = agents, memory, records, order
         self._number = number
         self._named: dict[int, Clock] = {}
         self._cluster_pending, self._cluster_done = Clock(agents.size), Clock(agents.size)
@@ -201,7 +203,7 @@ class Synchronization(Observer):
         if kind.startswith("proxy.async"):
             self._fence_proxy(w, kind)
         elif kind.startswith("mbarrier_init"):
-            self._inits.fence(w)
+            self._records.fence(w)
             for clock in self._agents.learners(w):
                 clock.beyond().fenced[INITS] = clock.bare()
             self._agents.advance(w)
@@ -212,7 +214,7 @@ class Synchronization(Observer):
         """Fence all memory, global memory, or the shared memory of this CTA or of the cluster."""
         is_shared = not kind.endswith("global")
         is_own = "shared::cta" in kind and self._memory.has_remote_stores
-        uncovered = self._inits.fence(w, self._agents.epoch(w)) if is_shared else []
+        uncovered = self._records.fence(w, self._agents.epoch(w)) if is_shared else []
         for clock in self._agents.learners(w):
             if is_shared:
                 order = clock.order.copy()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import count
 from typing import Any, cast
 
@@ -290,6 +291,9 @@ class Observer:
     def mbarrier_arrived(self, w: Any, barrier: Any, order: str, is_alone: bool, /) -> None:
         """Threads arrive at an mbarrier. is_alone: one lane of a warp that has more."""
 
+    def bytes_expected(self, w: Any, at: int, barrier: Any, /) -> None:
+        """An instruction adds to the bytes that the running phase expects. Comes after its effect."""
+
     def phase_ended(self, barrier: Any, /) -> None:
         """A phase has ended: ``barrier.phase`` counts it. Waiters have not been woken yet."""
 
@@ -348,14 +352,21 @@ class _Combined:
         self._observers = observers
 
     def __getattr__(self, event: str) -> Callable[..., None]:
-        ignored = getattr(Observer, event)
-        handlers = [getattr(each, event) for each in self._observers if getattr(type(each), event) is not ignored]
-        handler = handlers[0] if len(handlers) == 1 else _in_turn(tuple(handlers))
+        positions = _subscribers(event, *map(type, self._observers))
+        handlers = [getattr(self._observers[k], event) for k in positions] or [getattr(UNOBSERVED, event)]
+        handler = handlers[0] if len(handlers) == 1 else _in_turn(handlers)
         setattr(self, event, handler)
         return handler
 
 
-def _in_turn(handlers: tuple[Callable[..., None], ...]) -> Callable[..., None]:
+@lru_cache(maxsize=4096)
+def _subscribers(event: str, *observers: type[Observer]) -> tuple[int, ...]:
+    """Return the positions of the classes that handle an event."""
+    ignored = getattr(Observer, event)
+    return tuple(k for k, observer in enumerate(observers) if getattr(observer, event) is not ignored)
+
+
+def _in_turn(handlers: Sequence[Callable[..., None]]) -> Callable[..., None]:
     def call(*args: Any) -> None:
         for handler in handlers:
             handler(*args)

@@ -130,6 +130,8 @@ class Image:
         self._checked: set[str] = set()
         self._reachable: dict[str, list[str]] = {}
         self._opcodes: dict[str, frozenset[str]] = {}
+        self._reads: dict[tuple[str, str], bool] = {}
+        self._splits: dict[str, bool] = {}
         self._layouts: dict[str, tuple[dict[str, int], int]] = {}
         self._numbers = {name: 16 + 16 * k for k, name in enumerate(module.functions)}
         placed = [v for v in module.variables.values() if v.space in ("global", "const")]
@@ -220,14 +222,27 @@ class Image:
         return found
 
     def reads(self, entry: str, register: str) -> bool:
-        """Whether a kernel, or what it calls, reads a special register whose name begins with ``register``."""
-        return any(
-            getattr(operand, "name", "").startswith(register)
-            for name in self.reachable(entry)
-            for instruction in self.module.functions[name].body
-            if instruction.parts[0] == "mov"
-            for operand in instruction.operands
-        )
+        """Return whether an entry reads a special register whose name begins with ``register``."""
+        known = self._reads.get((entry, register))
+        if known is None:
+            known = self._reads[entry, register] = any(
+                getattr(operand, "name", "").startswith(register)
+                for name in self.reachable(entry)
+                for instruction in self.module.functions[name].body
+                if instruction.parts[0] == "mov"
+                for operand in instruction.operands
+            )
+        return known
+
+    def splits_warps(self, entry: str) -> bool:
+        """Return whether an instruction that an entry reaches has a member mask that may omit lanes of a warp."""
+        known = self._splits.get(entry)
+        if known is None:
+            bodies = (self.module.functions[name].body for name in self.reachable(entry))
+            known = self._splits[entry] = any(
+                instruction.members is not None and not instruction.names_all for body in bodies for instruction in body
+            )
+        return known
 
     def shared_layout(self, entry: str) -> tuple[dict[str, int], int]:
         """Offsets of the shared variables that an entry can reach, and where the dynamic part begins.

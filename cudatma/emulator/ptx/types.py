@@ -33,6 +33,7 @@ NUMPY: dict[str, np.dtype[Any]] = {
 
 #: What registers hold before they are written, by type. They share these vectors, by which they are known.
 _UNWRITTEN: dict[str, Array] = {}
+_UNWRITTEN_IDS: set[int] = set()
 
 
 def unwritten(code: str) -> Array:
@@ -42,6 +43,7 @@ def unwritten(code: str) -> Array:
         found = np.zeros((2, LANES), np.uint64) if code == "b128" else np.zeros(LANES, NUMPY[code])
         found.flags.writeable = False
         _UNWRITTEN[code] = found
+        _UNWRITTEN_IDS.add(id(found))
     return found
 
 
@@ -62,11 +64,11 @@ def active_lanes(mask: Array | None) -> list[int]:
 
 
 def is_unwritten(vector: Array) -> bool:
-    """Whether a register's vector, or its view in another type, is what no instruction has written."""
+    """Return whether a register's vector, or its view in another type, is what no instruction has written."""
     if vector.flags.writeable:
         return False
     root = vector if vector.base is None else vector.base
-    return any(root is each for each in _UNWRITTEN.values())
+    return id(root) in _UNWRITTEN_IDS
 
 
 #: PTX type -> the emulator's. bf16 and the 8-bit floats travel as their bits.

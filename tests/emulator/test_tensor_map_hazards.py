@@ -1,4 +1,4 @@
-"""The rarer hazards, each with a kernel that has it and the same one that has not."""
+"""What tensor maps, and the addresses of copies, must be: traps, and hazards of swizzles and overlapping stores."""
 
 from __future__ import annotations
 
@@ -11,60 +11,6 @@ from ptx_of import module_of
 from cudatma.descriptor import TensorMap, TiledSpec
 from cudatma.descriptor.codec import encode
 from cudatma.emulator import TrapError
-
-OVERFLOW = """
-extern "C" __global__ void k(u32* out) {
-    __shared__ __align__(8) u64 barrier;
-    __shared__ __align__(16) u32 box[4];
-    const u32 bar = shared_address(&barrier);
-    mbarrier_init(bar, 1);
-    fence_mbarrier_init();
-    mbarrier_arrive_expect_tx(bar, 16);
-#ifdef BUG
-    mbarrier_arrive(bar);
-#endif
-    cp_async_bulk_load(shared_address(box), out, 16, bar);
-    mbarrier_wait_parity(bar, 0);
-}"""
-
-COUNT = """
-extern "C" __global__ void k(u32* out) {
-    const u32 warp = threadIdx.x / 32;
-#ifdef BUG
-    bar_sync(1, warp ? 64 : 96);
-#else
-    bar_sync(1, 64);
-#endif
-    out[threadIdx.x] = warp;
-}"""
-
-GONE = """
-extern "C" __global__ void __cluster_dims__(2, 1, 1) k(u32* out) {
-    __shared__ u32 box[32];
-    const u32 rank = cluster_ctarank();
-    box[threadIdx.x] = rank;
-    barrier_cluster_arrive(); barrier_cluster_wait();
-    u32 v = 0;
-    const u32 other = mapa_shared_cluster(shared_address(box), 0);
-    if (rank == 1) asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(other));
-    out[blockIdx.x * 32 + threadIdx.x] = v;
-#ifndef BUG
-    barrier_cluster_arrive(); barrier_cluster_wait();
-#endif
-}"""
-
-
-@pytest.mark.parametrize(
-    ("source", "kind", "grid", "threads"),
-    [(OVERFLOW, "arrival_overflow", 1, 1), (COUNT, "barrier_count", 1, 64), (GONE, "block_gone", 2, 32)],
-)
-@pytest.mark.parametrize("bug", [False, True])
-def test_pairs(source: str, kind: str, grid: int, threads: int, bug: bool) -> None:
-    module = module_of(("#define BUG\n" if bug else "") + source)
-    report = module.launch("k", grid, threads, (np.zeros(64, np.uint32),), schedules=6, hazards="collect")
-    assert (kind in report.kinds) is bug, str(report)
-    assert report.is_clean is not bug, str(report)
-
 
 TILE = """
 extern "C" __global__ void k(const __grid_constant__ TensorMap map, u32* out) {
@@ -98,49 +44,6 @@ def test_a_swizzled_tile_that_is_not_aligned_to_its_pattern(bug: bool) -> None:
     report = module.launch("k", 1, 128, (map_, out), shared_bytes=4096, schedules=3, hazards="collect")
     assert report.kinds == ({"swizzle_alignment"} if bug else set())
     assert (out == source[:, ::4].reshape(-1)).all() is not np.bool_(bug)
-
-
-EDIT = """
-extern "C" __global__ void k(const __grid_constant__ TensorMap original, TensorMap* edited, const u8* other, u32* out) {
-    extern __shared__ __align__(128) u32 box[];
-    __shared__ __align__(128) TensorMap copy;
-    __shared__ __align__(8) u64 barrier;
-    const u32 bar = shared_address(&barrier), map = shared_address(&copy);
-    for (u32 i = threadIdx.x; i < 128; i += 32) copy.bytes[i] = original.bytes[i];
-    __syncwarp();
-    if (threadIdx.x == 0) {
-        asm volatile("tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%0], %1;"
-                     :: "r"(map), "l"(other) : "memory");
-        mbarrier_init(bar, 1);
-        fence_mbarrier_init();
-    }
-    __syncwarp();
-    asm volatile("tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned"
-                 " [%0], [%1], 128;"
-                 :: "l"(edited), "r"(map) : "memory");
-    if (threadIdx.x == 0) {
-#ifndef BUG
-        fence_proxy_tensormap_acquire_gpu(edited);
-#endif
-        mbarrier_arrive_expect_tx(bar, 1024);
-        cp_async_bulk_tensor_2d_load(shared_address(box), edited, bar, 0, 0);
-    }
-    __syncwarp();
-    mbarrier_wait_parity(bar, 0);
-    out[threadIdx.x] = box[threadIdx.x];
-}"""
-
-
-@pytest.mark.parametrize("bug", [False, True])
-def test_an_edited_tensor_map_wants_its_fence(bug: bool) -> None:
-    original, other = np.zeros((8, 32), np.uint32), np.arange(256, dtype=np.uint32).reshape(8, 32)
-    map_ = TensorMap.from_array(original, (8, 32), encoder="codec")
-    raw, out = np.zeros(256, np.uint8), np.zeros(32, np.uint32)
-    edited = raw[-raw.ctypes.data % 128 :][:128]
-    module = module_of(("#define BUG\n" if bug else "") + EDIT)
-    report = module.launch("k", 1, 32, (map_, edited, other, out), shared_bytes=1024, schedules=3, hazards="collect")
-    assert report.kinds == ({"tensor_map_fence"} if bug else set())
-    assert (out == other[0]).all()
 
 
 LOAD = """

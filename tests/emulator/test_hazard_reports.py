@@ -1,0 +1,152 @@
+"""Reports: causes first, with what follows under them; schedules that are replayed, or end at a kind of hazard."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pytest
+from catalogue import Case, module_of
+from ptx_lines import kernel
+from test_hazard_catalogue_pipelines import CASES
+
+from cudatma.emulator import Report
+from cudatma.errors import ArgumentError, HazardError
+
+RING = CASES[0]
+
+TILE = """
+extern "C" __global__ void k(const u32* in, u32* out) {
+    __shared__ alignas(128) u32 box[256];
+    __shared__ alignas(128) u32 other[256];
+    __shared__ u32 scratch[64];
+    __shared__ alignas(8) u64 full[2];
+    const u32 t = threadIdx.x, f = ADDRESS(full);
+    if (t == 32) { INIT(f, 1); INIT(f + 8, 1); FENCE_INIT(); }
+    __syncthreads();
+    if (t == 32) {
+        EXPECT(f, 1024);
+        BULK_LOAD(ADDRESS(box), in, 1024, f);
+#ifdef OTHER_COUNT
+        EXPECT(f + 8, 1024 + 16);
+#else
+        EXPECT(f + 8, 1024);
+#endif
+        BULK_LOAD(ADDRESS(other), in, 1024, f + 8);
+    }
+#ifndef NO_WAIT
+    WAIT(f, 0);
+#endif
+    out[t] = box[t];
+    scratch[t] = box[t];
+#ifndef NO_BARRIER
+    __syncthreads();
+#endif
+    out[64 + t] = scratch[63 - t];
+    WAIT(f + 8, 0);
+}
+"""
+
+
+def run(*defines: str, schedules: int = 1) -> Report:
+    given, out = np.arange(256, dtype=np.uint32), np.zeros(256, np.uint32)
+    case = Case("tile", TILE, {}, lambda: ((given, out), lambda: bool((out[:64] == given[:64]).all())), block=64)
+    return case.run(*defines, schedules=schedules)[0]
+
+
+def test_a_read_before_its_copy_is_issued_is_a_read_without_a_wait() -> None:
+    """In order, warp 0 reads the tile before warp 1 issues the copy: nobody has written it then."""
+    assert run(schedules=20).is_clean
+    report = run("NO_WAIT")
+    cause = report.findings[0]
+    assert cause.kind == "read_before_load"
+    assert "mbarrier.try_wait.parity" in cause.advice
+    assert "phase 0 (parity 0) of the mbarrier at 0x" in cause.advice
+    assert len(report.hazards) == 1
+    assert report.kinds == {"read_before_load", "uninitialised_shared"}
+
+
+def test_text_and_data_show_what_follows_under_its_cause() -> None:
+    report = run("NO_WAIT")
+    text = str(report)
+    assert text.startswith("read_before_load: ")
+    assert "  missing: before the read a wait for phase 0 (parity 0) of the mbarrier at 0x" in text
+    assert "  then uninitialised_shared at PTX line " in text
+    data = asdict(report.hazards[0])
+    assert [c["kind"] for c in data["consequences"]] == ["uninitialised_shared"]
+    assert data["consequences"][0]["ptx_line"] == data["ptx_line"]
+
+
+def test_mistakes_that_share_no_bytes_stay_apart() -> None:
+    report = run("NO_WAIT", "NO_BARRIER", schedules=4)
+    assert {"read_before_load", "data_race"} <= {hazard.kind for hazard in report.hazards}
+    report = run("NO_WAIT", "OTHER_COUNT", schedules=4)
+    assert {"byte_count", "read_before_load"} <= {hazard.kind for hazard in report.hazards}
+
+
+# ---- schedules of a ring
+
+
+def ring(*defines: str, hazards: str = "collect", schedules: int = 8, **options: Any) -> Report:
+    args, _ = RING.arguments()
+    return module_of(RING.source, defines).launch("k", 1, 96, args, hazards=hazards, schedules=schedules, **options)
+
+
+def test_a_schedule_ends_at_a_kind_that_is_asked_for() -> None:
+    whole, stopped = (ring("NO_WAIT", stop_at=stop_at) for stop_at in ((), ("read_before_load", "trap")))
+    assert "read_before_load" in stopped.kinds
+    assert stopped.kinds <= whole.kinds
+    assert stopped.steps < whole.steps / 2
+    assert ring("NO_WAIT", stop_at=("data_race",)).findings == whole.findings
+
+
+@pytest.mark.parametrize("stop_at", [("races",), "data_race"])
+def test_a_kind_to_stop_at_that_there_is_not(stop_at: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"^stop_at: got .*data_race"):
+        ring(stop_at=stop_at)
+
+
+def test_a_failing_schedule_can_be_replayed() -> None:
+    hazard = ring("NO_ACQUIRE").hazards[0]
+    assert hazard.kind in ring("NO_ACQUIRE", seed=hazard.seed, replay=hazard.schedule).kinds
+
+
+def test_raise_names_everything_that_was_found() -> None:
+    with pytest.raises(HazardError, match=r"missing_init_fence.*\n.*PTX line \d+ \(kernel.cu:\d+\)"):
+        ring("NO_INIT_FENCE", hazards="raise")
+
+
+# ---- other ways to wait, and to read
+
+
+POLL = """
+extern "C" __global__ void k(const u32* in, u32* out) {
+    __shared__ __align__(128) u32 box[256];
+    __shared__ __align__(8) u64 barrier;
+    const u32 bar = ADDRESS(&barrier);
+    if (threadIdx.x == 0) { INIT(bar, ARRIVALS); FENCE_INIT(); }
+    __syncthreads();
+    if (threadIdx.x == 0) { EXPECT(bar, 1024); BULK_LOAD(ADDRESS(box), in, 1024, bar); }
+    u32 done = 0;
+    while (!done)
+        asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], 0; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done) : "r"(bar) : "memory");
+    out[threadIdx.x] = box[threadIdx.x];
+}"""
+
+
+@pytest.mark.parametrize(("arrivals", "kinds"), [(1, set()), (2, {"deadlock"})])
+def test_threads_that_poll_instead_of_waiting(arrivals: int, kinds: set[str]) -> None:
+    given, out = np.arange(256, dtype=np.uint32), np.zeros(64, np.uint32)
+    module = module_of(POLL, (f"ARRIVALS {arrivals}",))
+    report = module.launch("k", 1, 64, (given, out), schedules=8, hazards="collect", step_limit=100_000)
+    assert report.kinds == kinds
+    assert kinds or (out == given[:64]).all()
+
+
+def test_a_register_that_nobody_wrote() -> None:
+    body = "add.u32 %r2, %r1, 1;\nld.param.u64 %d1, [p0];\nst.global.u32 [%d1], %r2;"
+    report = kernel(body, params=1).launch("k", 1, 32, (np.zeros(1, np.uint32),), hazards="collect")
+    assert report.kinds == {"uninitialised_register"}
+    assert "%r1 is read" in str(report)
