@@ -120,13 +120,6 @@ def test_what_is_put_is_got(tmp_path_factory: pytest.TempPathFactory, files: dic
     assert {p.name: p.read_bytes() for p in got.folder.iterdir() if p.name != "manifest.json"} == files
 
 
-def test_artifact_reads_its_files(cache: Cache) -> None:
-    artifact = cache.put(KEY, FILES)
-    assert artifact.text("kernel.cu") == "source"
-    with pytest.raises(CacheError, match=r"no kernel\.ptx"):
-        artifact.read("kernel.ptx")
-
-
 def spoil_truncate(entry: Path) -> None:
     (entry / "kernel.cubin").write_bytes(b"\x7fE")
 
@@ -491,28 +484,6 @@ def test_a_lock_that_stays_held_is_an_error(cache: Cache) -> None:
         cache.lock(KEY, timeout_s=0.02),
     ):
         pass
-
-
-_HOLDER = """
-import sys, time
-from cudatma.build.cache import Cache
-with Cache(sys.argv[1]).lock("a" * 64):
-    print("held", flush=True)
-    time.sleep(60)
-"""
-
-
-def test_a_killed_holder_leaves_no_lock(cache: Cache) -> None:
-    holder = run_python(_HOLDER, cache.root)
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
-    with pytest.raises(CacheError), cache.lock(KEY, timeout_s=0.02):
-        pass
-    holder.send_signal(signal.SIGKILL)
-    holder.wait(10)
-    with cache.lock(KEY, timeout_s=5):
-        pass
-    assert list((cache.root / "locks").iterdir()) == []
 
 
 _FORKER = """

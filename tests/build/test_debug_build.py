@@ -16,7 +16,6 @@ from cudatma.build.kernel import Kernels, debugging, known_kernel, load_kernel, 
 from cudatma.build.render import render
 from cudatma.context import runtime
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.tools import dump_kernels
 
 SOURCE = """
 //% include "primitives/mbarrier.cuh.j2"
@@ -114,13 +113,3 @@ def test_what_is_no_bool_is_refused(value: Any) -> None:
     ):
         with pytest.raises(ArgumentTypeError, match="debug"):
             call()
-
-
-def test_dump_writes_it(tmp_path: Path) -> None:
-    arguments = ["tile_copy", "--target", "sm_90a", "--no-sass", "--out"]
-    assert dump_kernels.main([*arguments, str(tmp_path / "plain")]) == 0
-    assert dump_kernels.main([*arguments, str(tmp_path / "debug"), "--debug"]) == 0
-    plain, debug = ((tmp_path / name / "tile_copy_sm_90a.cu").read_text() for name in ("plain", "debug"))
-    assert "debug" not in plain
-    assert "cudatma_debug_panel" in debug
-    assert "cudatma_debug_panel" in (tmp_path / "debug" / "tile_copy_sm_90a.ptx").read_text()

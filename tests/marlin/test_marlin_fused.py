@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from cudatma import ArgumentError, MarlinLinear, PackedWeight, marlin_gemm
 from cudatma.kernels import choice_table
 from cudatma.kernels.marlin import gemm as marlin
 from cudatma.kernels.marlin.arguments import sizes_for
-from cudatma.kernels.marlin.choose import marlin_explain, resolve_fused
+from cudatma.kernels.marlin.choose import resolve_fused
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.sample import random_weight
@@ -122,18 +121,6 @@ def test_another_form_than_the_weights_is_refused(asked: str) -> None:
         sizes_for(problem, spec.in_form(asked), lambda m: work, SM90A)
     assert caught.value.field == "spec.fused"
     sizes_for(problem, spec, lambda m: work, SM90A)
-
-
-def test_explanations_show_it() -> None:
-    w, _ = weight("shifted")
-    of_layer, of_weight = (marlin_explain(what, 64, target="sm_90a", sm_count=132) for what in (LinearShape.of(w), w))
-    assert of_layer.spec == of_weight.spec.in_form("none")
-    assert "_shifted_" in str(of_weight)
-    assert "_shifted_" not in str(of_layer)
-    data = json.loads(json.dumps(of_weight.as_dict()))
-    assert data["spec"]["fused"] == "shifted"
-    assert [one["label"] for one in data["candidates"] if one["chosen"]] == [of_weight.spec.entry]
-    assert len(of_weight.candidates) == len(of_layer.candidates)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -17,11 +17,8 @@ from test_marlin_gemm import close, make, values
 from cudatma import ArgumentError, LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm
 from cudatma.kernels import choice_table
 from cudatma.kernels import warm_up as shared
-from cudatma.kernels.calls import calls_of
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin import warm_up as warming
-from cudatma.kernels.marlin.gemm import MARLIN_GEMM
-from cudatma.kernels.stream_workspaces import stream_workspace
 from cudatma.runtime.launch import Kernel
 
 K, N = 128, 64
@@ -48,12 +45,6 @@ def entries(gpu: FakeGpu) -> list[tuple[bool, bool]]:
 
 def bits(array: Any) -> Any:
     return array.view(np.uint16)
-
-
-@pytest.fixture
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """marlin_gemm without backend= asks nobody, so that calls can be repeated ones."""
-    monkeypatch.setenv("CUDATMA_BACKEND", "cuda")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -84,38 +75,6 @@ def test_pitches_and_addresses_off_16_bytes(gpu: FakeGpu, offset: int, width: in
     np.testing.assert_array_equal(bits(out), bits(gemm(gpu, np.ascontiguousarray(x), weight)))
 
 
-def test_repeated_calls_write_the_new_addresses(gpu: FakeGpu, fast: None) -> None:
-    weight, reference = make(K, N, act_order=True)
-    for seed in range(4):
-        x = values((5, K), seed=seed)
-        assert close(gemm(gpu, x, weight, backend=None), x.astype(np.float64) @ reference)
-        assert entries(gpu) == [(True, False), (False, True)]
-    assert len(calls_of(MARLIN_GEMM).calls) == 1
-
-
-def test_an_unaligned_call_leaves_aligned_ones_their_plan(gpu: FakeGpu, fast: None) -> None:
-    weight, reference = make(K, N)
-    # The same shape and pitch each time; only the address differs.
-    for offset, launches in ((1, 2), (0, 1), (3, 2), (0, 1), (0, 1)):
-        x = values((4, K + 8), seed=offset)[:, offset : offset + K]
-        assert close(gemm(gpu, x, weight, backend=None), x.astype(np.float64) @ reference)
-        assert len(entries(gpu)) == launches
-
-
-def test_the_workspace_grows_and_keeps_what_graphs_may_hold(gpu: FakeGpu) -> None:
-    weight, _ = make(K, N, act_order=True)
-    rows = stream_workspace(0, STREAM).rows
-    assert rows.nbytes == 0
-    gemm(gpu, values((3, K)), weight)
-    first, size = rows.room(1), rows.nbytes
-    assert size % (2 << 20) == 0
-    assert rows.room(size) == first
-    second = rows.room(size + 1)
-    assert rows.nbytes >= 2 * size
-    assert {first, second} <= set(gpu.memory)
-    assert stream_workspace(0, STREAM + 1).rows is not rows
-
-
 def test_a_capture_needs_kernels_but_no_call_on_its_stream(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     weight, _ = make(K, N, act_order=True)
     x = values((3, K))
@@ -131,16 +90,6 @@ def test_a_capture_needs_kernels_but_no_call_on_its_stream(gpu: FakeGpu, monkeyp
     for options in ({}, {"stream": 9}, {"workspace": MarlinWorkspace(0)}):
         gemm(gpu, x, weight, **options)
         assert entries(gpu) == [(True, False), (False, True)]
-
-
-def test_a_branch_has_rows_of_its_own(gpu: FakeGpu) -> None:
-    eager = stream_workspace(0, STREAM).rows
-    gpu.capturing |= {STREAM, 9}
-    rows = [stream_workspace(0, stream).rows for stream in (STREAM, 9, STREAM)]
-    assert rows[0] is rows[2]
-    first = rows[0].room(100)
-    assert rows[0].room(100) == first
-    assert len({id(one) for one in (eager, *rows)}) == len({eager.room(100), first, rows[1].room(100)}) == 3
 
 
 def test_warm_up_makes_a_capture_possible(gpu: FakeGpu) -> None:
@@ -176,15 +125,6 @@ def test_threads_of_one_stream_do_not_mix_their_rows(gpu: FakeGpu) -> None:
     assert [is_copy for is_copy, _ in entries(gpu)] == [True, False, True, False]
     for number, x in enumerate(xs):
         assert close(outs[number], x.astype(np.float64) @ reference)
-
-
-def test_weights_of_one_shape_share_their_plans(gpu: FakeGpu, fast: None) -> None:
-    made = [make(K, N, act_order=act_order, seed=seed) for act_order in (False, True) for seed in (0, 1)]
-    for _ in range(2):
-        for weight, reference in made:
-            x = values((5, K))
-            assert close(gemm(gpu, x, weight, backend=None), x.astype(np.float64) @ reference)
-    assert len(calls_of(MARLIN_GEMM).plans) == len(calls_of(MARLIN_GEMM).calls) == 2
 
 
 def test_warming_up_to_a_bound_compiles_what_is_missing_and_loads_the_rest(

@@ -164,17 +164,6 @@ def test_a_file_that_is_damaged_or_something_else_is_ignored_and_kept(file: Path
     assert source(64) == "tuned"
 
 
-def test_a_folder_in_its_place_and_bytes_that_are_no_text(file: Path) -> None:
-    file.mkdir(parents=True)
-    with pytest.warns(TuneFileWarning, match="Is a directory"):
-        assert source(64) == "rule"
-    file.rmdir()
-    file.write_bytes(b"\xff\xfe{}")
-    choice_table.forget()
-    with pytest.warns(TuneFileWarning, match="codec"):
-        assert source(64) == "rule"
-
-
 def test_a_pipe_or_a_device_in_its_place_is_not_read(file: Path) -> None:
     file.parent.mkdir()
     os.mkfifo(file)
@@ -240,17 +229,6 @@ def test_an_entry_that_cannot_be_run_is_ignored_and_named(file: Path, raw: dict[
     assert problems[0].startswith(f"the entry k 4096, n 4096, m {raw['m']!r}: ")
     with pytest.warns(TuneFileWarning, match=f"an entry is not used: k 4096, n 4096, m {raw['m']!r}: "):
         assert source(1) == "tuned"
-
-
-@pytest.mark.parametrize("sizes", [{"k": True}, {"n": -4.5}, {"k": None}, {"n": [4096]}, {"k": None, "n": 10**99}])
-def test_an_entry_whose_sizes_are_none_is_ignored_and_named(file: Path, sizes: dict[str, Any]) -> None:
-    store_entry(file, GPU, MARLIN, entry(1, SKINNY))
-    content = json.loads(file.read_text())
-    content["sections"][0]["entries"].append(broken(**sizes))
-    file.write_text(json.dumps(content))
-    with pytest.warns(TuneFileWarning, match="its sizes must be integers") as caught:
-        assert source(1) == "tuned"
-    assert "0" * 99 not in str(caught[0].message)
 
 
 def test_what_a_launch_would_refuse_is_refused() -> None:
