@@ -343,6 +343,15 @@ def case_a_workspace_of_ones_own() -> None:
     assert counts.allocations == counts.frees
 
 
+def case_a_capture_after_a_warm_up_allocates_nothing() -> None:
+    c.MarlinLinear(w).warm_up([1, M], stream=0x60)
+    launches, allocations = record.launches, counts.allocations
+    assert launches == 0
+    set_stream(0, 0x60, 6, capture=100)
+    call(0x60)
+    assert (record.launches, counts.allocations, counts.in_capture) == (launches + 1, allocations, 0)
+
+
 def case_an_invalidated_capture() -> None:
     call(0x50)
     set_stream(0, 0x60, 6, capture=100)

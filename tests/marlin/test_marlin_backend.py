@@ -117,3 +117,22 @@ def test_a_row_is_the_same_in_every_batch() -> None:
     for rows in (slice(0, 1), slice(30, 50)):
         part = marlin_gemm(x[rows], weight, bias=bias, backend="emulator", batch_invariant=True)
         assert part.tobytes() == whole[rows].tobytes()
+
+
+def test_act_order() -> None:
+    x, weight, bias = operands(40, 192, 72)
+    permuted = replace(weight, perm=RNG.permutation(192).astype(np.int32))
+    y = marlin_gemm(x, permuted, bias=bias, backend="emulator")
+    assert error(y, x, permuted, bias) < TOLERANCE["float16"]
+    # The GEMM is the one that permuted activations get.
+    ordered = np.ascontiguousarray(x[:, permuted.perm])
+    assert np.array_equal(y, marlin_gemm(ordered, weight, bias=bias, backend="emulator"))
+
+
+def test_a_view_at_any_element() -> None:
+    x, weight, bias = operands(3, 128, 64)
+    buffer = np.full((3, 140), np.nan, np.float16)
+    for offset in (1, 8, 11):
+        buffer[:, offset : offset + 128] = x
+        y = marlin_gemm(buffer[:, offset : offset + 128], weight, bias=bias, backend="emulator")
+        assert np.array_equal(y, marlin_gemm(x, weight, bias=bias, backend="emulator"))

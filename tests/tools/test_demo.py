@@ -118,3 +118,16 @@ def test_the_environment_decides_before_the_emulator(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("CUDATMA_BACKEND", "cuda")
     with pytest.raises(DriverError, match="CUDATMA_BACKEND asks for the GPU; --backend emulator"):
         demo.choose_backend("auto")
+
+
+def test_the_text_names_progress_errors_and_the_picture(
+    small_layer: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(demo, "M_VALUES", (1,))
+    monkeypatch.setattr(demo, "CHECKED", 1)
+    assert demo.main(["--backend", "emulator", "--out", str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    assert "100%" in captured.err
+    assert "relative error" in captured.out
+    assert "hazards  none (M = 1, 3 schedules" in captured.out
+    assert str(tmp_path / "marlin_pipeline.svg") in captured.out

@@ -199,3 +199,11 @@ def test_no_path_is_overlooked(lines: list[Line], data: st.DataObject) -> None:
         target = data.draw(st.integers(at + 1, len(lines)))
         program[at] = Line(f"@P0 BRA `(.L_x_{target})", 7, program[at].wait, f".L_x_{at}")
     assert set(found(*program)) >= in_flight_on_paths(program)
+
+
+def test_reads_end_in_order() -> None:
+    assert found(load(), load(1), use(1), ARRIVE, EXIT) == []
+    assert found(load(1), load(), use(1), ARRIVE, EXIT) == [(3, 1)]
+    assert found(load(0), load(1), use(0), ARRIVE, EXIT) == [(3, 1)]
+    # The second read may not run; what it says then says nothing about the first.
+    assert found(load(0), load(1, guard="@P0 "), use(1), ARRIVE, EXIT) == [(3, 0)]
