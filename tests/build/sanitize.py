@@ -30,7 +30,7 @@ for folder in ("marlin", "data_movement"):
 
 from marlin_operands import LOAD_PATHS, POISON, TOLERANCE, Options, use_load_path
 from movement_cases import CASES as MOVEMENTS
-from movement_cases import Case, check
+from movement_cases import Case, check, check_ragged, ragged_arrays
 
 from cudatma import (
     MarlinWorkspace,
@@ -271,18 +271,14 @@ def run_movement(case: Case) -> str:
 
 
 def run_ragged() -> str:
-    """Many arrays of random shapes through one launch, some with a gap after each row."""
-    sources, buffers = [], []
-    for _ in range(300):
-        rows, columns, gap = int(RNG.integers(0, 40)), 4 * int(RNG.integers(1, 24)), 4 * int(RNG.integers(0, 3))
-        sources.append(RNG.integers(0, 100, (rows, columns)).astype(np.float32))
-        buffers.append(upload_words(np.full((rows, columns + gap), 77, np.float32)))
-    results = [buffer[:, : source.shape[1]] for source, buffer in zip(sources, buffers, strict=True)]
-    ragged_copy([upload_words(source) for source in sources], results)
-    for source, buffer in zip(sources, buffers, strict=True):
-        found, columns = buffer.get(), source.shape[1]
-        if (found[:, :columns] != source).any() or (found[:, columns:] != 77).any():
-            return f"wrong in an array of {source.shape}"
+    import cupy
+
+    sources, destinations, buffers = ragged_arrays(cupy, "float32", count=300, max_rows=40, max_chunks=24, seed=5)
+    ragged_copy(sources, destinations)
+    try:
+        check_ragged(sources, destinations, buffers)
+    except AssertionError as error:
+        return f"wrong {error}"
     return ""
 
 
