@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import pytest
 from movement_cases import check_ragged, ragged_arrays
+from this_gpu import cupy
 
-from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.data_movement.ragged_copy import RaggedCopy, ragged_copy
-from cudatma.target import detect
 
 pytestmark = pytest.mark.gpu
-
-try:
-    detect()
-except (DriverError, TargetError, ImportError) as reason:
-    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
-
-cupy = pytest.importorskip("cupy")
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "float64"])

@@ -14,22 +14,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from marlin_operands import Options, Weight, activations, bits, compare, make_weight, partials_bytes, to_float64
+from marlin_operands import (
+    Options,
+    Weight,
+    activations,
+    bits,
+    compare,
+    differences,
+    make_weight,
+    partials_bytes,
+    to_float64,
+)
+from this_gpu import TARGET, cupy
 
 import cudatma as c
 from cudatma import marlin_gemm, workspace_bytes
 from cudatma.build import kernel as build
-from cudatma.errors import DriverError, TargetError
-from cudatma.target import detect
 
 pytestmark = pytest.mark.gpu
-
-try:
-    TARGET = detect()
-except (DriverError, TargetError, ImportError) as reason:
-    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
-
-cupy = pytest.importorskip("cupy")
 
 #: Tiles that several CTAs share: they leave partial sums.
 K, N, M = 8192, 10240, 256
@@ -53,10 +55,6 @@ def divided() -> Weight:
 def ordered() -> Weight:
     """Its activations are copied to the workspace first."""
     return make_weight(4096, 1024, Options(act_order=True))
-
-
-def differences(out: Any, wanted: Any) -> Any:
-    return (bits(out) != bits(wanted)).sum()
 
 
 def synchronized() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from this_gpu import cupy
 
 import cudatma as c
 from cudatma.errors import (
@@ -24,18 +25,9 @@ from cudatma.errors import (
     FieldError,
     LaunchError,
     QuantizationError,
-    TargetError,
 )
-from cudatma.target import detect
 
 pytestmark = pytest.mark.gpu
-
-try:
-    detect()
-except (DriverError, TargetError, ImportError) as reason:
-    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
-
-cupy = pytest.importorskip("cupy")
 
 M, K, N = 5, 256, 128
 BF16 = np.dtype(ml_dtypes.bfloat16)

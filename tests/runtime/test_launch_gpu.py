@@ -14,22 +14,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from this_gpu import TARGET, cupy
 
 import cudatma.build.kernel as build
 from cudatma import arrays, library_streams
 from cudatma.build.nvrtc import compile_source
-from cudatma.errors import ArgumentTypeError, DriverError, LaunchError, TargetError
+from cudatma.errors import ArgumentTypeError, LaunchError
 from cudatma.runtime.launch import Kernel
-from cudatma.target import detect, get_target
+from cudatma.target import get_target
 
 pytestmark = pytest.mark.gpu
-
-try:
-    TARGET = detect()
-except (DriverError, TargetError, ImportError) as reason:
-    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
-
-cupy = pytest.importorskip("cupy")
 ROOT = Path(__file__).resolve().parents[2]
 
 EVERYTHING = """
