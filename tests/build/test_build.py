@@ -9,7 +9,6 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from threads import in_threads
 
 import cudatma
 from cudatma import backend, cli
@@ -39,6 +39,7 @@ from cudatma.errors import (
     TargetError,
     TemplateError,
 )
+from cudatma.kernels.data_movement.tile_copy import TileCopySpec
 from cudatma.target import get_target
 from tools import tune
 
@@ -192,17 +193,7 @@ def test_a_spec_that_cannot_be_hashed(templates: Path, compilations: list[str]) 
 
 
 def test_concurrent_threads_compile_once(templates: Path, compilations: list[str]) -> None:
-    start, found = threading.Barrier(6), []
-
-    def work() -> None:
-        start.wait()
-        found.append(load_kernel("kernel.cu.j2", Spec(5), "sm_90a"))
-
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = in_threads(6, lambda _: load_kernel("kernel.cu.j2", Spec(5), "sm_90a"))
     assert len(compilations) == 1
     assert len({id(kernel) for kernel in found}) == 1
     assert runtime().part(Kernels).building == {}
@@ -631,3 +622,13 @@ def test_what_a_usable_gpu_is(answer: Any, expected: bool, monkeypatch: pytest.M
     backend._has_usable_gpu.cache_clear()
     assert backend._has_usable_gpu() is expected
     backend._has_usable_gpu.cache_clear()
+
+
+def test_the_key_covers_the_files_of_a_spec_and_its_bases() -> None:
+    class Own(Spec): ...
+
+    common = set(build._code_files(object))
+    assert {Path(name).name for name in common} > {"launch_struct.py", "render.py"}
+    assert set(build._code_files(Own)) - common == {__file__}
+    family = {Path(name).name for name in set(build._code_files(TileCopySpec)) - common}
+    assert {"tile_copy.py", "ring.py"} <= family

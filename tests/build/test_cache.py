@@ -10,7 +10,6 @@ import pwd
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -22,6 +21,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from threads import in_threads
 
 from cudatma.build.cache import Cache, canonical, default_root, digest, size_limit_bytes
 from cudatma.errors import ArgumentError, ArgumentTypeError, CacheError
@@ -458,7 +458,7 @@ def test_an_entry_that_goes_away_right_after_a_failed_rename_is_stored(
 def test_a_lock_admits_one_at_a_time(cache: Cache) -> None:
     inside, most = 0, 0
 
-    def work() -> None:
+    def work(_: int) -> None:
         nonlocal inside, most
         for _ in range(10):
             with cache.lock(KEY):
@@ -467,11 +467,7 @@ def test_a_lock_admits_one_at_a_time(cache: Cache) -> None:
                 time.sleep(0.001)
                 inside -= 1
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(4, work)
     assert most == 1
     assert list((cache.root / "locks").iterdir()) == []
 

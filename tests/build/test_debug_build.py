@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from threads import in_threads
 
 import cudatma
 from cudatma.build import kernel as build
@@ -89,11 +89,7 @@ def test_the_variable_the_block_and_the_argument(monkeypatch: pytest.MonkeyPatch
         with debugging(False):
             assert wants_debug(None) is False
         assert wants_debug(None) is True
-        seen: list[bool] = []
-        thread = threading.Thread(target=lambda: seen.append(wants_debug(None)))
-        thread.start()
-        thread.join()
-        assert seen == [False]  # a block of this thread's
+        assert in_threads(1, lambda _: wants_debug(None)) == [False]  # a block of this thread's
     for text, wanted in (("1", True), ("0", False), ("", False)):
         monkeypatch.setenv(build.DEBUG_VARIABLE, text)
         assert wants_debug(None) is wanted

@@ -20,7 +20,6 @@ from fake_card import (
     cupy,
     current,
     in_a_forked_child,
-    in_threads,
     library,
     record,
     set_stream,
@@ -28,6 +27,7 @@ from fake_card import (
     waits,
 )
 from fake_driver import raises, run_cases
+from threads import in_threads
 
 import cudatma as c
 from cudatma.kernels import plans, stream_workspaces

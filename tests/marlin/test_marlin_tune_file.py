@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from threads import in_threads
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, TuneFileWarning
 from cudatma.kernels import choice_table, overrides
@@ -79,11 +79,7 @@ def test_many_writers_lose_nothing(file: Path) -> None:
         for m in range(first, 40, 4):
             store_entry(file, GPU, MARLIN, entry(m + 1))
 
-    threads = [threading.Thread(target=write, args=(first,)) for first in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(4, write)
     found, problems = usable_entries(file, MARLIN, H200)
     assert (sorted(one.problem.m for one in found), problems) == (list(range(1, 41)), [])
 
