@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from threads import in_threads
 
 torch = pytest.importorskip("torch")
 
@@ -80,21 +81,15 @@ class Ranks:
 
     def run(self, work: Callable[[], Any]) -> list[Any]:
         """What each rank returns, or its exception."""
-        found: list[Any] = [None] * RANKS
 
-        def of_rank(rank: int) -> None:
+        def of_rank(rank: int) -> Any:
             self.local.rank = rank
             try:
-                found[rank] = work()
+                return work()
             except Exception as error:
-                found[rank] = error
+                return error
 
-        threads = [threading.Thread(target=of_rank, args=(rank,)) for rank in range(RANKS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return found
+        return in_threads(RANKS, of_rank)
 
 
 class FakeTorch:

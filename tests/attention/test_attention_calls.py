@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -16,7 +14,6 @@ from cudatma.arrays import ArrayInfo, dense_strides
 from cudatma.errors import ArgumentError, ArgumentTypeError, FieldError
 from cudatma.kernels.attention.attention import VARLEN_CALL, attention, attention_explain, attention_varlen
 from cudatma.kernels.attention.check import check_attention, check_varlen
-from cudatma.kernels.attention.config import CHOICE
 from cudatma.kernels.attention.decode import attention_decode
 
 BF16, E4M3 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
@@ -168,29 +165,6 @@ def test_a_head_dim_of_v_of_its_own_is_for_192_only() -> None:
         attention(q, k, k[..., :64], backend="reference")
 
 
-@pytest.mark.parametrize("backend", ["emulator", "reference"])
-def test_arrays_and_backend_must_be_in_the_same_place(backend: str) -> None:
-    device: dict[str, Any] = {name: on_device(name) for name in SHAPES}
-    with pytest.raises(ArgumentError, match=r"^q\.device: got device 0"):
-        attention(**device, backend=backend)
-    with pytest.raises(ArgumentError, match=r"^q\.device: got the host"):
-        attention(Q, K, K, backend="cuda")
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_tensor_that_requires_grad_is_refused_while_grad_is_enabled(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    torch = SimpleNamespace(is_grad_enabled=lambda: True)
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    arrays: dict[str, Any] = {each: on_device(each) for each in SHAPES}
-    arrays[name] = on_device(name, kind="torch", owner=SimpleNamespace(requires_grad=True))
-    with pytest.raises(ArgumentError, match=rf"^{name}: got a tensor that requires grad; .*no_grad"):
-        check_attention(**arrays)
-    torch.is_grad_enabled = lambda: False
-    check_attention(**arrays)
-
-
 # ---- What a call asks for
 
 
@@ -241,15 +215,6 @@ def test_strides_of_dimensions_of_one_element_are_those_of_a_dense_array() -> No
 
 
 K1 = on_device("k", shape=(1, LK, 1, D))
-
-
-def test_a_version_may_be_asked_for_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDATMA_ATTENTION_VERSION", "a2")
-    assert CHOICE.chosen("auto") == ("a2", "$CUDATMA_ATTENTION_VERSION")
-    assert CHOICE.chosen("a4") == ("a4", "the call")
-    monkeypatch.setenv("CUDATMA_ATTENTION_VERSION", "a7")
-    with pytest.raises(ArgumentError, match=r"^CUDATMA_ATTENTION_VERSION: got 'a7'"):
-        attention(Q, K, K, backend="reference")
 
 
 def test_an_explanation_names_what_runs_and_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:

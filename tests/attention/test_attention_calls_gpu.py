@@ -7,23 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 from attention_cases import CASES
+from this_gpu import TARGET, cupy
 
-from cudatma.errors import ArgumentError, DriverError, TargetError
+from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.attention import ATTENTION_CALL, attention
 from cudatma.kernels.attention.config import CHOICE
 from cudatma.kernels.calls import calls_of
-from cudatma.target import detect
 
 pytestmark = pytest.mark.gpu
 
-try:
-    TARGET = detect()
-except (DriverError, TargetError, ImportError) as reason:
-    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
 if not TARGET.has_wgmma:
     pytest.skip("the kernels need wgmma", allow_module_level=True)
-
-cupy = pytest.importorskip("cupy")
 
 #: Root mean square of the difference from float64, as a part of the result's.
 ALLOWED = {"float16": 2e-3, "bfloat16": 1.2e-2}

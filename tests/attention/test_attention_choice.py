@@ -51,26 +51,12 @@ def test_the_choice_loses_little_against_stored_measurements(version: str) -> No
     assert sum(lost) / len(lost) < 1.02
 
 
-def test_the_choice_for_other_head_dims() -> None:
-    cells, gpu = readings("attention_other_dims.json")
-    for cell in cells:
-        entry = decide(ATTENTION, Problem.from_json(cell), gpu).spec.entry
-        assert cell["us"][entry] < 1.08 * min(cell["us"].values()), entry
-
-
 @pytest.mark.parametrize("dims", HEAD_DIMS, ids=str)
 @pytest.mark.parametrize("version", CHOICE.names)
 def test_every_version_has_a_tile_for_every_head_dim(version: str, dims: tuple[int, int]) -> None:
     fields = {"head_dim": dims[0], "v_head_dim": dims[1], "is_causal": True, "has_softcap": True, "version": version}
     problem = problem_of(heads=8, **fields)
     assert times(problem, np.array([1024]), H200)
-
-
-def test_few_heads_get_tiles_of_fewer_queries() -> None:
-    """Where 128 queries a tile would leave SMs without work."""
-    of_few = decide(ATTENTION, problem_of(heads=8), H200).spec
-    of_many = decide(ATTENTION, problem_of(batch=16, heads=32), H200).spec
-    assert of_few.block_m < of_many.block_m
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS, ids=str)

@@ -9,9 +9,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from this_gpu import TARGET, cupy
 
 from cudatma.arrays import describe
-from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.arguments import FLAGS, PARTIALS
 from cudatma.kernels.attention.arguments import decode_sizes, launch_arguments
 from cudatma.kernels.attention.attention import attention_varlen
@@ -24,16 +24,9 @@ from cudatma.kernels.attention.sample import small_config
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.overrides import pinned
 from cudatma.kernels.stream_workspaces import workspace_bytes
-from cudatma.target import detect, get_target
+from cudatma.target import get_target
 
 pytestmark = pytest.mark.gpu
-
-try:
-    TARGET = detect()
-except (DriverError, TargetError, ImportError) as reason:
-    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
-
-cupy = pytest.importorskip("cupy")
 
 #: Root mean square of the difference from float64, as a part of the result's.
 ALLOWED = 2e-3

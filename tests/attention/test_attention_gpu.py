@@ -10,23 +10,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from this_gpu import cupy
 
-from cudatma.errors import ArgumentError, DriverError, TargetError
+from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.attention.attention import attention
 from cudatma.kernels.attention.choose import times
 from cudatma.kernels.attention.config import CHOICE, AttentionConfig
 from cudatma.kernels.attention.problem import HEAD_DIMS, Problem
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import gpu_of
-from cudatma.target import detect
 
 pytestmark = pytest.mark.gpu
-
-try:
-    TARGET = detect()
-except (DriverError, TargetError, ImportError) as reason:
-    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
-cupy = pytest.importorskip("cupy")
 
 
 def runs_here(version: str) -> bool:

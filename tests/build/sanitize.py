@@ -1,6 +1,6 @@
 """A few small launches for the sanitizers: Marlin's every load path, shared tiles, tails, clusters, dependent launches;
 the dense GEMM's every version and layout; attention's every version, masks and grouped heads; sequences of different
-lengths, and a cache, contiguous and in pages.
+lengths, and a cache, contiguous and in pages; the operations over arrays.
 
 compute-sanitizer --tool memcheck python3 tests/build/sanitize.py      (or racecheck, synccheck, initcheck)
 compute-sanitizer --tool racecheck python3 tests/build/sanitize.py --part 3/8      (which is slow: parts, side by side)
@@ -25,9 +25,12 @@ import ml_dtypes
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "marlin"))
+for folder in ("marlin", "data_movement"):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / folder))
 
 from marlin_operands import LOAD_PATHS, POISON, TOLERANCE, Options, use_load_path
+from movement_cases import CASES as MOVEMENTS
+from movement_cases import Case, check, check_ragged, ragged_arrays
 
 from cudatma import (
     MarlinWorkspace,
@@ -37,6 +40,7 @@ from cudatma import (
     attention_varlen,
     gemm,
     marlin_gemm,
+    ragged_copy,
 )
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
@@ -256,6 +260,28 @@ def wrong(found: Any, wanted: Any) -> str:
     return "" if error < 1e-3 else f"off by {error:.1e}"
 
 
+def run_movement(case: Case) -> str:
+    import cupy
+
+    try:
+        check(case, cupy)
+    except AssertionError as error:
+        return f"wrong {error}"
+    return ""
+
+
+def run_ragged() -> str:
+    import cupy
+
+    sources, destinations, buffers = ragged_arrays(cupy, "float32", count=300, max_rows=40, max_chunks=24, seed=5)
+    ragged_copy(sources, destinations)
+    try:
+        check_ragged(sources, destinations, buffers)
+    except AssertionError as error:
+        return f"wrong {error}"
+    return ""
+
+
 def cases(space: MarlinWorkspace) -> dict[str, Callable[[], str]]:
     """What to run, by name."""
     named: dict[str, Callable[[], str]] = {
@@ -290,7 +316,13 @@ def cases(space: MarlinWorkspace) -> dict[str, Callable[[], str]]:
     of_attention |= {
         f"attention_decode e4m3, pages of {size}": functools.partial(run_decode, size, 128, True) for size in (0, 16)
     }
-    return named | {"chain": functools.partial(run_chain, space)} | dense | of_attention
+    movements: dict[str, Callable[[], str]] = {
+        str(case): functools.partial(run_movement, case)
+        for case in MOVEMENTS
+        if not case.large and detect().has(case.needs)
+    }
+    movements["ragged_copy"] = run_ragged
+    return named | {"chain": functools.partial(run_chain, space)} | dense | of_attention | movements
 
 
 def part_of(text: str) -> tuple[int, int]:

@@ -9,7 +9,6 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from threads import in_threads
 
 import cudatma
 from cudatma import backend, cli
@@ -182,21 +182,6 @@ def test_the_key_covers_the_code_that_makes_text_of_templates() -> None:
     assert {f"{name}.py" for name in ours - no_text} <= set(build._COMMON_CODE)
 
 
-def test_what_follows_from_the_same_facts_is_found_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path))
-    found: list[int] = []
-
-    def find() -> list[int]:
-        found.append(len(found))
-        return found[-1:]
-
-    assert [build._remembered(tmp_path, {"of": name}, find) for name in ("a", "a", "b", "a")] == [[0], [0], [1], [0]]
-    assert found == [0, 1]
-    with pytest.raises(ZeroDivisionError):
-        build._remembered(tmp_path, {"of": "c"}, lambda: 1 // 0)
-    assert build._remembered(tmp_path, {"of": "c"}, find) == [2], "nothing is kept of what failed"
-
-
 def test_a_spec_that_cannot_be_hashed(templates: Path, compilations: list[str]) -> None:
     @dataclass
     class Loose:
@@ -208,17 +193,7 @@ def test_a_spec_that_cannot_be_hashed(templates: Path, compilations: list[str]) 
 
 
 def test_concurrent_threads_compile_once(templates: Path, compilations: list[str]) -> None:
-    start, found = threading.Barrier(6), []
-
-    def work() -> None:
-        start.wait()
-        found.append(load_kernel("kernel.cu.j2", Spec(5), "sm_90a"))
-
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = in_threads(6, lambda _: load_kernel("kernel.cu.j2", Spec(5), "sm_90a"))
     assert len(compilations) == 1
     assert len({id(kernel) for kernel in found}) == 1
     assert runtime().part(Kernels).building == {}
@@ -340,10 +315,6 @@ def test_a_source_with_primitives_and_a_spec() -> None:
     assert kernel.target.name == "sm_120a"
 
 
-def test_the_only_entry_needs_no_name() -> None:
-    assert compile_kernel(PLAIN, target="sm_90a").entry == "plain"
-
-
 def test_several_entries_need_a_name() -> None:
     source = PLAIN + '\nextern "C" __global__ void second(int* x) { *x = 2; }'
     with pytest.raises(ArgumentError, match=r"(plain, second|second, plain)"):
@@ -428,14 +399,6 @@ def test_a_compile_error_is_short_and_has_the_lines_of_the_text(tmp_path: Path) 
     assert str(found[-1]) == str(caught.value)
 
 
-def test_an_error_of_ptxas_shows_the_ptx() -> None:
-    source = 'extern "C" __global__ void k() { asm volatile("nonsense.b32;"); }'
-    with pytest.raises(CompileError) as caught:
-        compile_kernel(source, target="sm_90a")
-    (line,) = [line for line in str(caught.value).splitlines() if line.startswith(">")]
-    assert line.endswith("nonsense.b32;")
-
-
 def test_an_error_in_a_primitive_names_its_file() -> None:
     text = '//% include "primitives/types.cuh.j2"\n' + PLAIN
     with pytest.raises(CompileError, match=r"types\.cuh\.j2\(\d+\): error") as caught:
@@ -456,10 +419,6 @@ def test_hazards_have_the_lines_of_the_text() -> None:
         assert all(line in ("s[threadIdx.x] = 1;", "*x = s[63 - threadIdx.x];") for line in quoted)
         assert "/tmp" not in kernel.ptx
         assert str(Path.cwd()) not in kernel.ptx
-
-
-def test_a_template_of_cudatmas() -> None:
-    assert compile_kernel("probes/every_primitive.cu.j2", target="sm_120a").cubin[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize(
@@ -558,16 +517,6 @@ def test_a_remedy_is_one_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) 
         tune.main(["--model", "llama3-8b"])
 
 
-def test_the_key_covers_the_files_of_a_spec_and_its_bases() -> None:
-    class Own(Spec): ...
-
-    common = set(build._code_files(object))
-    assert {Path(name).name for name in common} > {"launch_struct.py", "render.py"}
-    assert set(build._code_files(Own)) - common == {__file__}
-    family = {Path(name).name for name in set(build._code_files(TileCopySpec)) - common}
-    assert {"tile_copy.py", "ring.py"} <= family
-
-
 def test_an_edited_class_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, templates: Path) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     module = tmp_path / "edited_spec.py"
@@ -659,14 +608,6 @@ def test_it_is_said_once_in_a_process() -> None:
     assert done.stderr.count("g computes on the CPU") == 1
 
 
-def test_unknown_backends(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ArgumentError, match="backend: got opencl"):
-        backend.selected_backend("opencl")
-    monkeypatch.setenv("CUDATMA_BACKEND", "gpu")
-    with pytest.raises(ArgumentError, match="CUDATMA_BACKEND: got gpu"):
-        backend.selected_backend()
-
-
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [("sm_90a", True), ("sm_100a", False), (DriverError("cuInit", None, "none"), False), (ImportError("none"), False)],
@@ -681,3 +622,13 @@ def test_what_a_usable_gpu_is(answer: Any, expected: bool, monkeypatch: pytest.M
     backend._has_usable_gpu.cache_clear()
     assert backend._has_usable_gpu() is expected
     backend._has_usable_gpu.cache_clear()
+
+
+def test_the_key_covers_the_files_of_a_spec_and_its_bases() -> None:
+    class Own(Spec): ...
+
+    common = set(build._code_files(object))
+    assert {Path(name).name for name in common} > {"launch_struct.py", "render.py"}
+    assert set(build._code_files(Own)) - common == {__file__}
+    family = {Path(name).name for name in set(build._code_files(TileCopySpec)) - common}
+    assert {"tile_copy.py", "ring.py"} <= family

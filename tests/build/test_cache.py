@@ -10,7 +10,6 @@ import pwd
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -22,6 +21,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from threads import in_threads
 
 from cudatma.build.cache import Cache, canonical, default_root, digest, size_limit_bytes
 from cudatma.errors import ArgumentError, ArgumentTypeError, CacheError
@@ -118,13 +118,6 @@ def test_what_is_put_is_got(tmp_path_factory: pytest.TempPathFactory, files: dic
     assert dict(got.files) == dict(put.files) == files
     assert got.folder is not None
     assert {p.name: p.read_bytes() for p in got.folder.iterdir() if p.name != "manifest.json"} == files
-
-
-def test_artifact_reads_its_files(cache: Cache) -> None:
-    artifact = cache.put(KEY, FILES)
-    assert artifact.text("kernel.cu") == "source"
-    with pytest.raises(CacheError, match=r"no kernel\.ptx"):
-        artifact.read("kernel.ptx")
 
 
 def spoil_truncate(entry: Path) -> None:
@@ -465,7 +458,7 @@ def test_an_entry_that_goes_away_right_after_a_failed_rename_is_stored(
 def test_a_lock_admits_one_at_a_time(cache: Cache) -> None:
     inside, most = 0, 0
 
-    def work() -> None:
+    def work(_: int) -> None:
         nonlocal inside, most
         for _ in range(10):
             with cache.lock(KEY):
@@ -474,11 +467,7 @@ def test_a_lock_admits_one_at_a_time(cache: Cache) -> None:
                 time.sleep(0.001)
                 inside -= 1
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(4, work)
     assert most == 1
     assert list((cache.root / "locks").iterdir()) == []
 
@@ -491,28 +480,6 @@ def test_a_lock_that_stays_held_is_an_error(cache: Cache) -> None:
         cache.lock(KEY, timeout_s=0.02),
     ):
         pass
-
-
-_HOLDER = """
-import sys, time
-from cudatma.build.cache import Cache
-with Cache(sys.argv[1]).lock("a" * 64):
-    print("held", flush=True)
-    time.sleep(60)
-"""
-
-
-def test_a_killed_holder_leaves_no_lock(cache: Cache) -> None:
-    holder = run_python(_HOLDER, cache.root)
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
-    with pytest.raises(CacheError), cache.lock(KEY, timeout_s=0.02):
-        pass
-    holder.send_signal(signal.SIGKILL)
-    holder.wait(10)
-    with cache.lock(KEY, timeout_s=5):
-        pass
-    assert list((cache.root / "locks").iterdir()) == []
 
 
 _FORKER = """

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from threads import in_threads
 
 import cudatma
 from cudatma.build import kernel as build
@@ -16,7 +16,6 @@ from cudatma.build.kernel import Kernels, debugging, known_kernel, load_kernel, 
 from cudatma.build.render import render
 from cudatma.context import runtime
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.tools import dump_kernels
 
 SOURCE = """
 //% include "primitives/mbarrier.cuh.j2"
@@ -90,11 +89,7 @@ def test_the_variable_the_block_and_the_argument(monkeypatch: pytest.MonkeyPatch
         with debugging(False):
             assert wants_debug(None) is False
         assert wants_debug(None) is True
-        seen: list[bool] = []
-        thread = threading.Thread(target=lambda: seen.append(wants_debug(None)))
-        thread.start()
-        thread.join()
-        assert seen == [False]  # a block of this thread's
+        assert in_threads(1, lambda _: wants_debug(None)) == [False]  # a block of this thread's
     for text, wanted in (("1", True), ("0", False), ("", False)):
         monkeypatch.setenv(build.DEBUG_VARIABLE, text)
         assert wants_debug(None) is wanted
@@ -114,13 +109,3 @@ def test_what_is_no_bool_is_refused(value: Any) -> None:
     ):
         with pytest.raises(ArgumentTypeError, match="debug"):
             call()
-
-
-def test_dump_writes_it(tmp_path: Path) -> None:
-    arguments = ["tile_copy", "--target", "sm_90a", "--no-sass", "--out"]
-    assert dump_kernels.main([*arguments, str(tmp_path / "plain")]) == 0
-    assert dump_kernels.main([*arguments, str(tmp_path / "debug"), "--debug"]) == 0
-    plain, debug = ((tmp_path / name / "tile_copy_sm_90a.cu").read_text() for name in ("plain", "debug"))
-    assert "debug" not in plain
-    assert "cudatma_debug_panel" in debug
-    assert "cudatma_debug_panel" in (tmp_path / "debug" / "tile_copy_sm_90a.ptx").read_text()

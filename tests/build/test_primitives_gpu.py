@@ -13,7 +13,6 @@ import pytest
 
 from cudatma.build.kernel import load_kernel
 from cudatma.descriptor import Im2colSpec, TensorMap
-from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.runtime.launch import Kernel
 from cudatma.target import Target, detect
 
@@ -174,43 +173,6 @@ def test_reductions_of_every_type(target: Target, op: str, dtype: Any) -> None:
     check_reduction(target, 2, op, dtype)
 
 
-@pytest.mark.parametrize("op", REDUCTIONS)
-@pytest.mark.parametrize("rank", [1, 3, 4, 5])
-def test_reductions_of_every_rank(target: Target, rank: int, op: str) -> None:
-    check_reduction(target, rank, op, np.uint32)
-
-
-@pytest.mark.parametrize(("swizzle", "span"), [("32B", 32), ("64B", 64), ("128B", 128)])
-@pytest.mark.parametrize("row_bytes", [16, 32, 64, 128])
-def test_a_swizzled_box_lies_as_the_address_bits_say(target: Target, swizzle: str, span: int, row_bytes: int) -> None:
-    if row_bytes > span:
-        pytest.skip("a row wider than the span is refused by the driver")
-    rows, columns = 24, row_bytes // 2
-    source = np.random.default_rng(3).integers(1, 1 << 16, (rows, 64)).astype(np.uint16)
-    device = upload(source)
-    maps = TensorMap.from_array(device, (rows, columns), swizzle=swizzle)
-    probe = probes.BoxCopy(2, maps.expected_bytes, maps.footprint_bytes)
-    dump = poisoned(maps.footprint_bytes, np.uint8)
-    out = upload(np.zeros((rows, 64), np.uint16))
-    store = TensorMap.from_array(out, (rows, columns), swizzle=swizzle)
-    args = (maps, store, dump, *[0] * 10)
-    kernel("box_copy", probe, target).launch(1, 128, args, shared_bytes=maps.footprint_bytes)
-    assert maps.footprint_bytes == rows * span
-    arrived, wanted = download(dump), np.zeros(rows * span, np.uint8)
-    known = np.zeros(rows * span, bool)  # nothing is said of the padding after a row narrower than the span
-    flat = source[:, :columns].copy().view(np.uint8)
-    for row in range(rows):
-        for column in range(row_bytes):
-            address = row * span + column
-            chunk = address >> 4 ^ (address >> 7 & (span // 16 - 1))  # 16-byte chunks, XORed with the 128-byte line
-            wanted[chunk << 4 | address & 15] = flat[row, column]
-            known[chunk << 4 | address & 15] = True
-    assert known.sum() == maps.expected_bytes
-    assert (arrived[known] == wanted[known]).all()
-    assert (download(out)[:, :columns] == source[:, :columns]).all()
-    assert not download(out)[:, columns:].any()
-
-
 @pytest.mark.parametrize("size", [32, 48, 4096, 65536])
 def test_bulk_copies(target: Target, size: int) -> None:
     source = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
@@ -364,25 +326,6 @@ def test_multicast_reaches_both_blocks_of_a_cluster(target: Target) -> None:
     assert (download(dump) == source).all()
 
 
-@pytest.mark.parametrize("depth", [128, 640, 4096])
-@pytest.mark.parametrize("spec", [probes.WgmmaGemm(), probes.WgmmaGemm(1, 64, 3), probes.WgmmaGemm(cluster=2)], ids=str)
-def test_a_wgmma_gemm_out_of_a_tma_ring(target: Target, spec: probes.WgmmaGemm, depth: int) -> None:
-    if not target.has_wgmma:
-        pytest.skip(f"{target.name} has no wgmma")
-    m, n = 3 * spec.block_m, 4 * spec.block_n
-    rng = np.random.default_rng(depth)
-    a, b = (rng.normal(size=(rows, depth)).astype(np.float16) for rows in (m, n))
-    d = poisoned((m, n), np.float32)
-    boxes = ((upload(a), (spec.loaded_m, 64), "128B"), (upload(b), (spec.block_n, 64), "128B"))
-    maps = [TensorMap.from_array(array, box, swizzle=mode) for array, box, mode in boxes]
-    args = (*maps, TensorMap.from_array(d, (64, spec.block_n)), depth // spec.block_k)
-    grid = (n // spec.block_n, m // spec.block_m)
-    gemm = kernel("wgmma_gemm", spec, target)
-    gemm.launch(grid, spec.threads, args, cluster=spec.cluster, shared_bytes=spec.smem_bytes)
-    wanted = a.astype(np.float64) @ b.astype(np.float64).T
-    assert np.abs(download(d) - wanted).max() < 1e-6 * depth + 1e-4
-
-
 @pytest.mark.parametrize("programmatic", [False, True])
 def test_elect_named_barrier_and_register_exchange(target: Target, programmatic: bool) -> None:
     values = np.arange(100, 132, dtype=np.uint32)
@@ -418,13 +361,3 @@ def test_the_tile_copy_example(
     result = download(destination)
     assert (result[: shape[0]] == source).all()
     assert (result[shape[0] :].view(np.uint8) == POISON).all()
-
-
-def test_the_tile_copy_example_refuses_what_it_cannot_copy(load_example: Callable[[str], ModuleType]) -> None:
-    tile_copy = load_example("tile_copy").tile_copy
-    with pytest.raises(ArgumentError, match="dst"):
-        tile_copy(poisoned((4, 16), np.float32), poisoned((4, 32), np.float32))
-    with pytest.raises(ArgumentError, match="stages"):
-        tile_copy(poisoned((4, 16), np.float32), poisoned((4, 16), np.float32), stages=1)
-    with pytest.raises(DescriptorError):  # a row that ends inside 16 bytes
-        tile_copy(poisoned((4, 16), np.float32)[:, :5], poisoned((4, 16), np.float32)[:, :5])

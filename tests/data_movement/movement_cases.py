@@ -438,3 +438,26 @@ OTHERS = [
     ),
 ]
 CASES = COPIES + RUNS + [view_case(*view) for view in VIEWS.items()] + TRANSPOSES + REDUCES + GATHERS + OTHERS
+
+# ---- ragged_copy
+
+
+def ragged_arrays(
+    library: Any, dtype: Any, *, count: int, max_rows: int, max_chunks: int, seed: int
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return sources of random shapes, destinations with gaps between rows, and the buffers that hold those."""
+    random, unit = np.random.default_rng(seed), 16 // np.dtype(dtype).itemsize
+    sources, destinations, buffers = [], [], []
+    for _ in range(count):
+        rows, columns = int(random.integers(0, max_rows)), unit * int(random.integers(1, max_chunks))
+        gap = unit * int(random.integers(0, 3))
+        sources.append(library.asarray(random.integers(0, 100, (rows, columns)).astype(dtype)))
+        buffers.append(library.full((rows, columns + gap), 77, dtype))
+        destinations.append(buffers[-1][:, :columns])
+    return sources, destinations, buffers
+
+
+def check_ragged(sources: list[Any], destinations: list[Any], buffers: list[Any]) -> None:
+    for source, destination, buffer in zip(sources, destinations, buffers, strict=True):
+        assert bool((destination == source).all())
+        assert bool((buffer[:, source.shape[1] :] == 77).all())

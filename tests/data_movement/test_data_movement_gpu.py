@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
 import pytest
 from movement_cases import CASES, Case, check, numbers, on_host
+from threads import in_threads
 
 import cudatma as c
 from cudatma.target import detect
@@ -99,29 +99,19 @@ def test_calls_in_a_graph() -> None:
 def test_repeated_calls_of_many_threads() -> None:
     import cupy
 
-    wrong: list[object] = []
     device = cupy.cuda.runtime.getDevice()
     c.copy(upload(numbers((128, 528), np.float32)), offset=(3, 4), shape=(100, 512))
 
     def work(thread: int) -> None:
-        try:
-            with cupy.cuda.Device(device), cupy.cuda.Stream(non_blocking=True) as stream:
-                hosts = [numbers((128, 528), np.float32, 100 * thread + turn) for turn in range(30)]
-                arrays = [upload(host) for host in hosts]
-                results = [c.copy(array, offset=(3, 4), shape=(100, 512)) for array in arrays]
-                stream.synchronize()
-                for turn, (host, result) in enumerate(zip(hosts, results, strict=True)):
-                    if not (on_host(result) == host[3:103, 4:516]).all():
-                        wrong.append((thread, turn))
-        except BaseException as error:
-            wrong.append(error)
+        with cupy.cuda.Device(device), cupy.cuda.Stream(non_blocking=True) as stream:
+            hosts = [numbers((128, 528), np.float32, 100 * thread + turn) for turn in range(30)]
+            arrays = [upload(host) for host in hosts]
+            results = [c.copy(array, offset=(3, 4), shape=(100, 512)) for array in arrays]
+            stream.synchronize()
+            for host, result in zip(hosts, results, strict=True):
+                assert (on_host(result) == host[3:103, 4:516]).all()
 
-    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(6)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert wrong == []
+    in_threads(6, work)
 
 
 def test_repeated_calls_on_two_cards() -> None:

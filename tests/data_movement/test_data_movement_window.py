@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +19,6 @@ from cudatma.kernels.data_movement.window import (
     simplify,
     tile_counts,
 )
-
-Array = np.ndarray[Any, Any]
 
 
 @st.composite

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from movement_cases import numbers
@@ -18,7 +17,6 @@ from cudatma.layout import WARP_LANES, bank_conflicts
 from cudatma.target import get_target
 
 Array = np.ndarray[Any, Any]
-BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def test_a_strided_result() -> None:

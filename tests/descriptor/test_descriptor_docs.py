@@ -87,11 +87,5 @@ def test_the_marked_tables_are_the_codes() -> None:
     assert filled(page) == page, f"run python {Path(__file__).relative_to(PAGE.parents[1])}"
 
 
-def test_the_pictures_are_there() -> None:
-    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", PAGE.read_text(encoding="utf-8"))
-    assert len(pictures) == 2
-    assert all((PAGE.parent / name).is_file() for name in pictures)
-
-
 if __name__ == "__main__":
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -14,11 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from cudatma.errors import ArgumentError, DriverError, FieldError, WeightFileError
+from cudatma.errors import ArgumentError, DriverError, WeightFileError
 
 # The examples import each other as files of one folder do.
 sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
@@ -134,41 +132,6 @@ def test_embeddings_are_those_of_a_loop_over_tokens_and_padding_changes_nothing(
         np.testing.assert_allclose(row, expected, atol=5e-6)
 
 
-def test_batches_do_not_change_embeddings(folder: Path) -> None:
-    encoder = dense_encoder(files.load_model(folder))
-    tokens = files.Tokens(IDS, MASK)
-    assert tokens.lengths == [5, 3, 2]
-    whole = minilm.embed(encoder, tokens, 3)
-    for batch in (1, 2):
-        np.testing.assert_allclose(minilm.embed(encoder, tokens, batch), whole, atol=2e-6)
-
-
-@given(st.floats(-7, 7, width=32))
-def test_erf_is_that_of_the_library(x: float) -> None:
-    found = net.erf(np.array([x], np.float32), np)
-    assert found.dtype == np.float32
-    assert abs(float(found[0]) - math.erf(x)) < 5e-7
-
-
-def test_softmax_takes_minus_infinity() -> None:
-    scores = np.array([[3.0, -np.inf, 1.0], [200.0, 200.0, -np.inf]], np.float32)
-    expected = [[1 / (1 + math.exp(-2)), 0, 1 / (1 + math.exp(2))], [0.5, 0.5, 0]]
-    np.testing.assert_allclose(net.softmax(scores, np), expected, rtol=1e-6)
-
-
-def test_half_layers_get_fp16_and_give_fp32() -> None:
-    seen: list[Any] = []
-
-    def layer(x: Any) -> Any:
-        seen.append(x)
-        return x * np.float16(2)
-
-    out = net.HalfLinear(layer)(np.array([1.0, 1 / 3], np.float32))
-    assert seen[0].dtype == np.float16
-    assert out.dtype == np.float32
-    np.testing.assert_array_equal(out, np.float32([2, 2 * np.float16(1 / 3)]))
-
-
 @pytest.mark.parametrize(
     ("ids", "mask"),
     [
@@ -189,23 +152,9 @@ def test_wrong_tokens_are_refused(folder: Path, ids: Any, mask: Any) -> None:
 # Choices and comparison ----------------------------------------------------------------------------------------------
 
 
-@given(st.integers(1, 200), st.sampled_from(minilm.GROUP_SIZES))
-def test_the_largest_group_size_that_divides_is_chosen(multiple: int, largest: int) -> None:
-    depth = 32 * multiple
-    found = minilm.Choice(largest).group_size_for(depth)
-    fitting = [size for size in minilm.GROUP_SIZES if size <= largest and depth % size == 0]
-    assert found == max(fitting)
-
-
 def test_a_k_without_a_group_size_is_refused() -> None:
     with pytest.raises(ArgumentError, match="multiple of 32"):
         minilm.Choice().group_size_for(100)
-
-
-def test_cosines_are_of_rows_and_independent_of_length() -> None:
-    a = np.array([[1, 0], [1, 1], [2, 0]], np.float32)
-    b = np.array([[0, 5], [3, 3], [-1, 0]], np.float32)
-    assert minilm.cosines(a, b) == pytest.approx([0, 1, -1])
 
 
 def run_tiny(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *options: str) -> tuple[int, Any]:
@@ -251,12 +200,6 @@ def test_a_missed_bound_is_exit_status_1(
     assert found["passed"] is False
 
 
-def test_nan_misses_the_bounds() -> None:
-    for cosines in [(math.nan, 1.0, 1.0), (1.0, math.nan, 1.0), (1.0, 1.0, math.nan)]:
-        assert minilm._summary([minilm.Row("a", 3, *cosines)])["passed"] is False
-    assert minilm._summary([minilm.Row("a", 3, 1.0, 1.0, 1.0)])["passed"] is True
-
-
 # Files ---------------------------------------------------------------------------------------------------------------
 
 
@@ -270,11 +213,6 @@ def test_an_export_is_the_same_model_in_fp16(folder: Path, tmp_path: Path) -> No
     for name, tensor in model.tensors.items():
         assert copy.tensors[name].dtype == np.float32
         np.testing.assert_array_equal(copy.tensors[name], tensor.astype(np.float16))
-
-
-def test_full_weights_come_before_their_copy(folder: Path) -> None:
-    (folder / "model_fp16.safetensors").write_bytes(b"")
-    assert files.load_model(folder).weights.name == "model.safetensors"
 
 
 WEIGHT = "encoder.layer.1.output.dense.weight"
@@ -329,27 +267,6 @@ def test_exports_that_fail_say_why(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "target").exists()
 
 
-@pytest.mark.parametrize("content", [None, b"\n \n", b"\xff\xfe\x00"], ids=["missing", "empty", "not UTF-8"])
-def test_sentence_files_without_sentences_are_refused(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "sentences.txt"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(ArgumentError, match="--sentences"):
-        files.read_sentences(path)
-
-
-def test_the_sentences_that_come_along_are_many_and_differ() -> None:
-    sentences = files.read_sentences(minilm.SENTENCES)
-    assert len(sentences) >= 20
-    assert len(set(sentences)) == len(sentences)
-
-
-def test_a_missing_tokenizer_library_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ArgumentError, match="pip install"):
-        files.tokenize(["a"], folder)
-
-
 def test_a_broken_tokenizer_file_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
         @staticmethod
@@ -376,14 +293,6 @@ def test_asking_for_a_gpu_in_vain_is_exit_status_2(folder: Path, monkeypatch: py
     monkeypatch.setattr(minilm.cudatma, "detect", no_gpu)
     assert minilm.main(["--model", str(folder), "--backend", "cuda"]) == 2
     assert "DriverError" in capsys.readouterr().err
-
-
-def test_all_errors_say_what_is_allowed(folder: Path) -> None:
-    (folder / "config.json").unlink()
-    with pytest.raises(FieldError) as caught:
-        files.load_model(folder)
-    assert caught.value.allowed
-    assert caught.value.remedy
 
 
 # The real model ------------------------------------------------------------------------------------------------------

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from cudatma.emulator.trace.svg import text_width
-from cudatma.kernels.operation import Operation
 from tools.dev import call_picture, pipeline_picture
-from tools.dev.call_picture import LEVELS, Message
-from tools.dev.drawing import ROOT, Drawing
+from tools.dev.drawing import Drawing
 
 SVG = "{http://www.w3.org/2000/svg}"
 SCRIPTS = pytest.mark.parametrize("script", [pipeline_picture, call_picture], ids=lambda script: script.__name__)
@@ -21,11 +19,6 @@ SCRIPTS = pytest.mark.parametrize("script", [pipeline_picture, call_picture], id
 @SCRIPTS
 def test_the_picture_is_what_the_script_draws(script: Any) -> None:
     assert script.main(["--check"]) == 0, f"run: python -m {script.__name__}"
-
-
-def test_check_notices_another_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline_picture, "PICTURE", ROOT / "pyproject.toml")
-    assert pipeline_picture.main(["--check"]) == 1
 
 
 @SCRIPTS
@@ -48,16 +41,3 @@ def test_texts_are_inside_of_the_picture_and_do_not_overlap(script: Any) -> None
 def test_a_text_wider_than_its_box_is_refused() -> None:
     with pytest.raises(ValueError, match="wider than its box"):
         Drawing().box(0, 0, 40, 40, "#ffffff", "#000000", "a long headline")
-
-
-def test_the_templates_contain_the_instructions_that_the_picture_names() -> None:
-    templates = "\n".join(path.read_text() for path in (ROOT / "ptx_templates" / "primitives").iterdir())
-    for instruction in pipeline_picture.INSTRUCTIONS:
-        assert instruction in templates, instruction
-
-
-def test_the_operation_has_the_methods_that_the_diagram_names() -> None:
-    steps = [step for level in LEVELS for step in level.steps if isinstance(step, Message)]
-    called = {step.text.partition("()")[0] for step in steps if step.receiver == "operation"}
-    assert called >= {"check", "configure", "arguments"}
-    assert all(callable(getattr(Operation, name)) for name in called)

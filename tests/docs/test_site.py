@@ -12,7 +12,7 @@ import pytest
 import cudatma
 from cudatma import cli
 from tools.dev import site_cli
-from tools.dev.site_docstrings import inline, to_rst
+from tools.dev.site_docstrings import to_rst
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 PUBLIC = {"copy": "func", "TensorMap": "class", "ArgumentError": "exc"}
@@ -43,29 +43,8 @@ def test_what_is_said_of_parameters_becomes_a_list() -> None:
     ]
 
 
-def test_a_line_that_ends_early_ends_its_paragraph() -> None:
-    assert to_rst(["x: rows.", "Safe in threads."], {"x"}, {}) == ["- **x**: rows.", "", "Safe in threads.", ""]
-    long = "x: " + 20 * "rows " + "rows."
-    assert to_rst([long, "Safe in threads."], {"x"}, {}) == [f"- **x**: {long[3:]} Safe in threads.", ""]
-
-
 def test_blocks_of_code_are_left_alone() -> None:
     assert to_rst([">>> f(*x)", "", "    a | b"], {"x"}, {}) == [">>> f(*x)", "", "    a | b", ""]
-
-
-@pytest.mark.parametrize(
-    ("text", "rst"),
-    [
-        ("||a|| * b_ of `full`", r"\|\|a\|\| \* b\_ of ``full``"),
-        ("``a*b_`` and __init__", r"``a*b_`` and __init\_\_"),
-        ("copy() of a TensorMap, copy and MyTensorMap", ":py:func:`~cudatma.copy` of a :py:class:`~cudatma.TensorMap`, "
-         "copy and MyTensorMap"),
-        ("``copy()``, x.copy()", "``copy()``, x.copy()"),
-        ("see docs/performance/model.md.", "see :doc:`/docs/performance/model`."),
-    ],
-)  # fmt: skip
-def test_plain_text_means_the_same_as_restructuredtext(text: str, rst: str) -> None:
-    assert inline(text, PUBLIC) == rst
 
 
 @pytest.fixture(scope="module")

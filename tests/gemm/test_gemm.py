@@ -300,23 +300,6 @@ def test_a_problem_and_its_entry_go_through_json() -> None:
         assert parse_entry(entry.as_json(GEMM), GEMM, SM90A) == entry
 
 
-def test_a_tuning_entry_comes_before_the_cost_model(file: Path) -> None:
-    store_entry(file, GPU, GEMM, Entry(PROBLEM, MEASURED, 8.0, 10.0))
-    found = overrides.lookup(GEMM, PROBLEM, H200)
-    assert found is not None
-    assert (found.entry, found.path, found.shipped, found.exact) == (
-        Entry(PROBLEM, MEASURED, 8.0, 10.0),
-        file,
-        False,
-        True,
-    )
-    decision = decide(GEMM, PROBLEM, H200)
-    assert (decision.source, decision.spec) == ("tuned", MEASURED)
-    # One alike, for the other dtype; none for other sizes.
-    assert decide(GEMM, replace(PROBLEM, dtype="bfloat16"), H200).spec == replace(MEASURED, dtype="bfloat16")
-    assert decide(GEMM, replace(PROBLEM, n=4104), H200).source == "rule"
-
-
 def test_a_file_holds_the_entries_of_several_families(file: Path) -> None:
     class Other(Problem):
         """A problem of another family with the same fields."""
@@ -344,15 +327,6 @@ def test_tuning_measures_it_and_later_calls_follow(file: Path) -> None:
         ArgumentError, match="--zeros: got an option of marlin; allowed: options of gemm: --dtype, --layout"
     ):
         tune.main([*shape, "--zeros"], bench=bench, gpu=H200)
-
-
-def test_a_changed_kernels_entry_names_the_command_that_measures_it_again() -> None:
-    raw = Entry(replace(PROBLEM, dtype="bfloat16"), replace(MEASURED, dtype="bfloat16"), 8.0, 10.0).as_json(GEMM)
-    command = f"cudatma tune gemm --shape {PROBLEM.k}x{PROBLEM.n} --m {PROBLEM.m} --dtype bfloat16$"
-    with pytest.raises(ArgumentError, match=command):
-        parse_entry(raw | {"revision": GemmConfig.revision - 1}, GEMM, SM90A)
-    with pytest.raises(ArgumentError, match=f"^kernel: got p1; allowed: v1, .* {command}"):
-        parse_entry(raw | {"kernel": "p1"}, GEMM, SM90A)
 
 
 def test_the_kernel_of_a_problem_is_dumped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,25 +9,18 @@ import numpy as np
 import pytest
 from gemm_builders import problem
 from gemm_cases import BF16, E4M3, F16, F32, calls, check, numbers
+from this_gpu import TARGET, cupy
 
 from cudatma.arrays import describe
-from cudatma.errors import DriverError, LaunchError, TargetError
+from cudatma.errors import LaunchError
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gemm.choose import times
 from cudatma.kernels.gemm.config import PRESETS, WITH_BLOCK_SCALES
 from cudatma.kernels.gemm.gemm import gemm
 from cudatma.kernels.gemm.problem import LAYOUTS, is_fp8
 from cudatma.kernels.gpu import gpu_of
-from cudatma.target import detect
 
 pytestmark = pytest.mark.gpu
-
-try:
-    TARGET = detect()
-except (DriverError, TargetError, ImportError) as reason:
-    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
-
-cupy = pytest.importorskip("cupy")
 
 #: What the GPU runs.
 USABLE = [version for version in PRESETS if version == "mma_sync" or TARGET.has_wgmma]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -16,7 +15,7 @@ from cudatma.descriptor import Im2colSpec, TiledSpec
 from cudatma.descriptor.access import check_load, check_store
 from cudatma.dtypes import TMA_TYPES
 from cudatma.errors import ArgumentError, DescriptorError
-from cudatma.inspection.access import access_at, access_lines
+from cudatma.inspection.access import access_at
 from cudatma.inspection.banks import read_costs
 from cudatma.inspection.placement import MOST_SMEM_BYTES, Placement, origin
 
@@ -137,18 +136,6 @@ def test_a_report_counts_what_a_plain_loop_counts(case: tuple[TiledSpec, tuple[i
     assert report.is_clean or not clean, "the rules know at least what the report knows"
 
 
-def test_the_bytes_that_a_store_overwrites_by_hand() -> None:
-    report = access_at(tiled(), (64, 60))  # rows of 200 bytes, 208 apart: the last chunk holds 8 bytes of the row
-    assert [(part.row, part.coords, part.first_offset, part.size_bytes) for part in report.overwrites] == [
-        (row, (64, 60 + row), (60 + row) * 208 + 200, 8) for row in range(4)
-    ]
-    assert (report.overwritten_rows, report.overwritten_bytes, report.is_clean) == (4, 32, False)
-    assert (report.elements, report.inside, report.outside, report.fill) == (512, 4 * 36, 512 - 4 * 36, "zeros")
-    text = "\n".join(sentence for _, sentence in access_lines(tiled(), report))
-    assert "overwrites 32 bytes" in text
-    assert f"row 0: 8 bytes from {4096 + 60 * 208 + 200:#x} on" in text
-
-
 @pytest.mark.parametrize(
     ("spec", "coords", "field", "effect"),
     [
@@ -221,14 +208,6 @@ def test_interleaved_slices_follow_each_other() -> None:
         assert found.smem_address == 128 * row + 16 * pixel + 10
 
 
-def test_packed_values_have_a_bit() -> None:
-    spec = tiled(dtype="16u4_align16b", dims=(256, 64), strides_bytes=(128,), box=(128, 8))
-    placed = Placement(spec, (0, 1))
-    assert (placed.chunks, placed.chunk_elems) == (8, 16)
-    found = placed.element(0, 16 * 3 + 5)  # the fourth group of 16, its third byte, high half
-    assert (found.gmem_offset, found.bit, found.smem_address) == (128 + 3 * 8 + 2, 4, 3 * 16 + 2)
-
-
 @pytest.mark.parametrize(
     ("call", "error", "field"),
     [
@@ -282,10 +261,3 @@ def test_what_reads_cost(swizzle: str, dtype: str) -> None:
             lanes = min(32, width // size)
             along = max(wavefronts_of(spec, [(r, lane * size) for lane in range(lanes)], size) for r in range(8))
             assert costs["row"].wavefronts == along
-
-
-def test_the_swizzle_is_what_frees_ldmatrix() -> None:
-    spec = tiled(dims=(64, 64), strides_bytes=(128,), box=(64, 64))
-    ways = {s: {c.pattern: c.ways for c in read_costs(replace(spec, swizzle=s))} for s in ("none", "128B")}  # type: ignore[arg-type]
-    assert (ways["none"]["ldmatrix"], ways["128B"]["ldmatrix"]) == (8, 1)
-    assert (ways["none"]["column"], ways["128B"]["column"]) == (32, 4)

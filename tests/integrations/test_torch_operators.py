@@ -260,23 +260,6 @@ def test_inductor_generates_direct_calls(has_bias: bool) -> None:
                 torch.testing.assert_close(torch.compile(model)(x), model(x), rtol=0, atol=0)
 
 
-@pytest.mark.sweep(1)
-@pytest.mark.parametrize("dtype", TYPES)
-def test_the_emulator_takes_tensors_of_the_host(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDATMA_BACKEND", "emulator")
-    for name in ("marlin_gemm, act-order", "gemm", "attention"):
-        call = calls(dtype)[name]
-        tolerance = {"rtol": 2**-6 if dtype == torch.bfloat16 else 2**-9, "atol": 2e-2}
-        torch.testing.assert_close(call.run().double(), call.result, **tolerance)
-
-
-def test_a_call_on_the_cpu_warns_as_the_functions_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDATMA_BACKEND")
-    with pytest.warns(cudatma.BackendWarning, match=r"gemm computes on the CPU .* CUDATMA_BACKEND=reference") as caught:
-        calls(torch.float16)["gemm"].run()
-    assert caught[0].filename == __file__
-
-
 def wrong_calls() -> dict[str, tuple[Call, str]]:
     """Calls with one mistake, and the field that errors name."""
     known = calls(torch.float16)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cudatma.errors import ArgumentError, DriverError, LaunchError, TargetError
+from cudatma.errors import DriverError, LaunchError, TargetError
 from cudatma.target import detect
 
 pytestmark = pytest.mark.gpu
@@ -88,17 +88,6 @@ def test_layers_and_operators_against_float64(dtype: Any, act_order: bool) -> No
         out = torch.full((*shape, N), float("nan"), dtype=dtype, device="cuda")
         torch.ops.cudatma.marlin_gemm_out(x, *operands(layer), out=out)
         assert torch.equal(out, layer(x))
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("act_order", [False, True])
-def test_a_layer_is_dequantized_on_the_gpu(dtype: Any, act_order: bool) -> None:
-    layer = layer_of(dtype, act_order=act_order)
-    found = layer.dequantize()
-    assert found.is_cuda
-    assert torch.equal(found, layer.dequantize(dtype=torch.float64).to(dtype))
-    odd = MarlinLinear.from_linear(torch.nn.Linear(K, 77, device="cuda"), dtype=dtype)
-    assert torch.equal(odd.dequantize(), odd.cpu().dequantize().cuda())
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -263,20 +252,6 @@ def test_calls_run_on_torchs_current_stream() -> None:
     assert all(torch.equal(each, wanted) for each in found)
 
 
-def test_scales_written_late_on_torchs_stream_are_what_is_read() -> None:
-    layer, x = layer_of(), draw(64, K)
-    wanted, scales = layer(x), layer.scales.clone()
-    layer.scales.fill_(float("nan"))
-    stream = torch.cuda.Stream()
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(20_000_000)
-        layer.scales.copy_(scales)
-        found = layer(x)
-    torch.cuda.synchronize()
-    assert torch.equal(found, wanted)
-
-
 def test_a_state_dict_loaded_in_place_and_one_moved_to_the_gpu() -> None:
     layer, x = layer_of(), draw(8, K)
     layer(x)
@@ -299,14 +274,3 @@ def test_memory_of_dropped_layers_is_free() -> None:
         layer_of()(x)
     gc.collect()
     assert torch.cuda.memory_allocated() == before
-
-
-def test_wrong_calls_are_named() -> None:
-    layer = layer_of()
-    with pytest.raises(ArgumentError, match=r"^x: got a tensor that requires grad"):
-        layer(draw(4, K).requires_grad_())
-    with pytest.raises(ArgumentError, match=r"^x\.device: got the host"):
-        layer(draw(4, K).cpu())
-    layer(draw(4, K))
-    with pytest.raises(ArgumentError, match=r"^x\.shape"):
-        layer(draw(4, K - 1))

@@ -100,13 +100,6 @@ def test_a_change_of_values_that_a_weight_had_to_copy_is_seen() -> None:
         np.testing.assert_array_equal(found.dequantize(), expected.dequantize())
 
 
-def test_scales_elsewhere_in_the_same_storage_are_another_weight() -> None:
-    qweight, scales, *_ = tensors()
-    both = torch.stack([scales, 2 * scales])
-    found = [packed_weight(qweight, each, None, None, *SIZES).dequantize() for each in both]
-    np.testing.assert_array_equal(found[1], 2 * found[0])
-
-
 def test_transposed_tensors_are_not_the_weight_that_is_known() -> None:
     square: Any = (8192, 64, 128)
     qweight, scales = torch.zeros(128, 2048, dtype=torch.uint8), torch.ones(64, 64).half()
@@ -165,23 +158,6 @@ def test_memory_of_a_device_is_seen_as_a_cupy_array(dtype: np.dtype[Any]) -> Non
         dtype,
     )
     assert (array.device.id, array.flags.c_contiguous) == (1, True)
-
-
-def test_other_sizes_of_the_same_tensors_are_another_weight() -> None:
-    parts = tensors()
-    first = packed_weight(*parts, *SIZES)
-    fewer: Any = (K - 1, N, 32)
-    second = packed_weight(*parts, *fewer)
-    assert second is not first
-    assert second.shape == (K - 1, N)
-
-
-def test_views_of_one_buffer_are_weights_of_their_own() -> None:
-    pairs = [tensors(seed) for seed in (0, 1)]
-    qweight, scales = (torch.stack([pair[part] for pair in pairs]) for part in (0, 1))
-    for index, pair in enumerate(pairs):
-        found = packed_weight(qweight[index], scales[index], None, None, *SIZES)
-        np.testing.assert_array_equal(found.dequantize(), packed_weight(*pair, *SIZES).dequantize())
 
 
 def test_wrong_tensors_are_named() -> None:

@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.17")
 
 from model_folders import (
-    BLOCKS,
     FFN,
     HIDDEN,
     VOCAB,
@@ -538,34 +537,6 @@ def test_a_float_checkpoint_that_lacks_a_parameter_of_its_class_is_refused(
     assert not (tmp_path / "out").exists()
     with pytest.raises(WeightFileError, match=says):
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "in", quantization_config=CudatmaConfig())
-
-
-@pytest.mark.parametrize(
-    ("config", "says"),
-    [
-        ({"architectures": None}, "config.json names no architecture"),
-        ({"architectures": ["NewForCausalLM"]}, "has no class NewForCausalLM"),
-        ({"model_type": "new"}, "LlamaForCausalLM cannot be built"),
-        ({"num_hidden_layers": BLOCKS - 1, "auto_map": {"AutoModelForCausalLM": "own.Model"}}, "custom code"),
-    ],
-)
-def test_the_report_says_why_the_class_was_not_asked(tmp_path: Path, config: dict[str, Any], says: str) -> None:
-    write_awq(tmp_path / "in")
-    path = tmp_path / "in" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
-    assert says in convert_checkpoint(tmp_path / "in", tmp_path / "out").not_compared
-
-
-def test_a_float_bias_of_zeros_that_the_class_lacks_is_no_contradiction(tmp_path: Path) -> None:
-    """AutoGPTQ writes one for every layer."""
-    write_float(tmp_path / "in")
-    quantize_layers(tmp_path / "in", linear_shapes())
-    path = tmp_path / "in" / "model.safetensors"
-    zeros = {f"{layer}.bias": np.zeros(n, np.float16) for layer, (_, n) in linear_shapes().items()}
-    save_file(load_file(path) | zeros, path, metadata={"format": "pt"})
-    convert_checkpoint(tmp_path / "in", tmp_path / "out")
-    for model in (load(tmp_path / "in"), transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")):
-        expect_packed(model)
 
 
 def test_what_cannot_be_loaded_by_its_options_is_refused(tmp_path: Path) -> None:

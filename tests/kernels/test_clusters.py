@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cudatma.errors import ArgumentError, TargetError
-from cudatma.kernels.gpu import CLUSTER_K, clusters_at_once
-from cudatma.kernels.marlin.staged_tile import MAX_CLUSTER_K
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import schedule
 from cudatma.target import get_target
-
-SM90A = get_target("sm_90a")
-#: cuOccupancyMaxActiveClusters of an H200, by the number of CTAs in a cluster, each on an SM of its own.
-MEASURED = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 8: 15}
 
 
 def spec(**fields: object) -> WgmmaSpec:
     base = {"block_m": 64, "block_k": 128, "warpgroups": 2, "stack": 1, "stages": 3, "cluster_k": 4}
     return WgmmaSpec(**{"dtype": "float16", "group_size": 128, "has_zeros": False, **base, **fields})  # type: ignore[arg-type]
-
-
-def test_clusters_at_once_on_an_h200_are_the_measured_or_one_less() -> None:
-    for cluster_k, count in MEASURED.items():
-        assert count - 1 <= clusters_at_once(cluster_k, 132) <= count
-    assert set(CLUSTER_K) == set(MEASURED)
-    assert max(CLUSTER_K) == MAX_CLUSTER_K
-
-
-@given(st.sampled_from(CLUSTER_K), st.integers(0, 200))
-def test_never_more_than_sms(cluster_k: int, sm_count: int) -> None:
-    at_once = clusters_at_once(cluster_k, sm_count)
-    assert 0 <= at_once * cluster_k <= sm_count
-    assert clusters_at_once(cluster_k, sm_count + 1) >= at_once
 
 
 def test_each_cta_holds_the_sums_of_the_other_ctas_for_its_rows() -> None:

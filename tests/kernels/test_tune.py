@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,9 @@ from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.choose import MARLIN, decide
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.tuning_file import Entry, usable_entries
-from cudatma.target import get_target
 from tools import tune, tune_plan, tune_run
-from tools.model_layers import MODELS, model_shapes
 from tools.tune_check import difference
 
-SM90A = get_target("sm_90a")
 #: --jobs 1: nothing is compiled before it is measured, and here that computes nothing.
 SHAPE = ["--shape", "4096x4096", "--m", "1,64", "--jobs", "1"]
 
@@ -103,14 +99,6 @@ def test_of_many_candidates_the_fastest_at_screening_are_measured(file: Path) ->
     assert again.winner == wanted
     assert again.times[first.label] == 7.0
     assert "no graph" in again.dropped[second.label]
-
-
-def test_candidates_limits_what_is_measured_the_cost_models_choice_first() -> None:
-    bench = FakeBench()
-    tuned(bench, "--candidates", "3")
-    assert [len(labels) for labels in bench.timed] == [3, 3]
-    layer = LinearShape(4096, 4096, 128, False, "float16")
-    assert bench.prepared == [Problem(layer, m) for m in (1, 64)]
 
 
 def put(value: float, *at: int) -> Callable[[Any], Any]:
@@ -286,38 +274,3 @@ def test_wrong_options_are_named(capsys: pytest.CaptureFixture[str], monkeypatch
     monkeypatch.setenv("CUDATMA_TUNE_FILE", "none")
     with pytest.raises(ArgumentError, match="name a file with --file"):
         tune.main(SHAPE, FakeBench(), H200)
-
-
-def test_another_file(tmp_path: Path, file: Path) -> None:
-    assert tuned(FakeBench(), "--file", str(tmp_path / "other.json")) == 0
-    assert not file.exists()
-    assert sorted(entries(tmp_path / "other.json")) == [1, 64]
-
-
-def test_the_models_layers() -> None:
-    assert tune_plan.shapes_of([(1, 2), (4096, 4096)], ["llama3-8b"])[:3] == [(1, 2), (4096, 4096), (4096, 6144)]
-    for name in MODELS:
-        shapes = model_shapes(name)
-        assert len(set(shapes)) == 4
-        hidden = shapes[0][0]
-        assert shapes[1][1] == hidden
-        assert shapes[2] == (hidden, 2 * shapes[3][0])
-        assert shapes[3][1] == hidden
-        assert all(width % 64 == 0 for shape in shapes for width in shape)
-    assert model_shapes("qwen3-32b")[:2] == ((5120, 10240), (8192, 5120)), "heads that are wider than hidden / heads"
-
-
-def test_layers_divided_among_gpus() -> None:
-    """As in Megatron-LM: the first of two layers by its outputs, the second by its inputs."""
-    assert model_shapes("llama3-70b", 8) == ((8192, 1280), (1024, 8192), (8192, 7168), (3584, 8192))
-    assert tune_plan.shapes_of([(1, 2)], ["llama3-70b"], 2)[:2] == [(1, 2), (8192, 5120)]
-    with pytest.raises(ArgumentError, match="a divisor of 7168") as caught:
-        model_shapes("qwen3-14b", 3)
-    assert caught.value.field == "gpus"
-
-
-def test_a_run_without_errors_gives_no_warning() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert tuned(FakeBench()) == 0
-        assert tuned(FakeBench()) == 0

@@ -16,20 +16,15 @@ from typing import Any
 import pytest
 from fake_bench import FakeBench
 
-from cudatma.build import kernel as build
-from cudatma.build.kernel import Kernels
-from cudatma.context import runtime
-from cudatma.errors import ArgumentError, CompileError
+from cudatma.errors import CompileError
 from cudatma.kernels import choice_table
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.choose import MARLIN, resolve_fused
 from cudatma.kernels.marlin.problem import Problem
-from cudatma.target import get_target
 from tools import tune, tune_compile, tune_plan
-from tools.tune_compile import compile_tasks, specs_of
+from tools.tune_compile import specs_of
 
 ROOT = Path(__file__).resolve().parents[2]
-SM90A = get_target("sm_90a")
 SHAPE = ["--shape", "4096x4096", "--m", "1,64"]
 COMPILE = [*SHAPE, "--compile-only", "--target", "sm_90a"]
 
@@ -108,14 +103,6 @@ def test_only_problems_that_are_still_to_be_measured(compiler: Compiler) -> None
     assert compiler.calls[1][0] == specs_of(tasks())
 
 
-def test_what_is_skipped_is_not_compiled_but_the_rules_choice_is(compiler: Compiler) -> None:
-    rule, one, *_ = tasks()[1].candidates
-    assert tuned(FakeBench(), "--skip", one.label, "--skip", rule.label) == 0
-    specs = compiler.calls[0][0]
-    assert one.spec not in specs
-    assert rule.spec in specs
-
-
 def test_a_refusal_is_why_a_candidate_is_dropped_and_the_gpu_never_sees_it(
     compiler: Compiler, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,17 +121,6 @@ def test_a_refusal_is_why_a_candidate_is_dropped_and_the_gpu_never_sees_it(
     cell = json.loads(capsys.readouterr().out)["cells"][1]
     assert cell["dropped"][bad.label] == f"{bad.spec.entry} would be slow"
     assert bad.label not in cell["times_us"]
-
-
-def test_a_problem_whose_first_choice_is_refused_fails(
-    compiler: Compiler, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rule = tasks()[0].candidates[0].spec
-    compiler.refuses = {rule}
-    bench = FakeBench()
-    assert tuned(bench) == 1
-    assert [problem.m for problem in bench.prepared] == [64]
-    assert f"4096 x 4096, M = 1: failed: {rule.entry} would be slow" in capsys.readouterr().err
 
 
 def test_an_interrupt_while_it_compiles(compiler: Compiler, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,27 +149,6 @@ def test_only_compiling_needs_no_gpu_and_no_file(
     assert f"refused {bad.label}: " in shown.err
     compiler.refuses = {tasks()[0].candidates[0].spec}
     assert tune.main(COMPILE) == 1, "a problem that cannot be tuned"
-
-
-def test_compiling_only_and_a_dry_run_exclude_each_other() -> None:
-    with pytest.raises(ArgumentError, match="--dry-run: got together with --compile-only"):
-        tune.main([*COMPILE, "--dry-run"])
-
-
-@pytest.mark.slow
-def test_the_kernels_are_then_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By processes, for the GPU, with the call by which a launch loads them."""
-    monkeypatch.setenv("CUDATMA_CACHE_DIR", str(tmp_path / "cache"))
-    runtime().parts[Kernels] = Kernels()
-    specs = specs_of(tasks(3))
-    ticks: list[None] = []
-    kernels = compile_tasks(specs, MARLIN, "sm_90a", 2, lambda: ticks.append(None))
-    assert kernels.ready == len(ticks) == len(specs)
-    compiled: list[Any] = []
-    monkeypatch.setattr(build, "compile_source", lambda *args, **options: compiled.append(args))
-    for spec in (resolve_fused(spec, "as_stored") for spec in specs):
-        assert build.load_kernel(spec.template, spec, SM90A).cubin[:4] == b"\x7fELF"
-    assert not compiled
 
 
 @pytest.mark.slow

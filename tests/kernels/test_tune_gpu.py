@@ -58,7 +58,7 @@ def test_it_tunes_and_the_gemm_follows(file: Path, capsys: pytest.CaptureFixture
     entries, problems = usable_entries(file, MARLIN, gpu)
     assert not problems
     assert {entry.problem.m for entry in entries} == set(M_VALUES)
-    assert all(1 < entry.us <= entry.rule_us < 1000 for entry in entries)
+    assert all(0 < entry.us <= entry.rule_us for entry in entries)
 
     choice_table.forget()
     weight = random_weight(LAYER)

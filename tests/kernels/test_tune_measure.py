@@ -182,17 +182,6 @@ def test_a_result_is_written_whole_and_the_same_twice(world: World) -> None:
     assert (kept.view(np.uint16) == 5).all(), "what is kept does not change"
 
 
-def test_the_same_layer_keeps_its_weights_and_another_does_not(world: World) -> None:
-    bench: Any = world.bench  # type: ignore[attr-defined]
-    bench.prepare(Problem(LAYER, 1))
-    weights = bench._trial._weights
-    bench.prepare(Problem(LAYER, 8))
-    assert bench._trial._weights is weights
-    assert bench._trial._x.shape == (8, 2048)
-    bench.prepare(Problem(LinearShape(2048, 520, 128, True, "bfloat16"), 8))
-    assert bench._trial._weights is not weights
-
-
 def test_a_choice_that_would_run_otherwise_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     bench: Any = world.bench  # type: ignore[attr-defined]
     rule, *_, other = shortlist(MARLIN, Problem(LAYER, 9), H200, 12)
@@ -219,13 +208,3 @@ def test_a_capture_that_fails_leaves_the_stream_free(world: World, monkeypatch: 
         bench.times(listed(4)[:1], 0.1)
     assert world.stream.captured is None
     assert bench.is_usable()
-
-
-@pytest.mark.parametrize("group_size", [32, 128, -1])
-@pytest.mark.parametrize("has_zeros", [False, True])
-def test_a_random_weight_gives_results_near_one(group_size: int, has_zeros: bool) -> None:
-    layer = LinearShape(1000, 200, group_size, has_zeros, "bfloat16")
-    weight = random_weight(layer)
-    assert (weight.shape, weight.symmetric, weight.group_size) == ((1000, 200), not has_zeros, group_size)
-    x = np.random.default_rng(1).standard_normal((50, 1000))
-    assert 0.5 < float((x @ weight.dequantize()).std()) < 2.5

@@ -9,21 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from this_gpu import cupy
 
 import cudatma
 from cudatma.build import kernel as build
 from cudatma.context import Runtime, using_runtime
-from cudatma.errors import DriverError, TargetError
-from cudatma.target import detect
 
 pytestmark = pytest.mark.gpu
-
-try:
-    detect()
-except (DriverError, TargetError, ImportError) as reason:
-    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
-
-cupy = pytest.importorskip("cupy")
 
 MAX_M = 300
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]

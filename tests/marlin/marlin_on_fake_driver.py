@@ -20,7 +20,6 @@ from fake_card import (
     cupy,
     current,
     in_a_forked_child,
-    in_threads,
     library,
     record,
     set_stream,
@@ -28,6 +27,7 @@ from fake_card import (
     waits,
 )
 from fake_driver import raises, run_cases
+from threads import in_threads
 
 import cudatma as c
 from cudatma.kernels import plans, stream_workspaces
@@ -341,6 +341,15 @@ def case_a_workspace_of_ones_own() -> None:
     del mine
     gc.collect()
     assert counts.allocations == counts.frees
+
+
+def case_a_capture_after_a_warm_up_allocates_nothing() -> None:
+    c.MarlinLinear(w).warm_up([1, M], stream=0x60)
+    launches, allocations = record.launches, counts.allocations
+    assert launches == 0
+    set_stream(0, 0x60, 6, capture=100)
+    call(0x60)
+    assert (record.launches, counts.allocations, counts.in_capture) == (launches + 1, allocations, 0)
 
 
 def case_an_invalidated_capture() -> None:

@@ -176,6 +176,19 @@ def bits(array: Any) -> Any:
     return array.view(np.uint16)
 
 
+def differences(out: Any, wanted: Any) -> Any:
+    """Count, on the GPU, elements whose bits differ."""
+    return (bits(out) != bits(wanted)).sum()
+
+
+def new_stream() -> Any:
+    """Return a stream that does not wait for the default one, once what is queued there has ended."""
+    import cupy
+
+    cupy.cuda.Device().synchronize()
+    return cupy.cuda.Stream(non_blocking=True)
+
+
 def to_float64(array: Any) -> Any:
     """fp16 or bf16 on the GPU as float64; bf16 by way of its bits, whatever CuPy can do with it."""
     if array.dtype == np.float16:

@@ -39,23 +39,3 @@ def test_a_row_has_the_same_bits_in_every_batch(target: str, dtype: str, group: 
     for out in results[:-1]:
         assert out.tobytes() == results[-1][: len(out)].tobytes()
     assert relative_error(results[-1], x, w) < (1e-3 if dtype == "float16" else 6e-3)
-
-
-@pytest.mark.slow
-def test_the_fastest_instances_do_differ() -> None:
-    """What batch invariance is for: the usual choice divides K where tiles are few."""
-    rng = np.random.default_rng(5)
-    w = quantize(rng.normal(size=(2048, N)) * 0.05, dtype="float16")
-    x = rng.normal(size=(100, 2048)).astype(np.float16)
-    layer = LinearShape(2048, N, 128, False, "float16")
-    few, many = (
-        run_marlin(
-            np.ascontiguousarray(x[:m]),
-            w,
-            spec=choose_by_cost(Problem(layer, m), imagined_gpu("sm_90a", 16)),
-            processors=16,
-            schedules=1,
-        )[0]
-        for m in (1, 100)
-    )
-    assert few.tobytes() != many[:1].tobytes()

@@ -11,6 +11,7 @@ from marlin_operands import (
     activations,
     bits,
     compare,
+    differences,
     is_poison,
     make_bias,
     make_weight,
@@ -18,23 +19,16 @@ from marlin_operands import (
     serve_with,
     to_float64,
 )
+from this_gpu import TARGET, cupy
 
 from cudatma import marlin_gemm
-from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
-from cudatma.target import detect
 
 pytestmark = pytest.mark.gpu
 
-try:
-    TARGET = detect()
-except (DriverError, TargetError, ImportError) as reason:
-    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
 if not TARGET.has_wgmma:
     pytest.skip(f"{TARGET.name} has no wgmma", allow_module_level=True)
-
-cupy = pytest.importorskip("cupy")
 
 
 def skinny(block_m: int, n_tiles: int, block_k: int, slice_k: int, cluster_k: int, **fields: Any) -> SkinnySpec:
@@ -90,7 +84,7 @@ def test_a_thousand_runs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, nam
     for programmatic in (False, True):
         for _ in range(500):
             marlin_gemm(x, weight.packed, out, programmatic=programmatic)
-            wrong += (bits(out) != bits(first)).sum()
+            wrong += differences(out, first)
     assert int(wrong) == 0
 
 

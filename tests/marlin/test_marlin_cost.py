@@ -13,11 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import model as comparison
-from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost, cheapest_first
 from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
-from cudatma.kernels.marlin import cost as cost_module
 from cudatma.kernels.marlin.choose import AnyMarlinSpec, choose_by_cost, times
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_times
@@ -178,22 +175,3 @@ def test_times_at_many_m_are_those_of_each_m(layer: LinearShape, gpu: Gpu, ms: l
         }
         for spec, us in at_one.items():
             assert us[0] in (spec.cost(Problem(layer, m), gpu).us, np.inf)
-
-
-def test_the_page_holds_every_measured_cell_and_the_models_factors() -> None:
-    found = comparison.rows()
-    page = comparison.PAGE.read_text()
-    assert comparison.filled(page, found) == page, "cudatma bench model --write"
-    for row in found:
-        assert f"| {row.layer.k} x {row.layer.n} | {row.m} |" in page
-    assert statistics.median(abs(row.error) for row in found) < 0.05
-    assert max(abs(row.error) for row in found) < 0.15
-    for number in (
-        *(cost_module._LAUNCH_US, cost_module._SKINNY_N32, cost_module._SKINNY_MMA, cost_module._SKINNY_MEMORY),
-        *(cost_module._WGMMA_MEMORY, cost_module._WGMMA_TENSOR, cost_module._DEQUANTIZE, cost_module._NORM),
-        *(cost_module._STAGE, cost_module._BYTE, cost_module._MMA_PRODUCTS, cost_module._MMA_ISSUE),
-        round(cost_module._WGMMA_TENSOR + cost_module._WGMMA_POWER, 3),
-    ):
-        assert str(number) in page
-    with pytest.raises(ArgumentError, match="a page with the two marks"):
-        comparison.filled("no table", found)

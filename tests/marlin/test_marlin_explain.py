@@ -28,7 +28,6 @@ from cudatma.quantization import quantize
 
 LAYER = LinearShape(4096, 4096, 128, False, "float16")
 LARGE = LinearShape(8192, 28672, 128, False, "bfloat16")
-NARROW = LinearShape(8192, 1024, 128, False, "float16")
 
 
 def explained(layer: Any = LAYER, m: int = 16, **options: Any) -> Explanation:
@@ -76,22 +75,6 @@ def test_it_tells_the_choice_and_why(layer: LinearShape, m: int, target: str, ke
 def test_a_layer_that_is_none_is_refused(wrong: dict[str, Any], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=f"^{said}"):
         replace(LAYER, **wrong)
-
-
-def test_one_of_a_thing_is_no_plural() -> None:
-    said = str(explained(LinearShape(64, 64, 64, False, "float16"), 1, sm_count=1))
-    assert "tiles of 1 stage on 1 CTA, 0 tiles divided" in said
-    assert ", 1 SM, " in said
-
-
-def test_clusters_are_told() -> None:
-    """1024 columns of N are 32 N tiles for 132 SMs: at least two CTAs each, or most SMs would stand idle."""
-    said = explained(NARROW, 1)
-    ctas = said.spec.cluster_k
-    assert 2 <= ctas <= 8
-    assert said.schedule.ctas == said.schedule.tiles_n * ctas
-    assert said.spec.entry.endswith(f"_c{ctas}")
-    assert f"_c{ctas}" in str(said)
 
 
 def test_a_tuning_entry_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudatma import ArgumentError, ArgumentTypeError, MarlinLinear, PackedWeight, marlin_explain, marlin_gemm
+from cudatma import ArgumentError, ArgumentTypeError, PackedWeight, marlin_gemm
 from cudatma.dtypes import activation_type
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinOptions
-from cudatma.kernels.marlin.operands import check_input, check_output
 from cudatma.quantization import pack
 
 #: ||out - reference|| / ||reference||: products are exact in fp32, and one rounding of the result remains.
@@ -127,20 +126,6 @@ def test_other_libraries_on_the_host() -> None:
     assert close(out, x.astype(np.float64) @ dense)
 
 
-def test_the_environment_chooses_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight, dense = make(96, 40)
-    x = values((5, 96))
-    monkeypatch.setenv("CUDATMA_BACKEND", "reference")
-    out = marlin_gemm(x, weight)
-    assert close(out, x.astype(np.float64) @ dense)
-    monkeypatch.setenv("CUDATMA_BACKEND", "cuda")
-    with pytest.raises(ArgumentError, match=r"x\.device"):
-        marlin_gemm(x, weight)
-    monkeypatch.setenv("CUDATMA_BACKEND", "gpu")
-    with pytest.raises(ArgumentError, match="CUDATMA_BACKEND"):
-        marlin_gemm(x, weight)
-
-
 WEIGHT, _ = make(96, 40)
 X = values((5, 96))
 SHARED = values((5 * 96 + 200,))
@@ -192,31 +177,8 @@ def test_rows_that_overlap_are_no_output() -> None:
         marlin_gemm(X, WEIGHT, out, backend="reference")
 
 
-def test_pitches() -> None:
-    """What decides between TMA and plain loads, and between vector and element stores."""
-    wide = values((7, 3, 104))
-    rows = check_input(wide[:, 1, :96], WEIGHT)
-    assert (rows.rows, rows.pitch_bytes, rows.is_vectorised) == (7, 3 * 104 * 2, True)
-    assert check_input(values((7, 97))[:, :96], WEIGHT).pitch_bytes == 194
-    assert not check_input(values((7, 97))[:, :96], WEIGHT).is_vectorised
-    assert check_input(X[:1], WEIGHT).pitch_bytes == 192
-    assert check_input(np.broadcast_to(X[0], (4, 96)), WEIGHT).pitch_bytes == 0
-    x = check_input(X, WEIGHT)
-    assert check_output(np.empty((5, 44), np.float16)[:, :40], x, WEIGHT).pitch_bytes == 88
-
-
 def test_rows_that_are_copied_first() -> None:
     permuted, _ = make(96, 40, act_order=True)
     odd, shifted = values((7, 97))[:, :96], values((7, 104))[:, 1:97]
     for x, weight, is_copied in ((X, WEIGHT, False), (X, permuted, True), (odd, WEIGHT, True), (shifted, WEIGHT, True)):
         assert MARLIN_GEMM.check((x, None), None, MarlinOptions(False, False), weight).problem.is_arranged == is_copied
-
-
-@pytest.mark.parametrize("option", ["load_path", "explain"])
-def test_no_such_option(option: str) -> None:
-    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
-        marlin_gemm(X, WEIGHT, backend="reference", **{option: "tma"})
-    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
-        MarlinLinear(WEIGHT, **{option: "tma"})
-    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
-        marlin_explain(WEIGHT, 5, **{option: "tma"})

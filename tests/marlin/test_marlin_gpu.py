@@ -26,12 +26,12 @@ from marlin_operands import (
     to_float64,
     use_load_path,
 )
+from this_gpu import TARGET, cupy
 
 from cudatma import marlin_gemm
 from cudatma.build.kernel import compile as compile_kernel
 from cudatma.build.render import render
 from cudatma.dtypes import activation_type
-from cudatma.errors import DriverError, TargetError
 from cudatma.kernels import choice_table, plans
 from cudatma.kernels.gpu import Gpu, imagined_gpu
 from cudatma.kernels.marlin import skinny_candidates, wgmma_candidates
@@ -41,16 +41,9 @@ from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import ceil_div
-from cudatma.target import Target, detect, get_target
+from cudatma.target import Target, get_target
 
 pytestmark = pytest.mark.gpu
-
-try:
-    TARGET = detect()
-except (DriverError, TargetError, ImportError) as reason:
-    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
-
-cupy = pytest.importorskip("cupy")
 
 JOBS = cases.rotated_jobs() + cases.pairwise_jobs()
 #: For the kernels of a GPU with less shared memory: each tile of its table, and each option once.

@@ -11,47 +11,30 @@ from marlin_operands import (
     activations,
     bits,
     compare,
+    differences,
     make_weight,
+    new_stream,
     partials_bytes,
     poisoned,
     to_float64,
     use_load_path,
 )
+from this_gpu import TARGET, cupy
 
 from cudatma import LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm, release_workspaces
-from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.marlin.mma_sync import LoadPaths
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.stream_workspaces import stream_workspace
-from cudatma.target import detect
 
 pytestmark = pytest.mark.gpu
-
-try:
-    TARGET = detect()
-except (DriverError, TargetError, ImportError) as reason:
-    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
-
-cupy = pytest.importorskip("cupy")
-
-
-def new_stream() -> Any:
-    """One that does not wait for the default stream; what is queued there has ended."""
-    cupy.cuda.Device().synchronize()
-    return cupy.cuda.Stream(non_blocking=True)
 
 
 def flags(space: MarlinWorkspace) -> Any:
     memory = cupy.cuda.UnownedMemory(space.flags_pointer, space.flags_bytes, space)
     return cupy.ndarray(space.flags_bytes // 4, np.uint32, cupy.cuda.MemoryPointer(memory, 0))
-
-
-def differences(out: Any, wanted: Any) -> Any:
-    """Elements whose bits differ, counted on the GPU."""
-    return (bits(out) != bits(wanted)).sum()
 
 
 @pytest.mark.parametrize(

@@ -38,20 +38,6 @@ def test_a_layer_is_its_dequantised_weight(dtype: str, symmetric: bool, bias: bo
     assert error < {"float16": 5e-4, "bfloat16": 4e-3}[dtype]
 
 
-def test_a_layer_is_near_the_dense_one() -> None:
-    layer = MarlinLinear.from_dense(dense(), np.ones(40), group_size=32)
-    x = values((50, 96))
-    wanted = x.astype(np.float64) @ dense().T.astype(np.float64) + 1
-    assert np.corrcoef(layer(x, backend="reference").ravel(), wanted.ravel())[0, 1] > 0.98
-
-
-def test_from_dense_is_quantize_linear() -> None:
-    layer = MarlinLinear.from_dense(dense(), group_size=64, symmetric=False, clip_search=True)
-    packed = quantize_linear(dense(), group_size=64, symmetric=False, clip_search=True)
-    for name in ("qweight", "scales", "zeros"):
-        np.testing.assert_array_equal(getattr(layer.weight, name), getattr(packed, name))
-
-
 def test_out_is_returned() -> None:
     layer = MarlinLinear.from_dense(dense(), group_size=32, dtype="float16")
     out = np.empty((5, 40), np.float16)

@@ -17,17 +17,18 @@ from marlin_operands import (
     activations,
     bits,
     compare,
+    differences,
     is_poison,
     make_weight,
     poisoned,
     to_float64,
 )
+from this_gpu import TARGET, cupy
 
 import cudatma
 from cudatma import marlin_gemm
 from cudatma.arrays import describe
 from cudatma.build.kernel import load_kernel
-from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.marlin.permute_columns import (
     TEMPLATE,
     choose_permute,
@@ -35,16 +36,8 @@ from cudatma.kernels.marlin.permute_columns import (
     permute_sizes,
     result_pitch_bytes,
 )
-from cudatma.target import detect
 
 pytestmark = pytest.mark.gpu
-
-try:
-    TARGET = detect()
-except (DriverError, TargetError, ImportError) as reason:
-    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
-
-cupy = pytest.importorskip("cupy")
 
 
 @pytest.fixture(autouse=True)
@@ -168,7 +161,7 @@ def test_a_thousand_calls_in_a_programmatic_chain_give_the_same_bits() -> None:
         for x, out in zip(xs, outs, strict=True):
             marlin_gemm(x, weight.packed, out, programmatic=True)
         for out, good in zip(outs, wanted, strict=True):
-            wrong += (bits(out) != bits(good)).sum()
+            wrong += differences(out, good)
     assert int(wrong) == 0
 
 

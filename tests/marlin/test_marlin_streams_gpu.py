@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,22 +13,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from marlin_operands import Options, Weight, activations, bits, compare, make_weight, partials_bytes, to_float64
+from marlin_operands import (
+    Options,
+    Weight,
+    activations,
+    bits,
+    compare,
+    differences,
+    make_weight,
+    partials_bytes,
+    to_float64,
+)
+from this_gpu import TARGET, cupy
+from threads import in_threads
 
 import cudatma as c
 from cudatma import marlin_gemm, workspace_bytes
 from cudatma.build import kernel as build
-from cudatma.errors import DriverError, TargetError
-from cudatma.target import detect
 
 pytestmark = pytest.mark.gpu
-
-try:
-    TARGET = detect()
-except (DriverError, TargetError, ImportError) as reason:
-    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
-
-cupy = pytest.importorskip("cupy")
 
 #: Tiles that several CTAs share: they leave partial sums.
 K, N, M = 8192, 10240, 256
@@ -53,10 +55,6 @@ def divided() -> Weight:
 def ordered() -> Weight:
     """Its activations are copied to the workspace first."""
     return make_weight(4096, 1024, Options(act_order=True))
-
-
-def differences(out: Any, wanted: Any) -> Any:
-    return (bits(out) != bits(wanted)).sum()
 
 
 def synchronized() -> None:
@@ -259,26 +257,15 @@ def test_a_call_during_a_capture_shares_nothing_with_the_graph() -> None:
 @pytest.mark.parametrize(("weight", "m"), [(divided, M), (ordered, 16)])
 def test_per_thread_default_streams(weight: Callable[[], Weight], m: int) -> None:
     inputs = Inputs(weight(), m, 4)
-    barrier = threading.Barrier(4)
-    failures: list[BaseException] = []
 
     def work(i: int) -> None:
-        try:
-            with cupy.cuda.Device(0), cupy.cuda.Stream.ptds:
-                barrier.wait()
-                for _ in range(ROUNDS):
-                    inputs.gemm(i)
-                    inputs.count(i)
-                cupy.cuda.Stream.ptds.synchronize()
-        except BaseException as error:
-            failures.append(error)
+        with cupy.cuda.Device(0), cupy.cuda.Stream.ptds:
+            for _ in range(ROUNDS):
+                inputs.gemm(i)
+                inputs.count(i)
+            cupy.cuda.Stream.ptds.synchronize()
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(4, work)
     inputs.check()
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from threads import in_threads
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, TuneFileWarning
 from cudatma.kernels import choice_table, overrides
@@ -79,11 +79,7 @@ def test_many_writers_lose_nothing(file: Path) -> None:
         for m in range(first, 40, 4):
             store_entry(file, GPU, MARLIN, entry(m + 1))
 
-    threads = [threading.Thread(target=write, args=(first,)) for first in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(4, write)
     found, problems = usable_entries(file, MARLIN, H200)
     assert (sorted(one.problem.m for one in found), problems) == (list(range(1, 41)), [])
 
@@ -164,17 +160,6 @@ def test_a_file_that_is_damaged_or_something_else_is_ignored_and_kept(file: Path
     assert source(64) == "tuned"
 
 
-def test_a_folder_in_its_place_and_bytes_that_are_no_text(file: Path) -> None:
-    file.mkdir(parents=True)
-    with pytest.warns(TuneFileWarning, match="Is a directory"):
-        assert source(64) == "rule"
-    file.rmdir()
-    file.write_bytes(b"\xff\xfe{}")
-    choice_table.forget()
-    with pytest.warns(TuneFileWarning, match="codec"):
-        assert source(64) == "rule"
-
-
 def test_a_pipe_or_a_device_in_its_place_is_not_read(file: Path) -> None:
     file.parent.mkdir()
     os.mkfifo(file)
@@ -240,17 +225,6 @@ def test_an_entry_that_cannot_be_run_is_ignored_and_named(file: Path, raw: dict[
     assert problems[0].startswith(f"the entry k 4096, n 4096, m {raw['m']!r}: ")
     with pytest.warns(TuneFileWarning, match=f"an entry is not used: k 4096, n 4096, m {raw['m']!r}: "):
         assert source(1) == "tuned"
-
-
-@pytest.mark.parametrize("sizes", [{"k": True}, {"n": -4.5}, {"k": None}, {"n": [4096]}, {"k": None, "n": 10**99}])
-def test_an_entry_whose_sizes_are_none_is_ignored_and_named(file: Path, sizes: dict[str, Any]) -> None:
-    store_entry(file, GPU, MARLIN, entry(1, SKINNY))
-    content = json.loads(file.read_text())
-    content["sections"][0]["entries"].append(broken(**sizes))
-    file.write_text(json.dumps(content))
-    with pytest.warns(TuneFileWarning, match="its sizes must be integers") as caught:
-        assert source(1) == "tuned"
-    assert "0" * 99 not in str(caught[0].message)
 
 
 def test_what_a_launch_would_refuse_is_refused() -> None:

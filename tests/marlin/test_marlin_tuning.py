@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cudatma.kernels import choice_table, overrides, tuning_file
+from cudatma.kernels import choice_table, overrides
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import H200, Gpu
 from cudatma.kernels.marlin.choose import MARLIN, SHIPPED, choose_by_cost, decide
@@ -71,22 +71,6 @@ def test_an_entry_comes_before_the_cost_model(file: Path) -> None:
         assert decided(64, **other)[0] == "rule"
 
 
-def test_files_are_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A first call of another layer, or with another M, reads nothing."""
-    store_entry(file, GPU, MARLIN, entry(64))
-    reads: list[Path] = []
-
-    def read(path: Path) -> list[dict[str, Any]]:
-        reads.append(path)
-        return read_sections(path)
-
-    monkeypatch.setattr(tuning_file, "read_sections", read)
-    for m in (64, 1, 64, 300):
-        for k in (4096, 8192):
-            decided(m, k=k)
-    assert reads == [file, shipped()]
-
-
 def test_the_users_file_comes_before_the_table_that_ships(file: Path) -> None:
     store_entry(shipped(), GPU, MARLIN, entry(64, replace(WGMMA, stages=4)))
     store_entry(shipped(), GPU, MARLIN, entry(1, SKINNY))
@@ -95,13 +79,6 @@ def test_the_users_file_comes_before_the_table_that_ships(file: Path) -> None:
     choice_table.forget()
     assert decided(64) == ("tuned", WGMMA)
     assert decided(1) == ("shipped", SKINNY)
-
-
-def test_none_turns_the_table_off_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    store_entry(shipped(), GPU, MARLIN, entry(64))
-    assert decided(64)[0] == "shipped"
-    monkeypatch.setenv("CUDATMA_TUNE_FILE", "none")
-    assert decided(64)[0] == "rule"
 
 
 @pytest.mark.parametrize(
@@ -289,14 +266,3 @@ def test_every_entry_that_ships_can_be_used_and_pays() -> None:
                 problems.add(f"{found.problem}: only a weight says whether its scales are fused")
     assert not problems
     assert len(entries) == len(set(entries)) > 0, "one for each problem"
-
-
-def test_the_table_serves_an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overrides, "shipped", lambda family: TABLE)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for section in read_sections(TABLE):
-            if section["gpu"] == asdict(GPU):
-                for raw in section["entries"]:
-                    one = parse_entry(raw, MARLIN, get_target(GPU.target))
-                    assert decide(one.problem, H200).spec == one.spec

@@ -182,15 +182,3 @@ def test_the_call_takes_it_where_it_can(monkeypatch: pytest.MonkeyPatch, batch_i
     if not batch_invariant:
         rule = choose_by_cost(Problem.of(w, 33), H200)
         assert chosen.in_form("none") == rule
-
-
-@pytest.mark.sweep(1)
-@pytest.mark.parametrize("fields", [{"has_zeros": True}, {"group_size": -1}, {}])
-def test_others_run_as_they_did(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> None:
-    _, w, _ = operands(1, 128, 64, spec(**fields))
-    if not fields:
-        scales = w.scales.copy()
-        scales[0, 0] = 2.0**-14
-        scales[0, 1] = 1.0
-        w = replace(w, scales=scales)
-    assert served(monkeypatch, w).fused == "none"

@@ -20,27 +20,20 @@ from marlin_operands import (
     serve_with,
     to_float64,
 )
+from this_gpu import TARGET, cupy
 
 from cudatma import marlin_gemm
 from cudatma.dtypes import activation_type
-from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.marlin import gemm as marlin
 from cudatma.kernels.marlin.choose import resolve_fused
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import Schedule, schedule
 from cudatma.quantization.scale_range import ScaleFit
-from cudatma.target import detect
 
 pytestmark = pytest.mark.gpu
 
-try:
-    TARGET = detect()
-except (DriverError, TargetError, ImportError) as reason:
-    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
 if not TARGET.has_wgmma:
     pytest.skip(f"{TARGET.name} has no wgmma", allow_module_level=True)
-
-cupy = pytest.importorskip("cupy")
 
 SMALL = WgmmaSpec("float16", 128, False, 64, 128, 2, 1, 4)
 TILES = {

@@ -130,12 +130,6 @@ def test_a_wrong_command_ends_with_2_and_one_line(name: str, bench: Bench, capsy
     assert len(said.splitlines()) == 1
 
 
-def test_the_table_is_large_and_tells_its_rows_apart() -> None:
-    assert len(TABLE) >= 90
-    assert len({wrong.name for wrong in TABLE}) == len(TABLE)
-    assert {wrong.error for wrong in TABLE} == set(BUILTINS)
-
-
 def test_every_kind_of_error_is_also_a_builtin_one() -> None:
     for error, builtin in BUILTINS.items():
         assert issubclass(error, builtin)

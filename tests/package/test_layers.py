@@ -59,11 +59,6 @@ def test_the_picture_shows_the_code() -> None:
     assert import_graph.main(["--check"]) == 0, "run: python -m tools.dev.import_graph"
 
 
-def test_a_ring_is_found() -> None:
-    assert cycle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
-    assert set(cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}})) == {"b", "c"}
-
-
 def test_imports_are_found_wherever_they_stand() -> None:
     known = (
         "cudatma",

@@ -706,16 +706,6 @@ def test_every_tensor_of_the_shards_is_read_and_two_values_of_one_are_refused(tm
         convert_checkpoint(tmp_path / "in", tmp_path / "other")
 
 
-def test_a_single_file_goes_before_shards_as_in_transformers(tmp_path: Path) -> None:
-    weights = write_awq(tmp_path / "in")
-    write_awq(tmp_path / "shards", shards=2, seed=1)
-    for path in (tmp_path / "shards").glob("model*"):
-        shutil.copy(path, tmp_path / "in")
-    done = convert_checkpoint(tmp_path / "in", tmp_path / "out")
-    expect_weights(tmp_path / "out", weights)
-    assert "model-00001-of-00002.safetensors" in done.not_copied
-
-
 def test_quantized_and_float_models_are_told_apart(tmp_path: Path) -> None:
     write_float(tmp_path / "float")
     write_awq(tmp_path / "awq")
@@ -768,23 +758,3 @@ def test_the_command_reports_in_text_and_json(tmp_path: Path, capsys: pytest.Cap
     assert {layer["group_size"] for layer in report["layers"]} == {64}
     assert cli.main(["convert", str(tmp_path / "in"), str(tmp_path / "o"), "--group-size", "64"]) == 2
     assert "without --quantize" in capsys.readouterr().err
-
-
-def test_no_more_than_a_layer_is_in_memory(tmp_path: Path) -> None:
-    """Eight layers of 8 MB in float32 as fp16: the peak grows by a few times one of them, not by all."""
-    layers = {f"model.layers.{i}.mlp.up_proj.weight": np.full((2048, 1024), 0.5, np.float16) for i in range(24)}
-    (tmp_path / "in").mkdir()
-    save_file(layers, tmp_path / "in" / "model.safetensors")
-    (tmp_path / "in" / "config.json").write_text(json.dumps({"model_type": "llama", "dtype": "float16"}))
-    code = """
-        import resource, sys
-        from cudatma.quantization.conversion import convert_checkpoint
-        peaks = []
-        def note(what, done, total):
-            peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-        convert_checkpoint(sys.argv[1], sys.argv[2], quantize=True, progress=note)
-        print(peaks[-1] - peaks[0])
-    """
-    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "in"), str(tmp_path / "out")]
-    grown = int(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
-    assert grown * 1024 < 40e6  # 24 layers are 100 MB

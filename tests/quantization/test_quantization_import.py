@@ -86,13 +86,6 @@ def test_files_of_other_packers(
     expect(load(FIXTURES / f"{name}.safetensors", layer, **options), fixture(name, layer), group_size)
 
 
-def test_the_fixtures_reach_the_corners() -> None:
-    """The zero points that tell the formats apart are there: 16 in the first format, 0 in the second."""
-    assert fixture("gptq_v1", "asym")["truth.zeros"].max() == 16
-    assert fixture("gptq_v2", "asym")["truth.zeros"].min() == 0
-    assert fixture("compressed_tensors", "asym")["truth.scales"].dtype == BF16
-
-
 def test_gptqmodels_borrowing_zero_points() -> None:
     tensors = fixture("gptq_v2", "asym")
     parts = (tensors["qweight"], tensors["qzeros_as_v1"], tensors["scales"], tensors["g_idx"])

@@ -78,19 +78,6 @@ def same(scales: Any, form: str, p: int) -> bool:
     return all(bool((found == separate(scales)).all()) for found in fused(scales, form, p))
 
 
-@pytest.mark.parametrize("dtype", UNIT)
-def test_the_rounding_is_the_types(dtype: Any) -> None:
-    """Of every number, of the points half-way between two, and of those next to them."""
-    numbers = POSITIVE[dtype].astype(np.float64)
-    halfway = (numbers[:-1] + numbers[1:]) / 2
-    up = numbers[:-1] + (numbers[1:] - numbers[:-1]) * (np.arange(1, len(numbers)) & 1 == 1)
-    assert (rounded(numbers, dtype) == numbers).all()
-    assert (rounded(-halfway, dtype) == -up).all()
-    assert (rounded(np.nextafter(halfway, 0), dtype) == numbers[:-1]).all()
-    assert (rounded(np.nextafter(halfway, np.inf), dtype) == numbers[1:]).all()
-    assert rounded(LARGEST[dtype] * (1 + 2.0 ** -PRECISION[dtype]), dtype) == np.inf
-
-
 @st.composite
 def lists(draw: st.DrawFn) -> Any:
     """Scales of either type and sign: anything, or within some powers of two, where most of them are fit."""
@@ -192,12 +179,6 @@ def test_what_is_refused_would_differ(scales: list[float], dtype: Any, exponents
     of = np.array(scales, dtype)
     assert fit_scales(of) == NONE
     assert not any(same(of, form, p) for form in FORMS for p in range(exponents))
-
-
-def test_shifted_nibbles_leave_bf16s_even_numbers() -> None:
-    of = np.array([2.0**-10], BRAIN)
-    assert same(of, "as_stored", 0)
-    assert not any(same(of, "shifted", p) for p in range(127))
 
 
 def weight(scale: float, **options: Any) -> PackedWeight:

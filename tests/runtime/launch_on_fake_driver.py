@@ -10,11 +10,11 @@ import os
 import pickle
 import struct
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 from fake_driver import Record, Setup, raises, run_cases
+from threads import in_threads
 
 from cudatma import context
 from cudatma.build.kernel import default_target
@@ -125,18 +125,12 @@ def case_plan() -> None:
     assert (sent(), record.stream, record.launches) == (expected, 8, before + 2)
     raises(DriverError, "CUDA_ERROR_LAUNCH_FAILED: said by the fake", lambda: plan.launch(0xDEAD))
     # A thread without a context.
-    thread = threading.Thread(target=plan.launch, args=(9,))
-    thread.start()
-    thread.join()
+    in_threads(1, lambda _: plan.launch(9))
     assert record.stream == 9
 
 
 def case_threads() -> None:
-    threads = [threading.Thread(target=kernel.launch, args=(1, 1, args())) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(8, lambda _: kernel.launch(1, 1, args()))
     assert (record.launches, record.loads) == (8, 1)
 
 

@@ -16,19 +16,12 @@ import numpy as np
 import pytest
 from access_kernel import ACCESSES
 from hang_kernels import PLANTED, Planted
+from this_gpu import TARGET, cupy
 
 import cudatma
-from cudatma.errors import DriverError, LaunchError, TargetError
-from cudatma.target import detect
+from cudatma.errors import LaunchError
 
 pytestmark = pytest.mark.gpu
-
-try:
-    TARGET = detect()
-except (DriverError, TargetError, ImportError) as reason:
-    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
-
-cupy = pytest.importorskip("cupy")
 WORKER = Path(__file__).with_name("hang_worker.py")
 #: Seconds after which a worker is taken for hung: compilation, start and one timeout of TIMEOUT each.
 PATIENCE, TIMEOUT = 120, "0.5"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -167,10 +166,6 @@ def test_addresses_outside_of_the_layout_are_told_as_such() -> None:
     assert NAMES.line(99) == NAMES.line(0) == ""
 
 
-def test_an_old_compiler_tells_no_line() -> None:
-    assert "line not known" in str(hang(record(shared.WAIT_EXPIRED, line=0)))
-
-
 def test_what_was_not_kept_is_counted_and_long_lists_are_cut() -> None:
     many = [record(shared.WAIT_EXPIRED, line=n, thread=32 * n) for n in range(40)]
     shown = str(hang(*many, taken=50))
@@ -252,16 +247,3 @@ def test_element_bytes_are_those_of_the_types() -> None:
 def test_a_module_tells_whether_it_listens() -> None:
     assert is_debug_ptx(f".visible .global .align 8 .b8 {shared.PANEL_NAME}[48] = {{0}};")
     assert not is_debug_ptx(".visible .entry k()")
-
-
-def test_the_page_names_every_rule_and_the_numbers() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "debugging.md").read_text()
-    assert all(f"`{name}`" in page for name, _ in RULES.values())
-    for text in (
-        f"{shared.CAPACITY * shared.RECORD.itemsize >> 10} KB of pinned host memory",
-        f"{shared.BLOCK_NOTES_BYTES} bytes of device memory",
-        f"more than {shared.MAX_NOTED_BLOCKS} CTAs",
-        shared.TIMEOUT_VARIABLE,
-        shared.PANEL_NAME,
-    ):
-        assert text in page

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
-import statistics
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,22 +13,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from this_gpu import TARGET, cupy
+from threads import in_threads
 
 import cudatma.build.kernel as build
 from cudatma import arrays, library_streams
 from cudatma.build.nvrtc import compile_source
-from cudatma.errors import ArgumentTypeError, DriverError, LaunchError, TargetError
+from cudatma.errors import ArgumentTypeError, LaunchError
 from cudatma.runtime.launch import Kernel
-from cudatma.target import detect, get_target
+from cudatma.target import get_target
 
 pytestmark = pytest.mark.gpu
-
-try:
-    TARGET = detect()
-except (DriverError, TargetError, ImportError) as reason:
-    pytest.skip(f"no usable GPU: {reason}", allow_module_level=True)
-
-cupy = pytest.importorskip("cupy")
 ROOT = Path(__file__).resolve().parents[2]
 
 EVERYTHING = """
@@ -247,26 +239,15 @@ def test_loading_while_another_thread_captures(add: Kernel) -> None:
     add.load()
     made = compile_source(ADD, TARGET)
     other = Kernel(made.cubin, "add", TARGET, ptx=made.ptx)
-    problems: list[Exception] = []
-
-    def load() -> None:
-        try:
-            other.load(0)
-        except Exception as error:
-            problems.append(error)
-
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     with stream:
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
         add.launch(2, 32, (x, 1.0))
-        thread = threading.Thread(target=load)
-        thread.start()
-        thread.join()
+        in_threads(1, lambda _: other.load(0))
         graph = stream.end_capture()
         graph.launch(stream)
     stream.synchronize()
-    assert problems == []
     assert x.get().tolist() == [1.0] * 64
 
 
@@ -360,10 +341,8 @@ def test_a_thread_without_a_context(add: Kernel) -> None:
     x = cupy.zeros(64, cupy.float32)
     plan = add.plan(2, 32, (x, 1.0))
     cupy.cuda.Device().synchronize()
-    threads = [threading.Thread(target=call) for call in (lambda: plan.launch(0), lambda: add.launch(2, 32, (x, 1.0)))]
-    for thread in threads:
-        thread.start()
-        thread.join()
+    in_threads(1, lambda _: plan.launch(0))
+    in_threads(1, lambda _: add.launch(2, 32, (x, 1.0)))
     cupy.cuda.Device().synchronize()
     assert x.get().tolist() == [2.0] * 64
 
@@ -462,29 +441,3 @@ def test_an_error_of_the_kernel_is_named() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert "cuLaunchKernelEx failed: CUDA_ERROR_" in done.stdout
-
-
-def test_warm_load_and_host_cost(add: Kernel, record_property: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Measured and shown, not judged: the host's part of a launch in us, median of 10000."""
-    x = cupy.zeros(64, cupy.float32)
-    plan = add.plan(2, 32, (x, 0.0))
-    ways = {
-        "plan.launch": lambda: plan.launch(0),
-        "kernel.launch": lambda: add.launch(2, 32, (x, 0.0)),
-        "describe": lambda: arrays.describe(x),
-    }
-    found: dict[str, float] = {}
-    for name, call in ways.items():
-        times = []
-        for turn in range(10_000):
-            if turn % 500 == 0:
-                cupy.cuda.Device().synchronize()
-            began = time.perf_counter_ns()
-            call()
-            times.append(time.perf_counter_ns() - began)
-        found[name] = statistics.median(times) / 1000
-    cupy.cuda.Device().synchronize()
-    record_property("host_cost_us", json.dumps(found))
-    with capsys.disabled():
-        print(f"\nhost cost in us: {found}")
-    assert all(cost > 0 for cost in found.values())

@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import os
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -106,24 +105,6 @@ def waits(function: Callable[[], object]) -> tuple[int, int] | None:
     function()
     assert record.events == 0
     return (record.waited_on - 1, record.recorded_on) if record.waited_on else None
-
-
-def in_threads(count: int, work: Callable[[int], object]) -> list[Any]:
-    """Return the results of threads that all live at the same time."""
-    results: list[Any] = [None] * count
-    barrier = threading.Barrier(count)
-
-    def body(i: int) -> None:
-        barrier.wait()
-        results[i] = work(i)
-        barrier.wait()
-
-    threads = [threading.Thread(target=body, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
 
 
 def in_a_forked_child(work: Callable[[], object]) -> None:

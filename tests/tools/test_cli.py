@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cudatma import __version__, cli
-from cudatma.errors import ArgumentError, CacheError, CompileError, TargetError, counted, duration, similar
+from cudatma.errors import ArgumentError, CacheError, CompileError, TargetError, similar
 from cudatma.target import FEATURES, TARGETS
 from tools import artifacts, bench, dump_kernels
 
@@ -117,20 +117,6 @@ def test_the_list_of_mutants_as_json(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert listed[0]["operator"] == shown[0].split()[0]
 
 
-@pytest.mark.parametrize(("count", "shown"), [(0, "0 blocks"), (1, "1 block"), (2, "2 blocks")])
-def test_plurals(count: int, shown: str) -> None:
-    assert counted(count, "block") == shown
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [(0, "0 s"), (4.764e-6, "4.76 us"), (99.96e-6, "100 us"), (0.9994e-3, "999 us"), (0.9996e-3, "1.00 ms"),
-     (0.0221, "22.1 ms"), (0.9996, "1.00 s"), (43.0593, "43.1 s"), (59.96, "1 min 0 s"), (3599.7, "1 h 0 min")],
-)  # fmt: skip
-def test_durations(seconds: float, shown: str) -> None:
-    assert duration(seconds) == shown
-
-
 def test_python_m_cudatma_is_the_console_script() -> None:
     done = subprocess.run([sys.executable, "-m", "cudatma", "version"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0
@@ -160,16 +146,6 @@ def test_a_closed_pipe_is_quiet() -> None:
     assert done.stdout.splitlines()[0] == "["
 
 
-def test_a_pipe_closed_before_the_first_byte_is_quiet() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    command = [sys.executable, "-m", "cudatma.cli", "targets", "--json"]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=ROOT, check=False)
-    os.close(writer)
-    assert done.stderr == ""
-    assert done.returncode == 1
-
-
 @pytest.mark.parametrize("script", ["targets.py", "version.py", "dump_kernels.py", "doctor.py", "bench.py"])
 def test_each_tool_runs_as_a_file_from_anywhere(script: str, tmp_path: Path) -> None:
     """Without the package installed and without PYTHONPATH."""
@@ -189,17 +165,6 @@ def test_targets_as_data(capsys: pytest.CaptureFixture[str]) -> None:
     table = capsys.readouterr().out
     assert "sm_120a" in table
     assert "sm_90a" not in table
-
-
-@pytest.mark.parametrize("columns", [40, 60, 80])
-def test_targets_fit_the_terminal(
-    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    assert cli.main(["targets"]) == 0
-    table = capsys.readouterr().out
-    assert set(table.split()) >= {*TARGETS, *FEATURES}
-    assert all(len(line) <= columns for line in table.splitlines())
 
 
 def test_version_as_data(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import cudatma
-from cudatma.build import kernel as build
 from cudatma.errors import ArgumentError, DriverError, no_driver
 from tools import demo
 
@@ -58,11 +57,6 @@ def test_wrong_results_are_a_failure(
     monkeypatch.setattr(cudatma, "marlin_gemm", wrong)
     assert demo.main(["--backend", "reference"]) == 1
     assert "BEYOND" in capsys.readouterr().out
-
-
-def test_relative_error() -> None:
-    reference = np.array([[3.0, 4.0]])
-    assert demo.relative_error(np.array([[3.0, 4.5]], np.float16), reference) == pytest.approx(0.1)
 
 
 def test_without_a_gpu_the_emulator_runs_the_kernel_and_draws_its_pipeline(
@@ -117,15 +111,13 @@ def test_the_folder_of_pictures_is_checked_before_anything_is_computed(
         demo.main(["--backend", "emulator", "--out", str(tmp_path / "file")])
 
 
-def test_what_compiling_takes_is_told_apart(small_layer: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def compiling(x: Any, weight: Any, bias: Any, backend: str) -> Any:
-        build.compile_seconds.append(2.5)
-        return x @ weight.dequantize(dtype=np.float32) + bias
-
-    monkeypatch.setattr(demo, "M_VALUES", (1, 2))
-    monkeypatch.setattr(demo, "_gemm", compiling)
-    found = demo.run(demo.load_layer(), 128, "emulator", tmp_path, show=False)
-    assert [result["compiling"] for result in found["results"]] == [2500, 2500]
+def test_the_environment_decides_before_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDATMA_BACKEND", "reference")
+    assert demo.choose_backend("auto")[0] == "reference"
+    monkeypatch.setattr(demo, "detect", lambda: no_driver("cuInit", OSError("no library")))
+    monkeypatch.setenv("CUDATMA_BACKEND", "cuda")
+    with pytest.raises(DriverError, match="CUDATMA_BACKEND asks for the GPU; --backend emulator"):
+        demo.choose_backend("auto")
 
 
 def test_the_text_names_progress_errors_and_the_picture(
@@ -139,12 +131,3 @@ def test_the_text_names_progress_errors_and_the_picture(
     assert "relative error" in captured.out
     assert "hazards  none (M = 1, 3 schedules" in captured.out
     assert str(tmp_path / "marlin_pipeline.svg") in captured.out
-
-
-def test_the_environment_decides_before_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDATMA_BACKEND", "reference")
-    assert demo.choose_backend("auto")[0] == "reference"
-    monkeypatch.setattr(demo, "detect", lambda: no_driver("cuInit", OSError("no library")))
-    monkeypatch.setenv("CUDATMA_BACKEND", "cuda")
-    with pytest.raises(DriverError, match="CUDATMA_BACKEND asks for the GPU; --backend emulator"):
-        demo.choose_backend("auto")

@@ -13,7 +13,7 @@ import pytest
 from cudatma.build import render as render_module
 from cudatma.errors import ArgumentError, CompileError
 from cudatma.kernels.marlin.choose import marlin_explain
-from cudatma.kernels.registry import REGISTRY, KernelEntry, kernel
+from cudatma.kernels.registry import REGISTRY, KernelEntry
 from cudatma.quantization import quantize
 from cudatma.target import Target, get_target
 from tools import dump_kernels
@@ -154,12 +154,6 @@ def test_two_specs_with_one_entry_get_two_names() -> None:
     names = [job.name for job in dump_kernels.jobs_for(entry, target, {})]
     assert names == ["tiny_64_sm_90a", "tiny_128_sm_90a"]
     assert len(dump_kernels.jobs_for(entry, target, {"threads": 64})) == 1
-
-
-def test_the_registry_names_what_it_has() -> None:
-    assert all(name == entry.name for name, entry in REGISTRY.items())
-    with pytest.raises(ArgumentError, match="marlin"):
-        kernel("no_such_kernel")
 
 
 def test_the_kernel_of_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -141,12 +141,6 @@ def test_what_follows_from_a_hazard_is_shown_with_it(folder: Path, capsys: pytes
     assert "then uninitialised_shared" in capsys.readouterr().out
 
 
-def test_one_schedule_is_replayed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, found = as_json(capsys, "racy.cu", *CALL, "--replay", "9", "--seed", "4")
-    assert found["schedules"] == 1
-    assert {(hazard["schedule"], hazard["seed"]) for hazard in found["hazards"]} == {(9, 4)}
-
-
 NO_TOML = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 reads no TOML")
 
 
@@ -183,21 +177,6 @@ def test_tensor_maps_on_the_command_line_and_traces(folder: Path, capsys: pytest
     ElementTree.parse("sub/t.svg")
     assert {event["ph"] for event in json.loads(Path("t.json").read_text())["traceEvents"]} >= {"M", "X", "b", "e", "C"}
     assert np.load("out.npy").ravel().tolist() == list(range(128, 256))
-
-
-def test_a_narrow_terminal_splits_no_identifier(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whole lines, as the pytest fixture prints them; the terminal wraps them."""
-    monkeypatch.setenv("COLUMNS", "80")
-    assert emulate("racy.cu", *CALL[:-2], "--schedules", "1") == 1
-    lines = capsys.readouterr().out.splitlines()
-    (instruction,) = [line for line in lines if line.strip().startswith("at PTX line")][:1]
-    assert "kernel reverse, block (0, 0, 0), warp" in instruction
-    assert re.search(r"\(racy\.cu:\d\)", instruction)
-    assert "   source: if (threadIdx.x < n) y[threadIdx.x] = tile[n - 1 - threadIdx.x];" in lines
-    assert any(line.strip().startswith("again: --seed 0 --replay 0") for line in lines)
-    assert re.match(r"\d+ hazards? in 1 schedule, ", lines[-1])
 
 
 def test_names_and_printed_lines_are_shown_as_they_are(

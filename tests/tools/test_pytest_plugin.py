@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -121,9 +120,3 @@ def test_errors(emulate):
 def test_every_form_of_a_kernel_and_wrong_calls(files: pytest.Pytester) -> None:
     files.makepyfile(test_forms=FORMS)
     files.runpytest_inprocess("test_forms.py").assert_outcomes(passed=6)
-
-
-def test_the_entry_point_has_the_modules_name() -> None:
-    """pytest then knows that `-p cudatma.pytest_plugin` and the installed plugin are the same."""
-    text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
-    assert '[project.entry-points.pytest11]\n"cudatma.pytest_plugin" = "cudatma.pytest_plugin"\n' in text

@@ -47,28 +47,6 @@ def test_what_a_hazard_says() -> None:
         wgmma_hazards(without_encodings(program))
 
 
-def test_just_its_own_registers_count() -> None:
-    at_fault = [r for r in range(80) if found(wgmma(56), write(r), EXIT)]
-    assert at_fault == [*range(24, 32), *range(56, 60)]
-    from_shared = Line("HGMMA.64x16x16.F16 R24, gdesc[UR4], R24, gsb0")
-    assert [r for r in range(80) if found(from_shared, write(r), EXIT)] == [*range(24, 28)]
-
-
-def test_a_wait_leaves_the_newest_groups_in_flight() -> None:
-    groups = (wgmma(40), wgmma(44), wgmma(48))
-    for left in range(4):
-        at_fault = [r for r in (40, 44, 48) if found(*groups, wait(left), write(r), EXIT)]
-        assert at_fault == [40, 44, 48][3 - left :]
-
-
-def test_a_group_ends_as_a_whole() -> None:
-    pair = (wgmma(40, last=False), wgmma(44))
-    assert found(*pair, wgmma(48), wait(1), write(40), write(44), EXIT) == []
-    assert found(*pair, wait(1), write(40), EXIT) == [(3, 0)]
-    # A group that is still open is not waited for.
-    assert found(wgmma(40, last=False), wait(0), write(40), EXIT) == [(2, 0)]
-
-
 def test_a_wgmma_may_write_the_accumulators_of_another_one() -> None:
     assert found(wgmma(40), wgmma(44), EXIT) == []
     assert found(wgmma(31), wgmma(44), wait(0), EXIT) == [(1, 0)]
@@ -89,14 +67,6 @@ def test_a_group_in_flight_over_the_back_edge() -> None:
     # Two groups a turn of which one is left: only the second's registers are in use at the start.
     assert found(start, wgmma(40), wait(1), write(44), wgmma(44), wait(1), JUMP, EXIT) == []
     assert found(start, wgmma(44), wait(1), wgmma(40), wait(1), JUMP, EXIT) == [(0, 3)]
-
-
-def test_one_path_without_a_wait_is_enough() -> None:
-    assert found(wgmma(40), JUMP, wait(0), write(40, label=".L_x_1"), EXIT) == [(3, 0)]
-    assert found(wgmma(40), JUMP, wait(1), wait(0, label=".L_x_1"), write(40), EXIT) == []
-    # On one path the group is the newest one.
-    assert found(wgmma(40), JUMP, wgmma(44), wait(1, label=".L_x_1"), write(40), EXIT) == [(4, 0)]
-    assert found(wgmma(40), JUMP, wgmma(44), wait(1, label=".L_x_1"), write(36), EXIT) == []
 
 
 @pytest.mark.parametrize(
