@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from cudatma.kernels.marlin.candidates import dump_specs
+
 if __name__ == "__main__":  # the checkout need not be installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     # One core: NumPy's matrix products would take more.
@@ -29,7 +31,6 @@ from cudatma.build.render import render
 from cudatma.descriptor import TensorMap
 from cudatma.emulator import EmulatedModule, Report, load
 from cudatma.kernels.marlin.gemm import marlin_gemm
-from cudatma.kernels.marlin.mma_sync_candidates import dump_specs
 from cudatma.quantization import quantize
 from cudatma.target import get_target
 

@@ -42,7 +42,7 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
     """
     from cudatma.build.kernel import load_kernel
     from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
-    from cudatma.kernels.marlin.choose import decide, resolve_fused
+    from cudatma.kernels.marlin.choose import decide
     from cudatma.kernels.marlin.problem import LinearShape, Problem
     from cudatma.target import detect, get_target
 

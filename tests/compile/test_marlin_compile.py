@@ -15,8 +15,8 @@ from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.launch_struct import size_bytes
-from cudatma.kernels.marlin.mma_sync import LOAD_PATHS, LoadPaths, MmaSyncSpec
-from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync, dump_specs
+from cudatma.kernels.marlin.candidates import choose_mma_sync, dump_specs
+from cudatma.kernels.marlin.config import LOAD_PATHS, MarlinConfig
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
@@ -31,10 +31,10 @@ TENSOR_MAP_BYTES = 128
 
 
 def ids(value: object) -> str:
-    return value.entry if isinstance(value, MmaSyncSpec) else str(value)
+    return value.entry if value.version == "mma_sync" else str(value)
 
 
-def compiled(spec: MmaSyncSpec, target: str) -> Kernel:
+def compiled(spec: MarlinConfig, target: str) -> Kernel:
     try:
         return load_kernel(spec.template, spec, target)
     except DriverError as error:
@@ -42,7 +42,7 @@ def compiled(spec: MmaSyncSpec, target: str) -> Kernel:
 
 
 @lru_cache(maxsize=64)
-def opcodes(spec: MmaSyncSpec, target: str) -> tuple[Counter[str], tuple[str, ...]]:
+def opcodes(spec: MarlinConfig, target: str) -> tuple[Counter[str], tuple[str, ...]]:
     """How often each mnemonic occurs, and the opcodes that only a cluster has; skips without a disassembler."""
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here: the SASS was not looked at")
@@ -57,7 +57,7 @@ def opcodes(spec: MmaSyncSpec, target: str) -> tuple[Counter[str], tuple[str, ..
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(("name", "spec"), REPRESENTATIVE, ids=ids)
-def test_resources(name: str, spec: MmaSyncSpec) -> None:
+def test_resources(name: str, spec: MarlinConfig) -> None:
     kernel, target = compiled(spec, name), get_target(name)
     assert kernel.warnings == ()
     used = parse_ptxas(kernel.log)[spec.entry]
@@ -70,7 +70,7 @@ def test_resources(name: str, spec: MmaSyncSpec) -> None:
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(("name", "spec"), REPRESENTATIVE, ids=ids)
-def test_parameters(name: str, spec: MmaSyncSpec) -> None:
+def test_parameters(name: str, spec: MarlinConfig) -> None:
     """A map for each operand that TMA loads, a pointer for each other one, four more, the problem."""
     sizes = [parameter.size_bytes for parameter in compiled(spec, name).parameters]
     tables = 1 + spec.has_zeros if spec.group_size != -1 and spec.scale_load_path == "tma" else 0
@@ -82,7 +82,7 @@ def test_parameters(name: str, spec: MmaSyncSpec) -> None:
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(("name", "spec"), [case for case in REPRESENTATIVE if case[0] in SM120], ids=ids)
-def test_sm120_code(name: str, spec: MmaSyncSpec) -> None:
+def test_sm120_code(name: str, spec: MarlinConfig) -> None:
     mnemonics, cluster = opcodes(spec, name)
     assert cluster == ()
     assert mnemonics["HMMA"] > 0

@@ -15,7 +15,7 @@ from ptx_of import ptx_of_template
 
 from cudatma.emulator import EmulatorError, PtxError, StepLimitError, load
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, HazardError
-from cudatma.kernels.marlin.mma_sync_candidates import dump_specs
+from cudatma.kernels.marlin.candidates import dump_specs
 from cudatma.target import get_target
 
 HEAD = ".version 8.6\n.target sm_90a\n.address_size 64\n"

@@ -13,9 +13,8 @@ from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.engine import emulate
 from cudatma.kernels.gpu import imagined_gpu
+from cudatma.kernels.marlin.candidates import choose_mma_sync
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
-from cudatma.kernels.marlin.mma_sync import LoadPaths
-from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
 
 RNG = np.random.default_rng(8)

@@ -7,18 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marlin_builders import skinny
 from marlin_runner import TOLERANCE, launch_programmatically, operands, relative_error, run_marlin
 
 from cudatma.errors import ArgumentError, DescriptorError
-from cudatma.kernels.marlin.skinny import SkinnySpec
+from cudatma.kernels.marlin.config import MarlinConfig
 
 SCHEDULES = 3  # tests/mutants runs these kernels in 8
 
 
-def spec(**fields: Any) -> SkinnySpec:
+def spec(**fields: Any) -> MarlinConfig:
     base: dict[str, Any] = {"dtype": "float16", "group_size": 128, "has_zeros": False, "block_m": 8, "n_tiles": 2}
     base |= {"block_k": 128, "slice_k": 1, "stages": 2, "deep_box": fields.get("block_m", 8) < 8}
-    return SkinnySpec(**{**base, **fields})
+    return skinny(**{**base, **fields})
 
 
 #: Whole rows, half rows at either end of a CTA's tile, a ring that wraps, one longer than K, tails in M, N and K.
@@ -166,7 +167,7 @@ PREFETCHED["deep_box"] = (3, 640, 290, spec(n_tiles=3, stages=3, deep_box=True))
 @pytest.mark.parametrize("name", PREFETCHED)
 def test_prefetched_weights(name: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A programmatic dependent launch: the first stages' weights come before the wait, and are not asked for twice."""
-    monkeypatch.setattr(SkinnySpec, "prefetch_stages", lambda spec, weight_bytes: stages)
+    monkeypatch.setattr(MarlinConfig, "prefetch_stages", lambda spec, weight_bytes: stages)
     launch_programmatically(monkeypatch)
     m, k, n, of = PREFETCHED[name]
     x, w, _ = operands(m, k, n, of)

@@ -6,22 +6,22 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from marlin_builders import wgmma
 from marlin_runner import TOLERANCE, launch_programmatically, operands, relative_error, run_marlin
 
 from cudatma.errors import HazardError
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import LinearShape
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
-from cudatma.kernels.marlin.wgmma_candidates import _TILES, _fitting, _spec, _Tile
 from cudatma.kernels.schedule import schedule
 from cudatma.target import get_target
 
 SCHEDULES = 3  # tests/mutants runs these kernels in 8
 
 
-def spec(**fields: Any) -> WgmmaSpec:
+def spec(**fields: Any) -> MarlinConfig:
     """A small tile with a short ring."""
     base: dict[str, Any] = {"dtype": "float16", "group_size": 128, "has_zeros": False, "block_m": 16, "block_k": 64}
-    return WgmmaSpec(**{**base, "warpgroups": 1, "stack": 1, "stages": 2, **fields})
+    return wgmma(**{**base, "warpgroups": 1, "stack": 1, "stages": 2, **fields})
 
 
 #: Several tiles a CTA, tiles of several CTAs, a ring that wraps, tails in M, N and K.
@@ -38,21 +38,21 @@ CASES = {
         spec(cluster=2, mmas_per_commit=1, commits_in_flight=3, block_k=128, consumer_registers=232, group_size=64),
     ),
     "bf16_zeros": (16, 192, 200, 2, spec(dtype="bfloat16", has_zeros=True, warpgroups=2, group_size=64)),
-    "depth_divided": (13, 640, 200, 3, spec(warpgroups_k=2, block_k=128, mmas_per_commit=1, commits_in_flight=3)),
-    "depth_divided_32": (21, 520, 72, 2, spec(warpgroups_k=2, block_k=256, block_m=24, group_size=32, has_zeros=True)),
+    "depth_divided": (13, 640, 200, 3, spec(slice_k=2, block_k=128, mmas_per_commit=1, commits_in_flight=3)),
+    "depth_divided_32": (21, 520, 72, 2, spec(slice_k=2, block_k=256, block_m=24, group_size=32, has_zeros=True)),
     "depth_divided_stack_group_64": (
         40,
         512,
         136,
         2,
-        spec(warpgroups_k=2, block_k=256, stack=2, block_m=24, group_size=64, has_zeros=True),
+        spec(slice_k=2, block_k=256, stack=2, block_m=24, group_size=64, has_zeros=True),
     ),
     "depth_divided_column_cluster": (
         20,
         768,
         200,
         4,
-        spec(warpgroups_k=2, block_k=256, cluster=2, group_size=-1, dtype="bfloat16", has_zeros=True),
+        spec(slice_k=2, block_k=256, cluster=2, group_size=-1, dtype="bfloat16", has_zeros=True),
     ),
     "group_32_steps_4": (9, 232, 72, 2, spec(group_size=32, has_zeros=True, mmas_per_commit=4, block_k=128)),
     "pingpong_stream_k": (40, 456, 300, 2, spec(stack=2, pingpong=True, stages=3)),
@@ -61,7 +61,7 @@ CASES = {
         320,
         300,
         2,
-        spec(cluster=2, pingpong=True, stages=5, fused="as_stored", consumer_registers=152),
+        spec(cluster=2, pingpong=True, stages=5, scale_form="as_stored", consumer_registers=152),
     ),
     # Several chunks of staging rows, and tiles shorter than the ring: each warpgroup stores while the other one does.
     "pingpong_short_k": (250, 64, 136, 1, spec(block_m=88, stages=4, pingpong=True)),
@@ -132,7 +132,7 @@ def test_a_partial_wave_is_divided_alone(name: str, k: int, n: int, ranges: int)
 @pytest.mark.parametrize("name", ["stream_k", "stack_2_odd_chunks", "multicast_stream_k", "depth_divided"])
 def test_prefetched_weights(name: str, stages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A programmatic dependent launch: the first stages' weights come before the wait, and are not asked for twice."""
-    monkeypatch.setattr(WgmmaSpec, "prefetch_stages", lambda spec, weight_bytes: stages)
+    monkeypatch.setattr(MarlinConfig, "prefetch_stages", lambda spec, weight_bytes: stages)
     launch_programmatically(monkeypatch)
     m, k, n, processors, of = CASES[name]
     x, w, _ = operands(m, k, n, of)
@@ -180,8 +180,8 @@ def test_the_order_of_additions_is_fixed() -> None:
 
 
 def test_a_loop_body_of_too_few_groups_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What WgmmaSpec refuses: the next stage's weights go into registers that a wgmma in flight still reads."""
-    monkeypatch.setattr(WgmmaSpec, "_check_groups", lambda _: None)
+    """What MarlinConfig refuses: the next stage's weights go into registers that a wgmma in flight still reads."""
+    monkeypatch.setattr(MarlinConfig, "_check_groups", lambda _: None)
     of = spec(mmas_per_commit=4, commits_in_flight=1)
     x, w, _ = operands(8, 256, 64, of)
     with pytest.raises(HazardError, match="wgmma_registers"):

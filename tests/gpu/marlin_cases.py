@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cudatma.kernels.marlin.candidates import choose_mma_sync
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import Problem
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # as pytest does; a script finds only its own folder
@@ -41,8 +43,7 @@ from marlin_operands import (
 from cudatma import detect, marlin_gemm
 from cudatma.build.kernel import load_kernel
 from cudatma.kernels.gpu import Gpu, gpu_of
-from cudatma.kernels.marlin.choose import AnyMarlinSpec, decide, resolve_fused
-from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
+from cudatma.kernels.marlin.choose import decide
 from cudatma.kernels.marlin.problem import LinearShape
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,9 +152,9 @@ def full_jobs() -> list[Job]:
     return [Job(k, n, Options(d, g, s), load_paths) for (k, n), d, g, s in product] + pairwise_jobs()
 
 
-def specs_of(jobs: Iterable[Job], gpu: Gpu) -> list[AnyMarlinSpec]:
+def specs_of(jobs: Iterable[Job], gpu: Gpu) -> list[MarlinConfig]:
     """The kernels that jobs will ask for, each once."""
-    found: dict[AnyMarlinSpec, None] = {}
+    found: dict[MarlinConfig, None] = {}
     for job in jobs:
         o = job.options
         layer = LinearShape(job.k, job.n, o.group_size, not o.symmetric, o.dtype)
@@ -165,7 +166,7 @@ def specs_of(jobs: Iterable[Job], gpu: Gpu) -> list[AnyMarlinSpec]:
                     if by_tma
                     else choose_mma_sync(Problem(layer, m), gpu, LOAD_PATHS[load_path])
                 )
-                found[resolve_fused(spec, "as_stored")] = None  # make_weight()'s scales allow it
+                found[spec.in_form("as_stored")] = None  # make_weight()'s scales allow it
     return list(found)
 
 

@@ -20,10 +20,9 @@ from cudatma.kernels.engine import launch_of
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.marlin import gemm as marlin
 from cudatma.kernels.marlin.arguments import gemm_arguments
-from cudatma.kernels.marlin.choose import AnyMarlinSpec
+from cudatma.kernels.marlin.candidates import choose_mma_sync
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
-from cudatma.kernels.marlin.mma_sync import LoadPaths
-from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.quantization import PackedWeight, pack
 
@@ -59,11 +58,11 @@ def use_load_path(weight: PackedWeight, m: int, load_path: str) -> Iterator[None
         yield
 
 
-def serve_with(monkeypatch: pytest.MonkeyPatch, choose: Callable[..., AnyMarlinSpec]) -> list[AnyMarlinSpec]:
+def serve_with(monkeypatch: pytest.MonkeyPatch, choose: Callable[..., MarlinConfig]) -> list[MarlinConfig]:
     """From now on each GEMM runs what ``choose(problem, gpu)`` returns. Returns a list of what is planned then."""
-    planned: list[AnyMarlinSpec] = []
+    planned: list[MarlinConfig] = []
 
-    def noted(problem: Problem, spec: AnyMarlinSpec, *others: Any) -> Any:
+    def noted(problem: Problem, spec: MarlinConfig, *others: Any) -> Any:
         planned.append(spec)
         return gemm_arguments(problem, spec, *others)
 

@@ -24,6 +24,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from cudatma.kernels.marlin.config import LOAD_PATHS, MarlinConfig
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from marlin_operands import LOAD_PATHS, POISON, TOLERANCE, Options, use_load_path
@@ -47,9 +49,6 @@ from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gemm.config import PRESETS, WITH_BLOCK_SCALES, GemmConfig
 from cudatma.kernels.gemm.problem import LAYOUTS
 from cudatma.kernels.gpu import gpu_of
-from cudatma.kernels.marlin.choose import AnyMarlinSpec
-from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.quantization import pack
 from cudatma.target import detect
 
@@ -64,21 +63,21 @@ CASES = (
     Options("bfloat16", 64, True, act_order=True),
 )
 #: What the cost model chooses for other layers only: spec, M, K, N.
-SPECS: dict[str, tuple[AnyMarlinSpec, int, int, int]] = {
-    "skinny, M = 1": (SkinnySpec(*FP16, 1, 1, 1024, 8, 3, deep_box=True), 1, 2048, 96),
-    "skinny, three CTAs divide K": (SkinnySpec(*FP16, 16, 3, 128, 2, 3, cluster_k=3), 27, 712, 200),
-    "skinny, two blocks": (SkinnySpec(*FP16, 8, 2, 256, 4, 3, blocks_per_sm=2), 8, 1000, 192),
+SPECS: dict[str, tuple[MarlinConfig, int, int, int]] = {
+    "skinny, M = 1": (MarlinConfig(*FP16, 1, 1, 1024, 8, 3, deep_box=True), 1, 2048, 96),
+    "skinny, three CTAs divide K": (MarlinConfig(*FP16, 16, 3, 128, 2, 3, cluster_k=3), 27, 712, 200),
+    "skinny, two blocks": (MarlinConfig(*FP16, 8, 2, 256, 4, 3, blocks_per_sm=2), 8, 1000, 192),
     "multicast": (
-        WgmmaSpec(*FP16, 128, 128, 2, 1, 4, cluster=2, mmas_per_commit=1, commits_in_flight=3),
+        MarlinConfig(*FP16, 128, 128, 2, 1, 4, cluster=2, mmas_per_commit=1, commits_in_flight=3),
         *(200, 712, 400),
     ),
     "multicast, M = 256": (
-        WgmmaSpec(*FP16, 256, 64, 2, 1, 6, cluster=2, consumer_registers=232), 300, 400, 300,
+        MarlinConfig(*FP16, 256, 64, 2, 1, 6, cluster=2, consumer_registers=232), 300, 400, 300,
     ),
-    "stacked": (WgmmaSpec(*FP16, 64, 128, 2, 2, 4), 100, 712, 300),
-    "pingpong": (WgmmaSpec(*FP16, 128, 128, 1, 2, 4, 2, 1, 3, 232, pingpong=True), 700, 712, 500),
-    "three warpgroups": (WgmmaSpec(*FP16, 128, 128, 3, 1, 3, mmas_per_commit=1, commits_in_flight=3), 128, 712, 400),
-    "K divided twice": (WgmmaSpec(*FP16, 40, 256, 1, 1, 3, warpgroups_k=2, cluster_k=3), 75, 1024, 200),
+    "stacked": (MarlinConfig(*FP16, 64, 128, 2, 2, 4), 100, 712, 300),
+    "pingpong": (MarlinConfig(*FP16, 128, 128, 1, 2, 4, 2, 1, 3, 232, pingpong=True), 700, 712, 500),
+    "three warpgroups": (MarlinConfig(*FP16, 128, 128, 3, 1, 3, mmas_per_commit=1, commits_in_flight=3), 128, 712, 400),
+    "K divided twice": (MarlinConfig(*FP16, 40, 256, 1, 1, 3, slice_k=2, cluster_k=3), 75, 1024, 200),
 }  # fmt: skip
 #: Attention's batch, heads of q and of k and v, queries, keys; head dim; options. Tails of queries and keys, queries
 #: that see no key, persistent CTAs with several tiles.
@@ -126,7 +125,7 @@ def run_case(k: int, n: int, m: int, options: Options, space: MarlinWorkspace) -
     return "" if error <= TOLERANCE[options.dtype] else f"relative error {error:.3g}"
 
 
-def run_spec(spec: AnyMarlinSpec, m: int, k: int, n: int, space: MarlinWorkspace) -> str:
+def run_spec(spec: MarlinConfig, m: int, k: int, n: int, space: MarlinWorkspace) -> str:
     """The same with a given kernel."""
     with pinned(spec):
         return run_case(k, n, m, Options(), space)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marlin_builders import skinny, wgmma
 from marlin_operands import (
     activations,
     bits,
@@ -21,8 +22,7 @@ from marlin_operands import (
 
 from cudatma import marlin_gemm
 from cudatma.errors import DriverError, TargetError
-from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.target import detect
 
 pytestmark = pytest.mark.gpu
@@ -37,24 +37,26 @@ if not TARGET.has_wgmma:
 cupy = pytest.importorskip("cupy")
 
 
-def skinny(block_m: int, n_tiles: int, block_k: int, slice_k: int, cluster_k: int, **fields: Any) -> SkinnySpec:
-    return SkinnySpec("float16", 128, False, block_m, n_tiles, block_k, slice_k, 3, cluster_k=cluster_k, **fields)
+def skinny(block_m: int, n_tiles: int, block_k: int, slice_k: int, cluster_k: int, **fields: Any) -> MarlinConfig:
+    return skinny(
+        block_m=block_m, block_n=32 * n_tiles, block_k=block_k, slice_k=slice_k, stages=3, cluster_k=cluster_k, **fields
+    )
 
 
-def wgmma(block_m: int, block_k: int, cluster_k: int, **fields: Any) -> WgmmaSpec:
+def wgmma(block_m: int, block_k: int, cluster_k: int, **fields: Any) -> MarlinConfig:
     base: dict[str, Any] = {"warpgroups": 1, "stack": 1, "stages": 3, "mmas_per_commit": 1, "commits_in_flight": 3}
-    return WgmmaSpec("float16", 128, False, block_m, block_k, cluster_k=cluster_k, **(base | fields))
+    return wgmma(block_m=block_m, block_k=block_k, cluster_k=cluster_k, **base | fields)
 
 
 #: Spec, rows, K, N: parts of K that are even or not, columns of N or rows of M for each CTA, for some, for one.
-CASES: dict[str, tuple[SkinnySpec | WgmmaSpec, int, int, int]] = {
+CASES: dict[str, tuple[MarlinConfig | MarlinConfig, int, int, int]] = {
     "skinny_2": (skinny(8, 4, 256, 2, 2), 5, 4096, 392),
     "skinny_3_uneven": (skinny(16, 3, 128, 2, 3), 27, 1416, 1000),
     "skinny_8_one_column": (skinny(8, 1, 128, 2, 8), 1, 3080, 64),
     "skinny_5_odd": (skinny(32, 5, 128, 2, 5), 29, 2000, 800),
     "skinny_4_deep_box": (skinny(8, 2, 512, 4, 4, deep_box=True), 8, 8192, 1280),
     "wgmma_2": (wgmma(64, 128, 2, warpgroups=2), 61, 2048, 300),
-    "wgmma_3_depths": (wgmma(40, 256, 3, warpgroups_k=2), 75, 2824, 520),
+    "wgmma_3_depths": (wgmma(40, 256, 3, slice_k=2), 75, 2824, 520),
     "wgmma_4_stack": (wgmma(72, 128, 4, stack=2), 140, 1160, 1000),
     "wgmma_8_few_tokens": (wgmma(24, 128, 8), 17, 3080, 136),
     "wgmma_6_wide": (wgmma(128, 64, 6, warpgroups=2, mmas_per_commit=2, commits_in_flight=1), 250, 1536, 264),
@@ -62,7 +64,7 @@ CASES: dict[str, tuple[SkinnySpec | WgmmaSpec, int, int, int]] = {
 }
 
 
-def use(monkeypatch: pytest.MonkeyPatch, spec: SkinnySpec | WgmmaSpec) -> None:
+def use(monkeypatch: pytest.MonkeyPatch, spec: MarlinConfig | MarlinConfig) -> None:
     serve_with(monkeypatch, lambda *_: spec)
 
 

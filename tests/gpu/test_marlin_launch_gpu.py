@@ -23,8 +23,7 @@ from cudatma import LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm, rel
 from cudatma.errors import DriverError, TargetError
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import gpu_of
-from cudatma.kernels.marlin.mma_sync import LoadPaths
-from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
+from cudatma.kernels.marlin.candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.stream_workspaces import stream_workspace
 from cudatma.target import detect

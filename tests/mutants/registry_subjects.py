@@ -11,6 +11,7 @@ import numpy as np
 from attention_subjects import attention_subjects
 from data_movement_subjects import call_of, data_movement_subjects
 from gemm_builders import config as gemm_config
+from marlin_builders import mma_sync, skinny, wgmma
 from path_subjects import path_subjects
 from subject import Subject
 
@@ -26,11 +27,8 @@ from cudatma.kernels.gemm.config import PRESETS, GemmConfig
 from cudatma.kernels.gemm.sample import gemm_call
 from cudatma.kernels.host import host_bytes
 from cudatma.kernels.marlin.arguments import gemm_arguments
-from cudatma.kernels.marlin.choose import AnyMarlinSpec
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
-from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
-from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import schedule
 from cudatma.mutants.mutant import Call
 from cudatma.quantization import PackedWeight, quantize
@@ -50,7 +48,7 @@ _WGMMA: dict[str, dict[str, Any]] = {
     "plain": {"block_k": 128},
     "cluster": {"block_k": 128, "cluster": 2, "has_zeros": True},
     "setmaxnreg": {"block_k": 128, "warpgroups": 2, "consumer_registers": 232, "group_size": -1, "mmas_per_commit": 1},
-    "fused": {"block_k": 128, "warpgroups": 2, "fused": "as_stored"},
+    "scale_form": {"block_k": 128, "warpgroups": 2, "scale_form": "as_stored"},
     # Rows for two of three CTAs, whose parts of K are 4 stages each.
     "cluster_k": {"block_k": 128, "cluster_k": 3},
     "pingpong": {"block_k": 128, "pingpong": True},
@@ -67,16 +65,16 @@ _SKINNY: dict[str, dict[str, Any]] = {
 #: wrong arrival count then adds up to a phase. Its K is short, or the ring would order the staging of one tile before
 #: that of the next. The skinny GEMM's ring has to wrap within the one tile of a CTA.
 _SIZES: dict[type, tuple[int, int, int]] = {
-    MmaSyncSpec: (13, 256, 512),
-    WgmmaSpec: (29, 128, 512),
-    SkinnySpec: (13, 64, 1024),
+    MarlinConfig: (13, 256, 512),
+    MarlinConfig: (29, 128, 512),
+    MarlinConfig: (13, 64, 1024),
 }
 #: Where the CTAs of a cluster divide K: the ring of each wraps more than once.
-_DIVIDED_SIZES = {WgmmaSpec: (29, 64, 1536), SkinnySpec: (13, 64, 2048)}
+_DIVIDED_SIZES = {MarlinConfig: (29, 64, 1536), MarlinConfig: (13, 64, 2048)}
 _WORK_RANGES = 3
 
 
-def mma_sync_spec(variant: str) -> MmaSyncSpec:
+def mma_sync_spec(variant: str) -> MarlinConfig:
     """A small tile of the mma.sync kernel with a short ring."""
     fields: dict[str, Any] = {
         "dtype": "float16",
@@ -92,10 +90,10 @@ def mma_sync_spec(variant: str) -> MmaSyncSpec:
     }
     if fields["group_size"] == -1:
         fields["scale_on"] = "epilogue"
-    return MmaSyncSpec(**fields)
+    return mma_sync(**fields)
 
 
-def wgmma_spec(variant: str) -> WgmmaSpec:
+def wgmma_spec(variant: str) -> MarlinConfig:
     """A small tile of the wgmma kernel with a short ring."""
     fields: dict[str, Any] = {
         "dtype": "float16",
@@ -107,10 +105,10 @@ def wgmma_spec(variant: str) -> WgmmaSpec:
         "stages": 2,
         **_WGMMA[variant],
     }
-    return WgmmaSpec(**fields)
+    return wgmma(**fields)
 
 
-def skinny_spec(variant: str) -> SkinnySpec:
+def skinny_spec(variant: str) -> MarlinConfig:
     """Few N tiles of the skinny GEMM with a short ring."""
     fields: dict[str, Any] = {
         "dtype": "float16",
@@ -121,11 +119,11 @@ def skinny_spec(variant: str) -> SkinnySpec:
         "stages": 3,
         **_SKINNY[variant],
     }
-    return SkinnySpec(**fields)
+    return skinny(**fields)
 
 
 @lru_cache(maxsize=16)
-def _operands(spec: AnyMarlinSpec) -> tuple[Any, PackedWeight]:
+def _operands(spec: MarlinConfig) -> tuple[Any, PackedWeight]:
     """(activations, packed weight)."""
     m, n, k = (_SIZES if spec.cluster_k == 1 else _DIVIDED_SIZES)[type(spec)]
     random = np.random.default_rng(7)
@@ -134,7 +132,7 @@ def _operands(spec: AnyMarlinSpec) -> tuple[Any, PackedWeight]:
     return random.normal(size=(m, k)).astype(packed.scales.dtype), packed
 
 
-def _marlin_call(spec: AnyMarlinSpec) -> Callable[[], Call]:
+def _marlin_call(spec: MarlinConfig) -> Callable[[], Call]:
     def make() -> Call:
         x, w = _operands(spec)
         m, n, k = len(x), w.shape[1], w.shape[0]
@@ -212,7 +210,7 @@ def _ragged_copy_call(spec: RaggedCopySpec) -> Callable[[], Call]:
 
 def registry_subjects() -> list[Subject]:
     """Every kernel of the registry, in each of its variants."""
-    specs: list[tuple[str, AnyMarlinSpec]] = [
+    specs: list[tuple[str, MarlinConfig]] = [
         (f"marlin_mma_sync/{variant}", mma_sync_spec(variant)) for variant in _MMA_SYNC
     ]
     specs += [(f"marlin_wgmma/{variant}", wgmma_spec(variant)) for variant in _WGMMA]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from marlin_builders import wgmma
 
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.gpu import CLUSTER_K, clusters_at_once
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.staged_tile import MAX_CLUSTER_K
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import schedule
 from cudatma.target import get_target
 
@@ -18,9 +19,9 @@ SM90A = get_target("sm_90a")
 MEASURED = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 8: 15}
 
 
-def spec(**fields: object) -> WgmmaSpec:
+def spec(**fields: object) -> MarlinConfig:
     base = {"block_m": 64, "block_k": 128, "warpgroups": 2, "stack": 1, "stages": 3, "cluster_k": 4}
-    return WgmmaSpec(**{"dtype": "float16", "group_size": 128, "has_zeros": False, **base, **fields})  # type: ignore[arg-type]
+    return wgmma(**{"dtype": "float16", "group_size": 128, "has_zeros": False, **base, **fields})  # type: ignore[arg-type]
 
 
 def test_clusters_at_once_on_an_h200_are_the_measured_or_one_less() -> None:

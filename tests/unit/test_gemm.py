@@ -13,6 +13,7 @@ import pytest
 from fake_bench import FakeBench
 from gemm_builders import config
 from gemm_builders import problem as problem_of
+from marlin_builders import mma_sync
 
 from cudatma import gemm
 from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
@@ -25,7 +26,7 @@ from cudatma.kernels.gemm.gemm import gemm_explain
 from cudatma.kernels.gemm.problem import LAYOUTS, Problem
 from cudatma.kernels.gemm.sample import sample
 from cudatma.kernels.gpu import H200, clusters_at_once, imagined_gpu
-from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
+from cudatma.kernels.marlin.candidates import dump_specs
 from cudatma.kernels.tuning_file import Entry, GpuClass, parse_entry, store_entry
 from cudatma.target import get_target
 from tools import dump_kernels, tune
@@ -258,7 +259,7 @@ def test_what_is_pinned_serves_its_own_family_only() -> None:
     own = config("v4")
     with pinned(own):
         assert decide(GEMM, PROBLEM, H200).spec is own
-    with pinned(MmaSyncSpec("float16", 128, False, 8, 128, 256, 4, 1, 4, scale_on="accumulator")):
+    with pinned(mma_sync(block_m=8, block_n=128, block_k=256, warps_n=4, stages=4, scale_on="accumulator")):
         assert decide(GEMM, PROBLEM, H200).source == "rule"
 
 

@@ -18,19 +18,17 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost, cheapest_first
 from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
 from cudatma.kernels.marlin import cost as cost_module
-from cudatma.kernels.marlin.choose import AnyMarlinSpec, choose_by_cost, times
-from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
-from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_times
+from cudatma.kernels.marlin.candidates import mma_sync_times
+from cudatma.kernels.marlin.choose import choose_by_cost, times
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import LinearShape, Problem
-from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import ceil_div, schedule
 from cudatma.target import get_target
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 READINGS = json.loads((RESULTS / "marlin_readings.json").read_text())
 PARTIAL_WAVE = json.loads((RESULTS / "marlin_partial_wave.json").read_text())
-KINDS: dict[str, type[AnyMarlinSpec]] = {"skinny": SkinnySpec, "wgmma": WgmmaSpec, "mma_sync": MmaSyncSpec}
+KINDS: dict[str, type[MarlinConfig]] = {"skinny": MarlinConfig, "wgmma": MarlinConfig, "mma_sync": MarlinConfig}
 RTX5090 = imagined_gpu("sm_120a", 170)
 #: At most so many percent slower than the fastest measured, on average over the layers of an M, and in any of them.
 #: The table that ships holds the problems where the choice is 2 % slower or more.
@@ -54,7 +52,7 @@ def readings(*kinds: str) -> list[tuple[LinearShape, int, dict[Any, float]]]:
     return found
 
 
-def identity(spec: AnyMarlinSpec) -> tuple[Any, ...]:
+def identity(spec: MarlinConfig) -> tuple[Any, ...]:
     kind = next(name for name, of in KINDS.items() if type(spec) is of)
     names = [name for name in READINGS["fields"][kind] if name != "evict_normal"]
     return (kind, *(int(getattr(spec, name)) for name in names))
@@ -115,7 +113,7 @@ def test_predictions_are_near_the_measurements(kind: str) -> None:
     assert statistics.quantiles(errors, n=20)[-1] < 0.15
 
 
-def spec_of(key: tuple[Any, ...]) -> AnyMarlinSpec:
+def spec_of(key: tuple[Any, ...]) -> MarlinConfig:
     kind, *values = key
     given = dict(zip(READINGS["fields"][kind], values, strict=False))
     given |= {name: bool(given[name]) for name in ("deep_box", "pingpong") if name in given}
@@ -162,7 +160,7 @@ def test_more_work_never_costs_less(layer: LinearShape, m: int, gpu: Gpu) -> Non
         cost = spec.cost(Problem(layer, m), gpu)
         more = spec.cost(Problem(layer, 2 * m), gpu)
         # Whether tiles are divided among CTAs changes with their number.
-        if isinstance(spec, SkinnySpec) or more.reduction_us == cost.reduction_us == 0:
+        if spec.version == "skinny" or more.reduction_us == cost.reduction_us == 0:
             assert more.us >= cost.us * 0.999
         slower = replace(gpu, sm_clock_mhz=gpu.sm_clock_mhz // 2)
         assert spec.cost(Problem(layer, m), slower).us > cost.us

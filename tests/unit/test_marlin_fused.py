@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marlin_builders import mma_sync, wgmma
 from marlin_fake_gpu import FakeGpu
 from marlin_fake_gpu import gpu as gpu  # the fixture
 from test_marlin_gemm import close, make, values
@@ -16,18 +17,17 @@ from cudatma import ArgumentError, MarlinLinear, PackedWeight, marlin_gemm
 from cudatma.kernels import choice_table
 from cudatma.kernels.marlin import gemm as marlin
 from cudatma.kernels.marlin.arguments import sizes_for
-from cudatma.kernels.marlin.choose import marlin_explain, resolve_fused
-from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
+from cudatma.kernels.marlin.choose import marlin_explain
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.sample import random_weight
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import schedule
 from cudatma.quantization.scale_range import FORMS, ScaleFit
 from cudatma.target import get_target
 
 STREAM = 5
 SM90A = get_target("sm_90a")
-BASE = WgmmaSpec("float16", 128, False, 64, 128, 2, 1, 4)
+BASE = wgmma(block_m=64, block_n=128, block_k=128, warpgroups=2, stages=4)
 FORMS_OF = {"as_stored": ScaleFit("as_stored", 3), "shifted": ScaleFit("shifted", 1), "none": ScaleFit()}
 
 
@@ -62,16 +62,16 @@ def test_bf16_has_one_form() -> None:
     assert brain.in_form("as_stored").in_form("shifted") == brain
 
 
-def refuses(spec: WgmmaSpec, form: str) -> None:
+def refuses(spec: MarlinConfig, form: str) -> None:
     assert spec.in_form(form) is spec
     with pytest.raises(ArgumentError, match="none but for symmetric weights in groups; bf16: as_stored") as caught:
         replace(spec, fused=form)
-    assert (caught.value.field, caught.value.got) == ("fused", form)
+    assert (caught.value.field, caught.value.got) == ("scale_form", form)
 
 
 def test_other_kernels_stay_as_they_are() -> None:
-    mma_sync = MmaSyncSpec("float16", 128, False, 16, 64, 128, 2, 1, 3)
-    assert resolve_fused(mma_sync, "as_stored") is mma_sync
+    mma_sync = mma_sync(block_m=16, block_n=64, block_k=128, warps_n=2, stages=3)
+    assert mma_sync.in_form("as_stored") is mma_sync
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -96,7 +96,7 @@ def test_a_call_takes_the_weights_form(gpu: FakeGpu, monkeypatch: pytest.MonkeyP
     x, out = gemm(gpu, w)
     assert form_of(gpu.launches[-1].entry) == form
     assert close(out, x.astype(np.float64) @ dense)
-    monkeypatch.setattr(marlin, "resolve_fused", lambda spec, _: resolve_fused(spec, "none"))
+    monkeypatch.setattr(marlin, "resolve_fused", lambda spec, _: spec.in_form("none"))
     choice_table.forget()
     assert gemm(gpu, w)[1].tobytes() == out.tobytes()
     assert form_of(gpu.launches[-1].entry) == "none"
@@ -131,7 +131,7 @@ def test_explanations_show_it() -> None:
     assert "_shifted_" in str(of_weight)
     assert "_shifted_" not in str(of_layer)
     data = json.loads(json.dumps(of_weight.as_dict()))
-    assert data["spec"]["fused"] == "shifted"
+    assert data["spec"]["scale_form"] == "shifted"
     assert [one["label"] for one in data["candidates"] if one["chosen"]] == [of_weight.spec.entry]
     assert len(of_weight.candidates) == len(of_layer.candidates)
 

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from marlin_builders import mma_sync, skinny, wgmma
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, TuneFileWarning
 from cudatma.kernels import choice_table, overrides
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.choose import MARLIN, decide
-from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import LinearShape, Problem
-from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.tuning_file import (
     Entry,
     GpuClass,
@@ -33,9 +32,9 @@ from cudatma.target import get_target
 SM90A = get_target("sm_90a")
 GPU = GpuClass.of(H200)
 LAYER = LinearShape(4096, 4096, 128, False, "float16")
-WGMMA = WgmmaSpec("float16", 128, False, 64, 128, 1, 1, 6, mmas_per_commit=1, commits_in_flight=3)
-SKINNY = SkinnySpec("float16", 128, False, 8, 1, 512, 4, 6)
-MMA_SYNC = MmaSyncSpec("float16", 128, False, 8, 128, 256, 4, 1, 3, scale_on="accumulator")
+WGMMA = wgmma(block_m=64, block_n=64, block_k=128, warpgroups=1, stages=6, mmas_per_commit=1, commits_in_flight=3)
+SKINNY = skinny(block_m=8, block_n=32, block_k=512, slice_k=4, stages=6)
+MMA_SYNC = mma_sync(block_m=8, block_n=128, block_k=256, warps_n=4, stages=3, scale_on="accumulator")
 
 
 @pytest.fixture(autouse=True)
@@ -190,8 +189,8 @@ def test_a_pipe_or_a_device_in_its_place_is_not_read(file: Path) -> None:
 def test_an_entry_of_another_revision_is_ignored_and_the_command_named(file: Path) -> None:
     store_entry(file, GPU, MARLIN, entry(1, SKINNY))
     store_entry(file, GPU, MARLIN, entry(64))
-    older = f'"kernel": "wgmma", "revision": {WgmmaSpec.revision - 1}'
-    file.write_text(file.read_text().replace(f'"kernel": "wgmma", "revision": {WgmmaSpec.revision}', older))
+    older = f'"kernel": "wgmma", "revision": {MarlinConfig.revision - 1}'
+    file.write_text(file.read_text().replace(f'"kernel": "wgmma", "revision": {MarlinConfig.revision}', older))
     command = "measure again with: cudatma tune marlin --shape 4096x4096 --m 64"
     with pytest.warns(TuneFileWarning, match=f"m 64: revision: .*{command}"):
         assert source(64) == "rule"

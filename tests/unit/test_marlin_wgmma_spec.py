@@ -1,4 +1,4 @@
-"""WgmmaSpec and its tiles: rules, shared memory, expected bytes, and what setmaxnreg can give."""
+"""MarlinConfig and its tiles: rules, shared memory, expected bytes, and what setmaxnreg can give."""
 
 from __future__ import annotations
 
@@ -11,44 +11,52 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from marlin_builders import wgmma
 
 from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc, create_weight_tile_tma_desc
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
 from cudatma.kernels.marlin import wgmma_candidates
+from cudatma.kernels.marlin.candidates import dump_specs
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
-from cudatma.kernels.marlin.wgmma_candidates import dump_specs
 from cudatma.layout import Swizzle
 from cudatma.target import get_target
 
 SM90A = get_target("sm_90a")
-BASE = WgmmaSpec("float16", 128, False, 64, 128, 2, 1, 4)
-WIDE = WgmmaSpec(
-    "float16", 128, False, 256, 64, 2, 1, 5, mmas_per_commit=1, commits_in_flight=3, consumer_registers=232
+BASE = wgmma(block_m=64, block_n=128, block_k=128, warpgroups=2, stages=4)
+WIDE = wgmma(
+    block_m=256,
+    block_n=128,
+    block_k=64,
+    warpgroups=2,
+    stages=5,
+    mmas_per_commit=1,
+    commits_in_flight=3,
+    consumer_registers=232,
 )
 
 
 @st.composite
-def specs(draw: st.DrawFn) -> WgmmaSpec:
+def specs(draw: st.DrawFn) -> MarlinConfig:
     """Any spec that its own rules allow."""
     stack = draw(st.integers(1, 2))
     mmas_per_commit, commits_in_flight = draw(st.sampled_from(((1, 3), (2, 1), (1, 1))))
     try:
-        return WgmmaSpec(
+        return wgmma(
             dtype=draw(st.sampled_from(("float16", "bfloat16"))),
             group_size=draw(st.sampled_from(GROUP_SIZES)),
             has_zeros=draw(st.booleans()),
             block_m=draw(st.integers(1, 32 // stack)) * 8,
+            block_n=64 * draw(st.integers(1, 3)) * stack,
             block_k=draw(st.sampled_from((64, 128, 256))),
             warpgroups=draw(st.integers(1, 3)),
-            stack=stack,
             stages=draw(st.integers(2, 16)),
-            cluster=draw(st.integers(1, 2)),
+            cluster_n=draw(st.integers(1, 2)),
             mmas_per_commit=mmas_per_commit,
             commits_in_flight=commits_in_flight,
             consumer_registers=draw(st.sampled_from((0, 0, 152, 232))),
-            warpgroups_k=draw(st.sampled_from((1, 2))),
+            slice_k=draw(st.sampled_from((1, 2))),
         )
     except ArgumentError:
         assume(False)
@@ -62,15 +70,15 @@ def specs(draw: st.DrawFn) -> WgmmaSpec:
         ("block_k", 32),
         ("warpgroups", 0),
         ("warpgroups", 4),
-        ("warpgroups_k", 3),
+        ("slice_k", 3),
         ("stack", 3),
         ("cluster", 4),
         ("mmas_per_commit", 3),
         ("commits_in_flight", 0),
         ("commits_in_flight", 2),
         ("consumer_registers", 236),
-        ("fused", "somehow"),
-        ("fused", True),
+        ("scale_form", "somehow"),
+        ("scale_form", True),
         ("block_m", 12),
         ("block_m", 0),
         ("block_m", 264),
@@ -92,9 +100,9 @@ def test_a_wrong_field_is_named(field: str, value: Any) -> None:
     [
         ({"block_m": 24, "cluster": 2}, "block_m", "swizzle"),
         ({"warpgroups": 3, "stack": 2}, "warpgroups * stack", "box"),
-        ({"warpgroups": 2, "warpgroups_k": 2}, "warpgroups * warpgroups_k", "at most 3"),
-        ({"block_k": 64, "warpgroups": 1, "warpgroups_k": 2}, "warpgroups_k", "multiple of 64"),
-        ({"warpgroups": 1, "warpgroups_k": 2, "commits_in_flight": 3}, "commits_in_flight", "a stage is 2 groups"),
+        ({"warpgroups": 2, "slice_k": 2}, "warpgroups * slice_k", "at most 3"),
+        ({"block_k": 64, "warpgroups": 1, "slice_k": 2}, "slice_k", "multiple of 64"),
+        ({"warpgroups": 1, "slice_k": 2, "commits_in_flight": 3}, "commits_in_flight", "a stage is 2 groups"),
         ({"block_m": 200, "stack": 2}, "stack * block_m", "accumulators"),
         ({"block_m": 256}, "consumer_registers", "setmaxnreg"),
         ({"block_m": 128, "stack": 2}, "consumer_registers", "setmaxnreg"),
@@ -120,7 +128,7 @@ def test_an_unknown_dtype() -> None:
 
 
 @given(specs())
-def test_the_registers_that_setmaxnreg_assigns_exist(spec: WgmmaSpec) -> None:
+def test_the_registers_that_setmaxnreg_assigns_exist(spec: MarlinConfig) -> None:
     """PTX ISA, setmaxnreg: inc waits until the CTA's register pool has them."""
     launched = min(255, 65536 // spec.threads) // 8 * 8 * spec.threads
     if spec.consumer_registers:
@@ -131,7 +139,7 @@ def test_the_registers_that_setmaxnreg_assigns_exist(spec: WgmmaSpec) -> None:
 
 
 @given(specs())
-def test_the_released_slot_is_read_by_no_wgmma(spec: WgmmaSpec) -> None:
+def test_the_released_slot_is_read_by_no_wgmma(spec: MarlinConfig) -> None:
     """A model of the loop: groups are committed in order, and all but the last
     commits_in_flight are complete after a wait."""
     committed: list[int] = []
@@ -148,7 +156,7 @@ def test_the_released_slot_is_read_by_no_wgmma(spec: WgmmaSpec) -> None:
 
 
 @given(specs())
-def test_shared_memory_has_no_overlap_and_is_aligned(spec: WgmmaSpec) -> None:
+def test_shared_memory_has_no_overlap_and_is_aligned(spec: MarlinConfig) -> None:
     """PTX ISA, cp.async.bulk.tensor: a destination is aligned to 128 bytes, in the 128-byte swizzle to 1024."""
     layout = spec.smem_layout()
     for (_, offset, size), (_, following, _) in pairwise(layout):
@@ -168,7 +176,7 @@ def test_shared_memory_has_no_overlap_and_is_aligned(spec: WgmmaSpec) -> None:
 
 
 @given(specs())
-def test_the_staging_rows_hold_a_chunk_and_chunks_make_up_a_tile(spec: WgmmaSpec) -> None:
+def test_the_staging_rows_hold_a_chunk_and_chunks_make_up_a_tile(spec: MarlinConfig) -> None:
     """At most 20 KB of all warpgroups, of pairs of 8 rows or of 8 alone."""
     assert spec.staging_rows % min(16, spec.block_m) == 0
     assert spec.staging_bytes == spec.staging_rows * (64 * 2 * spec.stack + 16)
@@ -181,7 +189,14 @@ def test_the_staging_rows_hold_a_chunk_and_chunks_make_up_a_tile(spec: WgmmaSpec
 def test_the_ctas_of_a_cluster_own_all_rows_and_hold_the_sums_of_each_other(
     eights: int, warpgroups: int, cluster_k: int
 ) -> None:
-    of = WgmmaSpec("float16", 128, False, 8 * eights, 64, warpgroups, 1, 2, cluster_k=cluster_k)
+    of = wgmma(
+        block_m=8 * eights,
+        block_n=64 * warpgroups * 1,
+        block_k=64,
+        warpgroups=warpgroups,
+        stages=2,
+        cluster_k=cluster_k,
+    )
     owned = [range(8 * eights)[rank * of.own_rows : (rank + 1) * of.own_rows] for rank in range(cluster_k)]
     assert sum(map(len, owned)) == of.block_m
     # Whole fragments, as even as they can be; from every other CTA fp32 sums of each element.
@@ -196,14 +211,17 @@ def test_the_ctas_of_a_cluster_own_all_rows_and_hold_the_sums_of_each_other(
 def test_chunks_of_staging_rows() -> None:
     """As many rows as the limit allows: a row of 64 columns takes 144 bytes, one of 128 takes 272."""
     tiles = ((8, 1, 1), (24, 1, 1), (40, 1, 2), (64, 1, 2), (88, 2, 1), (96, 2, 2), (64, 3, 1))
-    found = [WgmmaSpec("float16", 128, False, m, 64, groups, stack, 2).staging_rows for m, groups, stack in tiles]
+    found = [
+        wgmma(block_m=m, block_n=64 * groups * stack, block_k=64, warpgroups=groups, stages=2).staging_rows
+        for m, groups, stack in tiles
+    ]
     assert found == [8, 16, 32, 64, 64, 32, 32]
     assert WIDE.staging_rows == 32
     assert replace(WIDE, warpgroups=3, consumer_registers=152, block_m=160).staging_rows == 16
 
 
 @given(specs())
-def test_a_stage_expects_what_its_boxes_deliver(spec: WgmmaSpec) -> None:
+def test_a_stage_expects_what_its_boxes_deliver(spec: MarlinConfig) -> None:
     k, n, m = 256, 256, 256
     dtype = activation_type(spec.dtype).numpy
     weight = create_weight_tile_tma_desc(
@@ -224,7 +242,7 @@ def test_a_stage_expects_what_its_boxes_deliver(spec: WgmmaSpec) -> None:
 
 
 @given(specs())
-def test_the_entry_is_a_c_identifier(spec: WgmmaSpec) -> None:
+def test_the_entry_is_a_c_identifier(spec: MarlinConfig) -> None:
     assert spec.entry.isidentifier()
 
 
@@ -239,7 +257,7 @@ def test_entries_tell_operands_and_tiles_apart() -> None:
         {"stages": 5},
         {"stack": 2},
         {"warpgroups": 3},
-        {"warpgroups": 1, "warpgroups_k": 2},
+        {"warpgroups": 1, "slice_k": 2},
         {"cluster": 2},
         {"mmas_per_commit": 1},
         {"commits_in_flight": 3},
@@ -286,7 +304,7 @@ def test_dump_specs_hold_every_tile_of_the_list() -> None:
     """Each with its largest block_m, and with 40, or its least where that is more."""
     dumped = dump_specs(SM90A)
     assert len({spec.entry for spec in dumped}) == len(dumped)
-    fields = ("block_k", "stack", "cluster", "warpgroups", "warpgroups_k")
+    fields = ("block_k", "stack", "cluster", "warpgroups", "slice_k")
     found = {
         (spec.block_m, *(getattr(spec, field) for field in fields), spec.mmas_per_commit, spec.commits_in_flight)
         for spec in dumped

@@ -22,7 +22,7 @@ from cudatma.context import runtime
 from cudatma.errors import ArgumentError, CompileError
 from cudatma.kernels import choice_table
 from cudatma.kernels.gpu import H200
-from cudatma.kernels.marlin.choose import MARLIN, resolve_fused
+from cudatma.kernels.marlin.choose import MARLIN
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.target import get_target
 from tools import tune, tune_compile, tune_plan
@@ -53,8 +53,8 @@ class Compiler:
     def __call__(self, orders: list[tuple[str, Any]], target: str, jobs: int, tell: Callable[..., None]) -> None:
         assert all(template == spec.template for template, spec in orders)
         launched = [spec for _, spec in orders]
-        assert all(spec == resolve_fused(spec, "as_stored") for spec in launched)
-        specs = [resolve_fused(spec, "none") for spec in launched]
+        assert all(spec == spec.in_form("as_stored") for spec in launched)
+        specs = [spec.in_form("none") for spec in launched]
         self.calls.append((specs, target, jobs))
         for spec, listed in list(zip(launched, specs, strict=True))[: self.stops_after]:
             refused = CompileError(f"{listed.entry} would be slow", "a log", "int x;")
@@ -191,7 +191,7 @@ def test_the_kernels_are_then_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_
     assert kernels.ready == len(ticks) == len(specs)
     compiled: list[Any] = []
     monkeypatch.setattr(build, "compile_source", lambda *args, **options: compiled.append(args))
-    for spec in (resolve_fused(spec, "as_stored") for spec in specs):
+    for spec in (spec.in_form("as_stored") for spec in specs):
         assert build.load_kernel(spec.template, spec, SM90A).cubin[:4] == b"\x7fELF"
     assert not compiled
 
