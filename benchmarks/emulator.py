@@ -243,7 +243,7 @@ def _tma(mode: str, loads: int, stores: int) -> Prepared:
 @lru_cache(maxsize=1)
 def _large_ptx() -> str:
     """Copies of the Marlin kernel under other names, two million characters."""
-    spec = dump_specs(get_target(TARGET))[0]
+    spec = dump_specs("mma_sync", get_target(TARGET))[0]
     head, entry = load_kernel("kernels/marlin_mma_sync.cu.j2", spec, get_target(TARGET)).ptx.split(".visible", 1)
     one = ".visible" + entry.split(".section")[0]
     return head + "".join(one.replace(spec.entry, f"{spec.entry}_{i}") for i in range(2_000_000 // len(one)))

@@ -10,6 +10,7 @@ from functools import lru_cache
 from itertools import product
 
 import pytest
+from marlin_builders import BY_CP_ASYNC
 
 from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError
@@ -24,14 +25,14 @@ from tools.sass import disassemble, find_program, parse_ptxas, parse_sass, uses_
 
 TARGETS = ("sm_90a", "sm_120a")
 SM120 = ("sm_120a",)
-REPRESENTATIVE = [(name, spec) for name in TARGETS for spec in dump_specs(get_target(name))]
+REPRESENTATIVE = [(name, spec) for name in TARGETS for spec in dump_specs("mma_sync", get_target(name))]
 #: Local memory of a thread, spills included.
 MOST_LOCAL_BYTES = 96
 TENSOR_MAP_BYTES = 128
 
 
 def ids(value: object) -> str:
-    return value.entry if value.version == "mma_sync" else str(value)
+    return value.entry if isinstance(value, MarlinConfig) else str(value)
 
 
 def compiled(spec: MarlinConfig, target: str) -> Kernel:
@@ -100,7 +101,7 @@ def test_tma_takes_the_place_of_loads(name: str) -> None:
     """With TMA alone no thread computes addresses of, or copies, what is multiplied."""
     layer, gpu = LinearShape(8192, 28672, 128, True, "float16"), imagined_gpu(name, 132)
     both = [
-        choose_mma_sync(Problem(layer, 16), gpu, LoadPaths(load_path, load_path, load_path)) for load_path in LOAD_PATHS
+        choose_mma_sync(Problem(layer, 16), gpu, **dict.fromkeys(BY_CP_ASYNC, load_path)) for load_path in LOAD_PATHS
     ]
     (tma, _), (by_hand, _) = (opcodes(spec, name) for spec in both)
     assert tma["LDGSTS"] == by_hand["UTMALDG"] == 0
@@ -127,5 +128,6 @@ def test_every_mixture_of_load_paths(
     weight: str, scale: str, activation: str, group_size: int, has_zeros: bool
 ) -> None:
     layer = LinearShape(4096, 4096, group_size, has_zeros, "bfloat16")
-    spec = choose_mma_sync(Problem(layer, 64), imagined_gpu("sm_120a", 132), LoadPaths(weight, scale, activation))
+    paths = dict(zip(BY_CP_ASYNC, (weight, scale, activation), strict=True))
+    spec = choose_mma_sync(Problem(layer, 64), imagined_gpu("sm_120a", 132), **paths)
     assert compiled(spec, "sm_120a").warnings == ()

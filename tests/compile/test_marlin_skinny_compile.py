@@ -19,16 +19,17 @@ from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
 from tools.sass import disassemble, find_program, parse_ptxas, parse_sass
 
-CASES = [(name, spec) for name in ("sm_90a", "sm_120a") for spec in dump_specs(get_target(name))]
+CASES = [(name, spec) for name in ("sm_90a", "sm_120a") for spec in dump_specs("skinny", get_target(name))]
 #: Activations in boxes of other dimensions than the choice takes.
 OTHER_BOX = [
-    (name, replace(spec, deep_box=not spec.deep_box, block_m=spec.columns)) for name, spec in CASES[:1] + CASES[-1:]
+    (name, replace(spec, deep_box=not spec.deep_box, block_m=max(8, spec.block_m)))
+    for name, spec in CASES[:1] + CASES[-1:]
 ]
 TENSOR_MAP_BYTES = 128
 
 
 def ids(case: object) -> str:
-    return case.entry if case.version == "skinny" else str(case)
+    return case.entry if isinstance(case, MarlinConfig) else str(case)
 
 
 def compiled(spec: MarlinConfig, target: str) -> Kernel:
@@ -83,8 +84,8 @@ def test_instructions(target: str, spec: MarlinConfig) -> None:
     activations = 1 if spec.deep_box else spec.block_k // 64
     assert found["UTMALDG"] == 3 * constants + 2 * activations
     k64_per_warp = spec.block_k // 64 // spec.slice_k
-    assert found["HMMA"] == k64_per_warp * 4 * 2 * spec.columns // 8
-    assert found["LDSM"] == k64_per_warp * spec.columns // 4
+    assert found["HMMA"] == k64_per_warp * 4 * 2 * max(8, spec.block_m) // 8
+    assert found["LDSM"] == k64_per_warp * max(8, spec.block_m) // 4
     # One thread issues copies, which ptxas knows: no loop over the threads of a warp, which would vote, around any of
     # them.
     assert found["ELECT"] == 2

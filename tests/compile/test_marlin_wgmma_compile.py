@@ -12,8 +12,7 @@ from marlin_builders import wgmma
 from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError
 from cudatma.kernels.launch_struct import size_bytes
-from cudatma.kernels.marlin import wgmma_candidates
-from cudatma.kernels.marlin.candidates import dump_specs
+from cudatma.kernels.marlin.candidates import WGMMA_TILES, dump_specs, fitted
 from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import LinearShape
 from cudatma.runtime.launch import Kernel
@@ -24,15 +23,15 @@ TARGET = get_target("sm_90a")
 LAYER = LinearShape(8192, 28672, 128, False, "float16")
 #: Every tile with its least and largest block_m, one in fp16 and one in bf16.
 TILES = [
-    wgmma_candidates._fitting(wgmma_candidates._spec(tile, size, replace(LAYER, dtype=dtype)), TARGET)
-    for tile in wgmma_candidates._TILES
-    for size, dtype in dict(zip((tile.least_m, tile.most_m), ("float16", "bfloat16"), strict=True)).items()
+    fitted(tile.config(replace(LAYER, dtype=dtype), size), TARGET)
+    for tile in WGMMA_TILES
+    for size, dtype in dict(zip((tile.min_m, tile.max_m), ("float16", "bfloat16"), strict=True)).items()
 ]
 #: Every feature, every tile of the list, and one whose last rows are stored by 8.
 SPECS = list(
     dict.fromkeys(
         [
-            *dump_specs(TARGET),
+            *dump_specs("wgmma", TARGET),
             *(tile.in_form("as_stored") for tile in TILES),
             wgmma(block_m=88, block_n=128, block_k=128, warpgroups=2, stages=4),
         ]
@@ -142,11 +141,11 @@ def test_one_multiply_add_shortens_the_main_loop() -> None:
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here: the SASS was not looked at")
     # Of each tile the one with the largest block_m: the loop's instructions do not depend on it.
-    by_form = {(s.block_n, s.block_k, s.stack, s.slice_k, s.fused): s for s in SPECS if s.is_fused}
+    by_form = {(s.block_n, s.block_k, s.stack, s.slice_k, s.scale_form): s for s in SPECS if s.is_fused}
     fused = list(by_form.values())
-    fused += [replace(spec, dtype="bfloat16") for spec in fused if spec.fused == "as_stored"]
+    fused += [replace(spec, dtype="bfloat16") for spec in fused if spec.scale_form == "as_stored"]
     for spec in dict.fromkeys(fused):
-        of_eight = 3 if spec.fused == "shifted" else 6 if spec.is_bf16 else 4
+        of_eight = 3 if spec.scale_form == "shifted" else 6 if spec.is_bf16 else 4
         saved = of_eight * spec.stack * spec.block_k // 16 // spec.slice_k
         spared = _loop_length(spec.in_form("none")) - _loop_length(spec)
         assert spared > 0.6 * saved, spec.entry

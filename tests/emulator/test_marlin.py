@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from marlin_builders import mma_sync
+from marlin_builders import BY_CP_ASYNC, mma_sync
 from marlin_runner import relative_error, run_marlin
 
 from cudatma.emulator import Trace
@@ -52,7 +52,7 @@ def test_blocks_that_share_tiles_add_their_parts_in_a_fixed_order() -> None:
 
 def test_cp_async_load_path() -> None:
     x, w = problem(16, 256, 128)
-    spec = choose_mma_sync(Problem.of(w, 16), H200, LoadPaths("cp_async", "cp_async", "cp_async"))
+    spec = choose_mma_sync(Problem.of(w, 16), H200, **BY_CP_ASYNC)
     out, report = run_marlin(x, w, spec=spec, schedules=3)
     assert report.is_clean
     assert relative_error(out, x, w) < 1e-3

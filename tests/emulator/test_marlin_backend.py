@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marlin_builders import BY_CP_ASYNC
 
 from cudatma import ArgumentError, marlin_gemm, quantize
 from cudatma.dtypes import ACTIVATION_TYPES
@@ -60,8 +61,7 @@ def test_against_float64(
     y = marlin_gemm(x, weight, bias=bias, backend="emulator")
     assert y.shape == (m, n)
     assert error(y, x, weight, bias) < TOLERANCE[weight.dtype]
-    paths = LoadPaths("cp_async", "cp_async", "cp_async")
-    with pinned(choose_mma_sync(Problem.of(weight, m), imagined_gpu(target, 132), paths)):
+    with pinned(choose_mma_sync(Problem.of(weight, m), imagined_gpu(target, 132), **BY_CP_ASYNC)):
         by_threads = marlin_gemm(x, weight, bias=bias, backend="emulator")
     assert error(by_threads, x, weight, bias) < TOLERANCE[weight.dtype]
     if target == "sm_120a":  # the same kernel by TMA

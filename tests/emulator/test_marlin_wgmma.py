@@ -10,6 +10,7 @@ from marlin_builders import wgmma
 from marlin_runner import TOLERANCE, launch_programmatically, operands, relative_error, run_marlin
 
 from cudatma.errors import HazardError
+from cudatma.kernels.marlin.candidates import WGMMA_TILES, WgmmaTile, fitted
 from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import LinearShape
 from cudatma.kernels.schedule import schedule
@@ -142,27 +143,24 @@ def test_prefetched_weights(name: str, stages: int, monkeypatch: pytest.MonkeyPa
 
 
 #: Every tile from which candidates are derived, with its smallest M or its largest, half of each divided.
-TILES = [(tile, (tile.least_m, tile.most_m)[number % 2], number // 2 % 2 == 1) for number, tile in enumerate(_TILES)]
+TILES = [(tile, (tile.min_m, tile.max_m)[number % 2], number // 2 % 2 == 1) for number, tile in enumerate(WGMMA_TILES)]
 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("tile", "size", "divide"),
     TILES,
-    ids=[
-        f"{size}x{64 * tile.warpgroups * tile.stack}x{tile.block_k}-{'divided' if divide else 'whole'}"
-        for tile, size, divide in TILES
-    ],
+    ids=[f"{size}x{tile.n}x{tile.k}-{'divided' if divide else 'whole'}" for tile, size, divide in TILES],
 )
-def test_every_tile_is_right_and_clean(tile: _Tile, size: int, divide: bool) -> None:
+def test_every_tile_is_right_and_clean(tile: WgmmaTile, size: int, divide: bool) -> None:
     """Two tiles of clusters, the second with a tail of N, for one work range or three; tails of M and K."""
     dtype = ("float16", "bfloat16")[TILES.index((tile, size, divide)) // 4 % 2]
-    width = 64 * tile.warpgroups * tile.stack * tile.cluster
-    stages = 6 * 256 // tile.block_k if divide else 3  # a tile is not divided before that pays
-    layer = LinearShape(stages * tile.block_k + 64, 2 * width - 24, 128, divide, dtype)
-    of = _fitting(_spec(tile, size, layer), get_target("sm_90a"))
+    width = tile.n * tile.cluster_n
+    stages = 6 * 256 // tile.k if divide else 3  # a tile is not divided before that pays
+    layer = LinearShape(stages * tile.k + 64, 2 * width - 24, 128, divide, dtype)
+    of = fitted(tile.config(layer, size), get_target("sm_90a"))
     x, w, bias = operands(size - 3, layer.k, layer.n, of)
-    processors = (3 if divide else 1) * tile.cluster
+    processors = (3 if divide else 1) * tile.cluster_n
     work = schedule(of, len(x), layer.n, layer.k, processors, divide=divide, eager=True)
     assert bool(work.stream_tiles) == divide
     out, report = run_marlin(x, w, spec=of, processors=processors, bias=bias, divide=divide, schedules=2)

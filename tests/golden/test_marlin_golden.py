@@ -20,10 +20,34 @@ SPECS = {
     # M = 1, weights streamed by TMA, groups scaled in the accumulators.
     "decode_tma": mma_sync(block_m=8, block_n=128, block_k=256, warps_n=4, stages=4, scale_on="accumulator"),
     # Every operand by cp.async, zero points among them, and slice-K of two warps.
-    "zeros_cp_async": mma_sync(dtype="bfloat16", group_size=32, has_zeros=True, block_m=64, block_n=64, block_k=128, warps_n=4, slice_k=2, stages=3, weight_load_path="cp_async", scale_load_path="cp_async", activation_load_path="cp_async"),
+    "zeros_cp_async": mma_sync(
+        dtype="bfloat16",
+        group_size=32,
+        has_zeros=True,
+        block_m=64,
+        block_n=64,
+        block_k=128,
+        warps_n=4,
+        slice_k=2,
+        stages=3,
+        weight_load_path="cp_async",
+        scale_load_path="cp_async",
+        activation_load_path="cp_async",
+    ),
     # Large M, whole-column scales in the epilogue, setmaxnreg, activations by cp.async.
-    "wide_column": mma_sync(group_size=-1, has_zeros=True, block_m=128, block_n=256, block_k=64, warps_n=8, stages=3, activation_load_path="cp_async", scale_on="epilogue", consumer_registers=232),
-}  # fmt: skip
+    "wide_column": mma_sync(
+        group_size=-1,
+        has_zeros=True,
+        block_m=128,
+        block_n=256,
+        block_k=64,
+        warps_n=8,
+        stages=3,
+        activation_load_path="cp_async",
+        scale_on="epilogue",
+        consumer_registers=232,
+    ),
+}
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -74,7 +98,7 @@ def test_the_skinny_source(golden: Golden, kernel_source: KernelSource, name: st
 
 
 @pytest.mark.parametrize("spec", [*SPECS.values(), *SKINNY.values()], ids=lambda spec: spec.entry)
-def test_both_targets_run_the_same_kernel(spec: MarlinConfig | MarlinConfig) -> None:
+def test_both_targets_run_the_same_kernel(spec: MarlinConfig) -> None:
     """SM120 computes what was reviewed, and what was run on another GPU."""
     targets = ("sm_90a", "sm_120a")
     for target in targets:
@@ -112,9 +136,7 @@ WGMMA = {
         consumer_registers=232,
     ),
     # Scale and offset in one multiply-add, groups that end within 64 of K; bf16, and longer groups.
-    "scale_form": wgmma(
-        group_size=32, block_m=64, block_n=256, block_k=128, warpgroups=2, stages=4, scale_form="as_stored"
-    ),
+    "fused": wgmma(group_size=32, block_m=64, block_n=256, block_k=128, warpgroups=2, stages=4, scale_form="as_stored"),
     # A cluster that divides K, as two warpgroups of each of its CTAs do.
     "cluster_k": wgmma(block_m=64, block_n=64, block_k=256, warpgroups=1, stages=4, slice_k=2, cluster_k=3),
     "fused_bf16": wgmma(

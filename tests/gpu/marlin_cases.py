@@ -164,7 +164,7 @@ def specs_of(jobs: Iterable[Job], gpu: Gpu) -> list[MarlinConfig]:
                 spec = (
                     decide(Problem(layer, m), gpu).spec
                     if by_tma
-                    else choose_mma_sync(Problem(layer, m), gpu, LOAD_PATHS[load_path])
+                    else choose_mma_sync(Problem(layer, m), gpu, **LOAD_PATHS[load_path])
                 )
                 found[spec.in_form("as_stored")] = None  # make_weight()'s scales allow it
     return list(found)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marlin_builders import BY_CP_ASYNC
 
 from cudatma import context
 from cudatma.dtypes import activation_type
@@ -28,12 +29,10 @@ from cudatma.quantization import PackedWeight, pack
 
 DTYPES = ("float16", "bfloat16")
 #: Load paths of the mma.sync kernel.
-LOAD_PATHS = {
-    "tma": LoadPaths(),
-    "cp_async": LoadPaths("cp_async", "cp_async", "cp_async"),
-    "scale by cp_async": LoadPaths(scale="cp_async"),
-    "weight by cp_async": LoadPaths(weight="cp_async"),
-    "activation by cp_async": LoadPaths(activation="cp_async"),
+LOAD_PATHS: dict[str, dict[str, str]] = {
+    "tma": {},
+    "cp_async": BY_CP_ASYNC,
+    **{f"{operand} by cp_async": {f"{operand}_load_path": "cp_async"} for operand in ("scale", "weight", "activation")},
 }
 #: ||out - reference|| / ||reference||.
 TOLERANCE = {"float16": 1e-3, "bfloat16": 6e-3}
@@ -54,7 +53,7 @@ def use_load_path(weight: PackedWeight, m: int, load_path: str) -> Iterator[None
     if load_path == "tma" or not m:  # a call without rows launches nothing
         yield
         return
-    with pinned(choose_mma_sync(Problem.of(weight, m), gpu_of(context.current_device()), LOAD_PATHS[load_path])):
+    with pinned(choose_mma_sync(Problem.of(weight, m), gpu_of(context.current_device()), **LOAD_PATHS[load_path])):
         yield
 
 

@@ -35,8 +35,7 @@ from cudatma.dtypes import BFLOAT16, activation_type
 from cudatma.errors import ArgumentError, DriverError, TargetError
 from cudatma.kernels import choice_table, plans
 from cudatma.kernels.gpu import Gpu, imagined_gpu
-from cudatma.kernels.marlin import skinny_candidates, wgmma_candidates
-from cudatma.kernels.marlin.candidates import choose_mma_sync
+from cudatma.kernels.marlin.candidates import choose_mma_sync, dump_specs
 from cudatma.kernels.marlin.choose import MARLIN
 from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import Problem
@@ -71,8 +70,8 @@ MMA_SYNC_JOBS = [
     Job(1000, 136, Options("bfloat16", -1, False, bias=True), ("tma",), (100,)),
 ]
 #: Whether scale and offset are one multiply-add is for each weight to decide.
-WGMMA_SPECS = list(dict.fromkeys(spec.in_form("none") for spec in wgmma_candidates.dump_specs(TARGET)))
-SKINNY_SPECS = skinny_candidates.dump_specs(TARGET)
+WGMMA_SPECS = list(dict.fromkeys(spec.in_form("none") for spec in dump_specs("wgmma", TARGET)))
+SKINNY_SPECS = dump_specs("skinny", TARGET)
 #: One box for a stage's activations: more blocks than K has, whole stages, one that K ends in, two M tiles.
 DEEP_JOBS = [
     (skinny(block_m=8, block_n=32, block_k=1024, slice_k=8, stages=2, deep_box=True), 960, 4096),

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marlin_builders import BY_CP_ASYNC
 from marlin_operands import (
     Options,
     activations,
@@ -173,7 +174,7 @@ def test_a_capture_refuses_what_is_not_ready_and_goes_on() -> None:
     release_workspaces()
     own = poisoned((16, 512), "float16")
     # Load paths that no other test asks for, so that their kernel cannot be there yet.
-    spec = choose_mma_sync(Problem.of(unknown.packed, 16), gpu_of(0), LoadPaths("cp_async", "tma", "cp_async"))
+    spec = choose_mma_sync(Problem.of(unknown.packed, 16), gpu_of(0), **BY_CP_ASYNC | {"scale_load_path": "tma"})
     with stream:
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
         marlin_gemm(x, weight.packed, own)  # its workspace is made now

@@ -9,8 +9,7 @@ from marlin_builders import wgmma
 
 from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.gpu import CLUSTER_K, clusters_at_once
-from cudatma.kernels.marlin.config import MarlinConfig
-from cudatma.kernels.marlin.staged_tile import MAX_CLUSTER_K
+from cudatma.kernels.marlin.config import PRESETS, MarlinConfig
 from cudatma.kernels.schedule import schedule
 from cudatma.target import get_target
 
@@ -20,15 +19,14 @@ MEASURED = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 8: 15}
 
 
 def spec(**fields: object) -> MarlinConfig:
-    base = {"block_m": 64, "block_k": 128, "warpgroups": 2, "stack": 1, "stages": 3, "cluster_k": 4}
-    return wgmma(**{"dtype": "float16", "group_size": 128, "has_zeros": False, **base, **fields})  # type: ignore[arg-type]
+    return wgmma(**{"block_m": 64, "block_k": 128, "warpgroups": 2, "stages": 3, "cluster_k": 4} | fields)
 
 
 def test_clusters_at_once_on_an_h200_are_the_measured_or_one_less() -> None:
     for cluster_k, count in MEASURED.items():
         assert count - 1 <= clusters_at_once(cluster_k, 132) <= count
     assert set(CLUSTER_K) == set(MEASURED)
-    assert max(CLUSTER_K) == MAX_CLUSTER_K
+    assert max(CLUSTER_K) == max(PRESETS["skinny"].cluster_k)
 
 
 @given(st.sampled_from(CLUSTER_K), st.integers(0, 200))

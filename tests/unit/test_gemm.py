@@ -26,7 +26,6 @@ from cudatma.kernels.gemm.gemm import gemm_explain
 from cudatma.kernels.gemm.problem import LAYOUTS, Problem
 from cudatma.kernels.gemm.sample import sample
 from cudatma.kernels.gpu import H200, clusters_at_once, imagined_gpu
-from cudatma.kernels.marlin.candidates import dump_specs
 from cudatma.kernels.tuning_file import Entry, GpuClass, parse_entry, store_entry
 from cudatma.target import get_target
 from tools import dump_kernels, tune

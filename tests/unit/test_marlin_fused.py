@@ -15,7 +15,6 @@ from test_marlin_gemm import close, make, values
 
 from cudatma import ArgumentError, MarlinLinear, PackedWeight, marlin_gemm
 from cudatma.kernels import choice_table
-from cudatma.kernels.marlin import gemm as marlin
 from cudatma.kernels.marlin.arguments import sizes_for
 from cudatma.kernels.marlin.choose import marlin_explain
 from cudatma.kernels.marlin.config import MarlinConfig
@@ -58,26 +57,26 @@ def test_what_cannot_be_fused(fields: dict[str, Any], form: str, dtype: str) -> 
 def test_bf16_has_one_form() -> None:
     brain = replace(BASE, dtype="bfloat16")
     refuses(brain, "shifted")
-    assert (brain.in_form("as_stored").fused, brain.in_form("as_stored").nibble_shift) == ("as_stored", 0)
+    assert (brain.in_form("as_stored").scale_form, brain.in_form("as_stored").nibble_shift) == ("as_stored", 0)
     assert brain.in_form("as_stored").in_form("shifted") == brain
 
 
 def refuses(spec: MarlinConfig, form: str) -> None:
     assert spec.in_form(form) is spec
     with pytest.raises(ArgumentError, match="none but for symmetric weights in groups; bf16: as_stored") as caught:
-        replace(spec, fused=form)
+        replace(spec, scale_form=form)
     assert (caught.value.field, caught.value.got) == ("scale_form", form)
 
 
 def test_other_kernels_stay_as_they_are() -> None:
-    mma_sync = mma_sync(block_m=16, block_n=64, block_k=128, warps_n=2, stages=3)
-    assert mma_sync.in_form("as_stored") is mma_sync
+    other = mma_sync(block_m=16, block_n=64, block_k=128, warps_n=2, stages=3)
+    assert other.in_form("as_stored") is other
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_forms_are_told_apart_and_can_be_taken_back(form: str) -> None:
     fused = BASE.in_form(form)
-    assert (fused.fused, fused.is_fused, fused.nibble_shift) == (form, True, FORMS[form])
+    assert (fused.scale_form, fused.is_fused, fused.nibble_shift) == (form, True, FORMS[form])
     assert len({fused.entry, BASE.entry, *(BASE.in_form(one).entry for one in FORMS)}) == 3
     assert fused.in_form(form) is fused
     assert fused.in_form("none") == BASE
@@ -96,7 +95,7 @@ def test_a_call_takes_the_weights_form(gpu: FakeGpu, monkeypatch: pytest.MonkeyP
     x, out = gemm(gpu, w)
     assert form_of(gpu.launches[-1].entry) == form
     assert close(out, x.astype(np.float64) @ dense)
-    monkeypatch.setattr(marlin, "resolve_fused", lambda spec, _: spec.in_form("none"))
+    monkeypatch.setattr(MarlinConfig, "in_form", lambda spec, _: spec)
     choice_table.forget()
     assert gemm(gpu, w)[1].tobytes() == out.tobytes()
     assert form_of(gpu.launches[-1].entry) == "none"
@@ -120,7 +119,7 @@ def test_another_form_than_the_weights_is_refused(asked: str) -> None:
     work = schedule(spec, problem.m, problem.n, problem.k, 4)
     with pytest.raises(ArgumentError, match="the range of these scales decides") as caught:
         sizes_for(problem, spec.in_form(asked), lambda m: work, SM90A)
-    assert caught.value.field == "spec.fused"
+    assert caught.value.field == "scale_form"
     sizes_for(problem, spec, lambda m: work, SM90A)
 
 

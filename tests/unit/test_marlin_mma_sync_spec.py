@@ -83,7 +83,7 @@ def test_a_wrong_field_is_named(field: str, value: Any) -> None:
         ({"block_n": 64, "warps_n": 8}, "warps_n"),
         ({"block_k": 64, "slice_k": 2}, "slice_k"),
         ({"warps_n": 2, "consumer_registers": 232}, "consumer_registers"),
-        ({"block_n": 256, "block_k": 256, "warps_n": 8, "slice_k": 4}, "warps_n * slice_k"),
+        ({"block_n": 256, "block_k": 256, "warps_n": 8, "slice_k": 4}, "slice_k"),
         ({"group_size": -1}, "scale_on"),
     ],
 )

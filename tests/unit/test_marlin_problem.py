@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from marlin_builders import skinny, wgmma
+from marlin_builders import mma_sync, skinny, wgmma
 
 from cudatma.build.render import render
 from cudatma.errors import ArgumentError
@@ -25,8 +25,10 @@ from cudatma.kernels.schedule import Assignment, Schedule, assignments, ceil_div
 from cudatma.target import get_target
 
 SPECS = [
-    MarlinConfig("float16", 128, False, *tile, 3)
-    for tile in ((8, 128, 256, 4, 1), (16, 64, 256, 2, 2), (64, 256, 128, 8, 1), (128, 256, 64, 8, 1))
+    mma_sync(block_m=8, block_n=128, block_k=256, warps_n=4, stages=3),
+    mma_sync(block_m=16, block_n=64, block_k=256, warps_n=2, slice_k=2, stages=3),
+    mma_sync(block_m=64, block_n=256, block_k=128, warps_n=8, stages=3),
+    mma_sync(block_m=128, block_n=256, block_k=64, warps_n=8, stages=3),
 ]
 WGMMA = [
     wgmma(block_m=64, block_n=256, block_k=128, warpgroups=2, stages=6),
@@ -370,20 +372,20 @@ def test_tiles_of_wgmma_prefetch_too(block_m: int, cluster_k: int, k: int, n: in
 
 def test_clusters_that_divide_k() -> None:
     """A cluster for each tile, however many are resident; all CTAs have stages, and nothing uses the workspace."""
-    skinny = skinny(block_m=8, block_n=32, block_k=512, slice_k=4, stages=3, cluster_k=3)
-    assert skinny.launch_cluster == 3
+    thin = skinny(block_m=8, block_n=32, block_k=512, slice_k=4, stages=3, cluster_k=3)
+    assert thin.launch_cluster == 3
     # 32 N tiles of an N of 1024, three CTAs each: 96; eight stages with a block_k of 512.
-    assert schedule(skinny, 1, 1024, 4096, 132) == Schedule(96, 1, 32, 8, 0)
-    assert schedule(skinny, 9, 1024, 4096, 132) == Schedule(192, 2, 32, 8, 0)
-    tile = replace(WGMMA[0], cluster=1, cluster_k=2)
+    assert schedule(thin, 1, 1024, 4096, 132) == Schedule(96, 1, 32, 8, 0)
+    assert schedule(thin, 9, 1024, 4096, 132) == Schedule(192, 2, 32, 8, 0)
+    tile = replace(WGMMA[0], cluster_k=2)
     assert (tile.launch_cluster, tile.partial_bytes) == (2, 0)
     # Two tiles of 64 rows, sixteen of 256 columns, 32 stages with a block_k of 128.
     assert schedule(tile, 65, 4096, 4096, 132) == Schedule(2 * 2 * 16, 2, 16, 32, 0)
-    for spec in (skinny, replace(tile, cluster_k=3)):
+    for spec in (thin, replace(tile, cluster_k=3)):
         assert schedule(spec, 1, 128, 2 * spec.block_k + 1, 132).k_iterations == 3
         with pytest.raises(ArgumentError, match="at most 2") as caught:
             schedule(spec, 1, 128, 2 * spec.block_k, 132)
-        assert caught.value.field == "spec.cluster_k"
+        assert caught.value.field == "cluster_k"
 
 
 def test_too_many_stages_are_refused() -> None:

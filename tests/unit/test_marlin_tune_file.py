@@ -57,7 +57,7 @@ def source(m: int) -> str:
 
 
 def test_an_entry_comes_back_as_it_was() -> None:
-    for spec in (WGMMA, SKINNY, replace(WGMMA, cluster=2), MMA_SYNC):
+    for spec in (WGMMA, SKINNY, replace(WGMMA, cluster_n=2), MMA_SYNC):
         one = Entry(Problem(LAYER, 64), spec, 8.5, 10.25)
         raw = json.loads(json.dumps(one.as_json(MARLIN)))
         assert parse_entry(raw, MARLIN, SM90A) == one
