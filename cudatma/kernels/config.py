@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
@@ -15,15 +15,14 @@ from cudatma.kernels.launch_struct import Member, in_order
 from cudatma.pipeline import MBARRIER_BYTES
 from cudatma.target import Target
 
-T = TypeVar("T")
-C = TypeVar("C", bound="KernelConfig[Any]")
+C = TypeVar("C", bound="KernelConfig")
 
 
-class KernelConfig(Generic[T]):
+class KernelConfig:
     """Base of a family's config: one flat, frozen dataclass for all kernels of the family.
 
-    A config's ``version`` names one of ``presets``, each a ``T``: what distinguishes the version, and the values that
-    fields of the config may have. ``__post_init__`` of a config validates its fields; ``check()`` says why it does not
+    A config's ``version`` names one of ``presets``: what distinguishes the version, and the values that fields of the
+    config may have. ``__post_init__`` of a config validates its fields; ``check()`` says why it does not
     fit a problem or a target. Fields that all configs have: block_m, block_n and block_k are a CTA's tile and the K of
     a stage; cluster_m and cluster_n are the CTAs of a cluster along M and N, and cluster_k those that divide K;
     blocks_per_sm are the CTAs on an SM.
@@ -104,17 +103,16 @@ class KernelConfig(Generic[T]):
     # Validity.
 
     @property
-    def preset(self) -> T:
-        """What distinguishes the version."""
-        preset: T = self.presets[self.version]
-        return preset
+    def allowed(self) -> Mapping[str, Sequence[Any]]:
+        """The values that the preset lists for fields of the config."""
+        kind: Any = type(self)
+        return _listed(kind, self.version)
 
     def check_values(self) -> None:
         """Raise ArgumentError for an unknown version, and for a field with a value that its preset does not list."""
         if self.version not in self.presets:
             raise ArgumentError("version", self.version, ", ".join(self.presets))
-        kind: Any = type(self)
-        for name, values in _listed(kind, self.version):
+        for name, values in self.allowed.items():
             value = getattr(self, name)
             if type(value) is not type(values[0]) or value not in values:
                 raise ArgumentError(name, value, _text(values))
@@ -233,11 +231,11 @@ class KernelConfig(Generic[T]):
 
 
 @lru_cache(maxsize=64)
-def _listed(kind: Any, version: str) -> list[tuple[str, Sequence[Any]]]:
+def _listed(kind: Any, version: str) -> dict[str, Sequence[Any]]:
     """Return the values that the preset of a version lists for fields of a config."""
     preset = kind.presets[version]
     names = [name for name in type(preset).__dataclass_fields__ if name in vars(kind)["__dataclass_fields__"]]
-    return [(name, getattr(preset, name)) for name in names]
+    return {name: getattr(preset, name) for name in names}
 
 
 def _text(values: Sequence[Any]) -> str:

@@ -140,11 +140,11 @@ def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         ("{", "Expecting property name"),
         ("[]", "no file of tuning entries"),
         ('{"hello": 1}', "no file of tuning entries"),
-        ('{"schema": 5, "sections": []}', "schema is 5, and this version of cudatma reads 4"),
-        ('{"schema": 4}', "sections are damaged"),
+        ('{"schema": 6, "sections": []}', "schema is 6, and this version of cudatma reads 5"),
+        ('{"schema": 5}', "sections are damaged"),
         (f'{{"schema": 1{"0" * 99}}}', "its schema is an int of 329 bits, and"),
-        ('{"schema": 4, "sections": [{"gpu": {}, "entries": [3]}]}', "sections are damaged"),
-        ('{"schema": 3, "sections": 5}', "an earlier version of cudatma .* again with: cudatma tune$"),
+        ('{"schema": 5, "sections": [{"gpu": {}, "entries": [3]}]}', "sections are damaged"),
+        ('{"schema": 4, "sections": 5}', "an earlier version of cudatma .* again with: cudatma tune$"),
         ("[" * 100_000, "nested too deeply"),
         ("\x00\x01", "Expecting value"),
     ],
@@ -257,12 +257,12 @@ def test_what_a_launch_would_refuse_is_refused() -> None:
     deep = entry(8, replace(SKINNY, deep_box=True)).as_json(MARLIN)
     with pytest.raises(ArgumentError, match="4128 is no multiple of 64") as caught:
         parse_entry(deep | {"k": 4128}, MARLIN, SM90A)
-    assert caught.value.field == "spec.deep_box"
+    assert caught.value.field == "deep_box"
     assert parse_entry(entry(8, SKINNY).as_json(MARLIN) | {"k": 4128}, MARLIN, SM90A).problem.k == 4128
     clusters, two_stages = entry(64, replace(WGMMA, cluster_k=3)).as_json(MARLIN), 2 * WGMMA.block_k
     with pytest.raises(ArgumentError, match="at most the stages") as caught:
         parse_entry(clusters | {"k": two_stages}, MARLIN, SM90A)
-    assert caught.value.field == "spec.cluster_k"
+    assert caught.value.field == "cluster_k"
     parse_entry(clusters | {"k": two_stages + 1}, MARLIN, SM90A)
     with pytest.raises(ArgumentTypeError, match="m"):
         parse_entry(broken(m=1.5), MARLIN, SM90A)

@@ -155,8 +155,8 @@ def test_a_kernel_refuses_fields_of_the_others(base: MarlinConfig, field: str, v
 
 
 def test_a_workspace_holds_the_sums_of_a_tile() -> None:
-    tall: dict[str, Any] = {"mmas_per_commit": 1, "commits_in_flight": 3, "consumer_registers": 160, "stages": 2}
-    with pytest.raises(ArgumentError, match="at most 170") as caught:
+    tall: dict[str, Any] = {"mmas_per_commit": 1, "commits_in_flight": 3, "consumer_registers": 152, "stages": 2}
+    with pytest.raises(ArgumentError, match="at most 168") as caught:
         wgmma(block_m=176, block_k=64, warpgroups=3, **tall)
     assert caught.value.field == "block_m"
     assert wgmma(block_m=176, block_k=64, warpgroups=3, cluster_k=2, **tall).partial_bytes == 0

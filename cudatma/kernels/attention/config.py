@@ -240,7 +240,7 @@ _CONSUMER_REGISTERS, _PRODUCER_REGISTERS = {1: 208, 2: 240, 3: 160}, {1: 40, 2: 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionConfig(KernelConfig[Preset]):
+class AttentionConfig(KernelConfig):
     """A configuration of a version's template.
 
     version: a key of PRESETS. dtype, head_dim, v_head_dim, and the options from is_causal to has_sink: as in Problem.
@@ -305,6 +305,11 @@ class AttentionConfig(KernelConfig[Preset]):
             raise ArgumentError("is_varlen", problem.is_varlen, f"{self.is_varlen} for {self.entry}")
 
     # The version.
+
+    @property
+    def preset(self) -> Preset:
+        """What distinguishes the version."""
+        return PRESETS[self.version]
 
     @property
     def template(self) -> str:

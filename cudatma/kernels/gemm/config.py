@@ -126,7 +126,7 @@ def _clusters(version: str, block_m: int, block_n: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GemmConfig(KernelConfig[Preset]):
+class GemmConfig(KernelConfig):
     """A configuration of a version's template.
 
     version: a key of PRESETS. dtype, layout, out_dtype, epilogue, block_scales, scales_by_tma: as in Problem. block_m,
@@ -215,6 +215,11 @@ class GemmConfig(KernelConfig[Preset]):
         return tuple(names)
 
     # The version.
+
+    @property
+    def preset(self) -> Preset:
+        """What distinguishes the version."""
+        return PRESETS[self.version]
 
     @property
     def template(self) -> str:

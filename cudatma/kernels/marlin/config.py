@@ -142,7 +142,7 @@ def min_block_m(block_k: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MarlinConfig(KernelConfig[Preset]):
+class MarlinConfig(KernelConfig):
     """A configuration of a kernel's template.
 
     version: a key of PRESETS. dtype, group_size, has_zeros: as in LinearShape. block_m, block_n, block_k: the tile of a
@@ -217,7 +217,7 @@ class MarlinConfig(KernelConfig[Preset]):
         if self.consumer_warps > _MAX_WARPS:
             raise ArgumentError("slice_k", self.slice_k, f"at most {_MAX_WARPS} warps, not {self.consumer_warps}")
         if self.partial_bytes > PARTIALS_PER_SM_BYTES:
-            rows = PARTIALS_PER_SM_BYTES // (4 * self.block_n)
+            rows = PARTIALS_PER_SM_BYTES // (4 * self.block_n) // 8 * 8
             raise ArgumentError("block_m", self.block_m, f"at most {rows}: a workspace holds the sums of 128 x 256")
 
     def _check_boxes(self) -> None:
