@@ -21,22 +21,21 @@ SCHEDULES = 3  # tests/mutants runs these kernels in 8
 
 def spec(**fields: Any) -> MarlinConfig:
     """A small tile with a short ring."""
-    base: dict[str, Any] = {"dtype": "float16", "group_size": 128, "has_zeros": False, "block_m": 16, "block_k": 64}
-    return wgmma(**{**base, "warpgroups": 1, "stack": 1, "stages": 2, **fields})
+    return wgmma(**{"block_m": 16, "block_k": 64, "stages": 2} | fields)
 
 
 #: Several tiles a CTA, tiles of several CTAs, a ring that wraps, tails in M, N and K.
 CASES = {
     "stream_k": (13, 384, 136, 2, spec()),
     "stream_k_of_three_ctas": (13, 384, 64, 3, spec()),
-    "stack_2_odd_chunks": (20, 200, 136, 1, spec(block_m=24, block_k=128, stack=2, stages=3)),
-    "multicast_stream_k": (13, 384, 200, 6, spec(cluster=2)),
+    "stack_2_odd_chunks": (20, 200, 136, 1, spec(block_m=24, block_k=128, block_n=128, stages=3)),
+    "multicast_stream_k": (13, 384, 200, 6, spec(cluster_n=2)),
     "multicast_whole_tiles_setmaxnreg": (
         13,
         256,
         300,
         4,
-        spec(cluster=2, mmas_per_commit=1, commits_in_flight=3, block_k=128, consumer_registers=232, group_size=64),
+        spec(cluster_n=2, mmas_per_commit=1, commits_in_flight=3, block_k=128, consumer_registers=232, group_size=64),
     ),
     "bf16_zeros": (16, 192, 200, 2, spec(dtype="bfloat16", has_zeros=True, warpgroups=2, group_size=64)),
     "depth_divided": (13, 640, 200, 3, spec(slice_k=2, block_k=128, mmas_per_commit=1, commits_in_flight=3)),
@@ -46,33 +45,33 @@ CASES = {
         512,
         136,
         2,
-        spec(slice_k=2, block_k=256, stack=2, block_m=24, group_size=64, has_zeros=True),
+        spec(slice_k=2, block_k=256, block_n=128, block_m=24, group_size=64, has_zeros=True),
     ),
     "depth_divided_column_cluster": (
         20,
         768,
         200,
         4,
-        spec(slice_k=2, block_k=256, cluster=2, group_size=-1, dtype="bfloat16", has_zeros=True),
+        spec(slice_k=2, block_k=256, cluster_n=2, group_size=-1, dtype="bfloat16", has_zeros=True),
     ),
     "group_32_steps_4": (9, 232, 72, 2, spec(group_size=32, has_zeros=True, mmas_per_commit=4, block_k=128)),
-    "pingpong_stream_k": (40, 456, 300, 2, spec(stack=2, pingpong=True, stages=3)),
+    "pingpong_stream_k": (40, 456, 300, 2, spec(block_n=128, pingpong=True, stages=3)),
     "pingpong_multicast": (
         90,
         320,
         300,
         2,
-        spec(cluster=2, pingpong=True, stages=5, scale_form="as_stored", consumer_registers=152),
+        spec(cluster_n=2, pingpong=True, stages=5, scale_form="as_stored", consumer_registers=152),
     ),
     # Several chunks of staging rows, and tiles shorter than the ring: each warpgroup stores while the other one does.
     "pingpong_short_k": (250, 64, 136, 1, spec(block_m=88, stages=4, pingpong=True)),
-    "pingpong_multicast_stream_k": (60, 384, 150, 6, spec(cluster=2, stack=2, stages=3, pingpong=True)),
+    "pingpong_multicast_stream_k": (60, 384, 150, 6, spec(cluster_n=2, block_n=128, stages=3, pingpong=True)),
     "pingpong_column_zeros": (
         40,
         320,
         200,
         1,
-        spec(pingpong=True, stages=4, stack=2, group_size=-1, has_zeros=True, dtype="bfloat16"),
+        spec(pingpong=True, stages=4, block_n=128, group_size=-1, has_zeros=True, dtype="bfloat16"),
     ),
     "column_zeros": (
         9,
@@ -85,7 +84,7 @@ CASES = {
 #: Tiles of an odd number of 8 rows of M: the last chunk of the result's rows is a part of one, or ends with 8 of its
 #: own.
 CASES |= {
-    f"{block_m}_tokens_stack_{stack}": (2 * block_m - 3, 128, 200, 2, spec(block_m=block_m, stack=stack))
+    f"{block_m}_tokens_stack_{stack}": (2 * block_m - 3, 128, 200, 2, spec(block_m=block_m, block_n=64 * stack))
     for block_m in (8, 24, 40, 88)
     for stack in (1, 2)
 }

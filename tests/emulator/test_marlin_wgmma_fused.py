@@ -31,14 +31,14 @@ CASES = {
     "stream_k": (13, 384, 136, 2, spec(), SMALL),
     "stream_k_large": (13, 384, 136, 2, spec(), LARGE),
     "whole_tiles_wide": (13, 384, 72, 1, spec(), WIDE),
-    "stack_wide_large": (20, 200, 136, 1, spec(block_m=24, block_k=128, stack=2, stages=3), WIDE_LARGE),
+    "stack_wide_large": (20, 200, 136, 1, spec(block_m=24, block_k=128, block_n=128, stages=3), WIDE_LARGE),
     "group_32_large": (9, 232, 72, 2, spec(group_size=32, mmas_per_commit=4, block_k=128), LARGE),
     "multicast_setmaxnreg": (
         13,
         256,
         300,
         4,
-        spec(cluster=2, mmas_per_commit=1, commits_in_flight=3, block_k=128, consumer_registers=232, group_size=64),
+        spec(cluster_n=2, mmas_per_commit=1, commits_in_flight=3, block_k=128, consumer_registers=232, group_size=64),
         SMALL,
     ),
     "depth_divided_large": (
@@ -59,7 +59,7 @@ CASES = {
         WIDE,
     ),
     "bf16_stream_k": (13, 384, 136, 2, spec(dtype="bfloat16"), BF16_SMALL),
-    "bf16_stack_large": (20, 200, 136, 1, spec(dtype="bfloat16", block_m=24, block_k=128, stack=2), BF16_LARGE),
+    "bf16_stack_large": (20, 200, 136, 1, spec(dtype="bfloat16", block_m=24, block_k=128, block_n=128), BF16_LARGE),
     "bf16_group_32": (9, 232, 72, 2, spec(dtype="bfloat16", group_size=32, mmas_per_commit=4, block_k=128), BF16_SMALL),
     "bf16_multicast_depth_divided_large": (
         13,
@@ -69,7 +69,7 @@ CASES = {
         spec(
             dtype="bfloat16",
             group_size=64,
-            cluster=2,
+            cluster_n=2,
             slice_k=2,
             block_k=128,
             mmas_per_commit=1,
