@@ -1,6 +1,6 @@
 """Every kernel by name: its template, and the specs that stand for it in dumps, goldens and compile checks.
 
-The versions of gemm, attention and marlin_gemm are those of their PRESETS; other kernels have an entry below.
+PRESETS lists the versions of gemm, attention and marlin_gemm; other kernels have an entry below.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _versions(
 ) -> list[KernelEntry]:
     """Return the entries of a family's versions.
 
-    specs, sample: ``"module:function"`` below the family; {} stands for the version. template: as in _entry().
+    specs, sample: ``"module:function"`` below the family, in which {} is replaced by the version. template: as in _entry().
     """
     return [
         _entry(

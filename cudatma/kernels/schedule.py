@@ -173,7 +173,7 @@ def whole_tiles(config: TiledConfig, m: int, n: int, k: int, resident_ctas: int)
     clusters, k_iterations = tiles_m * tiles_n, ceil_div(k, config.block_k)
     if k_iterations < config.cluster_k:
         raise ArgumentError("cluster_k", config.cluster_k, f"at most {k_iterations}, K's stages")
-    if config.is_persistent:  # as few clusters as need no more turns
+    if config.is_persistent:  # the fewest clusters that need no more turns
         clusters = ceil_div(clusters, ceil_div(clusters, max(1, resident_ctas // config.cluster)))
     return Schedule(clusters * config.launch_cluster, tiles_m, tiles_n, k_iterations, 0, config.cluster)
 

@@ -125,8 +125,8 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[GemmConfig
     if not found:
         raise no_kernel(problem, gpu)
     # A ring of fewer stages loads nothing while one is computed, which the cost model does not count.
-    least_stages = min(MIN_STAGES, max([config.stages for config, _ in found]))
-    return [(config, us) for config, us in found if config.stages >= least_stages]
+    min_stages = min(MIN_STAGES, max([config.stages for config, _ in found]))
+    return [(config, us) for config, us in found if config.stages >= min_stages]
 
 
 def _versions(problem: Problem, target: Target) -> tuple[str, ...]:

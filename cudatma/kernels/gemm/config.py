@@ -34,7 +34,7 @@ from cudatma.target import Target
 class Preset:
     """What distinguishes a version of the kernel.
 
-    summary: what it is, for lists of kernels. loader: what fills the stages: all threads by cp.async ("cp_async"), a
+    summary: its description in lists of kernels. loader: what fills the stages: all threads by cp.async ("cp_async"), a
     consumer thread by TMA ("consumers"), or a warp of its own by TMA ("producer_warp"). schedule: a CTA computes one
     tile ("one_tile"), one tile after the other ("persistent"), or so does each of its two warpgroups ("pingpong"). mma:
     "wgmma" or "mma_sync". cluster: CTAs of a cluster that share the loads of the operand with the larger tile.
@@ -133,7 +133,7 @@ class GemmConfig(KernelConfig):
     block_n: tile of a CTA, or of a warpgroup if the schedule is "pingpong". block_k: elements of K in a stage. stages:
     stages of the ring. warpgroups: consumer warpgroups of a tile, which divide it along M; with mma.sync, in both
     directions. cluster_m, cluster_n: CTAs of a cluster along M, which share the loads of B, and along N, which share
-    those of A. cluster_k: CTAs of a cluster that divide K. blocks_per_sm: CTAs on an SM. Raises ArgumentError,
+    loads of A. cluster_k: CTAs of a cluster that divide K. blocks_per_sm: CTAs on an SM. Raises ArgumentError,
     ArgumentTypeError.
     """
 
@@ -218,7 +218,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def preset(self) -> Preset:
-        """What distinguishes the version."""
+        """The row of PRESETS."""
         return PRESETS[self.version]
 
     @property

@@ -53,8 +53,8 @@ _STAGE_WEIGHT_BYTES, _STAGE_ACTIVATION_BYTES, _SHORT_K = 28 * KIB, 32 * KIB, 256
 _SHORT_PART_K = 512
 #: Consumer warps of a CTA, at most; with slice_k 8.
 _MAX_WARPS, _MAX_SLICED_WARPS = 12, 8
-#: From this block_m and group_size on, the sums of a group in addition to those of all K leave too few registers for
-#: two CTAs on an SM with slice_k > 1: ptxas spills 250 to 440 bytes of a thread, and (3584, 37888) took 76 us instead
+#: Two CTAs on an SM with slice_k > 1 have too few registers from this block_m and group_size on, because they keep sums
+#: of a group and of all K: ptxas spills 250 to 440 bytes of a thread, and (3584, 37888) took 76 us instead
 #: of 28. [H200]
 _UNSLICED_M, _UNSLICED_GROUP = 32, 64
 _SMEM_FOR_TWO_BYTES = 192 * KIB
@@ -179,7 +179,7 @@ def _of_layer(layer: LinearShape, **fields: Any) -> MarlinConfig:
 
 # ---- wgmma: tiles fitted to M, whole or divided by clusters ----------------------------------------------------------
 
-#: With fewer rows of x the skinny GEMM is faster: at M = 8 in 18 of 19 layers, by 1 to 10 %. [H200]
+#: The skinny GEMM is faster with fewer rows of x: at M = 8 in 18 of 19 layers, by 1 to 10 %. [H200]
 _MIN_M = 9
 #: block_m: fine steps for small M, where few rows of the last tile may be empty.
 _WGMMA_SIZES = (*range(16, 65, 8), *range(80, 257, 16))
@@ -348,7 +348,7 @@ def _wgmma_candidates(layer: LinearShape, gpu: Gpu) -> tuple[list[MarlinConfig],
 
 
 def fitted(config: MarlinConfig, target: Target, max_stages: int = 0) -> MarlinConfig:
-    """Return the config with as many stages as shared memory holds, at most ``max_stages``, by default its own.
+    """Return the config with the most stages that shared memory holds, at most ``max_stages``, by default its own.
 
     Raises ArgumentError if shared memory does not hold two, and TargetError if the target lacks a feature.
     """
@@ -376,8 +376,8 @@ class MmaSyncTile(NamedTuple):
     registers: int = 0
 
 
-#: Of 17 tiles at 110 problems (13 layers, M = 1 to 2048, one CTA an SM, at most 99 KiB) each of these is the fastest at
-#: three or more, and in the menu of some layer. [H200, compiled for sm_90a; benchmarks/results/marlin_readings.json]
+#: Each of these tiles is the fastest of 17 at three or more of 110 problems (13 layers, M = 1 to 2048, one CTA an SM, at
+#: most 99 KiB), and in the menu of some layer. [H200, compiled for sm_90a; benchmarks/results/marlin_readings.json]
 MMA_SYNC_TILES = (
     MmaSyncTile(m=8, n=64, k=256, warps_n=2, slice_k=4),
     MmaSyncTile(m=16, n=64, k=256, warps_n=2, slice_k=4),

@@ -35,7 +35,7 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConf
     """Return ``Family.times`` of every kernel; of the only configuration for each M where rows must not depend on M."""
     if problem.batch_invariant:
         return _invariant_times(problem, ms, gpu)
-    # With wgmma, mma.sync is slower at every M.
+    # The mma.sync kernel is slower than the wgmma kernel at every M.
     versions = ("skinny", "wgmma" if get_target(gpu.target).has_wgmma else "mma_sync")
     return [one for version in versions for one in TIMES[version](problem, ms, gpu)]
 

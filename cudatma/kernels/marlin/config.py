@@ -112,7 +112,7 @@ MMA_COLUMNS = 8
 _MAX_WARPS = 16
 _WARPGROUP_THREADS = 128
 _REGISTERS_PER_CTA = 65536
-#: With four warpgroups a thread has too few registers: in 91 layers at 13 values of M, none is 2 % faster. [H200]
+#: A thread of four warpgroups has too few registers: in 91 layers at 13 values of M, none is 2 % faster. [H200]
 _MAX_WARPGROUPS = 3
 #: Accumulators of a thread: with wgmma, and of two or more warpgroups without setmaxnreg.
 _MAX_ACCUMULATORS, _MAX_PLAIN_ACCUMULATORS = 128, 96
@@ -126,8 +126,7 @@ _MAX_STAGING_BYTES, _SHORT_M = 20 * KIB, 128
 _SWIZZLE_ROWS = 8
 #: fp32 sums of 16 columns of W x 8 rows of x: four of each lane.
 _FRAGMENT_BYTES = 32 * 16
-#: With at least this many bytes of weights, two prefetched stages delay the first activations less than they save.
-#: [H200]
+#: Bytes of weights from which two prefetched stages save more than they delay the first activations. [H200]
 _LONG_BYTES = 27 * 1024 * KIB
 #: Worth measuring: the longest ring of the skinny kernel; (mmas_per_commit, commits_in_flight) and (warpgroups,
 #: slice_k) of the wgmma kernel.
@@ -148,7 +147,7 @@ class MarlinConfig(KernelConfig):
     version: a key of PRESETS. dtype, group_size, has_zeros: as in LinearShape. block_m, block_n, block_k: the tile of a
     CTA and K of a stage; a block_m below 8 repeats rows of x in the columns of the mma. stages: stages of the ring.
     slice_k: warps, or warpgroups with wgmma, that compute the same columns and divide the K of each stage; their sums
-    are added up in shared memory. cluster_n: CTAs side by side in N that share the loads of activations. cluster_k:
+    are added up in shared memory. cluster_n: CTAs of a cluster along N that share the loads of activations. cluster_k:
     CTAs of a cluster that divide the K of a tile by whole stages and exchange sums. blocks_per_sm: CTAs on an SM.
     consumer_registers: registers that setmaxnreg gives a consumer thread, from the producer's warpgroup; 0 for none.
 
@@ -367,7 +366,7 @@ class MarlinConfig(KernelConfig):
         return FORMS.get(self.scale_form, 0)
 
     def allows(self, form: str) -> bool:
-        """Return whether ``scale_form`` may have this value, whatever the values of the scales."""
+        """Return whether the kernel and the weight's format allow this ``scale_form``."""
         if form == "none":
             return True
         is_symmetric = not self.has_zeros and self.has_stage_scales
@@ -383,7 +382,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def has_stage_scales(self) -> bool:
-        """Whether scales are loaded with their stage. Those of whole columns are read once, in the epilogue."""
+        """Whether scales are loaded with their stage. The epilogue reads scales of whole columns once."""
         return self.group_size != -1
 
     @property
@@ -714,7 +713,7 @@ class MarlinConfig(KernelConfig):
         """Return, in stages of whole tiles, what dividing tiles costs a CTA once and what a divided stage takes.
 
         ``others`` CTAs share a tile with the one that stores it; ``tiles_m`` counts rows of tiles. By default, storing
-        and loading partial sums takes about as long as stages of as many bytes.
+        and loading partial sums takes about as long as stages with the same number of bytes.
         """
         if self.version == "wgmma":
             return wgmma_division(self, others, tiles_m)
