@@ -68,7 +68,8 @@ def _versions(
 ) -> list[KernelEntry]:
     """Return the entries of a family's versions.
 
-    specs, sample: ``"module:function"`` below the family, in which {} is replaced by the version. template: as in _entry().
+    specs, sample: ``"module:function"`` below the family, in which {} is replaced by the version. template: as in
+    _entry().
     """
     return [
         _entry(

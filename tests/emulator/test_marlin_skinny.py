@@ -89,7 +89,7 @@ def test_no_block_of_a_cluster_is_without_a_stage() -> None:
     x, w, _ = operands(4, 264, 96, of)
     with pytest.raises(ArgumentError, match="at most 3, K's stages") as caught:
         run_marlin(x, w, spec=of, processors=1, schedules=1)
-    assert caught.value.field == "spec.cluster_k"
+    assert caught.value.field == "cluster_k"
 
 
 #: Values of K that are multiples of 64: stages that K fills, one that it ends in, and more stages than it has.

@@ -59,8 +59,8 @@ Tiles = Mapping[tuple[int, int], tuple[Tile, ...]]
 class Preset:
     """What distinguishes a version of the kernel. The defaults describe version a2.
 
-    summary: its description in lists of kernels. loader: what loads q, k and v: all threads by plain loads ("threads") or
-    by cp.async ("cp_async"), a thread of the consumers by TMA ("consumers"), or a warp of its own by TMA
+    summary: its description in lists of kernels. loader: what loads q, k and v: all threads by plain loads ("threads")
+    or by cp.async ("cp_async"), a thread of the consumers by TMA ("consumers"), or a warp of its own by TMA
     ("producer_warp"), with rings for keys and for values. schedule: a CTA computes one tile ("one_tile"), or tiles in
     turn ("persistent"), whose results leave by TMA. mma: "scalar", "wgmma" or "mma_sync". is_decode: whether it is
     attention_decode()'s kernel. kv_bytes: of an element of k and v. tiles: those that the choice ranks; the first of

@@ -376,8 +376,8 @@ class MmaSyncTile(NamedTuple):
     registers: int = 0
 
 
-#: Each of these tiles is the fastest of 17 at three or more of 110 problems (13 layers, M = 1 to 2048, one CTA an SM, at
-#: most 99 KiB), and in the menu of some layer. [H200, compiled for sm_90a; benchmarks/results/marlin_readings.json]
+#: Each of these tiles is the fastest of 17 at three or more of 110 problems (13 layers, M = 1 to 2048, one CTA an SM,
+#: at most 99 KiB), and in the menu of some layer. [H200, compiled for sm_90a; benchmarks/results/marlin_readings.json]
 MMA_SYNC_TILES = (
     MmaSyncTile(m=8, n=64, k=256, warps_n=2, slice_k=4),
     MmaSyncTile(m=16, n=64, k=256, warps_n=2, slice_k=4),
