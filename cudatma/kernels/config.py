@@ -35,11 +35,17 @@ class KernelConfig:
     presets: ClassVar[Mapping[str, Any]]
     #: Arrays of shared memory that only discarded code of some kernels names.
     optional_arrays: ClassVar[tuple[str, ...]] = ()
+    #: Raised when the timing of a kernel changes by more than measured choices are worth, 2 %.
+    revision: ClassVar[int]
 
     if TYPE_CHECKING:  # fields and properties of each config
 
         @property
         def version(self) -> str: ...
+        @property
+        def template(self) -> str: ...
+        @property
+        def entry(self) -> str: ...
         @property
         def block_m(self) -> int: ...
         @property
@@ -94,6 +100,10 @@ class KernelConfig:
 
         def check_problem(self, problem: Any) -> None:
             """Raise ArgumentError if the kernel cannot run a problem."""
+            ...
+
+        def adapted(self, problem: Any) -> Any:
+            """Return the same tile for another problem's fields, or None if its gain does not carry over."""
             ...
 
         def cost_at(self, m: Any, problem: Any, gpu: Gpu) -> Cost:
@@ -241,5 +251,5 @@ def _listed(kind: Any, version: str) -> dict[str, Sequence[Any]]:
 def _text(values: Sequence[Any]) -> str:
     """Return allowed values in words."""
     if not isinstance(values, range) or len(values) < 3:
-        return ", ".join(map(str, values))
+        return ", ".join(str(value) or '""' for value in values)
     return f"{'' if values.step == 1 else f'a multiple of {values.step} from '}{values[0]} to {values[-1]}"

@@ -8,19 +8,18 @@ once, for all families. docs/adding_a_kernel.md describes one.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.kernels.cost import Cost
+from cudatma.kernels.config import KernelConfig
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.version import Versions
-from cudatma.target import Target
 
 #: Largest size of a problem.
 MAX_EXTENT = 2**31 - 1
@@ -64,34 +63,8 @@ class Problem(Protocol):
     def as_json(self) -> dict[str, Any]: ...
 
 
-class TunedSpec(KernelSpec, Protocol):
-    """A spec that may be chosen, measured and kept in a tuning table.
-
-    template: of its kernel. version: the name of its kernel. revision: raised whenever the kernel's timing changes by
-    more than measured choices are worth, 2 %. block_m: rows of M of a tile. blocks_per_sm: CTAs that share an SM.
-    cost(problem, gpu): predicted time. check(problem, target): raises ArgumentError or TargetError where the kernel
-    cannot run. adapted(problem): the same tile for another problem's fixed part, None where the tile does not carry
-    over. variants(problem): changes of fields that are worth measuring for the same tile.
-    """
-
-    revision: ClassVar[int]
-
-    @property
-    def template(self) -> str: ...
-    @property
-    def version(self) -> str: ...
-    @property
-    def block_m(self) -> int: ...
-    @property
-    def blocks_per_sm(self) -> int: ...
-    def cost(self, problem: Any, gpu: Gpu) -> Cost: ...
-    def check(self, problem: Any, target: Target) -> None: ...
-    def adapted(self, problem: Any) -> Any: ...
-    def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]: ...
-
-
 P = TypeVar("P", bound=Problem)
-S = TypeVar("S", bound=TunedSpec)
+S = TypeVar("S", bound=KernelConfig)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,5 +77,5 @@ def test_each_block_has_a_stage() -> None:
     x, w, _ = operands(20, 256, 64, of := spec(block_m=24, cluster_k=3))
     with pytest.raises(ArgumentError, match="at most 2") as caught:
         run_marlin(x, w, spec=of, schedules=1)
-    assert caught.value.field == "spec.cluster_k"
+    assert caught.value.field == "cluster_k"
     run_marlin(x, w, spec=replace(of, cluster_k=2), schedules=1)

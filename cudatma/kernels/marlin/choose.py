@@ -19,8 +19,8 @@ from cudatma.kernels.explain import Explanation, explained
 from cudatma.kernels.family import Family, Option, Times
 from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
 from cudatma.kernels.marlin.candidates import MAX_STAGES, TIMES, fitted, is_shared
-from cudatma.kernels.marlin.config import PRESETS, PROBLEM_FIELDS, MarlinConfig
-from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
+from cudatma.kernels.marlin.config import PRESETS, MarlinConfig
+from cudatma.kernels.marlin.problem import GROUP_SIZES, PROBLEM_FIELDS, LinearShape, Problem
 from cudatma.kernels.schedule import ceil_div
 from cudatma.quantization import PackedWeight
 from cudatma.target import Target, get_target

@@ -16,7 +16,7 @@ from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import RASTER, RESULT, STREAM_K, Member
 from cudatma.kernels.marlin.cost import COST_MODELS, wgmma_division, wgmma_stage_clocks
-from cudatma.kernels.marlin.problem import GROUP_SIZES, MEMBERS, Problem
+from cudatma.kernels.marlin.problem import GROUP_SIZES, MEMBERS, PROBLEM_FIELDS, Problem
 from cudatma.kernels.schedule import PARTIALS_PER_SM_BYTES, ceil_div
 from cudatma.pipeline import align_up
 from cudatma.quantization.scale_range import FORMS
@@ -102,9 +102,6 @@ PRESETS: Mapping[str, Preset] = {
         activation_load_path=LOAD_PATHS,
     ),
 }
-#: Fields of a config that the weight gives.
-PROBLEM_FIELDS = ("group_size", "has_zeros", "dtype")
-
 #: Columns of W of an N tile of the skinny kernel: two fragments of 16, which a warp keeps.
 N_TILE = 32
 #: Columns of an mma: rows of x.
