@@ -173,11 +173,13 @@ def test_the_call_takes_it_where_it_can(monkeypatch: pytest.MonkeyPatch, batch_i
     assert w.scale_fit.form == "as_stored"
     chosen = served(monkeypatch, w, batch_invariant=batch_invariant)
     assert chosen.version == "wgmma"
-    assert chosen.fused == "as_stored"
-    assert served(monkeypatch, scaled(w, *WIDE_LARGE)).fused == "shifted"
+    assert chosen.scale_form == "as_stored"
+    assert served(monkeypatch, scaled(w, *WIDE_LARGE)).scale_form == "shifted"
     _, brain, _ = operands(1, 128, 64, spec(dtype="bfloat16"))
     for largest, fit in (BF16_SMALL, BF16_LARGE):
-        assert served(monkeypatch, scaled(brain, largest, fit), batch_invariant=batch_invariant).fused == "as_stored"
+        assert (
+            served(monkeypatch, scaled(brain, largest, fit), batch_invariant=batch_invariant).scale_form == "as_stored"
+        )
     if not batch_invariant:
         rule = choose_by_cost(Problem.of(w, 33), H200)
         assert chosen.in_form("none") == rule
@@ -192,4 +194,4 @@ def test_others_run_as_they_did(monkeypatch: pytest.MonkeyPatch, fields: dict[st
         scales[0, 0] = 2.0**-14
         scales[0, 1] = 1.0
         w = replace(w, scales=scales)
-    assert served(monkeypatch, w).fused == "none"
+    assert served(monkeypatch, w).scale_form == "none"
