@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from cudatma.kernels.marlin.candidates import dump_specs
+
 if __name__ == "__main__":  # the checkout need not be installed
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     # One core: NumPy's matrix products would take more.
@@ -29,7 +31,6 @@ from cudatma.build.render import render
 from cudatma.descriptor import TensorMap
 from cudatma.emulator import EmulatedModule, Report, load
 from cudatma.kernels.marlin.gemm import marlin_gemm
-from cudatma.kernels.marlin.mma_sync_candidates import dump_specs
 from cudatma.quantization import quantize
 from cudatma.target import get_target
 
@@ -242,7 +243,7 @@ def _tma(mode: str, loads: int, stores: int) -> Prepared:
 @lru_cache(maxsize=1)
 def _large_ptx() -> str:
     """Copies of the Marlin kernel under other names, two million characters."""
-    spec = dump_specs(get_target(TARGET))[0]
+    spec = dump_specs("mma_sync", get_target(TARGET))[0]
     head, entry = load_kernel("kernels/marlin_mma_sync.cu.j2", spec, get_target(TARGET)).ptx.split(".visible", 1)
     one = ".visible" + entry.split(".section")[0]
     return head + "".join(one.replace(spec.entry, f"{spec.entry}_{i}") for i in range(2_000_000 // len(one)))

@@ -42,7 +42,7 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
     """
     from cudatma.build.kernel import load_kernel
     from cudatma.kernels.gpu import H200, gpu_of, imagined_gpu
-    from cudatma.kernels.marlin.choose import decide, resolve_fused
+    from cudatma.kernels.marlin.choose import decide
     from cudatma.kernels.marlin.problem import LinearShape, Problem
     from cudatma.target import detect, get_target
 
@@ -56,7 +56,7 @@ def child(m: int, target_name: str | None) -> dict[str, Any]:
     begin = time.perf_counter()
     gpu = imagined_gpu(target, H200.sm_count) if call is None else gpu_of(device)
     # The weight of _prepared() has scales that differ by little.
-    spec = resolve_fused(decide(Problem(layer, m), gpu).spec, "as_stored")
+    spec = decide(Problem(layer, m), gpu).spec.in_form("as_stored")
     kernel = load_kernel(spec.template, spec, target)
     times["load"] = _ms_since(begin)
     if call is not None:

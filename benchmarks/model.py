@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from cudatma.errors import ArgumentError
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import H200
-from cudatma.kernels.marlin.choose import MARLIN, choose_by_cost
+from cudatma.kernels.marlin.choose import choose_by_cost
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,7 +52,7 @@ def rows(results: Sequence[Path] = RESULTS) -> list[Row]:
                 layer = LinearShape(cell["k"], cell["n"], 128, False, cell["dtype"])
                 spec = choose_by_cost(Problem(layer, cell["m"]), H200)
                 cost = spec.cost(Problem(layer, cell["m"]), H200)
-                found.append(Row(layer, cell["m"], cell["us"], MARLIN.kernel_name(spec), cost))
+                found.append(Row(layer, cell["m"], cell["us"], spec.version, cost))
     return found
 
 

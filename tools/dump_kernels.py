@@ -218,7 +218,7 @@ def job_of_problem(
     gpu = imagined_gpu(target, sm_count)
     decision = decide(of, wanted, gpu)
     spec = of.launched(decision.spec)
-    entry = kernel(f"{name}_{of.kernel_name(spec)}")
+    entry = kernel(f"{name}_{spec.version}")
     what = f"{wanted.description}, {target.name}, {counted(gpu.sm_count, 'SM')}"
     note = f"chosen for {what}: {decision.source}: {decision.why}{f' by {who}' if asked else ''}"
     return Job(f"{spec.entry}_{target.name}", entry, spec, target, note)

@@ -46,7 +46,7 @@ def release_hazards(text: str, *, gives_back_previous: bool = False) -> tuple[Re
 
     A read counts as in flight if it may be so on one path. An arrival that gives no slot back is reported too where a
     read is in flight; a producer's has none. Reads by wgmma and by bulk copies are not looked at: other instructions
-    wait for those. gives_back_previous: the kernel gives a slot back in the midst of the next stage, as WgmmaSpec says;
+    wait for those. gives_back_previous: the kernel releases a slot in the middle of the next stage, as its config says;
     reads since the wait for that stage are of another slot, where its products are not over after the arrival.
     Raises ArgumentError for text without encodings.
     """

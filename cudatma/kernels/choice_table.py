@@ -27,9 +27,9 @@ from cudatma.kernels.tuning_file import FILE_VARIABLE, NOTHING
 #: Tables that a process keeps: one takes some 20 KB.
 _MAX_TABLES = 1024
 #: M of the first tables; a larger M doubles it.
-_LEAST_MAX_M = LAST_M
+_MIN_MAX_M = LAST_M
 #: Each M up to _SINGLE has an interval of its own. Intervals have _STEP values of M up to _FINE and 2 * _STEP up to
-#: _LEAST_MAX_M; beyond, their length doubles with each doubling of M.
+#: _MIN_MAX_M; beyond, their length doubles with each doubling of M.
 _SINGLE, _FINE, _STEP = 32, 2048, 8
 
 
@@ -63,7 +63,7 @@ class ChoiceTable:
         Tiles have multiples of 8 rows.
         """
         starts = self.starts[: bisect_right(self.starts, m)]
-        return sorted({*starts, *range(_STEP, min(m, _LEAST_MAX_M), _STEP), m})
+        return sorted({*starts, *range(_STEP, min(m, _MIN_MAX_M), _STEP), m})
 
     def specs_up_to(self, m: int) -> list[Any]:
         """Return the configurations that M from 1 to m use, each once."""
@@ -121,7 +121,7 @@ def _table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int, file: str | N
     table = tables.get(key)
     if table is None or table.max_m < max_m:
         shape = family.with_m(problem, 1) if family.shape is None else family.shape(problem)
-        max_m = max(_LEAST_MAX_M, 1 << (max_m - 1).bit_length())
+        max_m = max(_MIN_MAX_M, 1 << (max_m - 1).bit_length())
         if file == NOTHING:
             table = _predicted(family, shape, gpu, max_m)
         else:
@@ -170,8 +170,8 @@ def _merged(max_m: int, starts: Sequence[int], choices: Sequence[Choice]) -> Cho
 def _starts(max_m: int) -> NDArray[np.int64]:
     """Return the first M of each interval."""
     starts = {*FIRST_MS, *range(1, _SINGLE + 1), *range(_SINGLE + 1, _FINE, _STEP)}
-    starts |= {*range(_FINE + 1, _LEAST_MAX_M, 2 * _STEP)}
-    last, step = _LEAST_MAX_M, 4 * _STEP
+    starts |= {*range(_FINE + 1, _MIN_MAX_M, 2 * _STEP)}
+    last, step = _MIN_MAX_M, 4 * _STEP
     while last < max_m:
         starts |= {*range(last + 1, 2 * last, step)}
         last, step = 2 * last, 2 * step

@@ -81,10 +81,10 @@ def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Li
     tiles = [Listed(spec, spec.cost(problem, gpu)) for spec in dict.fromkeys([rule, *cheapest])]
     turns = zip_longest(*(variants(one.spec, problem, get_target(gpu.target)) for one in tiles[:2]))
     changed = (Listed(one, one.cost(problem, gpu)) for turn in turns for one in turn if one is not None)
-    most_tiles = max(1, round(limit * _TILES))
+    max_tiles = max(1, round(limit * _TILES))
     kept: dict[str, Listed[S]] = {}
     # Where there are too few variants, more tiles take their places.
-    for one in (*tiles[:most_tiles], *changed, *tiles[most_tiles:]):
+    for one in (*tiles[:max_tiles], *changed, *tiles[max_tiles:]):
         if one.cost.us <= _HOPELESS * tiles[0].cost.us:
             kept.setdefault(one.label, one)
     return list(kept.values())[:limit]

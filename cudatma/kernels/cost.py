@@ -16,7 +16,7 @@ from cudatma.target import Target
 S = TypeVar("S")
 
 #: A ring of fewer stages loads nothing while one is computed. The cost model does not know the ring.
-LEAST_STAGES = 3
+MIN_STAGES = 3
 
 
 @dataclass(frozen=True, slots=True)

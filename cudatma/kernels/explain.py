@@ -60,7 +60,7 @@ class Explanation:
     @property
     def kernel(self) -> str:
         """The kernel's name in its family: for Marlin ``"skinny"``, ``"wgmma"`` or ``"mma_sync"``."""
-        return self.family.kernel_name(self.spec)
+        return str(self.spec.version)
 
     @property
     def spec(self) -> Any:
@@ -89,7 +89,7 @@ class Explanation:
             "considered": self.considered,
             "candidates": [
                 {
-                    "kernel": self.family.kernel_name(one.spec),
+                    "kernel": one.spec.version,
                     "label": one.label,
                     "us": one.cost.us,
                     "bound": one.cost.bound,
@@ -124,7 +124,7 @@ class Explanation:
                 "->" if one.spec == self.spec else "",
                 f"{one.cost.us:.4g}",
                 _TERMS[one.cost.bound],
-                self.family.kernel_name(one.spec),
+                one.spec.version,
                 str(one.spec.blocks_per_sm),
                 one.spec.entry,
             )

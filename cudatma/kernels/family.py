@@ -8,18 +8,17 @@ once, for all families. docs/adding_a_kernel.md describes one.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cudatma.kernels.cost import Cost
+from cudatma.kernels.config import KernelConfig
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.version import Versions
-from cudatma.target import Target
 
 #: Largest size of a problem.
 MAX_EXTENT = 2**31 - 1
@@ -63,32 +62,8 @@ class Problem(Protocol):
     def as_json(self) -> dict[str, Any]: ...
 
 
-class TunedSpec(KernelSpec, Protocol):
-    """A spec that may be chosen, measured and kept in a tuning table.
-
-    template: of its kernel. revision: raised whenever the kernel's timing changes by more than measured choices are
-    worth, 2 %. block_m: rows of M of a tile. blocks_per_sm: CTAs that share an SM.
-    cost(problem, gpu): predicted time. check(problem, target): raises ArgumentError or TargetError where the kernel
-    cannot run. adapted(problem): the same tile for another problem's fixed part, None where the tile does not carry
-    over. variants(problem): changes of fields that are worth measuring for the same tile.
-    """
-
-    revision: ClassVar[int]
-
-    @property
-    def template(self) -> str: ...
-    @property
-    def block_m(self) -> int: ...
-    @property
-    def blocks_per_sm(self) -> int: ...
-    def cost(self, problem: Any, gpu: Gpu) -> Cost: ...
-    def check(self, problem: Any, target: Target) -> None: ...
-    def adapted(self, problem: Any) -> Any: ...
-    def variants(self, problem: Any) -> Iterator[Mapping[str, Any]]: ...
-
-
 P = TypeVar("P", bound=Problem)
-S = TypeVar("S", bound=TunedSpec)
+S = TypeVar("S", bound=KernelConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +124,10 @@ class Family(Generic[P, S]):
     Attributes
     ----------
     name : str
-    kernels : mapping of str to type
-        The classes of its specs by the kernels' names.
+    config : type
+        The class of its configs.
+    kernels : tuple of str
+        Names of the kernels, ``version`` in their configs.
     read_problem : callable
         Returns the problem of a tuning entry's JSON.
     times : callable
@@ -163,10 +140,8 @@ class Family(Generic[P, S]):
         ``"module:class"`` of a Trial (sample.py), which the tuner creates with a device's ordinal.
     index : tuple of str
         Fields of a tuning entry that must equal a problem's for the entry to serve it.
-    spec_fields : tuple of str
-        Fields of a spec that the problem gives.
-    kernel_field : str
-        The field of a spec that names its kernel; "": its class does.
+    problem_fields : tuple of str
+        Fields of a config that the problem gives.
     table : Path, optional
         The measured exceptions that ship.
     options : tuple of Option
@@ -186,13 +161,13 @@ class Family(Generic[P, S]):
     """
 
     name: str
-    kernels: Mapping[str, type[S]]
+    config: type[S]
+    kernels: tuple[str, ...]
     read_problem: Callable[[Mapping[str, Any]], P]
     times: Callable[[P, NDArray[np.int64], Gpu], Times[S]]
     trial: str
     index: tuple[str, ...] = ()
-    spec_fields: tuple[str, ...] = ()
-    kernel_field: str = ""
+    problem_fields: tuple[str, ...] = ()
     table: Path | None = None
     options: tuple[Option, ...] = ()
     launched: Callable[[Any], Any] = _unchanged
@@ -201,9 +176,3 @@ class Family(Generic[P, S]):
     with_m: Callable[[P, int], P] = _with_m
     shape: Callable[[P], P] | None = None
     is_shared: Callable[[S], bool] = _never
-
-    def kernel_name(self, spec: object) -> str:
-        """Return the name of a spec's kernel."""
-        if self.kernel_field:
-            return str(getattr(spec, self.kernel_field))
-        return next(name for name, kind in self.kernels.items() if type(spec) is kind)

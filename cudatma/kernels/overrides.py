@@ -66,16 +66,14 @@ def pinned_spec(family: Family[P, S], problem: P, gpu: Gpu) -> S | None:
     Raises ArgumentError or TargetError if the problem does not fit it.
     """
     spec = pinned_scope.get()
-    if spec is None or problem.constraint or type(spec) not in family.kernels.values():
-        return None
-    if family.kernel_name(spec) not in family.kernels:
+    if not isinstance(spec, family.config) or problem.constraint or spec.version not in family.kernels:
         return None
     given = problem.as_json()
-    for name in family.spec_fields:
+    for name in family.problem_fields:
         if (got := getattr(spec, name)) != given[name]:
             raise ArgumentError(f"pinned spec: {name}", got, f"{given[name]}, the problem's", "pin another spec")
     spec.check(problem, get_target(gpu.target))
-    return spec  # type: ignore[no-any-return]
+    return spec
 
 
 def entry_points(family: Family[P, S], problem: P, gpu: Gpu) -> list[int]:

@@ -1,17 +1,20 @@
 """Every kernel by name: its template, and the specs that stand for it in dumps, goldens and compile checks.
 
-A kernel is added with one line below. Nothing is imported until a kernel's specs are asked for.
+PRESETS lists the versions of gemm, attention and marlin_gemm; other kernels have an entry below.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from cudatma.errors import ArgumentError
+from cudatma.kernels.attention.config import PRESETS as ATTENTION
 from cudatma.kernels.family import Family, KernelSpec, imported
+from cudatma.kernels.gemm.config import PRESETS as GEMM
+from cudatma.kernels.marlin.config import PRESETS as MARLIN
 from cudatma.target import Target, get_target
 
 
@@ -56,63 +59,39 @@ def _entry(
     return KernelEntry(name, f"kernels/{template or name}.cu.j2", f"cudatma.kernels.{specs}", summary, made, version)
 
 
-def _versions(family: str, summaries: dict[str, str], sample: str = "sample", template: str = "") -> list[KernelEntry]:
-    """Return the entries of a family whose kernels are versions."""
-    dumped, emulated = f"{family}.choose:dump_specs", f"{family}.sample:{sample}"
+def _versions(
+    family: str,
+    presets: Mapping[str, Any],
+    specs: str = "choose:dump_specs",
+    sample: str = "sample:sample",
+    template: str = "",
+) -> list[KernelEntry]:
+    """Return the entries of a family's versions.
+
+    specs, sample: ``"module:function"`` below the family, in which {} is replaced by the version. template: as in
+    _entry().
+    """
     return [
-        _entry(f"{family}_{version}", summary, dumped, emulated, version, template)
-        for version, summary in summaries.items()
+        _entry(
+            f"{family}_{version}",
+            preset.summary,
+            f"{family}.{specs}",
+            f"{family}.{sample.format(version)}",
+            version,
+            template,
+        )
+        for version, preset in presets.items()
     ]
 
 
-_GEMM = {
-    "v1": "dense GEMM, wgmma, version v1: operands by cp.async",
-    "v2": "dense GEMM, wgmma, version v2: a ring filled by TMA",
-    "v3": "dense GEMM, wgmma, version v3: a producer warp",
-    "v4": "dense GEMM, wgmma, version v4: persistent, results by TMA where the tile allows it",
-    "v5": "dense GEMM, wgmma, version v5: clusters that share tiles of A or B",
-    "v6": "dense GEMM, wgmma, version v6: clusters that divide K",
-    "v7": "dense GEMM, wgmma, version v7: a tile for each warpgroup",
-    "mma_sync": "dense GEMM, mma.sync: for SM120, a producer warp, persistent",
-}
-_ATTENTION = {
-    "scalar": "attention, scalar loops: the baseline",
-    "a1": "attention, wgmma, version a1: keys and values by cp.async",
-    "a2": "attention, wgmma, version a2: keys and values by TMA",
-    "a3": "attention, wgmma, version a3: a producer warp, softmax beside products",
-    "a4": "attention, wgmma, version a4: persistent, stores by TMA",
-    "mma_sync": "attention, mma.sync: for SM120, a producer warp",
-}
-_DECODE = {
-    "decode": "attention of a few queries to a cache, wgmma, keys divided among CTAs",
-    "decode_mma_sync": "attention of a few queries to a cache, mma.sync: for SM120, keys divided among CTAs",
-    "decode_fp8": "attention of a few queries to an e4m3 cache, mma.sync, keys divided among CTAs and warps",
-}
-
+_DECODE = {version: preset for version, preset in ATTENTION.items() if preset.is_decode}
 REGISTRY: dict[str, KernelEntry] = {
     entry.name: entry
     for entry in (
-        _entry(
-            "marlin_mma_sync",
-            "W4A16 GEMM, mma.sync, operands by TMA or cp.async",
-            "marlin.mma_sync_candidates:dump_specs",
-            "marlin.sample:mma_sync_sample",
-        ),
-        _entry(
-            "marlin_wgmma",
-            "W4A16 GEMM for large M, wgmma, operands by TMA",
-            "marlin.wgmma_candidates:dump_specs",
-            "marlin.sample:wgmma_sample",
-        ),
-        _entry(
-            "marlin_skinny",
-            "W4A16 GEMM for small M, mma.sync, operands by TMA",
-            "marlin.skinny_candidates:dump_specs",
-            "marlin.sample:skinny_sample",
-        ),
-        *_versions("gemm", _GEMM),
-        *_versions("attention", _ATTENTION),
-        *_versions("attention", _DECODE, "decode_sample", "attention_decode"),
+        *_versions("marlin", MARLIN, "candidates:dump_specs", "sample:{}_sample"),
+        *_versions("gemm", GEMM),
+        *_versions("attention", {version: ATTENTION[version] for version in ATTENTION if version not in _DECODE}),
+        *_versions("attention", _DECODE, sample="sample:decode_sample", template="attention_decode"),
         _entry(
             "tile_copy", "pipelined 2D copy", "data_movement.tile_copy:dump_specs", "data_movement.tile_copy:sample"
         ),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
 #: All copies of an operand together, several times any L2; while one is read, it pushes another out. Even the
 #: most copies of a tiny operand fit L2, but no load of it is slow.
-_ROTATION_BYTES, _LEAST_COPIES, _MOST_COPIES = 350_000_000, 2, 200
+_ROTATION_BYTES, _MIN_COPIES, _MAX_COPIES = 350_000_000, 2, 200
 #: Number of random values, which are repeated. A prime: no two rows or columns are equal.
 _POOL = 1_048_573
 
@@ -79,7 +79,7 @@ class Trial(Protocol):
 
 def cold_copies(size_bytes: int) -> int:
     """How many copies of an operand keep each of them cold."""
-    return min(_MOST_COPIES, max(_LEAST_COPIES, _ROTATION_BYTES // size_bytes + 1))
+    return min(_MAX_COPIES, max(_MIN_COPIES, _ROTATION_BYTES // size_bytes + 1))
 
 
 def in_turn(launches: Sequence[Callable[[], None]]) -> Launch:

@@ -36,40 +36,41 @@ def divisor(d: int) -> tuple[int, int]:
     return -(-(1 << (31 + shift)) // d), shift
 
 
-class TiledSpec(Protocol):
-    """What schedule() must know of a spec.
+class TiledConfig(Protocol):
+    """What whole_tiles() reads of a config.
 
-    block_m, block_n, block_k: of one CTA and one stage. cluster: CTAs side by side. cluster_m, cluster_n: of their
-    tile. cluster_k: CTAs that divide K. launch_cluster: CTAs of a cluster of the launch. is_persistent: whether a CTA
-    takes several tiles where tiles are never divided. partial_bytes: fp32 sums that one CTA may leave in the workspace,
-    0 where tiles are never divided. warp_tiles: parts of a tile that have a flag of their own there.
-    loaded_stage_bytes: what one CTA loads for a stage. division(others, tiles_m): in stages of whole tiles, what
-    dividing tiles costs a CTA once, and what a stage of a divided tile takes; others: CTAs that share a tile with the
-    one that stores it; tiles_m: rows of tiles.
+    block_k: elements of K in a stage. cluster: CTAs of a cluster that share loads. cluster_tile_m, cluster_tile_n:
+    their tile. cluster_k: CTAs that divide K. launch_cluster: CTAs of a cluster of the launch. is_persistent: whether a
+    CTA computes several tiles.
     """
 
-    @property
-    def block_m(self) -> int: ...
-    @property
-    def block_n(self) -> int: ...
     @property
     def block_k(self) -> int: ...
     @property
     def cluster(self) -> int: ...
     @property
-    def cluster_m(self) -> int: ...
+    def cluster_tile_m(self) -> int: ...
     @property
-    def cluster_n(self) -> int: ...
+    def cluster_tile_n(self) -> int: ...
     @property
     def cluster_k(self) -> int: ...
     @property
     def is_persistent(self) -> bool: ...
     @property
     def launch_cluster(self) -> int: ...
+
+
+class DividingConfig(TiledConfig, Protocol):
+    """What schedule() reads of a config.
+
+    partial_bytes: fp32 sums that one CTA may leave in the workspace, 0 if tiles are never divided. loaded_stage_bytes:
+    bytes that one CTA loads for a stage. division(others, tiles_m): in stages of whole tiles, what dividing tiles costs
+    a CTA once, and what a stage of a divided tile takes; others: CTAs that share a tile with the one that stores it;
+    tiles_m: rows of tiles.
+    """
+
     @property
     def partial_bytes(self) -> int: ...
-    @property
-    def warp_tiles(self) -> int: ...
     @property
     def loaded_stage_bytes(self) -> int: ...
     def division(self, others: int, tiles_m: int) -> tuple[float, float]: ...
@@ -104,12 +105,6 @@ class Schedule:
     @property
     def partial_ctas(self) -> int:
         return self.ctas if self.stream_tiles else 0
-
-
-def fits_workspace(spec: TiledSpec, ctas_per_sm: int) -> bool:
-    """Whether a workspace holds the partial sums and flags of so many CTAs on every SM."""
-    partials, flags = ctas_per_sm * spec.partial_bytes, ctas_per_sm * spec.warp_tiles * 4
-    return partials <= PARTIALS_PER_SM_BYTES and flags <= FLAGS_PER_SM_BYTES
 
 
 @overload
@@ -158,7 +153,7 @@ def assignments(tiles: int, tiles_m: int, resident: int, k_iterations: int) -> l
 
 def shortest(found: list[Assignment], division: Callable[[int], tuple[float, float]]) -> Assignment:
     """That with the shortest longest range; the first one of equals, so that a kernel whose divided stages take no
-    longer divides a full wave, too. division: TiledSpec's, of ``others``."""
+    longer divides a full wave, too. division: DividingConfig's, of ``others``."""
 
     def stages(one: Assignment) -> float:
         if not one.stream_tiles:
@@ -169,8 +164,22 @@ def shortest(found: list[Assignment], division: Callable[[int], tuple[float, flo
     return min(found, key=stages)
 
 
+def whole_tiles(config: TiledConfig, m: int, n: int, k: int, resident_ctas: int) -> Schedule:
+    """Cut an (m, n, k) problem into tiles, which are assigned whole to ``resident_ctas`` CTAs at a time.
+
+    Raises ArgumentError if K has fewer stages than CTAs that divide it.
+    """
+    tiles_m, tiles_n = ceil_div(m, config.cluster_tile_m), ceil_div(n, config.cluster_tile_n)
+    clusters, k_iterations = tiles_m * tiles_n, ceil_div(k, config.block_k)
+    if k_iterations < config.cluster_k:
+        raise ArgumentError("cluster_k", config.cluster_k, f"at most {k_iterations}, K's stages")
+    if config.is_persistent:  # the fewest clusters that need no more turns
+        clusters = ceil_div(clusters, ceil_div(clusters, max(1, resident_ctas // config.cluster)))
+    return Schedule(clusters * config.launch_cluster, tiles_m, tiles_n, k_iterations, 0, config.cluster)
+
+
 def schedule(
-    spec: TiledSpec,
+    config: DividingConfig,
     m: int,
     n: int,
     k: int,
@@ -182,27 +191,22 @@ def schedule(
     """Cut an (m, n, k) problem for ``resident_ctas`` CTAs (whole clusters of them) that run at the same time.
 
     Full waves of tiles are assigned whole, and the tiles of the last, partial wave too where dividing them would not
-    pay (``spec.division()``). Otherwise their K is divided, together with that of one full wave or, with several rows
+    pay (``config.division()``). Otherwise their K is divided, together with that of one full wave or, with several rows
     of tiles, alone: work ranges get the same number of stages of them, to within one. divide: False assigns every tile
     whole, as batch invariance requires. eager: divide as soon as partial sums are fewer bytes than the loads that it
     saves; for small problems that are to show divided tiles.
     """
-    tiles_m, tiles_n = ceil_div(m, spec.cluster_m), ceil_div(n, spec.cluster_n)
-    tiles, k_iterations = tiles_m * tiles_n, ceil_div(k, spec.block_k)
-    cluster = spec.cluster
+    if not config.partial_bytes:
+        return whole_tiles(config, m, n, k, resident_ctas)
+    tiles_m, tiles_n = ceil_div(m, config.cluster_tile_m), ceil_div(n, config.cluster_tile_n)
+    tiles, k_iterations, cluster = tiles_m * tiles_n, ceil_div(k, config.block_k), config.cluster
     resident = max(1, resident_ctas // cluster)
-    if not spec.partial_bytes:
-        if k_iterations < spec.cluster_k:
-            raise ArgumentError("spec.cluster_k", spec.cluster_k, f"at most {k_iterations}, K's stages")
-        turns = ceil_div(tiles, resident)
-        clusters = ceil_div(tiles, turns) if spec.is_persistent else tiles  # as few as need no more turns
-        return Schedule(clusters * spec.launch_cluster, tiles_m, tiles_n, k_iterations, 0, cluster)
     if tiles * k_iterations > _MAX_UNITS:
         raise ArgumentError("m", m, f"at most {_MAX_UNITS} stages altogether", "split the batch")
     found = assignments(tiles, tiles_m, resident, k_iterations)
-    by_bytes = spec.partial_bytes // spec.loaded_stage_bytes, 1.0
+    by_bytes = config.partial_bytes // config.loaded_stage_bytes, 1.0
     taken = shortest(
-        found if divide else found[:1], lambda others: by_bytes if eager else spec.division(others, tiles_m)
+        found if divide else found[:1], lambda others: by_bytes if eager else config.division(others, tiles_m)
     )
     ranges = min(resident, tiles)
     if taken.stream_tiles and tiles < resident:

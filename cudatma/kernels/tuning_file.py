@@ -2,7 +2,7 @@
 
 ::
 
-    {"schema": 4, "sections": [{"gpu": {..}, "entries": [{family, problem, kernel, revision, spec, us, rule_us}]}]}
+    {"schema": 5, "sections": [{"gpu": {..}, "entries": [{family, problem, kernel, revision, spec, us, rule_us}]}]}
 
 A section holds what was measured on one class of GPUs; sections of other GPUs stay in the file unchanged. An entry
 holds for its kernel, spec and the kernel's ``revision``, which is raised whenever the kernel's timing changes.
@@ -27,7 +27,7 @@ from cudatma.kernels.family import Family, P, S
 from cudatma.kernels.gpu import Gpu
 from cudatma.target import Target, get_target
 
-SCHEMA = 4
+SCHEMA = 5
 FILE_VARIABLE = "CUDATMA_TUNE_FILE"
 #: Value of the variable that turns every tuning entry off, the shipped ones too.
 NOTHING = "none"
@@ -65,10 +65,10 @@ class Entry(Generic[P, S]):
 
     def as_json(self, family: Family[P, S]) -> dict[str, Any]:
         """As the file keeps it."""
-        others = (*family.spec_fields, family.kernel_field)
-        spec = {f.name: getattr(self.spec, f.name) for f in _fields(type(self.spec)) if f.name not in others}
+        others = (*family.problem_fields, "version")
+        spec = {f.name: getattr(self.spec, f.name) for f in _fields(family.config) if f.name not in others}
         return {"family": family.name} | self.problem.as_json() | {
-            "kernel": family.kernel_name(self.spec), "revision": self.spec.revision, "spec": spec,
+            "kernel": self.spec.version, "revision": self.spec.revision, "spec": spec,
             "us": round(self.us, 3), "rule_us": round(self.rule_us, 3),
         }  # fmt: skip
 
@@ -107,15 +107,14 @@ def entries_for(path: Path, family: Family[P, S], gpu: Gpu) -> list[dict[str, An
 def parse_entry(raw: Mapping[str, Any], family: Family[P, S], target: Target) -> Entry[P, S]:
     """An entry from its JSON. Raises ArgumentError, ArgumentTypeError, TargetError or KeyError if it cannot be run."""
     problem = family.read_problem(raw)
-    revision, kernel = _typed(raw, "revision", int), family.kernels.get(_typed(raw, "kernel", str))
-    if kernel is None:
-        raise ArgumentError("kernel", raw["kernel"], ", ".join(family.kernels), retune_command(problem, family))
-    if revision != kernel.revision:
+    revision, kernel = _typed(raw, "revision", int), _typed(raw, "kernel", str)
+    if kernel not in family.kernels:
+        raise ArgumentError("kernel", kernel, ", ".join(family.kernels), retune_command(problem, family))
+    if revision != family.config.revision:
         remedy = f"the kernel changed; {retune_command(problem, family)}"
-        raise ArgumentError("revision", revision, str(kernel.revision), remedy)
-    given = {name: raw[name] for name in family.spec_fields}
-    given |= {family.kernel_field: raw["kernel"]} if family.kernel_field else {}
-    spec = _parse_spec(kernel, _typed(raw, "spec", dict), given)
+        raise ArgumentError("revision", revision, str(family.config.revision), remedy)
+    given = {name: raw[name] for name in family.problem_fields} | {"version": kernel}
+    spec = _parse_spec(family.config, _typed(raw, "spec", dict), given)
     spec.check(problem, target)
     return Entry(problem, spec, _microseconds(raw, "us"), _microseconds(raw, "rule_us"))
 

@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 for folder in ("marlin", "data_movement"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / folder))
 
+from marlin_builders import skinny, wgmma
 from marlin_operands import LOAD_PATHS, POISON, TOLERANCE, Options, use_load_path
 from movement_cases import CASES as MOVEMENTS
 from movement_cases import Case, check, check_ragged, ragged_arrays
@@ -52,16 +53,13 @@ from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gemm.config import PRESETS, WITH_BLOCK_SCALES, GemmConfig
 from cudatma.kernels.gemm.problem import LAYOUTS
 from cudatma.kernels.gpu import gpu_of
-from cudatma.kernels.marlin.choose import AnyMarlinSpec
-from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.quantization import pack
 from cudatma.target import detect
 
 #: (K, N): tails in every dimension; tiles that several CTAs share, both small.
 SHAPES = ((333, 77), (1000, 192))
 M_VALUES = (1, 17, 100)
-FP16 = ("float16", 128, False)
 CASES = (
     *(Options(load_path=load_path) for load_path in LOAD_PATHS),
     Options("bfloat16", 32, False, bias=True),
@@ -69,21 +67,38 @@ CASES = (
     Options("bfloat16", 64, True, act_order=True),
 )
 #: What the cost model chooses for other layers only: spec, M, K, N.
-SPECS: dict[str, tuple[AnyMarlinSpec, int, int, int]] = {
-    "skinny, M = 1": (SkinnySpec(*FP16, 1, 1, 1024, 8, 3, deep_box=True), 1, 2048, 96),
-    "skinny, three CTAs divide K": (SkinnySpec(*FP16, 16, 3, 128, 2, 3, cluster_k=3), 27, 712, 200),
-    "skinny, two blocks": (SkinnySpec(*FP16, 8, 2, 256, 4, 3, blocks_per_sm=2), 8, 1000, 192),
+SPECS: dict[str, tuple[MarlinConfig, int, int, int]] = {
+    "skinny, M = 1": (
+        skinny(block_m=1, block_n=32, block_k=1024, slice_k=8, stages=3, deep_box=True), *(1, 2048, 96),
+    ),
+    "skinny, three CTAs divide K": (
+        skinny(block_m=16, block_n=96, block_k=128, slice_k=2, stages=3, cluster_k=3), *(27, 712, 200),
+    ),
+    "skinny, two blocks": (
+        skinny(block_m=8, block_n=64, block_k=256, slice_k=4, stages=3, blocks_per_sm=2), *(8, 1000, 192),
+    ),
     "multicast": (
-        WgmmaSpec(*FP16, 128, 128, 2, 1, 4, cluster=2, mmas_per_commit=1, commits_in_flight=3),
+        wgmma(
+            block_m=128, block_k=128, warpgroups=2, stages=4, cluster_n=2, mmas_per_commit=1, commits_in_flight=3
+        ),
         *(200, 712, 400),
     ),
     "multicast, M = 256": (
-        WgmmaSpec(*FP16, 256, 64, 2, 1, 6, cluster=2, consumer_registers=232), 300, 400, 300,
+        wgmma(block_m=256, block_k=64, warpgroups=2, stages=6, cluster_n=2, consumer_registers=232), *(300, 400, 300),
     ),
-    "stacked": (WgmmaSpec(*FP16, 64, 128, 2, 2, 4), 100, 712, 300),
-    "pingpong": (WgmmaSpec(*FP16, 128, 128, 1, 2, 4, 2, 1, 3, 232, pingpong=True), 700, 712, 500),
-    "three warpgroups": (WgmmaSpec(*FP16, 128, 128, 3, 1, 3, mmas_per_commit=1, commits_in_flight=3), 128, 712, 400),
-    "K divided twice": (WgmmaSpec(*FP16, 40, 256, 1, 1, 3, warpgroups_k=2, cluster_k=3), 75, 1024, 200),
+    "stacked": (wgmma(block_m=64, block_n=256, block_k=128, warpgroups=2, stages=4), 100, 712, 300),
+    "pingpong": (
+        wgmma(
+            block_m=128, block_n=128, block_k=128, stages=4, cluster_n=2, mmas_per_commit=1, commits_in_flight=3,
+            consumer_registers=232, pingpong=True,
+        ),
+        *(700, 712, 500),
+    ),
+    "three warpgroups": (
+        wgmma(block_m=128, block_k=128, warpgroups=3, stages=3, mmas_per_commit=1, commits_in_flight=3),
+        *(128, 712, 400),
+    ),
+    "K divided twice": (wgmma(block_m=40, block_k=256, stages=3, slice_k=2, cluster_k=3), 75, 1024, 200),
 }  # fmt: skip
 #: Attention's batch, heads of q and of k and v, queries, keys; head dim; options. Tails of queries and keys, queries
 #: that see no key, persistent CTAs with several tiles.
@@ -131,7 +146,7 @@ def run_case(k: int, n: int, m: int, options: Options, space: MarlinWorkspace) -
     return "" if error <= TOLERANCE[options.dtype] else f"relative error {error:.3g}"
 
 
-def run_spec(spec: AnyMarlinSpec, m: int, k: int, n: int, space: MarlinWorkspace) -> str:
+def run_spec(spec: MarlinConfig, m: int, k: int, n: int, space: MarlinWorkspace) -> str:
     """The same with a given kernel."""
     with pinned(spec):
         return run_case(k, n, m, Options(), space)

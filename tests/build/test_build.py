@@ -174,7 +174,7 @@ def test_an_edit_that_keeps_size_and_time_is_compiled(
 def test_the_key_covers_the_code_that_makes_text_of_templates() -> None:
     """errors, files, cost and gpu do not change the text."""
     package, imported = Path(build.__file__).parents[1], set[str]()
-    for file in ("build/render.py", "kernels/tiled_kernel.py", "kernels/launch_struct.py"):
+    for file in ("build/render.py", "kernels/config.py", "kernels/launch_struct.py"):
         nodes = ast.walk(ast.parse((package / file).read_text()))
         imported |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
     ours = {name.removeprefix("cudatma.").replace(".", "/") for name in imported if name.startswith("cudatma.")}

@@ -6,10 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from marlin_builders import wgmma
 
 from cudatma.build.nvrtc import compile_source
 from cudatma.build.render import render
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.registry import REGISTRY
 from cudatma.target import get_target
 from tools.dump_kernels import Job, dump, jobs_for
@@ -86,15 +87,17 @@ def test_a_fence_makes_the_release_wait(target: str, tmp_path: Path) -> None:
 
 def wgmma_kernel(folder: Path, block_k: int, in_flight: int) -> str:
     """A group of wgmmas is a 64-deep block of a stage, so that a stage of block_k has block_k / 64 groups."""
-    spec = WgmmaSpec("float16", 128, False, 64, block_k, 2, 1, 4, mmas_per_commit=4, commits_in_flight=in_flight)
+    spec = wgmma(
+        block_m=64, block_n=128, block_k=block_k, warpgroups=2, stages=4, mmas_per_commit=4, commits_in_flight=in_flight
+    )
     return disassembled(render(spec.template, spec, get_target("sm_90a")), "sm_90a", folder)
 
 
 def test_fragments_of_a_group_that_the_loop_leaves_in_flight_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What WgmmaSpec refuses: the loop has one group, of 16 registers, and the next weights go into all of them."""
-    monkeypatch.setattr(WgmmaSpec, "_check_groups", lambda _: None)
+    """What MarlinConfig refuses: the loop has one group, of 16 registers, and the next weights go into all of them."""
+    monkeypatch.setattr(MarlinConfig, "_check_groups", lambda _: None)
     text = wgmma_kernel(tmp_path, block_k=64, in_flight=1)
     (code,) = parse_encoded(text)
     wgmmas = [step for step in code.steps if step.mnemonic == "HGMMA"]

@@ -9,16 +9,16 @@ import marlin_runner
 import numpy as np
 import pytest
 from catalogue import module_of
+from marlin_builders import mma_sync
 from ptx_lines import kernel
 
 from cudatma.emulator import load
 from cudatma.emulator.hazards.clocks import Clock, LaneClocks
-from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.quantization import quantize
 
 Mutation = Callable[[str], str]
 #: A tile and ring of the mma.sync kernel; three blocks share the tiles of the product below.
-SPEC = MmaSyncSpec("float16", 128, False, 16, 64, 256, 2, 2, 4)
+SPEC = mma_sync(block_m=16, block_n=64, block_k=256, warps_n=2, slice_k=2, stages=4)
 
 
 def run_marlin(monkeypatch: pytest.MonkeyPatch, mutate: Mutation, *, depends: bool = False) -> Any:

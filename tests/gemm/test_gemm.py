@@ -13,6 +13,7 @@ import pytest
 from fake_bench import FakeBench
 from gemm_builders import config
 from gemm_builders import problem as problem_of
+from marlin_builders import mma_sync
 
 from cudatma import gemm
 from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
@@ -25,7 +26,6 @@ from cudatma.kernels.gemm.gemm import gemm_explain
 from cudatma.kernels.gemm.problem import LAYOUTS, Problem
 from cudatma.kernels.gemm.sample import sample
 from cudatma.kernels.gpu import H200, clusters_at_once, imagined_gpu
-from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.tuning_file import Entry, GpuClass, parse_entry, store_entry
 from cudatma.target import get_target
 from tools import dump_kernels, tune
@@ -156,7 +156,9 @@ def test_with_wgmma_mma_sync_is_chosen_on_request_only() -> None:
 
 def test_ctas_that_share_an_sm_share_its_shared_memory() -> None:
     spec = config("mma_sync", block_m=128, block_n=128, block_k=64, stages=4, blocks_per_sm=2)
-    with pytest.raises(ArgumentError, match=r"^stages: got 4; allowed: stages of at most"):
+    with pytest.raises(
+        ArgumentError, match=r"^stages: got 4; allowed: shared memory of .* for each of 2 CTAs on an SM"
+    ):
         spec.check_target(SM90A)
     replace(spec, stages=3).check_target(SM90A)
 
@@ -197,8 +199,8 @@ def test_the_dumped_configurations_are_every_tile_layout_and_dtype(version: str)
         ("v5", {"warpgroups": 4}, "warpgroups: got 4"),
         ("v5", {"stages": 1}, "stages: got 1"),
         ("v5", {"stages": True}, "stages: got True"),
-        ("v5", {"cluster": 1}, "cluster: got 1; allowed: 2$"),
-        ("v4", {"cluster": 2}, "cluster: got 2; allowed: 1$"),
+        ("v5", {"cluster_m": 1}, r"cluster_m, cluster_n: got \(1, 1\); allowed: \(2, 1\) for version v5 with a tile"),
+        ("v4", {"cluster_n": 2}, r"cluster_m, cluster_n: got \(1, 2\); allowed: \(1, 1\) for version v4"),
         ("v4", {"block_m": 128, "warpgroups": 3}, "block_m: got 128; allowed: a multiple of 192"),
         ("v4", {"block_k": 64, "dtype": "float8_e5m2"}, "block_k: got 64; allowed: a multiple of 128"),
         ("v6", {"block_n": 192}, "block_n: got 192"),  # columns that the CTAs of a cluster could not share evenly
@@ -258,7 +260,7 @@ def test_what_is_pinned_serves_its_own_family_only() -> None:
     own = config("v4")
     with pinned(own):
         assert decide(GEMM, PROBLEM, H200).spec is own
-    with pinned(MmaSyncSpec("float16", 128, False, 8, 128, 256, 4, 1, 4, scale_on="accumulator")):
+    with pinned(mma_sync(block_m=8, block_n=128, block_k=256, warps_n=4, stages=4, scale_on="accumulator")):
         assert decide(GEMM, PROBLEM, H200).source == "rule"
 
 

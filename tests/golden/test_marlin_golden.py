@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from marlin_builders import mma_sync, skinny, wgmma
 
 from cudatma.build.render import render
-from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
-from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.target import get_target
 
 Golden = Callable[[str, str], None]
@@ -19,20 +19,36 @@ KernelSource = Callable[[str, Any, str], str]
 #: Written out: no golden depends on the configurations that marlin_gemm chooses.
 SPECS = {
     # M = 1, weights streamed by TMA, groups scaled in the accumulators.
-    "decode_tma": MmaSyncSpec(
-        "float16", 128, False, 8, 128, 256, 4, 1, 4, scale_on="accumulator"
-    ),
+    "decode_tma": mma_sync(block_m=8, block_n=128, block_k=256, warps_n=4, stages=4, scale_on="accumulator"),
     # Every operand by cp.async, zero points among them, and slice-K of two warps.
-    "zeros_cp_async": MmaSyncSpec(
-        "bfloat16", 32, True, 64, 64, 128, 4, 2, 3,
-        weight_load_path="cp_async", scale_load_path="cp_async", activation_load_path="cp_async",
+    "zeros_cp_async": mma_sync(
+        dtype="bfloat16",
+        group_size=32,
+        has_zeros=True,
+        block_m=64,
+        block_n=64,
+        block_k=128,
+        warps_n=4,
+        slice_k=2,
+        stages=3,
+        weight_load_path="cp_async",
+        scale_load_path="cp_async",
+        activation_load_path="cp_async",
     ),
     # Large M, whole-column scales in the epilogue, setmaxnreg, activations by cp.async.
-    "wide_column": MmaSyncSpec(
-        "float16", -1, True, 128, 256, 64, 8, 1, 3,
-        activation_load_path="cp_async", scale_on="epilogue", consumer_registers=232,
+    "wide_column": mma_sync(
+        group_size=-1,
+        has_zeros=True,
+        block_m=128,
+        block_n=256,
+        block_k=64,
+        warps_n=8,
+        stages=3,
+        activation_load_path="cp_async",
+        scale_on="epilogue",
+        consumer_registers=232,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -43,17 +59,29 @@ def test_the_source(golden: Golden, kernel_source: KernelSource, name: str) -> N
 
 #: Small M: half a row of weights, groups that end within 64 of K; whole rows, scales in the epilogue.
 SKINNY = {
-    "odd_zeros": SkinnySpec("bfloat16", 32, True, 16, 3, 256, 4, 3),
-    "column": SkinnySpec("float16", -1, False, 8, 2, 512, 1, 3, 2),
+    "odd_zeros": skinny(
+        dtype="bfloat16", group_size=32, has_zeros=True, block_m=16, block_n=96, block_k=256, slice_k=4, stages=3
+    ),
+    "column": skinny(group_size=-1, block_m=8, block_n=64, block_k=512, slice_k=1, stages=3, blocks_per_sm=2),
     # A stage's activations in one box.
-    "deep_box": SkinnySpec("float16", 128, False, 16, 1, 512, 8, 3, deep_box=True),
+    "deep_box": skinny(block_m=16, block_n=32, block_k=512, slice_k=8, stages=3, deep_box=True),
 }
 
 
 #: Clusters that divide K: one N tile and one row, which the mma's columns repeat; three N tiles for two CTAs.
 CLUSTERS = {
-    "cluster": SkinnySpec("float16", 128, False, 1, 1, 512, 4, 3, deep_box=True, cluster_k=3),
-    "cluster_columns": SkinnySpec("bfloat16", 64, True, 16, 3, 256, 2, 3, cluster_k=2),
+    "cluster": skinny(block_m=1, block_n=32, block_k=512, slice_k=4, stages=3, deep_box=True, cluster_k=3),
+    "cluster_columns": skinny(
+        dtype="bfloat16",
+        group_size=64,
+        has_zeros=True,
+        block_m=16,
+        block_n=96,
+        block_k=256,
+        slice_k=2,
+        stages=3,
+        cluster_k=2,
+    ),
 }
 
 
@@ -71,11 +99,11 @@ def test_the_skinny_source(golden: Golden, kernel_source: KernelSource, name: st
 
 
 @pytest.mark.parametrize("spec", [*SPECS.values(), *SKINNY.values()], ids=lambda spec: spec.entry)
-def test_both_targets_run_the_same_kernel(spec: MmaSyncSpec | SkinnySpec) -> None:
+def test_both_targets_run_the_same_kernel(spec: MarlinConfig) -> None:
     """SM120 computes what was reviewed, and what was run on another GPU."""
     targets = ("sm_90a", "sm_120a")
     for target in targets:
-        spec.check_target(get_target(target))
+        replace(spec, blocks_per_sm=1).check_target(get_target(target))
     one, other = (
         render(spec.template, spec, target).removeprefix(f"// cudatma: {spec.template} for {target}")
         for target in targets
@@ -85,14 +113,49 @@ def test_both_targets_run_the_same_kernel(spec: MmaSyncSpec | SkinnySpec) -> Non
 
 #: Small M with everything but a cluster; large M with a cluster and setmaxnreg.
 WGMMA = {
-    "zeros_odd": WgmmaSpec("bfloat16", 32, True, 24, 128, 2, 2, 4, mmas_per_commit=4, commits_in_flight=1),
-    "wide_multicast": WgmmaSpec("float16", -1, False, 256, 64, 2, 1, 5, 2, 1, 3, consumer_registers=232),
+    "zeros_odd": wgmma(
+        dtype="bfloat16",
+        group_size=32,
+        has_zeros=True,
+        block_m=24,
+        block_n=256,
+        block_k=128,
+        warpgroups=2,
+        stages=4,
+        mmas_per_commit=4,
+    ),
+    "wide_multicast": wgmma(
+        group_size=-1,
+        block_m=256,
+        block_n=128,
+        block_k=64,
+        warpgroups=2,
+        stages=5,
+        cluster_n=2,
+        mmas_per_commit=1,
+        commits_in_flight=3,
+        consumer_registers=232,
+    ),
     # Scale and offset in one multiply-add, groups that end within 64 of K; bf16, and longer groups.
-    "fused": WgmmaSpec("float16", 32, False, 64, 128, 2, 2, 4, fused="as_stored"),
+    "fused": wgmma(group_size=32, block_m=64, block_n=256, block_k=128, warpgroups=2, stages=4, scale_form="as_stored"),
     # A cluster that divides K, as two warpgroups of each of its CTAs do.
-    "cluster_k": WgmmaSpec("float16", 128, False, 64, 256, 1, 1, 4, warpgroups_k=2, cluster_k=3),
-    "fused_bf16": WgmmaSpec("bfloat16", 128, False, 64, 128, 2, 1, 4, fused="as_stored"),
-    "pingpong": WgmmaSpec("float16", 128, False, 128, 128, 1, 2, 4, 2, 1, 3, 232, fused="as_stored", pingpong=True),
+    "cluster_k": wgmma(block_m=64, block_n=64, block_k=256, warpgroups=1, stages=4, slice_k=2, cluster_k=3),
+    "fused_bf16": wgmma(
+        dtype="bfloat16", block_m=64, block_n=128, block_k=128, warpgroups=2, stages=4, scale_form="as_stored"
+    ),
+    "pingpong": wgmma(
+        block_m=128,
+        block_n=128,
+        block_k=128,
+        warpgroups=1,
+        stages=4,
+        cluster_n=2,
+        mmas_per_commit=1,
+        commits_in_flight=3,
+        consumer_registers=232,
+        scale_form="as_stored",
+        pingpong=True,
+    ),
 }
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from marlin_builders import wgmma
 
 from cudatma.errors import ArgumentError, TargetError
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.schedule import schedule
 from cudatma.target import get_target
 
 
-def spec(**fields: object) -> WgmmaSpec:
-    base = {"block_m": 64, "block_k": 128, "warpgroups": 2, "stack": 1, "stages": 3, "cluster_k": 4}
-    return WgmmaSpec(**{"dtype": "float16", "group_size": 128, "has_zeros": False, **base, **fields})  # type: ignore[arg-type]
+def spec(**fields: object) -> MarlinConfig:
+    return wgmma(**{"block_m": 64, "block_k": 128, "warpgroups": 2, "stages": 3, "cluster_k": 4} | fields)
 
 
 def test_each_cta_holds_the_sums_of_the_other_ctas_for_its_rows() -> None:
@@ -37,8 +37,8 @@ def test_each_tile_has_a_cluster() -> None:
 
 
 def test_cluster_k_excludes_multicast() -> None:
-    with pytest.raises(ArgumentError, match="1 with cluster 2") as caught:
-        spec(cluster=2)
+    with pytest.raises(ArgumentError, match="1 with cluster_n 2") as caught:
+        spec(cluster_n=2)
     assert caught.value.field == "cluster_k"
 
 

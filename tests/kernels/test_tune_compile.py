@@ -19,7 +19,7 @@ from fake_bench import FakeBench
 from cudatma.errors import CompileError
 from cudatma.kernels import choice_table
 from cudatma.kernels.gpu import H200
-from cudatma.kernels.marlin.choose import MARLIN, resolve_fused
+from cudatma.kernels.marlin.choose import MARLIN
 from cudatma.kernels.marlin.problem import Problem
 from tools import tune, tune_compile, tune_plan
 from tools.tune_compile import specs_of
@@ -48,8 +48,8 @@ class Compiler:
     def __call__(self, orders: list[tuple[str, Any]], target: str, jobs: int, tell: Callable[..., None]) -> None:
         assert all(template == spec.template for template, spec in orders)
         launched = [spec for _, spec in orders]
-        assert all(spec == resolve_fused(spec, "as_stored") for spec in launched)
-        specs = [resolve_fused(spec, "none") for spec in launched]
+        assert all(spec == spec.in_form("as_stored") for spec in launched)
+        specs = [spec.in_form("none") for spec in launched]
         self.calls.append((specs, target, jobs))
         for spec, listed in list(zip(launched, specs, strict=True))[: self.stops_after]:
             refused = CompileError(f"{listed.entry} would be slow", "a log", "int x;")

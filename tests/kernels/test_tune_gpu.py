@@ -15,7 +15,7 @@ from cudatma.context import runtime
 from cudatma.kernels import choice_table
 from cudatma.kernels.choosing import Listed, shortlist
 from cudatma.kernels.gpu import gpu_of
-from cudatma.kernels.marlin.choose import MARLIN, decide, marlin_explain, resolve_fused
+from cudatma.kernels.marlin.choose import MARLIN, decide, marlin_explain
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.sample import MarlinTrial, random_weight
 from cudatma.kernels.tuning_file import usable_entries
@@ -68,7 +68,7 @@ def test_it_tunes_and_the_gemm_follows(file: Path, capsys: pytest.CaptureFixture
         assert decide(Problem(LAYER, entry.problem.m), gpu).spec == entry.spec
         said = marlin_explain(on_gpu, entry.problem.m)
         # A weight says whether scale and offset are one multiply-add; entries do not.
-        assert (said.decision.source, resolve_fused(said.spec, "none")) == ("tuned", entry.spec)
+        assert (said.decision.source, said.spec.in_form("none")) == ("tuned", entry.spec)
         x = np.random.default_rng(entry.problem.m).standard_normal((entry.problem.m, LAYER.k)).astype(np.float16)
         out = cupy.asnumpy(cudatma.marlin_gemm(cupy.asarray(x), on_gpu))
         wanted = (x.astype(np.float64) @ dense).astype(np.float16)

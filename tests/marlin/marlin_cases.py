@@ -27,8 +27,9 @@ from marlin_operands import (
 from cudatma import detect, marlin_gemm
 from cudatma.build.kernel import load_kernel
 from cudatma.kernels.gpu import Gpu, gpu_of
-from cudatma.kernels.marlin.choose import AnyMarlinSpec, decide, resolve_fused
-from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
+from cudatma.kernels.marlin.candidates import choose_mma_sync
+from cudatma.kernels.marlin.choose import decide
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 
 M_VALUES = (0, 1, 2, 7, 16, 17, 64, 100, 128, 333, 1024, 4096)
@@ -129,9 +130,9 @@ def pairwise_jobs() -> list[Job]:
     return [Job(k, n, row, (row.load_path,), (7, 100)) for k, n in ((1000, 136), (2048, 1024)) for row in rows]
 
 
-def specs_of(jobs: Iterable[Job], gpu: Gpu) -> list[AnyMarlinSpec]:
+def specs_of(jobs: Iterable[Job], gpu: Gpu) -> list[MarlinConfig]:
     """The kernels that jobs will ask for, each once."""
-    found: dict[AnyMarlinSpec, None] = {}
+    found: dict[MarlinConfig, None] = {}
     for job in jobs:
         o = job.options
         layer = LinearShape(job.k, job.n, o.group_size, not o.symmetric, o.dtype)
@@ -141,9 +142,9 @@ def specs_of(jobs: Iterable[Job], gpu: Gpu) -> list[AnyMarlinSpec]:
                 spec = (
                     decide(Problem(layer, m), gpu).spec
                     if by_tma
-                    else choose_mma_sync(Problem(layer, m), gpu, LOAD_PATHS[load_path])
+                    else choose_mma_sync(Problem(layer, m), gpu, **LOAD_PATHS[load_path])
                 )
-                found[resolve_fused(spec, "as_stored")] = None  # make_weight()'s scales allow it
+                found[spec.in_form("as_stored")] = None  # make_weight()'s scales allow it
     return list(found)
 
 

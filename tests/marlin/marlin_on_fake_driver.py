@@ -33,7 +33,7 @@ import cudatma as c
 from cudatma.kernels import plans, stream_workspaces
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin import gemm as marlin
-from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
+from cudatma.kernels.marlin.candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.replay import Replay
 from cudatma.quantization.packing import pack

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marlin_builders import BY_CP_ASYNC
 
 from cudatma import context
 from cudatma.dtypes import activation_type
@@ -20,21 +21,18 @@ from cudatma.kernels.engine import launch_of
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.marlin import gemm as marlin
 from cudatma.kernels.marlin.arguments import gemm_arguments
-from cudatma.kernels.marlin.choose import AnyMarlinSpec
+from cudatma.kernels.marlin.candidates import choose_mma_sync
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
-from cudatma.kernels.marlin.mma_sync import LoadPaths
-from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.quantization import PackedWeight, pack
 
 DTYPES = ("float16", "bfloat16")
 #: Load paths of the mma.sync kernel.
-LOAD_PATHS = {
-    "tma": LoadPaths(),
-    "cp_async": LoadPaths("cp_async", "cp_async", "cp_async"),
-    "scale by cp_async": LoadPaths(scale="cp_async"),
-    "weight by cp_async": LoadPaths(weight="cp_async"),
-    "activation by cp_async": LoadPaths(activation="cp_async"),
+LOAD_PATHS: dict[str, dict[str, str]] = {
+    "tma": {},
+    "cp_async": BY_CP_ASYNC,
+    **{f"{operand} by cp_async": {f"{operand}_load_path": "cp_async"} for operand in ("scale", "weight", "activation")},
 }
 #: ||out - reference|| / ||reference||.
 TOLERANCE = {"float16": 1e-3, "bfloat16": 6e-3}
@@ -55,15 +53,15 @@ def use_load_path(weight: PackedWeight, m: int, load_path: str) -> Iterator[None
     if load_path == "tma" or not m:  # a call without rows launches nothing
         yield
         return
-    with pinned(choose_mma_sync(Problem.of(weight, m), gpu_of(context.current_device()), LOAD_PATHS[load_path])):
+    with pinned(choose_mma_sync(Problem.of(weight, m), gpu_of(context.current_device()), **LOAD_PATHS[load_path])):
         yield
 
 
-def serve_with(monkeypatch: pytest.MonkeyPatch, choose: Callable[..., AnyMarlinSpec]) -> list[AnyMarlinSpec]:
+def serve_with(monkeypatch: pytest.MonkeyPatch, choose: Callable[..., MarlinConfig]) -> list[MarlinConfig]:
     """From now on each GEMM runs what ``choose(problem, gpu)`` returns. Returns a list of what is planned then."""
-    planned: list[AnyMarlinSpec] = []
+    planned: list[MarlinConfig] = []
 
-    def noted(problem: Problem, spec: AnyMarlinSpec, *others: Any) -> Any:
+    def noted(problem: Problem, spec: MarlinConfig, *others: Any) -> Any:
         planned.append(spec)
         return gemm_arguments(problem, spec, *others)
 

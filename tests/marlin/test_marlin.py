@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from marlin_builders import BY_CP_ASYNC, mma_sync
 from marlin_runner import relative_error, run_marlin
 
 from cudatma.emulator import Trace
 from cudatma.kernels.gpu import H200
-from cudatma.kernels.marlin.mma_sync import LoadPaths, MmaSyncSpec
-from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
+from cudatma.kernels.marlin.candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.schedule import schedule
 from cudatma.quantization import quantize
@@ -41,7 +41,7 @@ def test_products_are_right_and_clean(target: str, m: int, k: int, n: int, optio
 
 def test_blocks_that_share_tiles_add_their_parts_in_a_fixed_order() -> None:
     x, w = problem(16, 1024, 128)
-    spec = MmaSyncSpec("float16", 128, False, 16, 64, 128, 2, 2, 3, scale_on="accumulator")
+    spec = mma_sync(block_m=16, block_n=64, block_k=128, warps_n=2, slice_k=2, stages=3, scale_on="accumulator")
     assert schedule(spec, 16, 128, 1024, 5, eager=True).stream_tiles
     first, report = run_marlin(x, w, spec=spec, processors=5, schedules=4)
     assert report.is_clean
@@ -52,7 +52,7 @@ def test_blocks_that_share_tiles_add_their_parts_in_a_fixed_order() -> None:
 
 def test_cp_async_load_path() -> None:
     x, w = problem(16, 256, 128)
-    spec = choose_mma_sync(Problem.of(w, 16), H200, LoadPaths("cp_async", "cp_async", "cp_async"))
+    spec = choose_mma_sync(Problem.of(w, 16), H200, **BY_CP_ASYNC)
     out, report = run_marlin(x, w, spec=spec, schedules=3)
     assert report.is_clean
     assert relative_error(out, x, w) < 1e-3

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marlin_builders import BY_CP_ASYNC
 
 from cudatma import marlin_gemm, quantize
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.engine import emulate
 from cudatma.kernels.gpu import imagined_gpu
+from cudatma.kernels.marlin.candidates import choose_mma_sync
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinOptions, weight_of
-from cudatma.kernels.marlin.mma_sync import LoadPaths
-from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
 
 RNG = np.random.default_rng(8)
@@ -61,8 +61,7 @@ def test_against_float64(
     y = marlin_gemm(x, weight, bias=bias, backend="emulator")
     assert y.shape == (m, n)
     assert error(y, x, weight, bias) < TOLERANCE[weight.dtype]
-    paths = LoadPaths("cp_async", "cp_async", "cp_async")
-    with pinned(choose_mma_sync(Problem.of(weight, m), imagined_gpu(target, 132), paths)):
+    with pinned(choose_mma_sync(Problem.of(weight, m), imagined_gpu(target, 132), **BY_CP_ASYNC)):
         by_threads = marlin_gemm(x, weight, bias=bias, backend="emulator")
     assert error(by_threads, x, weight, bias) < TOLERANCE[weight.dtype]
     if target == "sm_120a":  # the same kernel by TMA

@@ -15,21 +15,16 @@ from cudatma.kernels import choice_table, overrides
 from cudatma.kernels.choosing import shortlist, variants
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gpu import H200, Gpu, clusters_at_once, imagined_gpu
-from cudatma.kernels.marlin import mma_sync_candidates
+from cudatma.kernels.marlin.candidates import MMA_SYNC_TILES, choose_mma_sync, dump_specs
 from cudatma.kernels.marlin.choose import (
     MARLIN,
-    AnyMarlinSpec,
     choose_by_cost,
     decide,
-    resolve_fused,
     times,
 )
-from cudatma.kernels.marlin.mma_sync import LOAD_PATHS, LoadPaths, MmaSyncSpec
-from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync, dump_specs
+from cudatma.kernels.marlin.config import LOAD_PATHS, MarlinConfig
 from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
-from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
-from cudatma.kernels.schedule import ceil_div, fits_workspace, schedule
+from cudatma.kernels.schedule import PARTIALS_PER_SM_BYTES, ceil_div, schedule
 from cudatma.kernels.tuning_file import Entry, parse_entry
 from cudatma.target import KIB, TARGETS, get_target
 
@@ -58,13 +53,13 @@ def test_every_candidate_can_run(layer: LinearShape, m: int, gpu: Gpu) -> None:
         assert (spec.dtype, spec.group_size, spec.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
         assert spec.smem_bytes <= target.smem_share_bytes(spec.blocks_per_sm)
         assert spec.blocks_per_sm * spec.threads <= 1536, "SM120 holds 1536 threads an SM"
-        assert fits_workspace(spec, spec.blocks_per_sm)
-        assert not isinstance(spec, SkinnySpec) or layer.k % 64 == 0 or not spec.deep_box
+        assert spec.partial_bytes * spec.blocks_per_sm <= PARTIALS_PER_SM_BYTES
+        assert spec.version != "skinny" or layer.k % 64 == 0 or not spec.deep_box
         assert ceil_div(layer.k, spec.block_k) >= spec.cluster_k, "each CTA of a cluster has a stage"
         work = schedule(spec, m, layer.n, layer.k, gpu.sm_count * spec.blocks_per_sm)
         assert work.tiles_m * spec.block_m >= m
         assert work.tiles_n * spec.block_n * spec.cluster >= layer.n
-        clusters = work.tiles_n * (1 if isinstance(spec, SkinnySpec) else work.tiles_m)
+        clusters = work.tiles_n * (1 if spec.version == "skinny" else work.tiles_m)
         assert spec.cluster_k == 1 or clusters <= clusters_at_once(spec.cluster_k, gpu.sm_count)
 
 
@@ -74,7 +69,7 @@ def test_the_cost_model_divides_tiles_where_the_schedule_does(layer: LinearShape
     """But for several rows of tiles of the wgmma kernel: it was fitted before the schedule treated them otherwise."""
     for spec, _ in cheapest_first(times, Problem(layer, m), gpu):
         cost = spec.cost(Problem(layer, m), gpu)
-        if spec.cluster_k == 1 and not (isinstance(spec, WgmmaSpec) and m > spec.block_m):
+        if spec.cluster_k == 1 and not (spec.version == "wgmma" and m > spec.block_m):
             work = schedule(spec, m, layer.n, layer.k, gpu.sm_count * spec.blocks_per_sm)
             assert bool(work.stream_tiles) == (cost.reduction_us > 0), spec.entry
 
@@ -105,36 +100,37 @@ def test_variants_compute_the_same_tile(layer: LinearShape, m: int) -> None:
 
 
 def test_rows_and_target_decide_which_kernels_there_are() -> None:
-    def kinds(m: int, gpu: Gpu) -> set[type[AnyMarlinSpec]]:
+    def kinds(m: int, gpu: Gpu) -> set[str]:
         problem = Problem(LinearShape(4096, 4096, 128, False, "float16"), m)
-        return {type(spec) for spec, _ in cheapest_first(times, problem, gpu)}
+        return {spec.version for spec, _ in cheapest_first(times, problem, gpu)}
 
-    assert [kinds(m, H200) for m in (1, 16, 500)] == [{SkinnySpec}, {SkinnySpec, WgmmaSpec}, {WgmmaSpec}]
+    assert [kinds(m, H200) for m in (1, 16, 500)] == [{"skinny"}, {"skinny", "wgmma"}, {"wgmma"}]
     without = imagined_gpu("sm_120a", 132)
-    assert [kinds(m, without) for m in (16, 500)] == [{SkinnySpec, MmaSyncSpec}, {MmaSyncSpec}]
+    assert [kinds(m, without) for m in (16, 500)] == [{"skinny", "mma_sync"}, {"mma_sync"}]
 
 
 # ---- The mma.sync kernel alone
 
-load_paths = st.builds(LoadPaths, *3 * [st.sampled_from(LOAD_PATHS)])
+load_paths = st.fixed_dictionaries(
+    {f"{operand}_load_path": st.sampled_from(LOAD_PATHS) for operand in ("weight", "scale", "activation")}
+)
 
 
 @given(layers, rows, gpus, load_paths)
 def test_the_mma_sync_kernel_runs_on_every_target_by_every_load_path(
-    layer: LinearShape, m: int, gpu: Gpu, load_path: LoadPaths
+    layer: LinearShape, m: int, gpu: Gpu, paths: dict[str, str]
 ) -> None:
-    spec = choose_mma_sync(Problem(layer, m), gpu, load_path)
+    spec = choose_mma_sync(Problem(layer, m), gpu, **paths)
     assert spec.smem_bytes <= 99 * KIB
     spec.check_target(get_target(gpu.target))
-    assert spec.weight_load_path == load_path.weight
-    assert (spec.scale_load_path, spec.activation_load_path) == (load_path.scale, load_path.activation)
+    assert {name: getattr(spec, name) for name in paths} == paths
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
 def test_dump_specs_hold_every_tile_and_every_feature(name: str) -> None:
     target = get_target(name)
-    specs = dump_specs(target)
-    assert dump_specs(target) == specs
+    specs = dump_specs("mma_sync", target)
+    assert dump_specs("mma_sync", target) == specs
     assert len(set(specs)) == len(specs) > 0
     for spec in specs:
         spec.check_target(target)
@@ -145,7 +141,7 @@ def test_dump_specs_hold_every_tile_and_every_feature(name: str) -> None:
     assert {32, 128, -1} <= {spec.group_size for spec in specs}
     tiles = {
         (tile.m, tile.n, tile.k, tile.warps_n, tile.slice_k)
-        for tile in mma_sync_candidates._TILES
+        for tile in MMA_SYNC_TILES
         if not tile.registers or target.has_setmaxnreg
     }
     assert tiles <= {(s.block_m, s.block_n, s.block_k, s.warps_n, s.slice_k) for s in specs}
@@ -175,9 +171,9 @@ def test_the_table_that_ships_comes_before_the_menu(monkeypatch: pytest.MonkeyPa
 LLAMA = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096))
 
 
-def menu_of(k: int, n: int, ms: Iterable[int], **layer: Any) -> set[AnyMarlinSpec]:
+def menu_of(k: int, n: int, ms: Iterable[int], **layer: Any) -> set[MarlinConfig]:
     shape = replace(LinearShape(k, n, 128, False, "float16"), **layer)
-    return {resolve_fused(choose_by_cost(Problem(shape, m), H200), "as_stored") for m in ms}
+    return {choose_by_cost(Problem(shape, m), H200).in_form("as_stored") for m in ms}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marlin_builders import skinny, wgmma
 from marlin_operands import (
     activations,
     bits,
@@ -22,8 +23,7 @@ from marlin_operands import (
 from this_gpu import TARGET, cupy
 
 from cudatma import marlin_gemm
-from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.marlin.config import MarlinConfig
 
 pytestmark = pytest.mark.gpu
 
@@ -31,32 +31,46 @@ if not TARGET.has_wgmma:
     pytest.skip(f"{TARGET.name} has no wgmma", allow_module_level=True)
 
 
-def skinny(block_m: int, n_tiles: int, block_k: int, slice_k: int, cluster_k: int, **fields: Any) -> SkinnySpec:
-    return SkinnySpec("float16", 128, False, block_m, n_tiles, block_k, slice_k, 3, cluster_k=cluster_k, **fields)
+def thin(**fields: Any) -> MarlinConfig:
+    return skinny(stages=3, **fields)
 
 
-def wgmma(block_m: int, block_k: int, cluster_k: int, **fields: Any) -> WgmmaSpec:
-    base: dict[str, Any] = {"warpgroups": 1, "stack": 1, "stages": 3, "mmas_per_commit": 1, "commits_in_flight": 3}
-    return WgmmaSpec("float16", 128, False, block_m, block_k, cluster_k=cluster_k, **(base | fields))
+def wide(**fields: Any) -> MarlinConfig:
+    return wgmma(stages=3, **{"mmas_per_commit": 1, "commits_in_flight": 3} | fields)
 
 
 #: Spec, rows, K, N: parts of K that are even or not, columns of N or rows of M for each CTA, for some, for one.
-CASES: dict[str, tuple[SkinnySpec | WgmmaSpec, int, int, int]] = {
-    "skinny_2": (skinny(8, 4, 256, 2, 2), 5, 4096, 392),
-    "skinny_3_uneven": (skinny(16, 3, 128, 2, 3), 27, 1416, 1000),
-    "skinny_8_one_column": (skinny(8, 1, 128, 2, 8), 1, 3080, 64),
-    "skinny_5_odd": (skinny(32, 5, 128, 2, 5), 29, 2000, 800),
-    "skinny_4_deep_box": (skinny(8, 2, 512, 4, 4, deep_box=True), 8, 8192, 1280),
-    "wgmma_2": (wgmma(64, 128, 2, warpgroups=2), 61, 2048, 300),
-    "wgmma_3_depths": (wgmma(40, 256, 3, warpgroups_k=2), 75, 2824, 520),
-    "wgmma_4_stack": (wgmma(72, 128, 4, stack=2), 140, 1160, 1000),
-    "wgmma_8_few_tokens": (wgmma(24, 128, 8), 17, 3080, 136),
-    "wgmma_6_wide": (wgmma(128, 64, 6, warpgroups=2, mmas_per_commit=2, commits_in_flight=1), 250, 1536, 264),
-    "wgmma_4_registers": (wgmma(96, 128, 4, warpgroups=2, stack=2, consumer_registers=232), 96, 4096, 512),
+CASES: dict[str, tuple[MarlinConfig, int, int, int]] = {
+    "skinny_2": (thin(block_m=8, block_n=128, block_k=256, slice_k=2, cluster_k=2), 5, 4096, 392),
+    "skinny_3_uneven": (thin(block_m=16, block_n=96, block_k=128, slice_k=2, cluster_k=3), 27, 1416, 1000),
+    "skinny_8_one_column": (thin(block_m=8, block_n=32, block_k=128, slice_k=2, cluster_k=8), 1, 3080, 64),
+    "skinny_5_odd": (thin(block_m=32, block_n=160, block_k=128, slice_k=2, cluster_k=5), 29, 2000, 800),
+    "skinny_4_deep_box": (
+        thin(block_m=8, block_n=64, block_k=512, slice_k=4, cluster_k=4, deep_box=True),
+        8,
+        8192,
+        1280,
+    ),
+    "wgmma_2": (wide(block_m=64, block_k=128, cluster_k=2, warpgroups=2), 61, 2048, 300),
+    "wgmma_3_depths": (wide(block_m=40, block_k=256, cluster_k=3, slice_k=2), 75, 2824, 520),
+    "wgmma_4_stack": (wide(block_m=72, block_k=128, cluster_k=4, block_n=128), 140, 1160, 1000),
+    "wgmma_8_few_tokens": (wide(block_m=24, block_k=128, cluster_k=8), 17, 3080, 136),
+    "wgmma_6_wide": (
+        wide(block_m=128, block_k=64, cluster_k=6, warpgroups=2, mmas_per_commit=2, commits_in_flight=1),
+        250,
+        1536,
+        264,
+    ),
+    "wgmma_4_registers": (
+        wide(block_m=96, block_k=128, cluster_k=4, warpgroups=2, block_n=256, consumer_registers=232),
+        96,
+        4096,
+        512,
+    ),
 }
 
 
-def use(monkeypatch: pytest.MonkeyPatch, spec: SkinnySpec | WgmmaSpec) -> None:
+def use(monkeypatch: pytest.MonkeyPatch, spec: MarlinConfig) -> None:
     serve_with(monkeypatch, lambda *_: spec)
 
 

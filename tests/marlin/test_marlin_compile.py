@@ -10,13 +10,14 @@ from functools import lru_cache
 from itertools import product
 
 import pytest
+from marlin_builders import BY_CP_ASYNC
 
 from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.launch_struct import size_bytes
-from cudatma.kernels.marlin.mma_sync import LOAD_PATHS, LoadPaths, MmaSyncSpec
-from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync, dump_specs
+from cudatma.kernels.marlin.candidates import choose_mma_sync, dump_specs
+from cudatma.kernels.marlin.config import LOAD_PATHS, MarlinConfig
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
@@ -24,17 +25,17 @@ from tools.sass import disassemble, find_program, parse_ptxas, parse_sass, uses_
 
 TARGETS = ("sm_90a", "sm_120a")
 SM120 = ("sm_120a",)
-REPRESENTATIVE = [(name, spec) for name in TARGETS for spec in dump_specs(get_target(name))]
+REPRESENTATIVE = [(name, spec) for name in TARGETS for spec in dump_specs("mma_sync", get_target(name))]
 #: Local memory of a thread, spills included.
 MOST_LOCAL_BYTES = 96
 TENSOR_MAP_BYTES = 128
 
 
 def ids(value: object) -> str:
-    return value.entry if isinstance(value, MmaSyncSpec) else str(value)
+    return value.entry if isinstance(value, MarlinConfig) else str(value)
 
 
-def compiled(spec: MmaSyncSpec, target: str) -> Kernel:
+def compiled(spec: MarlinConfig, target: str) -> Kernel:
     try:
         return load_kernel(spec.template, spec, target)
     except DriverError as error:
@@ -42,7 +43,7 @@ def compiled(spec: MmaSyncSpec, target: str) -> Kernel:
 
 
 @lru_cache(maxsize=64)
-def opcodes(spec: MmaSyncSpec, target: str) -> tuple[Counter[str], tuple[str, ...]]:
+def opcodes(spec: MarlinConfig, target: str) -> tuple[Counter[str], tuple[str, ...]]:
     """How often each mnemonic occurs, and the opcodes that only a cluster has; skips without a disassembler."""
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here: the SASS was not looked at")
@@ -57,7 +58,7 @@ def opcodes(spec: MmaSyncSpec, target: str) -> tuple[Counter[str], tuple[str, ..
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(("name", "spec"), REPRESENTATIVE, ids=ids)
-def test_resources(name: str, spec: MmaSyncSpec) -> None:
+def test_resources(name: str, spec: MarlinConfig) -> None:
     kernel, target = compiled(spec, name), get_target(name)
     assert kernel.warnings == ()
     used = parse_ptxas(kernel.log)[spec.entry]
@@ -70,7 +71,7 @@ def test_resources(name: str, spec: MmaSyncSpec) -> None:
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(("name", "spec"), REPRESENTATIVE, ids=ids)
-def test_parameters(name: str, spec: MmaSyncSpec) -> None:
+def test_parameters(name: str, spec: MarlinConfig) -> None:
     """A map for each operand that TMA loads, a pointer for each other one, four more, the problem."""
     sizes = [parameter.size_bytes for parameter in compiled(spec, name).parameters]
     tables = 1 + spec.has_zeros if spec.group_size != -1 and spec.scale_load_path == "tma" else 0
@@ -82,7 +83,7 @@ def test_parameters(name: str, spec: MmaSyncSpec) -> None:
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(("name", "spec"), [case for case in REPRESENTATIVE if case[0] in SM120], ids=ids)
-def test_sm120_code(name: str, spec: MmaSyncSpec) -> None:
+def test_sm120_code(name: str, spec: MarlinConfig) -> None:
     mnemonics, cluster = opcodes(spec, name)
     assert cluster == ()
     assert mnemonics["HMMA"] > 0
@@ -100,7 +101,7 @@ def test_tma_takes_the_place_of_loads(name: str) -> None:
     """With TMA alone no thread computes addresses of, or copies, what is multiplied."""
     layer, gpu = LinearShape(8192, 28672, 128, True, "float16"), imagined_gpu(name, 132)
     both = [
-        choose_mma_sync(Problem(layer, 16), gpu, LoadPaths(load_path, load_path, load_path)) for load_path in LOAD_PATHS
+        choose_mma_sync(Problem(layer, 16), gpu, **dict.fromkeys(BY_CP_ASYNC, load_path)) for load_path in LOAD_PATHS
     ]
     (tma, _), (by_hand, _) = (opcodes(spec, name) for spec in both)
     assert tma["LDGSTS"] == by_hand["UTMALDG"] == 0
@@ -127,5 +128,6 @@ def test_every_mixture_of_load_paths(
     weight: str, scale: str, activation: str, group_size: int, has_zeros: bool
 ) -> None:
     layer = LinearShape(4096, 4096, group_size, has_zeros, "bfloat16")
-    spec = choose_mma_sync(Problem(layer, 64), imagined_gpu("sm_120a", 132), LoadPaths(weight, scale, activation))
+    paths = dict(zip(BY_CP_ASYNC, (weight, scale, activation), strict=True))
+    spec = choose_mma_sync(Problem(layer, 64), imagined_gpu("sm_120a", 132), **paths)
     assert compiled(spec, "sm_120a").warnings == ()

@@ -15,19 +15,18 @@ from hypothesis import strategies as st
 
 from cudatma.kernels.cost import Cost, cheapest_first
 from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
-from cudatma.kernels.marlin.choose import AnyMarlinSpec, choose_by_cost, times
-from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
-from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_times
+from cudatma.kernels.marlin.candidates import mma_sync_times
+from cudatma.kernels.marlin.choose import choose_by_cost, times
+from cudatma.kernels.marlin.config import PRESETS, MarlinConfig
 from cudatma.kernels.marlin.problem import LinearShape, Problem
-from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import ceil_div, schedule
 from cudatma.target import get_target
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 READINGS = json.loads((RESULTS / "marlin_readings.json").read_text())
 PARTIAL_WAVE = json.loads((RESULTS / "marlin_partial_wave.json").read_text())
-KINDS: dict[str, type[AnyMarlinSpec]] = {"skinny": SkinnySpec, "wgmma": WgmmaSpec, "mma_sync": MmaSyncSpec}
+#: Fields of the readings that a config has as another one.
+RENAMED = {"warpgroups_k": "slice_k", "cluster": "cluster_n"}
 RTX5090 = imagined_gpu("sm_120a", 170)
 #: At most so many percent slower than the fastest measured, on average over the layers of an M, and in any of them.
 #: The table that ships holds the problems where the choice is 2 % slower or more.
@@ -51,10 +50,9 @@ def readings(*kinds: str) -> list[tuple[LinearShape, int, dict[Any, float]]]:
     return found
 
 
-def identity(spec: AnyMarlinSpec) -> tuple[Any, ...]:
-    kind = next(name for name, of in KINDS.items() if type(spec) is of)
-    names = [name for name in READINGS["fields"][kind] if name != "evict_normal"]
-    return (kind, *(int(getattr(spec, name)) for name in names))
+def identity(spec: MarlinConfig) -> tuple[Any, ...]:
+    names = [RENAMED.get(name, name) for name in READINGS["fields"][spec.version] if name != "evict_normal"]
+    return (spec.version, *(int(getattr(spec, name)) for name in names))
 
 
 def losses(found: list[tuple[LinearShape, int, dict[Any, float]]], choose: Any) -> dict[int, list[float]]:
@@ -102,7 +100,7 @@ def test_the_partial_wave_is_divided_as_is_fastest() -> None:
     assert max(lost) < 1.025
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PRESETS)
 def test_predictions_are_near_the_measurements(kind: str) -> None:
     errors = []
     for layer, m, measured in readings(kind):
@@ -112,14 +110,17 @@ def test_predictions_are_near_the_measurements(kind: str) -> None:
     assert statistics.quantiles(errors, n=20)[-1] < 0.15
 
 
-def spec_of(key: tuple[Any, ...]) -> AnyMarlinSpec:
+def spec_of(key: tuple[Any, ...]) -> MarlinConfig:
     kind, *values = key
     given = dict(zip(READINGS["fields"][kind], values, strict=False))
     given |= {name: bool(given[name]) for name in ("deep_box", "pingpong") if name in given}
     if kind == "mma_sync":
         given["scale_on"] = "accumulator" if given["block_m"] <= 32 else "weight"
-    given = {name: value for name, value in given.items() if name in {f.name for f in fields(KINDS[kind])}}
-    return KINDS[kind](dtype="float16", group_size=128, has_zeros=False, **given)
+    if kind != "mma_sync":
+        given["block_n"] = 32 * given["n_tiles"] if kind == "skinny" else 64 * given["warpgroups"] * given["stack"]
+    given = {RENAMED.get(name, name): value for name, value in given.items()}
+    given = {name: value for name, value in given.items() if name in {f.name for f in fields(MarlinConfig)}}
+    return MarlinConfig(version=kind, dtype="float16", group_size=128, has_zeros=False, **given)
 
 
 sizes = st.integers(1, 300).map(lambda i: 64 * i)
@@ -159,7 +160,7 @@ def test_more_work_never_costs_less(layer: LinearShape, m: int, gpu: Gpu) -> Non
         cost = spec.cost(Problem(layer, m), gpu)
         more = spec.cost(Problem(layer, 2 * m), gpu)
         # Whether tiles are divided among CTAs changes with their number.
-        if isinstance(spec, SkinnySpec) or more.reduction_us == cost.reduction_us == 0:
+        if spec.version == "skinny" or more.reduction_us == cost.reduction_us == 0:
             assert more.us >= cost.us * 0.999
         slower = replace(gpu, sm_clock_mhz=gpu.sm_clock_mhz // 2)
         assert spec.cost(Problem(layer, m), slower).us > cost.us

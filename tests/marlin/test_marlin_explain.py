@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marlin_builders import skinny
 
 from cudatma import backend
 from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, LaunchError, TargetError, duration
@@ -22,7 +23,6 @@ from cudatma.kernels.marlin import choose
 from cudatma.kernels.marlin.choose import MARLIN, choose_by_cost, marlin_explain
 from cudatma.kernels.marlin.linear import MarlinLinear
 from cudatma.kernels.marlin.problem import LinearShape, Problem
-from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.tuning_file import Entry, GpuClass, store_entry
 from cudatma.quantization import quantize
 
@@ -78,7 +78,7 @@ def test_a_layer_that_is_none_is_refused(wrong: dict[str, Any], error: type[Exce
 
 
 def test_a_tuning_entry_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path, spec = tmp_path / "tuned.json", SkinnySpec("float16", 128, False, 16, 1, 256, 4, 5)
+    path, spec = tmp_path / "tuned.json", skinny(block_m=16, block_n=32, block_k=256, slice_k=4, stages=5)
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
     store_entry(path, GpuClass.of(H200), MARLIN, Entry(Problem(LAYER, 16), spec, 5.5, 5.9))
     choice_table.forget()

@@ -6,23 +6,22 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from marlin_builders import mma_sync, wgmma
 from stub_driver import Array, StubDriver, packed_weight
 from stub_driver import stub as stub  # the fixture
 from test_marlin_gemm import make
 
 from cudatma import ArgumentError, PackedWeight, marlin_gemm
 from cudatma.kernels.marlin.arguments import sizes_for
-from cudatma.kernels.marlin.choose import resolve_fused
-from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.sample import random_weight
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import schedule
 from cudatma.quantization.scale_range import FORMS, ScaleFit
 from cudatma.target import get_target
 
 SM90A = get_target("sm_90a")
-BASE = WgmmaSpec("float16", 128, False, 64, 128, 2, 1, 4)
+BASE = wgmma(block_m=64, block_n=128, block_k=128, warpgroups=2, stages=4)
 FORMS_OF = {"as_stored": ScaleFit("as_stored", 3), "shifted": ScaleFit("shifted", 1), "none": ScaleFit()}
 
 
@@ -46,26 +45,26 @@ def test_what_cannot_be_fused(fields: dict[str, Any], form: str, dtype: str) -> 
 def test_bf16_has_one_form() -> None:
     brain = replace(BASE, dtype="bfloat16")
     refuses(brain, "shifted")
-    assert (brain.in_form("as_stored").fused, brain.in_form("as_stored").nibble_shift) == ("as_stored", 0)
+    assert (brain.in_form("as_stored").scale_form, brain.in_form("as_stored").nibble_shift) == ("as_stored", 0)
     assert brain.in_form("as_stored").in_form("shifted") == brain
 
 
-def refuses(spec: WgmmaSpec, form: str) -> None:
+def refuses(spec: MarlinConfig, form: str) -> None:
     assert spec.in_form(form) is spec
     with pytest.raises(ArgumentError, match="none but for symmetric weights in groups; bf16: as_stored") as caught:
-        replace(spec, fused=form)
-    assert (caught.value.field, caught.value.got) == ("fused", form)
+        replace(spec, scale_form=form)
+    assert (caught.value.field, caught.value.got) == ("scale_form", form)
 
 
 def test_other_kernels_stay_as_they_are() -> None:
-    mma_sync = MmaSyncSpec("float16", 128, False, 16, 64, 128, 2, 1, 3)
-    assert resolve_fused(mma_sync, "as_stored") is mma_sync
+    other = mma_sync(block_m=16, block_n=64, block_k=128, warps_n=2, stages=3)
+    assert other.in_form("as_stored") is other
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_forms_are_told_apart_and_can_be_taken_back(form: str) -> None:
     fused = BASE.in_form(form)
-    assert (fused.fused, fused.is_fused, fused.nibble_shift) == (form, True, FORMS[form])
+    assert (fused.scale_form, fused.is_fused, fused.nibble_shift) == (form, True, FORMS[form])
     assert len({fused.entry, BASE.entry, *(BASE.in_form(one).entry for one in FORMS)}) == 3
     assert fused.in_form(form) is fused
     assert fused.in_form("none") == BASE
@@ -93,7 +92,7 @@ def test_another_form_than_the_weights_is_refused(asked: str) -> None:
     work = schedule(spec, problem.m, problem.n, problem.k, 4)
     with pytest.raises(ArgumentError, match="the range of these scales decides") as caught:
         sizes_for(problem, spec.in_form(asked), lambda m: work, SM90A)
-    assert caught.value.field == "spec.fused"
+    assert caught.value.field == "scale_form"
     sizes_for(problem, spec, lambda m: work, SM90A)
 
 

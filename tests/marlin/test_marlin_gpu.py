@@ -9,6 +9,7 @@ from typing import Any
 import marlin_cases as cases
 import numpy as np
 import pytest
+from marlin_builders import skinny
 from marlin_cases import Job
 from marlin_operands import (
     DTYPES,
@@ -34,12 +35,10 @@ from cudatma.build.render import render
 from cudatma.dtypes import activation_type
 from cudatma.kernels import choice_table, plans
 from cudatma.kernels.gpu import Gpu, imagined_gpu
-from cudatma.kernels.marlin import skinny_candidates, wgmma_candidates
-from cudatma.kernels.marlin.choose import MARLIN, AnyMarlinSpec
-from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
+from cudatma.kernels.marlin.candidates import choose_mma_sync, dump_specs
+from cudatma.kernels.marlin.choose import MARLIN
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import Problem
-from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import ceil_div
 from cudatma.target import Target, get_target
 
@@ -64,14 +63,34 @@ MMA_SYNC_JOBS = [
     Job(1000, 136, Options("bfloat16", -1, False, bias=True), ("tma",), (100,)),
 ]
 #: Whether scale and offset are one multiply-add is for each weight to decide.
-WGMMA_SPECS = list(dict.fromkeys(spec.in_form("none") for spec in wgmma_candidates.dump_specs(TARGET)))
-SKINNY_SPECS = skinny_candidates.dump_specs(TARGET)
+WGMMA_SPECS = list(dict.fromkeys(spec.in_form("none") for spec in dump_specs("wgmma", TARGET)))
+SKINNY_SPECS = dump_specs("skinny", TARGET)
 #: One box for a stage's activations: more blocks than K has, whole stages, one that K ends in, two M tiles.
 DEEP_JOBS = [
-    (SkinnySpec("float16", 128, False, 8, 1, 1024, 8, 2, deep_box=True), 960, 4096),
-    (SkinnySpec("bfloat16", 32, True, 16, 3, 256, 4, 3, deep_box=True), 8192, 12290),
-    (SkinnySpec("float16", -1, False, 32, 2, 512, 2, 3, deep_box=True), 4160, 8136),
-    (SkinnySpec("bfloat16", 64, False, 16, 3, 128, 2, 4, deep_box=True), 64, 300),
+    (skinny(block_m=8, block_n=32, block_k=1024, slice_k=8, stages=2, deep_box=True), 960, 4096),
+    (
+        skinny(
+            dtype="bfloat16",
+            group_size=32,
+            has_zeros=True,
+            block_m=16,
+            block_n=96,
+            block_k=256,
+            slice_k=4,
+            stages=3,
+            deep_box=True,
+        ),
+        8192,
+        12290,
+    ),
+    (skinny(group_size=-1, block_m=32, block_n=64, block_k=512, slice_k=2, stages=3, deep_box=True), 4160, 8136),
+    (
+        skinny(
+            dtype="bfloat16", group_size=64, block_m=16, block_n=96, block_k=128, slice_k=2, stages=4, deep_box=True
+        ),
+        64,
+        300,
+    ),
 ]
 
 
@@ -92,7 +111,7 @@ def check(out: Any, reference: Any, what: object = "") -> None:
     assert not problem, f"{what}: {problem}"
 
 
-def use(monkeypatch: pytest.MonkeyPatch, spec: AnyMarlinSpec) -> None:
+def use(monkeypatch: pytest.MonkeyPatch, spec: MarlinConfig) -> None:
     """Whatever is asked for, this instance serves it."""
     serve_with(monkeypatch, lambda *_: spec)
 
@@ -117,7 +136,7 @@ def test_the_mma_sync_kernel_with_a_large_m(monkeypatch: pytest.MonkeyPatch, job
 
 
 @pytest.mark.parametrize("spec", WGMMA_SPECS, ids=lambda spec: spec.entry)
-def test_each_wgmma_tile(monkeypatch: pytest.MonkeyPatch, spec: WgmmaSpec) -> None:
+def test_each_wgmma_tile(monkeypatch: pytest.MonkeyPatch, spec: MarlinConfig) -> None:
     """With a small M and with tails, tiles shared by CTAs and not; small rows, and more tiles than CTAs."""
     use(monkeypatch, spec)
     options = Options(spec.dtype, spec.group_size, not spec.has_zeros, bias=True)
@@ -131,7 +150,7 @@ def test_each_wgmma_tile(monkeypatch: pytest.MonkeyPatch, spec: WgmmaSpec) -> No
 
 
 @pytest.mark.parametrize("spec", SKINNY_SPECS, ids=lambda spec: spec.entry)
-def test_each_skinny_tile(monkeypatch: pytest.MonkeyPatch, spec: SkinnySpec) -> None:
+def test_each_skinny_tile(monkeypatch: pytest.MonkeyPatch, spec: MarlinConfig) -> None:
     """Tails in every dimension, rings deeper than K, several M tiles, more CTAs than the GPU holds."""
     use(monkeypatch, spec)
     options = Options(spec.dtype, spec.group_size, not spec.has_zeros, bias=True)
@@ -147,7 +166,7 @@ def test_each_skinny_tile(monkeypatch: pytest.MonkeyPatch, spec: SkinnySpec) -> 
 
 
 @pytest.mark.parametrize(("spec", "k", "n"), DEEP_JOBS, ids=lambda value: getattr(value, "entry", str(value)))
-def test_a_stage_in_one_box(monkeypatch: pytest.MonkeyPatch, spec: SkinnySpec, k: int, n: int) -> None:
+def test_a_stage_in_one_box(monkeypatch: pytest.MonkeyPatch, spec: MarlinConfig, k: int, n: int) -> None:
     """Against float64, and in the same bits as with a box for each 64 elements of K; NaNs follow a window's rows."""
     weight = make_weight(k, n, Options(spec.dtype, spec.group_size, not spec.has_zeros))
     m, found = spec.block_m + 5, []
@@ -168,7 +187,7 @@ def test_the_sm120_form_on_this_gpu(monkeypatch: pytest.MonkeyPatch, job: Job) -
     """Configuration and source are sm_120a's; only the compiler is told this GPU's name."""
     sm120, rendered = get_target("sm_120a"), []
 
-    def as_sm120(problem: Problem, gpu: Gpu) -> AnyMarlinSpec:
+    def as_sm120(problem: Problem, gpu: Gpu) -> MarlinConfig:
         return choice_table.choose(MARLIN, problem, imagined_gpu(sm120, gpu.sm_count), {})
 
     def load_kernel(template: str, spec: Any, target: Target) -> Any:

@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from cudatma.kernels.gpu import H200, imagined_gpu
 from cudatma.kernels.marlin.choose import choose_by_cost
-from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import schedule
 from cudatma.target import get_target
 
@@ -33,10 +31,10 @@ def test_one_order_of_additions(name: str, layer: LinearShape, m: int, processor
     work = schedule(spec, m, layer.n, layer.k, processors, divide=False)
     assert work.stream_tiles == 0
     assert work.ctas <= processors
-    if isinstance(spec, WgmmaSpec):
-        assert spec.warpgroups_k == 1
+    if spec.version == "wgmma":
+        assert spec.slice_k == 1
     else:
-        assert isinstance(spec, MmaSyncSpec)
+        assert spec.version == "mma_sync"
         assert spec.slice_k == 1
         assert spec.scale_on != "accumulator"
 

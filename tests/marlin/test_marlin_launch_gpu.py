@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marlin_builders import BY_CP_ASYNC
 from marlin_operands import (
     Options,
     activations,
@@ -24,8 +25,7 @@ from this_gpu import TARGET, cupy
 from cudatma import LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm, release_workspaces
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import gpu_of
-from cudatma.kernels.marlin.mma_sync import LoadPaths
-from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
+from cudatma.kernels.marlin.candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.stream_workspaces import stream_workspace
 
@@ -99,7 +99,7 @@ def test_a_capture_refuses_what_is_not_ready_and_goes_on() -> None:
     release_workspaces()
     own = poisoned((16, 512), "float16")
     # Load paths that no other test asks for, so that their kernel cannot be there yet.
-    spec = choose_mma_sync(Problem.of(unknown.packed, 16), gpu_of(0), LoadPaths("cp_async", "tma", "cp_async"))
+    spec = choose_mma_sync(Problem.of(unknown.packed, 16), gpu_of(0), **BY_CP_ASYNC | {"scale_load_path": "tma"})
     with stream:
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
         marlin_gemm(x, weight.packed, own)  # its workspace is made now

@@ -1,4 +1,4 @@
-"""MmaSyncSpec: its rules, its shared memory, and the bytes its barriers expect, against what descriptors deliver."""
+"""MarlinConfig: its rules, its shared memory, and the bytes its barriers expect, against what descriptors deliver."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from marlin_builders import mma_sync
 
 from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc, create_weight_tma_desc
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TargetError
-from cudatma.kernels.marlin.mma_sync import LOAD_PATHS, MmaSyncSpec
+from cudatma.kernels.marlin.config import LOAD_PATHS, MarlinConfig
 from cudatma.kernels.marlin.problem import GROUP_SIZES
 from cudatma.layout import Swizzle
 from cudatma.target import TARGETS, get_target
 
-BASE = MmaSyncSpec("float16", 128, False, 64, 128, 128, 4, 1, 3)
+BASE = mma_sync(block_m=64, block_n=128, block_k=128, warps_n=4, stages=3)
 
 
 @st.composite
-def specs(draw: st.DrawFn) -> MmaSyncSpec:
+def specs(draw: st.DrawFn) -> MarlinConfig:
     """Any spec that its own rules allow."""
     group_size = draw(st.sampled_from(GROUP_SIZES))
     try:
-        return MmaSyncSpec(
+        return mma_sync(
             dtype=draw(st.sampled_from(("float16", "bfloat16"))),
             group_size=group_size,
             has_zeros=draw(st.booleans()),
@@ -82,7 +83,7 @@ def test_a_wrong_field_is_named(field: str, value: Any) -> None:
         ({"block_n": 64, "warps_n": 8}, "warps_n"),
         ({"block_k": 64, "slice_k": 2}, "slice_k"),
         ({"warps_n": 2, "consumer_registers": 232}, "consumer_registers"),
-        ({"block_n": 256, "block_k": 256, "warps_n": 8, "slice_k": 4}, "warps_n * slice_k"),
+        ({"block_n": 256, "block_k": 256, "warps_n": 8, "slice_k": 4}, "slice_k"),
         ({"group_size": -1}, "scale_on"),
     ],
 )
@@ -98,7 +99,7 @@ def test_an_unknown_dtype() -> None:
 
 
 @given(specs())
-def test_shared_memory_has_no_overlap_and_no_gap_at_the_end(spec: MmaSyncSpec) -> None:
+def test_shared_memory_has_no_overlap_and_no_gap_at_the_end(spec: MarlinConfig) -> None:
     layout = spec.smem_layout()
     for (_, offset, size), (_, following, _) in pairwise(layout):
         assert offset + size <= following
@@ -108,7 +109,7 @@ def test_shared_memory_has_no_overlap_and_no_gap_at_the_end(spec: MmaSyncSpec) -
 
 
 @given(specs())
-def test_every_slot_is_aligned_for_what_writes_it(spec: MmaSyncSpec) -> None:
+def test_every_slot_is_aligned_for_what_writes_it(spec: MarlinConfig) -> None:
     """PTX ISA, cp.async.bulk.tensor: a destination is aligned to 128 bytes, in the 128-byte swizzle to 1024; 16 for
     vector accesses and stmatrix, 8 for mbarriers."""
     k64 = spec.block_k // 64
@@ -128,7 +129,7 @@ def test_every_slot_is_aligned_for_what_writes_it(spec: MmaSyncSpec) -> None:
     assert (spec.smem_offset("full_barriers") | spec.smem_offset("empty_barriers")) % 8 == 0
 
 
-def expected_bytes(spec: MmaSyncSpec) -> int:
+def expected_bytes(spec: MarlinConfig) -> int:
     """What the barrier of a stage will count: boxes of descriptors over arrays of this spec's operands."""
     k, n, m = 256, 256, 256
     dtype, total = activation_type(spec.dtype).numpy, 0
@@ -152,14 +153,14 @@ def expected_bytes(spec: MmaSyncSpec) -> int:
 
 
 @given(specs())
-def test_a_stage_expects_what_its_boxes_deliver(spec: MmaSyncSpec) -> None:
+def test_a_stage_expects_what_its_boxes_deliver(spec: MarlinConfig) -> None:
     assert spec.transaction_bytes == expected_bytes(spec)
     assert spec.uses_tma == (spec.transaction_bytes > 0)
     assert spec.transaction_bytes < 1 << 20, "mbarrier's tx-count is limited to 2^20 - 1"
 
 
 @given(specs())
-def test_a_stages_bytes_are_the_parts_of_its_slot(spec: MmaSyncSpec) -> None:
+def test_a_stages_bytes_are_the_parts_of_its_slot(spec: MarlinConfig) -> None:
     parts = (
         spec.weight_stage_bytes,
         spec.activation_stage_bytes,
@@ -174,7 +175,7 @@ def test_a_stages_bytes_are_the_parts_of_its_slot(spec: MmaSyncSpec) -> None:
 
 
 @given(specs())
-def test_arrivals_and_threads(spec: MmaSyncSpec) -> None:
+def test_arrivals_and_threads(spec: MarlinConfig) -> None:
     """One arrival for all of TMA, one of each producer thread where cp.async loads."""
     scales = {spec.scale_load_path} if spec.group_size != -1 else set()
     stage = {spec.weight_load_path, spec.activation_load_path} | scales
@@ -186,7 +187,7 @@ def test_arrivals_and_threads(spec: MmaSyncSpec) -> None:
 
 
 @given(specs())
-def test_the_entry_is_a_c_identifier(spec: MmaSyncSpec) -> None:
+def test_the_entry_is_a_c_identifier(spec: MarlinConfig) -> None:
     assert spec.entry.isidentifier()
     assert spec.entry.isascii()
 

@@ -13,26 +13,26 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from marlin_builders import mma_sync, skinny, wgmma
 
 from cudatma.build.render import render
 from cudatma.errors import ArgumentError
 from cudatma.kernels.launch_struct import offsets, pack, size_bytes, work_values
-from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import weight_values
-from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.staged_tile import StagedTile
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.registry import REGISTRY
 from cudatma.kernels.schedule import Assignment, Schedule, assignments, ceil_div, divisor, schedule
 from cudatma.target import get_target
 
 SPECS = [
-    MmaSyncSpec("float16", 128, False, *tile, 3)
-    for tile in ((8, 128, 256, 4, 1), (16, 64, 256, 2, 2), (64, 256, 128, 8, 1), (128, 256, 64, 8, 1))
+    mma_sync(block_m=8, block_n=128, block_k=256, warps_n=4, stages=3),
+    mma_sync(block_m=16, block_n=64, block_k=256, warps_n=2, slice_k=2, stages=3),
+    mma_sync(block_m=64, block_n=256, block_k=128, warps_n=8, stages=3),
+    mma_sync(block_m=128, block_n=256, block_k=64, warps_n=8, stages=3),
 ]
 WGMMA = [
-    WgmmaSpec("float16", 128, False, 64, 128, 2, 2, 6),
-    WgmmaSpec("float16", 128, False, 256, 64, 2, 1, 5, cluster=2, consumer_registers=232),
+    wgmma(block_m=64, block_n=256, block_k=128, warpgroups=2, stages=6),
+    wgmma(block_m=256, block_n=128, block_k=64, warpgroups=2, stages=5, cluster_n=2, consumer_registers=232),
 ]
 EVERY_SPEC = [
     spec
@@ -93,7 +93,7 @@ class Cut:
         return list(range(index + 1, last + 1))
 
 
-def cut(spec: StagedTile, m: int, n: int, k: int, resident: int) -> Cut:
+def cut(spec: MarlinConfig, m: int, n: int, k: int, resident: int) -> Cut:
     plan = schedule(spec, m, n, k, resident)
     problem = SimpleNamespace(**work_values(plan, m, n, k, spec.block_m), **weight_values(spec, n, k, ceil_div(k, 128)))
     assert plan.ctas == plan.work_ranges * spec.cluster
@@ -105,7 +105,7 @@ def every_unit(made: Cut) -> list[tuple[int, Unit]]:
 
 
 @given(problems)
-def test_every_stage_of_every_tile_is_worked_on_once(case: tuple[StagedTile, int, int, int, int]) -> None:
+def test_every_stage_of_every_tile_is_worked_on_once(case: tuple[MarlinConfig, int, int, int, int]) -> None:
     made = cut(*case)
     counts = np.zeros((made.tiles, made.problem.k_iterations), int)
     for _, unit in every_unit(made):
@@ -115,14 +115,14 @@ def test_every_stage_of_every_tile_is_worked_on_once(case: tuple[StagedTile, int
 
 
 @given(problems)
-def test_the_grid_fits_the_gpu_and_no_cta_is_idle(case: tuple[StagedTile, int, int, int, int]) -> None:
+def test_the_grid_fits_the_gpu_and_no_cta_is_idle(case: tuple[MarlinConfig, int, int, int, int]) -> None:
     made = cut(*case)
     assert case[0].cluster <= made.plan.ctas <= max(case[-1], case[0].cluster)
     assert all(made.units(index) for index in range(made.work_ranges))
 
 
 @given(problems)
-def test_the_longest_range(case: tuple[StagedTile, int, int, int, int]) -> None:
+def test_the_longest_range(case: tuple[MarlinConfig, int, int, int, int]) -> None:
     """It is the one that assignments() says, of those the one that is predicted to be shortest; the divided parts of
     work ranges differ by one stage at most."""
     spec, m, _, _, resident = case
@@ -145,7 +145,7 @@ def test_the_longest_range(case: tuple[StagedTile, int, int, int, int]) -> None:
 
 
 @given(problems)
-def test_divided_tiles_would_take_longer_whole(case: tuple[StagedTile, int, int, int, int]) -> None:
+def test_divided_tiles_would_take_longer_whole(case: tuple[MarlinConfig, int, int, int, int]) -> None:
     spec, *_, resident = case
     made = cut(*case)
     longest = ceil_div(made.tiles, max(1, resident // spec.cluster)) * made.problem.k_iterations
@@ -154,7 +154,7 @@ def test_divided_tiles_would_take_longer_whole(case: tuple[StagedTile, int, int,
 
 
 @given(problems)
-def test_as_many_ranges_share_a_tile_as_the_assignment_says(case: tuple[StagedTile, int, int, int, int]) -> None:
+def test_as_many_ranges_share_a_tile_as_the_assignment_says(case: tuple[MarlinConfig, int, int, int, int]) -> None:
     """Two where a full wave is divided, too."""
     spec, m, _, _, resident = case
     made = cut(*case)
@@ -169,7 +169,7 @@ def test_as_many_ranges_share_a_tile_as_the_assignment_says(case: tuple[StagedTi
 
 
 @given(problems)
-def test_a_partial_sum_is_of_the_first_unit_of_its_work_range(case: tuple[StagedTile, int, int, int, int]) -> None:
+def test_a_partial_sum_is_of_the_first_unit_of_its_work_range(case: tuple[MarlinConfig, int, int, int, int]) -> None:
     """A work range needs one slot in the workspace, and writes it before its CTA waits for another."""
     made = cut(*case)
     for index in range(made.work_ranges):
@@ -181,7 +181,7 @@ def test_a_partial_sum_is_of_the_first_unit_of_its_work_range(case: tuple[Staged
 
 @given(problems)
 def test_an_owner_has_a_tiles_first_stage_as_its_last_divided_unit(
-    case: tuple[StagedTile, int, int, int, int],
+    case: tuple[MarlinConfig, int, int, int, int],
 ) -> None:
     made = cut(*case)
     for index, unit in every_unit(made):
@@ -192,7 +192,7 @@ def test_an_owner_has_a_tiles_first_stage_as_its_last_divided_unit(
 
 @given(problems)
 def test_owners_fix_up_from_exactly_the_work_ranges_that_store_partial_sums(
-    case: tuple[StagedTile, int, int, int, int],
+    case: tuple[MarlinConfig, int, int, int, int],
 ) -> None:
     """These CTAs have lower numbers: the GPU dispatched them before the one that waits for them."""
     made = cut(*case)
@@ -210,7 +210,7 @@ def test_owners_fix_up_from_exactly_the_work_ranges_that_store_partial_sums(
 
 @settings(max_examples=40)
 @given(problems, st.integers(0, 2**32))
-def test_the_fixed_up_sums_are_the_tiles_sums(case: tuple[StagedTile, int, int, int, int], seed: int) -> None:
+def test_the_fixed_up_sums_are_the_tiles_sums(case: tuple[MarlinConfig, int, int, int, int], seed: int) -> None:
     """CTAs run in the order of their numbers; integers have no rounding, which makes the comparison exact."""
     made = cut(*case)
     values = np.random.default_rng(seed).integers(-99, 100, (made.tiles, made.problem.k_iterations))
@@ -231,7 +231,7 @@ def test_the_fixed_up_sums_are_the_tiles_sums(case: tuple[StagedTile, int, int, 
 
 
 @given(problems)
-def test_positions_of_tiles_are_a_permutation(case: tuple[StagedTile, int, int, int, int]) -> None:
+def test_positions_of_tiles_are_a_permutation(case: tuple[MarlinConfig, int, int, int, int]) -> None:
     """Raster groups of raster_m tiles of M, column by column of tiles, as parts/schedule.cuh.j2 numbers them."""
     problem = cut(*case).problem
     seen = set()
@@ -244,7 +244,7 @@ def test_positions_of_tiles_are_a_permutation(case: tuple[StagedTile, int, int, 
 
 
 @given(problems)
-def test_the_problem_that_the_device_reads(case: tuple[StagedTile, int, int, int, int]) -> None:
+def test_the_problem_that_the_device_reads(case: tuple[MarlinConfig, int, int, int, int]) -> None:
     spec, m, n, k, _ = case
     problem = cut(*case).problem
     assert (problem.m, problem.n, problem.k) == (m, n, k)
@@ -273,7 +273,7 @@ def test_the_struct_has_the_members_that_the_kernel_reads_where_it_reads_them(sp
 
 
 def test_the_bytes_are_those_that_the_device_reads() -> None:
-    spec = WgmmaSpec("float16", 128, False, 16, 128, 2, 1, 4, fused="as_stored")
+    spec = wgmma(block_m=16, block_n=128, block_k=128, warpgroups=2, stages=4, scale_form="as_stored")
     plan = schedule(spec, 100, 512, 1024, 4)
     values = work_values(plan, 100, 512, 1024, spec.block_m, output_pitch=1 << 40)
     values |= weight_values(spec, 512, 1024, 8, scale_exponent=3)
@@ -297,7 +297,7 @@ def test_a_multiplication_divides(d: int, n: int) -> None:
 
 
 @given(problems)
-def test_tiles_lie_where_the_device_computes_them(case: tuple[StagedTile, int, int, int, int]) -> None:
+def test_tiles_lie_where_the_device_computes_them(case: tuple[MarlinConfig, int, int, int, int]) -> None:
     """tile_position() of parts/schedule.cuh.j2 in Python: each tile once, raster group after raster group."""
     problem = cut(*case).problem
 
@@ -348,7 +348,7 @@ def test_all_ctas_share_a_few_tiles_of_large_k() -> None:
     ],
 )
 def test_a_dependent_launch_prefetches_two_stages_of_long_layers(block_m: int, k: int, n: int, prefetched: int) -> None:
-    spec = SkinnySpec("float16", 128, False, block_m, 2, 512, 4, 4, deep_box=True)
+    spec = skinny(block_m=block_m, block_n=64, block_k=512, slice_k=4, stages=4, deep_box=True)
     for programmatic, wanted in ((True, prefetched), (False, 0)):
         values = weight_values(spec, n, k, ceil_div(k, 128), programmatic=programmatic)
         assert values["prefetch_stages"] == wanted
@@ -365,27 +365,27 @@ def test_a_dependent_launch_prefetches_two_stages_of_long_layers(block_m: int, k
     ],
 )
 def test_tiles_of_wgmma_prefetch_too(block_m: int, cluster_k: int, k: int, n: int, prefetched: int) -> None:
-    spec = WgmmaSpec("float16", 128, False, block_m, 256, 3, 1, 4, cluster_k=cluster_k)
+    spec = wgmma(block_m=block_m, block_n=192, block_k=256, warpgroups=3, stages=4, cluster_k=cluster_k)
     values = weight_values(spec, n, k, ceil_div(k, 128), programmatic=True)
     assert values["prefetch_stages"] == prefetched
 
 
 def test_clusters_that_divide_k() -> None:
     """A cluster for each tile, however many are resident; all CTAs have stages, and nothing uses the workspace."""
-    skinny = SkinnySpec("float16", 128, False, 8, 1, 512, 4, 3, cluster_k=3)
-    assert skinny.launch_cluster == 3
+    thin = skinny(block_m=8, block_n=32, block_k=512, slice_k=4, stages=3, cluster_k=3)
+    assert thin.launch_cluster == 3
     # 32 N tiles of an N of 1024, three CTAs each: 96; eight stages with a block_k of 512.
-    assert schedule(skinny, 1, 1024, 4096, 132) == Schedule(96, 1, 32, 8, 0)
-    assert schedule(skinny, 9, 1024, 4096, 132) == Schedule(192, 2, 32, 8, 0)
-    tile = replace(WGMMA[0], cluster=1, cluster_k=2)
+    assert schedule(thin, 1, 1024, 4096, 132) == Schedule(96, 1, 32, 8, 0)
+    assert schedule(thin, 9, 1024, 4096, 132) == Schedule(192, 2, 32, 8, 0)
+    tile = replace(WGMMA[0], cluster_k=2)
     assert (tile.launch_cluster, tile.partial_bytes) == (2, 0)
     # Two tiles of 64 rows, sixteen of 256 columns, 32 stages with a block_k of 128.
     assert schedule(tile, 65, 4096, 4096, 132) == Schedule(2 * 2 * 16, 2, 16, 32, 0)
-    for spec in (skinny, replace(tile, cluster_k=3)):
+    for spec in (thin, replace(tile, cluster_k=3)):
         assert schedule(spec, 1, 128, 2 * spec.block_k + 1, 132).k_iterations == 3
         with pytest.raises(ArgumentError, match="at most 2") as caught:
             schedule(spec, 1, 128, 2 * spec.block_k, 132)
-        assert caught.value.field == "spec.cluster_k"
+        assert caught.value.field == "cluster_k"
 
 
 def test_too_many_stages_are_refused() -> None:

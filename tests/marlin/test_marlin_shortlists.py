@@ -13,21 +13,19 @@ from cudatma.kernels.choosing import pinned, shortlist
 from cudatma.kernels.gpu import H200, imagined_gpu
 from cudatma.kernels.marlin import gemm as marlin
 from cudatma.kernels.marlin.arguments import gemm_arguments
-from cudatma.kernels.marlin.choose import MARLIN, AnyMarlinSpec, resolve_fused
+from cudatma.kernels.marlin.choose import MARLIN
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.gemm import marlin_gemm
-from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.problem import LinearShape, Problem
-from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.quantization import quantize
 
 PROCESSORS = 4
-KINDS: dict[str, tuple[str, Callable[[AnyMarlinSpec], bool]]] = {
-    "skinny, whole K": ("sm_90a", lambda s: isinstance(s, SkinnySpec) and s.cluster_k == 1),
-    "skinny, cluster divides K": ("sm_90a", lambda s: isinstance(s, SkinnySpec) and s.cluster_k == 2),
-    "K among warpgroups": ("sm_90a", lambda s: isinstance(s, WgmmaSpec) and s.warpgroups_k == 2),
-    "three warpgroups": ("sm_90a", lambda s: isinstance(s, WgmmaSpec) and s.warpgroups == 3),
-    "K among warps": ("sm_120a", lambda s: isinstance(s, MmaSyncSpec) and s.slice_k == 4),
+KINDS: dict[str, tuple[str, Callable[[MarlinConfig], bool]]] = {
+    "skinny, whole K": ("sm_90a", lambda s: s.version == "skinny" and s.cluster_k == 1),
+    "skinny, cluster divides K": ("sm_90a", lambda s: s.version == "skinny" and s.cluster_k == 2),
+    "K among warpgroups": ("sm_90a", lambda s: s.version == "wgmma" and s.slice_k == 2),
+    "three warpgroups": ("sm_90a", lambda s: s.version == "wgmma" and s.warpgroups == 3),
+    "K among warps": ("sm_120a", lambda s: s.version == "mma_sync" and s.slice_k == 4),
 }
 
 
@@ -64,5 +62,5 @@ def test_a_pinned_configuration_is_what_a_gemm_runs(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(marlin, "gemm_arguments", watched)
     with pinned(mine):
         out = marlin_gemm(x, weight, backend="emulator")
-    assert [resolve_fused(spec, "none") for spec in seen] == [mine]
+    assert [spec.in_form("none") for spec in seen] == [mine]
     assert relative_error(out, x, weight) < 1e-3

@@ -12,26 +12,27 @@ from cudatma.errors import DriverError
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.launch_struct import size_bytes
+from cudatma.kernels.marlin.candidates import dump_specs, skinny_times
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import LinearShape, Problem
-from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.skinny_candidates import dump_specs, skinny_times
 from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
 from tools.sass import disassemble, find_program, parse_ptxas, parse_sass
 
-CASES = [(name, spec) for name in ("sm_90a", "sm_120a") for spec in dump_specs(get_target(name))]
+CASES = [(name, spec) for name in ("sm_90a", "sm_120a") for spec in dump_specs("skinny", get_target(name))]
 #: Activations in boxes of other dimensions than the choice takes.
 OTHER_BOX = [
-    (name, replace(spec, deep_box=not spec.deep_box, block_m=spec.columns)) for name, spec in CASES[:1] + CASES[-1:]
+    (name, replace(spec, deep_box=not spec.deep_box, block_m=max(8, spec.block_m)))
+    for name, spec in CASES[:1] + CASES[-1:]
 ]
 TENSOR_MAP_BYTES = 128
 
 
 def ids(case: object) -> str:
-    return case.entry if isinstance(case, SkinnySpec) else str(case)
+    return case.entry if isinstance(case, MarlinConfig) else str(case)
 
 
-def compiled(spec: SkinnySpec, target: str) -> Kernel:
+def compiled(spec: MarlinConfig, target: str) -> Kernel:
     try:
         return load_kernel(spec.template, spec, get_target(target))
     except DriverError as error:
@@ -40,7 +41,7 @@ def compiled(spec: SkinnySpec, target: str) -> Kernel:
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize(("target", "spec"), CASES + OTHER_BOX, ids=ids)
-def test_resources_and_parameters(target: str, spec: SkinnySpec) -> None:
+def test_resources_and_parameters(target: str, spec: MarlinConfig) -> None:
     kernel = compiled(spec, target)
     assert kernel.warnings == ()
     used = parse_ptxas(kernel.log)[spec.entry]
@@ -61,7 +62,7 @@ def test_resources_and_parameters(target: str, spec: SkinnySpec) -> None:
 def test_two_blocks_of_32_tokens_keep_their_sums(n: int, group_size: int) -> None:
     """With slice_k > 1 ptxas would spill 250 bytes and more of each thread."""
     found = cheapest_first(skinny_times, Problem(LinearShape(2048, n, group_size, False, "float16"), 32), H200)
-    spec = next(one for one, _ in found if isinstance(one, SkinnySpec) and one.blocks_per_sm == 2)
+    spec = next(one for one, _ in found if one.version == "skinny" and one.blocks_per_sm == 2)
     assert spec.block_m == 32
     used = parse_ptxas(compiled(spec, "sm_90a").log)[spec.entry]
     assert used.spill_store_bytes <= 128
@@ -70,7 +71,7 @@ def test_two_blocks_of_32_tokens_keep_their_sums(n: int, group_size: int) -> Non
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(("target", "spec"), CASES[:1] + CASES[-1:] + OTHER_BOX, ids=ids)
-def test_instructions(target: str, spec: SkinnySpec) -> None:
+def test_instructions(target: str, spec: MarlinConfig) -> None:
     """TMA alone loads the operands: before the wait, for the first lap, and for all later laps."""
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here: the SASS was not looked at")
@@ -83,8 +84,8 @@ def test_instructions(target: str, spec: SkinnySpec) -> None:
     activations = 1 if spec.deep_box else spec.block_k // 64
     assert found["UTMALDG"] == 3 * constants + 2 * activations
     k64_per_warp = spec.block_k // 64 // spec.slice_k
-    assert found["HMMA"] == k64_per_warp * 4 * 2 * spec.columns // 8
-    assert found["LDSM"] == k64_per_warp * spec.columns // 4
+    assert found["HMMA"] == k64_per_warp * 4 * 2 * max(8, spec.block_m) // 8
+    assert found["LDSM"] == k64_per_warp * max(8, spec.block_m) // 4
     # One thread issues copies, which ptxas knows: no loop over the threads of a warp, which would vote, around any of
     # them.
     assert found["ELECT"] == 2

@@ -1,4 +1,4 @@
-"""SkinnySpec: rules, shared memory, expected bytes, and the CTAs that cover a weight."""
+"""MarlinConfig: rules, shared memory, expected bytes, and the CTAs that cover a weight."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from marlin_builders import skinny
 
 from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc, create_weight_tile_tma_desc
 from cudatma.dtypes import activation_type
@@ -16,14 +17,13 @@ from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin.arguments import dependent_smem_bytes
+from cudatma.kernels.marlin.candidates import dump_specs, skinny_times, tile_rows
 from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
-from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.skinny_candidates import dump_specs, skinny_times, tile_rows
 from cudatma.target import SMEM_RESERVED_BYTES, TARGETS, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
 BASE: dict[str, Any] = {
-    "dtype": "float16", "group_size": 128, "has_zeros": False, "block_m": 8, "n_tiles": 3, "block_k": 256,
+    "block_m": 8, "block_n": 96, "block_k": 256,
     "slice_k": 2, "stages": 4,
 }  # fmt: skip
 
@@ -31,28 +31,28 @@ BASE: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("dtype", "float32"), ("group_size", 16), ("block_m", 24), ("n_tiles", 0), ("n_tiles", 9), ("block_k", 64),
+        ("dtype", "float32"), ("group_size", 16), ("block_m", 24), ("block_n", 0), ("block_n", 288), ("block_k", 64),
         ("slice_k", 3), ("slice_k", 8), ("stages", 1), ("stages", 17), ("stages", True),
         ("blocks_per_sm", 3), ("deep_box", 1), ("cluster_k", 0), ("cluster_k", 9),
     ],
 )  # fmt: skip
 def test_rules(field: str, value: object) -> None:
     with pytest.raises((ArgumentError, TypeError)) as raised:
-        SkinnySpec(**{**BASE, field: value})
+        skinny(**{**BASE, field: value})
     assert field in str(raised.value)
 
 
 @pytest.mark.parametrize(
     ("named", "fields"),
     [
-        ("at most 16 warps", {"n_tiles": 5, "slice_k": 4}),
+        ("at most 16 warps", {"block_n": 160, "slice_k": 4}),
         ("deep_box", {"block_m": 4}),  # a box of 64 of K has the mma's eight rows
         ("at least 2 for block_k = 256", {"block_m": 1, "deep_box": True}),
     ],
 )
 def test_rules_of_several_fields(named: str, fields: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=named):
-        SkinnySpec(**{**BASE, **fields})
+        skinny(**{**BASE, **fields})
 
 
 @pytest.mark.parametrize(
@@ -67,24 +67,23 @@ def test_tiles_for_small_m(m: int, block_k: int, wanted: int) -> None:
     layer = LinearShape(4096, 4096, 128, False, "float16")
     assert tile_rows(layer, m, block_k) == wanted
     assert tile_rows(replace(layer, k=4100), m, block_k) == max(8, wanted)  # no deep box: K has a part of a block
-    of = SkinnySpec(**{**BASE, "block_k": block_k, "block_m": wanted, "deep_box": True})
+    of = skinny(**{**BASE, "block_k": block_k, "block_m": wanted, "deep_box": True})
     assert of.activation_stage_bytes == wanted * block_k * 2
     assert of.activation_stage_bytes % 1024 == 0
-    eight = replace(of, block_m=max(8, wanted))
-    assert (of.columns, of.sums, of.epilogue_parts()) == (eight.columns, eight.sums, eight.epilogue_parts())
+    assert of.epilogue_parts() == replace(of, block_m=max(8, wanted)).epilogue_parts()
 
 
 def test_the_box_tells_entries_apart_and_nothing_else() -> None:
-    flat, deep = (SkinnySpec(**BASE, deep_box=deep) for deep in (False, True))
+    flat, deep = (skinny(deep_box=deep, **BASE) for deep in (False, True))
     assert deep.entry == flat.entry + "_d"
     assert deep.smem_layout() == flat.smem_layout()
 
 
 def test_clusters_tell_entries_apart() -> None:
     """Names, what is launched, and nothing of a stage."""
-    made = [SkinnySpec(**BASE, cluster_k=ctas) for ctas in range(1, 9)]
+    made = [skinny(cluster_k=ctas, **BASE) for ctas in range(1, 9)]
     assert len({of.entry for of in made}) == 8
-    assert made[0].entry == SkinnySpec(**BASE).entry
+    assert made[0].entry == skinny(**BASE).entry
     assert [of.launch_cluster for of in made] == list(range(1, 9))
     assert {(of.cluster, of.transaction_bytes, of.threads, of.partial_bytes) for of in made} == {
         (1, made[0].transaction_bytes, made[0].threads, 0)
@@ -104,8 +103,8 @@ def test_clusters_tell_entries_apart() -> None:
     ],
 )
 def test_sums_of_a_cluster_by_hand(n_tiles: int, block_m: int, cluster_k: int, size: int) -> None:
-    fields = {**BASE, "n_tiles": n_tiles, "block_m": block_m, "slice_k": 1}
-    of = SkinnySpec(**fields, cluster_k=cluster_k)
+    fields = {**BASE, "block_n": 32 * n_tiles, "block_m": block_m, "slice_k": 1}
+    of = skinny(cluster_k=cluster_k, **fields)
     layout = {name: held for name, _, held in of.smem_layout()}
     assert layout["cluster_sums"] == size
     assert layout["cluster_barrier"] == (8 if cluster_k > 1 else 0)
@@ -120,8 +119,8 @@ def test_each_n_tile_has_one_owner_with_memory_for_all_sums(
     n_tiles: int, block_m: int, cluster_k: int, group_size: int
 ) -> None:
     """The CTAs of a cluster own N tiles in turn; each receives the sums of all other CTAs for its own."""
-    fields = {**BASE, "n_tiles": n_tiles, "block_m": block_m, "slice_k": 1}
-    of = SkinnySpec(**{**fields, "group_size": group_size}, cluster_k=cluster_k)
+    fields = {**BASE, "block_n": 32 * n_tiles, "block_m": block_m, "slice_k": 1}
+    of = skinny(cluster_k=cluster_k, **{**fields, "group_size": group_size})
     owned = [[n_tile for n_tile in range(n_tiles) if n_tile % cluster_k == rank] for rank in range(cluster_k)]
     assert sorted(n_tile for mine in owned for n_tile in mine) == list(range(n_tiles))
     assert of.column_bytes == 32 * block_m * 4
@@ -130,20 +129,20 @@ def test_each_n_tile_has_one_owner_with_memory_for_all_sums(
 
 
 def test_clusters_need_a_target_that_has_them() -> None:
-    narrow = SkinnySpec(**{**BASE, "n_tiles": 1}, cluster_k=2)
+    narrow = skinny(cluster_k=2, **{**BASE, "block_n": 32})
     narrow.check_target(SM90A)
-    with pytest.raises(TargetError, match="cluster_k > 1"):
+    with pytest.raises(TargetError, match="with cluster"):
         narrow.check_target(SM120A)
     replace(narrow, cluster_k=1).check_target(SM120A)
 
 
 def test_shared_memory_is_checked_against_the_target() -> None:
-    fits_sm90 = SkinnySpec(**{**BASE, "n_tiles": 7, "stages": 6})
+    fits_sm90 = skinny(**{**BASE, "block_n": 224, "stages": 6})
     fits_sm90.check_target(SM90A)
     with pytest.raises(ArgumentError, match="stages"):
         fits_sm90.check_target(SM120A)
     with pytest.raises(TargetError):
-        SkinnySpec(**BASE).check_target(replace(SM90A, features=SM90A.features - {"tma"}))
+        skinny(**BASE).check_target(replace(SM90A, features=SM90A.features - {"tma"}))
 
 
 @given(
@@ -158,7 +157,7 @@ def test_shared_memory_is_checked_against_the_target() -> None:
 def test_expected_bytes_are_those_of_the_boxes(slice_k: int, n_tiles: int, block_k: int, **fields: Any) -> None:
     """What the full barrier counts is what the maps' loads deliver, and every slot is aligned for TMA."""
     assume(n_tiles * slice_k <= 16 and block_k // 64 % slice_k == 0)
-    of = SkinnySpec(n_tiles=n_tiles, block_k=block_k, slice_k=slice_k, stages=2, **fields)
+    of = skinny(block_n=32 * n_tiles, block_k=block_k, slice_k=slice_k, stages=2, **fields)
     k64 = block_k // 64
     qweight = np.zeros((4 * 16, 2048), np.uint8)
     options: dict[str, Any] = {"target": SM90A, "encoder": "codec"}
@@ -202,7 +201,7 @@ def test_no_more_dependent_ctas_on_an_sm_than_blocks_per_sm(name: str) -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_dump_specs(name: str) -> None:
     target = get_target(name)
-    specs = dump_specs(target)
+    specs = dump_specs("skinny", target)
     assert bool(specs) == (target.has("tma") and target.has("mma_sync"))
     for spec in specs:
         spec.check_target(target)

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from marlin_builders import mma_sync, skinny, wgmma
 from threads import in_threads
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, TuneFileWarning
 from cudatma.kernels import choice_table, overrides
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.choose import MARLIN, decide
-from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import LinearShape, Problem
-from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.tuning_file import (
     Entry,
     GpuClass,
@@ -33,9 +32,9 @@ from cudatma.target import get_target
 SM90A = get_target("sm_90a")
 GPU = GpuClass.of(H200)
 LAYER = LinearShape(4096, 4096, 128, False, "float16")
-WGMMA = WgmmaSpec("float16", 128, False, 64, 128, 1, 1, 6, mmas_per_commit=1, commits_in_flight=3)
-SKINNY = SkinnySpec("float16", 128, False, 8, 1, 512, 4, 6)
-MMA_SYNC = MmaSyncSpec("float16", 128, False, 8, 128, 256, 4, 1, 3, scale_on="accumulator")
+WGMMA = wgmma(block_m=64, block_n=64, block_k=128, warpgroups=1, stages=6, mmas_per_commit=1, commits_in_flight=3)
+SKINNY = skinny(block_m=8, block_n=32, block_k=512, slice_k=4, stages=6)
+MMA_SYNC = mma_sync(block_m=8, block_n=128, block_k=256, warps_n=4, stages=3, scale_on="accumulator")
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +57,7 @@ def source(m: int) -> str:
 
 
 def test_an_entry_comes_back_as_it_was() -> None:
-    for spec in (WGMMA, SKINNY, replace(WGMMA, cluster=2), MMA_SYNC):
+    for spec in (WGMMA, SKINNY, replace(WGMMA, cluster_n=2), MMA_SYNC):
         one = Entry(Problem(LAYER, 64), spec, 8.5, 10.25)
         raw = json.loads(json.dumps(one.as_json(MARLIN)))
         assert parse_entry(raw, MARLIN, SM90A) == one
@@ -137,11 +136,11 @@ def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         ("{", "Expecting property name"),
         ("[]", "no file of tuning entries"),
         ('{"hello": 1}', "no file of tuning entries"),
-        ('{"schema": 5, "sections": []}', "schema is 5, and this version of cudatma reads 4"),
-        ('{"schema": 4}', "sections are damaged"),
+        ('{"schema": 6, "sections": []}', "schema is 6, and this version of cudatma reads 5"),
+        ('{"schema": 5}', "sections are damaged"),
         (f'{{"schema": 1{"0" * 99}}}', "its schema is an int of 329 bits, and"),
-        ('{"schema": 4, "sections": [{"gpu": {}, "entries": [3]}]}', "sections are damaged"),
-        ('{"schema": 3, "sections": 5}', "an earlier version of cudatma .* again with: cudatma tune$"),
+        ('{"schema": 5, "sections": [{"gpu": {}, "entries": [3]}]}', "sections are damaged"),
+        ('{"schema": 4, "sections": 5}', "an earlier version of cudatma .* again with: cudatma tune$"),
         ("[" * 100_000, "nested too deeply"),
         ("\x00\x01", "Expecting value"),
     ],
@@ -175,8 +174,8 @@ def test_a_pipe_or_a_device_in_its_place_is_not_read(file: Path) -> None:
 def test_an_entry_of_another_revision_is_ignored_and_the_command_named(file: Path) -> None:
     store_entry(file, GPU, MARLIN, entry(1, SKINNY))
     store_entry(file, GPU, MARLIN, entry(64))
-    older = f'"kernel": "wgmma", "revision": {WgmmaSpec.revision - 1}'
-    file.write_text(file.read_text().replace(f'"kernel": "wgmma", "revision": {WgmmaSpec.revision}', older))
+    older = f'"kernel": "wgmma", "revision": {MarlinConfig.revision - 1}'
+    file.write_text(file.read_text().replace(f'"kernel": "wgmma", "revision": {MarlinConfig.revision}', older))
     command = "measure again with: cudatma tune marlin --shape 4096x4096 --m 64"
     with pytest.warns(TuneFileWarning, match=f"m 64: revision: .*{command}"):
         assert source(64) == "rule"
@@ -232,12 +231,12 @@ def test_what_a_launch_would_refuse_is_refused() -> None:
     deep = entry(8, replace(SKINNY, deep_box=True)).as_json(MARLIN)
     with pytest.raises(ArgumentError, match="4128 is no multiple of 64") as caught:
         parse_entry(deep | {"k": 4128}, MARLIN, SM90A)
-    assert caught.value.field == "spec.deep_box"
+    assert caught.value.field == "deep_box"
     assert parse_entry(entry(8, SKINNY).as_json(MARLIN) | {"k": 4128}, MARLIN, SM90A).problem.k == 4128
     clusters, two_stages = entry(64, replace(WGMMA, cluster_k=3)).as_json(MARLIN), 2 * WGMMA.block_k
     with pytest.raises(ArgumentError, match="at most the stages") as caught:
         parse_entry(clusters | {"k": two_stages}, MARLIN, SM90A)
-    assert caught.value.field == "spec.cluster_k"
+    assert caught.value.field == "cluster_k"
     parse_entry(clusters | {"k": two_stages + 1}, MARLIN, SM90A)
     with pytest.raises(ArgumentTypeError, match="m"):
         parse_entry(broken(m=1.5), MARLIN, SM90A)

@@ -12,23 +12,21 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from marlin_builders import mma_sync, skinny, wgmma
 
 from cudatma.kernels import choice_table, overrides
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import H200, Gpu
 from cudatma.kernels.marlin.choose import MARLIN, SHIPPED, choose_by_cost, decide
-from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.problem import LinearShape, Problem
-from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import ceil_div
 from cudatma.kernels.tuning_file import Entry, GpuClass, parse_entry, read_sections, store_entry
 from cudatma.target import get_target
 
 GPU = GpuClass.of(H200)
 LAYER = LinearShape(4096, 4096, 128, False, "float16")
-WGMMA = WgmmaSpec("float16", 128, False, 64, 128, 1, 1, 6, mmas_per_commit=1, commits_in_flight=3)
-SKINNY = SkinnySpec("float16", 128, False, 8, 1, 512, 4, 6)
+WGMMA = wgmma(block_m=64, block_n=64, block_k=128, warpgroups=1, stages=6, mmas_per_commit=1, commits_in_flight=3)
+SKINNY = skinny(block_m=8, block_n=32, block_k=512, slice_k=4, stages=6)
 TABLE = SHIPPED
 
 
@@ -144,9 +142,9 @@ def test_a_layers_own_entry_comes_before_one_alike_and_the_users_before_a_shippe
     assert decided(64, dtype="bfloat16") == ("tuned", replace(WGMMA, stages=4, dtype="bfloat16"))
 
 
-FULL = WgmmaSpec("float16", 128, False, 80, 128, 1, 1, 9, mmas_per_commit=1, commits_in_flight=1)
-FOR_TWO = SkinnySpec("float16", 128, False, 8, 7, 256, 1, 3, blocks_per_sm=2)
-SCALED_SUMS = MmaSyncSpec("float16", 128, False, 8, 128, 256, 4, 1, 3, scale_on="accumulator")
+FULL = wgmma(block_m=80, block_n=64, block_k=128, warpgroups=1, stages=9, mmas_per_commit=1)
+FOR_TWO = skinny(block_m=8, block_n=224, block_k=256, slice_k=1, stages=3, blocks_per_sm=2)
+SCALED_SUMS = mma_sync(block_m=8, block_n=128, block_k=256, warps_n=4, stages=3, scale_on="accumulator")
 
 
 @pytest.mark.parametrize(
@@ -262,7 +260,7 @@ def test_every_entry_that_ships_can_be_used_and_pays() -> None:
             entries.append((tuple(section["gpu"].values()), found.problem.layer, found.problem.m))
             if found.rule_us < 1.02 * found.us:
                 problems.add(f"{found.problem}: gains less than 2 %")
-            if getattr(found.spec, "fused", "none") != "none":
+            if getattr(found.spec, "scale_form", "none") != "none":
                 problems.add(f"{found.problem}: only a weight says whether its scales are fused")
     assert not problems
     assert len(entries) == len(set(entries)) > 0, "one for each problem"

@@ -7,14 +7,14 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from marlin_builders import wgmma
 
 from cudatma.build.kernel import load_kernel
 from cudatma.errors import DriverError
 from cudatma.kernels.launch_struct import size_bytes
-from cudatma.kernels.marlin import wgmma_candidates
+from cudatma.kernels.marlin.candidates import WGMMA_TILES, dump_specs, fitted
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import LinearShape
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
-from cudatma.kernels.marlin.wgmma_candidates import dump_specs
 from cudatma.runtime.launch import Kernel
 from cudatma.target import get_target
 from tools.sass import disassemble, find_program, parse_ptxas, parse_sass
@@ -23,38 +23,38 @@ TARGET = get_target("sm_90a")
 LAYER = LinearShape(8192, 28672, 128, False, "float16")
 #: Every tile with its least and largest block_m, one in fp16 and one in bf16.
 TILES = [
-    wgmma_candidates._fitting(wgmma_candidates._spec(tile, size, replace(LAYER, dtype=dtype)), TARGET)
-    for tile in wgmma_candidates._TILES
-    for size, dtype in dict(zip((tile.least_m, tile.most_m), ("float16", "bfloat16"), strict=True)).items()
+    fitted(tile.config(replace(LAYER, dtype=dtype), size), TARGET)
+    for tile in WGMMA_TILES
+    for size, dtype in dict(zip((tile.min_m, tile.max_m), ("float16", "bfloat16"), strict=True)).items()
 ]
 #: Every feature, every tile of the list, and one whose last rows are stored by 8.
 SPECS = list(
     dict.fromkeys(
         [
-            *dump_specs(TARGET),
+            *dump_specs("wgmma", TARGET),
             *(tile.in_form("as_stored") for tile in TILES),
-            WgmmaSpec("float16", 128, False, 88, 128, 2, 1, 4),
+            wgmma(block_m=88, block_n=128, block_k=128, warpgroups=2, stages=4),
         ]
     )
 )
 TENSOR_MAP_BYTES = 128
 
 
-def compiled(spec: WgmmaSpec) -> Kernel:
+def compiled(spec: MarlinConfig) -> Kernel:
     try:
         return load_kernel(spec.template, spec, TARGET)
     except DriverError as error:
         pytest.skip(f"no NVRTC: {error}")
 
 
-def saves_one(spec: WgmmaSpec) -> bool:
+def saves_one(spec: MarlinConfig) -> bool:
     """A tile that is 1 % faster with a register saved in front of its loop than with setmaxnreg. [H200]"""
     return spec.is_fused and (spec.block_m, spec.block_n, spec.block_k, spec.mmas_per_commit) == (64, 256, 256, 2)
 
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.entry)
-def test_resources(spec: WgmmaSpec) -> None:
+def test_resources(spec: MarlinConfig) -> None:
     """A log that speaks of serialised wgmmas or an ignored setmaxnreg is a warning."""
     kernel = compiled(spec)
     assert kernel.warnings == ()
@@ -66,13 +66,13 @@ def test_resources(spec: WgmmaSpec) -> None:
     assert used.static_smem_bytes == 0, "the offsets in shared memory begin at the dynamic part"
     barriers = re.search(r"used (\d+) barriers", kernel.log)
     assert barriers is not None
-    named = spec.warpgroups * (1 if spec.warpgroups_k == 1 else 2) if not spec.pingpong else 4
+    named = spec.warpgroups * (1 if spec.slice_k == 1 else 2) if not spec.pingpong else 4
     assert int(barriers[1]) == 1 + named
 
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.entry)
-def test_parameters(spec: WgmmaSpec) -> None:
+def test_parameters(spec: MarlinConfig) -> None:
     sizes = [parameter.size_bytes for parameter in compiled(spec).parameters]
     maps = 2 + spec.has_stage_scales + spec.has_stage_zeros
     arrays = 2 + (0 if spec.has_stage_scales else 1 + spec.has_zeros) + 2 * (spec.cluster_k == 1)
@@ -81,7 +81,7 @@ def test_parameters(spec: WgmmaSpec) -> None:
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.entry)
-def test_instructions(spec: WgmmaSpec) -> None:
+def test_instructions(spec: MarlinConfig) -> None:
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here: the SASS was not looked at")
     folder = compiled(spec).folder
@@ -89,7 +89,7 @@ def test_instructions(spec: WgmmaSpec) -> None:
     shown = disassemble(folder / "kernel.cubin")
     assert shown.text is not None
     found = Counter(instruction.mnemonic for instruction in parse_sass(shown.text))
-    assert found["HGMMA"] == spec.block_k // 16 * spec.stack // spec.warpgroups_k
+    assert found["HGMMA"] == spec.block_k // 16 * spec.stack // spec.slice_k
     assert found["HMMA"] == found["LDGSTS"] == 0
     # Weights, scales and zero points: before griddepcontrol.wait, after it, and when the ring wraps;
     # activations by 64 of K. ptxas knows that one thread issues them: no loop, which would vote, around any copy.
@@ -110,8 +110,18 @@ def test_what_two_forms_save_is_not_in_their_loops() -> None:
     """From the wait for a stage to the last product; with zero points of whole columns there are more of them."""
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here: the SASS was not looked at")
-    column = WgmmaSpec("float16", -1, True, 64, 256, 2, 2, 3, mmas_per_commit=2, commits_in_flight=1)
-    long = WgmmaSpec("float16", -1, True, 80, 128, 2, 2, 5, mmas_per_commit=1, commits_in_flight=3)
+    column = wgmma(group_size=-1, has_zeros=True, block_m=64, block_n=256, block_k=256, warpgroups=2, stages=3)
+    long = wgmma(
+        group_size=-1,
+        has_zeros=True,
+        block_m=80,
+        block_n=256,
+        block_k=128,
+        warpgroups=2,
+        stages=5,
+        mmas_per_commit=1,
+        commits_in_flight=3,
+    )
     saving = [spec for spec in SPECS if saves_one(spec)]
     assert saving
     for spec in (*saving, column, replace(column, dtype="bfloat16"), long, replace(long, dtype="bfloat16")):
@@ -131,17 +141,17 @@ def test_one_multiply_add_shortens_the_main_loop() -> None:
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here: the SASS was not looked at")
     # Of each tile the one with the largest block_m: the loop's instructions do not depend on it.
-    by_form = {(s.block_n, s.block_k, s.stack, s.warpgroups_k, s.fused): s for s in SPECS if s.is_fused}
+    by_form = {(s.block_n, s.block_k, s.stack, s.slice_k, s.scale_form): s for s in SPECS if s.is_fused}
     fused = list(by_form.values())
-    fused += [replace(spec, dtype="bfloat16") for spec in fused if spec.fused == "as_stored"]
+    fused += [replace(spec, dtype="bfloat16") for spec in fused if spec.scale_form == "as_stored"]
     for spec in dict.fromkeys(fused):
-        of_eight = 3 if spec.fused == "shifted" else 6 if spec.is_bf16 else 4
-        saved = of_eight * spec.stack * spec.block_k // 16 // spec.warpgroups_k
+        of_eight = 3 if spec.scale_form == "shifted" else 6 if spec.is_bf16 else 4
+        saved = of_eight * spec.stack * spec.block_k // 16 // spec.slice_k
         spared = _loop_length(spec.in_form("none")) - _loop_length(spec)
         assert spared > 0.6 * saved, spec.entry
 
 
-def _loop_length(spec: WgmmaSpec) -> int:
+def _loop_length(spec: MarlinConfig) -> int:
     folder = compiled(spec).folder
     assert folder is not None
     text = disassemble(folder / "kernel.cubin").text

@@ -16,7 +16,6 @@ from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin import gemm as marlin
 from cudatma.kernels.marlin.choose import choose_by_cost
 from cudatma.kernels.marlin.problem import Problem
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import schedule
 from cudatma.quantization import PackedWeight
 from cudatma.quantization.scale_range import ScaleFit
@@ -32,14 +31,14 @@ CASES = {
     "stream_k": (13, 384, 136, 2, spec(), SMALL),
     "stream_k_large": (13, 384, 136, 2, spec(), LARGE),
     "whole_tiles_wide": (13, 384, 72, 1, spec(), WIDE),
-    "stack_wide_large": (20, 200, 136, 1, spec(block_m=24, block_k=128, stack=2, stages=3), WIDE_LARGE),
+    "stack_wide_large": (20, 200, 136, 1, spec(block_m=24, block_k=128, block_n=128, stages=3), WIDE_LARGE),
     "group_32_large": (9, 232, 72, 2, spec(group_size=32, mmas_per_commit=4, block_k=128), LARGE),
     "multicast_setmaxnreg": (
         13,
         256,
         300,
         4,
-        spec(cluster=2, mmas_per_commit=1, commits_in_flight=3, block_k=128, consumer_registers=232, group_size=64),
+        spec(cluster_n=2, mmas_per_commit=1, commits_in_flight=3, block_k=128, consumer_registers=232, group_size=64),
         SMALL,
     ),
     "depth_divided_large": (
@@ -47,7 +46,7 @@ CASES = {
         640,
         200,
         3,
-        spec(warpgroups_k=2, block_k=128, mmas_per_commit=1, commits_in_flight=3),
+        spec(slice_k=2, block_k=128, mmas_per_commit=1, commits_in_flight=3),
         LARGE,
     ),
     "32_tokens_stream_k_large": (40, 256, 72, 3, spec(block_m=32), LARGE),
@@ -56,11 +55,11 @@ CASES = {
         256,
         72,
         1,
-        spec(block_m=64, warpgroups_k=2, block_k=128, group_size=64, mmas_per_commit=1),
+        spec(block_m=64, slice_k=2, block_k=128, group_size=64, mmas_per_commit=1),
         WIDE,
     ),
     "bf16_stream_k": (13, 384, 136, 2, spec(dtype="bfloat16"), BF16_SMALL),
-    "bf16_stack_large": (20, 200, 136, 1, spec(dtype="bfloat16", block_m=24, block_k=128, stack=2), BF16_LARGE),
+    "bf16_stack_large": (20, 200, 136, 1, spec(dtype="bfloat16", block_m=24, block_k=128, block_n=128), BF16_LARGE),
     "bf16_group_32": (9, 232, 72, 2, spec(dtype="bfloat16", group_size=32, mmas_per_commit=4, block_k=128), BF16_SMALL),
     "bf16_multicast_depth_divided_large": (
         13,
@@ -70,8 +69,8 @@ CASES = {
         spec(
             dtype="bfloat16",
             group_size=64,
-            cluster=2,
-            warpgroups_k=2,
+            cluster_n=2,
+            slice_k=2,
             block_k=128,
             mmas_per_commit=1,
             commits_in_flight=3,
@@ -148,7 +147,7 @@ def test_a_weight_in_another_form_is_refused() -> None:
     x, w, _ = operands(8, 128, 64, spec())
     w = scaled(w, *WIDE)
     with pytest.raises(ArgumentError, match="'shifted' or 'none' for this weight"):
-        run_marlin(x, w, spec=spec(fused="as_stored"), processors=1, schedules=1)
+        run_marlin(x, w, spec=spec(scale_form="as_stored"), processors=1, schedules=1)
 
 
 def served(monkeypatch: pytest.MonkeyPatch, w: PackedWeight, m: int = 33, **options: Any) -> Any:
@@ -173,12 +172,14 @@ def test_the_call_takes_it_where_it_can(monkeypatch: pytest.MonkeyPatch, batch_i
     _, w, _ = operands(1, 128, 64, spec())
     assert w.scale_fit.form == "as_stored"
     chosen = served(monkeypatch, w, batch_invariant=batch_invariant)
-    assert isinstance(chosen, WgmmaSpec)
-    assert chosen.fused == "as_stored"
-    assert served(monkeypatch, scaled(w, *WIDE_LARGE)).fused == "shifted"
+    assert chosen.version == "wgmma"
+    assert chosen.scale_form == "as_stored"
+    assert served(monkeypatch, scaled(w, *WIDE_LARGE)).scale_form == "shifted"
     _, brain, _ = operands(1, 128, 64, spec(dtype="bfloat16"))
     for largest, fit in (BF16_SMALL, BF16_LARGE):
-        assert served(monkeypatch, scaled(brain, largest, fit), batch_invariant=batch_invariant).fused == "as_stored"
+        assert (
+            served(monkeypatch, scaled(brain, largest, fit), batch_invariant=batch_invariant).scale_form == "as_stored"
+        )
     if not batch_invariant:
         rule = choose_by_cost(Problem.of(w, 33), H200)
         assert chosen.in_form("none") == rule

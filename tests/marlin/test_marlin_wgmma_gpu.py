@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from marlin_builders import wgmma
 from marlin_operands import (
     Options,
     activations,
@@ -25,8 +26,7 @@ from this_gpu import TARGET, cupy
 from cudatma import marlin_gemm
 from cudatma.dtypes import activation_type
 from cudatma.kernels.marlin import gemm as marlin
-from cudatma.kernels.marlin.choose import resolve_fused
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.schedule import Schedule, schedule
 from cudatma.quantization.scale_range import ScaleFit
 
@@ -35,21 +35,52 @@ pytestmark = pytest.mark.gpu
 if not TARGET.has_wgmma:
     pytest.skip(f"{TARGET.name} has no wgmma", allow_module_level=True)
 
-SMALL = WgmmaSpec("float16", 128, False, 64, 128, 2, 1, 4)
+SMALL = wgmma(block_m=64, block_n=128, block_k=128, warpgroups=2, stages=4)
+
 TILES = {
     "small": SMALL,
-    "stack": WgmmaSpec("float16", 128, False, 48, 128, 2, 2, 4),
-    "wide": WgmmaSpec(
-        "float16", 128, False, 256, 64, 2, 1, 5, mmas_per_commit=1, commits_in_flight=3, consumer_registers=232
+    "stack": wgmma(block_m=48, block_n=256, block_k=128, warpgroups=2, stages=4),
+    "wide": wgmma(
+        block_m=256,
+        block_n=128,
+        block_k=64,
+        warpgroups=2,
+        stages=5,
+        mmas_per_commit=1,
+        commits_in_flight=3,
+        consumer_registers=232,
     ),
-    "wide_multicast": WgmmaSpec("float16", 128, False, 256, 64, 2, 1, 5, 2, 1, 3, consumer_registers=232),
-    "three_warpgroups": WgmmaSpec("float16", 128, False, 128, 128, 3, 1, 4, mmas_per_commit=1, commits_in_flight=3),
-    "depth_divided": WgmmaSpec("float16", 128, False, 64, 256, 1, 1, 3, warpgroups_k=2),
-    "pingpong": WgmmaSpec("float16", 128, False, 128, 128, 1, 2, 4, 2, 1, 3, 232, pingpong=True),
+    "wide_multicast": wgmma(
+        block_m=256,
+        block_n=128,
+        block_k=64,
+        warpgroups=2,
+        stages=5,
+        cluster_n=2,
+        mmas_per_commit=1,
+        commits_in_flight=3,
+        consumer_registers=232,
+    ),
+    "three_warpgroups": wgmma(
+        block_m=128, block_n=192, block_k=128, warpgroups=3, stages=4, mmas_per_commit=1, commits_in_flight=3
+    ),
+    "depth_divided": wgmma(block_m=64, block_n=64, block_k=256, warpgroups=1, stages=3, slice_k=2),
+    "pingpong": wgmma(
+        block_m=128,
+        block_n=128,
+        block_k=128,
+        warpgroups=1,
+        stages=4,
+        cluster_n=2,
+        mmas_per_commit=1,
+        commits_in_flight=3,
+        consumer_registers=232,
+        pingpong=True,
+    ),
 }
 
 
-def use(monkeypatch: pytest.MonkeyPatch, spec: WgmmaSpec) -> None:
+def use(monkeypatch: pytest.MonkeyPatch, spec: MarlinConfig) -> None:
     """Whatever is asked for, this instance serves it, and divides tiles as readily as the other kernels do: else small
     problems' would all be whole."""
     serve_with(monkeypatch, lambda *_: spec)
@@ -176,7 +207,7 @@ def test_one_multiply_add_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, n
         for form in (packed.scale_fit.form, "none"):
             with monkeypatch.context() as patched:
                 planned = serve_with(patched, lambda *_: spec)
-                patched.setattr(marlin, "resolve_fused", lambda spec, _, form=form: resolve_fused(spec, form))
+                patched.setattr(marlin, "resolve_fused", lambda spec, _, form=form: spec.in_form(form))
                 found.append(bits(marlin_gemm(x, packed, bias=bias)).get())
                 assert [one.scale_form for one in planned] == [form]
         assert np.isfinite(found[0].view(numbers).astype(np.float32)).all()

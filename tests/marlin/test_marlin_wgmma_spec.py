@@ -1,54 +1,62 @@
-"""WgmmaSpec and its tiles: rules, shared memory, expected bytes, and what setmaxnreg can give."""
+"""MarlinConfig and its tiles: rules, shared memory, expected bytes, and what setmaxnreg can give."""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from marlin_builders import mma_sync, skinny, wgmma
 
 from cudatma.descriptor import create_activation_tma_desc, create_scale_tma_desc, create_weight_tile_tma_desc
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
-from cudatma.kernels.marlin import wgmma_candidates
+from cudatma.kernels.marlin.candidates import WGMMA_TILES, dump_specs, fitted
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
-from cudatma.kernels.marlin.wgmma_candidates import dump_specs
 from cudatma.layout import Swizzle
 from cudatma.target import get_target
 
 SM90A = get_target("sm_90a")
-BASE = WgmmaSpec("float16", 128, False, 64, 128, 2, 1, 4)
-WIDE = WgmmaSpec(
-    "float16", 128, False, 256, 64, 2, 1, 5, mmas_per_commit=1, commits_in_flight=3, consumer_registers=232
+BASE = wgmma(block_m=64, block_n=128, block_k=128, warpgroups=2, stages=4)
+WIDE = wgmma(
+    block_m=256,
+    block_n=128,
+    block_k=64,
+    warpgroups=2,
+    stages=5,
+    mmas_per_commit=1,
+    commits_in_flight=3,
+    consumer_registers=232,
 )
 
 
 @st.composite
-def specs(draw: st.DrawFn) -> WgmmaSpec:
+def specs(draw: st.DrawFn) -> MarlinConfig:
     """Any spec that its own rules allow."""
-    stack = draw(st.integers(1, 2))
+    stack, warpgroups = draw(st.integers(1, 2)), draw(st.integers(1, 3))
     mmas_per_commit, commits_in_flight = draw(st.sampled_from(((1, 3), (2, 1), (1, 1))))
     try:
-        return WgmmaSpec(
+        return wgmma(
             dtype=draw(st.sampled_from(("float16", "bfloat16"))),
             group_size=draw(st.sampled_from(GROUP_SIZES)),
             has_zeros=draw(st.booleans()),
             block_m=draw(st.integers(1, 32 // stack)) * 8,
+            block_n=64 * warpgroups * stack,
             block_k=draw(st.sampled_from((64, 128, 256))),
-            warpgroups=draw(st.integers(1, 3)),
-            stack=stack,
+            warpgroups=warpgroups,
             stages=draw(st.integers(2, 16)),
-            cluster=draw(st.integers(1, 2)),
+            cluster_n=draw(st.integers(1, 2)),
             mmas_per_commit=mmas_per_commit,
             commits_in_flight=commits_in_flight,
             consumer_registers=draw(st.sampled_from((0, 0, 152, 232))),
-            warpgroups_k=draw(st.sampled_from((1, 2))),
+            slice_k=draw(st.sampled_from((1, 2))),
         )
     except ArgumentError:
         assume(False)
@@ -62,15 +70,15 @@ def specs(draw: st.DrawFn) -> WgmmaSpec:
         ("block_k", 32),
         ("warpgroups", 0),
         ("warpgroups", 4),
-        ("warpgroups_k", 3),
-        ("stack", 3),
-        ("cluster", 4),
+        ("slice_k", 3),
+        ("block_n", 96),
+        ("cluster_n", 4),
         ("mmas_per_commit", 3),
         ("commits_in_flight", 0),
         ("commits_in_flight", 2),
         ("consumer_registers", 236),
-        ("fused", "somehow"),
-        ("fused", True),
+        ("scale_form", "somehow"),
+        ("scale_form", True),
         ("block_m", 12),
         ("block_m", 0),
         ("block_m", 264),
@@ -90,22 +98,26 @@ def test_a_wrong_field_is_named(field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "field", "why"),
     [
-        ({"block_m": 24, "cluster": 2}, "block_m", "swizzle"),
-        ({"warpgroups": 3, "stack": 2}, "warpgroups * stack", "box"),
-        ({"warpgroups": 2, "warpgroups_k": 2}, "warpgroups * warpgroups_k", "at most 3"),
-        ({"block_k": 64, "warpgroups": 1, "warpgroups_k": 2}, "warpgroups_k", "multiple of 64"),
-        ({"warpgroups": 1, "warpgroups_k": 2, "commits_in_flight": 3}, "commits_in_flight", "a stage is 2 groups"),
-        ({"block_m": 200, "stack": 2}, "stack * block_m", "accumulators"),
+        ({"block_m": 24, "cluster_n": 2}, "block_m", "swizzle"),
+        ({"warpgroups": 3}, "block_n", "192 or 384"),
+        ({"warpgroups": 2, "slice_k": 2}, "warpgroups * slice_k", "at most 3"),
+        ({"block_k": 64, "slice_k": 2}, "slice_k", "multiple of 64"),
+        (
+            {"warpgroups": 1, "block_n": 64, "slice_k": 2, "commits_in_flight": 3},
+            "commits_in_flight",
+            "a stage is 2 groups",
+        ),
+        ({"block_m": 200, "block_n": 256}, "block_m", "accumulators"),
         ({"block_m": 256}, "consumer_registers", "setmaxnreg"),
-        ({"block_m": 128, "stack": 2}, "consumer_registers", "setmaxnreg"),
+        ({"block_m": 128, "block_n": 256}, "consumer_registers", "setmaxnreg"),
         ({"consumer_registers": 240}, "consumer_registers", "waits forever"),
-        ({"warpgroups": 3, "consumer_registers": 160}, "consumer_registers", "waits forever"),
+        ({"warpgroups": 3, "block_n": 192, "consumer_registers": 160}, "consumer_registers", "waits forever"),
         ({"block_m": 128, "consumer_registers": 64}, "consumer_registers", "spill"),
         # The loop's body holds too few groups for ptxas to keep the fragments of those in flight apart.
         ({"block_k": 64, "mmas_per_commit": 4}, "commits_in_flight", "a stage is 1 groups"),
         ({"block_k": 64, "mmas_per_commit": 2, "commits_in_flight": 3}, "commits_in_flight", "a stage is 2 groups"),
         ({"block_k": 128, "mmas_per_commit": 4, "commits_in_flight": 3}, "commits_in_flight", "larger block_k"),
-        ({"cluster_k": 2, "cluster": 2}, "cluster_k", "share activations, or divide K"),
+        ({"cluster_k": 2, "cluster_n": 2}, "cluster_k", "share activations, or divide K"),
     ],
 )
 def test_fields_that_do_not_go_together(changes: dict[str, Any], field: str, why: str) -> None:
@@ -114,13 +126,49 @@ def test_fields_that_do_not_go_together(changes: dict[str, Any], field: str, why
     assert caught.value.field == field
 
 
+SKINNY = skinny(block_m=8, block_n=64, block_k=256, stages=4)
+MMA_SYNC = mma_sync(block_m=16, block_n=64, block_k=128, stages=4, warps_n=4)
+
+
+@pytest.mark.parametrize(
+    ("base", "field", "value"),
+    [
+        (BASE, "version", "wmma"),
+        (BASE, "deep_box", True),
+        (BASE, "blocks_per_sm", 2),
+        (BASE, "warps_n", 4),
+        (BASE, "scale_on", "weight"),
+        (BASE, "scale_load_path", "cp_async"),
+        (SKINNY, "warpgroups", 1),
+        (SKINNY, "cluster_n", 2),
+        (SKINNY, "consumer_registers", 232),
+        (MMA_SYNC, "cluster_k", 2),
+        (MMA_SYNC, "pingpong", True),
+        (MMA_SYNC, "scale_form", "as_stored"),
+        (MMA_SYNC, "mmas_per_commit", 1),
+    ],
+)
+def test_a_kernel_refuses_fields_of_the_others(base: MarlinConfig, field: str, value: Any) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        replace(base, **{field: value})
+    assert (caught.value.field, caught.value.got) == (field, value)
+
+
+def test_a_workspace_holds_the_sums_of_a_tile() -> None:
+    tall: dict[str, Any] = {"mmas_per_commit": 1, "commits_in_flight": 3, "consumer_registers": 152, "stages": 2}
+    with pytest.raises(ArgumentError, match="at most 168") as caught:
+        wgmma(block_m=176, block_k=64, warpgroups=3, **tall)
+    assert caught.value.field == "block_m"
+    assert wgmma(block_m=176, block_k=64, warpgroups=3, cluster_k=2, **tall).partial_bytes == 0
+
+
 def test_an_unknown_dtype() -> None:
     with pytest.raises((ArgumentError, ArgumentTypeError)):
         replace(BASE, dtype="float32")
 
 
 @given(specs())
-def test_the_registers_that_setmaxnreg_assigns_exist(spec: WgmmaSpec) -> None:
+def test_the_registers_that_setmaxnreg_assigns_exist(spec: MarlinConfig) -> None:
     """PTX ISA, setmaxnreg: inc waits until the CTA's register pool has them."""
     launched = min(255, 65536 // spec.threads) // 8 * 8 * spec.threads
     if spec.consumer_registers:
@@ -131,7 +179,7 @@ def test_the_registers_that_setmaxnreg_assigns_exist(spec: WgmmaSpec) -> None:
 
 
 @given(specs())
-def test_the_released_slot_is_read_by_no_wgmma(spec: WgmmaSpec) -> None:
+def test_the_released_slot_is_read_by_no_wgmma(spec: MarlinConfig) -> None:
     """A model of the loop: groups are committed in order, and all but the last
     commits_in_flight are complete after a wait."""
     committed: list[int] = []
@@ -148,7 +196,7 @@ def test_the_released_slot_is_read_by_no_wgmma(spec: WgmmaSpec) -> None:
 
 
 @given(specs())
-def test_shared_memory_has_no_overlap_and_is_aligned(spec: WgmmaSpec) -> None:
+def test_shared_memory_has_no_overlap_and_is_aligned(spec: MarlinConfig) -> None:
     """PTX ISA, cp.async.bulk.tensor: a destination is aligned to 128 bytes, in the 128-byte swizzle to 1024."""
     layout = spec.smem_layout()
     for (_, offset, size), (_, following, _) in pairwise(layout):
@@ -168,7 +216,7 @@ def test_shared_memory_has_no_overlap_and_is_aligned(spec: WgmmaSpec) -> None:
 
 
 @given(specs())
-def test_the_staging_rows_hold_a_chunk_and_chunks_make_up_a_tile(spec: WgmmaSpec) -> None:
+def test_the_staging_rows_hold_a_chunk_and_chunks_make_up_a_tile(spec: MarlinConfig) -> None:
     """At most 20 KB of all warpgroups, of pairs of 8 rows or of 8 alone."""
     assert spec.staging_rows % min(16, spec.block_m) == 0
     assert spec.staging_bytes == spec.staging_rows * (64 * 2 * spec.stack + 16)
@@ -181,7 +229,14 @@ def test_the_staging_rows_hold_a_chunk_and_chunks_make_up_a_tile(spec: WgmmaSpec
 def test_the_ctas_of_a_cluster_own_all_rows_and_hold_the_sums_of_each_other(
     eights: int, warpgroups: int, cluster_k: int
 ) -> None:
-    of = WgmmaSpec("float16", 128, False, 8 * eights, 64, warpgroups, 1, 2, cluster_k=cluster_k)
+    of = wgmma(
+        block_m=8 * eights,
+        block_n=64 * warpgroups,
+        block_k=64,
+        warpgroups=warpgroups,
+        stages=2,
+        cluster_k=cluster_k,
+    )
     owned = [range(8 * eights)[rank * of.own_rows : (rank + 1) * of.own_rows] for rank in range(cluster_k)]
     assert sum(map(len, owned)) == of.block_m
     # Whole fragments, as even as they can be; from every other CTA fp32 sums of each element.
@@ -196,14 +251,17 @@ def test_the_ctas_of_a_cluster_own_all_rows_and_hold_the_sums_of_each_other(
 def test_chunks_of_staging_rows() -> None:
     """As many rows as the limit allows: a row of 64 columns takes 144 bytes, one of 128 takes 272."""
     tiles = ((8, 1, 1), (24, 1, 1), (40, 1, 2), (64, 1, 2), (88, 2, 1), (96, 2, 2), (64, 3, 1))
-    found = [WgmmaSpec("float16", 128, False, m, 64, groups, stack, 2).staging_rows for m, groups, stack in tiles]
+    found = [
+        wgmma(block_m=m, block_n=64 * groups * stack, block_k=64, warpgroups=groups, stages=2).staging_rows
+        for m, groups, stack in tiles
+    ]
     assert found == [8, 16, 32, 64, 64, 32, 32]
     assert WIDE.staging_rows == 32
-    assert replace(WIDE, warpgroups=3, consumer_registers=152, block_m=160).staging_rows == 16
+    assert replace(WIDE, warpgroups=3, block_n=192, consumer_registers=152, block_m=160).staging_rows == 16
 
 
 @given(specs())
-def test_a_stage_expects_what_its_boxes_deliver(spec: WgmmaSpec) -> None:
+def test_a_stage_expects_what_its_boxes_deliver(spec: MarlinConfig) -> None:
     k, n, m = 256, 256, 256
     dtype = activation_type(spec.dtype).numpy
     weight = create_weight_tile_tma_desc(
@@ -224,7 +282,7 @@ def test_a_stage_expects_what_its_boxes_deliver(spec: WgmmaSpec) -> None:
 
 
 @given(specs())
-def test_the_entry_is_a_c_identifier(spec: WgmmaSpec) -> None:
+def test_the_entry_is_a_c_identifier(spec: MarlinConfig) -> None:
     assert spec.entry.isidentifier()
 
 
@@ -237,10 +295,10 @@ def test_entries_tell_operands_and_tiles_apart() -> None:
         {"block_m": 32},
         {"block_k": 256},
         {"stages": 5},
-        {"stack": 2},
-        {"warpgroups": 3},
-        {"warpgroups": 1, "warpgroups_k": 2},
-        {"cluster": 2},
+        {"block_n": 256},
+        {"warpgroups": 3, "block_n": 192},
+        {"warpgroups": 1, "block_n": 64, "slice_k": 2},
+        {"cluster_n": 2},
         {"mmas_per_commit": 1},
         {"commits_in_flight": 3},
         {"consumer_registers": 232},
@@ -267,11 +325,11 @@ def test_every_tile_has_three_stages_unless_scales_take_their_memory() -> None:
     """A ring of two loads nothing while a stage is computed. Three tiles have stages of 64 and 72 KB: with small groups
     shared memory does not hold the scales and zero points of a third stage."""
     shorter = set()
-    for tile in wgmma_candidates._TILES:
+    for tile in WGMMA_TILES:
         for group_size, has_zeros in itertools.product(GROUP_SIZES, (False, True)):
             layer = LinearShape(8192, 28672, group_size, has_zeros, "float16")
-            for size in (tile.least_m, tile.most_m):
-                made = wgmma_candidates._fitting(wgmma_candidates._spec(tile, size, layer), SM90A)
+            for size in (tile.min_m, tile.max_m):
+                made = fitted(tile.config(layer, size), SM90A)
                 assert made.stages <= tile.stages
                 if made.stages < 3:
                     shorter.add((size, made.block_n, made.block_k, group_size, has_zeros))
@@ -284,21 +342,19 @@ def test_every_tile_has_three_stages_unless_scales_take_their_memory() -> None:
 
 def test_dump_specs_hold_every_tile_of_the_list() -> None:
     """Each with its largest block_m, and with 40, or its least where that is more."""
-    dumped = dump_specs(SM90A)
+    dumped = dump_specs("wgmma", SM90A)
     assert len({spec.entry for spec in dumped}) == len(dumped)
-    fields = ("block_k", "stack", "cluster", "warpgroups", "warpgroups_k")
-    found = {
-        (spec.block_m, *(getattr(spec, field) for field in fields), spec.mmas_per_commit, spec.commits_in_flight)
-        for spec in dumped
-    }
+    fields = attrgetter(
+        "block_n", "block_k", "cluster_n", "warpgroups", "slice_k", "mmas_per_commit", "commits_in_flight"
+    )
+    found = {(spec.block_m, *fields(spec)) for spec in dumped}
+    layer = LinearShape(8192, 28672, 128, False, "float16")
     wanted = {
-        (size, *(getattr(tile, field) for field in fields), *tile.pipeline(size))
-        for tile in wgmma_candidates._TILES
-        for size in (max(40, tile.least_m), tile.most_m)
+        (size, *fields(tile.config(layer, size))) for tile in WGMMA_TILES for size in (max(40, tile.min_m), tile.max_m)
     }
     assert wanted <= found
     assert {shape[1:] for shape in found} == {shape[1:] for shape in wanted}, "no tile that is not in the list"
     assert {spec.cluster_k for spec in dumped} > {1}
     assert {spec.group_size for spec in dumped} == set(GROUP_SIZES)
     assert {(spec.dtype, spec.has_zeros) for spec in dumped} >= {("bfloat16", True), ("float16", True)}
-    assert dump_specs(get_target("sm_120a")) == []
+    assert dump_specs("wgmma", get_target("sm_120a")) == []

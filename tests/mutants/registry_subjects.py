@@ -11,6 +11,7 @@ import numpy as np
 from attention_subjects import attention_subjects
 from data_movement_subjects import call_of, data_movement_subjects
 from gemm_builders import config as gemm_config
+from marlin_builders import mma_sync, skinny, wgmma
 from path_subjects import path_subjects
 from subject import Subject
 
@@ -26,11 +27,8 @@ from cudatma.kernels.gemm.config import PRESETS, GemmConfig
 from cudatma.kernels.gemm.sample import gemm_call
 from cudatma.kernels.host import host_bytes
 from cudatma.kernels.marlin.arguments import gemm_arguments
-from cudatma.kernels.marlin.choose import AnyMarlinSpec
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinOptions, weight_of
-from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
-from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.schedule import schedule
 from cudatma.mutants.mutant import Call
 from cudatma.quantization import PackedWeight, quantize
@@ -48,40 +46,33 @@ _MMA_SYNC: dict[str, dict[str, Any]] = {
 #: The same for the wgmma kernel.
 _WGMMA: dict[str, dict[str, Any]] = {
     "plain": {"block_k": 128},
-    "cluster": {"block_k": 128, "cluster": 2, "has_zeros": True},
+    "cluster": {"block_k": 128, "cluster_n": 2, "has_zeros": True},
     "setmaxnreg": {"block_k": 128, "warpgroups": 2, "consumer_registers": 232, "group_size": -1, "mmas_per_commit": 1},
-    "fused": {"block_k": 128, "warpgroups": 2, "fused": "as_stored"},
+    "fused": {"block_k": 128, "warpgroups": 2, "scale_form": "as_stored"},
     # Rows for two of three CTAs, whose parts of K are 4 stages each.
     "cluster_k": {"block_k": 128, "cluster_k": 3},
     "pingpong": {"block_k": 128, "pingpong": True},
 }
 _SKINNY: dict[str, dict[str, Any]] = {
-    "even": {"n_tiles": 2, "slice_k": 2},
-    "odd_zeros": {"n_tiles": 1, "slice_k": 1, "has_zeros": True, "dtype": "bfloat16"},
+    "even": {"block_n": 64, "slice_k": 2},
+    "odd_zeros": {"block_n": 32, "slice_k": 1, "has_zeros": True, "dtype": "bfloat16"},
     # Tiles of four rows, which the mma's columns repeat.
-    "small_m": {"block_m": 4, "n_tiles": 1, "slice_k": 2, "deep_box": True},
+    "small_m": {"block_m": 4, "block_n": 32, "slice_k": 2, "deep_box": True},
     # Two N tiles for three CTAs, whose parts of K are 5, 5 and 6 stages: each ring wraps twice.
-    "cluster": {"n_tiles": 2, "slice_k": 2, "cluster_k": 3, "stages": 2},
+    "cluster": {"block_n": 64, "slice_k": 2, "cluster_k": 3, "stages": 2},
 }
 #: (M, N, K) of each kernel, small: there are a hundred mutants of each. M makes several tiles of the wgmma kernel: a
 #: wrong arrival count then adds up to a phase. Its K is short, or the ring would order the staging of one tile before
 #: that of the next. The skinny GEMM's ring has to wrap within the one tile of a CTA.
-_SIZES: dict[type, tuple[int, int, int]] = {
-    MmaSyncSpec: (13, 256, 512),
-    WgmmaSpec: (29, 128, 512),
-    SkinnySpec: (13, 64, 1024),
-}
+_SIZES = {"mma_sync": (13, 256, 512), "wgmma": (29, 128, 512), "skinny": (13, 64, 1024)}
 #: Where the CTAs of a cluster divide K: the ring of each wraps more than once.
-_DIVIDED_SIZES = {WgmmaSpec: (29, 64, 1536), SkinnySpec: (13, 64, 2048)}
+_DIVIDED_SIZES = {"wgmma": (29, 64, 1536), "skinny": (13, 64, 2048)}
 _WORK_RANGES = 3
 
 
-def mma_sync_spec(variant: str) -> MmaSyncSpec:
+def mma_sync_spec(variant: str) -> MarlinConfig:
     """A small tile of the mma.sync kernel with a short ring."""
     fields: dict[str, Any] = {
-        "dtype": "float16",
-        "group_size": 128,
-        "has_zeros": False,
         "block_m": 16,
         "block_n": 64,
         "block_k": 64,
@@ -90,51 +81,41 @@ def mma_sync_spec(variant: str) -> MmaSyncSpec:
         "stages": 2,
         **_MMA_SYNC[variant],
     }
-    if fields["group_size"] == -1:
-        fields["scale_on"] = "epilogue"
-    return MmaSyncSpec(**fields)
+    return mma_sync(**fields)
 
 
-def wgmma_spec(variant: str) -> WgmmaSpec:
+def wgmma_spec(variant: str) -> MarlinConfig:
     """A small tile of the wgmma kernel with a short ring."""
     fields: dict[str, Any] = {
-        "dtype": "float16",
-        "group_size": 128,
-        "has_zeros": False,
         "block_m": 16,
-        "warpgroups": 1,
-        "stack": 1,
         "stages": 2,
         **_WGMMA[variant],
     }
-    return WgmmaSpec(**fields)
+    return wgmma(**fields)
 
 
-def skinny_spec(variant: str) -> SkinnySpec:
+def skinny_spec(variant: str) -> MarlinConfig:
     """Few N tiles of the skinny GEMM with a short ring."""
     fields: dict[str, Any] = {
-        "dtype": "float16",
-        "group_size": 128,
-        "has_zeros": False,
         "block_m": 16,
         "block_k": 128,
         "stages": 3,
         **_SKINNY[variant],
     }
-    return SkinnySpec(**fields)
+    return skinny(**fields)
 
 
 @lru_cache(maxsize=16)
-def _operands(spec: AnyMarlinSpec) -> tuple[Any, PackedWeight]:
+def _operands(spec: MarlinConfig) -> tuple[Any, PackedWeight]:
     """(activations, packed weight)."""
-    m, n, k = (_SIZES if spec.cluster_k == 1 else _DIVIDED_SIZES)[type(spec)]
+    m, n, k = (_SIZES if spec.cluster_k == 1 else _DIVIDED_SIZES)[spec.version]
     random = np.random.default_rng(7)
     weight = random.normal(size=(k, n)).astype(np.float32) * 0.05
     packed = quantize(weight, group_size=spec.group_size, symmetric=not spec.has_zeros, dtype=spec.dtype)
     return random.normal(size=(m, k)).astype(packed.scales.dtype), packed
 
 
-def _marlin_call(spec: AnyMarlinSpec) -> Callable[[], Call]:
+def _marlin_call(spec: MarlinConfig) -> Callable[[], Call]:
     def make() -> Call:
         x, w = _operands(spec)
         m, n, k = len(x), w.shape[1], w.shape[0]
@@ -212,7 +193,7 @@ def _ragged_copy_call(spec: RaggedCopySpec) -> Callable[[], Call]:
 
 def registry_subjects() -> list[Subject]:
     """Every kernel of the registry, in each of its variants."""
-    specs: list[tuple[str, AnyMarlinSpec]] = [
+    specs: list[tuple[str, MarlinConfig]] = [
         (f"marlin_mma_sync/{variant}", mma_sync_spec(variant)) for variant in _MMA_SYNC
     ]
     specs += [(f"marlin_wgmma/{variant}", wgmma_spec(variant)) for variant in _WGMMA]

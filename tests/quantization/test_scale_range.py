@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from marlin_builders import wgmma
 
 from cudatma.dtypes import activation_type
 from cudatma.kernels.marlin.problem import weight_values
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.quantization import PackedWeight, pack, quantize
 from cudatma.quantization.scale_range import FORMS, ScaleFit, fit_scales
 
 NIBBLES = np.arange(16)
-SPEC = WgmmaSpec("float16", 128, False, 64, 128, 2, 1, 4)
+SPEC = wgmma(block_m=64, block_n=128, block_k=128, warpgroups=2, stages=4)
 HALF, BRAIN = (activation_type(name).numpy for name in ("float16", "bfloat16"))
 #: Significant bits; the smallest and the largest number; u, so that a subnormal v is v 2^-u.
 PRECISION, UNIT = {HALF: 11, BRAIN: 8}, {HALF: 24, BRAIN: 133}

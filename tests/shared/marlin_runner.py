@@ -18,7 +18,8 @@ from cudatma.kernels.engine import host_workspace
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.host import host_bytes
 from cudatma.kernels.marlin.arguments import gemm_arguments
-from cudatma.kernels.marlin.choose import AnyMarlinSpec, choose_by_cost
+from cudatma.kernels.marlin.choose import choose_by_cost
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinOptions, weight_of
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.schedule import Schedule, schedule
@@ -29,7 +30,7 @@ from cudatma.target import get_target
 TOLERANCE = {"float16": 1e-3, "bfloat16": 6e-3}
 
 
-def operands(m: int, k: int, n: int, of: AnyMarlinSpec) -> tuple[Any, PackedWeight, Any]:
+def operands(m: int, k: int, n: int, of: MarlinConfig) -> tuple[Any, PackedWeight, Any]:
     """Random x (m, k), a weight (k, n) as the spec takes it, and a bias (n,)."""
     rng = np.random.default_rng(m + k + n)
     dense = rng.normal(size=(k, n)).astype(np.float32) * 0.05
@@ -55,7 +56,7 @@ def run_marlin(
     *,
     target: str = "sm_90a",
     processors: int = 132,
-    spec: AnyMarlinSpec | None = None,
+    spec: MarlinConfig | None = None,
     bias: Any = None,
     divide: bool = True,
     work: Schedule | None = None,

@@ -6,19 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from marlin_builders import skinny, wgmma
 
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.choose import MARLIN
 from cudatma.kernels.marlin.problem import LinearShape, Problem
-from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
 from cudatma.kernels.tuning_file import Entry, GpuClass, read_sections, store_entry
 from tools.dev import tuned_tables
 
 GPU = GpuClass.of(H200)
 LAYER = LinearShape(4096, 4096, 128, False, "float16")
-SKINNY = SkinnySpec("float16", 128, False, 16, 3, 512, 4, 3)
-WGMMA = WgmmaSpec("float16", 128, False, 64, 128, 2, 1, 4)
+SKINNY = skinny(block_m=16, block_n=96, block_k=512, slice_k=4, stages=3)
+WGMMA = wgmma(block_m=64, block_n=128, block_k=128, warpgroups=2, stages=4)
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ _COUNTER_BYTES = 4
 _GROUP_BYTES, _LAST_GROUPS = 4 << 20, 4
 #: Parts of a sequence's keys at most. Microseconds that adding up takes for each of them, and that an SM takes to begin
 #: and end a CTA. [H200, attention_decode of 2 to 1024 tiles]
-_MOST_PARTS, _PART_US, _CTA_US = 64, 0.14, 0.4
+_MAX_PARTS, _PART_US, _CTA_US = 64, 0.14, 0.4
 #: Arrays of the parameters that have another name.
 _ARRAYS = {"output_rows": "out", "tile_counter": FLAGS, "counters": FLAGS, "partials": PARTIALS}
 #: Axes whose strides are members of the struct, by the ends of the members' names.
@@ -115,10 +115,10 @@ def decode_sizes(
         blocks, left = -(-problem.k_length // block_n), problem.limits.left
         if left is not None:
             blocks = min(blocks, -(-(left + 1 + problem.q_length) // block_n) + 1)
-        most = min(blocks, _MOST_PARTS, partials_bytes // (tiles * tile_bytes))
-        if most < 1 or tiles * _COUNTER_BYTES > flags_bytes:
+        max_parts = min(blocks, _MAX_PARTS, partials_bytes // (tiles * tile_bytes))
+        if max_parts < 1 or tiles * _COUNTER_BYTES > flags_bytes:
             return 1
-        return min(parts, most) if parts else _fastest_parts(tiles, blocks, most, *speed)
+        return min(parts, max_parts) if parts else _fastest_parts(tiles, blocks, max_parts, *speed)
 
     def sizes(problem: DecodeProblem) -> Sizes:
         layouts, queries, capacity = problem.layouts, problem.q_length, problem.k_length

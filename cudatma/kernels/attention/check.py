@@ -10,7 +10,7 @@ import numpy as np
 
 from cudatma.arrays import ArrayInfo, dense_strides, describe
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.attention.config import LEAST_BOX_ROWS
+from cudatma.kernels.attention.config import MIN_BOX_ROWS
 from cudatma.kernels.attention.problem import (
     ALIGNMENT,
     CACHE_TYPE,
@@ -122,8 +122,8 @@ def check_decode(
             allowed = f"({batch}, pages of a sequence), a row for each sequence of q"
             raise ArgumentError("page_table.shape", table.shape, allowed)
         capacity = length * table.shape[1]
-        if has_fp8_cache and length % LEAST_BOX_ROWS:
-            allowed = f"pages of a multiple of {LEAST_BOX_ROWS} keys, in {CACHE_TYPE}"
+        if has_fp8_cache and length % MIN_BOX_ROWS:
+            allowed = f"pages of a multiple of {MIN_BOX_ROWS} keys, in {CACHE_TYPE}"
             raise ArgumentError("k_cache.shape", key.shape, allowed)
     k_factor, k_array = _checked_kv_scale(k_scale, "k_scale", key, query)
     v_factor, v_array = _checked_kv_scale(v_scale, "v_scale", key, query)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,8 @@ from numpy.typing import NDArray
 from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.config import (
     CHOICE,
-    LEAST_BOX_ROWS,
+    MIN_BOX_ROWS,
     PRESETS,
-    PROBLEM_FIELDS,
     AttentionConfig,
     Preset,
 )
@@ -26,6 +24,7 @@ from cudatma.kernels.attention.problem import (
     HEAD_DIMS,
     OPERAND_TYPES,
     OPTIONS,
+    PROBLEM_FIELDS,
     DecodeProblem,
     KernelOption,
     Problem,
@@ -36,12 +35,12 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.target import Target, get_target
 
 #: Stages that a ring gains from: each has its own keys and values, so that two are enough.
-_MOST_STAGES = 4
+_MAX_STAGES = 4
 #: The versions that "auto" chooses from on targets with wgmma, and on others. Of versions with equal predicted times
 #: the first one is chosen.
 _LADDER, _MMA_SYNC = ("a4", "a3", "a2", "a1"), ("mma_sync",)
 #: Stages of attention_decode(): a tile with enough of them is chosen before one with two. More gain nothing.
-_ENOUGH_DECODE_STAGES, _MOST_DECODE_STAGES = 3, 8
+_ENOUGH_DECODE_STAGES, _MAX_DECODE_STAGES = 3, 8
 #: Representative sizes of pages: none, smaller than a block, a block, and not divisible into boxes.
 _DUMPED_PAGES, _DUMPED_FP8_PAGES = (0, 16, 64, 5), (0, 16, 64, 8)
 
@@ -54,16 +53,17 @@ def _tiles(problem: Problem, versions: Iterable[str]) -> Iterator[AttentionConfi
         if _lacking(preset, problem):
             continue
         given["is_varlen"] = problem.is_varlen and True in preset.is_varlen
-        for fields in preset.tiles[problem.head_dim, problem.v_head_dim]:
-            if fields["block_m"] in preset.block_m:
+        given["version"] = version
+        for tile in preset.tiles[problem.head_dim, problem.v_head_dim]:
+            if tile.m in preset.block_m:
                 for q_stages in reversed(preset.q_stages):
-                    own: dict[str, Any] = {"stages": preset.stages[0], "q_stages": q_stages}
-                    yield AttentionConfig(version=version, **given, **fields, **own)
+                    given |= {"stages": preset.stages[0], "q_stages": q_stages, "blocks_per_sm": tile.blocks_per_sm}
+                    yield AttentionConfig(block_m=tile.m, block_n=tile.n, **given)
 
 
 def _lacking(preset: Preset, problem: Problem) -> list[KernelOption]:
     """Return the problem's options that a version does not support."""
-    return [option for option in OPTIONS if option.name in preset.lacks and getattr(problem, option.field)]
+    return [option for option in OPTIONS if getattr(problem, option.field) not in getattr(preset, option.field)]
 
 
 def _with_longest_ring(config: AttentionConfig, target: Target) -> AttentionConfig | None:
@@ -71,15 +71,10 @@ def _with_longest_ring(config: AttentionConfig, target: Target) -> AttentionConf
 
     Versions without a producer keep two, so that several CTAs share an SM.
     """
-    stages = range(_MOST_STAGES, 1, -1) if config.producer_warps else (config.stages,)
-    return next(_fitting(config, stages, target), None)
-
-
-def _fitting(config: AttentionConfig, stages: Iterable[int], target: Target) -> Iterator[AttentionConfig]:
-    """Yield the config with each of these numbers of stages that fit shared memory."""
-    for longer in (replace(config, stages=count) for count in stages):
-        if longer.smem_bytes <= target.smem_share_bytes(config.blocks_per_sm):
-            yield longer
+    smem_bytes = target.smem_share_bytes(config.blocks_per_sm)
+    if config.producer_warps:
+        return config.with_longest_ring(smem_bytes, _MAX_STAGES)
+    return config if config.smem_bytes <= smem_bytes else None
 
 
 def _pays(config: AttentionConfig, problem: Problem, target: Target) -> bool:
@@ -102,30 +97,29 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AttentionC
     """
     target = get_target(gpu.target)
     versions = (problem.version,) if problem.version else _LADDER if target.has_wgmma else _MMA_SYNC
-    preset, user = PRESETS[versions[0]], f"version {problem.version} of attention" if problem.version else "attention"
-    for feature in preset.features:
-        target.require(feature, user)
-    for option in _lacking(preset, problem):
+    for option in _lacking(PRESETS[versions[0]], problem):
         got = "an array" if option.parameters else "a value"
         raise ArgumentError(option.name, got, f"None for version {problem.version}", 'version="auto"')
-    tiles = (one for one in _tiles(problem, versions) if _pays(one, problem, target) and runs(one, problem, target))
-    configs = [config for one in tiles if (config := _with_longest_ring(one, target)) is not None]
+    tiles = list(_tiles(problem, versions))
+    for feature in tiles[0].features:
+        target.require(feature, f"version {problem.version} of attention" if problem.version else "attention")
+    able = (one for one in tiles if _pays(one, problem, target) and runs(one, problem, target))
+    configs = [config for one in able if (config := _with_longest_ring(one, target)) is not None]
     if not configs:
         raise no_kernel(problem, gpu)
-    everywhere = np.ones(len(ms), np.bool_)
-    return [(config, config.times_at(ms, everywhere, problem, gpu)) for config in configs]
+    return [(config, np.asarray(config.cost_at(ms, problem, gpu).us)) for config in configs]
 
 
 ATTENTION: Family[Problem, AttentionConfig] = Family(
     name="attention",
-    kernels=dict.fromkeys(CHOICE.names, AttentionConfig),
-    kernel_field="version",
+    config=AttentionConfig,
+    kernels=CHOICE.names,
     read_problem=Problem.from_json,
     times=times,
     with_m=Problem.with_queries,
     shape=Problem.shape,
     index=("keys", "n", "head_dim", "heads", "kv_heads", "batch"),
-    spec_fields=PROBLEM_FIELDS,
+    problem_fields=PROBLEM_FIELDS,
     options=(
         Option("dtype", "bfloat16", tuple(OPERAND_TYPES), "of q, k, v and the result"),
         Option("is_causal", False, (False, True), "queries see keys up to their own"),
@@ -155,11 +149,19 @@ def _decode_config(version: str, fields: tuple[Any, ...], page_size: int, target
     """
     given = dict(zip(PROBLEM_FIELDS, fields, strict=True))
     fitting: list[AttentionConfig] = []
-    for own in PRESETS[version].tiles[given["head_dim"], given["v_head_dim"]]:
-        common = math.gcd(page_size, own["block_n"])
-        box_rows = common if common >= LEAST_BOX_ROWS else 0
-        config = AttentionConfig(version=version, **given, **own, is_paged=page_size > 0, box_rows=box_rows)
-        fitting += islice(_fitting(config, range(_MOST_DECODE_STAGES, 1, -1), target), 1)
+    for tile in PRESETS[version].tiles[given["head_dim"], given["v_head_dim"]]:
+        common = math.gcd(page_size, tile.n)
+        config = AttentionConfig(
+            version=version,
+            block_m=tile.m,
+            block_n=tile.n,
+            blocks_per_sm=tile.blocks_per_sm,
+            is_paged=page_size > 0,
+            box_rows=common if common >= MIN_BOX_ROWS else 0,
+            **given,
+        )
+        longest = config.with_longest_ring(target.smem_share_bytes(tile.blocks_per_sm), _MAX_DECODE_STAGES)
+        fitting += [] if longest is None else [longest]
     return next((config for config in fitting if config.stages >= _ENOUGH_DECODE_STAGES), fitting[0])
 
 
@@ -178,11 +180,11 @@ def dump_specs(version: str, target: Target) -> list[AttentionConfig]:
         tiles = {(config.block_m, config.block_n): config for config in _tiles(problem, [version])}
         chosen = list(tiles.values())
         chosen = chosen[index % 2 :: 2] or chosen
-        if not preset.reallocates_registers:
+        if not chosen[0].reallocates_registers:
             chosen = [chosen[index % len(chosen)]]
         for number, config in enumerate(chosen):
             options = dumped_options(index + number)
-            options |= {option.field: False for option in OPTIONS if option.name in preset.lacks}
+            options |= {option.field: False for option in OPTIONS if True not in getattr(preset, option.field)}
             longest = _with_longest_ring(replace(config, **options), target)
             if longest is not None and runs(longest, problem, target):
                 found.append(longest)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from cudatma.errors import ArgumentError, ArgumentTypeError
+from cudatma.errors import ArgumentError
 from cudatma.kernels.attention.cost import Clocks, cost_at
 from cudatma.kernels.attention.parameters import (
     DECODE,
@@ -20,120 +19,124 @@ from cudatma.kernels.attention.parameters import (
     OFFSETS,
     OUTPUT_ROWS,
     PAGES,
-    PARAMETER_TYPES,
     Q_ROWS,
     RASTER,
     TILES,
     VARLEN,
 )
-from cudatma.kernels.attention.problem import CACHE_TYPE, HEAD_DIMS, OPERAND_TYPES, OPTIONS, KernelOption, Problem
+from cudatma.kernels.attention.problem import (
+    CACHE_TYPE,
+    HEAD_DIMS,
+    OPERAND_TYPES,
+    OPTIONS,
+    PROBLEM_FIELDS,
+    KernelOption,
+    Problem,
+    check_kind,
+)
+from cudatma.kernels.config import KernelConfig
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
-from cudatma.kernels.launch_struct import Member, in_order
+from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.schedule import ceil_div
-from cudatma.kernels.tiled_kernel import TiledKernel
 from cudatma.kernels.version import Versions
 from cudatma.pipeline import MBARRIER_BYTES
-from cudatma.target import Target
-
-#: Fields of the configs that the choice ranks, by the head dims of q and k, and of v.
-Tiles = Mapping[tuple[int, int], tuple[dict[str, Any], ...]]
 
 
-def tile(*, m: int, n: int, ctas: int = 1) -> dict[str, Any]:
-    """Return the fields of a tile of ``m`` queries and blocks of ``n`` keys, with ``ctas`` CTAs on an SM."""
-    return {"block_m": m, "block_n": n, "blocks_per_sm": ctas}
+class Tile(NamedTuple):
+    """The fields of a configuration that are ranked: m queries, blocks of n keys, and the CTAs on an SM."""
+
+    m: int
+    n: int
+    blocks_per_sm: int = 1
+
+
+#: Tiles by the head dims of q and k, and of v.
+Tiles = Mapping[tuple[int, int], tuple[Tile, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A version of the kernel. The defaults describe version a2.
+    """What distinguishes a version of the kernel. The defaults describe version a2.
 
-    idea: what it adds. loader: what loads q, k and v: all threads by plain loads ("threads") or by cp.async
-    ("cp_async"), a thread of the consumers by TMA ("consumers"), or a warp of its own by TMA ("producer_warp"), with
-    rings for keys and for values. schedule: a CTA computes one tile ("one_tile"), or tiles in turn ("persistent"),
-    whose results leave by TMA. mma: "scalar", "wgmma" or "mma_sync". is_decode: whether it is attention_decode()'s
-    kernel. kv_bytes: of an element of k and v. lacks: names of OPTIONS without a kernel. tiles: those that the choice
-    ranks; the first of equal ones is chosen. clocks: the cost model's for each of them. The other fields list the
-    values of a config's field.
+    summary: its description in lists of kernels. loader: what loads q, k and v: all threads by plain loads ("threads")
+    or by cp.async ("cp_async"), a thread of the consumers by TMA ("consumers"), or a warp of its own by TMA
+    ("producer_warp"), with rings for keys and for values. schedule: a CTA computes one tile ("one_tile"), or tiles in
+    turn ("persistent"), whose results leave by TMA. mma: "scalar", "wgmma" or "mma_sync". is_decode: whether it is
+    attention_decode()'s kernel. kv_bytes: of an element of k and v. tiles: those that the choice ranks; the first of
+    equal ones is chosen. clocks: the cost model's for each of them. The other fields list the values of a config's
+    field.
     """
 
-    idea: str
-    template: str
-    loader: str = "consumers"
-    schedule: str = "one_tile"
-    mma: str = "wgmma"
+    summary: str
+    loader: Literal["threads", "cp_async", "consumers", "producer_warp"] = "consumers"
+    schedule: Literal["one_tile", "persistent"] = "one_tile"
+    mma: Literal["scalar", "wgmma", "mma_sync"] = "wgmma"
     is_decode: bool = False
     kv_bytes: int = 2
     tiles: Tiles
     clocks: tuple[Clocks, ...] = ()
-    lacks: tuple[str, ...] = ()
-    block_m: tuple[int, ...] = (64, 128)
-    block_n: tuple[int, ...] = tuple(range(16, 257, 16))
-    stages: tuple[int, ...] = tuple(range(2, 9))
+    block_m: Sequence[int] = (64, 128)
+    block_n: Sequence[int] = range(16, 257, 16)
+    stages: Sequence[int] = range(2, 9)
     q_stages: tuple[int, ...] = (1,)
     blocks_per_sm: tuple[int, ...] = (1,)
+    is_causal: tuple[bool, ...] = (False, True)
+    has_window: tuple[bool, ...] = (False, True)
+    has_softcap: tuple[bool, ...] = (False, True)
+    has_sink: tuple[bool, ...] = (False, True)
     is_varlen: tuple[bool, ...] = (False,)
     is_paged: tuple[bool, ...] = (False,)
 
-    @property
-    def features(self) -> tuple[str, ...]:
-        """Features that the target must have."""
-        tma = ("tma",) if self.loader in ("consumers", "producer_warp") else ()
-        mma = () if self.mma == "scalar" else (self.mma, "stmatrix")
-        return ("griddepcontrol", *tma, *mma, *(("setmaxnreg",) if self.reallocates_registers else ()))
-
-    @property
-    def reallocates_registers(self) -> bool:
-        """Whether consumers take registers from a producer warpgroup, and overlap softmax with products."""
-        return self.loader == "producer_warp" and self.mma == "wgmma" and not self.is_decode
-
 
 _DECODE_TILES: Tiles = dict.fromkeys(
-    HEAD_DIMS, (tile(m=64, n=64, ctas=2), tile(m=64, n=64), tile(m=64, n=32), tile(m=64, n=16))
+    HEAD_DIMS, (Tile(m=64, n=64, blocks_per_sm=2), Tile(m=64, n=64), Tile(m=64, n=32), Tile(m=64, n=16))
 )
-_WIDE_TILES = (tile(m=128, n=64), tile(m=64, n=64))
+_WIDE_TILES = (Tile(m=128, n=64), Tile(m=64, n=64))
 #: Tiles of versions without a producer. [H100, attention_tiles.json]
-_SIMPLE_TILES: Tiles = {dims: _WIDE_TILES if dims[0] > 64 else (tile(m=64, n=64),) for dims in HEAD_DIMS}
+_SIMPLE_TILES: Tiles = {dims: _WIDE_TILES if dims[0] > 64 else (Tile(m=64, n=64),) for dims in HEAD_DIMS}
 #: Tiles of versions with a producer and wgmma. Registers of a thread hold the scores and the probabilities of a block,
 #: and the output.
 _PRODUCER_TILES: Tiles = {
-    (32, 32): (tile(m=192, n=128), tile(m=128, n=192), tile(m=128, n=128)),
-    (64, 64): (tile(m=192, n=128), tile(m=128, n=128), tile(m=64, n=128, ctas=2), tile(m=64, n=192, ctas=2)),
-    (96, 96): (tile(m=128, n=176), tile(m=128, n=128), tile(m=192, n=96)),
-    (128, 128): (
-        *(tile(m=128, n=176), tile(m=128, n=160), tile(m=128, n=128), tile(m=192, n=80)),
-        *(tile(m=128, n=112), tile(m=64, n=80, ctas=2), tile(m=64, n=96, ctas=2)),
+    (32, 32): (Tile(m=192, n=128), Tile(m=128, n=192), Tile(m=128, n=128)),
+    (64, 64): (
+        Tile(m=192, n=128),
+        Tile(m=128, n=128),
+        Tile(m=64, n=128, blocks_per_sm=2),
+        Tile(m=64, n=192, blocks_per_sm=2),
     ),
-    (192, 192): (tile(m=128, n=112), tile(m=128, n=96), tile(m=128, n=80)),
-    (192, 128): (tile(m=128, n=128), tile(m=128, n=112), tile(m=128, n=96)),
-    (256, 256): (tile(m=128, n=80), tile(m=128, n=64)),
+    (96, 96): (Tile(m=128, n=176), Tile(m=128, n=128), Tile(m=192, n=96)),
+    (128, 128): (
+        *(Tile(m=128, n=176), Tile(m=128, n=160), Tile(m=128, n=128), Tile(m=192, n=80)),
+        *(Tile(m=128, n=112), Tile(m=64, n=80, blocks_per_sm=2), Tile(m=64, n=96, blocks_per_sm=2)),
+    ),
+    (192, 192): (Tile(m=128, n=112), Tile(m=128, n=96), Tile(m=128, n=80)),
+    (192, 128): (Tile(m=128, n=128), Tile(m=128, n=112), Tile(m=128, n=96)),
+    (256, 256): (Tile(m=128, n=80), Tile(m=128, n=64)),
 }
 #: Tiles by mma.sync, within 99 KB.
 _MMA_SYNC_TILES: Tiles = {
-    (32, 32): (tile(m=128, n=128), tile(m=64, n=64)),
-    **dict.fromkeys([(64, 64), (96, 96), (128, 128)], (tile(m=128, n=64), tile(m=64, n=64))),
-    **dict.fromkeys([(192, 192), (192, 128), (256, 256)], (tile(m=64, n=32),)),
+    (32, 32): (Tile(m=128, n=128), Tile(m=64, n=64)),
+    **dict.fromkeys([(64, 64), (96, 96), (128, 128)], (Tile(m=128, n=64), Tile(m=64, n=64))),
+    **dict.fromkeys([(192, 192), (192, 128), (256, 256)], (Tile(m=64, n=32),)),
 }
 #: Clocks are fitted to benchmarks/results/attention_tiles.json. For mma.sync they are estimates for a GeForce, whose
 #: tensor cores have an eighth of the rate.
 PRESETS: Mapping[str, Preset] = {
     "scalar": Preset(
-        idea="scalar loops over keys and values in shared memory",
-        template="kernels/attention_scalar.cu.j2",
+        summary="attention, scalar loops: the baseline",
         loader="threads",
         mma="scalar",
-        lacks=("sink",),
+        has_sink=(False,),
         block_m=(32,),
         block_n=(16, 32),
         stages=(1,),
         # The kernel unrolls its loops over the keys of a block.
-        tiles={dims: (tile(m=32, n=16 if dims[0] > 64 else 32),) for dims in HEAD_DIMS},
+        tiles={dims: (Tile(m=32, n=16 if dims[0] > 64 else 32),) for dims in HEAD_DIMS},
         clocks=(Clocks(block_m=32, around=2000, products=40),),
     ),
     "a1": Preset(
-        idea="wgmma; cp.async fills two slots in turn, and all warps load and multiply",
-        template="kernels/attention_a1.cu.j2",
+        summary="attention, wgmma, version a1: keys and values by cp.async",
         loader="cp_async",
         stages=(2,),
         tiles=_SIMPLE_TILES,
@@ -143,8 +146,7 @@ PRESETS: Mapping[str, Preset] = {
         ),
     ),
     "a2": Preset(
-        idea="TMA fills a ring of slots; a consumer thread issues the loads",
-        template="kernels/attention_a2.cu.j2",
+        summary="attention, wgmma, version a2: keys and values by TMA",
         tiles=_SIMPLE_TILES,
         clocks=(
             Clocks(block_m=64, around=2572, products=1.867, scores=1678, block=13, shared=0.448),
@@ -152,8 +154,7 @@ PRESETS: Mapping[str, Preset] = {
         ),
     ),
     "a3": Preset(
-        idea="a producer warp issues the loads; warpgroups overlap softmax and products",
-        template="kernels/attention_a3.cu.j2",
+        summary="attention, wgmma, version a3: a producer warp, softmax beside products",
         loader="producer_warp",
         block_m=(64, 128, 192),
         blocks_per_sm=(1, 2),
@@ -166,8 +167,7 @@ PRESETS: Mapping[str, Preset] = {
         ),
     ),
     "a4": Preset(
-        idea="persistent CTAs, the longest causal tiles first; TMA stores a tile while the next one is computed",
-        template="kernels/attention_a4.cu.j2",
+        summary="attention, wgmma, version a4: persistent, stores by TMA",
         loader="producer_warp",
         schedule="persistent",
         block_m=(128, 192),
@@ -182,8 +182,7 @@ PRESETS: Mapping[str, Preset] = {
         ),
     ),
     "mma_sync": Preset(
-        idea="a producer warp, and mma.sync within 99 KB of shared memory, for GPUs without wgmma",
-        template="kernels/attention_mma_sync.cu.j2",
+        summary="attention, mma.sync: for SM120, a producer warp",
         loader="producer_warp",
         mma="mma_sync",
         is_varlen=(False, True),
@@ -191,8 +190,7 @@ PRESETS: Mapping[str, Preset] = {
         clocks=(Clocks(block_m=64, around=2000, products=12), Clocks(block_m=128, around=2000, products=10)),
     ),
     "decode": Preset(
-        idea="few queries of all heads that share a head of k and v; CTAs divide the keys of a cache",
-        template="kernels/attention_decode.cu.j2",
+        summary="attention of a few queries to a cache, wgmma, keys divided among CTAs",
         loader="producer_warp",
         is_decode=True,
         block_m=(64,),
@@ -201,8 +199,7 @@ PRESETS: Mapping[str, Preset] = {
         tiles=_DECODE_TILES,
     ),
     "decode_mma_sync": Preset(
-        idea="decode by mma.sync, for GPUs without wgmma",
-        template="kernels/attention_decode.cu.j2",
+        summary="attention of a few queries to a cache, mma.sync: for SM120, keys divided among CTAs",
         loader="producer_warp",
         mma="mma_sync",
         is_decode=True,
@@ -212,8 +209,7 @@ PRESETS: Mapping[str, Preset] = {
         tiles=_DECODE_TILES,
     ),
     "decode_fp8": Preset(
-        idea="decode of e4m3 keys and values by mma.sync: each warp converts a quarter of a block's keys in registers",
-        template="kernels/attention_decode.cu.j2",
+        summary="attention of a few queries to an e4m3 cache, mma.sync, keys divided among CTAs and warps",
         loader="producer_warp",
         mma="mma_sync",
         is_decode=True,
@@ -222,7 +218,7 @@ PRESETS: Mapping[str, Preset] = {
         block_n=(64, 128),
         blocks_per_sm=(1, 2),
         is_paged=(False, True),
-        tiles=dict.fromkeys(HEAD_DIMS, (tile(m=16, n=128, ctas=2), tile(m=16, n=128), tile(m=16, n=64))),
+        tiles=dict.fromkeys(HEAD_DIMS, (Tile(m=16, n=128, blocks_per_sm=2), Tile(m=16, n=128), Tile(m=16, n=64))),
     ),
 }
 #: How a caller of attention() selects a version.
@@ -232,22 +228,19 @@ CHOICE = Versions(
     tuple(version for version, preset in PRESETS.items() if not preset.is_decode),
 )
 
-#: Fields of a config that the problem gives, and fields whose values the preset lists.
-PROBLEM_FIELDS = ("dtype", "head_dim", "v_head_dim", *(option.field for option in OPTIONS))
-_LISTED = ("block_m", "block_n", "stages", "q_stages", "blocks_per_sm", "is_varlen", "is_paged")
 #: Rows of a warpgroup's wgmma.
 _WARPGROUP_ROWS = 64
-#: The least rows of a box: the swizzle repeats every 8 rows.
-LEAST_BOX_ROWS = 8
+#: The fewest rows of a box: the swizzle repeats every 8 rows.
+MIN_BOX_ROWS = 8
 #: Registers for scores, probabilities and output that ptxas does not spill, by consumer warpgroups; fewer where scores
 #: are capped.
-_MOST_HELD, _MOST_HELD_WITH_CAP = {1: 176, 2: 200, 3: 128}, {1: 160, 2: 188, 3: 120}
+_MAX_HELD, _MAX_HELD_WITH_CAP = {1: 176, 2: 200, 3: 128}, {1: 160, 2: 188, 3: 120}
 #: Registers of a thread after setmaxnreg, by consumer warpgroups. A single one has enough unless CTAs share the SM.
 _CONSUMER_REGISTERS, _PRODUCER_REGISTERS = {1: 208, 2: 240, 3: 160}, {1: 40, 2: 24, 3: 32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionConfig(TiledKernel):
+class AttentionConfig(KernelConfig):
     """A configuration of a version's template.
 
     version: a key of PRESETS. dtype, head_dim, v_head_dim, and the options from is_causal to has_sink: as in Problem.
@@ -274,25 +267,16 @@ class AttentionConfig(TiledKernel):
     is_paged: bool = False
     box_rows: int = 0
 
-    parameter_types: ClassVar[Mapping[str, str]] = PARAMETER_TYPES
+    family: ClassVar[str] = "attention"
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
     revision: ClassVar[int] = 5
-    cluster: ClassVar[int] = 1
+    cluster_m: ClassVar[int] = 1
+    cluster_n: ClassVar[int] = 1
     cluster_k: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        self.check()
-
-    def check(self, problem: Problem | None = None, target: Target | None = None) -> None:
-        """Raise ArgumentError, ArgumentTypeError or TargetError if the fields do not fit each other, or, where they are
-        given, a problem or a target."""
-        if self.version not in PRESETS:
-            raise ArgumentError("version", self.version, ", ".join(PRESETS))
-        if not isinstance(self.dtype, str) or self.dtype not in OPERAND_TYPES:
-            raise ArgumentTypeError("dtype", self.dtype, ", ".join(OPERAND_TYPES))
-        if (self.head_dim, self.v_head_dim) not in HEAD_DIMS:
-            dims = self.head_dim, self.v_head_dim
-            raise ArgumentError("head_dim, v_head_dim", dims, ", ".join(map(str, HEAD_DIMS)))
-        self.check_values(self.allowed)
+        check_kind(self)
+        self.check_values()
         if self.blocks_per_sm > 1 and self.warpgroups > 1:
             raise ArgumentError("blocks_per_sm", self.blocks_per_sm, "1 for several warpgroups")
         if self.preset.loader == "cp_async":
@@ -300,60 +284,43 @@ class AttentionConfig(TiledKernel):
             if self.block_n % rows:
                 allowed = f"a multiple of {rows}, rows that all threads copy at a time"
                 raise ArgumentError("block_n", self.block_n, allowed)
-        self._check_boxes()
-        if problem is not None:
-            most = (_MOST_HELD_WITH_CAP if self.has_softcap else _MOST_HELD)[self.warpgroups]
-            if self.reallocates_registers and self.held_registers > most:
-                allowed = f"scores, probabilities and output of at most {most} registers, not {self.held_registers}"
-                raise ArgumentError("spec.block_n", self.block_n, allowed)
-            if problem.is_varlen != self.is_varlen:
-                raise ArgumentError("is_varlen", problem.is_varlen, f"{self.is_varlen} for {self.entry}")
-        if target is not None:
-            for feature in self.features:
-                target.require(feature, "attention")
-            self.check_smem(target)
-            if self.smem_bytes > (most := target.smem_share_bytes(self.blocks_per_sm)):
-                allowed = f"stages of at most {most} bytes, an SM's for each CTA"
-                raise ArgumentError("spec.stages", self.stages, allowed)
-
-    def _check_boxes(self) -> None:
         if not self.is_decode:
             if self.box_rows:
                 raise ArgumentError("box_rows", self.box_rows, "0 without a cache")
             return
         if not self.is_paged and self.box_rows != self.block_n:
             raise ArgumentError("box_rows", self.box_rows, f"{self.block_n}, all keys of a block, without pages")
-        if self.box_rows and (self.box_rows < LEAST_BOX_ROWS or self.block_n % self.box_rows):
-            raise ArgumentError("box_rows", self.box_rows, f"0, or {LEAST_BOX_ROWS} and more that divide block_n")
+        if self.box_rows and (self.box_rows < MIN_BOX_ROWS or self.block_n % self.box_rows):
+            raise ArgumentError("box_rows", self.box_rows, f"0, or {MIN_BOX_ROWS} and more that divide block_n")
         if self.kv_bytes == 1 and not self.box_rows:
             raise ArgumentError("box_rows", self.box_rows, "rows that TMA loads")
 
-    def check_target(self, target: Target) -> None:
-        """Raise ArgumentError or TargetError if the kernel does not run on a target."""
-        self.check(None, target)
-
-    @property
-    def allowed(self) -> Mapping[str, tuple[Any, ...]]:
-        """The values of fields that do not depend on others."""
-        preset = self.preset
-        options = {option.field: (False,) if option.name in preset.lacks else (False, True) for option in OPTIONS}
-        return options | {name: getattr(preset, name) for name in _LISTED}
+    def check_problem(self, problem: Problem) -> None:
+        """Raise ArgumentError if the kernel cannot run a problem."""
+        limit = (_MAX_HELD_WITH_CAP if self.has_softcap else _MAX_HELD)[self.warpgroups]
+        if self.reallocates_registers and self.held_registers > limit:
+            allowed = f"scores, probabilities and output of at most {limit} registers, not {self.held_registers}"
+            raise ArgumentError("block_n", self.block_n, allowed)
+        if problem.is_varlen != self.is_varlen:
+            raise ArgumentError("is_varlen", problem.is_varlen, f"{self.is_varlen} for {self.entry}")
 
     # The version.
 
     @property
     def preset(self) -> Preset:
-        """The version's row of PRESETS."""
+        """The row of PRESETS."""
         return PRESETS[self.version]
 
     @property
     def template(self) -> str:
-        return self.preset.template
+        return f"kernels/attention_{'decode' if self.is_decode else self.version}.cu.j2"
 
     @property
     def features(self) -> tuple[str, ...]:
         """Features that the target must have."""
-        return self.preset.features
+        tma = ("tma",) if self.preset.loader in ("consumers", "producer_warp") else ()
+        mma = () if self.preset.mma == "scalar" else (self.preset.mma, "stmatrix")
+        return ("griddepcontrol", *tma, *mma, *(("setmaxnreg",) if self.reallocates_registers else ()))
 
     @property
     def is_decode(self) -> bool:
@@ -375,7 +342,8 @@ class AttentionConfig(TiledKernel):
 
     @property
     def reallocates_registers(self) -> bool:
-        return self.preset.reallocates_registers
+        """Whether consumers take registers from a producer warpgroup, and overlap softmax with products."""
+        return self.preset.loader == "producer_warp" and self.has_wgmma and not self.is_decode
 
     @property
     def by_tma(self) -> bool:
@@ -436,9 +404,9 @@ class AttentionConfig(TiledKernel):
         return tuple(names)
 
     @property
-    def problem_members(self) -> tuple[Member, ...]:
-        """The members of ``Problem`` that the kernel reads, in the order of the struct."""
-        return in_order(DECODE_MEMBERS if self.is_decode else MEMBERS, self.problem_names)
+    def struct_members(self) -> Mapping[str, Member]:
+        """The members of ``Problem``, in the order of the struct."""
+        return DECODE_MEMBERS if self.is_decode else MEMBERS
 
     # Warps and registers.
 
@@ -544,20 +512,14 @@ class AttentionConfig(TiledKernel):
             return (queries, ("tiles", 8), *barriers)
         return (queries, ("q_barrier", slots)) if self.by_tma else (queries,)
 
-    def smem_layout(self) -> list[tuple[str, int, int]]:
-        """(name, offset, bytes) of each array."""
+    def stage_arrays(self) -> tuple[tuple[str, int], ...]:
         k_bytes, v_bytes = self.block_bytes
-        parts = [("k", self.stages * k_bytes), ("v", self.stages * v_bytes), *self.epilogue_parts()]
-        rings = {"consumers": ("",), "producer_warp": ("k_", "v_")}.get(self.preset.loader, ())
-        size = self.stages * MBARRIER_BYTES
-        parts += [(f"{ring}{kind}_barriers", size) for ring in rings for kind in ("full", "empty")]
-        offsets = [0, *accumulate(size for _, size in parts)]
-        return [(name, offset, size) for (name, size), offset in zip(parts, offsets, strict=False)]
+        return (("k", k_bytes), ("v", v_bytes))
 
     @property
-    def smem_bytes(self) -> int:
-        _, offset, size = self.smem_layout()[-1]
-        return offset + size
+    def barriers(self) -> tuple[str, ...]:
+        rings = {"consumers": ("full", "empty"), "producer_warp": ("k_full", "k_empty", "v_full", "v_empty")}
+        return rings.get(self.preset.loader, ())
 
     def stage_layout(self) -> list[tuple[str, int]]:
         """(what, bytes) that one stage holds."""

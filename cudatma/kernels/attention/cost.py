@@ -21,7 +21,7 @@ from cudatma.target import get_target
 #: Multiplications that the tensor cores of an SM do in a clock. [H100 white paper]
 _MACS = 2048
 #: CTAs that an SM has registers for, by their warpgroups. [a1 and a2 with 96 registers of a thread]
-_MOST_CTAS: Mapping[int, int] = {1: 5, 2: 2}
+_MAX_CTAS: Mapping[int, int] = {1: 5, 2: 2}
 #: Microseconds of a launch. [H100]
 _LAUNCH_US = 1.0
 #: Part of the highest clock that long launches keep, as their power is limited. [H200]
@@ -93,7 +93,7 @@ def _waves(config: Any, clocks: Clocks, tiles: Any, gpu: Gpu) -> tuple[Any, Any]
     if not clocks.shared:
         return of_sm, 1.0
     target, smem_bytes = get_target(gpu.target), config.smem_bytes
-    counts = range(1, _MOST_CTAS[config.warpgroups] + 1)
+    counts = range(1, _MAX_CTAS[config.warpgroups] + 1)
     at_a_time = np.minimum(of_sm, sum(smem_bytes <= target.smem_share_bytes(count) for count in counts))
     faster = at_a_time**clocks.shared
     return of_sm / faster, at_a_time / faster

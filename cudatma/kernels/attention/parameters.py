@@ -1,4 +1,4 @@
-"""Launch parameters of attention's kernels, and the members of their ``Problem`` struct."""
+"""The members of the ``Problem`` struct of attention's kernels, and which of them each kernel reads."""
 
 from __future__ import annotations
 
@@ -7,21 +7,9 @@ from collections.abc import Mapping
 from cudatma.kernels.attention.problem import OPTIONS
 from cudatma.kernels.launch_struct import MEMBERS as WORK_MEMBERS
 from cudatma.kernels.launch_struct import Member
-from cudatma.kernels.tiled_kernel import PROBLEM, TENSOR_MAP
 
 #: Offsets of sequences of different lengths.
 OFFSETS = ("cu_seqlens_q", "cu_seqlens_k")
-PARAMETER_TYPES: Mapping[str, str] = {
-    **dict.fromkeys(("q_map", "k_map", "v_map", "output_map"), TENSOR_MAP),
-    **dict.fromkeys(("q", "k", "v"), "const cudatma::u16*"),
-    **dict.fromkeys((*OFFSETS, "seqlens", "page_table"), "const int*"),
-    **dict.fromkeys(("k_scale", "v_scale"), "const float*"),
-    **dict.fromkeys(("lse", "partials"), "float*"),
-    **dict.fromkeys(("tile_counter", "counters"), "cudatma::u32*"),
-    **{name: kind for option in OPTIONS for name, kind in option.parameters.items()},
-    "output_rows": "cudatma::u16*",
-    "problem": PROBLEM,
-}
 
 
 def _named(*members: Member) -> dict[str, Member]:

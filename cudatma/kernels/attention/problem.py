@@ -27,13 +27,13 @@ class KernelOption(NamedTuple):
     """An option of the public functions that changes the kernel.
 
     field: the bool of Problem and of AttentionConfig. name: in the kernel's entry. words: in descriptions. parameters:
-    launch parameters and their types in CUDA. members: members of the struct that the kernel reads.
+    launch parameters. members: members of the struct that the kernel reads.
     """
 
     field: str
     name: str
     words: str
-    parameters: Mapping[str, str] = {}
+    parameters: tuple[str, ...] = ()
     members: tuple[Member, ...] = ()
 
 
@@ -45,10 +45,21 @@ OPTIONS = (
     KernelOption(field="is_causal", name="causal", words="causal", members=(_UPPER,)),
     KernelOption(field="has_window", name="window", words="window", members=(_UPPER, _LOWER)),
     KernelOption(field="has_softcap", name="softcap", words="softcap", members=(_CAP_SCALE,)),
-    KernelOption(field="has_sink", name="sink", words="sinks", parameters={"sink": "const float*"}),
+    KernelOption(field="has_sink", name="sink", words="sinks", parameters=("sink",)),
 )
+#: Fields that a problem and the configs of its kernels have in common.
+PROBLEM_FIELDS = ("dtype", "head_dim", "v_head_dim", *(option.field for option in OPTIONS))
 #: Names of the options of representative kernels, for dumps and compile checks.
 DUMPED_OPTIONS = ((), ("causal",), ("causal", "window", "sink"), ("window", "softcap"))
+
+
+def check_kind(fields: Any) -> None:
+    """Raise ArgumentError or ArgumentTypeError for head dims or a dtype without a kernel."""
+    if (fields.head_dim, fields.v_head_dim) not in HEAD_DIMS:
+        allowed = ", ".join(f"{q}/{v}" if q != v else str(q) for q, v in HEAD_DIMS)
+        raise ArgumentError("head_dim", f"{fields.head_dim} of q and k, {fields.v_head_dim} of v", allowed)
+    if not isinstance(fields.dtype, str) or fields.dtype not in OPERAND_TYPES:
+        raise ArgumentTypeError("dtype", fields.dtype, ", ".join(OPERAND_TYPES))
 
 
 def rounded_up(size: int) -> int:
@@ -212,11 +223,7 @@ class Problem:
                 raise ArgumentError(name, value, f"{least} to {MAX_EXTENT}")
         if self.heads % self.kv_heads:
             raise ArgumentError("kv_heads", self.kv_heads, f"a divisor of the {self.heads} heads of q")
-        if (self.head_dim, self.v_head_dim) not in HEAD_DIMS:
-            shown = ", ".join(f"{q}/{v}" if q != v else str(q) for q, v in HEAD_DIMS)
-            raise ArgumentError("head_dim", f"{self.head_dim} of q and k, {self.v_head_dim} of v", shown)
-        if not isinstance(self.dtype, str) or self.dtype not in OPERAND_TYPES:
-            raise ArgumentTypeError("dtype", self.dtype, ", ".join(OPERAND_TYPES))
+        check_kind(self)
 
     @classmethod
     def of(cls: type[P], *, q_length: int, head_dim: int, dtype: str, **fields: Any) -> P:

@@ -17,9 +17,9 @@ from cudatma.kernels.arguments import FLAGS
 from cudatma.kernels.attention.attention import ATTENTION_CALL
 from cudatma.kernels.attention.check import check_attention, check_decode
 from cudatma.kernels.attention.choose import decode_config
-from cudatma.kernels.attention.config import PRESETS, PROBLEM_FIELDS, AttentionConfig, tile
+from cudatma.kernels.attention.config import PRESETS, AttentionConfig
 from cudatma.kernels.attention.decode import DECODE_CALL
-from cudatma.kernels.attention.problem import OPERAND_TYPES, OPTIONS, Layout, Layouts, Mask, Problem
+from cudatma.kernels.attention.problem import OPERAND_TYPES, OPTIONS, PROBLEM_FIELDS, Layout, Layouts, Mask, Problem
 from cudatma.kernels.choosing import Listed, pinned
 from cudatma.kernels.engine import host_workspace, launch_of
 from cudatma.kernels.gpu import imagined_gpu
@@ -30,15 +30,15 @@ from cudatma.target import Target
 
 #: Small tiles of each version.
 SMALL: dict[str, dict[str, Any]] = {
-    "scalar": tile(m=32, n=32),
-    "a1": tile(m=64, n=64),
-    "a2": tile(m=128, n=64),
-    "a3": tile(m=128, n=64),
-    "a4": tile(m=128, n=64),
-    "mma_sync": tile(m=64, n=64),
-    "decode": {**tile(m=64, n=64), "box_rows": 64},
-    "decode_mma_sync": {**tile(m=64, n=64), "box_rows": 64},
-    "decode_fp8": {**tile(m=16, n=128), "box_rows": 128},
+    "scalar": {"block_m": 32, "block_n": 32},
+    "a1": {"block_m": 64, "block_n": 64},
+    "a2": {"block_m": 128, "block_n": 64},
+    "a3": {"block_m": 128, "block_n": 64},
+    "a4": {"block_m": 128, "block_n": 64},
+    "mma_sync": {"block_m": 64, "block_n": 64},
+    "decode": {"block_m": 64, "block_n": 64, "box_rows": 64},
+    "decode_mma_sync": {"block_m": 64, "block_n": 64, "box_rows": 64},
+    "decode_fp8": {"block_m": 16, "block_n": 128, "box_rows": 128},
 }
 
 

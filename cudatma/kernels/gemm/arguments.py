@@ -53,7 +53,7 @@ def _parameter(name: str, problem: Problem, config: GemmConfig) -> Map | At | Va
         return Map("out", over, (("dim", 1),))
     if name == "a_scale_map":
         if operands.scale_rows is None:
-            raise ArgumentError("spec.scales_by_tma", True, "False for scales that TMA cannot read")
+            raise ArgumentError("scales_by_tma", True, "False for scales that TMA cannot read")
         dims, box = (m, ceil_div(k, SCALE_BLOCK)), (1, 1, config.block_m)
         return Map("a_scale", _matrices(dims, operands.scale_rows, problem, box, "float32"), (("dim", 0),))
     return Value(0) if name == "problem" else At("out" if name == "output" else name)
@@ -96,11 +96,11 @@ def _sizes_of_tiles(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[
     by_tma = _is_stored_by_tma(problem, config)
     box_rows = config.a_box_rows(problem.m)
     work = config.schedule(problem, gpu.sm_count)
-    tiles_m = ceil_div(problem.m, config.cluster_m)
+    tiles_m = ceil_div(problem.m, config.cluster_tile_m)
     vectors, pitch = operands.out.is_aligned, operands.out.pitch_bytes // out_bytes
     values = dict(operands.scale_strides) | {
         **work_values(
-            work, problem.m, problem.n, problem.k, config.cluster_m, output_pitch=pitch, output_vectors=vectors
+            work, problem.m, problem.n, problem.k, config.cluster_tile_m, output_pitch=pitch, output_vectors=vectors
         ),
         # Which tiles go through K backwards depends on M.
         "alternates": int(not problem.batch_invariant and not config.block_scales),

@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cudatma.errors import ArgumentError, TargetError
-from cudatma.kernels.cost import LEAST_STAGES, no_kernel
+from cudatma.kernels.cost import MIN_STAGES, no_kernel
 from cudatma.kernels.family import Family, Option, Times
 from cudatma.kernels.gemm.config import CHOICE, MAX_SUMS, PRESETS, WITH_BLOCK_SCALES, GemmConfig
 from cudatma.kernels.gemm.cost import CostModel, cost_model
 from cudatma.kernels.gemm.problem import (
     EPILOGUES,
-    KIND_FIELDS,
     LAYOUTS,
     OPERAND_TYPES,
+    PROBLEM_FIELDS,
     RESULT_TYPES,
     SCALE_BLOCK,
     Problem,
@@ -115,7 +115,7 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[GemmConfig
     kernel for the problem.
     """
     found: list[tuple[GemmConfig, NDArray[np.float64]]] = []
-    kind = [getattr(problem, name) for name in KIND_FIELDS]
+    kind = [getattr(problem, name) for name in PROBLEM_FIELDS]
     for version in _versions(problem, get_target(gpu.target)):
         tiles = _tiles_for(problem, version)
         served = {tile: _serves(problem, tile, ms, gpu) for tile in tiles}
@@ -125,8 +125,8 @@ def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[GemmConfig
     if not found:
         raise no_kernel(problem, gpu)
     # A ring of fewer stages loads nothing while one is computed, which the cost model does not count.
-    least_stages = min(LEAST_STAGES, max([config.stages for config, _ in found]))
-    return [(config, us) for config, us in found if config.stages >= least_stages]
+    min_stages = min(MIN_STAGES, max([config.stages for config, _ in found]))
+    return [(config, us) for config, us in found if config.stages >= min_stages]
 
 
 def _versions(problem: Problem, target: Target) -> tuple[str, ...]:
@@ -183,7 +183,7 @@ def _candidates(
 ) -> list[tuple[Tile, GemmConfig, CostModel]]:
     """Return the configurations of each tile that run on a GPU, with their cost models.
 
-    ``kind``: the values of KIND_FIELDS.
+    ``kind``: the values of PROBLEM_FIELDS.
     """
     target = get_target(gpu.target)
     configs = (
@@ -194,7 +194,7 @@ def _candidates(
 
 def _of_tile(version: str, tile: Tile, *kind: Any) -> Iterator[GemmConfig]:
     """Yield a version's configurations of a tile with the shortest ring; none if the version does not have the tile."""
-    fields = dict(zip(KIND_FIELDS, kind, strict=True))
+    fields = dict(zip(PROBLEM_FIELDS, kind, strict=True))
     with contextlib.suppress(ArgumentError):
         for cluster_k in PRESETS[version].cluster_k:
             yield GemmConfig.of(
@@ -221,12 +221,12 @@ def _with_longest_ring(configs: Iterable[GemmConfig], target: Target) -> Iterato
 
 GEMM: Family[Problem, GemmConfig] = Family(
     name="gemm",
-    kernels=dict.fromkeys(PRESETS, GemmConfig),
+    config=GemmConfig,
+    kernels=tuple(PRESETS),
     read_problem=Problem.from_json,
     times=times,
     index=("n", "k", "batch"),
-    spec_fields=KIND_FIELDS,
-    kernel_field="version",
+    problem_fields=PROBLEM_FIELDS,
     options=(
         Option("dtype", "float16", tuple(OPERAND_TYPES), "of operands"),
         Option("layout", "RC", LAYOUTS, "A and B, each row-major or column-major"),

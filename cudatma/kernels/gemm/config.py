@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from cudatma.errors import ArgumentError
+from cudatma.kernels.config import KernelConfig
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gemm.cost import cost_model
 from cudatma.kernels.gemm.problem import (
-    KIND_FIELDS,
     MEMBERS,
     OPERAND_TYPES,
+    PROBLEM_FIELDS,
     SCALE_BLOCK,
     WGMMA_M,
     Problem,
@@ -23,10 +24,9 @@ from cudatma.kernels.gemm.problem import (
 )
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.launch_struct import RASTER, RESULT, Member
-from cudatma.kernels.schedule import Schedule, ceil_div, schedule
-from cudatma.kernels.tiled_kernel import TiledKernel
+from cudatma.kernels.schedule import Schedule, ceil_div, whole_tiles
 from cudatma.kernels.version import Versions
-from cudatma.pipeline import MBARRIER_BYTES, Operand, align_up
+from cudatma.pipeline import align_up
 from cudatma.target import Target
 
 
@@ -34,59 +34,60 @@ from cudatma.target import Target
 class Preset:
     """What distinguishes a version of the kernel.
 
-    idea: what it adds. loader: what fills the stages: all threads by cp.async ("cp_async"), a consumer thread by TMA
-    ("consumers"), or a warp of its own by TMA ("producer_warp"). schedule: a CTA computes one tile ("one_tile"), one
-    tile after the other ("persistent"), or so does each of its two warpgroups ("pingpong"). mma: "wgmma" or "mma_sync".
-    block_scales: whether it has a main loop for fp8 with block scales. The other fields list the values that a field of
-    GemmConfig may have.
+    summary: its description in lists of kernels. loader: what fills the stages: all threads by cp.async ("cp_async"), a
+    consumer thread by TMA ("consumers"), or a warp of its own by TMA ("producer_warp"). schedule: a CTA computes one
+    tile ("one_tile"), one tile after the other ("persistent"), or so does each of its two warpgroups ("pingpong"). mma:
+    "wgmma" or "mma_sync". cluster: CTAs of a cluster that share the loads of the operand with the larger tile.
+    has_block_scales: whether it has a main loop for fp8 with block scales. The other fields list the values that a
+    field of GemmConfig may have.
     """
 
-    idea: str
+    summary: str
     loader: Literal["cp_async", "consumers", "producer_warp"] = "producer_warp"
     schedule: Literal["one_tile", "persistent", "pingpong"] = "one_tile"
     mma: Literal["wgmma", "mma_sync"] = "wgmma"
-    block_scales: bool = False
+    cluster: int = 1
+    has_block_scales: bool = False
     block_m: tuple[int, ...] = (64, 128, 192, 256)
-    block_n: tuple[int, ...] = (64, 128, 192, 256)
+    block_n: Sequence[int] = (64, 128, 192, 256)
     block_k: tuple[int, ...] = (64, 128, 256)
-    stages: tuple[int, ...] = tuple(range(2, 13))
+    stages: Sequence[int] = range(2, 13)
     warpgroups: tuple[int, ...] = (1, 2, 3)
-    cluster: tuple[int, ...] = (1,)
     cluster_k: tuple[int, ...] = (1,)
     blocks_per_sm: tuple[int, ...] = (1,)
 
 
-_MULTIPLES_OF_16 = tuple(range(64, 257, 16))
+_MULTIPLES_OF_16 = range(64, 257, 16)
 #: Every version by its name: in calls, dumps, tuning files and pages of docs/gemm.
 PRESETS: Mapping[str, Preset] = {
-    "v1": Preset(idea="cp.async fills the stages", loader="cp_async"),
-    "v2": Preset(idea="TMA fills the stages; a consumer thread issues the loads", loader="consumers"),
-    "v3": Preset(idea="a producer warp issues the loads", block_n=_MULTIPLES_OF_16),
+    "v1": Preset(summary="dense GEMM, wgmma, version v1: operands by cp.async", loader="cp_async"),
+    "v2": Preset(summary="dense GEMM, wgmma, version v2: a ring filled by TMA", loader="consumers"),
+    "v3": Preset(summary="dense GEMM, wgmma, version v3: a producer warp", block_n=_MULTIPLES_OF_16),
     "v4": Preset(
-        idea="persistent CTAs; TMA stores a tile while the next one is computed",
+        summary="dense GEMM, wgmma, version v4: persistent, results by TMA where the tile allows it",
         schedule="persistent",
         block_n=_MULTIPLES_OF_16,
-        block_scales=True,
+        has_block_scales=True,
     ),
     "v5": Preset(
-        idea="v4 in clusters whose CTAs share the loads of A or of B",
+        summary="dense GEMM, wgmma, version v5: clusters that share tiles of A or B",
         schedule="persistent",
-        cluster=(2,),
+        cluster=2,
         block_n=_MULTIPLES_OF_16,
-        block_scales=True,
+        has_block_scales=True,
     ),
     "v6": Preset(
-        idea="v3 in clusters whose CTAs divide K, for products with few tiles",
+        summary="dense GEMM, wgmma, version v6: clusters that divide K",
         cluster_k=(2, 4),
         block_n=(64, 128, 256),  # whose columns these CTAs share evenly
     ),
     "v7": Preset(
-        idea="v4 with tiles of their own for two warpgroups: one stores while the other multiplies",
+        summary="dense GEMM, wgmma, version v7: a tile for each warpgroup",
         schedule="pingpong",
         warpgroups=(1,),
     ),
     "mma_sync": Preset(
-        idea="mma.sync in persistent CTAs, for GPUs without wgmma",
+        summary="dense GEMM, mma.sync: for SM120, a producer warp, persistent",
         schedule="persistent",
         mma="mma_sync",
         block_m=(64, 128, 256),
@@ -96,13 +97,10 @@ PRESETS: Mapping[str, Preset] = {
         blocks_per_sm=(1, 2),
     ),
 }
-WITH_BLOCK_SCALES = tuple(version for version, preset in PRESETS.items() if preset.block_scales)
+WITH_BLOCK_SCALES = tuple(version for version, preset in PRESETS.items() if preset.has_block_scales)
 #: The names of the versions, and how a caller selects one.
 CHOICE = Versions("gemm", "CUDATMA_GEMM_VERSION", tuple(PRESETS))
 
-#: The values of a config's fields by version.
-_LISTED = ("block_m", "block_n", "block_k", "stages", "warpgroups", "cluster", "cluster_k", "blocks_per_sm")
-_ALLOWED = {version: {name: getattr(preset, name) for name in _LISTED} for version, preset in PRESETS.items()}
 _SPAN_BYTES = 128
 #: More stages gain nothing.
 _MAX_USEFUL_STAGES = 8
@@ -121,15 +119,22 @@ _SUSPEND_NS = 10_000_000
 _SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 
 
+def _clusters(version: str, block_m: int, block_n: int) -> tuple[int, int]:
+    """Return cluster_m and cluster_n of a tile."""
+    cluster = PRESETS[version].cluster
+    return (1, cluster) if block_m > block_n else (cluster, 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GemmConfig(TiledKernel):
+class GemmConfig(KernelConfig):
     """A configuration of a version's template.
 
     version: a key of PRESETS. dtype, layout, out_dtype, epilogue, block_scales, scales_by_tma: as in Problem. block_m,
     block_n: tile of a CTA, or of a warpgroup if the schedule is "pingpong". block_k: elements of K in a stage. stages:
     stages of the ring. warpgroups: consumer warpgroups of a tile, which divide it along M; with mma.sync, in both
-    directions. cluster: CTAs of a cluster that share the loads of B, or of A. cluster_k: CTAs of a cluster that divide
-    K. blocks_per_sm: CTAs on an SM. Raises ArgumentError, ArgumentTypeError.
+    directions. cluster_m, cluster_n: CTAs of a cluster along M, which share the loads of B, and along N, which share
+    loads of A. cluster_k: CTAs of a cluster that divide K. blocks_per_sm: CTAs on an SM. Raises ArgumentError,
+    ArgumentTypeError.
     """
 
     version: str
@@ -140,7 +145,8 @@ class GemmConfig(TiledKernel):
     block_k: int
     stages: int
     warpgroups: int
-    cluster: int = 1
+    cluster_m: int = 1
+    cluster_n: int = 1
     cluster_k: int = 1
     blocks_per_sm: int = 1
     out_dtype: str = ""
@@ -148,26 +154,33 @@ class GemmConfig(TiledKernel):
     block_scales: bool = False
     scales_by_tma: bool = False
 
+    family: ClassVar[str] = "gemm"
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
     struct_members: ClassVar[Mapping[str, Member]] = MEMBERS
     revision: ClassVar[int] = 7
+    #: No tile is divided among CTAs that do not form a cluster.
+    partial_bytes: ClassVar[int] = 0
 
     @classmethod
     def of(cls, version: str, **fields: Any) -> GemmConfig:
         """Return a configuration of a version, with its smallest clusters if the fields do not name any."""
-        preset = PRESETS[version]
-        return cls(version=version, **{"cluster": preset.cluster[0], "cluster_k": preset.cluster_k[0]} | fields)
+        cluster_m, cluster_n = _clusters(version, fields["block_m"], fields["block_n"])
+        clusters = {"cluster_m": cluster_m, "cluster_n": cluster_n, "cluster_k": PRESETS[version].cluster_k[0]}
+        return cls(version=version, **clusters | fields)
 
     def __post_init__(self) -> None:
         check_kind(self)
-        if self.version not in PRESETS:
-            raise ArgumentError("version", self.version, ", ".join(PRESETS))
-        self.check_values(_ALLOWED[self.version])
+        self.check_values()
+        clusters, fitting = (self.cluster_m, self.cluster_n), _clusters(self.version, self.block_m, self.block_n)
+        if clusters != fitting:
+            tile = f"version {self.version} with a tile of {self.block_m} x {self.block_n}"
+            raise ArgumentError("cluster_m, cluster_n", clusters, f"{fitting} for {tile}")
         if self.block_m % (rows := WGMMA_M * self.warpgroups):
             raise ArgumentError("block_m", self.block_m, f"a multiple of {rows}, {WGMMA_M} a warpgroup")
         max_sums = _MAX_SUMS_WITHOUT_EPILOGUE if self.stores_asynchronously and not self.has_epilogue else MAX_SUMS
         if (least := ceil_div(self.block_m * self.block_n, max_sums * 128)) > self.warpgroups:
             allowed = f"{least} or more: a thread holds at most {max_sums} sums"
-            remedy = "use a smaller tile" if least > max(_ALLOWED[self.version]["warpgroups"]) else ""
+            remedy = "use a smaller tile" if least > max(self.preset.warpgroups) else ""
             raise ArgumentError("warpgroups", self.warpgroups, allowed, remedy)
         if self.warpgroups == 3 and self.producer_warps and self.block_n > _MAX_COLUMNS_OF_THREE:
             allowed = f"at most {_MAX_COLUMNS_OF_THREE} for three warpgroups: a thread has 128 registers"
@@ -175,7 +188,7 @@ class GemmConfig(TiledKernel):
         if self.block_k * self.element_bytes % (row_bytes := _SPAN_BYTES if self.has_wgmma else _SPAN_BYTES // 2):
             raise ArgumentError("block_k", self.block_k, f"a multiple of {row_bytes // self.element_bytes}")
         if self.block_scales:
-            if not self.preset.block_scales:
+            if not self.preset.has_block_scales:
                 raise ArgumentError("version", self.version, f"{' or '.join(WITH_BLOCK_SCALES)} for scales of blocks")
             if self.block_k != SCALE_BLOCK or SCALE_BLOCK % self.block_n:
                 raise ArgumentError("block_n", self.block_n, f"64 or {SCALE_BLOCK}, with block_k of {SCALE_BLOCK}")
@@ -183,24 +196,13 @@ class GemmConfig(TiledKernel):
                 allowed = "1 or 2: three lack registers for a second set of sums"
                 raise ArgumentError("warpgroups", self.warpgroups, allowed)
 
-    def check(self, problem: Problem | None, target: Target | None) -> None:
-        """Raise ArgumentError or TargetError if the configuration does not fit a problem or a target."""
-        if problem is not None:
-            if self.cluster_k > 1 and problem.batch_invariant:  # another order of the sums
-                allowed = f"False for version {self.version}"
-                raise ArgumentError("batch_invariant", True, allowed, "choose another version")
-            if ceil_div(problem.k, self.block_k) < self.cluster_k:
-                raise ArgumentError("spec.cluster_k", self.cluster_k, f"at most the stages of k = {problem.k}")
-        if target is not None:
-            for feature in self.features:
-                target.require(feature, "gemm")
-            self.check_smem(target)
-            if self.smem_bytes > (limit := target.smem_share_bytes(self.blocks_per_sm)):
-                raise ArgumentError("stages", self.stages, f"stages of at most {limit} bytes, an SM's for each CTA")
-
-    def check_target(self, target: Target) -> None:
-        """Raise ArgumentError or TargetError if the kernel does not run on a target."""
-        self.check(None, target)
+    def check_problem(self, problem: Problem) -> None:
+        """Raise ArgumentError if the kernel cannot run a problem."""
+        if self.cluster_k > 1 and problem.batch_invariant:  # another order of the sums
+            allowed = f"False for version {self.version}"
+            raise ArgumentError("batch_invariant", True, allowed, "choose another version")
+        if ceil_div(problem.k, self.block_k) < self.cluster_k:
+            raise ArgumentError("cluster_k", self.cluster_k, f"at most the stages of k = {problem.k}")
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -216,7 +218,7 @@ class GemmConfig(TiledKernel):
 
     @property
     def preset(self) -> Preset:
-        """What distinguishes the version."""
+        """The row of PRESETS."""
         return PRESETS[self.version]
 
     @property
@@ -347,10 +349,6 @@ class GemmConfig(TiledKernel):
         return 8 if self.preset.schedule == "pingpong" else 4 * self.warpgroups
 
     @property
-    def warp_tiles(self) -> int:
-        return self.consumer_warps
-
-    @property
     def producer_warps(self) -> int:
         """Warps that load; setmaxnreg acts on whole warpgroups."""
         return (4 if self.consumer_registers else 1) if self.preset.loader == "producer_warp" else 0
@@ -394,17 +392,7 @@ class GemmConfig(TiledKernel):
     @property
     def shares_a(self) -> bool:
         """Whether the CTAs of a cluster are neighbors along N and share the loads of A; if not, along M, and of B."""
-        return self.cluster > 1 and self.block_m > self.block_n
-
-    @property
-    def cluster_m(self) -> int:
-        """Rows of M of a cluster's tile."""
-        return self.block_m if self.shares_a else self.block_m * self.cluster
-
-    @property
-    def cluster_n(self) -> int:
-        """Columns of N of a cluster's tile."""
-        return self.block_n * self.cluster if self.shares_a else self.block_n
+        return self.cluster_n > 1
 
     # Boxes of TMA.
 
@@ -426,9 +414,7 @@ class GemmConfig(TiledKernel):
     @property
     def loaded_rows(self) -> tuple[int, int]:
         """Rows of A's tile and of B's, transposed, that one CTA loads."""
-        if self.shares_a:
-            return self.block_m // self.cluster, self.slot_n
-        return self.block_m, self.slot_n // self.cluster
+        return self.block_m // self.cluster_n, self.slot_n // self.cluster_m
 
     @property
     def loaded_stage_bytes(self) -> int:
@@ -446,14 +432,14 @@ class GemmConfig(TiledKernel):
     def a_box(self, m: int) -> tuple[int, int, int]:
         """Return matrices, rows and columns of a box of A with M rows, or of A transposed if it is M-major."""
         if not self.is_a_k_major:
-            return (1, self.block_k // (self.cluster if self.shares_a else 1), self.a_box_rows(m))
+            return (1, self.block_k // self.cluster_n, self.a_box_rows(m))
         return (1, self.a_box_rows(m), self.span_k)
 
     @property
     def b_box(self) -> tuple[int, int, int]:
         """Matrices, rows and columns of a box of B transposed, or of B if it is N-major."""
         if not self.is_b_k_major:
-            return (1, self.block_k // (1 if self.shares_a else self.cluster), self.span)
+            return (1, self.block_k // self.cluster_m, self.span)
         return (1, self.loaded_rows[1], self.span_k)
 
     def boxes_bytes(self, a_box_rows: int) -> int:
@@ -495,18 +481,19 @@ class GemmConfig(TiledKernel):
 
     # Shared memory.
 
-    def stage_operands(self) -> tuple[Operand, ...]:
+    def stage_arrays(self) -> tuple[tuple[str, int], ...]:
         k_bytes = self.element_bytes * self.block_k
-        sizes = {"a": k_bytes * self.block_m, "b": k_bytes * self.slot_n}
-        sizes |= {"a_scale": 4 * self.block_m} if self.ring_has_scales else {}
-        return tuple([Operand(name, align_up(size, 1024), size, 1024) for name, size in sizes.items()])
+        arrays = (("a", align_up(k_bytes * self.block_m, 1024)), ("b", align_up(k_bytes * self.slot_n, 1024)))
+        return (*arrays, ("a_scale", self.a_scale_slot_bytes)) if self.ring_has_scales else arrays
 
     @property
-    def _slot_bytes(self) -> int:
-        """The same as in TiledKernel, but fast: the choice needs it for every candidate. cp.async has no barriers."""
-        scales = align_up(4 * self.block_m, 1024) if self.ring_has_scales else 0
-        barriers = 0 if self.preset.loader == "cp_async" else 2 * MBARRIER_BYTES
-        return self.element_bytes * self.block_k * (self.block_m + self.slot_n) + scales + barriers
+    def a_scale_slot_bytes(self) -> int:
+        """Bytes of a slot for the scales of A's rows."""
+        return align_up(4 * self.block_m, 1024)
+
+    @property
+    def barriers(self) -> tuple[str, ...]:
+        return () if self.preset.loader == "cp_async" else ("full", "empty")
 
     def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
         if not self.has_wgmma:
@@ -517,14 +504,9 @@ class GemmConfig(TiledKernel):
         sums = (self.cluster_k - 1) * self.block_m * self.block_n // self.cluster_k * 4
         return (staging, ("cluster_sums", sums), ("cluster_barrier", 8))
 
-    def smem_layout(self) -> list[tuple[str, int, int]]:
-        layout = super(GemmConfig, self).smem_layout()
-        has_barriers = self.preset.loader != "cp_async"
-        return [part for part in layout if has_barriers or not part[0].endswith("_barriers")]
-
     def stage_layout(self) -> list[tuple[str, int]]:
         """(what, bytes) that one stage holds."""
-        a, b, *scales = (operand.footprint_bytes for operand in self.stage_operands())
+        a, b, *scales = (size for _, size in self.stage_arrays())
         majors = "K" if self.is_a_k_major else "M", "K" if self.is_b_k_major else "N"
         swizzles = [self.swizzle(is_k_major) for is_k_major in (self.is_a_k_major, self.is_b_k_major)]
         return [
@@ -542,19 +524,14 @@ class GemmConfig(TiledKernel):
 
     # What choosing and tuning read.
 
-    @property
-    def partial_bytes(self) -> int:
-        """0: no tile is divided among CTAs that do not form a cluster."""
-        return 0
-
     def schedule(self, problem: Problem, sm_count: int) -> Schedule:
         """Return how the tiles of all matrices of the batch are divided among CTAs."""
-        m = problem.batch * ceil_div(problem.m, self.cluster_m) * self.cluster_m
-        return schedule(self, m, problem.n, problem.k, sm_count * self.blocks_per_sm)
+        m = problem.batch * ceil_div(problem.m, self.cluster_tile_m) * self.cluster_tile_m
+        return whole_tiles(self, m, problem.n, problem.k, sm_count * self.blocks_per_sm)
 
     def adapted(self, problem: Problem) -> GemmConfig:
         """Return the same tile for another kind of problem."""
-        return replace(self, **{name: getattr(problem, name) for name in KIND_FIELDS})
+        return replace(self, **{name: getattr(problem, name) for name in PROBLEM_FIELDS})
 
     def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
         """Return the predicted time at M, an int or an int64 array, instead of the problem's."""

@@ -92,7 +92,8 @@ def _wgmma_cost_model(config: Any, gpu: Gpu) -> CostModel:
     computed once: a table calls the model for every shape, of which there may be many.
     """
     is_pingpong = config.preset.schedule == "pingpong"
-    cluster_m, cluster_n, cluster_k = config.cluster_m, config.cluster_n, config.cluster_k
+    cluster_k = config.cluster_k
+    cluster_tile_m, cluster_tile_n = config.cluster_tile_m, config.cluster_tile_n
     element_bytes, k_bytes = config.element_bytes, config.element_bytes * config.block_k
     clusters = max(1, clusters_at_once(config.launch_cluster, gpu.sm_count))
     a_rows, b_rows = config.loaded_rows
@@ -110,7 +111,7 @@ def _wgmma_cost_model(config: Any, gpu: Gpu) -> CostModel:
     launch_us, bytes_per_us = _launch_us(config), gpu.memory_bytes_per_us
 
     def cost(m: Any, problem: Problem) -> Cost:
-        tiles_m, tiles_n = -(-m // cluster_m), -(-problem.n // cluster_n)
+        tiles_m, tiles_n = -(-m // cluster_tile_m), -(-problem.n // cluster_tile_n)
         tiles = problem.batch * tiles_m * tiles_n
         waves = -(-tiles // clusters)
         clocks: Any = arrived_clocks

@@ -45,7 +45,7 @@ EPILOGUES = ("none", "linear", *ACTIVATIONS)
 #: Elements of K, and of N, that share a scale.
 SCALE_BLOCK = 128
 #: The fields that a problem and the specs of its kernels have in common.
-KIND_FIELDS = ("dtype", "layout", "out_dtype", "epilogue", "block_scales", "scales_by_tma")
+PROBLEM_FIELDS = ("dtype", "layout", "out_dtype", "epilogue", "block_scales", "scales_by_tma")
 #: Rows of a wgmma.
 WGMMA_M = 64
 #: NumPy's dtypes of the result.
@@ -96,7 +96,7 @@ def default_result(dtype: str) -> str:
 
 
 def check_kind(fields: Any) -> None:
-    """Check the fields of KIND_FIELDS of a frozen dataclass, and make ``out_dtype`` empty if it is the default.
+    """Check the fields of PROBLEM_FIELDS of a frozen dataclass, and make ``out_dtype`` empty if it is the default.
 
     Raises ArgumentError, ArgumentTypeError.
     """

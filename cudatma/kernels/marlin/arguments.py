@@ -12,7 +12,7 @@ from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.kernels.arguments import FLAGS, PARTIALS, ROWS, Arguments, At, Map, Sizes, Value
 from cudatma.kernels.launch_struct import offsets, packer, work_values
-from cudatma.kernels.marlin.choose import AnyMarlinSpec
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.permute_columns import (
     ELEMENT_BYTES,
     PermuteColumnsSpec,
@@ -42,14 +42,14 @@ _EARLY = ("qweight", "scales", "zeros", "perm", "bias")
 _SPAN = 64
 
 
-def gemm_arguments(problem: Problem, spec: AnyMarlinSpec, work: Schedule, target: Target) -> Arguments:
+def gemm_arguments(problem: Problem, spec: MarlinConfig, work: Schedule, target: Target) -> Arguments:
     """Return the launch of the GEMM, which reads x, or the copied rows.
 
     Parameters
     ----------
     problem : Problem
         What has to be computed.
-    spec : AnyMarlinSpec
+    spec : MarlinConfig
         The kernel, in the form that the weight's scales allow.
     work : Schedule
         How tiles are divided among CTAs.
@@ -71,7 +71,7 @@ def gemm_arguments(problem: Problem, spec: AnyMarlinSpec, work: Schedule, target
 
 
 def sizes_for(
-    problem: Problem, spec: AnyMarlinSpec, work_of: Callable[[int], Schedule], target: Target
+    problem: Problem, spec: MarlinConfig, work_of: Callable[[int], Schedule], target: Target
 ) -> Callable[[Problem], Sizes]:
     """Return a function from any problem with this one's plan_key to its sizes.
 
@@ -80,7 +80,7 @@ def sizes_for(
     """
     if spec.scale_form not in ("none", problem.scale_form):
         why = "the range of these scales decides (quantization/scale_range.py)"
-        raise ArgumentError("spec.fused", spec.scale_form, f"{problem.scale_form!r} or 'none' for this weight", why)
+        raise ArgumentError("scale_form", spec.scale_form, f"{problem.scale_form!r} or 'none' for this weight", why)
     k, n, pitch = problem.layer.k, problem.layer.n, x_pitch_bytes(problem)
     programmatic = problem.programmatic or problem.is_arranged
     shared = dependent_smem_bytes(spec, target) if programmatic else 0
@@ -138,7 +138,7 @@ def _source_pitch_bytes(problem: Problem) -> int:
     return dense if problem.x_pitch_bytes is None else problem.x_pitch_bytes
 
 
-def dependent_smem_bytes(spec: AnyMarlinSpec, target: Target) -> int:
+def dependent_smem_bytes(spec: MarlinConfig, target: Target) -> int:
     """Return the dynamic shared memory of a CTA in a dependent launch.
 
     It is enlarged if more than ``blocks_per_sm`` CTAs would fit on an SM, including those of the previous launch. The
@@ -149,7 +149,7 @@ def dependent_smem_bytes(spec: AnyMarlinSpec, target: Target) -> int:
     return max(spec.smem_bytes, min(target.smem_share_bytes(spec.blocks_per_sm), too_much))
 
 
-def _weights(layer: LinearShape, spec: AnyMarlinSpec) -> Map:
+def _weights(layer: LinearShape, spec: MarlinConfig) -> Map:
     """Return the map of the weights: a whole tile a box, or one block of 64 columns after the other."""
     if spec.loads_weight_tiles:
         return _weight_tiles(layer, spec, spec.block_n // 64)
@@ -157,26 +157,26 @@ def _weights(layer: LinearShape, spec: AnyMarlinSpec) -> Map:
     return Map("qweight", weight_map_spec(rows, spec.block_k // 64))
 
 
-def _weight_tiles(layer: LinearShape, spec: AnyMarlinSpec, rows: int, *, half_rows: bool = False) -> Map:
+def _weight_tiles(layer: LinearShape, spec: MarlinConfig, rows: int, *, half_rows: bool = False) -> Map:
     """Return the map of whole tiles. Half rows are for N tiles that begin inside of a row of 64 columns of N."""
     blocks = ceil_div(layer.k, 64), ceil_div(layer.n, 64)
     return Map("qweight", weight_tile_map_spec(*blocks, spec.block_k // 64, rows, half_rows=half_rows))
 
 
-def _table(layer: LinearShape, spec: AnyMarlinSpec, name: str) -> Map:
+def _table(layer: LinearShape, spec: MarlinConfig, name: str) -> Map:
     """Return the map of scales or zero points."""
     shape = part_shapes(layer.k, layer.n, layer.group_size)[name]
     dtype = "uint8" if name == "zeros" else layer.dtype
     return Map(name, scale_map_spec(shape, dtype, spec.scale_row, spec.groups_per_stage))
 
 
-def _activations(problem: Problem, spec: AnyMarlinSpec) -> Map:
+def _activations(problem: Problem, spec: MarlinConfig) -> Map:
     """Return the map of the activations, of which each CTA of a cluster loads a part of the rows for all.
 
     With several blocks a box, K is divided into blocks of 64, which arrive one after another. Raises DescriptorError if
     K is not a multiple of 64 then.
     """
-    k, pitch, rows = problem.layer.k, x_pitch_bytes(problem), spec.block_m // spec.cluster
+    k, pitch, rows = problem.layer.k, x_pitch_bytes(problem), spec.loaded_m
     dims, strides, box = (k, problem.m), (pitch,), (_SPAN, rows)
     if (blocks := spec.activation_box_blocks) > 1:
         if k % _SPAN:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +18,9 @@ from cudatma.kernels import choice_table, choosing
 from cudatma.kernels.explain import Explanation, explained
 from cudatma.kernels.family import Family, Option, Times
 from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
-from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
-from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_times
-from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
-from cudatma.kernels.marlin.skinny import SkinnySpec
-from cudatma.kernels.marlin.skinny_candidates import skinny_times
-from cudatma.kernels.marlin.wgmma import WgmmaSpec
-from cudatma.kernels.marlin.wgmma_candidates import is_shared, wgmma_times
+from cudatma.kernels.marlin.candidates import MAX_STAGES, TIMES, fitted, is_shared
+from cudatma.kernels.marlin.config import PRESETS, MarlinConfig
+from cudatma.kernels.marlin.problem import GROUP_SIZES, PROBLEM_FIELDS, LinearShape, Problem
 from cudatma.kernels.schedule import ceil_div
 from cudatma.quantization import PackedWeight
 from cudatma.target import Target, get_target
@@ -33,42 +29,34 @@ from cudatma.target import Target, get_target
 SHIPPED = Path(__file__).with_name("tuned.json")
 #: Values of block_m: the least that holds all of M, else several tiles of the last.
 _WGMMA_SIZES, _MMA_SYNC_SIZES = (8, 16, 32, 64, 128, 256), (8, 16, 32, 64)
-_MAX_STAGES = 12
-Spec = TypeVar("Spec", MmaSyncSpec, WgmmaSpec)
-#: Any of the kernels' specs; StagedTile holds what they have in common.
-AnyMarlinSpec: TypeAlias = MmaSyncSpec | SkinnySpec | WgmmaSpec
-KERNELS: dict[str, type[AnyMarlinSpec]] = {"skinny": SkinnySpec, "wgmma": WgmmaSpec, "mma_sync": MmaSyncSpec}
 
 
-def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AnyMarlinSpec]:
+def times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
     """Return ``Family.times`` of every kernel; of the only configuration for each M where rows must not depend on M."""
     if problem.batch_invariant:
         return _invariant_times(problem, ms, gpu)
-    found: list[tuple[AnyMarlinSpec, NDArray[np.float64]]] = [
-        *skinny_times(problem, ms, gpu),
-        *wgmma_times(problem, ms, gpu),
-    ]
-    if not get_target(gpu.target).has_wgmma:  # where wgmma is, mma.sync is slower at every M
-        found += mma_sync_times(problem, ms, gpu)
-    return found
+    # The mma.sync kernel is slower than the wgmma kernel at every M.
+    versions = ("skinny", "wgmma" if get_target(gpu.target).has_wgmma else "mma_sync")
+    return [one for version in versions for one in TIMES[version](problem, ms, gpu)]
 
 
-def launched(spec: AnyMarlinSpec) -> AnyMarlinSpec:
-    """Return the spec to compile for weights whose scales allow one multiply-add, as most do.
+def launched(config: MarlinConfig) -> MarlinConfig:
+    """Return the config to compile for weights whose scales allow one multiply-add, as most do.
 
     quantization/scale_range.py defines the range.
     """
-    return resolve_fused(spec, "as_stored")
+    return config.in_form("as_stored")
 
 
-MARLIN: Family[Problem, AnyMarlinSpec] = Family(
+MARLIN: Family[Problem, MarlinConfig] = Family(
     name="marlin",
-    kernels=KERNELS,
+    config=MarlinConfig,
+    kernels=tuple(PRESETS),
     read_problem=Problem.from_json,
     times=times,
     is_shared=is_shared,
     index=("k", "n"),
-    spec_fields=("group_size", "has_zeros", "dtype"),
+    problem_fields=PROBLEM_FIELDS,
     table=SHIPPED,
     options=(
         Option("dtype", "float16", tuple(ACTIVATION_TYPES), "of activations and scales"),
@@ -84,75 +72,51 @@ MARLIN: Family[Problem, AnyMarlinSpec] = Family(
 decide, choose_by_cost = partial(choosing.decide, MARLIN), partial(choice_table.choose_by_cost, MARLIN)
 
 
-def _invariant_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[AnyMarlinSpec]:
-    """Return the specs with which the bits of a result's row do not depend on M, for a schedule that divides no tile.
+def _invariant_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
+    """Return the configs with which the bits of a result's row do not depend on M, if the schedule divides no tile.
 
     A sum in floating point depends on its order. Here every instance of a kernel adds up K in the same order: one warp
     or warpgroup computes its columns of W alone, 16 of K at a time from the first to the last, with weights that are
     scaled already. No tile is divided among CTAs (``divide`` of schedule()), no K among warps, and the target alone
-    decides which kernel serves. Where tiles are few this is slower.
+    decides which kernel serves. If there are few tiles, this is slower.
     """
     target, layer = get_target(gpu.target), problem.layer
     uses_wgmma = target.has_wgmma and target.has_setmaxnreg
-    sizes, build = (_WGMMA_SIZES, _wgmma) if uses_wgmma else (_MMA_SYNC_SIZES, _mma_sync)
+    sizes, fields_of = (_WGMMA_SIZES, _wgmma) if uses_wgmma else (_MMA_SYNC_SIZES, _mma_sync)
     block_m = np.asarray(sizes)[np.minimum(np.searchsorted(sizes, ms), len(sizes) - 1)]
     has_tile_for_each_sm = ceil_div(ms, block_m) * ceil_div(layer.n, 128) >= gpu.sm_count
-    found: list[tuple[AnyMarlinSpec, NDArray[np.float64]]] = []
+    given = {name: getattr(layer, name) for name in PROBLEM_FIELDS}
+    found: list[tuple[MarlinConfig, NDArray[np.float64]]] = []
     for size in sizes:
-        for wide in (False, True):
-            serves = (block_m == size) & (has_tile_for_each_sm == wide)
+        for is_wide in (False, True):
+            serves = (block_m == size) & (has_tile_for_each_sm == is_wide)
             if serves.any():
-                spec = build(layer, size, wide, target)
-                spec.check_target(target)
-                found.append((spec, spec.times_at(ms, serves, problem, gpu)))
+                fields = given | fields_of(layer, size, is_wide)
+                config = fitted(MarlinConfig(block_m=size, stages=2, **fields), target, MAX_STAGES)
+                found.append((config, np.where(serves, config.cost_at(ms, problem, gpu).us, np.inf)))
     return found
 
 
-def _wgmma(layer: LinearShape, block_m: int, wide: bool, target: Target) -> WgmmaSpec:
-    block_k = 256 if block_m <= 64 else 128 if block_m == 128 else 64
-    warpgroups = 2 if wide else 1
-    spec = WgmmaSpec(
-        dtype=layer.dtype,
-        group_size=layer.group_size,
-        has_zeros=layer.has_zeros,
-        block_m=block_m,
-        block_k=block_k,
-        warpgroups=warpgroups,
-        stack=1,
-        stages=2,
-        mmas_per_commit=1,
-        commits_in_flight=3,
-        consumer_registers=232 if warpgroups * block_m == 512 else 0,
-    )
-    return _deepest(spec, target.smem_per_block_bytes)
+def _wgmma(layer: LinearShape, block_m: int, is_wide: bool) -> dict[str, Any]:
+    return {
+        "version": "wgmma",
+        "block_n": 128 if is_wide else 64,
+        "block_k": 256 if block_m <= 64 else 128 if block_m == 128 else 64,
+        "warpgroups": 2 if is_wide else 1,
+        "mmas_per_commit": 1,
+        "commits_in_flight": 3,
+        "consumer_registers": 232 if is_wide and block_m == 256 else 0,
+    }
 
 
-def _mma_sync(layer: LinearShape, block_m: int, wide: bool, target: Target) -> MmaSyncSpec:
-    spec = MmaSyncSpec(
-        dtype=layer.dtype,
-        group_size=layer.group_size,
-        has_zeros=layer.has_zeros,
-        block_m=block_m,
-        block_n=128 if wide else 64,
-        block_k=256 if block_m <= 16 else 128,
-        warps_n=4,
-        slice_k=1,
-        stages=2,
-        scale_on="epilogue" if layer.group_size == -1 else "weight",
-    )
-    return _deepest(spec, target.smem_per_block_bytes)
-
-
-def _deepest(spec: Spec, smem_bytes: int) -> Spec:
-    """The spec with as many stages as shared memory holds."""
-    return replace(spec, stages=max(spec.stages, min(_MAX_STAGES, spec.max_stages(smem_bytes))))
-
-
-def resolve_fused(spec: AnyMarlinSpec, form: str) -> AnyMarlinSpec:
-    """The spec with scale and offset in one multiply-add if the kernel has that, in the form that the weight's scales
-    allow (``scale_fit.form``). The bits of a result do not depend on it: choosing and tuning take specs without."""
-    found: AnyMarlinSpec = spec.in_form(form)
-    return found
+def _mma_sync(layer: LinearShape, block_m: int, is_wide: bool) -> dict[str, Any]:
+    return {
+        "version": "mma_sync",
+        "block_n": 128 if is_wide else 64,
+        "block_k": 256 if block_m <= 16 else 128,
+        "warps_n": 4,
+        "scale_on": "epilogue" if layer.group_size == -1 else "weight",
+    }
 
 
 def marlin_explain(
@@ -180,7 +144,7 @@ def marlin_explain(
     gpu = _gpu(packed, target, sm_count, device)
     problem = Problem(layer, m, batch_invariant)
     form = "none" if packed is None else packed.scale_fit.form
-    found = explained(MARLIN, problem, gpu, launched=lambda spec: resolve_fused(spec, form), divide=not batch_invariant)
+    found = explained(MARLIN, problem, gpu, launched=lambda config: config.in_form(form), divide=not batch_invariant)
     work, is_divided = found.schedule, found.prediction.reduction_us > 0
     alone = 0 < work.stream_tiles < min(work.work_ranges, work.tiles_m * work.tiles_n)
     if found.spec.cluster_k > 1 or (is_divided == (work.stream_tiles > 0) and not alone):

@@ -7,12 +7,12 @@ docs/performance/model.md compares them with the predictions, and tests/marlin/t
 choice loses. Pure: no device, no file.
 
 A choice table evaluates all configurations of a kernel at all M at once: ``m`` is an int or an int64 array, and
-``spec`` is a spec or the ``columns_of()`` several specs.
+``config`` is a config or the ``columns_of()`` several configs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,13 +33,13 @@ _WEIGHT_BYTES = 0.516
 _SKINNY_FILL, _WGMMA_FILL = 8, 6
 
 
-def columns_of(specs: Sequence[Any], names: Sequence[str]) -> SimpleNamespace:
-    """Return these fields and properties of specs, each as an array of shape (specs, 1)."""
-    return SimpleNamespace(**{name: np.array([getattr(one, name) for one in specs])[:, None] for name in names})
+def columns_of(configs: Sequence[Any], names: Sequence[str]) -> SimpleNamespace:
+    """Return these fields and properties of configs, each as an array of shape (configs, 1)."""
+    return SimpleNamespace(**{name: np.array([getattr(one, name) for one in configs])[:, None] for name in names})
 
 
 def rows_of(columns: SimpleNamespace, index: Any) -> SimpleNamespace:
-    """Return the columns of the specs that ``index`` selects."""
+    """Return the columns of the configs that ``index`` selects."""
     return SimpleNamespace(**{name: column[index] for name, column in vars(columns).items()})
 
 
@@ -68,24 +68,25 @@ _SKINNY_COLUMN_US = 0.0106
 _SKINNY_CLUSTER_US, _SKINNY_SUMS = 0.027, 100
 _SKINNY_MEMORY = 0.475
 _MMA_N = 8
-#: Fields of a spec that skinny_cost() reads.
-SKINNY_TERMS = ("block_m", "n_tiles", "block_k", "cluster_k")
+#: Fields of a config that skinny_cost() reads.
+SKINNY_TERMS = ("block_m", "block_n", "block_k", "cluster_k")
 
 
-def skinny_cost(spec: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
+def skinny_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     """Predict one launch of the skinny GEMM."""
-    columns, clock, tiles_m = np.maximum(_MMA_N, spec.block_m), gpu.sm_clock_mhz, ceil_div(m, spec.block_m)
-    ctas = ceil_div(n, 32 * spec.n_tiles) * tiles_m * spec.cluster_k
-    steps = ceil_div(ctas, gpu.sm_count) * ceil_div(ceil_div(k, spec.block_k), spec.cluster_k) * spec.block_k
+    n_tiles, columns, tiles_m = config.block_n // 32, np.maximum(_MMA_N, config.block_m), ceil_div(m, config.block_m)
+    clock = gpu.sm_clock_mhz
+    ctas = ceil_div(n, 32 * n_tiles) * tiles_m * config.cluster_k
+    steps = ceil_div(ctas, gpu.sm_count) * ceil_div(ceil_div(k, config.block_k), config.cluster_k) * config.block_k
     # Where mma.sync is slower than on the GPU of the fit, the instruction itself is the bound.
     mma = max(_SKINNY_MMA, 2 * 32 / gpu.mma_sync_flops)
-    sums = (spec.cluster_k - 1) * ceil_div(spec.n_tiles, spec.cluster_k) * columns / _MMA_N
+    sums = (config.cluster_k - 1) * ceil_div(n_tiles, config.cluster_k) * columns / _MMA_N
     memory_us = _SKINNY_MEMORY * _memory_us(k, n, gpu)
-    loop_us = steps * spec.n_tiles * (_SKINNY_N32 + mma * columns) / clock + memory_us
+    loop_us = steps * n_tiles * (_SKINNY_N32 + mma * columns) / clock + memory_us
     return Cost(
         launch_us=_LAUNCH_US + _SKINNY_COLUMN_US * columns,
-        sm_us=_with_fill(loop_us, _SKINNY_FILL * (tiles_m * spec.block_m - m) * steps / 64, gpu) - memory_us,
-        reduction_us=_SKINNY_CLUSTER_US * (spec.cluster_k > 1) + sums * _SKINNY_SUMS / clock,
+        sm_us=_with_fill(loop_us, _SKINNY_FILL * (tiles_m * config.block_m - m) * steps / 64, gpu) - memory_us,
+        reduction_us=_SKINNY_CLUSTER_US * (config.cluster_k > 1) + sums * _SKINNY_SUMS / clock,
         memory_us=memory_us,
         tensor_us=0.0,
     )
@@ -121,69 +122,69 @@ _MEETING, _SUMS_BYTES = 45, 12.7
 #: Parts of each time that add to the whole: clocks of the busiest SM, memory, operations, and operations at the power
 #: limit.
 _WGMMA_SM, _WGMMA_MEMORY, _WGMMA_TENSOR, _WGMMA_POWER = 0.676, 0.168, 0.417, 0.319
-#: Fields and properties of a spec that wgmma_cost() reads.
-WGMMA_TERMS = ("block_m", "block_n", "block_k", "cluster", "cluster_k", "pingpong", "own_rows", "stage_clocks")
+#: Fields and properties of a config that wgmma_cost() reads.
+WGMMA_TERMS = ("block_m", "block_n", "block_k", "cluster_n", "cluster_k", "pingpong", "own_rows", "stage_clocks")
 
 
-def wgmma_stage_clocks(spec: Any) -> float:
+def wgmma_stage_clocks(config: Any) -> float:
     """Return the clocks of one stage of a whole tile, with the ring full."""
-    products: float = spec.block_m * spec.block_n * spec.block_k / _WGMMA_MACS
-    squares = spec.block_n / 64 * spec.block_k / 64  # of 64 x 64 weights; each warpgroup has the same number
-    warpgroups = spec.warpgroups * spec.warpgroups_k
+    products: float = config.block_m * config.block_n * config.block_k / _WGMMA_MACS
+    squares = config.block_n / 64 * config.block_k / 64  # of 64 x 64 weights; each warpgroup has the same number
+    warpgroups = config.warpgroups * config.slice_k
     dequantize: float = squares / warpgroups * _DEQUANTIZE * (1 + _FURTHER * (warpgroups - 1))
-    if spec.pingpong:  # one warpgroup at a time, which dequantizes while its wgmmas run
+    if config.pingpong:  # one warpgroup at a time, which dequantizes while its wgmmas run
         return max(products, dequantize) + _PINGPONG_STAGE
-    loaded: float = spec.block_k * (2 * spec.block_m / spec.cluster + spec.block_n / 2)
+    loaded: float = config.block_k * (2 * config.block_m / config.cluster_n + config.block_n / 2)
     together: float = (products**_NORM + dequantize**_NORM) ** (1 / _NORM)
     waits: float = _STAGE + _DRAIN / warpgroups
     return together + _BYTE * loaded + waits
 
 
-def wgmma_division(spec: Any, others: Any, tiles_m: int) -> tuple[Any, float]:
-    """Return ``TiledSpec.division()``; ``others`` is an int or an array."""
-    clocks = _DIVISION + others * (4 * spec.block_m * spec.block_n) / _PARTIAL_BYTES
-    return clocks / spec.stage_clocks, _DIVIDED_STAGE if tiles_m == 1 else _DIVIDED_STAGE_OF_ROWS
+def wgmma_division(config: Any, others: Any, tiles_m: int) -> tuple[Any, float]:
+    """Return ``MarlinConfig.division()``; ``others`` is an int or an array."""
+    clocks = _DIVISION + others * (4 * config.block_m * config.block_n) / _PARTIAL_BYTES
+    return clocks / config.stage_clocks, _DIVIDED_STAGE if tiles_m == 1 else _DIVIDED_STAGE_OF_ROWS
 
 
-def wgmma_cost(spec: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
+def wgmma_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     """Predict one launch of the wgmma kernel.
 
     Tiles are whole or divided, as is cheaper, or a cluster of ``cluster_k`` CTAs computes each tile, all at once.
     """
-    tiles_m, k_iterations = ceil_div(m, spec.block_m), ceil_div(k, spec.block_k)
-    tiles = tiles_m * ceil_div(n, spec.block_n * spec.cluster)
-    resident, is_cluster = np.maximum(1, gpu.sm_count // spec.cluster), spec.cluster_k > 1
+    tiles_m, k_iterations = ceil_div(m, config.block_m), ceil_div(k, config.block_k)
+    tiles = tiles_m * ceil_div(n, config.block_n * config.cluster_n)
+    resident, is_cluster = np.maximum(1, gpu.sm_count // config.cluster_n), config.cluster_k > 1
     waves = tiles // resident
     rest, has_wave = tiles - waves * resident, waves > 0
     # The longest work range stores this number of results, whether tiles are divided or not.
     results = np.where(is_cluster, 1, waves + (rest > 0))
-    whole = results * ceil_div(k_iterations, spec.cluster_k)
+    whole = results * ceil_div(k_iterations, config.cluster_k)
     # schedule() divides the last, partial wave together with a full one or, with several rows of tiles, alone.
     rest_stages, sharing = ceil_div(rest * k_iterations, resident), ceil_div(resident, np.maximum(1, rest))
     whole_part, divided_part = (waves - has_wave) * k_iterations, rest_stages + has_wave * k_iterations
-    once, each = wgmma_division(spec, np.where(has_wave, 1, sharing), _RANKED_ROWS)
-    once_alone, each_of_rows = wgmma_division(spec, sharing, 2)
+    once, each = wgmma_division(config, np.where(has_wave, 1, sharing), _RANKED_ROWS)
+    once_alone, each_of_rows = wgmma_division(config, sharing, 2)
     divided = whole_part + divided_part * each
     together = whole_part + divided_part * each_of_rows + once
     alone = waves * k_iterations + rest_stages * each_of_rows + once_alone
     pays = (divided + once < whole) & ((tiles_m == 1) | (np.minimum(together, alone) < whole))
     is_divided = (rest > 0) & pays & np.logical_not(is_cluster)
     # Each CTA of a cluster adds up the sums of all for its own rows, and stores them.
-    elements = spec.own_rows * spec.block_n
-    exchanged = _MEETING * is_cluster * spec.cluster_k + 4 * (spec.cluster_k - 1) * elements / _SUMS_BYTES
-    around = results * (_TILE + _RESULT * elements / (128 * 128)) + _MULTICAST * (spec.cluster > 1)
-    ends: Any = np.where(spec.pingpong, _PINGPONG_ENDS, around)
+    elements = config.own_rows * config.block_n
+    exchanged = _MEETING * is_cluster * config.cluster_k + 4 * (config.cluster_k - 1) * elements / _SUMS_BYTES
+    around = results * (_TILE + _RESULT * elements / (128 * 128)) + _MULTICAST * (config.cluster_n > 1)
+    ends: Any = np.where(config.pingpong, _PINGPONG_ENDS, around)
     clock_us = _WGMMA_SM / gpu.sm_clock_mhz
     tensor = _WGMMA_TENSOR + _WGMMA_POWER * (m >= _SUSTAINED_FROM)
     tensor_us = tensor * m * n * k / (_WGMMA_MACS * gpu.sm_count * gpu.sm_clock_mhz)
     memory_us, stages = _WGMMA_MEMORY * _memory_us(k, n, gpu), np.where(is_divided, divided, whole)
     # The tiles of the last row have empty rows: one in tiles_m of a CTA's tiles, and at least one of the busiest CTA's.
-    empty = np.minimum(tiles_m * spec.block_m - m, spec.block_m / spec.cluster) / np.minimum(results, tiles_m)
-    loop_us = stages * spec.stage_clocks * clock_us + memory_us + tensor_us
+    empty = np.minimum(tiles_m * config.block_m - m, config.block_m / config.cluster_n) / np.minimum(results, tiles_m)
+    loop_us = stages * config.stage_clocks * clock_us + memory_us + tensor_us
     return Cost(
         launch_us=_LAUNCH_US + ends * clock_us,
-        sm_us=_with_fill(loop_us, _WGMMA_FILL * empty * stages * spec.block_k / 64, gpu) - memory_us - tensor_us,
-        reduction_us=(exchanged + is_divided * once * spec.stage_clocks) * clock_us,
+        sm_us=_with_fill(loop_us, _WGMMA_FILL * empty * stages * config.block_k / 64, gpu) - memory_us - tensor_us,
+        reduction_us=(exchanged + is_divided * once * config.stage_clocks) * clock_us,
         memory_us=memory_us,
         tensor_us=tensor_us,
     )
@@ -200,22 +201,22 @@ _MMA_PRODUCTS, _MMA_ISSUE, _MMA_BYTE, _MMA_STAGE = 0.914, 0.445, 0.013, 114
 #: Partial sums: microseconds once, and for each byte of each CTA that shares a tile. A tile's result.
 _MMA_DIVIDED_US, _MMA_PARTIAL_US, _MMA_TILE_US = 1.69, 7.75e-6, 0.34
 _MMA_MEMORY, _MMA_POWER = 0.129, 0.139
-#: Fields of a spec that mma_sync_cost() reads.
+#: Fields of a config that mma_sync_cost() reads.
 MMA_SYNC_TERMS = ("block_m", "block_n", "block_k", "warps_n", "scale_on")
 
 
-def mma_sync_cost(spec: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
+def mma_sync_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     """Predict one launch of the mma.sync kernel, with one CTA on an SM."""
-    k_iterations = ceil_div(k, spec.block_k)
-    tiles = ceil_div(m, spec.block_m) * ceil_div(n, spec.block_n)
-    weights, scales_weight = spec.block_n * spec.block_k, spec.scale_on == "weight"
-    mmas, ldmatrix = weights * spec.block_m / (16 * 8 * 16), spec.warps_n * spec.block_m / 8 * spec.block_k / 32
+    k_iterations = ceil_div(k, config.block_k)
+    tiles = ceil_div(m, config.block_m) * ceil_div(n, config.block_n)
+    weights, scales_weight = config.block_n * config.block_k, config.scale_on == "weight"
+    mmas, ldmatrix = weights * config.block_m / (16 * 8 * 16), config.warps_n * config.block_m / 8 * config.block_k / 32
     issued = weights / 32 * np.where(scales_weight, _SCALED_WEIGHT_INSTRUCTIONS, _WEIGHT_INSTRUCTIONS)
     issued = issued + mmas * np.where(scales_weight, 1, _SCALED_SUMS) + ldmatrix
-    loaded, partial_bytes = weights // 2 + 2 * spec.block_m * spec.block_k, 4 * spec.block_m * spec.block_n
-    stage = _MMA_PRODUCTS * 2 * spec.block_m * weights / gpu.mma_sync_flops + _MMA_ISSUE * issued / _SCHEDULERS
+    loaded, partial_bytes = weights // 2 + 2 * config.block_m * config.block_k, 4 * config.block_m * config.block_n
+    stage = _MMA_PRODUCTS * 2 * config.block_m * weights / gpu.mma_sync_flops + _MMA_ISSUE * issued / _SCHEDULERS
     stage = (stage + _MMA_BYTE * loaded + _MMA_STAGE) / gpu.sm_clock_mhz
-    # schedule() divides tiles by the same comparison (TiledKernel.division()).
+    # schedule() divides tiles by the same comparison (MarlinConfig.division()).
     waves = tiles // gpu.sm_count
     rest, has_wave = tiles - waves * gpu.sm_count, waves > 0
     results = waves + (rest > 0)
@@ -231,3 +232,11 @@ def mma_sync_cost(spec: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
         memory_us=_MMA_MEMORY * _memory_us(k, n, gpu),
         tensor_us=_MMA_POWER * flops * (m >= _SUSTAINED_FROM),
     )
+
+
+#: Predicts one launch of a kernel: config, m, n, k, GPU.
+COST_MODELS: Mapping[str, Callable[[Any, Any, int, int, Gpu], Cost]] = {
+    "skinny": skinny_cost,
+    "wgmma": wgmma_cost,
+    "mma_sync": mma_sync_cost,
+}

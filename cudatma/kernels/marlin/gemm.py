@@ -19,7 +19,8 @@ from cudatma.kernels.engine import run
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.marlin.arguments import copy_arguments, copy_sizes, gemm_arguments, sizes_for
-from cudatma.kernels.marlin.choose import MARLIN, AnyMarlinSpec, resolve_fused
+from cudatma.kernels.marlin.choose import MARLIN
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.operands import MAX_ROWS, check_bias, check_input, check_output, check_weight
 from cudatma.kernels.marlin.permute_columns import ELEMENT_BYTES, PermuteColumnsSpec, choose_copy
 from cudatma.kernels.marlin.permute_columns import TEMPLATE as COPY
@@ -131,7 +132,7 @@ _NO_OPTIONS = MarlinOptions(programmatic=False, batch_invariant=False)
 class Config:
     """The kernels of a call. gemm: in the form that the weight's scales allow. copy: of activations, None for none."""
 
-    gemm: AnyMarlinSpec
+    gemm: MarlinConfig
     copy: PermuteColumnsSpec | None
 
 
@@ -189,7 +190,7 @@ class MarlinGemm(Operation[Problem, Config]):
         key = id(spec), copy
         _, config = memo.get(key) or (None, None)
         if config is None:
-            _, config = memo[key] = spec, Config(resolve_fused(spec, problem.scale_form), copy)  # spec keeps its id
+            _, config = memo[key] = spec, Config(spec.in_form(problem.scale_form), copy)  # spec keeps its id
         return config
 
     def kernels(self, problem: Problem, config: Config) -> tuple[tuple[str, Any], ...]:
@@ -201,7 +202,7 @@ class MarlinGemm(Operation[Problem, Config]):
         """Yield the GEMMs of the weight's choice table, and the copies of x in both alignments."""
         problem, target = checked.problem, get_target(gpu.target)
         for spec in choice_table(MARLIN, problem, gpu, max_m).specs_up_to(max_m):
-            yield spec.template, resolve_fused(spec, problem.scale_form)
+            yield spec.template, spec.in_form(problem.scale_form)
         for m in (1, max_m):  # the copy depends on whether there are few rows
             for is_aligned in (False, True):
                 copied = replace(problem, m=m, has_aligned_x=is_aligned)

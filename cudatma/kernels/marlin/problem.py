@@ -19,6 +19,8 @@ from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO
 
 #: Elements of K that share a scale; -1: one scale for each column of N.
 GROUP_SIZES = (32, 64, 128, -1)
+#: Fields that a weight and the configs of its kernels have in common.
+PROBLEM_FIELDS = ("group_size", "has_zeros", "dtype")
 #: Members of the launch struct.
 MEMBERS = WORK_MEMBERS | {
     member.name: member

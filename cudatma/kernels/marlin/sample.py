@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
@@ -15,23 +13,20 @@ from cudatma.errors import ArgumentError, LaunchError, counted
 from cudatma.kernels.choosing import Listed, pinned
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.engine import host_workspace, launch_of
-from cudatma.kernels.family import Times
-from cudatma.kernels.gpu import Gpu, imagined_gpu
+from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin.arguments import gemm_arguments
-from cudatma.kernels.marlin.choose import AnyMarlinSpec, resolve_fused
+from cudatma.kernels.marlin.candidates import TIMES
+from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
-from cudatma.kernels.marlin.mma_sync_candidates import mma_sync_times
 from cudatma.kernels.marlin.problem import LinearShape, Problem
-from cudatma.kernels.marlin.skinny_candidates import skinny_times
-from cudatma.kernels.marlin.wgmma_candidates import wgmma_times
 from cudatma.kernels.sample import LIMITS, Launch, Sample, cold_copies, empty_rows, in_turn, random_rows, relative_error
 from cudatma.kernels.schedule import schedule
 from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import Target
 
 
-def _sample(
-    times: Callable[[Problem, NDArray[np.int64], Gpu], Times[AnyMarlinSpec]],
+def sample(
+    version: str,
     target: Target,
     *,
     m: int = 16,
@@ -42,12 +37,12 @@ def _sample(
     sm_count: int = 1,
     seed: int = 0,
 ) -> Sample:
-    """y = x W with x (m, k) and W (k, n) in int4, on the kernel with these times. k: a multiple of 8.
+    """y = x W with x (m, k) and W (k, n) in int4, on one of the kernels. k: a multiple of 8.
 
     sm_count: SMs of the imagined GPU. With few of them each gets many stages, and the ring wraps.
     Raises ArgumentError, QuantizationError, TargetError, CompileError, DriverError (no NVRTC).
     """
-    if times is wgmma_times:
+    if version == "wgmma":
         target.require("wgmma", "marlin_wgmma")
     if k % 8:  # marlin_gemm copies other rows first
         raise ArgumentError("k", k, "a multiple of 8", "TMA loads rows of whole 16-byte chunks")
@@ -59,10 +54,10 @@ def _sample(
     x = random.standard_normal((m, k), np.float32).astype(activation_type(dtype).numpy)
     out = np.full((m, n), np.nan, x.dtype)
     problem = Problem.of(weight, m, has_aligned_out=n % 8 == 0)
-    found = cheapest_first(times, problem, imagined_gpu(target, sm_count))
+    found = cheapest_first(TIMES[version], problem, imagined_gpu(target, sm_count))
     if not found:
         raise ArgumentError("m", m, "a number of rows that this kernel takes", "the kernels divide them: see --help")
-    spec = resolve_fused(found[0][0], weight.scale_fit.form)
+    spec = found[0][0].in_form(weight.scale_fit.form)
     work = schedule(spec, m, n, k, sm_count)
     arguments = gemm_arguments(problem, spec, work, target)
     arrays = {"x": describe(x), "out": describe(out), **weight_of(weight).arrays, **host_workspace(arguments.sizes)}
@@ -75,9 +70,7 @@ def _sample(
     return Sample(title, kernel, run, error, LIMITS[dtype])
 
 
-mma_sync_sample = partial(_sample, mma_sync_times)
-wgmma_sample = partial(_sample, wgmma_times, m=64)
-skinny_sample = partial(_sample, skinny_times, m=8, sm_count=2)
+mma_sync_sample, wgmma_sample, skinny_sample = sample, partial(sample, m=64), partial(sample, m=8, sm_count=2)
 
 
 class MarlinTrial:
@@ -107,7 +100,7 @@ class MarlinTrial:
             self._layer = layer
         self._x, self.out = random_rows(m, layer.k, layer.dtype, m), empty_rows(m, layer.n, layer.dtype)
 
-    def launcher(self, candidate: Listed[AnyMarlinSpec], copies: int, stream: int) -> Launch:
+    def launcher(self, candidate: Listed[MarlinConfig], copies: int, stream: int) -> Launch:
         """launch(i) enqueues the candidate on the i-th of so many copies of the weight; its kernel is loaded now.
 
         Raises LaunchError if it would not be launched as it says, and what a launch raises.
@@ -118,7 +111,7 @@ class MarlinTrial:
         with pinned(candidate.spec):
             launch = launch_of(MARLIN_GEMM, problem, self.device, stream, named, weight_of(weight))
         spec = launch.replays[-1].config
-        if resolve_fused(spec, "none") != candidate.spec:
+        if spec.in_form("none") != candidate.spec:
             raise LaunchError("candidate", spec.entry, f"what was asked for: {candidate.label}")
         addresses = MARLIN_GEMM.addresses(named)
         return in_turn([partial(launch.run, addresses, stream, weight_of(w)) for w in self._weights[:copies]])

@@ -1,19 +1,29 @@
 // cudatma: kernels/marlin_mma_sync.cu.j2 for sm_90a
-// spec: MmaSyncSpec
+// spec: MarlinConfig
+//   version = 'mma_sync'
 //   dtype = 'float16'
 //   group_size = 128
 //   has_zeros = False
 //   block_m = 8
 //   block_n = 128
 //   block_k = 256
-//   warps_n = 4
-//   slice_k = 1
 //   stages = 4
+//   slice_k = 1
+//   cluster_n = 1
+//   cluster_k = 1
+//   blocks_per_sm = 1
+//   consumer_registers = 0
+//   deep_box = False
+//   warpgroups = 0
+//   mmas_per_commit = 0
+//   commits_in_flight = 0
+//   scale_form = 'none'
+//   pingpong = False
+//   warps_n = 4
+//   scale_on = 'accumulator'
 //   weight_load_path = 'tma'
 //   scale_load_path = 'tma'
 //   activation_load_path = 'tma'
-//   scale_on = 'accumulator'
-//   consumer_registers = 0
 // 4 warps consume, 1 produce; a CTA takes 86592 B.
 // One stage holds
 //     4096 B  activations 8 x 256 float16, 128B swizzle

@@ -1,19 +1,29 @@
 // cudatma: kernels/marlin_mma_sync.cu.j2 for sm_90a
-// spec: MmaSyncSpec
+// spec: MarlinConfig
+//   version = 'mma_sync'
 //   dtype = 'float16'
 //   group_size = -1
 //   has_zeros = True
 //   block_m = 128
 //   block_n = 256
 //   block_k = 64
-//   warps_n = 8
-//   slice_k = 1
 //   stages = 3
+//   slice_k = 1
+//   cluster_n = 1
+//   cluster_k = 1
+//   blocks_per_sm = 1
+//   consumer_registers = 232
+//   deep_box = False
+//   warpgroups = 0
+//   mmas_per_commit = 0
+//   commits_in_flight = 0
+//   scale_form = 'none'
+//   pingpong = False
+//   warps_n = 8
+//   scale_on = 'epilogue'
 //   weight_load_path = 'tma'
 //   scale_load_path = 'tma'
 //   activation_load_path = 'cp_async'
-//   scale_on = 'epilogue'
-//   consumer_registers = 232
 // 8 warps consume, 4 produce; a CTA takes 78896 B.
 // One stage holds
 //    16384 B  activations 128 x 64 float16, 128B swizzle

@@ -1,19 +1,29 @@
 // cudatma: kernels/marlin_mma_sync.cu.j2 for sm_90a
-// spec: MmaSyncSpec
+// spec: MarlinConfig
+//   version = 'mma_sync'
 //   dtype = 'bfloat16'
 //   group_size = 32
 //   has_zeros = True
 //   block_m = 64
 //   block_n = 64
 //   block_k = 128
-//   warps_n = 4
-//   slice_k = 2
 //   stages = 3
+//   slice_k = 2
+//   cluster_n = 1
+//   cluster_k = 1
+//   blocks_per_sm = 1
+//   consumer_registers = 0
+//   deep_box = False
+//   warpgroups = 0
+//   mmas_per_commit = 0
+//   commits_in_flight = 0
+//   scale_form = 'none'
+//   pingpong = False
+//   warps_n = 4
+//   scale_on = 'weight'
 //   weight_load_path = 'cp_async'
 //   scale_load_path = 'cp_async'
 //   activation_load_path = 'cp_async'
-//   scale_on = 'weight'
-//   consumer_registers = 0
 // 8 warps consume, 4 produce; a CTA takes 81712 B.
 // One stage holds
 //    16384 B  activations 64 x 128 bfloat16, 128B swizzle

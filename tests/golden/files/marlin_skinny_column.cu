@@ -1,16 +1,29 @@
 // cudatma: kernels/marlin_skinny.cu.j2 for sm_90a
-// spec: SkinnySpec
+// spec: MarlinConfig
+//   version = 'skinny'
 //   dtype = 'float16'
 //   group_size = -1
 //   has_zeros = False
 //   block_m = 8
-//   n_tiles = 2
+//   block_n = 64
 //   block_k = 512
-//   slice_k = 1
 //   stages = 3
-//   blocks_per_sm = 2
-//   deep_box = False
+//   slice_k = 1
+//   cluster_n = 1
 //   cluster_k = 1
+//   blocks_per_sm = 2
+//   consumer_registers = 0
+//   deep_box = False
+//   warpgroups = 0
+//   mmas_per_commit = 0
+//   commits_in_flight = 0
+//   scale_form = 'none'
+//   pingpong = False
+//   warps_n = 0
+//   scale_on = ''
+//   weight_load_path = 'tma'
+//   scale_load_path = 'tma'
+//   activation_load_path = 'tma'
 // 2 warps consume, 1 produce; a CTA takes 73776 B.
 // One stage holds
 //     8192 B  activations 8 x 512 float16, 128B swizzle

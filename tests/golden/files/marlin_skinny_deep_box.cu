@@ -1,16 +1,29 @@
 // cudatma: kernels/marlin_skinny.cu.j2 for sm_90a
-// spec: SkinnySpec
+// spec: MarlinConfig
+//   version = 'skinny'
 //   dtype = 'float16'
 //   group_size = 128
 //   has_zeros = False
 //   block_m = 16
-//   n_tiles = 1
+//   block_n = 32
 //   block_k = 512
-//   slice_k = 8
 //   stages = 3
-//   blocks_per_sm = 1
-//   deep_box = True
+//   slice_k = 8
+//   cluster_n = 1
 //   cluster_k = 1
+//   blocks_per_sm = 1
+//   consumer_registers = 0
+//   deep_box = True
+//   warpgroups = 0
+//   mmas_per_commit = 0
+//   commits_in_flight = 0
+//   scale_form = 'none'
+//   pingpong = False
+//   warps_n = 0
+//   scale_on = ''
+//   weight_load_path = 'tma'
+//   scale_load_path = 'tma'
+//   activation_load_path = 'tma'
 // 8 warps consume, 1 produce; a CTA takes 89648 B.
 // One stage holds
 //    16384 B  activations 16 x 512 float16, 128B swizzle

@@ -1,16 +1,29 @@
 // cudatma: kernels/marlin_skinny.cu.j2 for sm_90a
-// spec: SkinnySpec
+// spec: MarlinConfig
+//   version = 'skinny'
 //   dtype = 'bfloat16'
 //   group_size = 32
 //   has_zeros = True
 //   block_m = 16
-//   n_tiles = 3
+//   block_n = 96
 //   block_k = 256
-//   slice_k = 4
 //   stages = 3
-//   blocks_per_sm = 1
-//   deep_box = False
+//   slice_k = 4
+//   cluster_n = 1
 //   cluster_k = 1
+//   blocks_per_sm = 1
+//   consumer_registers = 0
+//   deep_box = False
+//   warpgroups = 0
+//   mmas_per_commit = 0
+//   commits_in_flight = 0
+//   scale_form = 'none'
+//   pingpong = False
+//   warps_n = 0
+//   scale_on = ''
+//   weight_load_path = 'tma'
+//   scale_load_path = 'tma'
+//   activation_load_path = 'tma'
 // 12 warps consume, 1 produce; a CTA takes 89136 B.
 // One stage holds
 //     8192 B  activations 16 x 256 bfloat16, 128B swizzle

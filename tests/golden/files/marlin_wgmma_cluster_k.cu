@@ -1,21 +1,29 @@
 // cudatma: kernels/marlin_wgmma.cu.j2 for sm_90a
-// spec: WgmmaSpec
+// spec: MarlinConfig
+//   version = 'wgmma'
 //   dtype = 'float16'
 //   group_size = 128
 //   has_zeros = False
 //   block_m = 64
+//   block_n = 64
 //   block_k = 256
-//   warpgroups = 1
-//   stack = 1
 //   stages = 4
-//   cluster = 1
+//   slice_k = 2
+//   cluster_n = 1
+//   cluster_k = 3
+//   blocks_per_sm = 1
+//   consumer_registers = 0
+//   deep_box = False
+//   warpgroups = 1
 //   mmas_per_commit = 2
 //   commits_in_flight = 1
-//   consumer_registers = 0
-//   warpgroups_k = 2
-//   fused = 'none'
-//   cluster_k = 3
+//   scale_form = 'none'
 //   pingpong = False
+//   warps_n = 0
+//   scale_on = ''
+//   weight_load_path = 'tma'
+//   scale_load_path = 'tma'
+//   activation_load_path = 'tma'
 // 8 warps consume, 1 produce; a CTA takes 197064 B.
 // One stage holds
 //    32768 B  activations 64 x 256 float16, 128B swizzle

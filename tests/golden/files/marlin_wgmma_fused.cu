@@ -1,21 +1,29 @@
 // cudatma: kernels/marlin_wgmma.cu.j2 for sm_90a
-// spec: WgmmaSpec
+// spec: MarlinConfig
+//   version = 'wgmma'
 //   dtype = 'float16'
 //   group_size = 32
 //   has_zeros = False
 //   block_m = 64
+//   block_n = 256
 //   block_k = 128
-//   warpgroups = 2
-//   stack = 2
 //   stages = 4
-//   cluster = 1
+//   slice_k = 1
+//   cluster_n = 1
+//   cluster_k = 1
+//   blocks_per_sm = 1
+//   consumer_registers = 0
+//   deep_box = False
+//   warpgroups = 2
 //   mmas_per_commit = 2
 //   commits_in_flight = 1
-//   consumer_registers = 0
-//   warpgroups_k = 1
-//   fused = 'as_stored'
-//   cluster_k = 1
+//   scale_form = 'as_stored'
 //   pingpong = False
+//   warps_n = 0
+//   scale_on = ''
+//   weight_load_path = 'tma'
+//   scale_load_path = 'tma'
+//   activation_load_path = 'tma'
 // 8 warps consume, 1 produce; a CTA takes 156736 B.
 // One stage holds
 //    16384 B  activations 64 x 128 float16, 128B swizzle

@@ -1,21 +1,29 @@
 // cudatma: kernels/marlin_wgmma.cu.j2 for sm_90a
-// spec: WgmmaSpec
+// spec: MarlinConfig
+//   version = 'wgmma'
 //   dtype = 'float16'
 //   group_size = 128
 //   has_zeros = False
 //   block_m = 128
+//   block_n = 128
 //   block_k = 128
-//   warpgroups = 1
-//   stack = 2
 //   stages = 4
-//   cluster = 2
+//   slice_k = 1
+//   cluster_n = 2
+//   cluster_k = 1
+//   blocks_per_sm = 1
+//   consumer_registers = 232
+//   deep_box = False
+//   warpgroups = 1
 //   mmas_per_commit = 1
 //   commits_in_flight = 3
-//   consumer_registers = 232
-//   warpgroups_k = 1
-//   fused = 'as_stored'
-//   cluster_k = 1
+//   scale_form = 'as_stored'
 //   pingpong = True
+//   warps_n = 0
+//   scale_on = ''
+//   weight_load_path = 'tma'
+//   scale_load_path = 'tma'
+//   activation_load_path = 'tma'
 // 8 warps consume, 4 produce; a CTA takes 182336 B.
 // One stage holds
 //    32768 B  activations 128 x 128 float16, 128B swizzle

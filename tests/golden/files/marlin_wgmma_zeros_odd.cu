@@ -1,21 +1,29 @@
 // cudatma: kernels/marlin_wgmma.cu.j2 for sm_90a
-// spec: WgmmaSpec
+// spec: MarlinConfig
+//   version = 'wgmma'
 //   dtype = 'bfloat16'
 //   group_size = 32
 //   has_zeros = True
 //   block_m = 24
+//   block_n = 256
 //   block_k = 128
-//   warpgroups = 2
-//   stack = 2
 //   stages = 4
-//   cluster = 1
+//   slice_k = 1
+//   cluster_n = 1
+//   cluster_k = 1
+//   blocks_per_sm = 1
+//   consumer_registers = 0
+//   deep_box = False
+//   warpgroups = 2
 //   mmas_per_commit = 4
 //   commits_in_flight = 1
-//   consumer_registers = 0
-//   warpgroups_k = 1
-//   fused = 'none'
-//   cluster_k = 1
+//   scale_form = 'none'
 //   pingpong = False
+//   warps_n = 0
+//   scale_on = ''
+//   weight_load_path = 'tma'
+//   scale_load_path = 'tma'
+//   activation_load_path = 'tma'
 // 8 warps consume, 1 produce; a CTA takes 111168 B.
 // One stage holds
 //     6144 B  activations 24 x 128 bfloat16, 128B swizzle

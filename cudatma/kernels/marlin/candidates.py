@@ -1,0 +1,503 @@
+"""The configurations of marlin_gemm's kernels that are worth ranking, and their predicted times.
+
+docs/performance/marlin_skinny.md, marlin_wgmma.md and marlin_mma_sync.md hold the measurements that tiles and limits
+come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudatma.errors import ArgumentError, TargetError
+from cudatma.kernels.cost import MIN_STAGES, cheapest_first
+from cudatma.kernels.family import Times
+from cudatma.kernels.gpu import CLUSTER_K, H200, Gpu, clusters_at_once, imagined_gpu
+from cudatma.kernels.marlin.config import MMA_COLUMNS, N_TILE, MarlinConfig, min_block_m
+from cudatma.kernels.marlin.cost import (
+    MMA_SYNC_TERMS,
+    SKINNY_TERMS,
+    WGMMA_TERMS,
+    columns_of,
+    mma_sync_cost,
+    rows_of,
+    skinny_cost,
+    wgmma_cost,
+)
+from cudatma.kernels.marlin.problem import LinearShape, Problem
+from cudatma.kernels.schedule import ceil_div
+from cudatma.target import KIB, Target, get_target
+
+#: Stages beyond which a ring gains nothing.
+MAX_STAGES = 12
+
+# ---- Skinny: one configuration for each division of N and K among CTAs -----------------------------------------------
+
+#: The largest M of each number of rows that a box may have. For larger M, mma.sync bounds the time instead of the loads
+#: of the weight.
+_SIZES = (1, 2, 4, 8, 16, 32)
+_MAX_N_TILES = 8
+#: Bytes of outstanding weight loads of a CTA. More delay the first stage and gain nothing.
+_RING_WEIGHT_BYTES = 64 * KIB
+_BLOCK_KS = (1024, 512, 256, 128)
+#: Bytes of weights (for a block_k of more than _SHORT_K) and of activations in one stage, at most: when the last loads
+#: have arrived, the warps still have one stage to compute.
+_STAGE_WEIGHT_BYTES, _STAGE_ACTIVATION_BYTES, _SHORT_K = 28 * KIB, 32 * KIB, 256
+#: A CTA of a cluster takes at least two stages of its part of K, unless block_k is at most this.
+_SHORT_PART_K = 512
+#: Consumer warps of a CTA, at most; with slice_k 8.
+_MAX_WARPS, _MAX_SLICED_WARPS = 12, 8
+#: Two CTAs on an SM with slice_k > 1 have too few registers from this block_m and group_size on, because they keep sums
+#: of a group and of all K: ptxas spills 250 to 440 bytes of a thread, and (3584, 37888) took 76 us instead
+#: of 28. [H200]
+_UNSLICED_M, _UNSLICED_GROUP = 32, 64
+_SMEM_FOR_TWO_BYTES = 192 * KIB
+
+
+def skinny_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
+    """Return ``Family.times`` of this kernel.
+
+    For each number of CTAs that may divide K, and each size, there is the best division of a stage.
+    """
+    target, layer = get_target(gpu.target), problem.layer
+    if ms.min() > _SIZES[-1] or not target.has("mma_sync") or not target.has("tma"):
+        return []
+    found: dict[MarlinConfig, NDArray[np.bool_]] = {}
+    for division in _divisions(layer.n, target, gpu.sm_count):
+        slices = list(_slices(layer, division))
+        for size in _SIZES:
+            if (config := _skinny_config(division, slices, layer, size, target)) is not None:
+                found.setdefault(config, ms <= config.block_m)
+    us: Any = skinny_cost(columns_of(list(found), SKINNY_TERMS), ms, layer.n, layer.k, gpu).us
+    return [(config, np.where(serves, one, np.inf)) for (config, serves), one in zip(found.items(), us, strict=True)]
+
+
+def ring_stages(k: int, n_tiles: int, block_k: int) -> int:
+    """Return the number of stages that a ring can use for a K of ``k``; shared memory may hold fewer."""
+    wanted = max(MIN_STAGES, ceil_div(_RING_WEIGHT_BYTES, N_TILE * n_tiles * block_k // 2))
+    # Loading all of K at once would delay the first stage, too.
+    iterations = ceil_div(k, block_k)
+    return min(wanted, MAX_STAGES, max(iterations - 1, min(iterations, MIN_STAGES), 2))
+
+
+def has_deep_box(layer: LinearShape, block_m: int, n_tiles: int) -> bool:
+    """Return whether one box should load a stage's activations.
+
+    A block_m below 8 needs it. With a block_m of 8 and several N tiles, a box for each 64 of K is up to 2 % faster.
+    """
+    return layer.k % 64 == 0 and (n_tiles == 1 or block_m != MMA_COLUMNS)
+
+
+def tile_rows(layer: LinearShape, m: int, block_k: int) -> int:
+    """Return block_m: the fewest rows that a box may have, which saves shared memory and its bandwidth."""
+    if m > MMA_COLUMNS // 2 or layer.k % 64:
+        return 8 if m <= 8 else 16 if m <= 16 else 32
+    return max(min_block_m(block_k), 1 << (m - 1).bit_length())
+
+
+class _Division(NamedTuple):
+    """A division of N and K: the N tiles of a CTA, the CTAs that divide K, and the CTAs that share an SM."""
+
+    n_tiles: int
+    cluster_k: int = 1
+    ctas_per_sm: int = 1
+
+
+def _divisions(n: int, target: Target, sm_count: int) -> Iterator[_Division]:
+    """Yield a division for each number of CTAs that may divide K, with the fewest N tiles that need no more waves."""
+    n_tiles = ceil_div(n, N_TILE)
+    waves = ceil_div(n_tiles, sm_count * _MAX_N_TILES)
+    # A second CTA on the SM works during the change of waves, where shared memory holds its ring.
+    ctas_per_sm = 2 if waves > 1 and target.smem_per_sm_bytes >= _SMEM_FOR_TWO_BYTES else 1
+    yield _Division(ceil_div(n_tiles, sm_count * waves), ctas_per_sm=ctas_per_sm)
+    for cluster_k in CLUSTER_K[1:] if target.has("cluster") else ():
+        # All clusters run at once: a second wave takes twice as long.
+        at_once = clusters_at_once(cluster_k, sm_count)
+        if at_once and (each := ceil_div(n_tiles, at_once)) <= _MAX_N_TILES:
+            yield _Division(each, cluster_k)
+
+
+def _slices(layer: LinearShape, division: _Division) -> Iterator[tuple[int, int]]:
+    """Yield (block_k, slice_k), the best first: enough warps to hide latencies, and the longest stages.
+
+    A CTA of a cluster has fewer warps, because CTAs add up their sums as well.
+    """
+    n_tiles, cluster_k = division.n_tiles, division.cluster_k
+    own_k = ceil_div(layer.k, cluster_k)
+    max_k = 2 * max(_BLOCK_KS[-1], own_k) - 1
+    if cluster_k > 1:
+        max_k = min(max_k, max(_SHORT_PART_K, own_k // 2))
+    for slice_k in (8, 4, 2, 1) if cluster_k == 1 else (4, 2, 1):
+        if n_tiles * slice_k > (_MAX_SLICED_WARPS if slice_k == 8 else _MAX_WARPS):
+            continue
+        for block_k in _BLOCK_KS:
+            has_stage = block_k <= max_k and block_k * (cluster_k - 1) < layer.k  # each CTA of a cluster has one
+            fits = N_TILE * n_tiles * block_k // 2 <= _STAGE_WEIGHT_BYTES or block_k <= _SHORT_K
+            if has_stage and fits and block_k >= max(64 * slice_k, layer.group_size):
+                yield block_k, slice_k
+
+
+def _skinny_config(
+    division: _Division, slices: list[tuple[int, int]], layer: LinearShape, m: int, target: Target
+) -> MarlinConfig | None:
+    """Return the config of the first slices whose ring has enough stages, or None if shared memory holds none."""
+    smem_bytes, own_k = target.smem_share_bytes(division.ctas_per_sm), ceil_div(layer.k, division.cluster_k)
+    rows = tile_rows(layer, m, _BLOCK_KS[0])
+    unsliced = division.ctas_per_sm > 1 and rows >= _UNSLICED_M and layer.group_size >= _UNSLICED_GROUP
+    for block_k, slice_k in slices:
+        if rows * block_k * 2 > _STAGE_ACTIVATION_BYTES or (unsliced and slice_k > 1):
+            continue
+        block_m = tile_rows(layer, m, block_k)
+        stages = ring_stages(own_k, division.n_tiles, block_k)
+        config = _of_layer(
+            layer,
+            version="skinny",
+            block_m=block_m,
+            block_n=N_TILE * division.n_tiles,
+            block_k=block_k,
+            stages=stages,
+            slice_k=slice_k,
+            cluster_k=division.cluster_k,
+            blocks_per_sm=division.ctas_per_sm,
+            deep_box=has_deep_box(layer, block_m, division.n_tiles),
+        ).with_longest_ring(smem_bytes, stages)
+        if config is not None and config.stages >= min(MIN_STAGES, ceil_div(own_k, block_k)):
+            return config
+    return None
+
+
+def _of_layer(layer: LinearShape, **fields: Any) -> MarlinConfig:
+    """Return a config for the weights of a layer."""
+    return MarlinConfig(dtype=layer.dtype, group_size=layer.group_size, has_zeros=layer.has_zeros, **fields)
+
+
+# ---- wgmma: tiles fitted to M, whole or divided by clusters ----------------------------------------------------------
+
+#: The skinny GEMM is faster with fewer rows of x: at M = 8 in 18 of 19 layers, by 1 to 10 %. [H200]
+_MIN_M = 9
+#: block_m: fine steps for small M, where few rows of the last tile may be empty.
+_WGMMA_SIZES = (*range(16, 65, 8), *range(80, 257, 16))
+#: Tiles of fewer rows are for problems that one of them covers.
+_MIN_OF_SEVERAL = 48
+#: Up to this block_m a tile has the pipeline for small M.
+_SMALL_M = 64
+#: block_m that dumps show of a tile in addition to the largest: its last 8 rows are stored without another 8.
+_DUMPED_M = 40
+#: Accumulators of a thread from which ptxas spills unless setmaxnreg provides registers: with 64 columns of a
+#: warpgroup; with 128, whose weights take registers too.
+_PLAIN_ACCUMULATORS, _STACKED_ACCUMULATORS, _REGISTERS = 96, 88, 232
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WgmmaTile:
+    """Fields of a config that go with any block_m from ``min_m`` to ``max_m``.
+
+    n, k: block_n and block_k. stages: at most, fewer where shared memory does not hold them. small_m, large_m:
+    (mmas_per_commit, commits_in_flight) up to _SMALL_M rows, and of more; small_m None: the same. shared,
+    shared_divided: values of block_m that menus prefer (``Family.is_shared``), with cluster_k 1 and 2.
+    """
+
+    n: int
+    k: int
+    warpgroups: int
+    stages: int
+    min_m: int
+    max_m: int
+    slice_k: int = 1
+    cluster_n: int = 1
+    pingpong: bool = False
+    small_m: tuple[int, int] | None = None
+    large_m: tuple[int, int] = (1, 3)
+    shared: tuple[int, ...] = ()
+    shared_divided: tuple[int, ...] = ()
+
+    @property
+    def sizes(self) -> list[int]:
+        """Values of block_m."""
+        return [size for size in _WGMMA_SIZES if self.min_m <= size <= self.max_m and size % (8 * self.cluster_n) == 0]
+
+    def limits(self, block_m: int) -> tuple[int, float]:
+        """Return the first and the last M at which the tile is worth ranking."""
+        index = _WGMMA_SIZES.index(self.min_m)
+        first = max(_MIN_M, _WGMMA_SIZES[index - 1] + 1 if index else 1, block_m + 1 if self.pingpong else 1)
+        return first, block_m if block_m < _MIN_OF_SEVERAL else np.inf
+
+    def config(self, layer: LinearShape, block_m: int, cluster_k: int = 1) -> MarlinConfig:
+        """Return the tile's config with the most stages that it may have."""
+        pipeline = self.small_m if self.small_m and block_m <= _SMALL_M else self.large_m
+        is_wide = self.n == 128 * self.warpgroups
+        several = self.warpgroups > 1 or self.pingpong  # one warpgroup has enough registers anyway
+        spills = (block_m if is_wide else block_m // 2) > (_STACKED_ACCUMULATORS if is_wide else _PLAIN_ACCUMULATORS)
+        return _of_layer(
+            layer,
+            version="wgmma",
+            block_m=block_m,
+            block_n=self.n,
+            block_k=self.k,
+            stages=self.stages,
+            slice_k=self.slice_k,
+            cluster_n=self.cluster_n,
+            cluster_k=cluster_k,
+            consumer_registers=_REGISTERS if several and spills else 0,
+            warpgroups=self.warpgroups,
+            mmas_per_commit=pipeline[0],
+            commits_in_flight=pipeline[1],
+            pingpong=self.pingpong,
+        )
+
+
+_DIVIDED_64 = (16, 24, 32, 40, 48, 56, 64)
+#: In the first, warpgroups divide K. One warpgroup's 64 columns pay off with a large block_m, for which it dequantizes
+#: once. 192 columns are for layers that 128 or 256 columns cut into slightly more than a wave; ptxas spills there with
+#: a block_m of more than 128. For small M, MMAs are short, and fewer commit groups are 1 to 4 % faster. The last one is
+#: for M of several tiles: one warpgroup stores while the other multiplies. [H200]
+WGMMA_TILES = (
+    WgmmaTile(
+        n=64, k=256, warpgroups=1, slice_k=2, stages=8, min_m=16, max_m=64, small_m=(4, 1), shared_divided=_DIVIDED_64
+    ),
+    WgmmaTile(n=64, k=256, warpgroups=1, stages=8, min_m=80, max_m=128, shared_divided=(80, 96, 112)),
+    WgmmaTile(
+        n=128, k=256, warpgroups=2, stages=6, min_m=16, max_m=96, small_m=(2, 1), shared_divided=(32, 48, 64, 80)
+    ),
+    WgmmaTile(n=192, k=256, warpgroups=3, stages=4, min_m=16, max_m=80, small_m=(2, 1), shared_divided=(48, 64)),
+    WgmmaTile(n=256, k=256, warpgroups=2, stages=4, min_m=16, max_m=64, small_m=(2, 1), shared=(16, 32, 48, 64)),
+    WgmmaTile(n=64, k=128, warpgroups=1, stages=8, min_m=80, max_m=256, shared_divided=(128, 144, 176)),
+    WgmmaTile(n=128, k=128, warpgroups=2, stages=6, min_m=48, max_m=192, shared_divided=(96, 112, 128)),
+    WgmmaTile(n=128, k=128, warpgroups=2, stages=6, min_m=128, max_m=192, cluster_n=2, shared=(144, 160, 176)),
+    WgmmaTile(
+        n=192, k=128, warpgroups=3, stages=5, min_m=48, max_m=128, shared=(80, 96, 112, 128),
+        shared_divided=(80, 96, 112, 128),
+    ),
+    WgmmaTile(n=256, k=128, warpgroups=2, stages=5, min_m=64, max_m=128, shared=(128,)),
+    WgmmaTile(n=128, k=128, warpgroups=2, stages=3, min_m=256, max_m=256),
+    WgmmaTile(
+        n=128, k=64, warpgroups=2, stages=6, min_m=128, max_m=256, cluster_n=2, large_m=(2, 1), shared=(208, 256)
+    ),
+    WgmmaTile(n=128, k=128, warpgroups=1, stages=4, min_m=128, max_m=128, cluster_n=2, pingpong=True, shared=(128,)),
+)  # fmt: skip
+
+
+def _tile_of(config: MarlinConfig) -> tuple[Any, ...]:
+    """Return the fields that a WgmmaTile and its configs share."""
+    tile = config.block_n, config.block_k, config.warpgroups, config.slice_k, config.cluster_n, config.pingpong
+    return (config.block_m, config.cluster_k, *tile)
+
+
+_SHARED = frozenset(
+    (block_m, cluster_k, tile.n, tile.k, tile.warpgroups, tile.slice_k, tile.cluster_n, tile.pingpong)
+    for tile in WGMMA_TILES
+    for cluster_k, sizes in ((1, tile.shared), (2, tile.shared_divided))
+    for block_m in sizes
+)
+
+
+def is_shared(config: MarlinConfig) -> bool:
+    """Return ``Family.is_shared``: the kernels of a smallest menu for the four shapes of Llama-3-8B together.
+
+    By an exact solution of the set cover, other shapes of 4096 to 28672 need few others.
+    """
+    return _tile_of(config) in _SHARED
+
+
+def wgmma_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
+    """Return ``Family.times`` of this kernel: each tile, with each number of CTAs that may divide K."""
+    if not get_target(gpu.target).has_wgmma:
+        return []
+    configs, of = _wgmma_candidates(replace(problem.layer, k=1, n=1), gpu)
+    stages = ceil_div(problem.k, of.block_k)
+    # Small groups' scales and a cluster's sums leave less memory to the ring. With two stages, 128 x 64 x 256 is a
+    # third slower. [H200]
+    has_ring = (stages >= of.cluster_k) & (of.stages >= np.minimum(MIN_STAGES, ceil_div(stages, of.cluster_k)))
+    # All clusters run at once: a second wave takes twice as long.
+    last = np.minimum(of.last_m, of.block_m * np.floor(of.at_once / ceil_div(problem.n, of.block_n)))
+    able = np.flatnonzero(has_ring & (of.first_m <= last))
+    of = rows_of(of, able)
+    serves = (of.first_m <= ms) & (ms <= last[able])
+    us = np.full(serves.shape, np.inf)
+    for group in (of.cluster_k == 1, of.cluster_k > 1):  # the second group serves few M
+        part = np.ix_(group[:, 0], (serves & group).any(axis=0))
+        cost = wgmma_cost(rows_of(of, group[:, 0]), ms[part[1]], problem.n, problem.k, gpu)
+        us[part] = np.where(serves[part], cost.us, np.inf)
+    return [(configs[able[row]], us[row]) for row in np.flatnonzero(serves.any(axis=1))]
+
+
+@lru_cache(maxsize=64)
+def _wgmma_candidates(layer: LinearShape, gpu: Gpu) -> tuple[list[MarlinConfig], Any]:
+    """Return the configs that a GPU runs for weights of a kind, and their columns.
+
+    The columns contain the terms of the cost model, the first and the last M at which the tile is worth ranking, and
+    the clusters that run at once where they divide K, else inf.
+    """
+    target, configs, limits = get_target(gpu.target), [], []
+    for tile in WGMMA_TILES:
+        for block_m in tile.sizes:
+            for cluster_k in CLUSTER_K if tile.cluster_n == 1 else (1,):
+                with suppress(ArgumentError, TargetError):
+                    configs.append(fitted(tile.config(layer, block_m, cluster_k), target))
+                    at_once = clusters_at_once(cluster_k, gpu.sm_count) if cluster_k > 1 else np.inf
+                    limits.append((*tile.limits(block_m), at_once))
+    columns = columns_of(configs, ("stages", *WGMMA_TERMS))
+    columns.first_m, columns.last_m, columns.at_once = np.array(limits).T[..., None]
+    return configs, columns
+
+
+def fitted(config: MarlinConfig, target: Target, max_stages: int = 0) -> MarlinConfig:
+    """Return the config with the most stages that shared memory holds, at most ``max_stages``, by default its own.
+
+    Raises ArgumentError if shared memory does not hold two, and TargetError if the target lacks a feature.
+    """
+    config = config.with_longest_ring(target.smem_per_block_bytes, max_stages or config.stages) or config
+    config.check_target(target)
+    return config
+
+
+# ---- mma.sync: a list of tiles, one CTA on an SM ---------------------------------------------------------------------
+
+#: Shared memory of a CTA that every target has (SM120: 99 KiB).
+_SMEM_BYTES = 99 * KIB
+#: Up to this block_m the sums are scaled, once a group; above it the weights.
+_SCALED_SUMS_M = 32
+
+
+class MmaSyncTile(NamedTuple):
+    """Fields of a config: block_m, block_n and block_k; warps_n and slice_k; consumer_registers."""
+
+    m: int
+    n: int
+    k: int
+    warps_n: int
+    slice_k: int = 1
+    registers: int = 0
+
+
+#: Each of these tiles is the fastest of 17 at three or more of 110 problems (13 layers, M = 1 to 2048, one CTA an SM,
+#: at most 99 KiB), and in the menu of some layer. [H200, compiled for sm_90a; benchmarks/results/marlin_readings.json]
+MMA_SYNC_TILES = (
+    MmaSyncTile(m=8, n=64, k=256, warps_n=2, slice_k=4),
+    MmaSyncTile(m=16, n=64, k=256, warps_n=2, slice_k=4),
+    MmaSyncTile(m=32, n=64, k=256, warps_n=2, slice_k=4),
+    MmaSyncTile(m=32, n=256, k=128, warps_n=8),
+    MmaSyncTile(m=64, n=64, k=128, warps_n=4, slice_k=2),
+    MmaSyncTile(m=64, n=256, k=64, warps_n=8),
+    MmaSyncTile(m=128, n=256, k=64, warps_n=8, registers=232),
+)
+
+
+def mma_sync_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:
+    """Return ``Family.times`` of this kernel: each tile where it is no taller than the fewest tiles for M need."""
+    target = get_target(gpu.target)
+    if not target.has("mma_sync") or not target.has("tma"):
+        return []
+    heights = sorted({tile.m for tile in MMA_SYNC_TILES})
+    tallest = np.asarray(heights)[np.minimum(np.searchsorted(heights, ms), len(heights) - 1)]
+    configs = [one for one in _mma_sync_configs(replace(problem.layer, k=1, n=1), target) if one.stages >= MIN_STAGES]
+    columns = columns_of(configs, MMA_SYNC_TERMS)
+    us = np.where(columns.block_m <= tallest, mma_sync_cost(columns, ms, problem.n, problem.k, gpu).us, np.inf)
+    return list(zip(configs, us, strict=True))
+
+
+def choose_mma_sync(problem: Problem, gpu: Gpu, **changes: str) -> MarlinConfig:
+    """Return the cheapest configuration of this kernel alone, on any target, with other load paths if they are given.
+
+    The comparison of load paths runs it.
+    """
+    found = cheapest_first(mma_sync_times, problem, gpu)
+    if not found:
+        raise ArgumentError("target", gpu.target, "a target with TMA, mma.sync, and shared memory for a ring")
+    return replace(found[0][0], **changes)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=64)
+def _mma_sync_configs(layer: LinearShape, target: Target) -> list[MarlinConfig]:
+    """Return each tile's config with the most stages that shared memory holds."""
+    smem_bytes = min(_SMEM_BYTES, target.smem_per_block_bytes)
+    configs = (
+        _of_layer(
+            layer,
+            version="mma_sync",
+            block_m=tile.m,
+            block_n=tile.n,
+            block_k=tile.k,
+            stages=2,
+            slice_k=tile.slice_k,
+            consumer_registers=tile.registers,
+            warps_n=tile.warps_n,
+            scale_on="epilogue" if layer.group_size == -1 else "accumulator" if tile.m <= _SCALED_SUMS_M else "weight",
+        ).with_longest_ring(smem_bytes, MAX_STAGES)
+        for tile in MMA_SYNC_TILES
+        if target.has_setmaxnreg or not tile.registers
+    )
+    return [config for config in configs if config is not None]
+
+
+#: ``Family.times`` of each kernel.
+TIMES = {"skinny": skinny_times, "wgmma": wgmma_times, "mma_sync": mma_sync_times}
+
+# ---- Dumps -----------------------------------------------------------------------------------------------------------
+
+_LARGE = LinearShape(8192, 28672, 128, False, "float16")
+_SMALL = replace(_LARGE, k=4096, n=4096)
+
+
+def dump_specs(version: str, target: Target) -> list[MarlinConfig]:
+    """Return the configurations that dumps and compile checks cover: each tile of a kernel, and each feature once."""
+    if not target.has("tma") or not target.has("wgmma" if version == "wgmma" else "mma_sync"):
+        return []
+    dumped = {"skinny": _skinny_dumps, "wgmma": _wgmma_dumps, "mma_sync": _mma_sync_dumps}[version]
+    return list(dict.fromkeys(dumped(target, imagined_gpu(target, H200.sm_count))))
+
+
+def _skinny_dumps(target: Target, gpu: Gpu) -> list[MarlinConfig]:
+    middle, square = replace(_SMALL, n=12288), replace(_LARGE, n=8192)
+    cases = [(layer, 1) for layer in (_SMALL, square, middle, _LARGE)] + [(_SMALL, 16), (_SMALL, 32), (_LARGE, 16)]
+    cases += [
+        (replace(_LARGE, n=57344), 1),
+        (replace(square, dtype="bfloat16", has_zeros=True), 16),
+        (replace(middle, group_size=32, has_zeros=True), 16),
+        (replace(middle, group_size=64, dtype="bfloat16"), 32),
+        (replace(_LARGE, group_size=-1, has_zeros=True), 8),
+        (replace(_SMALL, n=1024), 1),
+        (replace(_SMALL, k=13824, n=5120, dtype="bfloat16"), 16),
+        (replace(_SMALL, k=8192, n=1280, has_zeros=True), 32),
+    ]
+    found = (cheapest_first(skinny_times, Problem(layer, m), gpu)[:1] for layer, m in cases)
+    return [config for first in found for config, _ in first]
+
+
+def _wgmma_dumps(target: Target, gpu: Gpu) -> list[MarlinConfig]:
+    sizes = ((tile, size) for tile in WGMMA_TILES for size in dict.fromkeys((max(tile.min_m, _DUMPED_M), tile.max_m)))
+    configs = [fitted(tile.config(_LARGE, size), target) for tile, size in sizes]
+    cases = [
+        (replace(_LARGE, dtype="bfloat16", has_zeros=True), 64),
+        (replace(_LARGE, group_size=32, has_zeros=True), 128),
+        (replace(_LARGE, dtype="bfloat16", group_size=64, has_zeros=True), 1024),
+        (replace(_LARGE, group_size=-1, has_zeros=True), 256),
+        (replace(_SMALL, group_size=-1, dtype="bfloat16"), 64),
+        (replace(_SMALL, k=8192, n=1280), 100),
+        (replace(_SMALL, n=2048, has_zeros=True, dtype="bfloat16"), 200),
+    ]
+    cases += [(_LARGE, 1024), (_LARGE, 128), (replace(_LARGE, dtype="bfloat16", group_size=-1), 256)]
+    configs += [cheapest_first(wgmma_times, Problem(layer, m), gpu)[0][0] for layer, m in cases]
+    # Most weights have scales for "as_stored". The tiles that differ most are dumped for all.
+    rest = [configs[i].in_form(form) for form in ("shifted", "none") for i in (2, 6, -9)]
+    return [*(config.in_form("as_stored") for config in configs), *rest]
+
+
+def _mma_sync_dumps(target: Target, gpu: Gpu) -> list[MarlinConfig]:
+    by_cp_async = dict.fromkeys(("weight_load_path", "scale_load_path", "activation_load_path"), "cp_async")
+    cases: list[tuple[LinearShape, int, dict[str, str]]] = [
+        (replace(_LARGE, dtype="bfloat16", has_zeros=True), 16, {}),
+        (replace(_LARGE, group_size=32, has_zeros=True), 64, {}),
+        (replace(_LARGE, group_size=-1), 1024, {}),
+        (_LARGE, 16, by_cp_async),
+        (_LARGE, 1024, by_cp_async),
+        (_SMALL, 16, {"scale_load_path": "cp_async"}),
+    ]
+    chosen = [choose_mma_sync(Problem(layer, m), gpu, **paths) for layer, m, paths in cases]
+    return _mma_sync_configs(_LARGE, target) + chosen

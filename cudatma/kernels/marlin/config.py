@@ -1,0 +1,749 @@
+"""MarlinConfig: one configuration of a kernel of marlin_gemm. PRESETS: what each of the kernels is.
+
+Every kernel computes the transposed product, C^T = W^T X^T: N is the M dimension of the MMA, and M its N dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from cudatma.dtypes import ActivationType, activation_type
+from cudatma.errors import ArgumentError
+from cudatma.kernels.config import KernelConfig
+from cudatma.kernels.cost import Cost
+from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.launch_struct import RASTER, RESULT, STREAM_K, Member
+from cudatma.kernels.marlin.cost import COST_MODELS, wgmma_division, wgmma_stage_clocks
+from cudatma.kernels.marlin.problem import GROUP_SIZES, MEMBERS, PROBLEM_FIELDS, Problem
+from cudatma.kernels.schedule import PARTIALS_PER_SM_BYTES, ceil_div
+from cudatma.pipeline import align_up
+from cudatma.quantization.scale_range import FORMS
+from cudatma.target import KIB
+
+#: CTAs of a cluster that every GPU supports. [CUDA C++ programming guide, Thread Block Clusters]
+_CLUSTERS = range(1, 9)
+_PRODUCER_REGISTERS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """A kernel of marlin_gemm, called a version as in the other families.
+
+    summary: what the kernel is for. The other fields list the values that a field of MarlinConfig may have. A kernel
+    without such a field has one value for it.
+    """
+
+    summary: str
+    block_m: Sequence[int]
+    block_n: Sequence[int]
+    block_k: Sequence[int]
+    stages: Sequence[int] = range(2, 17)
+    group_size: Sequence[int] = GROUP_SIZES
+    slice_k: Sequence[int]
+    cluster_n: Sequence[int] = (1,)
+    cluster_k: Sequence[int] = (1,)
+    blocks_per_sm: Sequence[int] = (1,)
+    consumer_registers: Sequence[int] = (0,)
+    deep_box: Sequence[bool] = (False,)
+    warpgroups: Sequence[int] = (0,)
+    mmas_per_commit: Sequence[int] = (0,)
+    commits_in_flight: Sequence[int] = (0,)
+    scale_form: Sequence[str] = ("none",)
+    pingpong: Sequence[bool] = (False,)
+    warps_n: Sequence[int] = (0,)
+    scale_on: Sequence[str] = ("",)
+    weight_load_path: Sequence[str] = ("tma",)
+    scale_load_path: Sequence[str] = ("tma",)
+    activation_load_path: Sequence[str] = ("tma",)
+
+
+#: Paths from global to shared memory. Calls choose TMA; docs/lab/marlin_mma_sync.md compares the two.
+LOAD_PATHS = ("tma", "cp_async")
+#: Every kernel by its name: in dumps, tuning files and reports.
+PRESETS: Mapping[str, Preset] = {
+    "skinny": Preset(
+        summary="W4A16 GEMM for small M, mma.sync, operands by TMA",
+        block_m=(1, 2, 4, 8, 16, 32),
+        block_n=range(32, 257, 32),
+        block_k=(128, 256, 512, 1024),
+        slice_k=(1, 2, 4, 8, 16),
+        cluster_k=_CLUSTERS,
+        blocks_per_sm=(1, 2),
+        deep_box=(False, True),
+    ),
+    "wgmma": Preset(
+        summary="W4A16 GEMM for large M, wgmma, operands by TMA",
+        block_m=range(8, 257, 8),
+        block_n=(64, 128, 192, 256),
+        block_k=(64, 128, 256),
+        slice_k=(1, 2),
+        cluster_n=(1, 2),
+        cluster_k=_CLUSTERS,
+        consumer_registers=(0, *range(_PRODUCER_REGISTERS, 241, 8)),
+        warpgroups=(1, 2, 3),
+        mmas_per_commit=(1, 2, 4),
+        commits_in_flight=(1, 3),
+        scale_form=("none", *FORMS),
+        pingpong=(False, True),
+    ),
+    "mma_sync": Preset(
+        summary="W4A16 GEMM, mma.sync, operands by TMA or cp.async",
+        block_m=(8, 16, 32, 48, 64, 128),
+        block_n=(64, 128, 256),
+        block_k=(64, 128, 256),
+        slice_k=(1, 2, 4),
+        consumer_registers=(0, 208, 216, 224, 232),
+        warps_n=(1, 2, 4, 8),
+        scale_on=("accumulator", "weight", "epilogue"),
+        weight_load_path=LOAD_PATHS,
+        scale_load_path=LOAD_PATHS,
+        activation_load_path=LOAD_PATHS,
+    ),
+}
+#: Columns of W of an N tile of the skinny kernel: two fragments of 16, which a warp keeps.
+N_TILE = 32
+#: Columns of an mma: rows of x.
+MMA_COLUMNS = 8
+_MAX_WARPS = 16
+_WARPGROUP_THREADS = 128
+_REGISTERS_PER_CTA = 65536
+#: A thread of four warpgroups has too few registers: in 91 layers at 13 values of M, none is 2 % faster. [H200]
+_MAX_WARPGROUPS = 3
+#: Accumulators of a thread: with wgmma, and of two or more warpgroups without setmaxnreg.
+_MAX_ACCUMULATORS, _MAX_PLAIN_ACCUMULATORS = 128, 96
+#: Registers that a consumer thread needs besides its accumulators, for weights, fragments, scales and addresses.
+_WORKING_REGISTERS = 64
+#: wgmmas over a K of 64.
+_K16_PER_K64 = 4
+#: Staging bytes of all warpgroups in tiles of at most _SHORT_M rows; larger tiles have half of it.
+_MAX_STAGING_BYTES, _SHORT_M = 20 * KIB, 128
+#: The 128-byte swizzle repeats after this number of rows, each with 64 elements of a row of x.
+_SWIZZLE_ROWS = 8
+#: fp32 sums of 16 columns of W x 8 rows of x: four of each lane.
+_FRAGMENT_BYTES = 32 * 16
+#: Bytes of weights from which two prefetched stages save more than they delay the first activations. [H200]
+_LONG_BYTES = 27 * 1024 * KIB
+#: Worth measuring: the longest ring of the skinny kernel; (mmas_per_commit, commits_in_flight) and (warpgroups,
+#: slice_k) of the wgmma kernel.
+_MAX_MEASURED_STAGES = 12
+_PIPELINES = ((1, 3), (2, 1), (1, 1), (4, 1))
+_WARPGROUPS = ((1, 1), (2, 1), (3, 1), (1, 2))
+
+
+def min_block_m(block_k: int) -> int:
+    """Return the smallest block_m for a block_k: a stage holds whole periods of the swizzle."""
+    return max(1, _SWIZZLE_ROWS * 64 // block_k)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarlinConfig(KernelConfig):
+    """A configuration of a kernel's template.
+
+    version: a key of PRESETS. dtype, group_size, has_zeros: as in LinearShape. block_m, block_n, block_k: the tile of a
+    CTA and K of a stage; a block_m below 8 repeats rows of x in the columns of the mma. stages: stages of the ring.
+    slice_k: warps, or warpgroups with wgmma, that compute the same columns and divide the K of each stage; their sums
+    are added up in shared memory. cluster_n: CTAs of a cluster along N that share the loads of activations. cluster_k:
+    CTAs of a cluster that divide the K of a tile by whole stages and exchange sums. blocks_per_sm: CTAs on an SM.
+    consumer_registers: registers that setmaxnreg gives a consumer thread, from the producer's warpgroup; 0 for none.
+
+    Of the skinny kernel: deep_box: whether one box of three dimensions loads a stage's activations, which needs a K
+    that is a multiple of 64.
+
+    Of the wgmma kernel: warpgroups: warpgroups that divide N. mmas_per_commit: wgmmas of each accumulator in a commit
+    group. commits_in_flight: groups that the tensor cores work on while the next weights are dequantized. scale_form:
+    scale and offset of a weight in one multiply-add, in the form that quantization/scale_range.py finds for the scales,
+    or "none"; results have the same bits. pingpong: whether two warpgroups compute tiles in turn, so that one stores
+    its tile while the other multiplies.
+
+    Of the mma.sync kernel: warps_n: warps that divide N. scale_on: what scales multiply: fp32 sums of a group
+    ("accumulator"), dequantized weights ("weight"), or the result ("epilogue", with whole-column scales only).
+    weight_load_path, scale_load_path, activation_load_path: one of LOAD_PATHS; zero points come with the scales.
+
+    Raises ArgumentError, ArgumentTypeError.
+    """
+
+    version: str
+    dtype: str
+    group_size: int
+    has_zeros: bool
+    block_m: int
+    block_n: int
+    block_k: int
+    stages: int
+    slice_k: int = 1
+    cluster_n: int = 1
+    cluster_k: int = 1
+    blocks_per_sm: int = 1
+    consumer_registers: int = 0
+    deep_box: bool = False
+    warpgroups: int = 0
+    mmas_per_commit: int = 0
+    commits_in_flight: int = 0
+    scale_form: str = "none"
+    pingpong: bool = False
+    warps_n: int = 0
+    scale_on: str = ""
+    weight_load_path: str = "tma"
+    scale_load_path: str = "tma"
+    activation_load_path: str = "tma"
+
+    family: ClassVar[str] = "marlin_gemm"
+    presets: ClassVar[Mapping[str, Preset]] = PRESETS
+    struct_members: ClassVar[Mapping[str, Member]] = MEMBERS
+    optional_arrays: ClassVar[tuple[str, ...]] = ("scales", "zeros")
+    barriers: ClassVar[tuple[str, ...]] = ("full", "empty")
+    revision: ClassVar[int] = 1
+    cluster_m: ClassVar[int] = 1
+    is_persistent: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        activation_type(self.dtype)
+        self.check_values()
+        if self.block_k // 64 % self.slice_k:
+            why = "each warp takes a multiple of 64 of K"
+            raise ArgumentError("slice_k", self.slice_k, f"a divisor of block_k / 64 = {self.block_k // 64}", why)
+        if self.version == "wgmma":
+            self._check_wgmma()
+        elif self.version == "skinny":
+            self._check_boxes()
+        else:
+            self._check_warps()
+        if self.consumer_warps > _MAX_WARPS:
+            raise ArgumentError("slice_k", self.slice_k, f"at most {_MAX_WARPS} warps, not {self.consumer_warps}")
+        if self.partial_bytes > PARTIALS_PER_SM_BYTES:
+            rows = PARTIALS_PER_SM_BYTES // (4 * self.block_n) // 8 * 8
+            raise ArgumentError("block_m", self.block_m, f"at most {rows}: a workspace holds the sums of 128 x 256")
+
+    def _check_boxes(self) -> None:
+        if self.block_m < MMA_COLUMNS and not self.deep_box:
+            why = "only such a box may have fewer rows than the mma has columns"
+            raise ArgumentError("deep_box", self.deep_box, f"True for block_m < {MMA_COLUMNS}", why)
+        if self.block_m < (rows := min_block_m(self.block_k)):
+            why = "each stage begins with a period of the 128-byte swizzle, eight rows of 64 elements"
+            raise ArgumentError("block_m", self.block_m, f"at least {rows} for block_k = {self.block_k}", why)
+
+    def _check_warps(self) -> None:
+        allowed = ("epilogue",) if self.group_size == -1 else ("accumulator", "weight")
+        if self.scale_on not in allowed:
+            raise ArgumentError("scale_on", self.scale_on, ", ".join(allowed))
+        if self.warp_n not in (16, 32, 64):
+            raise ArgumentError("warps_n", self.warps_n, "one that leaves a warp 16, 32 or 64 columns")
+        if self.consumer_registers and self.consumer_warps != 8:
+            why = "setmaxnreg moves registers between whole warpgroups"
+            raise ArgumentError("consumer_registers", self.consumer_registers, "0 unless 8 warps consume", why)
+
+    def _check_wgmma(self) -> None:
+        if self.block_m % (8 * self.cluster_n):
+            why = "the 128-byte swizzle repeats after 8 rows, and each CTA loads its part of the rows"
+            allowed = f"a multiple of {8 * self.cluster_n} with cluster_n {self.cluster_n}"
+            raise ArgumentError("block_m", self.block_m, allowed, why)
+        if self.cluster_k > 1 and self.cluster_n > 1:
+            why = "the CTAs of a cluster share activations, or divide K"
+            raise ArgumentError("cluster_k", self.cluster_k, f"1 with cluster_n {self.cluster_n}", why)
+        if self.pingpong:
+            for field in ("warpgroups", "slice_k", "cluster_k"):
+                if getattr(self, field) > 1:
+                    raise ArgumentError(field, getattr(self, field), "1 with pingpong: one warpgroup has a tile")
+        if self.warpgroups * self.slice_k > _MAX_WARPGROUPS:
+            allowed = f"at most {_MAX_WARPGROUPS} together"
+            raise ArgumentError("warpgroups * slice_k", self.warpgroups * self.slice_k, allowed)
+        if self.block_n not in (columns := (64 * self.warpgroups, 128 * self.warpgroups)):
+            allowed = f"{columns[0]} or {columns[1]} for warpgroups = {self.warpgroups}, each of 64 or 128 columns"
+            raise ArgumentError("block_n", self.block_n, allowed)
+        self._check_groups()
+        self._check_registers()
+        if not self.allows(self.scale_form):
+            why = "nibbles are taken for subnormals, and 8 for the zero point; shifted ones leave bf16's"
+            allowed = "none but for symmetric weights in groups; bf16: as_stored"
+            raise ArgumentError("scale_form", self.scale_form, allowed, why)
+
+    def _check_groups(self) -> None:
+        """Raise ArgumentError unless every commit group is complete when the next iteration begins.
+
+        ptxas knows which registers a wgmma in flight reads only inside of the loop's body. Otherwise it assigns the
+        registers of operand A to the next weights, and results are wrong.
+        """
+        groups = self.k64_per_warpgroup * self.groups_per_k64
+        if groups < self.commits_in_flight + 1:
+            remedy = "take a larger block_k or fewer wgmmas a group, or keep fewer groups in flight"
+            allowed = f"at most {groups - 1}: a stage is {groups} groups"
+            raise ArgumentError("commits_in_flight", self.commits_in_flight, allowed, remedy)
+
+    def _check_registers(self) -> None:
+        if self.accumulators > _MAX_ACCUMULATORS:
+            allowed = f"at most {256 // self.stack} for {64 * self.stack} columns of a warpgroup"
+            why = f"a thread holds at most {_MAX_ACCUMULATORS} accumulators"
+            raise ArgumentError("block_m", self.block_m, allowed, why)
+        if not self.consumer_registers:
+            if self.accumulators > _MAX_PLAIN_ACCUMULATORS and self.consumer_warps > 4:
+                allowed = f"not 0 with {self.accumulators} accumulators a thread"
+                raise ArgumentError("consumer_registers", 0, allowed, "setmaxnreg provides registers for them")
+            return
+        fewest, warpgroups = self.accumulators + _WORKING_REGISTERS, self.consumer_warps // 4
+        pool = _REGISTERS_PER_CTA // self.threads // 8 * 8 * self.threads
+        most = (pool // _WARPGROUP_THREADS - _PRODUCER_REGISTERS) // warpgroups // 8 * 8
+        if not fewest <= self.consumer_registers <= most:
+            remedy = "fewer spill; setmaxnreg.inc waits forever for registers that the CTA does not have"
+            allowed = f"0, or {fewest} to {most} with {warpgroups} warpgroups of {self.accumulators} accumulators"
+            raise ArgumentError("consumer_registers", self.consumer_registers, allowed, remedy)
+
+    def check_problem(self, problem: Problem) -> None:
+        """Raise ArgumentError if the kernel cannot run a problem."""
+        if self.deep_box and problem.k % 64:
+            raise ArgumentError("deep_box", True, f"false: k = {problem.k} is no multiple of 64")
+        if ceil_div(problem.k, self.block_k) < self.cluster_k:
+            raise ArgumentError("cluster_k", self.cluster_k, f"at most the stages of k = {problem.k}")
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Features that the target must have."""
+        names = ["tma", "shared_cta_destination", "wgmma" if self.version == "wgmma" else "mma_sync", "griddepcontrol"]
+        names += ["stmatrix"] if self.version != "skinny" else []
+        names += ["setmaxnreg"] if self.consumer_registers else []
+        names += ["multicast"] if self.cluster_n > 1 else []
+        names += ["cluster"] if self.cluster_k > 1 else []
+        return tuple(names)
+
+    # The kernel.
+
+    @property
+    def template(self) -> str:
+        return f"kernels/marlin_{self.version}.cu.j2"
+
+    @property
+    def gives_back_previous(self) -> bool:
+        """Whether a slot is released amid the products of the next stage (see tools/sass_hazards.py)."""
+        return self.version == "wgmma"
+
+    @property
+    def entry(self) -> str:
+        names = [self.version, self.activation.short, "column" if self.group_size == -1 else f"g{self.group_size}"]
+        names += ["zeros"] if self.has_zeros else []
+        names += {"none": [], "as_stored": ["fused"], "shifted": ["shifted"]}[self.scale_form]
+        names += [f"{self.block_m}x{self.block_n}x{self.block_k}"]
+        slices = [f"k{self.slice_k}"] if self.slice_k > 1 or self.version == "skinny" else []
+        registers = [f"r{self.consumer_registers}"] if self.consumer_registers else []
+        if self.version == "mma_sync":
+            paths = (self.weight_load_path, self.scale_load_path, self.activation_load_path)
+            load_path = paths[0] if len(set(paths)) == 1 else "w_{}_s_{}_x_{}".format(*paths)
+            names += [f"w1{self.warps_n}{self.slice_k}", f"s{self.stages}", *registers, load_path]
+        elif self.version == "skinny":
+            names += [*slices, f"s{self.stages}"]
+            names += [f"b{self.blocks_per_sm}"] if self.blocks_per_sm > 1 else []
+            names += ["d"] if self.deep_box else []
+            names += [f"c{self.cluster_k}"] if self.cluster_k > 1 else []
+        else:
+            names += [f"w{self.warpgroups}", *slices, f"s{self.stages}"]
+            names += [f"g{self.mmas_per_commit}{self.commits_in_flight}", *registers]
+            names += [f"c{self.cluster_n}"] if self.cluster_n > 1 else []
+            names += [f"x{self.cluster_k}"] if self.cluster_k > 1 else []
+            names += ["pp"] if self.pingpong else []
+        return f"marlin_{'_'.join(names)}"
+
+    # Scales.
+
+    @property
+    def activation(self) -> ActivationType:
+        return activation_type(self.dtype)
+
+    @property
+    def is_bf16(self) -> bool:
+        return self.dtype == "bfloat16"
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether scale and offset of a weight are one multiply-add."""
+        return self.scale_form != "none"
+
+    @property
+    def nibble_shift(self) -> int:
+        """Bits up from where the lowest nibbles are stored, to where they are multiplied."""
+        return FORMS.get(self.scale_form, 0)
+
+    def allows(self, form: str) -> bool:
+        """Return whether the kernel and the weight's format allow this ``scale_form``."""
+        if form == "none":
+            return True
+        is_symmetric = not self.has_zeros and self.has_stage_scales
+        return self.version == "wgmma" and is_symmetric and not (self.is_bf16 and form == "shifted")
+
+    def in_form(self, form: str) -> MarlinConfig:
+        """Return the config with this ``scale_form`` if it allows that, else with "none".
+
+        Choosing and tuning ignore the form, because the bits of a result do not depend on it.
+        """
+        form = form if self.allows(form) else "none"
+        return self if form == self.scale_form else replace(self, scale_form=form)
+
+    @property
+    def has_stage_scales(self) -> bool:
+        """Whether scales are loaded with their stage. The epilogue reads scales of whole columns once."""
+        return self.group_size != -1
+
+    @property
+    def has_stage_zeros(self) -> bool:
+        return self.has_zeros and self.has_stage_scales
+
+    @property
+    def stage_group_size(self) -> int:
+        """Elements of K that share a scale in a stage: all of them if scales are of whole columns."""
+        return self.group_size if self.has_stage_scales else self.block_k
+
+    @property
+    def groups_per_stage(self) -> int:
+        """Rows of the scale table in a stage. The next stage loads a group again that is longer than a stage's K."""
+        return 1 if self.group_size == -1 else max(1, self.block_k // self.group_size)
+
+    @property
+    def scale_row(self) -> int:
+        """Columns of a row of a stage's scales: whole rows of packed weights, because their order is permuted."""
+        return align_up(self.block_n, 64)
+
+    # Parameters of a launch.
+
+    @property
+    def has_workspace(self) -> bool:
+        """Whether CTAs add up partial sums through global memory."""
+        return self.version != "skinny" and self.cluster_k == 1
+
+    @property
+    def copies_scales(self) -> bool:
+        """Whether cp.async loads scales and zero points with their stage."""
+        return self.has_stage_scales and self.scale_load_path == "cp_async"
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        scales_by_tma = self.has_stage_scales and not self.copies_scales
+        weights_by_tma, activations_by_tma = self.weight_load_path == "tma", self.activation_load_path == "tma"
+        read = {
+            "weight_map": weights_by_tma and self.whole_rows > 0,
+            "half_weight_map": self.has_half_row,
+            "scale_map": scales_by_tma,
+            "zero_map": scales_by_tma and self.has_zeros,
+            "activation_map": activations_by_tma,
+            "weight": not weights_by_tma,
+            "scales": not scales_by_tma,
+            "zeros": not scales_by_tma and self.has_zeros,
+            "activations": not activations_by_tma,
+            "bias": True,
+            "output": True,
+            "partials": self.has_workspace,
+            "flags": self.has_workspace,
+            "problem": True,
+        }
+        return tuple(name for name, is_read in read.items() if is_read)
+
+    @property
+    def problem_names(self) -> tuple[str, ...]:
+        work = STREAM_K if self.has_workspace else ("k_iterations", *RASTER)
+        copies_activations = self.activation_load_path == "cp_async"
+        read = {
+            "prefetch_stages": self.all_tma,
+            "weight_row_blocks": self.version == "mma_sync",
+            "weight_rows": self.weight_load_path == "cp_async",
+            "scale_rows": self.copies_scales,
+            "scale_pitch": self.copies_scales or not self.has_stage_scales,
+            "k": copies_activations,
+            "activation_pitch": copies_activations,
+            "scale_offset": self.is_fused,
+            "scale_back": self.is_fused,
+        }
+        names = (name for name, is_read in read.items() if is_read)
+        return (*(work if self.version != "skinny" else ("k_iterations", "tiles_n")), *names, *RESULT)
+
+    def prefetch_stages(self, weight_bytes: int) -> int:
+        """Return the number of stages whose weights a dependent launch loads before it waits for the previous launch.
+
+        With more stages, too many weights delay the first activations. [docs/performance/marlin_skinny.md, "Chains of
+        dependent launches"] Two are 0 to 4 % faster for long layers up to M = 16 with wgmma. [H200]
+        """
+        max_rows = 16 if self.version == "wgmma" and self.cluster_k == 1 else MMA_COLUMNS
+        return 2 if self.block_m < 8 or (self.block_m <= max_rows and weight_bytes >= _LONG_BYTES) else 1
+
+    # Warps and registers.
+
+    @property
+    def warp_tiles(self) -> int:
+        """Parts of a tile that one warp computes, or several that divide K. Each has a flag in the workspace."""
+        return {"skinny": self.n_tiles, "wgmma": 4 * self.warpgroups, "mma_sync": self.warps_n}[self.version]
+
+    @property
+    def tiles_at_once(self) -> int:
+        """Tiles that a CTA's warpgroups hold."""
+        return 2 if self.pingpong else 1
+
+    @property
+    def consumer_warps(self) -> int:
+        return self.warp_tiles * self.slice_k * self.tiles_at_once
+
+    @property
+    def producer_warps(self) -> int:
+        """Warps that load: one thread issues TMA, many are needed for cp.async; setmaxnreg acts on whole warpgroups."""
+        return 1 if self.all_tma and not self.consumer_registers else 4
+
+    @property
+    def producer_threads(self) -> int:
+        return 32 * self.producer_warps
+
+    @property
+    def producer_registers(self) -> int:
+        return _PRODUCER_REGISTERS
+
+    @property
+    def n_tiles(self) -> int:
+        """N tiles of a CTA of the skinny kernel, one for a warp or for warps that divide K."""
+        return self.block_n // N_TILE
+
+    @property
+    def whole_rows(self) -> int:
+        """Rows of packed weights, 64 columns of W each, that a CTA computes as a whole."""
+        return self.block_n // 64
+
+    @property
+    def has_half_row(self) -> bool:
+        """Whether a CTA's columns begin or end in the middle of a row of packed weights."""
+        return self.block_n % 64 > 0
+
+    @property
+    def stack(self) -> int:
+        """Accumulator tiles of 64 columns of W of a warpgroup."""
+        return self.block_n // (64 * self.warpgroups)
+
+    @property
+    def warp_n(self) -> int:
+        """Columns of a warp, or of a warpgroup with wgmma."""
+        return self.block_n // (self.warpgroups or self.warps_n)
+
+    @property
+    def accumulators(self) -> int:
+        """fp32 sums of a thread."""
+        return self.block_m * self.block_n // (32 * self.warp_tiles)
+
+    @property
+    def fix_up_unroll(self) -> int:
+        """Partial sums whose loads are in flight together in a fix-up: what some 64 registers hold."""
+        return max(1, 64 // self.accumulators)
+
+    @property
+    def k64_per_warpgroup(self) -> int:
+        return self.block_k // 64 // self.slice_k
+
+    @property
+    def groups_per_k64(self) -> int:
+        """Commit groups over a K of 64."""
+        return _K16_PER_K64 // self.mmas_per_commit
+
+    @property
+    def release_k64(self) -> int:
+        """Index of the 64 of K in a stage after which the previous stage's slot is released.
+
+        All groups in flight then belong to this stage.
+        """
+        return max(0, ceil_div(self.commits_in_flight, self.groups_per_k64) - 1)
+
+    # Loads of a stage.
+
+    @property
+    def all_tma(self) -> bool:
+        return self.weight_load_path == self.scale_load_path == self.activation_load_path == "tma"
+
+    @property
+    def _stage_load_paths(self) -> dict[str, str]:
+        """Return the load path of each array of a stage."""
+        paths = {"activations": self.activation_load_path, "weights": self.weight_load_path}
+        return paths | (dict.fromkeys(("scales", "zeros"), self.scale_load_path) if self.has_stage_scales else {})
+
+    @property
+    def uses_cp_async(self) -> bool:
+        return "cp_async" in self._stage_load_paths.values()
+
+    @property
+    def uses_tma(self) -> bool:
+        return "tma" in self._stage_load_paths.values()
+
+    @property
+    def full_arrivals(self) -> int:
+        """Arrivals that complete a stage: one with expect_tx, and one of each thread that uses cp.async."""
+        return int(self.uses_tma) + self.producer_threads * self.uses_cp_async
+
+    @property
+    def empty_arrivals(self) -> int:
+        """Arrivals that release a slot, of the consumer warps that read it in each CTA of the cluster."""
+        return self.cluster_n * self.consumer_warps // self.tiles_at_once
+
+    @property
+    def transaction_bytes(self) -> int:
+        """Bytes that a stage's full barrier expects, including those that TMA fills in outside of a tensor."""
+        paths = self._stage_load_paths
+        return sum(size for name, size in self._stage_bytes() if paths[name] == "tma")
+
+    @property
+    def activation_box_blocks(self) -> int:
+        """Blocks of 64 of K that one load of activations fills."""
+        return self.block_k // 64 if self.deep_box else 1
+
+    @property
+    def loads_weight_tiles(self) -> bool:
+        """Whether one load fills the weights of a whole tile, and not of 64 columns."""
+        return self.version != "mma_sync"
+
+    @property
+    def loaded_m(self) -> int:
+        """Rows of x that one CTA of the cluster loads for all."""
+        return self.block_m // self.cluster_n
+
+    @property
+    def cluster_mask(self) -> int:
+        return (1 << self.cluster_n) - 1
+
+    @property
+    def loaded_stage_bytes(self) -> int:
+        """Weights and activations that one CTA loads for a stage; the CTAs of a cluster share the activations."""
+        return self.weight_stage_bytes + self.activation_stage_bytes // self.cluster_n
+
+    # Shared memory.
+
+    @property
+    def weight_stage_bytes(self) -> int:
+        return self.block_n * self.block_k // 2
+
+    @property
+    def activation_stage_bytes(self) -> int:
+        return self.block_m * self.block_k * 2
+
+    @property
+    def scale_stage_bytes(self) -> int:
+        return self.groups_per_stage * self.scale_row * 2 if self.has_stage_scales else 0
+
+    @property
+    def zero_stage_bytes(self) -> int:
+        return self.groups_per_stage * self.scale_row if self.has_stage_zeros else 0
+
+    @property
+    def zero_slot_bytes(self) -> int:
+        """Distance between slots of zero points: a TMA destination is aligned to 128 bytes."""
+        return align_up(self.zero_stage_bytes, 128)
+
+    def _stage_bytes(self) -> list[tuple[str, int]]:
+        """Return (name, bytes) of what each load of a stage delivers.
+
+        Activations come first: their 128-byte swizzle needs an alignment of 1024 bytes.
+        """
+        sizes = [("activations", self.activation_stage_bytes), ("weights", self.weight_stage_bytes)]
+        sizes += [("scales", self.scale_stage_bytes)] if self.has_stage_scales else []
+        return sizes + ([("zeros", self.zero_stage_bytes)] if self.has_stage_zeros else [])
+
+    def stage_arrays(self) -> tuple[tuple[str, int], ...]:
+        return tuple([(name, align_up(size, 128)) for name, size in self._stage_bytes()])
+
+    def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
+        if self.version == "skinny":
+            slice_sums = (self.slice_k - 1) * self.n_tiles * self.column_bytes
+            cluster_sums = (self.cluster_k - 1) * ceil_div(self.n_tiles, self.cluster_k) * self.column_bytes
+        else:
+            slice_sums = (self.slice_k - 1) * self.block_m * self.block_n * 4
+            cluster_sums = (self.cluster_k - 1) * self.own_rows * self.block_n * 4
+        slices = ("slice_sums", slice_sums)
+        cluster = (("cluster_sums", cluster_sums), ("cluster_barrier", 8 if self.cluster_k > 1 else 0))
+        if self.version == "skinny":
+            return (slices, *cluster)
+        if self.version == "mma_sync":
+            return (("staging", self.warps_n * self.staging_bytes), slices)
+        return (slices, ("staging", self.warpgroups * self.tiles_at_once * self.staging_bytes), *cluster)
+
+    @property
+    def column_bytes(self) -> int:
+        """Partial sums of an N tile of the skinny kernel, which warps and CTAs add up in shared memory."""
+        return N_TILE // 16 * max(MMA_COLUMNS, self.block_m) // 8 * _FRAGMENT_BYTES
+
+    @property
+    def own_rows(self) -> int:
+        """Rows of the tile that one CTA of the cluster adds up and stores; the last CTAs may have fewer."""
+        return 8 * ceil_div(self.block_m, 8 * self.cluster_k)
+
+    @property
+    def staging_rows(self) -> int:
+        """Rows that a warp or a warpgroup stores together. Many save barriers, but leave fewer bytes to the stages."""
+        if self.version == "mma_sync":
+            return 8
+        if self.cluster_k > 1:
+            return self.own_rows
+        limit = _MAX_STAGING_BYTES if self.block_m <= _SHORT_M else _MAX_STAGING_BYTES // 2
+        pitch = self.warpgroups * self.tiles_at_once * self.staging_pitch_bytes
+        fitting = (rows for rows in (64, 32) if rows <= self.block_m and rows * pitch <= limit)
+        return next(fitting, min(16, self.block_m))
+
+    @property
+    def staging_pitch_bytes(self) -> int:
+        """A row of a warp's result, or a warpgroup's, and 16 bytes that keep stmatrix free of bank conflicts."""
+        return self.warp_n * 2 + 16
+
+    @property
+    def staging_bytes(self) -> int:
+        return self.staging_rows * self.staging_pitch_bytes
+
+    def stage_layout(self) -> list[tuple[str, int]]:
+        """Return (what, bytes) of a stage."""
+        words = {
+            "activations": f"activations {self.block_m} x {self.block_k} {self.dtype}, 128B swizzle",
+            "weights": f"weights {self.block_n} x {self.block_k} int4, packed layout 1",
+            "scales": f"scales {self.groups_per_stage} x {self.scale_row} {self.dtype}",
+            "zeros": f"zero points {self.groups_per_stage} x {self.scale_row} uint8",
+        }
+        return [(words[name], size) for name, size in self._stage_bytes()]
+
+    # Choosing, dividing and tuning.
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of fp32 sums that a CTA may leave in the workspace; 0 if the kernel does not divide tiles."""
+        return self.block_m * self.block_n * 4 if self.has_workspace else 0
+
+    @property
+    def stage_clocks(self) -> float:
+        """Predicted clocks of one stage of the wgmma kernel."""
+        return wgmma_stage_clocks(self)
+
+    def division(self, others: int, tiles_m: int) -> tuple[float, float]:
+        """Return, in stages of whole tiles, what dividing tiles costs a CTA once and what a divided stage takes.
+
+        ``others`` CTAs share a tile with the one that stores it; ``tiles_m`` counts rows of tiles. By default, storing
+        and loading partial sums takes about as long as stages with the same number of bytes.
+        """
+        if self.version == "wgmma":
+            return wgmma_division(self, others, tiles_m)
+        return self.partial_bytes // self.loaded_stage_bytes, 1.0
+
+    def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
+        """Return the predicted time at M, an int or an int64 array, instead of the problem's."""
+        return COST_MODELS[self.version](self, m, problem.n, problem.k, gpu)
+
+    def adapted(self, problem: Problem) -> MarlinConfig | None:
+        """Return the same tile for weights of another dtype, with other groups or zero points.
+
+        Returns None for a tile that was measured with zero points, because its gain comes from their cost, and for the
+        mma.sync kernel, whose ``scale_on`` and ring depend on the groups. Other gains come from how work is divided.
+        """
+        if self.has_zeros or self.version == "mma_sync":
+            return None
+        return replace(self, **{name: getattr(problem.layer, name) for name in PROBLEM_FIELDS})
+
+    def variants(self, problem: Problem) -> Iterator[Mapping[str, Any]]:
+        """Yield changes of fields that are worth measuring for the same tile."""
+        if self.version == "skinny":
+            yield from self._skinny_variants(problem.k)
+            return
+        if self.version == "wgmma":
+            yield from ({"mmas_per_commit": mmas, "commits_in_flight": groups} for mmas, groups in _PIPELINES)
+            yield from ({"warpgroups": groups, "slice_k": slice_k} for groups, slice_k in _WARPGROUPS)
+        yield from super(MarlinConfig, self).variants(problem)
+
+    def _skinny_variants(self, k: int) -> Iterator[Mapping[str, Any]]:
+        if k % 64 == 0:
+            yield {"deep_box": not self.deep_box}
+        # A ring that wraps at least once; more outstanding weights delay the first stage.
+        own_stages = ceil_div(ceil_div(k, self.cluster_k), self.block_k)
+        deepest = max(self.stages, min(_MAX_MEASURED_STAGES, own_stages - 1))
+        yield from ({"stages": self.stages + more} for more in (1, -1, 2) if self.stages + more <= deepest)
