@@ -81,8 +81,8 @@ _ATTENTION = {
     "a2": "attention, wgmma, version a2: keys and values by TMA",
     "a3": "attention, wgmma, version a3: a producer warp, softmax beside products",
     "a4": "attention, wgmma, version a4: persistent, stores by TMA",
-    "mma_sync": "attention, mma.sync: for SM120, a producer warp",
 }
+_ATTENTION_MMA_SYNC = {"mma_sync": "attention, mma.sync: for SM120, a producer warp"}
 _DECODE = {
     "decode": "attention of a few queries to a cache, wgmma, keys divided among CTAs",
     "decode_mma_sync": "attention of a few queries to a cache, mma.sync: for SM120, keys divided among CTAs",
@@ -112,6 +112,7 @@ REGISTRY: dict[str, KernelEntry] = {
         ),
         *_versions("gemm", _GEMM),
         *_versions("attention", _ATTENTION),
+        *_versions("attention", _ATTENTION_MMA_SYNC, template="attention_a3"),
         *_versions("attention", _DECODE, "decode_sample", "attention_decode"),
         _entry(
             "tile_copy", "pipelined 2D copy", "data_movement.tile_copy:dump_specs", "data_movement.tile_copy:sample"

@@ -183,7 +183,7 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "mma_sync": Preset(
         idea="a producer warp, and mma.sync within 99 KB of shared memory, for GPUs without wgmma",
-        template="kernels/attention_mma_sync.cu.j2",
+        template="kernels/attention_a3.cu.j2",
         loader="producer_warp",
         mma="mma_sync",
         is_varlen=(False, True),
