@@ -48,7 +48,7 @@ _SCHEMA = 1
 TEMPLATE_SUFFIX = ".j2"
 #: Python files that determine the rendered text.
 _COMMON_CODE = (
-    *("dtypes.py", "layout.py", "pipeline.py", "target.py", "build/render.py", "build/used_functions.py"),
+    *("dtypes.py", "layout.py", "pipeline.py", "target.py", "build/render.py", "build/library.py"),
     *("kernels/launch_struct.py", "kernels/schedule.py"),
 )
 

@@ -7,10 +7,9 @@ Templates look like CUDA. Jinja's own delimiters collide with C++ and PTX, which
     //# why                                         a note that does not reach the output
     /*% if x %*/ .. /*% endif %*/   /*# why #*/     the same inside a line
 
-The environment is sandboxed: a template reads spec and target and reaches nothing of Python through them. An include
-names its file in quotes and renders once an output: a file includes each primitive that it needs, and the second
-include of the same file renders nothing. `spec`, `target` and `debug` are all that a template sees; an unknown name is
-an error, and the filters that would hide or scramble values (`default`, `random`) are not there.
+The environment is sandboxed: a template reads spec and target and reaches nothing of Python through them. `spec`,
+`target` and `debug` are all that a template sees; an unknown name is an error, and the filters that would hide or
+scramble values (`default`, `random`) are not there. Primitives are selected by name, see library.py.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import lru_cache
@@ -28,14 +26,12 @@ from typing import Any
 
 import jinja2
 import numpy as np
-from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.lexer import Token, TokenStream
-from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from cudatma.build.files import content
-from cudatma.build.used_functions import without_unused
+from cudatma.build.library import IF_COMMENT, LIBRARY, Library, Uses, render_library, running
 from cudatma.errors import TemplateError
 from cudatma.target import Target, get_target
 
@@ -43,58 +39,20 @@ from cudatma.target import Target, get_target
 _FILTERS = ("first", "indent", "join", "last", "length", "list", "lower", "map", "replace", "reverse", "upper")
 _GLOBALS = ("range",)
 _SOURCE_NAME = "<source>"
-_IF_COMMENT = 'If it is a comment, write "// %", or compile the text without template=True (--template)'
 
-#: include, import, from .. import and extends, as a line statement or a block; the names are literals, see IncludeOnce.
-#: It begins with a literal character, which lets re skip most of a file.
+#: include, import, from .. import and extends, as a line statement or a block; the names are literals, see library.py.
+#: use and primitive refer to the library. It begins with a literal character, which lets re skip most of a file.
 _REFERENCE = re.compile(
-    r"""/[/*]%[-+]?[ \t]*(?:include|import|from|extends)[ \t]+(["'])(?P<name>[^"'\n]+)\1""",
+    r"""/[/*]%[-+]?[ \t]*(?:(?:include|import|from|extends)[ \t]+(["'])(?P<name>[^"'\n]+)\1|(?:use|primitive)\b)""",
 )
 #: What no CUDA text has and a template often does; a ${ in a line's comment is no sign.
 _TEMPLATE_SYNTAX = re.compile(
-    r"^[ \t]*//%[-+]?[ \t]*(?:include|import|from|set|if|for|macro)\b|^(?:(?!//).)*\$\{|/\*%", re.MULTILINE
+    r"^[ \t]*//%[-+]?[ \t]*(?:include|import|from|use|set|if|for|macro)\b|^(?:(?!//).)*\$\{|/\*%", re.MULTILINE
 )
-
-#: Files that the running render() has included so far.
-_included: ContextVar[set[str]] = ContextVar("cudatma_included")
 
 #: A section's heading right after a line of code, or a comment right after a function: Jinja removes the blank lines
 #: that follow a line statement.
 _SECTION = re.compile(r"(?<!\n)\n(?=// ---- )|(?<=\n\})\n(?=// )")
-
-
-class IncludeOnce(Extension):
-    """Jinja's include, restricted to a literal name and to the first use of that name in an output."""
-
-    tags = {"include_once"}  # noqa: RUF012  (jinja2 declares it this way)
-
-    def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
-        """Rename the ``include`` keyword, which a parser extension may not take over, to this extension's tag."""
-        opened = False
-        for token in stream:
-            if opened and token.type == "name" and token.value == "include":
-                yield Token(token.lineno, "name", "include_once")
-            else:
-                yield token
-            opened = token.type == "block_begin"
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        lineno = next(parser.stream).lineno
-        if parser.stream.current.type != "string":
-            parser.fail(
-                f"include got no name in quotes; allowed: a path below {template_root()}. {_IF_COMMENT}", lineno
-            )
-        name = next(parser.stream).value
-        include = nodes.Include(nodes.Const(name), True, False, lineno=lineno)
-        first = self.call_method("first_use", [nodes.Const(name)], lineno=lineno)
-        return nodes.If(first, [include], [], [], lineno=lineno)
-
-    def first_use(self, name: str) -> bool:
-        """Whether the running render() includes ``name`` for the first time; from now on it has."""
-        included = _included.get()
-        known = name in included
-        included.add(name)
-        return not known
 
 
 class LineDirectives(Extension):
@@ -214,7 +172,7 @@ def _environment(root: Path, has_lines: bool = False) -> jinja2.Environment:
         autoescape=False,
         undefined=jinja2.StrictUndefined,
         finalize=_printable,
-        extensions=[IncludeOnce, LineDirectives] if has_lines else [IncludeOnce],
+        extensions=[Library, LineDirectives] if has_lines else [Library],
         loader=_Loader(root),
     )
     environment.filters = {name: environment.filters[name] for name in _FILTERS}
@@ -243,7 +201,8 @@ def render(
     """
     chosen, folder = get_target(target), template_root()
     shown = (name or _SOURCE_NAME) if is_source else template
-    token = _included.set({shown})
+    token = running.set(Uses(_library_files(), {shown}))
+    values = {"spec": spec, "target": chosen, "debug": bool(debug)}
     try:
         environment = _environment(folder, is_source and name is not None)
         if is_source:
@@ -251,19 +210,22 @@ def render(
             loaded = jinja2.Template.from_code(environment, code, environment.make_globals(None))
         else:
             loaded = environment.get_template(template)
-        body = loaded.render(spec=spec, target=chosen, debug=bool(debug))
+        body = loaded.render(values)
+        library = render_library(environment, values)
     except TemplateError:
         raise
     except Exception as error:  # whatever an expression of the template raised
         raise TemplateError(_explain(shown, error, folder)) from error
     finally:
-        _included.reset(token)
-    body = body.strip("\n")
+        running.reset(token)
+    if library and name is not None:  # the first directive names the user's file
+        library = f'#line 1 "{line_name(name)}"\n\n{library}'
+    body = f"{library}\n{body}".strip("\n")
     if name is None:  # else the directives count the blank lines
         body = re.sub(r"\n{3,}", "\n\n", body)
     opening, body = _opening_comment(shown, spec, chosen, debug), f"\n{body}\n"
     # A user's text stays as it is, line by line.
-    return opening + (body if is_source else _SECTION.sub(r"\n\n", without_unused(body)))
+    return opening + (body if is_source else _SECTION.sub(r"\n\n", body))
 
 
 def is_like_template(text: str) -> bool:
@@ -293,16 +255,22 @@ def template_files(template: str) -> tuple[Path, ...]:
     return tuple(template_root() / name for name in template_texts(template))
 
 
+def _library_files() -> frozenset[str]:
+    """Return the names of the files whose primitives templates use; none in a folder without a library."""
+    root = template_root()
+    return frozenset(_references(content(f"{root}/{LIBRARY}"))) if (root / LIBRARY).is_file() else frozenset()
+
+
 @lru_cache(maxsize=512)
 def _references(text: bytes) -> tuple[str, ...]:
-    """What a template can include."""
+    """Return the names that a template refers to."""
     names = []
     decoded = text.decode("utf-8")
     for match in _REFERENCE.finditer(decoded):
         begin = match.start()
         is_block = decoded[begin + 1] == "*"
         if is_block or not decoded[decoded.rfind("\n", 0, begin) + 1 : begin].strip():
-            names.append(match["name"])
+            names.append(match["name"] or LIBRARY)
     return tuple(names)
 
 
@@ -317,7 +285,7 @@ def _template_text(root: str, name: str, user: str) -> bytes:
 def _explain(name: str, error: Exception, root: Path) -> str:
     """``template:line: reason``; the line is that of the innermost template the error passed through."""
     if isinstance(error, jinja2.TemplateSyntaxError):
-        remedy = f" {_IF_COMMENT}" if (error.message or "").startswith("Encountered unknown tag") else ""
+        remedy = f" {IF_COMMENT}" if (error.message or "").startswith("Encountered unknown tag") else ""
         return f"{error.name or name}:{error.lineno}: {error.message}{remedy}"
     place = name
     for frame in traceback.extract_tb(error.__traceback__):

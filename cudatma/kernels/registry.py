@@ -64,12 +64,10 @@ def _versions(
     presets: Mapping[str, Any],
     specs: str = "choose:dump_specs",
     sample: str = "sample:sample",
-    template: str = "",
 ) -> list[KernelEntry]:
     """Return the entries of a family's versions.
 
-    specs, sample: ``"module:function"`` below the family, in which {} is replaced by the version. template: as in
-    _entry().
+    specs, sample: ``"module:function"`` below the family, in which {} is replaced by the version.
     """
     return [
         _entry(
@@ -78,7 +76,7 @@ def _versions(
             f"{family}.{specs}",
             f"{family}.{sample.format(version)}",
             version,
-            template,
+            f"{family}_{shared}" if (shared := getattr(preset, "template", "")) else "",
         )
         for version, preset in presets.items()
     ]
@@ -91,7 +89,7 @@ REGISTRY: dict[str, KernelEntry] = {
         *_versions("marlin", MARLIN, "candidates:dump_specs", "sample:{}_sample"),
         *_versions("gemm", GEMM),
         *_versions("attention", {version: ATTENTION[version] for version in ATTENTION if version not in _DECODE}),
-        *_versions("attention", _DECODE, sample="sample:decode_sample", template="attention_decode"),
+        *_versions("attention", _DECODE, sample="sample:decode_sample"),
         _entry(
             "tile_copy", "pipelined 2D copy", "data_movement.tile_copy:dump_specs", "data_movement.tile_copy:sample"
         ),

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import jinja2.meta
+import jinja2.nodes
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cudatma.build import render as module
+from cudatma.build.library import LIBRARY
 from cudatma.build.render import is_like_template, render, template_files, template_root
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import TargetError, TemplateError
@@ -233,7 +235,7 @@ def test_a_named_source_keeps_its_line_numbers() -> None:
         if line.startswith("line"):
             assert lines["mine.cu"][number].startswith(f"line {number}")
     template = (template_root() / "primitives" / "types.cuh.j2").read_text().splitlines()
-    shared = [number for number, line in enumerate(template, 1) if "shared_address" in line]
+    shared = [number for number, line in enumerate(template, 1) if "shared_address(" in line]
     assert all(lines["types.cuh.j2"][number] == template[number - 1] for number in shared)
     assert "printed 5 anywhere" in out
     unnamed = render(NUMBERED, None, "sm_90a", is_source=True)
@@ -317,6 +319,8 @@ def test_the_files_of_a_template_are_those_that_jinja_finds(name: str) -> None:
             found.add(current)
             tree = environment.parse((template_root() / current).read_text())
             waiting.extend(str(other) for other in jinja2.meta.find_referenced_templates(tree))
+            called = {node.name for node in tree.find_all(jinja2.nodes.ExtensionAttribute)}
+            waiting.extend([LIBRARY] if called & {"use", "is_used"} else [])
     files = template_files(name)
     assert files[0] == template_root() / name
     assert {path.relative_to(template_root()).as_posix() for path in files} == found

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+from cudatma.build.render import render
 from cudatma.kernels.all_reduce.spec import TEMPLATE, AllReduceSpec
 
 
-def test_the_all_reduce(golden: Callable[[str, str], None], kernel_source: Callable[[str, Any, str], str]) -> None:
-    golden("all_reduce_sm_90a.cu", kernel_source(TEMPLATE, AllReduceSpec(2, "float16"), "sm_90a"))
+def test_the_all_reduce(golden: Callable[[str, str], None]) -> None:
+    golden("all_reduce.cu", render(TEMPLATE, AllReduceSpec(2, "float16"), "sm_90a"))

@@ -8,28 +8,23 @@ from typing import Any
 import pytest
 from gemm_builders import config
 
+from cudatma.build.render import render
 from cudatma.kernels.gemm.config import PRESETS
 
-#: Layouts, RC unless they are named, and tiles of versions that do not have the wide one.
-LAYOUT = {"v1": "RR", "v2": "CR", "v3": "CC", "v5": "RR", "v6": "CR", "v7": "CC", "mma_sync": "CC"}
-WIDE: dict[str, Any] = {"block_m": 128, "block_n": 256, "stages": 3, "warpgroups": 2}
-TILES = {"v7": {"block_m": 128, "block_n": 128, "stages": 4}, "mma_sync": WIDE | {"stages": 4}}
+#: Fields by version. Layouts are RC unless they are named.
+FIELDS: dict[str, dict[str, Any]] = {
+    "v1": {"layout": "RR"},
+    "v2": {"layout": "CR"},
+    "v3": {"layout": "CC"},
+    "v4": {},
+    "v5": {"dtype": "float8_e4m3fn", "block_scales": True, "scales_by_tma": True, "block_m": 256, "block_n": 128},
+    "v6": {"layout": "CR"},
+    "v7": {"layout": "CC", "block_n": 128, "stages": 4, "warpgroups": 1},
+    "mma_sync": {"layout": "CC", "stages": 4},
+}
 
 
 @pytest.mark.parametrize("version", PRESETS)
-def test_the_source(
-    version: str, golden: Callable[[str, str], None], kernel_source: Callable[[str, Any, str], str]
-) -> None:
-    made = config(version, layout=LAYOUT.get(version, "RC"), **TILES.get(version, WIDE))
-    target = "sm_90a" if made.has_wgmma else "sm_120a"
-    golden(f"gemm_{version}.cu", kernel_source(made.template, made, target))
-
-
-@pytest.mark.parametrize(("version", "by_tma"), [("v4", False), ("v5", True)])
-def test_the_source_with_scales_of_blocks(
-    version: str, by_tma: bool, golden: Callable[[str, str], None], kernel_source: Callable[[str, Any, str], str]
-) -> None:
-    tile = {"block_m": 256, "block_n": 128, "stages": 3}
-    made = config(version, dtype="float8_e4m3fn", block_scales=True, scales_by_tma=by_tma, **tile)
-    name = f"gemm_{version}_block_scales{'_tma' if by_tma else ''}.cu"
-    golden(name, kernel_source(made.template, made, "sm_90a"))
+def test_the_source(version: str, golden: Callable[[str, str], None]) -> None:
+    made = config(version, **{"block_m": 128, "block_n": 256, "stages": 3, "warpgroups": 2} | FIELDS[version])
+    golden(f"gemm_{version}.cu", render(made.template, made, "sm_90a" if made.has_wgmma else "sm_120a"))

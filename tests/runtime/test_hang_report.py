@@ -227,9 +227,8 @@ def test_the_structures_have_the_same_size_on_both_sides() -> None:
 
 
 def test_reductions_are_allowed_for_the_types_of_the_rule() -> None:
-    found = re.findall(
-        r"cp_reduce_async_bulk_tensor_2d_(\w+)\(.*?may_reduce\(map, src, at, (0x\w+)u, line\)", debug_text(), re.S
-    )
+    call = r"cp_reduce_async_bulk_tensor_2d_(\w+)\(.*?may_reduce\(map, src, \{c0, c1\}, (0x\w+)u, line\)"
+    found = re.findall(call, debug_text(), re.S)
     assert len(found) == len(REDUCE_TYPES)
     for op, mask in found:
         formats = {TMA_TYPES[name].descriptor_format for name in REDUCE_TYPES[op]}

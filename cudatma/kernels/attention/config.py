@@ -59,16 +59,17 @@ Tiles = Mapping[tuple[int, int], tuple[Tile, ...]]
 class Preset:
     """What distinguishes a version of the kernel. The defaults describe version a2.
 
-    summary: its description in lists of kernels. loader: what loads q, k and v: all threads by plain loads ("threads")
-    or by cp.async ("cp_async"), a thread of the consumers by TMA ("consumers"), or a warp of its own by TMA
-    ("producer_warp"), with rings for keys and for values. schedule: a CTA computes one tile ("one_tile"), or tiles in
-    turn ("persistent"), whose results leave by TMA. mma: "scalar", "wgmma" or "mma_sync". is_decode: whether it is
-    attention_decode()'s kernel. kv_bytes: of an element of k and v. tiles: those that the choice ranks; the first of
-    equal ones is chosen. clocks: the cost model's for each of them. The other fields list the values of a config's
-    field.
+    summary: its description in lists of kernels. template: the version or kernel whose template it shares. loader: what
+    loads q, k and v: all threads by plain loads ("threads") or by cp.async ("cp_async"), a thread of the consumers by
+    TMA ("consumers"), or a warp of its own by TMA ("producer_warp"), with rings for keys and for values. schedule: a
+    CTA computes one tile ("one_tile"), or tiles in turn ("persistent"), whose results leave by TMA. mma: "scalar",
+    "wgmma" or "mma_sync". is_decode: whether it is attention_decode()'s kernel. kv_bytes: of an element of k and v.
+    tiles: those that the choice ranks; the first of equal ones is chosen. clocks: the cost model's for each of them.
+    The other fields list the values of a config's field.
     """
 
     summary: str
+    template: str = ""
     loader: Literal["threads", "cp_async", "consumers", "producer_warp"] = "consumers"
     schedule: Literal["one_tile", "persistent"] = "one_tile"
     mma: Literal["scalar", "wgmma", "mma_sync"] = "wgmma"
@@ -183,6 +184,7 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "mma_sync": Preset(
         summary="attention, mma.sync: for SM120, a producer warp",
+        template="a3",
         loader="producer_warp",
         mma="mma_sync",
         is_varlen=(False, True),
@@ -192,6 +194,7 @@ PRESETS: Mapping[str, Preset] = {
     "decode": Preset(
         summary="attention of a few queries to a cache, wgmma, keys divided among CTAs",
         loader="producer_warp",
+        template="decode",
         is_decode=True,
         block_m=(64,),
         blocks_per_sm=(1, 2),
@@ -202,6 +205,7 @@ PRESETS: Mapping[str, Preset] = {
         summary="attention of a few queries to a cache, mma.sync: for SM120, keys divided among CTAs",
         loader="producer_warp",
         mma="mma_sync",
+        template="decode",
         is_decode=True,
         block_m=(64,),
         blocks_per_sm=(1, 2),
@@ -212,6 +216,7 @@ PRESETS: Mapping[str, Preset] = {
         summary="attention of a few queries to an e4m3 cache, mma.sync, keys divided among CTAs and warps",
         loader="producer_warp",
         mma="mma_sync",
+        template="decode",
         is_decode=True,
         kv_bytes=1,
         block_m=(16,),
@@ -313,7 +318,7 @@ class AttentionConfig(KernelConfig):
 
     @property
     def template(self) -> str:
-        return f"kernels/attention_{'decode' if self.is_decode else self.version}.cu.j2"
+        return f"kernels/attention_{self.preset.template or self.version}.cu.j2"
 
     @property
     def features(self) -> tuple[str, ...]:

@@ -24,16 +24,57 @@
 //        0  k, 4096 B
 //     4096  v, 4096 B
 
-// [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
-// Returns at once unless the launch was a programmatic dependent one.
+namespace cudatma {
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible.
+// Return at once unless this is a programmatic dependent launch.
 __device__ __forceinline__ void griddepcontrol_wait() {
     asm volatile("griddepcontrol.wait;" : : : "memory");
 }
 
-// [PTX ISA, griddepcontrol] The next kernel may start once all CTAs have said so or ended.
+// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this or exited.
 __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
+
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel touches no global memory before this call.
+// The next kernel starts after this wait: whatever it reads before its own wait (weights, for example) was written by kernels that
+// have completed, or by this one.
+__device__ __forceinline__ void wait_for_previous_grid() {
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
+}
+
+// Divides 0 .. 2^31 - 1 by a number that the host knows, with one multiplication; an integer division takes about 25 instructions.
+struct Divisor {
+    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+};
+
+__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
+
+// ---- Between fp32 and the operands' 16-bit type, two values in a register ------------------------------------------------
+__device__ __forceinline__ float low_to_float(u32 pair) {
+    return __uint_as_float(pair << 16);
+}
+
+__device__ __forceinline__ float high_to_float(u32 pair) {
+    return __uint_as_float(pair & 0xffff0000u);
+}
+
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+}  // namespace cudatma
+
+namespace cudatma {
 
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
 constexpr u32 BLOCK_M = 32;   // queries of a CTA's tile
@@ -43,12 +84,6 @@ constexpr u32 V_HEAD_DIM = 64;   // of v and the result
 
 #define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
 
-// Divides 0 .. 2^31 - 1 by a number that the host knows, with a multiplication; a division takes some 25 instructions.
-struct Divisor {
-    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
-};
-
-__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
 struct Problem {
     u32 tiles_m;                    // heads of all sequences
@@ -78,23 +113,6 @@ struct Problem {
     u64 v_head;                     // elements from one head of v to the next
     u64 v_batch;                    // elements from one sequence of v to the next
 };
-
-// ---- Between bfloat16 and fp32: two values in a register -------------------------------------------------------------
-__device__ __forceinline__ float low_to_float(u32 pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high_to_float(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
-
-__device__ __forceinline__ u32 to_pair(float low, float high) {
-    u32 d;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-    return d;
-}
-
-// Before this call a kernel touches no global memory: the kernel before it in the stream may still run. The next kernel may begin only
-// after the wait: what it reads before its own wait (weights, for one) was then written by kernels that have ended, if not by this one.
-__device__ __forceinline__ void wait_for_previous_grid() {
-    griddepcontrol_wait();
-    griddepcontrol_launch_dependents();
-}
 
 // ---- Where a tile lies ----------------------------------------------------------------------------------------------
 // Queries from row0 on of a head of q, which sees the keys of a head of k and v; of one sequence of the batch.

@@ -25,31 +25,133 @@
 //    49152  b, 98304 B
 //   147456  staging, 16384 B
 
-// [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Where an operand lies in shared memory. For rows of K under
-// a swizzle: stride_bytes from 8 rows to the next 8, leading_bytes unused. swizzle: 0 none, 1 128B, 2 64B, 3 32B: the numbers run
-// the other way than a tensor map's. A later k16 step of the same rows is 32 bytes further: 2 in the descriptor's low bits.
-// For rows of M or N (a transposed operand): stride_bytes from 8 of K to the next 8, leading_bytes from 64 of M or N to the next.
+namespace cudatma {
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer, which the other primitives take.
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas reads the register again rather than keep the value.
+__device__ __forceinline__ u32 laneid() {
+    u32 lane;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible.
+// Return at once unless this is a programmatic dependent launch.
+__device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this or exited.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+
+// [PTX ISA, membar / fence, .proxy.async] Order this thread's ordinary accesses to shared memory before later accesses of the
+// async proxy: TMA stores, wgmma operands, and TMA loads into a slot that ordinary stores wrote.
+__device__ __forceinline__ void fence_proxy_async_shared_cta() {
+    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+
+// [PTX ISA, cp.async] Copy 16 bytes from global memory to shared address `dst`, bypassing L1. Only the first `src_bytes` (0..16)
+// are read; the rest is zero. Both addresses are aligned to 16.
+__device__ __forceinline__ void cp_async_16(u32 dst, const void* src, u32 src_bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(src_bytes)
+                 : "memory");
+}
+
+// [PTX ISA, cp.async.commit_group] Make one group of this thread's cp.asyncs since the last commit.
+__device__ __forceinline__ void cp_async_commit_group() {
+    asm volatile("cp.async.commit_group;" : : : "memory");
+}
+
+// [PTX ISA, cp.async.wait_group] Wait until at most Pending of this thread's groups have not completed.
+template <u32 Pending>
+__device__ __forceinline__ void cp_async_wait_group() {
+    asm volatile("cp.async.wait_group %0;" : : "n"(Pending) : "memory");
+}
+
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers: lanes 8 i .. 8 i + 7 hold the shared addresses
+// (aligned to 16) of the rows of matrix i; lane l has in r[i] elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4.
+// _trans transposes them.
+__device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+// [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
+// swizzle: 0 none, 1 128B, 2 64B, 3 32B; a tensor map numbers them the other way round.
+// K-major rows under a swizzle: stride_bytes leads from 8 rows to the next 8; leading_bytes is not used. The next k16 step is 32
+// bytes further, which adds 2 to the descriptor.
+// M-major or N-major rows (a transposed operand): stride_bytes leads from 8 of K to the next 8, leading_bytes from 64 of M or N to
+// the next 64.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
     return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
 }
 
-// [PTX ISA, wgmma.wait_group] Waits until at most the Newest (0..7) latest groups are in flight.
+// [PTX ISA, wgmma.fence] Order the warpgroup's earlier register writes before the wgmmas that follow.
+__device__ __forceinline__ void wgmma_fence() {
+    asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+}
+
+// [PTX ISA, wgmma.commit_group] Make one group of the wgmmas since the last commit.
+__device__ __forceinline__ void wgmma_commit_group() {
+    asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
+}
+
+// [PTX ISA, wgmma.wait_group] Wait until at most Newest (0..7) groups are in flight.
 template <u32 Newest>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
-// Returns at once unless the launch was a programmatic dependent one.
-__device__ __forceinline__ void griddepcontrol_wait() {
-    asm volatile("griddepcontrol.wait;" : : : "memory");
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel touches no global memory before this call.
+// The next kernel starts after this wait: whatever it reads before its own wait (weights, for example) was written by kernels that
+// have completed, or by this one.
+__device__ __forceinline__ void wait_for_previous_grid() {
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
 }
 
-// [PTX ISA, griddepcontrol] The next kernel may start once all CTAs have said so or ended.
-__device__ __forceinline__ void griddepcontrol_launch_dependents() {
-    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+// Divides 0 .. 2^31 - 1 by a number that the host knows, with one multiplication; an integer division takes about 25 instructions.
+struct Divisor {
+    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+};
+
+__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
+
+// ---- Between fp32 and the operands' 16-bit type, two values in a register ------------------------------------------------
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
 }
+
+// [PTX ISA, ld] Load 16 bytes of shared memory.
+__device__ __forceinline__ uint4 load_vector(u32 smem) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
+                 : "r"(smem) : "memory");
+    return values;
+}
+
+}  // namespace cudatma
+
+namespace cudatma {
 
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
 constexpr u32 BLOCK_M = 128;     // of a CTA's tile
@@ -78,7 +180,6 @@ constexpr u32 FRAGMENT_STRIDE_M = 64;   // from the rows of one fragment to thos
 // A warp's accumulators: fragments of 16 x 8 values, four a lane.
 
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
-
 constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // of one wgmma
 
 // [PTX ISA, wgmma.mma_async] d += a b; d = a b, whatever d was, where `accumulates` is false. From wgmma_fence to wgmma_wait_group nothing else
@@ -156,12 +257,6 @@ __device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, 
 
 typedef u16 Out;   // bits of an element of the result
 
-// Divides 0 .. 2^31 - 1 by a number that the host knows, with a multiplication; a division takes some 25 instructions.
-struct Divisor {
-    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
-};
-
-__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
 struct Problem {
     u32 m;                          // rows of the result
@@ -184,21 +279,6 @@ struct Problem {
     u64 a_batch;                    // elements from one matrix of A to the next
     u64 b_batch;                    // elements from one matrix of B to the next
 };
-
-// ---- Between float16 and fp32: two values in a register -------------------------------------------------------------
-__device__ __forceinline__ u32 to_pair(float low, float high) {
-    u32 d;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-    return d;
-}
-
-// Before this call a kernel touches no global memory: the kernel before it in the stream may still run. The next kernel may begin only
-// after the wait: what it reads before its own wait (weights, for one) was then written by kernels that have ended, if not by this one.
-__device__ __forceinline__ void wait_for_previous_grid() {
-    griddepcontrol_wait();
-    griddepcontrol_launch_dependents();
-}
-
 // Rows and columns of C from which on a tile lies, or a part of it; the matrix of the batch.
 struct Place {
     u32 row0, column0, batch;
@@ -217,16 +297,7 @@ struct Result {
     Out* output;
 };
 
-// 16 bytes of one row, from shared memory ...
-__device__ __forceinline__ uint4 load_vector(u32 smem) {
-    uint4 values;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
-                 : "r"(smem) : "memory");
-    return values;
-}
-
-// ... to the result.
+// Store 16 bytes of a row of the result.
 template <typename Element>
 __device__ __forceinline__ void store_vector(const Problem& problem, Element* output, uint4 values, u32 row, u32 column) {
     constexpr u32 COLUMNS = 16 / sizeof(Element);

@@ -1,11 +1,11 @@
 // cudatma: kernels/gemm_v5.cu.j2 for sm_90a
 // spec: GemmConfig
 //   version = 'v5'
-//   dtype = 'float16'
-//   layout = 'RR'
-//   block_m = 128
-//   block_n = 256
-//   block_k = 64
+//   dtype = 'float8_e4m3fn'
+//   layout = 'RC'
+//   block_m = 256
+//   block_n = 128
+//   block_k = 128
 //   stages = 3
 //   warpgroups = 2
 //   cluster_m = 2
@@ -14,95 +14,399 @@
 //   blocks_per_sm = 1
 //   out_dtype = ''
 //   epilogue = 'none'
-//   block_scales = False
-//   scales_by_tma = False
-// 8 warps consume, 4 produce; a CTA takes 180272 B.
+//   block_scales = True
+//   scales_by_tma = True
+// 8 warps consume, 4 produce; a CTA takes 216112 B.
 // One stage holds
-//    16384 B  a 128 x 64 float16, K-major, 128B swizzle
-//    32768 B  b 64 x 256 float16, N-major, 128B swizzle
+//    32768 B  a 256 x 128 float8_e4m3fn, K-major, 128B swizzle
+//    16384 B  b 128 x 128 float8_e4m3fn, K-major, 128B swizzle
+//     1024 B  scales of 256 rows of a, float32
 // Shared memory, by offset
-//        0  a, 49152 B
-//    49152  b, 98304 B
-//   147456  staging, 32768 B
-//   180224  full_barriers, 24 B
-//   180248  empty_barriers, 24 B
+//        0  a, 98304 B
+//    98304  b, 49152 B
+//   147456  a_scale, 3072 B
+//   150528  staging, 65536 B
+//   216064  full_barriers, 24 B
+//   216088  empty_barriers, 24 B
 
-// [PTX ISA, Special Registers, %cluster_ctarank] This CTA's rank in its cluster.
+namespace cudatma {
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
+// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
+struct alignas(64) TensorMap {
+    u8 bytes[128];
+};
+
+// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer, which the other primitives take.
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas reads the register again rather than keep the value.
+__device__ __forceinline__ u32 laneid() {
+    u32 lane;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
+// [PTX ISA, elect.sync] Return true in exactly one lane. All 32 lanes of the warp call it.
+__device__ __forceinline__ bool elect_sync() {
+    u32 elected;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "elect.sync _|p, 0xffffffff;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(elected));
+    return elected != 0;
+}
+
+// [PTX ISA, bar] Wait at named barrier `id` (1..15; 0 is __syncthreads) until `threads` threads, whole warps, have arrived.
+__device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
+    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible.
+// Return at once unless this is a programmatic dependent launch.
+__device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this or exited.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+
+// [PTX ISA, setmaxnreg] Raise the registers per thread of this warpgroup to Registers (24..256, a multiple of 8). Wait until
+// the CTA's pool has them.
+template <u32 Registers>
+__device__ __forceinline__ void setmaxnreg_inc() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
+}
+
+// [PTX ISA, setmaxnreg] Lower the registers per thread of this warpgroup to Registers; the rest returns to the CTA's pool.
+template <u32 Registers>
+__device__ __forceinline__ void setmaxnreg_dec() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
+}
+
+// [PTX ISA, membar / fence, .proxy.async] Order this thread's ordinary accesses to shared memory before later accesses of the
+// async proxy: TMA stores, wgmma operands, and TMA loads into a slot that ordinary stores wrote.
+__device__ __forceinline__ void fence_proxy_async_shared_cta() {
+    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8): each phase needs `count`
+// arrivals. Other threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+__device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
+}
+
+// [PTX ISA, mbarrier.arrive] Make the current phase wait for `bytes` more bytes, and arrive once.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
+}
+
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed. The thread may be suspended for a while
+// first, for up to `ns` nanoseconds. On a fresh barrier, parity 1 counts as completed and parity 0 does not.
+__device__ __forceinline__ bool mbarrier_try_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
+    u32 done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2, %3;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(bar), "r"(parity), "r"(ns)
+        : "memory");
+    return done != 0;
+}
+
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed, and sleep for up to `ns` nanoseconds at a time. Acquire semantics: afterwards this thread
+// sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+__device__ __forceinline__ void mbarrier_wait_parity_hint(u32 bar, u32 parity, u32 ns) {
+    while (!mbarrier_try_wait_parity_hint(bar, parity, ns)) {
+    }
+}
+
+// [PTX ISA, membar / fence] Make this thread's mbarrier.init visible to the async proxy and the cluster.
+__device__ __forceinline__ void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+
+// [PTX ISA, Special Registers, %cluster_ctarank] Return this CTA's rank in its cluster.
 __device__ __forceinline__ u32 cluster_ctarank() {
     u32 rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
 
-// [PTX ISA, barrier.cluster] Waits, with acquire order, until all threads of the cluster have arrived.
+// [PTX ISA, mapa] Return the shared::cluster address of shared address `addr` in the CTA of rank `rank`.
+__device__ __forceinline__ u32 mapa_shared_cluster(u32 addr, u32 rank) {
+    u32 remote;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(addr), "r"(rank));
+    return remote;
+}
+
+// [PTX ISA, mbarrier.arrive] Arrive once at a barrier of any CTA of the cluster; `bar` is from mapa_shared_cluster. PTX's default
+// semantics, a release within this CTA, suffice to release a slot that was only read.
+__device__ __forceinline__ void mbarrier_arrive_shared_cluster(u32 bar) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(bar) : "memory");
+}
+
+// [PTX ISA, barrier.cluster] Arrive at the cluster's barrier, with release semantics. All threads of the cluster call it.
+__device__ __forceinline__ void barrier_cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
+}
+
+// [PTX ISA, barrier.cluster] Wait, with acquire semantics, until all threads of the cluster have arrived.
 __device__ __forceinline__ void barrier_cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
 
-// [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Where an operand lies in shared memory. For rows of K under
-// a swizzle: stride_bytes from 8 rows to the next 8, leading_bytes unused. swizzle: 0 none, 1 128B, 2 64B, 3 32B: the numbers run
-// the other way than a tensor map's. A later k16 step of the same rows is 32 bytes further: 2 in the descriptor's low bits.
-// For rows of M or N (a transposed operand): stride_bytes from 8 of K to the next 8, leading_bytes from 64 of M or N to the next.
+// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at (c0, c1, ..), counted in elements, c0 innermost, to shared address `dst`
+// (aligned to 128 bytes, to 1024 under the 128-byte swizzle). One thread calls it. Elements outside of the tensor are filled.
+// `bar` counts the bytes of the whole box.
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+// Into every CTA of the cluster whose bit is set in `mask`, at the same offset. In each of them the barrier at the offset of `bar` counts
+// the bytes, and must expect them before.
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_load_multicast(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u16 mask) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%4, %5, %6}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+// [PTX ISA, cp.async.bulk.tensor] Store the box at shared address `src` to `map` at (c0, c1, ..), none of them negative, as a part of
+// this thread's current bulk group. The innermost dimension is clipped at 16 bytes, not at the element: keep dim[0] a multiple of
+// 16 bytes. The threads that wrote `src` call fence_proxy_async_shared_cta() before the barrier that precedes this call.
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_store(
+    const TensorMap* map, u32 src, int c0, int c1, int c2) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group"
+        " [%0, {%2, %3, %4}], [%1];"
+        :
+        : "l"(map), "r"(src), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+// [PTX ISA, cp.async.bulk.commit_group] Make one group of this thread's bulk stores and reductions since the last commit.
+__device__ __forceinline__ void cp_async_bulk_commit_group() {
+    asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+}
+
+// [PTX ISA, cp.async.bulk.wait_group] Wait until at most Pending of this thread's groups have not written global memory. A group
+// belongs to the thread that issued it.
+template <u32 Pending>
+__device__ __forceinline__ void cp_async_bulk_wait_group() {
+    asm volatile("cp.async.bulk.wait_group %0;" : : "n"(Pending) : "memory");
+}
+
+// [PTX ISA, cp.async.bulk.wait_group.read] Wait until at most Pending of this thread's groups have not read shared memory, which
+// may then be reused.
+template <u32 Pending>
+__device__ __forceinline__ void cp_async_bulk_wait_group_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(Pending) : "memory");
+}
+
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers: lanes 8 i .. 8 i + 7 hold the shared addresses
+// (aligned to 16) of the rows of matrix i; lane l has in r[i] elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4.
+// _trans transposes them.
+__device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+// [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
+// swizzle: 0 none, 1 128B, 2 64B, 3 32B; a tensor map numbers them the other way round.
+// K-major rows under a swizzle: stride_bytes leads from 8 rows to the next 8; leading_bytes is not used. The next k16 step is 32
+// bytes further, which adds 2 to the descriptor.
+// M-major or N-major rows (a transposed operand): stride_bytes leads from 8 of K to the next 8, leading_bytes from 64 of M or N to
+// the next 64.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
     return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
 }
 
-// [PTX ISA, wgmma.wait_group] Waits until at most the Newest (0..7) latest groups are in flight.
+// [PTX ISA, wgmma.fence] Order the warpgroup's earlier register writes before the wgmmas that follow.
+__device__ __forceinline__ void wgmma_fence() {
+    asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+}
+
+// [PTX ISA, wgmma.commit_group] Make one group of the wgmmas since the last commit.
+__device__ __forceinline__ void wgmma_commit_group() {
+    asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
+}
+
+// [PTX ISA, wgmma.wait_group] Wait until at most Newest (0..7) groups are in flight.
 template <u32 Newest>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
-// Returns at once unless the launch was a programmatic dependent one.
-__device__ __forceinline__ void griddepcontrol_wait() {
-    asm volatile("griddepcontrol.wait;" : : : "memory");
-}
+// A ring of Stages slots in shared memory, filled by a producer and read by consumers.
+//
+// Each slot has two mbarriers. `full` completes a phase when the producer's arrivals and bytes have come; consumers wait for it.
+// `empty` completes a phase when the consumers have arrived; the producer waits for it before it fills the slot again. Each thread
+// keeps its position, `stage` and `phase`, in registers. Producer and consumers both start at (0, 0) and advance() once a slot:
+//
+//     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
+//     consumer   wait()      read the slot      release()                     advance()
+//
+// The expected bytes are exactly those that the loads deliver: with one byte more wait() never returns, with one less it may return
+// before the data. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the
+// slot. The forms with a slot number act on that slot in the current lap and leave `stage` alone.
+template <u32 Stages>
+struct TmaPipeline {
+    static constexpr u32 barrier_bytes = 16 * Stages;  // of shared memory at base_address, which is aligned to 8
 
-// [PTX ISA, griddepcontrol] The next kernel may start once all CTAs have said so or ended.
-__device__ __forceinline__ void griddepcontrol_launch_dependents() {
-    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
-}
+    u32 base;   // full[0..Stages), then empty[0..Stages); 8 bytes each
+    u32 stage;  // the slot at which this thread is
+    u32 phase;  // parity of the current lap; toggles when `stage` wraps
 
-// [PTX ISA, setmaxnreg] A whole warpgroup raises its registers a thread to Registers (24..256, a multiple of 8); waits
-// until the CTA's pool has them.
-template <u32 Registers>
-__device__ __forceinline__ void setmaxnreg_inc() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(Registers));
-}
+    // Start at slot 0 of the ring at base_address, and leave its barriers alone.
+    __device__ __forceinline__ void attach(u32 base_address) {
+        base = base_address;
+        stage = 0;
+        phase = 0;
+    }
 
-// [PTX ISA, setmaxnreg] A whole warpgroup gives registers back to the CTA's pool.
-template <u32 Registers>
-__device__ __forceinline__ void setmaxnreg_dec() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(Registers));
-}
+    // Initialize the barriers. One thread calls it after attach(), and may use the ring at once; the others may after a barrier that
+    // they share with this thread, of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that complete a
+    // slot. consumer_arrivals: calls of release*() that free it; in a cluster, those of all its CTAs.
+    __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
+        for (u32 slot = 0; slot < Stages; ++slot) {
+            mbarrier_init(get_barrier(slot), producer_arrivals);
+            mbarrier_init(empty_barrier(slot), consumer_arrivals);
+        }
+        fence_mbarrier_init();   // the async proxy and the cluster see initialized barriers
+    }
 
-    // Producer: waits for the consumers to release the slot. The first lap finds every slot empty: on a fresh barrier
-    // the phase of parity 1 counts as ended.
+    // Return the barrier that counts the bytes of a slot's loads.
+    __device__ __forceinline__ u32 get_barrier(u32 slot) const { return base + 8 * slot; }
+    __device__ __forceinline__ u32 get_barrier() const { return get_barrier(stage); }
+
+    // Return the barrier at which the consumers of a slot arrive.
+    __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
+    __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
+
+    // Producer: wait until the consumers have released the slot. The first lap finds every slot empty: on a fresh barrier the phase
+    // of parity 1 counts as completed.
     __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity_hint(empty_barrier(slot), phase ^ 1, 10000000); }
     __device__ __forceinline__ void acquire() const { acquire(stage); }
 
-    // Consumer: waits for the slot to be full.
+    // Producer: arrive once, and let the slot be full when `bytes` more bytes have come. Call it before the loads.
+    __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
+    __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
+
+    // Consumer: wait until the slot is full.
     __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity_hint(get_barrier(slot), phase, 10000000); }
     __device__ __forceinline__ void wait() const { wait(stage); }
 
+    // Consumer: release_used_by_warp() in a cluster whose CTAs all fill the slot by multicast. Lane r arrives at the barrier of CTA r.
+    template <u32 ClusterSize>
+    __device__ __forceinline__ void release_used_to_cluster(u32 slot, u32 lane) const {
+        __syncwarp();
+        if (lane < ClusterSize) mbarrier_arrive_shared_cluster(mapa_shared_cluster(empty_barrier(slot), lane));
+    }
+
+    // Go to the next slot; the parity toggles when the ring wraps.
+    __device__ __forceinline__ void advance() {
+        if (++stage == Stages) {
+            stage = 0;
+            next_lap();
+        }
+    }
+
+    // Toggle the parity, for callers that number the slots themselves.
+    __device__ __forceinline__ void next_lap() { phase ^= 1; }
+};
+
+// Call bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: for a number that it does not
+// know, ptxas reserves all 16 barriers.
+template <u32 First, u32 Count>
+__device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
+    if constexpr (Count == 1) {
+        bar_sync(First, threads);
+    } else if (index == 0) {
+        bar_sync(First, threads);
+    } else {
+        bar_sync_one_of<First + 1, Count - 1>(index - 1, threads);
+    }
+}
+
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel touches no global memory before this call.
+// The next kernel starts after this wait: whatever it reads before its own wait (weights, for example) was written by kernels that
+// have completed, or by this one.
+__device__ __forceinline__ void wait_for_previous_grid() {
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
+}
+
+// Divides 0 .. 2^31 - 1 by a number that the host knows, with one multiplication; an integer division takes about 25 instructions.
+struct Divisor {
+    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+};
+
+__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
+
+// ---- Between fp32 and the operands' 16-bit type, two values in a register ------------------------------------------------
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+// [PTX ISA, ld] Load 16 bytes of shared memory.
+__device__ __forceinline__ uint4 load_vector(u32 smem) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
+                 : "r"(smem) : "memory");
+    return values;
+}
+
+}  // namespace cudatma
+
+namespace cudatma {
+
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 BLOCK_M = 128;     // of a CTA's tile
-constexpr u32 BLOCK_N = 256;
-constexpr u32 BLOCK_K = 64;      // of one stage
+constexpr u32 BLOCK_M = 256;     // of a CTA's tile
+constexpr u32 BLOCK_N = 128;
+constexpr u32 BLOCK_K = 128;      // of one stage
 constexpr u32 STAGES = 3;
 constexpr u32 THREADS = 384;
 constexpr u32 CONSUMER_WARPS = 8;
-constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = false;   // else M-major, N-major
+constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = true;   // else M-major, N-major
 
 // ---- Shared memory: STAGES slots of each operand; offsets from a 1024-byte aligned base --------------------------------
-constexpr u32 ELEMENT_BYTES = 2;   // of A and B
+constexpr u32 ELEMENT_BYTES = 1;   // of A and B
 constexpr u32 A = 0;
-constexpr u32 B = 49152;
+constexpr u32 B = 98304;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // of the 128-byte swizzle, and its elements
 constexpr u32 MN_BOX_BYTES = BLOCK_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
-constexpr u32 B_SLOT_N = 256;   // columns of B in a slot: of an N-major one whole boxes
+constexpr u32 B_SLOT_N = 128;   // columns of B in a slot: of an N-major one whole boxes
 constexpr u32 A_STAGE_BYTES = BLOCK_M * BLOCK_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * BLOCK_K * ELEMENT_BYTES;
 constexpr u32 WARPGROUPS = 2;    // along M
 constexpr u32 WARPGROUP_M = BLOCK_M / WARPGROUPS;   // in wgmmas of 64 rows
@@ -115,35 +419,26 @@ constexpr u32 FRAGMENT_STRIDE_M = 64;   // from the rows of one fragment to thos
 // A warp's accumulators: fragments of 16 x 8 values, four a lane.
 
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
-
 constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // of one wgmma
 
 // [PTX ISA, wgmma.mma_async] d += a b; d = a b, whatever d was, where `accumulates` is false. From wgmma_fence to wgmma_wait_group nothing else
 // may touch d.
-__device__ __forceinline__ void wgmma_m64n256k16_f32_f16_ss_nt(float (&d)[32][4], u64 a, u64 b, bool accumulates = true) {
+__device__ __forceinline__ void wgmma_m64n128k32_f32_e4m3_ss(float (&d)[16][4], u64 a, u64 b, bool accumulates = true) {
     asm volatile(
         "{\n"
         ".reg .pred p;\n"
-        "setp.ne.b32 p, %130, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
+        "setp.ne.b32 p, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-        "}, %128, %129, p, 1, 1, 0, 1;\n"
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, %64, %65, p, 1, 1;\n"
         "}"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
           "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
           "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]), "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
-          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3]),
-          "+f"(d[16][0]), "+f"(d[16][1]), "+f"(d[16][2]), "+f"(d[16][3]), "+f"(d[17][0]), "+f"(d[17][1]), "+f"(d[17][2]), "+f"(d[17][3]), "+f"(d[18][0]), "+f"(d[18][1]), "+f"(d[18][2]), "+f"(d[18][3]), "+f"(d[19][0]), "+f"(d[19][1]), "+f"(d[19][2]), "+f"(d[19][3]),
-          "+f"(d[20][0]), "+f"(d[20][1]), "+f"(d[20][2]), "+f"(d[20][3]), "+f"(d[21][0]), "+f"(d[21][1]), "+f"(d[21][2]), "+f"(d[21][3]), "+f"(d[22][0]), "+f"(d[22][1]), "+f"(d[22][2]), "+f"(d[22][3]), "+f"(d[23][0]), "+f"(d[23][1]), "+f"(d[23][2]), "+f"(d[23][3]),
-          "+f"(d[24][0]), "+f"(d[24][1]), "+f"(d[24][2]), "+f"(d[24][3]), "+f"(d[25][0]), "+f"(d[25][1]), "+f"(d[25][2]), "+f"(d[25][3]), "+f"(d[26][0]), "+f"(d[26][1]), "+f"(d[26][2]), "+f"(d[26][3]), "+f"(d[27][0]), "+f"(d[27][1]), "+f"(d[27][2]), "+f"(d[27][3]),
-          "+f"(d[28][0]), "+f"(d[28][1]), "+f"(d[28][2]), "+f"(d[28][3]), "+f"(d[29][0]), "+f"(d[29][1]), "+f"(d[29][2]), "+f"(d[29][3]), "+f"(d[30][0]), "+f"(d[30][1]), "+f"(d[30][2]), "+f"(d[30][3]), "+f"(d[31][0]), "+f"(d[31][1]), "+f"(d[31][2]), "+f"(d[31][3])
+          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
         : "l"(a), "l"(b), "r"((u32)accumulates)
         : "memory");
 }
@@ -176,29 +471,10 @@ __device__ __forceinline__ u64 b_descriptor(u32 smem, u32 slot) {
     return advanced(operand_descriptor<B_IS_K_MAJOR>(smem + B), slot * B_STAGE_BYTES);
 }
 
-// The products of a slot, as one commit group. accumulates: they are added to the sums; else they take their place.
-__device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, u32 warpgroup, bool accumulates) {
-    const u64 a = a_descriptor(smem, slot, warpgroup), b = b_descriptor(smem, slot);
-    wgmma_fence();
-#pragma unroll
-    for (u32 k = 0; k < BLOCK_K; k += MMA_K)
-#pragma unroll
-        for (u32 m = 0; m < FRAGMENTS_16; ++m)
-            wgmma_m64n256k16_f32_f16_ss_nt(acc[m], advanced(a, operand_offset<A_IS_K_MAJOR, BLOCK_M>(64 * m, k)),
-                          advanced(b, operand_offset<B_IS_K_MAJOR, BLOCK_N>(0, k)), k > 0 || accumulates);
-    wgmma_commit_group();
-}
-
 // ---- Results ----------------------------------------------------------------------------------------------------------
 
 typedef u16 Out;   // bits of an element of the result
 
-// Divides 0 .. 2^31 - 1 by a number that the host knows, with a multiplication; a division takes some 25 instructions.
-struct Divisor {
-    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
-};
-
-__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
 struct Problem {
     u32 m;                          // rows of the result
@@ -220,22 +496,10 @@ struct Problem {
     Divisor by_matrix_tiles_m;      // divides by matrix_tiles_m
     u64 output_pitch;               // elements from one row to the next
     u64 output_batch;               // elements from one matrix of the result to the next
+    u64 b_scale_column;             // elements from the scale of one column, or block of them, to the next; 0: one for all
+    u64 b_scale_k;                  // the same of B
+    u64 b_scale_batch;              // the same of B
 };
-
-// ---- Between float16 and fp32: two values in a register -------------------------------------------------------------
-__device__ __forceinline__ u32 to_pair(float low, float high) {
-    u32 d;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-    return d;
-}
-
-// Before this call a kernel touches no global memory: the kernel before it in the stream may still run. The next kernel may begin only
-// after the wait: what it reads before its own wait (weights, for one) was then written by kernels that have ended, if not by this one.
-__device__ __forceinline__ void wait_for_previous_grid() {
-    griddepcontrol_wait();
-    griddepcontrol_launch_dependents();
-}
-
 // Rows and columns of C from which on a tile lies, or a part of it; the matrix of the batch.
 struct Place {
     u32 row0, column0, batch;
@@ -252,18 +516,10 @@ __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, 
 // Where the results go, and what is applied to them.
 struct Result {
     Out* output;
+    const float* b_scale;
 };
 
-// 16 bytes of one row, from shared memory ...
-__device__ __forceinline__ uint4 load_vector(u32 smem) {
-    uint4 values;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
-                 : "r"(smem) : "memory");
-    return values;
-}
-
-// ... to the result.
+// Store 16 bytes of a row of the result.
 template <typename Element>
 __device__ __forceinline__ void store_vector(const Problem& problem, Element* output, uint4 values, u32 row, u32 column) {
     constexpr u32 COLUMNS = 16 / sizeof(Element);
@@ -281,7 +537,7 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
         }
     }
 }
-constexpr u32 STAGING = 147456;
+constexpr u32 STAGING = 150528;
 constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // a warp's 16 rows
 constexpr u32 STAGED_N = 64;                  // columns that it stages at a time
 
@@ -320,7 +576,7 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
             }
         }
 }
-constexpr u32 RING_BARRIERS = 180224;
+constexpr u32 RING_BARRIERS = 216064;
 using Ring = TmaPipeline<STAGES>;
 
 // ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
@@ -353,26 +609,21 @@ __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem)
 
 // Of what is loaded.
 struct Maps {
-    const TensorMap *a, *b;
+    const TensorMap *a, *b, *a_scale;
 };
 
+// Scales of A's rows in a block of K.
+constexpr u32 A_SCALE = 147456, A_SCALE_STAGE_BYTES = 1024;
+
+__device__ __forceinline__ void load_scales(const Ring& ring, u32 smem, const TensorMap* map, u32 k, const Place& place) {
+    cp_async_bulk_tensor_3d_load(smem + A_SCALE + ring.stage * A_SCALE_STAGE_BYTES, map, ring.get_barrier(), place.row0, k, place.batch);
+}
+
 // ---- Stores ------------------------------------------------------------------------------------------------------------
-constexpr u32 STAGING_BUFFERS = 2;   // of a warpgroup, each of 64 rows x 128 bytes
+constexpr u32 STAGING_BUFFERS = 4;   // of a warpgroup, each of 64 rows x 128 bytes
 constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;
 constexpr u32 STORE_BARRIER = 3;   // the first warpgroup's named barrier; those of the others follow
 
-// bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: ptxas sets all 16 barriers
-// aside for a number that it does not know.
-template <u32 First, u32 Count>
-__device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
-    if constexpr (Count == 1) {
-        bar_sync(First, threads);
-    } else if (index == 0) {
-        bar_sync(First, threads);
-    } else {
-        bar_sync_one_of<First + 1, Count - 1>(index - 1, threads);
-    }
-}
 __device__ __forceinline__ void store_sync(u32 warpgroup) { bar_sync_one_of<STORE_BARRIER, CONSUMER_WARPS / 4>(warpgroup, 128); }
 
 // A warpgroup stages columns of its rows in the 128-byte swizzle, and one of its threads has TMA store them while the next tile is computed,
@@ -389,27 +640,27 @@ __device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const
         return;
     }
     const bool issues = warp == 0 && lane == 0;
+    if (issues) cp_async_bulk_wait_group_read<0>();   // the tile before has been read
+    store_sync(warpgroup);   // with the thread that has waited
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_16; ++m)
 #pragma unroll
         for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
-            const u32 buffer = buffers + stores % STAGING_BUFFERS * BUFFER_BYTES;
-            if (issues) cp_async_bulk_wait_group_read<STAGING_BUFFERS - 1>();   // the last store from this buffer has read it
-            store_sync(warpgroup);   // with the thread that has waited
-            stage_fragments(acc[m], buffer + 16 * warp * SPAN_BYTES, n, lane);
-            fence_proxy_async_shared_cta();
-            store_sync(warpgroup);   // all rows are staged, and visible to TMA
-            if (issues) {
-                cp_async_bulk_tensor_3d_store(map, buffer, place.column0 + 8 * n, place.row0 + FRAGMENT_STRIDE_M * m, place.batch);
-                cp_async_bulk_commit_group();
-            }
-            ++stores;
+            const u32 row = FRAGMENT_STRIDE_M * m + 16 * warp;
+            stage_fragments(acc[m], buffers + (8 * n / STAGED_N * WARPGROUP_M + row) * SPAN_BYTES, n, lane);
         }
+    fence_proxy_async_shared_cta();
+    store_sync(warpgroup);   // all rows are staged, and visible to TMA
+    if (!issues) return;
+#pragma unroll
+    for (u32 n = 0; n < BLOCK_N; n += STAGED_N)
+        cp_async_bulk_tensor_3d_store(map, buffers + n / STAGED_N * WARPGROUP_M * SPAN_BYTES, place.column0 + n, place.row0, place.batch);
+    cp_async_bulk_commit_group();
 }
 
 // ---- Clusters -----------------------------------------------------------------------------------------------------------
 constexpr u32 CLUSTER = 2;   // CTAs, which share the larger one of the operands' tiles
-constexpr bool A_IS_SHARED = false;
+constexpr bool A_IS_SHARED = true;
 constexpr u32 CLUSTER_M = A_IS_SHARED ? 1 : CLUSTER, CLUSTER_N = A_IS_SHARED ? CLUSTER : 1;   // along M or along N
 constexpr u16 CLUSTER_MASK = (1 << CLUSTER) - 1;
 
@@ -437,6 +688,7 @@ __device__ __forceinline__ void load_shared_stage(const Problem& problem, const 
                                                   u32 rank) {
     const u32 a = smem + A + ring.stage * A_STAGE_BYTES, b = smem + B + ring.stage * B_STAGE_BYTES;
     ring.expect_tx(problem.stage_bytes);
+    load_scales(ring, smem, maps.a_scale, k, place);
     if constexpr (A_IS_SHARED) {
         load_part<A_IS_K_MAJOR, BLOCK_M>(a, maps.a, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch, rank);
         load_box<B_IS_K_MAJOR, BLOCK_N>(b, maps.b, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
@@ -504,22 +756,76 @@ __device__ __forceinline__ void release_slot(Ring& ring, u32 slot, u32 lane) {
     ring.release_used_to_cluster<CLUSTER>(slot, lane);
 }
 
-// The products of the next slots, of so many stages, at least one. Those of the first slot take the place of the sums, which need not be
-// initialized. The products of a slot are in flight while the next one is waited for; the slot is released when they are complete. Returns the
-// last slot, whose products are still in flight.
-__device__ __forceinline__ u32 multiply_stages(Accumulators& acc, Ring& ring, u32 stages, u32 smem, u32 warpgroup, u32 lane) {
-    ring.wait();
-    multiply(acc, smem, ring.stage, warpgroup, false);
-    u32 previous = ring.stage;
-    ring.advance();
-    for (u32 k = 1; k < stages; ++k, ring.advance()) {
-        ring.wait();
-        multiply(acc, smem, ring.stage, warpgroup, true);
-        wgmma_wait_group<1>();
-        release_slot(ring, previous, lane);
-        previous = ring.stage;
+__device__ __forceinline__ void clear(Accumulators& acc) {
+#pragma unroll
+    for (u32 c = 0; c < FRAGMENTS_16; ++c)
+#pragma unroll
+        for (u32 r = 0; r < FRAGMENTS_8; ++r)
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
+}
+
+// [PTX ISA, ld] A scalar of shared memory.
+__device__ __forceinline__ float load_shared_f32(u32 smem) {
+    float value;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(smem) : "memory");
+    return value;
+}
+
+// The scales of the tile's columns in the blocks of K from `first` on, one block a lane.
+__device__ __forceinline__ float column_scales(const Problem& problem, const Result& result, const Place& place, u32 first, u32 lane) {
+    const u32 k = min(first + lane, problem.k_iterations - 1), column = min(place.column0, problem.n - 1) / 128;
+    return __ldg(result.b_scale + place.batch * problem.b_scale_batch + k * problem.b_scale_k + column * problem.b_scale_column);
+}
+
+// Those of the queue's next tile, from block 0 on; 0: there is none.
+template <u32 ClusterM, u32 ClusterN>
+__device__ __forceinline__ float next_columns(WorkQueue queue, const Problem& problem, const Result& result, u32 rank, u32 lane) {
+    WorkUnit unit;
+    if (!queue.next(problem, unit)) return 0;
+    u32 tile_m, tile_n;
+    tile_position(problem, unit.tile, tile_m, tile_n);
+    return column_scales(problem, result, tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank), 0, lane);
+}
+
+// A stage is a block of K with scales of its own: its products are summed apart, scaled, and added in fp32. The slot holds the scales of A's
+// rows, which are read before the products are complete, long before the slot is released. While a warpgroup scales its sums the other one
+// multiplies: little stands between its products. Unrolled, an iteration looks for the next slot, and computes its descriptors, while it scales.
+// columns: column_scales() from 0 on.
+__device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const Problem& problem, const Result& result,
+                                           const Place& place, u32 smem, float columns, u32 warpgroup, u32 warp, u32 lane) {
+    clear(acc);
+    const u32 rows_scales = smem + A_SCALE + 4 * (warpgroup * WARPGROUP_M + 16 * warp + lane / 4);
+    float sums[FRAGMENTS_8][4] = {};
+    for (u32 first = 0; first < problem.k_iterations; first += 32) {
+        const float these = columns;
+        if (first + 32 < problem.k_iterations) columns = column_scales(problem, result, place, first + 32, lane);
+        const u32 blocks = min(32, problem.k_iterations - first);
+#pragma unroll 8
+        for (u32 i = 0; i < blocks; ++i, ring.advance()) {
+            const float column = __shfl_sync(0xffffffffu, these, i);
+            const u64 a = a_descriptor(smem, ring.stage, warpgroup), b = b_descriptor(smem, ring.stage);
+            ring.wait();
+#pragma unroll
+            for (u32 m = 0; m < FRAGMENTS_16; ++m) {
+                const u32 of_rows = rows_scales + ring.stage * A_SCALE_STAGE_BYTES + 4 * 64 * m;
+                const float scales[2] = {load_shared_f32(of_rows), load_shared_f32(of_rows + 4 * 8)};
+                const u64 rows = advanced(a, operand_offset<true, BLOCK_M>(64 * m, 0));
+                wgmma_fence();
+                wgmma_m64n128k32_f32_e4m3_ss(sums, rows, b, false);
+#pragma unroll
+                for (u32 j = MMA_K; j < BLOCK_K; j += MMA_K) wgmma_m64n128k32_f32_e4m3_ss(sums, advanced(rows, j), advanced(b, j));
+                wgmma_commit_group();
+                const float factors[2] = {scales[0] * column, scales[1] * column};
+                wgmma_wait_group<0>();
+                if (m + 1 == FRAGMENTS_16) release_slot(ring, ring.stage, lane);
+#pragma unroll
+                for (u32 n = 0; n < FRAGMENTS_8; ++n)
+#pragma unroll
+                    for (u32 j = 0; j < 4; ++j) acc[m][n][j] += factors[j / 2] * sums[n][j];
+            }
+        }
     }
-    return previous;
 }
 
 // One tile after the other. ClusterM, ClusterN: CTAs side by side; rank: of this one.
@@ -529,15 +835,15 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
     WorkQueue queue(problem, blockIdx.x / (ClusterM * ClusterN));
     WorkUnit unit;
     u32 stores = 0;
+    float columns = next_columns<ClusterM, ClusterN>(queue, problem, result, rank, lane);
     while (queue.next(problem, unit)) {
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
         Place place = tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank);
         place.row0 += warpgroup * WARPGROUP_M;
         Accumulators acc;
-        const u32 last = multiply_stages(acc, ring, problem.k_iterations, smem, warpgroup, lane);
-        wgmma_wait_group<0>();
-        release_slot(ring, last, lane);
+        add_blocks(acc, ring, problem, result, place, smem, columns, warpgroup, warp, lane);
+        columns = next_columns<ClusterM, ClusterN>(queue, problem, result, rank, lane);   // there when the tile is stored
         store_tile(acc, stores, problem, result, smem, output_map, place, warpgroup, warp, lane);
     }
     if (lane == 0) cp_async_bulk_wait_group<0>();   // shared memory must outlive TMA's reads of it
@@ -547,11 +853,13 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, u32 
 // C = A B, v5: CTAs of a cluster share a tile of B, side by side along M, or of A, along N: each loads a part of it for
 // all. Else as v4.
 extern "C" __global__ void __launch_bounds__(384, 1)
-gemm_v5_f16_rr_128x256x64_w2_s3_c2(
+gemm_v5_e4m3_rc_blocks_tma_256x128x128_w2_s3_c2(
     const __grid_constant__ cudatma::TensorMap a_map,
     const __grid_constant__ cudatma::TensorMap b_map,
     const __grid_constant__ cudatma::TensorMap output_map,
     cudatma::Out* output,
+    const __grid_constant__ cudatma::TensorMap a_scale_map,
+    const float* b_scale,
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
     extern __shared__ __align__(1024) u8 dynamic_shared[];
@@ -569,11 +877,11 @@ gemm_v5_f16_rr_128x256x64_w2_s3_c2(
     const u32 rank = cluster_ctarank();
     if (warp_index >= CONSUMER_WARPS) {
         setmaxnreg_dec<24>();
-        if (warp_index == CONSUMER_WARPS && elect_sync()) produce<CLUSTER_M, CLUSTER_N>(ring, problem, smem, Maps{&a_map, &b_map}, rank);
+        if (warp_index == CONSUMER_WARPS && elect_sync()) produce<CLUSTER_M, CLUSTER_N>(ring, problem, smem, Maps{&a_map, &b_map, &a_scale_map}, rank);
         __syncwarp();
     } else {
         setmaxnreg_inc<240>();
-        consume<CLUSTER_M, CLUSTER_N>(ring, problem, smem, &output_map, Result{output}, warp_index / 4, warp_index % 4, laneid(), rank);
+        consume<CLUSTER_M, CLUSTER_N>(ring, problem, smem, &output_map, Result{output, b_scale}, warp_index / 4, warp_index % 4, laneid(), rank);
     }
     // A CTA must not exit while another one may still send to its shared memory or arrive at its barriers.
     barrier_cluster_arrive();

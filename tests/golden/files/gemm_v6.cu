@@ -29,38 +29,322 @@
 //   229384  full_barriers, 24 B
 //   229408  empty_barriers, 24 B
 
-// [PTX ISA, Special Registers, %cluster_ctarank] This CTA's rank in its cluster.
+namespace cudatma {
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
+// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
+struct alignas(64) TensorMap {
+    u8 bytes[128];
+};
+
+// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer, which the other primitives take.
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas reads the register again rather than keep the value.
+__device__ __forceinline__ u32 laneid() {
+    u32 lane;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
+// [PTX ISA, elect.sync] Return true in exactly one lane. All 32 lanes of the warp call it.
+__device__ __forceinline__ bool elect_sync() {
+    u32 elected;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "elect.sync _|p, 0xffffffff;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(elected));
+    return elected != 0;
+}
+
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible.
+// Return at once unless this is a programmatic dependent launch.
+__device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// [PTX ISA, membar / fence, .proxy.async] Order this thread's ordinary accesses to shared memory before later accesses of the
+// async proxy: TMA stores, wgmma operands, and TMA loads into a slot that ordinary stores wrote.
+__device__ __forceinline__ void fence_proxy_async_shared_cta() {
+    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8): each phase needs `count`
+// arrivals. Other threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+__device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
+}
+
+// [PTX ISA, mbarrier.arrive] Arrive once, with release semantics: threads that wait see this thread's earlier writes.
+__device__ __forceinline__ void mbarrier_arrive(u32 bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
+}
+
+// [PTX ISA, mbarrier.arrive] Make the current phase wait for `bytes` more bytes, and arrive once.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
+}
+
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed. The thread may be suspended for a while
+// first. On a fresh barrier, parity 1 counts as completed and parity 0 does not.
+__device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(bar), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: afterwards this thread
+// sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+__device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
+    while (!mbarrier_try_wait_parity(bar, parity)) {
+    }
+}
+
+// [PTX ISA, membar / fence] Make this thread's mbarrier.init visible to the async proxy and the cluster.
+__device__ __forceinline__ void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+
+// [PTX ISA, Special Registers, %cluster_ctarank] Return this CTA's rank in its cluster.
 __device__ __forceinline__ u32 cluster_ctarank() {
     u32 rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
 
-// [PTX ISA, barrier.cluster] Waits, with acquire order, until all threads of the cluster have arrived.
+// [PTX ISA, mapa] Return the shared::cluster address of shared address `addr` in the CTA of rank `rank`.
+__device__ __forceinline__ u32 mapa_shared_cluster(u32 addr, u32 rank) {
+    u32 remote;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(addr), "r"(rank));
+    return remote;
+}
+
+// [PTX ISA, barrier.cluster] Arrive at the cluster's barrier without ordering memory accesses.
+__device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" : : : "memory");
+}
+
+// [PTX ISA, st.async] Store four values to `addr` in a CTA of the cluster. Its barrier `bar` counts 16 bytes when they have
+// arrived. Both addresses are from mapa_shared_cluster with the same rank, or this CTA's own. Without a cluster launch this is an
+// illegal instruction [H200]; __cluster_dims__(1, 1, 1) is enough.
+__device__ __forceinline__ void st_async_v4_f32(u32 addr, const float (&value)[4], u32 bar) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+                 :
+                 : "r"(addr), "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3]), "r"(bar)
+                 : "memory");
+}
+
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed, with acquire semantics in the cluster: this
+// thread sees what other CTAs sent by st.async.
+__device__ __forceinline__ void mbarrier_wait_parity_acquire_cluster(u32 bar, u32 parity) {
+    u32 done;
+    do {
+        asm volatile(
+            "{\n"
+            ".reg .pred p;\n"
+            "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n"
+            "}"
+            : "=r"(done)
+            : "r"(bar), "r"(parity)
+            : "memory");
+    } while (!done);
+}
+
+// [PTX ISA, barrier.cluster] Wait, with acquire semantics, until all threads of the cluster have arrived.
 __device__ __forceinline__ void barrier_cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
 }
 
-// [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Where an operand lies in shared memory. For rows of K under
-// a swizzle: stride_bytes from 8 rows to the next 8, leading_bytes unused. swizzle: 0 none, 1 128B, 2 64B, 3 32B: the numbers run
-// the other way than a tensor map's. A later k16 step of the same rows is 32 bytes further: 2 in the descriptor's low bits.
-// For rows of M or N (a transposed operand): stride_bytes from 8 of K to the next 8, leading_bytes from 64 of M or N to the next.
+// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at (c0, c1, ..), counted in elements, c0 innermost, to shared address `dst`
+// (aligned to 128 bytes, to 1024 under the 128-byte swizzle). One thread calls it. Elements outside of the tensor are filled.
+// `bar` counts the bytes of the whole box.
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2)
+        : "memory");
+}
+
+// [PTX ISA, prefetch] Prefetch the 128 bytes of a tensor map into the descriptor cache before the first load.
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers: lanes 8 i .. 8 i + 7 hold the shared addresses
+// (aligned to 16) of the rows of matrix i; lane l has in r[i] elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4.
+// _trans transposes them.
+__device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+// [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
+// swizzle: 0 none, 1 128B, 2 64B, 3 32B; a tensor map numbers them the other way round.
+// K-major rows under a swizzle: stride_bytes leads from 8 rows to the next 8; leading_bytes is not used. The next k16 step is 32
+// bytes further, which adds 2 to the descriptor.
+// M-major or N-major rows (a transposed operand): stride_bytes leads from 8 of K to the next 8, leading_bytes from 64 of M or N to
+// the next 64.
 __device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
     return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
            static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
 }
 
-// [PTX ISA, wgmma.wait_group] Waits until at most the Newest (0..7) latest groups are in flight.
+// [PTX ISA, wgmma.fence] Order the warpgroup's earlier register writes before the wgmmas that follow.
+__device__ __forceinline__ void wgmma_fence() {
+    asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+}
+
+// [PTX ISA, wgmma.commit_group] Make one group of the wgmmas since the last commit.
+__device__ __forceinline__ void wgmma_commit_group() {
+    asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
+}
+
+// [PTX ISA, wgmma.wait_group] Wait until at most Newest (0..7) groups are in flight.
 template <u32 Newest>
 __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
 }
 
-// [PTX ISA, griddepcontrol] Waits until the kernels before this one in the stream are finished and their writes visible.
-// Returns at once unless the launch was a programmatic dependent one.
-__device__ __forceinline__ void griddepcontrol_wait() {
-    asm volatile("griddepcontrol.wait;" : : : "memory");
+// A ring of Stages slots in shared memory, filled by a producer and read by consumers.
+//
+// Each slot has two mbarriers. `full` completes a phase when the producer's arrivals and bytes have come; consumers wait for it.
+// `empty` completes a phase when the consumers have arrived; the producer waits for it before it fills the slot again. Each thread
+// keeps its position, `stage` and `phase`, in registers. Producer and consumers both start at (0, 0) and advance() once a slot:
+//
+//     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
+//     consumer   wait()      read the slot      release()                     advance()
+//
+// The expected bytes are exactly those that the loads deliver: with one byte more wait() never returns, with one less it may return
+// before the data. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the
+// slot. The forms with a slot number act on that slot in the current lap and leave `stage` alone.
+template <u32 Stages>
+struct TmaPipeline {
+    static constexpr u32 barrier_bytes = 16 * Stages;  // of shared memory at base_address, which is aligned to 8
+
+    u32 base;   // full[0..Stages), then empty[0..Stages); 8 bytes each
+    u32 stage;  // the slot at which this thread is
+    u32 phase;  // parity of the current lap; toggles when `stage` wraps
+
+    // Start at slot 0 of the ring at base_address, and leave its barriers alone.
+    __device__ __forceinline__ void attach(u32 base_address) {
+        base = base_address;
+        stage = 0;
+        phase = 0;
+    }
+
+    // Initialize the barriers. One thread calls it after attach(), and may use the ring at once; the others may after a barrier that
+    // they share with this thread, of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that complete a
+    // slot. consumer_arrivals: calls of release*() that free it; in a cluster, those of all its CTAs.
+    __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
+        for (u32 slot = 0; slot < Stages; ++slot) {
+            mbarrier_init(get_barrier(slot), producer_arrivals);
+            mbarrier_init(empty_barrier(slot), consumer_arrivals);
+        }
+        fence_mbarrier_init();   // the async proxy and the cluster see initialized barriers
+    }
+
+    // Return the barrier that counts the bytes of a slot's loads.
+    __device__ __forceinline__ u32 get_barrier(u32 slot) const { return base + 8 * slot; }
+    __device__ __forceinline__ u32 get_barrier() const { return get_barrier(stage); }
+
+    // Return the barrier at which the consumers of a slot arrive.
+    __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
+    __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
+
+    // Producer: wait until the consumers have released the slot. The first lap finds every slot empty: on a fresh barrier the phase
+    // of parity 1 counts as completed.
+    __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
+    __device__ __forceinline__ void acquire() const { acquire(stage); }
+
+    // Producer: arrive once, and let the slot be full when `bytes` more bytes have come. Call it before the loads.
+    __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
+    __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
+
+    // Consumer: wait until the slot is full.
+    __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
+    __device__ __forceinline__ void wait() const { wait(stage); }
+
+    // Consumer: arrive once without a fence. Correct only if instructions issued before the call have used every value that was read
+    // from the slot; then no read can be in flight. A loop that releases each slot one iteration after it read it has that property.
+    __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
+
+    // Consumer: release_used() once for the warp, whose lanes all call it.
+    __device__ __forceinline__ void release_used_by_warp(u32 slot, u32 lane) const {
+        __syncwarp();
+        if (lane == 0) release_used(slot);
+    }
+
+    // Go to the next slot; the parity toggles when the ring wraps.
+    __device__ __forceinline__ void advance() {
+        if (++stage == Stages) {
+            stage = 0;
+            next_lap();
+        }
+    }
+
+    // Toggle the parity, for callers that number the slots themselves.
+    __device__ __forceinline__ void next_lap() { phase ^= 1; }
+};
+
+// Divides 0 .. 2^31 - 1 by a number that the host knows, with one multiplication; an integer division takes about 25 instructions.
+struct Divisor {
+    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+};
+
+__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
+
+// ---- Between fp32 and the operands' 16-bit type, two values in a register ------------------------------------------------
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
 }
+
+// [PTX ISA, ld] Load 16 bytes of shared memory.
+__device__ __forceinline__ uint4 load_vector(u32 smem) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
+                 : "r"(smem) : "memory");
+    return values;
+}
+
+// [PTX ISA, ld] Add four sums of a fragment from shared memory.
+__device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
+    float other[4];
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(other[0]), "=f"(other[1]), "=f"(other[2]), "=f"(other[3]) : "r"(smem) : "memory");
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
+}
+
+}  // namespace cudatma
+
+namespace cudatma {
 
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
 constexpr u32 BLOCK_M = 128;     // of a CTA's tile
@@ -90,7 +374,6 @@ constexpr u32 FRAGMENT_STRIDE_M = 64;   // from the rows of one fragment to thos
 // A warp's accumulators: fragments of 16 x 8 values, four a lane.
 
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
-
 constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // of one wgmma
 
 // [PTX ISA, wgmma.mma_async] d += a b; d = a b, whatever d was, where `accumulates` is false. From wgmma_fence to wgmma_wait_group nothing else
@@ -168,12 +451,6 @@ __device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, 
 
 typedef u16 Out;   // bits of an element of the result
 
-// Divides 0 .. 2^31 - 1 by a number that the host knows, with a multiplication; a division takes some 25 instructions.
-struct Divisor {
-    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
-};
-
-__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
 struct Problem {
     u32 m;                          // rows of the result
@@ -193,14 +470,6 @@ struct Problem {
     u64 output_pitch;               // elements from one row to the next
     u64 output_batch;               // elements from one matrix of the result to the next
 };
-
-// ---- Between float16 and fp32: two values in a register -------------------------------------------------------------
-__device__ __forceinline__ u32 to_pair(float low, float high) {
-    u32 d;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-    return d;
-}
-
 // Rows and columns of C from which on a tile lies, or a part of it; the matrix of the batch.
 struct Place {
     u32 row0, column0, batch;
@@ -219,16 +488,7 @@ struct Result {
     Out* output;
 };
 
-// 16 bytes of one row, from shared memory ...
-__device__ __forceinline__ uint4 load_vector(u32 smem) {
-    uint4 values;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
-                 : "r"(smem) : "memory");
-    return values;
-}
-
-// ... to the result.
+// Store 16 bytes of a row of the result.
 template <typename Element>
 __device__ __forceinline__ void store_vector(const Problem& problem, Element* output, uint4 values, u32 row, u32 column) {
     constexpr u32 COLUMNS = 16 / sizeof(Element);
@@ -321,18 +581,18 @@ struct Maps {
     const TensorMap *a, *b;
 };
 
-// By the thread that loads, before it waits for the previous grid: parameters may be read while that still runs.
-__device__ __forceinline__ void prefetch_maps(const Maps& maps) {
-    if (threadIdx.x != 32 * CONSUMER_WARPS) return;
-    prefetch_tensormap(maps.a);
-    prefetch_tensormap(maps.b);
-}
-
 // One thread fills the ring's slot with the stage k of a tile.
 __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const Maps& maps, u32 k, const Place& place) {
     ring.expect_tx(problem.stage_bytes);
     load_box<A_IS_K_MAJOR, BLOCK_M>(smem + A + ring.stage * A_STAGE_BYTES, maps.a, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
     load_box<B_IS_K_MAJOR, BLOCK_N>(smem + B + ring.stage * B_STAGE_BYTES, maps.b, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
+}
+
+// The producer thread prefetches the tensor maps before it waits for the previous grid: kernel parameters may be read while that runs.
+__device__ __forceinline__ void prefetch_maps(const Maps& maps) {
+    if (threadIdx.x != 32 * CONSUMER_WARPS) return;
+    prefetch_tensormap(maps.a);
+    prefetch_tensormap(maps.b);
 }
 
 // ---- Clusters -----------------------------------------------------------------------------------------------------------
@@ -341,14 +601,6 @@ constexpr u32 CLUSTER_SUMS = 163840;
 constexpr u32 CLUSTER_BARRIER = 229376;
 constexpr u32 WARP_TILES = CONSUMER_WARPS;
 constexpr u32 OWN = FRAGMENTS_8 / CLUSTER_K;   // fragments along N that a CTA adds up and stores
-
-__device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
-    float other[4];
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(other[0]), "=f"(other[1]), "=f"(other[2]), "=f"(other[3]) : "r"(smem) : "memory");
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
-}
 
 // ---- Accumulators, and partial sums of them -------------------------------------------------------------------------
 // Partial sums travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.

@@ -1,0 +1,145 @@
+"""The functions that templates share: a template names those that it calls, and a source begins with these alone.
+
+    //% use "mbarrier_init", "cp_async_bulk_tensor_" ~ spec.rank ~ "d_load"    in a template that calls them
+    //% primitive "mbarrier_init"    ..    //% endprimitive                    around one of them
+    //% primitive "mbarrier_init"    ..    //% endprimitive                  around one of them
+
+LIBRARY includes the files of all primitives, in the order of the output. render() renders it after the template, when
+all uses are known. A primitive's block may use other primitives. A template that includes a file of the library uses
+all of its primitives and the types. Any other file is rendered where it is included, once in an output.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.lexer import Token, TokenStream
+from jinja2.parser import Parser
+
+from cudatma.errors import TemplateError
+
+LIBRARY, TYPES = "primitives/library.j2", "primitives/types.cuh.j2"
+IF_COMMENT = 'If it is a comment, write "// %", or compile the text without template=True (--template)'
+
+
+@dataclass(slots=True)
+class Uses:
+    """What the running render() has met.
+
+    library: names of the library's files. included: files that have been rendered. names: the place of the first use of
+    each name. files: those of the library whose primitives are all used. known: names of the primitives; shown: how
+    many of them have been printed.
+    """
+
+    library: frozenset[str]
+    included: set[str]
+    names: dict[str, str] = field(default_factory=dict)
+    files: set[str] = field(default_factory=set)
+    known: set[str] = field(default_factory=set)
+    shown: int = 0
+
+
+running: ContextVar[Uses] = ContextVar("cudatma_uses")
+
+
+def render_library(environment: jinja2.Environment, values: dict[str, Any]) -> str:
+    """Return the primitives that the running render() uses, and those that they use. Empty if it uses none.
+
+    Raises TemplateError for a name that no primitive of the target has.
+    """
+    uses = running.get()
+    if not uses.names and not uses.files:
+        return ""
+    text, counted = "", -1
+    while counted != len(uses.names):  # a primitive may use one that stands before it
+        counted = len(uses.names)
+        uses.included, uses.library = {LIBRARY}, frozenset()
+        text = environment.get_template(LIBRARY).render(values)
+    for name, place in uses.names.items():
+        if name not in uses.known:
+            near = difflib.get_close_matches(name, uses.known)
+            remedy = f"Did you mean {' or '.join(near)}?" if near else f"See the files that {LIBRARY} includes"
+            raise TemplateError(f"{place}: use got {name!r}; allowed: a primitive of the target. {remedy}")
+    return text
+
+
+class Library(Extension):
+    """The tags ``use``, ``primitive`` and ``family``, and an ``include`` with a literal name."""
+
+    # Jinja's parser does not let an extension take over ``include``.
+    tags = {"use", "primitive", "family", "include_once"}  # noqa: RUF012  (jinja2 declares it this way)
+
+    def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
+        """Rename the ``include`` keyword to this extension's tag."""
+        opened = False
+        for token in stream:
+            if opened and token.type == "name" and token.value == "include":
+                yield Token(token.lineno, "name", "include_once")
+            else:
+                yield token
+            opened = token.type == "block_begin"
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        tag = next(parser.stream)
+        parse: Callable[[Parser, int], nodes.Node] = getattr(self, f"_parse_{tag.value}")
+        return parse(parser, tag.lineno)
+
+    def _parse_include_once(self, parser: Parser, lineno: int) -> nodes.Node:
+        if parser.stream.current.type != "string":
+            parser.fail(f"include got no name in quotes; allowed: a path below ptx_templates. {IF_COMMENT}", lineno)
+        name = next(parser.stream).value
+        include = nodes.Include(nodes.Const(name), True, False, lineno=lineno)
+        is_first = self.call_method("is_first", [nodes.Const(name)], lineno=lineno)
+        return nodes.If(is_first, [include], [], [], lineno=lineno)
+
+    def _parse_use(self, parser: Parser, lineno: int) -> nodes.Node:
+        names = parser.parse_tuple()
+        place = nodes.Const(f"{parser.name}:{lineno}")
+        items = names.items if isinstance(names, nodes.Tuple) else [names]
+        return nodes.ExprStmt(self.call_method("use", [place, *items], lineno=lineno), lineno=lineno)
+
+    def _parse_primitive(self, parser: Parser, lineno: int) -> nodes.Node:
+        name = parser.parse_expression()
+        body = parser.parse_statements(("name:endprimitive",), drop_needle=True)
+        is_used = self.call_method("is_used", [name, nodes.Const(parser.name)], lineno=lineno)
+        blank_line = nodes.Output([nodes.TemplateData("\n")])
+        return nodes.If(is_used, [*body, blank_line], [], [], lineno=lineno)
+
+    def _parse_family(self, parser: Parser, lineno: int) -> nodes.Node:
+        body = parser.parse_statements(("name:endfamily",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("family", [], lineno=lineno), [], [], body, lineno=lineno)
+
+    def is_first(self, name: str) -> bool:
+        """Return whether an include renders its file here. A file of the library is used instead."""
+        uses = running.get()
+        if name in uses.library:
+            uses.files |= {name, TYPES}
+            return False
+        is_new = name not in uses.included
+        uses.included.add(name)
+        return is_new
+
+    def use(self, place: str, *names: str) -> None:
+        for name in names:
+            running.get().names.setdefault(name, place)
+
+    def is_used(self, name: str, file: str) -> bool:
+        uses = running.get()
+        uses.known.add(name)
+        is_used = name in uses.names or file in uses.files
+        uses.shown += is_used
+        return is_used
+
+    def family(self, caller: Callable[[], str]) -> str:
+        """Return the block if it shows a primitive."""
+        uses = running.get()
+        before = uses.shown
+        text = caller()
+        return text if uses.shown > before else ""

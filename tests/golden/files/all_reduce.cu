@@ -1,0 +1,218 @@
+// cudatma: kernels/all_reduce.cu.j2 for sm_90a
+// spec: AllReduceSpec
+//   ranks = 2
+//   dtype = 'float16'
+//   threads = 512
+//   entry = 'all_reduce'
+
+namespace cudatma {
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible.
+// Return at once unless this is a programmatic dependent launch.
+__device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this or exited.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+
+// ---- Between fp32 and the operands' 16-bit type, two values in a register ------------------------------------------------
+__device__ __forceinline__ float low_to_float(u32 pair) {
+    float d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
+    return d;
+}
+
+__device__ __forceinline__ float high_to_float(u32 pair) {
+    float d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(d) : "r"(pair));
+    return d;
+}
+
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+}  // namespace cudatma
+
+namespace cudatma {
+constexpr u32 RANKS = 2;
+constexpr u32 WORDS = 3;   // of a packet: two elements each
+constexpr u32 BATCH = 2;   // packets of each rank that a thread loads before it waits for the first
+
+// What a rank knows. An inbox holds packets [slot][rank that sent them][packet]. Launches with odd and even numbers take turns in its
+// two slots.
+struct Member {
+    uint4* inboxes[RANKS];   // of all ranks, in memory of their GPUs
+    u32* next_launch;        // for each CTA the number of the next launch, from 1 on
+    volatile u32* gave_up;   // not 0 after a peer did not send
+    u64* failure;            // in the host's memory: a rank whose packet did not come, and the launch
+    u64 timeout_ns;
+    u32 slot_packets;        // that a slot holds of each rank
+    u32 rank;                // this one
+};
+
+// A packet is written and read by one 128-bit access: whoever reads the number of the launch (w) reads words of that launch.
+// [PTX ISA, st] Relaxed at system scope: other GPUs see it, and nothing else has to be ordered with it.
+__device__ __forceinline__ void store_packet(uint4* to, uint4 packet) {
+    asm volatile(
+        "{\n"
+        ".reg .b64 low, high;\n"
+        ".reg .b128 packet;\n"
+        "mov.b64 low, {%1, %2};\n"
+        "mov.b64 high, {%3, %4};\n"
+        "mov.b128 packet, {low, high};\n"
+        "st.relaxed.sys.global.b128 [%0], packet;\n"
+        "}"
+        : : "l"(to), "r"(packet.x), "r"(packet.y), "r"(packet.z), "r"(packet.w) : "memory");
+}
+
+// [PTX ISA, ld]
+__device__ __forceinline__ uint4 load_packet(const uint4* from) {
+    uint4 packet;
+    asm volatile(
+        "{\n"
+        ".reg .b64 low, high;\n"
+        ".reg .b128 packet;\n"
+        "ld.relaxed.sys.global.b128 packet, [%4];\n"
+        "mov.b128 {low, high}, packet;\n"
+        "mov.b64 {%0, %1}, low;\n"
+        "mov.b64 {%2, %3}, high;\n"
+        "}"
+        : "=r"(packet.x), "=r"(packet.y), "=r"(packet.z), "=r"(packet.w) : "l"(from) : "memory");
+    return packet;
+}
+
+// [PTX ISA, Special Registers, %globaltimer] Nanoseconds.
+__device__ __forceinline__ u64 globaltimer() {
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+
+// Tells the host which rank's packet did not come.
+__device__ __forceinline__ void report(u64* failure, u32 peer, u32 launch) {
+    const u64 what = (u64)launch << 32 | (peer + 1);
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(failure), "l"(what) : "memory");
+}
+
+// Waits until a packet of this launch is there. A peer may be late by whole kernels, and it may be gone: after timeout_ns the thread
+// gives up. It then has NaNs as the packet and 0 as the number of the launch, and waits for no other packet.
+__device__ __forceinline__ void wait_for_packet(uint4& packet, const uint4* from, const Member& member, u32 peer, u32& launch) {
+    if (packet.w == launch && launch != 0) return;
+    const u64 began = globaltimer();
+    for (u32 tries = 1; launch != 0 && packet.w != launch; ++tries) {
+        if (tries % 64 == 0 && globaltimer() - began > member.timeout_ns) {
+            report(member.failure, peer, launch);
+            *member.gave_up = 1;
+            launch = 0;
+        }
+        packet = load_packet(from);
+    }
+    if (launch == 0) packet = make_uint4(0xffffffffu, 0xffffffffu, 0xffffffffu, 0);   // two NaNs in each word
+}
+
+// Words 3 index .. of the message; the last packet may have fewer, and zeros after them.
+__device__ __forceinline__ uint4 packet_of(const u32* message, u32 words, u32 index, u32 launch) {
+    const u32 first = index * WORDS;
+    uint4 packet = make_uint4(message[first], 0, 0, launch);
+    if (first + 1 < words) packet.y = message[first + 1];
+    if (first + 2 < words) packet.z = message[first + 2];
+    return packet;
+}
+
+// Adds up one word of all ranks in fp32, in the order of the ranks: the same bits on each of them.
+__device__ __forceinline__ u32 sum_words(const u32 (&words)[RANKS]) {
+    float low = low_to_float(words[0]), high = high_to_float(words[0]);
+#pragma unroll
+    for (u32 rank = 1; rank < RANKS; ++rank) {
+        low += low_to_float(words[rank]);
+        high += high_to_float(words[rank]);
+    }
+    return to_pair(low, high);
+}
+
+__device__ __forceinline__ void store_sum(u32* message, u32 words, u32 index, const uint4 (&packets)[RANKS]) {
+    u32 parts[WORDS][RANKS];
+#pragma unroll
+    for (u32 rank = 0; rank < RANKS; ++rank) {
+        parts[0][rank] = packets[rank].x;
+        parts[1][rank] = packets[rank].y;
+        parts[2][rank] = packets[rank].z;
+    }
+#pragma unroll
+    for (u32 i = 0; i < WORDS; ++i)
+        if (index * WORDS + i < words) message[index * WORDS + i] = sum_words(parts[i]);
+}
+
+// Adds up a message of all ranks in place. Each rank sends its message to all inboxes, and adds up what its own inbox gets. Packets
+// carry the number of their launch, so that nobody clears an inbox. The host passes no number, so that a graph may replay the launch:
+// every launch has the same grid, and each CTA counts launches.
+//
+// Two slots are enough. A rank writes packets of launch n + 2 over those of launch n after its launch n + 1 has ended. That one ended
+// when a packet of launch n + 1 had come from every peer. The peer sent it after its launch n had ended, and with it all reads of the
+// packets of launch n. Launches of a rank follow each other: they are in one stream, or ordered by events.
+//
+// After a peer did not send, results are NaNs: launches neither send nor wait any more, and the host finds its word.
+__device__ __forceinline__ void all_reduce(const Member& member, u32* message, u32 words) {
+    griddepcontrol_launch_dependents();   // the next kernel may start and load its weights
+    griddepcontrol_wait();                // the kernels before this one write the message and the numbers of the launch
+    u32* const next_launch = member.next_launch + blockIdx.x;
+    const u32 number = *next_launch;
+    u32 launch = *member.gave_up ? 0 : number;   // other CTAs may give up at this moment
+    const u32 slot = launch % 2 * RANKS * member.slot_packets;
+    const u32 packets = (words + WORDS - 1) / WORDS;
+    const u32 thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
+
+    for (u32 first = thread; launch != 0 && first < packets; first += BATCH * threads) {
+        uint4 batch[BATCH];
+#pragma unroll
+        for (u32 i = 0; i < BATCH; ++i)
+            if (first + i * threads < packets) batch[i] = packet_of(message, words, first + i * threads, launch);
+#pragma unroll
+        for (u32 i = 0; i < BATCH; ++i) {
+            if (first + i * threads >= packets) break;
+            const u32 place = slot + member.rank * member.slot_packets + first + i * threads;
+#pragma unroll
+            for (u32 rank = 0; rank < RANKS; ++rank) store_packet(member.inboxes[rank] + place, batch[i]);
+        }
+    }
+    const uint4* const inbox = member.inboxes[member.rank] + slot;
+    for (u32 first = thread; first < packets; first += BATCH * threads) {
+        uint4 batch[BATCH][RANKS];
+#pragma unroll
+        for (u32 i = 0; i < BATCH; ++i)   // all loads before the first wait
+#pragma unroll
+            for (u32 rank = 0; rank < RANKS; ++rank)
+                if (first + i * threads < packets)
+                    batch[i][rank] = load_packet(inbox + rank * member.slot_packets + first + i * threads);
+#pragma unroll
+        for (u32 i = 0; i < BATCH; ++i) {
+            const u32 index = first + i * threads;
+            if (index >= packets) break;
+#pragma unroll
+            for (u32 rank = 0; rank < RANKS; ++rank)
+                wait_for_packet(batch[i][rank], inbox + rank * member.slot_packets + index, member, rank, launch);
+            store_sum(message, words, index, batch[i]);
+        }
+    }
+
+    __syncthreads();   // all threads of the CTA have read the number of the launch
+    if (threadIdx.x == 0) *next_launch = number == 0xffffffffu ? 2 : number + 1;   // odd and even numbers in turns, never 0
+}
+}  // namespace cudatma
+
+// words: of the message, two elements each.
+extern "C" __global__ void __launch_bounds__(512, 1)
+all_reduce(const __grid_constant__ cudatma::Member member, cudatma::u32* message, cudatma::u32 words) {
+    cudatma::all_reduce(member, message, words);
+}

@@ -1,0 +1,1002 @@
+// cudatma: kernels/attention_decode.cu.j2 for sm_90a
+// spec: AttentionConfig
+//   version = 'decode'
+//   dtype = 'bfloat16'
+//   head_dim = 64
+//   v_head_dim = 64
+//   is_causal = False
+//   has_window = False
+//   has_softcap = False
+//   has_sink = True
+//   block_m = 64
+//   block_n = 64
+//   stages = 2
+//   q_stages = 1
+//   blocks_per_sm = 1
+//   is_varlen = False
+//   is_paged = True
+//   box_rows = 16
+// 4 warps consume, 1 produce; a CTA takes 41032 B.
+// One stage holds
+//     8192 B  k 64 x 64 bfloat16, 128B swizzle
+//     8192 B  v 64 x 64 bfloat16, 128B swizzle
+// Shared memory, by offset
+//        0  k, 16384 B
+//    16384  v, 16384 B
+//    32768  q, 8192 B
+//    40960  is_last, 8 B
+//    40968  k_full_barriers, 16 B
+//    40984  k_empty_barriers, 16 B
+//    41000  v_full_barriers, 16 B
+//    41016  v_empty_barriers, 16 B
+
+namespace cudatma {
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
+// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
+struct alignas(64) TensorMap {
+    u8 bytes[128];
+};
+
+// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer, which the other primitives take.
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas reads the register again rather than keep the value.
+__device__ __forceinline__ u32 laneid() {
+    u32 lane;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
+// [PTX ISA, elect.sync] Return true in exactly one lane. All 32 lanes of the warp call it.
+__device__ __forceinline__ bool elect_sync() {
+    u32 elected;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "elect.sync _|p, 0xffffffff;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(elected));
+    return elected != 0;
+}
+
+// [PTX ISA, bar] Wait at named barrier `id` (1..15; 0 is __syncthreads) until `threads` threads, whole warps, have arrived.
+__device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
+    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible.
+// Return at once unless this is a programmatic dependent launch.
+__device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this or exited.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+
+// [PTX ISA, membar / fence, .proxy.async] Order this thread's ordinary accesses to shared memory before later accesses of the
+// async proxy: TMA stores, wgmma operands, and TMA loads into a slot that ordinary stores wrote.
+__device__ __forceinline__ void fence_proxy_async_shared_cta() {
+    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8): each phase needs `count`
+// arrivals. Other threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+__device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
+}
+
+// [PTX ISA, mbarrier.arrive] Arrive once, with release semantics: threads that wait see this thread's earlier writes.
+__device__ __forceinline__ void mbarrier_arrive(u32 bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
+}
+
+// [PTX ISA, mbarrier.arrive] Make the current phase wait for `bytes` more bytes, and arrive once.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
+}
+
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed. The thread may be suspended for a while
+// first. On a fresh barrier, parity 1 counts as completed and parity 0 does not.
+__device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(bar), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: afterwards this thread
+// sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+__device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
+    while (!mbarrier_try_wait_parity(bar, parity)) {
+    }
+}
+
+// [PTX ISA, membar / fence] Make this thread's mbarrier.init visible to the async proxy and the cluster.
+__device__ __forceinline__ void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+
+// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at (c0, c1, ..), counted in elements, c0 innermost, to shared address `dst`
+// (aligned to 128 bytes, to 1024 under the 128-byte swizzle). One thread calls it. Elements outside of the tensor are filled.
+// `bar` counts the bytes of the whole box.
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, int c3) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+// [PTX ISA, prefetch] Prefetch the 128 bytes of a tensor map into the descriptor cache before the first load.
+__device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+
+// [PTX ISA, cp.async] Copy 16 bytes from global memory to shared address `dst`, bypassing L1. Only the first `src_bytes` (0..16)
+// are read; the rest is zero. Both addresses are aligned to 16.
+__device__ __forceinline__ void cp_async_16(u32 dst, const void* src, u32 src_bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(src_bytes)
+                 : "memory");
+}
+
+// [PTX ISA, cp.async.commit_group] Make one group of this thread's cp.asyncs since the last commit.
+__device__ __forceinline__ void cp_async_commit_group() {
+    asm volatile("cp.async.commit_group;" : : : "memory");
+}
+
+// [PTX ISA, cp.async.wait_group] Wait until at most Pending of this thread's groups have not completed.
+template <u32 Pending>
+__device__ __forceinline__ void cp_async_wait_group() {
+    asm volatile("cp.async.wait_group %0;" : : "n"(Pending) : "memory");
+}
+
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers: lanes 8 i .. 8 i + 7 hold the shared addresses
+// (aligned to 16) of the rows of matrix i; lane l has in r[i] elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4.
+// _trans transposes them.
+__device__ __forceinline__ void stmatrix_x4(u32 addr, const u32 (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(addr), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+// [PTX ISA, Asynchronous Warpgroup Level Matrix, Matrix Descriptor] Return the descriptor of an operand in shared memory.
+// swizzle: 0 none, 1 128B, 2 64B, 3 32B; a tensor map numbers them the other way round.
+// K-major rows under a swizzle: stride_bytes leads from 8 rows to the next 8; leading_bytes is not used. The next k16 step is 32
+// bytes further, which adds 2 to the descriptor.
+// M-major or N-major rows (a transposed operand): stride_bytes leads from 8 of K to the next 8, leading_bytes from 64 of M or N to
+// the next 64.
+__device__ __forceinline__ u64 matrix_descriptor(u32 address, u32 leading_bytes, u32 stride_bytes, u32 swizzle) {
+    return static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(leading_bytes >> 4) << 16 |
+           static_cast<u64>(stride_bytes >> 4) << 32 | static_cast<u64>(swizzle) << 62;
+}
+
+// [PTX ISA, wgmma.fence] Order the warpgroup's earlier register writes before the wgmmas that follow.
+__device__ __forceinline__ void wgmma_fence() {
+    asm volatile("wgmma.fence.sync.aligned;" : : : "memory");
+}
+
+// [PTX ISA, wgmma.commit_group] Make one group of the wgmmas since the last commit.
+__device__ __forceinline__ void wgmma_commit_group() {
+    asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
+}
+
+// [PTX ISA, wgmma.wait_group] Wait until at most Newest (0..7) groups are in flight.
+template <u32 Newest>
+__device__ __forceinline__ void wgmma_wait_group() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(Newest) : "memory");
+}
+
+// A ring of Stages slots in shared memory, filled by a producer and read by consumers.
+//
+// Each slot has two mbarriers. `full` completes a phase when the producer's arrivals and bytes have come; consumers wait for it.
+// `empty` completes a phase when the consumers have arrived; the producer waits for it before it fills the slot again. Each thread
+// keeps its position, `stage` and `phase`, in registers. Producer and consumers both start at (0, 0) and advance() once a slot:
+//
+//     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
+//     consumer   wait()      read the slot      release()                     advance()
+//
+// The expected bytes are exactly those that the loads deliver: with one byte more wait() never returns, with one less it may return
+// before the data. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the
+// slot. The forms with a slot number act on that slot in the current lap and leave `stage` alone.
+template <u32 Stages>
+struct TmaPipeline {
+    static constexpr u32 barrier_bytes = 16 * Stages;  // of shared memory at base_address, which is aligned to 8
+
+    u32 base;   // full[0..Stages), then empty[0..Stages); 8 bytes each
+    u32 stage;  // the slot at which this thread is
+    u32 phase;  // parity of the current lap; toggles when `stage` wraps
+
+    // Attach to the ring and initialize its barriers. All threads of the CTA call it; it ends in __syncthreads(). In a cluster, a
+    // cluster barrier must follow before a CTA uses the barriers of another one.
+    __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
+        attach(base_address);
+        if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
+        __syncthreads();
+    }
+
+    // Start at slot 0 of the ring at base_address, and leave its barriers alone.
+    __device__ __forceinline__ void attach(u32 base_address) {
+        base = base_address;
+        stage = 0;
+        phase = 0;
+    }
+
+    // Initialize the barriers. One thread calls it after attach(), and may use the ring at once; the others may after a barrier that
+    // they share with this thread, of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that complete a
+    // slot. consumer_arrivals: calls of release*() that free it; in a cluster, those of all its CTAs.
+    __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
+        for (u32 slot = 0; slot < Stages; ++slot) {
+            mbarrier_init(get_barrier(slot), producer_arrivals);
+            mbarrier_init(empty_barrier(slot), consumer_arrivals);
+        }
+        fence_mbarrier_init();   // the async proxy and the cluster see initialized barriers
+    }
+
+    // Return the barrier that counts the bytes of a slot's loads.
+    __device__ __forceinline__ u32 get_barrier(u32 slot) const { return base + 8 * slot; }
+    __device__ __forceinline__ u32 get_barrier() const { return get_barrier(stage); }
+
+    // Return the barrier at which the consumers of a slot arrive.
+    __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
+    __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
+
+    // Producer: wait until the consumers have released the slot. The first lap finds every slot empty: on a fresh barrier the phase
+    // of parity 1 counts as completed.
+    __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
+    __device__ __forceinline__ void acquire() const { acquire(stage); }
+
+    // Producer: arrive once, and let the slot be full when `bytes` more bytes have come. Call it before the loads.
+    __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
+    __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
+
+    // Consumer: wait until the slot is full.
+    __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
+    __device__ __forceinline__ void wait() const { wait(stage); }
+
+    // Consumer: arrive once without a fence. Correct only if instructions issued before the call have used every value that was read
+    // from the slot; then no read can be in flight. A loop that releases each slot one iteration after it read it has that property.
+    __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
+
+    // Consumer: release_used() once for the warp, whose lanes all call it.
+    __device__ __forceinline__ void release_used_by_warp(u32 slot, u32 lane) const {
+        __syncwarp();
+        if (lane == 0) release_used(slot);
+    }
+
+    // Go to the next slot; the parity toggles when the ring wraps.
+    __device__ __forceinline__ void advance() {
+        if (++stage == Stages) {
+            stage = 0;
+            next_lap();
+        }
+    }
+
+    // Toggle the parity, for callers that number the slots themselves.
+    __device__ __forceinline__ void next_lap() { phase ^= 1; }
+};
+
+// Wait for the previous kernel of the stream, then allow the next one to start. A kernel touches no global memory before this call.
+// The next kernel starts after this wait: whatever it reads before its own wait (weights, for example) was written by kernels that
+// have completed, or by this one.
+__device__ __forceinline__ void wait_for_previous_grid() {
+    griddepcontrol_wait();
+    griddepcontrol_launch_dependents();
+}
+
+// Divides 0 .. 2^31 - 1 by a number that the host knows, with one multiplication; an integer division takes about 25 instructions.
+struct Divisor {
+    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+};
+
+__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
+
+// ---- Between fp32 and the operands' 16-bit type, two values in a register ------------------------------------------------
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+// [PTX ISA, ld] Load 16 bytes of shared memory.
+__device__ __forceinline__ uint4 load_vector(u32 smem) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
+                 : "r"(smem) : "memory");
+    return values;
+}
+
+}  // namespace cudatma
+
+namespace cudatma {
+
+// ---- The tile, as named constants -----------------------------------------------------------------------------------
+constexpr u32 BLOCK_M = 64;   // queries of a CTA's tile
+constexpr u32 BLOCK_N = 64;   // keys of a block
+constexpr u32 HEAD_DIM = 64;   // of q and k
+constexpr u32 V_HEAD_DIM = 64;   // of v and the result
+
+#define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
+
+// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
+struct Problem {
+    u32 q_length;                   // rows of a sequence and a head of k: queries of all heads that share it
+    u32 k_length;                   // keys that a sequence may have
+    u32 heads;                      // of q, in a sequence
+    u32 queries;                    // of a sequence and a head
+    u32 group;                      // heads of q that share one of k and v
+    u32 kv_heads;                   // of k and v
+    u32 row_tiles;                  // tiles of rows
+    u32 partial_rows;               // rows of a tile that the workspace holds
+    u32 page_size;                  // keys of a page
+    u32 table_pitch;                // entries from one sequence's pages to the next one's
+    float scale_log2;               // scale of the scores, or the cap's, in powers of 2
+    Divisor by_group;               // divides by the heads of q that share one of k and v
+    Divisor by_kv_heads;            // divides by kv_heads
+    Divisor by_row_tiles;           // divides by row_tiles
+    Divisor by_page_size;           // divides by page_size
+    u64 output_pitch;               // elements from one row to the next
+    u64 output_head;                // elements from one head of the result to the next
+    u64 output_batch;               // elements from one sequence of the result to the next
+    u64 q_pitch;                    // elements from one row of q to the next
+    u64 q_head;                     // elements from one head of q to the next
+    u64 q_batch;                    // elements from one sequence of q to the next
+};
+
+// ---- Where a tile lies ----------------------------------------------------------------------------------------------
+// Row r of a sequence and a head of k and v is query r / group of head r % group of those that share it: a whole group is
+// in one tile, from row0 on.
+struct Place {
+    u32 row0, kv_head, batch;
+};
+
+__device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
+    const u32 rest = divide(tile, problem.by_kv_heads), batch = divide(rest, problem.by_row_tiles);
+    return Place{(rest - batch * problem.row_tiles) * BLOCK_M, tile - rest * problem.kv_heads, batch};
+}
+
+// The problem of one sequence, whose k_length is its own; q_length are its rows.
+__device__ __forceinline__ Problem sequence_problem(const Problem& problem, const int* seqlens, u32 batch) {
+    Problem sequence = problem;
+    sequence.k_length = min((u32)max(0, seqlens[batch]), problem.k_length);
+    return sequence;
+}
+
+// ---- Which keys a row of q sees --------------------------------------------------------------------------------------
+// Row r sees keys first_key(r) to end_key(r) - 1.
+__device__ __forceinline__ int end_key(const Problem& problem, u32 row) {
+    return problem.k_length;
+}
+
+__device__ __forceinline__ int first_key(const Problem& problem, u32 row) {
+    return 0;
+}
+
+// Blocks of keys: begin to end - 1.
+struct Blocks {
+    u32 begin, end;
+};
+
+// Those that the rows of a tile see, all of them or some.
+__device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
+    const u32 last_row = min(place.row0 + BLOCK_M, problem.q_length) - 1;
+    const u32 end = (end_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N;
+    return Blocks{min(end, first_key(problem, place.row0) / BLOCK_N), end};
+}
+
+// One of the parts that CTAs take; no part is empty unless there are no blocks at all.
+__device__ __forceinline__ Blocks part_of(const Blocks& blocks, u32 part, u32 parts) {
+    const u32 count = blocks.end - blocks.begin;
+    return Blocks{blocks.begin + part * count / parts, blocks.begin + (part + 1) * count / parts};
+}
+
+// ---- Shared memory: slots of rows, in spans as wide as the swizzle --------------------------------------------------------
+constexpr u32 CONSUMER_WARPS = 4;
+constexpr u32 STAGES = 2;   // blocks of keys, and of values
+constexpr u32 K = 0;   // offsets from a 1024-byte aligned base
+constexpr u32 V = 16384;
+constexpr u32 Q = 32768;
+constexpr u32 KV_BYTES = 2;   // of an element
+constexpr u32 K_STAGE_BYTES = KV_BYTES * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * BLOCK_N * V_HEAD_DIM;
+constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
+constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+// Returns the offset of 16 bytes of a row in a span.
+__device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
+    return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
+}
+
+// ---- Products ---------------------------------------------------------------------------------------------------------
+// A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
+constexpr u32 SCORE_FRAGMENTS = BLOCK_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
+typedef float Scores[SCORE_FRAGMENTS][4];
+typedef float Output[OUTPUT_FRAGMENTS][4];
+typedef u32 Probabilities[BLOCK_N / 16][4];   // operand A of the second product, 16 keys each
+
+__device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_ss(float (&d)[8][4], u64 a, u64 b, bool accumulates = true) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, %32, %33, p, 1, 1, 0, 0;\n"
+        "}"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+        : "l"(a), "l"(b), "r"((u32)accumulates)
+        : "memory");
+}
+
+__device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n"
+        "}"
+        : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+          "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((u32)accumulates)
+        : "memory");
+}
+
+// Issues scores = q k^T of a warpgroup's queries and a block of keys, as one commit group.
+__device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 warpgroup) {
+    const u64 queries = matrix_descriptor(q + warpgroup * 64 * SPAN_BYTES, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
+    const u64 keys = matrix_descriptor(k, 16, SWIZZLE_REPEAT_BYTES, SWIZZLE);
+    wgmma_fence();
+#pragma unroll
+    for (u32 d = 0; d < HEAD_DIM; d += 16) {
+        const u64 q_at = queries + (d / SPAN * BLOCK_M * SPAN_BYTES + d % SPAN * 2) / 16;
+        const u64 k_at = keys + (d / SPAN * BLOCK_N * SPAN_BYTES + d % SPAN * 2) / 16;
+        wgmma_m64n64k16_f32_bf16_ss(scores, q_at, k_at, d > 0);
+    }
+    wgmma_commit_group();
+}
+
+// Issues output += p v for a block of values, as one commit group.
+__device__ __forceinline__ void multiply_values(Output& output, const Probabilities& p, u32 v) {
+    const u64 values = matrix_descriptor(v, BLOCK_N * SPAN_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE);
+    wgmma_fence();
+#pragma unroll
+    for (u32 n = 0; n < BLOCK_N; n += 16)
+        wgmma_m64n64k16_f32_bf16_nt(output, p[n / 16], values + n * SPAN_BYTES / 16);
+    wgmma_commit_group();
+}
+
+// ---- Softmax ------------------------------------------------------------------------------------------------------------
+constexpr bool HAS_WINDOW = false;
+constexpr float MOST_POWER = 8.0f;   // of 2, that an exponential may reach before the rows of its warp are rescaled
+
+// Below every scaled score but minus infinity, in powers of 2. What a row's exponents refer to until it sees a key: exponents of
+// scores of minus infinity are then minus infinity too, and not NaN.
+constexpr float LEAST_POWER = -3.402823466e38f;
+
+// Of a thread's two rows: the largest scaled score when the row was last rescaled, in powers of 2, and the thread's part of the sum
+// of 2^(scaled score - maximum).
+struct Rows {
+    float maximum[2], sum[2];
+};
+
+__device__ __forceinline__ float exp2_approx(float x) {
+    float y;
+    asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Scores of keys that a row does not see become minus infinity. row: of the thread's first one. key0: of the block.
+__device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32 row, u32 key0, u32 lane) {
+    const int column = key0 + lane % 4 * 2;
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+        const int end = end_key(problem, row + 8 * r) - column, first = first_key(problem, row + 8 * r) - column;
+#pragma unroll
+        for (u32 f = 0; f < SCORE_FRAGMENTS; ++f)
+#pragma unroll
+            for (u32 i = 0; i < 2; ++i) {
+                const int at = 8 * f + i;
+                if (at >= end || (HAS_WINDOW && at < first)) scores[f][2 * r + i] = -INF;
+            }
+    }
+}
+
+// Scores become 2^(scaled score - maximum). True where a maximum of the warp's rows rose by more than MOST_POWER: rows have their new
+// maxima, and the caller multiplies what they added up before by rescale, which is not written otherwise.
+template <bool IsMasked>
+__device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&rescale)[2], const Problem& problem, u32 row, u32 key0,
+                                        u32 lane) {
+    if constexpr (IsMasked) mask(scores, problem, row, key0, lane);
+    float maximum[2];
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+        maximum[r] = fmaxf(scores[0][2 * r], scores[0][2 * r + 1]);
+#pragma unroll
+        for (u32 f = 1; f < SCORE_FRAGMENTS; ++f) maximum[r] = fmaxf(maximum[r], fmaxf(scores[f][2 * r], scores[f][2 * r + 1]));
+        maximum[r] *= problem.scale_log2;
+    }
+    const float growth = fmaxf(maximum[0] - rows.maximum[0], maximum[1] - rows.maximum[1]);
+    const bool rises = __any_sync(0xffffffffu, growth > MOST_POWER);
+    if (rises) {
+#pragma unroll
+        for (u32 r = 0; r < 2; ++r) {
+            maximum[r] = fmaxf(maximum[r], rows.maximum[r]);
+            maximum[r] = fmaxf(maximum[r], __shfl_xor_sync(0xffffffffu, maximum[r], 1));
+            maximum[r] = fmaxf(maximum[r], __shfl_xor_sync(0xffffffffu, maximum[r], 2));
+            rescale[r] = exp2_approx(rows.maximum[r] - maximum[r]);
+            rows.maximum[r] = maximum[r];
+            rows.sum[r] *= rescale[r];
+        }
+    }
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r)
+#pragma unroll
+        for (u32 f = 0; f < SCORE_FRAGMENTS; ++f)
+#pragma unroll
+            for (u32 i = 0; i < 2; ++i) {
+                float& score = scores[f][2 * r + i];
+                score = exp2_approx(score * problem.scale_log2 - rows.maximum[r]);
+                rows.sum[r] += score;
+            }
+    return rises;
+}
+
+// Two fragments of 8 keys make an operand of 16.
+__device__ __forceinline__ void round_scores(Probabilities& p, const Scores& scores) {
+#pragma unroll
+    for (u32 n = 0; n < BLOCK_N / 16; ++n)
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) p[n][i] = to_pair(scores[2 * n + i / 2][i % 2 * 2], scores[2 * n + i / 2][i % 2 * 2 + 1]);
+}
+
+__device__ __forceinline__ void rescale_output(Output& output, const float (&rescale)[2]) {
+#pragma unroll
+    for (u32 f = 0; f < OUTPUT_FRAGMENTS; ++f)
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) output[f][i] *= rescale[i / 2];
+}
+
+__device__ __forceinline__ void clear(Output& output, Rows& rows) {
+#pragma unroll
+    for (u32 f = 0; f < OUTPUT_FRAGMENTS; ++f)
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) output[f][i] = 0.0f;
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+        rows.maximum[r] = LEAST_POWER;
+        rows.sum[r] = 0.0f;
+    }
+}
+
+// ---- Results ----------------------------------------------------------------------------------------------------------
+// lse: where the logarithms of the rows' sums go; nullptr: nowhere.
+struct LogSums {
+    float* lse;
+    const float* sink;   // for each head, the scaled score of one more key, whose value is zero
+};
+
+// The natural logarithm of a row's sum of exp(scale score); minus infinity where it has seen no key. maximum: in powers of 2, which
+// the sum is relative to.
+__device__ __forceinline__ float log_of_sum(float maximum, float sum) {
+    return sum == 0.0f ? -INF : 0.69314718f * (maximum + __log2f(sum));
+}
+
+// What a row's output is multiplied by to be divided by its sum; 0 where it has seen no key.
+// Before, exp(sink) is added to the sum, which is relative to the maximum; the maximum, in powers of 2, becomes at least the sink.
+__device__ __forceinline__ float inverse_of_sum(const LogSums& logs, u32 head, float& maximum, float& sum) {
+    const float power = 1.44269504f * logs.sink[head], most = fmaxf(maximum, power), factor = exp2_approx(maximum - most);
+    maximum = most;
+    sum = sum * factor + exp2_approx(power - most);
+    return sum == 0.0f ? 0.0f : __fdividef(factor, sum);
+}
+
+// The sums of a row's exponentials, of all its threads.
+__device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+        sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 1);
+        sums[r] += __shfl_xor_sync(0xffffffffu, sums[r], 2);
+    }
+}
+
+// A warp's 16 rows, in the order of the loads' swizzle; staging: of a whole tile, BLOCK_M rows a span. row0: of the warp in it.
+__device__ __forceinline__ void stage_output(const Output& output, u32 staging, u32 row0, u32 lane) {
+    const u32 row = row0 + lane % 16;
+#pragma unroll
+    for (u32 f = 0; f < OUTPUT_FRAGMENTS; f += 2) {   // 16 columns
+        const float(&low)[4] = output[f], (&high)[4] = output[f + 1];
+        const u32 pairs[4] = {to_pair(low[0], low[1]), to_pair(low[2], low[3]), to_pair(high[0], high[1]), to_pair(high[2], high[3])};
+        stmatrix_x4(staging + f / SPAN_VECTORS * BLOCK_M * SPAN_BYTES + vector_offset(row, f % SPAN_VECTORS + lane / 16), pairs);
+    }
+}
+
+constexpr u32 CONSUMERS_BARRIER = 1;   // number of the named barrier of the consumer warps
+constexpr u32 IS_LAST = 40960;
+
+// ---- Rings of keys and of values ----------------------------------------------------------------------------------------
+constexpr u32 K_BARRIERS = 40968;
+constexpr u32 V_BARRIERS = 41000;
+using Ring = TmaPipeline<STAGES>;
+
+// All threads of the CTA call it. One thread arrives for a loaded slot; each consumer warp releases it.
+__device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem) {
+    k_ring.attach(smem + K_BARRIERS);
+    if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);
+    v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
+}
+
+// ---- Values beyond the end of a sequence ----------------------------------------------------------------------------------
+__device__ __forceinline__ void store_zeros(u32 smem) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" : : "r"(smem), "r"(0) : "memory");
+}
+
+// Writes zeros over the values beyond the sequence's end in the slot of its last block: their probabilities are zero, but they may be
+// NaNs. All threads of the consumer warps call it, and meet before they use the slot.
+__device__ __forceinline__ void clear_values(u32 slot, u32 first_row) {
+    constexpr u32 VECTORS = V_STAGE_BYTES / BLOCK_N / 16;   // of a row
+    for (u32 i = first_row * VECTORS + threadIdx.x; i < BLOCK_N * VECTORS; i += 32 * CONSUMER_WARPS) {
+        const u32 row = i / VECTORS, vector = i % VECTORS;
+        store_zeros(slot + vector / SPAN_VECTORS * BLOCK_N * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS));
+    }
+    fence_proxy_async_shared_cta();   // TMA fills the slot again, and wgmma would read it, through the async proxy
+}
+
+// ---- Queries: a consumer's thread copies some vectors of 16 bytes to where the swizzle has them -----------------------------
+__device__ __forceinline__ void load_queries(const Problem& problem, u32 smem, const u16* q, const Place& place) {
+    constexpr u32 VECTORS = HEAD_DIM / 8;   // of a row
+    const u16* sequence = q + place.batch * problem.q_batch;
+#pragma unroll
+    for (u32 i = threadIdx.x; i < BLOCK_M * VECTORS; i += 32 * CONSUMER_WARPS) {
+        const u32 row = i / VECTORS, vector = i % VECTORS, of_all = place.row0 + row;
+        const u32 query = divide(of_all, problem.by_group), head = place.kv_head * problem.group + of_all - query * problem.group;
+        const bool is_inside = of_all < problem.q_length;
+        const u16* source = sequence + (is_inside ? query * problem.q_pitch + head * problem.q_head + 8 * vector : 0);
+        const u32 offset = vector / SPAN_VECTORS * BLOCK_M * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS);
+        cp_async_16(smem + Q + offset, source, is_inside ? 16 : 0);
+    }
+    cp_async_commit_group();
+    cp_async_wait_group<0>();
+    fence_proxy_async_shared_cta();   // wgmma reads them through the async proxy
+}
+
+// ---- Keys and values ----------------------------------------------------------------------------------------------------
+constexpr u32 BOX_ROWS = 16, BOXES = BLOCK_N / BOX_ROWS;   // of a block: each box lies in one page
+
+// Where the boxes of a block lie in the cache.
+struct Block {
+    int row[BOXES], page[BOXES];
+};
+
+// What lies outside of the cache is zero, and so are keys beyond the sequence's last page: its table ends there.
+__device__ __forceinline__ Block find_block(const Problem& sequence, const int* page_table, const Place& place, u32 block) {
+    Block found;
+#pragma unroll
+    for (u32 i = 0; i < BOXES; ++i) {
+        const u32 key = block * BLOCK_N + i * BOX_ROWS;
+        const u32 index = divide(key, sequence.by_page_size);
+        found.row[i] = key - index * sequence.page_size;
+        found.page[i] = key < sequence.k_length ? page_table[place.batch * sequence.table_pitch + index] : -1;
+    }
+    return found;
+}
+
+template <u32 Columns>
+__device__ __forceinline__ void load_block(u32 slot, const TensorMap* map, u32 barrier, const Block& block, u32 kv_head) {
+#pragma unroll
+    for (u32 i = 0; i < BOXES; ++i)
+#pragma unroll
+        for (u32 column = 0; column < Columns; column += SPAN)
+            cp_async_bulk_tensor_4d_load(slot + (column / SPAN * BLOCK_N + i * BOX_ROWS) * SPAN_BYTES, map, barrier, column, block.row[i],
+                                         kv_head, block.page[i]);
+}
+
+// One thread. The last block comes first.
+__device__ __forceinline__ void produce(Ring& k_ring, Ring& v_ring, const Problem& sequence, u32 smem, const TensorMap* k_map,
+                                        const TensorMap* v_map, const int* page_table, const Place& place, const Blocks& blocks) {
+    if (blocks.begin == blocks.end) return;
+    Block next = find_block(sequence, page_table, place, blocks.end - 1);
+    for (u32 block = blocks.end; block-- > blocks.begin;) {
+        const Block current = next;
+        if (block > blocks.begin) next = find_block(sequence, page_table, place, block - 1);   // ahead of the waits for slots
+        k_ring.acquire();
+        k_ring.expect_tx(K_STAGE_BYTES);
+        load_block<HEAD_DIM>(smem + K + k_ring.stage * K_STAGE_BYTES, k_map, k_ring.get_barrier(), current, place.kv_head);
+        k_ring.advance();
+        v_ring.acquire();
+        v_ring.expect_tx(V_STAGE_BYTES);
+        load_block<V_HEAD_DIM>(smem + V + v_ring.stage * V_STAGE_BYTES, v_map, v_ring.get_barrier(), current, place.kv_head);
+        v_ring.advance();
+    }
+}
+
+// ---- Results: of one CTA, or of the parts of several ------------------------------------------------------------------------
+// Where a row's result goes.
+struct RowPlace {
+    u32 query, head;
+
+    __device__ __forceinline__ RowPlace(const Problem& problem, const Place& place, u32 row) {
+        query = divide(row, problem.by_group);
+        head = place.kv_head * problem.group + row - query * problem.group;
+    }
+
+    __device__ __forceinline__ u16* output(const Problem& problem, const Place& place, u16* rows) const {
+        return rows + place.batch * problem.output_batch + query * problem.output_pitch + head * problem.output_head;
+    }
+
+    __device__ __forceinline__ void store_lse(const Problem& problem, const Place& place, float* lse, float value) const {
+        lse[((u64)place.batch * problem.heads + head) * problem.queries + query] = value;
+    }
+};
+
+// A warp's rows, divided by their sums, through shared memory, which held q, to 16-byte stores.
+__device__ __forceinline__ void store_rows(Output& output, const Rows& rows, const Problem& problem, u32 smem, u16* result,
+                                           const LogSums& logs, const Place& place, u32 warp, u32 lane) {
+    constexpr u32 VECTORS = V_HEAD_DIM / 8;   // of a row
+    float inverse[2];
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+        const u32 row = place.row0 + 16 * warp + lane / 4 + 8 * r;
+        float maximum = rows.maximum[r], sum = rows.sum[r];
+        const RowPlace to(problem, place, row);
+        inverse[r] = inverse_of_sum(logs, to.head, maximum, sum);
+        if (logs.lse != nullptr && lane % 4 == 0 && row < problem.q_length) to.store_lse(problem, place, logs.lse, log_of_sum(maximum, sum));
+    }
+    __syncwarp();
+    rescale_output(output, inverse);
+    stage_output(output, smem + Q, 16 * warp, lane);
+    __syncwarp();
+#pragma unroll
+    for (u32 i = 0; i < 16 * VECTORS; i += 32) {
+        const u32 row = 16 * warp + (i + lane) / VECTORS, vector = (i + lane) % VECTORS;
+        if (place.row0 + row >= problem.q_length) continue;
+        const uint4 values =
+            load_vector(smem + Q + vector / SPAN_VECTORS * BLOCK_M * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS));
+        *(uint4*)(RowPlace(problem, place, place.row0 + row).output(problem, place, result) + 8 * vector) = values;
+    }
+}
+
+// ---- Across CTAs: the parts of a tile's keys ----------------------------------------------------------------------------------
+// For each part of each tile, rows of fp32 sums; behind those of all parts, each row's maximum, in powers of 2, and sum.
+struct Partials {
+    float* rows;
+    float2* sums;
+
+    __device__ __forceinline__ Partials(const Problem& problem, float* partials, u32 part) {
+        const u64 first = ((u64)blockIdx.x * gridDim.y + part) * problem.partial_rows;
+        rows = partials + first * V_HEAD_DIM;
+        sums = (float2*)(partials + (u64)gridDim.x * gridDim.y * problem.partial_rows * V_HEAD_DIM) + first;
+    }
+};
+
+__device__ __forceinline__ void store_partials(const Output& output, const Rows& rows, const Problem& problem, float* partials,
+                                               const Place& place, u32 warp, u32 lane) {
+    const Partials own(problem, partials, blockIdx.y);
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+        const u32 row = 16 * warp + lane / 4 + 8 * r;
+        if (place.row0 + row >= problem.q_length) continue;
+        float* to = own.rows + row * V_HEAD_DIM + lane % 4 * 2;
+#pragma unroll
+        for (u32 f = 0; f < OUTPUT_FRAGMENTS; ++f) *(float2*)(to + 8 * f) = make_float2(output[f][2 * r], output[f][2 * r + 1]);
+        if (lane % 4 == 0) own.sums[row] = make_float2(rows.maximum[r], rows.sum[r]);
+    }
+}
+
+// Whether this CTA is the last one of `parts` to come here; it sees what the others stored. The counter is 0 again then. The
+// threads of all consumer warps call it.
+__device__ __forceinline__ bool is_last_part(u32* counters, u32 smem, u32 parts) {
+    bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // acq_rel at gpu scope covers the other threads' stores, which this orders
+    if (threadIdx.x == 0) {
+        u32 earlier;
+        asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;"
+                     : "=r"(earlier)
+                     : "l"(__cvta_generic_to_global(counters + blockIdx.x)), "r"(parts - 1)
+                     : "memory");
+        asm volatile("st.shared.u32 [%0], %1;" : : "r"(smem + IS_LAST), "r"((u32)(earlier == parts - 1)) : "memory");
+    }
+    bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);
+    u32 is_last;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(is_last) : "r"(smem + IS_LAST) : "memory");
+    return is_last != 0;
+}
+
+// The result of four columns of a row, acc divided by total.
+__device__ __forceinline__ void store_vector(const Problem& problem, const Place& place, u32 row, u32 vector, const float (&acc)[4],
+                                             float maximum, float total, u16* result, const LogSums& logs) {
+    const RowPlace to(problem, place, place.row0 + row);
+    const float inverse = inverse_of_sum(logs, to.head, maximum, total);
+    *(uint2*)(to.output(problem, place, result) + 4 * vector) =
+        make_uint2(to_pair(acc[0] * inverse, acc[1] * inverse), to_pair(acc[2] * inverse, acc[3] * inverse));
+    if (logs.lse != nullptr && vector == 0) to.store_lse(problem, place, logs.lse, log_of_sum(maximum, total));
+}
+
+// Adds the parts up in their order, whatever order they arrive in: the result is the same bits every time. A thread has four
+// columns of a row.
+__device__ __forceinline__ void combine(const Problem& problem, float* partials, u32 parts, u16* result, const LogSums& logs,
+                                        const Place& place) {
+    constexpr u32 VECTORS = V_HEAD_DIM / 4, AT_ONCE = 8;
+    const u32 rows = min(BLOCK_M, problem.q_length - place.row0);
+    for (u32 i = threadIdx.x; i < rows * VECTORS; i += 32 * CONSUMER_WARPS) {
+        const u32 row = i / VECTORS, vector = i % VECTORS;
+        float maximum = LEAST_POWER, total = 0.0f, acc[4] = {};
+        for (u32 first = 0; first < parts; first += AT_ONCE) {
+            float2 sums[AT_ONCE];
+            float4 values[AT_ONCE];
+#pragma unroll
+            for (u32 p = 0; p < AT_ONCE; ++p) {
+                const Partials part(problem, partials, min(first + p, parts - 1));
+                sums[p] = __ldcg(part.sums + row);
+                values[p] = __ldcg((const float4*)(part.rows + row * V_HEAD_DIM) + vector);
+            }
+            float next = maximum;
+#pragma unroll
+            for (u32 p = 0; p < AT_ONCE; ++p) next = fmaxf(next, sums[p].x);
+            const float rescale = exp2_approx(maximum - next);
+            maximum = next;
+            total *= rescale;
+#pragma unroll
+            for (u32 c = 0; c < 4; ++c) acc[c] *= rescale;
+#pragma unroll
+            for (u32 p = 0; p < AT_ONCE; ++p) {
+                const float weight = first + p < parts ? exp2_approx(sums[p].x - next) : 0.0f;
+                total += weight * sums[p].y;
+                acc[0] += weight * values[p].x;
+                acc[1] += weight * values[p].y;
+                acc[2] += weight * values[p].z;
+                acc[3] += weight * values[p].w;
+            }
+        }
+        store_vector(problem, place, row, vector, acc, maximum, total, result, logs);
+    }
+}
+
+// ---- Consumers ------------------------------------------------------------------------------------------------------
+// Computes the scores and the softmax of a block, and meanwhile the products of the block before, whose probabilities are p,
+// with its values.
+template <bool IsMasked>
+__device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabilities& p, Ring& k_ring, Ring& v_ring, const Problem& problem,
+                                           u32 smem, u32 q, u32 block, u32 row, u32 warpgroup, u32 lane) {
+    Scores scores;
+    k_ring.wait();
+    multiply_keys(scores, q, smem + K + k_ring.stage * K_STAGE_BYTES, warpgroup);
+    v_ring.wait();
+    multiply_values(output, p, smem + V + v_ring.stage * V_STAGE_BYTES);
+    wgmma_wait_group<1>();   // the scores are complete
+    float rescale[2];
+    const bool rises = softmax<IsMasked>(scores, rows, rescale, problem, row, block * BLOCK_N, lane);
+    // ptxas would move the next wait ahead of the exponentials, but not ahead of an arrival that needs their sums. They are never
+    // negative.
+    __syncwarp();
+    if (lane == 0 && !(rows.sum[0] + rows.sum[1] < 0.0f)) k_ring.release_used(k_ring.stage);
+    k_ring.advance();
+    wgmma_wait_group<0>();   // the output is complete, and p may change
+    v_ring.release_used_by_warp(v_ring.stage, lane);
+    v_ring.advance();
+    round_scores(p, scores);
+    if (rises) rescale_output(output, rescale);
+}
+
+// The blocks of a warpgroup's queries, the last one first; there is at least one. Those in the middle need no mask. q: slot of the
+// queries. row0: the warpgroup's first one.
+__device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_ring, Ring& v_ring, const Problem& problem,
+                                         const Blocks& blocks, u32 smem, u32 q, u32 row0, u32 warpgroup, u32 warp, u32 lane) {
+    const u32 row = row0 + 16 * warp + lane / 4, last_row = min(row0 + 64, problem.q_length) - 1;
+    // Blocks from all_seen_begin to all_seen_end - 1 are seen by all queries.
+    const u32 all_seen_begin = (first_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N, all_seen_end = end_key(problem, row0) / BLOCK_N;
+    u32 n = blocks.end - 1;
+    Probabilities p;
+    {
+        Scores scores;
+        float rescale[2];
+        k_ring.wait();
+        multiply_keys(scores, q, smem + K + k_ring.stage * K_STAGE_BYTES, warpgroup);
+        wgmma_wait_group<0>();
+        k_ring.release_used_by_warp(k_ring.stage, lane);
+        k_ring.advance();
+        if (n >= all_seen_begin && n < all_seen_end) softmax<false>(scores, rows, rescale, problem, row, n * BLOCK_N, lane);
+        else softmax<true>(scores, rows, rescale, problem, row, n * BLOCK_N, lane);
+        round_scores(p, scores);
+    }
+    while (n > max(blocks.begin, all_seen_begin))
+        next_block<false>(output, rows, p, k_ring, v_ring, problem, smem, q, --n, row, warpgroup, lane);
+    v_ring.wait();
+    multiply_values(output, p, smem + V + v_ring.stage * V_STAGE_BYTES);
+    wgmma_wait_group<0>();
+}
+
+// A consumer warp. blocks: the CTA's part of the tile's keys, one of `parts`.
+__device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Problem& sequence, u32 smem, const u16* q, u16* output_rows,
+                                        const LogSums& logs, float* partials, u32* counters, const Place& place, const Blocks& blocks, u32 parts,
+                                        u32 warp, u32 lane) {
+    load_queries(sequence, smem, q, place);
+    Output output;
+    Rows rows;
+    clear(output, rows);
+    const u32 end = blocks.end * BLOCK_N;
+    if (blocks.begin < blocks.end && end > sequence.k_length) {
+        v_ring.wait();
+        clear_values(smem + V, BLOCK_N - (end - sequence.k_length));
+    }
+    bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // the queries, and the zeros
+    if (blocks.begin < blocks.end)
+        mainloop(output, rows, k_ring, v_ring, sequence, blocks, smem, smem + Q, place.row0, 0, warp, lane);
+    add_up_sums(rows.sum);
+    if (parts == 1) {
+        bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // all have read the queries, whose place the results take
+        store_rows(output, rows, sequence, smem, output_rows, logs, place, warp, lane);
+        return;
+    }
+    store_partials(output, rows, sequence, partials, place, warp, lane);
+    if (is_last_part(counters, smem, parts)) combine(sequence, partials, parts, output_rows, logs, place);
+}
+}  // namespace cudatma
+
+// Attention of a few new queries to a cache. A CTA has the queries of all heads that share a head of k and v, and a part of the
+// sequence's keys. One warp loads, four warps multiply. The last CTA of a tile adds up the parts.
+extern "C" __global__ void __launch_bounds__(160, 1)
+attention_decode_bf16_d64_sink_n64_s2_b1_paged16(
+    const cudatma::u16* q,
+    const __grid_constant__ cudatma::TensorMap k_map,
+    const __grid_constant__ cudatma::TensorMap v_map,
+    const int* seqlens,
+    const int* page_table,
+    cudatma::u16* output_rows,
+    float* lse,
+    const float* sink,
+    float* partials,
+    cudatma::u32* counters,
+    const __grid_constant__ cudatma::Problem problem) {
+    using namespace cudatma;
+    extern __shared__ __align__(1024) u8 dynamic_shared[];
+    const u32 smem = shared_address(dynamic_shared);
+    // Through a shuffle, so that ptxas knows that it is the same in a whole warp.
+    const u32 warp_index = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    if (threadIdx.x == 32 * CONSUMER_WARPS) {
+        prefetch_tensormap(&k_map);
+        prefetch_tensormap(&v_map);
+    }
+    Ring k_ring, v_ring;
+    init_rings(k_ring, v_ring, smem);
+    wait_for_previous_grid();
+    const Place place = tile_place(problem, blockIdx.x);
+    Problem sequence = sequence_problem(problem, seqlens, place.batch);
+    const Blocks of_tile = key_blocks(sequence, place);
+    const u32 parts = max(1, min(gridDim.y, of_tile.end - of_tile.begin));
+    if (blockIdx.y >= parts) return;   // this sequence has fewer parts than the longest
+    const Blocks blocks = part_of(of_tile, blockIdx.y, parts);
+    if (warp_index < CONSUMER_WARPS) {
+        const LogSums logs = LogSums{lse, sink};
+        consume(k_ring, v_ring, sequence, smem, q, output_rows, logs, partials, counters, place, blocks, parts, warp_index, laneid());
+        return;
+    }
+    if (elect_sync())
+        produce(k_ring, v_ring, sequence, smem, &k_map, &v_map, page_table, place,
+                blocks);
+    __syncwarp();
+}

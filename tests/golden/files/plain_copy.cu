@@ -1,0 +1,56 @@
+// cudatma: kernels/plain_copy.cu.j2 for sm_90a
+// spec: PlainSpec
+//   element_bytes = 4
+//   rank = 3
+//   index_bits = 32
+//   entry = 'plain_copy'
+
+namespace cudatma {
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+}  // namespace cudatma
+
+using namespace cudatma;
+
+typedef u32 Element;
+typedef u32 Index;  // large enough for the last element plus one step of all threads
+
+constexpr int RANK = 3;
+
+// One axis of the window; strides in bytes, the others in elements.
+struct Axis {
+    long long start, extent, size, source_stride, destination_stride;
+};
+struct Axes {
+    Axis axis[RANK];   // the outermost first
+};
+
+// destination = a window of source, element by element, for windows that TMA cannot describe. Elements outside of the source are
+// `fill`.
+extern "C" __global__ void __launch_bounds__(256)
+plain_copy(const u8* source, u8* destination, Axes axes, u64 elements, u64 fill) {
+    const Index threads = static_cast<Index>(gridDim.x) * blockDim.x;
+    for (Index element = static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x; element < elements; element += threads) {
+        Index rest = element;
+        long long from = 0, to = 0;
+        bool inside = true;
+#pragma unroll
+        for (int i = RANK - 1; i >= 0; --i) {
+            const Axis& axis = axes.axis[i];
+            const Index extent = static_cast<Index>(axis.extent);
+            const long long position = static_cast<long long>(rest % extent);
+            rest /= extent;
+            const long long at = axis.start + position;
+            inside = inside && at >= 0 && at < axis.size;
+            from += at * axis.source_stride;
+            to += position * axis.destination_stride;
+        }
+        Element value = static_cast<Element>(fill);
+        if (inside) value = *reinterpret_cast<const Element*>(source + from);
+        *reinterpret_cast<Element*>(destination + to) = value;
+    }
+}

@@ -1,0 +1,49 @@
+// cudatma: kernels/prefetch.cu.j2 for sm_90a
+// spec: PrefetchSpec
+//   rank = 2
+//   segment_bytes = 16384
+//   entry = 'prefetch'
+
+namespace cudatma {
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
+// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
+struct alignas(64) TensorMap {
+    u8 bytes[128];
+};
+
+// [PTX ISA, cp.async.bulk.prefetch.tensor] Prefetch the box at (c0, c1, ..) into L2, without a completion mechanism.
+__device__ __forceinline__ void cp_async_bulk_prefetch_tensor_2d(
+    const TensorMap* map, int c0, int c1) {
+    asm volatile(
+        "cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];"
+        :
+        : "l"(map), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+}  // namespace cudatma
+
+using namespace cudatma;
+
+// Prefetches a tensor into L2, box by box; axis 0 is the innermost. box_i: elements of a box. tiles_i: boxes along the axis.
+extern "C" __global__ void __launch_bounds__(32)
+prefetch(const __grid_constant__ TensorMap source,
+    int box0, u32 tiles0,
+    int box1, u32 tiles1,
+    u32 boxes) {
+    if (threadIdx.x != 0) return;
+    for (u32 box = blockIdx.x; box < boxes; box += gridDim.x) {
+        u32 rest = box;
+        const int at0 = static_cast<int>(rest % tiles0) * box0;
+        rest /= tiles0;
+        const int at1 = static_cast<int>(rest % tiles1) * box1;
+        rest /= tiles1;
+        cp_async_bulk_prefetch_tensor_2d(&source, at0, at1);
+    }
+}

@@ -1,0 +1,234 @@
+// cudatma: kernels/run_copy.cu.j2 for sm_90a
+// spec: RunSpec
+//   op = 'copy'
+//   kind = 'b8'
+//   stage_bytes = 16384
+//   stages = 6
+//   in_flight = 3
+//   load_cache = ''
+//   store_cache = ''
+// ring: 6 slots of 16384 bytes, 3 of them may be in stores; 98352 bytes of shared memory
+
+namespace cudatma {
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer, which the other primitives take.
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8): each phase needs `count`
+// arrivals. Other threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+__device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
+}
+
+// [PTX ISA, mbarrier.arrive] Make the current phase wait for `bytes` more bytes, and arrive once.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
+}
+
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed. The thread may be suspended for a while
+// first. On a fresh barrier, parity 1 counts as completed and parity 0 does not.
+__device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(bar), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: afterwards this thread
+// sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+__device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
+    while (!mbarrier_try_wait_parity(bar, parity)) {
+    }
+}
+
+// [PTX ISA, membar / fence] Make this thread's mbarrier.init visible to the async proxy and the cluster.
+__device__ __forceinline__ void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+
+// [PTX ISA, cp.async.bulk] Load `bytes` contiguous bytes at `src` to shared address `dst`; addresses and size are multiples of 16. One
+// thread calls it. `bar` counts the bytes.
+__device__ __forceinline__ void cp_async_bulk_load(u32 dst, const void* src, u32 bytes, u32 bar) {
+    asm volatile("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 :
+                 : "r"(dst), "l"(__cvta_generic_to_global(src)), "r"(bytes), "r"(bar)
+                 : "memory");
+}
+
+// [PTX ISA, cp.async.bulk] Store `bytes` bytes at shared address `src` to `dst`, as a part of this thread's current bulk group.
+__device__ __forceinline__ void cp_async_bulk_store(void* dst, u32 src, u32 bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+                 :
+                 : "l"(__cvta_generic_to_global(dst)), "r"(src), "r"(bytes)
+                 : "memory");
+}
+
+// [PTX ISA, cp.async.bulk.commit_group] Make one group of this thread's bulk stores and reductions since the last commit.
+__device__ __forceinline__ void cp_async_bulk_commit_group() {
+    asm volatile("cp.async.bulk.commit_group;" : : : "memory");
+}
+
+// [PTX ISA, cp.async.bulk.wait_group] Wait until at most Pending of this thread's groups have not written global memory. A group
+// belongs to the thread that issued it.
+template <u32 Pending>
+__device__ __forceinline__ void cp_async_bulk_wait_group() {
+    asm volatile("cp.async.bulk.wait_group %0;" : : "n"(Pending) : "memory");
+}
+
+// [PTX ISA, cp.async.bulk.wait_group.read] Wait until at most Pending of this thread's groups have not read shared memory, which
+// may then be reused.
+template <u32 Pending>
+__device__ __forceinline__ void cp_async_bulk_wait_group_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(Pending) : "memory");
+}
+
+// A ring of Stages slots in shared memory, filled by a producer and read by consumers.
+//
+// Each slot has two mbarriers. `full` completes a phase when the producer's arrivals and bytes have come; consumers wait for it.
+// `empty` completes a phase when the consumers have arrived; the producer waits for it before it fills the slot again. Each thread
+// keeps its position, `stage` and `phase`, in registers. Producer and consumers both start at (0, 0) and advance() once a slot:
+//
+//     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
+//     consumer   wait()      read the slot      release()                     advance()
+//
+// The expected bytes are exactly those that the loads deliver: with one byte more wait() never returns, with one less it may return
+// before the data. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the
+// slot. The forms with a slot number act on that slot in the current lap and leave `stage` alone.
+template <u32 Stages>
+struct TmaPipeline {
+    static constexpr u32 barrier_bytes = 16 * Stages;  // of shared memory at base_address, which is aligned to 8
+
+    u32 base;   // full[0..Stages), then empty[0..Stages); 8 bytes each
+    u32 stage;  // the slot at which this thread is
+    u32 phase;  // parity of the current lap; toggles when `stage` wraps
+
+    // Start at slot 0 of the ring at base_address, and leave its barriers alone.
+    __device__ __forceinline__ void attach(u32 base_address) {
+        base = base_address;
+        stage = 0;
+        phase = 0;
+    }
+
+    // Initialize a ring without `empty` barriers, which takes 8 * Stages bytes. One thread calls it instead of init_barriers(). The
+    // producer then has another way to know that a slot may be filled again; acquire() and release*() may not be called.
+    __device__ __forceinline__ void init_full_barriers(u32 producer_arrivals) const {
+        for (u32 slot = 0; slot < Stages; ++slot) mbarrier_init(get_barrier(slot), producer_arrivals);
+        fence_mbarrier_init();   // the async proxy sees initialized barriers
+    }
+
+    // Return the barrier that counts the bytes of a slot's loads.
+    __device__ __forceinline__ u32 get_barrier(u32 slot) const { return base + 8 * slot; }
+    __device__ __forceinline__ u32 get_barrier() const { return get_barrier(stage); }
+
+    // Consumer: wait until the slot is full.
+    __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
+    __device__ __forceinline__ void wait() const { wait(stage); }
+
+    // Go to the next slot; the parity toggles when the ring wraps.
+    __device__ __forceinline__ void advance() {
+        if (++stage == Stages) {
+            stage = 0;
+            next_lap();
+        }
+    }
+
+    // Toggle the parity, for callers that number the slots themselves.
+    __device__ __forceinline__ void next_lap() { phase ^= 1; }
+};
+
+}  // namespace cudatma
+
+namespace cudatma {
+
+// One thread copies work units blockIdx.x, blockIdx.x + gridDim.x, .. below `units` through a ring of Stages slots:
+//
+//     load(unit, slot address, barrier)   expects the unit's bytes at the barrier and loads them
+//     store(unit, slot address)           stores the slot
+//
+// TMA writes and reads the slots, so that no proxy fence is needed. The ring has no `empty` barriers, because the thread that
+// loads is the one that stores: a slot is free when its own bulk groups say that the store has read it. The thread loads every
+// slot of the first lap at once. After each store it refills the slot of the store StoresInFlight before it: that store has read
+// its slot, the StoresInFlight youngest ones may still be reading theirs. Returns when all stores have been written.
+//
+// barriers: 8 * Stages bytes of shared memory.
+template <u32 Stages, u32 StoresInFlight, u32 StageBytes, typename Load, typename Store>
+__device__ __forceinline__ void copy_units(u32 slots, u32 barriers, u32 units, Load load, Store store) {
+    static_assert(StoresInFlight > 0 && StoresInFlight < Stages, "a slot must be left to load into");
+    TmaPipeline<Stages> ring;   // `stage` and `phase` are those of the next store
+    ring.attach(barriers);
+    ring.init_full_barriers(1);
+
+    const u32 own_units = blockIdx.x < units ? (units - blockIdx.x - 1) / gridDim.x + 1 : 0;
+    u32 loads = 0;                // loads issued
+    u32 load_unit = blockIdx.x;   // the unit of the next load
+    for (; loads < Stages && loads < own_units; ++loads, load_unit += gridDim.x)
+        load(load_unit, slots + loads * StageBytes, ring.get_barrier(loads));
+    u32 load_stage = 0;           // the slot of the next load
+    u32 store_unit = blockIdx.x;
+    for (u32 stores = 0; stores < own_units; ++stores, store_unit += gridDim.x) {
+        ring.wait();
+        store(store_unit, slots + ring.stage * StageBytes);
+        cp_async_bulk_commit_group();
+        ring.advance();
+        if (stores >= StoresInFlight && loads < own_units) {
+            cp_async_bulk_wait_group_read<StoresInFlight>();
+            load(load_unit, slots + load_stage * StageBytes, ring.get_barrier(load_stage));
+            if (++load_stage == Stages) load_stage = 0;
+            ++loads;
+            load_unit += gridDim.x;
+        }
+    }
+    cp_async_bulk_wait_group<0>();   // shared memory must outlive the reads, and the kernel must outlive the writes
+}
+
+}  // namespace cudatma
+using namespace cudatma;
+
+constexpr u32 STAGES = 6;
+constexpr u32 STORES_IN_FLIGHT = 3;   // stores that may still read their slots
+constexpr u32 STAGE_BYTES = 16384;    // of a segment; the last one may be shorter
+constexpr u32 BARRIERS = 98304;       // after the slots
+
+// destination = source: `bytes` bytes at addresses that are multiples of 16, in segments by bulk copies; and by plain accesses
+// `head` bytes before them and `tail` bytes after them, less than 16 each.
+extern "C" __global__ void __launch_bounds__(32)
+run_copy(const u8* source, u8* destination, u64 bytes, u32 head, u32 tail) {
+    extern __shared__ __align__(128) u8 shared[];
+    const u32 slots = shared_address(shared);
+    if (blockIdx.x == 0) {
+        const u32 lane = threadIdx.x;
+        if (lane < head) (destination - head)[lane] = (source - head)[lane];
+        if (lane < tail) (destination + bytes)[lane] = (source + bytes)[lane];
+    }
+    if (threadIdx.x != 0) return;
+    const u32 segments = static_cast<u32>((bytes + STAGE_BYTES - 1) / STAGE_BYTES);
+    const auto size_of = [&](u64 offset) {
+        const u64 rest = bytes - offset;
+        return rest < STAGE_BYTES ? static_cast<u32>(rest) : STAGE_BYTES;
+    };
+    const auto load = [&](u32 segment, u32 slot, u32 barrier) {
+        const u64 offset = static_cast<u64>(segment) * STAGE_BYTES;
+        const u32 size = size_of(offset);
+        mbarrier_arrive_expect_tx(barrier, size);
+        cp_async_bulk_load(slot, source + offset, size, barrier);
+    };
+    const auto store = [&](u32 segment, u32 slot) {
+        const u64 offset = static_cast<u64>(segment) * STAGE_BYTES;
+        cp_async_bulk_store(destination + offset, slot, size_of(offset));
+    };
+    copy_units<STAGES, STORES_IN_FLIGHT, STAGE_BYTES>(slots, slots + BARRIERS, segments, load, store);
+}
