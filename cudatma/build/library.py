@@ -2,7 +2,7 @@
 
     //% use "mbarrier_init", "cp_async_bulk_tensor_" ~ spec.rank ~ "d_load"    in a template that calls them
     //% primitive "mbarrier_init"    ..    //% endprimitive                    around one of them
-    //% primitive "mbarrier_init"    ..    //% endprimitive                  around one of them
+    //% family    ..    //% endfamily                                      a comment and the primitives that share it
 
 LIBRARY includes the files of all primitives, in the order of the output. render() renders it after the template, when
 all uses are known. A primitive's block may use other primitives. A template that includes a file of the library uses
