@@ -37,6 +37,7 @@ def test_empty_tables() -> None:
     [
         ([1, 2], 2, HOST, ArgumentError, "starts.shape"),
         ([[1, 2]], 3, HOST, ArgumentError, "starts.shape"),
+        ([[1], [1, 2]], 2, HOST, ArgumentError, "starts"),
         ([[1, 2]], None, HOST, ArgumentError, "starts.shape"),
         ([[1.0, 2.0]], 2, HOST, ArgumentTypeError, "starts"),
         ([[True, False]], 2, HOST, ArgumentTypeError, "starts"),

@@ -7,7 +7,7 @@ import os
 import random
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -394,14 +394,19 @@ def test_the_driver_encodes_where_the_codec_differs(
     stub: StubDriver, monkeypatch: pytest.MonkeyPatch, writes_well: bool
 ) -> None:
     """Where they agree the driver encodes the first new M only."""
-    write = codec.write_fields
+    field_writer = codec.field_writer
 
-    def wrong(words: Any, raw: Any, *others: Any) -> None:
-        write(words, raw, *others)
-        words[20] ^= 1
+    def wrong(words: Any, *others: Any) -> Callable[[Sequence[int]], None]:
+        write = field_writer(words, *others)
+
+        def written(values: Sequence[int]) -> None:
+            write(values)
+            words[20] ^= 1
+
+        return written
 
     if not writes_well:
-        monkeypatch.setattr(codec, "write_fields", wrong)
+        monkeypatch.setattr(codec, "field_writer", wrong)
     # Rows of one box, so that M differs in the tensor maps alone.
     weight, encoded = packed_weight(1024, 1536), []
     for m in (1000, 1001, 1002, 1003):

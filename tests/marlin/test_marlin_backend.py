@@ -13,7 +13,7 @@ from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.kernels.choosing import pinned
 from cudatma.kernels.engine import emulate
 from cudatma.kernels.gpu import imagined_gpu
-from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
+from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinOptions, weight_of
 from cudatma.kernels.marlin.mma_sync import LoadPaths
 from cudatma.kernels.marlin.mma_sync_candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
@@ -91,7 +91,7 @@ def test_the_copy_and_the_dependent_gemm_are_clean(target: str, monkeypatch: pyt
     x, weight, _ = operands(40, 192, 72)
     permuted = replace(weight, perm=RNG.permutation(192).astype(np.int32))
     out = np.empty((40, 72), np.float16)
-    checked = MARLIN_GEMM.check((x, None), out, (False, False), permuted)
+    checked = MARLIN_GEMM.check((x, None), out, MarlinOptions(False, False), permuted)
     arrays = MARLIN_GEMM.named(checked) | weight_of(permuted).arrays
     report = emulate(MARLIN_GEMM, checked.problem, arrays, schedules=3)
     assert report.is_clean

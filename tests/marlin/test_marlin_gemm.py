@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cudatma import ArgumentError, ArgumentTypeError, PackedWeight, marlin_gemm
 from cudatma.dtypes import activation_type
-from cudatma.kernels.marlin.gemm import MARLIN_GEMM
+from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinOptions
 from cudatma.quantization import pack
 
 #: ||out - reference|| / ||reference||: products are exact in fp32, and one rounding of the result remains.
@@ -181,4 +181,4 @@ def test_rows_that_are_copied_first() -> None:
     permuted, _ = make(96, 40, act_order=True)
     odd, shifted = values((7, 97))[:, :96], values((7, 104))[:, 1:97]
     for x, weight, is_copied in ((X, WEIGHT, False), (X, permuted, True), (odd, WEIGHT, True), (shifted, WEIGHT, True)):
-        assert MARLIN_GEMM.check((x, None), None, (False, False), weight).problem.is_arranged == is_copied
+        assert MARLIN_GEMM.check((x, None), None, MarlinOptions(False, False), weight).problem.is_arranged == is_copied

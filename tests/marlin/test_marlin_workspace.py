@@ -42,7 +42,7 @@ def test_every_launch_finds_room(sizes: MarlinWorkspace, layer: LinearShape, m: 
     """A workspace then never grows, and a graph may hold one."""
     spec = choose_by_cost(Problem(layer, m), imagined_gpu(target, PROCESSORS))
     work = schedule(spec, m, layer.n, layer.k, PROCESSORS * spec.blocks_per_sm)
-    launch = sizes_for(Problem(layer, m), spec, lambda m: work, target)(m, 0)
+    launch = sizes_for(Problem(layer, m), spec, lambda m: work, target)(Problem(layer, m))
     sizes.require_room(launch.partials_bytes, launch.flags_bytes)
 
 

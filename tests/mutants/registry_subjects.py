@@ -27,7 +27,7 @@ from cudatma.kernels.gemm.sample import gemm_call
 from cudatma.kernels.host import host_bytes
 from cudatma.kernels.marlin.arguments import gemm_arguments
 from cudatma.kernels.marlin.choose import AnyMarlinSpec
-from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
+from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinOptions, weight_of
 from cudatma.kernels.marlin.mma_sync import MmaSyncSpec
 from cudatma.kernels.marlin.skinny import SkinnySpec
 from cudatma.kernels.marlin.wgmma import WgmmaSpec
@@ -142,7 +142,7 @@ def _marlin_call(spec: AnyMarlinSpec) -> Callable[[], Call]:
         # Ping-pong warpgroups take several tiles each.
         ranges = 1 if getattr(spec, "pingpong", False) else _WORK_RANGES
         work = schedule(spec, m, n, k, ranges * spec.cluster, eager=True)
-        checked = MARLIN_GEMM.check((x, None), out, (True, False), w)
+        checked = MARLIN_GEMM.check((x, None), out, MarlinOptions(True, False), w)
         arguments = gemm_arguments(checked.problem, spec, work, get_target(_TARGET))
         arrays = MARLIN_GEMM.named(checked) | weight_of(w).arrays | host_workspace(arguments.sizes)
         # As after another kernel of a programmatic chain, which writes the activations.

@@ -19,7 +19,7 @@ from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.host import host_bytes
 from cudatma.kernels.marlin.arguments import gemm_arguments
 from cudatma.kernels.marlin.choose import AnyMarlinSpec, choose_by_cost
-from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
+from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinOptions, weight_of
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.schedule import Schedule, schedule
 from cudatma.quantization import PackedWeight, quantize
@@ -45,7 +45,7 @@ def launch_programmatically(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def problem_of(x: Any, w: PackedWeight, out: Any, **options: Any) -> Problem:
     """The problem of a call with these arrays."""
-    checked = MARLIN_GEMM.check((x, None), out, (False, False), w)
+    checked = MARLIN_GEMM.check((x, None), out, MarlinOptions(False, False), w)
     return replace(checked.problem, **options)
 
 
