@@ -176,3 +176,11 @@ def test_ctrl_c_ends_all_processes_quietly(seconds: float, tmp_path: Path) -> No
     assert said.rstrip().endswith("interrupted: what was compiled is kept; the same command continues")
     assert "Traceback" not in said
     assert "Error" not in said
+
+
+def test_what_is_skipped_is_not_compiled_but_the_rules_choice_is(compiler: Compiler) -> None:
+    rule, one, *_ = tasks()[1].candidates
+    assert tuned(FakeBench(), "--skip", one.label, "--skip", rule.label) == 0
+    specs = compiler.calls[0][0]
+    assert one.spec not in specs
+    assert rule.spec in specs
