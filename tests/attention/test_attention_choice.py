@@ -71,11 +71,11 @@ def test_where_there_is_no_wgmma_mma_sync_runs(dims: tuple[int, int]) -> None:
         times(replace(problem, version="a3"), np.array([4096]), gpu)
 
 
-@pytest.mark.parametrize(("head_dim", "block_m"), [(64, 128), (96, 64)])
-def test_all_threads_of_a1_copy_whole_rows(head_dim: int, block_m: int) -> None:
-    config = small_config("a1", head_dim=head_dim, v_head_dim=head_dim, block_m=block_m, block_n=64)
-    with pytest.raises(ArgumentError, match=r"^block_n: got 80; allowed: a multiple of 32"):
-        replace(config, block_n=80)
+@pytest.mark.parametrize(("head_dim", "tile_m"), [(64, 128), (96, 64)])
+def test_all_threads_of_a1_copy_whole_rows(head_dim: int, tile_m: int) -> None:
+    config = small_config("a1", head_dim=head_dim, v_head_dim=head_dim, tile_m=tile_m, tile_n=64)
+    with pytest.raises(ArgumentError, match=r"^tile_n: got 80; allowed: a multiple of 32"):
+        replace(config, tile_n=80)
 
 
 SELF = problem_of(batch=4, heads=16, q_length=512, head_dim=128, is_causal=True)
