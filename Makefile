@@ -38,6 +38,9 @@ RELEASE := $(VENV)/.release
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 endif
 
+# Without the files that need a GPU, most of which would say that they are skipped.
+NO_GPU := --ignore-glob='*_gpu.py'
+
 .PHONY: help venv demo test test-all test-integrations gpu-test lint docs packages release format pictures clean
 
 help: ## this list
@@ -49,17 +52,17 @@ demo: $(READY) $(MODEL) ## quantize a real layer, run its GEMM on the GPU or the
 	$(RUN) -m cudatma.cli demo $(ARGS)
 
 test: $(READY) ## the tests that need no GPU, a part of each long sweep: a few minutes
-	$(RUN) -m pytest -m "not gpu and not slow" --ignore=tests/gpu $(PARALLEL) $(ARGS)
+	$(RUN) -m pytest -m "not gpu and not slow" $(NO_GPU) $(PARALLEL) $(ARGS)
 
 test-all: $(READY) ## the same with every mutant and the whole of each sweep, as CI runs them
-	$(RUN) -m pytest -m "not gpu" --ignore=tests/gpu --hypothesis-profile=full $(PARALLEL) $(ARGS)
+	$(RUN) -m pytest -m "not gpu" $(NO_GPU) --hypothesis-profile=full $(PARALLEL) $(ARGS)
 
 test-integrations: $(VLLM_VENV)/.installed ## the tests with vLLM, in an environment of its own (7 GB, Python 3.11); no GPU needed
 	$(VLLM_VENV)/bin/python -m pytest tests/integrations/test_vllm_*.py $(ARGS)
 
 # pytest ends with 5 when nothing was run, which is right only where there is no GPU.
 gpu-test: $(READY) ## the tests that need an NVIDIA GPU; skipped, with the reason, where there is none
-	@$(RUN) -m pytest -m gpu tests/gpu $(ARGS); status=$$?; \
+	@$(RUN) -m pytest -m gpu tests/*/test_*_gpu.py $(ARGS); status=$$?; \
 	if [ $$status -eq 5 ] && ! nvidia-smi -L >/dev/null 2>&1; then \
 	  echo "gpu-test: no NVIDIA GPU on this machine, nothing was run"; exit 0; fi; exit $$status
 

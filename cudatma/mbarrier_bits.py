@@ -9,7 +9,8 @@ are pending has 0 in their field, and its parity as before.
 The state is not in memory while the barrier lives. On the H200 a plain load, and a bulk copy out of shared memory, saw
 what the 8 bytes held before ``mbarrier.init``, whatever had been done to the barrier since; after ``mbarrier.inval`` a
 plain load sees the state. ``ptx_templates/probes/mbarrier_bits.cu.j2`` asks a GPU that way, and
-``tests/gpu/test_mbarrier_bits_gpu.py`` compares its answers with encode(); ``tests/barrier_states.py`` has the H200's.
+``tests/runtime/test_mbarrier_bits_gpu.py`` compares its answers with encode(); ``tests/shared/barrier_states.py`` has
+the H200's.
 """
 
 from __future__ import annotations

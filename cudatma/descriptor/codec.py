@@ -18,7 +18,7 @@ bits (``TmaType.descriptor_format``), in which tf32 is fp32 with bit 80 set.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -64,7 +64,7 @@ FIELDS: dict[str, dict[str, tuple[int, int]]] = {
 }
 #: Fields that no argument of the driver's functions sets; decode() does not hold them against a map.
 DERIVED = ("version", "smem_bytes", "smem_pattern")
-#: The places of the fields that write_fields() knows.
+#: The places of the fields that field_writer() knows.
 _DIM_WORD, _STRIDE_WORD = _COMMON["dim_minus_1[0]"][0] // 32, _COMMON["stride_low[0]"][0] // 32
 _SMEM_WORD, _STRIDE_HIGH_BYTE = _COMMON["smem_bytes"][0] // 32, _COMMON["stride_high[0]"][0] // 8
 _BOX_BYTE = FIELDS["tiled"]["box_minus_1[0]"][0] // 8
@@ -110,26 +110,44 @@ def encode(spec: AnySpec, version: int = 0) -> bytes:
     return _assemble(FIELDS[kind], fields)
 
 
-def write_fields(words: Any, raw: Any, spec: AnySpec, fields: Sequence[tuple[str, int]], values: Sequence[int]) -> None:
-    """Write fields of a tiled map in place.
+def field_writer(
+    words: Any, raw: Any, spec: AnySpec, fields: Sequence[tuple[str, int]]
+) -> Callable[[Sequence[int]], None]:
+    """Return a function that writes values into fields of a tiled map in place and checks nothing.
+
+    Nothing else may write these fields later.
 
     words, raw: 32-bit words and bytes of the map. spec: its rank and dtype. fields: kind ("dim", "stride" or "box") and
-    index of each value. Nothing is checked.
+    index of each value.
     """
-    has_box = False
-    for (kind, index), value in zip(fields, values):  # noqa: B905 (a keyword takes time)
+    dims: list[tuple[int, int]] = []
+    strides: list[tuple[int, int, int, int]] = []
+    boxes: list[tuple[int, int]] = []
+    written: dict[int, int] = {}
+    for place, (kind, index) in enumerate(fields):
         if kind == "dim":
-            words[_DIM_WORD + index] = value - 1
+            dims.append((place, _DIM_WORD + index))
         elif kind == "stride":
-            words[_STRIDE_WORD + index] = value >> 4 & _MASK_32
-            at, shift = _STRIDE_HIGH_BYTE + index // 2, 4 * (index % 2)
-            raw[at] = raw[at] & ~(15 << shift) | value >> 36 << shift
+            strides.append((place, _STRIDE_WORD + index, _STRIDE_HIGH_BYTE + index // 2, 4 * (index % 2)))
         else:
-            raw[_BOX_BYTE + index] = value - 1
-            has_box = True
-    if has_box:
-        whole = (raw[_BOX_BYTE + i] + 1 for i in range(spec.rank))
-        words[_SMEM_WORD] = prod(whole) * spec.dtype.element_bytes & _MASK_32
+            boxes.append((place, _BOX_BYTE + index))
+
+    def write(values: Sequence[int]) -> None:
+        for place, word in dims:
+            words[word] = values[place] - 1
+        for place, word, high, shift in strides:
+            value = values[place]
+            if value != written.get(place):  # strides seldom change
+                written[place] = value
+                words[word] = value >> 4 & _MASK_32
+                raw[high] = raw[high] & ~(15 << shift) | value >> 36 << shift
+        for place, byte in boxes:
+            if raw[byte] != values[place] - 1:
+                raw[byte] = values[place] - 1
+                whole = prod(raw[_BOX_BYTE + i] + 1 for i in range(spec.rank))
+                words[_SMEM_WORD] = whole * spec.dtype.element_bytes & _MASK_32
+
+    return write
 
 
 def encode_shared(spec: AnySpec) -> bytes:

@@ -259,24 +259,18 @@ def _shape_key(operation: Operation[P, C], key: tuple[Any, ...]) -> Hashable:
             parts += shape, strides, dtype, device
             continue
         free = (len(shape) - fixed) or 1
-        if free == 1:
-            if (extent := shape[0]) < 2 and not extent:
-                return None
-            parts += 1, extent == 1, shape[1:], strides, dtype, device
-            continue
-        ones = 0
-        for axis in range(free):
-            if (extent := shape[axis]) < 2:
-                if not extent:
+        sizes = shape[:free]
+        if 0 in sizes:
+            return None
+        ones = tuple(map((1).__eq__, sizes)) if 1 in sizes else ()
+        if joins and free > 1:
+            for axis in range(free - 1):
+                # Leading axes of one element may have any stride.
+                has_begun = not ones or False in ones[: axis + 1]
+                if has_begun and strides[axis] != shape[axis + 1] * strides[axis + 1]:
                     return None
-                ones |= 1 << axis
-            # Leading axes of one element may have any stride.
-            is_joined = joins and axis < free - 1 and ones + 1 != 2 << axis
-            if is_joined and strides[axis] != shape[axis + 1] * strides[axis + 1]:
-                return None
         # The stride of a fixed axis that is outermost in memory depends on the free sizes.
-        steps = strides[free - 1 :] if joins else strides[free - 1]
-        parts += free, ones, shape[free:], steps, dtype, device
+        parts += free, ones, shape[free:], strides[free - 1 :] if joins else strides[free - 1], dtype, device
     return tuple(parts)
 
 

@@ -96,7 +96,9 @@ def run(
                     done = call.run(inputs, out, stream, weight)
                     if done is not NotImplemented:
                         return done
-    return _run_checked(operation, inputs, out, (*numbers, *options), stream, backend, weight, subject, workspace, key)
+    if numbers:
+        options = *numbers, *options
+    return _run_checked(operation, inputs, out, options, stream, backend, weight, subject, workspace, key)
 
 
 def _run_checked(

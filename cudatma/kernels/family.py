@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -99,20 +98,15 @@ def _unchanged(spec: Any) -> Any:
 _Copied = TypeVar("_Copied")
 
 
-def copied_with_m(problem: _Copied, m: int) -> _Copied:
-    """Return a copy of a frozen, slotted dataclass with another ``m``, without its checks, in a microsecond."""
-    kind: Any = problem.__class__
-    copy: _Copied = object.__new__(kind)
-    for read, write in _slots(kind):
-        write(copy, read(problem))
-    object.__setattr__(copy, "m", m)
+def resized_copy(problem: _Copied, **sizes: Any) -> _Copied:
+    """Return a copy of a frozen dataclass without slots with other values of these fields, without its checks."""
+    copy: _Copied = object.__new__(problem.__class__)
+    copy.__dict__.update(problem.__dict__, **sizes)
     return copy
 
 
-@cache
-def _slots(kind: Any) -> list[tuple[Callable[[Any], Any], Callable[[Any, Any], None]]]:
-    """Return functions that read and write each field."""
-    return [(vars(kind)[name].__get__, vars(kind)[name].__set__) for name in kind.__dataclass_fields__]
+def _with_m(problem: _Copied, m: int) -> _Copied:
+    return resized_copy(problem, m=m)
 
 
 def _never(spec: object) -> bool:
@@ -179,6 +173,6 @@ class Family(Generic[P, S]):
     launched: Callable[[Any], Any] = _unchanged
     versions: Versions | None = None
     sizes: str = ""
-    with_m: Callable[[P, int], P] = copied_with_m
+    with_m: Callable[[P, int], P] = _with_m
     shape: Callable[[P], P] | None = None
     is_shared: Callable[[S], bool] = _never

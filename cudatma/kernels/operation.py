@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from cudatma.arrays import ArrayInfo
@@ -77,8 +77,8 @@ class Operation(ABC, Generic[P, C]):
         return [info.pointer if (info := named.get(name)) else 0 for name in self.names]
 
     @abstractmethod
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[P]:
-        """Validate a call. ``subject`` is run()'s. Raises ArgumentError, ArgumentTypeError."""
+    def check(self, inputs: tuple[Any, ...], out: Any, options: Any, subject: Any) -> Checked[P]:
+        """Validate a call. ``options`` and ``subject`` are run()'s. Raises ArgumentError, ArgumentTypeError."""
 
     @abstractmethod
     def configure(self, problem: P, gpu: Gpu, memo: dict[Any, Any]) -> C:
@@ -99,14 +99,12 @@ class Operation(ABC, Generic[P, C]):
     def reference(self, problem: P, arrays: Mapping[str, ArrayInfo]) -> None:
         """Compute the result with NumPy. The arrays are in host memory."""
 
-    def sizes(
-        self, problem: P, config: C, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
-    ) -> tuple[Sizes, ...]:
-        """Return the sizes of arguments(), which is all that differs between problems of one plan_key().
+    def sizes_for(self, problem: P, config: C, gpu: Gpu, resident: tuple[int, ...]) -> Callable[[P], tuple[Sizes, ...]]:
+        """Return a function from any problem with this one's plan_key() to the sizes of its arguments().
 
-        ``memo`` is kept for problems of the same plan_key() and configuration.
+        The arguments of such problems differ in nothing else.
         """
-        return tuple([one.sizes for one in self.arguments(problem, config, gpu, resident)])
+        return lambda problem: tuple([one.sizes for one in self.arguments(problem, config, gpu, resident)])
 
     def plan_key(self, problem: P) -> Hashable:
         """Return what all problems that share a plan have in common."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, Generic, NamedTuple
 
@@ -56,12 +56,11 @@ class Launch(NamedTuple):
 
 
 class _Loaded(NamedTuple):
-    """The kernels of a configuration on a device. resident: CTAs of each that the GPU runs at a time."""
+    """The kernels of a configuration on a device. sizes_of: returns the sizes of a problem's launches."""
 
     config: Any
     replays: tuple[Replay, ...]
-    resident: tuple[int, ...]
-    memo: dict[Any, Any]
+    sizes_of: Callable[[Any], tuple[Sizes, ...]]
 
 
 #: Configurations that a plan finds by their identity.
@@ -114,7 +113,8 @@ class Plan(Generic[P, C]):
                 Replay(one, kernel, self.device, operation.names, addresses, SPACES, operation.steady)
                 for one, kernel in zip(operation.arguments(problem, config, gpu, tuple(resident)), kernels, strict=True)
             ]
-            loaded = self._loaded[config] = _Loaded(config, tuple(replays), tuple(resident), {})
+            sizes_of = operation.sizes_for(problem, config, gpu, tuple(resident))
+            loaded = self._loaded[config] = _Loaded(config, tuple(replays), sizes_of)
         return self._launch(problem, loaded)
 
     def _lookup(self, config: C) -> _Loaded | None:
@@ -127,7 +127,7 @@ class Plan(Generic[P, C]):
         return loaded
 
     def _launch(self, problem: P, loaded: _Loaded) -> Launch:
-        sizes = self._operation.sizes(problem, loaded.config, self._gpu, loaded.resident, loaded.memo)
+        sizes = loaded.sizes_of(problem)
         partials = flags = rows = 0
         for one in sizes:
             partials, flags, rows = max(partials, one.partials_bytes), flags | one.flags_bytes, rows + one.rows_bytes

@@ -194,7 +194,7 @@ class _SizedMap:
     """A tensor map among the arguments, and the values of its sized fields."""
 
     __slots__ = (
-        *("_agrees", "_bytes", "_device", "_kind", "_map", "_place", "_pointer", "_words", "_written"),
+        *("_agrees", "_bytes", "_device", "_kind", "_map", "_place", "_pointer", "_write", "_written"),
         *("count", "fields"),
     )
 
@@ -206,7 +206,8 @@ class _SizedMap:
         self.fields: tuple[int, ...] = ()
         self._written: tuple[int, ...] = ()
         self._pointer = addressof(value)
-        self._words, self._bytes = _words(value, "I"), memoryview(value).cast("B")
+        self._bytes = memoryview(value).cast("B")
+        self._write = codec.field_writer(_words(value, "I"), self._bytes, spec, over.sized)
         self._kind = spec.dtype, spec.rank, spec.swizzle, spec.interleave, over.sized
         self._agrees = False
 
@@ -218,13 +219,13 @@ class _SizedMap:
             if not agrees:
                 raw = self._encoded(int.from_bytes(self._bytes[:8], "little"))
             if agrees is None:
-                codec.write_fields(self._words, self._bytes, self._map.spec, self._map.sized, self.fields)
+                self._write(self.fields)
                 agrees = agreement[self._kind] = bytes(self._bytes) == raw
             if not agrees:
                 self._bytes[:] = raw
                 return
             self._agrees = True
-        codec.write_fields(self._words, self._bytes, self._map.spec, self._map.sized, self.fields)
+        self._write(self.fields)
 
     def encode(self, addresses: tuple[Sequence[int], ...]) -> None:
         """Let the driver write the address, which may belong to another allocation than before, and new fields."""

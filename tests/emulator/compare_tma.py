@@ -1,4 +1,4 @@
-"""Compares what a GPU did in TMA operations (tests/gpu/capture_tma.py) with the emulator.
+"""Compares what a GPU did in TMA operations (tests/emulator/capture_tma.py) with the emulator.
 
     python tests/emulator/compare_tma.py CAPTURE.jsonl.gz ... [--sample tests/fixtures/tma/h200.jsonl.gz --count 800]
 
@@ -17,8 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-# The checkout's package and the cases, wherever it is started from.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tma"))
+# The checkout's package, wherever it is started from.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tma_direct import answer

@@ -1,4 +1,4 @@
-"""The emulator as a Device of tests/tma/kernel_cases.py."""
+"""The emulator as a Device of tests/emulator/kernel_cases.py."""
 
 from __future__ import annotations
 

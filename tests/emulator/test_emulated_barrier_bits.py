@@ -26,7 +26,7 @@ def test_each_step_leaves_the_bits_of_its_state(count: int, size: int) -> None:
 
 
 def test_the_kernel_that_goes_on_after_inval_is_right_without_it() -> None:
-    """What tests/gpu/test_mbarrier_bits_gpu.py asks a GPU: its phases end here, where nothing is invalidated."""
+    """What tests/runtime/test_mbarrier_bits_gpu.py asks a GPU: its phases end here, where nothing is invalidated."""
     source, out = after_inval.operands()
     cudatma.compile(after_inval.SOURCE, None, target="sm_90a", debug=False, template=True).emulate(
         1, 32, (source, out, 0)

@@ -1,4 +1,4 @@
-"""The emulator's TMA against an H200: the stored sample of tests/gpu/capture_tma.py, and the kernels' results.
+"""The emulator's TMA against an H200: the stored sample of tests/emulator/capture_tma.py, and the kernels' results.
 
 ``tests/fixtures/tma/h200.jsonl.gz`` holds cases with the GPU's answers, traps included; compare_tma.py compares whole
 captures.

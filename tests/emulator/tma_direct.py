@@ -1,4 +1,4 @@
-"""Puts the cases of tests/tma to the emulator's TMA alone: no kernel, no warps, a hundred times quicker."""
+"""Puts the cases of tma_cases.py to the emulator's TMA alone: no kernel, no warps, a hundred times quicker."""
 
 from __future__ import annotations
 

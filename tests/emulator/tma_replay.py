@@ -1,4 +1,4 @@
-"""Puts the cases of tests/tma to the emulator: through the PTX of the kernel that ran on the GPU."""
+"""Puts the cases of tma_cases.py to the emulator: through the PTX of the kernel that ran on the GPU."""
 
 from __future__ import annotations
 

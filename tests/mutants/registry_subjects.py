@@ -28,7 +28,7 @@ from cudatma.kernels.gemm.sample import gemm_call
 from cudatma.kernels.host import host_bytes
 from cudatma.kernels.marlin.arguments import gemm_arguments
 from cudatma.kernels.marlin.config import MarlinConfig
-from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
+from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinOptions, weight_of
 from cudatma.kernels.schedule import schedule
 from cudatma.mutants.mutant import Call
 from cudatma.quantization import PackedWeight, quantize
@@ -123,7 +123,7 @@ def _marlin_call(spec: MarlinConfig) -> Callable[[], Call]:
         # Ping-pong warpgroups take several tiles each.
         ranges = 1 if getattr(spec, "pingpong", False) else _WORK_RANGES
         work = schedule(spec, m, n, k, ranges * spec.cluster, eager=True)
-        checked = MARLIN_GEMM.check((x, None), out, (True, False), w)
+        checked = MARLIN_GEMM.check((x, None), out, MarlinOptions(True, False), w)
         arguments = gemm_arguments(checked.problem, spec, work, get_target(_TARGET))
         arrays = MARLIN_GEMM.named(checked) | weight_of(w).arrays | host_workspace(arguments.sizes)
         # As after another kernel of a programmatic chain, which writes the activations.
@@ -155,7 +155,7 @@ def _gemm_call(config: GemmConfig) -> Callable[[], Call]:
 
     def make() -> Call:
         tiles = 2 * config.consumer_warps // (4 * config.warpgroups)
-        m, n, k = tiles * config.cluster_m - 5, config.block_n - 8, 640
+        m, n, k = tiles * config.cluster_tile_m - 5, config.block_n - 8, 640
         random = np.random.default_rng(7)
         a, b = (random.standard_normal(shape, np.float32).astype(np.float16) for shape in ((m, k), (n, k)))
         out = np.zeros((m, n), np.float32 if config.out_dtype else np.float16)

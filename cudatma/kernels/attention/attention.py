@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -103,9 +103,9 @@ def attention(
     LaunchError, CompileError, DriverError, HazardError
         As for ``marlin_gemm``.
     """
-    number, asked_by = CHOICE.chosen(version)
+    name, asked_by = CHOICE.chosen(version)
     kinds = kinds_of(window, causal, scale, softcap, return_lse)
-    options = causal, window, scale, softcap, return_lse, number, kinds
+    options = AttentionOptions(causal, window, scale, softcap, return_lse, name, kinds)
     with naming(asked_by):
         return run(ATTENTION_CALL, (q, k, v, sink), out, options, stream, backend)
 
@@ -161,9 +161,9 @@ def attention_varlen(
         As attention().
     """
     kinds = kinds_of(window, causal, scale, softcap, return_lse, max_seqlen_q, max_seqlen_k)
-    options = causal, window, scale, softcap, return_lse, kinds
-    inputs, longest = (q, k, v, cu_seqlens_q, cu_seqlens_k, sink), (max_seqlen_q, max_seqlen_k)
-    return run(VARLEN_CALL, inputs, out, options, stream, backend, numbers=longest)
+    options = VarlenOptions(max_seqlen_q, max_seqlen_k, causal, window, scale, softcap, return_lse, kinds)
+    inputs = q, k, v, cu_seqlens_q, cu_seqlens_k, sink
+    return run(VARLEN_CALL, inputs, out, options[2:], stream, backend, numbers=options[:2])
 
 
 def attention_explain(
@@ -207,6 +207,38 @@ def attention_explain(
     if not name:
         return found
     return replace(found, decision=replace(found.decision, why=f"{found.decision.why} by {asked_by}"))
+
+
+class AttentionOptions(NamedTuple):
+    """The options of attention(), which are part of a call's key. kinds: from kinds_of()."""
+
+    causal: Any
+    window: Any
+    scale: Any
+    softcap: Any
+    return_lse: Any
+    version: str
+    kinds: tuple[type, ...]
+
+
+class VarlenOptions(NamedTuple):
+    """The options of attention_varlen(). The first two count as sizes."""
+
+    max_seqlen_q: Any
+    max_seqlen_k: Any
+    causal: Any
+    window: Any
+    scale: Any
+    softcap: Any
+    return_lse: Any
+    kinds: tuple[type, ...]
+
+
+def named_options(options: Any) -> dict[str, Any]:
+    """Return the options that a check takes, by name."""
+    named: dict[str, Any] = options._asdict()
+    del named["kinds"]
+    return named
 
 
 def kinds_of(window: Any, *options: Any) -> tuple[type, ...]:
@@ -260,8 +292,10 @@ class AttentionOperation(Operation[P, AttentionConfig]):
         """Yield every configuration that may serve the problem with other sizes, but the same kinds of limits."""
 
     @abstractmethod
-    def sizes_for(self, problem: P, config: AttentionConfig, gpu: Gpu) -> Callable[[P], Sizes]:
-        """Return a function that returns the sizes of every problem with the plan_key of this one."""
+    def sizes_for(
+        self, problem: P, config: AttentionConfig, gpu: Gpu, resident: tuple[int, ...]
+    ) -> Callable[[P], tuple[Sizes, ...]]:
+        """Return a function from a problem to the sizes of its launch."""
 
     def resized(
         self, problem: P, shapes: Sequence[Any], strides_bytes: Sequence[Any], numbers: tuple[int, ...]
@@ -301,17 +335,8 @@ class AttentionOperation(Operation[P, AttentionConfig]):
         self, problem: P, config: AttentionConfig, gpu: Gpu, resident: tuple[int, ...]
     ) -> tuple[Arguments, ...]:
         """Return the one launch."""
-        sizes = self.sizes_for(problem, config, gpu)(problem)
+        (sizes,) = self.sizes_for(problem, config, gpu, resident)(problem)
         return (launch_arguments(problem, config, get_target(gpu.target), sizes),)
-
-    def sizes(
-        self, problem: P, config: AttentionConfig, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
-    ) -> tuple[Sizes, ...]:
-        """Return the sizes of the launch."""
-        sizes = memo.get("sizes")
-        if sizes is None:
-            sizes = memo["sizes"] = self.sizes_for(problem, config, gpu)
-        return (sizes(problem),)
 
     def reference(self, problem: P, arrays: Mapping[str, ArrayInfo]) -> None:
         """Compute the result in float64, rounded once."""
@@ -333,10 +358,9 @@ class Attention(AttentionOperation[Problem]):
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "sink")
     fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, None, 2)
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Problem]:
-        """Validate a call."""
-        names = "causal", "window", "scale", "softcap", "return_lse", "version"
-        return check_attention(*inputs, out=out, **dict(zip(names, options[:-1], strict=True)))
+    def check(self, inputs: tuple[Any, ...], out: Any, options: Any, subject: Any) -> Checked[Problem]:
+        """Validate a call. options: AttentionOptions."""
+        return check_attention(*inputs, out=out, **named_options(options))
 
     def lengths(self, problem: Problem, shapes: Sequence[Any], numbers: tuple[int, ...]) -> tuple[int, int, int] | None:
         """Return the sizes of the arrays."""
@@ -358,9 +382,12 @@ class Attention(AttentionOperation[Problem]):
         table = choice_table(ATTENTION, checked.problem, gpu, max_m)
         return [checked.problem.with_queries(m) for m in table.starts if m <= max_m]
 
-    def sizes_for(self, problem: Problem, config: AttentionConfig, gpu: Gpu) -> Callable[[Problem], Sizes]:
-        """Return a function that returns the sizes."""
-        return attention_sizes(problem, config, gpu.sm_count)
+    def sizes_for(
+        self, problem: Problem, config: AttentionConfig, gpu: Gpu, resident: tuple[int, ...]
+    ) -> Callable[[Problem], tuple[Sizes, ...]]:
+        """Return a function from a problem to the sizes of its launch."""
+        sizes = attention_sizes(problem, config, gpu.sm_count)
+        return lambda problem: (sizes(problem),)
 
 
 class AttentionVarlen(Attention):
@@ -370,10 +397,9 @@ class AttentionVarlen(Attention):
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "sink")
     fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, 0, 0, None, 2)
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Problem]:
-        """Validate a call."""
-        names = "max_seqlen_q", "max_seqlen_k", "causal", "window", "scale", "softcap", "return_lse"
-        return check_varlen(*inputs, out=out, **dict(zip(names, options[:-1], strict=True)))
+    def check(self, inputs: tuple[Any, ...], out: Any, options: Any, subject: Any) -> Checked[Problem]:
+        """Validate a call. options: the fields of VarlenOptions."""
+        return check_varlen(*inputs, out=out, **named_options(VarlenOptions(*options)))
 
     def lengths(self, problem: Problem, shapes: Sequence[Any], numbers: tuple[int, ...]) -> tuple[int, int, int] | None:
         """Return the number of sequences and the longest lengths."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from cudatma.kernels.arguments import Sizes
 from cudatma.kernels.attention.arguments import decode_sizes
-from cudatma.kernels.attention.attention import AttentionOperation, kinds_of
+from cudatma.kernels.attention.attention import AttentionOperation, kinds_of, named_options
 from cudatma.kernels.attention.check import DECODE, check_decode
 from cudatma.kernels.attention.choose import decode_config
 from cudatma.kernels.attention.config import AttentionConfig
@@ -76,8 +76,20 @@ def attention_decode(
     v_number, v_array = _factor(v_scale)
     inputs = q, k_cache, v_cache, seqlens, page_table, sink, k_array, v_array
     kinds = kinds_of(window, scale, softcap, return_lse, k_number, v_number)
-    options = window, scale, softcap, return_lse, k_number, v_number, kinds
+    options = DecodeOptions(window, scale, softcap, return_lse, k_number, v_number, kinds)
     return run(DECODE_CALL, inputs, out, options, stream, backend)
+
+
+class DecodeOptions(NamedTuple):
+    """The options of attention_decode(). k_scale, v_scale: scales that are numbers. kinds: from kinds_of()."""
+
+    window: Any
+    scale: Any
+    softcap: Any
+    return_lse: Any
+    k_scale: Any
+    v_scale: Any
+    kinds: tuple[type, ...]
 
 
 def _factor(scale: Any) -> tuple[Any, Any]:
@@ -92,22 +104,15 @@ class AttentionDecodeCall(AttentionOperation[DecodeProblem]):
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v", "seqlens", "page_table", "sink", "k_scale", "v_scale")
     fixed_axes: ClassVar[tuple[int | None, ...]] = (2, 2, 2, 0, 1, None, None, None, 2)
 
-    def check(
-        self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any
-    ) -> Checked[DecodeProblem]:
-        """Validate a call."""
+    def check(self, inputs: tuple[Any, ...], out: Any, options: Any, subject: Any) -> Checked[DecodeProblem]:
+        """Validate a call. options: DecodeOptions."""
         *arrays, k_array, v_array = inputs
-        window, scale, softcap, return_lse, k_number, v_number, _ = options
-        return check_decode(
-            *arrays,
-            k_scale=k_number if k_array is None else k_array,
-            v_scale=v_number if v_array is None else v_array,
-            out=out,
-            window=window,
-            scale=scale,
-            softcap=softcap,
-            return_lse=return_lse,
-        )
+        named = named_options(options)
+        if k_array is not None:
+            named["k_scale"] = k_array
+        if v_array is not None:
+            named["v_scale"] = v_array
+        return check_decode(*arrays, out=out, **named)
 
     def lengths(
         self, problem: DecodeProblem, shapes: Sequence[Any], numbers: tuple[int, ...]
@@ -132,9 +137,12 @@ class AttentionDecodeCall(AttentionOperation[DecodeProblem]):
         """Yield the one kernel, which depends on no size."""
         yield decode_config(problem, get_target(gpu.target))
 
-    def sizes_for(self, problem: DecodeProblem, config: AttentionConfig, gpu: Gpu) -> Callable[[DecodeProblem], Sizes]:
-        """Return a function that returns the sizes."""
-        return decode_sizes(problem, config, gpu)
+    def sizes_for(
+        self, problem: DecodeProblem, config: AttentionConfig, gpu: Gpu, resident: tuple[int, ...]
+    ) -> Callable[[DecodeProblem], tuple[Sizes, ...]]:
+        """Return a function from a problem to the sizes of its launch."""
+        sizes = decode_sizes(problem, config, gpu)
+        return lambda problem: (sizes(problem),)
 
 
 DECODE_CALL = AttentionDecodeCall()

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any, NamedTuple, TypeVar
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, counted
-from cudatma.kernels.family import MAX_EXTENT
+from cudatma.kernels.family import MAX_EXTENT, resized_copy
 from cudatma.kernels.launch_struct import Member
 
 #: Types of q, k, v and the result, and their names in wgmma.
@@ -157,7 +157,7 @@ NO_LIMITS, NO_LAYOUTS = Mask(), Layouts()
 P = TypeVar("P", bound="Problem")
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots: resized() copies the fields as one dictionary
+@dataclass(frozen=True, kw_only=True)  # without slots, for resized_copy()
 class Problem:
     """out (batch, q_length, heads, v_head_dim) = softmax(scale q k^T) v, for each head by itself.
 
@@ -267,7 +267,8 @@ class Problem:
         q, k, v, out = self.layouts
         new_q = q.resized(shapes[0], strides_bytes[0])
         new_k = k.resized(shapes[1], strides_bytes[1])
-        new_v = v.resized(shapes[2], strides_bytes[2])
+        is_like_k = v == k and shapes[2] == shapes[1] and strides_bytes[2] == strides_bytes[1]
+        new_v = new_k if is_like_k else v.resized(shapes[2], strides_bytes[2])
         if new_q is None or new_k is None or new_v is None:
             return None
         if shapes[-1] is None:
@@ -278,12 +279,8 @@ class Problem:
             if given is None or not given.is_disjoint:
                 return None
             new_out = given
-        fields = vars(self).copy()
-        fields["batch"], fields["q_length"], fields["k_length"] = batch, q_length, k_length
-        fields["layouts"] = Layouts(new_q, new_k, new_v, new_out)
-        made = object.__new__(type(self))
-        object.__setattr__(made, "__dict__", fields)
-        return made
+        layouts = Layouts(new_q, new_k, new_v, new_out)
+        return resized_copy(self, batch=batch, q_length=q_length, k_length=k_length, layouts=layouts)
 
     @property
     def plan_key(self) -> tuple[Any, ...]:

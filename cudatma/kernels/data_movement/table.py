@@ -63,7 +63,10 @@ def int_table(values: Any, columns: int | None, src: ArrayInfo, check: bool, fie
         else:
             values = host_array(info)
     if on_device is None:
-        made = np.asarray(values)
+        try:
+            made = np.asarray(values)
+        except ValueError:  # rows of different lengths
+            raise ArgumentError(field, "rows of different lengths", f"integers of shape {shape}") from None
         if made.size == 0:
             made = made.reshape(0) if columns is None else made.reshape(0, columns)
             made = made.astype(np.int32)

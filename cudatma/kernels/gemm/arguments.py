@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from cudatma.context import Cache
 from cudatma.descriptor import TiledSpec
 from cudatma.dtypes import tma_type
 from cudatma.errors import ArgumentError
@@ -19,6 +20,8 @@ from cudatma.target import get_target
 
 #: m n / (m + n) below which reading operands takes longer than multiplying. [H200]
 _BOUND_BY_MEMORY = 180
+#: Numbers of tiles whose sizes a plan keeps.
+_MAX_TILES = 4096
 
 
 def gemm_arguments(problem: Problem, config: GemmConfig, gpu: Gpu) -> Arguments:
@@ -27,9 +30,8 @@ def gemm_arguments(problem: Problem, config: GemmConfig, gpu: Gpu) -> Arguments:
     if problem.operands == NO_OPERANDS:
         raise ArgumentError("problem.operands", None, "the layouts of the arrays")
     parameters = tuple([_parameter(name, problem, config) for name in config.parameter_names])
-    return Arguments(
-        config.template, config, parameters, sizes_for(problem, config, gpu)(problem.m), config.launch_cluster
-    )
+    sizes = sizes_for(problem, config, gpu)(problem)
+    return Arguments(config.template, config, parameters, sizes, config.launch_cluster)
 
 
 def _parameter(name: str, problem: Problem, config: GemmConfig) -> Map | At | Value:
@@ -67,8 +69,29 @@ def _matrices(
     return TiledSpec(dtype=kind, dims=dims_of_batch, strides_bytes=strides, box=box[::-1], swizzle=swizzle)
 
 
-def sizes_for(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[[int], Sizes]:
-    """Return a function of M that returns the sizes, for every M with the problem's size_key()."""
+def sizes_for(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[[Problem], Sizes]:
+    """Return a function from any problem with this one's plan_key to its sizes.
+
+    Two M with the same number of tiles differ in one word of the struct and in the tensor maps.
+    """
+    of_tiles: Cache[Callable[[int], Sizes]] = Cache(_MAX_TILES)
+    tile_m, max_box_rows = config.cluster_tile_m, config.max_a_box_rows
+
+    def sizes(problem: Problem) -> Sizes:
+        m, operands = problem.m, problem.operands
+        box_rows, by_memory = min(max_box_rows, -(-m // 8) * 8), is_bound_by_memory(problem)
+        key = -(-m // tile_m), box_rows, by_memory, operands.alpha, operands.beta
+        of_m = of_tiles.get(key)
+        if of_m is None:
+            of_m = _sizes_of_tiles(problem, config, gpu)
+            of_tiles.put(key, of_m)
+        return of_m(m)
+
+    return sizes
+
+
+def _sizes_of_tiles(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[[int], Sizes]:
+    """Return a function from M to the sizes, for every M with as many tiles as the problem has."""
     operands, element, out_bytes = problem.operands, config.element_bytes, config.out_bytes
     by_tma = _is_stored_by_tma(problem, config)
     box_rows = config.a_box_rows(problem.m)
@@ -110,12 +133,6 @@ def sizes_for(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[[int],
         return Sizes(work.ctas, (head + m.to_bytes(4, "little") + tail,), fields, shared, programmatic)
 
     return sizes
-
-
-def size_key(problem: Problem, config: GemmConfig) -> tuple[Any, ...]:
-    """Return what determines the sizes of a launch, besides M in one word of the struct and in the tensor maps."""
-    m = problem.m
-    return -(-m // config.cluster_tile_m), config.a_box_rows(m), is_bound_by_memory(problem)
 
 
 def is_bound_by_memory(problem: Problem) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from cudatma.kernels.choice_table import choice_table, choose
 from cudatma.kernels.engine import run
 from cudatma.kernels.explain import Explanation, explained, explained_gpu
 from cudatma.kernels.family import MAX_EXTENT
-from cudatma.kernels.gemm.arguments import gemm_arguments, size_key, sizes_for
+from cudatma.kernels.gemm.arguments import gemm_arguments, sizes_for
 from cudatma.kernels.gemm.choose import GEMM
 from cudatma.kernels.gemm.config import CHOICE, GemmConfig
 from cudatma.kernels.gemm.copies import copied, copy_kernels, layouts_up_to, readable
@@ -113,18 +113,14 @@ def gemm(
         return run(GEMM_CALL, inputs, out, options, stream, backend)
 
 
-#: Structs that a plan keeps: one for each number of tiles and each pair of factors.
-_MAX_SIZES = 4096
-
-
 class Gemm(Operation[Problem, GemmConfig]):
-    """gemm as an operation. Its options are the factors, the activation, the result's dtype, and the version."""
+    """gemm as an operation."""
 
     name: ClassVar[str] = "gemm"
     inputs: ClassVar[tuple[str, ...]] = ("a", "b", "a_scale", "b_scale", "bias")
     fixed_axes: ClassVar[tuple[int | None, ...]] = (1, None, 1, None, None, 1)
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Problem]:
+    def check(self, inputs: tuple[Any, ...], out: Any, options: Any, subject: Any) -> Checked[Problem]:
         """Validate a call."""
         return check_call(inputs, out, options)
 
@@ -203,17 +199,12 @@ class Gemm(Operation[Problem, GemmConfig]):
         """Return the launch of a problem."""
         return (gemm_arguments(problem, config, gpu),)
 
-    def sizes(
-        self, problem: Problem, config: GemmConfig, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
-    ) -> tuple[Sizes, ...]:
-        """Return the sizes of the launch. Two M with the same number of tiles differ in one or two words."""
-        key = *size_key(problem, config), problem.operands.alpha, problem.operands.beta
-        of_m = memo.get(key)
-        if of_m is None:
-            if len(memo) >= _MAX_SIZES:
-                memo.clear()
-            of_m = memo[key] = sizes_for(problem, config, gpu)
-        return (of_m(problem.m),)
+    def sizes_for(
+        self, problem: Problem, config: GemmConfig, gpu: Gpu, resident: tuple[int, ...]
+    ) -> Callable[[Problem], tuple[Sizes, ...]]:
+        """Return a function from a problem to the sizes of its launch."""
+        sizes = sizes_for(problem, config, gpu)
+        return lambda problem: (sizes(problem),)
 
     def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         """Compute the result in fp32, rounded once."""

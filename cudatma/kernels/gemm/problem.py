@@ -16,7 +16,7 @@ from cudatma.arrays import ArrayInfo, describe
 from cudatma.dtypes import ACTIVATION_TYPES, BFLOAT16
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.checks import check_out, check_place, checked_flag, real_number
-from cudatma.kernels.family import MAX_EXTENT, copied_with_m
+from cudatma.kernels.family import MAX_EXTENT, resized_copy
 from cudatma.kernels.gemm.matrices import (
     ALIGNMENT,
     Matrix,
@@ -138,7 +138,7 @@ class Operands(NamedTuple):
 NO_OPERANDS = Operands()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, for resized_copy()
 class Problem:
     """c (m, n) = a (m, k) b (k, n), ``batch`` times.
 
@@ -179,7 +179,7 @@ class Problem:
 
     def with_m(self, m: int) -> Problem:
         """Return the problem with another M, which the caller has checked."""
-        return copied_with_m(self, m)
+        return resized_copy(self, m=m)
 
     @property
     def split_rows(self) -> tuple[bool, bool]:
@@ -230,6 +230,24 @@ _SCALES = ("a_scale", "b_scale")
 _SCALE_STRIDES = ("a_scale_batch", "a_scale_row", "a_scale_k", "b_scale_batch", "b_scale_k", "b_scale_column")
 
 
+class GemmOptions(NamedTuple):
+    """The options of gemm(), which are part of a call's key.
+
+    a_scale, b_scale: scales that are numbers. kinds: classes of the numbers and the flag: 1 may be valid where True,
+    which is equal, is not.
+    """
+
+    alpha: Any
+    beta: Any
+    activation: Any
+    out_dtype: Any
+    batch_invariant: Any
+    version: str
+    a_scale: Any
+    b_scale: Any
+    kinds: tuple[type, ...]
+
+
 def call_of(
     a: Any,
     b: Any,
@@ -242,28 +260,27 @@ def call_of(
     b_scale: Any = None,
     batch_invariant: Any = False,
     version: str = "",
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+) -> tuple[tuple[Any, ...], GemmOptions]:
     """Return the inputs and the options of run() for these arguments of gemm(). Scales that are numbers are options."""
     a_factor = b_factor = None
     if a_scale is not None and isinstance(a_scale, numbers.Real):
         a_factor, a_scale = a_scale, None
     if b_scale is not None and isinstance(b_scale, numbers.Real):
         b_factor, b_scale = b_scale, None
-    # Equal options of different classes are different options: a flag of 1 is not True.
     kinds = alpha.__class__, beta.__class__, batch_invariant.__class__, a_factor.__class__, b_factor.__class__
-    options = alpha, beta, activation, out_dtype, batch_invariant, version, a_factor, b_factor, kinds
+    options = GemmOptions(alpha, beta, activation, out_dtype, batch_invariant, version, a_factor, b_factor, kinds)
     return (a, b, a_scale, b_scale, bias), options
 
 
-def check_call(inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...]) -> Checked[Problem]:
-    """Validate the arguments of gemm(), which are in the order of call_of(). Raises ArgumentError, ArgumentTypeError.
+def check_call(inputs: tuple[Any, ...], out: Any, options: GemmOptions) -> Checked[Problem]:
+    """Validate the arguments of gemm(), as call_of() returns them. Raises ArgumentError, ArgumentTypeError.
 
     The arrays of the result are a (batch, M, K), b (batch, K, N), both scales, and bias. A matrix that serves the whole
     batch has stride 0. A batch that shares b becomes one matrix with all rows of a if it can, which leaves fewer tiles
     partly empty. The problem is None if the result has no elements.
     """
     a, b, *scales, bias = inputs
-    alpha, beta, activation, out_dtype, batch_invariant, version, *factors, _ = options
+    activation, factors = options.activation, (options.a_scale, options.b_scale)
     left, right = _operand(a, "a"), _operand(b, "b")
     if right.dtype != left.dtype:
         raise ArgumentTypeError("b.dtype", str(right.dtype), f"{left.dtype}, as a")
@@ -273,7 +290,7 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...]) -> C
     shape = *batches, m, n
     if activation is not None and (not isinstance(activation, str) or activation not in ACTIVATIONS):
         raise ArgumentError("activation", activation, f"None, {', '.join(ACTIVATIONS)}")
-    is_invariant = checked_flag(batch_invariant, "batch_invariant")
+    is_invariant = checked_flag(options.batch_invariant, "batch_invariant")
     result = None if out is None else describe(out, "out")
     a_scale, b_scale = (_scale(scale, field) for scale, field in zip(scales, _SCALES, strict=True))
     factor_fields = zip(factors, _SCALES, strict=True)
@@ -284,11 +301,11 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...]) -> C
     scale_strides = _scale_strides(a_scale, b_scale)
     if of_blocks and (m - 1) * scale_strides["a_scale_row"] >= 1 << 32:  # The kernels' offsets have 32 bits.
         raise ArgumentError("a_scale.strides", a_scale and a_scale.strides_bytes, "rows within 16 GiB", "copy it")
-    dtype = _result_type(out_dtype, result, left)
+    dtype = _result_type(options.out_dtype, result, left)
     bias = None if bias is None else describe(bias, "bias")
     # Adding 0.0 turns -0.0 into 0.0: equal options must mean the same.
-    alpha = real_number(alpha, "alpha") * factor + 0.0
-    beta = real_number(beta, "beta") + 0.0
+    alpha = real_number(options.alpha, "alpha") * factor + 0.0
+    beta = real_number(options.beta, "beta") + 0.0
     if bias is not None:
         _check_bias(bias, dtype, n)
     left, right = batched(left, batch), batched(right, batch)
@@ -327,7 +344,7 @@ def check_call(inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...]) -> C
             k=k,
             dtype=left.dtype.name,
             layout=layout,
-            version=version,
+            version=options.version,
             batch=batch,
             out_dtype=dtype,
             epilogue=EPILOGUES[EPILOGUES.index(activation)] if activation else "linear" if is_linear else "none",

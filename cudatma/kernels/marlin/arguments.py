@@ -66,16 +66,17 @@ def gemm_arguments(problem: Problem, spec: MarlinConfig, work: Schedule, target:
         "problem": lambda: Value(0),
     }
     parameters = tuple([makers[name]() if name in makers else At(_ARRAYS[name]) for name in spec.parameter_names])
-    sizes = sizes_for(problem, spec, lambda m: work, target)(problem.m, problem.scale_exponent)
+    sizes = sizes_for(problem, spec, lambda m: work, target)(problem)
     return Arguments(spec.template, spec, parameters, sizes, spec.launch_cluster, early=_EARLY)
 
 
 def sizes_for(
     problem: Problem, spec: MarlinConfig, work_of: Callable[[int], Schedule], target: Target
-) -> Callable[[int, int], Sizes]:
-    """Return a function from M and the exponent of the scales to the sizes of otherwise equal problems.
+) -> Callable[[Problem], Sizes]:
+    """Return a function from any problem with this one's plan_key to its sizes.
 
-    ``work_of`` returns the schedule of M rows, which depends on the number of tiles only.
+    ``work_of`` returns the schedule of M rows, which depends on the number of tiles only. Two M with the same number of
+    tiles differ in one word of the struct and in the tensor map.
     """
     if spec.scale_form not in ("none", problem.scale_form):
         why = "the range of these scales decides (quantization/scale_range.py)"
@@ -84,7 +85,7 @@ def sizes_for(
     programmatic = problem.programmatic or problem.is_arranged
     shared = dependent_smem_bytes(spec, target) if programmatic else 0
     members, has_map = spec.problem_members, "activation_map" in spec.parameter_names
-    place_of_m = offsets(members)["m"]
+    place_of_m, tile_m = offsets(members)["m"], spec.block_m
 
     @cache
     def packed(exponent: int) -> Callable[[Mapping[str, Any]], bytes]:
@@ -100,8 +101,8 @@ def sizes_for(
         return packer(members, fixed)
 
     @cache
-    def of_tiles(tiles_m: int, exponent: int) -> tuple[bytes, bytes, Schedule]:
-        m = tiles_m * spec.block_m
+    def of_tiles(tiles_m: int, exponent: int) -> tuple[bytes, bytes, int, int, int]:
+        m = tiles_m * tile_m
         work = work_of(m)
         struct = packed(exponent)(
             work_values(
@@ -109,19 +110,20 @@ def sizes_for(
                 m,
                 n,
                 k,
-                spec.block_m,
+                tile_m,
                 output_pitch=n if problem.out_pitch_bytes is None else problem.out_pitch_bytes // ELEMENT_BYTES,
                 output_vectors=problem.has_aligned_out,
             )
         )
-        return struct[:place_of_m], struct[place_of_m + 4 :], work
+        ctas = work.partial_ctas
+        flags_bytes = ctas * spec.warp_tiles * 4
+        return struct[:place_of_m], struct[place_of_m + 4 :], work.ctas, ctas * spec.partial_bytes, flags_bytes
 
-    def sizes(m: int, exponent: int) -> Sizes:
-        # Two M with the same number of tiles differ in one word of the struct, and in the tensor map.
-        head, tail, work = of_tiles(-(-m // spec.block_m), exponent)
-        struct, partials = head + m.to_bytes(4, "little") + tail, work.partial_ctas * spec.partial_bytes
-        flags = work.partial_ctas * spec.warp_tiles * 4
-        return Sizes(work.ctas, (struct,), (m,) if has_map else (), shared, programmatic, partials, flags)
+    def sizes(problem: Problem) -> Sizes:
+        m = problem.m
+        head, tail, ctas, partials, flags = of_tiles(-(-m // tile_m), problem.scale_exponent)
+        struct = head + m.to_bytes(4, "little") + tail
+        return Sizes(ctas, (struct,), (m,) if has_map else (), shared, programmatic, partials, flags)
 
     return sizes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -103,9 +103,9 @@ def marlin_gemm(
     PipelineHang
         With ``debug``.
     """
-    options = programmatic, batch_invariant
+    options = MarlinOptions(programmatic, batch_invariant)
     if programmatic.__class__ is not bool or batch_invariant.__class__ is not bool:
-        for name, flag in zip(("programmatic", "batch_invariant"), options, strict=True):
+        for name, flag in options._asdict().items():
             if not isinstance(flag, bool):
                 raise ArgumentTypeError(name, type(flag).__name__, "bool")
     space = None if workspace is None else check_workspace(workspace, check_weight(w).device or 0)
@@ -114,6 +114,13 @@ def marlin_gemm(
         return run(MARLIN_GEMM, (x, bias), out, options, stream, backend, weight, w, space)
     with debugging(debug):
         return run(MARLIN_GEMM, (x, bias), out, options, stream, backend, weight, w, space)
+
+
+class MarlinOptions(NamedTuple):
+    """The options of marlin_gemm, which are part of a call's key."""
+
+    programmatic: bool
+    batch_invariant: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +132,16 @@ class Config:
 
 
 class MarlinGemm(Operation[Problem, Config]):
-    """marlin_gemm as an operation. Its options are ``programmatic`` and ``batch_invariant``."""
+    """marlin_gemm as an operation."""
 
     name: ClassVar[str] = "marlin_gemm"
     inputs: ClassVar[tuple[str, ...]] = ("x", "bias")
     steady: ClassVar[tuple[str, ...]] = ("qweight", "scales", "zeros", "perm")
     fixed_axes: ClassVar[tuple[int | None, ...]] = (1, None, 1)
 
-    def check(self, inputs: tuple[Any, ...], out: Any, options: tuple[Any, ...], subject: Any) -> Checked[Problem]:
-        """Validate a call; ``subject`` is the weight."""
-        w, (x, bias), (programmatic, batch_invariant) = subject, inputs, options
+    def check(self, inputs: tuple[Any, ...], out: Any, options: Any, subject: Any) -> Checked[Problem]:
+        """Validate a call. options: MarlinOptions. subject: the weight."""
+        w, (x, bias) = subject, inputs
         rows = check_input(x, w)
         shape = *rows.info.shape[:-1], w.shape[1]
         result = None if out is None else check_output(out, rows, w)
@@ -142,12 +149,12 @@ class MarlinGemm(Operation[Problem, Config]):
         problem = Problem.of(
             w,
             max(rows.rows, 1),
-            batch_invariant=batch_invariant,
+            batch_invariant=options.batch_invariant,
             x_pitch_bytes=rows.pitch_bytes,
             out_pitch_bytes=w.shape[1] * ELEMENT_BYTES if result is None else result.pitch_bytes,
             has_aligned_x=rows.is_aligned,
             has_aligned_out=w.shape[1] % 8 == 0 if result is None else result.is_aligned,
-            programmatic=programmatic,
+            programmatic=options.programmatic,
         )
         return Checked(problem, (rows.info, addend), None if result is None else result.info, shape, rows.info.dtype)
 
@@ -208,16 +215,15 @@ class MarlinGemm(Operation[Problem, Config]):
         gemm = gemm_arguments(problem, config.gemm, work, get_target(gpu.target))
         return (gemm,) if config.copy is None else (copy_arguments(problem, config.copy, resident[0]), gemm)
 
-    def sizes(
-        self, problem: Problem, config: Config, gpu: Gpu, resident: tuple[int, ...], memo: dict[Any, Any]
-    ) -> tuple[Sizes, ...]:
-        """Return the sizes of the launches."""
-        of_m = memo.get("sizes")
-        if of_m is None:
-            work_of = _schedules(problem, config, resident)
-            of_m = memo["sizes"] = sizes_for(problem, config.gemm, work_of, get_target(gpu.target))
-        gemm = of_m(problem.m, problem.scale_exponent)
-        return (gemm,) if config.copy is None else (copy_sizes(problem, config.copy, resident[0]), gemm)
+    def sizes_for(
+        self, problem: Problem, config: Config, gpu: Gpu, resident: tuple[int, ...]
+    ) -> Callable[[Problem], tuple[Sizes, ...]]:
+        """Return a function from a problem to the sizes of its launches."""
+        copy = config.copy
+        sizes = sizes_for(problem, config.gemm, _schedules(problem, config, resident), get_target(gpu.target))
+        if copy is None:
+            return lambda problem: (sizes(problem),)
+        return lambda problem: (copy_sizes(problem, copy, resident[0]), sizes(problem))
 
     def reference(self, problem: Problem, arrays: Mapping[str, ArrayInfo]) -> None:
         """Compute fp32 products of the dequantized weight, rounded once."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from cudatma.dtypes import ACTIVATION_TYPES, activation_type
 from cudatma.errors import ArgumentError, ArgumentTypeError
-from cudatma.kernels.family import MAX_EXTENT, copied_with_m
+from cudatma.kernels.family import MAX_EXTENT, resized_copy
 from cudatma.kernels.launch_struct import MEMBERS as WORK_MEMBERS
 from cudatma.kernels.launch_struct import Member
 from cudatma.kernels.schedule import ceil_div
@@ -72,7 +72,7 @@ class LinearShape:
         return cls(*w.shape, w.group_size, not w.symmetric, w.dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, for resized_copy()
 class Problem:
     """One GEMM: M rows of x times a layer's weight.
 
@@ -130,7 +130,7 @@ class Problem:
 
     def with_m(self, m: int) -> Problem:
         """Return the problem with another M, which the caller has checked."""
-        return copied_with_m(self, m)
+        return resized_copy(self, m=m)
 
     @property
     def plan_key(self) -> tuple[Any, ...]:

@@ -1,0 +1,320 @@
+"""Attention's versions on the emulator: right against float64, free of hazards, for tails, masks, rings that wrap."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from attention_cases import CASES
+
+import cudatma
+from cudatma.arrays import describe
+from cudatma.dtypes import activation_type
+from cudatma.errors import ArgumentError
+from cudatma.kernels.arguments import FLAGS
+from cudatma.kernels.attention import arguments
+from cudatma.kernels.attention.attention import ATTENTION_CALL
+from cudatma.kernels.attention.check import check_attention
+from cudatma.kernels.attention.config import CHOICE, AttentionConfig
+from cudatma.kernels.attention.reference import attend
+from cudatma.kernels.attention.sample import sample, small_config
+from cudatma.kernels.engine import host_workspace
+from cudatma.kernels.gpu import imagined_gpu
+from cudatma.kernels.host import host_array
+from cudatma.target import Target, get_target
+
+SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
+#: ||out - reference|| / ||reference|| that rounding the probabilities and the result keeps.
+LIMITS = {"float16": 1e-3, "bfloat16": 6e-3}
+#: An SM or two, so that persistent CTAs take several tiles.
+SMS = 2
+
+
+def operand(*, length: int, seed: int, batch: int = 1, heads: int = 1, dim: int = 64, dtype: str = "float16") -> Any:
+    """Random heads of a transposed array, between NaNs."""
+    kind = activation_type(dtype).numpy
+    whole = np.full((batch, heads, length, dim + 8), np.nan, kind)
+    whole[..., :dim] = np.random.default_rng(seed).standard_normal((batch, heads, length, dim), np.float32)
+    return whole[..., :dim].swapaxes(1, 2)
+
+
+def emulated(checked: Any, config: AttentionConfig, target: Target, lse: Any = None, schedules: int = 1) -> Any:
+    """Return the report of a launch on the emulator, and its workspace."""
+    (launch,) = ATTENTION_CALL.arguments(checked.problem, config, imagined_gpu(target, SMS), ())
+    space = host_workspace(launch.sizes)
+    arrays = ATTENTION_CALL.named(checked) | space | ({} if lse is None else {"lse": describe(lse)})
+    assert launch.sizes.programmatic
+    return launch.emulate(target, arrays, schedules=schedules), space
+
+
+def check(
+    version: str,
+    *,
+    q_length: int,
+    k_length: int,
+    batch: int = 1,
+    heads: int = 1,
+    kv_heads: int = 1,
+    dims: tuple[int, int] = (64, 64),
+    dtype: str = "float16",
+    fields: dict[str, Any] | None = None,
+    schedules: int = 2,
+    target: Target = SM90A,
+    sink: Any = None,
+    **options: Any,
+) -> None:
+    q = operand(batch=batch, length=q_length, heads=heads, dim=dims[0], dtype=dtype, seed=0)
+    k = operand(batch=batch, length=k_length, heads=kv_heads, dim=dims[0], dtype=dtype, seed=1)
+    v = operand(batch=batch, length=k_length, heads=kv_heads, dim=dims[1], dtype=dtype, seed=2)
+    whole = np.full((batch, q_length, heads, dims[1] + 8), 7, q.dtype)
+    out, lse = whole[..., : dims[1]], np.full((batch, heads, q_length), np.nan, np.float32)
+    checked = check_attention(q, k, v, out=out, return_lse=True, sink=sink, **options)
+    problem = checked.problem
+    config = small_config(version, problem, **fields or {})
+    report, space = emulated(checked, config, target, lse, schedules=schedules)
+    assert report.is_clean, str(report)
+    assert FLAGS not in space or not host_array(space[FLAGS]).any(), "the next launch would begin with a later tile"
+    for index in range(batch):
+        wanted, sums = attend(q[index], k[index], v[index], problem.scale, problem.limits, problem.softcap, sink)
+        difference = out[index].astype(np.float64) - wanted
+        assert np.linalg.norm(difference) <= LIMITS[dtype] * np.linalg.norm(wanted)
+        np.testing.assert_allclose(lse[index], sums, rtol=1e-5, atol=1e-5)
+    assert (whole[..., dims[1] :] == 7).all()
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("version", CHOICE.names)
+def test_results_are_right_and_clean(version: str, case: str) -> None:
+    dtype = ("float16", "bfloat16")[len(case) % 2]
+    check(version, dtype=dtype, schedules=1 if version == "scalar" else 2, **CASES[case])
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("version", ["a1", "a2", "a3", "a4", "mma_sync"])
+def test_sinks(version: str) -> None:
+    """Greater than all scores, less, and none; queries that see no key have nothing else."""
+    sink = np.array([9, -4, -np.inf, 0.5], np.float32)
+    check(
+        version,
+        heads=4,
+        kv_heads=2,
+        q_length=70,
+        k_length=65,
+        causal=True,
+        sink=sink,
+        target=SM120A if version == "mma_sync" else SM90A,
+    )
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize(
+    ("dims", "fields"),
+    [
+        ((32, 32), {"block_n": 128}),
+        ((96, 96), {"block_n": 80}),
+        ((128, 128), {"block_n": 176}),
+        ((128, 128), {"block_m": 192, "block_n": 80}),
+        ((192, 192), {"block_n": 112}),
+        ((192, 128), {"block_n": 48}),
+        ((256, 256), {"block_n": 80}),
+        ((64, 64), {"stages": 4}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("version", ["a3", "a4"])
+def test_every_head_dim(version: str, dims: tuple[int, int], fields: dict[str, Any]) -> None:
+    check(
+        version,
+        q_length=200,
+        k_length=230,
+        dims=dims,
+        fields=fields,
+        causal=fields["block_n"] < 100 if "block_n" in fields else True,
+    )
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("dims", [(32, 32), (96, 96), (192, 128), (256, 256)], ids=str)
+@pytest.mark.parametrize("version", ["scalar", "a1", "a2"])
+def test_every_head_dim_of_the_first_versions(version: str, dims: tuple[int, int]) -> None:
+    """Of spans of 64 bytes and of 128, with one warpgroup and with two."""
+    fields: dict[str, Any] = {"block_n": 32}
+    if version != "scalar" and dims[0] > 64:
+        fields = {"block_m": 128, "block_n": 64}
+    check(version, q_length=40, k_length=70, dims=dims, fields=fields, schedules=1, dtype="bfloat16")
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize(
+    ("dims", "fields"),
+    [
+        ((128, 128), {"block_m": 128}),
+        ((32, 32), {"block_m": 128, "block_n": 128}),
+        ((64, 64), {"block_m": 128, "stages": 4}),
+        ((96, 96), {}),
+        ((192, 192), {"block_n": 32}),
+        ((192, 128), {"block_n": 32}),
+        ((256, 256), {"block_n": 32}),
+    ],
+    ids=str,
+)
+def test_every_head_dim_on_sm120(dims: tuple[int, int], fields: dict[str, Any]) -> None:
+    check("mma_sync", q_length=40, k_length=100, dims=dims, fields=fields, target=SM120A, causal=True, dtype="bfloat16")
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("version", ["a1", "a2", "a3", "a4", "mma_sync"])
+def test_many_schedules_are_clean(version: str) -> None:
+    """Rings of two slots wrap twice; in version a4 each CTA takes several tiles."""
+    fields: dict[str, Any] = {"block_n": 32}
+    if version == "a4":
+        fields["q_stages"] = 2
+    check(
+        version, heads=3, kv_heads=3, q_length=66, k_length=100, dims=(32, 32), causal=True, fields=fields, schedules=8
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["a4", "a1"])
+@pytest.mark.parametrize("last", [2, 1, 9])
+def test_causal_tiles_in_raster_groups(version: str, last: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of one head of k, with the two of q that share it, and a longer last one."""
+    monkeypatch.setattr(arguments, "_GROUP_BYTES", 1)
+    monkeypatch.setattr(arguments, "_LAST_GROUPS", last)
+    check(version, heads=6, kv_heads=3, q_length=130, k_length=130, dims=(32, 32), batch=2, schedules=1, causal=True)
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("q_stages", [1, 2])
+def test_persistent_ctas_take_several_tiles(q_stages: int) -> None:
+    check(
+        "a4",
+        heads=2,
+        kv_heads=2,
+        q_length=200,
+        k_length=70,
+        dims=(32, 32),
+        causal=True,
+        batch=2,
+        fields={"q_stages": q_stages, "block_n": 32},
+    )
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("block_m", [64, 192])
+def test_one_warpgroup_and_three(block_m: int) -> None:
+    check("a3", q_length=200, k_length=100, dims=(32, 32), fields={"block_m": block_m, "block_n": 32})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"version": "p1"}, "^version: got p1; allowed: scalar, a1"),
+        ({"block_m": 96}, "^block_m: got 96; allowed: 64, 128, 192"),
+        ({"block_m": 128, "blocks_per_sm": 2}, "^blocks_per_sm: got 2; allowed: 1 for several"),
+        ({"q_stages": 2}, "^q_stages: got 2; allowed: 1"),
+        ({"box_rows": 16}, "^box_rows: got 16; allowed: 0 without a cache"),
+        ({"block_n": 72}, "^block_n: got 72"),
+        ({"head_dim": 80}, "^head_dim, v_head_dim: got .80"),
+    ],
+)
+def test_configs_that_cannot_be(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        replace(small_config("a3"), **fields)
+
+
+def test_large_logits() -> None:
+    q, k = (operand(length=70, seed=seed) * np.float16(30) for seed in (0, 1))
+    v = operand(length=70, seed=2)
+    out = np.empty(v.shape, np.float16)
+    checked = check_attention(q, k, v, out=out, scale=1.0)
+    problem = checked.problem
+    assert emulated(checked, small_config("a4", problem), SM90A)[0].is_clean
+    wanted, _ = attend(q[0], k[0], v[0], problem.scale, problem.limits, problem.softcap)
+    np.testing.assert_allclose(out[0].astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
+
+
+def test_the_sample() -> None:
+    made = sample("a4", SM90A, heads=1, q_length=70, k_length=100, dtype="bfloat16")
+    assert made.run(schedules=2).is_clean
+    assert made.error() <= made.limit
+    with pytest.raises(ArgumentError, match=r"^kv_heads: got 3"):
+        sample("a4", SM90A, kv_heads=3)
+
+
+def check_operands(
+    version: str, q: Any, k: Any, v: Any, *, sink: Any = None, fields: dict[str, Any] | None = None, **options: Any
+) -> tuple[Any, Any]:
+    """The result and lse of one sequence, which are right, by blocks of 16 keys."""
+    out, lse = np.empty(q.shape, q.dtype), np.empty((1, q.shape[2], q.shape[1]), np.float32)
+    checked = check_attention(q, k, v, out=out, return_lse=True, sink=sink, **options)
+    problem = checked.problem
+    config = small_config(version, problem, **{"block_n": 16} | (fields or {}))
+    target = SM120A if version == "mma_sync" else SM90A
+    assert emulated(checked, config, target, lse)[0].is_clean
+    wanted, sums = attend(q[0], k[0], v[0], problem.scale, problem.limits, problem.softcap, sink)
+    np.testing.assert_allclose(out[0].astype(np.float64), wanted, rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(lse[0], sums, rtol=1e-5, atol=1e-4)
+    return out, lse
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize(
+    ("scale", "options"),
+    [(0.5, {}), (8, {"causal": True}), (8, {"window": (50, 20)}), (0.5, {"sink": np.array([6, -np.inf], np.float32)})],
+    ids=["full", "causal", "window", "sink"],
+)
+@pytest.mark.parametrize("version", ["a1", "a3", "a4", "mma_sync"])
+def test_rows_whose_maximum_rises_again_and_again(version: str, scale: float, options: dict[str, Any]) -> None:
+    """The last block comes first; logits of earlier keys are greater, some by little, whatever the scale."""
+    q, k, v = (operand(length=140, heads=2, seed=seed) for seed in (0, 1, 2))
+    q[..., 0] = np.abs(q[..., 0]) + 1
+    k[..., 0] = np.linspace(60, 0, 140)[None, :, None]
+    q *= np.float16(0.5 / scale)
+    check_operands(version, q, k, v, scale=scale, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("infinite", [slice(32, None), slice(0, 32), slice(16, 48), slice(0, None)], ids=str)
+@pytest.mark.parametrize("version", CHOICE.names)
+def test_blocks_of_logits_of_minus_infinity(version: str, infinite: slice) -> None:
+    """Count as keys that are not seen: the last blocks, which come first, the first ones, some in between, and all."""
+    q, k, v = (operand(length=length, seed=seed) for seed, length in enumerate((20, 70, 70)))
+    q[..., 0] = np.abs(q[..., 0]) + 1
+    k[:, infinite, :, 0] = -np.inf
+    fields = {"block_n": 32} if version == "scalar" else {}
+    for scale in (1.0, 1e-6, 1e6):
+        check_operands(version, q, k, v, scale=scale, fields=fields)
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("version", CHOICE.names)
+def test_only_rows_with_a_logit_of_plus_infinity_are_nan(version: str) -> None:
+    """As with torch.softmax: inf - inf. Their neighbors in a tile are as they were."""
+    q, k, v = (operand(length=70, seed=seed) for seed in (0, 1, 2))
+    k[:, 50, :, 0] = np.inf
+    out, lse = cudatma.attention(q, k, v, causal=True, return_lse=True, version=version, backend="emulator")
+    exact, sums = cudatma.attention(q, k, v, causal=True, return_lse=True, backend="reference")
+    assert 5 < np.isnan(exact).all(-1).sum() < 15
+    np.testing.assert_allclose(out, exact, atol=2e-3)
+    np.testing.assert_allclose(lse, sums, atol=1e-3)
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("version", CHOICE.names)
+def test_a_query_with_a_nan_is_nan_alone(version: str) -> None:
+    q, k, v = (operand(length=70, seed=seed) for seed in (0, 1, 2))
+    q[0, 3, 0, 5] = np.nan
+    out, lse = cudatma.attention(q, k, v, causal=True, version=version, return_lse=True, backend="emulator")
+    assert np.isnan(out).any((0, 2, 3)).nonzero()[0].tolist() == [3] == np.isnan(lse).any((0, 1)).nonzero()[0].tolist()
+
+
+def test_logits_that_overflow_to_minus_infinity() -> None:
+    """In fp32; in float64 they are numbers so small that they count as little."""
+    q, k, v = (operand(length=70, dtype="bfloat16", seed=seed) for seed in (0, 1, 2))
+    q[..., 0], k[..., 0] = 1e30, 0
+    k[:, 32:, :, 0] = -1e30
+    check_operands("a4", q, k, v)

@@ -1,0 +1,256 @@
+"""Attention's benchmark without a GPU: its calls, a run from the command line on a scripted clock, table and summary;
+with torch alone, operands and errors."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_gpu import FakeGpu
+
+from benchmarks import attention
+from benchmarks.attention import LENGTHS, Operands, Shape, entrant, errors
+from benchmarks.contest import Entrant
+from benchmarks.rivals import attention as rivals
+from cudatma.errors import ArgumentError
+
+SMALL = Shape(2, 4, 2, 48, 64, True, "bfloat16")
+
+
+def cell(length: int = 1024, mask: str = "full", **more: Any) -> dict[str, Any]:
+    """A call that cuDNN computes in 10 us, FA3 in 8 and ours in 5."""
+    us = {"cuDNN": 10.0, "FA3": 8.0, "a2": 20.0, "auto": 5.0}
+    off = {"cuDNN": 2e-3, "FA3": 2e-3, "auto": 2.2e-3}
+    made = {"batch": 16384 // length, "heads": 16, "kv_heads": 16, "length": length, "head_dim": 128, "mask": mask}
+    made |= {"dtype": "bfloat16", "flops": 1e9, "us": us, "rms_error": off}
+    return {**made, "largest_error": {name: 5 * each for name, each in off.items()}, **more}
+
+
+# ---- What is measured -----------------------------------------------------------------------------------------------
+
+
+def test_all_calls_are_asked_for_by_default() -> None:
+    found = attention.calls_of(attention._parser().parse_args([]))
+    assert len(found) == len(LENGTHS) * 2 * 4
+    assert {(each.heads, each.kv_heads, each.head_dim) for each in found} == {
+        *((32, 32, 64), (16, 16, 128), (8, 8, 256), (32, 8, 128)),
+    }
+    assert {each.batch * each.length for each in found if each.length <= 16384} == {16384}
+    assert {each.batch for each in found if each.length == 32768} == {1}
+
+
+# ---- Turns ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    fake = FakeGpu()
+    monkeypatch.setitem(sys.modules, "cupy", fake.module)
+    return fake
+
+
+def test_a_first_launch_decides_how_many_a_graph_has(gpu: FakeGpu) -> None:
+    launches = [
+        entrant(gpu, "it", lambda index, us=us: gpu.launch(us), None).contender.launches  # type: ignore[misc]
+        for us in (1.0, 100.0, 5000.0)
+    ]
+    assert launches == [200, 30, 1]
+
+
+def test_who_is_too_slow_or_fails_is_refused_with_the_reason(gpu: FakeGpu) -> None:
+    def broken(index: int) -> None:
+        raise RuntimeError("no kernel")
+
+    with pytest.raises(RuntimeError, match="one launch takes 900 ms"):
+        entrant(gpu, "slow", lambda index: gpu.launch(9e5), None)
+    with pytest.raises(RuntimeError, match="no kernel"):
+        entrant(gpu, "broken", broken, None)
+
+
+SPEEDS = {"cuDNN": 10.0, "FA2": 16.0, "FA3": 8.0, "a2": 20.0, "a4": 6.0, "auto": 5.0}
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch, gpu: FakeGpu) -> FakeGpu:
+    """Everything that needs a GPU or torch."""
+
+    @contextlib.contextmanager
+    def stream() -> Iterator[FakeGpu]:
+        yield gpu
+
+    def launching(name: str) -> Any:
+        return lambda stream, operands: [entrant(gpu, name, lambda index: gpu.launch(SPEEDS[name]), name)]
+
+    def absent(library: Any, stream: Any, operands: Any) -> list[Entrant]:
+        if library is None:
+            raise ImportError("no library")
+        found: list[Entrant] = launching("FA3")(stream, operands)
+        return found
+
+    def specs_of(shape: Shape, versions: Any, refused: dict[str, str]) -> dict[str, Any]:
+        refused["a3"] = "ArgumentError: no kernel"
+        return {name: SimpleNamespace(entry=f"attention_{name}") for name in ("a2", "a4", "auto") if name != "a3"}
+
+    cuda = SimpleNamespace(init=lambda: None, empty_cache=lambda: None)
+    torch = SimpleNamespace(cuda=cuda, set_grad_enabled=lambda wanted: None)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    replaced = {
+        "require_gpu": lambda parser: None,
+        "measuring_stream": stream,
+        "precompile": lambda specs: f"{len(specs())} kernels",
+        "Operands": lambda shape: SimpleNamespace(shape=shape),
+        "specs_of": specs_of,
+        "_ours": lambda name, stream, operands: launching(name)(stream, operands),
+        "errors": lambda operands, outs: {name: (2e-3, 1e-2) if name != "FA2" else (0.5, 9.0) for name in outs},
+    }
+    for name, value in replaced.items():
+        monkeypatch.setattr(attention, name, value)
+
+    def always(library: Any) -> dict[str, Any]:
+        both: dict[str, Any] = {name: launching(name) for name in ("cuDNN", "FA2")}
+        return both | {"FA3": lambda stream, operands: absent(library, stream, operands)}
+
+    monkeypatch.setattr(rivals, "always", always)
+    return gpu
+
+
+def test_a_run_from_its_command_line_to_its_file(
+    world: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = tmp_path / "it.json"
+    asked = ["--head-dim", "128", "--length", "512", "--length", "1024", "--full", "--no-gqa", "--fa3", "lib.so"]
+    assert attention.main([*asked, "--replays", "3", "--json", str(where)]) == 1
+    stored = json.loads(where.read_text())
+    first = stored["cells"][0]
+    assert first["us"] == pytest.approx({name: us for name, us in SPEEDS.items() if name != "FA2"})
+    assert list(first["us"]) == ["cuDNN", "FA3", "a2", "a4", "auto"]
+    assert first["error"] == "FA2: wrong, 5.00e-01 off"
+    assert first["refused"] == {"a3": "ArgumentError: no kernel"}
+    assert first["entries"] == {name: f"attention_{name}" for name in ("a2", "a4", "auto")}
+    said = capsys.readouterr().out
+    assert "6 kernels" in said
+    assert "auto / best 1.600, auto 2.0e-03 off" in said
+    for group in ("all, 512 to 16384", "16 heads of 128, full"):
+        assert f"bfloat16, {group}: auto / best: geometric mean 1.600" in said
+
+
+def test_without_a_library_of_fa3_the_packages_are_looked_through(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    rivals.fa3_forward.cache_clear()
+    with pytest.raises(ImportError, match=r"xformers 0\.0\.34 brings one"):
+        rivals.fa3_forward(None)
+    library = tmp_path / "xformers" / "flash_attn_3" / "_C.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert next(rivals._in_packages(rivals._FA3)) == library
+
+
+# ---- What is said ---------------------------------------------------------------------------------------------------
+
+
+def test_a_table_has_a_column_for_each_contender_and_the_ratio_to_the_fastest_rival() -> None:
+    absent = cell(512, us={"cuDNN": 10.0}, refused={"FA4": "absent"}, error="auto: failed")
+    grouped = cell(2048, "causal", kv_heads=4)
+    table = attention.attention_table([cell(), absent, grouped])
+    assert table.columns == (
+        *("head dim", "heads", "mask", "dtype", "batch x length"),
+        *("cuDNN", "FA3", "FA4", "a2", "auto", "auto / best"),
+    )
+    facts = (128, "16", "full", "bfloat16")
+    assert table.rows[0] == (*facts, "16 x 1024", "100", "125", "-", "50", "200", "1.600")
+    assert table.rows[1] == (*facts, "32 x 512", "100", "-", "-", "-", "-", "-")
+    assert table.rows[2][1:3] == ("16/4", "causal")
+
+
+def test_a_summary_has_means_and_the_least_by_group() -> None:
+    slow = cell(2048, us={"cuDNN": 4.0, "FA3": 8.0, "auto": 5.0})
+    long = cell(32768, "causal")
+    lines = attention.attention_summary([cell(), slow, long, cell(512, us={}, error="failed")])
+    kinds = [f"bfloat16, 16 heads of 128, {mask}" for mask in ("full", "causal")]
+    assert [line.split(": geometric")[0] for line in lines] == [
+        f"{group}: auto / {rival}"
+        for group in ("bfloat16, all, 512 to 16384", *kinds)
+        for rival in ("best", "cuDNN", "FA3")
+    ]
+    assert lines[0] == (
+        "bfloat16, all, 512 to 16384: auto / best: geometric mean 1.131, least 0.800 at 2048, bfloat16, 16 heads of "
+        "128, full, 2 cells (1 more not measured); errors at most 1.10 times as large"
+    )
+
+
+# ---- Arguments ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--length", "0"], "1 to 131072"),
+        (["--length", "-3"], "1 to 131072"),
+        (["--head-dim", "80"], "invalid choice"),
+        (["--dtype", "float32"], "invalid choice"),
+        (["--version", "a9"], "invalid choice"),
+        (["--causal", "--full"], "not allowed with"),
+        (["--rivals", "nobody"], "invalid choice"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        attention.main(arguments)
+    assert ended.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+def test_a_version_without_a_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def explain(q: Any, k: Any, v: Any, *, causal: bool, version: str) -> Any:
+        if version == "a2":
+            raise ArgumentError("version", version, "one with a kernel")
+        return SimpleNamespace(spec=(q, k, causal, version))
+
+    torch = SimpleNamespace(bfloat16="bf16", empty=lambda sizes, dtype, device: sizes)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(attention, "attention_explain", explain)
+    refused: dict[str, str] = {}
+    found = attention.specs_of(SMALL, ("a2", "a4"), refused)
+    assert found == {name: ((2, 48, 4, 64), (2, 48, 2, 64), True, name) for name in ("a4", "auto")}
+    assert list(refused) == ["a2"]
+
+
+# ---- With torch alone -----------------------------------------------------------------------------------------------
+
+
+def test_operands_are_normal_and_lie_by_rows() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    operands = Operands(SMALL)
+    assert (operands.q.shape, operands.k.shape) == ((2, 48, 4, 64), (2, 48, 2, 64))
+    assert operands.q.is_contiguous()
+    assert operands.q.dtype == torch.bfloat16
+    assert operands.heads_first()[1].shape == (2, 2, 48, 64)
+    assert operands.out().isnan().all()
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_results_are_compared_with_float64(is_causal: bool) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    operands = Operands(Shape(2, 4, 2, 300, 64, is_causal, "bfloat16"))
+    q, k, v = (each.float() for each in operands.heads_first())
+    attend = torch.nn.functional.scaled_dot_product_attention
+    right = attend(q, k, v, is_causal=is_causal, enable_gqa=True).transpose(1, 2).to(torch.bfloat16)
+    wrong, broken = right.clone(), right.clone()
+    wrong[1, 299, 3, 5] += 8
+    broken[0, 0, 0, 0] = math.nan
+    found = errors(operands, {"right": right, "wrong": wrong, "broken": broken})
+    assert 1e-4 < found["right"][0] < 4e-3
+    assert found["wrong"][1] > 5
+    assert all(math.isnan(each) for each in found["broken"])

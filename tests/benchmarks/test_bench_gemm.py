@@ -1,0 +1,257 @@
+"""The dense GEMM's benchmark without a GPU: its products, turns on a scripted clock, tables and summary, its arguments;
+with torch alone, operands, errors and the rivals' choices."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import pytest
+from fake_gpu import FakeGpu
+from test_bench_rivals import WORKSPACE, NumpyLt
+
+from benchmarks import contest, gemm, gemm_fp8
+from benchmarks.contest import Entrant
+from benchmarks.gemm import Operands, Product, errors
+from benchmarks.harness import Contender, Measured, Timing
+from benchmarks.rivals import common, dense
+from benchmarks.rivals.cublaslt import CublasLt
+from cudatma.kernels.gemm.problem import LAYOUTS
+
+
+def cell(size: int = 1024, layout: str = "RC", **more: Any) -> dict[str, Any]:
+    """A square that torch.mm computes in 10 us, cuBLASLt in 8 and ours in 5."""
+    us = {"torch.mm": 10.0, "cuBLASLt": 8.0, "v1": 20.0, "auto": 5.0}
+    off = {"torch.mm": 2e-4, "cuBLASLt": 2e-4, "auto": 2.2e-4}
+    made = {"m": size, "n": size, "k": size, "layout": layout, "dtype": "float16", "us": us}
+    return {**made, "rms_error": off, "largest_error": {name: 5 * each for name, each in off.items()}, **more}
+
+
+# ---- What is measured -----------------------------------------------------------------------------------------------
+
+
+# ---- Turns ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    fake = FakeGpu()
+    monkeypatch.setitem(sys.modules, "cupy", fake.module)
+    return fake
+
+
+def entrant(gpu: FakeGpu, rival: str, us: float | None, detail: str = "") -> Entrant:
+    def run(index: int) -> None:
+        if us is None:
+            raise RuntimeError("refused")
+        gpu.launch(us)
+
+    return Entrant(rival, Contender(f"{rival} {detail}".strip(), run, 1, 10), f"result {detail}", detail)
+
+
+def take_turns(gpu: FakeGpu, entrants: list[Entrant], refused: dict[str, str], seconds: float = 0.0) -> dict[str, Any]:
+    cell: dict[str, Any] = {}
+    product = Product(64, 64, 64, "RC", "float16")
+    run = contest.timing_method(gpu, 3, product.rest_s, seconds)
+    contest.timed(run, entrants, cell, refused, ("torch.mm", "auto"))
+    return cell
+
+
+def test_the_faster_entrant_of_a_rival_counts(gpu: FakeGpu) -> None:
+    entrants = [entrant(gpu, "torch.mm", 7.0), *(entrant(gpu, "cuBLASLt", us, f"way {us}") for us in (6.0, 4.0))]
+    cell = take_turns(gpu, [*entrants, entrant(gpu, "auto", 5.0)], {"DeepGEMM": "TypeError: no fp16"})
+    assert cell["us"] == {"torch.mm": 7.0, "cuBLASLt": 4.0, "auto": 5.0}
+    assert list(cell["us"]) == ["torch.mm", "cuBLASLt", "auto"]
+    assert cell["chosen"] == {"cuBLASLt": "way 4.0"}
+    assert cell["refused"] == {"DeepGEMM": "TypeError: no fp16"}
+    assert "error" not in cell
+
+
+def test_only_ours_and_torch_have_to_run(gpu: FakeGpu) -> None:
+    entrants = [entrant(gpu, "torch.mm", 7.0), entrant(gpu, "QuACK", None), entrant(gpu, "auto", None)]
+    cell = take_turns(gpu, entrants, {})
+    assert cell["error"] == "auto: RuntimeError: refused"
+    assert cell["refused"] == {"QuACK": "RuntimeError: refused"}
+    assert cell["us"] == {"torch.mm": 7.0}
+
+
+# ---- What is said ---------------------------------------------------------------------------------------------------
+
+
+def test_a_table_has_a_row_for_each_product_over_its_layouts() -> None:
+    absent = cell(512, us={"torch.mm": 10.0}, refused={"DeepGEMM": "absent"}, error="auto: failed")
+    slower = cell(layout="CC", us={"torch.mm": 10.0, "cuBLASLt": 8.0, "v1": 20.0, "auto": 10.0})
+    table = gemm.gemm_table([cell(), slower, absent], gemm.COLD)
+    assert table.columns == (
+        *("M x N x K", "dtype", "layouts", "torch.mm", "cuBLASLt", "DeepGEMM", "v1", "auto"),
+        *("auto / cuBLASLt", "least", "auto / torch.mm", "least"),
+    )
+    assert table.rows[0] == (
+        *("1024 x 1024 x 1024", "float16", "RC CC", "215", "268", "-", "107", "304"),
+        *("1.131", "0.800", "1.414", "1.000"),
+    )
+    assert table.rows[1] == ("512 x 512 x 512", "float16", "RC", "27", *"-" * 4, *"-" * 4)
+    assert table.note == "TFLOP/s, geometric mean over the layouts; operands cold in L2"
+
+
+def test_a_summary_has_means_and_the_least_by_group() -> None:
+    slow = cell(2048, "CC", us={"torch.mm": 10.0, "cuBLASLt": 9.0, "auto": 10.0})
+    layer = {**cell(), "m": 16, "layer": "llama3-8b o"}
+    unmeasured = cell(4096, us={"torch.mm": 10.0}, error="auto: failed")
+    lines = gemm.gemm_summary([cell(256), cell(), slow, unmeasured, layer])
+    assert [line.split(":")[0] for line in lines] == [
+        *["float16, squares from 512 on"] * 2,
+        *["float16, transformer layers"] * 2,
+    ]
+    assert lines[1] == (
+        "float16, squares from 512 on: auto / cuBLASLt: geometric mean 1.200, least 0.900 at 2048 x 2048 x 2048 CC, "
+        "2 cells (1 more not measured); errors at most 1.10 times as large"
+    )
+
+
+def test_a_line_names_choices_and_reasons() -> None:
+    line = gemm.rates_line(cell(chosen={"cuBLASLt": "algorithm 2"}, refused={"DeepGEMM": "no fp16"}), "[1/2] here")
+    assert line.startswith("[1/2] here: torch.mm 215, cuBLASLt 268, v1 107, auto 429 TFLOP/s, auto / cuBLASLt 1.600;")
+    assert line.endswith("; cuBLASLt: algorithm 2; no DeepGEMM: no fp16")
+    assert gemm.rates_line({"us": {}}, "here") == "here: nothing measured"
+
+
+# ---- Arguments ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--size", "0"], "1 to 16384"),
+        (["--size", "16385"], "1 to 16384"),
+        (["--product", "1", "1", "131073"], "1 to 131072"),
+        (["--layout", "XX"], "invalid choice"),
+        (["--rivals", "nobody"], "invalid choice"),
+        (["--rivals"], "expected at least one argument"),
+        (["--fp8", "--size", "512"], "--fp8 has its own shapes"),
+        (["--fp8", "--transformer"], "--fp8 has its own shapes"),
+        (["--fp8", "--version", "v4"], "--fp8 has its own shapes"),
+        (["--seconds", "nan"], "nan; allowed: seconds, more than 0"),
+        (["--seconds", "1"], "1.0; allowed: 1.2 and more"),
+        (["--version", "v9"], "invalid choice"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        gemm.main(arguments)
+    assert ended.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+# ---- fp8 ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_fp8_table_compares_with_the_fastest_of_each_scaling() -> None:
+    tensor = {"scaled_mm": 12.0, "scaled_mm fast": 10.0, "auto": 9.0}
+    blocks = {"scaled_mm blocks": 12.0, "auto": 10.0}
+    cells = [cell(us=tensor, scaling="tensor"), cell(us=blocks, scaling=gemm_fp8.BLOCK, refused={"DeepGEMM": "absent"})]
+    table = gemm_fp8.fp8_table(cells)
+    assert table.columns[2:] == ("scaled_mm", "scaled_mm fast", "scaled_mm blocks", "DeepGEMM", "auto", "auto / best")
+    assert [row[-1] for row in table.rows] == ["1.111", "1.200"]
+    assert [line.split(": geometric")[0] for line in gemm_fp8.fp8_summary(cells)] == [
+        "fp8, scales: tensor: auto / scaled_mm",
+        "fp8, scales: tensor: auto / scaled_mm fast",
+        "fp8, scales: 1x128, 128x128: auto / scaled_mm blocks",
+    ]
+    assert "DeepGEMM" in gemm_fp8.field_of(gemm_fp8.BLOCK, {"DeepGEMM": "2.5"})
+    assert list(gemm_fp8.field_of(gemm_fp8.BLOCK, {})) == ["scaled_mm blocks"]
+
+
+# ---- With torch alone -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_operands_lie_as_the_layout_says(layout: str) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    operands = Operands(Product(48, 32, 2048, layout, "bfloat16"), True)
+    assert operands.copies == len(operands.a) == len({a.data_ptr() for a in operands.a}) > 1
+    for part, shape, letter in zip(operands.pair(1), ((48, 2048), (2048, 32)), layout, strict=True):
+        assert part.shape == shape
+        assert part.stride() == ((shape[1], 1) if letter == "R" else (1, shape[0]))
+    assert torch.equal(operands.b[0], operands.b[1])
+    assert operands.out().isnan().all()
+
+
+def test_results_are_compared_with_float64() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    operands = Operands(Product(40, 24, 64, "CR", "float16"), False)
+    a, b = operands.pair(0)
+    right = (a.float() @ b.float()).half()
+    wrong, broken = right.clone(), right.clone()
+    wrong[39, 23] += 64
+    broken[0, 0] = math.nan
+    found = errors(a, b, {"right": right, "wrong": wrong, "broken": broken})
+    assert 1e-5 < found["right"][0] < 4e-4
+    assert found["wrong"][0] > 0.1
+    assert found["wrong"][1] > 5
+    assert all(math.isnan(each) for each in found["broken"])
+    made: dict[str, Any] = {"us": {"right": 1.0, "broken": 1.0}}
+    contest.judged(made, errors(a, b, {"right": right, "broken": broken}), 1e-3)
+    assert list(made["us"]) == list(made["rms_error"]) == ["right"]
+    assert made["error"] == "broken: wrong, nan off"
+    assert torch.isfinite(right).all()
+
+
+def test_the_best_algorithms_of_cublaslt_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    library = NumpyLt(states=(0, 0, 15, 0))
+    monkeypatch.setattr(dense, "_cublaslt", lambda: CublasLt(library))
+    monkeypatch.setattr(dense, "_workspace", lambda: torch.empty(16, dtype=torch.uint8))
+    monkeypatch.setattr(dense, "WORKSPACE_BYTES", WORKSPACE)
+    monkeypatch.setattr(dense, "current_stream", lambda: 77)
+    speed = dict(zip((f"cuBLASLt {number}" for number in (1, 2, 3)), (9.0, 4.0, 5.0), strict=True))
+
+    def quick(stream: Any, way: Contender, launches: int) -> Measured:
+        way.run(0)
+        return Measured({way.name: Timing(*[speed[way.name]] * 3, 1)})  # type: ignore[call-arg]
+
+    monkeypatch.setattr(common, "quick", quick)
+    operands = Operands(Product(40, 24, 64, "CR", "float16"), False)
+    found = dense.cublaslt(None, operands)
+    assert [each.detail for each in found] == [
+        "algorithm 2 of 3: id 101, tile 102, split_k 103, stages 107, cluster 109",
+        "algorithm 3 of 3: id 103, tile 104, split_k 105, stages 109, cluster 111",
+    ]
+    assert {each.rival for each in found} == {"cuBLASLt"}
+    assert errors(*operands.pair(0), {"it": found[0].out})["it"][0] < 4e-4
+    cell = {"us": {"cuBLASLt": 1.0}, "chosen": {"cuBLASLt": found[1].detail}}
+    library.launches.clear()
+    assert not contest.chosen(cell, found)["cuBLASLt"].isnan().any()
+    assert [launch[0] for launch in library.launches] == [103]
+    monkeypatch.setattr(dense, "_cublaslt", lambda: CublasLt(NumpyLt(states=(15,))))
+    with pytest.raises(RuntimeError, match="nothing that runs"):
+        dense.cublaslt(None, operands)
+
+
+@pytest.mark.parametrize("scaling", gemm_fp8.SCALINGS)
+def test_fp8_operands_stand_for_normal_numbers(scaling: str) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    operands = gemm_fp8.Fp8Operands(gemm_fp8.Fp8Product(64, 256, 384, "RC", gemm_fp8.FP8, scaling=scaling), False)
+    a, b = operands.pair(0)
+    assert (a.shape, b.shape, b.stride()) == ((64, 384), (384, 256), (1, 384))
+    whole = scaling == gemm_fp8.TENSOR
+    assert operands.a_scale.shape == ((1, 1) if whole else (64, 3))
+    assert operands.b_scale.shape == ((1, 1) if whole else (3, 2))
+    wide = operands.wide
+    assert all(0.9 < float(each.std()) < 1.1 for each in wide)
+    calls: dict[str, Any] = {}
+
+    def fake(left: Any, right: Any, *, out: Any, **options: Any) -> None:
+        calls.update(options)
+        out.copy_(wide[0] @ wide[1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gemm_fp8, "gemm", fake)
+        mine = gemm_fp8.ours(operands)
+        mine.contender.run(0)
+    assert errors(*wide, {"auto": mine.out})["auto"][0] < 6e-3
+    assert calls["out_dtype"] == "bfloat16"
+    assert calls["b_scale"].shape == (() if whole else (3, 2))
+    assert calls["b_scale"].dtype == torch.float32

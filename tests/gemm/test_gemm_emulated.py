@@ -1,0 +1,373 @@
+"""The dense GEMM's versions on the emulator: right against float64, free of hazards, for tails and rings that wrap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from gemm_builders import config
+from gemm_cases import E4M3, LIMITS, calls, numbers
+from gemm_cases import check as compare
+
+from cudatma.dtypes import activation_type
+from cudatma.errors import ArgumentError
+from cudatma.kernels.choosing import pinned
+from cudatma.kernels.gemm.config import PRESETS, GemmConfig
+from cudatma.kernels.gemm.gemm import gemm
+from cudatma.kernels.gemm.problem import LAYOUTS, Problem, is_fp8
+from cudatma.kernels.gemm.sample import checked_call, gemm_call, sample
+from cudatma.target import SMEM_RESERVED_BYTES, Target, get_target
+
+SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
+#: Clusters of these versions are tried with tiles of this many columns.
+WIDE = {"v5": 128, "v6": 128}
+CALLS = calls()
+#: An SM or two, so that persistent CTAs take several tiles.
+SMS = 2
+
+
+def matrix(rows: int, columns: int, letter: str, dtype: str, seed: int) -> Any:
+    """Random rows, or columns, whose pitch is a multiple of 16 bytes, between NaNs."""
+    if letter == "C":
+        return matrix(columns, rows, "R", dtype, seed).T
+    whole = np.full((rows, -(-columns // 8) * 8 + 8), np.nan, activation_type(dtype).numpy)
+    whole[:, :columns] = np.random.default_rng(seed).standard_normal((rows, columns), np.float32)
+    return whole[:, :columns]
+
+
+def emulated(
+    of: GemmConfig | Callable[[Problem], GemmConfig],
+    a: Any,
+    b: Any,
+    out: Any,
+    *,
+    target: Target = SM90A,
+    schedules: int = 2,
+    **options: Any,
+) -> None:
+    """Run gemm() with this configuration, or with the one that ``of`` returns for the problem; it must be clean."""
+    chosen = of if isinstance(of, GemmConfig) else of(checked_call(a, b, out, **options).problem)
+    arguments, arrays = gemm_call(chosen, target, SMS, a, b, out, **options)
+    report = arguments.emulate(target, arrays, schedules=schedules)
+    assert report.is_clean, str(report)
+
+
+def check(
+    made: GemmConfig, m: int, n: int, k: int, out: Any = None, *, schedules: int = 2, target: Target = SM90A
+) -> None:
+    a, b = matrix(m, k, made.layout[0], made.dtype, 0), matrix(k, n, made.layout[1], made.dtype, 1)
+    y = np.full((m, n), np.nan, a.dtype) if out is None else out
+    emulated(made, a, b, y, target=target, schedules=schedules)
+    compare(y, a.astype(np.float64) @ b.astype(np.float64), LIMITS[made.dtype])
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "fields"),
+    [
+        (65, 200, 129, {}),  # tails of each tile
+        (3, 8, 321, {"stages": 3}),  # six stages: the ring of three wraps
+        (63, 136, 70, {"block_n": 128, "stages": 8}),  # K of two stages, in a ring of eight
+        (130, 261, 264, {"block_m": 128, "warpgroups": 2, "dtype": "bfloat16"}),
+        (130, 64, 192, {"block_m": 128, "block_k": 128}),  # two wgmmas of 64 rows, two spans of K
+        (257, 264, 72, {"block_m": 256, "block_n": 128, "warpgroups": 2}),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else None,
+)
+@pytest.mark.parametrize("version", PRESETS)
+def test_products_are_right_and_clean(version: str, m: int, n: int, k: int, fields: dict[str, Any]) -> None:
+    layout = LAYOUTS[(m + list(PRESETS).index(version)) % 4]
+    given = {"block_m": 64, "block_n": 64, "warpgroups": 1} | fields
+    if version == "v6":  # two CTAs for each tile
+        m, n = min(m, 130), min(n, 136)
+    given["block_n"] = max(given["block_n"], WIDE.get(version, 0))
+    if version == "v7":  # a tile for each warpgroup
+        given |= {"block_m": min(128, given["block_m"]), "warpgroups": 1}
+    check(config(version, layout=layout, **given), m, n, k)
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize(("m", "layout", "block_m"), [(3, "CR", 64), (20, "CC", 128), (20, "RC", 64), (57, "CR", 128)])
+@pytest.mark.parametrize("version", [version for version in PRESETS if version != "v1"])
+def test_boxes_of_a_have_no_more_rows_than_a(version: str, m: int, layout: str, block_m: int) -> None:
+    made = config(version, layout=layout, block_m=block_m, block_n=WIDE.get(version, 64), warpgroups=1)
+    rows = min(-(-m // 8) * 8, block_m)
+    assert rows in made.a_box(m)
+    stage_rows = rows * (block_m // 64 if layout[0] == "C" else 1) + made.block_n
+    assert made.boxes_bytes(made.a_box_rows(m)) == 2 * made.block_k * stage_rows
+    check(made, m, 72, 200)
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("version", PRESETS)
+def test_every_layout(version: str, layout: str) -> None:
+    check(config(version, layout=layout, block_n=128), 66, 136, 72, schedules=2)
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize(("m", "n", "stages"), [(24, 200, 2), (100, 72, 2), (140, 200, 3)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ctas_of_a_cluster_share_the_larger_tile(layout: str, m: int, n: int, stages: int) -> None:
+    """Of A here: they lie along N, and the last of them may have no columns; an A with fewer rows than one loads."""
+    made = config("v5", dtype="bfloat16", layout=layout, block_m=128, stages=stages)
+    assert (made.cluster_m, made.cluster_n) == (128, 128)
+    check(made, m, n, 200)
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize(("m", "n", "k", "out_dtype"), [(129, 215, 72, ""), (40, 215, 200, "float32")])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("version", "block_m", "block_n"), [("v4", 128, 208), ("v5", 64, 80), ("v5", 256, 112)])
+def test_tiles_whose_columns_are_not_whole_boxes(
+    version: str, block_m: int, block_n: int, layout: str, m: int, n: int, k: int, out_dtype: str
+) -> None:
+    """A slot holds whole boxes of an N-major B, and the CTAs of a cluster divide K of each box."""
+    tile = {"block_m": block_m, "block_n": block_n}
+    out = np.full((m, n), np.nan, np.float32) if out_dtype else None
+    check(config(version, dtype="bfloat16", layout=layout, out_dtype=out_dtype, **tile), m, n, k, out)
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize(
+    ("block_m", "block_n", "out_dtype"),
+    [(64, 80, "float16"), (128, 144, "float32"), (192, 112, "float16"), (64, 240, "float32")],
+)
+@pytest.mark.parametrize("version", ["v3", "v4"])
+def test_an_epilogue_of_tiles_of_any_columns(version: str, block_m: int, block_n: int, out_dtype: str) -> None:
+    layout = LAYOUTS[(block_n // 16 + int(version[1])) % 4]
+    m, n, k = block_m - 3, block_n + 5, 136
+    a, b = matrix(m, k, layout[0], "float16", 0), matrix(k, n, layout[1], "float16", 1)
+    options: dict[str, Any] = {"bias": numbers(n, dtype=np.dtype(out_dtype)), "beta": 0.5, "activation": "relu"}
+    y, wanted = np.ones((2, m, n), np.dtype(out_dtype))
+    gemm(a, b, out=wanted, backend="reference", **options)
+    made = config(version, layout=layout, block_m=block_m, block_n=block_n)
+    emulated(made.adapted, a, b, y, schedules=3, **options)
+    assert np.allclose(y, wanted, atol=0.05, rtol=2e-3)
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("version", PRESETS)
+def test_many_schedules_are_clean(version: str) -> None:
+    """Several tiles a CTA, and rings that wrap."""
+    m, block_n = (64, 128) if version in WIDE else (66, 64)
+    check(config(version, layout="CR", block_n=block_n), m, block_n + 8, 136, schedules=8)
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize(
+    ("pitch", "offset"),
+    [(72, 0), (72, 8), (72, 1), (73, 0), (67, 0)],
+    ids=["pitched", "aligned_window", "unaligned_window", "odd_pitch", "dense_odd"],
+)
+@pytest.mark.parametrize("version", ["v3", "v4", "v6", "mma_sync"])
+def test_what_surrounds_the_result_is_left_alone(version: str, pitch: int, offset: int) -> None:
+    """Whole rows leave by TMA or vectors, others by elements; the last columns are a part of a vector."""
+    m, n = 66, 64 if offset else 67
+    whole = np.full((m, pitch), 7, np.float16)
+    k = 136 if version == "v6" else 72
+    check(config(version), m, n, k, whole[:, offset : offset + n])
+    assert (np.delete(whole, np.s_[offset : offset + n], axis=1) == 7).all()
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize(
+    ("call", "version"), [(name, version) for name, call in CALLS.items() for version in call.emulated]
+)
+def test_what_versions_share(call: str, version: str) -> None:
+    """Against the reference; what surrounds the result is left alone."""
+    a, b, options = CALLS[call].a, CALLS[call].b, CALLS[call].options
+    wanted = np.ones_like(gemm(a, b, backend="reference", **(options | {"beta": 0})))
+    n = wanted.shape[-1]
+    whole = np.ones((*wanted.shape[:-1], -(-n // 8) * 8 + 8), wanted.dtype)
+    gemm(a, b, out=wanted, backend="reference", **options)
+    run_small(version, a, b, whole[..., : wanted.shape[-1]], **options)
+    compare(whole[..., : wanted.shape[-1]], wanted)
+    assert (whole[..., wanted.shape[-1] :] == 1).all()
+
+
+def test_matrices_of_a_result_off_16_bytes() -> None:
+    """Rows of one matrix start at multiples of 16 bytes, those of the next do not."""
+    whole = np.full(2 * (66 * 80 + 1), np.nan, np.float16)
+    out = np.lib.stride_tricks.as_strided(whole, (2, 66, 72), (2 * (66 * 80 + 1), 160, 2))
+    a, b = numbers(2, 66, 72), numbers(2, 72, 72)
+    run_small("v4", a, b, out)
+    np.testing.assert_allclose(out.astype(np.float64), a.astype(np.float64) @ b, rtol=1e-3, atol=1e-2)
+    assert np.isnan(whole).sum() == whole.size - out.size
+
+
+def run_small(
+    version: str, a: Any, b: Any, out: Any, *, target: Target = SM90A, block_m: int = 64, **options: Any
+) -> None:
+    """Run gemm() on a small tile of a version."""
+    target = SM120A if version == "mma_sync" and is_fp8(a.dtype.name) else target
+    block_k = 128 // a.dtype.itemsize
+    tile = {"block_m": block_m, "block_n": WIDE.get(version, 64), "block_k": block_k, "warpgroups": 1}
+    emulated(config(version, dtype=a.dtype.name, **tile).adapted, a, b, out, target=target, **options)
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("by_tma", [False, True])
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("version", ["v4", "v5"])
+def test_scales_of_blocks(version: str, batch: int, by_tma: bool) -> None:
+    """Those of A as a matrix's columns, as DeepGEMM has them, where TMA can read them or not; in a batch with a bias
+    and an activation, and two wgmmas of 64 rows. More blocks than are loaded at a time."""
+    a, b = numbers(batch, 70, 720, dtype=E4M3), numbers(batch, 296, 720, dtype=E4M3).swapaxes(1, 2)
+    a_scale = abs(numbers(batch, 6, 72 if by_tma else 70, dtype=np.float32))[..., :70].swapaxes(1, 2)
+    options: dict[str, Any] = {"a_scale": a_scale, "b_scale": numbers(6, 3, dtype=np.float32)}
+    if batch > 1:
+        options["b_scale"] = numbers(batch, 6, 6, dtype=np.float32)[..., ::2]
+        options |= {"bias": numbers(296, dtype=np.float32), "activation": "silu", "out_dtype": "float32", "alpha": 0.5}
+    wanted = gemm(a, b, backend="reference", **options)
+    out = np.full_like(wanted, np.nan)
+    assert checked_call(a, b, out, **options).problem.scales_by_tma == by_tma
+    run_small(version, a, b, out, block_m=128 if by_tma else 64 * batch, **options)
+    compare(out, wanted, 6e-3)
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("block_m", [64, 128])
+@pytest.mark.parametrize("k", [100, 384, 512, 520, 1000])
+def test_no_more_blocks_of_scales_than_are_loaded_ahead(k: int, block_m: int) -> None:
+    """And one more, and several laps; one wgmma of 64 rows and two."""
+    blocks = -(-k // 128)
+    a, b = numbers(40, k, dtype=E4M3), numbers(72, k, dtype=E4M3).T
+    options = {"a_scale": abs(numbers(40, blocks, dtype=np.float32)), "b_scale": numbers(blocks, 1, dtype=np.float32)}
+    wanted = gemm(a, b, backend="reference", **options)
+    out = np.full_like(wanted, np.nan)
+    run_small("v4", a, b, out, block_m=block_m, **options)
+    compare(out, wanted, 6e-3)
+
+
+@pytest.mark.slow
+def test_columns_have_more_scales_than_a_warp_has_lanes() -> None:
+    a, b = numbers(40, 4300, dtype=E4M3), numbers(40, 4300, dtype=E4M3).T
+    a_scale = abs(numbers(34, 40, dtype=np.float32)).T
+    options = {"a_scale": a_scale, "b_scale": numbers(34, 1, dtype=np.float32)}
+    wanted = gemm(a, b, backend="reference", **options)
+    out = np.full_like(wanted, np.nan)
+    assert checked_call(a, b, out, **options).problem.scales_by_tma
+    run_small("v4", a, b, out, block_m=128, **options)
+    compare(out, wanted, 6e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_tma", [False, True])
+def test_scales_of_blocks_beyond_the_last_column_are_not_read(by_tma: bool) -> None:
+    """The last cluster's second CTA has no columns, which lie along N. A cluster has several tiles."""
+    a, b = numbers(70, 272, dtype=E4M3), numbers(344, 272, dtype=E4M3).T
+    a_scale = abs(numbers(3, 72, dtype=np.float32))[:, :70].T
+    a_scale = a_scale if by_tma else np.ascontiguousarray(a_scale)
+    options = {"a_scale": a_scale, "b_scale": numbers(3, 3, dtype=np.float32)}
+    wanted = gemm(a, b, backend="reference", **options)
+    out = np.full_like(wanted, np.nan)
+    made = config("v5", dtype=a.dtype.name, block_m=128, block_n=128, warpgroups=1)
+    assert made.adapted(checked_call(a, b, out, **options).problem).ring_has_scales == by_tma
+    emulated(made.adapted, a, b, out, **options)
+    compare(out, wanted, 6e-3)
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("call", ["tanh_fp32", "batch", "fp8_strided_scales"])
+def test_mma_sync_for_sm_120a(call: str) -> None:
+    a, b, options = CALLS[call].a, CALLS[call].b, CALLS[call].options
+    wanted = gemm(a, b, backend="reference", **options)
+    out = np.full_like(wanted, np.nan)
+    run_small("mma_sync", a, b, out, target=SM120A, **options)
+    np.testing.assert_allclose(out.astype(np.float64), wanted.astype(np.float64), rtol=6e-3, atol=6e-3)
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("out_dtype", ["float16", "float32"])
+@pytest.mark.parametrize("block_n", [64, 128])
+def test_four_ctas_divide_k(block_n: int, out_dtype: str) -> None:
+    a, b = numbers(40, 328), numbers(72, 328).T
+    wanted = gemm(a, b, activation="relu", out_dtype=out_dtype, backend="reference")
+    out = np.full_like(wanted, np.nan)
+    emulated(config("v6", block_n=block_n, cluster_k=4).adapted, a, b, out, activation="relu")
+    np.testing.assert_allclose(out.astype(np.float64), wanted.astype(np.float64), rtol=1e-3, atol=1e-3)
+
+
+def test_a_batch_whose_matrices_are_interleaved() -> None:
+    """Strides of no array without gaps in C or Fortran order."""
+    a, b = numbers(2, 70, 72), np.stack([numbers(40, 72).T] * 2)
+    out = np.full((70, 2, 40), np.nan, np.float16).swapaxes(0, 1)
+    assert gemm(a, b, out=out, version="v3", backend="emulator") is out
+    np.testing.assert_allclose(out.astype(np.float64), (a.astype(np.float64) @ b), rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.slow
+def test_the_tile_does_not_change_the_bits() -> None:
+    """The emulator adds as the hardware's documentation lets it; what batch_invariant promises, a GPU has to show."""
+    a, b, seen = numbers(70, 136), numbers(136, 72), set()
+    for made in (
+        config("v1", layout="RR"),
+        config("v2", layout="RR", block_n=128),
+        config("v3", layout="RR", block_m=128, block_n=128),
+        config("v4", layout="RR", block_m=128),
+        config("v5", layout="RR", block_n=128),
+    ):
+        out = np.empty((70, 72), np.float16)
+        emulated(made, a, b, out, schedules=1, batch_invariant=True)
+        seen.add(out.tobytes())
+    assert len(seen) == 1
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "fields"),
+    [
+        (130, 264, 72, {"block_m": 128, "block_n": 256, "block_k": 32, "stages": 4, "warpgroups": 2}),  # setmaxnreg
+        (257, 130, 40, {"block_m": 256, "block_n": 128, "block_k": 32, "warpgroups": 2, "dtype": "bfloat16"}),
+        (70, 69, 200, {"block_k": 32, "stages": 3}),  # rows of 64 bytes; the ring wraps
+        (130, 140, 33, {"block_m": 128, "block_n": 128, "block_k": 32, "stages": 6}),  # K shorter than the ring
+        (200, 136, 1, {"block_m": 128, "block_n": 128, "blocks_per_sm": 2, "dtype": "bfloat16"}),  # one stage a tile
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else None,
+)
+@pytest.mark.parametrize(
+    ("layout", "target"),
+    [*((layout, SM120A) for layout in LAYOUTS), ("RC", SM90A)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_mma_sync_on_both_targets(layout: str, m: int, n: int, k: int, fields: dict[str, Any], target: Target) -> None:
+    check(config("mma_sync", layout=layout, **fields), m, n, k, schedules=2, target=target)
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("layout", ["RC", "CR"])
+def test_many_schedules_of_mma_sync_are_clean_for_sm_120a(layout: str) -> None:
+    check(config("mma_sync", dtype="bfloat16", layout=layout, stages=3), 130, 40, 136, schedules=8, target=SM120A)
+
+
+def test_one_row_off_16_bytes() -> None:
+    whole = np.full(50, 7, np.float16)
+    check(config("v4"), 1, 40, 64, whole[1:41].reshape(1, 40))
+    assert (whole[[0, *range(41, 50)]] == 7).all()
+
+
+def test_the_public_function_runs_the_kernel() -> None:
+    a, b = matrix(5, 72, "R", "float16", 0), matrix(72, 9, "C", "float16", 1)
+    with pinned(config("v3")):
+        y = gemm(a, b, backend="emulator")
+    np.testing.assert_array_equal(y, gemm(a, b, backend="reference"))
+
+
+@pytest.mark.parametrize(("rows", "alone"), [(128, True), (129, False)])
+def test_a_wave_of_ctas_leaves_the_next_kernel_no_room_beside_them(rows: int, alone: bool) -> None:
+    """Its CTAs, which may start before this one has ended, would gather on some SMs."""
+    a, b = np.ones((rows, 64), np.float16), np.ones((64, 64), np.float16).T
+    launch, _ = gemm_call(config("v3"), SM90A, SMS, a, b, np.ones((rows, 64), np.float16))
+    assert launch.sizes.programmatic
+    assert (2 * (launch.shared_bytes + SMEM_RESERVED_BYTES) > SM90A.smem_per_sm_bytes) == alone
+
+
+def test_the_sample() -> None:
+    made = sample("v3", SM90A, m=16, n=72, k=200, layout="CR", stages=2)
+    assert made.run(schedules=2).is_clean
+    assert made.error() <= made.limit
+    with pytest.raises(ArgumentError, match=r"^k: got 4"):
+        sample("v3", SM90A, k=4)

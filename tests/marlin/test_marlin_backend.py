@@ -1,0 +1,150 @@
+"""marlin_gemm(backend="emulator"): the generated kernel on NumPy arrays, against float64 and on its load paths."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from marlin_builders import BY_CP_ASYNC
+
+from cudatma import ArgumentError, marlin_gemm, quantize
+from cudatma.dtypes import ACTIVATION_TYPES
+from cudatma.kernels.choosing import pinned
+from cudatma.kernels.engine import emulate
+from cudatma.kernels.gpu import imagined_gpu
+from cudatma.kernels.marlin.candidates import choose_mma_sync
+from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinOptions, weight_of
+from cudatma.kernels.marlin.problem import Problem
+
+RNG = np.random.default_rng(8)
+TOLERANCE = {"float16": 1e-3, "bfloat16": 6e-3}
+
+
+def operands(m: int, k: int, n: int, dtype: str = "float16", **options: Any) -> tuple[Any, Any, Any]:
+    kind = ACTIVATION_TYPES[dtype].numpy
+    weight = quantize(RNG.standard_normal((k, n), dtype=np.float32), dtype=dtype, **options)
+    return (
+        RNG.standard_normal((m, k), dtype=np.float32).astype(kind),
+        weight,
+        RNG.standard_normal(n, dtype=np.float32).astype(kind),
+    )
+
+
+def error(y: Any, x: Any, weight: Any, bias: Any) -> float:
+    wanted = x.astype(np.float64) @ weight.dequantize() + bias.astype(np.float64)
+    return float(np.linalg.norm(y.astype(np.float64) - wanted) / np.linalg.norm(wanted))
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
+@pytest.mark.parametrize(
+    ("m", "k", "n", "options"),
+    [
+        (1, 256, 192, {}),
+        (16, 512, 256, {"dtype": "bfloat16"}),
+        (
+            5,
+            333,
+            77,
+            {"group_size": 32, "symmetric": False},
+        ),  # pitches off 16 bytes: rows that are copied first, plain stores
+        (40, 128, 64, {"group_size": -1}),
+    ],
+)
+def test_against_float64(
+    target: str, m: int, k: int, n: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDATMA_TARGET", target)
+    x, weight, bias = operands(m, k, n, **options)
+    y = marlin_gemm(x, weight, bias=bias, backend="emulator")
+    assert y.shape == (m, n)
+    assert error(y, x, weight, bias) < TOLERANCE[weight.dtype]
+    with pinned(choose_mma_sync(Problem.of(weight, m), imagined_gpu(target, 132), **BY_CP_ASYNC)):
+        by_threads = marlin_gemm(x, weight, bias=bias, backend="emulator")
+    assert error(by_threads, x, weight, bias) < TOLERANCE[weight.dtype]
+    if target == "sm_120a":  # the same kernel by TMA
+        assert np.array_equal(by_threads, y)
+
+
+def test_a_given_out_is_filled_and_nothing_around_it() -> None:
+    x, weight, bias = operands(3, 128, 64)
+    wide = np.full((3, 128), np.nan, np.float16)
+    out = wide[:, :64]
+    assert marlin_gemm(x, weight, out, bias, backend="emulator") is out
+    assert error(out, x, weight, bias) < TOLERANCE["float16"]
+    assert np.isnan(wide[:, 64:]).all()
+
+
+def test_m_of_0() -> None:
+    x, weight, _ = operands(0, 128, 64)
+    assert marlin_gemm(x, weight, backend="emulator").shape == (0, 64)
+
+
+def test_the_environment_can_choose_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDATMA_BACKEND", "emulator")
+    x, weight, bias = operands(2, 128, 64)
+    y = marlin_gemm(x, weight, bias=bias)
+    assert error(y, x, weight, bias) < TOLERANCE["float16"]
+
+
+def test_wrong_operands_are_refused_as_everywhere() -> None:
+    x, weight, _ = operands(2, 128, 64)
+    with pytest.raises(ArgumentError, match="shape"):
+        marlin_gemm(x[:, :100], weight, backend="emulator")
+
+
+def test_act_order() -> None:
+    x, weight, bias = operands(40, 192, 72)
+    permuted = replace(weight, perm=RNG.permutation(192).astype(np.int32))
+    y = marlin_gemm(x, permuted, bias=bias, backend="emulator")
+    assert error(y, x, permuted, bias) < TOLERANCE["float16"]
+    # The GEMM is the one that permuted activations get.
+    ordered = np.ascontiguousarray(x[:, permuted.perm])
+    assert np.array_equal(y, marlin_gemm(ordered, weight, bias=bias, backend="emulator"))
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("target", ["sm_90a", "sm_120a"])
+def test_the_copy_and_the_dependent_gemm_are_clean(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several interleavings; the GEMM has to wait for the copy, the copy for who writes the activations."""
+    monkeypatch.setenv("CUDATMA_TARGET", target)
+    x, weight, _ = operands(40, 192, 72)
+    permuted = replace(weight, perm=RNG.permutation(192).astype(np.int32))
+    out = np.empty((40, 72), np.float16)
+    checked = MARLIN_GEMM.check((x, None), out, MarlinOptions(False, False), permuted)
+    arrays = MARLIN_GEMM.named(checked) | weight_of(permuted).arrays
+    report = emulate(MARLIN_GEMM, checked.problem, arrays, schedules=3)
+    assert report.is_clean
+    assert error(out, x, permuted, np.zeros(1)) < TOLERANCE["float16"]
+
+
+def test_a_hostile_order_reads_nothing_outside_of_x() -> None:
+    """Weights are checked when they are made, but their arrays can be written to afterwards. An error is raised for a
+    read out of bounds."""
+    x, weight, bias = operands(3, 128, 64)
+    permuted = replace(weight, perm=np.arange(128, dtype=np.int32))
+    permuted.perm[[0, 77, 127]] = (-1, 2**31 - 1, 128)
+    y = marlin_gemm(x, permuted, bias=bias, backend="emulator")
+    taken = np.where((permuted.perm < 0) | (permuted.perm > 127), 127, permuted.perm)
+    ordered = np.ascontiguousarray(x[:, taken])
+    assert np.array_equal(y, marlin_gemm(ordered, weight, bias=bias, backend="emulator"))
+
+
+def test_a_view_at_any_element() -> None:
+    x, weight, bias = operands(3, 128, 64)
+    buffer = np.full((3, 140), np.nan, np.float16)
+    for offset in (1, 8, 11):
+        buffer[:, offset : offset + 128] = x
+        y = marlin_gemm(buffer[:, offset : offset + 128], weight, bias=bias, backend="emulator")
+        assert np.array_equal(y, marlin_gemm(x, weight, bias=bias, backend="emulator"))
+
+
+def test_a_row_is_the_same_in_every_batch() -> None:
+    x, weight, bias = operands(70, 256, 136)
+    whole = marlin_gemm(x, weight, bias=bias, backend="emulator", batch_invariant=True)
+    assert error(whole, x, weight, bias) < TOLERANCE[weight.dtype]
+    for rows in (slice(0, 1), slice(30, 50)):
+        part = marlin_gemm(x[rows], weight, bias=bias, backend="emulator", batch_invariant=True)
+        assert part.tobytes() == whole[rows].tobytes()

@@ -1,0 +1,222 @@
+"""marlin_gemm on the CPU: the reference backend against float64, and what is refused before any device is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cudatma import ArgumentError, ArgumentTypeError, MarlinLinear, PackedWeight, marlin_explain, marlin_gemm
+from cudatma.dtypes import activation_type
+from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinOptions
+from cudatma.kernels.marlin.operands import check_input, check_output
+from cudatma.quantization import pack
+
+#: ||out - reference|| / ||reference||: products are exact in fp32, and one rounding of the result remains.
+TOLERANCE = {"float16": 5e-4, "bfloat16": 4e-3}
+
+
+def make(
+    k: int,
+    n: int,
+    *,
+    dtype: str = "float16",
+    group_size: int = 32,
+    zeros: bool = False,
+    act_order: bool = False,
+    seed: int = 0,
+) -> tuple[PackedWeight, Any]:
+    """A weight, and its values as float64 (K, N), computed from the integers that were packed."""
+    rng = np.random.default_rng(seed)
+    q = rng.integers(0, 16, (k, n), dtype=np.uint8)
+    size = k if group_size == -1 else group_size
+    groups = np.arange(k) // size
+    scales = rng.uniform(0.01, 0.03, (groups[-1] + 1, n)).astype(activation_type(dtype).numpy)
+    offsets = rng.integers(0, 17, scales.shape) if zeros else None
+    perm = rng.permutation(k) if act_order else None
+    dense = (q - (8.0 if offsets is None else offsets[groups])) * scales.astype(np.float64)[groups]
+    if perm is not None:
+        dense = dense[np.argsort(perm)]
+    return pack(q, scales, offsets, group_size=group_size, perm=perm), dense
+
+
+def values(shape: tuple[int, ...], dtype: str = "float16", seed: int = 1) -> Any:
+    return np.random.default_rng(seed).standard_normal(shape).astype(activation_type(dtype).numpy)
+
+
+def close(out: Any, reference: Any) -> bool:
+    error = np.linalg.norm(out.astype(np.float64) - reference)
+    return bool(error <= TOLERANCE[out.dtype.name] * np.linalg.norm(reference))
+
+
+@pytest.mark.filterwarnings("error")
+def test_infinities_and_overflows_are_results_without_a_warning() -> None:
+    weight = pack(np.full((32, 8), 15, np.uint8), np.full((1, 8), 60000, np.float16), group_size=32)
+    assert np.isinf(weight.dequantize(dtype=np.float16)).all()
+    x = np.full((2, 32), np.inf, np.float16)
+    x[0, 0] = -np.inf
+    out = marlin_gemm(x, weight, bias=np.full(8, -np.inf, np.float16), backend="reference")
+    assert np.isnan(out).all()
+    assert np.isinf(marlin_gemm(np.ones_like(x), weight, backend="reference")).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shape=st.tuples(st.integers(0, 20), st.integers(1, 200), st.integers(1, 150)),
+    dtype=st.sampled_from(("float16", "bfloat16")),
+    group_size=st.sampled_from((32, 64, 128, -1)),
+    zeros=st.booleans(),
+    act_order=st.booleans(),
+    bias=st.booleans(),
+)
+def test_the_reference_against_float64(
+    shape: tuple[int, int, int], dtype: str, group_size: int, zeros: bool, act_order: bool, bias: bool
+) -> None:
+    m, k, n = shape
+    weight, dense = make(k, n, dtype=dtype, group_size=group_size, zeros=zeros, act_order=act_order, seed=m)
+    x, b = values((m, k), dtype), values((n,), dtype, 2) if bias else None
+    out = marlin_gemm(x, weight, bias=b, backend="reference")
+    assert (out.shape, out.dtype) == ((m, n), x.dtype)
+    assert close(out, x.astype(np.float64) @ dense + (0 if b is None else b.astype(np.float64)))
+
+
+@pytest.mark.parametrize("lead", [(), (1,), (2, 3), (2, 0, 3)], ids=str)
+def test_leading_dimensions(lead: tuple[int, ...]) -> None:
+    weight, dense = make(96, 40)
+    x = values((*lead, 96))
+    out = marlin_gemm(x, weight, backend="reference")
+    assert out.shape == (*lead, 40)
+    assert close(out, x.astype(np.float64) @ dense)
+
+
+def test_windows_of_wider_buffers() -> None:
+    weight, dense = make(96, 40)
+    x_buffer, buffer = np.full((9, 101), np.nan, np.float16), np.full((8, 47), np.nan, np.float16)
+    x_buffer[:6, :96] = values((6, 96))
+    out = buffer[:6, :40]
+    assert marlin_gemm(x_buffer[:6, :96], weight, out, backend="reference") is out
+    assert close(out, x_buffer[:6, :96].astype(np.float64) @ dense)
+    assert np.isnan(buffer[6:]).all()
+    assert np.isnan(buffer[:, 40:]).all()
+
+
+def test_a_row_read_many_times() -> None:
+    weight, dense = make(96, 40)
+    x = np.broadcast_to(values((96,)), (5, 96))
+    assert close(marlin_gemm(x, weight, backend="reference"), x.astype(np.float64) @ dense)
+
+
+def test_other_libraries_on_the_host() -> None:
+    class OnlyDlpack:
+        def __init__(self, array: Any) -> None:
+            self._array = array
+
+        def __dlpack__(self, **options: Any) -> Any:
+            return self._array.__dlpack__(**options)
+
+        def __dlpack_device__(self) -> Any:
+            return self._array.__dlpack_device__()
+
+    weight, dense = make(96, 40)
+    x, out = values((5, 96)), np.empty((5, 40), np.float16)
+    wrapped = OnlyDlpack(out)
+    assert marlin_gemm(OnlyDlpack(x), weight, wrapped, backend="reference") is wrapped
+    assert close(out, x.astype(np.float64) @ dense)
+
+
+def test_the_environment_chooses_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, dense = make(96, 40)
+    x = values((5, 96))
+    monkeypatch.setenv("CUDATMA_BACKEND", "reference")
+    out = marlin_gemm(x, weight)
+    assert close(out, x.astype(np.float64) @ dense)
+    monkeypatch.setenv("CUDATMA_BACKEND", "cuda")
+    with pytest.raises(ArgumentError, match=r"x\.device"):
+        marlin_gemm(x, weight)
+    monkeypatch.setenv("CUDATMA_BACKEND", "gpu")
+    with pytest.raises(ArgumentError, match="CUDATMA_BACKEND"):
+        marlin_gemm(x, weight)
+
+
+WEIGHT, _ = make(96, 40)
+X = values((5, 96))
+SHARED = values((5 * 96 + 200,))
+FROZEN = np.empty((5, 40), np.float16)
+FROZEN.flags.writeable = False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "field"),
+    [
+        ((X, "weight"), {}, ArgumentTypeError, "w"),
+        ((X[:, :95], WEIGHT), {}, ArgumentError, "x.shape"),
+        ((X[0, 0], WEIGHT), {}, (ArgumentError, ArgumentTypeError), ""),
+        ((X.astype(np.float32), WEIGHT), {}, ArgumentTypeError, "x.dtype"),
+        ((values((5, 96), "bfloat16"), WEIGHT), {}, ArgumentTypeError, "x.dtype"),
+        (([[1.0] * 96], WEIGHT), {}, ArgumentTypeError, "x"),
+        ((np.zeros(193, np.uint8)[1:].view(np.float16).reshape(1, 96), WEIGHT), {}, ArgumentError, "x.pointer"),
+        ((values((96, 5)).T, WEIGHT), {}, ArgumentError, "x.strides"),
+        ((X[::-1], WEIGHT), {}, ArgumentError, "x.strides"),
+        ((values((2, 3, 5, 96))[:, :2], WEIGHT), {}, ArgumentError, "x.strides"),
+        ((X, WEIGHT, np.empty((4, 40), np.float16)), {}, ArgumentError, "out.shape"),
+        ((X, WEIGHT, np.empty((5, 41), np.float16)), {}, ArgumentError, "out.shape"),
+        ((X, WEIGHT, np.empty((5, 40), np.float32)), {}, ArgumentTypeError, "out.dtype"),
+        ((X, WEIGHT, FROZEN), {}, ArgumentError, "out"),
+        ((X, WEIGHT, np.empty((40, 5), np.float16).T), {}, ArgumentError, "out.strides"),
+        ((SHARED[: 5 * 96].reshape(5, 96), WEIGHT, SHARED[8:208].reshape(5, 40)), {}, ArgumentError, "out"),
+        ((X, WEIGHT, None, values((41,))), {}, ArgumentError, "bias.shape"),
+        ((X, WEIGHT, None, values((40,)).astype(np.float32)), {}, ArgumentTypeError, "bias.dtype"),
+        ((X, WEIGHT, None, values((80,))[::2]), {}, ArgumentError, "bias.strides"),
+        ((X, WEIGHT, SHARED[:200].reshape(5, 40), SHARED[100:140]), {}, ArgumentError, "out"),
+        ((X, WEIGHT), {"programmatic": 1}, ArgumentTypeError, "programmatic"),
+        ((X, WEIGHT), {"backend": "cpu"}, ArgumentError, "backend"),
+        ((X, WEIGHT), {"backend": "cuda"}, ArgumentError, "x.device"),
+    ],
+)
+def test_what_is_refused(arguments: tuple[Any, ...], options: dict[str, Any], error: Any, field: str) -> None:
+    before = [a.tobytes() for a in arguments if isinstance(a, np.ndarray)]
+    with pytest.raises(error) as caught:
+        marlin_gemm(*arguments, **{"backend": "reference", **options})
+    assert not field or caught.value.field == field
+    assert isinstance(caught.value, ValueError | TypeError)
+    assert before == [a.tobytes() for a in arguments if isinstance(a, np.ndarray)]
+
+
+def test_rows_that_overlap_are_no_output() -> None:
+    buffer = np.zeros(200, np.float16)
+    out = np.lib.stride_tricks.as_strided(buffer, (5, 40), (40, 2))
+    with pytest.raises(ArgumentError, match="rows that do not overlap"):
+        marlin_gemm(X, WEIGHT, out, backend="reference")
+
+
+def test_pitches() -> None:
+    """What decides between TMA and plain loads, and between vector and element stores."""
+    wide = values((7, 3, 104))
+    rows = check_input(wide[:, 1, :96], WEIGHT)
+    assert (rows.rows, rows.pitch_bytes, rows.is_vectorised) == (7, 3 * 104 * 2, True)
+    assert check_input(values((7, 97))[:, :96], WEIGHT).pitch_bytes == 194
+    assert not check_input(values((7, 97))[:, :96], WEIGHT).is_vectorised
+    assert check_input(X[:1], WEIGHT).pitch_bytes == 192
+    assert check_input(np.broadcast_to(X[0], (4, 96)), WEIGHT).pitch_bytes == 0
+    x = check_input(X, WEIGHT)
+    assert check_output(np.empty((5, 44), np.float16)[:, :40], x, WEIGHT).pitch_bytes == 88
+
+
+def test_rows_that_are_copied_first() -> None:
+    permuted, _ = make(96, 40, act_order=True)
+    odd, shifted = values((7, 97))[:, :96], values((7, 104))[:, 1:97]
+    for x, weight, is_copied in ((X, WEIGHT, False), (X, permuted, True), (odd, WEIGHT, True), (shifted, WEIGHT, True)):
+        assert MARLIN_GEMM.check((x, None), None, MarlinOptions(False, False), weight).problem.is_arranged == is_copied
+
+
+@pytest.mark.parametrize("option", ["load_path", "explain"])
+def test_no_such_option(option: str) -> None:
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
+        marlin_gemm(X, WEIGHT, backend="reference", **{option: "tma"})
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
+        MarlinLinear(WEIGHT, **{option: "tma"})
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
+        marlin_explain(WEIGHT, 5, **{option: "tma"})

@@ -1,0 +1,53 @@
+"""MarlinWorkspace is large enough for every launch. marlin_on_fake_driver.py allocates and uses it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cudatma import LaunchError, MarlinWorkspace
+from cudatma.kernels.gpu import imagined_gpu
+from cudatma.kernels.marlin.arguments import sizes_for
+from cudatma.kernels.marlin.choose import choose_by_cost
+from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
+from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES, schedule
+from cudatma.target import TARGETS, Target
+
+PROCESSORS = 132
+
+
+@pytest.fixture(scope="module")
+def sizes() -> MarlinWorkspace:
+    """One whose memory nobody asks for, of the size for a GPU of PROCESSORS SMs."""
+    space = object.__new__(MarlinWorkspace)
+    space.partials_bytes = PROCESSORS * PARTIALS_PER_SM_BYTES
+    space.flags_bytes = PROCESSORS * FLAGS_PER_SM_BYTES
+    return space
+
+
+@given(
+    layer=st.builds(
+        LinearShape,
+        k=st.integers(1, 40_000),
+        n=st.integers(1, 70_000),
+        group_size=st.sampled_from(GROUP_SIZES),
+        has_zeros=st.booleans(),
+        dtype=st.sampled_from(("float16", "bfloat16")),
+    ),
+    m=st.integers(1, 5000),
+    target=st.sampled_from([t for t in TARGETS.values() if t.runs_here]),
+)
+def test_every_launch_finds_room(sizes: MarlinWorkspace, layer: LinearShape, m: int, target: Target) -> None:
+    """A workspace then never grows, and a graph may hold one."""
+    spec = choose_by_cost(Problem(layer, m), imagined_gpu(target, PROCESSORS))
+    work = schedule(spec, m, layer.n, layer.k, PROCESSORS * spec.blocks_per_sm)
+    launch = sizes_for(Problem(layer, m), spec, lambda m: work, target)(Problem(layer, m))
+    sizes.require_room(launch.partials_bytes, launch.flags_bytes)
+
+
+def test_a_launch_without_room_is_refused(sizes: MarlinWorkspace) -> None:
+    sizes.require_room(sizes.partials_bytes, sizes.flags_bytes)
+    for partials, flags in ((sizes.partials_bytes + 1, 0), (0, sizes.flags_bytes + 1)):
+        with pytest.raises(LaunchError, match="workspace"):
+            sizes.require_room(partials, flags)

@@ -1,0 +1,123 @@
+"""What fake_driver.c keeps of a launch, as ctypes, and how it is built."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+#: What would change how cudatma or cuda.bindings behave.
+_OF_THE_CALLER = (
+    *("CUDATMA_TARGET", "CUDATMA_BACKEND", "CUDATMA_DEBUG", "CUDATMA_CACHE_DIR"),
+    "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM",
+)
+
+
+def build_driver(folder: Path) -> None:
+    """libcuda.so.1 in a folder; skips the test where there is no C compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler to build the fake driver with")
+    flags = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(folder / "libcuda.so.1")]
+    subprocess.run([compiler, *flags, str(Path(__file__).with_name("fake_driver.c")), "-ldl"], check=True)
+
+
+class Record(ctypes.Structure):
+    """fake_record of fake_driver.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("launches", "device", "attribute_count", "loads")),
+        *((name, ctypes.c_int32) for name in ("argument_bytes", "dynamic_shared_bytes")),
+        ("shape", ctypes.c_uint32 * 7),
+        ("attributes", ctypes.c_uint32 * 18 * 4),
+        *((name, ctypes.c_uint64) for name in ("stream", "recorded_on", "waited_on")),
+        ("events", ctypes.c_int64),
+        ("arguments", ctypes.c_ubyte * 4096),
+    )
+
+
+class Setup(ctypes.Structure):
+    """fake_setup of fake_driver.c."""
+
+    _fields_ = (("parameters", ctypes.c_int32), ("capturing", ctypes.c_int32), ("sizes", ctypes.c_uint64 * 64))
+
+
+class Stream(ctypes.Structure):
+    """One of fake_streams of fake_driver.c: a stream's handle, its id, and the capture that it takes part in."""
+
+    _fields_ = (("handle", ctypes.c_uint64), ("id", ctypes.c_uint64), ("capture", ctypes.c_uint64))
+
+
+class Counts(ctypes.Structure):
+    """fake_counts of fake_driver.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("allocations", "in_capture", "frees", "questions")),
+        ("synchronized", ctypes.c_uint64),
+        ("held_bytes", ctypes.c_int64),
+    )
+
+
+def run_cases(namespace: dict[str, Any], names: Sequence[str] = ()) -> None:
+    """Run each function ``case_NAME`` of a script in a forked child, which begins with a driver that nobody has
+    initialised, and print what went wrong, by name, as JSON. names: of some cases; by default all."""
+    cases = {name[len("case_") :]: value for name, value in list(namespace.items()) if name.startswith("case_")}
+    wrong = {}
+    for name in names or cases:
+        sys.stdout.flush()
+        with tempfile.TemporaryFile("w+") as told:
+            child = os.fork()
+            if child == 0:
+                try:
+                    cases[name]()
+                except BaseException:
+                    traceback.print_exc(file=told)
+                    told.flush()
+                    os._exit(1)
+                sys.stdout.flush()
+                os._exit(0)
+            status = os.waitpid(child, 0)[1]
+            told.seek(0)
+            if status:
+                wrong[name] = f"status {status}\n{told.read()}"
+    print(json.dumps({"ran": len(names or cases), "wrong": wrong}))
+
+
+def wrong_cases(script: Path, folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
+    """What went wrong in a script's cases, with the driver of a folder; empty where nothing did.
+
+    One process runs them all: to start Python and to import cudatma takes longer than most cases.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name not in _OF_THE_CALLER}
+    paths = {"LD_LIBRARY_PATH": str(folder), "PYTHONPATH": f"{script.parents[2]}{os.pathsep}{Path(__file__).parent}"}
+    command = [sys.executable, str(script), *arguments]
+    done = subprocess.run(
+        command, env=inherited | paths | dict(environment or {}), capture_output=True, text=True, timeout=240
+    )
+    if done.returncode:
+        return done.stderr
+    *shown, last = done.stdout.splitlines()
+    print("\n".join(shown))
+    found = json.loads(last)
+    assert found["ran"] > 0
+    return "\n".join(f"{name}: {text}" for name, text in found["wrong"].items())
+
+
+def raises(kind: type[Exception], text: str, call: Any) -> None:
+    try:
+        call()
+    except kind as error:
+        if text not in str(error):
+            raise AssertionError(f"no {text!r} in: {error}") from error
+    else:
+        raise AssertionError(f"no {kind.__name__} with {text!r}")

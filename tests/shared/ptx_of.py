@@ -1,0 +1,60 @@
+"""PTX for the emulator's tests, as NVRTC makes it, once a process for each source."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from cudatma.build.nvrtc import _nvrtc, _run, compile_flags, compile_source
+from cudatma.build.render import render
+from cudatma.emulator import EmulatedModule, load
+from cudatma.target import Target, get_target
+
+LINES = ("--generate-line-info",)
+
+#: Instructions that CUDA C++ has no name for, as the tests' own kernels call them.
+PRELUDE = """
+//% include "primitives/bulk_copy.cuh.j2"
+//% include "primitives/bulk_group.cuh.j2"
+//% include "primitives/cluster.cuh.j2"
+//% include "primitives/cp_async.cuh.j2"
+//% include "primitives/fence.cuh.j2"
+//% include "primitives/ldmatrix.cuh.j2"
+//% include "primitives/mbarrier.cuh.j2"
+//% include "primitives/mma.cuh.j2"
+//% include "primitives/sync.cuh.j2"
+//% include "primitives/tma_load.cuh.j2"
+//% include "primitives/tma_store.cuh.j2"
+using namespace cudatma;
+"""
+
+
+def ptx_alone(text: str, target: Target) -> str:
+    """compile_source().ptx without the cubin, 40 % of the time. What GPUs make of the templates is the subject of the
+    *_compile tests."""
+    _, *flags = compile_flags(target)
+    code, log, ptx, _ = _run(_nvrtc(), text, "/kernel.cu", [f"-arch={target.name.replace('sm', 'compute')}", *flags])
+    assert int(code) == 0, log
+    return ptx
+
+
+@lru_cache(maxsize=256)
+def ptx_of_source(source: str, target: str = "sm_90a") -> str:
+    """PTX of a kernel written with the primitives at hand."""
+    chosen = get_target(target)
+    text = render(PRELUDE + source, None, chosen, is_source=True)
+    return str(compile_source(text, chosen, options=LINES).ptx)
+
+
+@lru_cache(maxsize=256)
+def ptx_of_template(template: str, spec: object, target: str = "sm_90a") -> str:
+    """PTX of a template of the project."""
+    chosen = get_target(target)
+    return ptx_alone(render(template, spec, chosen), chosen)
+
+
+def module_of(source: str, target: str = "sm_90a") -> EmulatedModule:
+    return load(ptx_of_source(source, target))
+
+
+def probe(name: str, spec: object, target: str = "sm_90a") -> EmulatedModule:
+    return load(ptx_of_template(f"probes/{name}.cu.j2", spec, target))
