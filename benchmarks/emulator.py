@@ -195,7 +195,7 @@ def _wgmma() -> Prepared:
     module = load(load_kernel("probes/wgmma_gemm.cu.j2", spec, get_target(TARGET)).ptx)
     a, b = (_normal(seed, (128, 128), np.float16) for seed in (2, 3))
     d = np.zeros((128, 128), np.float32)
-    boxes = ((a, (spec.loaded_m, 64), "128B"), (b, (spec.block_n, 64), "128B"), (d, (64, spec.block_n), "none"))
+    boxes = ((a, (spec.loaded_m, 64), "128B"), (b, (spec.tile_n, 64), "128B"), (d, (64, spec.tile_n), "none"))
     args = [TensorMap.from_array(x, box, swizzle=mode, encoder="codec") for x, box, mode in boxes] + [2]
 
     def launch() -> Report:

@@ -107,7 +107,7 @@ def _packed_rows(qweight: object) -> ArrayInfo:
 
 def create_scale_tma_desc(
     scales: object,
-    block_n: int,
+    tile_n: int,
     block_groups: int = 1,
     *,
     whole_column: bool | None = None,
@@ -116,8 +116,8 @@ def create_scale_tma_desc(
 ) -> TensorMap:
     """A map over scales (fp16, bf16) or zero points (uint8).
 
-    scales: (N,) or (1, N) for whole-column scales: a 1D map, box (block_n,), coordinate (n,). Otherwise (G, N): a 2D
-    map, box (block_n, block_groups), coordinates (n, group). block_n: 1..256, a multiple of 16 bytes.
+    scales: (N,) or (1, N) for whole-column scales: a 1D map, box (tile_n,), coordinate (n,). Otherwise (G, N): a 2D
+    map, box (tile_n, block_groups), coordinates (n, group). tile_n: 1..256, a multiple of 16 bytes.
     whole_column: by default where there is one row; False describes a single group in 2D all the same.
     Raises DescriptorError, TargetError, DriverError.
     """
@@ -136,15 +136,15 @@ def create_scale_tma_desc(
         raise DescriptorError("block_groups", block_groups, "1 with whole-column scales")
     if whole_column:
         size, stride = info.shape[-1:], info.strides_bytes[-1:]
-        return _map(info, _spec(info.pointer, size, stride, info.dtype, {"block_n": block_n}), target, encoder)
-    spec = scale_map_spec(info.shape, info.dtype, block_n, block_groups, info.strides_bytes, info.pointer)
+        return _map(info, _spec(info.pointer, size, stride, info.dtype, {"tile_n": tile_n}), target, encoder)
+    spec = scale_map_spec(info.shape, info.dtype, tile_n, block_groups, info.strides_bytes, info.pointer)
     return _map(info, spec, target, encoder)
 
 
 def scale_map_spec(
     shape: Sequence[int],
     dtype: object,
-    block_n: int,
+    tile_n: int,
     block_groups: int,
     strides_bytes: Sequence[int] | None = None,
     address: int = 0,
@@ -152,13 +152,13 @@ def scale_map_spec(
     """Return the spec of create_scale_tma_desc() for scales (groups, N), dense by default."""
     size = tma_type(dtype).element_bytes
     strides = (shape[1] * size, size) if strides_bytes is None else strides_bytes
-    return _spec(address, shape, strides, dtype, {"block_groups": block_groups, "block_n": block_n})
+    return _spec(address, shape, strides, dtype, {"block_groups": block_groups, "tile_n": tile_n})
 
 
 def create_activation_tma_desc(
     x: object,
-    block_m: int,
-    block_k: int = 64,
+    tile_m: int,
+    tile_k: int = 64,
     *,
     blocks: int = 1,
     swizzle: Swizzle | str = Swizzle.B128,
@@ -167,10 +167,10 @@ def create_activation_tma_desc(
 ) -> TensorMap:
     """A map over activations (M, K), fp16 or bf16, K innermost; rows and columns outside arrive as zeros.
 
-    block_m: rows a load, 1..256. block_k: elements of K a load; block_k elements must fit the swizzle span (64 with
-    128B). The pitch of x must be a multiple of 16 bytes. Box (block_k, block_m), coordinates (k, m).
-    blocks: more than one: a 3D map whose loads bring ``blocks`` times block_k elements of K, for a K that is a multiple
-    of block_k. Box (block_k, block_m, blocks), coordinates (0, m, k / block_k): in shared memory one block after
+    tile_m: rows a load, 1..256. tile_k: elements of K a load; tile_k elements must fit the swizzle span (64 with
+    128B). The pitch of x must be a multiple of 16 bytes. Box (tile_k, tile_m), coordinates (k, m).
+    blocks: more than one: a 3D map whose loads bring ``blocks`` times tile_k elements of K, for a K that is a multiple
+    of tile_k. Box (tile_k, tile_m, blocks), coordinates (0, m, k / tile_k): in shared memory one block after
     another. Raises DescriptorError, TargetError, DriverError.
     """
     from cudatma.arrays import describe
@@ -184,24 +184,24 @@ def create_activation_tma_desc(
         raise DescriptorError("blocks", blocks, "an int from 1 up")
     options: dict[str, Any] = {"swizzle": swizzle, "l2_promotion": L2Promotion.B128}
     if blocks > 1:
-        shape, strides = _blocks_of_depths(info, block_k)
-        box = {"blocks": blocks, "block_m": block_m, "block_k": block_k}
-        names = {"strides_bytes[0]": "block_k", "strides_bytes[1]": "strides_bytes[0]"}
+        shape, strides = _blocks_of_depths(info, tile_k)
+        box = {"blocks": blocks, "tile_m": tile_m, "tile_k": tile_k}
+        names = {"strides_bytes[0]": "tile_k", "strides_bytes[1]": "strides_bytes[0]"}
         names |= {"shape[0]": "shape[1]", "shape[1]": "shape[0]"}
         return _map(info, _spec(info.pointer, shape, strides, info.dtype, box, names, **options), target, encoder)
-    box = {"block_m": block_m, "block_k": block_k}
+    box = {"tile_m": tile_m, "tile_k": tile_k}
     spec = _spec(info.pointer, info.shape, info.strides_bytes, info.dtype, box, **options)
     return _map(info, spec, target, encoder)
 
 
-def _blocks_of_depths(info: ArrayInfo, block_k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(M, K) seen as (K / block_k, M, block_k): shape and strides."""
+def _blocks_of_depths(info: ArrayInfo, tile_k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(M, K) seen as (K / tile_k, M, tile_k): shape and strides."""
     m, k = info.shape
-    if type(block_k) is not int or block_k < 1 or k % block_k:
+    if type(tile_k) is not int or tile_k < 1 or k % tile_k:
         why = "a box knows no end inside of its blocks; take blocks=1"
-        raise DescriptorError("block_k", block_k, f"a divisor of K = {k}", why)
+        raise DescriptorError("tile_k", tile_k, f"a divisor of K = {k}", why)
     pitch, step = info.strides_bytes
-    return (k // block_k, m, block_k), (block_k * step, pitch, step)
+    return (k // tile_k, m, tile_k), (tile_k * step, pitch, step)
 
 
 def _spec(

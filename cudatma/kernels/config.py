@@ -23,7 +23,7 @@ class KernelConfig:
 
     A config's ``version`` names one of ``presets``: what distinguishes the version, and the values that fields of the
     config may have. ``__post_init__`` of a config validates its fields; ``check()`` says why it does not
-    fit a problem or a target. Fields that all configs have: block_m, block_n and block_k are a CTA's tile and the K of
+    fit a problem or a target. Fields that all configs have: tile_m, tile_n and tile_k are a CTA's tile and the K of
     a stage; cluster_m and cluster_n are the CTAs of a cluster along M and N, and cluster_k those that divide K;
     blocks_per_sm are the CTAs on an SM.
     """
@@ -47,11 +47,11 @@ class KernelConfig:
         @property
         def entry(self) -> str: ...
         @property
-        def block_m(self) -> int: ...
+        def tile_m(self) -> int: ...
         @property
-        def block_n(self) -> int: ...
+        def tile_n(self) -> int: ...
         @property
-        def block_k(self) -> int: ...
+        def tile_k(self) -> int: ...
         @property
         def stages(self) -> int: ...
         @property
@@ -161,12 +161,12 @@ class KernelConfig:
     @property
     def cluster_tile_m(self) -> int:
         """Rows of M of a cluster's tile."""
-        return self.block_m * self.cluster_m
+        return self.tile_m * self.cluster_m
 
     @property
     def cluster_tile_n(self) -> int:
         """Columns of N of a cluster's tile."""
-        return self.block_n * self.cluster_n
+        return self.tile_n * self.cluster_n
 
     @property
     def launch_cluster(self) -> int:

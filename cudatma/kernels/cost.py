@@ -81,5 +81,5 @@ def cheapest_first(
 
 
 def _apart_from_rows(spec: Any, m: int) -> tuple[Any, ...]:
-    tile = spec.block_n, spec.block_k, spec.threads, spec.blocks_per_sm, spec.cluster, spec.cluster_k
-    return spec.template, *tile, -(-m // spec.block_m)
+    tile = spec.tile_n, spec.tile_k, spec.threads, spec.blocks_per_sm, spec.cluster, spec.cluster_k
+    return spec.template, *tile, -(-m // spec.tile_m)

@@ -138,11 +138,11 @@ def in_order(known: Mapping[str, Member], names: Iterable[str]) -> tuple[Member,
 
 
 def work_values(
-    work: Schedule, m: int, n: int, k: int, block_m: int, *, output_pitch: int = 0, output_vectors: bool = False
+    work: Schedule, m: int, n: int, k: int, tile_m: int, *, output_pitch: int = 0, output_vectors: bool = False
 ) -> dict[str, Any]:
     """Every member's value by name. output_pitch: elements. output_vectors: whether the result's rows are aligned to 16
     bytes."""
-    raster_m = min(max(1, _RASTER_GROUP_M // block_m), work.tiles_m)
+    raster_m = min(max(1, _RASTER_GROUP_M // tile_m), work.tiles_m)
     stream_stages, stream_extra = divmod(work.stream_units, work.work_ranges)
     return {
         "m": m,

@@ -88,8 +88,8 @@ def entry_points(family: Family[P, S], problem: P, gpu: Gpu) -> list[int]:
     # Among entries of other problems the one with the nearest M serves, so that another one begins half-way.
     points |= {half for a in measured for b in measured if a < b for half in (ceil_div(a + b, 2), (a + b) // 2 + 1)}
     for entry in entries:
-        tiles = ceil_div(entry.problem.m, entry.spec.block_m)
-        points |= {1 + entry.spec.block_m * count for count in (tiles - 1, tiles, _MANY_TILES - 1)}
+        tiles = ceil_div(entry.problem.m, entry.spec.tile_m)
+        points |= {1 + entry.spec.tile_m * count for count in (tiles - 1, tiles, _MANY_TILES - 1)}
     return sorted(points)
 
 
@@ -173,7 +173,7 @@ def nearest(entries: Sequence[Entry[Any, Any]], m: int) -> Entry[Any, Any] | Non
 
 def _serves(entry: Entry[Any, Any], m: int) -> bool:
     measured = entry.problem.m
-    here, there = ceil_div(m, entry.spec.block_m), ceil_div(measured, entry.spec.block_m)
+    here, there = ceil_div(m, entry.spec.tile_m), ceil_div(measured, entry.spec.tile_m)
     if here == there:
         return bool(measured <= _LARGER_M * m)
     return bool(min(here, there) >= _MANY_TILES and measured <= m < 2 * measured)

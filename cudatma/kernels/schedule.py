@@ -39,13 +39,13 @@ def divisor(d: int) -> tuple[int, int]:
 class TiledConfig(Protocol):
     """What whole_tiles() reads of a config.
 
-    block_k: elements of K in a stage. cluster: CTAs of a cluster that share loads. cluster_tile_m, cluster_tile_n:
+    tile_k: elements of K in a stage. cluster: CTAs of a cluster that share loads. cluster_tile_m, cluster_tile_n:
     their tile. cluster_k: CTAs that divide K. launch_cluster: CTAs of a cluster of the launch. is_persistent: whether a
     CTA computes several tiles.
     """
 
     @property
-    def block_k(self) -> int: ...
+    def tile_k(self) -> int: ...
     @property
     def cluster(self) -> int: ...
     @property
@@ -170,7 +170,7 @@ def whole_tiles(config: TiledConfig, m: int, n: int, k: int, resident_ctas: int)
     Raises ArgumentError if K has fewer stages than CTAs that divide it.
     """
     tiles_m, tiles_n = ceil_div(m, config.cluster_tile_m), ceil_div(n, config.cluster_tile_n)
-    clusters, k_iterations = tiles_m * tiles_n, ceil_div(k, config.block_k)
+    clusters, k_iterations = tiles_m * tiles_n, ceil_div(k, config.tile_k)
     if k_iterations < config.cluster_k:
         raise ArgumentError("cluster_k", config.cluster_k, f"at most {k_iterations}, K's stages")
     if config.is_persistent:  # the fewest clusters that need no more turns
@@ -199,7 +199,7 @@ def schedule(
     if not config.partial_bytes:
         return whole_tiles(config, m, n, k, resident_ctas)
     tiles_m, tiles_n = ceil_div(m, config.cluster_tile_m), ceil_div(n, config.cluster_tile_n)
-    tiles, k_iterations, cluster = tiles_m * tiles_n, ceil_div(k, config.block_k), config.cluster
+    tiles, k_iterations, cluster = tiles_m * tiles_n, ceil_div(k, config.tile_k), config.cluster
     resident = max(1, resident_ctas // cluster)
     if tiles * k_iterations > _MAX_UNITS:
         raise ArgumentError("m", m, f"at most {_MAX_UNITS} stages altogether", "split the batch")

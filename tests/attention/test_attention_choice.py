@@ -70,7 +70,7 @@ def test_few_heads_get_tiles_of_fewer_queries() -> None:
     """Where 128 queries a tile would leave SMs without work."""
     of_few = decide(ATTENTION, problem_of(heads=8), H200).spec
     of_many = decide(ATTENTION, problem_of(batch=16, heads=32), H200).spec
-    assert of_few.block_m < of_many.block_m
+    assert of_few.tile_m < of_many.tile_m
 
 
 @pytest.mark.parametrize("dims", HEAD_DIMS, ids=str)
@@ -85,11 +85,11 @@ def test_where_there_is_no_wgmma_mma_sync_runs(dims: tuple[int, int]) -> None:
         times(replace(problem, version="a3"), np.array([4096]), gpu)
 
 
-@pytest.mark.parametrize(("head_dim", "block_m"), [(64, 128), (96, 64)])
-def test_all_threads_of_a1_copy_whole_rows(head_dim: int, block_m: int) -> None:
-    config = small_config("a1", head_dim=head_dim, v_head_dim=head_dim, block_m=block_m, block_n=64)
-    with pytest.raises(ArgumentError, match=r"^block_n: got 80; allowed: a multiple of 32"):
-        replace(config, block_n=80)
+@pytest.mark.parametrize(("head_dim", "tile_m"), [(64, 128), (96, 64)])
+def test_all_threads_of_a1_copy_whole_rows(head_dim: int, tile_m: int) -> None:
+    config = small_config("a1", head_dim=head_dim, v_head_dim=head_dim, tile_m=tile_m, tile_n=64)
+    with pytest.raises(ArgumentError, match=r"^tile_n: got 80; allowed: a multiple of 32"):
+        replace(config, tile_n=80)
 
 
 SELF = problem_of(batch=4, heads=16, q_length=512, head_dim=128, is_causal=True)

@@ -34,15 +34,15 @@ def exponentials_between_waits(sass: str) -> list[int]:
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(
-    ("version", "head_dim", "block_m", "block_n"),
+    ("version", "head_dim", "tile_m", "tile_n"),
     [("a3", 128, 128, 128), ("a4", 64, 192, 128), ("a4", 128, 128, 176), ("a4", 256, 128, 80)],
 )
 def test_exponentials_come_before_the_wait_for_the_output(
-    version: str, head_dim: int, block_m: int, block_n: int, is_causal: bool, tmp_path: Path
+    version: str, head_dim: int, tile_m: int, tile_n: int, is_causal: bool, tmp_path: Path
 ) -> None:
     """ptxas moves a wait up where it can; the products with the values would then be waited for first."""
     dims = {"head_dim": head_dim, "v_head_dim": head_dim}
-    spec = small_config(version, dtype="bfloat16", **dims, is_causal=is_causal, block_m=block_m, block_n=block_n)
+    spec = small_config(version, dtype="bfloat16", **dims, is_causal=is_causal, tile_m=tile_m, tile_n=tile_n)
     made = compile_source(render(spec.template, spec, "sm_90a"), get_target("sm_90a"))
     assert "0 bytes spill stores, 0 bytes spill loads" in made.log
     assert not made.warnings
@@ -52,4 +52,4 @@ def test_exponentials_come_before_the_wait_for_the_output(
     sass = disassemble(cubin).text
     assert sass is not None
     # Two values a lane of every 8 keys, in two rows; two factors of earlier sums.
-    assert exponentials_between_waits(sass) == [block_n // 2 + 2] * (1 + is_causal)
+    assert exponentials_between_waits(sass) == [tile_n // 2 + 2] * (1 + is_causal)

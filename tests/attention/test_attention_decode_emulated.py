@@ -272,7 +272,7 @@ def test_a_scale_of_keys_that_is_zero_or_less_counts_as_zero(options: dict[str, 
 @pytest.mark.parametrize("page_size", [0, 16])
 def test_the_ring_of_an_e4m3_cache_wraps(page_size: int) -> None:
     given = in_e4m3(make(lengths=[400, 270], dims=(32, 32), page_size=page_size))
-    for fields in ({"stages": 2}, {"stages": 2, "block_n": 64, "box_rows": page_size or 64}):
+    for fields in ({"stages": 2}, {"stages": 2, "tile_n": 64, "box_rows": page_size or 64}):
         check(given, parts=1, schedules=4, fields=fields)
 
 
@@ -344,10 +344,10 @@ def test_parts_fill_the_gpu_and_fit_the_workspace() -> None:
     [
         ({"box_rows": 16}, "^box_rows: got 16; allowed: 64, all keys"),
         ({"box_rows": 4, "is_paged": True}, "^box_rows: got 4"),
-        ({"block_m": 128}, "^block_m: got 128"),
+        ({"tile_m": 128}, "^tile_m: got 128"),
         ({"version": "decode_fp8", "box_rows": 0, "is_paged": True}, "^box_rows: got 0"),
-        ({"version": "decode_fp8", "block_m": 64}, "^block_m: got 64"),
-        ({"version": "decode_fp8", "block_n": 32}, "^block_n: got 32"),
+        ({"version": "decode_fp8", "tile_m": 64}, "^tile_m: got 64"),
+        ({"version": "decode_fp8", "tile_n": 32}, "^tile_n: got 32"),
     ],
 )
 def test_configs_that_cannot_be(fields: dict[str, Any], message: str) -> None:

@@ -221,7 +221,7 @@ def test_an_e4m3_cache(dims: tuple[int, int], page_size: int) -> None:
 def mma_sync_config(dims: tuple[int, int], options: dict[str, Any]) -> AttentionConfig:
     """Return SM120's kernel for fp16 sequences."""
     fields: dict[str, Any] = {option.field: option.name in options for option in OPTIONS}
-    fields |= {"head_dim": dims[0], "v_head_dim": dims[1], "block_n": 64 if dims[0] <= 128 else 32}
+    fields |= {"head_dim": dims[0], "v_head_dim": dims[1], "tile_n": 64 if dims[0] <= 128 else 32}
     return small_config("mma_sync", is_varlen=True, **fields)
 
 

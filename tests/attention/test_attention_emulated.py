@@ -113,13 +113,13 @@ def test_sinks(version: str) -> None:
 @pytest.mark.parametrize(
     ("dims", "fields"),
     [
-        ((32, 32), {"block_n": 128}),
-        ((96, 96), {"block_n": 80}),
-        ((128, 128), {"block_n": 176}),
-        ((128, 128), {"block_m": 192, "block_n": 80}),
-        ((192, 192), {"block_n": 112}),
-        ((192, 128), {"block_n": 48}),
-        ((256, 256), {"block_n": 80}),
+        ((32, 32), {"tile_n": 128}),
+        ((96, 96), {"tile_n": 80}),
+        ((128, 128), {"tile_n": 176}),
+        ((128, 128), {"tile_m": 192, "tile_n": 80}),
+        ((192, 192), {"tile_n": 112}),
+        ((192, 128), {"tile_n": 48}),
+        ((256, 256), {"tile_n": 80}),
         ((64, 64), {"stages": 4}),
     ],
     ids=str,
@@ -132,7 +132,7 @@ def test_every_head_dim(version: str, dims: tuple[int, int], fields: dict[str, A
         k_length=230,
         dims=dims,
         fields=fields,
-        causal=fields["block_n"] < 100 if "block_n" in fields else True,
+        causal=fields["tile_n"] < 100 if "tile_n" in fields else True,
     )
 
 
@@ -141,9 +141,9 @@ def test_every_head_dim(version: str, dims: tuple[int, int], fields: dict[str, A
 @pytest.mark.parametrize("version", ["scalar", "a1", "a2"])
 def test_every_head_dim_of_the_first_versions(version: str, dims: tuple[int, int]) -> None:
     """Of spans of 64 bytes and of 128, with one warpgroup and with two."""
-    fields: dict[str, Any] = {"block_n": 32}
+    fields: dict[str, Any] = {"tile_n": 32}
     if version != "scalar" and dims[0] > 64:
-        fields = {"block_m": 128, "block_n": 64}
+        fields = {"tile_m": 128, "tile_n": 64}
     check(version, q_length=40, k_length=70, dims=dims, fields=fields, schedules=1, dtype="bfloat16")
 
 
@@ -151,13 +151,13 @@ def test_every_head_dim_of_the_first_versions(version: str, dims: tuple[int, int
 @pytest.mark.parametrize(
     ("dims", "fields"),
     [
-        ((128, 128), {"block_m": 128}),
-        ((32, 32), {"block_m": 128, "block_n": 128}),
-        ((64, 64), {"block_m": 128, "stages": 4}),
+        ((128, 128), {"tile_m": 128}),
+        ((32, 32), {"tile_m": 128, "tile_n": 128}),
+        ((64, 64), {"tile_m": 128, "stages": 4}),
         ((96, 96), {}),
-        ((192, 192), {"block_n": 32}),
-        ((192, 128), {"block_n": 32}),
-        ((256, 256), {"block_n": 32}),
+        ((192, 192), {"tile_n": 32}),
+        ((192, 128), {"tile_n": 32}),
+        ((256, 256), {"tile_n": 32}),
     ],
     ids=str,
 )
@@ -169,7 +169,7 @@ def test_every_head_dim_on_sm120(dims: tuple[int, int], fields: dict[str, Any]) 
 @pytest.mark.parametrize("version", ["a1", "a2", "a3", "a4", "mma_sync"])
 def test_many_schedules_are_clean(version: str) -> None:
     """Rings of two slots wrap twice; in version a4 each CTA takes several tiles."""
-    fields: dict[str, Any] = {"block_n": 32}
+    fields: dict[str, Any] = {"tile_n": 32}
     if version == "a4":
         fields["q_stages"] = 2
     check(
@@ -199,25 +199,25 @@ def test_persistent_ctas_take_several_tiles(q_stages: int) -> None:
         dims=(32, 32),
         causal=True,
         batch=2,
-        fields={"q_stages": q_stages, "block_n": 32},
+        fields={"q_stages": q_stages, "tile_n": 32},
     )
 
 
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize("block_m", [64, 192])
-def test_one_warpgroup_and_three(block_m: int) -> None:
-    check("a3", q_length=200, k_length=100, dims=(32, 32), fields={"block_m": block_m, "block_n": 32})
+@pytest.mark.parametrize("tile_m", [64, 192])
+def test_one_warpgroup_and_three(tile_m: int) -> None:
+    check("a3", q_length=200, k_length=100, dims=(32, 32), fields={"tile_m": tile_m, "tile_n": 32})
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"version": "p1"}, "^version: got p1; allowed: scalar, a1"),
-        ({"block_m": 96}, "^block_m: got 96; allowed: 64, 128, 192"),
-        ({"block_m": 128, "blocks_per_sm": 2}, "^blocks_per_sm: got 2; allowed: 1 for several"),
+        ({"tile_m": 96}, "^tile_m: got 96; allowed: 64, 128, 192"),
+        ({"tile_m": 128, "blocks_per_sm": 2}, "^blocks_per_sm: got 2; allowed: 1 for several"),
         ({"q_stages": 2}, "^q_stages: got 2; allowed: 1"),
         ({"box_rows": 16}, "^box_rows: got 16; allowed: 0 without a cache"),
-        ({"block_n": 72}, "^block_n: got 72"),
+        ({"tile_n": 72}, "^tile_n: got 72"),
         ({"head_dim": 80}, "^head_dim, v_head_dim: got .80"),
     ],
 )
@@ -252,7 +252,7 @@ def check_operands(
     out, lse = np.empty(q.shape, q.dtype), np.empty((1, q.shape[2], q.shape[1]), np.float32)
     checked = check_attention(q, k, v, out=out, return_lse=True, sink=sink, **options)
     problem = checked.problem
-    config = small_config(version, problem, **{"block_n": 16} | (fields or {}))
+    config = small_config(version, problem, **{"tile_n": 16} | (fields or {}))
     target = SM120A if version == "mma_sync" else SM90A
     assert emulated(checked, config, target, lse)[0].is_clean
     wanted, sums = attend(q[0], k[0], v[0], problem.scale, problem.limits, problem.softcap, sink)
@@ -285,7 +285,7 @@ def test_blocks_of_logits_of_minus_infinity(version: str, infinite: slice) -> No
     q, k, v = (operand(length=length, seed=seed) for seed, length in enumerate((20, 70, 70)))
     q[..., 0] = np.abs(q[..., 0]) + 1
     k[:, infinite, :, 0] = -np.inf
-    fields = {"block_n": 32} if version == "scalar" else {}
+    fields = {"tile_n": 32} if version == "scalar" else {}
     for scale in (1.0, 1e-6, 1e6):
         check_operands(version, q, k, v, scale=scale, fields=fields)
 

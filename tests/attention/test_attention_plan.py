@@ -18,17 +18,17 @@ def problem(**sizes: int) -> Problem:
     return Problem.of(head_dim=128, dtype="float16", is_causal=True, **sizes)
 
 
-def causal(block_m: int = 128, block_n: int = 128) -> AttentionConfig:
-    return small_config("a4", head_dim=128, v_head_dim=128, is_causal=True, block_m=block_m, block_n=block_n)
+def causal(tile_m: int = 128, tile_n: int = 128) -> AttentionConfig:
+    return small_config("a4", head_dim=128, v_head_dim=128, is_causal=True, tile_m=tile_m, tile_n=tile_n)
 
 
 @pytest.mark.parametrize("length", [512, 1024, 2048, 4096, 16384])
-@pytest.mark.parametrize(("block_m", "block_n"), [(128, 128), (192, 80)])
-def test_sms_that_take_the_next_tile_end_together(length: int, block_m: int, block_n: int) -> None:
-    spec, asked = causal(block_m, block_n), problem(batch=16384 // length, heads=16, q_length=length)
+@pytest.mark.parametrize(("tile_m", "tile_n"), [(128, 128), (192, 80)])
+def test_sms_that_take_the_next_tile_end_together(length: int, tile_m: int, tile_n: int) -> None:
+    spec, asked = causal(tile_m, tile_n), problem(batch=16384 // length, heads=16, q_length=length)
     (heads, last), rows = raster(spec, asked), 16 * 16384 // length
-    ends = [min(length, row0 + block_m) for row0 in range(0, length, block_m)]
-    blocks = [-(-end // block_n) for end in reversed(ends)]
+    ends = [min(length, row0 + tile_m) for row0 in range(0, length, tile_m)]
+    blocks = [-(-end // tile_n) for end in reversed(ends)]
     busy = [0] * SMS
     for count in [*[heads] * (last // heads), rows - last]:
         for length_in_blocks in blocks:

@@ -106,8 +106,8 @@ def test_results_are_right_and_clean(case: str, version: str) -> None:
 @pytest.mark.slow
 def test_one_warpgroup_and_three() -> None:
     given = make(q_lengths=[130, 20], k_lengths=[100, 130], dim=32)
-    for block_m in (64, 192):
-        is_right(given, *run(given, fields={"block_m": block_m, "block_n": 32}, causal=True))
+    for tile_m in (64, 192):
+        is_right(given, *run(given, fields={"tile_m": tile_m, "tile_n": 32}, causal=True))
 
 
 @pytest.mark.sweep(1)

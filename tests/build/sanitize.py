@@ -65,36 +65,36 @@ CASES = (
 #: What the cost model chooses for other layers only: spec, M, K, N.
 SPECS: dict[str, tuple[MarlinConfig, int, int, int]] = {
     "skinny, M = 1": (
-        skinny(block_m=1, block_n=32, block_k=1024, slice_k=8, stages=3, deep_box=True), *(1, 2048, 96),
+        skinny(tile_m=1, tile_n=32, tile_k=1024, slice_k=8, stages=3, deep_box=True), *(1, 2048, 96),
     ),
     "skinny, three CTAs divide K": (
-        skinny(block_m=16, block_n=96, block_k=128, slice_k=2, stages=3, cluster_k=3), *(27, 712, 200),
+        skinny(tile_m=16, tile_n=96, tile_k=128, slice_k=2, stages=3, cluster_k=3), *(27, 712, 200),
     ),
     "skinny, two blocks": (
-        skinny(block_m=8, block_n=64, block_k=256, slice_k=4, stages=3, blocks_per_sm=2), *(8, 1000, 192),
+        skinny(tile_m=8, tile_n=64, tile_k=256, slice_k=4, stages=3, blocks_per_sm=2), *(8, 1000, 192),
     ),
     "multicast": (
         wgmma(
-            block_m=128, block_k=128, warpgroups=2, stages=4, cluster_n=2, mmas_per_commit=1, commits_in_flight=3
+            tile_m=128, tile_k=128, warpgroups=2, stages=4, cluster_n=2, mmas_per_commit=1, commits_in_flight=3
         ),
         *(200, 712, 400),
     ),
     "multicast, M = 256": (
-        wgmma(block_m=256, block_k=64, warpgroups=2, stages=6, cluster_n=2, consumer_registers=232), *(300, 400, 300),
+        wgmma(tile_m=256, tile_k=64, warpgroups=2, stages=6, cluster_n=2, consumer_registers=232), *(300, 400, 300),
     ),
-    "stacked": (wgmma(block_m=64, block_n=256, block_k=128, warpgroups=2, stages=4), 100, 712, 300),
+    "stacked": (wgmma(tile_m=64, tile_n=256, tile_k=128, warpgroups=2, stages=4), 100, 712, 300),
     "pingpong": (
         wgmma(
-            block_m=128, block_n=128, block_k=128, stages=4, cluster_n=2, mmas_per_commit=1, commits_in_flight=3,
+            tile_m=128, tile_n=128, tile_k=128, stages=4, cluster_n=2, mmas_per_commit=1, commits_in_flight=3,
             consumer_registers=232, pingpong=True,
         ),
         *(700, 712, 500),
     ),
     "three warpgroups": (
-        wgmma(block_m=128, block_k=128, warpgroups=3, stages=3, mmas_per_commit=1, commits_in_flight=3),
+        wgmma(tile_m=128, tile_k=128, warpgroups=3, stages=3, mmas_per_commit=1, commits_in_flight=3),
         *(128, 712, 400),
     ),
-    "K divided twice": (wgmma(block_m=40, block_k=256, stages=3, slice_k=2, cluster_k=3), 75, 1024, 200),
+    "K divided twice": (wgmma(tile_m=40, tile_k=256, stages=3, slice_k=2, cluster_k=3), 75, 1024, 200),
 }  # fmt: skip
 #: Attention's batch, heads of q and of k and v, queries, keys; head dim; options. Tails of queries and keys, queries
 #: that see no key, persistent CTAs with several tiles.
@@ -189,7 +189,7 @@ def run_fp8(has_blocks: bool, version: str) -> str:
     scope: Any = contextlib.nullcontext()
     if has_blocks:  # a tile whose stages hold the scales
         kind = {"out_dtype": "float32", "epilogue": "linear", "block_scales": True, "scales_by_tma": True}
-        tile = {"block_m": 256, "block_n": 128, "block_k": 128, "stages": 2, "warpgroups": 2}
+        tile = {"tile_m": 256, "tile_n": 128, "tile_k": 128, "stages": 2, "warpgroups": 2}
         scope = pinned(GemmConfig.of(version, dtype=a.dtype.name, layout="RC", **kind, **tile))
     with scope:
         y = gemm(left, right, **given).get()

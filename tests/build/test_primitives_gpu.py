@@ -369,14 +369,14 @@ def test_multicast_reaches_both_blocks_of_a_cluster(target: Target) -> None:
 def test_a_wgmma_gemm_out_of_a_tma_ring(target: Target, spec: probes.WgmmaGemm, depth: int) -> None:
     if not target.has_wgmma:
         pytest.skip(f"{target.name} has no wgmma")
-    m, n = 3 * spec.block_m, 4 * spec.block_n
+    m, n = 3 * spec.tile_m, 4 * spec.tile_n
     rng = np.random.default_rng(depth)
     a, b = (rng.normal(size=(rows, depth)).astype(np.float16) for rows in (m, n))
     d = poisoned((m, n), np.float32)
-    boxes = ((upload(a), (spec.loaded_m, 64), "128B"), (upload(b), (spec.block_n, 64), "128B"))
+    boxes = ((upload(a), (spec.loaded_m, 64), "128B"), (upload(b), (spec.tile_n, 64), "128B"))
     maps = [TensorMap.from_array(array, box, swizzle=mode) for array, box, mode in boxes]
-    args = (*maps, TensorMap.from_array(d, (64, spec.block_n)), depth // spec.block_k)
-    grid = (n // spec.block_n, m // spec.block_m)
+    args = (*maps, TensorMap.from_array(d, (64, spec.tile_n)), depth // spec.tile_k)
+    grid = (n // spec.tile_n, m // spec.tile_m)
     gemm = kernel("wgmma_gemm", spec, target)
     gemm.launch(grid, spec.threads, args, cluster=spec.cluster, shared_bytes=spec.smem_bytes)
     wanted = a.astype(np.float64) @ b.astype(np.float64).T

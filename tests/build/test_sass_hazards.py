@@ -85,10 +85,10 @@ def test_a_fence_makes_the_release_wait(target: str, tmp_path: Path) -> None:
     assert release_hazards(text) == ()
 
 
-def wgmma_kernel(folder: Path, block_k: int, in_flight: int) -> str:
-    """A group of wgmmas is a 64-deep block of a stage, so that a stage of block_k has block_k / 64 groups."""
+def wgmma_kernel(folder: Path, tile_k: int, in_flight: int) -> str:
+    """A group of wgmmas is a 64-deep block of a stage, so that a stage of tile_k has tile_k / 64 groups."""
     spec = wgmma(
-        block_m=64, block_n=128, block_k=block_k, warpgroups=2, stages=4, mmas_per_commit=4, commits_in_flight=in_flight
+        tile_m=64, tile_n=128, tile_k=tile_k, warpgroups=2, stages=4, mmas_per_commit=4, commits_in_flight=in_flight
     )
     return disassembled(render(spec.template, spec, get_target("sm_90a")), "sm_90a", folder)
 
@@ -98,7 +98,7 @@ def test_fragments_of_a_group_that_the_loop_leaves_in_flight_are_found(
 ) -> None:
     """What MarlinConfig refuses: the loop has one group, of 16 registers, and the next weights go into all of them."""
     monkeypatch.setattr(MarlinConfig, "_check_groups", lambda _: None)
-    text = wgmma_kernel(tmp_path, block_k=64, in_flight=1)
+    text = wgmma_kernel(tmp_path, tile_k=64, in_flight=1)
     (code,) = parse_encoded(text)
     wgmmas = [step for step in code.steps if step.mnemonic == "HGMMA"]
     first_registers = [int(step.operands.split(", ")[1].removeprefix("R")) for step in wgmmas]
@@ -111,7 +111,7 @@ def test_fragments_of_a_group_that_the_loop_leaves_in_flight_are_found(
 
 
 def test_fragments_of_groups_within_the_loop_are_kept_apart(tmp_path: Path) -> None:
-    text = wgmma_kernel(tmp_path, block_k=128, in_flight=1)
+    text = wgmma_kernel(tmp_path, tile_k=128, in_flight=1)
     assert "WARPGROUP.DEPBAR.LE gsb0, 0x1" in text
     assert wgmma_hazards(text) == ()
 

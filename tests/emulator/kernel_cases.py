@@ -214,5 +214,5 @@ def kernel_cases(target: Target) -> dict[str, Callable[[Device], dict[str, Array
         found[f"tile_copy_{np.dtype(dtype)}"] = lambda d, t=dtype: tile_copy(d, t, 3)
     for entry in REGISTRY.values():
         if entry.name.startswith("marlin"):
-            found |= {s.entry: lambda d, s=s: marlin(d, s, min(s.block_m, 20)) for s in entry.specs(target)}
+            found |= {s.entry: lambda d, s=s: marlin(d, s, min(s.tile_m, 20)) for s in entry.specs(target)}
     return found

@@ -18,7 +18,7 @@ from cudatma.quantization import quantize
 
 Mutation = Callable[[str], str]
 #: A tile and ring of the mma.sync kernel; three blocks share the tiles of the product below.
-SPEC = mma_sync(block_m=16, block_n=64, block_k=256, warps_n=2, slice_k=2, stages=4)
+SPEC = mma_sync(tile_m=16, tile_n=64, tile_k=256, warps_n=2, slice_k=2, stages=4)
 
 
 def run_marlin(monkeypatch: pytest.MonkeyPatch, mutate: Mutation, *, depends: bool = False) -> Any:

@@ -18,13 +18,13 @@ def gemm(spec: WgmmaGemm, m: int, n: int, k: int, **options: Any) -> tuple[Any, 
     rng = np.random.default_rng(m + n + k)
     a, b = (rng.normal(size=(rows, k)).astype(np.float16) for rows in (m, n))
     d = np.full((m, n), np.nan, np.float32)
-    boxes = ((a, (spec.loaded_m, 64), "128B"), (b, (spec.block_n, 64), "128B"), (d, (64, spec.block_n), "none"))
+    boxes = ((a, (spec.loaded_m, 64), "128B"), (b, (spec.tile_n, 64), "128B"), (d, (64, spec.tile_n), "none"))
     maps = [TensorMap.from_array(x, box, swizzle=mode, encoder="codec") for x, box, mode in boxes]
     report = probe("wgmma_gemm", spec).launch(
         spec.entry,
-        (n // spec.block_n, m // spec.block_m),
+        (n // spec.tile_n, m // spec.tile_m),
         spec.threads,
-        (*maps, k // spec.block_k),
+        (*maps, k // spec.tile_k),
         cluster=spec.cluster,
         shared_bytes=spec.smem_bytes,
         arrays=(a, b, d),

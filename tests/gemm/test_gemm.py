@@ -155,7 +155,7 @@ def test_with_wgmma_mma_sync_is_chosen_on_request_only() -> None:
 
 
 def test_ctas_that_share_an_sm_share_its_shared_memory() -> None:
-    spec = config("mma_sync", block_m=128, block_n=128, block_k=64, stages=4, blocks_per_sm=2)
+    spec = config("mma_sync", tile_m=128, tile_n=128, tile_k=64, stages=4, blocks_per_sm=2)
     with pytest.raises(
         ArgumentError, match=r"^stages: got 4; allowed: shared memory of .* for each of 2 CTAs on an SM"
     ):
@@ -165,7 +165,7 @@ def test_ctas_that_share_an_sm_share_its_shared_memory() -> None:
 
 def test_warps_divide_a_tile_by_mma_sync() -> None:
     for spec in dump_specs("mma_sync", SM90A):
-        assert (spec.warps_m * spec.warp_m, spec.warps_n * spec.warp_n) == (spec.block_m, spec.block_n)
+        assert (spec.warps_m * spec.warp_m, spec.warps_n * spec.warp_n) == (spec.tile_m, spec.tile_n)
         assert spec.warps_m * spec.warps_n == spec.consumer_warps
         assert spec.warp_m % 16 == spec.warp_n % 32 == 0
 
@@ -175,8 +175,8 @@ def test_the_dumped_configurations_are_every_tile_layout_and_dtype(version: str)
     specs = dump_specs(version, SM90A)
     assert len(set(specs)) == len(specs)
     free = replace(PROBLEM, version=version)
-    tiles = {(spec.block_m, spec.block_n, spec.block_k) for spec, _ in cheapest_first(times, free, H200)}
-    assert {(spec.block_m, spec.block_n, spec.block_k) for spec in specs} >= tiles
+    tiles = {(spec.tile_m, spec.tile_n, spec.tile_k) for spec, _ in cheapest_first(times, free, H200)}
+    assert {(spec.tile_m, spec.tile_n, spec.tile_k) for spec in specs} >= tiles
     assert {spec.dtype for spec in dump_specs(version, get_target("sm_120a")) + specs} >= {
         "float16",
         "bfloat16",
@@ -193,31 +193,31 @@ def test_the_dumped_configurations_are_every_tile_layout_and_dtype(version: str)
     [
         ("v5", {"dtype": "float32"}, "dtype: got float32"),
         ("v5", {"layout": "rc"}, "layout: got rc"),
-        ("v5", {"block_m": 96}, "block_m: got 96"),
-        ("v5", {"block_m": 64.0, "warpgroups": 1}, r"block_m: got 64\.0"),
-        ("v5", {"block_n": 100}, "block_n: got 100"),
+        ("v5", {"tile_m": 96}, "tile_m: got 96"),
+        ("v5", {"tile_m": 64.0, "warpgroups": 1}, r"tile_m: got 64\.0"),
+        ("v5", {"tile_n": 100}, "tile_n: got 100"),
         ("v5", {"warpgroups": 4}, "warpgroups: got 4"),
         ("v5", {"stages": 1}, "stages: got 1"),
         ("v5", {"stages": True}, "stages: got True"),
         ("v5", {"cluster_m": 1}, r"cluster_m, cluster_n: got \(1, 1\); allowed: \(2, 1\) for version v5 with a tile"),
         ("v4", {"cluster_n": 2}, r"cluster_m, cluster_n: got \(1, 2\); allowed: \(1, 1\) for version v4"),
-        ("v4", {"block_m": 128, "warpgroups": 3}, "block_m: got 128; allowed: a multiple of 192"),
-        ("v4", {"block_k": 64, "dtype": "float8_e5m2"}, "block_k: got 64; allowed: a multiple of 128"),
-        ("v6", {"block_n": 192}, "block_n: got 192"),  # columns that the CTAs of a cluster could not share evenly
+        ("v4", {"tile_m": 128, "warpgroups": 3}, "tile_m: got 128; allowed: a multiple of 192"),
+        ("v4", {"tile_k": 64, "dtype": "float8_e5m2"}, "tile_k: got 64; allowed: a multiple of 128"),
+        ("v6", {"tile_n": 192}, "tile_n: got 192"),  # columns that the CTAs of a cluster could not share evenly
         ("v6", {"cluster_k": 8}, "cluster_k: got 8; allowed: 2, 4"),
         (
             "mma_sync",
-            {"block_m": 128, "block_n": 256},
+            {"tile_m": 128, "tile_n": 256},
             "warpgroups: got 1; allowed: 2 or more: a thread holds at most 128 sums",
         ),
         # ptxas gives each thread of 13 warps 128 registers.
-        ("v3", {"block_m": 192, "block_n": 208}, "block_n: got 208; allowed: at most 192 for three warpgroups"),
-        ("v4", {"block_m": 192, "block_n": 208}, "block_n: got 208; allowed: at most 192 for three warpgroups"),
+        ("v3", {"tile_m": 192, "tile_n": 208}, "tile_n: got 208; allowed: at most 192 for three warpgroups"),
+        ("v4", {"tile_m": 192, "tile_n": 208}, "tile_n: got 208; allowed: at most 192 for three warpgroups"),
         ("v3", {"dtype": "float8_e4m3fn", "block_scales": True}, "version: got v3; allowed: v4 or v5 for scales"),
         (
             "v4",
-            {"dtype": "float8_e4m3fn", "block_scales": True, "block_n": 256},
-            "block_n: got 256; allowed: 64 or 128",
+            {"dtype": "float8_e4m3fn", "block_scales": True, "tile_n": 256},
+            "tile_n: got 256; allowed: 64 or 128",
         ),
     ],
 )
@@ -260,7 +260,7 @@ def test_what_is_pinned_serves_its_own_family_only() -> None:
     own = config("v4")
     with pinned(own):
         assert decide(GEMM, PROBLEM, H200).spec is own
-    with pinned(mma_sync(block_m=8, block_n=128, block_k=256, warps_n=4, stages=4, scale_on="accumulator")):
+    with pinned(mma_sync(tile_m=8, tile_n=128, tile_k=256, warps_n=4, stages=4, scale_on="accumulator")):
         assert decide(GEMM, PROBLEM, H200).source == "rule"
 
 
@@ -270,7 +270,7 @@ def test_what_is_pinned_must_fit_the_problem() -> None:
         pytest.raises(ArgumentError, match="pinned spec: dtype: got bfloat16"),
     ):
         decide(GEMM, PROBLEM, H200)
-    large = config("v3", block_m=256, block_n=128, stages=8)
+    large = config("v3", tile_m=256, tile_n=128, stages=8)
     with pinned(large), pytest.raises(ArgumentError, match="stages: got 8"):
         decide(GEMM, PROBLEM, H200)
     with pytest.raises(ArgumentTypeError, match="spec: got str"), pinned("wgmma"):
@@ -291,7 +291,7 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     choice_table.forget()
 
 
-MEASURED = config("v3", block_n=128, stages=5)
+MEASURED = config("v3", tile_n=128, stages=5)
 GPU = GpuClass.of(H200)
 
 
@@ -368,7 +368,7 @@ def test_the_kernel_of_a_problem_is_dumped(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(("m", "n", "ctas"), [(4096, 4096, 128), (2048, 2304, 72), (1024, 128, 8)])
 def test_persistent_ctas_are_as_few_as_need_no_more_turns(m: int, n: int, ctas: int) -> None:
     """On 132 SMs 512, 144 and 8 tiles take 4 turns, 2, and 1."""
-    assert config("v4", block_m=128, block_n=256).schedule(problem_of(m=m, n=n), 132).ctas == ctas
+    assert config("v4", tile_m=128, tile_n=256).schedule(problem_of(m=m, n=n), 132).ctas == ctas
 
 
 @pytest.mark.parametrize(("k", "version"), [(1536, "v7"), (7168, "v4")])
@@ -387,4 +387,4 @@ def test_clusters_run_at_the_same_time(m: int, n: int) -> None:
 
 
 def test_one_sm_is_enough_to_choose() -> None:
-    assert decide(GEMM, PROBLEM, imagined_gpu("sm_90a", 1)).spec.block_m in (64, 128, 256)
+    assert decide(GEMM, PROBLEM, imagined_gpu("sm_90a", 1)).spec.tile_m in (64, 128, 256)

@@ -380,7 +380,7 @@ def test_a_kernel_that_reads_scales_by_tma_refuses_others() -> None:
     a, b = np.zeros((40, 384), E4M3), np.zeros((64, 384), E4M3).T
     scales = {"a_scale": np.ones((40, 3), np.float32), "b_scale": np.ones((3, 1), np.float32)}
     problem = checked_call(a, b, **scales).problem
-    made = config("v4", dtype=problem.dtype, block_m=128, warpgroups=1).adapted(problem)
+    made = config("v4", dtype=problem.dtype, tile_m=128, warpgroups=1).adapted(problem)
     with pytest.raises(ArgumentError, match=r"^scales_by_tma: got True; allowed: False for scales that TMA"):
         gemm_arguments(problem, replace(made, scales_by_tma=True), H200)
 

@@ -69,34 +69,34 @@ def check(
     [
         (65, 200, 129, {}),  # tails of each tile
         (3, 8, 321, {"stages": 3}),  # six stages: the ring of three wraps
-        (63, 136, 70, {"block_n": 128, "stages": 8}),  # K of two stages, in a ring of eight
-        (130, 261, 264, {"block_m": 128, "warpgroups": 2, "dtype": "bfloat16"}),
-        (130, 64, 192, {"block_m": 128, "block_k": 128}),  # two wgmmas of 64 rows, two spans of K
-        (257, 264, 72, {"block_m": 256, "block_n": 128, "warpgroups": 2}),
+        (63, 136, 70, {"tile_n": 128, "stages": 8}),  # K of two stages, in a ring of eight
+        (130, 261, 264, {"tile_m": 128, "warpgroups": 2, "dtype": "bfloat16"}),
+        (130, 64, 192, {"tile_m": 128, "tile_k": 128}),  # two wgmmas of 64 rows, two spans of K
+        (257, 264, 72, {"tile_m": 256, "tile_n": 128, "warpgroups": 2}),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else None,
 )
 @pytest.mark.parametrize("version", PRESETS)
 def test_products_are_right_and_clean(version: str, m: int, n: int, k: int, fields: dict[str, Any]) -> None:
     layout = LAYOUTS[(m + list(PRESETS).index(version)) % 4]
-    given = {"block_m": 64, "block_n": 64, "warpgroups": 1} | fields
+    given = {"tile_m": 64, "tile_n": 64, "warpgroups": 1} | fields
     if version == "v6":  # two CTAs for each tile
         m, n = min(m, 130), min(n, 136)
-    given["block_n"] = max(given["block_n"], WIDE.get(version, 0))
+    given["tile_n"] = max(given["tile_n"], WIDE.get(version, 0))
     if version == "v7":  # a tile for each warpgroup
-        given |= {"block_m": min(128, given["block_m"]), "warpgroups": 1}
+        given |= {"tile_m": min(128, given["tile_m"]), "warpgroups": 1}
     check(config(version, layout=layout, **given), m, n, k)
 
 
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize(("m", "layout", "block_m"), [(3, "CR", 64), (20, "CC", 128), (20, "RC", 64), (57, "CR", 128)])
+@pytest.mark.parametrize(("m", "layout", "tile_m"), [(3, "CR", 64), (20, "CC", 128), (20, "RC", 64), (57, "CR", 128)])
 @pytest.mark.parametrize("version", [version for version in PRESETS if version != "v1"])
-def test_boxes_of_a_have_no_more_rows_than_a(version: str, m: int, layout: str, block_m: int) -> None:
-    made = config(version, layout=layout, block_m=block_m, block_n=WIDE.get(version, 64), warpgroups=1)
-    rows = min(-(-m // 8) * 8, block_m)
+def test_boxes_of_a_have_no_more_rows_than_a(version: str, m: int, layout: str, tile_m: int) -> None:
+    made = config(version, layout=layout, tile_m=tile_m, tile_n=WIDE.get(version, 64), warpgroups=1)
+    rows = min(-(-m // 8) * 8, tile_m)
     assert rows in made.a_box(m)
-    stage_rows = rows * (block_m // 64 if layout[0] == "C" else 1) + made.block_n
-    assert made.boxes_bytes(made.a_box_rows(m)) == 2 * made.block_k * stage_rows
+    stage_rows = rows * (tile_m // 64 if layout[0] == "C" else 1) + made.tile_n
+    assert made.boxes_bytes(made.a_box_rows(m)) == 2 * made.tile_k * stage_rows
     check(made, m, 72, 200)
 
 
@@ -104,7 +104,7 @@ def test_boxes_of_a_have_no_more_rows_than_a(version: str, m: int, layout: str, 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("version", PRESETS)
 def test_every_layout(version: str, layout: str) -> None:
-    check(config(version, layout=layout, block_n=128), 66, 136, 72, schedules=2)
+    check(config(version, layout=layout, tile_n=128), 66, 136, 72, schedules=2)
 
 
 @pytest.mark.sweep(1)
@@ -112,7 +112,7 @@ def test_every_layout(version: str, layout: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_ctas_of_a_cluster_share_the_larger_tile(layout: str, m: int, n: int, stages: int) -> None:
     """Of A here: they lie along N, and the last of them may have no columns; an A with fewer rows than one loads."""
-    made = config("v5", dtype="bfloat16", layout=layout, block_m=128, stages=stages)
+    made = config("v5", dtype="bfloat16", layout=layout, tile_m=128, stages=stages)
     assert (made.cluster_m, made.cluster_n) == (128, 128)
     check(made, m, n, 200)
 
@@ -120,30 +120,30 @@ def test_ctas_of_a_cluster_share_the_larger_tile(layout: str, m: int, n: int, st
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize(("m", "n", "k", "out_dtype"), [(129, 215, 72, ""), (40, 215, 200, "float32")])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("version", "block_m", "block_n"), [("v4", 128, 208), ("v5", 64, 80), ("v5", 256, 112)])
+@pytest.mark.parametrize(("version", "tile_m", "tile_n"), [("v4", 128, 208), ("v5", 64, 80), ("v5", 256, 112)])
 def test_tiles_whose_columns_are_not_whole_boxes(
-    version: str, block_m: int, block_n: int, layout: str, m: int, n: int, k: int, out_dtype: str
+    version: str, tile_m: int, tile_n: int, layout: str, m: int, n: int, k: int, out_dtype: str
 ) -> None:
     """A slot holds whole boxes of an N-major B, and the CTAs of a cluster divide K of each box."""
-    tile = {"block_m": block_m, "block_n": block_n}
+    tile = {"tile_m": tile_m, "tile_n": tile_n}
     out = np.full((m, n), np.nan, np.float32) if out_dtype else None
     check(config(version, dtype="bfloat16", layout=layout, out_dtype=out_dtype, **tile), m, n, k, out)
 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize(
-    ("block_m", "block_n", "out_dtype"),
+    ("tile_m", "tile_n", "out_dtype"),
     [(64, 80, "float16"), (128, 144, "float32"), (192, 112, "float16"), (64, 240, "float32")],
 )
 @pytest.mark.parametrize("version", ["v3", "v4"])
-def test_an_epilogue_of_tiles_of_any_columns(version: str, block_m: int, block_n: int, out_dtype: str) -> None:
-    layout = LAYOUTS[(block_n // 16 + int(version[1])) % 4]
-    m, n, k = block_m - 3, block_n + 5, 136
+def test_an_epilogue_of_tiles_of_any_columns(version: str, tile_m: int, tile_n: int, out_dtype: str) -> None:
+    layout = LAYOUTS[(tile_n // 16 + int(version[1])) % 4]
+    m, n, k = tile_m - 3, tile_n + 5, 136
     a, b = matrix(m, k, layout[0], "float16", 0), matrix(k, n, layout[1], "float16", 1)
     options: dict[str, Any] = {"bias": numbers(n, dtype=np.dtype(out_dtype)), "beta": 0.5, "activation": "relu"}
     y, wanted = np.ones((2, m, n), np.dtype(out_dtype))
     gemm(a, b, out=wanted, backend="reference", **options)
-    made = config(version, layout=layout, block_m=block_m, block_n=block_n)
+    made = config(version, layout=layout, tile_m=tile_m, tile_n=tile_n)
     emulated(made.adapted, a, b, y, schedules=3, **options)
     assert np.allclose(y, wanted, atol=0.05, rtol=2e-3)
 
@@ -152,8 +152,8 @@ def test_an_epilogue_of_tiles_of_any_columns(version: str, block_m: int, block_n
 @pytest.mark.parametrize("version", PRESETS)
 def test_many_schedules_are_clean(version: str) -> None:
     """Several tiles a CTA, and rings that wrap."""
-    m, block_n = (64, 128) if version in WIDE else (66, 64)
-    check(config(version, layout="CR", block_n=block_n), m, block_n + 8, 136, schedules=8)
+    m, tile_n = (64, 128) if version in WIDE else (66, 64)
+    check(config(version, layout="CR", tile_n=tile_n), m, tile_n + 8, 136, schedules=8)
 
 
 @pytest.mark.sweep(1)
@@ -199,12 +199,12 @@ def test_matrices_of_a_result_off_16_bytes() -> None:
 
 
 def run_small(
-    version: str, a: Any, b: Any, out: Any, *, target: Target = SM90A, block_m: int = 64, **options: Any
+    version: str, a: Any, b: Any, out: Any, *, target: Target = SM90A, tile_m: int = 64, **options: Any
 ) -> None:
     """Run gemm() on a small tile of a version."""
     target = SM120A if version == "mma_sync" and is_fp8(a.dtype.name) else target
-    block_k = 128 // a.dtype.itemsize
-    tile = {"block_m": block_m, "block_n": WIDE.get(version, 64), "block_k": block_k, "warpgroups": 1}
+    tile_k = 128 // a.dtype.itemsize
+    tile = {"tile_m": tile_m, "tile_n": WIDE.get(version, 64), "tile_k": tile_k, "warpgroups": 1}
     emulated(config(version, dtype=a.dtype.name, **tile).adapted, a, b, out, target=target, **options)
 
 
@@ -224,21 +224,21 @@ def test_scales_of_blocks(version: str, batch: int, by_tma: bool) -> None:
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
     assert checked_call(a, b, out, **options).problem.scales_by_tma == by_tma
-    run_small(version, a, b, out, block_m=128 if by_tma else 64 * batch, **options)
+    run_small(version, a, b, out, tile_m=128 if by_tma else 64 * batch, **options)
     compare(out, wanted, 6e-3)
 
 
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize("block_m", [64, 128])
+@pytest.mark.parametrize("tile_m", [64, 128])
 @pytest.mark.parametrize("k", [100, 384, 512, 520, 1000])
-def test_no_more_blocks_of_scales_than_are_loaded_ahead(k: int, block_m: int) -> None:
+def test_no_more_blocks_of_scales_than_are_loaded_ahead(k: int, tile_m: int) -> None:
     """And one more, and several laps; one wgmma of 64 rows and two."""
     blocks = -(-k // 128)
     a, b = numbers(40, k, dtype=E4M3), numbers(72, k, dtype=E4M3).T
     options = {"a_scale": abs(numbers(40, blocks, dtype=np.float32)), "b_scale": numbers(blocks, 1, dtype=np.float32)}
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
-    run_small("v4", a, b, out, block_m=block_m, **options)
+    run_small("v4", a, b, out, tile_m=tile_m, **options)
     compare(out, wanted, 6e-3)
 
 
@@ -250,7 +250,7 @@ def test_columns_have_more_scales_than_a_warp_has_lanes() -> None:
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
     assert checked_call(a, b, out, **options).problem.scales_by_tma
-    run_small("v4", a, b, out, block_m=128, **options)
+    run_small("v4", a, b, out, tile_m=128, **options)
     compare(out, wanted, 6e-3)
 
 
@@ -264,7 +264,7 @@ def test_scales_of_blocks_beyond_the_last_column_are_not_read(by_tma: bool) -> N
     options = {"a_scale": a_scale, "b_scale": numbers(3, 3, dtype=np.float32)}
     wanted = gemm(a, b, backend="reference", **options)
     out = np.full_like(wanted, np.nan)
-    made = config("v5", dtype=a.dtype.name, block_m=128, block_n=128, warpgroups=1)
+    made = config("v5", dtype=a.dtype.name, tile_m=128, tile_n=128, warpgroups=1)
     assert made.adapted(checked_call(a, b, out, **options).problem).ring_has_scales == by_tma
     emulated(made.adapted, a, b, out, **options)
     compare(out, wanted, 6e-3)
@@ -282,12 +282,12 @@ def test_mma_sync_for_sm_120a(call: str) -> None:
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("out_dtype", ["float16", "float32"])
-@pytest.mark.parametrize("block_n", [64, 128])
-def test_four_ctas_divide_k(block_n: int, out_dtype: str) -> None:
+@pytest.mark.parametrize("tile_n", [64, 128])
+def test_four_ctas_divide_k(tile_n: int, out_dtype: str) -> None:
     a, b = numbers(40, 328), numbers(72, 328).T
     wanted = gemm(a, b, activation="relu", out_dtype=out_dtype, backend="reference")
     out = np.full_like(wanted, np.nan)
-    emulated(config("v6", block_n=block_n, cluster_k=4).adapted, a, b, out, activation="relu")
+    emulated(config("v6", tile_n=tile_n, cluster_k=4).adapted, a, b, out, activation="relu")
     np.testing.assert_allclose(out.astype(np.float64), wanted.astype(np.float64), rtol=1e-3, atol=1e-3)
 
 
@@ -305,10 +305,10 @@ def test_the_tile_does_not_change_the_bits() -> None:
     a, b, seen = numbers(70, 136), numbers(136, 72), set()
     for made in (
         config("v1", layout="RR"),
-        config("v2", layout="RR", block_n=128),
-        config("v3", layout="RR", block_m=128, block_n=128),
-        config("v4", layout="RR", block_m=128),
-        config("v5", layout="RR", block_n=128),
+        config("v2", layout="RR", tile_n=128),
+        config("v3", layout="RR", tile_m=128, tile_n=128),
+        config("v4", layout="RR", tile_m=128),
+        config("v5", layout="RR", tile_n=128),
     ):
         out = np.empty((70, 72), np.float16)
         emulated(made, a, b, out, schedules=1, batch_invariant=True)
@@ -320,11 +320,11 @@ def test_the_tile_does_not_change_the_bits() -> None:
 @pytest.mark.parametrize(
     ("m", "n", "k", "fields"),
     [
-        (130, 264, 72, {"block_m": 128, "block_n": 256, "block_k": 32, "stages": 4, "warpgroups": 2}),  # setmaxnreg
-        (257, 130, 40, {"block_m": 256, "block_n": 128, "block_k": 32, "warpgroups": 2, "dtype": "bfloat16"}),
-        (70, 69, 200, {"block_k": 32, "stages": 3}),  # rows of 64 bytes; the ring wraps
-        (130, 140, 33, {"block_m": 128, "block_n": 128, "block_k": 32, "stages": 6}),  # K shorter than the ring
-        (200, 136, 1, {"block_m": 128, "block_n": 128, "blocks_per_sm": 2, "dtype": "bfloat16"}),  # one stage a tile
+        (130, 264, 72, {"tile_m": 128, "tile_n": 256, "tile_k": 32, "stages": 4, "warpgroups": 2}),  # setmaxnreg
+        (257, 130, 40, {"tile_m": 256, "tile_n": 128, "tile_k": 32, "warpgroups": 2, "dtype": "bfloat16"}),
+        (70, 69, 200, {"tile_k": 32, "stages": 3}),  # rows of 64 bytes; the ring wraps
+        (130, 140, 33, {"tile_m": 128, "tile_n": 128, "tile_k": 32, "stages": 6}),  # K shorter than the ring
+        (200, 136, 1, {"tile_m": 128, "tile_n": 128, "blocks_per_sm": 2, "dtype": "bfloat16"}),  # one stage a tile
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else None,
 )

@@ -12,8 +12,8 @@ from cudatma.kernels.gemm.config import PRESETS
 
 #: Layouts, RC unless they are named, and tiles of versions that do not have the wide one.
 LAYOUT = {"v1": "RR", "v2": "CR", "v3": "CC", "v5": "RR", "v6": "CR", "v7": "CC", "mma_sync": "CC"}
-WIDE: dict[str, Any] = {"block_m": 128, "block_n": 256, "stages": 3, "warpgroups": 2}
-TILES = {"v7": {"block_m": 128, "block_n": 128, "stages": 4}, "mma_sync": WIDE | {"stages": 4}}
+WIDE: dict[str, Any] = {"tile_m": 128, "tile_n": 256, "stages": 3, "warpgroups": 2}
+TILES = {"v7": {"tile_m": 128, "tile_n": 128, "stages": 4}, "mma_sync": WIDE | {"stages": 4}}
 
 
 @pytest.mark.parametrize("version", PRESETS)
@@ -29,7 +29,7 @@ def test_the_source(
 def test_the_source_with_scales_of_blocks(
     version: str, by_tma: bool, golden: Callable[[str, str], None], kernel_source: Callable[[str, Any, str], str]
 ) -> None:
-    tile = {"block_m": 256, "block_n": 128, "stages": 3}
+    tile = {"tile_m": 256, "tile_n": 128, "stages": 3}
     made = config(version, dtype="float8_e4m3fn", block_scales=True, scales_by_tma=by_tma, **tile)
     name = f"gemm_{version}_block_scales{'_tma' if by_tma else ''}.cu"
     golden(name, kernel_source(made.template, made, "sm_90a"))

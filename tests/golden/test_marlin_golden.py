@@ -19,15 +19,15 @@ KernelSource = Callable[[str, Any, str], str]
 #: Written out: no golden depends on the configurations that marlin_gemm chooses.
 SPECS = {
     # M = 1, weights streamed by TMA, groups scaled in the accumulators.
-    "decode_tma": mma_sync(block_m=8, block_n=128, block_k=256, warps_n=4, stages=4, scale_on="accumulator"),
+    "decode_tma": mma_sync(tile_m=8, tile_n=128, tile_k=256, warps_n=4, stages=4, scale_on="accumulator"),
     # Every operand by cp.async, zero points among them, and slice-K of two warps.
     "zeros_cp_async": mma_sync(
         dtype="bfloat16",
         group_size=32,
         has_zeros=True,
-        block_m=64,
-        block_n=64,
-        block_k=128,
+        tile_m=64,
+        tile_n=64,
+        tile_k=128,
         warps_n=4,
         slice_k=2,
         stages=3,
@@ -39,9 +39,9 @@ SPECS = {
     "wide_column": mma_sync(
         group_size=-1,
         has_zeros=True,
-        block_m=128,
-        block_n=256,
-        block_k=64,
+        tile_m=128,
+        tile_n=256,
+        tile_k=64,
         warps_n=8,
         stages=3,
         activation_load_path="cp_async",
@@ -60,24 +60,24 @@ def test_the_source(golden: Golden, kernel_source: KernelSource, name: str) -> N
 #: Small M: half a row of weights, groups that end within 64 of K; whole rows, scales in the epilogue.
 SKINNY = {
     "odd_zeros": skinny(
-        dtype="bfloat16", group_size=32, has_zeros=True, block_m=16, block_n=96, block_k=256, slice_k=4, stages=3
+        dtype="bfloat16", group_size=32, has_zeros=True, tile_m=16, tile_n=96, tile_k=256, slice_k=4, stages=3
     ),
-    "column": skinny(group_size=-1, block_m=8, block_n=64, block_k=512, slice_k=1, stages=3, blocks_per_sm=2),
+    "column": skinny(group_size=-1, tile_m=8, tile_n=64, tile_k=512, slice_k=1, stages=3, blocks_per_sm=2),
     # A stage's activations in one box.
-    "deep_box": skinny(block_m=16, block_n=32, block_k=512, slice_k=8, stages=3, deep_box=True),
+    "deep_box": skinny(tile_m=16, tile_n=32, tile_k=512, slice_k=8, stages=3, deep_box=True),
 }
 
 
 #: Clusters that divide K: one N tile and one row, which the mma's columns repeat; three N tiles for two CTAs.
 CLUSTERS = {
-    "cluster": skinny(block_m=1, block_n=32, block_k=512, slice_k=4, stages=3, deep_box=True, cluster_k=3),
+    "cluster": skinny(tile_m=1, tile_n=32, tile_k=512, slice_k=4, stages=3, deep_box=True, cluster_k=3),
     "cluster_columns": skinny(
         dtype="bfloat16",
         group_size=64,
         has_zeros=True,
-        block_m=16,
-        block_n=96,
-        block_k=256,
+        tile_m=16,
+        tile_n=96,
+        tile_k=256,
         slice_k=2,
         stages=3,
         cluster_k=2,
@@ -117,18 +117,18 @@ WGMMA = {
         dtype="bfloat16",
         group_size=32,
         has_zeros=True,
-        block_m=24,
-        block_n=256,
-        block_k=128,
+        tile_m=24,
+        tile_n=256,
+        tile_k=128,
         warpgroups=2,
         stages=4,
         mmas_per_commit=4,
     ),
     "wide_multicast": wgmma(
         group_size=-1,
-        block_m=256,
-        block_n=128,
-        block_k=64,
+        tile_m=256,
+        tile_n=128,
+        tile_k=64,
         warpgroups=2,
         stages=5,
         cluster_n=2,
@@ -137,16 +137,16 @@ WGMMA = {
         consumer_registers=232,
     ),
     # Scale and offset in one multiply-add, groups that end within 64 of K; bf16, and longer groups.
-    "fused": wgmma(group_size=32, block_m=64, block_n=256, block_k=128, warpgroups=2, stages=4, scale_form="as_stored"),
+    "fused": wgmma(group_size=32, tile_m=64, tile_n=256, tile_k=128, warpgroups=2, stages=4, scale_form="as_stored"),
     # A cluster that divides K, as two warpgroups of each of its CTAs do.
-    "cluster_k": wgmma(block_m=64, block_n=64, block_k=256, warpgroups=1, stages=4, slice_k=2, cluster_k=3),
+    "cluster_k": wgmma(tile_m=64, tile_n=64, tile_k=256, warpgroups=1, stages=4, slice_k=2, cluster_k=3),
     "fused_bf16": wgmma(
-        dtype="bfloat16", block_m=64, block_n=128, block_k=128, warpgroups=2, stages=4, scale_form="as_stored"
+        dtype="bfloat16", tile_m=64, tile_n=128, tile_k=128, warpgroups=2, stages=4, scale_form="as_stored"
     ),
     "pingpong": wgmma(
-        block_m=128,
-        block_n=128,
-        block_k=128,
+        tile_m=128,
+        tile_n=128,
+        tile_k=128,
         warpgroups=1,
         stages=4,
         cluster_n=2,

@@ -19,7 +19,7 @@ MEASURED = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 8: 15}
 
 
 def spec(**fields: object) -> MarlinConfig:
-    return wgmma(**{"block_m": 64, "block_k": 128, "warpgroups": 2, "stages": 3, "cluster_k": 4} | fields)
+    return wgmma(**{"tile_m": 64, "tile_k": 128, "warpgroups": 2, "stages": 3, "cluster_k": 4} | fields)
 
 
 def test_clusters_at_once_on_an_h200_are_the_measured_or_one_less() -> None:
@@ -37,13 +37,13 @@ def test_never_more_than_sms(cluster_k: int, sm_count: int) -> None:
 
 
 def test_each_cta_holds_the_sums_of_the_other_ctas_for_its_rows() -> None:
-    for block_m, cluster_k, own in ((64, 4, 16), (40, 3, 16), (72, 4, 24), (24, 8, 8)):
-        of = spec(block_m=block_m, cluster_k=cluster_k)
+    for tile_m, cluster_k, own in ((64, 4, 16), (40, 3, 16), (72, 4, 24), (24, 8, 8)):
+        of = spec(tile_m=tile_m, cluster_k=cluster_k)
         parts = {name: size for name, _, size in of.smem_layout()}
         assert parts["cluster_sums"] == (cluster_k - 1) * own * 128 * 4
         assert parts["cluster_barrier"] == 8
         assert of.staging_rows == own
-        assert own * cluster_k >= block_m
+        assert own * cluster_k >= tile_m
     alone = {name: size for name, _, size in spec(cluster_k=1).smem_layout()}
     assert alone["cluster_sums"] == alone["cluster_barrier"] == 0
 

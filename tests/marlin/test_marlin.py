@@ -41,7 +41,7 @@ def test_products_are_right_and_clean(target: str, m: int, k: int, n: int, optio
 
 def test_blocks_that_share_tiles_add_their_parts_in_a_fixed_order() -> None:
     x, w = problem(16, 1024, 128)
-    spec = mma_sync(block_m=16, block_n=64, block_k=128, warps_n=2, slice_k=2, stages=3, scale_on="accumulator")
+    spec = mma_sync(tile_m=16, tile_n=64, tile_k=128, warps_n=2, slice_k=2, stages=3, scale_on="accumulator")
     assert schedule(spec, 16, 128, 1024, 5, eager=True).stream_tiles
     first, report = run_marlin(x, w, spec=spec, processors=5, schedules=4)
     assert report.is_clean

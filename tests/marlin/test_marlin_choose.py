@@ -55,10 +55,10 @@ def test_every_candidate_can_run(layer: LinearShape, m: int, gpu: Gpu) -> None:
         assert spec.blocks_per_sm * spec.threads <= 1536, "SM120 holds 1536 threads an SM"
         assert spec.partial_bytes * spec.blocks_per_sm <= PARTIALS_PER_SM_BYTES
         assert spec.version != "skinny" or layer.k % 64 == 0 or not spec.deep_box
-        assert ceil_div(layer.k, spec.block_k) >= spec.cluster_k, "each CTA of a cluster has a stage"
+        assert ceil_div(layer.k, spec.tile_k) >= spec.cluster_k, "each CTA of a cluster has a stage"
         work = schedule(spec, m, layer.n, layer.k, gpu.sm_count * spec.blocks_per_sm)
-        assert work.tiles_m * spec.block_m >= m
-        assert work.tiles_n * spec.block_n * spec.cluster >= layer.n
+        assert work.tiles_m * spec.tile_m >= m
+        assert work.tiles_n * spec.tile_n * spec.cluster >= layer.n
         clusters = work.tiles_n * (1 if spec.version == "skinny" else work.tiles_m)
         assert spec.cluster_k == 1 or clusters <= clusters_at_once(spec.cluster_k, gpu.sm_count)
 
@@ -69,7 +69,7 @@ def test_the_cost_model_divides_tiles_where_the_schedule_does(layer: LinearShape
     """But for several rows of tiles of the wgmma kernel: it was fitted before the schedule treated them otherwise."""
     for spec, _ in cheapest_first(times, Problem(layer, m), gpu):
         cost = spec.cost(Problem(layer, m), gpu)
-        if spec.cluster_k == 1 and not (spec.version == "wgmma" and m > spec.block_m):
+        if spec.cluster_k == 1 and not (spec.version == "wgmma" and m > spec.tile_m):
             work = schedule(spec, m, layer.n, layer.k, gpu.sm_count * spec.blocks_per_sm)
             assert bool(work.stream_tiles) == (cost.reduction_us > 0), spec.entry
 
@@ -96,7 +96,7 @@ def test_variants_compute_the_same_tile(layer: LinearShape, m: int) -> None:
     for other in variants(spec, Problem(layer, m), get_target("sm_90a")):
         other.check_target(get_target("sm_90a"))
         assert other != spec
-        assert (other.block_m, other.block_n, other.block_k) == (spec.block_m, spec.block_n, spec.block_k)
+        assert (other.tile_m, other.tile_n, other.tile_k) == (spec.tile_m, spec.tile_n, spec.tile_k)
 
 
 def test_rows_and_target_decide_which_kernels_there_are() -> None:
@@ -144,7 +144,7 @@ def test_dump_specs_hold_every_tile_and_every_feature(name: str) -> None:
         for tile in MMA_SYNC_TILES
         if not tile.registers or target.has_setmaxnreg
     }
-    assert tiles <= {(s.block_m, s.block_n, s.block_k, s.warps_n, s.slice_k) for s in specs}
+    assert tiles <= {(s.tile_m, s.tile_n, s.tile_k, s.warps_n, s.slice_k) for s in specs}
 
 
 # ---- Tables and menus

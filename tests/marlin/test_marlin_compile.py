@@ -107,8 +107,8 @@ def test_tma_takes_the_place_of_loads(name: str) -> None:
     assert tma["LDGSTS"] == by_hand["UTMALDG"] == 0
     # A box for each 64 of N, scales and zero points, both before griddepcontrol.wait and after it; one for each 64 of
     # K of the activations.
-    constants = both[0].block_n // 64 + 2
-    assert tma["UTMALDG"] == 2 * constants + both[0].block_k // 64
+    constants = both[0].tile_n // 64 + 2
+    assert tma["UTMALDG"] == 2 * constants + both[0].tile_k // 64
     assert by_hand["LDGSTS"] > 0
 
 

@@ -44,7 +44,7 @@ def readings(*kinds: str) -> list[tuple[LinearShape, int, dict[Any, float]]]:
         for kind in kinds:
             for config, taken in problem.get(kind, []):
                 read = dict(zip(READINGS["fields"][kind], READINGS["configs"][kind][config], strict=True))
-                several = problem["m"] > read["block_m"]
+                several = problem["m"] > read["tile_m"]
                 if read.pop("evict_normal", several) == several:
                     key = kind, *read.values()
                     us[key] = taken
@@ -118,9 +118,9 @@ def spec_of(key: tuple[Any, ...]) -> MarlinConfig:
     given = dict(zip(READINGS["fields"][kind], values, strict=False))
     given |= {name: bool(given[name]) for name in ("deep_box", "pingpong") if name in given}
     if kind == "mma_sync":
-        given["scale_on"] = "accumulator" if given["block_m"] <= 32 else "weight"
+        given["scale_on"] = "accumulator" if given["tile_m"] <= 32 else "weight"
     if kind != "mma_sync":
-        given["block_n"] = 32 * given["n_tiles"] if kind == "skinny" else 64 * given["warpgroups"] * given["stack"]
+        given["tile_n"] = 32 * given["n_tiles"] if kind == "skinny" else 64 * given["warpgroups"] * given["stack"]
     given = {RENAMED.get(name, name): value for name, value in given.items()}
     given = {name: value for name, value in given.items() if name in {f.name for f in fields(MarlinConfig)}}
     return MarlinConfig(version=kind, dtype="float16", group_size=128, has_zeros=False, **given)
@@ -138,7 +138,7 @@ def test_every_problem_has_a_choice_that_its_target_can_run(layer: LinearShape, 
     spec = choose_by_cost(Problem(layer, m), gpu)
     spec.check_target(get_target(gpu.target))
     assert (spec.dtype, spec.group_size, spec.has_zeros) == (layer.dtype, layer.group_size, layer.has_zeros)
-    assert ceil_div(layer.k, spec.block_k) >= spec.cluster_k, "each CTA of a cluster has a stage"
+    assert ceil_div(layer.k, spec.tile_k) >= spec.cluster_k, "each CTA of a cluster has a stage"
     assert spec == choose_by_cost(Problem(layer, m), gpu)
 
 
@@ -159,7 +159,7 @@ def test_ranked_candidates_come_cheapest_first_and_are_what_their_cost_says(
 @given(problems, st.integers(1, 2000), gpus)
 def test_more_work_never_costs_less(layer: LinearShape, m: int, gpu: Gpu) -> None:
     for spec, _ in cheapest_first(times, Problem(layer, m), gpu)[:2]:
-        m = ceil_div(m, spec.block_m) * spec.block_m  # an empty row takes longer than a full one
+        m = ceil_div(m, spec.tile_m) * spec.tile_m  # an empty row takes longer than a full one
         cost = spec.cost(Problem(layer, m), gpu)
         more = spec.cost(Problem(layer, 2 * m), gpu)
         # Whether tiles are divided among CTAs changes with their number.

@@ -95,7 +95,7 @@ def test_clusters_are_told() -> None:
 
 
 def test_a_tuning_entry_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path, spec = tmp_path / "tuned.json", skinny(block_m=16, block_n=32, block_k=256, slice_k=4, stages=5)
+    path, spec = tmp_path / "tuned.json", skinny(tile_m=16, tile_n=32, tile_k=256, slice_k=4, stages=5)
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
     store_entry(path, GpuClass.of(H200), MARLIN, Entry(Problem(LAYER, 16), spec, 5.5, 5.9))
     choice_table.forget()
@@ -111,7 +111,7 @@ def test_as_json() -> None:
     said = explained(LARGE, 200)
     data = json.loads(json.dumps(said.as_dict()))
     assert data["layer"] == asdict(LARGE)
-    assert data["spec"]["block_m"] == said.spec.block_m
+    assert data["spec"]["tile_m"] == said.spec.tile_m
     assert data["kernel"] == "wgmma"
     assert data["entry"] == said.spec.entry
     assert data["prediction"]["us"] == said.prediction.us

@@ -26,7 +26,7 @@ from cudatma.target import get_target
 
 STREAM = 5
 SM90A = get_target("sm_90a")
-BASE = wgmma(block_m=64, block_n=128, block_k=128, warpgroups=2, stages=4)
+BASE = wgmma(tile_m=64, tile_n=128, tile_k=128, warpgroups=2, stages=4)
 FORMS_OF = {"as_stored": ScaleFit("as_stored", 3), "shifted": ScaleFit("shifted", 1), "none": ScaleFit()}
 
 
@@ -69,7 +69,7 @@ def refuses(spec: MarlinConfig, form: str) -> None:
 
 
 def test_other_kernels_stay_as_they_are() -> None:
-    other = mma_sync(block_m=16, block_n=64, block_k=128, warps_n=2, stages=3)
+    other = mma_sync(tile_m=16, tile_n=64, tile_k=128, warps_n=2, stages=3)
     assert other.in_form("as_stored") is other
 
 

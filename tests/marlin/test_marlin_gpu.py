@@ -74,15 +74,15 @@ WGMMA_SPECS = list(dict.fromkeys(spec.in_form("none") for spec in dump_specs("wg
 SKINNY_SPECS = dump_specs("skinny", TARGET)
 #: One box for a stage's activations: more blocks than K has, whole stages, one that K ends in, two M tiles.
 DEEP_JOBS = [
-    (skinny(block_m=8, block_n=32, block_k=1024, slice_k=8, stages=2, deep_box=True), 960, 4096),
+    (skinny(tile_m=8, tile_n=32, tile_k=1024, slice_k=8, stages=2, deep_box=True), 960, 4096),
     (
         skinny(
             dtype="bfloat16",
             group_size=32,
             has_zeros=True,
-            block_m=16,
-            block_n=96,
-            block_k=256,
+            tile_m=16,
+            tile_n=96,
+            tile_k=256,
             slice_k=4,
             stages=3,
             deep_box=True,
@@ -90,11 +90,9 @@ DEEP_JOBS = [
         8192,
         12290,
     ),
-    (skinny(group_size=-1, block_m=32, block_n=64, block_k=512, slice_k=2, stages=3, deep_box=True), 4160, 8136),
+    (skinny(group_size=-1, tile_m=32, tile_n=64, tile_k=512, slice_k=2, stages=3, deep_box=True), 4160, 8136),
     (
-        skinny(
-            dtype="bfloat16", group_size=64, block_m=16, block_n=96, block_k=128, slice_k=2, stages=4, deep_box=True
-        ),
+        skinny(dtype="bfloat16", group_size=64, tile_m=16, tile_n=96, tile_k=128, slice_k=2, stages=4, deep_box=True),
         64,
         300,
     ),
@@ -148,11 +146,11 @@ def test_each_wgmma_tile(monkeypatch: pytest.MonkeyPatch, spec: MarlinConfig) ->
     use(monkeypatch, spec)
     options = Options(spec.dtype, spec.group_size, not spec.has_zeros, bias=True)
     for k, n, m_values in (
-        (1000, 136, (1, spec.block_m - 3)),
-        (4096, 2056, (7, 2 * spec.block_m + 5)),
+        (1000, 136, (1, spec.tile_m - 3)),
+        (4096, 2056, (7, 2 * spec.tile_m + 5)),
         (512, 20000, (700,)),
     ):
-        if ceil_div(k, spec.block_k) >= spec.cluster_k:  # else a block would have no stage, and the call is refused
+        if ceil_div(k, spec.tile_k) >= spec.cluster_k:  # else a block would have no stage, and the call is refused
             check_job(Job(k, n, options, ("tma",), m_values))
 
 
@@ -162,13 +160,13 @@ def test_each_skinny_tile(monkeypatch: pytest.MonkeyPatch, spec: MarlinConfig) -
     use(monkeypatch, spec)
     options = Options(spec.dtype, spec.group_size, not spec.has_zeros, bias=True)
     for k, n, m_values in (
-        (1000, 136, (1, spec.block_m - 3)),
-        (4096, 2056, (7, 2 * spec.block_m + 5)),
+        (1000, 136, (1, spec.tile_m - 3)),
+        (4096, 2056, (7, 2 * spec.tile_m + 5)),
         (200, 40000, (5,)),
-        (9000, 4097, (3, spec.block_m)),
+        (9000, 4097, (3, spec.tile_m)),
     ):
         whole_k = k // 64 * 64 if spec.deep_box else k
-        if ceil_div(whole_k, spec.block_k) >= spec.cluster_k:
+        if ceil_div(whole_k, spec.tile_k) >= spec.cluster_k:
             check_job(Job(whole_k, n, options, ("tma",), m_values))
 
 
@@ -176,7 +174,7 @@ def test_each_skinny_tile(monkeypatch: pytest.MonkeyPatch, spec: MarlinConfig) -
 def test_a_stage_in_one_box(monkeypatch: pytest.MonkeyPatch, spec: MarlinConfig, k: int, n: int) -> None:
     """Against float64, and in the same bits as with a box for each 64 elements of K; NaNs follow a window's rows."""
     weight = make_weight(k, n, Options(spec.dtype, spec.group_size, not spec.has_zeros))
-    m, found = spec.block_m + 5, []
+    m, found = spec.tile_m + 5, []
     values, buffer = activations((m, k), spec.dtype), poisoned((m, k + 8), spec.dtype)
     bits(buffer)[:, :k] = bits(values)
     for deep in (True, False):

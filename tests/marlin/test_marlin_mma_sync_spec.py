@@ -20,7 +20,7 @@ from cudatma.kernels.marlin.problem import GROUP_SIZES
 from cudatma.layout import Swizzle
 from cudatma.target import TARGETS, get_target
 
-BASE = mma_sync(block_m=64, block_n=128, block_k=128, warps_n=4, stages=3)
+BASE = mma_sync(tile_m=64, tile_n=128, tile_k=128, warps_n=4, stages=3)
 
 
 @st.composite
@@ -32,9 +32,9 @@ def specs(draw: st.DrawFn) -> MarlinConfig:
             dtype=draw(st.sampled_from(("float16", "bfloat16"))),
             group_size=group_size,
             has_zeros=draw(st.booleans()),
-            block_m=draw(st.sampled_from((8, 16, 32, 48, 64, 128))),
-            block_n=draw(st.sampled_from((64, 128, 256))),
-            block_k=draw(st.sampled_from((64, 128, 256))),
+            tile_m=draw(st.sampled_from((8, 16, 32, 48, 64, 128))),
+            tile_n=draw(st.sampled_from((64, 128, 256))),
+            tile_k=draw(st.sampled_from((64, 128, 256))),
             warps_n=draw(st.sampled_from((1, 2, 4, 8))),
             slice_k=draw(st.sampled_from((1, 2, 4))),
             stages=draw(st.integers(2, 16)),
@@ -56,15 +56,15 @@ def specs(draw: st.DrawFn) -> MarlinConfig:
         ("activation_load_path", "gather"),
         ("activation_load_path", "ldg"),
         ("scale_on", "epilogue"),
-        ("block_n", 96),
-        ("block_k", 32),
+        ("tile_n", 96),
+        ("tile_k", 32),
         ("consumer_registers", 240),
         ("warps_n", 16),
         ("slice_k", 8),
-        ("block_m", 12),
-        ("block_m", 0),
-        ("block_m", 256),
-        ("block_m", 40),
+        ("tile_m", 12),
+        ("tile_m", 0),
+        ("tile_m", 256),
+        ("tile_m", 40),
         ("stages", 1),
         ("stages", 17),
     ],
@@ -79,11 +79,11 @@ def test_a_wrong_field_is_named(field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"block_n": 256, "warps_n": 1}, "warps_n"),
-        ({"block_n": 64, "warps_n": 8}, "warps_n"),
-        ({"block_k": 64, "slice_k": 2}, "slice_k"),
+        ({"tile_n": 256, "warps_n": 1}, "warps_n"),
+        ({"tile_n": 64, "warps_n": 8}, "warps_n"),
+        ({"tile_k": 64, "slice_k": 2}, "slice_k"),
         ({"warps_n": 2, "consumer_registers": 232}, "consumer_registers"),
-        ({"block_n": 256, "block_k": 256, "warps_n": 8, "slice_k": 4}, "slice_k"),
+        ({"tile_n": 256, "tile_k": 256, "warps_n": 8, "slice_k": 4}, "slice_k"),
         ({"group_size": -1}, "scale_on"),
     ],
 )
@@ -112,12 +112,12 @@ def test_shared_memory_has_no_overlap_and_no_gap_at_the_end(spec: MarlinConfig) 
 def test_every_slot_is_aligned_for_what_writes_it(spec: MarlinConfig) -> None:
     """PTX ISA, cp.async.bulk.tensor: a destination is aligned to 128 bytes, in the 128-byte swizzle to 1024; 16 for
     vector accesses and stmatrix, 8 for mbarriers."""
-    k64 = spec.block_k // 64
+    k64 = spec.tile_k // 64
     for stage in range(spec.stages):
-        box = spec.block_m * 128
+        box = spec.tile_m * 128
         for i in range(k64):
             assert (spec.smem_offset("activations") + stage * spec.activation_stage_bytes + i * box) % 1024 == 0
-        for i in range(spec.block_n // 64):
+        for i in range(spec.tile_n // 64):
             assert (spec.smem_offset("weights") + stage * spec.weight_stage_bytes + i * k64 * 2048) % 128 == 0
         if spec.has_stage_scales:
             assert (spec.smem_offset("scales") + stage * spec.scale_stage_bytes) % 128 == 0
@@ -135,20 +135,20 @@ def expected_bytes(spec: MarlinConfig) -> int:
     dtype, total = activation_type(spec.dtype).numpy, 0
     if spec.weight_load_path == "tma":
         qweight = np.zeros((n // 64 * k // 64, 2048), np.uint8)
-        box = create_weight_tma_desc(qweight, spec.block_k // 64, encoder="codec")
-        total += box.expected_bytes * (spec.block_n // 64)
+        box = create_weight_tma_desc(qweight, spec.tile_k // 64, encoder="codec")
+        total += box.expected_bytes * (spec.tile_n // 64)
     if spec.has_stage_scales and spec.scale_load_path == "tma":
         groups = spec.groups_per_stage
         tables = [np.zeros((k // spec.group_size, n), dtype)]
         tables += [np.zeros((k // spec.group_size, n), np.uint8)] * spec.has_stage_zeros
-        boxes = [create_scale_tma_desc(t, spec.block_n, groups, whole_column=False, encoder="codec") for t in tables]
+        boxes = [create_scale_tma_desc(t, spec.tile_n, groups, whole_column=False, encoder="codec") for t in tables]
         total += sum(box.expected_bytes for box in boxes)
     if spec.activation_load_path == "tma":
         x = np.zeros((m, k), dtype)
-        box = create_activation_tma_desc(x, spec.block_m, encoder="codec")
+        box = create_activation_tma_desc(x, spec.tile_m, encoder="codec")
         assert box.spec.swizzle == Swizzle.B128
-        assert box.footprint_bytes == box.expected_bytes == spec.block_m * 128
-        total += box.expected_bytes * (spec.block_k // 64)
+        assert box.footprint_bytes == box.expected_bytes == spec.tile_m * 128
+        total += box.expected_bytes * (spec.tile_k // 64)
     return total
 
 
@@ -170,8 +170,8 @@ def test_a_stages_bytes_are_the_parts_of_its_slot(spec: MarlinConfig) -> None:
     assert sum(size for _, size in spec.stage_layout()) == sum(parts)
     if spec.all_tma:
         assert spec.transaction_bytes == sum(parts)
-    assert parts[0] == spec.block_n * spec.block_k * 4 // 8
-    assert parts[1] == spec.block_m * spec.block_k * 16 // 8
+    assert parts[0] == spec.tile_n * spec.tile_k * 4 // 8
+    assert parts[1] == spec.tile_m * spec.tile_k * 16 // 8
 
 
 @given(specs())
@@ -197,7 +197,7 @@ def test_entries_tell_operands_and_tiles_apart() -> None:
         {"dtype": "bfloat16"},
         {"group_size": 64},
         {"has_zeros": True},
-        {"block_m": 32},
+        {"tile_m": 32},
         {"stages": 4},
         {"weight_load_path": "cp_async"},
         {"scale_load_path": "cp_async"},

@@ -25,14 +25,14 @@ from cudatma.kernels.schedule import Assignment, Schedule, assignments, ceil_div
 from cudatma.target import get_target
 
 SPECS = [
-    mma_sync(block_m=8, block_n=128, block_k=256, warps_n=4, stages=3),
-    mma_sync(block_m=16, block_n=64, block_k=256, warps_n=2, slice_k=2, stages=3),
-    mma_sync(block_m=64, block_n=256, block_k=128, warps_n=8, stages=3),
-    mma_sync(block_m=128, block_n=256, block_k=64, warps_n=8, stages=3),
+    mma_sync(tile_m=8, tile_n=128, tile_k=256, warps_n=4, stages=3),
+    mma_sync(tile_m=16, tile_n=64, tile_k=256, warps_n=2, slice_k=2, stages=3),
+    mma_sync(tile_m=64, tile_n=256, tile_k=128, warps_n=8, stages=3),
+    mma_sync(tile_m=128, tile_n=256, tile_k=64, warps_n=8, stages=3),
 ]
 WGMMA = [
-    wgmma(block_m=64, block_n=256, block_k=128, warpgroups=2, stages=6),
-    wgmma(block_m=256, block_n=128, block_k=64, warpgroups=2, stages=5, cluster_n=2, consumer_registers=232),
+    wgmma(tile_m=64, tile_n=256, tile_k=128, warpgroups=2, stages=6),
+    wgmma(tile_m=256, tile_n=128, tile_k=64, warpgroups=2, stages=5, cluster_n=2, consumer_registers=232),
 ]
 EVERY_SPEC = [
     spec
@@ -95,7 +95,7 @@ class Cut:
 
 def cut(spec: MarlinConfig, m: int, n: int, k: int, resident: int) -> Cut:
     plan = schedule(spec, m, n, k, resident)
-    problem = SimpleNamespace(**work_values(plan, m, n, k, spec.block_m), **weight_values(spec, n, k, ceil_div(k, 128)))
+    problem = SimpleNamespace(**work_values(plan, m, n, k, spec.tile_m), **weight_values(spec, n, k, ceil_div(k, 128)))
     assert plan.ctas == plan.work_ranges * spec.cluster
     return Cut(problem, plan.work_ranges, plan)
 
@@ -130,7 +130,7 @@ def test_the_longest_range(case: tuple[MarlinConfig, int, int, int, int]) -> Non
     parts = [made.units(index) for index in range(made.work_ranges)]
     divided = [sum(u.k_end - u.k_begin for u in units if u.tile < made.plan.stream_tiles) for units in parts]
     whole = [sum(u.k_end - u.k_begin for u in units if u.tile >= made.plan.stream_tiles) for units in parts]
-    clusters, tiles_m = max(1, resident // spec.cluster), ceil_div(m, spec.block_m)
+    clusters, tiles_m = max(1, resident // spec.cluster), ceil_div(m, spec.tile_m)
     found = {each.stream_tiles: each for each in assignments(made.tiles, tiles_m, clusters, made.problem.k_iterations)}
     taken = found[made.plan.stream_tiles]
     longest = max(map(sum, zip(whole, divided, strict=True)))
@@ -158,7 +158,7 @@ def test_as_many_ranges_share_a_tile_as_the_assignment_says(case: tuple[MarlinCo
     """Two where a full wave is divided, too."""
     spec, m, _, _, resident = case
     made = cut(*case)
-    clusters, tiles_m = max(1, resident // spec.cluster), ceil_div(m, spec.block_m)
+    clusters, tiles_m = max(1, resident // spec.cluster), ceil_div(m, spec.tile_m)
     found = assignments(made.tiles, tiles_m, clusters, made.problem.k_iterations)
     (others,) = {each.others for each in found if each.stream_tiles == made.plan.stream_tiles}
     shared = Counter(unit.tile for _, unit in every_unit(made) if unit.tile < made.plan.stream_tiles)
@@ -251,8 +251,8 @@ def test_the_problem_that_the_device_reads(case: tuple[MarlinConfig, int, int, i
     assert problem.weight_rows == ceil_div(n, 64) * problem.weight_row_blocks
     assert problem.scale_pitch % 64 == 0
     assert 0 <= problem.scale_pitch - n < 64
-    assert (problem.tiles_m - 1) * spec.block_m < m <= problem.tiles_m * spec.block_m
-    assert (problem.k_iterations - 1) * spec.block_k < k <= problem.k_iterations * spec.block_k
+    assert (problem.tiles_m - 1) * spec.tile_m < m <= problem.tiles_m * spec.tile_m
+    assert (problem.k_iterations - 1) * spec.tile_k < k <= problem.k_iterations * spec.tile_k
 
 
 @pytest.mark.parametrize("spec", EVERY_SPEC, ids=lambda spec: spec.entry)
@@ -273,9 +273,9 @@ def test_the_struct_has_the_members_that_the_kernel_reads_where_it_reads_them(sp
 
 
 def test_the_bytes_are_those_that_the_device_reads() -> None:
-    spec = wgmma(block_m=16, block_n=128, block_k=128, warpgroups=2, stages=4, scale_form="as_stored")
+    spec = wgmma(tile_m=16, tile_n=128, tile_k=128, warpgroups=2, stages=4, scale_form="as_stored")
     plan = schedule(spec, 100, 512, 1024, 4)
-    values = work_values(plan, 100, 512, 1024, spec.block_m, output_pitch=1 << 40)
+    values = work_values(plan, 100, 512, 1024, spec.tile_m, output_pitch=1 << 40)
     values |= weight_values(spec, 512, 1024, 8, scale_exponent=3)
     packed, at = pack(spec.problem_members, values), offsets(spec.problem_members)
     assert struct.unpack_from("<I", packed, at["m"]) == (100,)
@@ -335,7 +335,7 @@ def test_all_ctas_share_a_few_tiles_of_large_k() -> None:
 
 
 @pytest.mark.parametrize(
-    ("block_m", "k", "n", "prefetched"),
+    ("tile_m", "k", "n", "prefetched"),
     [
         (8, 4096, 12288, 1),  # 24 MiB of weights
         (8, 8192, 6911, 1),
@@ -347,15 +347,15 @@ def test_all_ctas_share_a_few_tiles_of_large_k() -> None:
         (8, 64, 2**20, 2),  # one stage altogether: the kernels load no more than exist
     ],
 )
-def test_a_dependent_launch_prefetches_two_stages_of_long_layers(block_m: int, k: int, n: int, prefetched: int) -> None:
-    spec = skinny(block_m=block_m, block_n=64, block_k=512, slice_k=4, stages=4, deep_box=True)
+def test_a_dependent_launch_prefetches_two_stages_of_long_layers(tile_m: int, k: int, n: int, prefetched: int) -> None:
+    spec = skinny(tile_m=tile_m, tile_n=64, tile_k=512, slice_k=4, stages=4, deep_box=True)
     for programmatic, wanted in ((True, prefetched), (False, 0)):
         values = weight_values(spec, n, k, ceil_div(k, 128), programmatic=programmatic)
         assert values["prefetch_stages"] == wanted
 
 
 @pytest.mark.parametrize(
-    ("block_m", "cluster_k", "k", "n", "prefetched"),
+    ("tile_m", "cluster_k", "k", "n", "prefetched"),
     [
         (16, 1, 8192, 28672, 2),
         (16, 1, 4096, 12288, 1),  # 24 MiB of weights
@@ -364,27 +364,27 @@ def test_a_dependent_launch_prefetches_two_stages_of_long_layers(block_m: int, k
         (8, 2, 8192, 28672, 2),  # as the skinny GEMM does
     ],
 )
-def test_tiles_of_wgmma_prefetch_too(block_m: int, cluster_k: int, k: int, n: int, prefetched: int) -> None:
-    spec = wgmma(block_m=block_m, block_n=192, block_k=256, warpgroups=3, stages=4, cluster_k=cluster_k)
+def test_tiles_of_wgmma_prefetch_too(tile_m: int, cluster_k: int, k: int, n: int, prefetched: int) -> None:
+    spec = wgmma(tile_m=tile_m, tile_n=192, tile_k=256, warpgroups=3, stages=4, cluster_k=cluster_k)
     values = weight_values(spec, n, k, ceil_div(k, 128), programmatic=True)
     assert values["prefetch_stages"] == prefetched
 
 
 def test_clusters_that_divide_k() -> None:
     """A cluster for each tile, however many are resident; all CTAs have stages, and nothing uses the workspace."""
-    thin = skinny(block_m=8, block_n=32, block_k=512, slice_k=4, stages=3, cluster_k=3)
+    thin = skinny(tile_m=8, tile_n=32, tile_k=512, slice_k=4, stages=3, cluster_k=3)
     assert thin.launch_cluster == 3
-    # 32 N tiles of an N of 1024, three CTAs each: 96; eight stages with a block_k of 512.
+    # 32 N tiles of an N of 1024, three CTAs each: 96; eight stages with a tile_k of 512.
     assert schedule(thin, 1, 1024, 4096, 132) == Schedule(96, 1, 32, 8, 0)
     assert schedule(thin, 9, 1024, 4096, 132) == Schedule(192, 2, 32, 8, 0)
     tile = replace(WGMMA[0], cluster_k=2)
     assert (tile.launch_cluster, tile.partial_bytes) == (2, 0)
-    # Two tiles of 64 rows, sixteen of 256 columns, 32 stages with a block_k of 128.
+    # Two tiles of 64 rows, sixteen of 256 columns, 32 stages with a tile_k of 128.
     assert schedule(tile, 65, 4096, 4096, 132) == Schedule(2 * 2 * 16, 2, 16, 32, 0)
     for spec in (thin, replace(tile, cluster_k=3)):
-        assert schedule(spec, 1, 128, 2 * spec.block_k + 1, 132).k_iterations == 3
+        assert schedule(spec, 1, 128, 2 * spec.tile_k + 1, 132).k_iterations == 3
         with pytest.raises(ArgumentError, match="at most 2") as caught:
-            schedule(spec, 1, 128, 2 * spec.block_k, 132)
+            schedule(spec, 1, 128, 2 * spec.tile_k, 132)
         assert caught.value.field == "cluster_k"
 
 

@@ -22,7 +22,7 @@ from tools.sass import disassemble, find_program, parse_ptxas, parse_sass
 CASES = [(name, spec) for name in ("sm_90a", "sm_120a") for spec in dump_specs("skinny", get_target(name))]
 #: Activations in boxes of other dimensions than the choice takes.
 OTHER_BOX = [
-    (name, replace(spec, deep_box=not spec.deep_box, block_m=max(8, spec.block_m)))
+    (name, replace(spec, deep_box=not spec.deep_box, tile_m=max(8, spec.tile_m)))
     for name, spec in CASES[:1] + CASES[-1:]
 ]
 TENSOR_MAP_BYTES = 128
@@ -46,7 +46,7 @@ def test_resources_and_parameters(target: str, spec: MarlinConfig) -> None:
     assert kernel.warnings == ()
     used = parse_ptxas(kernel.log)[spec.entry]
     # Addresses of bf16's instance for M = 32 are kept in local memory on sm_90a, which leaves these to wgmma.
-    rare = target == "sm_90a" and spec.is_bf16 and spec.block_m == 32
+    rare = target == "sm_90a" and spec.is_bf16 and spec.tile_m == 32
     spills = 16 if rare else 0
     assert max(used.stack_bytes, used.spill_store_bytes, used.spill_load_bytes) <= spills
     assert used.registers * spec.threads * spec.blocks_per_sm <= 65536
@@ -63,7 +63,7 @@ def test_two_blocks_of_32_tokens_keep_their_sums(n: int, group_size: int) -> Non
     """With slice_k > 1 ptxas would spill 250 bytes and more of each thread."""
     found = cheapest_first(skinny_times, Problem(LinearShape(2048, n, group_size, False, "float16"), 32), H200)
     spec = next(one for one, _ in found if one.version == "skinny" and one.blocks_per_sm == 2)
-    assert spec.block_m == 32
+    assert spec.tile_m == 32
     used = parse_ptxas(compiled(spec, "sm_90a").log)[spec.entry]
     assert used.spill_store_bytes <= 128
     assert used.registers * spec.threads * 2 <= 65536
@@ -81,11 +81,11 @@ def test_instructions(target: str, spec: MarlinConfig) -> None:
     assert shown.text is not None
     found = Counter(instruction.mnemonic for instruction in parse_sass(shown.text))
     constants = (spec.whole_rows > 0) + spec.has_half_row + spec.has_stage_scales + spec.has_stage_zeros
-    activations = 1 if spec.deep_box else spec.block_k // 64
+    activations = 1 if spec.deep_box else spec.tile_k // 64
     assert found["UTMALDG"] == 3 * constants + 2 * activations
-    k64_per_warp = spec.block_k // 64 // spec.slice_k
-    assert found["HMMA"] == k64_per_warp * 4 * 2 * max(8, spec.block_m) // 8
-    assert found["LDSM"] == k64_per_warp * max(8, spec.block_m) // 4
+    k64_per_warp = spec.tile_k // 64 // spec.slice_k
+    assert found["HMMA"] == k64_per_warp * 4 * 2 * max(8, spec.tile_m) // 8
+    assert found["LDSM"] == k64_per_warp * max(8, spec.tile_m) // 4
     # One thread issues copies, which ptxas knows: no loop over the threads of a warp, which would vote, around any of
     # them.
     assert found["ELECT"] == 2

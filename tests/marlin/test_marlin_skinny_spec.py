@@ -23,7 +23,7 @@ from cudatma.target import SMEM_RESERVED_BYTES, TARGETS, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")
 BASE: dict[str, Any] = {
-    "block_m": 8, "block_n": 96, "block_k": 256,
+    "tile_m": 8, "tile_n": 96, "tile_k": 256,
     "slice_k": 2, "stages": 4,
 }  # fmt: skip
 
@@ -31,7 +31,7 @@ BASE: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("dtype", "float32"), ("group_size", 16), ("block_m", 24), ("block_n", 0), ("block_n", 288), ("block_k", 64),
+        ("dtype", "float32"), ("group_size", 16), ("tile_m", 24), ("tile_n", 0), ("tile_n", 288), ("tile_k", 64),
         ("slice_k", 3), ("slice_k", 8), ("stages", 1), ("stages", 17), ("stages", True),
         ("blocks_per_sm", 3), ("deep_box", 1), ("cluster_k", 0), ("cluster_k", 9),
     ],
@@ -45,9 +45,9 @@ def test_rules(field: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("named", "fields"),
     [
-        ("at most 16 warps", {"block_n": 160, "slice_k": 4}),
-        ("deep_box", {"block_m": 4}),  # a box of 64 of K has the mma's eight rows
-        ("at least 2 for block_k = 256", {"block_m": 1, "deep_box": True}),
+        ("at most 16 warps", {"tile_n": 160, "slice_k": 4}),
+        ("deep_box", {"tile_m": 4}),  # a box of 64 of K has the mma's eight rows
+        ("at least 2 for tile_k = 256", {"tile_m": 1, "deep_box": True}),
     ],
 )
 def test_rules_of_several_fields(named: str, fields: dict[str, Any]) -> None:
@@ -56,21 +56,21 @@ def test_rules_of_several_fields(named: str, fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("m", "block_k", "wanted"),
+    ("m", "tile_k", "wanted"),
     [
         (1, 1024, 1), (1, 256, 2), (1, 128, 4), (2, 512, 2), (3, 512, 4),
         (4, 128, 4), (5, 1024, 8), (9, 512, 16), (17, 512, 32),
     ],
 )  # fmt: skip
-def test_tiles_for_small_m(m: int, block_k: int, wanted: int) -> None:
+def test_tiles_for_small_m(m: int, tile_k: int, wanted: int) -> None:
     """A power of two; each stage has whole periods of the swizzle, eight rows of 64 elements."""
     layer = LinearShape(4096, 4096, 128, False, "float16")
-    assert tile_rows(layer, m, block_k) == wanted
-    assert tile_rows(replace(layer, k=4100), m, block_k) == max(8, wanted)  # no deep box: K has a part of a block
-    of = skinny(**{**BASE, "block_k": block_k, "block_m": wanted, "deep_box": True})
-    assert of.activation_stage_bytes == wanted * block_k * 2
+    assert tile_rows(layer, m, tile_k) == wanted
+    assert tile_rows(replace(layer, k=4100), m, tile_k) == max(8, wanted)  # no deep box: K has a part of a block
+    of = skinny(**{**BASE, "tile_k": tile_k, "tile_m": wanted, "deep_box": True})
+    assert of.activation_stage_bytes == wanted * tile_k * 2
     assert of.activation_stage_bytes % 1024 == 0
-    assert of.epilogue_parts() == replace(of, block_m=max(8, wanted)).epilogue_parts()
+    assert of.epilogue_parts() == replace(of, tile_m=max(8, wanted)).epilogue_parts()
 
 
 def test_the_box_tells_entries_apart_and_nothing_else() -> None:
@@ -91,7 +91,7 @@ def test_clusters_tell_entries_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_tiles", "block_m", "cluster_k", "size"),
+    ("n_tiles", "tile_m", "cluster_k", "size"),
     [
         # Owned N tiles x other CTAs x fragments (two of an N tile, for each 8 rows) x 512 bytes.
         (1, 8, 4, 1 * 3 * 2 * 512),
@@ -102,8 +102,8 @@ def test_clusters_tell_entries_apart() -> None:
         (8, 32, 1, 0),
     ],
 )
-def test_sums_of_a_cluster_by_hand(n_tiles: int, block_m: int, cluster_k: int, size: int) -> None:
-    fields = {**BASE, "block_n": 32 * n_tiles, "block_m": block_m, "slice_k": 1}
+def test_sums_of_a_cluster_by_hand(n_tiles: int, tile_m: int, cluster_k: int, size: int) -> None:
+    fields = {**BASE, "tile_n": 32 * n_tiles, "tile_m": tile_m, "slice_k": 1}
     of = skinny(cluster_k=cluster_k, **fields)
     layout = {name: held for name, _, held in of.smem_layout()}
     assert layout["cluster_sums"] == size
@@ -112,24 +112,24 @@ def test_sums_of_a_cluster_by_hand(n_tiles: int, block_m: int, cluster_k: int, s
 
 
 @given(
-    n_tiles=st.integers(1, 8), block_m=st.sampled_from((8, 16, 32)), cluster_k=st.integers(1, 8),
+    n_tiles=st.integers(1, 8), tile_m=st.sampled_from((8, 16, 32)), cluster_k=st.integers(1, 8),
     group_size=st.sampled_from((128, -1)),
 )  # fmt: skip
 def test_each_n_tile_has_one_owner_with_memory_for_all_sums(
-    n_tiles: int, block_m: int, cluster_k: int, group_size: int
+    n_tiles: int, tile_m: int, cluster_k: int, group_size: int
 ) -> None:
     """The CTAs of a cluster own N tiles in turn; each receives the sums of all other CTAs for its own."""
-    fields = {**BASE, "block_n": 32 * n_tiles, "block_m": block_m, "slice_k": 1}
+    fields = {**BASE, "tile_n": 32 * n_tiles, "tile_m": tile_m, "slice_k": 1}
     of = skinny(cluster_k=cluster_k, **{**fields, "group_size": group_size})
     owned = [[n_tile for n_tile in range(n_tiles) if n_tile % cluster_k == rank] for rank in range(cluster_k)]
     assert sorted(n_tile for mine in owned for n_tile in mine) == list(range(n_tiles))
-    assert of.column_bytes == 32 * block_m * 4
+    assert of.column_bytes == 32 * tile_m * 4
     most = max(map(len, owned)) * (cluster_k - 1) * of.column_bytes
     assert {name: size for name, _, size in of.smem_layout()}["cluster_sums"] == most
 
 
 def test_clusters_need_a_target_that_has_them() -> None:
-    narrow = skinny(cluster_k=2, **{**BASE, "block_n": 32})
+    narrow = skinny(cluster_k=2, **{**BASE, "tile_n": 32})
     narrow.check_target(SM90A)
     with pytest.raises(TargetError, match="with cluster"):
         narrow.check_target(SM120A)
@@ -137,7 +137,7 @@ def test_clusters_need_a_target_that_has_them() -> None:
 
 
 def test_shared_memory_is_checked_against_the_target() -> None:
-    fits_sm90 = skinny(**{**BASE, "block_n": 224, "stages": 6})
+    fits_sm90 = skinny(**{**BASE, "tile_n": 224, "stages": 6})
     fits_sm90.check_target(SM90A)
     with pytest.raises(ArgumentError, match="stages"):
         fits_sm90.check_target(SM120A)
@@ -149,16 +149,16 @@ def test_shared_memory_is_checked_against_the_target() -> None:
     dtype=st.sampled_from(("float16", "bfloat16")),
     group_size=st.sampled_from(GROUP_SIZES),
     has_zeros=st.booleans(),
-    block_m=st.sampled_from((8, 16, 32)),
+    tile_m=st.sampled_from((8, 16, 32)),
     n_tiles=st.integers(1, 8),
-    block_k=st.sampled_from((128, 256, 512, 1024)),
+    tile_k=st.sampled_from((128, 256, 512, 1024)),
     slice_k=st.sampled_from((1, 2, 4, 8, 16)),
 )
-def test_expected_bytes_are_those_of_the_boxes(slice_k: int, n_tiles: int, block_k: int, **fields: Any) -> None:
+def test_expected_bytes_are_those_of_the_boxes(slice_k: int, n_tiles: int, tile_k: int, **fields: Any) -> None:
     """What the full barrier counts is what the maps' loads deliver, and every slot is aligned for TMA."""
-    assume(n_tiles * slice_k <= 16 and block_k // 64 % slice_k == 0)
-    of = skinny(block_n=32 * n_tiles, block_k=block_k, slice_k=slice_k, stages=2, **fields)
-    k64 = block_k // 64
+    assume(n_tiles * slice_k <= 16 and tile_k // 64 % slice_k == 0)
+    of = skinny(tile_n=32 * n_tiles, tile_k=tile_k, slice_k=slice_k, stages=2, **fields)
+    k64 = tile_k // 64
     qweight = np.zeros((4 * 16, 2048), np.uint8)
     options: dict[str, Any] = {"target": SM90A, "encoder": "codec"}
     boxes = 0
@@ -178,8 +178,8 @@ def test_expected_bytes_are_those_of_the_boxes(slice_k: int, n_tiles: int, block
             zeros, of.scale_row, of.groups_per_stage, whole_column=False, **options
         ).expected_bytes
     x = np.zeros((64, 1024), kind)
-    flat = k64 * create_activation_tma_desc(x, of.block_m, **options).expected_bytes
-    deep = create_activation_tma_desc(x, of.block_m, blocks=k64, **options).expected_bytes
+    flat = k64 * create_activation_tma_desc(x, of.tile_m, **options).expected_bytes
+    deep = create_activation_tma_desc(x, of.tile_m, blocks=k64, **options).expected_bytes
     assert boxes + flat == boxes + deep == of.transaction_bytes == replace(of, deep_box=True).transaction_bytes
     for name, offset, size in of.smem_layout():
         assert offset % (8 if "barriers" in name else 128) == 0, name

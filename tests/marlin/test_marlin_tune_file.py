@@ -32,9 +32,9 @@ from cudatma.target import get_target
 SM90A = get_target("sm_90a")
 GPU = GpuClass.of(H200)
 LAYER = LinearShape(4096, 4096, 128, False, "float16")
-WGMMA = wgmma(block_m=64, block_n=64, block_k=128, warpgroups=1, stages=6, mmas_per_commit=1, commits_in_flight=3)
-SKINNY = skinny(block_m=8, block_n=32, block_k=512, slice_k=4, stages=6)
-MMA_SYNC = mma_sync(block_m=8, block_n=128, block_k=256, warps_n=4, stages=3, scale_on="accumulator")
+WGMMA = wgmma(tile_m=64, tile_n=64, tile_k=128, warpgroups=1, stages=6, mmas_per_commit=1, commits_in_flight=3)
+SKINNY = skinny(tile_m=8, tile_n=32, tile_k=512, slice_k=4, stages=6)
+MMA_SYNC = mma_sync(tile_m=8, tile_n=128, tile_k=256, warps_n=4, stages=3, scale_on="accumulator")
 
 
 @pytest.fixture(autouse=True)
@@ -216,7 +216,7 @@ BROKEN = [
     broken(rule_us=float("nan")),
     broken(dtype="bfloat17"),
     broken(spec={"stages": 200}),
-    broken(spec={"stages": 16, "block_m": 256}),
+    broken(spec={"stages": 16, "tile_m": 256}),
     broken(spec={"cluster": True}),
     broken(spec={"dtype": "float64"}),
     broken(spec={"group_size": 64}),
@@ -259,7 +259,7 @@ def test_what_a_launch_would_refuse_is_refused() -> None:
         parse_entry(deep | {"k": 4128}, MARLIN, SM90A)
     assert caught.value.field == "deep_box"
     assert parse_entry(entry(8, SKINNY).as_json(MARLIN) | {"k": 4128}, MARLIN, SM90A).problem.k == 4128
-    clusters, two_stages = entry(64, replace(WGMMA, cluster_k=3)).as_json(MARLIN), 2 * WGMMA.block_k
+    clusters, two_stages = entry(64, replace(WGMMA, cluster_k=3)).as_json(MARLIN), 2 * WGMMA.tile_k
     with pytest.raises(ArgumentError, match="at most the stages") as caught:
         parse_entry(clusters | {"k": two_stages}, MARLIN, SM90A)
     assert caught.value.field == "cluster_k"

@@ -25,8 +25,8 @@ from cudatma.target import get_target
 
 GPU = GpuClass.of(H200)
 LAYER = LinearShape(4096, 4096, 128, False, "float16")
-WGMMA = wgmma(block_m=64, block_n=64, block_k=128, warpgroups=1, stages=6, mmas_per_commit=1, commits_in_flight=3)
-SKINNY = skinny(block_m=8, block_n=32, block_k=512, slice_k=4, stages=6)
+WGMMA = wgmma(tile_m=64, tile_n=64, tile_k=128, warpgroups=1, stages=6, mmas_per_commit=1, commits_in_flight=3)
+SKINNY = skinny(tile_m=8, tile_n=32, tile_k=512, slice_k=4, stages=6)
 TABLE = SHIPPED
 
 
@@ -165,9 +165,9 @@ def test_a_layers_own_entry_comes_before_one_alike_and_the_users_before_a_shippe
     assert decided(64, dtype="bfloat16") == ("tuned", replace(WGMMA, stages=4, dtype="bfloat16"))
 
 
-FULL = wgmma(block_m=80, block_n=64, block_k=128, warpgroups=1, stages=9, mmas_per_commit=1)
-FOR_TWO = skinny(block_m=8, block_n=224, block_k=256, slice_k=1, stages=3, blocks_per_sm=2)
-SCALED_SUMS = mma_sync(block_m=8, block_n=128, block_k=256, warps_n=4, stages=3, scale_on="accumulator")
+FULL = wgmma(tile_m=80, tile_n=64, tile_k=128, warpgroups=1, stages=9, mmas_per_commit=1)
+FOR_TWO = skinny(tile_m=8, tile_n=224, tile_k=256, slice_k=1, stages=3, blocks_per_sm=2)
+SCALED_SUMS = mma_sync(tile_m=8, tile_n=128, tile_k=256, warps_n=4, stages=3, scale_on="accumulator")
 
 
 @pytest.mark.parametrize(
@@ -217,8 +217,8 @@ def test_what_was_measured_with_zero_points_serves_no_layer_alike(file: Path) ->
 # ---- Which entry of a layer serves an M
 
 
-def at(*sizes: int, block_m: int = 64) -> list[Entry]:
-    return [entry(m, replace(WGMMA, block_m=block_m)) for m in sizes]
+def at(*sizes: int, tile_m: int = 64) -> list[Entry]:
+    return [entry(m, replace(WGMMA, tile_m=tile_m)) for m in sizes]
 
 
 @pytest.mark.parametrize(
@@ -246,13 +246,13 @@ def test_which_entry_serves(tuned: tuple[int, ...], m: int, served_by: int | Non
 
 
 @given(st.lists(st.integers(1, 5000), max_size=6), st.integers(1, 5000), st.sampled_from((8, 16, 64, 256)))
-def test_a_serving_entry_has_the_same_work_for_each_tile(tuned: list[int], m: int, block_m: int) -> None:
-    found = overrides.nearest(at(*tuned, block_m=block_m), m)
+def test_a_serving_entry_has_the_same_work_for_each_tile(tuned: list[int], m: int, tile_m: int) -> None:
+    found = overrides.nearest(at(*tuned, tile_m=tile_m), m)
     if m in tuned:
         assert found is not None
         assert found.problem.m == m
     if found is not None:
-        tiles, theirs = ceil_div(m, block_m), ceil_div(found.problem.m, block_m)
+        tiles, theirs = ceil_div(m, tile_m), ceil_div(found.problem.m, tile_m)
         assert tiles == theirs or (min(tiles, theirs) >= 8 and found.problem.m <= m < 2 * found.problem.m)
         assert m > found.problem.m / 2
 

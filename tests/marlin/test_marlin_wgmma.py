@@ -21,41 +21,41 @@ SCHEDULES = 3  # tests/mutants runs these kernels in 8
 
 def spec(**fields: Any) -> MarlinConfig:
     """A small tile with a short ring."""
-    return wgmma(**{"block_m": 16, "block_k": 64, "stages": 2} | fields)
+    return wgmma(**{"tile_m": 16, "tile_k": 64, "stages": 2} | fields)
 
 
 #: Several tiles a CTA, tiles of several CTAs, a ring that wraps, tails in M, N and K.
 CASES = {
     "stream_k": (13, 384, 136, 2, spec()),
     "stream_k_of_three_ctas": (13, 384, 64, 3, spec()),
-    "stack_2_odd_chunks": (20, 200, 136, 1, spec(block_m=24, block_k=128, block_n=128, stages=3)),
+    "stack_2_odd_chunks": (20, 200, 136, 1, spec(tile_m=24, tile_k=128, tile_n=128, stages=3)),
     "multicast_stream_k": (13, 384, 200, 6, spec(cluster_n=2)),
     "multicast_whole_tiles_setmaxnreg": (
         13,
         256,
         300,
         4,
-        spec(cluster_n=2, mmas_per_commit=1, commits_in_flight=3, block_k=128, consumer_registers=232, group_size=64),
+        spec(cluster_n=2, mmas_per_commit=1, commits_in_flight=3, tile_k=128, consumer_registers=232, group_size=64),
     ),
     "bf16_zeros": (16, 192, 200, 2, spec(dtype="bfloat16", has_zeros=True, warpgroups=2, group_size=64)),
-    "depth_divided": (13, 640, 200, 3, spec(slice_k=2, block_k=128, mmas_per_commit=1, commits_in_flight=3)),
-    "depth_divided_32": (21, 520, 72, 2, spec(slice_k=2, block_k=256, block_m=24, group_size=32, has_zeros=True)),
+    "depth_divided": (13, 640, 200, 3, spec(slice_k=2, tile_k=128, mmas_per_commit=1, commits_in_flight=3)),
+    "depth_divided_32": (21, 520, 72, 2, spec(slice_k=2, tile_k=256, tile_m=24, group_size=32, has_zeros=True)),
     "depth_divided_stack_group_64": (
         40,
         512,
         136,
         2,
-        spec(slice_k=2, block_k=256, block_n=128, block_m=24, group_size=64, has_zeros=True),
+        spec(slice_k=2, tile_k=256, tile_n=128, tile_m=24, group_size=64, has_zeros=True),
     ),
     "depth_divided_column_cluster": (
         20,
         768,
         200,
         4,
-        spec(slice_k=2, block_k=256, cluster_n=2, group_size=-1, dtype="bfloat16", has_zeros=True),
+        spec(slice_k=2, tile_k=256, cluster_n=2, group_size=-1, dtype="bfloat16", has_zeros=True),
     ),
-    "group_32_steps_4": (9, 232, 72, 2, spec(group_size=32, has_zeros=True, mmas_per_commit=4, block_k=128)),
-    "pingpong_stream_k": (40, 456, 300, 2, spec(block_n=128, pingpong=True, stages=3)),
+    "group_32_steps_4": (9, 232, 72, 2, spec(group_size=32, has_zeros=True, mmas_per_commit=4, tile_k=128)),
+    "pingpong_stream_k": (40, 456, 300, 2, spec(tile_n=128, pingpong=True, stages=3)),
     "pingpong_multicast": (
         90,
         320,
@@ -64,28 +64,28 @@ CASES = {
         spec(cluster_n=2, pingpong=True, stages=5, scale_form="as_stored", consumer_registers=152),
     ),
     # Several chunks of staging rows, and tiles shorter than the ring: each warpgroup stores while the other one does.
-    "pingpong_short_k": (250, 64, 136, 1, spec(block_m=88, stages=4, pingpong=True)),
-    "pingpong_multicast_stream_k": (60, 384, 150, 6, spec(cluster_n=2, block_n=128, stages=3, pingpong=True)),
+    "pingpong_short_k": (250, 64, 136, 1, spec(tile_m=88, stages=4, pingpong=True)),
+    "pingpong_multicast_stream_k": (60, 384, 150, 6, spec(cluster_n=2, tile_n=128, stages=3, pingpong=True)),
     "pingpong_column_zeros": (
         40,
         320,
         200,
         1,
-        spec(pingpong=True, stages=4, block_n=128, group_size=-1, has_zeros=True, dtype="bfloat16"),
+        spec(pingpong=True, stages=4, tile_n=128, group_size=-1, has_zeros=True, dtype="bfloat16"),
     ),
     "column_zeros": (
         9,
         512,
         136,
         2,
-        spec(group_size=-1, has_zeros=True, dtype="bfloat16", block_k=256, mmas_per_commit=4, commits_in_flight=3),
+        spec(group_size=-1, has_zeros=True, dtype="bfloat16", tile_k=256, mmas_per_commit=4, commits_in_flight=3),
     ),
 }
 #: Tiles of an odd number of 8 rows of M: the last chunk of the result's rows is a part of one, or ends with 8 of its
 #: own.
 CASES |= {
-    f"{block_m}_tokens_stack_{stack}": (2 * block_m - 3, 128, 200, 2, spec(block_m=block_m, block_n=64 * stack))
-    for block_m in (8, 24, 40, 88)
+    f"{tile_m}_tokens_stack_{stack}": (2 * tile_m - 3, 128, 200, 2, spec(tile_m=tile_m, tile_n=64 * stack))
+    for tile_m in (8, 24, 40, 88)
     for stack in (1, 2)
 }
 
@@ -118,7 +118,7 @@ def test_products_are_right_and_clean(name: str) -> None:
 def test_a_partial_wave_is_divided_alone(name: str, k: int, n: int, ranges: int) -> None:
     """Work ranges shorter than a tile, and whole tiles after them."""
     of = CASES[name][4]
-    x, w, bias = operands(4 * of.block_m - 3, k, n, of)
+    x, w, bias = operands(4 * of.tile_m - 3, k, n, of)
     work = schedule(of, len(x), n, k, ranges * of.cluster, divide=False)
     work = replace(work, stream_tiles=work.tiles_m * work.tiles_n % work.work_ranges)
     assert 0 < work.stream_tiles < work.work_ranges

@@ -21,7 +21,7 @@ from tools.sass import disassemble, find_program, parse_ptxas, parse_sass
 
 TARGET = get_target("sm_90a")
 LAYER = LinearShape(8192, 28672, 128, False, "float16")
-#: Every tile with its least and largest block_m, one in fp16 and one in bf16.
+#: Every tile with its least and largest tile_m, one in fp16 and one in bf16.
 TILES = [
     fitted(tile.config(replace(LAYER, dtype=dtype), size), TARGET)
     for tile in WGMMA_TILES
@@ -33,7 +33,7 @@ SPECS = list(
         [
             *dump_specs("wgmma", TARGET),
             *(tile.in_form("as_stored") for tile in TILES),
-            wgmma(block_m=88, block_n=128, block_k=128, warpgroups=2, stages=4),
+            wgmma(tile_m=88, tile_n=128, tile_k=128, warpgroups=2, stages=4),
         ]
     )
 )
@@ -49,7 +49,7 @@ def compiled(spec: MarlinConfig) -> Kernel:
 
 def saves_one(spec: MarlinConfig) -> bool:
     """A tile that is 1 % faster with a register saved in front of its loop than with setmaxnreg. [H200]"""
-    return spec.is_fused and (spec.block_m, spec.block_n, spec.block_k, spec.mmas_per_commit) == (64, 256, 256, 2)
+    return spec.is_fused and (spec.tile_m, spec.tile_n, spec.tile_k, spec.mmas_per_commit) == (64, 256, 256, 2)
 
 
 @pytest.mark.sweep(2)
@@ -89,18 +89,18 @@ def test_instructions(spec: MarlinConfig) -> None:
     shown = disassemble(folder / "kernel.cubin")
     assert shown.text is not None
     found = Counter(instruction.mnemonic for instruction in parse_sass(shown.text))
-    assert found["HGMMA"] == spec.block_k // 16 * spec.stack // spec.slice_k
+    assert found["HGMMA"] == spec.tile_k // 16 * spec.stack // spec.slice_k
     assert found["HMMA"] == found["LDGSTS"] == 0
     # Weights, scales and zero points: before griddepcontrol.wait, after it, and when the ring wraps;
     # activations by 64 of K. ptxas knows that one thread issues them: no loop, which would vote, around any copy.
     constants = 1 + spec.has_stage_scales + spec.has_stage_zeros
-    assert found["UTMALDG"] == 3 * constants + 2 * (spec.block_k // 64)
+    assert found["UTMALDG"] == 3 * constants + 2 * (spec.tile_k // 64)
     assert found["ELECT"] == 2
     assert found["USETMAXREG"] == (2 if spec.consumer_registers else 0)
     assert ("MULTICAST" in shown.text) == (spec.cluster > 1)
     # What threads read back from the staging rows, and store. CTAs that divide K have rows of their own each.
-    own = 8 * -(-spec.block_m // (8 * spec.cluster_k))
-    stored = spec.block_m // own * -(-own // 16) + -(-(spec.block_m % own) // 16)
+    own = 8 * -(-spec.tile_m // (8 * spec.cluster_k))
+    stored = spec.tile_m // own * -(-own // 16) + -(-(spec.tile_m % own) // 16)
     assert found["STSM"] == stored * spec.stack
     assert found["UTMASTG"] == 0
 
@@ -110,13 +110,13 @@ def test_what_two_forms_save_is_not_in_their_loops() -> None:
     """From the wait for a stage to the last product; with zero points of whole columns there are more of them."""
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here: the SASS was not looked at")
-    column = wgmma(group_size=-1, has_zeros=True, block_m=64, block_n=256, block_k=256, warpgroups=2, stages=3)
+    column = wgmma(group_size=-1, has_zeros=True, tile_m=64, tile_n=256, tile_k=256, warpgroups=2, stages=3)
     long = wgmma(
         group_size=-1,
         has_zeros=True,
-        block_m=80,
-        block_n=256,
-        block_k=128,
+        tile_m=80,
+        tile_n=256,
+        tile_k=128,
         warpgroups=2,
         stages=5,
         mmas_per_commit=1,
@@ -140,13 +140,13 @@ def test_one_multiply_add_shortens_the_main_loop() -> None:
     """Eight weights take nine instructions, or ten where they are shifted, instead of thirteen; fifteen of bf16."""
     if find_program("nvdisasm") is None:
         pytest.skip("no disassembler here: the SASS was not looked at")
-    # Of each tile the one with the largest block_m: the loop's instructions do not depend on it.
-    by_form = {(s.block_n, s.block_k, s.stack, s.slice_k, s.scale_form): s for s in SPECS if s.is_fused}
+    # Of each tile the one with the largest tile_m: the loop's instructions do not depend on it.
+    by_form = {(s.tile_n, s.tile_k, s.stack, s.slice_k, s.scale_form): s for s in SPECS if s.is_fused}
     fused = list(by_form.values())
     fused += [replace(spec, dtype="bfloat16") for spec in fused if spec.scale_form == "as_stored"]
     for spec in dict.fromkeys(fused):
         of_eight = 3 if spec.scale_form == "shifted" else 6 if spec.is_bf16 else 4
-        saved = of_eight * spec.stack * spec.block_k // 16 // spec.slice_k
+        saved = of_eight * spec.stack * spec.tile_k // 16 // spec.slice_k
         spared = _loop_length(spec.in_form("none")) - _loop_length(spec)
         assert spared > 0.6 * saved, spec.entry
 

@@ -42,14 +42,14 @@ if not TARGET.has_wgmma:
 
 cupy = pytest.importorskip("cupy")
 
-SMALL = wgmma(block_m=64, block_n=128, block_k=128, warpgroups=2, stages=4)
+SMALL = wgmma(tile_m=64, tile_n=128, tile_k=128, warpgroups=2, stages=4)
 TILES = {
     "small": SMALL,
-    "stack": wgmma(block_m=48, block_n=256, block_k=128, warpgroups=2, stages=4),
+    "stack": wgmma(tile_m=48, tile_n=256, tile_k=128, warpgroups=2, stages=4),
     "wide": wgmma(
-        block_m=256,
-        block_n=128,
-        block_k=64,
+        tile_m=256,
+        tile_n=128,
+        tile_k=64,
         warpgroups=2,
         stages=5,
         mmas_per_commit=1,
@@ -57,9 +57,9 @@ TILES = {
         consumer_registers=232,
     ),
     "wide_multicast": wgmma(
-        block_m=256,
-        block_n=128,
-        block_k=64,
+        tile_m=256,
+        tile_n=128,
+        tile_k=64,
         warpgroups=2,
         stages=5,
         cluster_n=2,
@@ -68,13 +68,13 @@ TILES = {
         consumer_registers=232,
     ),
     "three_warpgroups": wgmma(
-        block_m=128, block_n=192, block_k=128, warpgroups=3, stages=4, mmas_per_commit=1, commits_in_flight=3
+        tile_m=128, tile_n=192, tile_k=128, warpgroups=3, stages=4, mmas_per_commit=1, commits_in_flight=3
     ),
-    "depth_divided": wgmma(block_m=64, block_n=64, block_k=256, warpgroups=1, stages=3, slice_k=2),
+    "depth_divided": wgmma(tile_m=64, tile_n=64, tile_k=256, warpgroups=1, stages=3, slice_k=2),
     "pingpong": wgmma(
-        block_m=128,
-        block_n=128,
-        block_k=128,
+        tile_m=128,
+        tile_n=128,
+        tile_k=128,
         warpgroups=1,
         stages=4,
         cluster_n=2,
@@ -134,8 +134,8 @@ def test_a_partial_wave_is_divided_alone(tile: str, monkeypatch: pytest.MonkeyPa
 
     serve_with(monkeypatch, lambda *_: spec)
     monkeypatch.setattr(marlin, "schedule", alone)
-    n = columns * spec.block_n * spec.cluster - 40
-    weight, x = make_weight(4096, n), activations((rows * spec.block_m - 5, 4096), "float16")
+    n = columns * spec.tile_n * spec.cluster - 40
+    weight, x = make_weight(4096, n), activations((rows * spec.tile_m - 5, 4096), "float16")
     out = poisoned((len(x), n), "float16")
     marlin_gemm(x, weight.packed, out)
     assert not compare(out, to_float64(x) @ weight.dense).problem("float16")

@@ -24,11 +24,11 @@ from cudatma.layout import Swizzle
 from cudatma.target import get_target
 
 SM90A = get_target("sm_90a")
-BASE = wgmma(block_m=64, block_n=128, block_k=128, warpgroups=2, stages=4)
+BASE = wgmma(tile_m=64, tile_n=128, tile_k=128, warpgroups=2, stages=4)
 WIDE = wgmma(
-    block_m=256,
-    block_n=128,
-    block_k=64,
+    tile_m=256,
+    tile_n=128,
+    tile_k=64,
     warpgroups=2,
     stages=5,
     mmas_per_commit=1,
@@ -47,9 +47,9 @@ def specs(draw: st.DrawFn) -> MarlinConfig:
             dtype=draw(st.sampled_from(("float16", "bfloat16"))),
             group_size=draw(st.sampled_from(GROUP_SIZES)),
             has_zeros=draw(st.booleans()),
-            block_m=draw(st.integers(1, 32 // stack)) * 8,
-            block_n=64 * warpgroups * stack,
-            block_k=draw(st.sampled_from((64, 128, 256))),
+            tile_m=draw(st.integers(1, 32 // stack)) * 8,
+            tile_n=64 * warpgroups * stack,
+            tile_k=draw(st.sampled_from((64, 128, 256))),
             warpgroups=warpgroups,
             stages=draw(st.integers(2, 16)),
             cluster_n=draw(st.integers(1, 2)),
@@ -67,11 +67,11 @@ def specs(draw: st.DrawFn) -> MarlinConfig:
     ("field", "value"),
     [
         ("group_size", 96),
-        ("block_k", 32),
+        ("tile_k", 32),
         ("warpgroups", 0),
         ("warpgroups", 4),
         ("slice_k", 3),
-        ("block_n", 96),
+        ("tile_n", 96),
         ("cluster_n", 4),
         ("mmas_per_commit", 3),
         ("commits_in_flight", 0),
@@ -79,10 +79,10 @@ def specs(draw: st.DrawFn) -> MarlinConfig:
         ("consumer_registers", 236),
         ("scale_form", "somehow"),
         ("scale_form", True),
-        ("block_m", 12),
-        ("block_m", 0),
-        ("block_m", 264),
-        ("block_m", 64.0),
+        ("tile_m", 12),
+        ("tile_m", 0),
+        ("tile_m", 264),
+        ("tile_m", 64.0),
         ("stages", 1),
         ("stages", 17),
         ("cluster_k", 0),
@@ -98,25 +98,25 @@ def test_a_wrong_field_is_named(field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "field", "why"),
     [
-        ({"block_m": 24, "cluster_n": 2}, "block_m", "swizzle"),
-        ({"warpgroups": 3}, "block_n", "192 or 384"),
+        ({"tile_m": 24, "cluster_n": 2}, "tile_m", "swizzle"),
+        ({"warpgroups": 3}, "tile_n", "192 or 384"),
         ({"warpgroups": 2, "slice_k": 2}, "warpgroups * slice_k", "at most 3"),
-        ({"block_k": 64, "slice_k": 2}, "slice_k", "multiple of 64"),
+        ({"tile_k": 64, "slice_k": 2}, "slice_k", "multiple of 64"),
         (
-            {"warpgroups": 1, "block_n": 64, "slice_k": 2, "commits_in_flight": 3},
+            {"warpgroups": 1, "tile_n": 64, "slice_k": 2, "commits_in_flight": 3},
             "commits_in_flight",
             "a stage is 2 groups",
         ),
-        ({"block_m": 200, "block_n": 256}, "block_m", "accumulators"),
-        ({"block_m": 256}, "consumer_registers", "setmaxnreg"),
-        ({"block_m": 128, "block_n": 256}, "consumer_registers", "setmaxnreg"),
+        ({"tile_m": 200, "tile_n": 256}, "tile_m", "accumulators"),
+        ({"tile_m": 256}, "consumer_registers", "setmaxnreg"),
+        ({"tile_m": 128, "tile_n": 256}, "consumer_registers", "setmaxnreg"),
         ({"consumer_registers": 240}, "consumer_registers", "waits forever"),
-        ({"warpgroups": 3, "block_n": 192, "consumer_registers": 160}, "consumer_registers", "waits forever"),
-        ({"block_m": 128, "consumer_registers": 64}, "consumer_registers", "spill"),
+        ({"warpgroups": 3, "tile_n": 192, "consumer_registers": 160}, "consumer_registers", "waits forever"),
+        ({"tile_m": 128, "consumer_registers": 64}, "consumer_registers", "spill"),
         # The loop's body holds too few groups for ptxas to keep the fragments of those in flight apart.
-        ({"block_k": 64, "mmas_per_commit": 4}, "commits_in_flight", "a stage is 1 groups"),
-        ({"block_k": 64, "mmas_per_commit": 2, "commits_in_flight": 3}, "commits_in_flight", "a stage is 2 groups"),
-        ({"block_k": 128, "mmas_per_commit": 4, "commits_in_flight": 3}, "commits_in_flight", "larger block_k"),
+        ({"tile_k": 64, "mmas_per_commit": 4}, "commits_in_flight", "a stage is 1 groups"),
+        ({"tile_k": 64, "mmas_per_commit": 2, "commits_in_flight": 3}, "commits_in_flight", "a stage is 2 groups"),
+        ({"tile_k": 128, "mmas_per_commit": 4, "commits_in_flight": 3}, "commits_in_flight", "larger tile_k"),
         ({"cluster_k": 2, "cluster_n": 2}, "cluster_k", "share activations, or divide K"),
     ],
 )
@@ -126,8 +126,8 @@ def test_fields_that_do_not_go_together(changes: dict[str, Any], field: str, why
     assert caught.value.field == field
 
 
-SKINNY = skinny(block_m=8, block_n=64, block_k=256, stages=4)
-MMA_SYNC = mma_sync(block_m=16, block_n=64, block_k=128, stages=4, warps_n=4)
+SKINNY = skinny(tile_m=8, tile_n=64, tile_k=256, stages=4)
+MMA_SYNC = mma_sync(tile_m=16, tile_n=64, tile_k=128, stages=4, warps_n=4)
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,9 @@ def test_a_kernel_refuses_fields_of_the_others(base: MarlinConfig, field: str, v
 def test_a_workspace_holds_the_sums_of_a_tile() -> None:
     tall: dict[str, Any] = {"mmas_per_commit": 1, "commits_in_flight": 3, "consumer_registers": 152, "stages": 2}
     with pytest.raises(ArgumentError, match="at most 168") as caught:
-        wgmma(block_m=176, block_k=64, warpgroups=3, **tall)
-    assert caught.value.field == "block_m"
-    assert wgmma(block_m=176, block_k=64, warpgroups=3, cluster_k=2, **tall).partial_bytes == 0
+        wgmma(tile_m=176, tile_k=64, warpgroups=3, **tall)
+    assert caught.value.field == "tile_m"
+    assert wgmma(tile_m=176, tile_k=64, warpgroups=3, cluster_k=2, **tall).partial_bytes == 0
 
 
 def test_an_unknown_dtype() -> None:
@@ -203,9 +203,9 @@ def test_shared_memory_has_no_overlap_and_is_aligned(spec: MarlinConfig) -> None
         assert offset + size <= following
     assert spec.smem_bytes == max(offset + size for _, offset, size in layout)
     for stage in range(spec.stages):
-        for i in range(spec.block_k // 64):
+        for i in range(spec.tile_k // 64):
             for rank in range(spec.cluster):
-                rows = i * spec.block_m + rank * spec.loaded_m
+                rows = i * spec.tile_m + rank * spec.loaded_m
                 assert (spec.smem_offset("activations") + stage * spec.activation_stage_bytes + rows * 128) % 1024 == 0
         assert (spec.smem_offset("weights") + stage * spec.weight_stage_bytes) % 128 == 0
         assert (spec.smem_offset("scales") + stage * spec.scale_stage_bytes) % 128 == 0
@@ -218,11 +218,11 @@ def test_shared_memory_has_no_overlap_and_is_aligned(spec: MarlinConfig) -> None
 @given(specs())
 def test_the_staging_rows_hold_a_chunk_and_chunks_make_up_a_tile(spec: MarlinConfig) -> None:
     """At most 20 KB of all warpgroups, of pairs of 8 rows or of 8 alone."""
-    assert spec.staging_rows % min(16, spec.block_m) == 0
+    assert spec.staging_rows % min(16, spec.tile_m) == 0
     assert spec.staging_bytes == spec.staging_rows * (64 * 2 * spec.stack + 16)
-    most = 20480 if spec.block_m <= 128 else 10240
+    most = 20480 if spec.tile_m <= 128 else 10240
     assert spec.staging_rows <= 16 or spec.warpgroups * spec.staging_bytes <= most
-    assert min(spec.block_m, 16) <= spec.staging_rows <= spec.block_m
+    assert min(spec.tile_m, 16) <= spec.staging_rows <= spec.tile_m
 
 
 @given(st.integers(1, 20), st.integers(1, 3), st.integers(2, 8))
@@ -230,18 +230,18 @@ def test_the_ctas_of_a_cluster_own_all_rows_and_hold_the_sums_of_each_other(
     eights: int, warpgroups: int, cluster_k: int
 ) -> None:
     of = wgmma(
-        block_m=8 * eights,
-        block_n=64 * warpgroups,
-        block_k=64,
+        tile_m=8 * eights,
+        tile_n=64 * warpgroups,
+        tile_k=64,
         warpgroups=warpgroups,
         stages=2,
         cluster_k=cluster_k,
     )
     owned = [range(8 * eights)[rank * of.own_rows : (rank + 1) * of.own_rows] for rank in range(cluster_k)]
-    assert sum(map(len, owned)) == of.block_m
+    assert sum(map(len, owned)) == of.tile_m
     # Whole fragments, as even as they can be; from every other CTA fp32 sums of each element.
     assert len(owned[0]) % 8 == 0
-    assert len(owned[0]) < of.block_m / cluster_k + 8
+    assert len(owned[0]) < of.tile_m / cluster_k + 8
     layout = {name: size for name, _, size in of.smem_layout()}
     assert layout["cluster_sums"] == (cluster_k - 1) * len(owned[0]) * 64 * warpgroups * 4
     assert (layout["cluster_barrier"], of.partial_bytes) == (8, 0)
@@ -252,12 +252,12 @@ def test_chunks_of_staging_rows() -> None:
     """As many rows as the limit allows: a row of 64 columns takes 144 bytes, one of 128 takes 272."""
     tiles = ((8, 1, 1), (24, 1, 1), (40, 1, 2), (64, 1, 2), (88, 2, 1), (96, 2, 2), (64, 3, 1))
     found = [
-        wgmma(block_m=m, block_n=64 * groups * stack, block_k=64, warpgroups=groups, stages=2).staging_rows
+        wgmma(tile_m=m, tile_n=64 * groups * stack, tile_k=64, warpgroups=groups, stages=2).staging_rows
         for m, groups, stack in tiles
     ]
     assert found == [8, 16, 32, 64, 64, 32, 32]
     assert WIDE.staging_rows == 32
-    assert replace(WIDE, warpgroups=3, block_n=192, consumer_registers=152, block_m=160).staging_rows == 16
+    assert replace(WIDE, warpgroups=3, tile_n=192, consumer_registers=152, tile_m=160).staging_rows == 16
 
 
 @given(specs())
@@ -265,7 +265,7 @@ def test_a_stage_expects_what_its_boxes_deliver(spec: MarlinConfig) -> None:
     k, n, m = 256, 256, 256
     dtype = activation_type(spec.dtype).numpy
     weight = create_weight_tile_tma_desc(
-        np.zeros((n // 64 * k // 64, 2048), np.uint8), k // 64, spec.block_k // 64, spec.block_n // 64, encoder="codec"
+        np.zeros((n // 64 * k // 64, 2048), np.uint8), k // 64, spec.tile_k // 64, spec.tile_n // 64, encoder="codec"
     )
     assert weight.footprint_bytes == weight.expected_bytes == spec.weight_stage_bytes
     total = weight.expected_bytes
@@ -273,11 +273,11 @@ def test_a_stage_expects_what_its_boxes_deliver(spec: MarlinConfig) -> None:
         tables = [np.zeros((k // spec.group_size, n), dtype)]
         tables += [np.zeros((k // spec.group_size, n), np.uint8)] * spec.has_stage_zeros
         groups = spec.groups_per_stage
-        boxes = [create_scale_tma_desc(t, spec.block_n, groups, whole_column=False, encoder="codec") for t in tables]
+        boxes = [create_scale_tma_desc(t, spec.tile_n, groups, whole_column=False, encoder="codec") for t in tables]
         total += sum(box.expected_bytes for box in boxes)
     x = create_activation_tma_desc(np.zeros((m, k), dtype), spec.loaded_m, encoder="codec")
     assert x.spec.swizzle == Swizzle.B128
-    total += x.expected_bytes * (spec.block_k // 64) * spec.cluster
+    total += x.expected_bytes * (spec.tile_k // 64) * spec.cluster
     assert spec.transaction_bytes == total < 1 << 20, "mbarrier's tx-count is limited to 2^20 - 1"
 
 
@@ -292,12 +292,12 @@ def test_entries_tell_operands_and_tiles_apart() -> None:
         {"group_size": 64},
         {"group_size": -1},
         {"has_zeros": True},
-        {"block_m": 32},
-        {"block_k": 256},
+        {"tile_m": 32},
+        {"tile_k": 256},
         {"stages": 5},
-        {"block_n": 256},
-        {"warpgroups": 3, "block_n": 192},
-        {"warpgroups": 1, "block_n": 64, "slice_k": 2},
+        {"tile_n": 256},
+        {"warpgroups": 3, "tile_n": 192},
+        {"warpgroups": 1, "tile_n": 64, "slice_k": 2},
         {"cluster_n": 2},
         {"mmas_per_commit": 1},
         {"commits_in_flight": 3},
@@ -332,7 +332,7 @@ def test_every_tile_has_three_stages_unless_scales_take_their_memory() -> None:
                 made = fitted(tile.config(layer, size), SM90A)
                 assert made.stages <= tile.stages
                 if made.stages < 3:
-                    shorter.add((size, made.block_n, made.block_k, group_size, has_zeros))
+                    shorter.add((size, made.tile_n, made.tile_k, group_size, has_zeros))
                     assert replace(made, stages=3).smem_bytes > SM90A.smem_per_block_bytes
     assert shorter == {
         (64, 256, 256, 32, True), (256, 128, 128, 32, False), (256, 128, 128, 32, True), (256, 128, 128, 64, True),
@@ -341,13 +341,13 @@ def test_every_tile_has_three_stages_unless_scales_take_their_memory() -> None:
 
 
 def test_dump_specs_hold_every_tile_of_the_list() -> None:
-    """Each with its largest block_m, and with 40, or its least where that is more."""
+    """Each with its largest tile_m, and with 40, or its least where that is more."""
     dumped = dump_specs("wgmma", SM90A)
     assert len({spec.entry for spec in dumped}) == len(dumped)
     fields = attrgetter(
-        "block_n", "block_k", "cluster_n", "warpgroups", "slice_k", "mmas_per_commit", "commits_in_flight"
+        "tile_n", "tile_k", "cluster_n", "warpgroups", "slice_k", "mmas_per_commit", "commits_in_flight"
     )
-    found = {(spec.block_m, *fields(spec)) for spec in dumped}
+    found = {(spec.tile_m, *fields(spec)) for spec in dumped}
     layer = LinearShape(8192, 28672, 128, False, "float16")
     wanted = {
         (size, *fields(tile.config(layer, size))) for tile in WGMMA_TILES for size in (max(40, tile.min_m), tile.max_m)

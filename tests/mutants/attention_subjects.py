@@ -39,9 +39,9 @@ def _attention_call(spec: AttentionConfig) -> Callable[[], Call]:
     """Nine blocks of keys or more, the last one a part; three tiles for a persistent CTA, else two CTAs."""
 
     def make() -> Call:
-        q_length, k_length = (3 if spec.is_persistent else 2) * spec.block_m - 5, 9 * spec.block_n - 3
+        q_length, k_length = (3 if spec.is_persistent else 2) * spec.tile_m - 5, 9 * spec.tile_n - 3
         if spec.is_causal:
-            k_length = q_length + 2 * spec.block_n
+            k_length = q_length + 2 * spec.tile_n
         random = np.random.default_rng(7)
         q, k, v = (
             random.standard_normal((1, length, 1, spec.head_dim), np.float32).astype(np.float16)
@@ -75,7 +75,7 @@ def _decode_call(spec: AttentionConfig) -> Callable[[], Call]:
     """Two parts of 15 blocks of keys, the last block a part; in pages that are loaded as the spec says."""
 
     def make() -> Call:
-        length, page_size = 15 * spec.block_n - 3, spec.box_rows or 5
+        length, page_size = 15 * spec.tile_n - 3, spec.box_rows or 5
         random, pages = np.random.default_rng(7), -(-length // page_size)
         q = random.standard_normal((1, 1, 2, _HEAD_DIM), np.float32).astype(np.float16)
         kind = np.float16 if spec.kv_bytes == 2 else ml_dtypes.float8_e4m3fn
@@ -94,17 +94,17 @@ def _decode_call(spec: AttentionConfig) -> Callable[[], Call]:
 def decode_subjects() -> list[Subject]:
     """Return pages by TMA and by cp.async, mma.sync, and keys and values in e4m3."""
     specs = {
-        "attention_decode/boxes": _config("decode", block_n=16, box_rows=16, is_paged=True),
-        "attention_decode/rows": _config("decode", block_n=16, box_rows=0, is_paged=True),
-        "attention_decode_mma_sync/boxes": _config("decode_mma_sync", block_n=16, box_rows=16, is_paged=True),
-        "attention_decode_fp8/boxes": _config("decode_fp8", block_n=64, box_rows=16, is_paged=True),
+        "attention_decode/boxes": _config("decode", tile_n=16, box_rows=16, is_paged=True),
+        "attention_decode/rows": _config("decode", tile_n=16, box_rows=0, is_paged=True),
+        "attention_decode_mma_sync/boxes": _config("decode_mma_sync", tile_n=16, box_rows=16, is_paged=True),
+        "attention_decode_fp8/boxes": _config("decode_fp8", tile_n=64, box_rows=16, is_paged=True),
     }
     return [Subject(name, spec.template, spec, _decode_call(spec), _TARGET) for name, spec in specs.items()]
 
 
 def attention_subjects() -> list[Subject]:
     """Each version once, the last one also with two slots of queries."""
-    specs = {f"attention_{version}/small": _config(version, block_n=16) for version in CHOICE.names}
+    specs = {f"attention_{version}/small": _config(version, tile_n=16) for version in CHOICE.names}
     last = specs["attention_a4/small"]
     specs["attention_a4/two_slots"] = replace(last, q_stages=2)
     specs["attention_a4/causal"] = replace(last, is_causal=True)

@@ -119,7 +119,7 @@ def _tensormap_edit() -> Call:
 
 def wgmma_gemm(spec: Any) -> Subject:
     # Long enough for a wrong arrival count of the empty barriers to add up to a lap.
-    rows, columns, k = spec.block_m, spec.block_n * spec.cluster, 64 * (5 * spec.stages + 1)
+    rows, columns, k = spec.tile_m, spec.tile_n * spec.cluster, 64 * (5 * spec.stages + 1)
 
     def make() -> Call:
         random = np.random.default_rng(3)
@@ -127,8 +127,8 @@ def wgmma_gemm(spec: Any) -> Subject:
         d = np.zeros((rows, columns), np.float32)
         maps = (
             TensorMap.from_array(a, (spec.loaded_m, 64), swizzle="128B", encoder="codec"),
-            TensorMap.from_array(b, (spec.block_n, 64), swizzle="128B", encoder="codec"),
-            TensorMap.from_array(d, (64, spec.block_n), encoder="codec"),
+            TensorMap.from_array(b, (spec.tile_n, 64), swizzle="128B", encoder="codec"),
+            TensorMap.from_array(d, (64, spec.tile_n), encoder="codec"),
         )
         args = (*maps, k // 64)
         grid = (spec.cluster, 1)

@@ -37,29 +37,29 @@ from cudatma.target import get_target
 _TARGET = "sm_90a"
 #: Variant -> fields of its spec. Each has a tile of its own; together they have every load path and scaling once.
 _MMA_SYNC: dict[str, dict[str, Any]] = {
-    "tma": {"scale_on": "accumulator", "slice_k": 2, "block_k": 128},
-    "tma_zeros": {"dtype": "bfloat16", "group_size": 64, "has_zeros": True, "block_k": 64},
-    "tma_setmaxnreg": {"block_m": 8, "block_n": 256, "warps_n": 8, "consumer_registers": 232, "group_size": -1},
+    "tma": {"scale_on": "accumulator", "slice_k": 2, "tile_k": 128},
+    "tma_zeros": {"dtype": "bfloat16", "group_size": 64, "has_zeros": True, "tile_k": 64},
+    "tma_setmaxnreg": {"tile_m": 8, "tile_n": 256, "warps_n": 8, "consumer_registers": 232, "group_size": -1},
     "cp_async": {"weight_load_path": "cp_async", "scale_load_path": "cp_async", "activation_load_path": "cp_async"},
     "mixed": {"scale_load_path": "cp_async", "scale_on": "accumulator"},
 }
 #: The same for the wgmma kernel.
 _WGMMA: dict[str, dict[str, Any]] = {
-    "plain": {"block_k": 128},
-    "cluster": {"block_k": 128, "cluster_n": 2, "has_zeros": True},
-    "setmaxnreg": {"block_k": 128, "warpgroups": 2, "consumer_registers": 232, "group_size": -1, "mmas_per_commit": 1},
-    "fused": {"block_k": 128, "warpgroups": 2, "scale_form": "as_stored"},
+    "plain": {"tile_k": 128},
+    "cluster": {"tile_k": 128, "cluster_n": 2, "has_zeros": True},
+    "setmaxnreg": {"tile_k": 128, "warpgroups": 2, "consumer_registers": 232, "group_size": -1, "mmas_per_commit": 1},
+    "fused": {"tile_k": 128, "warpgroups": 2, "scale_form": "as_stored"},
     # Rows for two of three CTAs, whose parts of K are 4 stages each.
-    "cluster_k": {"block_k": 128, "cluster_k": 3},
-    "pingpong": {"block_k": 128, "pingpong": True},
+    "cluster_k": {"tile_k": 128, "cluster_k": 3},
+    "pingpong": {"tile_k": 128, "pingpong": True},
 }
 _SKINNY: dict[str, dict[str, Any]] = {
-    "even": {"block_n": 64, "slice_k": 2},
-    "odd_zeros": {"block_n": 32, "slice_k": 1, "has_zeros": True, "dtype": "bfloat16"},
+    "even": {"tile_n": 64, "slice_k": 2},
+    "odd_zeros": {"tile_n": 32, "slice_k": 1, "has_zeros": True, "dtype": "bfloat16"},
     # Tiles of four rows, which the mma's columns repeat.
-    "small_m": {"block_m": 4, "block_n": 32, "slice_k": 2, "deep_box": True},
+    "small_m": {"tile_m": 4, "tile_n": 32, "slice_k": 2, "deep_box": True},
     # Two N tiles for three CTAs, whose parts of K are 5, 5 and 6 stages: each ring wraps twice.
-    "cluster": {"block_n": 64, "slice_k": 2, "cluster_k": 3, "stages": 2},
+    "cluster": {"tile_n": 64, "slice_k": 2, "cluster_k": 3, "stages": 2},
 }
 #: (M, N, K) of each kernel, small: there are a hundred mutants of each. M makes several tiles of the wgmma kernel: a
 #: wrong arrival count then adds up to a phase. Its K is short, or the ring would order the staging of one tile before
@@ -73,9 +73,9 @@ _WORK_RANGES = 3
 def mma_sync_spec(variant: str) -> MarlinConfig:
     """A small tile of the mma.sync kernel with a short ring."""
     fields: dict[str, Any] = {
-        "block_m": 16,
-        "block_n": 64,
-        "block_k": 64,
+        "tile_m": 16,
+        "tile_n": 64,
+        "tile_k": 64,
         "warps_n": 2,
         "slice_k": 1,
         "stages": 2,
@@ -87,7 +87,7 @@ def mma_sync_spec(variant: str) -> MarlinConfig:
 def wgmma_spec(variant: str) -> MarlinConfig:
     """A small tile of the wgmma kernel with a short ring."""
     fields: dict[str, Any] = {
-        "block_m": 16,
+        "tile_m": 16,
         "stages": 2,
         **_WGMMA[variant],
     }
@@ -97,8 +97,8 @@ def wgmma_spec(variant: str) -> MarlinConfig:
 def skinny_spec(variant: str) -> MarlinConfig:
     """Few N tiles of the skinny GEMM with a short ring."""
     fields: dict[str, Any] = {
-        "block_m": 16,
-        "block_k": 128,
+        "tile_m": 16,
+        "tile_k": 128,
         "stages": 3,
         **_SKINNY[variant],
     }
@@ -155,7 +155,7 @@ def _gemm_call(config: GemmConfig) -> Callable[[], Call]:
 
     def make() -> Call:
         tiles = 2 * config.consumer_warps // (4 * config.warpgroups)
-        m, n, k = tiles * config.cluster_tile_m - 5, config.block_n - 8, 640
+        m, n, k = tiles * config.cluster_tile_m - 5, config.tile_n - 8, 640
         random = np.random.default_rng(7)
         a, b = (random.standard_normal(shape, np.float32).astype(np.float16) for shape in ((m, k), (n, k)))
         out = np.zeros((m, n), np.float32 if config.out_dtype else np.float16)

@@ -59,7 +59,7 @@ OPTIONAL_DATA = {
     ("MarlinLinear", "bias"),
     ("MarlinLinear.from_dense", "bias"),
     ("compile", "spec"),
-    ("create_activation_tma_desc", "block_k"),
+    ("create_activation_tma_desc", "tile_k"),
     ("create_scale_tma_desc", "block_groups"),
     ("debugging", "debug"),
     ("from_compressed_tensors", "weight_g_idx"),

@@ -17,7 +17,7 @@ from cudatma.quantization import PackedWeight, pack, quantize
 from cudatma.quantization.scale_range import FORMS, ScaleFit, fit_scales
 
 NIBBLES = np.arange(16)
-SPEC = wgmma(block_m=64, block_n=128, block_k=128, warpgroups=2, stages=4)
+SPEC = wgmma(tile_m=64, tile_n=128, tile_k=128, warpgroups=2, stages=4)
 HALF, BRAIN = (activation_type(name).numpy for name in ("float16", "bfloat16"))
 #: Significant bits; the smallest and the largest number; u, so that a subnormal v is v 2^-u.
 PRECISION, UNIT = {HALF: 11, BRAIN: 8}, {HALF: 24, BRAIN: 133}

@@ -13,9 +13,9 @@ def config(version: str, **fields: Any) -> GemmConfig:
 
     Each warpgroup has 64 rows, or 128 of 256; version v7 and mma_sync have one warpgroup.
     """
-    given: dict[str, Any] = {"dtype": "float16", "layout": "RC", "block_m": 64, "block_n": 64, "stages": 2} | fields
-    given.setdefault("block_k", (64 if version == "mma_sync" else 128) // element_bytes(given["dtype"]))
-    given.setdefault("warpgroups", 1 if version in ("v7", "mma_sync") else given["block_m"] // 64 % 4 or 2)
+    given: dict[str, Any] = {"dtype": "float16", "layout": "RC", "tile_m": 64, "tile_n": 64, "stages": 2} | fields
+    given.setdefault("tile_k", (64 if version == "mma_sync" else 128) // element_bytes(given["dtype"]))
+    given.setdefault("warpgroups", 1 if version in ("v7", "mma_sync") else given["tile_m"] // 64 % 4 or 2)
     return GemmConfig.of(version, **given)
 
 

@@ -22,7 +22,7 @@ def wgmma(**fields: Any) -> MarlinConfig:
 
     By default, it has one warpgroup, warpgroups of 64 columns, and commit groups of two wgmmas, one of them in flight.
     """
-    columns = {"warpgroups": 1, "block_n": 64 * fields.get("warpgroups", 1)}
+    columns = {"warpgroups": 1, "tile_n": 64 * fields.get("warpgroups", 1)}
     return MarlinConfig(version="wgmma", **_WEIGHT | columns | {"mmas_per_commit": 2, "commits_in_flight": 1} | fields)
 
 

@@ -86,29 +86,27 @@ class TensorMapEdit:
 
 @dataclass(frozen=True, slots=True)
 class WgmmaGemm:
-    """Blocks of 64 * warpgroups rows and block_n columns, rows of a slot 128 bytes of fp16."""
+    """Blocks of 64 * warpgroups rows and tile_n columns, rows of a slot 128 bytes of fp16."""
 
     warpgroups: int = 2
-    block_n: int = 128
+    tile_n: int = 128
     stages: int = 4
     cluster: int = 1
     entry: str = "wgmma_gemm"
 
-    block_k: ClassVar[int] = 64
+    tile_k: ClassVar[int] = 64
 
     @property
-    def block_m(self) -> int:
+    def tile_m(self) -> int:
         return 64 * self.warpgroups
 
     @property
     def loaded_m(self) -> int:
-        return self.block_m // self.cluster
+        return self.tile_m // self.cluster
 
     @property
     def ring(self) -> PipelineSpec:
-        a, b = (
-            Operand(name, rows * 128, rows * 128, 1024) for name, rows in (("a", self.block_m), ("b", self.block_n))
-        )
+        a, b = (Operand(name, rows * 128, rows * 128, 1024) for name, rows in (("a", self.tile_m), ("b", self.tile_n)))
         return PipelineSpec(self.stages, (a, b), 1, 4 * self.warpgroups, cluster=self.cluster)
 
     @property
@@ -117,7 +115,7 @@ class WgmmaGemm:
 
     @property
     def smem_bytes(self) -> int:
-        return self.out_offset + self.block_m * self.block_n * 4
+        return self.out_offset + self.tile_m * self.tile_n * 4
 
     @property
     def threads(self) -> int:

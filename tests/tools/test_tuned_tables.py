@@ -16,8 +16,8 @@ from tools.dev import tuned_tables
 
 GPU = GpuClass.of(H200)
 LAYER = LinearShape(4096, 4096, 128, False, "float16")
-SKINNY = skinny(block_m=16, block_n=96, block_k=512, slice_k=4, stages=3)
-WGMMA = wgmma(block_m=64, block_n=128, block_k=128, warpgroups=2, stages=4)
+SKINNY = skinny(tile_m=16, tile_n=96, tile_k=512, slice_k=4, stages=3)
+WGMMA = wgmma(tile_m=64, tile_n=128, tile_k=128, warpgroups=2, stages=4)
 
 
 @pytest.fixture(autouse=True)

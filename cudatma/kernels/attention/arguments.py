@@ -52,7 +52,7 @@ def launch_arguments(problem: Problem, config: AttentionConfig, target: Target, 
 
 def attention_sizes(problem: Problem, config: AttentionConfig, sm_count: int) -> Callable[[Problem], Sizes]:
     """Return a function that returns the sizes of every problem with the plan_key of this one."""
-    heads, block_m, is_varlen = problem.heads, config.block_m, problem.is_varlen
+    heads, tile_m, is_varlen = problem.heads, config.tile_m, problem.is_varlen
     fixed = {"heads": heads, "by_heads": heads, "by_group": problem.group}
     pack = _struct_and_fields(config, problem.layouts, fixed | ({"output_batch": 0} if is_varlen else {}))
     is_causal, has_limits, is_persistent = config.is_causal, config.has_upper, config.is_persistent
@@ -60,10 +60,10 @@ def attention_sizes(problem: Problem, config: AttentionConfig, sm_count: int) ->
 
     def sizes(problem: Problem) -> Sizes:
         layouts, q_length, k_length = problem.layouts, problem.q_length, problem.k_length
-        rows, columns = problem.batch * heads, -(-q_length // block_m)
+        rows, columns = problem.batch * heads, -(-q_length // tile_m)
         tiles = rows * columns
         if tiles > MAX_EXTENT:
-            allowed = f"at most {MAX_EXTENT} tiles of {block_m} queries of a head"
+            allowed = f"at most {MAX_EXTENT} tiles of {tile_m} queries of a head"
             raise ArgumentError("q.shape", layouts.q.shape, allowed)
         values = {"tiles_m": rows, "tiles_n": columns, "q_length": q_length, "k_length": k_length}
         if is_varlen:
@@ -94,7 +94,7 @@ def decode_sizes(
 
     parts: CTAs that share a tile, as far as blocks and workspace allow; 0 for the fastest number.
     """
-    group, page_size, block_m, block_n = problem.group, problem.page_size, config.block_m, config.block_n
+    group, page_size, tile_m, tile_n = problem.group, problem.page_size, config.tile_m, config.tile_n
     fixed = {
         "heads": problem.heads,
         "group": group,
@@ -112,9 +112,9 @@ def decode_sizes(
 
     def divided(problem: DecodeProblem, tiles: int, tile_bytes: int) -> int:
         """Return the number of parts of a tile, each of which has ``tile_bytes`` of partial sums."""
-        blocks, left = -(-problem.k_length // block_n), problem.limits.left
+        blocks, left = -(-problem.k_length // tile_n), problem.limits.left
         if left is not None:
-            blocks = min(blocks, -(-(left + 1 + problem.q_length) // block_n) + 1)
+            blocks = min(blocks, -(-(left + 1 + problem.q_length) // tile_n) + 1)
         max_parts = min(blocks, _MAX_PARTS, partials_bytes // (tiles * tile_bytes))
         if max_parts < 1 or tiles * _COUNTER_BYTES > flags_bytes:
             return 1
@@ -123,10 +123,10 @@ def decode_sizes(
     def sizes(problem: DecodeProblem) -> Sizes:
         layouts, queries, capacity = problem.layouts, problem.q_length, problem.k_length
         rows = queries * group
-        row_tiles, partial_rows = -(-rows // block_m), min(rows, block_m)
+        row_tiles, partial_rows = -(-rows // tile_m), min(rows, tile_m)
         tiles, tile_bytes = problem.batch * problem.kv_heads * row_tiles, partial_rows * row_bytes
         if tiles > MAX_EXTENT:
-            allowed = f"at most {MAX_EXTENT} tiles of {block_m} rows"
+            allowed = f"at most {MAX_EXTENT} tiles of {tile_m} rows"
             raise ArgumentError("q.shape", layouts.q.shape, allowed)
         count = divided(problem, tiles, tile_bytes)
         left, right = _bounds(problem)

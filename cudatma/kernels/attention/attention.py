@@ -199,8 +199,8 @@ def attention_explain(
     gpu = explained_gpu(first.device, target)
 
     def cut(spec: Any) -> Schedule:
-        tiles = ceil_div(problem.q_length, spec.block_m), problem.batch * problem.heads
-        return Schedule(spec.ctas(problem, gpu.sm_count), *tiles, ceil_div(problem.k_length, spec.block_n), 0)
+        tiles = ceil_div(problem.q_length, spec.tile_m), problem.batch * problem.heads
+        return Schedule(spec.ctas(problem, gpu.sm_count), *tiles, ceil_div(problem.k_length, spec.tile_n), 0)
 
     with naming(asked_by):
         found = explained(ATTENTION, problem, gpu, cut=cut)

@@ -55,10 +55,10 @@ def _tiles(problem: Problem, versions: Iterable[str]) -> Iterator[AttentionConfi
         given["is_varlen"] = problem.is_varlen and True in preset.is_varlen
         given["version"] = version
         for tile in preset.tiles[problem.head_dim, problem.v_head_dim]:
-            if tile.m in preset.block_m:
+            if tile.m in preset.tile_m:
                 for q_stages in reversed(preset.q_stages):
                     given |= {"stages": preset.stages[0], "q_stages": q_stages, "blocks_per_sm": tile.blocks_per_sm}
-                    yield AttentionConfig(block_m=tile.m, block_n=tile.n, **given)
+                    yield AttentionConfig(tile_m=tile.m, tile_n=tile.n, **given)
 
 
 def _lacking(preset: Preset, problem: Problem) -> list[KernelOption]:
@@ -153,8 +153,8 @@ def _decode_config(version: str, fields: tuple[Any, ...], page_size: int, target
         common = math.gcd(page_size, tile.n)
         config = AttentionConfig(
             version=version,
-            block_m=tile.m,
-            block_n=tile.n,
+            tile_m=tile.m,
+            tile_n=tile.n,
             blocks_per_sm=tile.blocks_per_sm,
             is_paged=page_size > 0,
             box_rows=common if common >= MIN_BOX_ROWS else 0,
@@ -177,7 +177,7 @@ def dump_specs(version: str, target: Target) -> list[AttentionConfig]:
     for index, (head_dim, v_head_dim) in enumerate(HEAD_DIMS):
         dtype = tuple(OPERAND_TYPES)[index % 2]
         problem = Problem.of(q_length=1024, head_dim=head_dim, v_head_dim=v_head_dim, dtype=dtype)
-        tiles = {(config.block_m, config.block_n): config for config in _tiles(problem, [version])}
+        tiles = {(config.tile_m, config.tile_n): config for config in _tiles(problem, [version])}
         chosen = list(tiles.values())
         chosen = chosen[index % 2 :: 2] or chosen
         if not chosen[0].reallocates_registers:

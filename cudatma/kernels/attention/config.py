@@ -76,8 +76,8 @@ class Preset:
     kv_bytes: int = 2
     tiles: Tiles
     clocks: tuple[Clocks, ...] = ()
-    block_m: Sequence[int] = (64, 128)
-    block_n: Sequence[int] = range(16, 257, 16)
+    tile_m: Sequence[int] = (64, 128)
+    tile_n: Sequence[int] = range(16, 257, 16)
     stages: Sequence[int] = range(2, 9)
     q_stages: tuple[int, ...] = (1,)
     blocks_per_sm: tuple[int, ...] = (1,)
@@ -128,12 +128,12 @@ PRESETS: Mapping[str, Preset] = {
         loader="threads",
         mma="scalar",
         has_sink=(False,),
-        block_m=(32,),
-        block_n=(16, 32),
+        tile_m=(32,),
+        tile_n=(16, 32),
         stages=(1,),
         # The kernel unrolls its loops over the keys of a block.
         tiles={dims: (Tile(m=32, n=16 if dims[0] > 64 else 32),) for dims in HEAD_DIMS},
-        clocks=(Clocks(block_m=32, around=2000, products=40),),
+        clocks=(Clocks(tile_m=32, around=2000, products=40),),
     ),
     "a1": Preset(
         summary="attention, wgmma, version a1: keys and values by cp.async",
@@ -141,44 +141,44 @@ PRESETS: Mapping[str, Preset] = {
         stages=(2,),
         tiles=_SIMPLE_TILES,
         clocks=(
-            Clocks(block_m=64, around=2307, products=1.943, scores=345, block=227, shared=0.373),
-            Clocks(block_m=128, around=3954, products=1.75, shared=0.274),
+            Clocks(tile_m=64, around=2307, products=1.943, scores=345, block=227, shared=0.373),
+            Clocks(tile_m=128, around=3954, products=1.75, shared=0.274),
         ),
     ),
     "a2": Preset(
         summary="attention, wgmma, version a2: keys and values by TMA",
         tiles=_SIMPLE_TILES,
         clocks=(
-            Clocks(block_m=64, around=2572, products=1.867, scores=1678, block=13, shared=0.448),
-            Clocks(block_m=128, around=4662, products=1.486, shared=0.15),
+            Clocks(tile_m=64, around=2572, products=1.867, scores=1678, block=13, shared=0.448),
+            Clocks(tile_m=128, around=4662, products=1.486, shared=0.15),
         ),
     ),
     "a3": Preset(
         summary="attention, wgmma, version a3: a producer warp, softmax beside products",
         loader="producer_warp",
-        block_m=(64, 128, 192),
+        tile_m=(64, 128, 192),
         blocks_per_sm=(1, 2),
         is_varlen=(False, True),
         tiles=_PRODUCER_TILES,
         clocks=(
-            Clocks(block_m=64, around=1842, products=1.139, scores=682, block=70, start=1067),
-            Clocks(block_m=128, around=5880, products=0.904, scores=314, block=442),
-            Clocks(block_m=192, around=4972, products=0.473, scores=750, block=590),
+            Clocks(tile_m=64, around=1842, products=1.139, scores=682, block=70, start=1067),
+            Clocks(tile_m=128, around=5880, products=0.904, scores=314, block=442),
+            Clocks(tile_m=192, around=4972, products=0.473, scores=750, block=590),
         ),
     ),
     "a4": Preset(
         summary="attention, wgmma, version a4: persistent, stores by TMA",
         loader="producer_warp",
         schedule="persistent",
-        block_m=(128, 192),
+        tile_m=(128, 192),
         q_stages=(1, 2),
         tiles=_PRODUCER_TILES,
         # A tile begins while the one before is stored if there is a second slot of queries.
         clocks=(
-            Clocks(block_m=128, q_stages=1, around=7149, products=1.06, scores=244),
-            Clocks(block_m=128, q_stages=2, around=2575, products=0.62, scores=1063, block=135, start=3209),
-            Clocks(block_m=192, q_stages=1, around=4972, products=0.473, scores=750, block=590),
-            Clocks(block_m=192, q_stages=2, around=2228, products=0.768, scores=711, block=100, start=3840),
+            Clocks(tile_m=128, q_stages=1, around=7149, products=1.06, scores=244),
+            Clocks(tile_m=128, q_stages=2, around=2575, products=0.62, scores=1063, block=135, start=3209),
+            Clocks(tile_m=192, q_stages=1, around=4972, products=0.473, scores=750, block=590),
+            Clocks(tile_m=192, q_stages=2, around=2228, products=0.768, scores=711, block=100, start=3840),
         ),
     ),
     "mma_sync": Preset(
@@ -187,13 +187,13 @@ PRESETS: Mapping[str, Preset] = {
         mma="mma_sync",
         is_varlen=(False, True),
         tiles=_MMA_SYNC_TILES,
-        clocks=(Clocks(block_m=64, around=2000, products=12), Clocks(block_m=128, around=2000, products=10)),
+        clocks=(Clocks(tile_m=64, around=2000, products=12), Clocks(tile_m=128, around=2000, products=10)),
     ),
     "decode": Preset(
         summary="attention of a few queries to a cache, wgmma, keys divided among CTAs",
         loader="producer_warp",
         is_decode=True,
-        block_m=(64,),
+        tile_m=(64,),
         blocks_per_sm=(1, 2),
         is_paged=(False, True),
         tiles=_DECODE_TILES,
@@ -203,7 +203,7 @@ PRESETS: Mapping[str, Preset] = {
         loader="producer_warp",
         mma="mma_sync",
         is_decode=True,
-        block_m=(64,),
+        tile_m=(64,),
         blocks_per_sm=(1, 2),
         is_paged=(False, True),
         tiles=_DECODE_TILES,
@@ -214,8 +214,8 @@ PRESETS: Mapping[str, Preset] = {
         mma="mma_sync",
         is_decode=True,
         kv_bytes=1,
-        block_m=(16,),
-        block_n=(64, 128),
+        tile_m=(16,),
+        tile_n=(64, 128),
         blocks_per_sm=(1, 2),
         is_paged=(False, True),
         tiles=dict.fromkeys(HEAD_DIMS, (Tile(m=16, n=128, blocks_per_sm=2), Tile(m=16, n=128), Tile(m=16, n=64))),
@@ -244,7 +244,7 @@ class AttentionConfig(KernelConfig):
     """A configuration of a version's template.
 
     version: a key of PRESETS. dtype, head_dim, v_head_dim, and the options from is_causal to has_sink: as in Problem.
-    block_m: queries of a CTA's tile, 64 for each consumer warpgroup. block_n: keys of a stage. stages: of the ring.
+    tile_m: queries of a CTA's tile, 64 for each consumer warpgroup. tile_n: keys of a stage. stages: of the ring.
     q_stages: tiles of queries in shared memory. blocks_per_sm: CTAs on an SM. is_varlen: whether sequences of different
     lengths follow one another. is_paged: whether the cache consists of pages. box_rows: keys of one box of TMA, all in
     one page of the cache; 0 if cp.async copies each row by itself. Raises ArgumentError, ArgumentTypeError.
@@ -258,8 +258,8 @@ class AttentionConfig(KernelConfig):
     has_window: bool = False
     has_softcap: bool = False
     has_sink: bool = False
-    block_m: int
-    block_n: int
+    tile_m: int
+    tile_n: int
     stages: int = 2
     q_stages: int = 1
     blocks_per_sm: int = 1
@@ -281,17 +281,17 @@ class AttentionConfig(KernelConfig):
             raise ArgumentError("blocks_per_sm", self.blocks_per_sm, "1 for several warpgroups")
         if self.preset.loader == "cp_async":
             rows = 128 * self.warpgroups // (self.span_bytes // 16)
-            if self.block_n % rows:
+            if self.tile_n % rows:
                 allowed = f"a multiple of {rows}, rows that all threads copy at a time"
-                raise ArgumentError("block_n", self.block_n, allowed)
+                raise ArgumentError("tile_n", self.tile_n, allowed)
         if not self.is_decode:
             if self.box_rows:
                 raise ArgumentError("box_rows", self.box_rows, "0 without a cache")
             return
-        if not self.is_paged and self.box_rows != self.block_n:
-            raise ArgumentError("box_rows", self.box_rows, f"{self.block_n}, all keys of a block, without pages")
-        if self.box_rows and (self.box_rows < MIN_BOX_ROWS or self.block_n % self.box_rows):
-            raise ArgumentError("box_rows", self.box_rows, f"0, or {MIN_BOX_ROWS} and more that divide block_n")
+        if not self.is_paged and self.box_rows != self.tile_n:
+            raise ArgumentError("box_rows", self.box_rows, f"{self.tile_n}, all keys of a block, without pages")
+        if self.box_rows and (self.box_rows < MIN_BOX_ROWS or self.tile_n % self.box_rows):
+            raise ArgumentError("box_rows", self.box_rows, f"0, or {MIN_BOX_ROWS} and more that divide tile_n")
         if self.kv_bytes == 1 and not self.box_rows:
             raise ArgumentError("box_rows", self.box_rows, "rows that TMA loads")
 
@@ -300,7 +300,7 @@ class AttentionConfig(KernelConfig):
         limit = (_MAX_HELD_WITH_CAP if self.has_softcap else _MAX_HELD)[self.warpgroups]
         if self.reallocates_registers and self.held_registers > limit:
             allowed = f"scores, probabilities and output of at most {limit} registers, not {self.held_registers}"
-            raise ArgumentError("block_n", self.block_n, allowed)
+            raise ArgumentError("tile_n", self.tile_n, allowed)
         if problem.is_varlen != self.is_varlen:
             raise ArgumentError("is_varlen", problem.is_varlen, f"{self.is_varlen} for {self.entry}")
 
@@ -365,7 +365,7 @@ class AttentionConfig(KernelConfig):
         dims = str(self.head_dim) if self.head_dim == self.v_head_dim else f"{self.head_dim}_{self.v_head_dim}"
         names = [self.version, self.mma_type, f"d{dims}", *(option.name for option in self.options)]
         names += ["varlen"] if self.is_varlen else []
-        names += [f"n{self.block_n}" if self.is_decode else f"{self.block_m}x{self.block_n}", f"s{self.stages}"]
+        names += [f"n{self.tile_n}" if self.is_decode else f"{self.tile_m}x{self.tile_n}", f"s{self.stages}"]
         names += [f"b{self.blocks_per_sm}"] if self.is_decode or self.blocks_per_sm > 1 else []
         names += [f"q{self.q_stages}"] if self.is_persistent else []
         names += [f"paged{self.box_rows}" if self.by_tma else "rows"] if self.is_paged else []
@@ -413,7 +413,7 @@ class AttentionConfig(KernelConfig):
     @property
     def warpgroups(self) -> int:
         """Consumer warpgroups."""
-        return int(ceil_div(self.block_m, _WARPGROUP_ROWS))
+        return int(ceil_div(self.tile_m, _WARPGROUP_ROWS))
 
     @property
     def consumer_warps(self) -> int:
@@ -437,7 +437,7 @@ class AttentionConfig(KernelConfig):
     @property
     def held_registers(self) -> int:
         """Registers of a consumer thread for the scores and the probabilities of a block, and the output."""
-        return self.block_n // 2 + self.block_n // 4 + self.v_head_dim // 2
+        return self.tile_n // 2 + self.tile_n // 4 + self.v_head_dim // 2
 
     # Operands and their boxes.
 
@@ -468,17 +468,17 @@ class AttentionConfig(KernelConfig):
     @property
     def q_box(self) -> tuple[int, int, int, int]:
         """Sequences, rows, heads and columns of a box of q and of the result."""
-        return (1, self.block_m, 1, self.span)
+        return (1, self.tile_m, 1, self.span)
 
     @property
     def kv_box(self) -> tuple[int, int, int, int]:
         """Sequences or pages, keys, heads and columns of a box of k and v."""
-        return (1, self.box_rows if self.is_decode else self.block_n, 1, self.span)
+        return (1, self.box_rows if self.is_decode else self.tile_n, 1, self.span)
 
     @property
-    def block_k(self) -> int:
+    def tile_k(self) -> int:
         """Keys of one stage: the products of a tile run along them."""
-        return self.block_n
+        return self.tile_n
 
     @property
     def partial_row_bytes(self) -> int:
@@ -490,7 +490,7 @@ class AttentionConfig(KernelConfig):
     @property
     def block_bytes(self) -> tuple[int, int]:
         """Bytes of a block of keys and of a block of values."""
-        row_bytes = self.kv_bytes * self.block_n
+        row_bytes = self.kv_bytes * self.tile_n
         return row_bytes * self.head_dim, row_bytes * self.v_head_dim
 
     @property
@@ -503,8 +503,8 @@ class AttentionConfig(KernelConfig):
         if self.preset.mma == "scalar":
             return ()
         if self.kv_bytes == 1:  # queries are in registers
-            return (("warp_sums", 8 * self.consumer_warps * self.block_m), ("is_last", 8))
-        queries = ("q", self.q_stages * 2 * self.block_m * self.head_dim)
+            return (("warp_sums", 8 * self.consumer_warps * self.tile_m), ("is_last", 8))
+        queries = ("q", self.q_stages * 2 * self.tile_m * self.head_dim)
         if self.is_decode:
             return (queries, ("is_last", 8))
         if self.is_persistent:
@@ -526,15 +526,15 @@ class AttentionConfig(KernelConfig):
         k, v = self.block_bytes
         dtype = self.dtype if self.kv_bytes == 2 else CACHE_TYPE
         return [
-            (f"k {self.block_n} x {self.head_dim} {dtype}, {self.swizzle} swizzle", k),
-            (f"v {self.block_n} x {self.v_head_dim} {dtype}, {self.swizzle} swizzle", v),
+            (f"k {self.tile_n} x {self.head_dim} {dtype}, {self.swizzle} swizzle", k),
+            (f"v {self.tile_n} x {self.v_head_dim} {dtype}, {self.swizzle} swizzle", v),
         ]
 
     # Choosing and tuning.
 
     def ctas(self, problem: Problem, sm_count: int) -> int:
         """Return the CTAs of a launch: one a tile, or one an SM if they are persistent."""
-        tiles = problem.batch * problem.heads * int(ceil_div(problem.q_length, self.block_m))
+        tiles = problem.batch * problem.heads * int(ceil_div(problem.q_length, self.tile_m))
         return min(tiles, sm_count) if self.is_persistent else tiles
 
     def variants(self, problem: Problem) -> Iterator[Mapping[str, Any]]:

@@ -30,13 +30,13 @@ _CLOCK = 0.886
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks:
-    """Cycles that an SM takes for a tile of ``block_m`` queries, with ``q_stages`` slots of queries.
+    """Cycles that an SM takes for a tile of ``tile_m`` queries, with ``q_stages`` slots of queries.
 
     around: prologue and epilogue. products: multiple of the ideal tensor-core time. scores: per 2^14 scores. block: per
     block. start: per launch. shared: exponent of the speedup when CTAs share an SM, 0 for none.
     """
 
-    block_m: int
+    tile_m: int
     q_stages: int = 1
     around: float
     products: float
@@ -51,15 +51,15 @@ def cost_at(config: Any, m: Any, problem: Problem, gpu: Gpu) -> Cost:
 
     The SM with the most work, or the longest tile, determines the time.
     """
-    block_m, block_n = config.block_m, config.block_n
+    tile_m, tile_n = config.tile_m, config.tile_n
     k_length = m if problem.keys == 0 else problem.k_length
-    keys = 1.0 * ceil_div(k_length, block_n) * block_n
+    keys = 1.0 * ceil_div(k_length, tile_n) * tile_n
     if problem.is_causal:
         # A triangle is left out. Tiles end with their own last query, in whole blocks.
-        beyond = block_m + block_n - math.gcd(block_m, block_n)
+        beyond = tile_m + tile_n - math.gcd(tile_m, tile_n)
         keys = np.minimum(keys, keys - 0.5 * np.minimum(keys, m) + 0.5 * beyond)
     clocks = clocks_of(config)
-    waves, at_least = _waves(config, clocks, problem.batch * problem.heads * ceil_div(m, block_m), gpu)
+    waves, at_least = _waves(config, clocks, problem.batch * problem.heads * ceil_div(m, tile_m), gpu)
     longest = at_least * _tile_clocks(config, clocks, k_length)
     cycles = clocks.start + np.maximum(waves * _tile_clocks(config, clocks, keys), longest)
     sm_us = cycles / (_CLOCK * gpu.sm_clock_mhz)
@@ -71,15 +71,15 @@ def cost_at(config: Any, m: Any, problem: Problem, gpu: Gpu) -> Cost:
 def clocks_of(config: Any) -> Clocks:
     """Return the preset's clocks for the tile."""
     of_version: tuple[Clocks, ...] = config.preset.clocks
-    tile = config.block_m, config.q_stages
-    return next(clocks for clocks in of_version if (clocks.block_m, clocks.q_stages) == tile)
+    tile = config.tile_m, config.q_stages
+    return next(clocks for clocks in of_version if (clocks.tile_m, clocks.q_stages) == tile)
 
 
 def _tile_clocks(config: Any, clocks: Clocks, keys: Any) -> Any:
     """Return the cycles per SM for a tile that sees this many keys, a number or an array."""
-    scores = config.block_m * keys
+    scores = config.tile_m * keys
     products = scores * (config.head_dim + config.v_head_dim) / _MACS * clocks.products
-    return clocks.around + products + scores / 2**14 * clocks.scores + keys / config.block_n * clocks.block
+    return clocks.around + products + scores / 2**14 * clocks.scores + keys / config.tile_n * clocks.block
 
 
 def _waves(config: Any, clocks: Clocks, tiles: Any, gpu: Gpu) -> tuple[Any, Any]:

@@ -30,15 +30,15 @@ from cudatma.target import Target
 
 #: Small tiles of each version.
 SMALL: dict[str, dict[str, Any]] = {
-    "scalar": {"block_m": 32, "block_n": 32},
-    "a1": {"block_m": 64, "block_n": 64},
-    "a2": {"block_m": 128, "block_n": 64},
-    "a3": {"block_m": 128, "block_n": 64},
-    "a4": {"block_m": 128, "block_n": 64},
-    "mma_sync": {"block_m": 64, "block_n": 64},
-    "decode": {"block_m": 64, "block_n": 64, "box_rows": 64},
-    "decode_mma_sync": {"block_m": 64, "block_n": 64, "box_rows": 64},
-    "decode_fp8": {"block_m": 16, "block_n": 128, "box_rows": 128},
+    "scalar": {"tile_m": 32, "tile_n": 32},
+    "a1": {"tile_m": 64, "tile_n": 64},
+    "a2": {"tile_m": 128, "tile_n": 64},
+    "a3": {"tile_m": 128, "tile_n": 64},
+    "a4": {"tile_m": 128, "tile_n": 64},
+    "mma_sync": {"tile_m": 64, "tile_n": 64},
+    "decode": {"tile_m": 64, "tile_n": 64, "box_rows": 64},
+    "decode_mma_sync": {"tile_m": 64, "tile_n": 64, "box_rows": 64},
+    "decode_fp8": {"tile_m": 16, "tile_n": 128, "box_rows": 128},
 }
 
 

@@ -36,7 +36,7 @@ from cudatma.target import Target, get_target
 class Tile(NamedTuple):
     """The fields of a configuration that are ranked.
 
-    k: block_k for elements of two bytes. for_last_wave: whether only products of few waves take the tile, because it
+    k: tile_k for elements of two bytes. for_last_wave: whether only products of few waves take the tile, because it
     may leave fewer SMs idle in their last wave.
     """
 
@@ -174,7 +174,7 @@ def _serves(problem: Problem, tile: Tile, ms: NDArray[np.int64], gpu: Gpu) -> ND
 
 def _is_divided(config: GemmConfig, problem: Problem) -> bool:
     """Return whether CTAs may divide K of a problem."""
-    return not problem.batch_invariant and (config.cluster_k - 1) * config.block_k < problem.k
+    return not problem.batch_invariant and (config.cluster_k - 1) * config.tile_k < problem.k
 
 
 @lru_cache(maxsize=256)
@@ -200,9 +200,9 @@ def _of_tile(version: str, tile: Tile, *kind: Any) -> Iterator[GemmConfig]:
             yield GemmConfig.of(
                 version,
                 **fields,
-                block_m=tile.m,
-                block_n=tile.n,
-                block_k=tile.k * 2 // element_bytes(fields["dtype"]),
+                tile_m=tile.m,
+                tile_n=tile.n,
+                tile_k=tile.k * 2 // element_bytes(fields["dtype"]),
                 stages=2,
                 warpgroups=tile.warpgroups,
                 cluster_k=cluster_k,
@@ -253,12 +253,12 @@ def dump_specs(version: str, target: Target) -> list[GemmConfig]:
     found: list[GemmConfig] = []
     tiles: dict[tuple[int, ...], list[GemmConfig]] = {}
     for config in configs("float16", "RC", "", "none", False, False):
-        tiles.setdefault((config.block_m, config.block_n, config.block_k, config.blocks_per_sm), []).append(config)
+        tiles.setdefault((config.tile_m, config.tile_n, config.tile_k, config.blocks_per_sm), []).append(config)
     for index, same in zip(range(max(len(tiles), 2 * len(LAYOUTS))), cycle(tiles.values())):
         dtype, first = ("float16", "bfloat16")[index % 2], index // 2 % len(LAYOUTS)
         out_dtype, epilogue = ("", "", "float32")[index % 3], (*EPILOGUES, "none")[index % 7]
         config = replace(same[index % len(same)], dtype=dtype)
-        if config.block_m * config.block_n <= MAX_SUMS * 128 * config.warpgroups:  # others have no epilogue
+        if config.tile_m * config.tile_n <= MAX_SUMS * 128 * config.warpgroups:  # others have no epilogue
             config = replace(config, out_dtype=out_dtype, epilogue=epilogue)
         layouts = (*LAYOUTS[first:], *LAYOUTS[:first])
         found += islice(_with_longest_ring((replace(config, layout=layout) for layout in layouts), target), 1)
@@ -269,5 +269,5 @@ def dump_specs(version: str, target: Target) -> list[GemmConfig]:
     ):
         tile = 2 * SCALE_BLOCK if by_tma else SCALE_BLOCK, SCALE_BLOCK
         of_fp8 = configs(dtype, "RC", "", "linear", blocks, by_tma)
-        found += _with_longest_ring((config for config in of_fp8 if (config.block_m, config.block_n) == tile), target)
+        found += _with_longest_ring((config for config in of_fp8 if (config.tile_m, config.tile_n) == tile), target)
     return list(dict.fromkeys(found))

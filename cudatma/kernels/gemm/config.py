@@ -48,9 +48,9 @@ class Preset:
     mma: Literal["wgmma", "mma_sync"] = "wgmma"
     cluster: int = 1
     has_block_scales: bool = False
-    block_m: tuple[int, ...] = (64, 128, 192, 256)
-    block_n: Sequence[int] = (64, 128, 192, 256)
-    block_k: tuple[int, ...] = (64, 128, 256)
+    tile_m: tuple[int, ...] = (64, 128, 192, 256)
+    tile_n: Sequence[int] = (64, 128, 192, 256)
+    tile_k: tuple[int, ...] = (64, 128, 256)
     stages: Sequence[int] = range(2, 13)
     warpgroups: tuple[int, ...] = (1, 2, 3)
     cluster_k: tuple[int, ...] = (1,)
@@ -62,24 +62,24 @@ _MULTIPLES_OF_16 = range(64, 257, 16)
 PRESETS: Mapping[str, Preset] = {
     "v1": Preset(summary="dense GEMM, wgmma, version v1: operands by cp.async", loader="cp_async"),
     "v2": Preset(summary="dense GEMM, wgmma, version v2: a ring filled by TMA", loader="consumers"),
-    "v3": Preset(summary="dense GEMM, wgmma, version v3: a producer warp", block_n=_MULTIPLES_OF_16),
+    "v3": Preset(summary="dense GEMM, wgmma, version v3: a producer warp", tile_n=_MULTIPLES_OF_16),
     "v4": Preset(
         summary="dense GEMM, wgmma, version v4: persistent, results by TMA where the tile allows it",
         schedule="persistent",
-        block_n=_MULTIPLES_OF_16,
+        tile_n=_MULTIPLES_OF_16,
         has_block_scales=True,
     ),
     "v5": Preset(
         summary="dense GEMM, wgmma, version v5: clusters that share tiles of A or B",
         schedule="persistent",
         cluster=2,
-        block_n=_MULTIPLES_OF_16,
+        tile_n=_MULTIPLES_OF_16,
         has_block_scales=True,
     ),
     "v6": Preset(
         summary="dense GEMM, wgmma, version v6: clusters that divide K",
         cluster_k=(2, 4),
-        block_n=(64, 128, 256),  # whose columns these CTAs share evenly
+        tile_n=(64, 128, 256),  # whose columns these CTAs share evenly
     ),
     "v7": Preset(
         summary="dense GEMM, wgmma, version v7: a tile for each warpgroup",
@@ -90,9 +90,9 @@ PRESETS: Mapping[str, Preset] = {
         summary="dense GEMM, mma.sync: for SM120, a producer warp, persistent",
         schedule="persistent",
         mma="mma_sync",
-        block_m=(64, 128, 256),
-        block_n=(64, 128, 256),
-        block_k=(32, 64, 128, 256),
+        tile_m=(64, 128, 256),
+        tile_n=(64, 128, 256),
+        tile_k=(32, 64, 128, 256),
         warpgroups=(1, 2),
         blocks_per_sm=(1, 2),
     ),
@@ -119,18 +119,18 @@ _SUSPEND_NS = 10_000_000
 _SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 
 
-def _clusters(version: str, block_m: int, block_n: int) -> tuple[int, int]:
+def _clusters(version: str, tile_m: int, tile_n: int) -> tuple[int, int]:
     """Return cluster_m and cluster_n of a tile."""
     cluster = PRESETS[version].cluster
-    return (1, cluster) if block_m > block_n else (cluster, 1)
+    return (1, cluster) if tile_m > tile_n else (cluster, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmConfig(KernelConfig):
     """A configuration of a version's template.
 
-    version: a key of PRESETS. dtype, layout, out_dtype, epilogue, block_scales, scales_by_tma: as in Problem. block_m,
-    block_n: tile of a CTA, or of a warpgroup if the schedule is "pingpong". block_k: elements of K in a stage. stages:
+    version: a key of PRESETS. dtype, layout, out_dtype, epilogue, block_scales, scales_by_tma: as in Problem. tile_m,
+    tile_n: tile of a CTA, or of a warpgroup if the schedule is "pingpong". tile_k: elements of K in a stage. stages:
     stages of the ring. warpgroups: consumer warpgroups of a tile, which divide it along M; with mma.sync, in both
     directions. cluster_m, cluster_n: CTAs of a cluster along M, which share the loads of B, and along N, which share
     loads of A. cluster_k: CTAs of a cluster that divide K. blocks_per_sm: CTAs on an SM. Raises ArgumentError,
@@ -140,9 +140,9 @@ class GemmConfig(KernelConfig):
     version: str
     dtype: str
     layout: str
-    block_m: int
-    block_n: int
-    block_k: int
+    tile_m: int
+    tile_n: int
+    tile_k: int
     stages: int
     warpgroups: int
     cluster_m: int = 1
@@ -164,34 +164,34 @@ class GemmConfig(KernelConfig):
     @classmethod
     def of(cls, version: str, **fields: Any) -> GemmConfig:
         """Return a configuration of a version, with its smallest clusters if the fields do not name any."""
-        cluster_m, cluster_n = _clusters(version, fields["block_m"], fields["block_n"])
+        cluster_m, cluster_n = _clusters(version, fields["tile_m"], fields["tile_n"])
         clusters = {"cluster_m": cluster_m, "cluster_n": cluster_n, "cluster_k": PRESETS[version].cluster_k[0]}
         return cls(version=version, **clusters | fields)
 
     def __post_init__(self) -> None:
         check_kind(self)
         self.check_values()
-        clusters, fitting = (self.cluster_m, self.cluster_n), _clusters(self.version, self.block_m, self.block_n)
+        clusters, fitting = (self.cluster_m, self.cluster_n), _clusters(self.version, self.tile_m, self.tile_n)
         if clusters != fitting:
-            tile = f"version {self.version} with a tile of {self.block_m} x {self.block_n}"
+            tile = f"version {self.version} with a tile of {self.tile_m} x {self.tile_n}"
             raise ArgumentError("cluster_m, cluster_n", clusters, f"{fitting} for {tile}")
-        if self.block_m % (rows := WGMMA_M * self.warpgroups):
-            raise ArgumentError("block_m", self.block_m, f"a multiple of {rows}, {WGMMA_M} a warpgroup")
+        if self.tile_m % (rows := WGMMA_M * self.warpgroups):
+            raise ArgumentError("tile_m", self.tile_m, f"a multiple of {rows}, {WGMMA_M} a warpgroup")
         max_sums = _MAX_SUMS_WITHOUT_EPILOGUE if self.stores_asynchronously and not self.has_epilogue else MAX_SUMS
-        if (least := ceil_div(self.block_m * self.block_n, max_sums * 128)) > self.warpgroups:
+        if (least := ceil_div(self.tile_m * self.tile_n, max_sums * 128)) > self.warpgroups:
             allowed = f"{least} or more: a thread holds at most {max_sums} sums"
             remedy = "use a smaller tile" if least > max(self.preset.warpgroups) else ""
             raise ArgumentError("warpgroups", self.warpgroups, allowed, remedy)
-        if self.warpgroups == 3 and self.producer_warps and self.block_n > _MAX_COLUMNS_OF_THREE:
+        if self.warpgroups == 3 and self.producer_warps and self.tile_n > _MAX_COLUMNS_OF_THREE:
             allowed = f"at most {_MAX_COLUMNS_OF_THREE} for three warpgroups: a thread has 128 registers"
-            raise ArgumentError("block_n", self.block_n, allowed)
-        if self.block_k * self.element_bytes % (row_bytes := _SPAN_BYTES if self.has_wgmma else _SPAN_BYTES // 2):
-            raise ArgumentError("block_k", self.block_k, f"a multiple of {row_bytes // self.element_bytes}")
+            raise ArgumentError("tile_n", self.tile_n, allowed)
+        if self.tile_k * self.element_bytes % (row_bytes := _SPAN_BYTES if self.has_wgmma else _SPAN_BYTES // 2):
+            raise ArgumentError("tile_k", self.tile_k, f"a multiple of {row_bytes // self.element_bytes}")
         if self.block_scales:
             if not self.preset.has_block_scales:
                 raise ArgumentError("version", self.version, f"{' or '.join(WITH_BLOCK_SCALES)} for scales of blocks")
-            if self.block_k != SCALE_BLOCK or SCALE_BLOCK % self.block_n:
-                raise ArgumentError("block_n", self.block_n, f"64 or {SCALE_BLOCK}, with block_k of {SCALE_BLOCK}")
+            if self.tile_k != SCALE_BLOCK or SCALE_BLOCK % self.tile_n:
+                raise ArgumentError("tile_n", self.tile_n, f"64 or {SCALE_BLOCK}, with tile_k of {SCALE_BLOCK}")
             if self.warpgroups > 2:
                 allowed = "1 or 2: three lack registers for a second set of sums"
                 raise ArgumentError("warpgroups", self.warpgroups, allowed)
@@ -201,7 +201,7 @@ class GemmConfig(KernelConfig):
         if self.cluster_k > 1 and problem.batch_invariant:  # another order of the sums
             allowed = f"False for version {self.version}"
             raise ArgumentError("batch_invariant", True, allowed, "choose another version")
-        if ceil_div(problem.k, self.block_k) < self.cluster_k:
+        if ceil_div(problem.k, self.tile_k) < self.cluster_k:
             raise ArgumentError("cluster_k", self.cluster_k, f"at most the stages of k = {problem.k}")
 
     @property
@@ -251,7 +251,7 @@ class GemmConfig(KernelConfig):
 
     @property
     def entry(self) -> str:
-        tile = f"{self.block_m}x{self.block_n}x{self.block_k}_w{self.warpgroups}_s{self.stages}"
+        tile = f"{self.tile_m}x{self.tile_n}x{self.tile_k}_w{self.warpgroups}_s{self.stages}"
         tile += f"_b{self.blocks_per_sm}" if self.blocks_per_sm > 1 else ""
         tile += f"_c{self.cluster}" if self.cluster > 1 else ""
         tile += f"_k{self.cluster_k}" if self.cluster_k > 1 else ""
@@ -302,7 +302,7 @@ class GemmConfig(KernelConfig):
     @property
     def ring_has_scales(self) -> bool:
         """Whether TMA loads A's block scales into the stages. Threads of warpgroups with 64 rows load their few."""
-        return self.scales_by_tma and self.block_m > WGMMA_M * self.warpgroups
+        return self.scales_by_tma and self.tile_m > WGMMA_M * self.warpgroups
 
     @property
     def is_a_k_major(self) -> bool:
@@ -370,8 +370,8 @@ class GemmConfig(KernelConfig):
     @property
     def warps_n(self) -> int:
         """Warps along N of a tile by mma.sync. With nearly square parts, warps read the least."""
-        fits = [n for n in (1, 2, 4, 8) if n <= self.consumer_warps and self.block_n // n >= 32]
-        return min(fits, key=lambda n: self.block_m * n // self.consumer_warps + self.block_n // n)
+        fits = [n for n in (1, 2, 4, 8) if n <= self.consumer_warps and self.tile_n // n >= 32]
+        return min(fits, key=lambda n: self.tile_m * n // self.consumer_warps + self.tile_n // n)
 
     @property
     def warps_m(self) -> int:
@@ -380,12 +380,12 @@ class GemmConfig(KernelConfig):
     @property
     def warp_m(self) -> int:
         """Rows of a warp's part of the tile."""
-        return self.block_m // self.warps_m
+        return self.tile_m // self.warps_m
 
     @property
     def warp_n(self) -> int:
         """Columns of a warp's part of the tile."""
-        return self.block_n // self.warps_n
+        return self.tile_n // self.warps_n
 
     # Clusters.
 
@@ -404,21 +404,21 @@ class GemmConfig(KernelConfig):
     @property
     def span_k(self) -> int:
         """Elements of K in a row of a box of a K-major operand."""
-        return min(self.span, self.block_k)
+        return min(self.span, self.tile_k)
 
     @property
     def slot_n(self) -> int:
         """Columns of B in a slot: whole boxes if B is N-major."""
-        return self.block_n if self.is_b_k_major else ceil_div(self.block_n, self.span) * self.span
+        return self.tile_n if self.is_b_k_major else ceil_div(self.tile_n, self.span) * self.span
 
     @property
     def loaded_rows(self) -> tuple[int, int]:
         """Rows of A's tile and of B's, transposed, that one CTA loads."""
-        return self.block_m // self.cluster_n, self.slot_n // self.cluster_m
+        return self.tile_m // self.cluster_n, self.slot_n // self.cluster_m
 
     @property
     def loaded_stage_bytes(self) -> int:
-        return self.element_bytes * self.block_k * sum(self.loaded_rows)
+        return self.element_bytes * self.tile_k * sum(self.loaded_rows)
 
     @property
     def max_a_box_rows(self) -> int:
@@ -432,21 +432,21 @@ class GemmConfig(KernelConfig):
     def a_box(self, m: int) -> tuple[int, int, int]:
         """Return matrices, rows and columns of a box of A with M rows, or of A transposed if it is M-major."""
         if not self.is_a_k_major:
-            return (1, self.block_k // self.cluster_n, self.a_box_rows(m))
+            return (1, self.tile_k // self.cluster_n, self.a_box_rows(m))
         return (1, self.a_box_rows(m), self.span_k)
 
     @property
     def b_box(self) -> tuple[int, int, int]:
         """Matrices, rows and columns of a box of B transposed, or of B if it is N-major."""
         if not self.is_b_k_major:
-            return (1, self.block_k // self.cluster_m, self.span)
+            return (1, self.tile_k // self.cluster_m, self.span)
         return (1, self.loaded_rows[1], self.span_k)
 
     def boxes_bytes(self, a_box_rows: int) -> int:
         """Return the bytes that the boxes of a stage deliver to a CTA. ``a_box_rows``: rows of each box of A."""
-        rows = a_box_rows * (self.block_m // self.max_a_box_rows)
-        scales = 4 * self.block_m if self.ring_has_scales else 0
-        return self.element_bytes * self.block_k * (rows + self.slot_n) + scales
+        rows = a_box_rows * (self.tile_m // self.max_a_box_rows)
+        scales = 4 * self.tile_m if self.ring_has_scales else 0
+        return self.element_bytes * self.tile_k * (rows + self.slot_n) + scales
 
     def swizzle(self, is_k_major: bool) -> str:
         """Return the swizzle of an operand. TMA pads the rows of narrow M-major and N-major boxes to 128 bytes."""
@@ -455,12 +455,12 @@ class GemmConfig(KernelConfig):
     @property
     def staged_n(self) -> int:
         """Columns of the result that are staged at a time, no more than a CTA stores."""
-        return min(_SPAN_BYTES // self.out_bytes, self.block_n // self.cluster_k)
+        return min(_SPAN_BYTES // self.out_bytes, self.tile_n // self.cluster_k)
 
     @property
     def stores_by_tma(self) -> bool:
         """Whether TMA stores the result, where it can. Boxes have whole rows of 128 bytes."""
-        return self.stores_asynchronously and self.block_n % self.staged_n == 0
+        return self.stores_asynchronously and self.tile_n % self.staged_n == 0
 
     @property
     def stages_whole_tile(self) -> bool:
@@ -471,25 +471,25 @@ class GemmConfig(KernelConfig):
     def staging_buffers(self) -> int:
         """Buffers of 64 rows x 128 bytes of a warpgroup. TMA reads one of two while the other is filled."""
         if self.stages_whole_tile:
-            return self.block_m // (WGMMA_M * self.warpgroups) * self.block_n // self.staged_n
+            return self.tile_m // (WGMMA_M * self.warpgroups) * self.tile_n // self.staged_n
         return 2 if self.stores_by_tma else 1
 
     @property
     def output_box(self) -> tuple[int, int, int]:
         """Matrices, rows and columns that TMA stores at a time, of a warpgroup."""
-        return (1, self.block_m // self.warpgroups if self.stages_whole_tile else WGMMA_M, self.staged_n)
+        return (1, self.tile_m // self.warpgroups if self.stages_whole_tile else WGMMA_M, self.staged_n)
 
     # Shared memory.
 
     def stage_arrays(self) -> tuple[tuple[str, int], ...]:
-        k_bytes = self.element_bytes * self.block_k
-        arrays = (("a", align_up(k_bytes * self.block_m, 1024)), ("b", align_up(k_bytes * self.slot_n, 1024)))
+        k_bytes = self.element_bytes * self.tile_k
+        arrays = (("a", align_up(k_bytes * self.tile_m, 1024)), ("b", align_up(k_bytes * self.slot_n, 1024)))
         return (*arrays, ("a_scale", self.a_scale_slot_bytes)) if self.ring_has_scales else arrays
 
     @property
     def a_scale_slot_bytes(self) -> int:
         """Bytes of a slot for the scales of A's rows."""
-        return align_up(4 * self.block_m, 1024)
+        return align_up(4 * self.tile_m, 1024)
 
     @property
     def barriers(self) -> tuple[str, ...]:
@@ -501,7 +501,7 @@ class GemmConfig(KernelConfig):
         staging = ("staging", self.consumer_warps * self.staging_buffers * 16 * _SPAN_BYTES)
         if self.cluster_k == 1:
             return (staging,)
-        sums = (self.cluster_k - 1) * self.block_m * self.block_n // self.cluster_k * 4
+        sums = (self.cluster_k - 1) * self.tile_m * self.tile_n // self.cluster_k * 4
         return (staging, ("cluster_sums", sums), ("cluster_barrier", 8))
 
     def stage_layout(self) -> list[tuple[str, int]]:
@@ -510,9 +510,9 @@ class GemmConfig(KernelConfig):
         majors = "K" if self.is_a_k_major else "M", "K" if self.is_b_k_major else "N"
         swizzles = [self.swizzle(is_k_major) for is_k_major in (self.is_a_k_major, self.is_b_k_major)]
         return [
-            (f"a {self.block_m} x {self.block_k} {self.dtype}, {majors[0]}-major, {swizzles[0]} swizzle", a),
-            (f"b {self.block_k} x {self.slot_n} {self.dtype}, {majors[1]}-major, {swizzles[1]} swizzle", b),
-            *((f"scales of {self.block_m} rows of a, float32", size) for size in scales),
+            (f"a {self.tile_m} x {self.tile_k} {self.dtype}, {majors[0]}-major, {swizzles[0]} swizzle", a),
+            (f"b {self.tile_k} x {self.slot_n} {self.dtype}, {majors[1]}-major, {swizzles[1]} swizzle", b),
+            *((f"scales of {self.tile_m} rows of a, float32", size) for size in scales),
         ]
 
     def useful_stages(self, target: Target) -> int:

@@ -94,17 +94,17 @@ def _wgmma_cost_model(config: Any, gpu: Gpu) -> CostModel:
     is_pingpong = config.preset.schedule == "pingpong"
     cluster_k = config.cluster_k
     cluster_tile_m, cluster_tile_n = config.cluster_tile_m, config.cluster_tile_n
-    element_bytes, k_bytes = config.element_bytes, config.element_bytes * config.block_k
+    element_bytes, k_bytes = config.element_bytes, config.element_bytes * config.tile_k
     clusters = max(1, clusters_at_once(config.launch_cluster, gpu.sm_count))
     a_rows, b_rows = config.loaded_rows
     latency = _LATENCY_CLOCKS / max(1, config.useful_stages(get_target(gpu.target)))
     arrived_clocks = max(_multiplying_clocks(config), latency)
-    unused_clocks = (config.slot_n - config.block_n) * k_bytes / _UNUSED_BYTES
+    unused_clocks = (config.slot_n - config.tile_n) * k_bytes / _UNUSED_BYTES
     max_rows, row_bytes, other_bytes = config.max_a_box_rows, 0, config.loaded_stage_bytes
     if config.cluster == 1:
         other_bytes = config.boxes_bytes(0)
         row_bytes = config.boxes_bytes(1) - other_bytes
-    cluster_stage_k, tile = config.block_k * cluster_k, config.block_m * config.block_n // cluster_k
+    cluster_stage_k, tile = config.tile_k * cluster_k, config.tile_m * config.tile_n // cluster_k
     sums_of_thread = tile / (128 * config.warpgroups)
     stored = (_STORE_CLOCKS * config.out_bytes / 2 + _EPILOGUE_CLOCKS[config.epilogue]) * sums_of_thread
     meeting = _MEETING_CLOCKS + 4 * (cluster_k - 1) * tile / _SUMS_BYTES if cluster_k > 1 else 0.0
@@ -120,7 +120,7 @@ def _wgmma_cost_model(config: Any, gpu: Gpu) -> CostModel:
             a_clocks, b_clocks = (_SPLIT_ROW_CLOCKS if split else _ROW_CLOCKS for split in (a_is_split, b_is_split))
             clocks = max(clocks, (a_rows * a_clocks + b_rows * b_clocks) * k_bytes / 128)
         if cluster_k > 1:  # L2 merges the loads of an operand whose rows all tiles read.
-            rows = config.block_m * (tiles_m > 1) + config.block_n * (tiles_n > 1)
+            rows = config.tile_m * (tiles_m > 1) + config.tile_n * (tiles_n > 1)
             ctas = np.minimum(tiles * cluster_k, gpu.sm_count)
             clocks = np.maximum(clocks, ctas * rows * k_bytes / _L2_BYTES)
         loaded = np.minimum(max_rows, -(-m // 8) * 8) * row_bytes + other_bytes
@@ -135,7 +135,7 @@ def _wgmma_cost_model(config: Any, gpu: Gpu) -> CostModel:
         operands = float(problem.batch * element_bytes * problem.k) * (m + problem.n)
         read_us = operands / bytes_per_us
         memory_us = np.maximum(0.0, read_us - mainloop_us) + _UNHIDDEN_PART * np.minimum(read_us, mainloop_us)
-        if config.block_m == _DRIFTING_M:
+        if config.tile_m == _DRIFTING_M:
             memory_us += _DRIFT_PART * read_us * ((operands > IN_L2_BYTES) & (tiles_m > 1))
         is_full = (waves == 1) & (tiles * cluster_k > _FULL_PART * gpu.sm_count)
         return Cost(
@@ -157,13 +157,13 @@ def _launch_us(config: Any) -> float:
 
 def _multiplying_clocks(config: Any) -> float:
     """Return the clocks of a stage that has arrived: of the tensor cores, or of shared memory."""
-    k_bytes, wgmmas = config.element_bytes * config.block_k, config.block_m // WGMMA_M
-    products = config.block_m * (config.block_n + _MORE_COLUMNS) * k_bytes / (_MAC_BYTES * _RATE_PART)
+    k_bytes, wgmmas = config.element_bytes * config.tile_k, config.tile_m // WGMMA_M
+    products = config.tile_m * (config.tile_n + _MORE_COLUMNS) * k_bytes / (_MAC_BYTES * _RATE_PART)
     scales = _RING_SCALES_CLOCKS if config.ring_has_scales else _SCALES_CLOCKS
     # The other warpgroups multiply meanwhile; scaling takes the place of what else there is between two stages.
     one_gap = _PINGPONG_GAP if config.preset.schedule == "pingpong" else _STAGE_GAPS[config.preset.loader]
     gap = scales if config.block_scales else one_gap / config.warpgroups**2
-    through_smem = k_bytes * (wgmmas * (WGMMA_M + config.block_n) + config.block_m + config.slot_n)
+    through_smem = k_bytes * (wgmmas * (WGMMA_M + config.tile_n) + config.tile_m + config.slot_n)
     clocks: float = max(products + gap, through_smem / _SHARED_BYTES)
     return clocks
 
@@ -173,21 +173,21 @@ def _mma_sync_cost_model(config: Any, gpu: Gpu) -> CostModel:
 
     Tiles run in waves. The tensor cores, the warps' reads of shared memory, or the loads from L2 bound each stage.
     """
-    block_m, block_n, block_k, element_bytes = config.block_m, config.block_n, config.block_k, config.element_bytes
+    tile_m, tile_n, tile_k, element_bytes = config.tile_m, config.tile_n, config.tile_k, config.element_bytes
     consumer_warps, blocks_per_sm = config.consumer_warps, config.blocks_per_sm
-    read = element_bytes * block_k * consumer_warps * (config.warp_m + config.warp_n) / _SMEM_BYTES
+    read = element_bytes * tile_k * consumer_warps * (config.warp_m + config.warp_n) / _SMEM_BYTES
     l2_bytes = _SM_L2_BYTES if get_target(gpu.target).has("cluster") else _GEFORCE_L2_BYTES
     waiting = max(read, config.loaded_stage_bytes / l2_bytes)
-    stored = config.out_bytes * block_m * block_n / _STORED_BYTES
+    stored = config.out_bytes * tile_m * tile_n / _STORED_BYTES
 
     def cost(m: Any, problem: Problem) -> Cost:
-        tiles = problem.batch * ceil_div(m, block_m) * ceil_div(problem.n, block_n)
+        tiles = problem.batch * ceil_div(m, tile_m) * ceil_div(problem.n, tile_n)
         sharing = np.minimum(blocks_per_sm, ceil_div(tiles, gpu.sm_count))
         waves = ceil_div(tiles, gpu.sm_count * sharing)
         flops = np.minimum(gpu.mma_sync_flops, _WARP_FLOPS * sharing * consumer_warps)
         rate = _BESIDE_LOADS * np.where(sharing > 1, _TWO_CTAS, 1.0) * flops / element_bytes
-        stage = sharing * np.maximum(block_m * block_n * block_k / rate, waiting) + _STAGE_CLOCKS
-        mainloop_us = waves * ceil_div(problem.k, block_k) * stage / gpu.sm_clock_mhz
+        stage = sharing * np.maximum(tile_m * tile_n * tile_k / rate, waiting) + _STAGE_CLOCKS
+        mainloop_us = waves * ceil_div(problem.k, tile_k) * stage / gpu.sm_clock_mhz
         # If two CTAs share an SM, one multiplies while the other one stores.
         around: Any = _FIRST_MMA_SYNC_STAGE_CLOCKS + np.where(sharing > 1, 1, waves) * stored
         operands = float(problem.batch * element_bytes * problem.k) * (m + problem.n)

@@ -35,8 +35,8 @@ def sample(
     k: int = 320,
     dtype: str = "float16",
     layout: str = "RC",
-    block_m: int = 64,
-    block_n: int = 128,
+    tile_m: int = 64,
+    tile_n: int = 128,
     stages: int = 3,
     sm_count: int = 2,
 ) -> Sample:
@@ -57,7 +57,7 @@ def sample(
     )
     a, b = (array if letter == "R" else array.T for array, letter in zip((a, b), layout, strict=True))
     out = np.full((m, n), np.nan, a.dtype)
-    tile = {"block_m": block_m, "block_n": block_n, "block_k": 64, "stages": stages, "warpgroups": block_m // 64}
+    tile = {"tile_m": tile_m, "tile_n": tile_n, "tile_k": 64, "stages": stages, "warpgroups": tile_m // 64}
     config = GemmConfig.of(version, dtype=dtype, layout=layout, **tile)
     arguments, arrays = gemm_call(config, target, sm_count, a, b, out)
     reference = a.astype(np.float64) @ b.astype(np.float64)

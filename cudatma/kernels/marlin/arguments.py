@@ -85,7 +85,7 @@ def sizes_for(
     programmatic = problem.programmatic or problem.is_arranged
     shared = dependent_smem_bytes(spec, target) if programmatic else 0
     members, has_map = spec.problem_members, "activation_map" in spec.parameter_names
-    place_of_m, tile_m = offsets(members)["m"], spec.block_m
+    place_of_m, tile_m = offsets(members)["m"], spec.tile_m
 
     @cache
     def packed(exponent: int) -> Callable[[Mapping[str, Any]], bytes]:
@@ -152,15 +152,15 @@ def dependent_smem_bytes(spec: MarlinConfig, target: Target) -> int:
 def _weights(layer: LinearShape, spec: MarlinConfig) -> Map:
     """Return the map of the weights: a whole tile a box, or one block of 64 columns after the other."""
     if spec.loads_weight_tiles:
-        return _weight_tiles(layer, spec, spec.block_n // 64)
+        return _weight_tiles(layer, spec, spec.tile_n // 64)
     rows = part_shapes(layer.k, layer.n, layer.group_size)["qweight"][0]
-    return Map("qweight", weight_map_spec(rows, spec.block_k // 64))
+    return Map("qweight", weight_map_spec(rows, spec.tile_k // 64))
 
 
 def _weight_tiles(layer: LinearShape, spec: MarlinConfig, rows: int, *, half_rows: bool = False) -> Map:
     """Return the map of whole tiles. Half rows are for N tiles that begin inside of a row of 64 columns of N."""
     blocks = ceil_div(layer.k, 64), ceil_div(layer.n, 64)
-    return Map("qweight", weight_tile_map_spec(*blocks, spec.block_k // 64, rows, half_rows=half_rows))
+    return Map("qweight", weight_tile_map_spec(*blocks, spec.tile_k // 64, rows, half_rows=half_rows))
 
 
 def _table(layer: LinearShape, spec: MarlinConfig, name: str) -> Map:
@@ -181,7 +181,7 @@ def _activations(problem: Problem, spec: MarlinConfig) -> Map:
     if (blocks := spec.activation_box_blocks) > 1:
         if k % _SPAN:
             why = "TMA would not zero-fill the end of the last block; use a spec without deep_box"
-            raise DescriptorError("block_k", _SPAN, f"a divisor of K = {k}", why)
+            raise DescriptorError("tile_k", _SPAN, f"a divisor of K = {k}", why)
         dims, strides = (_SPAN, problem.m, k // _SPAN), (pitch, _SPAN * ELEMENT_BYTES)  # type: ignore[assignment]
         box = (_SPAN, rows, blocks)  # type: ignore[assignment]
     over = TiledSpec(

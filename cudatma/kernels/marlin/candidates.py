@@ -19,7 +19,7 @@ from cudatma.errors import ArgumentError, TargetError
 from cudatma.kernels.cost import MIN_STAGES, cheapest_first
 from cudatma.kernels.family import Times
 from cudatma.kernels.gpu import CLUSTER_K, H200, Gpu, clusters_at_once, imagined_gpu
-from cudatma.kernels.marlin.config import MMA_COLUMNS, N_TILE, MarlinConfig, min_block_m
+from cudatma.kernels.marlin.config import MMA_COLUMNS, N_TILE, MarlinConfig, min_tile_m
 from cudatma.kernels.marlin.cost import (
     MMA_SYNC_TERMS,
     SKINNY_TERMS,
@@ -45,15 +45,15 @@ _SIZES = (1, 2, 4, 8, 16, 32)
 _MAX_N_TILES = 8
 #: Bytes of outstanding weight loads of a CTA. More delay the first stage and gain nothing.
 _RING_WEIGHT_BYTES = 64 * KIB
-_BLOCK_KS = (1024, 512, 256, 128)
-#: Bytes of weights (for a block_k of more than _SHORT_K) and of activations in one stage, at most: when the last loads
+_TILE_KS = (1024, 512, 256, 128)
+#: Bytes of weights (for a tile_k of more than _SHORT_K) and of activations in one stage, at most: when the last loads
 #: have arrived, the warps still have one stage to compute.
 _STAGE_WEIGHT_BYTES, _STAGE_ACTIVATION_BYTES, _SHORT_K = 28 * KIB, 32 * KIB, 256
-#: A CTA of a cluster takes at least two stages of its part of K, unless block_k is at most this.
+#: A CTA of a cluster takes at least two stages of its part of K, unless tile_k is at most this.
 _SHORT_PART_K = 512
 #: Consumer warps of a CTA, at most; with slice_k 8.
 _MAX_WARPS, _MAX_SLICED_WARPS = 12, 8
-#: Two CTAs on an SM with slice_k > 1 have too few registers from this block_m and group_size on, because they keep sums
+#: Two CTAs on an SM with slice_k > 1 have too few registers from this tile_m and group_size on, because they keep sums
 #: of a group and of all K: ptxas spills 250 to 440 bytes of a thread, and (3584, 37888) took 76 us instead
 #: of 28. [H200]
 _UNSLICED_M, _UNSLICED_GROUP = 32, 64
@@ -73,32 +73,32 @@ def skinny_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[Mar
         slices = list(_slices(layer, division))
         for size in _SIZES:
             if (config := _skinny_config(division, slices, layer, size, target)) is not None:
-                found.setdefault(config, ms <= config.block_m)
+                found.setdefault(config, ms <= config.tile_m)
     us: Any = skinny_cost(columns_of(list(found), SKINNY_TERMS), ms, layer.n, layer.k, gpu).us
     return [(config, np.where(serves, one, np.inf)) for (config, serves), one in zip(found.items(), us, strict=True)]
 
 
-def ring_stages(k: int, n_tiles: int, block_k: int) -> int:
+def ring_stages(k: int, n_tiles: int, tile_k: int) -> int:
     """Return the number of stages that a ring can use for a K of ``k``; shared memory may hold fewer."""
-    wanted = max(MIN_STAGES, ceil_div(_RING_WEIGHT_BYTES, N_TILE * n_tiles * block_k // 2))
+    wanted = max(MIN_STAGES, ceil_div(_RING_WEIGHT_BYTES, N_TILE * n_tiles * tile_k // 2))
     # Loading all of K at once would delay the first stage, too.
-    iterations = ceil_div(k, block_k)
+    iterations = ceil_div(k, tile_k)
     return min(wanted, MAX_STAGES, max(iterations - 1, min(iterations, MIN_STAGES), 2))
 
 
-def has_deep_box(layer: LinearShape, block_m: int, n_tiles: int) -> bool:
+def has_deep_box(layer: LinearShape, tile_m: int, n_tiles: int) -> bool:
     """Return whether one box should load a stage's activations.
 
-    A block_m below 8 needs it. With a block_m of 8 and several N tiles, a box for each 64 of K is up to 2 % faster.
+    A tile_m below 8 needs it. With a tile_m of 8 and several N tiles, a box for each 64 of K is up to 2 % faster.
     """
-    return layer.k % 64 == 0 and (n_tiles == 1 or block_m != MMA_COLUMNS)
+    return layer.k % 64 == 0 and (n_tiles == 1 or tile_m != MMA_COLUMNS)
 
 
-def tile_rows(layer: LinearShape, m: int, block_k: int) -> int:
-    """Return block_m: the fewest rows that a box may have, which saves shared memory and its bandwidth."""
+def tile_rows(layer: LinearShape, m: int, tile_k: int) -> int:
+    """Return tile_m: the fewest rows that a box may have, which saves shared memory and its bandwidth."""
     if m > MMA_COLUMNS // 2 or layer.k % 64:
         return 8 if m <= 8 else 16 if m <= 16 else 32
-    return max(min_block_m(block_k), 1 << (m - 1).bit_length())
+    return max(min_tile_m(tile_k), 1 << (m - 1).bit_length())
 
 
 class _Division(NamedTuple):
@@ -124,23 +124,23 @@ def _divisions(n: int, target: Target, sm_count: int) -> Iterator[_Division]:
 
 
 def _slices(layer: LinearShape, division: _Division) -> Iterator[tuple[int, int]]:
-    """Yield (block_k, slice_k), the best first: enough warps to hide latencies, and the longest stages.
+    """Yield (tile_k, slice_k), the best first: enough warps to hide latencies, and the longest stages.
 
     A CTA of a cluster has fewer warps, because CTAs add up their sums as well.
     """
     n_tiles, cluster_k = division.n_tiles, division.cluster_k
     own_k = ceil_div(layer.k, cluster_k)
-    max_k = 2 * max(_BLOCK_KS[-1], own_k) - 1
+    max_k = 2 * max(_TILE_KS[-1], own_k) - 1
     if cluster_k > 1:
         max_k = min(max_k, max(_SHORT_PART_K, own_k // 2))
     for slice_k in (8, 4, 2, 1) if cluster_k == 1 else (4, 2, 1):
         if n_tiles * slice_k > (_MAX_SLICED_WARPS if slice_k == 8 else _MAX_WARPS):
             continue
-        for block_k in _BLOCK_KS:
-            has_stage = block_k <= max_k and block_k * (cluster_k - 1) < layer.k  # each CTA of a cluster has one
-            fits = N_TILE * n_tiles * block_k // 2 <= _STAGE_WEIGHT_BYTES or block_k <= _SHORT_K
-            if has_stage and fits and block_k >= max(64 * slice_k, layer.group_size):
-                yield block_k, slice_k
+        for tile_k in _TILE_KS:
+            has_stage = tile_k <= max_k and tile_k * (cluster_k - 1) < layer.k  # each CTA of a cluster has one
+            fits = N_TILE * n_tiles * tile_k // 2 <= _STAGE_WEIGHT_BYTES or tile_k <= _SHORT_K
+            if has_stage and fits and tile_k >= max(64 * slice_k, layer.group_size):
+                yield tile_k, slice_k
 
 
 def _skinny_config(
@@ -148,26 +148,26 @@ def _skinny_config(
 ) -> MarlinConfig | None:
     """Return the config of the first slices whose ring has enough stages, or None if shared memory holds none."""
     smem_bytes, own_k = target.smem_share_bytes(division.ctas_per_sm), ceil_div(layer.k, division.cluster_k)
-    rows = tile_rows(layer, m, _BLOCK_KS[0])
+    rows = tile_rows(layer, m, _TILE_KS[0])
     unsliced = division.ctas_per_sm > 1 and rows >= _UNSLICED_M and layer.group_size >= _UNSLICED_GROUP
-    for block_k, slice_k in slices:
-        if rows * block_k * 2 > _STAGE_ACTIVATION_BYTES or (unsliced and slice_k > 1):
+    for tile_k, slice_k in slices:
+        if rows * tile_k * 2 > _STAGE_ACTIVATION_BYTES or (unsliced and slice_k > 1):
             continue
-        block_m = tile_rows(layer, m, block_k)
-        stages = ring_stages(own_k, division.n_tiles, block_k)
+        tile_m = tile_rows(layer, m, tile_k)
+        stages = ring_stages(own_k, division.n_tiles, tile_k)
         config = _of_layer(
             layer,
             version="skinny",
-            block_m=block_m,
-            block_n=N_TILE * division.n_tiles,
-            block_k=block_k,
+            tile_m=tile_m,
+            tile_n=N_TILE * division.n_tiles,
+            tile_k=tile_k,
             stages=stages,
             slice_k=slice_k,
             cluster_k=division.cluster_k,
             blocks_per_sm=division.ctas_per_sm,
-            deep_box=has_deep_box(layer, block_m, division.n_tiles),
+            deep_box=has_deep_box(layer, tile_m, division.n_tiles),
         ).with_longest_ring(smem_bytes, stages)
-        if config is not None and config.stages >= min(MIN_STAGES, ceil_div(own_k, block_k)):
+        if config is not None and config.stages >= min(MIN_STAGES, ceil_div(own_k, tile_k)):
             return config
     return None
 
@@ -181,13 +181,13 @@ def _of_layer(layer: LinearShape, **fields: Any) -> MarlinConfig:
 
 #: The skinny GEMM is faster with fewer rows of x: at M = 8 in 18 of 19 layers, by 1 to 10 %. [H200]
 _MIN_M = 9
-#: block_m: fine steps for small M, where few rows of the last tile may be empty.
+#: tile_m: fine steps for small M, where few rows of the last tile may be empty.
 _WGMMA_SIZES = (*range(16, 65, 8), *range(80, 257, 16))
 #: Tiles of fewer rows are for problems that one of them covers.
 _MIN_OF_SEVERAL = 48
-#: Up to this block_m a tile has the pipeline for small M.
+#: Up to this tile_m a tile has the pipeline for small M.
 _SMALL_M = 64
-#: block_m that dumps show of a tile in addition to the largest: its last 8 rows are stored without another 8.
+#: tile_m that dumps show of a tile in addition to the largest: its last 8 rows are stored without another 8.
 _DUMPED_M = 40
 #: Accumulators of a thread from which ptxas spills unless setmaxnreg provides registers: with 64 columns of a
 #: warpgroup; with 128, whose weights take registers too.
@@ -196,11 +196,11 @@ _PLAIN_ACCUMULATORS, _STACKED_ACCUMULATORS, _REGISTERS = 96, 88, 232
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WgmmaTile:
-    """Fields of a config that go with any block_m from ``min_m`` to ``max_m``.
+    """Fields of a config that go with any tile_m from ``min_m`` to ``max_m``.
 
-    n, k: block_n and block_k. stages: at most, fewer where shared memory does not hold them. small_m, large_m:
+    n, k: tile_n and tile_k. stages: at most, fewer where shared memory does not hold them. small_m, large_m:
     (mmas_per_commit, commits_in_flight) up to _SMALL_M rows, and of more; small_m None: the same. shared,
-    shared_divided: values of block_m that menus prefer (``Family.is_shared``), with cluster_k 1 and 2.
+    shared_divided: values of tile_m that menus prefer (``Family.is_shared``), with cluster_k 1 and 2.
     """
 
     n: int
@@ -219,27 +219,27 @@ class WgmmaTile:
 
     @property
     def sizes(self) -> list[int]:
-        """Values of block_m."""
+        """Values of tile_m."""
         return [size for size in _WGMMA_SIZES if self.min_m <= size <= self.max_m and size % (8 * self.cluster_n) == 0]
 
-    def limits(self, block_m: int) -> tuple[int, float]:
+    def limits(self, tile_m: int) -> tuple[int, float]:
         """Return the first and the last M at which the tile is worth ranking."""
         index = _WGMMA_SIZES.index(self.min_m)
-        first = max(_MIN_M, _WGMMA_SIZES[index - 1] + 1 if index else 1, block_m + 1 if self.pingpong else 1)
-        return first, block_m if block_m < _MIN_OF_SEVERAL else np.inf
+        first = max(_MIN_M, _WGMMA_SIZES[index - 1] + 1 if index else 1, tile_m + 1 if self.pingpong else 1)
+        return first, tile_m if tile_m < _MIN_OF_SEVERAL else np.inf
 
-    def config(self, layer: LinearShape, block_m: int, cluster_k: int = 1) -> MarlinConfig:
+    def config(self, layer: LinearShape, tile_m: int, cluster_k: int = 1) -> MarlinConfig:
         """Return the tile's config with the most stages that it may have."""
-        pipeline = self.small_m if self.small_m and block_m <= _SMALL_M else self.large_m
+        pipeline = self.small_m if self.small_m and tile_m <= _SMALL_M else self.large_m
         is_wide = self.n == 128 * self.warpgroups
         several = self.warpgroups > 1 or self.pingpong  # one warpgroup has enough registers anyway
-        spills = (block_m if is_wide else block_m // 2) > (_STACKED_ACCUMULATORS if is_wide else _PLAIN_ACCUMULATORS)
+        spills = (tile_m if is_wide else tile_m // 2) > (_STACKED_ACCUMULATORS if is_wide else _PLAIN_ACCUMULATORS)
         return _of_layer(
             layer,
             version="wgmma",
-            block_m=block_m,
-            block_n=self.n,
-            block_k=self.k,
+            tile_m=tile_m,
+            tile_n=self.n,
+            tile_k=self.k,
             stages=self.stages,
             slice_k=self.slice_k,
             cluster_n=self.cluster_n,
@@ -253,9 +253,9 @@ class WgmmaTile:
 
 
 _DIVIDED_64 = (16, 24, 32, 40, 48, 56, 64)
-#: In the first, warpgroups divide K. One warpgroup's 64 columns pay off with a large block_m, for which it dequantizes
+#: In the first, warpgroups divide K. One warpgroup's 64 columns pay off with a large tile_m, for which it dequantizes
 #: once. 192 columns are for layers that 128 or 256 columns cut into slightly more than a wave; ptxas spills there with
-#: a block_m of more than 128. For small M, MMAs are short, and fewer commit groups are 1 to 4 % faster. The last one is
+#: a tile_m of more than 128. For small M, MMAs are short, and fewer commit groups are 1 to 4 % faster. The last one is
 #: for M of several tiles: one warpgroup stores while the other multiplies. [H200]
 WGMMA_TILES = (
     WgmmaTile(
@@ -285,15 +285,15 @@ WGMMA_TILES = (
 
 def _tile_of(config: MarlinConfig) -> tuple[Any, ...]:
     """Return the fields that a WgmmaTile and its configs share."""
-    tile = config.block_n, config.block_k, config.warpgroups, config.slice_k, config.cluster_n, config.pingpong
-    return (config.block_m, config.cluster_k, *tile)
+    tile = config.tile_n, config.tile_k, config.warpgroups, config.slice_k, config.cluster_n, config.pingpong
+    return (config.tile_m, config.cluster_k, *tile)
 
 
 _SHARED = frozenset(
-    (block_m, cluster_k, tile.n, tile.k, tile.warpgroups, tile.slice_k, tile.cluster_n, tile.pingpong)
+    (tile_m, cluster_k, tile.n, tile.k, tile.warpgroups, tile.slice_k, tile.cluster_n, tile.pingpong)
     for tile in WGMMA_TILES
     for cluster_k, sizes in ((1, tile.shared), (2, tile.shared_divided))
-    for block_m in sizes
+    for tile_m in sizes
 )
 
 
@@ -310,12 +310,12 @@ def wgmma_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[Marl
     if not get_target(gpu.target).has_wgmma:
         return []
     configs, of = _wgmma_candidates(replace(problem.layer, k=1, n=1), gpu)
-    stages = ceil_div(problem.k, of.block_k)
+    stages = ceil_div(problem.k, of.tile_k)
     # Small groups' scales and a cluster's sums leave less memory to the ring. With two stages, 128 x 64 x 256 is a
     # third slower. [H200]
     has_ring = (stages >= of.cluster_k) & (of.stages >= np.minimum(MIN_STAGES, ceil_div(stages, of.cluster_k)))
     # All clusters run at once: a second wave takes twice as long.
-    last = np.minimum(of.last_m, of.block_m * np.floor(of.at_once / ceil_div(problem.n, of.block_n)))
+    last = np.minimum(of.last_m, of.tile_m * np.floor(of.at_once / ceil_div(problem.n, of.tile_n)))
     able = np.flatnonzero(has_ring & (of.first_m <= last))
     of = rows_of(of, able)
     serves = (of.first_m <= ms) & (ms <= last[able])
@@ -336,12 +336,12 @@ def _wgmma_candidates(layer: LinearShape, gpu: Gpu) -> tuple[list[MarlinConfig],
     """
     target, configs, limits = get_target(gpu.target), [], []
     for tile in WGMMA_TILES:
-        for block_m in tile.sizes:
+        for tile_m in tile.sizes:
             for cluster_k in CLUSTER_K if tile.cluster_n == 1 else (1,):
                 with suppress(ArgumentError, TargetError):
-                    configs.append(fitted(tile.config(layer, block_m, cluster_k), target))
+                    configs.append(fitted(tile.config(layer, tile_m, cluster_k), target))
                     at_once = clusters_at_once(cluster_k, gpu.sm_count) if cluster_k > 1 else np.inf
-                    limits.append((*tile.limits(block_m), at_once))
+                    limits.append((*tile.limits(tile_m), at_once))
     columns = columns_of(configs, ("stages", *WGMMA_TERMS))
     columns.first_m, columns.last_m, columns.at_once = np.array(limits).T[..., None]
     return configs, columns
@@ -361,12 +361,12 @@ def fitted(config: MarlinConfig, target: Target, max_stages: int = 0) -> MarlinC
 
 #: Shared memory of a CTA that every target has (SM120: 99 KiB).
 _SMEM_BYTES = 99 * KIB
-#: Up to this block_m the sums are scaled, once a group; above it the weights.
+#: Up to this tile_m the sums are scaled, once a group; above it the weights.
 _SCALED_SUMS_M = 32
 
 
 class MmaSyncTile(NamedTuple):
-    """Fields of a config: block_m, block_n and block_k; warps_n and slice_k; consumer_registers."""
+    """Fields of a config: tile_m, tile_n and tile_k; warps_n and slice_k; consumer_registers."""
 
     m: int
     n: int
@@ -398,7 +398,7 @@ def mma_sync_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[M
     tallest = np.asarray(heights)[np.minimum(np.searchsorted(heights, ms), len(heights) - 1)]
     configs = [one for one in _mma_sync_configs(replace(problem.layer, k=1, n=1), target) if one.stages >= MIN_STAGES]
     columns = columns_of(configs, MMA_SYNC_TERMS)
-    us = np.where(columns.block_m <= tallest, mma_sync_cost(columns, ms, problem.n, problem.k, gpu).us, np.inf)
+    us = np.where(columns.tile_m <= tallest, mma_sync_cost(columns, ms, problem.n, problem.k, gpu).us, np.inf)
     return list(zip(configs, us, strict=True))
 
 
@@ -421,9 +421,9 @@ def _mma_sync_configs(layer: LinearShape, target: Target) -> list[MarlinConfig]:
         _of_layer(
             layer,
             version="mma_sync",
-            block_m=tile.m,
-            block_n=tile.n,
-            block_k=tile.k,
+            tile_m=tile.m,
+            tile_n=tile.n,
+            tile_k=tile.k,
             stages=2,
             slice_k=tile.slice_k,
             consumer_registers=tile.registers,

@@ -27,7 +27,7 @@ from cudatma.target import Target, get_target
 
 #: The measured exceptions.
 SHIPPED = Path(__file__).with_name("tuned.json")
-#: Values of block_m: the least that holds all of M, else several tiles of the last.
+#: Values of tile_m: the least that holds all of M, else several tiles of the last.
 _WGMMA_SIZES, _MMA_SYNC_SIZES = (8, 16, 32, 64, 128, 256), (8, 16, 32, 64)
 
 
@@ -83,37 +83,37 @@ def _invariant_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times
     target, layer = get_target(gpu.target), problem.layer
     uses_wgmma = target.has_wgmma and target.has_setmaxnreg
     sizes, fields_of = (_WGMMA_SIZES, _wgmma) if uses_wgmma else (_MMA_SYNC_SIZES, _mma_sync)
-    block_m = np.asarray(sizes)[np.minimum(np.searchsorted(sizes, ms), len(sizes) - 1)]
-    has_tile_for_each_sm = ceil_div(ms, block_m) * ceil_div(layer.n, 128) >= gpu.sm_count
+    tile_m = np.asarray(sizes)[np.minimum(np.searchsorted(sizes, ms), len(sizes) - 1)]
+    has_tile_for_each_sm = ceil_div(ms, tile_m) * ceil_div(layer.n, 128) >= gpu.sm_count
     given = {name: getattr(layer, name) for name in PROBLEM_FIELDS}
     found: list[tuple[MarlinConfig, NDArray[np.float64]]] = []
     for size in sizes:
         for is_wide in (False, True):
-            serves = (block_m == size) & (has_tile_for_each_sm == is_wide)
+            serves = (tile_m == size) & (has_tile_for_each_sm == is_wide)
             if serves.any():
                 fields = given | fields_of(layer, size, is_wide)
-                config = fitted(MarlinConfig(block_m=size, stages=2, **fields), target, MAX_STAGES)
+                config = fitted(MarlinConfig(tile_m=size, stages=2, **fields), target, MAX_STAGES)
                 found.append((config, np.where(serves, config.cost_at(ms, problem, gpu).us, np.inf)))
     return found
 
 
-def _wgmma(layer: LinearShape, block_m: int, is_wide: bool) -> dict[str, Any]:
+def _wgmma(layer: LinearShape, tile_m: int, is_wide: bool) -> dict[str, Any]:
     return {
         "version": "wgmma",
-        "block_n": 128 if is_wide else 64,
-        "block_k": 256 if block_m <= 64 else 128 if block_m == 128 else 64,
+        "tile_n": 128 if is_wide else 64,
+        "tile_k": 256 if tile_m <= 64 else 128 if tile_m == 128 else 64,
         "warpgroups": 2 if is_wide else 1,
         "mmas_per_commit": 1,
         "commits_in_flight": 3,
-        "consumer_registers": 232 if is_wide and block_m == 256 else 0,
+        "consumer_registers": 232 if is_wide and tile_m == 256 else 0,
     }
 
 
-def _mma_sync(layer: LinearShape, block_m: int, is_wide: bool) -> dict[str, Any]:
+def _mma_sync(layer: LinearShape, tile_m: int, is_wide: bool) -> dict[str, Any]:
     return {
         "version": "mma_sync",
-        "block_n": 128 if is_wide else 64,
-        "block_k": 256 if block_m <= 16 else 128,
+        "tile_n": 128 if is_wide else 64,
+        "tile_k": 256 if tile_m <= 16 else 128,
         "warps_n": 4,
         "scale_on": "epilogue" if layer.group_size == -1 else "weight",
     }

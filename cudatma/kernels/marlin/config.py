@@ -36,9 +36,9 @@ class Preset:
     """
 
     summary: str
-    block_m: Sequence[int]
-    block_n: Sequence[int]
-    block_k: Sequence[int]
+    tile_m: Sequence[int]
+    tile_n: Sequence[int]
+    tile_k: Sequence[int]
     stages: Sequence[int] = range(2, 17)
     group_size: Sequence[int] = GROUP_SIZES
     slice_k: Sequence[int]
@@ -65,9 +65,9 @@ LOAD_PATHS = ("tma", "cp_async")
 PRESETS: Mapping[str, Preset] = {
     "skinny": Preset(
         summary="W4A16 GEMM for small M, mma.sync, operands by TMA",
-        block_m=(1, 2, 4, 8, 16, 32),
-        block_n=range(32, 257, 32),
-        block_k=(128, 256, 512, 1024),
+        tile_m=(1, 2, 4, 8, 16, 32),
+        tile_n=range(32, 257, 32),
+        tile_k=(128, 256, 512, 1024),
         slice_k=(1, 2, 4, 8, 16),
         cluster_k=_CLUSTERS,
         blocks_per_sm=(1, 2),
@@ -75,9 +75,9 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "wgmma": Preset(
         summary="W4A16 GEMM for large M, wgmma, operands by TMA",
-        block_m=range(8, 257, 8),
-        block_n=(64, 128, 192, 256),
-        block_k=(64, 128, 256),
+        tile_m=range(8, 257, 8),
+        tile_n=(64, 128, 192, 256),
+        tile_k=(64, 128, 256),
         slice_k=(1, 2),
         cluster_n=(1, 2),
         cluster_k=_CLUSTERS,
@@ -90,9 +90,9 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "mma_sync": Preset(
         summary="W4A16 GEMM, mma.sync, operands by TMA or cp.async",
-        block_m=(8, 16, 32, 48, 64, 128),
-        block_n=(64, 128, 256),
-        block_k=(64, 128, 256),
+        tile_m=(8, 16, 32, 48, 64, 128),
+        tile_n=(64, 128, 256),
+        tile_k=(64, 128, 256),
         slice_k=(1, 2, 4),
         consumer_registers=(0, 208, 216, 224, 232),
         warps_n=(1, 2, 4, 8),
@@ -132,17 +132,17 @@ _PIPELINES = ((1, 3), (2, 1), (1, 1), (4, 1))
 _WARPGROUPS = ((1, 1), (2, 1), (3, 1), (1, 2))
 
 
-def min_block_m(block_k: int) -> int:
-    """Return the smallest block_m for a block_k: a stage holds whole periods of the swizzle."""
-    return max(1, _SWIZZLE_ROWS * 64 // block_k)
+def min_tile_m(tile_k: int) -> int:
+    """Return the smallest tile_m for a tile_k: a stage holds whole periods of the swizzle."""
+    return max(1, _SWIZZLE_ROWS * 64 // tile_k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarlinConfig(KernelConfig):
     """A configuration of a kernel's template.
 
-    version: a key of PRESETS. dtype, group_size, has_zeros: as in LinearShape. block_m, block_n, block_k: the tile of a
-    CTA and K of a stage; a block_m below 8 repeats rows of x in the columns of the mma. stages: stages of the ring.
+    version: a key of PRESETS. dtype, group_size, has_zeros: as in LinearShape. tile_m, tile_n, tile_k: the tile of a
+    CTA and K of a stage; a tile_m below 8 repeats rows of x in the columns of the mma. stages: stages of the ring.
     slice_k: warps, or warpgroups with wgmma, that compute the same columns and divide the K of each stage; their sums
     are added up in shared memory. cluster_n: CTAs of a cluster along N that share the loads of activations. cluster_k:
     CTAs of a cluster that divide the K of a tile by whole stages and exchange sums. blocks_per_sm: CTAs on an SM.
@@ -168,9 +168,9 @@ class MarlinConfig(KernelConfig):
     dtype: str
     group_size: int
     has_zeros: bool
-    block_m: int
-    block_n: int
-    block_k: int
+    tile_m: int
+    tile_n: int
+    tile_k: int
     stages: int
     slice_k: int = 1
     cluster_n: int = 1
@@ -201,9 +201,9 @@ class MarlinConfig(KernelConfig):
     def __post_init__(self) -> None:
         activation_type(self.dtype)
         self.check_values()
-        if self.block_k // 64 % self.slice_k:
+        if self.tile_k // 64 % self.slice_k:
             why = "each warp takes a multiple of 64 of K"
-            raise ArgumentError("slice_k", self.slice_k, f"a divisor of block_k / 64 = {self.block_k // 64}", why)
+            raise ArgumentError("slice_k", self.slice_k, f"a divisor of tile_k / 64 = {self.tile_k // 64}", why)
         if self.version == "wgmma":
             self._check_wgmma()
         elif self.version == "skinny":
@@ -213,16 +213,16 @@ class MarlinConfig(KernelConfig):
         if self.consumer_warps > _MAX_WARPS:
             raise ArgumentError("slice_k", self.slice_k, f"at most {_MAX_WARPS} warps, not {self.consumer_warps}")
         if self.partial_bytes > PARTIALS_PER_SM_BYTES:
-            rows = PARTIALS_PER_SM_BYTES // (4 * self.block_n) // 8 * 8
-            raise ArgumentError("block_m", self.block_m, f"at most {rows}: a workspace holds the sums of 128 x 256")
+            rows = PARTIALS_PER_SM_BYTES // (4 * self.tile_n) // 8 * 8
+            raise ArgumentError("tile_m", self.tile_m, f"at most {rows}: a workspace holds the sums of 128 x 256")
 
     def _check_boxes(self) -> None:
-        if self.block_m < MMA_COLUMNS and not self.deep_box:
+        if self.tile_m < MMA_COLUMNS and not self.deep_box:
             why = "only such a box may have fewer rows than the mma has columns"
-            raise ArgumentError("deep_box", self.deep_box, f"True for block_m < {MMA_COLUMNS}", why)
-        if self.block_m < (rows := min_block_m(self.block_k)):
+            raise ArgumentError("deep_box", self.deep_box, f"True for tile_m < {MMA_COLUMNS}", why)
+        if self.tile_m < (rows := min_tile_m(self.tile_k)):
             why = "each stage begins with a period of the 128-byte swizzle, eight rows of 64 elements"
-            raise ArgumentError("block_m", self.block_m, f"at least {rows} for block_k = {self.block_k}", why)
+            raise ArgumentError("tile_m", self.tile_m, f"at least {rows} for tile_k = {self.tile_k}", why)
 
     def _check_warps(self) -> None:
         allowed = ("epilogue",) if self.group_size == -1 else ("accumulator", "weight")
@@ -235,10 +235,10 @@ class MarlinConfig(KernelConfig):
             raise ArgumentError("consumer_registers", self.consumer_registers, "0 unless 8 warps consume", why)
 
     def _check_wgmma(self) -> None:
-        if self.block_m % (8 * self.cluster_n):
+        if self.tile_m % (8 * self.cluster_n):
             why = "the 128-byte swizzle repeats after 8 rows, and each CTA loads its part of the rows"
             allowed = f"a multiple of {8 * self.cluster_n} with cluster_n {self.cluster_n}"
-            raise ArgumentError("block_m", self.block_m, allowed, why)
+            raise ArgumentError("tile_m", self.tile_m, allowed, why)
         if self.cluster_k > 1 and self.cluster_n > 1:
             why = "the CTAs of a cluster share activations, or divide K"
             raise ArgumentError("cluster_k", self.cluster_k, f"1 with cluster_n {self.cluster_n}", why)
@@ -249,9 +249,9 @@ class MarlinConfig(KernelConfig):
         if self.warpgroups * self.slice_k > _MAX_WARPGROUPS:
             allowed = f"at most {_MAX_WARPGROUPS} together"
             raise ArgumentError("warpgroups * slice_k", self.warpgroups * self.slice_k, allowed)
-        if self.block_n not in (columns := (64 * self.warpgroups, 128 * self.warpgroups)):
+        if self.tile_n not in (columns := (64 * self.warpgroups, 128 * self.warpgroups)):
             allowed = f"{columns[0]} or {columns[1]} for warpgroups = {self.warpgroups}, each of 64 or 128 columns"
-            raise ArgumentError("block_n", self.block_n, allowed)
+            raise ArgumentError("tile_n", self.tile_n, allowed)
         self._check_groups()
         self._check_registers()
         if not self.allows(self.scale_form):
@@ -267,7 +267,7 @@ class MarlinConfig(KernelConfig):
         """
         groups = self.k64_per_warpgroup * self.groups_per_k64
         if groups < self.commits_in_flight + 1:
-            remedy = "take a larger block_k or fewer wgmmas a group, or keep fewer groups in flight"
+            remedy = "take a larger tile_k or fewer wgmmas a group, or keep fewer groups in flight"
             allowed = f"at most {groups - 1}: a stage is {groups} groups"
             raise ArgumentError("commits_in_flight", self.commits_in_flight, allowed, remedy)
 
@@ -275,7 +275,7 @@ class MarlinConfig(KernelConfig):
         if self.accumulators > _MAX_ACCUMULATORS:
             allowed = f"at most {256 // self.stack} for {64 * self.stack} columns of a warpgroup"
             why = f"a thread holds at most {_MAX_ACCUMULATORS} accumulators"
-            raise ArgumentError("block_m", self.block_m, allowed, why)
+            raise ArgumentError("tile_m", self.tile_m, allowed, why)
         if not self.consumer_registers:
             if self.accumulators > _MAX_PLAIN_ACCUMULATORS and self.consumer_warps > 4:
                 allowed = f"not 0 with {self.accumulators} accumulators a thread"
@@ -293,7 +293,7 @@ class MarlinConfig(KernelConfig):
         """Raise ArgumentError if the kernel cannot run a problem."""
         if self.deep_box and problem.k % 64:
             raise ArgumentError("deep_box", True, f"false: k = {problem.k} is no multiple of 64")
-        if ceil_div(problem.k, self.block_k) < self.cluster_k:
+        if ceil_div(problem.k, self.tile_k) < self.cluster_k:
             raise ArgumentError("cluster_k", self.cluster_k, f"at most the stages of k = {problem.k}")
 
     @property
@@ -322,7 +322,7 @@ class MarlinConfig(KernelConfig):
         names = [self.version, self.activation.short, "column" if self.group_size == -1 else f"g{self.group_size}"]
         names += ["zeros"] if self.has_zeros else []
         names += {"none": [], "as_stored": ["fused"], "shifted": ["shifted"]}[self.scale_form]
-        names += [f"{self.block_m}x{self.block_n}x{self.block_k}"]
+        names += [f"{self.tile_m}x{self.tile_n}x{self.tile_k}"]
         slices = [f"k{self.slice_k}"] if self.slice_k > 1 or self.version == "skinny" else []
         registers = [f"r{self.consumer_registers}"] if self.consumer_registers else []
         if self.version == "mma_sync":
@@ -389,17 +389,17 @@ class MarlinConfig(KernelConfig):
     @property
     def stage_group_size(self) -> int:
         """Elements of K that share a scale in a stage: all of them if scales are of whole columns."""
-        return self.group_size if self.has_stage_scales else self.block_k
+        return self.group_size if self.has_stage_scales else self.tile_k
 
     @property
     def groups_per_stage(self) -> int:
         """Rows of the scale table in a stage. The next stage loads a group again that is longer than a stage's K."""
-        return 1 if self.group_size == -1 else max(1, self.block_k // self.group_size)
+        return 1 if self.group_size == -1 else max(1, self.tile_k // self.group_size)
 
     @property
     def scale_row(self) -> int:
         """Columns of a row of a stage's scales: whole rows of packed weights, because their order is permuted."""
-        return align_up(self.block_n, 64)
+        return align_up(self.tile_n, 64)
 
     # Parameters of a launch.
 
@@ -460,7 +460,7 @@ class MarlinConfig(KernelConfig):
         dependent launches"] Two are 0 to 4 % faster for long layers up to M = 16 with wgmma. [H200]
         """
         max_rows = 16 if self.version == "wgmma" and self.cluster_k == 1 else MMA_COLUMNS
-        return 2 if self.block_m < 8 or (self.block_m <= max_rows and weight_bytes >= _LONG_BYTES) else 1
+        return 2 if self.tile_m < 8 or (self.tile_m <= max_rows and weight_bytes >= _LONG_BYTES) else 1
 
     # Warps and registers.
 
@@ -494,32 +494,32 @@ class MarlinConfig(KernelConfig):
     @property
     def n_tiles(self) -> int:
         """N tiles of a CTA of the skinny kernel, one for a warp or for warps that divide K."""
-        return self.block_n // N_TILE
+        return self.tile_n // N_TILE
 
     @property
     def whole_rows(self) -> int:
         """Rows of packed weights, 64 columns of W each, that a CTA computes as a whole."""
-        return self.block_n // 64
+        return self.tile_n // 64
 
     @property
     def has_half_row(self) -> bool:
         """Whether a CTA's columns begin or end in the middle of a row of packed weights."""
-        return self.block_n % 64 > 0
+        return self.tile_n % 64 > 0
 
     @property
     def stack(self) -> int:
         """Accumulator tiles of 64 columns of W of a warpgroup."""
-        return self.block_n // (64 * self.warpgroups)
+        return self.tile_n // (64 * self.warpgroups)
 
     @property
     def warp_n(self) -> int:
         """Columns of a warp, or of a warpgroup with wgmma."""
-        return self.block_n // (self.warpgroups or self.warps_n)
+        return self.tile_n // (self.warpgroups or self.warps_n)
 
     @property
     def accumulators(self) -> int:
         """fp32 sums of a thread."""
-        return self.block_m * self.block_n // (32 * self.warp_tiles)
+        return self.tile_m * self.tile_n // (32 * self.warp_tiles)
 
     @property
     def fix_up_unroll(self) -> int:
@@ -528,7 +528,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def k64_per_warpgroup(self) -> int:
-        return self.block_k // 64 // self.slice_k
+        return self.tile_k // 64 // self.slice_k
 
     @property
     def groups_per_k64(self) -> int:
@@ -582,7 +582,7 @@ class MarlinConfig(KernelConfig):
     @property
     def activation_box_blocks(self) -> int:
         """Blocks of 64 of K that one load of activations fills."""
-        return self.block_k // 64 if self.deep_box else 1
+        return self.tile_k // 64 if self.deep_box else 1
 
     @property
     def loads_weight_tiles(self) -> bool:
@@ -592,7 +592,7 @@ class MarlinConfig(KernelConfig):
     @property
     def loaded_m(self) -> int:
         """Rows of x that one CTA of the cluster loads for all."""
-        return self.block_m // self.cluster_n
+        return self.tile_m // self.cluster_n
 
     @property
     def cluster_mask(self) -> int:
@@ -607,11 +607,11 @@ class MarlinConfig(KernelConfig):
 
     @property
     def weight_stage_bytes(self) -> int:
-        return self.block_n * self.block_k // 2
+        return self.tile_n * self.tile_k // 2
 
     @property
     def activation_stage_bytes(self) -> int:
-        return self.block_m * self.block_k * 2
+        return self.tile_m * self.tile_k * 2
 
     @property
     def scale_stage_bytes(self) -> int:
@@ -643,8 +643,8 @@ class MarlinConfig(KernelConfig):
             slice_sums = (self.slice_k - 1) * self.n_tiles * self.column_bytes
             cluster_sums = (self.cluster_k - 1) * ceil_div(self.n_tiles, self.cluster_k) * self.column_bytes
         else:
-            slice_sums = (self.slice_k - 1) * self.block_m * self.block_n * 4
-            cluster_sums = (self.cluster_k - 1) * self.own_rows * self.block_n * 4
+            slice_sums = (self.slice_k - 1) * self.tile_m * self.tile_n * 4
+            cluster_sums = (self.cluster_k - 1) * self.own_rows * self.tile_n * 4
         slices = ("slice_sums", slice_sums)
         cluster = (("cluster_sums", cluster_sums), ("cluster_barrier", 8 if self.cluster_k > 1 else 0))
         if self.version == "skinny":
@@ -656,12 +656,12 @@ class MarlinConfig(KernelConfig):
     @property
     def column_bytes(self) -> int:
         """Partial sums of an N tile of the skinny kernel, which warps and CTAs add up in shared memory."""
-        return N_TILE // 16 * max(MMA_COLUMNS, self.block_m) // 8 * _FRAGMENT_BYTES
+        return N_TILE // 16 * max(MMA_COLUMNS, self.tile_m) // 8 * _FRAGMENT_BYTES
 
     @property
     def own_rows(self) -> int:
         """Rows of the tile that one CTA of the cluster adds up and stores; the last CTAs may have fewer."""
-        return 8 * ceil_div(self.block_m, 8 * self.cluster_k)
+        return 8 * ceil_div(self.tile_m, 8 * self.cluster_k)
 
     @property
     def staging_rows(self) -> int:
@@ -670,10 +670,10 @@ class MarlinConfig(KernelConfig):
             return 8
         if self.cluster_k > 1:
             return self.own_rows
-        limit = _MAX_STAGING_BYTES if self.block_m <= _SHORT_M else _MAX_STAGING_BYTES // 2
+        limit = _MAX_STAGING_BYTES if self.tile_m <= _SHORT_M else _MAX_STAGING_BYTES // 2
         pitch = self.warpgroups * self.tiles_at_once * self.staging_pitch_bytes
-        fitting = (rows for rows in (64, 32) if rows <= self.block_m and rows * pitch <= limit)
-        return next(fitting, min(16, self.block_m))
+        fitting = (rows for rows in (64, 32) if rows <= self.tile_m and rows * pitch <= limit)
+        return next(fitting, min(16, self.tile_m))
 
     @property
     def staging_pitch_bytes(self) -> int:
@@ -687,8 +687,8 @@ class MarlinConfig(KernelConfig):
     def stage_layout(self) -> list[tuple[str, int]]:
         """Return (what, bytes) of a stage."""
         words = {
-            "activations": f"activations {self.block_m} x {self.block_k} {self.dtype}, 128B swizzle",
-            "weights": f"weights {self.block_n} x {self.block_k} int4, packed layout 1",
+            "activations": f"activations {self.tile_m} x {self.tile_k} {self.dtype}, 128B swizzle",
+            "weights": f"weights {self.tile_n} x {self.tile_k} int4, packed layout 1",
             "scales": f"scales {self.groups_per_stage} x {self.scale_row} {self.dtype}",
             "zeros": f"zero points {self.groups_per_stage} x {self.scale_row} uint8",
         }
@@ -699,7 +699,7 @@ class MarlinConfig(KernelConfig):
     @property
     def partial_bytes(self) -> int:
         """Bytes of fp32 sums that a CTA may leave in the workspace; 0 if the kernel does not divide tiles."""
-        return self.block_m * self.block_n * 4 if self.has_workspace else 0
+        return self.tile_m * self.tile_n * 4 if self.has_workspace else 0
 
     @property
     def stage_clocks(self) -> float:
@@ -744,6 +744,6 @@ class MarlinConfig(KernelConfig):
         if k % 64 == 0:
             yield {"deep_box": not self.deep_box}
         # A ring that wraps at least once; more outstanding weights delay the first stage.
-        own_stages = ceil_div(ceil_div(k, self.cluster_k), self.block_k)
+        own_stages = ceil_div(ceil_div(k, self.cluster_k), self.tile_k)
         deepest = max(self.stages, min(_MAX_MEASURED_STAGES, own_stages - 1))
         yield from ({"stages": self.stages + more} for more in (1, -1, 2) if self.stages + more <= deepest)

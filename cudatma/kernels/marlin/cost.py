@@ -69,15 +69,15 @@ _SKINNY_CLUSTER_US, _SKINNY_SUMS = 0.027, 100
 _SKINNY_MEMORY = 0.475
 _MMA_N = 8
 #: Fields of a config that skinny_cost() reads.
-SKINNY_TERMS = ("block_m", "block_n", "block_k", "cluster_k")
+SKINNY_TERMS = ("tile_m", "tile_n", "tile_k", "cluster_k")
 
 
 def skinny_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     """Predict one launch of the skinny GEMM."""
-    n_tiles, columns, tiles_m = config.block_n // 32, np.maximum(_MMA_N, config.block_m), ceil_div(m, config.block_m)
+    n_tiles, columns, tiles_m = config.tile_n // 32, np.maximum(_MMA_N, config.tile_m), ceil_div(m, config.tile_m)
     clock = gpu.sm_clock_mhz
     ctas = ceil_div(n, 32 * n_tiles) * tiles_m * config.cluster_k
-    steps = ceil_div(ctas, gpu.sm_count) * ceil_div(ceil_div(k, config.block_k), config.cluster_k) * config.block_k
+    steps = ceil_div(ctas, gpu.sm_count) * ceil_div(ceil_div(k, config.tile_k), config.cluster_k) * config.tile_k
     # Where mma.sync is slower than on the GPU of the fit, the instruction itself is the bound.
     mma = max(_SKINNY_MMA, 2 * 32 / gpu.mma_sync_flops)
     sums = (config.cluster_k - 1) * ceil_div(n_tiles, config.cluster_k) * columns / _MMA_N
@@ -85,7 +85,7 @@ def skinny_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     loop_us = steps * n_tiles * (_SKINNY_N32 + mma * columns) / clock + memory_us
     return Cost(
         launch_us=_LAUNCH_US + _SKINNY_COLUMN_US * columns,
-        sm_us=_with_fill(loop_us, _SKINNY_FILL * (tiles_m * config.block_m - m) * steps / 64, gpu) - memory_us,
+        sm_us=_with_fill(loop_us, _SKINNY_FILL * (tiles_m * config.tile_m - m) * steps / 64, gpu) - memory_us,
         reduction_us=_SKINNY_CLUSTER_US * (config.cluster_k > 1) + sums * _SKINNY_SUMS / clock,
         memory_us=memory_us,
         tensor_us=0.0,
@@ -123,18 +123,18 @@ _MEETING, _SUMS_BYTES = 45, 12.7
 #: limit.
 _WGMMA_SM, _WGMMA_MEMORY, _WGMMA_TENSOR, _WGMMA_POWER = 0.676, 0.168, 0.417, 0.319
 #: Fields and properties of a config that wgmma_cost() reads.
-WGMMA_TERMS = ("block_m", "block_n", "block_k", "cluster_n", "cluster_k", "pingpong", "own_rows", "stage_clocks")
+WGMMA_TERMS = ("tile_m", "tile_n", "tile_k", "cluster_n", "cluster_k", "pingpong", "own_rows", "stage_clocks")
 
 
 def wgmma_stage_clocks(config: Any) -> float:
     """Return the clocks of one stage of a whole tile, with the ring full."""
-    products: float = config.block_m * config.block_n * config.block_k / _WGMMA_MACS
-    squares = config.block_n / 64 * config.block_k / 64  # of 64 x 64 weights; each warpgroup has the same number
+    products: float = config.tile_m * config.tile_n * config.tile_k / _WGMMA_MACS
+    squares = config.tile_n / 64 * config.tile_k / 64  # of 64 x 64 weights; each warpgroup has the same number
     warpgroups = config.warpgroups * config.slice_k
     dequantize: float = squares / warpgroups * _DEQUANTIZE * (1 + _FURTHER * (warpgroups - 1))
     if config.pingpong:  # one warpgroup at a time, which dequantizes while its wgmmas run
         return max(products, dequantize) + _PINGPONG_STAGE
-    loaded: float = config.block_k * (2 * config.block_m / config.cluster_n + config.block_n / 2)
+    loaded: float = config.tile_k * (2 * config.tile_m / config.cluster_n + config.tile_n / 2)
     together: float = (products**_NORM + dequantize**_NORM) ** (1 / _NORM)
     waits: float = _STAGE + _DRAIN / warpgroups
     return together + _BYTE * loaded + waits
@@ -142,7 +142,7 @@ def wgmma_stage_clocks(config: Any) -> float:
 
 def wgmma_division(config: Any, others: Any, tiles_m: int) -> tuple[Any, float]:
     """Return ``MarlinConfig.division()``; ``others`` is an int or an array."""
-    clocks = _DIVISION + others * (4 * config.block_m * config.block_n) / _PARTIAL_BYTES
+    clocks = _DIVISION + others * (4 * config.tile_m * config.tile_n) / _PARTIAL_BYTES
     return clocks / config.stage_clocks, _DIVIDED_STAGE if tiles_m == 1 else _DIVIDED_STAGE_OF_ROWS
 
 
@@ -151,8 +151,8 @@ def wgmma_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
 
     Tiles are whole or divided, as is cheaper, or a cluster of ``cluster_k`` CTAs computes each tile, all at once.
     """
-    tiles_m, k_iterations = ceil_div(m, config.block_m), ceil_div(k, config.block_k)
-    tiles = tiles_m * ceil_div(n, config.block_n * config.cluster_n)
+    tiles_m, k_iterations = ceil_div(m, config.tile_m), ceil_div(k, config.tile_k)
+    tiles = tiles_m * ceil_div(n, config.tile_n * config.cluster_n)
     resident, is_cluster = np.maximum(1, gpu.sm_count // config.cluster_n), config.cluster_k > 1
     waves = tiles // resident
     rest, has_wave = tiles - waves * resident, waves > 0
@@ -170,7 +170,7 @@ def wgmma_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     pays = (divided + once < whole) & ((tiles_m == 1) | (np.minimum(together, alone) < whole))
     is_divided = (rest > 0) & pays & np.logical_not(is_cluster)
     # Each CTA of a cluster adds up the sums of all for its own rows, and stores them.
-    elements = config.own_rows * config.block_n
+    elements = config.own_rows * config.tile_n
     exchanged = _MEETING * is_cluster * config.cluster_k + 4 * (config.cluster_k - 1) * elements / _SUMS_BYTES
     around = results * (_TILE + _RESULT * elements / (128 * 128)) + _MULTICAST * (config.cluster_n > 1)
     ends: Any = np.where(config.pingpong, _PINGPONG_ENDS, around)
@@ -179,11 +179,11 @@ def wgmma_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     tensor_us = tensor * m * n * k / (_WGMMA_MACS * gpu.sm_count * gpu.sm_clock_mhz)
     memory_us, stages = _WGMMA_MEMORY * _memory_us(k, n, gpu), np.where(is_divided, divided, whole)
     # The tiles of the last row have empty rows: one in tiles_m of a CTA's tiles, and at least one of the busiest CTA's.
-    empty = np.minimum(tiles_m * config.block_m - m, config.block_m / config.cluster_n) / np.minimum(results, tiles_m)
+    empty = np.minimum(tiles_m * config.tile_m - m, config.tile_m / config.cluster_n) / np.minimum(results, tiles_m)
     loop_us = stages * config.stage_clocks * clock_us + memory_us + tensor_us
     return Cost(
         launch_us=_LAUNCH_US + ends * clock_us,
-        sm_us=_with_fill(loop_us, _WGMMA_FILL * empty * stages * config.block_k / 64, gpu) - memory_us - tensor_us,
+        sm_us=_with_fill(loop_us, _WGMMA_FILL * empty * stages * config.tile_k / 64, gpu) - memory_us - tensor_us,
         reduction_us=(exchanged + is_divided * once * config.stage_clocks) * clock_us,
         memory_us=memory_us,
         tensor_us=tensor_us,
@@ -202,19 +202,19 @@ _MMA_PRODUCTS, _MMA_ISSUE, _MMA_BYTE, _MMA_STAGE = 0.914, 0.445, 0.013, 114
 _MMA_DIVIDED_US, _MMA_PARTIAL_US, _MMA_TILE_US = 1.69, 7.75e-6, 0.34
 _MMA_MEMORY, _MMA_POWER = 0.129, 0.139
 #: Fields of a config that mma_sync_cost() reads.
-MMA_SYNC_TERMS = ("block_m", "block_n", "block_k", "warps_n", "scale_on")
+MMA_SYNC_TERMS = ("tile_m", "tile_n", "tile_k", "warps_n", "scale_on")
 
 
 def mma_sync_cost(config: Any, m: Any, n: int, k: int, gpu: Gpu) -> Cost:
     """Predict one launch of the mma.sync kernel, with one CTA on an SM."""
-    k_iterations = ceil_div(k, config.block_k)
-    tiles = ceil_div(m, config.block_m) * ceil_div(n, config.block_n)
-    weights, scales_weight = config.block_n * config.block_k, config.scale_on == "weight"
-    mmas, ldmatrix = weights * config.block_m / (16 * 8 * 16), config.warps_n * config.block_m / 8 * config.block_k / 32
+    k_iterations = ceil_div(k, config.tile_k)
+    tiles = ceil_div(m, config.tile_m) * ceil_div(n, config.tile_n)
+    weights, scales_weight = config.tile_n * config.tile_k, config.scale_on == "weight"
+    mmas, ldmatrix = weights * config.tile_m / (16 * 8 * 16), config.warps_n * config.tile_m / 8 * config.tile_k / 32
     issued = weights / 32 * np.where(scales_weight, _SCALED_WEIGHT_INSTRUCTIONS, _WEIGHT_INSTRUCTIONS)
     issued = issued + mmas * np.where(scales_weight, 1, _SCALED_SUMS) + ldmatrix
-    loaded, partial_bytes = weights // 2 + 2 * config.block_m * config.block_k, 4 * config.block_m * config.block_n
-    stage = _MMA_PRODUCTS * 2 * config.block_m * weights / gpu.mma_sync_flops + _MMA_ISSUE * issued / _SCHEDULERS
+    loaded, partial_bytes = weights // 2 + 2 * config.tile_m * config.tile_k, 4 * config.tile_m * config.tile_n
+    stage = _MMA_PRODUCTS * 2 * config.tile_m * weights / gpu.mma_sync_flops + _MMA_ISSUE * issued / _SCHEDULERS
     stage = (stage + _MMA_BYTE * loaded + _MMA_STAGE) / gpu.sm_clock_mhz
     # schedule() divides tiles by the same comparison (MarlinConfig.division()).
     waves = tiles // gpu.sm_count

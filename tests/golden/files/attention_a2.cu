@@ -8,8 +8,8 @@
 //   has_window = False
 //   has_softcap = True
 //   has_sink = False
-//   block_m = 128
-//   block_n = 64
+//   tile_m = 128
+//   tile_n = 64
 //   stages = 2
 //   q_stages = 1
 //   blocks_per_sm = 1
@@ -55,8 +55,8 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 }
 
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 BLOCK_M = 128;   // queries of a CTA's tile
-constexpr u32 BLOCK_N = 64;   // keys of a block
+constexpr u32 TILE_M = 128;   // queries of a CTA's tile
+constexpr u32 TILE_N = 64;   // keys of a block
 constexpr u32 HEAD_DIM = 64;   // of q and k
 constexpr u32 V_HEAD_DIM = 64;   // of v and the result
 constexpr bool HAS_WINDOW = false;
@@ -108,7 +108,7 @@ struct Place {
 
 // Tiles take the same time and are numbered head by head.
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
-    const u32 any_head = divide(tile, problem.by_tiles_n), row0 = (tile - any_head * problem.tiles_n) * BLOCK_M;
+    const u32 any_head = divide(tile, problem.by_tiles_n), row0 = (tile - any_head * problem.tiles_n) * TILE_M;
     const u32 batch = divide(any_head, problem.by_heads), head = any_head - batch * problem.heads;
     return Place{row0, head, divide(head, problem.by_group), batch};
 }
@@ -130,9 +130,9 @@ struct Blocks {
 
 // Those that the rows of a tile see, all of them or some.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
-    const u32 last_row = min(place.row0 + BLOCK_M, problem.q_length) - 1;
-    const u32 end = (end_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N;
-    return Blocks{min(end, first_key(problem, place.row0) / BLOCK_N), end};
+    const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
+    const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
+    return Blocks{min(end, first_key(problem, place.row0) / TILE_N), end};
 }
 
 // ---- Shared memory: slots of rows, in spans as wide as the swizzle --------------------------------------------------------
@@ -142,9 +142,9 @@ constexpr u32 STAGES = 2;   // blocks of keys, and of values
 constexpr u32 K = 0;   // offsets from a 1024-byte aligned base
 constexpr u32 V = 16384;
 constexpr u32 Q = 32768;
-constexpr u32 Q_BYTES = 2 * BLOCK_M * HEAD_DIM;
+constexpr u32 Q_BYTES = 2 * TILE_M * HEAD_DIM;
 constexpr u32 KV_BYTES = 2;   // of an element
-constexpr u32 K_STAGE_BYTES = KV_BYTES * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * BLOCK_N * V_HEAD_DIM;
+constexpr u32 K_STAGE_BYTES = KV_BYTES * TILE_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * TILE_N * V_HEAD_DIM;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
 constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
 // Returns the offset of 16 bytes of a row in a span.
@@ -154,10 +154,10 @@ __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
 
 // ---- Products ---------------------------------------------------------------------------------------------------------
 // A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
-constexpr u32 SCORE_FRAGMENTS = BLOCK_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
+constexpr u32 SCORE_FRAGMENTS = TILE_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
 typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
-typedef u32 Probabilities[BLOCK_N / 16][4];   // operand A of the second product, 16 keys each
+typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the second product, 16 keys each
 
 __device__ __forceinline__ void wgmma_m64n64k16_f32_bf16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
@@ -182,8 +182,8 @@ __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 
     wgmma_fence();
 #pragma unroll
     for (u32 d = 0; d < HEAD_DIM; d += 16) {
-        const u64 q_at = queries + (d / SPAN * BLOCK_M * SPAN_BYTES + d % SPAN * 2) / 16;
-        const u64 k_at = keys + (d / SPAN * BLOCK_N * SPAN_BYTES + d % SPAN * 2) / 16;
+        const u64 q_at = queries + (d / SPAN * TILE_M * SPAN_BYTES + d % SPAN * 2) / 16;
+        const u64 k_at = keys + (d / SPAN * TILE_N * SPAN_BYTES + d % SPAN * 2) / 16;
         wgmma_m64n64k16_f32_bf16_ss(scores, q_at, k_at, d > 0);
     }
     wgmma_commit_group();
@@ -191,10 +191,10 @@ __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 
 
 // Issues output += p v for a block of values, as one commit group.
 __device__ __forceinline__ void multiply_values(Output& output, const Probabilities& p, u32 v) {
-    const u64 values = matrix_descriptor(v, BLOCK_N * SPAN_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE);
+    const u64 values = matrix_descriptor(v, TILE_N * SPAN_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     wgmma_fence();
 #pragma unroll
-    for (u32 n = 0; n < BLOCK_N; n += 16)
+    for (u32 n = 0; n < TILE_N; n += 16)
         wgmma_m64n64k16_f32_bf16_nt(output, p[n / 16], values + n * SPAN_BYTES / 16);
     wgmma_commit_group();
 }
@@ -284,7 +284,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
 // Two fragments of 8 keys make an operand of 16.
 __device__ __forceinline__ void round_scores(Probabilities& p, const Scores& scores) {
 #pragma unroll
-    for (u32 n = 0; n < BLOCK_N / 16; ++n)
+    for (u32 n = 0; n < TILE_N / 16; ++n)
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) p[n][i] = to_pair(scores[2 * n + i / 2][i % 2 * 2], scores[2 * n + i / 2][i % 2 * 2 + 1]);
 }
@@ -351,14 +351,14 @@ __device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, co
     rescale_output(output, inverse);
 }
 
-// A warp's 16 rows, in the order of the loads' swizzle; staging: of a whole tile, BLOCK_M rows a span. row0: of the warp in it.
+// A warp's 16 rows, in the order of the loads' swizzle; staging: of a whole tile, TILE_M rows a span. row0: of the warp in it.
 __device__ __forceinline__ void stage_output(const Output& output, u32 staging, u32 row0, u32 lane) {
     const u32 row = row0 + lane % 16;
 #pragma unroll
     for (u32 f = 0; f < OUTPUT_FRAGMENTS; f += 2) {   // 16 columns
         const float(&low)[4] = output[f], (&high)[4] = output[f + 1];
         const u32 pairs[4] = {to_pair(low[0], low[1]), to_pair(low[2], low[3]), to_pair(high[0], high[1]), to_pair(high[2], high[3])};
-        stmatrix_x4(staging + f / SPAN_VECTORS * BLOCK_M * SPAN_BYTES + vector_offset(row, f % SPAN_VECTORS + lane / 16), pairs);
+        stmatrix_x4(staging + f / SPAN_VECTORS * TILE_M * SPAN_BYTES + vector_offset(row, f % SPAN_VECTORS + lane / 16), pairs);
     }
 }
 
@@ -392,7 +392,7 @@ __device__ __forceinline__ void store_rows(const Output& output, const Problem& 
 #pragma unroll
     for (u32 i = 0; i < 16 * VECTORS; i += 32) {
         const u32 row = row0 + (i + lane) / VECTORS, vector = (i + lane) % VECTORS;
-        const u32 from = staging + vector / SPAN_VECTORS * BLOCK_M * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS);
+        const u32 from = staging + vector / SPAN_VECTORS * TILE_M * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS);
         const uint4 values = load_vector(from);
         if (place.row0 + row < problem.q_length) *(uint4*)(head + (place.row0 + row) * problem.output_pitch + 8 * vector) = values;
     }
@@ -408,15 +408,15 @@ __device__ __forceinline__ void load_rows(u32 target, const TensorMap* map, u32 
 }
 
 __device__ __forceinline__ void load_queries(u32 target, const TensorMap* map, u32 barrier, const Place& place) {
-    load_rows<BLOCK_M, HEAD_DIM>(target, map, barrier, place.row0, place.head, place.batch);
+    load_rows<TILE_M, HEAD_DIM>(target, map, barrier, place.row0, place.head, place.batch);
 }
 
 __device__ __forceinline__ void load_keys(u32 target, const TensorMap* map, u32 barrier, u32 block, const Place& place) {
-    load_rows<BLOCK_N, HEAD_DIM>(target, map, barrier, block * BLOCK_N, place.kv_head, place.batch);
+    load_rows<TILE_N, HEAD_DIM>(target, map, barrier, block * TILE_N, place.kv_head, place.batch);
 }
 
 __device__ __forceinline__ void load_values(u32 target, const TensorMap* map, u32 barrier, u32 block, const Place& place) {
-    load_rows<BLOCK_N, V_HEAD_DIM>(target, map, barrier, block * BLOCK_N, place.kv_head, place.batch);
+    load_rows<TILE_N, V_HEAD_DIM>(target, map, barrier, block * TILE_N, place.kv_head, place.batch);
 }
 
 // One block of keys after the other: scores, softmax, product with the values. q, k, v: slots in shared memory. row0: of the
@@ -427,8 +427,8 @@ __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const P
     multiply_keys(scores, q, k, warpgroup);
     wgmma_wait_group<0>();
     const u32 row = row0 + lane / 4;
-    const int key = block * BLOCK_N;
-    const bool all_seen = first_key(problem, row0 + 15) <= key && end_key(problem, row0) >= key + (int)BLOCK_N;
+    const int key = block * TILE_N;
+    const bool all_seen = first_key(problem, row0 + 15) <= key && end_key(problem, row0) >= key + (int)TILE_N;
     float rescale[2];
     const bool rises = all_seen ? softmax<false>(scores, rows, rescale, problem, row, key, lane)
                                 : softmax<true>(scores, rows, rescale, problem, row, key, lane);

@@ -8,8 +8,8 @@
 //   has_window = False
 //   has_softcap = False
 //   has_sink = False
-//   block_m = 16
-//   block_n = 128
+//   tile_m = 16
+//   tile_n = 128
 //   stages = 2
 //   q_stages = 1
 //   blocks_per_sm = 1
@@ -42,8 +42,8 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 }
 
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 BLOCK_M = 16;   // queries of a CTA's tile
-constexpr u32 BLOCK_N = 128;   // keys of a block
+constexpr u32 TILE_M = 16;   // queries of a CTA's tile
+constexpr u32 TILE_N = 128;   // keys of a block
 constexpr u32 HEAD_DIM = 64;   // of q and k
 constexpr u32 V_HEAD_DIM = 64;   // of v and the result
 constexpr bool HAS_WINDOW = false;
@@ -107,7 +107,7 @@ struct Place {
 
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     const u32 rest = divide(tile, problem.by_kv_heads), batch = divide(rest, problem.by_row_tiles);
-    return Place{(rest - batch * problem.row_tiles) * BLOCK_M, tile - rest * problem.kv_heads, batch};
+    return Place{(rest - batch * problem.row_tiles) * TILE_M, tile - rest * problem.kv_heads, batch};
 }
 
 // The problem of one sequence, whose k_length is its own; q_length are its rows.
@@ -134,9 +134,9 @@ struct Blocks {
 
 // Those that the rows of a tile see, all of them or some.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
-    const u32 last_row = min(place.row0 + BLOCK_M, problem.q_length) - 1;
-    const u32 end = (end_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N;
-    return Blocks{min(end, first_key(problem, place.row0) / BLOCK_N), end};
+    const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
+    const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
+    return Blocks{min(end, first_key(problem, place.row0) / TILE_N), end};
 }
 
 // One of the parts that CTAs take; no part is empty unless there are no blocks at all.
@@ -151,7 +151,7 @@ constexpr u32 STAGES = 2;   // blocks of keys, and of values
 constexpr u32 K = 0;   // offsets from a 1024-byte aligned base
 constexpr u32 V = 16384;
 constexpr u32 KV_BYTES = 1;   // of an element
-constexpr u32 K_STAGE_BYTES = KV_BYTES * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * BLOCK_N * V_HEAD_DIM;
+constexpr u32 K_STAGE_BYTES = KV_BYTES * TILE_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * TILE_N * V_HEAD_DIM;
 constexpr u32 SPAN_BYTES = 64, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
 // Returns the offset of 16 bytes of a row in a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
@@ -160,13 +160,13 @@ __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
 
 // Returns the offset of 16 bytes of a row in a slot.
 __device__ __forceinline__ u32 slot_offset(u32 row, u32 vector) {
-    return vector / SPAN_VECTORS * BLOCK_N * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS);
+    return vector / SPAN_VECTORS * TILE_N * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS);
 }
 
 // ---- Products ---------------------------------------------------------------------------------------------------------
 // All warps have the same 16 rows, and each its own keys. A thread holds, of rows lane / 4 and lane / 4 + 8, scores of keys 2 (lane % 4)
 // and the next of every 8, and columns 4 (lane % 4) to 4 (lane % 4) + 3 of every 16 of the output: [f][i] and [f + 1][i] by turns.
-constexpr u32 WARP_KEYS = BLOCK_N / CONSUMER_WARPS;   // of a block, that a warp multiplies
+constexpr u32 WARP_KEYS = TILE_N / CONSUMER_WARPS;   // of a block, that a warp multiplies
 constexpr u32 SCORE_FRAGMENTS = WARP_KEYS / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
 typedef u32 Queries[HEAD_DIM / 16][4];
 typedef float Scores[SCORE_FRAGMENTS][4];
@@ -407,16 +407,16 @@ __device__ __forceinline__ void store_zeros(u32 smem) {
 // Writes zeros over the values beyond the sequence's end in the slot of its last block: their probabilities are zero, but they may be
 // NaNs. All threads of the consumer warps call it, and meet before they use the slot.
 __device__ __forceinline__ void clear_values(u32 slot, u32 first_row) {
-    constexpr u32 VECTORS = V_STAGE_BYTES / BLOCK_N / 16;   // of a row
-    for (u32 i = first_row * VECTORS + threadIdx.x; i < BLOCK_N * VECTORS; i += 32 * CONSUMER_WARPS) {
+    constexpr u32 VECTORS = V_STAGE_BYTES / TILE_N / 16;   // of a row
+    for (u32 i = first_row * VECTORS + threadIdx.x; i < TILE_N * VECTORS; i += 32 * CONSUMER_WARPS) {
         const u32 row = i / VECTORS, vector = i % VECTORS;
-        store_zeros(slot + vector / SPAN_VECTORS * BLOCK_N * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS));
+        store_zeros(slot + vector / SPAN_VECTORS * TILE_N * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS));
     }
     fence_proxy_async_shared_cta();   // TMA fills the slot again, and wgmma would read it, through the async proxy
 }
 
 // ---- Keys and values ----------------------------------------------------------------------------------------------------
-constexpr u32 BOX_ROWS = 16, BOXES = BLOCK_N / BOX_ROWS;   // of a block: each box lies in one page
+constexpr u32 BOX_ROWS = 16, BOXES = TILE_N / BOX_ROWS;   // of a block: each box lies in one page
 
 // Where the boxes of a block lie in the cache.
 struct Block {
@@ -428,7 +428,7 @@ __device__ __forceinline__ Block find_block(const Problem& sequence, const int* 
     Block found;
 #pragma unroll
     for (u32 i = 0; i < BOXES; ++i) {
-        const u32 key = block * BLOCK_N + i * BOX_ROWS;
+        const u32 key = block * TILE_N + i * BOX_ROWS;
         const u32 index = divide(key, sequence.by_page_size);
         found.row[i] = key - index * sequence.page_size;
         found.page[i] = key < sequence.k_length ? page_table[place.batch * sequence.table_pitch + index] : -1;
@@ -442,7 +442,7 @@ __device__ __forceinline__ void load_block(u32 slot, const TensorMap* map, u32 b
     for (u32 i = 0; i < BOXES; ++i)
 #pragma unroll
         for (u32 column = 0; column < Columns; column += SPAN)
-            cp_async_bulk_tensor_4d_load(slot + (column / SPAN * BLOCK_N + i * BOX_ROWS) * SPAN_BYTES, map, barrier, column, block.row[i],
+            cp_async_bulk_tensor_4d_load(slot + (column / SPAN * TILE_N + i * BOX_ROWS) * SPAN_BYTES, map, barrier, column, block.row[i],
                                          kv_head, block.page[i]);
 }
 
@@ -530,7 +530,7 @@ __device__ __forceinline__ void store_vector(const Problem& problem, const Place
 __device__ __forceinline__ void combine(const Problem& problem, float* partials, u32 parts, u16* result, const LogSums& logs,
                                         const Place& place) {
     constexpr u32 VECTORS = V_HEAD_DIM / 4, AT_ONCE = 8;
-    const u32 rows = min(BLOCK_M, problem.q_length - place.row0);
+    const u32 rows = min(TILE_M, problem.q_length - place.row0);
     for (u32 i = threadIdx.x; i < rows * VECTORS; i += 32 * CONSUMER_WARPS) {
         const u32 row = i / VECTORS, vector = i % VECTORS;
         float maximum = LEAST_POWER, total = 0.0f, acc[4] = {};
@@ -575,7 +575,7 @@ __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const Q
     release_read_by_warp(k_ring, lane);
     k_ring.advance();
     float rescale[2];
-    if (softmax<IsMasked>(scores, rows, rescale, problem, row, block * BLOCK_N + warp * WARP_KEYS, lane)) rescale_output(output, rescale);
+    if (softmax<IsMasked>(scores, rows, rescale, problem, row, block * TILE_N + warp * WARP_KEYS, lane)) rescale_output(output, rescale);
     v_ring.wait();
     multiply_values(output, scores, smem + V + v_ring.stage * V_STAGE_BYTES, warp * WARP_KEYS, lane);
     release_read_by_warp(v_ring, lane);
@@ -585,8 +585,8 @@ __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const Q
 constexpr u32 WARP_SUMS = 32768;
 
 // Addresses of a warp's row: the sums of its columns, which take the place of keys and values, and its maximum and sum.
-__device__ __forceinline__ u32 warp_row(u32 smem, u32 warp, u32 row) { return smem + K + 4 * (warp * BLOCK_M + row) * V_HEAD_DIM; }
-__device__ __forceinline__ u32 warp_sum(u32 smem, u32 warp, u32 row) { return smem + WARP_SUMS + 8 * (warp * BLOCK_M + row); }
+__device__ __forceinline__ u32 warp_row(u32 smem, u32 warp, u32 row) { return smem + K + 4 * (warp * TILE_M + row) * V_HEAD_DIM; }
+__device__ __forceinline__ u32 warp_sum(u32 smem, u32 warp, u32 row) { return smem + WARP_SUMS + 8 * (warp * TILE_M + row); }
 
 __device__ __forceinline__ void store_warp_rows(const Output& output, const Rows& rows, u32 smem, u32 warp, u32 lane) {
 #pragma unroll
@@ -608,7 +608,7 @@ __device__ __forceinline__ void store_warp_rows(const Output& output, const Rows
 __device__ __forceinline__ void add_up_warps(const Problem& problem, u32 smem, float v_scale, u16* result, const LogSums& logs,
                                              float* partials, const Place& place, u32 parts) {
     constexpr u32 VECTORS = V_HEAD_DIM / 4;
-    const u32 count = min(BLOCK_M, problem.q_length - place.row0);
+    const u32 count = min(TILE_M, problem.q_length - place.row0);
     for (u32 i = threadIdx.x; i < count * VECTORS; i += 32 * CONSUMER_WARPS) {
         const u32 row = i / VECTORS, vector = i % VECTORS;
         float2 sums[CONSUMER_WARPS];
@@ -651,15 +651,15 @@ __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Proble
     Rows rows;
     load_queries(queries, sequence, q, place, lane);
     clear(output, rows);
-    const u32 end = blocks.end * BLOCK_N, row = place.row0 + lane / 4;
+    const u32 end = blocks.end * TILE_N, row = place.row0 + lane / 4;
     if (blocks.begin < blocks.end && end > sequence.k_length) {
         v_ring.wait();
-        clear_values(smem + V, BLOCK_N - (end - sequence.k_length));
+        clear_values(smem + V, TILE_N - (end - sequence.k_length));
         bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);
     }
     // Blocks from all_seen_begin to all_seen_end - 1 are seen by all rows.
-    const u32 last_row = min(place.row0 + BLOCK_M, sequence.q_length) - 1;
-    const u32 all_seen_begin = (first_key(sequence, last_row) + BLOCK_N - 1) / BLOCK_N, all_seen_end = end_key(sequence, place.row0) / BLOCK_N;
+    const u32 last_row = min(place.row0 + TILE_M, sequence.q_length) - 1;
+    const u32 all_seen_begin = (first_key(sequence, last_row) + TILE_N - 1) / TILE_N, all_seen_end = end_key(sequence, place.row0) / TILE_N;
     for (u32 block = blocks.end; block-- > blocks.begin;) {
         if (block >= all_seen_begin && block < all_seen_end)
             attend_block<false>(output, rows, queries, k_ring, v_ring, sequence, smem, block, row, warp, lane);

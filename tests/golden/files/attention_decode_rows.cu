@@ -8,8 +8,8 @@
 //   has_window = False
 //   has_softcap = False
 //   has_sink = False
-//   block_m = 64
-//   block_n = 64
+//   tile_m = 64
+//   tile_n = 64
 //   stages = 2
 //   q_stages = 1
 //   blocks_per_sm = 1
@@ -57,8 +57,8 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 }
 
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 BLOCK_M = 64;   // queries of a CTA's tile
-constexpr u32 BLOCK_N = 64;   // keys of a block
+constexpr u32 TILE_M = 64;   // queries of a CTA's tile
+constexpr u32 TILE_N = 64;   // keys of a block
 constexpr u32 HEAD_DIM = 64;   // of q and k
 constexpr u32 V_HEAD_DIM = 64;   // of v and the result
 constexpr bool HAS_WINDOW = false;
@@ -126,7 +126,7 @@ struct Place {
 
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     const u32 rest = divide(tile, problem.by_kv_heads), batch = divide(rest, problem.by_row_tiles);
-    return Place{(rest - batch * problem.row_tiles) * BLOCK_M, tile - rest * problem.kv_heads, batch};
+    return Place{(rest - batch * problem.row_tiles) * TILE_M, tile - rest * problem.kv_heads, batch};
 }
 
 // The problem of one sequence, whose k_length is its own; q_length are its rows.
@@ -153,9 +153,9 @@ struct Blocks {
 
 // Those that the rows of a tile see, all of them or some.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
-    const u32 last_row = min(place.row0 + BLOCK_M, problem.q_length) - 1;
-    const u32 end = (end_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N;
-    return Blocks{min(end, first_key(problem, place.row0) / BLOCK_N), end};
+    const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
+    const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
+    return Blocks{min(end, first_key(problem, place.row0) / TILE_N), end};
 }
 
 // One of the parts that CTAs take; no part is empty unless there are no blocks at all.
@@ -171,7 +171,7 @@ constexpr u32 K = 0;   // offsets from a 1024-byte aligned base
 constexpr u32 V = 16384;
 constexpr u32 Q = 32768;
 constexpr u32 KV_BYTES = 2;   // of an element
-constexpr u32 K_STAGE_BYTES = KV_BYTES * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * BLOCK_N * V_HEAD_DIM;
+constexpr u32 K_STAGE_BYTES = KV_BYTES * TILE_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * TILE_N * V_HEAD_DIM;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
 constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
 // Returns the offset of 16 bytes of a row in a span.
@@ -181,10 +181,10 @@ __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
 
 // ---- Products ---------------------------------------------------------------------------------------------------------
 // A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
-constexpr u32 SCORE_FRAGMENTS = BLOCK_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
+constexpr u32 SCORE_FRAGMENTS = TILE_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
 typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
-typedef u32 Probabilities[BLOCK_N / 16][4];   // operand A of the second product, 16 keys each
+typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the second product, 16 keys each
 
 __device__ __forceinline__ void wgmma_m64n64k16_f32_f16_nt(float (&d)[8][4], const u32 (&a)[4], u64 b, bool accumulates = true) {
     asm volatile(
@@ -209,8 +209,8 @@ __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 
     wgmma_fence();
 #pragma unroll
     for (u32 d = 0; d < HEAD_DIM; d += 16) {
-        const u64 q_at = queries + (d / SPAN * BLOCK_M * SPAN_BYTES + d % SPAN * 2) / 16;
-        const u64 k_at = keys + (d / SPAN * BLOCK_N * SPAN_BYTES + d % SPAN * 2) / 16;
+        const u64 q_at = queries + (d / SPAN * TILE_M * SPAN_BYTES + d % SPAN * 2) / 16;
+        const u64 k_at = keys + (d / SPAN * TILE_N * SPAN_BYTES + d % SPAN * 2) / 16;
         wgmma_m64n64k16_f32_f16_ss(scores, q_at, k_at, d > 0);
     }
     wgmma_commit_group();
@@ -218,10 +218,10 @@ __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 
 
 // Issues output += p v for a block of values, as one commit group.
 __device__ __forceinline__ void multiply_values(Output& output, const Probabilities& p, u32 v) {
-    const u64 values = matrix_descriptor(v, BLOCK_N * SPAN_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE);
+    const u64 values = matrix_descriptor(v, TILE_N * SPAN_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE);
     wgmma_fence();
 #pragma unroll
-    for (u32 n = 0; n < BLOCK_N; n += 16)
+    for (u32 n = 0; n < TILE_N; n += 16)
         wgmma_m64n64k16_f32_f16_nt(output, p[n / 16], values + n * SPAN_BYTES / 16);
     wgmma_commit_group();
 }
@@ -304,7 +304,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
 // Two fragments of 8 keys make an operand of 16.
 __device__ __forceinline__ void round_scores(Probabilities& p, const Scores& scores) {
 #pragma unroll
-    for (u32 n = 0; n < BLOCK_N / 16; ++n)
+    for (u32 n = 0; n < TILE_N / 16; ++n)
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) p[n][i] = to_pair(scores[2 * n + i / 2][i % 2 * 2], scores[2 * n + i / 2][i % 2 * 2 + 1]);
 }
@@ -354,14 +354,14 @@ __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
     }
 }
 
-// A warp's 16 rows, in the order of the loads' swizzle; staging: of a whole tile, BLOCK_M rows a span. row0: of the warp in it.
+// A warp's 16 rows, in the order of the loads' swizzle; staging: of a whole tile, TILE_M rows a span. row0: of the warp in it.
 __device__ __forceinline__ void stage_output(const Output& output, u32 staging, u32 row0, u32 lane) {
     const u32 row = row0 + lane % 16;
 #pragma unroll
     for (u32 f = 0; f < OUTPUT_FRAGMENTS; f += 2) {   // 16 columns
         const float(&low)[4] = output[f], (&high)[4] = output[f + 1];
         const u32 pairs[4] = {to_pair(low[0], low[1]), to_pair(low[2], low[3]), to_pair(high[0], high[1]), to_pair(high[2], high[3])};
-        stmatrix_x4(staging + f / SPAN_VECTORS * BLOCK_M * SPAN_BYTES + vector_offset(row, f % SPAN_VECTORS + lane / 16), pairs);
+        stmatrix_x4(staging + f / SPAN_VECTORS * TILE_M * SPAN_BYTES + vector_offset(row, f % SPAN_VECTORS + lane / 16), pairs);
     }
 }
 
@@ -396,10 +396,10 @@ __device__ __forceinline__ void store_zeros(u32 smem) {
 // Writes zeros over the values beyond the sequence's end in the slot of its last block: their probabilities are zero, but they may be
 // NaNs. All threads of the consumer warps call it, and meet before they use the slot.
 __device__ __forceinline__ void clear_values(u32 slot, u32 first_row) {
-    constexpr u32 VECTORS = V_STAGE_BYTES / BLOCK_N / 16;   // of a row
-    for (u32 i = first_row * VECTORS + threadIdx.x; i < BLOCK_N * VECTORS; i += 32 * CONSUMER_WARPS) {
+    constexpr u32 VECTORS = V_STAGE_BYTES / TILE_N / 16;   // of a row
+    for (u32 i = first_row * VECTORS + threadIdx.x; i < TILE_N * VECTORS; i += 32 * CONSUMER_WARPS) {
         const u32 row = i / VECTORS, vector = i % VECTORS;
-        store_zeros(slot + vector / SPAN_VECTORS * BLOCK_N * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS));
+        store_zeros(slot + vector / SPAN_VECTORS * TILE_N * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS));
     }
     fence_proxy_async_shared_cta();   // TMA fills the slot again, and wgmma would read it, through the async proxy
 }
@@ -409,12 +409,12 @@ __device__ __forceinline__ void load_queries(const Problem& problem, u32 smem, c
     constexpr u32 VECTORS = HEAD_DIM / 8;   // of a row
     const u16* sequence = q + place.batch * problem.q_batch;
 #pragma unroll
-    for (u32 i = threadIdx.x; i < BLOCK_M * VECTORS; i += 32 * CONSUMER_WARPS) {
+    for (u32 i = threadIdx.x; i < TILE_M * VECTORS; i += 32 * CONSUMER_WARPS) {
         const u32 row = i / VECTORS, vector = i % VECTORS, of_all = place.row0 + row;
         const u32 query = divide(of_all, problem.by_group), head = place.kv_head * problem.group + of_all - query * problem.group;
         const bool is_inside = of_all < problem.q_length;
         const u16* source = sequence + (is_inside ? query * problem.q_pitch + head * problem.q_head + 8 * vector : 0);
-        const u32 offset = vector / SPAN_VECTORS * BLOCK_M * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS);
+        const u32 offset = vector / SPAN_VECTORS * TILE_M * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS);
         cp_async_16(smem + Q + offset, source, is_inside ? 16 : 0);
     }
     cp_async_commit_group();
@@ -430,13 +430,13 @@ __device__ __forceinline__ void copy_block(const Problem& sequence, u32 slot, co
                                            const int* pages, u32 block, u32 lane) {
     constexpr u32 VECTORS = Columns / 8;   // of a row
 #pragma unroll 4
-    for (u32 i = lane; i < BLOCK_N * VECTORS; i += 32) {
-        const u32 row = i / VECTORS, vector = i % VECTORS, key = block * BLOCK_N + row;
+    for (u32 i = lane; i < TILE_N * VECTORS; i += 32) {
+        const u32 row = i / VECTORS, vector = i % VECTORS, key = block * TILE_N + row;
         const u32 index = divide(key, sequence.by_page_size);
         const u32 page = key < sequence.k_length ? pages[index] : sequence.pages;
         const bool is_inside = page < sequence.pages;
         const u16* source = head + (is_inside ? page * page_step + (key - index * sequence.page_size) * pitch + 8 * vector : 0);
-        cp_async_16(slot + vector / SPAN_VECTORS * BLOCK_N * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS), source,
+        cp_async_16(slot + vector / SPAN_VECTORS * TILE_N * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS), source,
                     is_inside ? 16 : 0);
     }
     cp_async_commit_group();
@@ -522,7 +522,7 @@ __device__ __forceinline__ void store_rows(Output& output, const Rows& rows, con
         const u32 row = 16 * warp + (i + lane) / VECTORS, vector = (i + lane) % VECTORS;
         if (place.row0 + row >= problem.q_length) continue;
         const uint4 values =
-            load_vector(smem + Q + vector / SPAN_VECTORS * BLOCK_M * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS));
+            load_vector(smem + Q + vector / SPAN_VECTORS * TILE_M * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS));
         *(uint4*)(RowPlace(problem, place, place.row0 + row).output(problem, place, result) + 8 * vector) = values;
     }
 }
@@ -587,7 +587,7 @@ __device__ __forceinline__ void store_vector(const Problem& problem, const Place
 __device__ __forceinline__ void combine(const Problem& problem, float* partials, u32 parts, u16* result, const LogSums& logs,
                                         const Place& place) {
     constexpr u32 VECTORS = V_HEAD_DIM / 4, AT_ONCE = 8;
-    const u32 rows = min(BLOCK_M, problem.q_length - place.row0);
+    const u32 rows = min(TILE_M, problem.q_length - place.row0);
     for (u32 i = threadIdx.x; i < rows * VECTORS; i += 32 * CONSUMER_WARPS) {
         const u32 row = i / VECTORS, vector = i % VECTORS;
         float maximum = LEAST_POWER, total = 0.0f, acc[4] = {};
@@ -636,7 +636,7 @@ __device__ __forceinline__ void next_block(Output& output, Rows& rows, Probabili
     multiply_values(output, p, smem + V + v_ring.stage * V_STAGE_BYTES);
     wgmma_wait_group<1>();   // the scores are complete
     float rescale[2];
-    const bool rises = softmax<IsMasked>(scores, rows, rescale, problem, row, block * BLOCK_N, lane);
+    const bool rises = softmax<IsMasked>(scores, rows, rescale, problem, row, block * TILE_N, lane);
     // ptxas would move the next wait ahead of the exponentials, but not ahead of an arrival that needs their sums. They are never
     // negative.
     __syncwarp();
@@ -655,7 +655,7 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
                                          const Blocks& blocks, u32 smem, u32 q, u32 row0, u32 warpgroup, u32 warp, u32 lane) {
     const u32 row = row0 + 16 * warp + lane / 4, last_row = min(row0 + 64, problem.q_length) - 1;
     // Blocks from all_seen_begin to all_seen_end - 1 are seen by all queries.
-    const u32 all_seen_begin = (first_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N, all_seen_end = end_key(problem, row0) / BLOCK_N;
+    const u32 all_seen_begin = (first_key(problem, last_row) + TILE_N - 1) / TILE_N, all_seen_end = end_key(problem, row0) / TILE_N;
     u32 n = blocks.end - 1;
     Probabilities p;
     {
@@ -666,8 +666,8 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
         wgmma_wait_group<0>();
         k_ring.release_used_by_warp(k_ring.stage, lane);
         k_ring.advance();
-        if (n >= all_seen_begin && n < all_seen_end) softmax<false>(scores, rows, rescale, problem, row, n * BLOCK_N, lane);
-        else softmax<true>(scores, rows, rescale, problem, row, n * BLOCK_N, lane);
+        if (n >= all_seen_begin && n < all_seen_end) softmax<false>(scores, rows, rescale, problem, row, n * TILE_N, lane);
+        else softmax<true>(scores, rows, rescale, problem, row, n * TILE_N, lane);
         round_scores(p, scores);
     }
     while (n > max(blocks.begin, all_seen_begin))
@@ -685,10 +685,10 @@ __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Proble
     Output output;
     Rows rows;
     clear(output, rows);
-    const u32 end = blocks.end * BLOCK_N;
+    const u32 end = blocks.end * TILE_N;
     if (blocks.begin < blocks.end && end > sequence.k_length) {
         v_ring.wait();
-        clear_values(smem + V, BLOCK_N - (end - sequence.k_length));
+        clear_values(smem + V, TILE_N - (end - sequence.k_length));
     }
     bar_sync(CONSUMERS_BARRIER, 32 * CONSUMER_WARPS);   // the queries, and the zeros
     if (blocks.begin < blocks.end)

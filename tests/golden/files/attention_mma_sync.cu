@@ -8,8 +8,8 @@
 //   has_window = False
 //   has_softcap = False
 //   has_sink = False
-//   block_m = 64
-//   block_n = 64
+//   tile_m = 64
+//   tile_n = 64
 //   stages = 2
 //   q_stages = 1
 //   blocks_per_sm = 1
@@ -42,8 +42,8 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 }
 
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 BLOCK_M = 64;   // queries of a CTA's tile
-constexpr u32 BLOCK_N = 64;   // keys of a block
+constexpr u32 TILE_M = 64;   // queries of a CTA's tile
+constexpr u32 TILE_N = 64;   // keys of a block
 constexpr u32 HEAD_DIM = 64;   // of q and k
 constexpr u32 V_HEAD_DIM = 64;   // of v and the result
 constexpr bool HAS_WINDOW = false;
@@ -105,7 +105,7 @@ __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     const u32 inside = tile - first_head * problem.tiles_n;
     const u32 column = divide(inside, is_last ? problem.by_last_heads : problem.by_raster_heads);
     const u32 any_head = first_head + inside - column * (is_last ? problem.tiles_m - first_head : problem.raster_heads);
-    const u32 row0 = (problem.tiles_n - 1 - column) * BLOCK_M;
+    const u32 row0 = (problem.tiles_n - 1 - column) * TILE_M;
     const u32 batch = divide(any_head, problem.by_heads), head = any_head - batch * problem.heads;
     return Place{row0, head, divide(head, problem.by_group), batch};
 }
@@ -127,9 +127,9 @@ struct Blocks {
 
 // Those that the rows of a tile see, all of them or some.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
-    const u32 last_row = min(place.row0 + BLOCK_M, problem.q_length) - 1;
-    const u32 end = (end_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N;
-    return Blocks{min(end, first_key(problem, place.row0) / BLOCK_N), end};
+    const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
+    const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
+    return Blocks{min(end, first_key(problem, place.row0) / TILE_N), end};
 }
 
 // ---- Shared memory: slots of rows, in spans as wide as the swizzle --------------------------------------------------------
@@ -138,9 +138,9 @@ constexpr u32 STAGES = 2;   // blocks of keys, and of values
 constexpr u32 K = 0;   // offsets from a 1024-byte aligned base
 constexpr u32 V = 16384;
 constexpr u32 Q = 32768;
-constexpr u32 Q_BYTES = 2 * BLOCK_M * HEAD_DIM;
+constexpr u32 Q_BYTES = 2 * TILE_M * HEAD_DIM;
 constexpr u32 KV_BYTES = 2;   // of an element
-constexpr u32 K_STAGE_BYTES = KV_BYTES * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * BLOCK_N * V_HEAD_DIM;
+constexpr u32 K_STAGE_BYTES = KV_BYTES * TILE_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * TILE_N * V_HEAD_DIM;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
 // Returns the offset of 16 bytes of a row in a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
@@ -149,10 +149,10 @@ __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
 
 // ---- Products ---------------------------------------------------------------------------------------------------------
 // A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
-constexpr u32 SCORE_FRAGMENTS = BLOCK_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
+constexpr u32 SCORE_FRAGMENTS = TILE_N / 8, OUTPUT_FRAGMENTS = V_HEAD_DIM / 8;
 typedef float Scores[SCORE_FRAGMENTS][4];
 typedef float Output[OUTPUT_FRAGMENTS][4];
-typedef u32 Probabilities[BLOCK_N / 16][4];   // operand A of the second product, 16 keys each
+typedef u32 Probabilities[TILE_N / 16][4];   // operand A of the second product, 16 keys each
 
 // scores = q k^T of a warp's 16 queries, which begin at tile_row of the tile, and a block of keys. A step is 16 of the head's columns.
 __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 tile_row, u32 lane) {
@@ -162,11 +162,11 @@ __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 
         for (u32 i = 0; i < 4; ++i) scores[f][i] = 0.0f;
 #pragma unroll
     for (u32 d = 0; d < HEAD_DIM; d += 16) {
-        const u32 vector = d % SPAN / 8, q_span = q + d / SPAN * BLOCK_M * SPAN_BYTES, k_span = k + d / SPAN * BLOCK_N * SPAN_BYTES;
+        const u32 vector = d % SPAN / 8, q_span = q + d / SPAN * TILE_M * SPAN_BYTES, k_span = k + d / SPAN * TILE_N * SPAN_BYTES;
         u32 queries[4];   // lanes 8..15 have the other rows, 16..31 the other columns
         ldmatrix_x4(queries, q_span + vector_offset(tile_row + lane % 16, vector + lane / 16));
 #pragma unroll
-        for (u32 n = 0; n < BLOCK_N; n += 16) {
+        for (u32 n = 0; n < TILE_N; n += 16) {
             u32 keys[4];   // lanes 8..15 have the other columns, 16..31 the other keys
             ldmatrix_x4(keys, k_span + vector_offset(n + lane / 16 * 8 + lane % 8, vector + lane / 8 % 2));
             mma_m16n8k16_bf16(scores[n / 8], queries, keys[0], keys[1]);
@@ -178,11 +178,11 @@ __device__ __forceinline__ void multiply_keys(Scores& scores, u32 q, u32 k, u32 
 // output += p v for a block of values, whose rows are keys: ldmatrix transposes them.
 __device__ __forceinline__ void multiply_values(Output& output, const Probabilities& p, u32 v, u32 lane) {
 #pragma unroll
-    for (u32 n = 0; n < BLOCK_N; n += 16)
+    for (u32 n = 0; n < TILE_N; n += 16)
 #pragma unroll
         for (u32 d = 0; d < V_HEAD_DIM; d += 16) {
             u32 values[4];   // lanes 8..15 have the other keys, 16..31 the other columns
-            const u32 span = v + d / SPAN * BLOCK_N * SPAN_BYTES;
+            const u32 span = v + d / SPAN * TILE_N * SPAN_BYTES;
             ldmatrix_x4_trans(values, span + vector_offset(n + lane % 16, d % SPAN / 8 + lane / 16));
             mma_m16n8k16_bf16(output[d / 8], p[n / 16], values[0], values[1]);
             mma_m16n8k16_bf16(output[d / 8 + 1], p[n / 16], values[2], values[3]);
@@ -267,7 +267,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
 // Two fragments of 8 keys make an operand of 16.
 __device__ __forceinline__ void round_scores(Probabilities& p, const Scores& scores) {
 #pragma unroll
-    for (u32 n = 0; n < BLOCK_N / 16; ++n)
+    for (u32 n = 0; n < TILE_N / 16; ++n)
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) p[n][i] = to_pair(scores[2 * n + i / 2][i % 2 * 2], scores[2 * n + i / 2][i % 2 * 2 + 1]);
 }
@@ -334,14 +334,14 @@ __device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, co
     rescale_output(output, inverse);
 }
 
-// A warp's 16 rows, in the order of the loads' swizzle; staging: of a whole tile, BLOCK_M rows a span. row0: of the warp in it.
+// A warp's 16 rows, in the order of the loads' swizzle; staging: of a whole tile, TILE_M rows a span. row0: of the warp in it.
 __device__ __forceinline__ void stage_output(const Output& output, u32 staging, u32 row0, u32 lane) {
     const u32 row = row0 + lane % 16;
 #pragma unroll
     for (u32 f = 0; f < OUTPUT_FRAGMENTS; f += 2) {   // 16 columns
         const float(&low)[4] = output[f], (&high)[4] = output[f + 1];
         const u32 pairs[4] = {to_pair(low[0], low[1]), to_pair(low[2], low[3]), to_pair(high[0], high[1]), to_pair(high[2], high[3])};
-        stmatrix_x4(staging + f / SPAN_VECTORS * BLOCK_M * SPAN_BYTES + vector_offset(row, f % SPAN_VECTORS + lane / 16), pairs);
+        stmatrix_x4(staging + f / SPAN_VECTORS * TILE_M * SPAN_BYTES + vector_offset(row, f % SPAN_VECTORS + lane / 16), pairs);
     }
 }
 
@@ -363,7 +363,7 @@ __device__ __forceinline__ void store_rows(const Output& output, const Problem& 
 #pragma unroll
     for (u32 i = 0; i < 16 * VECTORS; i += 32) {
         const u32 row = row0 + (i + lane) / VECTORS, vector = (i + lane) % VECTORS;
-        const u32 from = staging + vector / SPAN_VECTORS * BLOCK_M * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS);
+        const u32 from = staging + vector / SPAN_VECTORS * TILE_M * SPAN_BYTES + vector_offset(row, vector % SPAN_VECTORS);
         const uint4 values = load_vector(from);
         if (place.row0 + row < problem.q_length) *(uint4*)(head + (place.row0 + row) * problem.output_pitch + 8 * vector) = values;
     }
@@ -379,15 +379,15 @@ __device__ __forceinline__ void load_rows(u32 target, const TensorMap* map, u32 
 }
 
 __device__ __forceinline__ void load_queries(u32 target, const TensorMap* map, u32 barrier, const Place& place) {
-    load_rows<BLOCK_M, HEAD_DIM>(target, map, barrier, place.row0, place.head, place.batch);
+    load_rows<TILE_M, HEAD_DIM>(target, map, barrier, place.row0, place.head, place.batch);
 }
 
 __device__ __forceinline__ void load_keys(u32 target, const TensorMap* map, u32 barrier, u32 block, const Place& place) {
-    load_rows<BLOCK_N, HEAD_DIM>(target, map, barrier, block * BLOCK_N, place.kv_head, place.batch);
+    load_rows<TILE_N, HEAD_DIM>(target, map, barrier, block * TILE_N, place.kv_head, place.batch);
 }
 
 __device__ __forceinline__ void load_values(u32 target, const TensorMap* map, u32 barrier, u32 block, const Place& place) {
-    load_rows<BLOCK_N, V_HEAD_DIM>(target, map, barrier, block * BLOCK_N, place.kv_head, place.batch);
+    load_rows<TILE_N, V_HEAD_DIM>(target, map, barrier, block * TILE_N, place.kv_head, place.batch);
 }
 
 // ---- Rings of keys and of values ----------------------------------------------------------------------------------------
@@ -435,7 +435,7 @@ __device__ __forceinline__ void attend_block(Output& output, Rows& rows, Ring& k
     release_read_by_warp(k_ring, lane);
     k_ring.advance();
     float rescale[2];
-    if (softmax<IsMasked>(scores, rows, rescale, problem, row, block * BLOCK_N, lane)) rescale_output(output, rescale);
+    if (softmax<IsMasked>(scores, rows, rescale, problem, row, block * TILE_N, lane)) rescale_output(output, rescale);
     Probabilities p;
     round_scores(p, scores);
     v_ring.wait();
@@ -451,7 +451,7 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
     const u32 tile_row = 64 * warpgroup + 16 * warp, first_row = row0 + 16 * warp, row = first_row + lane / 4;
     const u32 last_row = min(first_row + 16, problem.q_length) - 1;
     // Blocks from all_seen_begin to all_seen_end - 1 are seen by all queries.
-    const u32 all_seen_begin = (first_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N, all_seen_end = end_key(problem, first_row) / BLOCK_N;
+    const u32 all_seen_begin = (first_key(problem, last_row) + TILE_N - 1) / TILE_N, all_seen_end = end_key(problem, first_row) / TILE_N;
     for (u32 block = blocks.end; block-- > blocks.begin;) {
         if (block >= all_seen_begin && block < all_seen_end)
             attend_block<false>(output, rows, k_ring, v_ring, problem, smem, q, block, tile_row, row, lane);

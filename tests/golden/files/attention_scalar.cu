@@ -8,8 +8,8 @@
 //   has_window = False
 //   has_softcap = False
 //   has_sink = False
-//   block_m = 32
-//   block_n = 32
+//   tile_m = 32
+//   tile_n = 32
 //   stages = 1
 //   q_stages = 1
 //   blocks_per_sm = 1
@@ -36,8 +36,8 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 }
 
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 BLOCK_M = 32;   // queries of a CTA's tile
-constexpr u32 BLOCK_N = 32;   // keys of a block
+constexpr u32 TILE_M = 32;   // queries of a CTA's tile
+constexpr u32 TILE_N = 32;   // keys of a block
 constexpr u32 HEAD_DIM = 64;   // of q and k
 constexpr u32 V_HEAD_DIM = 64;   // of v and the result
 
@@ -110,7 +110,7 @@ __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile) {
     const u32 inside = tile - first_head * problem.tiles_n;
     const u32 column = divide(inside, is_last ? problem.by_last_heads : problem.by_raster_heads);
     const u32 any_head = first_head + inside - column * (is_last ? problem.tiles_m - first_head : problem.raster_heads);
-    const u32 row0 = (problem.tiles_n - 1 - column) * BLOCK_M;
+    const u32 row0 = (problem.tiles_n - 1 - column) * TILE_M;
     const u32 batch = divide(any_head, problem.by_heads), head = any_head - batch * problem.heads;
     return Place{row0, head, divide(head, problem.by_group), batch};
 }
@@ -132,12 +132,12 @@ struct Blocks {
 
 // Those that the rows of a tile see, all of them or some.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
-    const u32 last_row = min(place.row0 + BLOCK_M, problem.q_length) - 1;
-    const u32 end = (end_key(problem, last_row) + BLOCK_N - 1) / BLOCK_N;
-    return Blocks{min(end, first_key(problem, place.row0) / BLOCK_N), end};
+    const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
+    const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
+    return Blocks{min(end, first_key(problem, place.row0) / TILE_N), end};
 }
 constexpr u32 THREADS = 128;
-constexpr u32 PARTS = THREADS / BLOCK_M;                                      // threads that share a query
+constexpr u32 PARTS = THREADS / TILE_M;                                      // threads that share a query
 constexpr u32 VECTORS = HEAD_DIM / 8 / PARTS, V_VECTORS = V_HEAD_DIM / 8 / PARTS;   // of a thread, 8 elements each
 static_assert(PARTS == 4, "sum_parts() adds up four lanes");
 
@@ -153,7 +153,7 @@ __device__ __forceinline__ void to_floats(float (&values)[8], uint4 vector) {
 // A block's rows of a head, Columns elements each, one after the other; rows outside are zero.
 template <u32 Columns>
 __device__ __forceinline__ void load_block(uint4* slot, const u16* head, u64 pitch, u32 row0, u32 rows) {
-    for (u32 i = threadIdx.x; i < BLOCK_N * Columns / 8; i += THREADS) {
+    for (u32 i = threadIdx.x; i < TILE_N * Columns / 8; i += THREADS) {
         const u32 row = row0 + i / (Columns / 8), vector = i % (Columns / 8);
         slot[i] = row < rows ? *(const uint4*)(head + row * pitch + 8 * vector) : uint4{0, 0, 0, 0};
     }
@@ -196,12 +196,12 @@ attention_scalar_bf16_d64_causal_32x32_s1(
     const int end = end_key(problem, row), first = first_key(problem, row);
     for (u32 block = blocks.begin; block < blocks.end; ++block) {
         __syncthreads();   // all have read the block before
-        load_block<HEAD_DIM>(keys, k_head, problem.k_pitch, block * BLOCK_N, problem.k_length);
-        load_block<V_HEAD_DIM>(values, v_head, problem.v_pitch, block * BLOCK_N, problem.k_length);
+        load_block<HEAD_DIM>(keys, k_head, problem.k_pitch, block * TILE_N, problem.k_length);
+        load_block<V_HEAD_DIM>(values, v_head, problem.v_pitch, block * TILE_N, problem.k_length);
         __syncthreads();
-        float scores[BLOCK_N], highest = maximum;
+        float scores[TILE_N], highest = maximum;
 #pragma unroll
-        for (u32 n = 0; n < BLOCK_N; ++n) {
+        for (u32 n = 0; n < TILE_N; ++n) {
             float score = 0.0f;
 #pragma unroll
             for (u32 i = 0; i < VECTORS; ++i) {
@@ -211,7 +211,7 @@ attention_scalar_bf16_d64_causal_32x32_s1(
                 for (u32 e = 0; e < 8; ++e) score += query[i][e] * key[e];
             }
             score = sum_parts(score);
-            const int at = block * BLOCK_N + n;
+            const int at = block * TILE_N + n;
             scores[n] = at < end && at >= first ? score * problem.scale_log2 : -INF;
             highest = fmaxf(highest, scores[n]);
         }
@@ -224,7 +224,7 @@ attention_scalar_bf16_d64_causal_32x32_s1(
 #pragma unroll
             for (u32 e = 0; e < 8; ++e) output[i][e] *= rescale;
 #pragma unroll
-        for (u32 n = 0; n < BLOCK_N; ++n) {
+        for (u32 n = 0; n < TILE_N; ++n) {
             const float p = exp2f(scores[n] - base);
             sum += p;
 #pragma unroll

@@ -3,9 +3,9 @@
 //   version = 'mma_sync'
 //   dtype = 'float16'
 //   layout = 'CC'
-//   block_m = 128
-//   block_n = 256
-//   block_k = 32
+//   tile_m = 128
+//   tile_n = 256
+//   tile_k = 32
 //   stages = 4
 //   warpgroups = 2
 //   cluster_m = 1
@@ -64,9 +64,9 @@ __device__ __forceinline__ void setmaxnreg_dec() {
     }
 
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 BLOCK_M = 128;     // of a CTA's tile
-constexpr u32 BLOCK_N = 256;
-constexpr u32 BLOCK_K = 32;      // of one stage
+constexpr u32 TILE_M = 128;     // of a CTA's tile
+constexpr u32 TILE_N = 256;
+constexpr u32 TILE_K = 32;      // of one stage
 constexpr u32 STAGES = 4;
 constexpr u32 THREADS = 384;
 constexpr u32 CONSUMER_WARPS = 8;
@@ -77,12 +77,12 @@ constexpr u32 ELEMENT_BYTES = 2;   // of A and B
 constexpr u32 A = 0;
 constexpr u32 B = 32768;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // of the 128-byte swizzle, and its elements
-constexpr u32 MN_BOX_BYTES = BLOCK_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
+constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
 constexpr u32 B_SLOT_N = 256;   // columns of B in a slot: of an N-major one whole boxes
-constexpr u32 A_STAGE_BYTES = BLOCK_M * BLOCK_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * BLOCK_K * ELEMENT_BYTES;
-constexpr u32 K_ROW_BYTES = BLOCK_K < SPAN ? BLOCK_K * ELEMENT_BYTES : SPAN_BYTES;   // of a K-major operand: a row of a box, in a swizzle as wide
+constexpr u32 A_STAGE_BYTES = TILE_M * TILE_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * TILE_K * ELEMENT_BYTES;
+constexpr u32 K_ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // of a K-major operand: a row of a box, in a swizzle as wide
 constexpr u32 WARPS_M = 2, WARPS_N = 4;   // that divide the tile
-constexpr u32 WARP_M = BLOCK_M / WARPS_M, WARP_N = BLOCK_N / WARPS_N;
+constexpr u32 WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
 constexpr u32 CONSUMER_REGISTERS = 240, PRODUCER_REGISTERS = 24;   // of a thread
 
 // ---- Fragments --------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ __device__ __forceinline__ void load_fragment(u32 (&r)[4], u32 address, u32 frag
     }
 }
 
-constexpr u32 STEPS = BLOCK_K * ELEMENT_BYTES / 32;   // MMAs along K of a stage
+constexpr u32 STEPS = TILE_K * ELEMENT_BYTES / 32;   // MMAs along K of a stage
 constexpr u32 FRAGMENTS_16 = WARP_M / 16, FRAGMENTS_8 = WARP_N / 8;   // of a warp, along M and along N
 constexpr u32 FRAGMENT_STRIDE_M = 16;   // from the rows of one fragment to those of the next
 
@@ -130,9 +130,9 @@ struct Fragments {
 // a, b: lane addresses in the slot.
 __device__ __forceinline__ void load_fragments(Fragments& to, u32 a, u32 b, u32 step) {
 #pragma unroll
-    for (u32 m = 0; m < FRAGMENTS_16; ++m) load_fragment<A_IS_K_MAJOR, BLOCK_M>(to.a[m], a, m, step);
+    for (u32 m = 0; m < FRAGMENTS_16; ++m) load_fragment<A_IS_K_MAJOR, TILE_M>(to.a[m], a, m, step);
 #pragma unroll
-    for (u32 n = 0; n < FRAGMENTS_8 / 2; ++n) load_fragment<B_IS_K_MAJOR, BLOCK_N>(to.b[n], b, n, step);
+    for (u32 n = 0; n < FRAGMENTS_8 / 2; ++n) load_fragment<B_IS_K_MAJOR, TILE_N>(to.b[n], b, n, step);
 }
 
 // ---- Products ---------------------------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ struct Place {
 template <u32 ClusterM = 1, u32 ClusterN = 1>
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank = 0) {
     const u32 batch = divide(tile_m, problem.by_matrix_tiles_m), along_m = (tile_m - batch * problem.matrix_tiles_m) * ClusterM;
-    return Place{(along_m + rank % ClusterM) * BLOCK_M, (tile_n * ClusterN + rank % ClusterN) * BLOCK_N, batch};
+    return Place{(along_m + rank % ClusterM) * TILE_M, (tile_n * ClusterN + rank % ClusterN) * TILE_N, batch};
 }
 
 // Where the results go, and what is applied to them.
@@ -283,7 +283,7 @@ template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch) {
     if constexpr (IsKMajor) {
 #pragma unroll
-        for (u32 i = 0; i < BLOCK_K; i += SPAN)
+        for (u32 i = 0; i < TILE_K; i += SPAN)
             cp_async_bulk_tensor_3d_load(target + i / SPAN * Rows * SPAN_BYTES, map, barrier, k + i, row, batch);
     } else {
 #pragma unroll
@@ -294,10 +294,10 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
 
 // Rows of A's slots that no box reaches are zero, for products read them. All threads call it, before a barrier of theirs.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
-    if (problem.m >= (A_IS_K_MAJOR ? BLOCK_M : SPAN)) return;
-    constexpr u32 ROW_BYTES = BLOCK_K < SPAN ? BLOCK_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
+    if (problem.m >= (A_IS_K_MAJOR ? TILE_M : SPAN)) return;
+    constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
     for (u32 offset = 16 * threadIdx.x; offset < STAGES * A_STAGE_BYTES; offset += 16 * THREADS) {
-        const u32 row = A_IS_K_MAJOR ? offset / ROW_BYTES % BLOCK_M : (offset / 16 ^ offset / SPAN_BYTES) % 8 * 8;   // swizzled
+        const u32 row = A_IS_K_MAJOR ? offset / ROW_BYTES % TILE_M : (offset / 16 ^ offset / SPAN_BYTES) % 8 * 8;   // swizzled
         if (row >= problem.a_box_rows)
             asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(smem + A + offset), "r"(0) : "memory");
     }
@@ -312,8 +312,8 @@ struct Maps {
 // One thread fills the ring's slot with the stage k of a tile.
 __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const Maps& maps, u32 k, const Place& place) {
     ring.expect_tx(problem.stage_bytes);
-    load_box<A_IS_K_MAJOR, BLOCK_M>(smem + A + ring.stage * A_STAGE_BYTES, maps.a, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
-    load_box<B_IS_K_MAJOR, BLOCK_N>(smem + B + ring.stage * B_STAGE_BYTES, maps.b, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
+    load_box<A_IS_K_MAJOR, TILE_M>(smem + A + ring.stage * A_STAGE_BYTES, maps.a, ring.get_barrier(), k * TILE_K, place.row0, place.batch);
+    load_box<B_IS_K_MAJOR, TILE_N>(smem + B + ring.stage * B_STAGE_BYTES, maps.b, ring.get_barrier(), k * TILE_K, place.column0, place.batch);
 }
 
 // Stages k_begin .. k_end - 1 of an output tile.

@@ -3,9 +3,9 @@
 //   version = 'v1'
 //   dtype = 'float16'
 //   layout = 'RR'
-//   block_m = 128
-//   block_n = 256
-//   block_k = 64
+//   tile_m = 128
+//   tile_n = 256
+//   tile_k = 64
 //   stages = 3
 //   warpgroups = 2
 //   cluster_m = 1
@@ -52,9 +52,9 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 }
 
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 BLOCK_M = 128;     // of a CTA's tile
-constexpr u32 BLOCK_N = 256;
-constexpr u32 BLOCK_K = 64;      // of one stage
+constexpr u32 TILE_M = 128;     // of a CTA's tile
+constexpr u32 TILE_N = 256;
+constexpr u32 TILE_K = 64;      // of one stage
 constexpr u32 STAGES = 3;
 constexpr u32 THREADS = 256;
 constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = false;   // else M-major, N-major
@@ -64,16 +64,16 @@ constexpr u32 ELEMENT_BYTES = 2;   // of A and B
 constexpr u32 A = 0;
 constexpr u32 B = 49152;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // of the 128-byte swizzle, and its elements
-constexpr u32 MN_BOX_BYTES = BLOCK_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
+constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
 constexpr u32 B_SLOT_N = 256;   // columns of B in a slot: of an N-major one whole boxes
-constexpr u32 A_STAGE_BYTES = BLOCK_M * BLOCK_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * BLOCK_K * ELEMENT_BYTES;
+constexpr u32 A_STAGE_BYTES = TILE_M * TILE_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * TILE_K * ELEMENT_BYTES;
 constexpr u32 WARPGROUPS = 2;    // along M
-constexpr u32 WARPGROUP_M = BLOCK_M / WARPGROUPS;   // in wgmmas of 64 rows
+constexpr u32 WARPGROUP_M = TILE_M / WARPGROUPS;   // in wgmmas of 64 rows
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
 
 // ---- Products ---------------------------------------------------------------------------------------------------------
 // A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
-constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = BLOCK_N / 8;   // of a warp, along M and along N
+constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = TILE_N / 8;   // of a warp, along M and along N
 constexpr u32 FRAGMENT_STRIDE_M = 64;   // from the rows of one fragment to those of the next
 // A warp's accumulators: fragments of 16 x 8 values, four a lane.
 
@@ -131,7 +131,7 @@ __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
 
 // Of a warpgroup's rows of A, and of B, in a slot.
 __device__ __forceinline__ u64 a_descriptor(u32 smem, u32 slot, u32 warpgroup) {
-    const u32 rows = operand_offset<A_IS_K_MAJOR, BLOCK_M>(warpgroup * WARPGROUP_M, 0);
+    const u32 rows = operand_offset<A_IS_K_MAJOR, TILE_M>(warpgroup * WARPGROUP_M, 0);
     return advanced(operand_descriptor<A_IS_K_MAJOR>(smem + A + rows), slot * A_STAGE_BYTES);
 }
 
@@ -144,11 +144,11 @@ __device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, 
     const u64 a = a_descriptor(smem, slot, warpgroup), b = b_descriptor(smem, slot);
     wgmma_fence();
 #pragma unroll
-    for (u32 k = 0; k < BLOCK_K; k += MMA_K)
+    for (u32 k = 0; k < TILE_K; k += MMA_K)
 #pragma unroll
         for (u32 m = 0; m < FRAGMENTS_16; ++m)
-            wgmma_m64n256k16_f32_f16_ss_nt(acc[m], advanced(a, operand_offset<A_IS_K_MAJOR, BLOCK_M>(64 * m, k)),
-                          advanced(b, operand_offset<B_IS_K_MAJOR, BLOCK_N>(0, k)), k > 0 || accumulates);
+            wgmma_m64n256k16_f32_f16_ss_nt(acc[m], advanced(a, operand_offset<A_IS_K_MAJOR, TILE_M>(64 * m, k)),
+                          advanced(b, operand_offset<B_IS_K_MAJOR, TILE_N>(0, k)), k > 0 || accumulates);
     wgmma_commit_group();
 }
 
@@ -209,7 +209,7 @@ struct Place {
 template <u32 ClusterM = 1, u32 ClusterN = 1>
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank = 0) {
     const u32 batch = divide(tile_m, problem.by_matrix_tiles_m), along_m = (tile_m - batch * problem.matrix_tiles_m) * ClusterM;
-    return Place{(along_m + rank % ClusterM) * BLOCK_M, (tile_n * ClusterN + rank % ClusterN) * BLOCK_N, batch};
+    return Place{(along_m + rank % ClusterM) * TILE_M, (tile_n * ClusterN + rank % ClusterN) * TILE_N, batch};
 }
 
 // Where the results go, and what is applied to them.
@@ -277,7 +277,7 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
 #pragma unroll
             for (u32 i = 0; i < 16; i += ROWS) {
                 const u32 row = i + lane / VECTORS, vector = lane % VECTORS, column = 8 * n + 16 / sizeof(Out) * vector;
-                if (column >= BLOCK_N) continue;   // the last ones are fewer
+                if (column >= TILE_N) continue;   // the last ones are fewer
                 store_vector(problem, output, load_vector(staging + row * SPAN_BYTES + (vector ^ (row & 7)) * 16),
                              place.row0 + FRAGMENT_STRIDE_M * m + row, place.column0 + column);
             }
@@ -316,10 +316,10 @@ __device__ __forceinline__ void load_stage(const Problem& problem, u32 smem, u32
                                            const Place& place) {
     if (k < problem.k_iterations) {
         const u32 a_slot = smem + A + slot * A_STAGE_BYTES, b_slot = smem + B + slot * B_STAGE_BYTES;
-        if constexpr (A_IS_K_MAJOR) load_slot<BLOCK_M, BLOCK_K / SPAN>(a_slot, a, problem.a_pitch, place.row0, k * BLOCK_K, problem.m, problem.k);
-        else load_slot<BLOCK_K, BLOCK_M / SPAN>(a_slot, a, problem.a_pitch, k * BLOCK_K, place.row0, problem.k, problem.m);
-        if constexpr (B_IS_K_MAJOR) load_slot<BLOCK_N, BLOCK_K / SPAN>(b_slot, b, problem.b_pitch, place.column0, k * BLOCK_K, problem.n, problem.k);
-        else load_slot<BLOCK_K, BLOCK_N / SPAN>(b_slot, b, problem.b_pitch, k * BLOCK_K, place.column0, problem.k, problem.n);
+        if constexpr (A_IS_K_MAJOR) load_slot<TILE_M, TILE_K / SPAN>(a_slot, a, problem.a_pitch, place.row0, k * TILE_K, problem.m, problem.k);
+        else load_slot<TILE_K, TILE_M / SPAN>(a_slot, a, problem.a_pitch, k * TILE_K, place.row0, problem.k, problem.m);
+        if constexpr (B_IS_K_MAJOR) load_slot<TILE_N, TILE_K / SPAN>(b_slot, b, problem.b_pitch, place.column0, k * TILE_K, problem.n, problem.k);
+        else load_slot<TILE_K, TILE_N / SPAN>(b_slot, b, problem.b_pitch, k * TILE_K, place.column0, problem.k, problem.n);
     }
     cp_async_commit_group();   // empty ones too: waiting counts groups
 }

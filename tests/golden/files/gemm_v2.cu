@@ -3,9 +3,9 @@
 //   version = 'v2'
 //   dtype = 'float16'
 //   layout = 'CR'
-//   block_m = 128
-//   block_n = 256
-//   block_k = 64
+//   tile_m = 128
+//   tile_n = 256
+//   tile_k = 64
 //   stages = 3
 //   warpgroups = 2
 //   cluster_m = 1
@@ -54,9 +54,9 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 }
 
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 BLOCK_M = 128;     // of a CTA's tile
-constexpr u32 BLOCK_N = 256;
-constexpr u32 BLOCK_K = 64;      // of one stage
+constexpr u32 TILE_M = 128;     // of a CTA's tile
+constexpr u32 TILE_N = 256;
+constexpr u32 TILE_K = 64;      // of one stage
 constexpr u32 STAGES = 3;
 constexpr u32 THREADS = 256;
 constexpr u32 CONSUMER_WARPS = 8;
@@ -67,16 +67,16 @@ constexpr u32 ELEMENT_BYTES = 2;   // of A and B
 constexpr u32 A = 0;
 constexpr u32 B = 49152;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // of the 128-byte swizzle, and its elements
-constexpr u32 MN_BOX_BYTES = BLOCK_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
+constexpr u32 MN_BOX_BYTES = TILE_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
 constexpr u32 B_SLOT_N = 256;   // columns of B in a slot: of an N-major one whole boxes
-constexpr u32 A_STAGE_BYTES = BLOCK_M * BLOCK_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * BLOCK_K * ELEMENT_BYTES;
+constexpr u32 A_STAGE_BYTES = TILE_M * TILE_K * ELEMENT_BYTES, B_STAGE_BYTES = B_SLOT_N * TILE_K * ELEMENT_BYTES;
 constexpr u32 WARPGROUPS = 2;    // along M
-constexpr u32 WARPGROUP_M = BLOCK_M / WARPGROUPS;   // in wgmmas of 64 rows
+constexpr u32 WARPGROUP_M = TILE_M / WARPGROUPS;   // in wgmmas of 64 rows
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
 
 // ---- Products ---------------------------------------------------------------------------------------------------------
 // A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
-constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = BLOCK_N / 8;   // of a warp, along M and along N
+constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = TILE_N / 8;   // of a warp, along M and along N
 constexpr u32 FRAGMENT_STRIDE_M = 64;   // from the rows of one fragment to those of the next
 // A warp's accumulators: fragments of 16 x 8 values, four a lane.
 
@@ -134,7 +134,7 @@ __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
 
 // Of a warpgroup's rows of A, and of B, in a slot.
 __device__ __forceinline__ u64 a_descriptor(u32 smem, u32 slot, u32 warpgroup) {
-    const u32 rows = operand_offset<A_IS_K_MAJOR, BLOCK_M>(warpgroup * WARPGROUP_M, 0);
+    const u32 rows = operand_offset<A_IS_K_MAJOR, TILE_M>(warpgroup * WARPGROUP_M, 0);
     return advanced(operand_descriptor<A_IS_K_MAJOR>(smem + A + rows), slot * A_STAGE_BYTES);
 }
 
@@ -147,11 +147,11 @@ __device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, 
     const u64 a = a_descriptor(smem, slot, warpgroup), b = b_descriptor(smem, slot);
     wgmma_fence();
 #pragma unroll
-    for (u32 k = 0; k < BLOCK_K; k += MMA_K)
+    for (u32 k = 0; k < TILE_K; k += MMA_K)
 #pragma unroll
         for (u32 m = 0; m < FRAGMENTS_16; ++m)
-            wgmma_m64n256k16_f32_f16_ss_tt(acc[m], advanced(a, operand_offset<A_IS_K_MAJOR, BLOCK_M>(64 * m, k)),
-                          advanced(b, operand_offset<B_IS_K_MAJOR, BLOCK_N>(0, k)), k > 0 || accumulates);
+            wgmma_m64n256k16_f32_f16_ss_tt(acc[m], advanced(a, operand_offset<A_IS_K_MAJOR, TILE_M>(64 * m, k)),
+                          advanced(b, operand_offset<B_IS_K_MAJOR, TILE_N>(0, k)), k > 0 || accumulates);
     wgmma_commit_group();
 }
 
@@ -209,7 +209,7 @@ struct Place {
 template <u32 ClusterM = 1, u32 ClusterN = 1>
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank = 0) {
     const u32 batch = divide(tile_m, problem.by_matrix_tiles_m), along_m = (tile_m - batch * problem.matrix_tiles_m) * ClusterM;
-    return Place{(along_m + rank % ClusterM) * BLOCK_M, (tile_n * ClusterN + rank % ClusterN) * BLOCK_N, batch};
+    return Place{(along_m + rank % ClusterM) * TILE_M, (tile_n * ClusterN + rank % ClusterN) * TILE_N, batch};
 }
 
 // Where the results go, and what is applied to them.
@@ -277,7 +277,7 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
 #pragma unroll
             for (u32 i = 0; i < 16; i += ROWS) {
                 const u32 row = i + lane / VECTORS, vector = lane % VECTORS, column = 8 * n + 16 / sizeof(Out) * vector;
-                if (column >= BLOCK_N) continue;   // the last ones are fewer
+                if (column >= TILE_N) continue;   // the last ones are fewer
                 store_vector(problem, output, load_vector(staging + row * SPAN_BYTES + (vector ^ (row & 7)) * 16),
                              place.row0 + FRAGMENT_STRIDE_M * m + row, place.column0 + column);
             }
@@ -293,7 +293,7 @@ template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 barrier, u32 k, u32 row, u32 batch) {
     if constexpr (IsKMajor) {
 #pragma unroll
-        for (u32 i = 0; i < BLOCK_K; i += SPAN)
+        for (u32 i = 0; i < TILE_K; i += SPAN)
             cp_async_bulk_tensor_3d_load(target + i / SPAN * Rows * SPAN_BYTES, map, barrier, k + i, row, batch);
     } else {
 #pragma unroll
@@ -304,10 +304,10 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
 
 // Rows of A's slots that no box reaches are zero, for products read them. All threads call it, before a barrier of theirs.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
-    if (problem.m >= (A_IS_K_MAJOR ? BLOCK_M : SPAN)) return;
-    constexpr u32 ROW_BYTES = BLOCK_K < SPAN ? BLOCK_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
+    if (problem.m >= (A_IS_K_MAJOR ? TILE_M : SPAN)) return;
+    constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
     for (u32 offset = 16 * threadIdx.x; offset < STAGES * A_STAGE_BYTES; offset += 16 * THREADS) {
-        const u32 row = A_IS_K_MAJOR ? offset / ROW_BYTES % BLOCK_M : (offset / 16 ^ offset / SPAN_BYTES) % 8 * 8;   // swizzled
+        const u32 row = A_IS_K_MAJOR ? offset / ROW_BYTES % TILE_M : (offset / 16 ^ offset / SPAN_BYTES) % 8 * 8;   // swizzled
         if (row >= problem.a_box_rows)
             asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(smem + A + offset), "r"(0) : "memory");
     }
@@ -322,8 +322,8 @@ struct Maps {
 // One thread fills the ring's slot with the stage k of a tile.
 __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const Maps& maps, u32 k, const Place& place) {
     ring.expect_tx(problem.stage_bytes);
-    load_box<A_IS_K_MAJOR, BLOCK_M>(smem + A + ring.stage * A_STAGE_BYTES, maps.a, ring.get_barrier(), k * BLOCK_K, place.row0, place.batch);
-    load_box<B_IS_K_MAJOR, BLOCK_N>(smem + B + ring.stage * B_STAGE_BYTES, maps.b, ring.get_barrier(), k * BLOCK_K, place.column0, place.batch);
+    load_box<A_IS_K_MAJOR, TILE_M>(smem + A + ring.stage * A_STAGE_BYTES, maps.a, ring.get_barrier(), k * TILE_K, place.row0, place.batch);
+    load_box<B_IS_K_MAJOR, TILE_N>(smem + B + ring.stage * B_STAGE_BYTES, maps.b, ring.get_barrier(), k * TILE_K, place.column0, place.batch);
 }
 
 // Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs

@@ -4,9 +4,9 @@
 //   dtype = 'float16'
 //   group_size = -1
 //   has_zeros = True
-//   block_m = 128
-//   block_n = 256
-//   block_k = 64
+//   tile_m = 128
+//   tile_n = 256
+//   tile_k = 64
 //   stages = 3
 //   slice_k = 1
 //   cluster_n = 1
@@ -60,9 +60,9 @@ __device__ __forceinline__ void setmaxnreg_dec() {
 }
 
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 BLOCK_M = 128;      // rows of M of a CTA's tile: columns of the mma
-constexpr u32 BLOCK_N = 256;      // columns of N: rows of the mma
-constexpr u32 BLOCK_K = 64;      // K of one stage
+constexpr u32 TILE_M = 128;      // rows of M of a CTA's tile: columns of the mma
+constexpr u32 TILE_N = 256;      // columns of N: rows of the mma
+constexpr u32 TILE_K = 64;      // K of one stage
 constexpr u32 WARPS_N = 8;      // warps along N, each with all rows of M
 constexpr u32 SLICE_K = 1;      // warps with the same columns of N, which divide each stage's K
 constexpr u32 WARP_N = 32;
@@ -74,16 +74,16 @@ constexpr u32 CONSUMER_REGISTERS = 232;
 constexpr bool HAS_STAGE_SCALES = false;   // else they are of whole columns
 constexpr bool HAS_ZEROS = true;           // else the zero point is 8
 constexpr bool SCALES_SUMS = false;   // scales fp32 sums of a group; else its weights, or the result
-constexpr u32 GROUP_SIZE = 64;     // K that share a scale in a stage; BLOCK_K for whole columns
+constexpr u32 GROUP_SIZE = 64;     // K that share a scale in a stage; TILE_K for whole columns
 
 constexpr u32 WARP_TILES = WARPS_N;             // parts of a CTA's tile that warps hold
 constexpr u32 FRAGMENTS_16 = WARP_N / 16;        // of 16 columns of N in a warp ...
 constexpr u32 FRAGMENT_STRIDE_N = 16;           // ... and the columns from one to the next
-constexpr u32 FRAGMENTS_8 = BLOCK_M / 8;        // of 8 rows of M
+constexpr u32 FRAGMENTS_8 = TILE_M / 8;        // of 8 rows of M
 constexpr u32 FIX_UP_UNROLL = 1;        // partial tiles whose loads are in flight together
-constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
+constexpr u32 K64_PER_STAGE = TILE_K / 64;
 constexpr u32 K64_PER_WARP = K64_PER_STAGE / SLICE_K;
-constexpr u32 N64_PER_TILE = BLOCK_N / 64;
+constexpr u32 N64_PER_TILE = TILE_N / 64;
 constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights
 constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64 of K
 
@@ -459,9 +459,9 @@ __device__ __forceinline__ void copy_activations(u32 smem, const u16* activation
     constexpr u32 COPIES = ACTIVATION_STAGE_BYTES / 16;
 #pragma unroll 2
     for (u32 copy = thread; copy < COPIES; copy += PRODUCER_THREADS) {
-        const u32 chunk = copy & 7, row = (copy >> 3) % BLOCK_M, k64 = (copy >> 3) / BLOCK_M;
-        const u32 target = smem + k64 * BLOCK_M * ROW_BYTES + row * ROW_BYTES + ((chunk ^ (row & 7)) << 4);
-        const u32 m = tile_m * BLOCK_M + row, first = k * BLOCK_K + k64 * 64 + chunk * 8;
+        const u32 chunk = copy & 7, row = (copy >> 3) % TILE_M, k64 = (copy >> 3) / TILE_M;
+        const u32 target = smem + k64 * TILE_M * ROW_BYTES + row * ROW_BYTES + ((chunk ^ (row & 7)) << 4);
+        const u32 m = tile_m * TILE_M + row, first = k * TILE_K + k64 * 64 + chunk * 8;
         const u32 valid = m < problem.m && first < problem.k ? min(8u, problem.k - first) : 0;   // elements
         const u16* source = activations + (valid ? m * problem.activation_pitch : 0);
         cp_async_16(target, source + (valid ? first : 0), valid * 2);
@@ -492,14 +492,14 @@ struct SlotAddresses {
     __device__ __forceinline__ SlotAddresses(u32 smem, const WarpPosition& warp) {
         const u32 k64 = warp.slice * K64_PER_WARP, lane = warp.lane;
         // ldmatrix takes the addresses of rows: of 16 rows, or of 8 where a tile has no more.
-        const u32 row = (BLOCK_M == 8 ? 0 : (lane >> 4) * 8) + (lane & 7), chunk = lane >> 3 & 1;
+        const u32 row = (TILE_M == 8 ? 0 : (lane >> 4) * 8) + (lane & 7), chunk = lane >> 3 & 1;
         // 16-byte chunk c of row r stands at c ^ (r & 7) in the 128-byte swizzle.
-        activations = keep_in_register(smem + ACTIVATIONS + (k64 * BLOCK_M + row) * ROW_BYTES + ((chunk ^ (lane & 7)) << 4),
+        activations = keep_in_register(smem + ACTIVATIONS + (k64 * TILE_M + row) * ROW_BYTES + ((chunk ^ (lane & 7)) << 4),
                                        threadIdx.x % 32);
         weights = keep_in_register(smem + WEIGHTS + (warp.column0 / 64 * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
                                    warp.column0 % 64 * 32 + lane * 16, threadIdx.x % 32);
         if constexpr (HAS_STAGE_SCALES) {
-            const u32 at = k64 * 64 / GROUP_SIZE * BLOCK_N + packed_column(warp.column0, lane);
+            const u32 at = k64 * 64 / GROUP_SIZE * TILE_N + packed_column(warp.column0, lane);
             scales = keep_in_register(smem + SCALES + at * 2, threadIdx.x % 32);
             if constexpr (HAS_ZEROS) zeros = keep_in_register(smem + ZEROS + at, threadIdx.x % 32);
         }
@@ -528,7 +528,7 @@ __device__ __forceinline__ void load_zero_points(ZeroPoint (&zeros)[FRAGMENTS_16
 
 // k: inside this warp's slice of the stage, a multiple of the group size or the first of a 64-deep block.
 __device__ __forceinline__ void load_group(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k) {
-    const u32 row = k / GROUP_SIZE * BLOCK_N;
+    const u32 row = k / GROUP_SIZE * TILE_N;
     load_scale_pairs(weights.scale_pairs, slots.scales + stage * SCALE_STAGE_BYTES + row * 2);
     if constexpr (HAS_ZEROS) load_zero_points(weights.zeros, slots.zeros + stage * ZERO_STAGE_BYTES + row);
 }
@@ -616,7 +616,7 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
         ring.wait();
 #pragma unroll
         for (u32 i = 0; i < K64_PER_WARP; ++i) {
-            const u32 address = slots.activations + ring.stage * ACTIVATION_STAGE_BYTES + i * BLOCK_M * ROW_BYTES;
+            const u32 address = slots.activations + ring.stage * ACTIVATION_STAGE_BYTES + i * TILE_M * ROW_BYTES;
             load_weight_fragments(weights, slots, ring.stage, i);
 #pragma unroll
             for (u32 step = 0; step < 4; ++step) {
@@ -706,7 +706,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
     while (queue.next(problem, unit)) {
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
-        const u32 column0 = tile_n * BLOCK_N + warp.column0;
+        const u32 column0 = tile_n * TILE_N + warp.column0;
         load_column_zeros(weights, problem, operands.zeros, column0, warp.lane);
         clear(acc);
         mainloop(acc, weights, slots, ring, unit, warp.lane);
@@ -716,7 +716,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
         }
         if (unit.k_end < problem.k_iterations)
             fix_up(acc, problem, operands.workspace, range, problem.k_iterations - unit.k_end, warp.tile, warp.lane);
-        epilogue(acc, problem, operands, smem, warp, tile_m * BLOCK_M, column0);
+        epilogue(acc, problem, operands, smem, warp, tile_m * TILE_M, column0);
     }
 }
 }  // namespace cudatma

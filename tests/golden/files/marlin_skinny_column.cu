@@ -4,9 +4,9 @@
 //   dtype = 'float16'
 //   group_size = -1
 //   has_zeros = False
-//   block_m = 8
-//   block_n = 64
-//   block_k = 512
+//   tile_m = 8
+//   tile_n = 64
+//   tile_k = 512
 //   stages = 3
 //   slice_k = 1
 //   cluster_n = 1
@@ -59,17 +59,17 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
     }
 
 // ---- The tile of a CTA ----------------------------------------------------------------------------------------------
-constexpr u32 BLOCK_M = 8;             // rows of x, the columns of mma's operand B
-constexpr u32 FRAGMENTS_8 = BLOCK_M < 8 ? 1 : BLOCK_M / 8;   // of 8 rows; a fragment repeats fewer rows
+constexpr u32 TILE_M = 8;             // rows of x, the columns of mma's operand B
+constexpr u32 FRAGMENTS_8 = TILE_M < 8 ? 1 : TILE_M / 8;   // of 8 rows; a fragment repeats fewer rows
 constexpr u32 N_TILE = 32;             // columns of W of an N tile, the rows of mma's operand A
 constexpr u32 FRAGMENTS_16 = N_TILE / 16;
 constexpr u32 N_TILES = 2;             // N tiles of a CTA
-constexpr u32 BLOCK_K = 512;           // K of one stage
+constexpr u32 TILE_K = 512;           // K of one stage
 constexpr u32 SLICE_K = 1;             // warps that share an N tile: each multiplies a slice of every stage's K
 constexpr u32 CONSUMER_WARPS = N_TILES * SLICE_K;
 
 // ---- Packed weights: rows of 64 x 64 blocks, each row 64 columns of W (an n64) along K ------------------------------
-constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
+constexpr u32 K64_PER_STAGE = TILE_K / 64;
 constexpr u32 K64_PER_WARP = K64_PER_STAGE / SLICE_K;
 constexpr u32 K64_BLOCK_BYTES = 2048;  // a block: the lower half holds columns 0..31, the upper half columns 32..63
 constexpr u32 HALF_BLOCK_BYTES = K64_BLOCK_BYTES / 2;
@@ -217,14 +217,14 @@ __device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, u32 sme
     cp_async_bulk_tensor_3d_load_hint(weights, maps.weight_map, full, 0, k64, tile.first_whole_row, policy);
 }
 
-// Loads K64_PER_STAGE boxes of 64 elements of K x BLOCK_M rows in the 128-byte swizzle. What lies outside of x arrives as zeros.
+// Loads K64_PER_STAGE boxes of 64 elements of K x TILE_M rows in the 128-byte swizzle. What lies outside of x arrives as zeros.
 __device__ __forceinline__ void load_activations(const Ring& ring, u32 slot, u32 smem, const Maps& maps, const CtaTile& tile,
                                                  u32 k) {
     const u32 target = smem + ACTIVATIONS + slot * ACTIVATION_STAGE_BYTES, stage = tile.stage_at(k);
 #pragma unroll
     for (u32 i = 0; i < K64_PER_STAGE; ++i)
-        cp_async_bulk_tensor_2d_load(target + i * BLOCK_M * ROW_BYTES, maps.activation_map, ring.get_barrier(slot),
-                                     stage * BLOCK_K + i * 64, tile.tile_m * BLOCK_M);
+        cp_async_bulk_tensor_2d_load(target + i * TILE_M * ROW_BYTES, maps.activation_map, ring.get_barrier(slot),
+                                     stage * TILE_K + i * 64, tile.tile_m * TILE_M);
 }
 
 // Initializes the barriers and loads the first stages, before the other warps may use the barriers.
@@ -283,15 +283,15 @@ struct SlotAddresses {
         u32 row, chunk;   // that the lane passes to ldmatrix: 16 bytes of a row of x
         if constexpr (FRAGMENTS_8 == 1) {
             // One ldmatrix.x4 loads 32 elements of K of 8 rows: chunks 0..3 of each.
-            row = (lane & 7) % BLOCK_M;
+            row = (lane & 7) % TILE_M;
             chunk = lane >> 3;
         } else {
             // One ldmatrix.x4 loads 16 elements of K of 16 rows: chunks 0 and 1 of rows 0..7, then of rows 8..15.
             row = (lane >> 4) * 8 + (lane & 7);
             chunk = lane >> 3 & 1;
         }
-        // A 64-deep block has BLOCK_M rows of 128 bytes; the 128-byte swizzle puts chunk c of the r-th of all rows at c ^ (r % 8).
-        const u32 swizzle_row = k64 * BLOCK_M + row;
+        // A 64-deep block has TILE_M rows of 128 bytes; the 128-byte swizzle puts chunk c of the r-th of all rows at c ^ (r % 8).
+        const u32 swizzle_row = k64 * TILE_M + row;
         activations = keep_in_register(smem + ACTIVATIONS + swizzle_row * ROW_BYTES + ((chunk ^ swizzle_row % 8) << 4));
 
         const bool in_half_row = HAS_HALF_ROW && warp_tile.position == N_TILES - 1;
@@ -355,9 +355,9 @@ __device__ __forceinline__ void multiply_stage(Accumulators& acc, ZeroPoints& ze
 #pragma unroll
         for (u32 c = 0; c < FRAGMENTS_16; ++c) packed[c] = load_packed(weights + i * slots.k64_stride + c * 512);
         u32 b[4][FRAGMENTS_8][2];
-        // If BLOCK_M is less than 8, block i begins in the middle of the swizzle's 8 rows. Both are powers of two: adding its first
+        // If TILE_M is less than 8, block i begins in the middle of the swizzle's 8 rows. Both are powers of two: adding its first
         // row sets bits that the lane's row does not have, in the address and in the swizzle.
-        load_activation_fragments(b, (activations ^ (i * BLOCK_M % 8) << 4) + i * BLOCK_M * ROW_BYTES);
+        load_activation_fragments(b, (activations ^ (i * TILE_M % 8) << 4) + i * TILE_M * ROW_BYTES);
 #pragma unroll
         for (u32 k16 = 0; k16 < 4; ++k16) {
 #pragma unroll
@@ -439,7 +439,7 @@ __device__ __forceinline__ void store_pair(const Problem& problem, u16* target, 
 // movmatrix transposes the fragments, so that a lane has two adjacent columns of a row of the output.
 __device__ __forceinline__ void store_result(const OwnSums& own, const Problem& problem, u16* output, u32 tile_m, u32 n_begin,
                                              u32 lane) {
-    const u32 m_begin = tile_m * BLOCK_M, column = n_begin + 2 * (lane & 3);
+    const u32 m_begin = tile_m * TILE_M, column = n_begin + 2 * (lane & 3);
     u16* const target = output + m_begin * problem.output_pitch + column;
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_8; ++m) {
@@ -451,7 +451,7 @@ __device__ __forceinline__ void store_result(const OwnSums& own, const Problem& 
             for (u32 r = 0; r < 2; ++r)
                 pairs[c][r] = movmatrix_trans(to_pair(own[c][m][2 * r], own[c][m][2 * r + 1]));
         const u32 row = 8 * m + (lane >> 2);
-        if (row >= BLOCK_M || m_begin + row >= problem.m) continue;
+        if (row >= TILE_M || m_begin + row >= problem.m) continue;
 #pragma unroll
         for (u32 c = 0; c < OWN; ++c)
 #pragma unroll

@@ -4,9 +4,9 @@
 //   dtype = 'float16'
 //   group_size = 128
 //   has_zeros = False
-//   block_m = 128
-//   block_n = 128
-//   block_k = 128
+//   tile_m = 128
+//   tile_n = 128
+//   tile_k = 128
 //   stages = 4
 //   slice_k = 1
 //   cluster_n = 2
@@ -94,9 +94,9 @@ __device__ __forceinline__ void barrier_cluster_wait() {
 }
 
 // ---- The tile, as named constants -----------------------------------------------------------------------------------
-constexpr u32 BLOCK_M = 128;      // rows of M of a CTA's tile: columns of the wgmma
-constexpr u32 BLOCK_N = 128;      // columns of N: rows of the wgmmas
-constexpr u32 BLOCK_K = 128;      // K of one stage
+constexpr u32 TILE_M = 128;      // rows of M of a CTA's tile: columns of the wgmma
+constexpr u32 TILE_N = 128;      // columns of N: rows of the wgmmas
+constexpr u32 TILE_K = 128;      // K of one stage
 constexpr u32 WARPGROUPS = 1;   // along N
 constexpr u32 SLICE_K = 1;      // warpgroups with the same columns of N, which divide each stage's K
 constexpr u32 PINGPONG = 2;       // warpgroups, each with every other work unit of the CTA
@@ -114,16 +114,16 @@ constexpr u32 PRODUCER_REGISTERS = 40;
 constexpr u32 CONSUMER_REGISTERS = 232;
 constexpr bool HAS_STAGE_SCALES = true;   // else they are of whole columns
 constexpr bool HAS_ZEROS = false;           // else the zero point is 8
-constexpr u32 GROUP_SIZE = 128;    // K that share a scale in a stage; BLOCK_K for whole columns
+constexpr u32 GROUP_SIZE = 128;    // K that share a scale in a stage; TILE_K for whole columns
 
 constexpr u32 WARP_TILES = 4 * WARPGROUPS;      // parts of a CTA's tile that warps hold
 constexpr u32 FRAGMENTS_16 = STACK;              // of 16 columns of N in a warp ...
 constexpr u32 FRAGMENT_STRIDE_N = 64;           // ... and the columns from one to the next
-constexpr u32 FRAGMENTS_8 = BLOCK_M / 8;        // of 8 rows of M
+constexpr u32 FRAGMENTS_8 = TILE_M / 8;        // of 8 rows of M
 constexpr u32 FIX_UP_UNROLL = 1;        // partial tiles whose loads are in flight together
-constexpr u32 K64_PER_STAGE = BLOCK_K / 64;
+constexpr u32 K64_PER_STAGE = TILE_K / 64;
 constexpr u32 K64_PER_SLICE = K64_PER_STAGE / SLICE_K;
-constexpr u32 N64_PER_TILE = BLOCK_N / 64;
+constexpr u32 N64_PER_TILE = TILE_N / 64;
 constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights
 constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64 of K
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * ROW_BYTES;   // in a matrix descriptor
@@ -456,7 +456,7 @@ __device__ __forceinline__ void store_rows_of_warpgroup(const Accumulators& acc,
     constexpr u32 VECTORS_PER_ROW = 8 * FRAGMENTS_16;   // of eight columns
     constexpr u32 VECTORS_PER_THREAD = (STAGING_ROWS * VECTORS_PER_ROW + 127) / 128;
     const u32 staging = smem + STAGING + warpgroup * STAGING_BYTES, thread = warp * 32 + lane;
-    const u32 rows = min(STAGING_ROWS, BLOCK_M - first);   // the last ones may be fewer
+    const u32 rows = min(STAGING_ROWS, TILE_M - first);   // the last ones may be fewer
     const u32 vectors = rows * VECTORS_PER_ROW;
 #pragma unroll
     for (u32 row = 0; row < rows; row += 16)
@@ -567,12 +567,12 @@ struct SlotAddresses {
 
     __device__ __forceinline__ SlotAddresses(u32 smem, const WarpPosition& at) {
         const u32 k64 = at.slice * K64_PER_SLICE;
-        activations = smem + ACTIVATIONS + k64 * BLOCK_M * ROW_BYTES;
+        activations = smem + ACTIVATIONS + k64 * TILE_M * ROW_BYTES;
         weights = keep_in_register(smem + WEIGHTS + (at.warpgroup * STACK * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
                                    at.warp * 512 + at.lane * 16);
         if constexpr (HAS_STAGE_SCALES) {
             // In a row of scales: columns g and g + 8.
-            const u32 pair = k64 * 64 / GROUP_SIZE * BLOCK_N + at.warpgroup * STACK * 64 + 8 * (at.lane >> 2) + 2 * at.warp;
+            const u32 pair = k64 * 64 / GROUP_SIZE * TILE_N + at.warpgroup * STACK * 64 + 8 * (at.lane >> 2) + 2 * at.warp;
             scales = keep_in_register(smem + SCALES + pair * 2);
             if constexpr (HAS_ZEROS) zeros = keep_in_register(smem + ZEROS + pair);
         }
@@ -604,7 +604,7 @@ __device__ __forceinline__ void load_group(WeightFragments& weights, const Probl
     for (u32 s = 0; s < STACK; ++s)
         asm volatile("ld.shared.b32 %0, [%1];"
                      : "=r"(scales[s])
-                     : "r"(slots.scales + stage * SCALE_STAGE_BYTES + (row * BLOCK_N + 64 * s) * 2)
+                     : "r"(slots.scales + stage * SCALE_STAGE_BYTES + (row * TILE_N + 64 * s) * 2)
                      : "memory");
 #pragma unroll
     for (u32 s = 0; s < STACK; ++s) {
@@ -663,7 +663,7 @@ __device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weig
 #pragma unroll
                     for (u32 s = 0; s < STACK; ++s)
                         wgmma_m64n128k16_f32_f16(
-                            acc[s], a[j][s], activations + ((i * BLOCK_M * ROW_BYTES + (first + j) * 32) >> 4));
+                            acc[s], a[j][s], activations + ((i * TILE_M * ROW_BYTES + (first + j) * 32) >> 4));
                 wgmma_commit_group();
                 wgmma_wait_group<COMMITS_IN_FLIGHT>();
             }
@@ -707,10 +707,10 @@ __device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, const S
     cp_async_bulk_tensor_3d_load_hint(smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES, operands.weight_map, full, 0,
                                       at.k * K64_PER_STAGE, tile_n * N64_PER_TILE, policies.weights);
     if constexpr (HAS_STAGE_SCALES) {
-        const u32 row = at.k * BLOCK_K / GROUP_SIZE;
-        cp_async_bulk_tensor_2d_load(smem + SCALES + slot * SCALE_STAGE_BYTES, operands.scale_map, full, tile_n * BLOCK_N, row);
+        const u32 row = at.k * TILE_K / GROUP_SIZE;
+        cp_async_bulk_tensor_2d_load(smem + SCALES + slot * SCALE_STAGE_BYTES, operands.scale_map, full, tile_n * TILE_N, row);
         if constexpr (HAS_ZEROS)
-            cp_async_bulk_tensor_2d_load(smem + ZEROS + slot * ZERO_STAGE_BYTES, operands.zero_map, full, tile_n * BLOCK_N,
+            cp_async_bulk_tensor_2d_load(smem + ZEROS + slot * ZERO_STAGE_BYTES, operands.zero_map, full, tile_n * TILE_N,
                                          row);
     }
 }
@@ -723,8 +723,8 @@ __device__ __forceinline__ void load_activations(const Ring& ring, u32 slot, con
     const u32 target = smem + ACTIVATIONS + slot * ACTIVATION_STAGE_BYTES + row * ROW_BYTES;
 #pragma unroll
     for (u32 i = 0; i < K64_PER_STAGE; ++i)
-        cp_async_bulk_tensor_2d_load_multicast_hint(target + i * BLOCK_M * ROW_BYTES, operands.activation_map,
-                                                    ring.get_barrier(slot), at.k * BLOCK_K + i * 64, at.tile_m * BLOCK_M + row,
+        cp_async_bulk_tensor_2d_load_multicast_hint(target + i * TILE_M * ROW_BYTES, operands.activation_map,
+                                                    ring.get_barrier(slot), at.k * TILE_K + i * 64, at.tile_m * TILE_M + row,
                                                     CLUSTER_MASK, policies.activations);
 }
 
@@ -766,7 +766,7 @@ __device__ __forceinline__ void epilogue(Accumulators& acc, const Problem& probl
     scale_back(acc, problem);
     add_bias(acc, problem, operands.bias, column0 + 16 * warp.warp, warp.lane);
 #pragma unroll
-    for (u32 first = 0; first < BLOCK_M; first += STAGING_ROWS) {
+    for (u32 first = 0; first < TILE_M; first += STAGING_ROWS) {
         if constexpr (CLUSTER_K > 1) {   // one tile, and one store for each CTA: the staging rows are free
             if (first / STAGING_ROWS != rank_k) continue;
         } else {
@@ -793,7 +793,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
         }
         u32 tile_m, tile_n;
         tile_position(problem, unit.tile, tile_m, tile_n);
-        const u32 column0 = (tile_n * CLUSTER + rank) * BLOCK_N + warp.warpgroup * STACK * 64;
+        const u32 column0 = (tile_n * CLUSTER + rank) * TILE_N + warp.warpgroup * STACK * 64;
         clear(acc);
         WorkQueue rest(queue);
         WorkUnit following;
@@ -810,7 +810,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Problem& problem, cons
         if (unit.k_end < problem.k_iterations)
             fix_up<CLUSTER>(acc, problem, operands.workspace, range, problem.k_iterations - unit.k_end, warp_tile, warp.lane,
                             rank);
-        epilogue(acc, problem, operands, smem, warp, tile_m * BLOCK_M, column0, rank_k);
+        epilogue(acc, problem, operands, smem, warp, tile_m * TILE_M, column0, rank_k);
     }
 }
 }  // namespace cudatma

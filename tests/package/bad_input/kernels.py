@@ -104,7 +104,7 @@ DESCRIPTORS = [
          lambda b: c.create_scale_tma_desc(np.zeros((4, 64), np.float32), 64)),
     Case("activations of three dimensions", DescriptorError, "x.shape", "(M, K)",
          lambda b: c.create_activation_tma_desc(np.zeros((1, 4, 64), np.float16), 4)),
-    Case("activations that end inside of a block", DescriptorError, "block_k", "divisor of K = 100",
+    Case("activations that end inside of a block", DescriptorError, "tile_k", "divisor of K = 100",
          lambda b: c.create_activation_tma_desc(np.zeros((4, 100), np.float16), 4, blocks=2)),
     Case("activations of no blocks", DescriptorError, "blocks", "got 0",
          lambda b: c.create_activation_tma_desc(np.zeros((4, 128), np.float16), 4, blocks=0)),
