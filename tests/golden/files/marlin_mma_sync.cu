@@ -1,0 +1,1000 @@
+// cudatma: kernels/marlin_mma_sync.cu.j2 for sm_90a
+// spec: MarlinConfig
+//   version = 'mma_sync'
+//   dtype = 'float16'
+//   group_size = 128
+//   has_zeros = True
+//   tile_m = 8
+//   tile_n = 128
+//   tile_k = 256
+//   stages = 4
+//   slice_k = 2
+//   cluster_n = 1
+//   cluster_k = 1
+//   blocks_per_sm = 1
+//   consumer_registers = 0
+//   deep_box = False
+//   warpgroups = 0
+//   mmas_per_commit = 0
+//   commits_in_flight = 0
+//   scale_form = 'none'
+//   pingpong = False
+//   warps_n = 4
+//   scale_on = 'accumulator'
+//   weight_load_path = 'tma'
+//   scale_load_path = 'tma'
+//   activation_load_path = 'tma'
+// 8 warps consume, 1 produce; a CTA takes 91712 B.
+// One stage holds
+//     4096 B  activations 8 x 256 float16, 128B swizzle
+//    16384 B  weights 128 x 256 int4, packed layout 1
+//      512 B  scales 2 x 128 float16
+//      256 B  zero points 2 x 128 uint8
+// Shared memory, by offset
+//        0  activations, 16384 B
+//    16384  weights, 65536 B
+//    81920  scales, 2048 B
+//    83968  zeros, 1024 B
+//    84992  staging, 2560 B
+//    87552  slice_sums, 4096 B
+//    91648  full_barriers, 32 B
+//    91680  empty_barriers, 32 B
+
+namespace cudatma {
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// The 128 opaque bytes that cuTensorMapEncode* wrote; a kernel takes them as `const __grid_constant__ TensorMap`.
+// [PTX ISA, Tensor-map] The object is aligned to 64 bytes.
+struct alignas(64) TensorMap {
+    u8 bytes[128];
+};
+
+// [PTX ISA, cvta] Return the 32-bit shared address of a generic pointer, which the other primitives take.
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+// [PTX ISA, Special Registers, %laneid] Return this thread's lane. ptxas reads the register again rather than keep the value.
+__device__ __forceinline__ u32 laneid() {
+    u32 lane;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+
+// [PTX ISA, elect.sync] Return true in exactly one lane. All 32 lanes of the warp call it.
+__device__ __forceinline__ bool elect_sync() {
+    u32 elected;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "elect.sync _|p, 0xffffffff;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(elected));
+    return elected != 0;
+}
+
+// [PTX ISA, bar] Wait at named barrier `id` (1..15; 0 is __syncthreads) until `threads` threads, whole warps, have arrived.
+__device__ __forceinline__ void bar_sync(u32 id, u32 threads) {
+    asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(threads) : "memory");
+}
+
+// [PTX ISA, griddepcontrol] Wait until the previous kernels of the stream have completed and their writes are visible.
+// Return at once unless this is a programmatic dependent launch.
+__device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
+// [PTX ISA, griddepcontrol] Allow the next kernel to start once every CTA has called this or exited.
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
+}
+
+// [PTX ISA, mbarrier.init] Initialize the barrier at shared address `bar` (8 bytes, aligned to 8): each phase needs `count`
+// arrivals. Other threads may use it after fence_mbarrier_init() by this thread and a barrier of the CTA or the cluster.
+__device__ __forceinline__ void mbarrier_init(u32 bar, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
+}
+
+// [PTX ISA, mbarrier.arrive] Arrive once, with release semantics: threads that wait see this thread's earlier writes.
+__device__ __forceinline__ void mbarrier_arrive(u32 bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
+}
+
+// [PTX ISA, mbarrier.arrive] Make the current phase wait for `bytes` more bytes, and arrive once.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(bar), "r"(bytes) : "memory");
+}
+
+// [PTX ISA, mbarrier.try_wait] Return whether the phase of this parity has completed. The thread may be suspended for a while
+// first. On a fresh barrier, parity 1 counts as completed and parity 0 does not.
+__device__ __forceinline__ bool mbarrier_try_wait_parity(u32 bar, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(done)
+        : "r"(bar), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+
+// [PTX ISA, mbarrier.try_wait] Wait until the phase of this parity has completed. Acquire semantics: afterwards this thread
+// sees the bytes that TMA delivered and the earlier writes of the threads that arrived.
+__device__ __forceinline__ void mbarrier_wait_parity(u32 bar, u32 parity) {
+    while (!mbarrier_try_wait_parity(bar, parity)) {
+    }
+}
+
+// [PTX ISA, membar / fence] Make this thread's mbarrier.init visible to the async proxy and the cluster.
+__device__ __forceinline__ void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+
+// [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at (c0, c1, ..), counted in elements, c0 innermost, to shared address `dst`
+// (aligned to 128 bytes, to 1024 under the 128-byte swizzle). One thread calls it. Elements outside of the tensor are filled.
+// `bar` counts the bytes of the whole box.
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4}], [%2];"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+// With an L2 policy of createpolicy_*.
+__device__ __forceinline__ void cp_async_bulk_tensor_2d_load_hint(
+    u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%4, %5}], [%2], %3;"
+        :
+        : "r"(dst), "l"(map), "r"(bar), "l"(policy), "r"(c0), "r"(c1)
+        : "memory");
+}
+
+// [PTX ISA, createpolicy] Return the L2 policy evict_first for every line of an access.
+__device__ __forceinline__ u64 createpolicy_evict_first() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// [PTX ISA, createpolicy] Return the L2 policy evict_normal for every line of an access.
+__device__ __forceinline__ u64 createpolicy_evict_normal() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// [PTX ISA, ldmatrix] Load 8 x 8 matrices of 16-bit elements into a warp's registers: lanes 8 i .. 8 i + 7 hold the shared addresses
+// (aligned to 16) of the rows of matrix i; lane l receives in r[i] elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4.
+// _trans transposes them.
+__device__ __forceinline__ void ldmatrix_x2(u32 (&r)[2], u32 addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(addr)
+                 : "memory");
+}
+
+__device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 addr) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(addr)
+                 : "memory");
+}
+
+// [PTX ISA, stmatrix] Store 8 x 8 matrices of 16-bit elements from a warp's registers: lanes 8 i .. 8 i + 7 hold the shared addresses
+// (aligned to 16) of the rows of matrix i; lane l has in r[i] elements 2 (l % 4), 2 (l % 4) + 1 of row l / 4.
+// _trans transposes them.
+__device__ __forceinline__ void stmatrix_x2_trans(u32 addr, const u32 (&r)[2]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
+                 :
+                 : "r"(addr), "r"(r[0]), "r"(r[1])
+                 : "memory");
+}
+
+// [PTX ISA, mma.m16n8k16] d += a b for a warp: a is 16 x 16 by rows, b 16 x 8 by columns, both f16 in 32-bit words; d is
+// 16 x 8 fp32. Lane l holds d[0..1] at row l / 4, columns 2 (l % 4) + 0..1, and d[2..3] eight rows below.
+__device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// A ring of Stages slots in shared memory, filled by a producer and read by consumers.
+//
+// Each slot has two mbarriers. `full` completes a phase when the producer's arrivals and bytes have come; consumers wait for it.
+// `empty` completes a phase when the consumers have arrived; the producer waits for it before it fills the slot again. Each thread
+// keeps its position, `stage` and `phase`, in registers. Producer and consumers both start at (0, 0) and advance() once a slot:
+//
+//     producer   acquire()   expect_tx(bytes)   load(.., get_barrier(), ..)   advance()
+//     consumer   wait()      read the slot      release()                     advance()
+//
+// The expected bytes are exactly those that the loads deliver: with one byte more wait() never returns, with one less it may return
+// before the data. A consumer that wrote the slot with ordinary stores calls fence_proxy_async_shared_cta() before it releases the
+// slot. The forms with a slot number act on that slot in the current lap and leave `stage` alone.
+template <u32 Stages>
+struct TmaPipeline {
+    static constexpr u32 barrier_bytes = 16 * Stages;  // of shared memory at base_address, which is aligned to 8
+
+    u32 base;   // full[0..Stages), then empty[0..Stages); 8 bytes each
+    u32 stage;  // the slot at which this thread is
+    u32 phase;  // parity of the current lap; toggles when `stage` wraps
+
+    // Attach to the ring and initialize its barriers. All threads of the CTA call it; it ends in __syncthreads(). In a cluster, a
+    // cluster barrier must follow before a CTA uses the barriers of another one.
+    __device__ __forceinline__ void init(u32 base_address, u32 producer_arrivals, u32 consumer_arrivals) {
+        attach(base_address);
+        if (threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0) init_barriers(producer_arrivals, consumer_arrivals);
+        __syncthreads();
+    }
+
+    // Start at slot 0 of the ring at base_address, and leave its barriers alone.
+    __device__ __forceinline__ void attach(u32 base_address) {
+        base = base_address;
+        stage = 0;
+        phase = 0;
+    }
+
+    // Initialize the barriers. One thread calls it after attach(), and may use the ring at once; the others may after a barrier that
+    // they share with this thread, of the CTA or the cluster. producer_arrivals: calls of expect_tx() or arrive() that complete a
+    // slot. consumer_arrivals: calls of release*() that free it; in a cluster, those of all its CTAs.
+    __device__ __forceinline__ void init_barriers(u32 producer_arrivals, u32 consumer_arrivals) const {
+        for (u32 slot = 0; slot < Stages; ++slot) {
+            mbarrier_init(get_barrier(slot), producer_arrivals);
+            mbarrier_init(empty_barrier(slot), consumer_arrivals);
+        }
+        fence_mbarrier_init();   // the async proxy and the cluster see initialized barriers
+    }
+
+    // Return the barrier that counts the bytes of a slot's loads.
+    __device__ __forceinline__ u32 get_barrier(u32 slot) const { return base + 8 * slot; }
+    __device__ __forceinline__ u32 get_barrier() const { return get_barrier(stage); }
+
+    // Return the barrier at which the consumers of a slot arrive.
+    __device__ __forceinline__ u32 empty_barrier(u32 slot) const { return base + 8 * (Stages + slot); }
+    __device__ __forceinline__ u32 empty_barrier() const { return empty_barrier(stage); }
+
+    // Producer: wait until the consumers have released the slot. The first lap finds every slot empty: on a fresh barrier the phase
+    // of parity 1 counts as completed.
+    __device__ __forceinline__ void acquire(u32 slot) const { mbarrier_wait_parity(empty_barrier(slot), phase ^ 1); }
+    __device__ __forceinline__ void acquire() const { acquire(stage); }
+
+    // Producer: arrive once, and let the slot be full when `bytes` more bytes have come. Call it before the loads.
+    __device__ __forceinline__ void expect_tx(u32 slot, u32 bytes) const { mbarrier_arrive_expect_tx(get_barrier(slot), bytes); }
+    __device__ __forceinline__ void expect_tx(u32 bytes) const { expect_tx(stage, bytes); }
+
+    // Consumer: wait until the slot is full.
+    __device__ __forceinline__ void wait(u32 slot) const { mbarrier_wait_parity(get_barrier(slot), phase); }
+    __device__ __forceinline__ void wait() const { wait(stage); }
+
+    // Consumer: arrive once without a fence. Correct only if instructions issued before the call have used every value that was read
+    // from the slot; then no read can be in flight. A loop that releases each slot one iteration after it read it has that property.
+    __device__ __forceinline__ void release_used(u32 slot) const { mbarrier_arrive(empty_barrier(slot)); }
+
+    // Consumer: release_used() once for the warp, whose lanes all call it.
+    __device__ __forceinline__ void release_used_by_warp(u32 slot, u32 lane) const {
+        __syncwarp();
+        if (lane == 0) release_used(slot);
+    }
+
+    // Go to the next slot; the parity toggles when the ring wraps.
+    __device__ __forceinline__ void advance() {
+        if (++stage == Stages) {
+            stage = 0;
+            next_lap();
+        }
+    }
+
+    // Toggle the parity, for callers that number the slots themselves.
+    __device__ __forceinline__ void next_lap() { phase ^= 1; }
+};
+
+// Divides 0 .. 2^31 - 1 by a number that the host knows, with one multiplication; an integer division takes about 25 instructions.
+struct Divisor {
+    u32 multiplier, shift;     // 2^(31 + shift) / number, rounded up; 2^shift >= number
+};
+
+__device__ __forceinline__ u32 divide(u32 n, const Divisor& by) { return __umulhi(2 * n, by.multiplier) >> by.shift; }
+
+// ---- Between fp32 and the operands' 16-bit type, two values in a register ------------------------------------------------
+__device__ __forceinline__ float low_to_float(u32 pair) {
+    float d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" : "=f"(d) : "r"(pair));
+    return d;
+}
+
+__device__ __forceinline__ float high_to_float(u32 pair) {
+    float d;
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h; }" : "=f"(d) : "r"(pair));
+    return d;
+}
+
+__device__ __forceinline__ u32 to_pair(float low, float high) {
+    u32 d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+
+// ---- Arithmetic of two 16-bit values in a register ---------------------------------------------------------------------
+__device__ __forceinline__ u32 subtract(u32 a, u32 b) {
+    u32 d;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+__device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+// Return word i of a thread's 16 bytes of a 64 x 64 block of packed weights: the weights of rows 16 i .. 16 i + 15.
+__device__ __forceinline__ u32 word(const uint4& words, u32 i) {
+    return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+}
+
+// [PTX ISA, ld] Load 16 bytes of shared memory.
+__device__ __forceinline__ uint4 load_vector(u32 smem) {
+    uint4 values;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
+                 : "r"(smem) : "memory");
+    return values;
+}
+
+// [PTX ISA, st] Store a thread's four sums of a fragment to shared memory.
+__device__ __forceinline__ void store_fragment(u32 smem, const float (&sums)[4]) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};"
+                 :: "r"(smem), "f"(sums[0]), "f"(sums[1]), "f"(sums[2]), "f"(sums[3]) : "memory");
+}
+
+// [PTX ISA, ld] Add four sums of a fragment from shared memory.
+__device__ __forceinline__ void add_fragment(float (&sums)[4], u32 smem) {
+    float other[4];
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(other[0]), "=f"(other[1]), "=f"(other[2]), "=f"(other[3]) : "r"(smem) : "memory");
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) sums[i] += other[i];
+}
+
+}  // namespace cudatma
+
+namespace cudatma {
+
+// ---- The tile, as named constants -----------------------------------------------------------------------------------
+constexpr u32 TILE_M = 8;      // rows of M of a CTA's tile: columns of the mma
+constexpr u32 TILE_N = 128;      // columns of N: rows of the mma
+constexpr u32 TILE_K = 256;      // K of one stage
+constexpr u32 WARPS_N = 4;      // warps along N, each with all rows of M
+constexpr u32 SLICE_K = 2;      // warps with the same columns of N, which divide each stage's K
+constexpr u32 WARP_N = 32;
+constexpr u32 STAGES = 4;
+constexpr u32 CONSUMER_WARPS = 8;
+constexpr u32 GROUP_SIZE = 128;     // K that share a scale
+constexpr u32 WARP_TILES = WARPS_N;             // parts of a CTA's tile that warps hold
+constexpr u32 FRAGMENTS_16 = WARP_N / 16;        // of 16 columns of N in a warp ...
+constexpr u32 FRAGMENT_STRIDE_N = 16;           // ... and the columns from one to the next
+constexpr u32 FRAGMENTS_8 = TILE_M / 8;        // of 8 rows of M
+constexpr u32 FIX_UP_UNROLL = 8;        // partial tiles whose loads are in flight together
+constexpr u32 K64_PER_STAGE = TILE_K / 64;
+constexpr u32 K64_PER_WARP = K64_PER_STAGE / SLICE_K;
+constexpr u32 N64_PER_TILE = TILE_N / 64;
+constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights
+constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64 of K
+
+// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
+constexpr u32 ACTIVATIONS = 0;   // 16384 B
+constexpr u32 WEIGHTS = 16384;   // 65536 B
+constexpr u32 SCALES = 81920;   // 2048 B
+constexpr u32 ZEROS = 83968;   // 1024 B
+constexpr u32 STAGING = 84992;   // 2560 B
+constexpr u32 SLICE_SUMS = 87552;   // 4096 B
+constexpr u32 FULL_BARRIERS = 91648;   // 32 B
+
+// ---- Slots: STAGES of each operand ------------------------------------------------------------------------------------------
+constexpr u32 ACTIVATION_STAGE_BYTES = 4096;
+constexpr u32 WEIGHT_STAGE_BYTES = 16384;
+constexpr u32 SCALE_STAGE_BYTES = 512;
+constexpr u32 ZERO_STAGE_BYTES = 256;
+constexpr u32 TRANSACTION_BYTES = 21248;   // what TMA delivers to one stage
+constexpr u32 FULL_ARRIVALS = 1;
+constexpr u32 STAGING_PITCH_BYTES = 80;   // from one row to the next
+constexpr u32 STAGING_BYTES = 640;   // of one warp: eight rows
+constexpr u32 SLICE_THREADS = 32;        // that hold the same part of the tile for one slice
+using Ring = TmaPipeline<STAGES>;
+
+// Named barriers; 0 is that of __syncthreads().
+enum NamedBarrier : u32 {
+    SLICE_BARRIER = 1,   // the first of one for each part of the tile
+};
+
+// The warps with the same columns of N.
+__device__ __forceinline__ void slice_sync(u32 warp_tile) { bar_sync(SLICE_BARRIER + warp_tile, SLICE_K * SLICE_THREADS); }
+
+// What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
+struct Problem {
+    u32 m;                          // rows of the result
+    u32 n;                          // columns of the result
+    u32 tiles_m;                    // output tiles along M
+    u32 tiles_n;                    // output tiles along N, each of one CTA or cluster
+    u32 raster_m;                   // rows of tiles of a raster group
+    u32 k_iterations;               // stages that one tile takes
+    u32 work_ranges;                // work ranges: one per cluster, or per CTA without clusters
+    u32 stream_tiles;               // the first tiles, which are divided among all work ranges
+    u32 stream_stages;              // stages of them in every work range ...
+    u32 stream_extra;               // ... and the number of ranges that have one more: the first ones
+    u32 output_vectors;             // 1: every row of the result is aligned to 16 bytes
+    u32 weight_row_blocks;          // of them, blocks along K
+    u32 prefetch_stages;            // stages whose weights a dependent launch loads before it waits
+    Divisor by_k_iterations;        // divides by k_iterations
+    Divisor by_raster_group;        // divides by the tiles of a raster group
+    Divisor by_raster_group_rows;   // divides by raster_m
+    Divisor by_last_rows;           // divides by the rows of tiles of the last raster group
+    u64 output_pitch;               // elements from one row to the next
+};
+
+// Stages k_begin .. k_end - 1 of an output tile.
+struct WorkUnit {
+    u32 tile, k_begin, k_end;
+};
+
+// ---- Tiles to CTAs: stream-K, then whole tiles ----------------------------------------------------------------------
+// The stages of the first `stream_tiles` tiles form one sequence, which is cut into equal, contiguous work ranges: one for
+// each CTA or, in a launch with clusters, for each cluster. The remaining tiles go to the ranges whole, in turn. A range may
+// begin inside a tile. Its first work unit is then a partial sum, which it stores for the tile's owner: the range with the
+// tile's first stage, the last one that this range has of the sequence. An owner waits only for CTAs with a lower blockIdx,
+// because ranges are numbered down from the last one. Those CTAs were dispatched before the owner, so that no wait can
+// starve a CTA that has not started.
+
+// The first stage of a range in the sequence.
+__device__ __forceinline__ u32 range_begin(const Problem& problem, u32 range) {
+    return range * problem.stream_stages + min(range, problem.stream_extra);
+}
+
+struct WorkQueue {
+    u32 stage, stage_end;   // what is left of this range of the sequence
+    u32 tile, tiles;        // next whole tile
+
+    __device__ __forceinline__ WorkQueue(const Problem& problem, u32 range)
+        : stage(range_begin(problem, range)), stage_end(range_begin(problem, range + 1)),
+          tile(problem.stream_tiles + range), tiles(problem.tiles_m * problem.tiles_n) {}
+
+    __device__ __forceinline__ bool next(const Problem& problem, WorkUnit& unit) {
+        if (stage < stage_end) {
+            unit.tile = divide(stage, problem.by_k_iterations);
+            unit.k_begin = stage - unit.tile * problem.k_iterations;
+            unit.k_end = min(problem.k_iterations, unit.k_begin + (stage_end - stage));
+            stage += unit.k_end - unit.k_begin;
+            return true;
+        }
+        if (tile >= tiles) return false;
+        unit = WorkUnit{tile, 0, problem.k_iterations};
+        tile += problem.work_ranges;
+        return true;
+    }
+};
+
+// Raster order: tiles are numbered in groups of raster_m rows of tiles, and in each group column by column, so that CTAs
+// that run at the same time share operands in L2.
+__device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, u32& tile_m, u32& tile_n) {
+    const u32 raster_group = divide(tile, problem.by_raster_group), first_row = raster_group * problem.raster_m;
+    const u32 inside = tile - first_row * problem.tiles_n, rows_left = problem.tiles_m - first_row;
+    const bool is_last = rows_left <= problem.raster_m;
+    tile_n = divide(inside, is_last ? problem.by_last_rows : problem.by_raster_group_rows);
+    tile_m = first_row + inside - tile_n * (is_last ? rows_left : problem.raster_m);
+}
+
+// The same work stage by stage, for the producer.
+struct StageCursor {
+    WorkQueue queue;
+    WorkUnit unit;
+    u32 k, tile_m, tile_n;
+
+    __device__ __forceinline__ StageCursor(const Problem& problem, u32 range)
+        : queue(problem, range), unit{0, 0, 0}, k(0), tile_m(0), tile_n(0) {}
+
+    __device__ __forceinline__ bool next(const Problem& problem) {
+        if (++k < unit.k_end) return true;
+        if (!queue.next(problem, unit)) return false;
+        k = unit.k_begin;
+        tile_position(problem, unit.tile, tile_m, tile_n);
+        return true;
+    }
+};
+
+// ---- int4 -> float16: one LOP3 puts two nibbles into the mantissas of a magic number -------------------------------
+__device__ __forceinline__ u32 and_or(u32 a, u32 mask, u32 bits) {   // one LOP3: (a & mask) | bits
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
+    return d;
+}
+
+// low: 1024 + zero point of column g, which is subtracted. high: -(64 + zero point) of column g + 8, which is added after the
+// division by 16. Each in both halves.
+struct ZeroPoint {
+    u32 low, high;
+};
+
+__device__ __forceinline__ ZeroPoint zero_point(u32 zero_low, u32 zero_high) {
+    return ZeroPoint{0x64006400u | zero_low | zero_low << 16, 0xd400d400u | zero_high << 4 | zero_high << 20};
+}
+
+// 0x6400 is 1024.0 in fp16, whose last mantissa bit counts 1: 0x6400 | v is exactly 1024 + v, and 0x6400 | v << 4 is 1024 + 16 v.
+// 1/16 of the latter is exactly 64 + v. The nibbles of column g + 8 therefore need no shift.
+__device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& zero) {
+    const u32 upper = q >> 8;
+    a[0] = subtract(and_or(q, 0x000f000fu, 0x64006400u), zero.low);
+    a[1] = multiply_add(and_or(q, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+    a[2] = subtract(and_or(upper, 0x000f000fu, 0x64006400u), zero.low);
+    a[3] = multiply_add(and_or(upper, 0x00f000f0u, 0x64006400u), 0x2c002c00u, zero.high);
+}
+
+// ---- Accumulators, and partial sums of them -------------------------------------------------------------------------
+// Partial sums travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
+
+// A warp's accumulators: fragments of 16 x 8 values, four a lane.
+
+typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
+
+// ---- Within a CTA: slice-K ------------------------------------------------------------------------------------------
+// SLICE_K groups of SLICE_THREADS threads hold the same part of the tile, each for one slice of every stage's K. Groups
+// 1 .. SLICE_K - 1 store their sums in shared memory, and group 0 adds them to its own in the order of the slices. part: the
+// part's number in the tile. thread: of the group. Returns whether this group goes on with the sum.
+__device__ __forceinline__ bool reduce_slices(Accumulators& acc, u32 smem, u32 part, u32 slice, u32 thread) {
+    constexpr u32 FRAGMENT_BYTES = SLICE_THREADS * 16, SUM_BYTES = FRAGMENTS_16 * FRAGMENTS_8 * FRAGMENT_BYTES;
+    const u32 sums = smem + SLICE_SUMS + part * (SLICE_K - 1) * SUM_BYTES + thread * 16;
+    if (slice > 0) {
+#pragma unroll
+        for (u32 c = 0; c < FRAGMENTS_16; ++c)
+#pragma unroll
+            for (u32 r = 0; r < FRAGMENTS_8; ++r)
+                store_fragment(sums + (slice - 1) * SUM_BYTES + (c * FRAGMENTS_8 + r) * FRAGMENT_BYTES, acc[c][r]);
+    }
+    slice_sync(part);   // group 0 waits for the sums of the others
+    if (slice == 0) {
+#pragma unroll
+        for (u32 other = 0; other < SLICE_K - 1; ++other)
+#pragma unroll
+            for (u32 c = 0; c < FRAGMENTS_16; ++c)
+#pragma unroll
+                for (u32 r = 0; r < FRAGMENTS_8; ++r)
+                    add_fragment(acc[c][r], sums + other * SUM_BYTES + (c * FRAGMENTS_8 + r) * FRAGMENT_BYTES);
+    }
+    slice_sync(part);   // the others wait until group 0 has read them: the next work unit overwrites them
+    return slice == 0;
+}
+
+// ---- Across CTAs: stream-K ------------------------------------------------------------------------------------------
+// For every CTA, a partial tile of fp32 sums and one flag for each of its WARP_TILES.
+struct Workspace {
+    float4* partials;
+    u32* flags;
+};
+
+__device__ __forceinline__ float4* partial_sums(const Workspace& workspace, u32 cta, u32 warp_tile, u32 lane) {
+    constexpr u32 WARP_FRAGMENTS = FRAGMENTS_16 * FRAGMENTS_8 * 32;
+    return workspace.partials + (u64)(cta * WARP_TILES + warp_tile) * WARP_FRAGMENTS + lane;
+}
+
+__device__ __forceinline__ void store_partials(const Accumulators& acc, const Workspace& workspace, u32 cta, u32 warp_tile,
+                                               u32 lane) {
+    float4* sums = partial_sums(workspace, cta, warp_tile, lane);
+#pragma unroll
+    for (u32 c = 0; c < FRAGMENTS_16; ++c)
+#pragma unroll
+        for (u32 r = 0; r < FRAGMENTS_8; ++r)
+            sums[(c * FRAGMENTS_8 + r) * 32] = make_float4(acc[c][r][0], acc[c][r][1], acc[c][r][2], acc[c][r][3]);
+    __syncwarp();
+    if (lane == 0)   // release at gpu scope covers the other lanes' stores, which __syncwarp ordered before it
+        asm volatile("st.release.gpu.global.u32 [%0], 1;"
+                     :: "l"(workspace.flags + cta * WARP_TILES + warp_tile) : "memory");
+}
+
+// The owner of a tile adds the partial sums of the following ranges, `stages_missing` stages in all, in the order of the
+// ranges, whatever order they arrive in: the result is the same bits every time. In clusters it adds those of the CTAs of its
+// own rank. It clears the flags for the next launch.
+template <u32 ClusterSize = 1>
+__device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem, const Workspace& workspace, u32 range,
+                                       u32 stages_missing, u32 warp_tile, u32 lane, u32 rank = 0) {
+    u32 last = range;   // the last range with a part of this tile
+    while (stages_missing > 0) {
+        ++last;
+        stages_missing -= min(stages_missing, range_begin(problem, last + 1) - range_begin(problem, last));
+    }
+    for (u32 other = range + 1 + lane; other <= last; other += 32) {   // each lane waits for one of them
+        u32* flag = workspace.flags + (other * ClusterSize + rank) * WARP_TILES + warp_tile;
+        u32 is_stored = 0;
+        do {
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(is_stored) : "l"(flag) : "memory");
+        } while (is_stored == 0);
+        *flag = 0;   // its CTA sets it again in a later launch at the earliest
+    }
+    __syncwarp();
+#pragma unroll FIX_UP_UNROLL
+    for (u32 other = range + 1; other <= last; ++other) {
+        const float4* sums = partial_sums(workspace, other * ClusterSize + rank, warp_tile, lane);
+#pragma unroll
+        for (u32 c = 0; c < FRAGMENTS_16; ++c)
+#pragma unroll
+            for (u32 r = 0; r < FRAGMENTS_8; ++r) {
+                const float4 sum = __ldcg(sums + (c * FRAGMENTS_8 + r) * 32);
+                acc[c][r][0] += sum.x;
+                acc[c][r][1] += sum.y;
+                acc[c][r][2] += sum.z;
+                acc[c][r][3] += sum.w;
+            }
+    }
+}
+__device__ __forceinline__ void clear(Accumulators& acc) {
+#pragma unroll
+    for (u32 c = 0; c < FRAGMENTS_16; ++c)
+#pragma unroll
+        for (u32 r = 0; r < FRAGMENTS_8; ++r)
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
+}
+
+// ---- Epilogue: accumulators to rows of the result -------------------------------------------------------------------
+
+// column0: the warp's first column; its fragments along N follow at a distance of FRAGMENT_STRIDE_N.
+__device__ __forceinline__ void add_bias(Accumulators& acc, const Problem& problem, const u16* bias, u32 column0, u32 lane) {
+    if (bias == nullptr) return;
+    const u32 g = lane >> 2;
+#pragma unroll
+    for (u32 c = 0; c < FRAGMENTS_16; ++c) {
+        const u32 low = column0 + FRAGMENT_STRIDE_N * c + g, high = low + 8;
+        const float bias_low = low < problem.n ? low_to_float(bias[low]) : 0.0f;
+        const float bias_high = high < problem.n ? low_to_float(bias[high]) : 0.0f;
+#pragma unroll
+        for (u32 r = 0; r < FRAGMENTS_8; ++r) {
+            acc[c][r][0] += bias_low;
+            acc[c][r][1] += bias_low;
+            acc[c][r][2] += bias_high;
+            acc[c][r][3] += bias_high;
+        }
+    }
+}
+
+// Store 16 bytes of a row of the result.
+template <typename Element>
+__device__ __forceinline__ void store_vector(const Problem& problem, Element* output, uint4 values, u32 row, u32 column) {
+    constexpr u32 COLUMNS = 16 / sizeof(Element);
+    if (row >= problem.m || column >= problem.n) return;
+    Element* target = output + row * problem.output_pitch + column;
+    if (problem.output_vectors && column + COLUMNS <= problem.n) {
+        *(uint4*)target = values;
+    } else {   // a row that is not 16-byte aligned, or the last columns
+        const u32 words[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+        for (u32 i = 0; i < COLUMNS; ++i) {
+            if (column + i >= problem.n) continue;
+            if constexpr (COLUMNS == 4) target[i] = __uint_as_float(words[i]);
+            else target[i] = (Element)(words[i / 2] >> (i % 2 * 16));
+        }
+    }
+}
+
+// A warp stores its part of the tile through its staging rows, eight rows at a time.
+__device__ __forceinline__ void store_rows_of_warp(const Accumulators& acc, const Problem& problem, u16* output, u32 smem,
+                                                   u32 warp_tile, u32 lane, u32 row0, u32 column0) {
+    constexpr u32 VECTORS_PER_ROW = 2 * FRAGMENTS_16;   // of eight columns
+    const u32 staging = smem + STAGING + warp_tile * STAGING_BYTES;
+#pragma unroll
+    for (u32 r = 0; r < FRAGMENTS_8; ++r) {
+        __syncwarp();   // all lanes have read the eight rows before
+#pragma unroll
+        for (u32 c = 0; c < FRAGMENTS_16; ++c) {
+            const u32 fragments[2] = {to_pair(acc[c][r][0], acc[c][r][1]), to_pair(acc[c][r][2], acc[c][r][3])};
+            stmatrix_x2_trans(staging + (lane & 7) * STAGING_PITCH_BYTES + (2 * c + (lane >> 3 & 1)) * 16, fragments);
+        }
+        __syncwarp();
+#pragma unroll
+        for (u32 vector = lane; vector < 8 * VECTORS_PER_ROW; vector += 32) {
+            const u32 row = vector / VECTORS_PER_ROW, column = vector % VECTORS_PER_ROW;
+            store_vector(problem, output, load_vector(staging + row * STAGING_PITCH_BYTES + column * 16),
+                         row0 + 8 * r + row, column0 + 8 * column);
+        }
+    }
+}
+
+// ---- How each operand reaches its slot ------------------------------------------------------------------------------
+// N64_PER_TILE boxes of K64_PER_STAGE contiguous 2 KB blocks. Blocks past the last row of blocks are filled with zeros; blocks
+// past this row's K belong to the next columns, and meet activations that are zero.
+__device__ __forceinline__ void load_weights(u32 smem, u32 full, const TensorMap* map, const Problem& problem, u32 tile_n,
+                                             u32 k, u64 policy) {
+#pragma unroll
+    for (u32 i = 0; i < N64_PER_TILE; ++i) {
+        const u32 row = (tile_n * N64_PER_TILE + i) * problem.weight_row_blocks + k * K64_PER_STAGE;
+        cp_async_bulk_tensor_2d_load_hint(smem + i * K64_PER_STAGE * K64_BLOCK_BYTES, map, full, 0, row, policy);
+    }
+}
+
+// Scales or zero points.
+__device__ __forceinline__ void load_table(u32 smem, u32 full, const TensorMap* map, u32 tile_n, u32 k) {
+    cp_async_bulk_tensor_2d_load(smem, map, full, tile_n * TILE_N, k * TILE_K / GROUP_SIZE);
+}
+
+// K64_PER_STAGE boxes of TILE_M rows x 64 of K in the 128-byte swizzle; what lies outside of the tensor is zero.
+__device__ __forceinline__ void load_activations(u32 smem, u32 full, const TensorMap* map, u32 tile_m, u32 k) {
+#pragma unroll
+    for (u32 i = 0; i < K64_PER_STAGE; ++i)
+        cp_async_bulk_tensor_2d_load(smem + i * TILE_M * ROW_BYTES, map, full, k * TILE_K + i * 64, tile_m * TILE_M);
+}
+
+// ---- Main loop: int4 weights and activations from shared memory to registers, mma.sync --------------------------------------
+// Where a warp stands among the consumers.
+struct WarpPosition {
+    u32 lane, slice;           // slice: of each stage's K
+    u32 tile, column0;         // its part of the CTA's tile, and the part's first column
+    __device__ __forceinline__ WarpPosition(u32 warp, u32 lane)
+        : lane(lane), slice(warp / WARPS_N), tile(warp % WARPS_N), column0(tile * WARP_N) {}
+};
+
+// This thread's columns of a packed row of 64 columns: FRAGMENTS_16 pairs (g, g + 8), side by side.
+__device__ __forceinline__ u32 packed_column(u32 column0, u32 lane) {
+    return column0 / 64 * 64 + 8 * (lane >> 2) + 2 * (column0 % 64 / 16);
+}
+
+// The lane's own value, through a shuffle: ptxas would otherwise compute an address anew in each stage.
+__device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
+
+// Where this thread reads in slot 0; the other slots follow at a stage's distance.
+struct SlotAddresses {
+    u32 activations, weights;
+    u32 scales;
+    u32 zeros;
+    __device__ __forceinline__ SlotAddresses(u32 smem, const WarpPosition& warp) {
+        const u32 k64 = warp.slice * K64_PER_WARP, lane = warp.lane;
+        // ldmatrix takes the addresses of rows: of 16 rows, or of 8 where a tile has no more.
+        const u32 row = (TILE_M == 8 ? 0 : (lane >> 4) * 8) + (lane & 7), chunk = lane >> 3 & 1;
+        // 16-byte chunk c of row r stands at c ^ (r & 7) in the 128-byte swizzle.
+        activations = keep_in_register(smem + ACTIVATIONS + (k64 * TILE_M + row) * ROW_BYTES + ((chunk ^ (lane & 7)) << 4),
+                                       threadIdx.x % 32);
+        weights = keep_in_register(smem + WEIGHTS + (warp.column0 / 64 * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
+                                   warp.column0 % 64 * 32 + lane * 16, threadIdx.x % 32);
+        const u32 at = k64 * 64 / GROUP_SIZE * TILE_N + packed_column(warp.column0, lane);
+        scales = keep_in_register(smem + SCALES + at * 2, threadIdx.x % 32);
+        zeros = keep_in_register(smem + ZEROS + at, threadIdx.x % 32);
+    }
+};
+
+// What a thread holds of the weights for 64 of K.
+struct WeightFragments {
+    uint4 packed[FRAGMENTS_16];        // one word for each 16-deep step
+    u32 scale_pairs[FRAGMENTS_16];     // of columns g (low half) and g + 8 (high half)
+    ZeroPoint zeros[FRAGMENTS_16];
+};
+
+__device__ __forceinline__ void load_scale_pairs(u32 (&pairs)[FRAGMENTS_16], u32 smem) {
+    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(pairs[0]), "=r"(pairs[1]) : "r"(smem) : "memory");
+}
+
+__device__ __forceinline__ void load_zero_points(ZeroPoint (&zeros)[FRAGMENTS_16], u32 smem) {
+#pragma unroll
+    for (u32 c = 0; c < FRAGMENTS_16; ++c) {
+        u32 pair;
+        asm volatile("ld.shared.u16 %0, [%1];" : "=r"(pair) : "r"(smem + 2 * c) : "memory");
+        zeros[c] = zero_point(pair & 0xff, pair >> 8);
+    }
+}
+
+// k: inside this warp's slice of the stage, a multiple of the group size or the first of a 64-deep block.
+__device__ __forceinline__ void load_group(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k) {
+    const u32 row = k / GROUP_SIZE * TILE_N;
+    load_scale_pairs(weights.scale_pairs, slots.scales + stage * SCALE_STAGE_BYTES + row * 2);
+    load_zero_points(weights.zeros, slots.zeros + stage * ZERO_STAGE_BYTES + row);
+}
+
+// k64: of this warp's slice of the stage.
+__device__ __forceinline__ void load_weight_fragments(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k64) {
+    const u32 base = slots.weights + stage * WEIGHT_STAGE_BYTES + k64 * K64_BLOCK_BYTES;
+#pragma unroll
+    for (u32 c = 0; c < FRAGMENTS_16; ++c)
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(weights.packed[c].x), "=r"(weights.packed[c].y), "=r"(weights.packed[c].z),
+                       "=r"(weights.packed[c].w)
+                     : "r"(base + c * 512) : "memory");
+    load_group(weights, slots, stage, k64 * 64);
+}
+
+// Activations of one 16-deep step: operand B for all rows of the tile. ldmatrix reads 8 x 8 tiles. The step's two chunks
+// differ from step 0's in bits 5 and 6 of the swizzled address.
+typedef u32 ActivationFragments[FRAGMENTS_8][2];
+
+__device__ __forceinline__ void load_activation_fragments(ActivationFragments& b, u32 address, u32 step) {
+    if constexpr (FRAGMENTS_8 == 1) {
+        ldmatrix_x2(b[0], address ^ (step << 5));
+    } else {
+#pragma unroll
+        for (u32 r = 0; r < FRAGMENTS_8; r += 2) {
+            u32 four[4];
+            ldmatrix_x4(four, (address ^ (step << 5)) + r * 8 * ROW_BYTES);
+            b[r][0] = four[0];
+            b[r][1] = four[1];
+            b[r + 1][0] = four[2];
+            b[r + 1][1] = four[3];
+        }
+    }
+}
+
+// One 16-deep step. address: where this thread reads the tile's first rows in the 64-deep box.
+__device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFragments& weights, u32 address, u32 step) {
+    ActivationFragments b;
+    load_activation_fragments(b, address, step);
+#pragma unroll
+    for (u32 c = 0; c < FRAGMENTS_16; ++c) {
+        u32 a[4];
+        dequantize(a, word(weights.packed[c], step), weights.zeros[c]);
+#pragma unroll
+        for (u32 r = 0; r < FRAGMENTS_8; ++r) mma_m16n8k16_f16(acc[c][r], a, b[r][0], b[r][1]);
+    }
+}
+
+// A group or a stage ends: adds its sums, scaled, to the accumulators.
+__device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, const WeightFragments& weights) {
+#pragma unroll
+    for (u32 c = 0; c < FRAGMENTS_16; ++c) {
+        const float low = low_to_float(weights.scale_pairs[c]), high = high_to_float(weights.scale_pairs[c]);
+#pragma unroll
+        for (u32 r = 0; r < FRAGMENTS_8; ++r) {
+            acc[c][r][0] += sums[c][r][0] * low;
+            acc[c][r][1] += sums[c][r][1] * low;
+            acc[c][r][2] += sums[c][r][2] * high;
+            acc[c][r][3] += sums[c][r][3] * high;
+        }
+    }
+    clear(sums);
+}
+
+// Multiplies the stages of a work unit. A slot is released in the next iteration, when instructions issued before have used
+// every value read from it (TmaPipeline::release_used()).
+__device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& weights, const SlotAddresses& slots, Ring& ring,
+                                         const WorkUnit& unit, u32 lane) {
+    Accumulators sums;   // of the current group, not yet scaled
+    clear(sums);
+    u32 previous = ring.stage;
+#pragma unroll 1
+    for (u32 k = unit.k_begin; k < unit.k_end; ++k) {
+        __syncwarp();
+        if (k > unit.k_begin && lane == 0) ring.release_used(previous);
+        ring.wait();
+#pragma unroll
+        for (u32 i = 0; i < K64_PER_WARP; ++i) {
+            const u32 address = slots.activations + ring.stage * ACTIVATION_STAGE_BYTES + i * TILE_M * ROW_BYTES;
+            load_weight_fragments(weights, slots, ring.stage, i);
+#pragma unroll
+            for (u32 step = 0; step < 4; ++step) {
+                if (GROUP_SIZE == 32 && step == 2) load_group(weights, slots, ring.stage, i * 64 + 32);
+                multiply_step(sums, weights, address, step);
+                const u32 done = i * 64 + step * 16 + 16;   // K of this warp's slice
+                if (done % GROUP_SIZE == 0 || done == K64_PER_WARP * 64) scale_sums(acc, sums, weights);
+            }
+        }
+        previous = ring.stage;
+        ring.advance();
+    }
+    ring.release_used_by_warp(previous, lane);
+}
+
+// The operands, by the names of the launch parameters. Maps that this kernel does not take are null.
+struct Operands {
+    const TensorMap *weight_map, *scale_map, *zero_map, *activation_map;
+    const u16* bias;
+    u16* output;
+    Workspace workspace;
+};
+
+// Weights that several rows of tiles read should stay in L2.
+__device__ __forceinline__ u64 choose_weight_policy(const Problem& problem) {
+    const u64 first = createpolicy_evict_first(), normal = createpolicy_evict_normal();
+    return problem.tiles_m > 1 ? normal : first;
+}
+
+// ---- Producer: one thread -------------------------------------------------------------------------------------------
+// Announces the bytes of a stage, and loads what no kernel before this one writes.
+__device__ __forceinline__ void load_constants(const Ring& ring, u32 slot, const StageCursor& at, const Problem& problem,
+                                               const Operands& operands, u32 smem, u64 policy) {
+    const u32 full = ring.get_barrier(slot);
+    ring.expect_tx(slot, TRANSACTION_BYTES);
+    load_weights(smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES, full, operands.weight_map, problem, at.tile_n, at.k, policy);
+    load_table(smem + SCALES + slot * SCALE_STAGE_BYTES, full, operands.scale_map, at.tile_n, at.k);
+    load_table(smem + ZEROS + slot * ZERO_STAGE_BYTES, full, operands.zero_map, at.tile_n, at.k);
+}
+
+// Weights, scales and zero points do not depend on the kernel before this one; activations do. A dependent launch therefore
+// loads the weights of the first stages before it waits for that kernel. Not those of all stages: the activations of the first
+// one would queue after them.
+__device__ __forceinline__ void produce(Ring& ring, const Problem& problem, const Operands& operands, u32 smem, u32 range) {
+    const u64 policy = choose_weight_policy(problem);
+    const u32 prefetched = min(STAGES, problem.prefetch_stages);
+    StageCursor cursor(problem, range), ahead(cursor);
+#pragma unroll 1
+    for (u32 slot = 0; slot < prefetched && ahead.next(problem); ++slot)
+        load_constants(ring, slot, ahead, problem, operands, smem, policy);
+    griddepcontrol_wait();
+#pragma unroll 1
+    for (u32 i = 0; cursor.next(problem); ++i) {
+        ring.acquire();
+        if (i >= prefetched) load_constants(ring, ring.stage, cursor, problem, operands, smem, policy);
+        load_activations(smem + ACTIVATIONS + ring.stage * ACTIVATION_STAGE_BYTES, ring.get_barrier(), operands.activation_map,
+                         cursor.tile_m, cursor.k);
+        ring.advance();
+    }
+}
+
+// ---- Consumers ------------------------------------------------------------------------------------------------------
+// Scales and stores the complete sums of a tile. row0: its first row. column0: the warp's first column.
+__device__ __forceinline__ void epilogue(Accumulators& acc, const Problem& problem, const Operands& operands, u32 smem,
+                                         const WarpPosition& warp, u32 row0, u32 column0) {
+    add_bias(acc, problem, operands.bias, column0, warp.lane);
+    store_rows_of_warp(acc, problem, operands.output, smem, warp.tile, warp.lane, row0, column0);
+}
+
+// range: the CTA's work range.
+__device__ __forceinline__ void consume(Ring& ring, const Problem& problem, const Operands& operands, u32 smem, u32 range,
+                                        const WarpPosition& warp) {
+    const SlotAddresses slots(smem, warp);
+    WorkQueue queue(problem, range);
+    WorkUnit unit;
+    Accumulators acc;
+    WeightFragments weights;
+    griddepcontrol_wait();   // the kernel before this one may still use the workspace and the result
+    while (queue.next(problem, unit)) {
+        u32 tile_m, tile_n;
+        tile_position(problem, unit.tile, tile_m, tile_n);
+        const u32 column0 = tile_n * TILE_N + warp.column0;
+        clear(acc);
+        mainloop(acc, weights, slots, ring, unit, warp.lane);
+        if (!reduce_slices(acc, smem, warp.tile, warp.slice, warp.lane)) continue;
+        if (unit.k_begin > 0) {
+            store_partials(acc, operands.workspace, range, warp.tile, warp.lane);
+            continue;
+        }
+        if (unit.k_end < problem.k_iterations)
+            fix_up(acc, problem, operands.workspace, range, problem.k_iterations - unit.k_end, warp.tile, warp.lane);
+        epilogue(acc, problem, operands, smem, warp, tile_m * TILE_M, column0);
+    }
+}
+}  // namespace cudatma
+
+// Y = X W as Y^T = W^T X^T: columns of N are the rows of the mma. The last warps produce: they fill the slots of the ring. The
+// first CONSUMER_WARPS warps consume: they dequantize weights, multiply, and store. Both walk through the same work units.
+extern "C" __global__ void __launch_bounds__(288, 1)
+marlin_mma_sync_f16_g128_zeros_8x128x256_w142_s4_tma(
+    const __grid_constant__ cudatma::TensorMap weight_map,
+    const __grid_constant__ cudatma::TensorMap scale_map,
+    const __grid_constant__ cudatma::TensorMap zero_map,
+    const __grid_constant__ cudatma::TensorMap activation_map,
+    const cudatma::u16* bias,
+    cudatma::u16* output,
+    float4* partials,
+    cudatma::u32* flags,
+    const __grid_constant__ cudatma::Problem problem) {
+    using namespace cudatma;
+    extern __shared__ __align__(1024) u8 dynamic_shared[];
+    const u32 smem = shared_address(dynamic_shared);
+    const u32 warp_index = threadIdx.x / 32, lane = threadIdx.x % 32, range = problem.work_ranges - 1 - blockIdx.x;
+    const Operands operands{&weight_map, &scale_map, &zero_map, &activation_map, bias, output, {partials, flags}};
+    Ring ring;
+    ring.init(smem + FULL_BARRIERS, FULL_ARRIVALS, CONSUMER_WARPS);
+    griddepcontrol_launch_dependents();   // the next kernel may start and load its weights
+
+    if (warp_index >= CONSUMER_WARPS) {
+        // elect_sync() rather than the first lane: ptxas then knows that one thread goes on, and puts no loop around each copy.
+        if (warp_index == CONSUMER_WARPS && elect_sync()) produce(ring, problem, operands, smem, range);
+        return;
+    }
+    consume(ring, problem, operands, smem, range, WarpPosition(warp_index, lane));
+}
