@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.contest import precompile
 from benchmarks.harness import Contender, cold, measuring_stream, require_gpu
 from benchmarks.report import Cell, Result, Table, failure, make_parser, shown
-from cudatma.kernels.choosing import Listed
+from cudatma.kernels.choice import Listed
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.family import imported
 from cudatma.kernels.gpu import gpu_of

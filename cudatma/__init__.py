@@ -60,9 +60,8 @@ if TYPE_CHECKING:
     from cudatma.kernels.marlin.gemm import marlin_gemm
     from cudatma.kernels.marlin.linear import MarlinLinear
     from cudatma.kernels.marlin.problem import LinearShape
-    from cudatma.kernels.stream_workspaces import WorkspaceBytes, release_workspaces, workspace_bytes
     from cudatma.kernels.warm_up import warm_up
-    from cudatma.kernels.workspace import MarlinWorkspace
+    from cudatma.kernels.workspace import MarlinWorkspace, WorkspaceBytes, release_workspaces, workspace_bytes
     from cudatma.pipeline import Operand, PipelineSpec
     from cudatma.quantization import (
         PackedWeight,
@@ -207,9 +206,8 @@ _PUBLIC = {
     "kernels.marlin.gemm": "marlin_gemm",
     "kernels.marlin.linear": "MarlinLinear",
     "kernels.marlin.problem": "LinearShape",
-    "kernels.stream_workspaces": "WorkspaceBytes release_workspaces workspace_bytes",
     "kernels.warm_up": "warm_up",
-    "kernels.workspace": "MarlinWorkspace",
+    "kernels.workspace": "MarlinWorkspace WorkspaceBytes release_workspaces workspace_bytes",
     "pipeline": "Operand PipelineSpec",
     "quantization": (
         "PackedWeight from_awq from_compressed_tensors from_gptq from_marlin load_awq load_compressed_tensors "

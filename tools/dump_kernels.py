@@ -26,7 +26,7 @@ from cudatma.build.kernel import default_target
 from cudatma.build.nvrtc import Compiled
 from cudatma.build.prebuild import compiled, each, usable_cores
 from cudatma.errors import ArgumentError, CompileError, FieldError, counted, duration
-from cudatma.kernels.choosing import decide
+from cudatma.kernels.choice import decide
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.registry import FAMILIES, REGISTRY, KernelEntry, family, kernel
 from cudatma.target import Target, get_target

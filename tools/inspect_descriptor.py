@@ -27,10 +27,11 @@ from cudatma.descriptor.bits import explain
 from cudatma.descriptor.spec import AnySpec
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.inspection import Inspection, describe_descriptor, inspect
-from cudatma.inspection.objects import content_of, load_object
 from cudatma.inspection.reading import (
     HEX_DIGITS,
     MAX_INPUT_BYTES,
+    content_of,
+    load_object,
     looks_like_hex,
     parse_content,
     parse_hex,

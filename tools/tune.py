@@ -31,7 +31,7 @@ from cudatma.errors import ArgumentError, CudaTmaError, DriverError, counted, du
 from cudatma.kernels.family import Family, imported
 from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
 from cudatma.kernels.registry import FAMILIES, family
-from cudatma.kernels.tuning_file import FILE_VARIABLE, GpuClass, usable_entries, user_file
+from cudatma.kernels.tuning import FILE_VARIABLE, GpuClass, usable_entries, user_file
 from cudatma.target import get_target
 
 from .command_line import Parser, seconds

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from cudatma.errors import LaunchError
-from cudatma.kernels.choosing import Listed
+from cudatma.kernels.choice import Listed
 from cudatma.kernels.sample import Launch, Trial
 from cudatma.library_streams import stream_handle
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cudatma.kernels.choosing import Listed, shortlist
+from cudatma.kernels.choice import Listed, shortlist
 from cudatma.kernels.family import MAX_EXTENT, Family
 from cudatma.kernels.gpu import Gpu
 

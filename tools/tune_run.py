@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from cudatma.errors import CudaTmaError, LaunchError, duration
-from cudatma.kernels.choosing import Listed
+from cudatma.kernels.choice import Listed
 from cudatma.kernels.family import Family
-from cudatma.kernels.tuning_file import Entry, GpuClass, store_entry
+from cudatma.kernels.tuning import Entry, GpuClass, store_entry
 
 from .tune_check import difference
 from .tune_plan import Task

@@ -11,7 +11,7 @@ from cudatma.descriptor.codec import Decoded, decode, encode
 from cudatma.descriptor.spec import AnySpec, Im2colWideSpec
 from cudatma.errors import DescriptorError
 from cudatma.inspection.fields import WIDE_NOTE, describe_derived, describe_spec, headline
-from cudatma.inspection.objects import content_of
+from cudatma.inspection.reading import content_of
 from cudatma.target import Target, get_target
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Inspection:
     ) -> list[tuple[str, str]]:
         from cudatma.inspection import page
         from cudatma.inspection.access import access_lines
-        from cudatma.inspection.drawing import check_theme
+        from cudatma.inspection.picture import check_theme
         from cudatma.inspection.placement import origin
 
         check_theme(theme)

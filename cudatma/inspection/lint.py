@@ -8,17 +8,323 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any
 
 from cudatma.descriptor.access import check_load, check_store, check_target, check_traps
-from cudatma.descriptor.codec import Decoded
-from cudatma.descriptor.spec import AnySpec, Im2colSpec, Im2colWideSpec
+from cudatma.descriptor.bits import ALLOCATION_BIT
+from cudatma.descriptor.codec import Decoded, decode, encode
+from cudatma.descriptor.rules import L2Promotion, OobFill
+from cudatma.descriptor.spec import AnySpec, Im2colSpec, Im2colWideSpec, TiledSpec
 from cudatma.errors import DescriptorError, FieldError, TargetError
-from cudatma.inspection import lint_rules
+from cudatma.inspection.banks import read_costs
 from cudatma.inspection.fields import WIDE_NOTE
-from cudatma.inspection.lint_rules import SEVERITIES, Finding
-from cudatma.inspection.placement import origin
+from cudatma.inspection.placement import MOST_SMEM_BYTES, origin
+from cudatma.layout import Interleave, Swizzle, traversed
 from cudatma.target import TARGETS, Target
+
+#: The worst first.
+SEVERITIES = ("error", "warning", "note")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A risk of a tensor map.
+
+    name: of the rule, always the same for the same risk. severity: of SEVERITIES. message: what applies to this map.
+    rule: what is asked for. source: which document says it. remedy: what to do.
+    """
+
+    name: str
+    severity: str
+    message: str
+    rule: str
+    source: str
+    remedy: str
+
+
+_SECTOR_BYTES = 32
+#: Below this, drivers for Blackwell described memory wrongly. [NVIDIA driver 595.71.05, release notes]
+_SMALL_ALLOCATION_BYTES = 128 << 10
+_RELEASE_NOTES = "NVIDIA driver 595.71.05, release notes, known issues; Triton issue 10442 and pull request 11011"
+
+
+def _inner_bytes(spec: AnySpec) -> int:
+    """Bytes of one row of the tensor."""
+    if spec.interleave is not Interleave.NONE:
+        return spec.dims[0] * spec.interleave.slice_bytes
+    return spec.dims[0] * spec.dtype.element_bits // 8
+
+
+def overlap(spec: AnySpec) -> Iterator[Finding]:
+    """Strides that make elements share bytes: 0, or less than what they step over."""
+    extent = _inner_bytes(spec)
+    for index, (dim, stride) in enumerate(zip(spec.dims[1:], spec.strides_bytes, strict=True)):
+        if dim > 1 and stride < extent:
+            zero = stride == 0
+            yield Finding(
+                "stride-zero" if zero else "overlapping-strides",
+                "note" if zero else "warning",
+                f"strides_bytes[{index}] is {stride}, dimension {index + 1} steps over {extent} bytes: "
+                + ("every step reads the same bytes" if zero else "its elements overlap"),
+                "the driver accepts it; loads read what is there, stores and reductions meet in the same bytes",
+                "measured on an H200",
+                "meant as a broadcast, load only" if zero else "check that the pitch is in bytes and not in elements",
+            )
+        extent = max(extent, stride * dim)
+
+
+def l2(spec: AnySpec) -> Iterator[Finding]:
+    """L2 promotion and the sectors that rows begin in."""
+    if spec.l2_promotion is L2Promotion.NONE and spec.box_layout.row_bytes >= 64:
+        row = spec.box_layout.row_bytes if spec.interleave is Interleave.NONE else spec.expected_bytes
+        wanted = max(size for size in (64, 128, 256) if size <= max(64, row))
+        yield Finding(
+            "no-l2-promotion",
+            "note",
+            f"L2 fetches what a row touches and no more; rows of the box have {row} bytes",
+            "l2_promotion rounds a fetch from memory up to 64, 128 or 256 bytes",
+            "CUDA driver API, CUtensorMapL2promotion",
+            f"l2_promotion='{wanted}B' where neighbouring boxes are read soon; measure it",
+        )
+    outer = zip(spec.dims[1:], spec.strides_bytes, strict=True)
+    odd = [stride for dim, stride in outer if dim > 1 and stride % _SECTOR_BYTES]
+    if spec.address % _SECTOR_BYTES or odd:
+        what = f"strides_bytes {odd[0]}" if odd else f"address {spec.address:#x}"
+        yield Finding(
+            "rows-across-sectors",
+            "note",
+            f"{what} is not a multiple of {_SECTOR_BYTES}: rows begin inside a sector and fetch one more",
+            "memory is read in sectors of 32 bytes",
+            "CUDA C++ Best Practices Guide, coalesced access",
+            f"pad the pitch to a multiple of {_SECTOR_BYTES} bytes, better 128" if odd else "align the first element",
+        )
+
+
+def outside(spec: AnySpec) -> Iterator[Finding]:
+    """What the box leaves over at the tensor's ends, and how it is filled."""
+    if isinstance(spec, TiledSpec) and spec.interleave is Interleave.NONE:
+        spans = spec.box
+        tails = [i for i, (dim, span) in enumerate(zip(spec.dims, spans, strict=True)) if dim % span]
+        if tails:
+            counts = traversed(spec.box, spec.element_strides, spec.interleave)
+            boxes = prod(-(-dim // span) for dim, span in zip(spec.dims, spans, strict=True))
+            moved = boxes * prod(counts)
+            shown = ", ".join(f"dims[{i}] {spec.dims[i]} by {spans[i]}" for i in tails)
+            yield Finding(
+                "tail-boxes",
+                "note",
+                f"boxes do not divide the tensor ({shown}); covering it moves {moved} elements",
+                "the last box of a dimension reaches beyond it; the rest is filled, and counted by the mbarrier",
+                "measured on an H200",
+                "expect the same bytes from every box",
+            )
+    if spec.oob_fill is OobFill.NAN:
+        yield Finding(
+            "nan-fill",
+            "note",
+            "outside of the tensor loads put 0x7FF7 into every 16 bits, for every type",
+            "NaN fill is one pattern of 16 bits",
+            "measured on an H200",
+            "take zeros unless the consumer looks for this NaN",
+        )
+
+
+def address(spec: AnySpec) -> Iterator[Finding]:
+    """An address that no tensor has."""
+    if spec.address == 0:
+        yield Finding(
+            "null-address",
+            "warning",
+            "the global address is 0",
+            "the driver accepts it; an access inside of the tensor then fails",
+            "measured on an H200",
+            "set it with TensorMap.replace_address() or tensormap.replace before the launch",
+        )
+
+
+def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
+    """What the 128 bytes hold besides the spec. target: for some, drivers derive bits from the allocation."""
+    spec, unknown = decoded.spec, decoded.unknown
+    if unknown >> ALLOCATION_BIT & 1:
+        yield Finding(
+            "allocation-bit",
+            "warning",
+            f"bit {ALLOCATION_BIT} is set, as drivers for sm_100 and up do",
+            "in allocations below 128 KiB that are not dense the bit is to be cleared, or accesses may fault",
+            _RELEASE_NOTES,
+            "clear it for memory of this kind, or use a driver with the repair; do not copy the map to another address",
+        )
+    elif target is not None and target.tensormap_knows_allocation and _is_small_and_sparse(spec):
+        yield Finding(
+            "small-allocation",
+            "note",
+            f"the tensor spans less than {_SMALL_ALLOCATION_BYTES >> 10} KiB and is not dense",
+            f"drivers for {target.name} may set bit {ALLOCATION_BIT} for it, and accesses then fault now and then",
+            _RELEASE_NOTES,
+            f"clear bit {ALLOCATION_BIT} after encoding, or allocate more than 128 KiB",
+        )
+    if unknown & ~(1 << ALLOCATION_BIT):
+        shown = [bit for bit in range(1024) if unknown >> bit & 1 and bit != ALLOCATION_BIT]
+        more = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
+        yield Finding(
+            "unknown-bits",
+            "warning",
+            f"bits {', '.join(map(str, shown[:8]))}{more} are set and belong to no field of this map",
+            "a driver of sm_90 sets none of them",
+            "20000 maps of an H200's driver",
+            "see them with --bits; were the 128 bytes copied whole, and in the right order?",
+        )
+    if decoded.version:
+        yield Finding(
+            "version",
+            "note",
+            f"version is {decoded.version}; an H200's driver writes 0",
+            "other drivers may write other bits; on an H200 it changes nothing",
+            "measured on an H200",
+            "make the map with the driver of the GPU that it is for",
+        )
+    expected = decode(encode(spec))
+    if (decoded.smem_bytes, decoded.smem_pattern) != (expected.smem_bytes, expected.smem_pattern):
+        yield Finding(
+            "derived-fields",
+            "note",
+            f"smem_bytes {decoded.smem_bytes} and smem_pattern {decoded.smem_pattern} are not what the driver derives, "
+            f"{expected.smem_bytes} and {expected.smem_pattern}",
+            "tensormap.replace leaves them as they are; loads do not look at them",
+            "measured on an H200",
+            "nothing, where the map was edited on the GPU",
+        )
+
+
+def _is_small_and_sparse(spec: AnySpec) -> bool:
+    """Whether the tensor's bytes span less than 128 KiB and have gaps or overlap."""
+    row = _inner_bytes(spec)
+    span, dense = row, row
+    for dim, stride in zip(spec.dims[1:], spec.strides_bytes, strict=True):
+        span += stride * (dim - 1)
+        dense *= dim
+    return span < _SMALL_ALLOCATION_BYTES and span != dense
+
+
+_TMA_ALIGNMENT = 128
+#: Boxes below this cannot keep the memory busy when one thread issues them.
+_SMALL_BOX_BYTES = 4096
+
+
+def padding(spec: AnySpec) -> Iterator[Finding]:
+    """Rows narrower than the swizzle span are padded to it."""
+    layout = spec.box_layout
+    if layout.footprint_bytes == layout.expected_bytes:
+        return
+    yield Finding(
+        "padded-rows",
+        "warning",
+        f"rows of {layout.row_bytes} bytes lie {layout.pitch_bytes} bytes apart: the box needs "
+        f"{layout.footprint_bytes} bytes, the mbarrier counts {layout.expected_bytes}",
+        f"shared memory holds the rows at a pitch of the swizzle span, {spec.swizzle.span_bytes} bytes",
+        "measured on an H200; docs/descriptors.md",
+        "set footprint_bytes aside, and expect expected_bytes; a narrower swizzle or a wider box wastes nothing",
+    )
+
+
+def alignment(spec: AnySpec) -> Iterator[Finding]:
+    """Where the box may begin, and whether boxes one after another keep it."""
+    need = spec.smem_alignment_bytes
+    if need > _TMA_ALIGNMENT:
+        yield Finding(
+            "smem-alignment",
+            "note",
+            f"swizzle {spec.swizzle.label} repeats after {need} bytes: begin the box on a multiple of {need}",
+            "TMA itself asks for 128 bytes; the XOR is on absolute addresses, so that elsewhere the pattern is shifted",
+            "PTX ISA 5.5.7; measured on an H200",
+            f"declare the buffer __align__({need}), or round the dynamic shared memory's address up",
+        )
+    for step, severity, why in (
+        (_TMA_ALIGNMENT, "warning", "a box right after it traps with a misaligned address"),
+        (need, "warning", "a box right after it has its pattern shifted"),
+    ):
+        if spec.footprint_bytes % step:
+            yield Finding(
+                "stage-alignment",
+                severity,
+                f"{spec.footprint_bytes} bytes are no multiple of {step}: {why}",
+                f"each box of a ring of stages begins on a multiple of {step} bytes",
+                "cp.async.bulk.tensor, PTX ISA; measured on an H200",
+                f"put stages {-(-spec.footprint_bytes // step) * step} bytes apart",
+            )
+            return
+
+
+def banks(spec: AnySpec) -> Iterator[Finding]:
+    """Reads that many lanes want of one bank."""
+    if spec.footprint_bytes > MOST_SMEM_BYTES:
+        return
+    costs = {cost.pattern: cost for cost in read_costs(spec)}
+    for pattern, what in (("ldmatrix", "ldmatrix (8 rows of 16 bytes)"), ("column", "a column (32 rows, one element)")):
+        cost = costs.get(pattern)
+        if cost is None or cost.ways <= 1:
+            continue
+        severe = pattern == "ldmatrix" or cost.ways > 8
+        wider = spec.swizzle is not Swizzle.B128 and not spec.swizzle.is_atom
+        remedy = (
+            f"swizzle 128B with rows of {min(128, spec.box_layout.row_bytes)} bytes spreads eight rows over all banks"
+            if wider
+            else "read it with ldmatrix or in rows; eight rows are as many as a swizzle keeps apart"
+        )
+        yield Finding(
+            f"{pattern}-conflicts",
+            "warning" if severe else "note",
+            f"{what} takes {cost.wavefronts} wavefronts where {cost.least} would do: {cost.ways:g}-way conflicts",
+            "lanes that want different words of one of the 32 banks are served one after the other",
+            "CUDA C++ Programming Guide, shared memory; cudatma.layout.wavefronts",
+            remedy,
+        )
+
+
+def steps(spec: AnySpec) -> Iterator[Finding]:
+    """Traversal steps that do nothing, and those that fetch for naught."""
+    if spec.interleave is Interleave.NONE and spec.element_strides[0] > 1:
+        yield Finding(
+            "inner-step-ignored",
+            "warning",
+            f"element_strides[0] is {spec.element_strides[0]}, and is ignored: the whole row of the box arrives",
+            "without interleave the innermost step has no effect; only the driver's smem_bytes divides by it",
+            "CUDA driver API, cuTensorMapEncodeTiled; measured on an H200",
+            "set it to 1; to skip elements, describe them as another dimension",
+        )
+
+
+def size(spec: AnySpec) -> Iterator[Finding]:
+    """Boxes too small to be worth a copy, and boxes larger than the tensor."""
+    if spec.expected_bytes < _SMALL_BOX_BYTES:
+        yield Finding(
+            "small-box",
+            "note",
+            f"one copy moves {spec.expected_bytes} bytes",
+            "a thread issues one copy at a time: 4 KiB copies reach about half of the bandwidth of 32 KiB ones",
+            "measured on an H200, one thread block per SM",
+            "enlarge the box, or let more blocks or threads issue copies",
+        )
+    if not isinstance(spec, TiledSpec):
+        return
+    counts = traversed(spec.box, spec.element_strides, spec.interleave)
+    wide = [i for i, (count, dim) in enumerate(zip(counts, spec.dims, strict=True)) if count > dim]
+    if spec.interleave is not Interleave.NONE:
+        wide = [i for i in wide if i != spec.rank - 2]  # the box counts channels there, the tensor slices
+    if wide:
+        shown = ", ".join(f"box[{i}] {spec.box[i]} of {spec.dims[i]}" for i in wide)
+        yield Finding(
+            "box-beyond-tensor",
+            "note",
+            f"the box is larger than the tensor ({shown}): the rest is always filled, and counted",
+            "elements outside of the tensor count for the mbarrier and take shared memory",
+            "measured on an H200",
+            "shrink the box where the tensor is never larger",
+        )
+
+
+RULES = (padding, alignment, banks, steps, size, overlap, l2, outside, address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +351,10 @@ def lint(spec: AnySpec, decoded: Decoded | None = None, target: Target | None = 
     default a map is an error only where no target can use it.
     """
     found: list[Finding] = []
-    for rule in (_targets(target), _accesses, _stores, *lint_rules.RULES):
+    for rule in (_targets(target), _accesses, _stores, *RULES):
         found += rule(spec)
     if decoded is not None:
-        found += lint_rules.bits(decoded, target)
+        found += bits(decoded, target)
     found += _evidence(spec)
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return Lint(tuple(found), target.name if target is not None else None)

@@ -7,14 +7,227 @@ of the left one are bank conflicts of a column read.
 
 from __future__ import annotations
 
-from cudatma.descriptor.spec import TiledSpec
-from cudatma.errors import counted
+from xml.sax.saxutils import escape, quoteattr
+
+from cudatma.descriptor.access import bounding_box, first_pixel_dim
+from cudatma.descriptor.spec import Im2colSpec, TiledSpec
+from cudatma.errors import ArgumentError, counted
 from cudatma.inspection.banks import ReadCost, read_costs
-from cudatma.inspection.drawing import Drawing, check_theme
 from cudatma.inspection.fields import headline
-from cudatma.inspection.minimap import draw_minimap
 from cudatma.inspection.placement import CHUNK, Element, Placement
 from cudatma.layout import BANK_BYTES, BANKS, Interleave
+
+THEMES = ("auto", "light", "dark")
+#: One for each 16 bytes of a 128-byte line: four banks. They differ in lightness too, for colour-blind readers.
+_BANKS = {
+    "light": ("#ffbcb5", "#e6b285", "#efe3a2", "#9fcc99", "#a9ece5", "#86c7ed", "#d3d2ff", "#e1a9d4"),
+    "dark": ("#8f4a45", "#6b3a00", "#7d6c10", "#265421", "#0b7a73", "#004e73", "#5d599b", "#66325c"),
+}
+_COLOURS = {
+    "light": {
+        "paper": "#ffffff", "panel": "#f6f7f9", "ink": "#1d2330", "faint": "#5a6475", "rule": "#ccd2dc",
+        "accent": "#2f62b0", "bad": "#c0262d", "good": "#2c7a4b", "hatch": "#aab2c0", "gap": "#eceff4",
+    },
+    "dark": {
+        "paper": "#14171d", "panel": "#1c2129", "ink": "#e9ecf2", "faint": "#9aa5b7", "rule": "#39414e",
+        "accent": "#7fb2ff", "bad": "#ff6b6b", "good": "#63c78d", "hatch": "#566172", "gap": "#222832",
+    },
+}  # fmt: skip
+_FONT = "system-ui, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
+_MONO = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+#: Every class is below this one, so that a picture inside of a page changes nothing outside.
+ROOT = "cudatma-map"
+
+
+def number(value: float) -> str:
+    """A coordinate, as short as possible."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def check_theme(theme: str) -> str:
+    """One of THEMES; ArgumentError otherwise."""
+    if theme not in THEMES:
+        raise ArgumentError("theme", theme, ", ".join(THEMES))
+    return theme
+
+
+def style(theme: str) -> str:
+    """CSS of a picture: light, dark, or whichever the reader prefers."""
+    fixed = (
+        f".{ROOT}{{font-family:{_FONT}}}.{ROOT} .m{{font-family:{_MONO}}}.{ROOT} .h{{font-weight:600}}"
+        f".{ROOT} .clear{{fill:none}}.{ROOT} .hot rect{{stroke-width:2.5}}.{ROOT} .out rect:first-of-type{{opacity:.4}}"
+    )
+    if theme == "auto":
+        return fixed + _colours("light") + f"@media(prefers-color-scheme:dark){{{_colours('dark')}}}"
+    return fixed + _colours(theme)
+
+
+def _colours(theme: str) -> str:
+    rules = [f".{name}{{fill:{colour}}}" for name, colour in _COLOURS[theme].items()]
+    rules += [f".s-{name}{{stroke:{colour}}}" for name, colour in _COLOURS[theme].items()]
+    rules += [f".b{index}{{fill:{colour}}}" for index, colour in enumerate(_BANKS[theme])]
+    ink = _COLOURS[theme]["ink"]
+    rules += [f".hot rect{{stroke:{ink}}}", f".out text{{fill:{_COLOURS[theme]['faint']}}}"]
+    return "".join(f".{ROOT} {rule}" for rule in rules)
+
+
+class Drawing:
+    """Collects elements in drawing order. Coordinates are pixels; ``classes`` are those of style()."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+
+    def rect(
+        self, x: float, y: float, width: float, height: float, classes: str, *, radius: float = 0, more: str = ""
+    ) -> None:
+        """A rectangle; more: further attributes as written in the file."""
+        place = f'x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"'
+        corner = f' rx="{number(radius)}"' if radius else ""
+        self.parts.append(f'<rect {place}{corner} class="{classes}"{f" {more}" if more else ""}/>')
+
+    def text(self, x: float, y: float, text: str, classes: str = "ink", *, size: float = 12, anchor: str = "") -> None:
+        """A line of text. anchor: ``"middle"`` or ``"end"``."""
+        side = f' text-anchor="{anchor}"' if anchor else ""
+        self.parts.append(
+            f'<text x="{number(x)}" y="{number(y)}" font-size="{size:g}" class="{classes}"{side}>{escape(text)}</text>'
+        )
+
+    def line(self, x: float, y: float, to_x: float, to_y: float, classes: str, *, width: float = 1) -> None:
+        ends = f'x1="{number(x)}" y1="{number(y)}" x2="{number(to_x)}" y2="{number(to_y)}"'
+        self.parts.append(f'<line {ends} class="{classes}" stroke-width="{width:g}"/>')
+
+    def begin(self, title: str, *, classes: str = "", key: str = "") -> None:
+        """A group with hover text; key: what its twin elsewhere in the picture has as well."""
+        name = f' class="{classes}"' if classes else ""
+        mark = f" data-key={quoteattr(key)}" if key else ""
+        self.parts.append(f"<g{name}{mark}><title>{escape(title)}</title>")
+
+    def end(self) -> None:
+        self.parts.append("</g>")
+
+    def document(self, width: float, height: float, title: str, theme: str) -> str:
+        """The picture on a sheet of its own, as an SVG document."""
+        size = f'width="{number(width)}" height="{number(height)}"'
+        hatch = (
+            '<pattern id="cudatma-hatch" width="6" height="6" patternUnits="userSpaceOnUse" '
+            'patternTransform="rotate(45)"><rect width="6" height="6" class="gap"/>'
+            '<rect width="1.6" height="6" class="hatch"/></pattern>'
+            '<pattern id="cudatma-clip" width="5" height="5" patternUnits="userSpaceOnUse" '
+            'patternTransform="rotate(-45)"><rect width="5" height="5" class="paper"/>'
+            '<rect width="2.4" height="5" class="bad"/></pattern>'
+        )
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="{ROOT}" {size} '
+            f'viewBox="0 0 {number(width)} {number(height)}" role="img" aria-label={quoteattr(title)}>',
+            f"<title>{escape(title)}</title>",
+            f"<style>{style(theme)}</style><defs>{hatch}</defs>",
+            f'<rect x="0.5" y="0.5" width="{number(width - 1)}" height="{number(height - 1)}" rx="10" '
+            'class="paper s-rule"/>',
+        )
+        return "\n".join([*head, *self.parts, "</svg>"]) + "\n"
+
+
+#: Images up to this many pixels on a side are drawn pixel by pixel.
+_MOST_PIXELS = 48
+
+
+def draw_minimap(out: Drawing, placed: Placement, x: float, y: float, width: float, height: float) -> None:
+    """The plane of dimensions 0 and 1, or of W and H, inside of a rectangle, with a caption below it."""
+    if isinstance(placed.spec, Im2colSpec):
+        _image(out, placed, placed.spec, x, y, width, height)
+    else:
+        _plane(out, placed, placed.spec, x, y, width, height)
+
+
+def _fit(across: float, down: float, width: float, height: float) -> tuple[float, float]:
+    """A rectangle of about these proportions; neither side gets too thin to see."""
+    ratio = min(max(across / down, 0.22), 6.0)
+    wide = min(width, height * ratio)
+    return wide, max(10.0, min(height, wide / ratio))
+
+
+def _plane(out: Drawing, placed: Placement, spec: TiledSpec, x: float, y: float, width: float, height: float) -> None:
+    inner = spec.dims[0]
+    outer = spec.dims[1] if spec.rank > 1 else 1
+    row = inner * (spec.interleave.slice_bytes or spec.dtype.element_bits / 8)
+    gap = max(0.0, spec.strides_bytes[0] / row - 1) if spec.rank > 1 else 0.0
+    gap = min(gap, 0.6)
+    layers = min(2, spec.rank - 2) if spec.rank > 2 else 0
+    wide, tall = _fit(inner * (1 + gap), outer, width - 10 * layers - 14, height - 30 - 8 * layers)
+    body = wide / (1 + gap)
+    top = y + 8 * layers + 4
+    for layer in range(layers, 0, -1):
+        out.rect(x + 9 * layer, top - 7 * layer, wide, tall, "panel s-rule", radius=2)
+    if gap:
+        out.begin(f"padding of the pitch: {spec.strides_bytes[0] - int(row)} bytes after each row")
+        out.rect(x + body, top, wide - body, tall, "s-rule", more='fill="url(#cudatma-hatch)"')
+        out.end()
+    out.rect(x, top, body, tall, "panel s-rule", radius=2)
+    box_wide = max(5.0, min(1.2, spec.box[0] / inner) * body)
+    box_tall = max(5.0, min(1.2, (spec.box[1] if spec.rank > 1 else 1) / outer) * tall)
+    at_x = x + min(max(placed.coords[0] / inner, -0.1), 1.05) * body
+    at_y = top + (min(max(placed.coords[1] / outer, -0.1), 1.05) * tall if spec.rank > 1 else 0)
+    # A box that is drawn larger than it is must not stick out for that reason alone.
+    if placed.coords[0] + spec.box[0] <= inner:
+        at_x = min(at_x, x + body - box_wide)
+    if spec.rank > 1 and placed.coords[1] + spec.box[1] <= outer:
+        at_y = min(at_y, top + tall - box_tall)
+    out.begin(f"the box at {_coords(placed.coords)}")
+    out.rect(at_x, at_y, box_wide, box_tall, "accent s-accent", radius=1, more='fill-opacity="0.45" stroke-width="1.5"')
+    out.end()
+    names = ("W", "H" if spec.rank > 3 else "C") if spec.interleave is not Interleave.NONE else ("dim 0", "dim 1")
+    caption = f"{names[0]}: {inner}" + (f", {names[1]}: {outer}" if spec.rank > 1 else "")
+    if spec.rank > 2:
+        caption += f", one plane of {' × '.join(map(str, spec.dims[2:]))}"
+    elif gap:
+        caption += "; hatched: padding"
+    below = max(top + tall, at_y + box_tall)
+    out.text(x, below + 17, caption, "faint", size=11)
+
+
+def _image(out: Drawing, placed: Placement, spec: Im2colSpec, x: float, y: float, width: float, height: float) -> None:
+    """The image of the first pixel: bounding box, and the pixels of the column in it."""
+    first, spatial = first_pixel_dim(spec), spec.rank - 2
+    across = spec.dims[first]
+    down = spec.dims[first + 1] if spatial > 1 else 1
+    low, high = bounding_box(spec)
+    low, high = [*low, 0][:2], [*high, 0][:2]
+    start = [min(0, low[0]), min(0, low[1])]
+    extent = [max(across - 1, high[0]) - start[0] + 1, max(down - 1, high[1]) - start[1] + 1]
+    wide, tall = _fit(extent[0], extent[1], width - 14, height - 30)
+    unit = (wide / extent[0], tall / extent[1])
+
+    def place(w: int, h: int) -> tuple[float, float]:
+        return x + (w - start[0]) * unit[0], y + 4 + (h - start[1]) * unit[1]
+
+    left, top = place(0, 0)
+    out.rect(left, top, across * unit[0], down * unit[1], "panel s-rule")
+    if max(extent) <= _MOST_PIXELS:
+        here = placed.row_coords(0)
+        for row in range(placed.rows):
+            pixel = placed.row_coords(row)
+            # Other images, and other depths, lie in other planes.
+            if pixel[-1] != here[-1] or (spatial > 2 and pixel[first + 2] != here[first + 2]):
+                break
+            w, h = pixel[first], pixel[first + 1] if spatial > 1 else 0
+            px, py = place(w, h)
+            if x - 1 <= px < x + wide and y <= py < y + tall + 4:
+                out.begin(f"pixel {row}: w {w}" + (f", h {h}" if spatial > 1 else ""))
+                strength = 0.85 - 0.6 * row / max(1, placed.rows)
+                out.rect(px, py, unit[0], unit[1], "accent s-paper", more=f'fill-opacity="{strength:.2f}"')
+                out.end()
+    left, top = place(low[0], low[1])
+    out.begin("the bounding box: a column begins inside of it, and walks through it")
+    box = (high[0] - low[0] + 1) * unit[0], (high[1] - low[1] + 1) * unit[1]
+    out.rect(left, top, *box, "clear s-ink", more='stroke-dasharray="4 3" stroke-width="1.5"')
+    out.end()
+    shape = f"W {across}" + (f" × H {down}" if spatial > 1 else "")
+    out.text(x, y + 4 + tall + 17, f"image {shape}; dashed: bounding box", "faint", size=11)
+
+
+def _coords(coords: tuple[int, ...]) -> str:
+    return "(" + ", ".join(map(str, coords)) + ")"
+
 
 WIDTH, MARGIN = 1040, 28
 LEFT_LABEL, LEFT_CELLS, RIGHT_LABEL, RIGHT_CELLS = 28, 124, 556, 616

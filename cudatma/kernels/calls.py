@@ -11,9 +11,9 @@ from cudatma import context
 from cudatma.build.kernel import wants_debug
 from cudatma.context import Cache
 from cudatma.kernels.checks import has_tangents
-from cudatma.kernels.choosing import pinned_scope
 from cudatma.kernels.operation import C, Checked, Operation, P, Weight
 from cudatma.kernels.plans import NO_SPACES, Launch, Plan
+from cudatma.kernels.tuning import pinned_scope
 from cudatma.library_streams import current_stream, stream_handle, working_on
 
 #: Calls and plans that an operation keeps: a call takes some 2 KB.

@@ -26,10 +26,10 @@ from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import FLAGS, PARTIALS, ROWS, Sizes
 from cudatma.kernels.calls import calls_of, facts_of, libraries, library_of
 from cudatma.kernels.checks import check_backend
-from cudatma.kernels.choosing import pinned_scope
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.operation import C, Checked, Operation, P, Weight
 from cudatma.kernels.plans import Launch
+from cudatma.kernels.tuning import pinned_scope
 from cudatma.kernels.workspace import MarlinWorkspace
 from cudatma.library_streams import stream_handle
 from cudatma.runtime.streams import order_after_producers

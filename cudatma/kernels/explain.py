@@ -10,7 +10,7 @@ from typing import Any
 from cudatma.backend import selected_backend
 from cudatma.build.kernel import default_target
 from cudatma.errors import counted, duration
-from cudatma.kernels.choosing import Decision, Listed, decide
+from cudatma.kernels.choice import Decision, Listed, decide
 from cudatma.kernels.cost import Cost, cheapest_first
 from cudatma.kernels.family import Family
 from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu

@@ -13,8 +13,7 @@ from cudatma.kernels.arguments import Sizes
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.operation import SPACES, C, Operation, P, Weight
 from cudatma.kernels.replay import Replay
-from cudatma.kernels.stream_workspaces import stream_workspace
-from cudatma.kernels.workspace import MarlinWorkspace, is_capturing
+from cudatma.kernels.workspace import MarlinWorkspace, is_capturing, stream_workspace
 from cudatma.target import Target, detect
 
 #: Addresses of the workspace for launches that use none.

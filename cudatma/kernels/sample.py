@@ -14,7 +14,7 @@ from cudatma.errors import ArgumentError
 
 if TYPE_CHECKING:
     from cudatma.emulator import Report
-    from cudatma.kernels.choosing import Listed
+    from cudatma.kernels.choice import Listed
     from cudatma.runtime.launch import Kernel
 
 #: relative_error() that one rounding to the dtype, after fp32 accumulation, must keep.

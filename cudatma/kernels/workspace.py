@@ -1,21 +1,24 @@
 """Device memory for partial sums and for rows of activations: one workspace for each stream and each graph's branch.
 
-CTAs that share a tile leave fp32 partial sums and a flag there, persistent CTAs of attention count tiles in the first
-flag; the kernel leaves all flags zero. Two launches that may run at the same time must not share a workspace. It
-belongs to a stream or to a branch of a graph (stream_workspaces.py), or the caller passes it in. Activations that TMA
-cannot load as they lie are copied to rows there first (marlin/permute_columns.py), whose memory grows to the largest
-batch that needs it.
+CTAs that share a tile leave fp32 partial sums and a flag there, and persistent CTAs of attention count tiles in the
+first flag; a kernel leaves all flags zero. Two launches that may run at the same time must not share a workspace. It
+belongs to a stream or to a branch of a graph, or the caller passes it in. A capture takes memory that was reserved
+outside of captures. Activations that TMA cannot load in place are copied to rows there first
+(marlin/permute_columns.py); that memory grows to the largest batch that needs it.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from cudatma import context
 from cudatma.errors import ArgumentTypeError, LaunchError
 from cudatma.kernels.schedule import FLAGS_PER_SM_BYTES, PARTIALS_PER_SM_BYTES
+from cudatma.runtime import streams
 from cudatma.runtime.device_memory import DeviceMemory
 
 #: Memory for rows of activations is allocated in multiples of this.
@@ -150,3 +153,297 @@ def check_workspace(workspace: object, device: int) -> MarlinWorkspace:
     if workspace.device != device:
         raise LaunchError("workspace", f"device {workspace.device}", f"device {device}, where x is")
     return workspace
+
+
+#: Streams of a device that keep their workspaces: the most recently used. The driver does not tell whether a stream has
+#: been destroyed. Its workspace is dropped after this many other streams.
+_MOST_STREAMS = 32
+#: A slab of the reserve, and how much of one is left at least outside of captures. The partial sums and flags of any
+#: launch take 16.5 MiB on 132 SMs, and a slab holds two of them; at small M they take 1 to 4 MiB.
+_SLAB_BYTES, _LEAST_BYTES = 34 << 20, 20 << 20
+#: There are few sizes: a part that is put back then fits the next graph. Partial sums: those of any launch, halved up
+#: to _MOST_HALVINGS times. Rows: powers of two up to _PART_STEP_BYTES, multiples of it beyond.
+_MOST_HALVINGS, _PART_STEP_BYTES = 6, 16 << 20
+
+
+def _rows_bytes(nbytes: int) -> int:
+    return min(1 << (nbytes - 1).bit_length(), -(-nbytes // _PART_STEP_BYTES) * _PART_STEP_BYTES)
+
+
+class _Slab:
+    """Device memory that is cut into parts front to back.
+
+    A part that was put back is taken again whole and for the same use: its flags are zero then, as the kernel leaves
+    them. ``left``, ``taken``: bytes that were never cut, and bytes of parts in use.
+    """
+
+    __slots__ = ("_memory", "back", "left", "nbytes", "taken")
+
+    def __init__(self, nbytes: int, device: int) -> None:
+        self._memory, self.nbytes = DeviceMemory(nbytes, device), nbytes
+        self.left = self.taken = 0
+        #: (size, whether it holds rows) -> addresses of parts that were put back. No objects: a cycle would keep the
+        #: slab.
+        self.back: dict[tuple[int, bool], list[int]] = {}
+        self.wipe()
+
+    def wipe(self) -> None:
+        """Make all of it new again. Only while no part is in use."""
+        if self.left < self.nbytes:
+            self._memory.clear(0, self.nbytes - self.left)
+            self.left = self.nbytes
+            self.back.clear()
+
+    def part(self, nbytes: int, for_rows: bool) -> _Part:
+        """One that was put back, else a new one, for which enough must be left."""
+        self.taken += nbytes
+        if back := self.back.get((nbytes, for_rows)):
+            return _Part(self, back.pop(), nbytes, for_rows)
+        self.left -= nbytes
+        return _Part(self, self._memory.pointer + self.nbytes - self.left - nbytes, nbytes, for_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a slab, which it keeps alive; it has one user. Begins with zeros for flags unless it is for rows."""
+
+    slab: _Slab
+    pointer: int
+    nbytes: int
+    for_rows: bool
+
+
+class _Reserve:
+    """A device's slabs, from which captures take parts. Slabs are freed outside of captures. Safe from many threads."""
+
+    def __init__(self, device: int, was_spent: Callable[[], None]) -> None:
+        """was_spent: called when less than the least is left."""
+        self._device, self._was_spent, self._lock = device, was_spent, threading.Lock()
+        self._slabs: list[_Slab] = []
+
+    @property
+    def ready_bytes(self) -> int:
+        """Bytes of all slabs that are not in use."""
+        with self._lock:
+            return sum(slab.nbytes - slab.taken for slab in self._slabs)
+
+    def trim(self, least: int) -> list[_Slab]:
+        """Slabs without a part in use, except one where less than ``least`` bytes are left without it. The caller
+        frees them without a lock and outside of captures: cuMemFree waits for the device."""
+        with self._lock:
+            idle = sorted((slab for slab in self._slabs if not slab.taken), key=lambda slab: (slab.nbytes, -slab.left))
+            self._slabs = [slab for slab in self._slabs if slab.taken]
+            if idle and not self._has_left(least):
+                idle[0].wipe()
+                self._slabs.append(idle.pop(0))
+            return idle
+
+    def refill(self) -> list[_Slab]:
+        """As trim(), with another slab where too little is left. Outside of captures. Raises DriverError."""
+        idle = self.trim(_LEAST_BYTES)
+        with self._lock:
+            if not self._has_left(_LEAST_BYTES):
+                self._slabs.append(_Slab(_SLAB_BYTES, self._device))
+        return idle
+
+    def take(self, nbytes: int, parts: list[_Part], for_rows: bool) -> _Part:
+        """A part, which is appended to ``parts``. Where no slab has enough left, one is cleared or allocated, in the
+        relaxed capture mode, which leaves captures as they are. Raises DriverError."""
+        with self._lock:
+            fitting = [slab for slab in self._slabs if slab.back.get((nbytes, for_rows))]
+            fitting += [slab for slab in self._slabs if slab.left >= nbytes]
+            if not fitting:
+                fitting = [slab for slab in self._slabs if not slab.taken and slab.nbytes >= nbytes]
+                if not fitting:
+                    fitting = [_Slab(max(_SLAB_BYTES, nbytes), self._device)]
+                    self._slabs += fitting
+                fitting[0].wipe()
+            parts.append(fitting[0].part(nbytes, for_rows))
+            if not self._has_left(_LEAST_BYTES):
+                self._was_spent()
+            return parts[-1]
+
+    def put_back(self, parts: list[_Part]) -> None:
+        """Put back the parts of a graph that was destroyed: no kernel writes there any more."""
+        with self._lock:
+            for part in parts:
+                part.slab.taken -= part.nbytes
+                part.slab.back.setdefault((part.nbytes, part.for_rows), []).append(part.pointer)
+
+    def _has_left(self, nbytes: int) -> bool:
+        return any(slab.left >= nbytes for slab in self._slabs) or not nbytes
+
+
+class _Branch:
+    """The workspace of the launches of one stream in one capture: they run in order in the graph, too.
+
+    A launch that needs more partial sums than the workspace holds gets a new one, of twice the size or more, which
+    later launches use, too. The graph keeps the addresses of all.
+    """
+
+    def __init__(self, device: int, reserve: _Reserve, life: streams.GraphLife | None) -> None:
+        """life: the graph's, None for a workspace that all graphs of the stream share."""
+        self._device, self._reserve, self.life = device, reserve, life
+        self.parts: list[_Part] = []
+        parts = self.parts  # not self: a cycle would keep the slabs
+        self._rows = ActivationRows(lambda nbytes: reserve.take(_rows_bytes(nbytes), parts, for_rows=True))
+        self._space: MarlinWorkspace | None = None
+
+    def workspace(self, partials_bytes: int | None) -> MarlinWorkspace:
+        """One that holds ``partials_bytes`` bytes of partial sums; None: those of any launch."""
+        flags, most = workspace_sizes(self._device)
+        wanted = most if partials_bytes is None else partials_bytes
+        if self._space is None or wanted > self._space.partials_bytes:
+            room = min((most >> k for k in range(_MOST_HALVINGS + 1) if most >> k >= wanted), default=most)
+            part = self._reserve.take(flags + room, self.parts, for_rows=False)
+            self._space = MarlinWorkspace.within(part, self._device, self._rows)
+        return self._space
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceBytes:
+    """Device memory that launches keep on a device.
+
+    streams: of each stream that has a workspace. graphs: of each branch of a graph that has one. reserved: for future
+    captures, including parts of destroyed graphs. Workspaces that callers made are not counted.
+    """
+
+    streams: tuple[int, ...]
+    graphs: tuple[int, ...]
+    reserved: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.streams) + sum(self.graphs) + self.reserved
+
+
+class Owners:
+    """All workspaces of streams and graphs, a part of the Runtime. Safe from many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: (device, stream's identity) -> workspace, read without the lock; what is missing is looked for in _recent.
+        #: Emptied when a stream is added, to see which streams are still used, and when the reserve has to be refilled.
+        self.ready: dict[tuple[int, int | None], MarlinWorkspace] = {}
+        #: The same, all of them, those used last at the end.
+        self._recent: OrderedDict[tuple[int, int], MarlinWorkspace] = OrderedDict()
+        #: (device, capture, stream's identity) -> what that branch of a graph holds.
+        self._branches: dict[tuple[int, int, int], _Branch] = {}
+        self._reserves: dict[int, _Reserve] = {}
+        #: Whether all graphs that are captured on a stream share a workspace.
+        self.shares_captures = False
+
+    def find(self, device: int, stream: int, partials_bytes: int | None) -> MarlinWorkspace:
+        """As stream_workspace(), for what is not ready."""
+        identity = streams.identity(device, stream)
+        if identity is not None:
+            return self._of_stream(device, identity)
+        capture = streams.capture_of(device, stream)
+        if capture is None:  # another thread has just ended it
+            return self.find(device, stream, partials_bytes)
+        with self._lock:
+            shared = self.shares_captures
+            key = (device, 0 if shared else capture.number, capture.stream)
+            if key not in self._branches:
+                self._sweep_graphs()
+                life = None if shared else streams.GraphLife(capture.graph)
+                self._branches[key] = _Branch(device, self._reserve(device), life)
+            return self._branches[key].workspace(partials_bytes)
+
+    def _of_stream(self, device: int, identity: int) -> MarlinWorkspace:
+        gone: list[object] = []  # freed without the lock: cuMemFree waits for the device
+        with self._lock:
+            self._sweep(gone)
+            key, reserve = (device, identity), self._reserve(device)
+            space = self._recent.pop(key, None)
+            if space is None:
+                held = [held for held in self._recent if held[0] == device]
+                gone += [self._recent.pop(old) for old in held[: max(0, len(held) + 1 - _MOST_STREAMS)]]
+                self.ready.clear()
+                space = MarlinWorkspace(device)
+            gone += reserve.refill()
+            self._recent[key] = self.ready[key] = space
+            return space
+
+    def _reserve(self, device: int) -> _Reserve:
+        if device not in self._reserves:
+            self._reserves[device] = _Reserve(device, self.ready.clear)
+        return self._reserves[device]
+
+    def _sweep(self, gone: list[object]) -> None:
+        """Drop what belongs to threads and graphs that have ended."""
+        while streams.ended_threads:
+            number = streams.ended_threads.popleft()
+            for key in [key for key in self._recent if key[1] == number]:
+                self.ready.pop(key, None)
+                gone.append(self._recent.pop(key))
+        self._sweep_graphs()
+
+    def _sweep_graphs(self) -> None:
+        """Put back the parts of graphs that have ended. Frees no memory, and may run in a capture."""
+        for key in [key for key, branch in self._branches.items() if branch.life and branch.life.has_ended()]:
+            self._reserves[key[0]].put_back(self._branches.pop(key).parts)
+
+    def count(self, device: int) -> WorkspaceBytes:
+        gone: list[object] = []
+        with self._lock:
+            self._sweep(gone)
+            kept = tuple([space.nbytes for key, space in self._recent.items() if key[0] == device])
+            branches = [branch for key, branch in self._branches.items() if key[0] == device]
+            graphs = tuple([sum(part.nbytes for part in branch.parts) for branch in branches])
+            reserve = self._reserve(device)
+            gone += reserve.trim(_LEAST_BYTES if kept else 0)
+            return WorkspaceBytes(kept, graphs, reserve.ready_bytes)
+
+    def release(self) -> None:
+        gone: list[object] = []
+        with self._lock:
+            self._sweep(gone)
+            gone += self._recent.values()
+            for reserve in self._reserves.values():
+                gone += reserve.trim(0)
+            self.ready.clear()
+            self._recent.clear()
+
+
+def owners() -> Owners:
+    """Return the workspaces of the Runtime in use."""
+    return context.runtime().part(Owners)
+
+
+def stream_workspace(device: int, stream: int, partials_bytes: int | None = None) -> MarlinWorkspace:
+    """The workspace for a launch on a stream, by its handle; made at its first use.
+
+    A stream has one. While the stream is being captured it is that of the graph's branch, which holds
+    ``partials_bytes`` (None: those of any launch); it is freed when the graph and all its instances are destroyed.
+    Raises DriverError (no memory), LaunchError (a capture that was invalidated).
+    """
+    held = owners()
+    known = held.ready.get((device, streams.identity(device, stream)))
+    return held.find(device, stream, partials_bytes) if known is None else known
+
+
+def share_captured_workspaces() -> None:
+    """Let all graphs that are captured on a stream share one workspace, as long as the process lives.
+
+    Only for programs that never run two of these graphs at the same time. An engine that captures a graph for each
+    batch size then needs one workspace instead of hundreds.
+    """
+    owners().shares_captures = True
+
+
+def workspace_bytes(device: int = 0) -> WorkspaceBytes:
+    """Memory that the workspaces of a device's streams and graphs take, and that is reserved for future graphs.
+
+    First frees the slabs that only destroyed graphs used, except one that the reserve needs.
+    """
+    return owners().count(device)
+
+
+def release_workspaces() -> None:
+    """Forget the workspaces of all streams; free the memory reserved for captures and that of destroyed graphs.
+
+    A workspace that another thread launches with is freed after its launch. Graphs that exist keep their parts, and
+    with them the slabs, which stay reserved for captures.
+    """
+    owners().release()

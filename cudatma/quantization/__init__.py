@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from cudatma.quantization.gptq import from_gptq, load_gptq
     from cudatma.quantization.layout_v1 import LAYOUT_VERSION
     from cudatma.quantization.marlin_layout import from_marlin, load_marlin
-    from cudatma.quantization.packed import GROUP_SIZES, LogicalWeight, PackedWeight, unpack
-    from cudatma.quantization.packing import pack
+    from cudatma.quantization.packed import GROUP_SIZES, LogicalWeight, PackedWeight, pack, unpack
     from cudatma.quantization.rounding import quantize, quantize_linear
     from cudatma.quantization.sharding import shard
     from cudatma.quantization.weights_file import load_weights, save_weights
@@ -48,8 +47,7 @@ _PUBLIC = {
     "gptq": "from_gptq load_gptq",
     "layout_v1": "LAYOUT_VERSION",
     "marlin_layout": "from_marlin load_marlin",
-    "packed": "GROUP_SIZES LogicalWeight PackedWeight unpack",
-    "packing": "pack",
+    "packed": "pack GROUP_SIZES LogicalWeight PackedWeight unpack",
     "rounding": "quantize quantize_linear",
     "sharding": "shard",
     "weights_file": "load_weights save_weights",

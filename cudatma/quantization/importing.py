@@ -12,8 +12,7 @@ from cudatma.errors import QuantizationError
 from cudatma.quantization.formats import WORD_VALUES, check_zero_points
 from cudatma.quantization.layout_v1 import SYMMETRIC_ZERO, group_count
 from cudatma.quantization.namespaces import host_array, is_float
-from cudatma.quantization.packed import GROUP_SIZES, PackedWeight
-from cudatma.quantization.packing import pack
+from cudatma.quantization.packed import GROUP_SIZES, PackedWeight, pack
 
 #: Group sizes that are inferred from the numbers of rows and groups; others have to be stated.
 FILE_GROUP_SIZES = (32, 64, 128, 256, 512, 1024)

@@ -7,8 +7,7 @@ from typing import Any
 from cudatma.errors import ArgumentError, ArgumentTypeError, QuantizationError
 from cudatma.quantization.layout_v1 import BLOCK, blocks
 from cudatma.quantization.namespaces import namespace_of, on_device_of
-from cudatma.quantization.packed import GROUP_SIZES, PackedWeight, unpack
-from cudatma.quantization.packing import pack
+from cudatma.quantization.packed import GROUP_SIZES, PackedWeight, pack, unpack
 
 
 def shard(weight: PackedWeight, index: int, count: int, *, by: str) -> PackedWeight:

@@ -11,14 +11,14 @@ import pytest
 from measured_gpus import readings
 
 from cudatma.errors import ArgumentError, TargetError
-from cudatma.kernels import choice_table
+from cudatma.kernels import choice
 from cudatma.kernels.attention.choose import ATTENTION, times
 from cudatma.kernels.attention.config import CHOICE
 from cudatma.kernels.attention.problem import HEAD_DIMS, Problem
 from cudatma.kernels.attention.sample import small_config
-from cudatma.kernels.choosing import decide, pinned
+from cudatma.kernels.choice import decide
 from cudatma.kernels.gpu import H200, imagined_gpu
-from cudatma.kernels.tuning_file import FILE_VARIABLE, Entry, GpuClass, parse_entry, store_entry
+from cudatma.kernels.tuning import FILE_VARIABLE, Entry, GpuClass, parse_entry, pinned, store_entry
 from cudatma.target import get_target
 
 
@@ -130,12 +130,12 @@ def test_a_tuning_entry_serves_nearby_lengths(
     spec = times(measured, np.array([512]), H200)[-1][0]
     store_entry(tmp_path / "tuned.json", GpuClass.of(H200), ATTENTION, Entry(measured, spec, 8.0, 10.0))
     monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "tuned.json"))
-    choice_table.forget()
+    choice.forget()
     for problem in (measured, near):
         decision = decide(ATTENTION, problem, H200)
         assert (decision.source, decision.spec) == ("tuned", spec)
     assert decide(ATTENTION, far, H200).source == "rule"
-    choice_table.forget()
+    choice.forget()
 
 
 @pytest.mark.parametrize("changes", [{"kernel": "p1"}, {"kernel": "decode"}, {"revision": 4}], ids=str)

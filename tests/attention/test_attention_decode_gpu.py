@@ -22,8 +22,8 @@ from cudatma.kernels.attention.decode import DECODE_CALL, attention_decode
 from cudatma.kernels.attention.problem import HEAD_DIMS, OPTIONS
 from cudatma.kernels.attention.sample import small_config
 from cudatma.kernels.gpu import gpu_of
-from cudatma.kernels.overrides import pinned
-from cudatma.kernels.stream_workspaces import workspace_bytes
+from cudatma.kernels.tuning import pinned
+from cudatma.kernels.workspace import workspace_bytes
 from cudatma.target import get_target
 
 pytestmark = pytest.mark.gpu

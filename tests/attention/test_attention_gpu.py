@@ -17,8 +17,8 @@ from cudatma.kernels.attention.attention import attention
 from cudatma.kernels.attention.choose import times
 from cudatma.kernels.attention.config import CHOICE, AttentionConfig
 from cudatma.kernels.attention.problem import HEAD_DIMS, Problem
-from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import gpu_of
+from cudatma.kernels.tuning import pinned
 
 pytestmark = pytest.mark.gpu
 

@@ -48,12 +48,12 @@ from cudatma.dtypes import activation_type
 from cudatma.kernels.attention.choose import times as attention_times
 from cudatma.kernels.attention.config import CHOICE as ATTENTION_CHOICE
 from cudatma.kernels.attention.problem import Problem as AttentionProblem
-from cudatma.kernels.choosing import pinned
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gemm.config import PRESETS, WITH_BLOCK_SCALES, GemmConfig
 from cudatma.kernels.gemm.problem import LAYOUTS
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.marlin.config import MarlinConfig
+from cudatma.kernels.tuning import pinned
 from cudatma.quantization import pack
 from cudatma.target import detect
 

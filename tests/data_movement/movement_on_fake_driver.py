@@ -32,7 +32,7 @@ from fake_driver import raises, run_cases
 
 import cudatma as c
 from cudatma import context
-from cudatma.kernels import arguments, choice_table, engine, plans
+from cudatma.kernels import arguments, choice, engine, plans
 from cudatma.kernels.all_reduce.spec import ALL_REDUCE, Group, Problem
 from cudatma.kernels.all_reduce.spec import TEMPLATE as ALL_REDUCE_TEMPLATE
 from cudatma.kernels.arguments import At, Map, Value
@@ -92,7 +92,7 @@ def calls() -> int:
 
 
 def forget() -> None:
-    choice_table.forget()
+    choice.forget()
 
 
 def launched() -> tuple[Any, ...]:

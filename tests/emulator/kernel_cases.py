@@ -182,7 +182,7 @@ def tile_copy(device: Device, dtype: Any, stages: int) -> dict[str, Array]:
 
 def marlin(device: Device, spec: Any, m: int) -> dict[str, Array]:
     """A registry spec on a small layer: 512 x 256, or what the spec's group wants."""
-    from cudatma.kernels.choosing import pinned
+    from cudatma.kernels.tuning import pinned
     from cudatma.quantization import quantize
 
     random, (k, n) = np.random.default_rng(m), (512, 256)

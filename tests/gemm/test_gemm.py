@@ -17,8 +17,8 @@ from marlin_builders import mma_sync
 
 from cudatma import gemm
 from cudatma.errors import ArgumentError, ArgumentTypeError, TargetError
-from cudatma.kernels import choice_table, overrides, version
-from cudatma.kernels.choosing import decide, pinned, shortlist
+from cudatma.kernels import choice, tuning, version
+from cudatma.kernels.choice import decide, shortlist
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gemm.choose import GEMM, dump_specs, times
 from cudatma.kernels.gemm.config import CHOICE, PRESETS, WITH_BLOCK_SCALES, GemmConfig
@@ -26,7 +26,7 @@ from cudatma.kernels.gemm.gemm import gemm_explain
 from cudatma.kernels.gemm.problem import LAYOUTS, Problem
 from cudatma.kernels.gemm.sample import sample
 from cudatma.kernels.gpu import H200, clusters_at_once, imagined_gpu
-from cudatma.kernels.tuning_file import Entry, GpuClass, parse_entry, store_entry
+from cudatma.kernels.tuning import Entry, GpuClass, parse_entry, pinned, store_entry
 from cudatma.target import get_target
 from tools import dump_kernels, tune
 
@@ -285,10 +285,10 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A user's file that is not there yet, and no table that ships."""
     path = tmp_path / "tuned.json"
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
-    monkeypatch.setattr(overrides, "shipped", lambda family: None)
-    choice_table.forget()
+    monkeypatch.setattr(tuning, "shipped", lambda family: None)
+    choice.forget()
     yield path
-    choice_table.forget()
+    choice.forget()
 
 
 MEASURED = config("v3", tile_n=128, stages=5)
@@ -310,7 +310,7 @@ def test_a_file_holds_the_entries_of_several_families(file: Path) -> None:
     theirs: Entry[Problem, GemmConfig] = Entry(Other(**PROBLEM.as_json()), replace(MEASURED, stages=4), 7.0, 10.0)
     store_entry(file, GPU, GEMM, Entry(PROBLEM, MEASURED, 8.0, 10.0))
     store_entry(file, GPU, other, theirs)
-    ours, found = overrides.lookup(GEMM, PROBLEM, H200), overrides.lookup(other, theirs.problem, H200)
+    ours, found = tuning.lookup(GEMM, PROBLEM, H200), tuning.lookup(other, theirs.problem, H200)
     assert ours is not None
     assert found is not None
     assert (ours.entry.spec, found.entry.spec) == (MEASURED, theirs.spec)
@@ -322,7 +322,7 @@ def test_tuning_measures_it_and_later_calls_follow(file: Path) -> None:
     shape = ["gemm", "--shape", f"{PROBLEM.k}x{PROBLEM.n}", "--m", str(PROBLEM.m), "--dtype", "bfloat16", "--jobs", "1"]
     assert tune.main(shape, bench=bench, gpu=H200) == 0
     assert bench.prepared == [replace(PROBLEM, dtype="bfloat16")]
-    choice_table.forget()
+    choice.forget()
     decision = decide(GEMM, bench.prepared[0], H200)
     assert (decision.source, decision.spec) == ("tuned", wanted)
     with pytest.raises(

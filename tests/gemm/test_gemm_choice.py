@@ -9,7 +9,7 @@ import pytest
 from gemm_builders import problem
 from measured_gpus import readings
 
-from cudatma.kernels.choice_table import choice_table
+from cudatma.kernels.choice import choice_table
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gemm.choose import GEMM, times
 from cudatma.kernels.gemm.config import GemmConfig

@@ -13,11 +13,11 @@ from gemm_cases import check as compare
 
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError
-from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gemm.config import PRESETS, GemmConfig
 from cudatma.kernels.gemm.gemm import gemm
 from cudatma.kernels.gemm.problem import LAYOUTS, Problem, is_fp8
 from cudatma.kernels.gemm.sample import checked_call, gemm_call, sample
+from cudatma.kernels.tuning import pinned
 from cudatma.target import SMEM_RESERVED_BYTES, Target, get_target
 
 SM90A, SM120A = get_target("sm_90a"), get_target("sm_120a")

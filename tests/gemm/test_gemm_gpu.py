@@ -13,12 +13,12 @@ from this_gpu import TARGET, cupy
 
 from cudatma.arrays import describe
 from cudatma.errors import LaunchError
-from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gemm.choose import times
 from cudatma.kernels.gemm.config import PRESETS, WITH_BLOCK_SCALES
 from cudatma.kernels.gemm.gemm import gemm
 from cudatma.kernels.gemm.problem import LAYOUTS, is_fp8
 from cudatma.kernels.gpu import gpu_of
+from cudatma.kernels.tuning import pinned
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,7 @@ import cudatma
 from cudatma.descriptor import Im2colSpec, Im2colWideSpec, TiledSpec, codec
 from cudatma.descriptor.access import check_target
 from cudatma.errors import CudaTmaError, TargetError
-from cudatma.inspection.lint import lint
-from cudatma.inspection.lint_rules import SEVERITIES, Finding
+from cudatma.inspection.lint import SEVERITIES, Finding, lint
 from cudatma.target import TARGETS, get_target
 
 

@@ -16,8 +16,7 @@ from cudatma import cli
 from cudatma.descriptor import Im2colSpec, TiledSpec, codec
 from cudatma.errors import ArgumentError, DescriptorError
 from cudatma.inspection.banks import markdown, swizzle_rows
-from cudatma.inspection.drawing import THEMES
-from cudatma.inspection.picture import CELL, LEFT_CELLS, RIGHT_CELLS, ROW
+from cudatma.inspection.picture import CELL, LEFT_CELLS, RIGHT_CELLS, ROW, THEMES
 from cudatma.inspection.placement import Placement
 from cudatma.layout import Swizzle
 

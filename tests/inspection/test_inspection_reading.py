@@ -23,7 +23,7 @@ from cudatma import cli, context
 from cudatma.arrays import ArrayInfo
 from cudatma.descriptor import Im2colWideSpec, TensorMap, TiledSpec, codec
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, DescriptorError
-from cudatma.inspection import objects
+from cudatma.inspection import reading as objects
 from cudatma.inspection.reading import MAX_INPUT_BYTES, parse_content
 from tools import inspect_descriptor as tool
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from cudatma.errors import QuantizationError
 from cudatma.integrations.vllm.layer import repack
-from cudatma.quantization.packing import pack
+from cudatma.quantization.packed import pack
 
 
 def words(values: NDArray[np.uint8]) -> Any:

@@ -14,12 +14,12 @@ from fake_bench import FakeBench
 from cudatma import cli
 from cudatma.dtypes import BFLOAT16
 from cudatma.errors import ArgumentError, CompileError, TuneFileWarning
-from cudatma.kernels import choice_table
-from cudatma.kernels.choosing import Listed
+from cudatma.kernels import choice
+from cudatma.kernels.choice import Listed
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.choose import MARLIN, decide
 from cudatma.kernels.marlin.problem import LinearShape, Problem
-from cudatma.kernels.tuning_file import Entry, usable_entries
+from cudatma.kernels.tuning import Entry, usable_entries
 from tools import tune, tune_plan, tune_run
 from tools.tune_check import difference
 
@@ -31,7 +31,7 @@ SHAPE = ["--shape", "4096x4096", "--m", "1,64", "--jobs", "1"]
 def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     path = tmp_path / "tuned.json"
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
-    choice_table.forget()
+    choice.forget()
     return path
 
 
@@ -57,7 +57,7 @@ def test_the_fastest_is_kept_and_then_chosen(file: Path, capsys: pytest.CaptureF
     assert tuned(bench, "--json") == 0
     entry = entries(file)[64]
     assert (entry.spec, entry.us, entry.rule_us) == (wanted.spec, 5.0, 9.0)
-    choice_table.forget()
+    choice.forget()
     decision = decide(Problem(LinearShape(4096, 4096, 128, False, "float16"), 64), H200)
     assert (decision.source, decision.spec) == ("tuned", wanted.spec)
     record = json.loads(capsys.readouterr().out)["cells"][1]

@@ -17,7 +17,7 @@ import pytest
 from fake_bench import FakeBench
 
 from cudatma.errors import CompileError
-from cudatma.kernels import choice_table
+from cudatma.kernels import choice
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.choose import MARLIN
 from cudatma.kernels.marlin.problem import Problem
@@ -68,7 +68,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
 @pytest.fixture(autouse=True)
 def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(tmp_path / "tuned.json"))
-    choice_table.forget()
+    choice.forget()
     return tmp_path / "tuned.json"
 
 

@@ -12,13 +12,13 @@ import cudatma
 from cudatma.build import kernel as build
 from cudatma.build.kernel import Kernels
 from cudatma.context import runtime
-from cudatma.kernels import choice_table
-from cudatma.kernels.choosing import Listed, shortlist
+from cudatma.kernels import choice
+from cudatma.kernels.choice import Listed, shortlist
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.marlin.choose import MARLIN, decide, marlin_explain
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.marlin.sample import MarlinTrial, random_weight
-from cudatma.kernels.tuning_file import usable_entries
+from cudatma.kernels.tuning import usable_entries
 from tools import tune
 from tools.tune_check import difference
 from tools.tune_measure import GpuBench
@@ -33,7 +33,7 @@ M_VALUES = (5, 64, 300)
 def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     path = tmp_path / "tuned.json"
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
-    choice_table.forget()
+    choice.forget()
     return path
 
 
@@ -60,7 +60,7 @@ def test_it_tunes_and_the_gemm_follows(file: Path, capsys: pytest.CaptureFixture
     assert {entry.problem.m for entry in entries} == set(M_VALUES)
     assert all(0 < entry.us <= entry.rule_us for entry in entries)
 
-    choice_table.forget()
+    choice.forget()
     weight = random_weight(LAYER)
     dense = weight.dequantize(dtype=np.float64)
     on_gpu = weight.to_device(0)

@@ -15,7 +15,7 @@ import pytest
 
 from cudatma.errors import LaunchError
 from cudatma.kernels import sample as operands
-from cudatma.kernels.choosing import Listed, shortlist
+from cudatma.kernels.choice import Listed, shortlist
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin import sample
 from cudatma.kernels.marlin.choose import MARLIN, decide

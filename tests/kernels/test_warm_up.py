@@ -27,7 +27,7 @@ from cudatma.errors import ArgumentError, ArgumentTypeError, CompileError
 from cudatma.kernels import engine, warm_up
 from cudatma.kernels.attention import problem as attention_problem
 from cudatma.kernels.attention.choose import ATTENTION
-from cudatma.kernels.choice_table import forget
+from cudatma.kernels.choice import forget
 from cudatma.kernels.gemm import problem as gemm_problem
 from cudatma.kernels.gemm.choose import GEMM
 from cudatma.kernels.gemm.copies import _copy
@@ -36,7 +36,7 @@ from cudatma.kernels.gpu import H200, Gpu, imagined_gpu
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.operation import Checked, Operation
-from cudatma.kernels.tuning_file import Entry, GpuClass, store_entry
+from cudatma.kernels.tuning import Entry, GpuClass, store_entry
 from cudatma.target import get_target
 
 TYPES = {"f2": np.dtype(np.float16), "f4": np.dtype(np.float32), "i4": np.dtype(np.int32)}

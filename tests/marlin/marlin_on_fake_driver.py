@@ -30,13 +30,13 @@ from fake_driver import raises, run_cases
 from threads import in_threads
 
 import cudatma as c
-from cudatma.kernels import plans, stream_workspaces
+from cudatma.kernels import plans, workspace
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin import gemm as marlin
 from cudatma.kernels.marlin.candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.replay import Replay
-from cudatma.quantization.packing import pack
+from cudatma.quantization.packed import pack
 from cudatma.runtime import loading
 from cudatma.runtime import streams as stream_queries
 from cudatma.runtime.launch import Kernel
@@ -145,7 +145,7 @@ def case_graphs_and_branches_share_nothing() -> None:
 
 def case_graphs_of_a_stream_share_a_workspace_if_asked_to() -> None:
     call(0x50)
-    stream_workspaces.share_captured_workspaces()
+    workspace.share_captured_workspaces()
     set_stream(0, 0x60, 6, capture=100)
     set_stream(1, 0x61, 7, capture=100)
     first, other = call(0x60), call(0x61)
@@ -174,9 +174,7 @@ def case_memory_goes_with_the_graph() -> None:
         library.fake_destroy_graph(ctypes.c_uint64(graph))
     assert len(c.workspace_bytes().graphs) == 1
     c.release_workspaces()
-    assert c.workspace_bytes() == stream_workspaces.WorkspaceBytes(
-        (), (LEAST_BYTES,), stream_workspaces._SLAB_BYTES - LEAST_BYTES
-    )
+    assert c.workspace_bytes() == workspace.WorkspaceBytes((), (LEAST_BYTES,), workspace._SLAB_BYTES - LEAST_BYTES)
     assert counts.allocations - counts.frees == 1, "what the last graph lies in"
     library.fake_destroy_graph(ctypes.c_uint64(139))
     assert c.workspace_bytes().total == 0
@@ -188,8 +186,8 @@ def case_captures_in_a_row() -> None:
     """What was reserved is used up without a call in between; allocations then leave the captures as they are."""
     call(0x50)
     wide = weight(1024)
-    (reserve,), found, graph = stream_workspaces.owners()._reserves.values(), set(), 100
-    while graph < 200 or reserve._has_left(stream_workspaces._LEAST_BYTES):
+    (reserve,), found, graph = workspace.owners()._reserves.values(), set(), 100
+    while graph < 200 or reserve._has_left(workspace._LEAST_BYTES):
         set_stream(0, 0x60, 6, capture=graph)
         found.add(call(0x60, wide))
         graph += 1
@@ -199,7 +197,7 @@ def case_captures_in_a_row() -> None:
     # A call outside refills the reserve, though it has been made before.
     allocations = counts.allocations
     call(0x50)
-    assert reserve._has_left(stream_workspaces._LEAST_BYTES)
+    assert reserve._has_left(workspace._LEAST_BYTES)
     assert counts.allocations == allocations + 1
     spent = counts.in_capture
     set_stream(0, 0x60, 6, capture=graph)
@@ -210,7 +208,7 @@ def case_captures_in_a_row() -> None:
 def capture(graph: int, *partials_bytes: int | None) -> list[int]:
     """What launches in a capture that ends get: addresses of partial sums."""
     set_stream(0, 0x60, 6, capture=graph)
-    found = [stream_workspaces.stream_workspace(0, 0x60, nbytes).partials_pointer for nbytes in partials_bytes]
+    found = [workspace.stream_workspace(0, 0x60, nbytes).partials_pointer for nbytes in partials_bytes]
     set_stream(0, 0x60, 6)
     return found
 
@@ -233,9 +231,9 @@ def case_many_graphs_live() -> None:
         call(0x50)
         first = [pointer for graph in range(67) for pointer in (*capture(100 + graph, size), call(0x50))]
         assert len(set(first)) == 68
-        assert require_all_counted() <= 2 * 67 * asked + stream_workspaces._SLAB_BYTES
+        assert require_all_counted() <= 2 * 67 * asked + workspace._SLAB_BYTES
         destroy(*range(100, 167))
-        assert require_all_counted() == stream_workspaces._SLAB_BYTES, "slabs of graphs that are gone are freed"
+        assert require_all_counted() == workspace._SLAB_BYTES, "slabs of graphs that are gone are freed"
 
 
 def case_captures_and_destroyed_graphs_in_a_row() -> None:
@@ -246,9 +244,9 @@ def case_captures_and_destroyed_graphs_in_a_row() -> None:
         capture(graph, 4 << 20, (1 << 20) << graph % 5)
         destroy(graph)
     assert (counts.allocations - allocations, counts.frees) == (counts.in_capture, frees)
-    assert counts.held_bytes - WHOLE_BYTES <= 4 * stream_workspaces._SLAB_BYTES
+    assert counts.held_bytes - WHOLE_BYTES <= 4 * workspace._SLAB_BYTES
     call(0x50)
-    assert require_all_counted() == stream_workspaces._SLAB_BYTES
+    assert require_all_counted() == workspace._SLAB_BYTES
 
 
 def case_rows_and_flags_do_not_mix() -> None:
@@ -257,7 +255,7 @@ def case_rows_and_flags_do_not_mix() -> None:
     size = 2 << 20
     for graph in range(100, 160):
         set_stream(0, 0x60, 6, capture=graph)
-        space = stream_workspaces.stream_workspace(0, 0x60, size)
+        space = workspace.stream_workspace(0, 0x60, size)
         assert ctypes.string_at(space.flags_pointer, space.flags_bytes) == bytes(space.flags_bytes)
         ctypes.memset(space.partials_pointer, 0xFF, space.partials_bytes)
         ctypes.memset(space.rows.room(size * (1 + graph % 2)), 0xFF, size)
@@ -269,19 +267,19 @@ def case_rows_and_flags_do_not_mix() -> None:
             call(0x50)
     destroy(*range(100, 160))
     del space
-    assert require_all_counted() == stream_workspaces._SLAB_BYTES
+    assert require_all_counted() == workspace._SLAB_BYTES
 
 
 def case_nothing_is_freed_under_a_lock_or_in_a_capture() -> None:
     call(0x50)
-    (reserve,) = stream_workspaces.owners()._reserves.values()
-    free, seen = stream_workspaces.DeviceMemory.__del__, []
+    (reserve,) = workspace.owners()._reserves.values()
+    free, seen = workspace.DeviceMemory.__del__, []
 
     def noted(memory: Any) -> None:
-        seen.append((stream_workspaces.owners()._lock.locked(), reserve._lock.locked(), streams[0].capture))
+        seen.append((workspace.owners()._lock.locked(), reserve._lock.locked(), streams[0].capture))
         free(memory)
 
-    stream_workspaces.DeviceMemory.__del__ = noted  # type: ignore[method-assign]
+    workspace.DeviceMemory.__del__ = noted  # type: ignore[method-assign]
     for graph in range(100, 140):
         in_threads(1, lambda _: call(2))  # a workspace of a thread that has ended is to be freed, too
         capture(graph, None)
@@ -386,7 +384,7 @@ def case_threads_come_and_go() -> None:
     call(0)
     for _ in range(100):
         in_threads(1, lambda _: call(2))
-        assert len(stream_workspaces.owners()._recent) <= 3
+        assert len(workspace.owners()._recent) <= 3
     assert counts.allocations - counts.frees <= 3
 
 
@@ -416,16 +414,16 @@ def case_streams_come_and_go() -> None:
         assert call(0x50) == alive, "a stream that is used keeps its workspace"
         assert counts.allocations - counts.frees <= 33
     assert len(c.workspace_bytes().streams) == 32
-    assert c.workspace_bytes().total <= 34 * WHOLE_BYTES + stream_workspaces._SLAB_BYTES
+    assert c.workspace_bytes().total <= 34 * WHOLE_BYTES + workspace._SLAB_BYTES
 
 
 def case_a_launch_of_another_thread_keeps_its_workspace() -> None:
-    space = stream_workspaces.stream_workspace(0, 0x50)
+    space = workspace.stream_workspace(0, 0x50)
     frees = counts.frees
     c.release_workspaces()
     gc.collect()
     assert counts.frees == frees + 1, "the slab of the reserve alone"
-    assert stream_workspaces.stream_workspace(0, 0x50) is not space
+    assert workspace.stream_workspace(0, 0x50) is not space
     del space
     gc.collect()
     assert counts.frees == frees + 2

@@ -15,8 +15,7 @@ from marlin_builders import BY_CP_ASYNC
 
 from cudatma import context
 from cudatma.dtypes import activation_type
-from cudatma.kernels import choice_table
-from cudatma.kernels.choosing import pinned
+from cudatma.kernels import choice
 from cudatma.kernels.engine import launch_of
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.marlin import gemm as marlin
@@ -25,6 +24,7 @@ from cudatma.kernels.marlin.candidates import choose_mma_sync
 from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
 from cudatma.kernels.marlin.problem import Problem
+from cudatma.kernels.tuning import pinned
 from cudatma.quantization import PackedWeight, pack
 
 DTYPES = ("float16", "bfloat16")
@@ -67,7 +67,7 @@ def serve_with(monkeypatch: pytest.MonkeyPatch, choose: Callable[..., MarlinConf
 
     monkeypatch.setattr(marlin, "choose", lambda family, problem, gpu, memo: choose(problem, gpu))
     monkeypatch.setattr(marlin, "gemm_arguments", noted)
-    choice_table.forget()
+    choice.forget()
     return planned
 
 

@@ -11,12 +11,12 @@ from marlin_builders import BY_CP_ASYNC
 
 from cudatma import marlin_gemm, quantize
 from cudatma.dtypes import ACTIVATION_TYPES
-from cudatma.kernels.choosing import pinned
 from cudatma.kernels.engine import emulate
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin.candidates import choose_mma_sync
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinOptions, weight_of
 from cudatma.kernels.marlin.problem import Problem
+from cudatma.kernels.tuning import pinned
 
 RNG = np.random.default_rng(8)
 TOLERANCE = {"float16": 1e-3, "bfloat16": 6e-3}

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cudatma.kernels import choice_table, overrides
-from cudatma.kernels.choosing import shortlist, variants
+from cudatma.kernels import choice, tuning
+from cudatma.kernels.choice import shortlist, variants
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.gpu import H200, Gpu, clusters_at_once, imagined_gpu
 from cudatma.kernels.marlin.candidates import MMA_SYNC_TILES, choose_mma_sync, dump_specs
@@ -25,7 +25,7 @@ from cudatma.kernels.marlin.choose import (
 from cudatma.kernels.marlin.config import LOAD_PATHS, MarlinConfig
 from cudatma.kernels.marlin.problem import GROUP_SIZES, LinearShape, Problem
 from cudatma.kernels.schedule import PARTIALS_PER_SM_BYTES, ceil_div, schedule
-from cudatma.kernels.tuning_file import Entry, parse_entry
+from cudatma.kernels.tuning import Entry, parse_entry
 from cudatma.target import KIB, TARGETS, get_target
 
 layers = st.builds(
@@ -154,8 +154,8 @@ def test_dump_specs_hold_every_tile_and_every_feature(name: str) -> None:
 @given(layers, st.one_of(rows, st.integers(8000, 70_000)), gpus, st.booleans())
 def test_all_ways_to_a_choice_agree(layer: LinearShape, m: int, gpu: Gpu, batch_invariant: bool) -> None:
     problem = Problem(layer, m, batch_invariant)
-    table = choice_table.choice_table(MARLIN, problem, gpu, m)
-    assert choice_table.choose(MARLIN, problem, gpu, {}) == decide(problem, gpu).spec == table.at(m)
+    table = choice.choice_table(MARLIN, problem, gpu, m)
+    assert choice.choose(MARLIN, problem, gpu, {}) == decide(problem, gpu).spec == table.at(m)
     assert table.at(m) in table.specs_up_to(m)
 
 
@@ -163,7 +163,7 @@ def test_the_table_that_ships_comes_before_the_menu(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("CUDATMA_TUNE_FILE", "/nowhere/tuned.json")
     layer = LinearShape(28672, 8192, 128, False, "float16")
     for m in range(1, 400):
-        found, decision = overrides.lookup(MARLIN, Problem(layer, m), H200), decide(Problem(layer, m), H200)
+        found, decision = tuning.lookup(MARLIN, Problem(layer, m), H200), decide(Problem(layer, m), H200)
         expected = choose_by_cost(Problem(layer, m), H200) if found is None else found.entry.spec
         assert (decision.source, decision.spec) == ("rule" if found is None else "shipped", expected)
 

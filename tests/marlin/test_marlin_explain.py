@@ -16,14 +16,14 @@ from marlin_builders import skinny
 
 from cudatma import backend
 from cudatma.errors import ArgumentError, ArgumentTypeError, DriverError, LaunchError, TargetError, duration
-from cudatma.kernels import choice_table
+from cudatma.kernels import choice
 from cudatma.kernels.explain import Explanation, plain_table, table_text
 from cudatma.kernels.gpu import H200, imagined_gpu
 from cudatma.kernels.marlin import choose
 from cudatma.kernels.marlin.choose import MARLIN, choose_by_cost, marlin_explain
 from cudatma.kernels.marlin.linear import MarlinLinear
 from cudatma.kernels.marlin.problem import LinearShape, Problem
-from cudatma.kernels.tuning_file import Entry, GpuClass, store_entry
+from cudatma.kernels.tuning import Entry, GpuClass, store_entry
 from cudatma.quantization import quantize
 
 LAYER = LinearShape(4096, 4096, 128, False, "float16")
@@ -81,9 +81,9 @@ def test_a_tuning_entry_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path:
     path, spec = tmp_path / "tuned.json", skinny(tile_m=16, tile_n=32, tile_k=256, slice_k=4, stages=5)
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
     store_entry(path, GpuClass.of(H200), MARLIN, Entry(Problem(LAYER, 16), spec, 5.5, 5.9))
-    choice_table.forget()
+    choice.forget()
     said = explained(LAYER, 13)
-    choice_table.forget()
+    choice.forget()
     assert (said.decision.source, said.spec) == ("tuned", spec)
     gain = "5.50 us, where the cost model's choice took 5.90 us"
     assert f"{path} has this problem, measured at M = 16: {gain}" in str(said)

@@ -33,7 +33,7 @@ from cudatma import marlin_gemm
 from cudatma.build.kernel import compile as compile_kernel
 from cudatma.build.render import render
 from cudatma.dtypes import activation_type
-from cudatma.kernels import choice_table, plans
+from cudatma.kernels import choice, plans
 from cudatma.kernels.gpu import Gpu, imagined_gpu
 from cudatma.kernels.marlin.candidates import choose_mma_sync, dump_specs
 from cudatma.kernels.marlin.choose import MARLIN
@@ -186,7 +186,7 @@ def test_the_sm120_form_on_this_gpu(monkeypatch: pytest.MonkeyPatch, job: Job) -
     sm120, rendered = get_target("sm_120a"), []
 
     def as_sm120(problem: Problem, gpu: Gpu) -> MarlinConfig:
-        return choice_table.choose(MARLIN, problem, imagined_gpu(sm120, gpu.sm_count), {})
+        return choice.choose(MARLIN, problem, imagined_gpu(sm120, gpu.sm_count), {})
 
     def load_kernel(template: str, spec: Any, target: Target) -> Any:
         rendered.append(spec.entry)

@@ -23,11 +23,11 @@ from marlin_operands import (
 from this_gpu import TARGET, cupy
 
 from cudatma import LaunchError, MarlinLinear, MarlinWorkspace, marlin_gemm, release_workspaces
-from cudatma.kernels.choosing import pinned
 from cudatma.kernels.gpu import gpu_of
 from cudatma.kernels.marlin.candidates import choose_mma_sync
 from cudatma.kernels.marlin.problem import Problem
-from cudatma.kernels.stream_workspaces import stream_workspace
+from cudatma.kernels.tuning import pinned
+from cudatma.kernels.workspace import stream_workspace
 
 pytestmark = pytest.mark.gpu
 

@@ -12,7 +12,7 @@ from stub_driver import Array, StubDriver, packed_weight
 from stub_driver import stub as stub  # the fixture
 
 from cudatma import ArgumentError, marlin_gemm
-from cudatma.kernels import choice_table
+from cudatma.kernels import choice
 from cudatma.kernels import warm_up as shared
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.marlin import warm_up as warming
@@ -96,7 +96,7 @@ def test_warming_up_to_a_bound_compiles_what_is_missing_and_loads_the_rest(
     assert len(compiled) > 3
     warming.warm_up(weights, 100)
     assert len(set(loaded)) == len(loaded), "the second time there is nothing to do"
-    choice_table.forget()
+    choice.forget()
     warming.warm_up(weights[:1], 100)
     assert len(loaded) == 2 * len(set(loaded)), "another tuning file may have come"
     both, loaded[:] = set(loaded), []

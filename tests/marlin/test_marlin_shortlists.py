@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from marlin_runner import relative_error, run_marlin
 
-from cudatma.kernels.choosing import pinned, shortlist
+from cudatma.kernels.choice import shortlist
 from cudatma.kernels.gpu import H200, imagined_gpu
 from cudatma.kernels.marlin import gemm as marlin
 from cudatma.kernels.marlin.arguments import gemm_arguments
@@ -17,6 +17,7 @@ from cudatma.kernels.marlin.choose import MARLIN
 from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.gemm import marlin_gemm
 from cudatma.kernels.marlin.problem import LinearShape, Problem
+from cudatma.kernels.tuning import pinned
 from cudatma.quantization import quantize
 
 PROCESSORS = 4

@@ -14,12 +14,12 @@ from marlin_builders import mma_sync, skinny, wgmma
 from threads import in_threads
 
 from cudatma.errors import ArgumentError, ArgumentTypeError, TuneFileWarning
-from cudatma.kernels import choice_table, overrides
+from cudatma.kernels import choice, tuning
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.choose import MARLIN, decide
 from cudatma.kernels.marlin.config import MarlinConfig
 from cudatma.kernels.marlin.problem import LinearShape, Problem
-from cudatma.kernels.tuning_file import (
+from cudatma.kernels.tuning import (
     Entry,
     GpuClass,
     parse_entry,
@@ -42,10 +42,10 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A user's file that is not there yet, no table that ships, and nothing read before."""
     path = tmp_path / "data" / "tuned.json"
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
-    monkeypatch.setattr(overrides, "shipped", lambda family: tmp_path / "shipped.json")
-    choice_table.forget()
+    monkeypatch.setattr(tuning, "shipped", lambda family: tmp_path / "shipped.json")
+    choice.forget()
     yield path
-    choice_table.forget()
+    choice.forget()
 
 
 def entry(m: int, spec: Any = WGMMA, us: float = 8.0) -> Entry:
@@ -155,7 +155,7 @@ def test_a_file_that_is_damaged_or_something_else_is_ignored_and_kept(file: Path
     with pytest.warns(TuneFileWarning, match="kept as tuned.json.unread-1"):
         store_entry(file, GPU, MARLIN, entry(64))
     assert (file.parent / "tuned.json.unread-1").read_text() == text
-    choice_table.forget()
+    choice.forget()
     assert source(64) == "tuned"
 
 
@@ -166,7 +166,7 @@ def test_a_pipe_or_a_device_in_its_place_is_not_read(file: Path) -> None:
         assert source(64) == "rule"
     file.unlink()
     file.symlink_to("/dev/zero")
-    choice_table.forget()
+    choice.forget()
     with pytest.warns(TuneFileWarning, match="no regular file"):
         assert source(64) == "rule"
 

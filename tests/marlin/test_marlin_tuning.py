@@ -14,13 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from marlin_builders import mma_sync, skinny, wgmma
 
-from cudatma.kernels import choice_table, overrides
-from cudatma.kernels.choosing import pinned
+from cudatma.kernels import choice, tuning
 from cudatma.kernels.gpu import H200, Gpu
 from cudatma.kernels.marlin.choose import MARLIN, SHIPPED, choose_by_cost, decide
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.schedule import ceil_div
-from cudatma.kernels.tuning_file import Entry, GpuClass, parse_entry, read_sections, store_entry
+from cudatma.kernels.tuning import Entry, GpuClass, parse_entry, pinned, read_sections, store_entry
 from cudatma.target import get_target
 
 GPU = GpuClass.of(H200)
@@ -32,7 +31,7 @@ TABLE = SHIPPED
 
 def shipped() -> Path:
     """The table that a test sees."""
-    path = overrides.shipped(MARLIN)
+    path = tuning.shipped(MARLIN)
     assert path is not None
     return path
 
@@ -42,10 +41,10 @@ def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A user's file that is not there yet, no table that ships, and nothing read before."""
     path = tmp_path / "data" / "tuned.json"
     monkeypatch.setenv("CUDATMA_TUNE_FILE", str(path))
-    monkeypatch.setattr(overrides, "shipped", lambda family: tmp_path / "shipped.json")
-    choice_table.forget()
+    monkeypatch.setattr(tuning, "shipped", lambda family: tmp_path / "shipped.json")
+    choice.forget()
     yield path
-    choice_table.forget()
+    choice.forget()
 
 
 def entry(m: int, spec: Any = WGMMA, **layer: Any) -> Entry:
@@ -61,7 +60,7 @@ def test_an_entry_comes_before_the_cost_model(file: Path) -> None:
     assert decided(64) == ("rule", choose_by_cost(Problem(LAYER, 64), H200))
     store_entry(file, GPU, MARLIN, entry(64))
     assert decided(64)[0] == "rule", "the file is read once a process"
-    choice_table.forget()
+    choice.forget()
     assert decided(64) == ("tuned", WGMMA)
     why = decide(Problem(LAYER, 64), H200).why
     assert f"{file} has this problem, measured at M = 64: 8.00 us, where the cost model's choice took 10.0 us" in why
@@ -74,7 +73,7 @@ def test_the_users_file_comes_before_the_table_that_ships(file: Path) -> None:
     store_entry(shipped(), GPU, MARLIN, entry(1, SKINNY))
     assert decided(64) == ("shipped", replace(WGMMA, stages=4))
     store_entry(file, GPU, MARLIN, entry(64))
-    choice_table.forget()
+    choice.forget()
     assert decided(64) == ("tuned", WGMMA)
     assert decided(1) == ("shipped", SKINNY)
 
@@ -130,15 +129,15 @@ def test_a_layers_own_entry_comes_before_one_alike_and_the_users_before_a_shippe
     store_entry(shipped(), GPU, MARLIN, entry(64, replace(WGMMA, stages=3)))
     assert decided(64, has_zeros=True) == ("shipped", replace(WGMMA, stages=3, has_zeros=True))
     store_entry(file, GPU, MARLIN, entry(64, replace(WGMMA, stages=4)))
-    choice_table.forget()
+    choice.forget()
     assert decided(64, has_zeros=True) == ("tuned", replace(WGMMA, stages=4, has_zeros=True))
     store_entry(shipped(), GPU, MARLIN, entry(64, replace(WGMMA, stages=5), has_zeros=True))
-    choice_table.forget()
+    choice.forget()
     assert decided(64, has_zeros=True) == ("shipped", replace(WGMMA, stages=5, has_zeros=True)), "its own"
     assert decided(64) == ("tuned", replace(WGMMA, stages=4))
     # Its own entry is for another M: those of layers alike serve the rest.
     store_entry(file, GPU, MARLIN, entry(256, replace(WGMMA, stages=2), dtype="bfloat16"))
-    choice_table.forget()
+    choice.forget()
     assert decided(64, dtype="bfloat16") == ("tuned", replace(WGMMA, stages=4, dtype="bfloat16"))
 
 
@@ -167,7 +166,7 @@ def test_what_does_not_fit_a_layer_alike_is_passed_over(file: Path, measured: En
         assert decided(m, **change)[0] == "rule"
     other = WGMMA if m == 64 else SKINNY
     store_entry(file, GPU, MARLIN, entry(m, other, group_size=64))
-    choice_table.forget()
+    choice.forget()
     assert decided(m, **change) == ("tuned", replace(other, **change)), "the next that fits"
 
 
@@ -175,11 +174,11 @@ def test_the_table_of_intervals_follows_entries_of_other_problems(file: Path) ->
     """Entries of layers alike: half-way between two of them the other one begins to serve."""
     store_entry(file, GPU, MARLIN, entry(66, replace(WGMMA, stages=2), group_size=64))
     store_entry(file, GPU, MARLIN, entry(100, replace(WGMMA, stages=3), group_size=32))
-    choice_table.forget()
+    choice.forget()
     specs = {m: decided(m)[1] for m in range(50, 140)}
     assert {spec.stages for spec in specs.values()} >= {2, 3}
-    assert {m: choice_table.choose(MARLIN, Problem(LAYER, m), H200, {}) for m in specs} == specs
-    table = choice_table.choice_table(MARLIN, Problem(LAYER, 1), H200, 139)
+    assert {m: choice.choose(MARLIN, Problem(LAYER, m), H200, {}) for m in specs} == specs
+    table = choice.choice_table(MARLIN, Problem(LAYER, 1), H200, 139)
     assert {m: table.at(m) for m in specs} == specs
 
 
@@ -218,13 +217,13 @@ def at(*sizes: int, tile_m: int = 64) -> list[Entry]:
     ],
 )
 def test_which_entry_serves(tuned: tuple[int, ...], m: int, served_by: int | None) -> None:
-    found = overrides.nearest(at(*tuned), m)
+    found = tuning.nearest(at(*tuned), m)
     assert (None if found is None else found.problem.m) == served_by
 
 
 @given(st.lists(st.integers(1, 5000), max_size=6), st.integers(1, 5000), st.sampled_from((8, 16, 64, 256)))
 def test_a_serving_entry_has_the_same_work_for_each_tile(tuned: list[int], m: int, tile_m: int) -> None:
-    found = overrides.nearest(at(*tuned, tile_m=tile_m), m)
+    found = tuning.nearest(at(*tuned, tile_m=tile_m), m)
     if m in tuned:
         assert found is not None
         assert found.problem.m == m

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cudatma.dtypes import BFLOAT16
-from cudatma.kernels.choosing import Listed
+from cudatma.kernels.choice import Listed
 
 
 class FakeBench:

@@ -19,7 +19,7 @@ from cudatma.arrays import dense_strides
 from cudatma.descriptor import codec, driver
 from cudatma.dtypes import activation_type
 from cudatma.kernels import plans
-from cudatma.kernels.choice_table import Tables
+from cudatma.kernels.choice import Tables
 from cudatma.kernels.gpu import H200
 from cudatma.quantization.layout_v1 import part_shapes
 from cudatma.quantization.scale_range import ScaleFit

@@ -11,7 +11,7 @@ from marlin_builders import skinny, wgmma
 from cudatma.kernels.gpu import H200
 from cudatma.kernels.marlin.choose import MARLIN
 from cudatma.kernels.marlin.problem import LinearShape, Problem
-from cudatma.kernels.tuning_file import Entry, GpuClass, read_sections, store_entry
+from cudatma.kernels.tuning import Entry, GpuClass, read_sections, store_entry
 from tools.dev import tuned_tables
 
 GPU = GpuClass.of(H200)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from cudatma.errors import CudaTmaError
 from cudatma.kernels.marlin.choose import MARLIN, SHIPPED
-from cudatma.kernels.tuning_file import parse_entry, put_entry, read_sections, write_sections
+from cudatma.kernels.tuning import parse_entry, put_entry, read_sections, write_sections
 from cudatma.target import get_target
 
 #: What is gained over the cost model's choice, at least.

@@ -18,8 +18,8 @@ from cudatma.errors import QuantizationError
 from cudatma.integrations.torch.operators import MARLIN_GEMM
 from cudatma.integrations.torch.weights import packed_weight
 from cudatma.kernels.marlin.warm_up import warm_up
-from cudatma.kernels.stream_workspaces import share_captured_workspaces
 from cudatma.kernels.warm_up import LARGEST_M
+from cudatma.kernels.workspace import share_captured_workspaces
 from cudatma.quantization import GROUP_SIZES
 from cudatma.quantization.layout_v1 import BLOCK, BLOCK_BYTES, SYMMETRIC_ZERO, blocks, group_count
 from cudatma.quantization.namespaces import host_array

@@ -21,14 +21,14 @@ from cudatma.kernels.attention.config import CHOICE, AttentionConfig
 from cudatma.kernels.attention.problem import Problem, size_class
 from cudatma.kernels.attention.reference import reference
 from cudatma.kernels.checks import check_backend
-from cudatma.kernels.choice_table import choice_table, choose
+from cudatma.kernels.choice import choice_table, choose
 from cudatma.kernels.engine import run
 from cudatma.kernels.explain import Explanation, explained, explained_gpu
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array
 from cudatma.kernels.operation import Checked, Operation
-from cudatma.kernels.overrides import every_entry_spec
 from cudatma.kernels.schedule import Schedule, ceil_div
+from cudatma.kernels.tuning import every_entry_spec
 from cudatma.kernels.version import naming
 from cudatma.library_streams import working_on
 from cudatma.target import Target, get_target

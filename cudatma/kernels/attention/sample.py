@@ -20,12 +20,13 @@ from cudatma.kernels.attention.choose import decode_config
 from cudatma.kernels.attention.config import PRESETS, AttentionConfig
 from cudatma.kernels.attention.decode import DECODE_CALL
 from cudatma.kernels.attention.problem import OPERAND_TYPES, OPTIONS, PROBLEM_FIELDS, Layout, Layouts, Mask, Problem
-from cudatma.kernels.choosing import Listed, pinned
+from cudatma.kernels.choice import Listed
 from cudatma.kernels.engine import host_workspace, launch_of
 from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.host import host_array, host_bytes
 from cudatma.kernels.operation import Checked
 from cudatma.kernels.sample import LIMITS, Launch, Sample, cold_copies, empty_rows, in_turn, random_rows, relative_error
+from cudatma.kernels.tuning import pinned
 from cudatma.target import Target
 
 #: Small tiles of each version.

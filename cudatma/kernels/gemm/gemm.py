@@ -15,7 +15,7 @@ from cudatma.backend import backend_for
 from cudatma.errors import ArgumentError
 from cudatma.kernels.arguments import Arguments, Sizes
 from cudatma.kernels.checks import check_backend
-from cudatma.kernels.choice_table import choice_table, choose
+from cudatma.kernels.choice import choice_table, choose
 from cudatma.kernels.engine import run
 from cudatma.kernels.explain import Explanation, explained, explained_gpu
 from cudatma.kernels.family import MAX_EXTENT

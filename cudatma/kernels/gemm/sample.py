@@ -13,7 +13,7 @@ from cudatma.arrays import ArrayInfo, describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.arguments import Arguments
-from cudatma.kernels.choosing import Listed, pinned
+from cudatma.kernels.choice import Listed
 from cudatma.kernels.engine import launch_of
 from cudatma.kernels.gemm.arguments import gemm_arguments
 from cudatma.kernels.gemm.config import GemmConfig
@@ -23,6 +23,7 @@ from cudatma.kernels.gpu import imagined_gpu
 from cudatma.kernels.operation import Checked
 from cudatma.kernels.sample import LIMITS, Launch, Sample, cold_copies, empty_rows, in_turn, random_rows, relative_error
 from cudatma.kernels.schedule import ceil_div
+from cudatma.kernels.tuning import pinned
 from cudatma.target import Target
 
 

@@ -14,7 +14,7 @@ from cudatma import context
 from cudatma.build.kernel import default_target
 from cudatma.dtypes import ACTIVATION_TYPES
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError
-from cudatma.kernels import choice_table, choosing
+from cudatma.kernels import choice
 from cudatma.kernels.explain import Explanation, explained
 from cudatma.kernels.family import Family, Option, Times
 from cudatma.kernels.gpu import Gpu, gpu_of, imagined_gpu
@@ -69,7 +69,7 @@ MARLIN: Family[Problem, MarlinConfig] = Family(
 
 
 #: The functions of every family, for (problem, gpu) of this one.
-decide, choose_by_cost = partial(choosing.decide, MARLIN), partial(choice_table.choose_by_cost, MARLIN)
+decide, choose_by_cost = partial(choice.decide, MARLIN), partial(choice.choose_by_cost, MARLIN)
 
 
 def _invariant_times(problem: Problem, ms: NDArray[np.int64], gpu: Gpu) -> Times[MarlinConfig]:

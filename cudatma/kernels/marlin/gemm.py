@@ -14,7 +14,7 @@ from cudatma.arrays import ArrayInfo, describe
 from cudatma.build.kernel import debugging
 from cudatma.errors import ArgumentError, ArgumentTypeError
 from cudatma.kernels.arguments import Arguments, Sizes
-from cudatma.kernels.choice_table import choice_table, choose
+from cudatma.kernels.choice import choice_table, choose
 from cudatma.kernels.engine import run
 from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.host import host_array

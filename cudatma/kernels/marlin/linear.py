@@ -17,7 +17,7 @@ from cudatma.kernels.engine import launch_of
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM, marlin_gemm, weight_of
 from cudatma.kernels.marlin.operands import check_weight
 from cudatma.kernels.marlin.warm_up import dense_problem, warm_up
-from cudatma.kernels.stream_workspaces import stream_workspace
+from cudatma.kernels.workspace import stream_workspace
 from cudatma.library_streams import stream_handle
 from cudatma.quantization import PackedWeight, quantize_linear
 from cudatma.quantization.namespaces import host_array, is_float

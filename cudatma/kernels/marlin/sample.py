@@ -10,7 +10,7 @@ import numpy as np
 from cudatma.arrays import describe
 from cudatma.dtypes import activation_type
 from cudatma.errors import ArgumentError, LaunchError, counted
-from cudatma.kernels.choosing import Listed, pinned
+from cudatma.kernels.choice import Listed
 from cudatma.kernels.cost import cheapest_first
 from cudatma.kernels.engine import host_workspace, launch_of
 from cudatma.kernels.gpu import imagined_gpu
@@ -21,6 +21,7 @@ from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
 from cudatma.kernels.marlin.problem import LinearShape, Problem
 from cudatma.kernels.sample import LIMITS, Launch, Sample, cold_copies, empty_rows, in_turn, random_rows, relative_error
 from cudatma.kernels.schedule import schedule
+from cudatma.kernels.tuning import pinned
 from cudatma.quantization import PackedWeight, quantize
 from cudatma.target import Target
 

@@ -13,7 +13,7 @@ from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
 from cudatma.kernels.marlin.permute_columns import ELEMENT_BYTES
 from cudatma.kernels.marlin.problem import Problem
 from cudatma.kernels.operation import Checked
-from cudatma.kernels.tuning_file import FILE_VARIABLE
+from cudatma.kernels.tuning import FILE_VARIABLE
 from cudatma.kernels.warm_up import check_max_m, prepare
 from cudatma.quantization import PackedWeight
 

@@ -1,0 +1,364 @@
+"""Which configuration serves a problem: a table of intervals of M for each shape, and the reasons.
+
+A table is built when a shape is first needed: the cost model predicts the times of all configurations at all
+intervals, a menu reduces them to a few kernels, and tuning entries (tuning.py) replace the choices that they serve.
+Each M has its own cheapest tile, but a kernel is compiled and loaded before its first launch. A menu is therefore a
+small set of kernels such that every M has one that takes little longer than the cheapest: a greedy set cover.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any, Generic, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cudatma.context import Cache, runtime
+from cudatma.errors import ArgumentError, TargetError, counted, duration
+from cudatma.kernels import tuning
+from cudatma.kernels.cost import Cost, cheapest_first
+from cudatma.kernels.family import Family, P, S
+from cudatma.kernels.gpu import Gpu
+from cudatma.kernels.tuning import FILE_VARIABLE, NOTHING, Found, entry_points, lookup, pinned_scope, pinned_spec
+from cudatma.target import Target, get_target
+
+#: The part for other M grows by this much while a menu has more kernels than its limit.
+_GROWTH = 0.005
+#: Allowed loss at M = 1, about the error of the cost model there.
+_AT_ONE = 0.002
+#: Weight of a kernel that the menus of few shapes contain.
+_SELDOM = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Values of M with a menu of their own.
+
+    last: M. limit: kernels. at_powers: the part by which one may be slower than the cheapest where M is a power of two,
+    as most batches are; it is _AT_ONE where M is 1. loss: the same at other M. max_loss: the same where the menu would
+    have more kernels than the limit; if that does not suffice, it has more.
+    """
+
+    last: int
+    limit: int
+    at_powers: float
+    loss: float
+    max_loss: float
+
+
+#: Below 256 the tile follows M closely. M beyond the last range have its menu. Families whose shapes share
+#: kernels accept larger losses, so that all shapes together need fewer kernels.
+_RANGES = (_Range(255, 24, 0.005, 0.01, 0.03), _Range(8192, 8, 0.005, 0.01, 0.03))
+_SHARED_RANGES = (_Range(255, 24, 0.01, 0.04, 0.05), _Range(8192, 8, 0.01, 0.06, 0.1))
+LAST_M = _RANGES[-1].last
+#: The first M of each range: no interval of M may span two.
+FIRST_MS = (1, *(one.last + 1 for one in _RANGES))
+
+
+def menu(us: NDArray[np.float64], ms: NDArray[np.int64], shared: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return, for each M, the index of the configuration that serves it: the cheapest kernel of the menu.
+
+    Parameters
+    ----------
+    us : array of shape (configurations, len(ms))
+        Predicted microseconds; inf where a configuration cannot run.
+    ms : array of int64, sorted, starting with 1
+        The first M of each interval.
+    shared : array of bool, shape (configurations,)
+        Configurations that the menus of many shapes hold.
+    """
+    found, has_power, first = np.zeros(len(ms), np.int64), _has_power(ms), 1
+    for one in _SHARED_RANGES if shared.any() else _RANGES:
+        inside, served = (ms >= first) & (ms <= one.last), ms >= first
+        losses = np.where(ms == 1, _AT_ONE, np.where(has_power, one.at_powers, np.inf))
+        kernels = _smallest(us[:, inside], losses[inside], shared, one)
+        found[served] = kernels[us[np.ix_(kernels, served)].argmin(axis=0)]
+        first = one.last + 1
+    return found
+
+
+def _has_power(ms: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return whether a power of two is in the intervals that begin at ``ms``."""
+    after = np.append(ms[1:], ms[-1] + 1)
+    return np.asarray(2 ** np.ceil(np.log2(ms)) < after)
+
+
+def _smallest(
+    us: NDArray[np.float64], losses: NDArray[np.float64], shared: NDArray[np.bool_], of: _Range
+) -> NDArray[np.int64]:
+    """Return a menu with the smallest loss that its limit allows.
+
+    ``losses`` holds the loss that is allowed at each M, inf for that of the range. Shared kernels, which other shapes
+    need anyway, take the places that remain.
+    """
+    cheapest = us.min(axis=0)
+    excess = (us / cheapest - 1)[:, np.isfinite(cheapest)]
+    losses, loss = losses[np.isfinite(cheapest)], of.loss
+    while True:
+        able = (excess <= np.where(np.isinf(losses), loss, losses)).astype(np.float32)
+        found = _cover(able, np.where(shared, 1, _SELDOM))
+        if len(found) <= of.limit or loss + _GROWTH > of.max_loss + 1e-9:
+            break
+        loss += _GROWTH
+    while len(found) < of.limit:
+        gains = np.maximum(0, excess[found].min(axis=0) - excess).sum(axis=1) * shared
+        if not gains.any():
+            break
+        found.append(int(gains.argmax()))
+    return np.sort(found)
+
+
+def _cover(able: NDArray[np.float32], weights: NDArray[np.float64]) -> list[int]:
+    """Return rows such that each column is 1 in at least one of them."""
+    uncovered, found = np.ones(able.shape[1], np.float32), []
+    while uncovered.any():
+        found.append(int((able @ uncovered * weights).argmax()))
+        uncovered *= 1 - able[found[-1]]
+    times_covered = able[found].sum(axis=0)
+    for one in list(found):
+        if (times_covered - able[one]).all():
+            times_covered -= able[one]
+            found.remove(one)
+    return found
+
+
+#: Tables that a process keeps: one takes some 20 KB.
+_MAX_TABLES = 1024
+#: M of the first tables; a larger M doubles it.
+_MIN_MAX_M = LAST_M
+#: Each M up to _SINGLE has an interval of its own. Intervals have _STEP values of M up to _FINE and 2 * _STEP up to
+#: _MIN_MAX_M; beyond, their length doubles with each doubling of M.
+_SINGLE, _FINE, _STEP = 32, 2048, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The configuration for an interval of M, and the tuning entry that it comes from, if any."""
+
+    spec: Any
+    found: Found | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceTable:
+    """The choices of a shape for M = 1 to max_m; ``starts[i]`` is the first M of ``choices[i]``."""
+
+    max_m: int
+    starts: Sequence[int]
+    choices: Sequence[Choice]
+
+    def choice(self, m: int) -> Choice:
+        """Return the choice for M rows, at most ``max_m``."""
+        return self.choices[bisect_right(self.starts, m) - 1]
+
+    def at(self, m: int) -> Any:
+        """Return the configuration for M rows, at most ``max_m``."""
+        return self.choices[bisect_right(self.starts, m) - 1].spec
+
+    def ms_up_to(self, m: int) -> list[int]:
+        """Return values of M from 1 to m, one at least for each interval and, up to 8192, each number of tiles.
+
+        Tiles have multiples of 8 rows.
+        """
+        starts = self.starts[: bisect_right(self.starts, m)]
+        return sorted({*starts, *range(_STEP, min(m, _MIN_MAX_M), _STEP), m})
+
+    def specs_up_to(self, m: int) -> list[Any]:
+        """Return the configurations that M from 1 to m use, each once."""
+        return list(dict.fromkeys(one.spec for one in self.choices[: bisect_right(self.starts, m)]))
+
+
+class Tables(Cache[ChoiceTable]):
+    """Tables by shape, GPU and the variable that names the tuning file, a part of the Runtime."""
+
+    def __init__(self) -> None:
+        super().__init__(_MAX_TABLES)
+
+
+def choose(family: Family[P, S], problem: P, gpu: Gpu, memo: dict[Any, Any], key: Any = "table") -> S:
+    """Return the pinned configuration, or else the one in the table of the problem's shape.
+
+    ``memo`` keeps the table under a key, for all problems of the shape.
+    """
+    table: ChoiceTable | None = memo.get(key)
+    if table is None or problem.m > table.max_m or pinned_scope.get() is not None:
+        spec = pinned_spec(family, problem, gpu)
+        if spec is not None:
+            return spec
+        if len(memo) >= _MAX_TABLES:
+            memo.clear()
+        table = memo[key] = choice_table(family, problem, gpu, problem.m)
+    return cast("S", table.at(problem.m))
+
+
+def choose_by_cost(family: Family[P, S], problem: P, gpu: Gpu) -> S:
+    """Return the configuration by the cost model alone. Deterministic; looks at no device and no file."""
+    return cast("S", _table(family, problem, gpu, problem.m, NOTHING).at(problem.m))
+
+
+def choice_table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int) -> ChoiceTable:
+    """Return the table of the problem's shape, which covers ``max_m`` and more. Ignores what is pinned.
+
+    Raises what ``Family.times`` raises, and ArgumentError if no kernel runs on the GPU's target.
+    """
+    return _table(family, problem, gpu, max_m, os.environ.get(FILE_VARIABLE))
+
+
+def forget() -> None:
+    """Drop all tables and the plans that were made with them, and read the tuning files again."""
+    tuning.forget()
+    parts = runtime().parts
+    parts.pop(Tables, None)
+    for key in [key for key, part in list(parts.items()) if getattr(part, "holds_choices", False)]:
+        parts.pop(key, None)
+
+
+def _table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int, file: str | None) -> ChoiceTable:
+    key = family.name, problem.fixed, gpu, file
+    tables: Tables = runtime().part(Tables)
+    table = tables.get(key)
+    if table is None or table.max_m < max_m:
+        shape = family.with_m(problem, 1) if family.shape is None else family.shape(problem)
+        max_m = max(_MIN_MAX_M, 1 << (max_m - 1).bit_length())
+        if file == NOTHING:
+            table = _predicted(family, shape, gpu, max_m)
+        else:
+            table = _with_entries(family, shape, gpu, _table(family, shape, gpu, max_m, NOTHING))
+        tables.put(key, table)
+    return table
+
+
+def _predicted(family: Family[P, S], shape: P, gpu: Gpu, max_m: int) -> ChoiceTable:
+    """Build a table from the cost model alone."""
+    ms = _starts(max_m)
+    found = family.times(shape, ms, gpu)
+    if not found:
+        raise ArgumentError("target", gpu.target, f"a target that runs one of the {family.name} kernels")
+    specs = [spec for spec, _ in found]
+    us = np.stack([us for _, us in found])
+    choices = [Choice(spec) for spec in specs]
+    chosen = menu(us, ms, np.array([family.is_shared(spec) for spec in specs]))
+    return _merged(max_m, ms.tolist(), [choices[index] for index in chosen.tolist()])
+
+
+def _with_entries(family: Family[P, S], shape: Any, gpu: Gpu, predicted: ChoiceTable) -> ChoiceTable:
+    """Return the table with tuning entries in place of the predicted choices that they serve."""
+    points = [point for point in entry_points(family, shape, gpu) if 1 <= point <= predicted.max_m]
+    if not points:
+        return predicted
+    starts = sorted({*predicted.starts, *points})
+    entries = (lookup(family, family.with_m(shape, start), gpu) for start in starts)
+    choices = [
+        predicted.choice(start) if found is None else Choice(found.entry.spec, found)
+        for start, found in zip(starts, entries, strict=True)
+    ]
+    return _merged(predicted.max_m, starts, choices)
+
+
+def _merged(max_m: int, starts: Sequence[int], choices: Sequence[Choice]) -> ChoiceTable:
+    """Return a table in which no two neighbours are the same choice."""
+    kept = [0]
+    for i in range(1, len(starts)):
+        choice, previous = choices[i], choices[kept[-1]]
+        if choice is not previous and choice != previous:
+            kept.append(i)
+    return ChoiceTable(max_m, [starts[i] for i in kept], [choices[i] for i in kept])
+
+
+def _starts(max_m: int) -> NDArray[np.int64]:
+    """Return the first M of each interval."""
+    starts = {*FIRST_MS, *range(1, _SINGLE + 1), *range(_SINGLE + 1, _FINE, _STEP)}
+    starts |= {*range(_FINE + 1, _MIN_MAX_M, 2 * _STEP)}
+    last, step = _MIN_MAX_M, 4 * _STEP
+    while last < max_m:
+        starts |= {*range(last + 1, 2 * last, step)}
+        last, step = 2 * last, 2 * step
+    return np.array(sorted(starts))
+
+
+#: Part of a short list that different tiles take; the rest are variants of the two best.
+_TILES = 2 / 3
+#: A configuration whose predicted time is more than so many times the first's is not measured.
+_HOPELESS = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[S]):
+    """A configuration; where it comes from (``"pinned"``, ``"tuned"``, ``"shipped"``, ``"rule"``); why, in words."""
+
+    spec: S
+    source: str
+    why: str
+
+
+def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
+    """Return the configuration for a problem on a GPU, and the reason; the same for as long as a process lives.
+
+    What is pinned comes first; then a tuning entry of the user's file or of the table that ships; then the cheapest
+    kernel of the shape's menu. Only the menu serves a problem with a constraint.
+    """
+    if (spec := pinned_spec(family, problem, gpu)) is not None:
+        return Decision(spec, "pinned", "pinned by the caller")
+    table = choice_table(family, problem, gpu, problem.m)
+    choice = table.choice(problem.m)
+    if (found := choice.found) is not None:
+        entry, source = found.entry, "shipped" if found.shipped else "tuned"
+        took, rule_took = duration(1e-6 * entry.us), duration(1e-6 * entry.rule_us)
+        gain = f"{took}, where the cost model's choice took {rule_took}"
+        shared = " and ".join(name.upper() for name in family.index)
+        which = "this problem" if found.exact else f"one of this {shared} ({entry.problem.description})"
+        return Decision(choice.spec, source, f"{found.path} has {which}, measured at M = {entry.problem.m}: {gain}")
+    us = choice.spec.cost(problem, gpu).us
+    kernels = counted(len({one.spec for one in table.choices if one.found is None}), "kernel")
+    why = f"the cheapest by the cost model, {duration(1e-6 * us)}, of the {kernels} that serve this shape"
+    return Decision(choice.spec, "rule", problem.constraint or why)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed(Generic[S]):
+    """A configuration and its predicted cost."""
+
+    spec: S
+    cost: Cost
+
+    @property
+    def label(self) -> str:
+        """The kernel's entry, and the field that it does not show: unique among a problem's configurations."""
+        ctas = f" x{self.spec.blocks_per_sm}" if self.spec.blocks_per_sm > 1 else ""
+        return f"{self.spec.entry}{ctas}"
+
+
+def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Listed[S]]:
+    """Return up to ``limit`` configurations that are worth measuring.
+
+    The cost model's choice, which is to be beaten, comes first. Then come the cheapest tiles, and variants of the two
+    best.
+    """
+    rule = choose_by_cost(family, problem, gpu)
+    cheapest = [spec for spec, _ in cheapest_first(family.times, problem, gpu)[:limit]]
+    tiles = [Listed(spec, spec.cost(problem, gpu)) for spec in dict.fromkeys([rule, *cheapest])]
+    turns = zip_longest(*(variants(one.spec, problem, get_target(gpu.target)) for one in tiles[:2]))
+    changed = (Listed(one, one.cost(problem, gpu)) for turn in turns for one in turn if one is not None)
+    max_tiles = max(1, round(limit * _TILES))
+    kept: dict[str, Listed[S]] = {}
+    # Where there are too few variants, more tiles take their places.
+    for one in (*tiles[:max_tiles], *changed, *tiles[max_tiles:]):
+        if one.cost.us <= _HOPELESS * tiles[0].cost.us:
+            kept.setdefault(one.label, one)
+    return list(kept.values())[:limit]
+
+
+def variants(spec: S, problem: P, target: Target) -> Iterator[S]:
+    """The same tile with other pipelines or rings; each can run the problem on the target."""
+    for change in spec.variants(problem):
+        with contextlib.suppress(ArgumentError, TargetError):
+            changed: Any = replace(spec, **change)  # type: ignore[type-var]
+            if changed != spec:
+                changed.check(problem, target)
+                yield changed
