@@ -207,7 +207,7 @@ def test_one_multiply_add_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, n
         for form in (packed.scale_fit.form, "none"):
             with monkeypatch.context() as patched:
                 planned = serve_with(patched, lambda *_: spec)
-                patched.setattr(marlin, "resolve_fused", lambda spec, _, form=form: spec.in_form(form))
+                patched.setattr(MarlinConfig, "in_form", lambda spec, _, form=form: replace(spec, scale_form=form))
                 found.append(bits(marlin_gemm(x, packed, bias=bias)).get())
                 assert [one.scale_form for one in planned] == [form]
         assert np.isfinite(found[0].view(numbers).astype(np.float32)).all()
