@@ -144,10 +144,10 @@ def check_and_draw(x: npt.NDArray[np.float16], weight: Any, bias: Any, title: st
     last schedule, or the first that showed a hazard."""
     from cudatma.emulator import Trace
     from cudatma.kernels.engine import emulate
-    from cudatma.kernels.marlin.gemm import MARLIN_GEMM, weight_of
+    from cudatma.kernels.marlin.gemm import MARLIN_GEMM, MarlinOptions, weight_of
 
     trace, out = Trace(), np.zeros((len(x), weight.shape[1]), np.float16)
-    checked = MARLIN_GEMM.check((x, bias), out, (False, True), weight)
+    checked = MARLIN_GEMM.check((x, bias), out, MarlinOptions(False, True), weight)
     arrays = MARLIN_GEMM.named(checked) | weight_of(weight).arrays
     options: dict[str, Any] = {"schedules": SCHEDULES, "trace": trace, "hazards": "collect"}
     report = emulate(MARLIN_GEMM, checked.problem, arrays, target=target, **options)

@@ -13,7 +13,7 @@ from test_bench_rivals import WORKSPACE, NumpyLt
 
 from benchmarks import contest, gemm, gemm_fp8
 from benchmarks.contest import Entrant
-from benchmarks.gemm import Operands, Product, errors
+from benchmarks.gemm import Operands, Product, errors, squares
 from benchmarks.harness import Contender, Measured, Timing
 from benchmarks.rivals import common, dense
 from benchmarks.rivals.cublaslt import CublasLt
@@ -255,3 +255,11 @@ def test_fp8_operands_stand_for_normal_numbers(scaling: str) -> None:
     assert calls["out_dtype"] == "bfloat16"
     assert calls["b_scale"].shape == (() if whole else (3, 2))
     assert calls["b_scale"].dtype == torch.float32
+
+
+def test_a_product_of_the_users_is_measured_alone_unless_sizes_are_named() -> None:
+    given = ["--product", "1024", "100000", "512", "--layout", "RC"]
+    product = Product(1024, 100000, 512, "RC", "float16")
+    assert gemm._products(gemm._parser().parse_args(given)) == [product]
+    found = gemm._products(gemm._parser().parse_args([*given, "--size", "512"]))
+    assert found == [*squares([512], ["RC"], "float16"), product]

@@ -17,6 +17,7 @@ from cudatma.kernels.attention.decode import attention_decode
 from cudatma.kernels.engine import run
 from cudatma.kernels.gemm.gemm import gemm
 from cudatma.kernels.marlin.gemm import MARLIN_GEMM as MARLIN
+from cudatma.kernels.marlin.gemm import MarlinOptions
 
 _WEIGHT = "Tensor qweight, Tensor scales, Tensor? zeros, Tensor? perm"
 _MARLIN = f"Tensor x, {_WEIGHT}, Tensor? bias, SymInt k, SymInt n, int group_size, bool batch_invariant=False"
@@ -105,7 +106,7 @@ def marlin_gemm(
     out: Any = None,
 ) -> Any:
     weight, launched = known_weight(qweight, scales, zeros, perm, k, n, group_size)
-    return run(MARLIN, (x, bias), out, (False, batch_invariant), None, None, launched, weight)
+    return run(MARLIN, (x, bias), out, MarlinOptions(False, batch_invariant), None, None, launched, weight)
 
 
 register()
