@@ -111,9 +111,9 @@ def test_every_layout(version: str, layout: str) -> None:
 @pytest.mark.parametrize(("m", "n", "stages"), [(24, 200, 2), (100, 72, 2), (140, 200, 3)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_ctas_of_a_cluster_share_the_larger_tile(layout: str, m: int, n: int, stages: int) -> None:
-    """Of A here: they lie along N, and the last of them may have no columns; an A with fewer rows than one loads."""
+    """They share A here: they are neighbors along N, and the last of them may have no columns; one A has few rows."""
     made = config("v5", dtype="bfloat16", layout=layout, tile_m=128, stages=stages)
-    assert (made.cluster_m, made.cluster_n) == (128, 128)
+    assert (made.cluster_m, made.cluster_n) == (1, 2)
     check(made, m, n, 200)
 
 
