@@ -177,6 +177,10 @@ constexpr u32 BLOCK_N = 64;   // keys of a block
 constexpr u32 HEAD_DIM = 64;   // of q and k
 constexpr u32 V_HEAD_DIM = 64;   // of v and the result
 
+// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
+constexpr u32 K = 0;   // 16384 B
+constexpr u32 V = 16384;   // 16384 B
+constexpr u32 Q = 32768;   // 8192 B
 #define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
 
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
@@ -239,15 +243,19 @@ __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place
     return Blocks{min(end, first_key(problem, place.row0) / BLOCK_N), end};
 }
 
-// ---- Shared memory: slots of rows, in spans as wide as the swizzle --------------------------------------------------------
+// ---- Slots of rows, in spans as wide as the swizzle --------------------------------------------------------
 constexpr u32 WARPGROUPS = 1;   // 64 queries each
-constexpr u32 K = 0;   // offsets from a 1024-byte aligned base
-constexpr u32 V = 16384;
-constexpr u32 Q = 32768;
 constexpr u32 KV_BYTES = 2;   // of an element
 constexpr u32 K_STAGE_BYTES = KV_BYTES * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * BLOCK_N * V_HEAD_DIM;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
 constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+// Named barriers; 0 is that of __syncthreads().
+enum NamedBarrier : u32 {
+    WARPGROUP_BARRIER = 1,   // the first of one for each warpgroup
+};
+
+__device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<WARPGROUP_BARRIER, WARPGROUPS>(warpgroup, 128); }
+
 // Returns the offset of 16 bytes of a row in a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
@@ -577,6 +585,6 @@ attention_a1_bf16_d64_64x64_s2(
                      place.row0 + row0, warpgroup, lane);
     }
     finish_rows(output, rows, problem, LogSums{lse}, place, place.row0 + row0 + lane / 4, lane);
-    bar_sync_one_of<1, WARPGROUPS>(warpgroup, 128);   // the warpgroup has read its queries, whose place the results take
+    warpgroup_sync(warpgroup);   // it has read its queries, whose place the results take
     store_rows(output, problem, output_rows, smem + Q, place, row0, lane);
 }

@@ -319,6 +319,12 @@ constexpr u32 BLOCK_N = 64;   // keys of a block
 constexpr u32 HEAD_DIM = 64;   // of q and k
 constexpr u32 V_HEAD_DIM = 64;   // of v and the result
 
+// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
+constexpr u32 K = 0;   // 16384 B
+constexpr u32 V = 16384;   // 16384 B
+constexpr u32 Q = 32768;   // 16384 B
+constexpr u32 Q_BARRIER = 49152;   // 8 B
+constexpr u32 FULL_BARRIERS = 49160;   // 16 B
 #define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
 
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
@@ -373,18 +379,22 @@ __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place
     return Blocks{min(end, first_key(problem, place.row0) / BLOCK_N), end};
 }
 
-// ---- Shared memory: slots of rows, in spans as wide as the swizzle --------------------------------------------------------
+// ---- Slots of rows, in spans as wide as the swizzle --------------------------------------------------------
 constexpr u32 WARPGROUPS = 2;   // 64 queries each
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr u32 STAGES = 2;   // blocks of keys, and of values
-constexpr u32 K = 0;   // offsets from a 1024-byte aligned base
-constexpr u32 V = 16384;
-constexpr u32 Q = 32768;
 constexpr u32 Q_BYTES = 2 * BLOCK_M * HEAD_DIM;
 constexpr u32 KV_BYTES = 2;   // of an element
 constexpr u32 K_STAGE_BYTES = KV_BYTES * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * BLOCK_N * V_HEAD_DIM;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
 constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+// Named barriers; 0 is that of __syncthreads().
+enum NamedBarrier : u32 {
+    WARPGROUP_BARRIER = 1,   // the first of one for each warpgroup
+};
+
+__device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<WARPGROUP_BARRIER, WARPGROUPS>(warpgroup, 128); }
+
 // Returns the offset of 16 bytes of a row in a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
@@ -673,8 +683,6 @@ __device__ __forceinline__ void attend_block(Output& output, Rows& rows, const P
     multiply_values(output, p, v);
     wgmma_wait_group<0>();
 }
-constexpr u32 Q_BARRIER = 49152;
-constexpr u32 RING_BARRIERS = 49160;
 using Ring = TmaPipeline<STAGES>;
 
 // One thread fills the ring's slot with a block of keys and its values.
@@ -706,7 +714,7 @@ attention_a2_bf16_d64_softcap_128x64_s2(
 
     if (threadIdx.x == 0) mbarrier_init(smem + Q_BARRIER, 1);
     Ring reads;
-    reads.init(smem + RING_BARRIERS, 1, CONSUMER_WARPS);   // one thread loads; each warp releases a slot
+    reads.init(smem + FULL_BARRIERS, 1, CONSUMER_WARPS);   // one thread loads; each warp releases a slot
     Ring writes = reads;
     wait_for_previous_grid();
     u32 next = blocks.end;   // one past the block that is loaded next: the last come first
@@ -740,6 +748,6 @@ attention_a2_bf16_d64_softcap_128x64_s2(
         }
     }
     finish_rows(output, rows, problem, LogSums{lse}, place, place.row0 + row0 + lane / 4, lane);
-    bar_sync_one_of<1, WARPGROUPS>(warpgroup, 128);   // the warpgroup has read its queries, whose place the results take
+    warpgroup_sync(warpgroup);   // it has read its queries, whose place the results take
     store_rows(output, problem, output_rows, smem + Q, place, row0, lane);
 }

@@ -340,6 +340,13 @@ constexpr u32 BLOCK_N = 64;   // keys of a block
 constexpr u32 HEAD_DIM = 64;   // of q and k
 constexpr u32 V_HEAD_DIM = 64;   // of v and the result
 
+// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
+constexpr u32 K = 0;   // 16384 B
+constexpr u32 V = 16384;   // 16384 B
+constexpr u32 Q = 32768;   // 16384 B
+constexpr u32 Q_BARRIER = 49152;   // 8 B
+constexpr u32 K_FULL_BARRIERS = 49160;   // 16 B
+constexpr u32 V_FULL_BARRIERS = 49192;   // 16 B
 #define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
 
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
@@ -425,18 +432,23 @@ __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place
     return Blocks{min(end, first_key(problem, place.row0) / BLOCK_N), end};
 }
 
-// ---- Shared memory: slots of rows, in spans as wide as the swizzle --------------------------------------------------------
+// ---- Slots of rows, in spans as wide as the swizzle --------------------------------------------------------
 constexpr u32 WARPGROUPS = 2;   // 64 queries each
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr u32 STAGES = 2;   // blocks of keys, and of values
-constexpr u32 K = 0;   // offsets from a 1024-byte aligned base
-constexpr u32 V = 16384;
-constexpr u32 Q = 32768;
 constexpr u32 Q_BYTES = 2 * BLOCK_M * HEAD_DIM;
 constexpr u32 KV_BYTES = 2;   // of an element
 constexpr u32 K_STAGE_BYTES = KV_BYTES * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * BLOCK_N * V_HEAD_DIM;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
 constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+// Named barriers; 0 is that of __syncthreads().
+enum NamedBarrier : u32 {
+    WARPGROUP_BARRIER = 1,   // the first of one for each warpgroup
+    CONSUMERS_BARRIER = WARPGROUP_BARRIER + WARPGROUPS,
+};
+
+__device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<WARPGROUP_BARRIER, WARPGROUPS>(warpgroup, 128); }
+
 // Returns the offset of 16 bytes of a row in a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
@@ -700,15 +712,13 @@ __device__ __forceinline__ void load_values(u32 target, const TensorMap* map, u3
 }
 
 // ---- Rings of keys and of values ----------------------------------------------------------------------------------------
-constexpr u32 K_BARRIERS = 49160;
-constexpr u32 V_BARRIERS = 49192;
 using Ring = TmaPipeline<STAGES>;
 
 // All threads of the CTA call it. One thread arrives for a loaded slot; each consumer warp releases it.
 __device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem) {
-    k_ring.attach(smem + K_BARRIERS);
+    k_ring.attach(smem + K_FULL_BARRIERS);
     if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);
-    v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
+    v_ring.init(smem + V_FULL_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
 }
 
 // One thread, the producer, loads the blocks. The last one comes first.
@@ -727,10 +737,6 @@ __device__ __forceinline__ void produce_values(Ring& ring, u32 smem, const Tenso
 }
 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
-constexpr u32 WARPGROUP_BARRIERS = 1;   // number of the first named barrier, one for each warpgroup
-
-__device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<WARPGROUP_BARRIERS, WARPGROUPS>(warpgroup, 128); }
-
 // Computes the scores and the softmax of a block, and meanwhile the products of the block before, whose probabilities are p,
 // with its values.
 template <bool IsMasked>
@@ -800,9 +806,6 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
     multiply_values(output, p, smem + V + v_ring.stage * V_STAGE_BYTES);
     wgmma_wait_group<0>();
 }
-constexpr u32 CONSUMERS_BARRIER = WARPGROUP_BARRIERS + WARPGROUPS;   // number of a named barrier
-
-constexpr u32 Q_BARRIER = 49152;   // the mbarrier that the load of the queries completes
 
 // One thread loads the blocks of a tile. The last block comes first.
 __device__ __forceinline__ void produce(Ring& k_ring, Ring& v_ring, u32 smem, const TensorMap* k_map, const TensorMap* v_map,
@@ -838,9 +841,9 @@ __device__ __forceinline__ void clear_next_sequence(Ring& v_ring, const Problem&
     }
 }
 
+// A consumer warp: `warp` of its warpgroup.
 __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Problem& problem, u32 smem, u16* output_rows,
-                                        const LogSums& logs, const Place& place, u32 warpgroup, u32 warp, u32 lane) {
-    const Blocks blocks = key_blocks(problem, place);
+                                        const LogSums& logs, const Place& place, const Blocks& blocks, u32 warpgroup, u32 warp, u32 lane) {
     const u32 row0 = place.row0 + 64 * warpgroup;
     Output output;
     Rows rows;
@@ -855,8 +858,8 @@ __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Proble
 }
 }  // namespace cudatma
 
-// Attention, version a3: a warp of its own loads; warpgroups overlap their softmax with products, their own and each other's.
-// Each CTA computes one tile.
+// Attention, version a3: one warp loads keys and values into two rings by TMA, the others multiply. Each CTA computes one tile.
+// Warpgroups overlap their softmax with products, their own and each other's.
 extern "C" __global__ void __launch_bounds__(384, 1)
 attention_a3_bf16_d64_causal_window_varlen_128x64_s2(
     const __grid_constant__ cudatma::TensorMap q_map,
@@ -889,6 +892,7 @@ attention_a3_bf16_d64_causal_window_varlen_128x64_s2(
         __syncwarp();
     } else {
         setmaxnreg_inc<240>();
-        consume(k_ring, v_ring, sequence, smem, output_rows, LogSums{lse}, place, warp_index / 4, warp_index % 4, laneid());
+        consume(k_ring, v_ring, sequence, smem, output_rows, LogSums{lse}, place, key_blocks(sequence, place), warp_index / 4,
+                warp_index % 4, laneid());
     }
 }

@@ -370,6 +370,15 @@ constexpr u32 BLOCK_N = 64;   // keys of a block
 constexpr u32 HEAD_DIM = 64;   // of q and k
 constexpr u32 V_HEAD_DIM = 64;   // of v and the result
 
+// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
+constexpr u32 K = 0;   // 16384 B
+constexpr u32 V = 16384;   // 16384 B
+constexpr u32 Q = 32768;   // 16384 B
+constexpr u32 TILES = 49152;   // 8 B
+constexpr u32 Q_FULL_BARRIERS = 49160;   // 8 B
+constexpr u32 STAGED_BARRIERS = 49176;   // 8 B
+constexpr u32 K_FULL_BARRIERS = 49184;   // 16 B
+constexpr u32 V_FULL_BARRIERS = 49216;   // 16 B
 #define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
 
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
@@ -431,18 +440,22 @@ __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place
     return Blocks{min(end, first_key(problem, place.row0) / BLOCK_N), end};
 }
 
-// ---- Shared memory: slots of rows, in spans as wide as the swizzle --------------------------------------------------------
+// ---- Slots of rows, in spans as wide as the swizzle --------------------------------------------------------
 constexpr u32 WARPGROUPS = 2;   // 64 queries each
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr u32 STAGES = 2;   // blocks of keys, and of values
-constexpr u32 K = 0;   // offsets from a 1024-byte aligned base
-constexpr u32 V = 16384;
-constexpr u32 Q = 32768;
 constexpr u32 Q_BYTES = 2 * BLOCK_M * HEAD_DIM;
 constexpr u32 KV_BYTES = 2;   // of an element
 constexpr u32 K_STAGE_BYTES = KV_BYTES * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * BLOCK_N * V_HEAD_DIM;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
 constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+// Named barriers; 0 is that of __syncthreads().
+enum NamedBarrier : u32 {
+    WARPGROUP_BARRIER = 1,   // the first of one for each warpgroup
+};
+
+__device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<WARPGROUP_BARRIER, WARPGROUPS>(warpgroup, 128); }
+
 // Returns the offset of 16 bytes of a row in a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
@@ -690,15 +703,13 @@ __device__ __forceinline__ void load_values(u32 target, const TensorMap* map, u3
 }
 
 // ---- Rings of keys and of values ----------------------------------------------------------------------------------------
-constexpr u32 K_BARRIERS = 49184;
-constexpr u32 V_BARRIERS = 49216;
 using Ring = TmaPipeline<STAGES>;
 
 // All threads of the CTA call it. One thread arrives for a loaded slot; each consumer warp releases it.
 __device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem) {
-    k_ring.attach(smem + K_BARRIERS);
+    k_ring.attach(smem + K_FULL_BARRIERS);
     if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);
-    v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
+    v_ring.init(smem + V_FULL_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
 }
 
 // One thread, the producer, loads the blocks. The last one comes first.
@@ -717,10 +728,6 @@ __device__ __forceinline__ void produce_values(Ring& ring, u32 smem, const Tenso
 }
 
 // ---- Consumers ------------------------------------------------------------------------------------------------------
-constexpr u32 WARPGROUP_BARRIERS = 1;   // number of the first named barrier, one for each warpgroup
-
-__device__ __forceinline__ void warpgroup_sync(u32 warpgroup) { bar_sync_one_of<WARPGROUP_BARRIERS, WARPGROUPS>(warpgroup, 128); }
-
 // Computes the scores and the softmax of a block, and meanwhile the products of the block before, whose probabilities are p,
 // with its values.
 template <bool IsMasked>
@@ -792,15 +799,12 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
     v_ring.advance();
 }
 constexpr u32 Q_STAGES = 1;   // tiles of queries, whose place the results take
-constexpr u32 Q_BARRIERS = 49160;
-constexpr u32 STAGED_BARRIERS = 49176;
 using Queries = TmaPipeline<Q_STAGES>;   // released by the consumer threads, and by the one that stores the results
 using Staged = TmaPipeline<Q_STAGES>;    // results in shared memory
 
 // ---- Tiles to CTAs ----------------------------------------------------------------------------------------------------
 // The first tile of a CTA is its own index. The producer takes each later one from a counter in global memory, so that a CTA with
-// short tiles computes more of them, and stores its number next to the slot of its queries: full barriers publish both.
-constexpr u32 TILES = 49152;   // the number for each slot of queries
+// short tiles computes more of them, and stores its number in TILES, one for each slot of queries: full barriers publish both.
 
 // Called once after each tile, by whoever computes it: the last of all these calls makes the counter 0 again.
 __device__ __forceinline__ u32 take_tile(u32* counter, u32 tiles) {
@@ -908,7 +912,7 @@ attention_a4_bf16_d64_causal_128x64_s2_q1(
     Queries queries;
     Staged staged;
     Ring k_ring, v_ring;
-    queries.attach(smem + Q_BARRIERS);
+    queries.attach(smem + Q_FULL_BARRIERS);
     staged.attach(smem + STAGED_BARRIERS);
     if (threadIdx.x == 0) {
         // One thread loads them, another one stores what takes their place. All consumer threads release them: after an arrival for a

@@ -339,6 +339,13 @@ constexpr u32 BLOCK_N = 64;   // keys of a block
 constexpr u32 HEAD_DIM = 64;   // of q and k
 constexpr u32 V_HEAD_DIM = 64;   // of v and the result
 
+// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
+constexpr u32 K = 0;   // 16384 B
+constexpr u32 V = 16384;   // 16384 B
+constexpr u32 Q = 32768;   // 8192 B
+constexpr u32 IS_LAST = 40960;   // 8 B
+constexpr u32 K_FULL_BARRIERS = 40968;   // 16 B
+constexpr u32 V_FULL_BARRIERS = 41000;   // 16 B
 #define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
 
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
@@ -413,16 +420,18 @@ __device__ __forceinline__ Blocks part_of(const Blocks& blocks, u32 part, u32 pa
     return Blocks{blocks.begin + part * count / parts, blocks.begin + (part + 1) * count / parts};
 }
 
-// ---- Shared memory: slots of rows, in spans as wide as the swizzle --------------------------------------------------------
+// ---- Slots of rows, in spans as wide as the swizzle --------------------------------------------------------
 constexpr u32 CONSUMER_WARPS = 4;
 constexpr u32 STAGES = 2;   // blocks of keys, and of values
-constexpr u32 K = 0;   // offsets from a 1024-byte aligned base
-constexpr u32 V = 16384;
-constexpr u32 Q = 32768;
 constexpr u32 KV_BYTES = 2;   // of an element
 constexpr u32 K_STAGE_BYTES = KV_BYTES * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * BLOCK_N * V_HEAD_DIM;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
 constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
+// Named barriers; 0 is that of __syncthreads().
+enum NamedBarrier : u32 {
+    CONSUMERS_BARRIER = 1,
+};
+
 // Returns the offset of 16 bytes of a row in a span.
 __device__ __forceinline__ u32 vector_offset(u32 row, u32 vector) {
     return row * SPAN_BYTES + (vector ^ row / (8 / SPAN_VECTORS) % SPAN_VECTORS) * 16;
@@ -636,19 +645,14 @@ __device__ __forceinline__ void stage_output(const Output& output, u32 staging, 
     }
 }
 
-constexpr u32 CONSUMERS_BARRIER = 1;   // number of the named barrier of the consumer warps
-constexpr u32 IS_LAST = 40960;
-
 // ---- Rings of keys and of values ----------------------------------------------------------------------------------------
-constexpr u32 K_BARRIERS = 40968;
-constexpr u32 V_BARRIERS = 41000;
 using Ring = TmaPipeline<STAGES>;
 
 // All threads of the CTA call it. One thread arrives for a loaded slot; each consumer warp releases it.
 __device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem) {
-    k_ring.attach(smem + K_BARRIERS);
+    k_ring.attach(smem + K_FULL_BARRIERS);
     if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);
-    v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
+    v_ring.init(smem + V_FULL_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
 }
 
 // ---- Values beyond the end of a sequence ----------------------------------------------------------------------------------

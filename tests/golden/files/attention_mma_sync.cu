@@ -1,4 +1,4 @@
-// cudatma: kernels/attention_mma_sync.cu.j2 for sm_120a
+// cudatma: kernels/attention_a3.cu.j2 for sm_120a
 // spec: AttentionConfig
 //   version = 'mma_sync'
 //   dtype = 'bfloat16'
@@ -306,6 +306,13 @@ constexpr u32 BLOCK_N = 64;   // keys of a block
 constexpr u32 HEAD_DIM = 64;   // of q and k
 constexpr u32 V_HEAD_DIM = 64;   // of v and the result
 
+// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
+constexpr u32 K = 0;   // 16384 B
+constexpr u32 V = 16384;   // 16384 B
+constexpr u32 Q = 32768;   // 8192 B
+constexpr u32 Q_BARRIER = 40960;   // 8 B
+constexpr u32 K_FULL_BARRIERS = 40968;   // 16 B
+constexpr u32 V_FULL_BARRIERS = 41000;   // 16 B
 #define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
 
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
@@ -370,12 +377,9 @@ __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place
     return Blocks{min(end, first_key(problem, place.row0) / BLOCK_N), end};
 }
 
-// ---- Shared memory: slots of rows, in spans as wide as the swizzle --------------------------------------------------------
+// ---- Slots of rows, in spans as wide as the swizzle --------------------------------------------------------
 constexpr u32 CONSUMER_WARPS = 4;
 constexpr u32 STAGES = 2;   // blocks of keys, and of values
-constexpr u32 K = 0;   // offsets from a 1024-byte aligned base
-constexpr u32 V = 16384;
-constexpr u32 Q = 32768;
 constexpr u32 Q_BYTES = 2 * BLOCK_M * HEAD_DIM;
 constexpr u32 KV_BYTES = 2;   // of an element
 constexpr u32 K_STAGE_BYTES = KV_BYTES * BLOCK_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * BLOCK_N * V_HEAD_DIM;
@@ -622,15 +626,13 @@ __device__ __forceinline__ void load_values(u32 target, const TensorMap* map, u3
 }
 
 // ---- Rings of keys and of values ----------------------------------------------------------------------------------------
-constexpr u32 K_BARRIERS = 40968;
-constexpr u32 V_BARRIERS = 41000;
 using Ring = TmaPipeline<STAGES>;
 
 // All threads of the CTA call it. One thread arrives for a loaded slot; each consumer warp releases it.
 __device__ __forceinline__ void init_rings(Ring& k_ring, Ring& v_ring, u32 smem) {
-    k_ring.attach(smem + K_BARRIERS);
+    k_ring.attach(smem + K_FULL_BARRIERS);
     if (threadIdx.x == 0) k_ring.init_barriers(1, CONSUMER_WARPS);
-    v_ring.init(smem + V_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
+    v_ring.init(smem + V_FULL_BARRIERS, 1, CONSUMER_WARPS);   // its __syncthreads() serves both rings
 }
 
 // Releases the slot after this warp's ldmatrix have read it. The arrival must not overtake them.
@@ -690,7 +692,6 @@ __device__ __forceinline__ void mainloop(Output& output, Rows& rows, Ring& k_rin
             attend_block<true>(output, rows, k_ring, v_ring, problem, smem, q, block, tile_row, row, lane);
     }
 }
-constexpr u32 Q_BARRIER = 40960;   // the mbarrier that the load of the queries completes
 
 // One thread loads the blocks of a tile. The last block comes first.
 __device__ __forceinline__ void produce(Ring& k_ring, Ring& v_ring, u32 smem, const TensorMap* k_map, const TensorMap* v_map,
@@ -704,20 +705,20 @@ __device__ __forceinline__ void produce(Ring& k_ring, Ring& v_ring, u32 smem, co
 // A consumer warp: `warp` of its warpgroup.
 __device__ __forceinline__ void consume(Ring& k_ring, Ring& v_ring, const Problem& problem, u32 smem, u16* output_rows,
                                         const LogSums& logs, const Place& place, const Blocks& blocks, u32 warpgroup, u32 warp, u32 lane) {
-    const u32 tile_row = 64 * warpgroup + 16 * warp;   // the warp's first query, in the tile
+    const u32 row0 = place.row0 + 64 * warpgroup;
     Output output;
     Rows rows;
     clear(output, rows);
     mbarrier_wait_parity(smem + Q_BARRIER, 0);
-    mainloop(output, rows, k_ring, v_ring, problem, blocks, smem, smem + Q, place.row0 + 64 * warpgroup, warpgroup, warp, lane);
-    finish_rows(output, rows, problem, logs, place, place.row0 + tile_row + lane / 4, lane);
+    if (blocks.begin < blocks.end)
+        mainloop(output, rows, k_ring, v_ring, problem, blocks, smem, smem + Q, row0, warpgroup, warp, lane);
+    finish_rows(output, rows, problem, logs, place, row0 + 16 * warp + lane / 4, lane);
     __syncwarp();   // the warp has read its queries, whose place the results take
-    store_rows(output, problem, output_rows, smem + Q, place, tile_row, lane);
+    store_rows(output, problem, output_rows, smem + Q, place, 64 * warpgroup + 16 * warp, lane);
 }
 }  // namespace cudatma
 
-// Attention, version mma_sync: one warp loads keys and values into two rings by TMA, the others multiply by mma.sync. Each CTA
-// computes one tile.
+// Attention, version mma_sync: one warp loads keys and values into two rings by TMA, the others multiply. Each CTA computes one tile.
 extern "C" __global__ void __launch_bounds__(160, 1)
 attention_mma_sync_bf16_d64_causal_64x64_s2(
     const __grid_constant__ cudatma::TensorMap q_map,
@@ -736,15 +737,15 @@ attention_mma_sync_bf16_d64_causal_64x64_s2(
     init_rings(k_ring, v_ring, smem);
     wait_for_previous_grid();
     const Place place = tile_place(problem, blockIdx.x);
-    const Blocks blocks = key_blocks(problem, place);
-    if (warp_index < CONSUMER_WARPS) {
-        consume(k_ring, v_ring, problem, smem, output_rows, LogSums{lse}, place, blocks, warp_index / 4, warp_index % 4, laneid());
-        return;
+    if (warp_index >= CONSUMER_WARPS) {
+        if (elect_sync()) {
+            mbarrier_arrive_expect_tx(smem + Q_BARRIER, Q_BYTES);
+            load_queries(smem + Q, &q_map, smem + Q_BARRIER, place);
+            produce(k_ring, v_ring, smem, &k_map, &v_map, place, key_blocks(problem, place));
+        }
+        __syncwarp();
+    } else {
+        consume(k_ring, v_ring, problem, smem, output_rows, LogSums{lse}, place, key_blocks(problem, place), warp_index / 4,
+                warp_index % 4, laneid());
     }
-    if (elect_sync()) {
-        mbarrier_arrive_expect_tx(smem + Q_BARRIER, Q_BYTES);
-        load_queries(smem + Q, &q_map, smem + Q_BARRIER, place);
-        produce(k_ring, v_ring, smem, &k_map, &v_map, place, blocks);
-    }
-    __syncwarp();
 }

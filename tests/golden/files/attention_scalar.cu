@@ -82,6 +82,9 @@ constexpr u32 BLOCK_N = 32;   // keys of a block
 constexpr u32 HEAD_DIM = 64;   // of q and k
 constexpr u32 V_HEAD_DIM = 64;   // of v and the result
 
+// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
+constexpr u32 K = 0;   // 4096 B
+constexpr u32 V = 4096;   // 4096 B
 #define INF __int_as_float(0x7f800000)   // NVRTC has no math.h
 
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
@@ -195,8 +198,8 @@ attention_scalar_bf16_d64_causal_32x32_s1(
     const __grid_constant__ cudatma::Problem problem) {
     using namespace cudatma;
     extern __shared__ __align__(16) u8 dynamic_shared[];
-    uint4* keys = (uint4*)(dynamic_shared + 0);
-    uint4* values = (uint4*)(dynamic_shared + 4096);
+    uint4* keys = (uint4*)(dynamic_shared + K);
+    uint4* values = (uint4*)(dynamic_shared + V);
     wait_for_previous_grid();
     const Place place = tile_place(problem, blockIdx.x);
     const Blocks blocks = key_blocks(problem, place);

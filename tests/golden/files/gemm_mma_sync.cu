@@ -308,10 +308,13 @@ constexpr u32 THREADS = 384;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = false, B_IS_K_MAJOR = true;   // else M-major, N-major
 
-// ---- Shared memory: STAGES slots of each operand; offsets from a 1024-byte aligned base --------------------------------
+// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
+constexpr u32 A = 0;   // 32768 B
+constexpr u32 B = 32768;   // 65536 B
+constexpr u32 FULL_BARRIERS = 98304;   // 32 B
+
+// ---- Slots: STAGES of each operand --------------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 2;   // of A and B
-constexpr u32 A = 0;
-constexpr u32 B = 32768;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // of the 128-byte swizzle, and its elements
 constexpr u32 MN_BOX_BYTES = BLOCK_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
 constexpr u32 B_SLOT_N = 256;   // columns of B in a slot: of an N-major one whole boxes
@@ -487,7 +490,6 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
             }
         }
 }
-constexpr u32 RING_BARRIERS = 98304;
 using Ring = TmaPipeline<STAGES>;
 
 // ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
@@ -675,7 +677,7 @@ gemm_mma_sync_f16_cc_128x256x32_w2_s4(
 
     clear_unloaded(problem, smem);
     Ring ring;
-    ring.init(smem + RING_BARRIERS, 1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
+    ring.init(smem + FULL_BARRIERS, 1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
     wait_for_previous_grid();
     if (warp_index >= CONSUMER_WARPS) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();

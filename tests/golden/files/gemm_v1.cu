@@ -160,10 +160,13 @@ constexpr u32 STAGES = 3;
 constexpr u32 THREADS = 256;
 constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = false;   // else M-major, N-major
 
-// ---- Shared memory: STAGES slots of each operand; offsets from a 1024-byte aligned base --------------------------------
+// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
+constexpr u32 A = 0;   // 49152 B
+constexpr u32 B = 49152;   // 98304 B
+constexpr u32 STAGING = 147456;   // 16384 B
+
+// ---- Slots: STAGES of each operand --------------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 2;   // of A and B
-constexpr u32 A = 0;
-constexpr u32 B = 49152;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // of the 128-byte swizzle, and its elements
 constexpr u32 MN_BOX_BYTES = BLOCK_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
 constexpr u32 B_SLOT_N = 256;   // columns of B in a slot: of an N-major one whole boxes
@@ -314,7 +317,6 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
         }
     }
 }
-constexpr u32 STAGING = 147456;
 constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // a warp's 16 rows
 constexpr u32 STAGED_N = 64;                  // columns that it stages at a time
 

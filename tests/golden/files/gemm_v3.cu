@@ -313,10 +313,14 @@ constexpr u32 THREADS = 288;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = false, B_IS_K_MAJOR = true;   // else M-major, N-major
 
-// ---- Shared memory: STAGES slots of each operand; offsets from a 1024-byte aligned base --------------------------------
+// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
+constexpr u32 A = 0;   // 49152 B
+constexpr u32 B = 49152;   // 98304 B
+constexpr u32 STAGING = 147456;   // 16384 B
+constexpr u32 FULL_BARRIERS = 163840;   // 24 B
+
+// ---- Slots: STAGES of each operand --------------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 2;   // of A and B
-constexpr u32 A = 0;
-constexpr u32 B = 49152;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // of the 128-byte swizzle, and its elements
 constexpr u32 MN_BOX_BYTES = BLOCK_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
 constexpr u32 B_SLOT_N = 256;   // columns of B in a slot: of an N-major one whole boxes
@@ -464,7 +468,6 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
         }
     }
 }
-constexpr u32 STAGING = 147456;
 constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // a warp's 16 rows
 constexpr u32 STAGED_N = 64;                  // columns that it stages at a time
 
@@ -503,7 +506,6 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
             }
         }
 }
-constexpr u32 RING_BARRIERS = 163840;
 using Ring = TmaPipeline<STAGES>;
 
 // ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
@@ -616,7 +618,7 @@ gemm_v3_f16_cc_128x256x64_w2_s3(
     prefetch_maps(Maps{&a_map, &b_map});
     clear_unloaded(problem, smem);
     Ring ring;
-    ring.init(smem + RING_BARRIERS, 1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
+    ring.init(smem + FULL_BARRIERS, 1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
     wait_for_previous_grid();
     if (warp_index == CONSUMER_WARPS) {
         if (elect_sync()) produce(ring, problem, smem, Maps{&a_map, &b_map}, place);

@@ -371,10 +371,14 @@ constexpr u32 THREADS = 384;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = true;   // else M-major, N-major
 
-// ---- Shared memory: STAGES slots of each operand; offsets from a 1024-byte aligned base --------------------------------
+// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
+constexpr u32 A = 0;   // 49152 B
+constexpr u32 B = 49152;   // 98304 B
+constexpr u32 STAGING = 147456;   // 32768 B
+constexpr u32 FULL_BARRIERS = 180224;   // 24 B
+
+// ---- Slots: STAGES of each operand --------------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 2;   // of A and B
-constexpr u32 A = 0;
-constexpr u32 B = 49152;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // of the 128-byte swizzle, and its elements
 constexpr u32 MN_BOX_BYTES = BLOCK_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
 constexpr u32 B_SLOT_N = 256;   // columns of B in a slot: of an N-major one whole boxes
@@ -525,7 +529,6 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
         }
     }
 }
-constexpr u32 STAGING = 147456;
 constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // a warp's 16 rows
 constexpr u32 STAGED_N = 64;                  // columns that it stages at a time
 
@@ -564,7 +567,6 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
             }
         }
 }
-constexpr u32 RING_BARRIERS = 180224;
 using Ring = TmaPipeline<STAGES>;
 
 // ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
@@ -608,10 +610,13 @@ __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& r
 }
 
 // ---- Stores ------------------------------------------------------------------------------------------------------------
+// Named barriers; 0 is that of __syncthreads().
+enum NamedBarrier : u32 {
+    STORE_BARRIER = 3,   // the first of one for each warpgroup
+};
+
 constexpr u32 STAGING_BUFFERS = 2;   // of a warpgroup, each of 64 rows x 128 bytes
 constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;
-constexpr u32 STORE_BARRIER = 3;   // the first warpgroup's named barrier; those of the others follow
-
 __device__ __forceinline__ void store_sync(u32 warpgroup) { bar_sync_one_of<STORE_BARRIER, CONSUMER_WARPS / 4>(warpgroup, 128); }
 
 // A warpgroup stages columns of its rows in the 128-byte swizzle, and one of its threads has TMA store them while the next tile is computed,
@@ -761,7 +766,7 @@ gemm_v4_f16_rc_128x256x64_w2_s3(
 
     clear_unloaded(problem, smem);
     Ring ring;
-    ring.init(smem + RING_BARRIERS, 1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
+    ring.init(smem + FULL_BARRIERS, 1, CONSUMER_WARPS);   // one thread loads; each consumer warp releases a slot
     wait_for_previous_grid();
     if (warp_index >= CONSUMER_WARPS) {
         setmaxnreg_dec<24>();

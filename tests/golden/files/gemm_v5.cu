@@ -399,10 +399,15 @@ constexpr u32 THREADS = 384;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = true, B_IS_K_MAJOR = true;   // else M-major, N-major
 
-// ---- Shared memory: STAGES slots of each operand; offsets from a 1024-byte aligned base --------------------------------
+// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
+constexpr u32 A = 0;   // 98304 B
+constexpr u32 B = 98304;   // 49152 B
+constexpr u32 A_SCALE = 147456;   // 3072 B
+constexpr u32 STAGING = 150528;   // 65536 B
+constexpr u32 FULL_BARRIERS = 216064;   // 24 B
+
+// ---- Slots: STAGES of each operand --------------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 1;   // of A and B
-constexpr u32 A = 0;
-constexpr u32 B = 98304;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // of the 128-byte swizzle, and its elements
 constexpr u32 MN_BOX_BYTES = BLOCK_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
 constexpr u32 B_SLOT_N = 128;   // columns of B in a slot: of an N-major one whole boxes
@@ -536,7 +541,6 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
         }
     }
 }
-constexpr u32 STAGING = 150528;
 constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // a warp's 16 rows
 constexpr u32 STAGED_N = 64;                  // columns that it stages at a time
 
@@ -575,7 +579,6 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
             }
         }
 }
-constexpr u32 RING_BARRIERS = 216064;
 using Ring = TmaPipeline<STAGES>;
 
 // ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
@@ -612,17 +615,20 @@ struct Maps {
 };
 
 // Scales of A's rows in a block of K.
-constexpr u32 A_SCALE = 147456, A_SCALE_STAGE_BYTES = 1024;
+constexpr u32 A_SCALE_STAGE_BYTES = 1024;
 
 __device__ __forceinline__ void load_scales(const Ring& ring, u32 smem, const TensorMap* map, u32 k, const Place& place) {
     cp_async_bulk_tensor_3d_load(smem + A_SCALE + ring.stage * A_SCALE_STAGE_BYTES, map, ring.get_barrier(), place.row0, k, place.batch);
 }
 
 // ---- Stores ------------------------------------------------------------------------------------------------------------
+// Named barriers; 0 is that of __syncthreads().
+enum NamedBarrier : u32 {
+    STORE_BARRIER = 3,   // the first of one for each warpgroup
+};
+
 constexpr u32 STAGING_BUFFERS = 4;   // of a warpgroup, each of 64 rows x 128 bytes
 constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;
-constexpr u32 STORE_BARRIER = 3;   // the first warpgroup's named barrier; those of the others follow
-
 __device__ __forceinline__ void store_sync(u32 warpgroup) { bar_sync_one_of<STORE_BARRIER, CONSUMER_WARPS / 4>(warpgroup, 128); }
 
 // A warpgroup stages columns of its rows in the 128-byte swizzle, and one of its threads has TMA store them while the next tile is computed,
@@ -764,6 +770,26 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
             for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
 }
 
+// ---- Block scales -----------------------------------------------------------------------------------------------------
+// A stage is a block of K with its own scales: its products are summed separately, scaled, and added in fp32.
+typedef float BlockSums[FRAGMENTS_8][4];
+
+// Issues the products of 64 rows of a block, as one commit group.
+__device__ __forceinline__ void multiply_block(BlockSums& sums, u64 rows, u64 columns) {
+    wgmma_fence();
+    wgmma_m64n128k32_f32_e4m3_ss(sums, rows, columns, false);
+#pragma unroll
+    for (u32 k = MMA_K; k < BLOCK_K; k += MMA_K) wgmma_m64n128k32_f32_e4m3_ss(sums, advanced(rows, k), advanced(columns, k));
+    wgmma_commit_group();
+}
+
+__device__ __forceinline__ void add_scaled(float (&acc)[FRAGMENTS_8][4], const BlockSums& sums, const float (&factors)[2]) {
+#pragma unroll
+    for (u32 n = 0; n < FRAGMENTS_8; ++n)
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) acc[n][j] += factors[j / 2] * sums[n][j];
+}
+
 // [PTX ISA, ld] A scalar of shared memory.
 __device__ __forceinline__ float load_shared_f32(u32 smem) {
     float value;
@@ -787,15 +813,14 @@ __device__ __forceinline__ float next_columns(WorkQueue queue, const Problem& pr
     return column_scales(problem, result, tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank), 0, lane);
 }
 
-// A stage is a block of K with scales of its own: its products are summed apart, scaled, and added in fp32. The slot holds the scales of A's
-// rows, which are read before the products are complete, long before the slot is released. While a warpgroup scales its sums the other one
-// multiplies: little stands between its products. Unrolled, an iteration looks for the next slot, and computes its descriptors, while it scales.
-// columns: column_scales() from 0 on.
+// Adds the blocks of a tile. The slot holds the scales of A's rows; they are read before the products are complete, long before the slot is
+// released. One warpgroup multiplies while the other one scales: little code stands between the products of a warpgroup. The loop is
+// unrolled so that an iteration waits for the next slot, and computes its descriptors, while it scales. columns: column_scales() from 0 on.
 __device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const Problem& problem, const Result& result,
                                            const Place& place, u32 smem, float columns, u32 warpgroup, u32 warp, u32 lane) {
     clear(acc);
     const u32 rows_scales = smem + A_SCALE + 4 * (warpgroup * WARPGROUP_M + 16 * warp + lane / 4);
-    float sums[FRAGMENTS_8][4] = {};
+    BlockSums sums = {};
     for (u32 first = 0; first < problem.k_iterations; first += 32) {
         const float these = columns;
         if (first + 32 < problem.k_iterations) columns = column_scales(problem, result, place, first + 32, lane);
@@ -809,19 +834,11 @@ __device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const 
             for (u32 m = 0; m < FRAGMENTS_16; ++m) {
                 const u32 of_rows = rows_scales + ring.stage * A_SCALE_STAGE_BYTES + 4 * 64 * m;
                 const float scales[2] = {load_shared_f32(of_rows), load_shared_f32(of_rows + 4 * 8)};
-                const u64 rows = advanced(a, operand_offset<true, BLOCK_M>(64 * m, 0));
-                wgmma_fence();
-                wgmma_m64n128k32_f32_e4m3_ss(sums, rows, b, false);
-#pragma unroll
-                for (u32 j = MMA_K; j < BLOCK_K; j += MMA_K) wgmma_m64n128k32_f32_e4m3_ss(sums, advanced(rows, j), advanced(b, j));
-                wgmma_commit_group();
+                multiply_block(sums, advanced(a, operand_offset<true, BLOCK_M>(64 * m, 0)), b);
                 const float factors[2] = {scales[0] * column, scales[1] * column};
                 wgmma_wait_group<0>();
                 if (m + 1 == FRAGMENTS_16) release_slot(ring, ring.stage, lane);
-#pragma unroll
-                for (u32 n = 0; n < FRAGMENTS_8; ++n)
-#pragma unroll
-                    for (u32 j = 0; j < 4; ++j) acc[m][n][j] += factors[j / 2] * sums[n][j];
+                add_scaled(acc[m], sums, factors);
             }
         }
     }
@@ -868,7 +885,7 @@ gemm_v5_e4m3_rc_blocks_tma_256x128x128_w2_s3_c2(
 
     clear_unloaded(problem, smem);
     Ring ring;
-    ring.attach(smem + RING_BARRIERS);
+    ring.attach(smem + FULL_BARRIERS);
     if (threadIdx.x == 0) ring.init_barriers(1, CLUSTER * CONSUMER_WARPS);   // each consumer warp of the cluster releases a slot
     barrier_cluster_arrive();
     barrier_cluster_wait();   // the barriers of all CTAs are initialized

@@ -376,10 +376,14 @@ constexpr u32 THREADS = 384;
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr bool A_IS_K_MAJOR = false, B_IS_K_MAJOR = true;   // else M-major, N-major
 
-// ---- Shared memory: STAGES slots of each operand; offsets from a 1024-byte aligned base --------------------------------
+// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
+constexpr u32 A = 0;   // 65536 B
+constexpr u32 B = 65536;   // 65536 B
+constexpr u32 STAGING = 131072;   // 32768 B
+constexpr u32 FULL_BARRIERS = 163840;   // 32 B
+
+// ---- Slots: STAGES of each operand --------------------------------------------------------------------------------------
 constexpr u32 ELEMENT_BYTES = 2;   // of A and B
-constexpr u32 A = 0;
-constexpr u32 B = 65536;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / ELEMENT_BYTES;   // of the 128-byte swizzle, and its elements
 constexpr u32 MN_BOX_BYTES = BLOCK_K * SPAN_BYTES;   // of an M-major or N-major operand: SPAN of M or N, the stage's K
 constexpr u32 B_SLOT_N = 128;   // columns of B in a slot: of an N-major one whole boxes
@@ -522,7 +526,6 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
         }
     }
 }
-constexpr u32 STAGING = 131072;
 constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // a warp's 16 rows
 constexpr u32 STAGED_N = 64;                  // columns that it stages at a time
 
@@ -561,7 +564,6 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
             }
         }
 }
-constexpr u32 RING_BARRIERS = 163840;
 using Ring = TmaPipeline<STAGES>;
 
 // ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
@@ -605,10 +607,15 @@ __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& r
 }
 
 // ---- Stores ------------------------------------------------------------------------------------------------------------
+// Named barriers; 0 is that of __syncthreads().
+enum NamedBarrier : u32 {
+    EVEN_TURN = 1,       // the products of an even tile may begin
+    ODD_TURN = 2,        // those of an odd one
+    STORE_BARRIER = 3,   // the first of one for each warpgroup
+};
+
 constexpr u32 STAGING_BUFFERS = 2;   // of a warpgroup, each of 64 rows x 128 bytes
 constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;
-constexpr u32 STORE_BARRIER = 3;   // the first warpgroup's named barrier; those of the others follow
-
 __device__ __forceinline__ void store_sync(u32 warpgroup) { bar_sync_one_of<STORE_BARRIER, CONSUMER_WARPS / 4>(warpgroup, 128); }
 
 // A warpgroup stages columns of its rows in the 128-byte swizzle, and one of its threads has TMA store them while the next tile is computed,
@@ -718,7 +725,6 @@ __device__ __forceinline__ u32 multiply_stages(Accumulators& acc, Ring& ring, u3
     return previous;
 }
 constexpr u32 TILE_WARPS = 4 * WARPGROUPS;   // that multiply a tile
-constexpr u32 EVEN_TURN = 1, ODD_TURN = 2;   // named barriers: the products of an even tile, of an odd one, may begin
 constexpr u32 TURN_THREADS = 2 * 32 * TILE_WARPS;
 
 // The products of a tile are issued when those of the tile before, the other warpgroup's, have been: one warpgroup multiplies while the
@@ -764,7 +770,7 @@ gemm_v7_f16_cc_128x128x64_w1_s4(
 
     clear_unloaded(problem, smem);
     Ring ring;
-    ring.init(smem + RING_BARRIERS, 1, TILE_WARPS);   // one thread loads; each warp of a slot's warpgroup releases it
+    ring.init(smem + FULL_BARRIERS, 1, TILE_WARPS);   // one thread loads; each warp of a slot's warpgroup releases it
     wait_for_previous_grid();
     if (warp_index >= CONSUMER_WARPS) {
         setmaxnreg_dec<24>();

@@ -324,30 +324,9 @@ __device__ __forceinline__ u32 subtract(u32 a, u32 b) {
     return d;
 }
 
-__device__ __forceinline__ u32 multiply(u32 a, u32 b) {
-    u32 d;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-    return d;
-}
-
 __device__ __forceinline__ u32 multiply_add(u32 a, u32 b, u32 c) {
     u32 d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
-
-// Return the low half twice. ptxas folds this move into a modifier of the instruction that reads the pair; it would keep a byte
-// permutation.
-__device__ __forceinline__ u32 both_low(u32 pair) {
-    u32 d;
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l}; }" : "=r"(d) : "r"(pair));
-    return d;
-}
-
-// Return the high half twice.
-__device__ __forceinline__ u32 both_high(u32 pair) {
-    u32 d;
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h}; }" : "=r"(d) : "r"(pair));
     return d;
 }
 
@@ -393,11 +372,7 @@ constexpr u32 SLICE_K = 2;      // warps with the same columns of N, which divid
 constexpr u32 WARP_N = 32;
 constexpr u32 STAGES = 4;
 constexpr u32 CONSUMER_WARPS = 8;
-constexpr bool HAS_STAGE_SCALES = true;   // else they are of whole columns
-constexpr bool HAS_ZEROS = true;           // else the zero point is 8
-constexpr bool SCALES_SUMS = true;   // scales fp32 sums of a group; else its weights, or the result
-constexpr u32 GROUP_SIZE = 128;     // K that share a scale in a stage; BLOCK_K for whole columns
-
+constexpr u32 GROUP_SIZE = 128;     // K that share a scale
 constexpr u32 WARP_TILES = WARPS_N;             // parts of a CTA's tile that warps hold
 constexpr u32 FRAGMENTS_16 = WARP_N / 16;        // of 16 columns of N in a warp ...
 constexpr u32 FRAGMENT_STRIDE_N = 16;           // ... and the columns from one to the next
@@ -409,27 +384,34 @@ constexpr u32 N64_PER_TILE = BLOCK_N / 64;
 constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed weights
 constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64 of K
 
-// ---- Shared memory: STAGES slots of each operand, then the epilogue's part; offsets from a 1024-byte aligned base ----
+// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
+constexpr u32 ACTIVATIONS = 0;   // 16384 B
+constexpr u32 WEIGHTS = 16384;   // 65536 B
+constexpr u32 SCALES = 81920;   // 2048 B
+constexpr u32 ZEROS = 83968;   // 1024 B
+constexpr u32 STAGING = 84992;   // 2560 B
+constexpr u32 SLICE_SUMS = 87552;   // 4096 B
+constexpr u32 FULL_BARRIERS = 91648;   // 32 B
+
+// ---- Slots: STAGES of each operand ------------------------------------------------------------------------------------------
 constexpr u32 ACTIVATION_STAGE_BYTES = 4096;
 constexpr u32 WEIGHT_STAGE_BYTES = 16384;
 constexpr u32 SCALE_STAGE_BYTES = 512;
 constexpr u32 ZERO_STAGE_BYTES = 256;
 constexpr u32 TRANSACTION_BYTES = 21248;   // what TMA delivers to one stage
 constexpr u32 FULL_ARRIVALS = 1;
-constexpr u32 ACTIVATIONS = 0;
-constexpr u32 WEIGHTS = 16384;
-constexpr u32 SCALES = 81920;
-constexpr u32 ZEROS = 83968;
-constexpr u32 STAGING = 84992;
 constexpr u32 STAGING_PITCH_BYTES = 80;   // from one row to the next
 constexpr u32 STAGING_BYTES = 640;   // of one warp: eight rows
 constexpr u32 SLICE_THREADS = 32;        // that hold the same part of the tile for one slice
-constexpr u32 SLICE_SUMS = 87552;
-constexpr u32 RING_BARRIERS = 91648;
 using Ring = TmaPipeline<STAGES>;
 
+// Named barriers; 0 is that of __syncthreads().
+enum NamedBarrier : u32 {
+    SLICE_BARRIER = 1,   // the first of one for each part of the tile
+};
+
 // The warps with the same columns of N.
-__device__ __forceinline__ void slice_sync(u32 warp_tile) { bar_sync(1 + warp_tile, SLICE_K * SLICE_THREADS); }
+__device__ __forceinline__ void slice_sync(u32 warp_tile) { bar_sync(SLICE_BARRIER + warp_tile, SLICE_K * SLICE_THREADS); }
 
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
 struct Problem {
@@ -758,7 +740,7 @@ __device__ __forceinline__ u32 packed_column(u32 column0, u32 lane) {
 // The lane's own value, through a shuffle: ptxas would otherwise compute an address anew in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
-// Where this thread reads in slot 0; the other slots follow at a stage's distance.
+// Where this thread reads in slot 0; the other slots follow at a stage's distance. 0: the kernel has no such operand.
 struct SlotAddresses {
     u32 activations, weights, scales = 0, zeros = 0;
 
@@ -771,11 +753,9 @@ struct SlotAddresses {
                                        threadIdx.x % 32);
         weights = keep_in_register(smem + WEIGHTS + (warp.column0 / 64 * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
                                    warp.column0 % 64 * 32 + lane * 16, threadIdx.x % 32);
-        if constexpr (HAS_STAGE_SCALES) {
-            const u32 at = k64 * 64 / GROUP_SIZE * BLOCK_N + packed_column(warp.column0, lane);
-            scales = keep_in_register(smem + SCALES + at * 2, threadIdx.x % 32);
-            if constexpr (HAS_ZEROS) zeros = keep_in_register(smem + ZEROS + at, threadIdx.x % 32);
-        }
+        const u32 at = k64 * 64 / GROUP_SIZE * BLOCK_N + packed_column(warp.column0, lane);
+        scales = keep_in_register(smem + SCALES + at * 2, threadIdx.x % 32);
+        zeros = keep_in_register(smem + ZEROS + at, threadIdx.x % 32);
     }
 };
 
@@ -803,7 +783,7 @@ __device__ __forceinline__ void load_zero_points(ZeroPoint (&zeros)[FRAGMENTS_16
 __device__ __forceinline__ void load_group(WeightFragments& weights, const SlotAddresses& slots, u32 stage, u32 k) {
     const u32 row = k / GROUP_SIZE * BLOCK_N;
     load_scale_pairs(weights.scale_pairs, slots.scales + stage * SCALE_STAGE_BYTES + row * 2);
-    if constexpr (HAS_ZEROS) load_zero_points(weights.zeros, slots.zeros + stage * ZERO_STAGE_BYTES + row);
+    load_zero_points(weights.zeros, slots.zeros + stage * ZERO_STAGE_BYTES + row);
 }
 
 // k64: of this warp's slice of the stage.
@@ -815,7 +795,7 @@ __device__ __forceinline__ void load_weight_fragments(WeightFragments& weights, 
                      : "=r"(weights.packed[c].x), "=r"(weights.packed[c].y), "=r"(weights.packed[c].z),
                        "=r"(weights.packed[c].w)
                      : "r"(base + c * 512) : "memory");
-    if constexpr (HAS_STAGE_SCALES) load_group(weights, slots, stage, k64 * 64);
+    load_group(weights, slots, stage, k64 * 64);
 }
 
 // Activations of one 16-deep step: operand B for all rows of the tile. ldmatrix reads 8 x 8 tiles. The step's two chunks
@@ -846,13 +826,6 @@ __device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFra
     for (u32 c = 0; c < FRAGMENTS_16; ++c) {
         u32 a[4];
         dequantize(a, word(weights.packed[c], step), weights.zeros[c]);
-        if constexpr (HAS_STAGE_SCALES && !SCALES_SUMS) {
-            const u32 scale_low = both_low(weights.scale_pairs[c]), scale_high = both_high(weights.scale_pairs[c]);
-            a[0] = multiply(a[0], scale_low);
-            a[1] = multiply(a[1], scale_high);
-            a[2] = multiply(a[2], scale_low);
-            a[3] = multiply(a[3], scale_high);
-        }
 #pragma unroll
         for (u32 r = 0; r < FRAGMENTS_8; ++r) mma_m16n8k16_f16(acc[c][r], a, b[r][0], b[r][1]);
     }
@@ -878,9 +851,8 @@ __device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums
 // every value read from it (TmaPipeline::release_used()).
 __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& weights, const SlotAddresses& slots, Ring& ring,
                                          const WorkUnit& unit, u32 lane) {
-    Accumulators group;   // sums of the current group, not yet scaled
-    Accumulators& sums = SCALES_SUMS ? group : acc;
-    if constexpr (SCALES_SUMS) clear(group);
+    Accumulators sums;   // of the current group, not yet scaled
+    clear(sums);
     u32 previous = ring.stage;
 #pragma unroll 1
     for (u32 k = unit.k_begin; k < unit.k_end; ++k) {
@@ -897,10 +869,8 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
                     if (step == 2) load_group(weights, slots, ring.stage, i * 64 + 32);
                 }
                 multiply_step(sums, weights, address, step);
-                if constexpr (SCALES_SUMS) {
-                    const u32 done = i * 64 + step * 16 + 16;   // K of this warp's slice
-                    if (done % GROUP_SIZE == 0 || done == K64_PER_WARP * 64) scale_sums(acc, sums, weights);
-                }
+                const u32 done = i * 64 + step * 16 + 16;   // K of this warp's slice
+                if (done % GROUP_SIZE == 0 || done == K64_PER_WARP * 64) scale_sums(acc, sums, weights);
             }
         }
         previous = ring.stage;
@@ -1009,7 +979,7 @@ marlin_mma_sync_f16_g128_zeros_8x128x256_w142_s4_tma(
     const u32 warp_index = threadIdx.x / 32, lane = threadIdx.x % 32, range = problem.work_ranges - 1 - blockIdx.x;
     const Operands operands{&weight_map, &scale_map, &zero_map, &activation_map, bias, output, {partials, flags}};
     Ring ring;
-    ring.init(smem + RING_BARRIERS, FULL_ARRIVALS, CONSUMER_WARPS);
+    ring.init(smem + FULL_BARRIERS, FULL_ARRIVALS, CONSUMER_WARPS);
     griddepcontrol_launch_dependents();   // the next kernel may start and load its weights
 
     if (warp_index >= CONSUMER_WARPS) {

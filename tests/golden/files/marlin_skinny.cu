@@ -367,25 +367,27 @@ constexpr u32 K64_BLOCK_BYTES = 2048;  // a block: the lower half holds columns 
 constexpr u32 HALF_BLOCK_BYTES = K64_BLOCK_BYTES / 2;
 constexpr bool HAS_HALF_ROW = N_TILES % 2;   // one N tile then lies in a row whose other half belongs to another CTA
 
-// ---- Shared memory: an array of STAGES slots for each operand; offsets from a base aligned to 1024 bytes ------------
+// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
+constexpr u32 ACTIVATIONS = 0;   // 24576 B
+constexpr u32 WEIGHTS = 24576;   // 36864 B
+constexpr u32 SCALES = 61440;   // 3072 B
+constexpr u32 ZEROS = 64512;   // 1536 B
+constexpr u32 SLICE_SUMS = 66048;   // 6144 B
+constexpr u32 CLUSTER_SUMS = 72192;   // 4096 B
+constexpr u32 CLUSTER_BARRIER = 76288;   // 8 B
+constexpr u32 FULL_BARRIERS = 76296;   // 24 B
+
+// ---- Slots: STAGES of each operand ------------------------------------------------------------------------------------------
 constexpr u32 STAGES = 3;
-constexpr u32 ACTIVATIONS = 0;
 constexpr u32 ACTIVATION_STAGE_BYTES = 8192;
 constexpr u32 ROW_BYTES = 128;         // of an activation box: 64 elements of K
-constexpr u32 WEIGHTS = 24576;
 constexpr u32 WEIGHT_STAGE_BYTES = 12288;
-constexpr u32 SCALES = 61440;
 constexpr u32 SCALE_STAGE_BYTES = 1024;
 constexpr u32 SCALE_ROW = 128;         // scales of one group: those of whole n64 rows
-constexpr u32 ZEROS = 64512;
 constexpr u32 ZERO_SLOT_BYTES = 512;
 constexpr u32 STAGE_TX_BYTES = 22016;   // bytes that the loads of one stage deliver
 constexpr u32 FRAGMENT_BYTES = 32 * 16;   // fp32 sums of a warp: 16 columns of W x 8 rows of x
 constexpr u32 N_TILE_SUM_BYTES = FRAGMENTS_16 * FRAGMENTS_8 * FRAGMENT_BYTES;
-constexpr u32 SLICE_SUMS = 66048;
-constexpr u32 CLUSTER_SUMS = 72192;
-constexpr u32 CLUSTER_BARRIER = 76288;
-constexpr u32 BARRIERS = 76296;
 typedef TmaPipeline<STAGES> Ring;
 
 // What a launch passes to the kernel, besides tensor maps and pointers: the members that this kernel reads.
@@ -857,7 +859,7 @@ marlin_skinny_bf16_g64_zeros_16x96x256_k2_s3_c2(
     const Maps maps{&weight_map, &half_weight_map, &scale_map, &zero_map, &activation_map};
     const u64 policy = createpolicy_evict_first();   // of the weights in L2, which one row of tiles reads
     Ring ring;
-    ring.attach(smem + BARRIERS);
+    ring.attach(smem + FULL_BARRIERS);
 
     // elect_sync() rather than lane == 0: ptxas then knows that one thread goes on, and puts no loop around each copy.
     if (is_producer && elect_sync()) fill_ring(ring, smem, maps, tile, problem, policy);

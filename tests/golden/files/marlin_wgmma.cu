@@ -453,10 +453,7 @@ constexpr u32 RELEASE_K64 = 0;   // after this 64-deep block all wgmmas of the p
 constexpr u32 CONSUMER_WARPS = 8;
 constexpr u32 PRODUCER_REGISTERS = 40;
 constexpr u32 CONSUMER_REGISTERS = 232;
-constexpr bool HAS_STAGE_SCALES = true;   // else they are of whole columns
-constexpr bool HAS_ZEROS = false;           // else the zero point is 8
-constexpr u32 GROUP_SIZE = 128;    // K that share a scale in a stage; BLOCK_K for whole columns
-
+constexpr u32 GROUP_SIZE = 128;    // K that share a scale
 constexpr u32 WARP_TILES = 4 * WARPGROUPS;      // parts of a CTA's tile that warps hold
 constexpr u32 FRAGMENTS_16 = STACK;              // of 16 columns of N in a warp ...
 constexpr u32 FRAGMENT_STRIDE_N = 64;           // ... and the columns from one to the next
@@ -469,25 +466,31 @@ constexpr u32 K64_BLOCK_BYTES = 2048;           // one 64 x 64 block of packed w
 constexpr u32 ROW_BYTES = 128;                  // of the activations' boxes: 64 of K
 constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * ROW_BYTES;   // in a matrix descriptor
 
-// ---- Shared memory: STAGES slots of each operand, then the epilogue's part; offsets from a 1024-byte aligned base ----
+// ---- Shared memory: offsets from the base, which is aligned to 1024 bytes --------------------------------------------------
+constexpr u32 ACTIVATIONS = 0;   // 131072 B
+constexpr u32 WEIGHTS = 131072;   // 32768 B
+constexpr u32 SCALES = 163840;   // 1024 B
+constexpr u32 STAGING = 164864;   // 17408 B
+constexpr u32 FULL_BARRIERS = 182272;   // 32 B
+
+// ---- Slots: STAGES of each operand ------------------------------------------------------------------------------------------
 constexpr u32 ACTIVATION_STAGE_BYTES = 32768;
 constexpr u32 WEIGHT_STAGE_BYTES = 8192;
 constexpr u32 SCALE_STAGE_BYTES = 256;
-constexpr u32 ZERO_STAGE_BYTES = 0;
 constexpr u32 TRANSACTION_BYTES = 41216;   // what TMA delivers to one stage
 constexpr u32 EMPTY_ARRIVALS = 8;
-constexpr u32 ACTIVATIONS = 0;
-constexpr u32 WEIGHTS = 131072;
-constexpr u32 SCALES = 163840;
-constexpr u32 ZEROS = 0;
-constexpr u32 STAGING = 164864;
 constexpr u32 STAGING_ROWS = 32;   // rows of M that a warpgroup stores together
 constexpr u32 STAGING_PITCH_BYTES = 272;   // from one row to the next
 constexpr u32 STAGING_BYTES = 8704;   // of one warpgroup
-constexpr u32 RING_BARRIERS = 182272;
 using Ring = TmaPipeline<STAGES>;
 
-__device__ __forceinline__ void warpgroup_sync(u32 group) { bar_sync_one_of<1, PINGPONG>(group, 128); }
+// Named barriers; 0 is that of __syncthreads().
+enum NamedBarrier : u32 {
+    WARPGROUP_BARRIER = 1,   // the first of one for each warpgroup
+    ORDER_BARRIER = WARPGROUP_BARRIER + PINGPONG,   // the first of one for each warpgroup
+};
+
+__device__ __forceinline__ void warpgroup_sync(u32 group) { bar_sync_one_of<WARPGROUP_BARRIER, PINGPONG>(group, 128); }
 
 // Steps over the slots of the other warpgroup's work unit.
 __device__ __forceinline__ void skip(Ring& ring, u32 slots) {
@@ -498,13 +501,13 @@ __device__ __forceinline__ void skip(Ring& ring, u32 slots) {
 
 // A warpgroup issues the products of a work unit when the other one has issued those of the unit before. It must not look at the
 // ring earlier: a slot that is full since the lap before the last has the parity that it waits for.
-constexpr u32 FIRST_ORDER = 1 + PINGPONG, ORDER_THREADS = PINGPONG * 128;   // named barriers, one for each warpgroup
-__device__ __forceinline__ void wait_for_order(u32 group) { bar_sync_one_of<FIRST_ORDER, PINGPONG>(group, ORDER_THREADS); }
+constexpr u32 ORDER_THREADS = PINGPONG * 128;
+__device__ __forceinline__ void wait_for_order(u32 group) { bar_sync_one_of<ORDER_BARRIER, PINGPONG>(group, ORDER_THREADS); }
 __device__ __forceinline__ void pass_order(u32 group) {
     if (group == 0) {
-        bar_arrive(FIRST_ORDER + 1, ORDER_THREADS);
+        bar_arrive(ORDER_BARRIER + 1, ORDER_THREADS);
     } else {
-        bar_arrive(FIRST_ORDER, ORDER_THREADS);
+        bar_arrive(ORDER_BARRIER, ORDER_THREADS);
     }
 }
 
@@ -830,7 +833,7 @@ struct WarpPosition {
     u32 group;   // of the two: the warpgroup, which has a tile of its own
 };
 
-// Where this thread reads in slot 0; the other slots follow at a stage's distance.
+// Where this thread reads in slot 0; the other slots follow at a stage's distance. 0: the kernel has no such operand.
 struct SlotAddresses {
     u32 activations, weights, scales = 0, zeros = 0;
 
@@ -839,12 +842,9 @@ struct SlotAddresses {
         activations = smem + ACTIVATIONS + k64 * BLOCK_M * ROW_BYTES;
         weights = keep_in_register(smem + WEIGHTS + (at.warpgroup * STACK * K64_PER_STAGE + k64) * K64_BLOCK_BYTES +
                                    at.warp * 512 + at.lane * 16);
-        if constexpr (HAS_STAGE_SCALES) {
-            // In a row of scales: columns g and g + 8.
-            const u32 pair = k64 * 64 / GROUP_SIZE * BLOCK_N + at.warpgroup * STACK * 64 + 8 * (at.lane >> 2) + 2 * at.warp;
-            scales = keep_in_register(smem + SCALES + pair * 2);
-            if constexpr (HAS_ZEROS) zeros = keep_in_register(smem + ZEROS + pair);
-        }
+        // In a row of scales: columns g and g + 8.
+        const u32 pair = k64 * 64 / GROUP_SIZE * BLOCK_N + at.warpgroup * STACK * 64 + 8 * (at.lane >> 2) + 2 * at.warp;
+        scales = keep_in_register(smem + SCALES + pair * 2);
     }
 };
 
@@ -913,9 +913,7 @@ __device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weig
 #pragma unroll
         for (u32 i = 0; i < K64_PER_SLICE; ++i) {
             if (i + 1 < K64_PER_SLICE) load_packed(weights, slots, ring.stage, i + 1);
-            if constexpr (HAS_STAGE_SCALES) {
-                if (i * 64 % GROUP_SIZE == 0) load_group(weights, problem, slots, ring.stage, i * 64 / GROUP_SIZE);
-            }
+            if (i * 64 % GROUP_SIZE == 0) load_group(weights, problem, slots, ring.stage, i * 64 / GROUP_SIZE);
 #pragma unroll
             for (u32 first = 0; first < 4; first += MMAS_PER_COMMIT) {
                 u32 a[MMAS_PER_COMMIT][STACK][4];
@@ -975,13 +973,8 @@ __device__ __forceinline__ void load_weights(const Ring& ring, u32 slot, const S
     ring.expect_tx(slot, TRANSACTION_BYTES);
     cp_async_bulk_tensor_3d_load_hint(smem + WEIGHTS + slot * WEIGHT_STAGE_BYTES, operands.weight_map, full, 0,
                                       at.k * K64_PER_STAGE, tile_n * N64_PER_TILE, policies.weights);
-    if constexpr (HAS_STAGE_SCALES) {
-        const u32 row = at.k * BLOCK_K / GROUP_SIZE;
-        cp_async_bulk_tensor_2d_load(smem + SCALES + slot * SCALE_STAGE_BYTES, operands.scale_map, full, tile_n * BLOCK_N, row);
-        if constexpr (HAS_ZEROS)
-            cp_async_bulk_tensor_2d_load(smem + ZEROS + slot * ZERO_STAGE_BYTES, operands.zero_map, full, tile_n * BLOCK_N,
-                                         row);
-    }
+    const u32 row = at.k * BLOCK_K / GROUP_SIZE;
+    cp_async_bulk_tensor_2d_load(smem + SCALES + slot * SCALE_STAGE_BYTES, operands.scale_map, full, tile_n * BLOCK_N, row);
 }
 
 // K64_PER_STAGE boxes of rows x 64 of K in the 128-byte swizzle; what lies outside of the tensor is zero.
@@ -1107,7 +1100,7 @@ marlin_wgmma_f16_g128_fused_128x128x128_w1_s4_g13_r232_c2_pp(
     const u32 range = problem.work_ranges - 1 - blockIdx.x / CLUSTER;
     const u32 rank = cluster_ctarank();
     Ring ring;
-    ring.attach(smem + RING_BARRIERS);
+    ring.attach(smem + FULL_BARRIERS);
 
     // One thread initializes the barriers and issues every copy. elect_sync() rather than the first lane: ptxas then knows
     // that one thread goes on, and puts no loop around each copy.
