@@ -141,7 +141,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
         : "memory");
 }
 
-// With an L2 policy of createpolicy_*.
+// This form takes an L2 policy of createpolicy_*.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load_hint(
     u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u64 policy) {
     asm volatile(
@@ -405,7 +405,7 @@ constexpr u32 STAGING_BYTES = 640;   // of one warp: eight rows
 constexpr u32 SLICE_THREADS = 32;        // that hold the same part of the tile for one slice
 using Ring = TmaPipeline<STAGES>;
 
-// Named barriers; 0 is that of __syncthreads().
+// Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
     SLICE_BARRIER = 1,   // the first of one for each part of the tile
 };
@@ -535,7 +535,6 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& 
 // Partial sums travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
 
 // A warp's accumulators: fragments of 16 x 8 values, four a lane.
-
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 
 // ---- Within a CTA: slice-K ------------------------------------------------------------------------------------------
@@ -627,6 +626,7 @@ __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem
             }
     }
 }
+
 __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c)
@@ -724,7 +724,7 @@ __device__ __forceinline__ void load_activations(u32 smem, u32 full, const Tenso
 }
 
 // ---- Main loop: int4 weights and activations from shared memory to registers, mma.sync --------------------------------------
-// Where a warp stands among the consumers.
+// The position of a warp among the consumers.
 struct WarpPosition {
     u32 lane, slice;           // slice: of each stage's K
     u32 tile, column0;         // its part of the CTA's tile, and the part's first column
@@ -759,7 +759,7 @@ struct SlotAddresses {
     }
 };
 
-// What a thread holds of the weights for 64 of K.
+// A thread's weights for 64 of K.
 struct WeightFragments {
     uint4 packed[FRAGMENTS_16];        // one word for each 16-deep step
     u32 scale_pairs[FRAGMENTS_16];     // of columns g (low half) and g + 8 (high half)
@@ -831,7 +831,7 @@ __device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFra
     }
 }
 
-// A group or a stage ends: adds its sums, scaled, to the accumulators.
+// Add the scaled sums of a group, or of a stage, to the accumulators, and clear them.
 __device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, const WeightFragments& weights) {
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c) {
