@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -31,8 +30,9 @@ def test_the_source(golden: Callable[[str, str], None], name: str) -> None:
     golden(f"marlin_{name}.cu", render(spec.template, spec, "sm_90a"))
 
 
-@pytest.mark.parametrize("spec", [SPECS["mma_sync"], replace(SPECS["skinny"], cluster_k=1)], ids=["mma_sync", "skinny"])
-def test_both_targets_run_the_same_kernel(spec: MmaSyncSpec | SkinnySpec) -> None:
+@pytest.mark.parametrize("name", ["mma_sync", "skinny"])
+def test_both_targets_run_the_same_kernel(name: str) -> None:
     """SM120 computes what was reviewed, and what was run on another GPU."""
+    spec = {**SPECS, "skinny": SkinnySpec("bfloat16", 64, True, 16, 3, 256, 2, 3)}[name]
     one, other = (render(spec.template, spec, target).partition("\n")[2] for target in ("sm_90a", "sm_120a"))
     assert one == other
