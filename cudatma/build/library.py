@@ -1,8 +1,8 @@
 """The functions that templates share: a template names those that it calls, and a source begins with these alone.
 
     //% use "mbarrier_init", "cp_async_bulk_tensor_" ~ spec.rank ~ "d_load"    in a template that calls them
-    //% primitive "mbarrier_init"    ..    //% endprimitive                    around one of them
-    //% family    ..    //% endfamily                                      a comment and the primitives that share it
+    //% primitive "mbarrier_init"    ..    //% endprimitive                    around a function
+    //% family    ..    //% endfamily                                          around functions that share a comment
 
 LIBRARY includes the files of all primitives, in the order of the output. render() renders it after the template, when
 all uses are known. A primitive's block may use other primitives. A template that includes a file of the library uses

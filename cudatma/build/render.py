@@ -50,9 +50,9 @@ _TEMPLATE_SYNTAX = re.compile(
     r"^[ \t]*//%[-+]?[ \t]*(?:include|import|from|use|set|if|for|macro)\b|^(?:(?!//).)*\$\{|/\*%", re.MULTILINE
 )
 
-#: A section's heading right after a line of code, or a comment right after a function: Jinja removes the blank lines
-#: that follow a line statement.
-_SECTION = re.compile(r"(?<!\n)\n(?=// ---- )|(?<=\n\})\n(?=// )")
+#: A section's heading right after a line of code, or code right after a function or a struct: Jinja removes the blank
+#: lines that follow a line statement.
+_SECTION = re.compile(r"(?<!\n)\n(?=// ---- )|(?<=\n\})\n(?=[^\n}])|(?<=\n\};)\n(?=[^\n}])")
 
 
 class LineDirectives(Extension):

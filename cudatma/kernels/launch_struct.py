@@ -2,7 +2,7 @@
 
 A kernel's spec names the members that the kernel reads; the template declares the struct from them
 (``parts/problem.cuh.j2``), and ``pack()`` lays the values out as C does. MEMBERS are of kernels that compute tiles of
-a result: sizes, schedule, raster, rows; ``parts/schedule.cuh.j2`` and ``parts/epilogue.cuh.j2`` read them.
+a result: sizes, schedule, raster, rows; ``parts/schedule.cuh.j2`` and ``parts/store_vector.cuh.j2`` read them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TYPES: dict[str, Any] = {
 #: What parts/raster.cuh.j2 reads, and parts/schedule.cuh.j2.
 RASTER = ("tiles_m", "tiles_n", "raster_m", "by_raster_group", "by_raster_group_rows", "by_last_rows")
 STREAM_K = ("k_iterations", "work_ranges", "stream_tiles", "stream_stages", "stream_extra", "by_k_iterations", *RASTER)
-#: What parts/epilogue.cuh.j2 reads.
+#: What parts/store_vector.cuh.j2 reads.
 RESULT = ("m", "n", "output_vectors", "output_pitch")
 _FORMATS = {"u32": "I", "u64": "Q", "float": "f", "Divisor": "II"}
 _ORDER = ("u32", "float", "Divisor", "u64")

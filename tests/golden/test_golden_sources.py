@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from conftest import FILES
 
 from cudatma.kernels.registry import REGISTRY
 
 Golden = Callable[[str, str], None]
+FILES = Path(__file__).parent / "files"
 
 
 def test_every_template_has_a_golden() -> None:

@@ -236,7 +236,7 @@ struct Blocks {
     u32 begin, end;
 };
 
-// Those that the rows of a tile see, all of them or some.
+// Return the blocks of which some row of a tile sees a key.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
     const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
     const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
@@ -249,7 +249,7 @@ constexpr u32 KV_BYTES = 2;   // of an element
 constexpr u32 K_STAGE_BYTES = KV_BYTES * TILE_N * HEAD_DIM, V_STAGE_BYTES = KV_BYTES * TILE_N * V_HEAD_DIM;
 constexpr u32 SPAN_BYTES = 128, SPAN = SPAN_BYTES / KV_BYTES, SPAN_VECTORS = SPAN_BYTES / 16;
 constexpr u32 SWIZZLE = SPAN_BYTES == 128 ? 1 : 2, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a matrix descriptor
-// Named barriers; 0 is that of __syncthreads().
+// Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
     WARPGROUP_BARRIER = 1,   // the first of one for each warpgroup
 };
@@ -326,14 +326,14 @@ __device__ __forceinline__ void multiply_values(Output& output, const Probabilit
 
 // ---- Softmax ------------------------------------------------------------------------------------------------------------
 constexpr bool HAS_WINDOW = false;
-constexpr float MOST_POWER = 8.0f;   // of 2, that an exponential may reach before the rows of its warp are rescaled
+constexpr float MOST_POWER = 8.0f;   // an exponential may reach 2^MOST_POWER before the rows of its warp are rescaled
 
-// Below every scaled score but minus infinity, in powers of 2. What a row's exponents refer to until it sees a key: exponents of
-// scores of minus infinity are then minus infinity too, and not NaN.
+// A row's maximum until it sees a key, in powers of 2: less than every scaled score except minus infinity. The exponent of a score of minus
+// infinity is then minus infinity, not NaN.
 constexpr float LEAST_POWER = -3.402823466e38f;
 
-// Of a thread's two rows: the largest scaled score when the row was last rescaled, in powers of 2, and the thread's part of the sum
-// of 2^(scaled score - maximum).
+// A thread's two rows: the largest scaled score when the row was last rescaled, in powers of 2, and the thread's part of the sum of
+// 2^(scaled score - maximum).
 struct Rows {
     float maximum[2], sum[2];
 };
@@ -344,7 +344,7 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
-// Scores of keys that a row does not see become minus infinity. row: of the thread's first one. key0: of the block.
+// Set the scores of keys that a row does not see to minus infinity. row: the thread's first row. key0: the block's first key.
 __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32 row, u32 key0, u32 lane) {
     const int column = key0 + lane % 4 * 2;
 #pragma unroll
@@ -360,8 +360,8 @@ __device__ __forceinline__ void mask(Scores& scores, const Problem& problem, u32
     }
 }
 
-// Scores become 2^(scaled score - maximum). True where a maximum of the warp's rows rose by more than MOST_POWER: rows have their new
-// maxima, and the caller multiplies what they added up before by rescale, which is not written otherwise.
+// Replace the scores by 2^(scaled score - maximum). Return true if a maximum of the warp's rows rose by more than MOST_POWER: the rows then
+// have new maxima, and the caller multiplies their output by `rescale`, which is not written otherwise.
 template <bool IsMasked>
 __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&rescale)[2], const Problem& problem, u32 row, u32 key0,
                                         u32 lane) {
@@ -400,7 +400,7 @@ __device__ __forceinline__ bool softmax(Scores& scores, Rows& rows, float (&resc
     return rises;
 }
 
-// Two fragments of 8 keys make an operand of 16.
+// Round the scores to operands of 16 keys, two fragments each.
 __device__ __forceinline__ void round_scores(Probabilities& p, const Scores& scores) {
 #pragma unroll
     for (u32 n = 0; n < TILE_N / 16; ++n)
@@ -428,7 +428,7 @@ __device__ __forceinline__ void clear(Output& output, Rows& rows) {
 }
 
 // ---- Results ----------------------------------------------------------------------------------------------------------
-// lse: where the logarithms of the rows' sums go; nullptr: nowhere.
+// lse: where the logarithms of the rows' sums are stored, or nullptr.
 struct LogSums {
     float* lse;
 };
@@ -439,12 +439,12 @@ __device__ __forceinline__ float log_of_sum(float maximum, float sum) {
     return sum == 0.0f ? -INF : 0.69314718f * (maximum + __log2f(sum));
 }
 
-// What a row's output is multiplied by to be divided by its sum; 0 where it has seen no key.
+// Return the inverse of a row's sum, or 0 if the row has seen no key.
 __device__ __forceinline__ float inverse_of_sum(const LogSums& logs, u32 head, float& maximum, float& sum) {
     return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
 }
 
-// The sums of a row's exponentials, of all its threads.
+// Add up the sums of a row's four threads.
 __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {
@@ -453,7 +453,7 @@ __device__ __forceinline__ void add_up_sums(float (&sums)[2]) {
     }
 }
 
-// Divides the output by the rows' sums, and writes their logarithms. row: of the thread's first one.
+// Divide the output by the rows' sums, and store the logarithms of the sums. row: the thread's first row.
 __device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, const Problem& problem, const LogSums& logs, const Place& place,
                                             u32 row, u32 lane) {
     float sums[2] = {rows.sum[0], rows.sum[1]}, maxima[2] = {rows.maximum[0], rows.maximum[1]}, inverse[2];
@@ -470,7 +470,7 @@ __device__ __forceinline__ void finish_rows(Output& output, const Rows& rows, co
     rescale_output(output, inverse);
 }
 
-// A warp's 16 rows, in the order of the loads' swizzle; staging: of a whole tile, TILE_M rows a span. row0: of the warp in it.
+// Write a warp's 16 rows to the tile at `staging`, in the swizzle of the loads. row0: the warp's first row in the tile.
 __device__ __forceinline__ void stage_output(const Output& output, u32 staging, u32 row0, u32 lane) {
     const u32 row = row0 + lane % 16;
 #pragma unroll
@@ -481,7 +481,7 @@ __device__ __forceinline__ void stage_output(const Output& output, u32 staging, 
     }
 }
 
-// A warp's rows, through shared memory, which held q, to 16-byte stores.
+// Store a warp's rows by 16-byte stores, through the shared memory of the queries.
 __device__ __forceinline__ void store_rows(const Output& output, const Problem& problem, u16* result, u32 staging, const Place& place,
                                            u32 row0, u32 lane) {
     constexpr u32 VECTORS = V_HEAD_DIM / 8;   // of a row

@@ -151,12 +151,13 @@ struct Blocks {
     u32 begin, end;
 };
 
-// Those that the rows of a tile see, all of them or some.
+// Return the blocks of which some row of a tile sees a key.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
     const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
     const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
     return Blocks{min(end, first_key(problem, place.row0) / TILE_N), end};
 }
+
 constexpr u32 THREADS = 128;
 constexpr u32 PARTS = THREADS / TILE_M;                                      // threads that share a query
 constexpr u32 VECTORS = HEAD_DIM / 8 / PARTS, V_VECTORS = V_HEAD_DIM / 8 / PARTS;   // of a thread, 8 elements each

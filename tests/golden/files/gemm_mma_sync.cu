@@ -377,8 +377,8 @@ __device__ __forceinline__ void load_fragments(Fragments& to, u32 a, u32 b, u32 
 
 // ---- Products ---------------------------------------------------------------------------------------------------------
 // A lane holds, of rows lane / 4 and lane / 4 + 8 of 16, columns 2 (lane % 4) and the next of every 8.
-// A warp's accumulators: fragments of 16 x 8 values, four a lane.
 
+// A warp's accumulators: fragments of 16 x 8 values, four a lane.
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
@@ -388,6 +388,7 @@ __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) acc[c][r][i] = 0.0f;
 }
+
 __device__ __forceinline__ void multiply(Accumulators& acc, const Fragments& by) {
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_16; ++m)
@@ -420,20 +421,21 @@ struct Problem {
     u64 output_pitch;               // elements from one row to the next
     u64 output_batch;               // elements from one matrix of the result to the next
 };
-// Rows and columns of C from which on a tile lies, or a part of it; the matrix of the batch.
+
+// Where a tile, or a part of it, begins in C, and in which matrix of the batch.
 struct Place {
     u32 row0, column0, batch;
 };
 
-// tile_m counts the tiles of all matrices of the batch, in turn. Of a cluster whose CTAs lie side by side along M or N: its tile's
-// number, and the CTA's rank.
+// Return where a tile begins. tile_m counts the tiles of all matrices of the batch in turn. In a cluster of ClusterM x ClusterN CTAs, tile_m
+// and tile_n are those of the cluster, and rank is the CTA's.
 template <u32 ClusterM = 1, u32 ClusterN = 1>
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank = 0) {
     const u32 batch = divide(tile_m, problem.by_matrix_tiles_m), along_m = (tile_m - batch * problem.matrix_tiles_m) * ClusterM;
     return Place{(along_m + rank % ClusterM) * TILE_M, (tile_n * ClusterN + rank % ClusterN) * TILE_N, batch};
 }
 
-// Where the results go, and what is applied to them.
+// Where the results go, and the arrays that the epilogue applies.
 struct Result {
     Out* output;
 };
@@ -491,6 +493,7 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
             }
         }
 }
+
 using Ring = TmaPipeline<STAGES>;
 
 // ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
@@ -509,7 +512,7 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
     }
 }
 
-// Rows of A's slots that no box reaches are zero, for products read them. All threads call it, before a barrier of theirs.
+// Zero-fill the rows of A's slots that TMA does not load: wgmma reads them. All threads call it before a barrier of the CTA.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
     if (problem.m >= (A_IS_K_MAJOR ? TILE_M : SPAN)) return;
     constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
@@ -518,15 +521,15 @@ __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem)
         if (row >= problem.a_box_rows)
             asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(smem + A + offset), "r"(0) : "memory");
     }
-    fence_proxy_async_shared_cta();   // before what wgmma reads
+    fence_proxy_async_shared_cta();   // wgmma reads the zeros through the async proxy
 }
 
-// Of what is loaded.
+// The tensor maps of the loads.
 struct Maps {
     const TensorMap *a, *b;
 };
 
-// One thread fills the ring's slot with the stage k of a tile.
+// Load stage k of a tile into the ring's slot. One thread calls it.
 __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const Maps& maps, u32 k, const Place& place) {
     ring.expect_tx(problem.stage_bytes);
     load_box<A_IS_K_MAJOR, TILE_M>(smem + A + ring.stage * A_STAGE_BYTES, maps.a, ring.get_barrier(), k * TILE_K, place.row0, place.batch);

@@ -397,8 +397,8 @@ constexpr u32 SWIZZLE_128B = 1, SWIZZLE_REPEAT_BYTES = 8 * SPAN_BYTES;   // in a
 // A thread holds, of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 2 (lane % 4) and the next of every 8.
 constexpr u32 FRAGMENTS_16 = WARPGROUP_M / 64, FRAGMENTS_8 = TILE_N / 8;   // of a warp, along M and along N
 constexpr u32 FRAGMENT_STRIDE_M = 64;   // from the rows of one fragment to those of the next
-// A warp's accumulators: fragments of 16 x 8 values, four a lane.
 
+// A warp's accumulators: fragments of 16 x 8 values, four a lane.
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 constexpr u32 MMA_K = 32 / ELEMENT_BYTES;   // of one wgmma
 
@@ -424,25 +424,25 @@ __device__ __forceinline__ void wgmma_m64n128k16_f32_f16_ss_tn(float (&d)[16][4]
         : "memory");
 }
 
-// Bytes from an operand's slot to its rows from `row` on, at k.
+// Return the offset in bytes of row `row` and column k in an operand's slot.
 template <bool IsKMajor, u32 Rows>
 __device__ __forceinline__ constexpr u32 operand_offset(u32 row, u32 k) {
     return IsKMajor ? (k / SPAN * Rows + row) * SPAN_BYTES + ELEMENT_BYTES * (k % SPAN) : row / SPAN * MN_BOX_BYTES + k * SPAN_BYTES;
 }
 
-// Of an operand's slots from this address on.
+// Return the matrix descriptor of an operand's slot at `address`.
 template <bool IsKMajor>
 __device__ __forceinline__ u64 operand_descriptor(u32 address) {
     return matrix_descriptor(address, IsKMajor ? 16 : MN_BOX_BYTES, SWIZZLE_REPEAT_BYTES, SWIZZLE_128B);
 }
 
-// What lies so many bytes further: one addition, for the low bits of a descriptor are the address without its last four, which
-// does not overflow in shared memory.
+// Return the descriptor of what is `bytes` further: one addition, because the low bits of a descriptor are the address without its last four
+// bits, which does not overflow in shared memory.
 __device__ __forceinline__ u64 advanced(u64 descriptor, u32 bytes) {
     return (descriptor & 0xffffffff00000000) | (static_cast<u32>(descriptor) + bytes / 16);
 }
 
-// Of a warpgroup's rows of A, and of B, in a slot.
+// Return the descriptor of a warpgroup's rows of A in a slot; b_descriptor(): that of B.
 __device__ __forceinline__ u64 a_descriptor(u32 smem, u32 slot, u32 warpgroup) {
     const u32 rows = operand_offset<A_IS_K_MAJOR, TILE_M>(warpgroup * WARPGROUP_M, 0);
     return advanced(operand_descriptor<A_IS_K_MAJOR>(smem + A + rows), slot * A_STAGE_BYTES);
@@ -452,7 +452,7 @@ __device__ __forceinline__ u64 b_descriptor(u32 smem, u32 slot) {
     return advanced(operand_descriptor<B_IS_K_MAJOR>(smem + B), slot * B_STAGE_BYTES);
 }
 
-// The products of a slot, as one commit group. accumulates: they are added to the sums; else they take their place.
+// Issue the products of a slot as one commit group. They replace the sums unless `accumulates`.
 __device__ __forceinline__ void multiply(Accumulators& acc, u32 smem, u32 slot, u32 warpgroup, bool accumulates) {
     const u64 a = a_descriptor(smem, slot, warpgroup), b = b_descriptor(smem, slot);
     wgmma_fence();
@@ -491,20 +491,21 @@ struct Problem {
     u64 output_pitch;               // elements from one row to the next
     u64 output_batch;               // elements from one matrix of the result to the next
 };
-// Rows and columns of C from which on a tile lies, or a part of it; the matrix of the batch.
+
+// Where a tile, or a part of it, begins in C, and in which matrix of the batch.
 struct Place {
     u32 row0, column0, batch;
 };
 
-// tile_m counts the tiles of all matrices of the batch, in turn. Of a cluster whose CTAs lie side by side along M or N: its tile's
-// number, and the CTA's rank.
+// Return where a tile begins. tile_m counts the tiles of all matrices of the batch in turn. In a cluster of ClusterM x ClusterN CTAs, tile_m
+// and tile_n are those of the cluster, and rank is the CTA's.
 template <u32 ClusterM = 1, u32 ClusterN = 1>
 __device__ __forceinline__ Place tile_place(const Problem& problem, u32 tile_m, u32 tile_n, u32 rank = 0) {
     const u32 batch = divide(tile_m, problem.by_matrix_tiles_m), along_m = (tile_m - batch * problem.matrix_tiles_m) * ClusterM;
     return Place{(along_m + rank % ClusterM) * TILE_M, (tile_n * ClusterN + rank % ClusterN) * TILE_N, batch};
 }
 
-// Where the results go, and what is applied to them.
+// Where the results go, and the arrays that the epilogue applies.
 struct Result {
     Out* output;
 };
@@ -527,10 +528,11 @@ __device__ __forceinline__ void store_vector(const Problem& problem, Element* ou
         }
     }
 }
+
 constexpr u32 WARP_STAGING_BYTES = 16 * SPAN_BYTES;   // a warp's 16 rows
 constexpr u32 STAGED_N = 64;                  // columns that it stages at a time
 
-// STAGED_N columns of a warp's 16 rows, or what is left of them, from column 8 n on, in the 128-byte swizzle.
+// Write STAGED_N columns of a warp's 16 rows, or the rest of them, from column 8 n on, in the 128-byte swizzle.
 __device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][4], u32 staging, u32 n, u32 lane) {
     const u32 row = lane % 16;
 #pragma unroll
@@ -541,8 +543,8 @@ __device__ __forceinline__ void stage_fragments(const float (&acc)[FRAGMENTS_8][
     }
 }
 
-// A warp's rows, through its staging rows to 16-byte stores. place: of the warp. part: of the Parts in which the columns are
-// divided, the one that is stored.
+// Store a warp's rows by 16-byte stores, through its staging rows. place: where the warp's part begins. Only one of Parts parts of the
+// columns is stored.
 template <u32 Parts = 1>
 __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& problem, const Result& result, u32 staging, const Place& place,
                                            u32 lane, u32 part = 0) {
@@ -565,6 +567,7 @@ __device__ __forceinline__ void store_rows(Accumulators& acc, const Problem& pro
             }
         }
 }
+
 using Ring = TmaPipeline<STAGES>;
 
 // ---- Loads: what lies outside of the tensors is zero --------------------------------------------------------------------
@@ -583,7 +586,7 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
     }
 }
 
-// Rows of A's slots that no box reaches are zero, for products read them. All threads call it, before a barrier of theirs.
+// Zero-fill the rows of A's slots that TMA does not load: wgmma reads them. All threads call it before a barrier of the CTA.
 __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem) {
     if (problem.m >= (A_IS_K_MAJOR ? TILE_M : SPAN)) return;
     constexpr u32 ROW_BYTES = TILE_K < SPAN ? TILE_K * ELEMENT_BYTES : SPAN_BYTES;   // K-major
@@ -592,15 +595,15 @@ __device__ __forceinline__ void clear_unloaded(const Problem& problem, u32 smem)
         if (row >= problem.a_box_rows)
             asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" :: "r"(smem + A + offset), "r"(0) : "memory");
     }
-    fence_proxy_async_shared_cta();   // before what wgmma reads
+    fence_proxy_async_shared_cta();   // wgmma reads the zeros through the async proxy
 }
 
-// Of what is loaded.
+// The tensor maps of the loads.
 struct Maps {
     const TensorMap *a, *b;
 };
 
-// One thread fills the ring's slot with the stage k of a tile.
+// Load stage k of a tile into the ring's slot. One thread calls it.
 __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& ring, u32 smem, const Maps& maps, u32 k, const Place& place) {
     ring.expect_tx(problem.stage_bytes);
     load_box<A_IS_K_MAJOR, TILE_M>(smem + A + ring.stage * A_STAGE_BYTES, maps.a, ring.get_barrier(), k * TILE_K, place.row0, place.batch);
@@ -608,10 +611,10 @@ __device__ __forceinline__ void load_stage(const Problem& problem, const Ring& r
 }
 
 // ---- Stores ------------------------------------------------------------------------------------------------------------
-// Named barriers; 0 is that of __syncthreads().
+// Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
     EVEN_TURN = 1,       // the products of an even tile may begin
-    ODD_TURN = 2,        // those of an odd one
+    ODD_TURN = 2,        // the products of an odd tile may begin
     STORE_BARRIER = 3,   // the first of one for each warpgroup
 };
 
@@ -619,11 +622,10 @@ constexpr u32 STAGING_BUFFERS = 2;   // of a warpgroup, each of 64 rows x 128 by
 constexpr u32 BUFFER_BYTES = 64 * SPAN_BYTES;
 __device__ __forceinline__ void store_sync(u32 warpgroup) { bar_sync_one_of<STORE_BARRIER, CONSUMER_WARPS / 4>(warpgroup, 128); }
 
-// A warpgroup stages columns of its rows in the 128-byte swizzle, and one of its threads has TMA store them while the next tile is computed,
-// and with two buffers while the next columns are staged. A few large boxes take TMA less time than many small ones.
-
-// stores: how many this warpgroup has issued.
-// place: of the warpgroup. What lies outside of the result is not written.
+// A warpgroup stages columns of its rows in the 128-byte swizzle. One of its threads stores them by TMA while the next tile is computed and,
+// with two buffers, while the next columns are staged. Few large boxes take TMA less time than many small ones. stores: the number of stores
+// that this warpgroup has issued.
+// place: where the warpgroup's part begins. Elements outside of the result are not written.
 __device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const Problem& problem, const Result& result, u32 smem,
                                            const TensorMap* map, const Place& place, u32 warpgroup, u32 warp, u32 lane) {
     const Place of_warp{place.row0 + 16 * warp, place.column0, place.batch};
@@ -681,9 +683,8 @@ __device__ __forceinline__ void tile_position(const Problem& problem, u32 tile, 
 }
 
 // ---- Producer: one thread -------------------------------------------------------------------------------------------
-// Goes on to the next tile while the consumers still store this one. Every other tile goes through K backwards: of what both need, L2
-// still has the end.
-// ClusterM, ClusterN: CTAs side by side; rank: of this one.
+// Load one tile after the other, also while the consumers store the previous one. Every other tile goes through K backwards: L2 still holds the
+// end of the operands that both tiles read. ClusterM, ClusterN: CTAs of the cluster along M and N; rank: this CTA's.
 template <u32 ClusterM = 1, u32 ClusterN = 1>
 __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 smem, const Maps& maps, u32 rank = 0) {
     WorkQueue queue(problem, blockIdx.x / (ClusterM * ClusterN));
@@ -703,14 +704,14 @@ __device__ __forceinline__ void produce(Ring& ring, const Problem& problem, u32 
 }
 
 // ---- Consumers: two warpgroups, each with every other tile of the CTA -------------------------------------------------
-// Of the ring, by a warp whose wgmmas have read it.
+// Release the slot after this warp's wgmmas have read it.
 __device__ __forceinline__ void release_slot(Ring& ring, u32 slot, u32 lane) {
     ring.release_used_by_warp(slot, lane);
 }
 
-// The products of the next slots, of so many stages, at least one. Those of the first slot take the place of the sums, which need not be
-// initialized. The products of a slot are in flight while the next one is waited for; the slot is released when they are complete. Returns the
-// last slot, whose products are still in flight.
+// Multiply `stages` slots, at least one. The products of the first slot replace the sums, which need not be initialized. The products of a slot
+// are in flight while the warp waits for the next slot; the slot is released when they are complete. Return the last slot, whose products are
+// still in flight.
 __device__ __forceinline__ u32 multiply_stages(Accumulators& acc, Ring& ring, u32 stages, u32 smem, u32 warpgroup, u32 lane) {
     ring.wait();
     multiply(acc, smem, ring.stage, warpgroup, false);
@@ -725,6 +726,7 @@ __device__ __forceinline__ u32 multiply_stages(Accumulators& acc, Ring& ring, u3
     }
     return previous;
 }
+
 constexpr u32 TILE_WARPS = 4 * WARPGROUPS;   // that multiply a tile
 constexpr u32 TURN_THREADS = 2 * 32 * TILE_WARPS;
 

@@ -151,7 +151,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
         : "memory");
 }
 
-// With an L2 policy of createpolicy_*.
+// This form takes an L2 policy of createpolicy_*.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load_hint(
     u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u64 policy) {
     asm volatile(
@@ -415,7 +415,7 @@ constexpr u32 STAGING_BYTES = 640;   // of one warp: eight rows
 constexpr u32 SLICE_THREADS = 32;        // that hold the same part of the tile for one slice
 using Ring = TmaPipeline<STAGES>;
 
-// Named barriers; 0 is that of __syncthreads().
+// Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
     SLICE_BARRIER = 1,   // the first of one for each part of the tile
 };
@@ -545,7 +545,6 @@ __device__ __forceinline__ void dequantize(u32 (&a)[4], u32 q, const ZeroPoint& 
 // Partial sums travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
 
 // A warp's accumulators: fragments of 16 x 8 values, four a lane.
-
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 
 // ---- Within a CTA: slice-K ------------------------------------------------------------------------------------------
@@ -637,6 +636,7 @@ __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem
             }
     }
 }
+
 __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c)
@@ -734,7 +734,7 @@ __device__ __forceinline__ void load_activations(u32 smem, u32 full, const Tenso
 }
 
 // ---- Main loop: int4 weights and activations from shared memory to registers, mma.sync --------------------------------------
-// Where a warp stands among the consumers.
+// The position of a warp among the consumers.
 struct WarpPosition {
     u32 lane, slice;           // slice: of each stage's K
     u32 tile, column0;         // its part of the CTA's tile, and the part's first column
@@ -750,11 +750,10 @@ __device__ __forceinline__ u32 packed_column(u32 column0, u32 lane) {
 // The lane's own value, through a shuffle: ptxas would otherwise compute an address anew in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
-// Where this thread reads in slot 0; the other slots follow at a stage's distance.
+// Where this thread reads in slot 0; the other slots follow at a stage's distance. 0: the kernel has no such operand.
 struct SlotAddresses {
-    u32 activations, weights;
-    u32 scales;
-    u32 zeros;
+    u32 activations, weights, scales = 0, zeros = 0;
+
     __device__ __forceinline__ SlotAddresses(u32 smem, const WarpPosition& warp) {
         const u32 k64 = warp.slice * K64_PER_WARP, lane = warp.lane;
         // ldmatrix takes the addresses of rows: of 16 rows, or of 8 where a tile has no more.
@@ -770,7 +769,7 @@ struct SlotAddresses {
     }
 };
 
-// What a thread holds of the weights for 64 of K.
+// A thread's weights for 64 of K.
 struct WeightFragments {
     uint4 packed[FRAGMENTS_16];        // one word for each 16-deep step
     u32 scale_pairs[FRAGMENTS_16];     // of columns g (low half) and g + 8 (high half)
@@ -842,7 +841,7 @@ __device__ __forceinline__ void multiply_step(Accumulators& acc, const WeightFra
     }
 }
 
-// A group or a stage ends: adds its sums, scaled, to the accumulators.
+// Add the scaled sums of a group, or of a stage, to the accumulators, and clear them.
 __device__ __forceinline__ void scale_sums(Accumulators& acc, Accumulators& sums, const WeightFragments& weights) {
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c) {
@@ -876,7 +875,9 @@ __device__ __forceinline__ void mainloop(Accumulators& acc, WeightFragments& wei
             load_weight_fragments(weights, slots, ring.stage, i);
 #pragma unroll
             for (u32 step = 0; step < 4; ++step) {
-                if (GROUP_SIZE == 32 && step == 2) load_group(weights, slots, ring.stage, i * 64 + 32);
+                if constexpr (GROUP_SIZE == 32) {
+                    if (step == 2) load_group(weights, slots, ring.stage, i * 64 + 32);
+                }
                 multiply_step(sums, weights, address, step);
                 const u32 done = i * 64 + step * 16 + 16;   // K of this warp's slice
                 if (done % GROUP_SIZE == 0 || done == K64_PER_WARP * 64) scale_sums(acc, sums, weights);

@@ -196,7 +196,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
         : "memory");
 }
 
-// With an L2 policy of createpolicy_*.
+// This form takes an L2 policy of createpolicy_*.
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_load_hint(
     u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u64 policy) {
     asm volatile(

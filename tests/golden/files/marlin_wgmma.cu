@@ -191,7 +191,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d_load(
         : "memory");
 }
 
-// With an L2 policy of createpolicy_*.
+// This form takes an L2 policy of createpolicy_*.
 // Into every CTA of the cluster whose bit is set in `mask`, at the same offset. In each of them the barrier at the offset of `bar` counts
 // the bytes, and must expect them before.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load_multicast_hint(
@@ -204,7 +204,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d_load_multicast_hint(
         : "memory");
 }
 
-// With an L2 policy of createpolicy_*.
+// This form takes an L2 policy of createpolicy_*.
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_load_hint(
     u32 dst, const TensorMap* map, u32 bar, int c0, int c1, int c2, u64 policy) {
     asm volatile(
@@ -492,7 +492,7 @@ constexpr u32 STAGING_PITCH_BYTES = 272;   // from one row to the next
 constexpr u32 STAGING_BYTES = 8704;   // of one warpgroup
 using Ring = TmaPipeline<STAGES>;
 
-// Named barriers; 0 is that of __syncthreads().
+// Named barriers. __syncthreads() uses 0.
 enum NamedBarrier : u32 {
     WARPGROUP_BARRIER = 1,   // the first of one for each warpgroup
     ORDER_BARRIER = WARPGROUP_BARRIER + PINGPONG,   // the first of one for each warpgroup
@@ -615,7 +615,6 @@ struct StageCursor {
 // Partial sums travel as whole fragments, 16 bytes a thread, so that both sides use the same addresses.
 
 // A warp's accumulators: fragments of 16 x 8 values, four a lane.
-
 typedef float Accumulators[FRAGMENTS_16][FRAGMENTS_8][4];
 
 // ---- Across CTAs: stream-K ------------------------------------------------------------------------------------------
@@ -679,6 +678,7 @@ __device__ __forceinline__ void fix_up(Accumulators& acc, const Problem& problem
             }
     }
 }
+
 __device__ __forceinline__ void clear(Accumulators& acc) {
 #pragma unroll
     for (u32 c = 0; c < FRAGMENTS_16; ++c)
@@ -835,16 +835,16 @@ __device__ __forceinline__ void wgmma_m64n128k16_f32_f16(float (&d)[16][4], cons
 // The lane's own value, through a shuffle: ptxas would otherwise compute an address anew in each stage.
 __device__ __forceinline__ u32 keep_in_register(u32 value, u32 lane = laneid()) { return __shfl_sync(0xffffffffu, value, lane); }
 
-// Where a warp stands among the consumers.
+// The position of a thread among the consumers.
 struct WarpPosition {
     u32 warpgroup, slice, warp, lane;   // slice: of each stage's K. warp: of the warpgroup
     u32 group;   // of the two: the warpgroup, which has a tile of its own
 };
 
-// Where this thread reads in slot 0; the other slots follow at a stage's distance.
+// Where this thread reads in slot 0; the other slots follow at a stage's distance. 0: the kernel has no such operand.
 struct SlotAddresses {
-    u32 activations, weights;
-    u32 scales;
+    u32 activations, weights, scales = 0, zeros = 0;
+
     __device__ __forceinline__ SlotAddresses(u32 smem, const WarpPosition& at) {
         const u32 k64 = at.slice * K64_PER_SLICE;
         activations = smem + ACTIVATIONS + k64 * TILE_M * ROW_BYTES;
@@ -856,7 +856,7 @@ struct SlotAddresses {
     }
 };
 
-// What a thread holds of the weights: the 64-deep block that is multiplied and, where there are several, the next one.
+// A thread's weights: the 64-deep block that is multiplied and, if there are several, the next one.
 constexpr u32 PACKED_BLOCKS = K64_PER_SLICE > 1 ? 2 : 1;
 struct WeightFragments {
     uint4 packed[PACKED_BLOCKS][STACK];   // one word for each 16-deep step
@@ -896,8 +896,8 @@ __device__ __forceinline__ void dequantize_step(u32 (&a)[STACK][4], const Weight
         dequantize_group(a[s], word(weights.packed[k64 % PACKED_BLOCKS][s], step), weights.group[s]);
 }
 
-// This warp has read a slot. The CTA that fills it waits for all of its consumers; in a cluster, where each CTA fills a part
-// of every CTA's slot, for those of all CTAs.
+// Release the slot after this warp has read it. In a cluster, each CTA fills a part of every CTA's slot, and waits for the consumers of all
+// CTAs.
 __device__ __forceinline__ void release(const Ring& ring, u32 slot, u32 lane) {
     ring.release_used_to_cluster<CLUSTER>(slot, lane);
 }
@@ -927,7 +927,9 @@ __device__ __forceinline__ u32 mainloop(Accumulators& acc, WeightFragments& weig
                 u32 a[MMAS_PER_COMMIT][STACK][4];
 #pragma unroll
                 for (u32 j = 0; j < MMAS_PER_COMMIT; ++j) {
-                    if (GROUP_SIZE == 32 && first + j == 2) load_group(weights, problem, slots, ring.stage, i * 2 + 1);
+                    if constexpr (GROUP_SIZE == 32) {
+                        if (first + j == 2) load_group(weights, problem, slots, ring.stage, i * 2 + 1);
+                    }
                     dequantize_step(a[j], weights, i, first + j);
                 }
                 wgmma_fence();

@@ -25,6 +25,7 @@ constexpr int RANK = 3;
 struct Axis {
     long long start, extent, size, source_stride, destination_stride;
 };
+
 struct Axes {
     Axis axis[RANK];   // the outermost first
 };

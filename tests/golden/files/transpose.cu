@@ -314,6 +314,7 @@ __device__ __forceinline__ void transpose_part(u32 from, u32 row, u32 to, u32 co
 struct Place {
     int x, y, z;
 };
+
 __device__ __forceinline__ Place place_of(u32 tile, u32 tiles_x, u32 tiles_y) {
     const u32 plane = tiles_x * tiles_y, inside = tile % plane;
     const u32 group = inside / (tiles_x * RASTER_GROUP), rest = inside % (tiles_x * RASTER_GROUP);

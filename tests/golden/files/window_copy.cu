@@ -69,7 +69,7 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 // [PTX ISA, cp.async.bulk.tensor] Load the box of `map` at (c0, c1, ..), counted in elements, c0 innermost, to shared address `dst`
 // (aligned to 128 bytes, to 1024 under the 128-byte swizzle). One thread calls it. Elements outside of the tensor are filled.
 // `bar` counts the bytes of the whole box.
-// With an L2 policy of createpolicy_*.
+// This form takes an L2 policy of createpolicy_*.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_load_hint(
     u32 dst, const TensorMap* map, u32 bar, int c0, int c1, u64 policy) {
     asm volatile(
@@ -83,7 +83,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_2d_load_hint(
 // [PTX ISA, cp.async.bulk.tensor] Store the box at shared address `src` to `map` at (c0, c1, ..), none of them negative, as a part of
 // this thread's current bulk group. The innermost dimension is clipped at 16 bytes, not at the element: keep dim[0] a multiple of
 // 16 bytes. The threads that wrote `src` call fence_proxy_async_shared_cta() before the barrier that precedes this call.
-// With an L2 policy of createpolicy_*.
+// This form takes an L2 policy of createpolicy_*.
 __device__ __forceinline__ void cp_async_bulk_tensor_2d_store_hint(
     const TensorMap* map, u32 src, int c0, int c1, u64 policy) {
     asm volatile(
