@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from cudatma.context import Cache, runtime
 from cudatma.errors import ArgumentError, TargetError, counted, duration
-from cudatma.kernels import tuning
 from cudatma.kernels.cost import Cost, cheapest_first
 from cudatma.kernels.family import Family, P, S
 from cudatma.kernels.gpu import Gpu
@@ -177,6 +176,9 @@ class ChoiceTable:
 class Tables(Cache[ChoiceTable]):
     """Tables by shape, GPU and the variable that names the tuning file, a part of the Runtime."""
 
+    #: forget() drops it.
+    holds_choices = True
+
     def __init__(self) -> None:
         super().__init__(_MAX_TABLES)
 
@@ -212,9 +214,7 @@ def choice_table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int) -> Choi
 
 def forget() -> None:
     """Drop all tables and the plans that were made with them, and read the tuning files again."""
-    tuning.forget()
     parts = runtime().parts
-    parts.pop(Tables, None)
     for key in [key for key, part in list(parts.items()) if getattr(part, "holds_choices", False)]:
         parts.pop(key, None)
 

@@ -26,12 +26,12 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import Field, asdict, dataclass, fields, replace
-from functools import lru_cache
+from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Generic
 
 from cudatma.build.files import locked, read_regular
+from cudatma.context import Cache, runtime
 from cudatma.errors import ArgumentError, ArgumentTypeError, CudaTmaError, TargetError, TuneFileWarning, shown
 from cudatma.kernels.family import Family, KernelSpec, P, S
 from cudatma.kernels.gpu import Gpu
@@ -75,9 +75,10 @@ class Entry(Generic[P, S]):
     rule_us: float
 
     def as_json(self, family: Family[P, S]) -> dict[str, Any]:
-        """As the file keeps it."""
+        """Return the entry as the file keeps it: of the configuration, the fields that differ from their defaults."""
         others = (*family.problem_fields, "version")
-        spec = {f.name: getattr(self.spec, f.name) for f in _fields(family.config) if f.name not in others}
+        values = {f.name: (getattr(self.spec, f.name), f.default) for f in _fields(family.config)}
+        spec = {name: value for name, (value, default) in values.items() if name not in others and value != default}
         return {"family": family.name} | self.problem.as_json() | {
             "kernel": self.spec.version, "revision": self.spec.revision, "spec": spec,
             "us": round(self.us, 3), "rule_us": round(self.rule_us, 3),
@@ -147,9 +148,9 @@ def _parse_spec(kernel: type[S], raw: Mapping[str, Any], given_by_problem: Mappi
     if unknown := sorted(set(raw) - set(kinds) | set(raw) & set(given_by_problem)):
         raise ArgumentError("spec", ", ".join(unknown), f"fields of {kernel.__name__} that the problem does not give")
     given: dict[str, Any] = {name: _typed(raw, name, kinds[name]) for name in raw} | dict(given_by_problem)
-    missing = [f.name for f in _fields(kernel) if f.name not in given]
+    missing = [f.name for f in _fields(kernel) if f.name not in given and f.default is MISSING]
     if missing:
-        raise ArgumentError("spec", "no " + ", ".join(missing), f"every field of {kernel.__name__}")
+        raise ArgumentError("spec", "no " + ", ".join(missing), f"every field of {kernel.__name__} without a default")
     return kernel(**given)
 
 
@@ -444,44 +445,65 @@ def shipped(family: Family[Any, Any]) -> Path | None:
     return family.table
 
 
-@lru_cache(maxsize=16)
+class _Read:
+    """The contents of tuning files and the warnings about them, a part of the Runtime. Each file is read once."""
+
+    #: forget() of choice drops it.
+    holds_choices = True
+
+    def __init__(self) -> None:
+        self.by_index: Cache[dict[tuple[Any, ...], list[dict[str, Any]]]] = Cache(16)
+        self.entries: Cache[list[Entry[Any, Any]]] = Cache(256)
+        self.warned: Cache[bool] = Cache(64)
+
+
+def _read() -> _Read:
+    part: _Read = runtime().part(_Read)
+    return part
+
+
 def _by_index(path: Path, family: Family[Any, Any], gpu: Gpu) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
     """Return a file's entries by their index fields; _entries() parses the few that a problem needs."""
+    read, key = _read(), (path, family, gpu)
+    by_index = read.by_index.get(key)
+    if by_index is not None:
+        return by_index
+    by_index = {}
     try:
         raws = entries_for(path, family, gpu)
     except (OSError, ValueError) as error:
         _warn(f"{path}: not used: {error}")
-        return {}
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        raws = []
     for raw in raws:
         index = tuple(raw.get(name) for name in family.index)
         if all(type(size) is int for size in index):
-            found.setdefault(index, []).append(raw)
+            by_index.setdefault(index, []).append(raw)
         else:
             sizes = ", ".join(f"{name} {shown(size)}" for name, size in zip(family.index, index, strict=True))
             _warn(f"{path}: an entry is not used: {sizes}: its sizes must be integers")
-    return found
+    read.by_index.put(key, by_index)
+    return by_index
 
 
-@lru_cache(maxsize=256)
 def _entries(path: Path, family: Family[Any, Any], gpu: Gpu, index: tuple[Any, ...]) -> list[Entry[Any, Any]]:
     """Return the usable entries of one index."""
-    found, target = [], get_target(gpu.target)
+    read, key = _read(), (path, family, gpu, index)
+    entries = read.entries.get(key)
+    if entries is not None:
+        return entries
+    entries, target = [], get_target(gpu.target)
     for raw in _by_index(path, family, gpu).get(index, []):
         try:
-            found.append(parse_entry(raw, family, target))
+            entries.append(parse_entry(raw, family, target))
         except (CudaTmaError, KeyError, TypeError, ValueError) as error:
             _warn(f"{path}: an entry is not used: {entry_sizes(raw, family)}: {entry_fault(error)}")
-    return found
+    read.entries.put(key, entries)
+    return entries
 
 
-@lru_cache(maxsize=64)
 def _warn(text: str) -> None:
-    """Warn once per process."""
-    warnings.warn(text, TuneFileWarning, stacklevel=2)
-
-
-def forget() -> None:
-    """Make the next choice read the files again."""
-    for cached in (_by_index, _entries, _warn):
-        cached.cache_clear()
+    """Warn once."""
+    warned = _read().warned
+    if text not in warned:
+        warned.put(text, True)
+        warnings.warn(text, TuneFileWarning, stacklevel=2)
