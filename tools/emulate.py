@@ -38,6 +38,8 @@ from .emulate_launch import __doc__ as launch_grammar
 from .emulate_run import Outcome, run_launch, run_sample, show
 from .inspect_descriptor import open_source
 
+#: Kernels of the registry that have made-up operands.
+EMULATED = [entry.name for entry in REGISTRY.values() if entry.emulated]
 EXAMPLES = f"""arguments of a kernel
 {(launch_grammar or "").partition("On the command line an argument is one of")[2].strip(chr(10))}
 
@@ -133,7 +135,9 @@ def extents(text: str) -> tuple[int, ...]:
 
 def _parser() -> Parser:
     parser = Parser("cudatma emulate", __doc__, EXAMPLES)
-    parser.add_argument("kernel", nargs="?", metavar="KERNEL", help=f".ptx, .cu, .toml, .json, {', '.join(REGISTRY)}")
+    parser.add_argument(
+        "kernel", nargs="?", metavar="KERNEL", help=f".ptx, .cu, .j2, .toml, .json, {', '.join(EMULATED)}"
+    )
     parser.add_argument(
         "--coverage",
         metavar="FILE.ptx",
@@ -212,8 +216,7 @@ def _flag(text: str) -> bool:
 def _sample_of(name: str) -> Callable[..., Any]:
     make = REGISTRY[name].sample
     if make is None:
-        known = ", ".join(entry.name for entry in REGISTRY.values() if entry.emulated)
-        raise ArgumentError("KERNEL", name, f"a file, or one of {known}", "it has no made-up operands")
+        raise ArgumentError("KERNEL", name, f"a file, or one of {', '.join(EMULATED)}", "it has no made-up operands")
     return make
 
 
@@ -245,7 +248,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ArgumentError("KERNEL", got, "either KERNEL or --coverage", "cudatma emulate --help shows examples")
     is_file = options.kernel is None or options.kernel.endswith((".ptx", ".cu", ".j2", ".toml", ".json"))
     if options.kernel not in REGISTRY and not is_file:
-        raise ArgumentError("KERNEL", options.kernel, f"{', '.join(REGISTRY)}, a .ptx, .cu, .j2, .toml or .json file")
+        raise ArgumentError("KERNEL", options.kernel, f"{', '.join(EMULATED)}, a .ptx, .cu, .j2, .toml or .json file")
     if rest and options.kernel not in REGISTRY:
         parser.refuse(rest)
     if options.coverage is not None:

@@ -307,7 +307,9 @@ def _opening_comment(name: str, spec: Any, target: Target, debug: bool = False) 
     if spec is not None:
         lines.append(f"spec: {type(spec).__name__}")
         if is_dataclass(spec):
-            lines += [f"  {f.name} = {_shown(getattr(spec, f.name), f.name)}" for f in fields(spec) if f.init]
+            # A new field with a default leaves the sources of other specs as they are.
+            shown = [(f.name, value) for f in fields(spec) if f.init and (value := getattr(spec, f.name)) != f.default]
+            lines += [f"  {field} = {_shown(value, field)}" for field, value in shown]
         notes: Iterable[str] = getattr(spec, "notes", ())
         lines += [line for note in notes for line in str(note).splitlines()]
     # A backslash at the end of a // comment would swallow the next line.

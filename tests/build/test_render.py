@@ -269,7 +269,8 @@ def test_the_opening_comment_names_template_spec_and_target() -> None:
         ring: PipelineSpec
         dtype: object
         box: tuple[int, ...]
-        odd: str = "a\\\nb"
+        odd: str = "x"
+        plain: int = 3
         derived: int = field(init=False, default=7)
 
         @property
@@ -277,7 +278,7 @@ def test_the_opening_comment_names_template_spec_and_target() -> None:
             return (*self.ring.notes(), "ends in a backslash \\")
 
     ring = PipelineSpec(2, (Operand("tile", 256, 256),))
-    out = render("int x;", Whole(ring, ACTIVATION_TYPES["float16"], (8, 16)), "sm_120a", is_source=True)
+    out = render("int x;", Whole(ring, ACTIVATION_TYPES["float16"], (8, 16), "a\\\nb"), "sm_120a", is_source=True)
     comment, body = out.split("\n\n", 1)
     assert body == "int x;\n"
     lines = comment.splitlines()
@@ -286,7 +287,7 @@ def test_the_opening_comment_names_template_spec_and_target() -> None:
     assert "//   dtype = float16" in lines
     assert "//   box = (8, 16)" in lines
     assert r"//   odd = 'a\\\nb'" in lines
-    assert not any("derived" in line for line in lines)
+    assert not any("derived" in line or "plain" in line for line in lines), "fields with their defaults"
     assert "//   +0 tile: 256 bytes, 256 by TMA" in lines
 
 

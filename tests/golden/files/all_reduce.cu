@@ -2,8 +2,6 @@
 // spec: AllReduceSpec
 //   ranks = 2
 //   dtype = 'float16'
-//   threads = 512
-//   entry = 'all_reduce'
 
 namespace cudatma {
 

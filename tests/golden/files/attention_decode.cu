@@ -4,16 +4,9 @@
 //   dtype = 'bfloat16'
 //   head_dim = 64
 //   v_head_dim = 64
-//   is_causal = False
-//   has_window = False
-//   has_softcap = False
 //   has_sink = True
 //   tile_m = 64
 //   tile_n = 64
-//   stages = 2
-//   q_stages = 1
-//   blocks_per_sm = 1
-//   is_varlen = False
 //   is_paged = True
 //   box_rows = 16
 // 4 warps consume, 1 produce; a CTA takes 41032 B.

@@ -5,17 +5,8 @@
 //   head_dim = 64
 //   v_head_dim = 64
 //   is_causal = True
-//   has_window = False
-//   has_softcap = False
-//   has_sink = False
 //   tile_m = 64
 //   tile_n = 64
-//   stages = 2
-//   q_stages = 1
-//   blocks_per_sm = 1
-//   is_varlen = False
-//   is_paged = False
-//   box_rows = 0
 // 4 warps consume, 1 produce; a CTA takes 41032 B.
 // One stage holds
 //     8192 B  k 64 x 64 bfloat16, 128B swizzle

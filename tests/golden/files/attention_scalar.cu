@@ -5,17 +5,9 @@
 //   head_dim = 64
 //   v_head_dim = 64
 //   is_causal = True
-//   has_window = False
-//   has_softcap = False
-//   has_sink = False
 //   tile_m = 32
 //   tile_n = 32
 //   stages = 1
-//   q_stages = 1
-//   blocks_per_sm = 1
-//   is_varlen = False
-//   is_paged = False
-//   box_rows = 0
 // 4 warps consume, 0 produce; a CTA takes 8192 B.
 // One stage holds
 //     4096 B  k 32 x 64 bfloat16, 128B swizzle

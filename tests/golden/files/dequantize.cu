@@ -4,9 +4,6 @@
 //   group_size = 32
 //   has_zeros = True
 //   has_permutation = True
-//   warps = 4
-//   stages = 2
-//   entry = 'dequantize'
 // buffers: 8 x 64 rows x 64 columns, 144 bytes a row
 // after them, at +73728:
 // ring: 2 stages of 9728 bytes, expect_tx 9728, 1 producer and 4 consumer arrivals; 19488 bytes of shared memory

@@ -8,14 +8,6 @@
 //   tile_k = 64
 //   stages = 3
 //   warpgroups = 2
-//   cluster_m = 1
-//   cluster_n = 1
-//   cluster_k = 1
-//   blocks_per_sm = 1
-//   out_dtype = ''
-//   epilogue = 'none'
-//   block_scales = False
-//   scales_by_tma = False
 // 8 warps consume, 4 produce; a CTA takes 180272 B.
 // One stage holds
 //    16384 B  a 128 x 64 float16, K-major, 128B swizzle

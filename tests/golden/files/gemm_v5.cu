@@ -8,12 +8,7 @@
 //   tile_k = 128
 //   stages = 3
 //   warpgroups = 2
-//   cluster_m = 1
 //   cluster_n = 2
-//   cluster_k = 1
-//   blocks_per_sm = 1
-//   out_dtype = ''
-//   epilogue = 'none'
 //   block_scales = True
 //   scales_by_tma = True
 // 8 warps consume, 4 produce; a CTA takes 216112 B.

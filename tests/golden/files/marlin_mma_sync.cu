@@ -9,21 +9,8 @@
 //   tile_k = 256
 //   stages = 4
 //   slice_k = 2
-//   cluster_n = 1
-//   cluster_k = 1
-//   blocks_per_sm = 1
-//   consumer_registers = 0
-//   deep_box = False
-//   warpgroups = 0
-//   mmas_per_commit = 0
-//   commits_in_flight = 0
-//   scale_form = 'none'
-//   pingpong = False
 //   warps_n = 4
 //   scale_on = 'accumulator'
-//   weight_load_path = 'tma'
-//   scale_load_path = 'tma'
-//   activation_load_path = 'tma'
 // 8 warps consume, 1 produce; a CTA takes 91712 B.
 // One stage holds
 //     4096 B  activations 8 x 256 float16, 128B swizzle

@@ -9,21 +9,7 @@
 //   tile_k = 256
 //   stages = 3
 //   slice_k = 2
-//   cluster_n = 1
 //   cluster_k = 2
-//   blocks_per_sm = 1
-//   consumer_registers = 0
-//   deep_box = False
-//   warpgroups = 0
-//   mmas_per_commit = 0
-//   commits_in_flight = 0
-//   scale_form = 'none'
-//   pingpong = False
-//   warps_n = 0
-//   scale_on = ''
-//   weight_load_path = 'tma'
-//   scale_load_path = 'tma'
-//   activation_load_path = 'tma'
 // 6 warps consume, 1 produce; a CTA takes 76344 B.
 // One stage holds
 //     8192 B  activations 16 x 256 bfloat16, 128B swizzle

@@ -8,22 +8,13 @@
 //   tile_n = 128
 //   tile_k = 128
 //   stages = 4
-//   slice_k = 1
 //   cluster_n = 2
-//   cluster_k = 1
-//   blocks_per_sm = 1
 //   consumer_registers = 232
-//   deep_box = False
 //   warpgroups = 1
 //   mmas_per_commit = 1
 //   commits_in_flight = 3
 //   scale_form = 'as_stored'
 //   pingpong = True
-//   warps_n = 0
-//   scale_on = ''
-//   weight_load_path = 'tma'
-//   scale_load_path = 'tma'
-//   activation_load_path = 'tma'
 // 8 warps consume, 4 produce; a CTA takes 182336 B.
 // One stage holds
 //    32768 B  activations 128 x 128 float16, 128B swizzle

@@ -3,9 +3,6 @@
 //   has_permutation = True
 //   staged_columns = 8192
 //   rows = 2
-//   stages = 2
-//   consumers = 512
-//   entry = 'permute_columns'
 // ring: 2 stages of 32768 bytes, expect_tx 32768, 1 producer and 16 consumer arrivals; 65568 bytes of shared memory
 //   +0 rows: 32768 bytes, 32768 by TMA
 //   barriers at +65536: full[2], empty[2]

@@ -3,7 +3,6 @@
 //   element_bytes = 4
 //   rank = 3
 //   index_bits = 32
-//   entry = 'plain_copy'
 
 namespace cudatma {
 

@@ -1,8 +1,6 @@
 // cudatma: kernels/prefetch.cu.j2 for sm_90a
 // spec: PrefetchSpec
 //   rank = 2
-//   segment_bytes = 16384
-//   entry = 'prefetch'
 
 namespace cudatma {
 

@@ -1,11 +1,6 @@
 // cudatma: kernels/ragged_copy.cu.j2 for sm_90a
 // spec: RaggedCopySpec
 //   element_bytes = 2
-//   box_rows = 64
-//   box_columns = 64
-//   stages = 4
-//   maps = 4
-//   entry = 'ragged_copy'
 // ring: 4 stages of 8192 bytes, expect_tx 8192, 1 producer and 1 consumer arrivals; 32832 bytes of shared memory
 //   +0 tile: 8192 bytes, 8192 by TMA
 //   barriers at +32768: full[4], empty[4]

@@ -2,9 +2,7 @@
 // spec: TileCopySpec
 //   element_bytes = 4
 //   box_rows = 32
-//   box_columns = 64
 //   stages = 3
-//   entry = 'tile_copy'
 // ring: 3 stages of 8192 bytes, expect_tx 8192, 1 producer and 1 consumer arrivals; 24624 bytes of shared memory
 //   +0 tile: 8192 bytes, 8192 by TMA
 //   barriers at +24576: full[3], empty[3]

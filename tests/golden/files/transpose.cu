@@ -5,9 +5,6 @@
 //   squares_x = 1
 //   stages = 3
 //   transposed_tiles = 2
-//   warps = 4
-//   raster_group = 16
-//   entry = 'transpose'
 // ring: 3 tiles of 128 x 128 elements, 16384 bytes, and 2 transposed ones; 81968 bytes of shared memory
 
 namespace cudatma {
