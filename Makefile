@@ -34,11 +34,11 @@ READY := $(VENV)/.installed-cuda$(CUDA)$(subst $(comma),-,$(addprefix -,$(EXTRAS
 MODEL := $(VENV)/.model
 DOCS := $(VENV)/.docs
 RELEASE := $(VENV)/.release
-# Neighbors stay in one process, where what they compile is compiled once; who is done takes over from the others.
+# Neighbors stay in one process, where what they compile is compiled once; idle workers steal tests from busy ones.
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 endif
 
-# Without the files that need a GPU, most of which would say that they are skipped.
+# Do not collect *_gpu.py; most of those tests would only be reported as skipped.
 NO_GPU := --ignore-glob='*_gpu.py'
 
 .PHONY: help venv demo test test-all test-integrations gpu-test lint docs packages release format pictures clean

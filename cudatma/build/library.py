@@ -1,4 +1,4 @@
-"""The functions that templates share: a template names those that it calls, and a source begins with these alone.
+"""Shared template functions: a template names those that it calls; the source begins with these and what they need.
 
     //% use "mbarrier_init", "cp_async_bulk_tensor_" ~ spec.rank ~ "d_load"    in a template that calls them
     //% primitive "mbarrier_init"    ..    //% endprimitive                    around a function
@@ -7,6 +7,7 @@
 LIBRARY includes the files of all primitives, in the order of the output. render() renders it after the template, when
 all uses are known. A primitive's block may use other primitives. A template that includes a file of the library uses
 all of its primitives and the types. Any other file is rendered where it is included, once in an output.
+A file that is imported (``from .. import``) runs its top level once per process: put ``use`` into its macros.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ IF_COMMENT = 'If it is a comment, write "// %", or compile the text without temp
 
 @dataclass(slots=True)
 class Uses:
-    """What the running render() has met.
+    """State of the current render().
 
     library: names of the library's files. included: files that have been rendered. names: the place of the first use of
-    each name. files: those of the library whose primitives are all used. known: names of the primitives; shown: how
-    many of them have been printed.
+    each name. files: library files whose primitives are all used. known: names of the primitives. shown:
+    number of primitives printed.
     """
 
     library: frozenset[str]
@@ -58,7 +59,7 @@ def render_library(environment: jinja2.Environment, values: dict[str, Any]) -> s
     if not uses.names and not uses.files:
         return ""
     text, counted = "", -1
-    while counted != len(uses.names):  # a primitive may use one that stands before it
+    while counted != len(uses.names):  # a primitive may use one that appears earlier
         counted = len(uses.names)
         uses.included, uses.library = {LIBRARY}, frozenset()
         text = environment.get_template(LIBRARY).render(values)
@@ -73,7 +74,7 @@ def render_library(environment: jinja2.Environment, values: dict[str, Any]) -> s
 class Library(Extension):
     """The tags ``use``, ``primitive`` and ``family``, and an ``include`` with a literal name."""
 
-    # Jinja's parser does not let an extension take over ``include``.
+    # Jinja parses ``include`` itself, so filter_stream() renames it.
     tags = {"use", "primitive", "family", "include_once"}  # noqa: RUF012  (jinja2 declares it this way)
 
     def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
@@ -117,7 +118,7 @@ class Library(Extension):
         return nodes.CallBlock(self.call_method("family", [], lineno=lineno), [], [], body, lineno=lineno)
 
     def is_first(self, name: str) -> bool:
-        """Return whether an include renders its file here. A file of the library is used instead."""
+        """Return whether an include renders its file here. For a library file, select its primitives instead."""
         uses = running.get()
         if name in uses.library:
             uses.files |= {name, TYPES}
@@ -138,7 +139,7 @@ class Library(Extension):
         return is_used
 
     def family(self, caller: Callable[[], str]) -> str:
-        """Return the block if it shows a primitive."""
+        """Return the block if any of its primitives is printed, else an empty string."""
         uses = running.get()
         before = uses.shown
         text = caller()

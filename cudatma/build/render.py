@@ -41,7 +41,8 @@ _GLOBALS = ("range",)
 _SOURCE_NAME = "<source>"
 
 #: include, import, from .. import and extends, as a line statement or a block; the names are literals, see library.py.
-#: use and primitive refer to the library. It begins with a literal character, which lets re skip most of a file.
+#: use and primitive refer to the library. The pattern begins with a literal character so that re can skip most of a
+#: file.
 _REFERENCE = re.compile(
     r"""/[/*]%[-+]?[ \t]*(?:(?:include|import|from|extends)[ \t]+(["'])(?P<name>[^"'\n]+)\1|(?:use|primitive)\b)""",
 )

@@ -1,4 +1,4 @@
-"""Which configuration serves a problem: a table of intervals of M for each shape, and the reasons.
+"""Choose the configuration for a problem from a table of M intervals, and explain the choice.
 
 A table is built when a shape is first needed: the cost model predicts the times of all configurations at all
 intervals, a menu reduces them to a few kernels, and tuning entries (tuning.py) replace the choices that they serve.
@@ -27,21 +27,21 @@ from cudatma.kernels.gpu import Gpu
 from cudatma.kernels.tuning import FILE_VARIABLE, NOTHING, Found, entry_points, lookup, pinned_scope, pinned_spec
 from cudatma.target import Target, get_target
 
-#: The part for other M grows by this much while a menu has more kernels than its limit.
+#: Step by which the allowed loss rises while a menu exceeds its limit.
 _GROWTH = 0.005
 #: Allowed loss at M = 1, about the error of the cost model there.
 _AT_ONE = 0.002
-#: Weight of a kernel that the menus of few shapes contain.
+#: Set-cover weight of a kernel that few shapes share.
 _SELDOM = 0.4
 
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Values of M with a menu of their own.
+    """A range of M with its own menu.
 
-    last: M. limit: kernels. at_powers: the part by which one may be slower than the cheapest where M is a power of two,
-    as most batches are; it is _AT_ONE where M is 1. loss: the same at other M. max_loss: the same where the menu would
-    have more kernels than the limit; if that does not suffice, it has more.
+    last: largest M. limit: maximum number of kernels. at_powers: allowed loss, relative to the cheapest, at powers of
+    two, where most batches are (_AT_ONE at M = 1). loss: allowed loss at other M. max_loss: upper bound to which
+    ``loss`` rises to meet the limit; beyond it, the limit is exceeded.
     """
 
     last: int
@@ -51,7 +51,7 @@ class _Range:
     max_loss: float
 
 
-#: Below 256 the tile follows M closely. M beyond the last range have its menu. Families whose shapes share
+#: Below 256 the tile follows M closely. Larger M use the last range's menu. Families whose shapes share
 #: kernels accept larger losses, so that all shapes together need fewer kernels.
 _RANGES = (_Range(255, 24, 0.005, 0.01, 0.03), _Range(8192, 8, 0.005, 0.01, 0.03))
 _SHARED_RANGES = (_Range(255, 24, 0.01, 0.04, 0.05), _Range(8192, 8, 0.01, 0.06, 0.1))
@@ -93,8 +93,8 @@ def _smallest(
 ) -> NDArray[np.int64]:
     """Return a menu with the smallest loss that its limit allows.
 
-    ``losses`` holds the loss that is allowed at each M, inf for that of the range. Shared kernels, which other shapes
-    need anyway, take the places that remain.
+    ``losses`` holds the allowed loss at each M; inf means the range's own. Remaining places go to shared kernels, which
+    other shapes need anyway.
     """
     cheapest = us.min(axis=0)
     excess = (us / cheapest - 1)[:, np.isfinite(cheapest)]
@@ -127,7 +127,7 @@ def _cover(able: NDArray[np.float32], weights: NDArray[np.float64]) -> list[int]
     return found
 
 
-#: Tables that a process keeps: one takes some 20 KB.
+#: Maximum number of cached tables, about 20 KB each.
 _MAX_TABLES = 1024
 #: M of the first tables; a larger M doubles it.
 _MIN_MAX_M = LAST_M
@@ -284,13 +284,13 @@ def _starts(max_m: int) -> NDArray[np.int64]:
 
 #: Part of a short list that different tiles take; the rest are variants of the two best.
 _TILES = 2 / 3
-#: A configuration whose predicted time is more than so many times the first's is not measured.
+#: A configuration predicted to be slower than the first by more than this factor is not measured.
 _HOPELESS = 1.25
 
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[S]):
-    """A configuration; where it comes from (``"pinned"``, ``"tuned"``, ``"shipped"``, ``"rule"``); why, in words."""
+    """A configuration, its source (``"pinned"``, ``"tuned"``, ``"shipped"``, ``"rule"``), and the reason as text."""
 
     spec: S
     source: str
@@ -298,10 +298,11 @@ class Decision(Generic[S]):
 
 
 def decide(family: Family[P, S], problem: P, gpu: Gpu) -> Decision[S]:
-    """Return the configuration for a problem on a GPU, and the reason; the same for as long as a process lives.
+    """Return the configuration for a problem on a GPU, and the reason.
 
-    What is pinned comes first; then a tuning entry of the user's file or of the table that ships; then the cheapest
-    kernel of the shape's menu. Only the menu serves a problem with a constraint.
+    The result does not change while the process lives, unless forget() is called. Precedence: a pinned configuration, a
+    tuning entry (the user's, then the shipped one), the cheapest kernel of the menu. A problem with a constraint uses
+    the menu only.
     """
     if (spec := pinned_spec(family, problem, gpu)) is not None:
         return Decision(spec, "pinned", "pinned by the caller")
@@ -329,7 +330,7 @@ class Listed(Generic[S]):
 
     @property
     def label(self) -> str:
-        """The kernel's entry, and the field that it does not show: unique among a problem's configurations."""
+        """The kernel's entry and the CTAs per SM, which the entry omits: unique among a problem's configurations."""
         ctas = f" x{self.spec.blocks_per_sm}" if self.spec.blocks_per_sm > 1 else ""
         return f"{self.spec.entry}{ctas}"
 
@@ -347,7 +348,7 @@ def shortlist(family: Family[P, S], problem: P, gpu: Gpu, limit: int) -> list[Li
     changed = (Listed(one, one.cost(problem, gpu)) for turn in turns for one in turn if one is not None)
     max_tiles = max(1, round(limit * _TILES))
     kept: dict[str, Listed[S]] = {}
-    # Where there are too few variants, more tiles take their places.
+    # If there are too few variants, fill up with tiles.
     for one in (*tiles[:max_tiles], *changed, *tiles[max_tiles:]):
         if one.cost.us <= _HOPELESS * tiles[0].cost.us:
             kept.setdefault(one.label, one)

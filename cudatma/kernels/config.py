@@ -21,11 +21,11 @@ C = TypeVar("C", bound="KernelConfig")
 class KernelConfig:
     """Base of a family's config: one flat, frozen dataclass for all kernels of the family.
 
-    A config's ``version`` names one of ``presets``: what distinguishes the version, and the values that fields of the
-    config may have. ``__post_init__`` of a config validates its fields; ``check()`` says why it does not
-    fit a problem or a target. Fields that all configs have: tile_m, tile_n and tile_k are a CTA's tile and the K of
-    a stage; cluster_m and cluster_n are the CTAs of a cluster along M and N, and cluster_k those that divide K;
-    blocks_per_sm are the CTAs on an SM.
+    ``version`` is a key of ``presets``. A preset states what distinguishes a version, and the values allowed for each
+    field. ``__post_init__`` of a config validates its fields; ``check()`` raises an error if the config does not fit a
+    problem or a target. Fields that all configs have: tile_m, tile_n and tile_k are a CTA's tile and the K of a stage;
+    cluster_m and cluster_n are the CTAs of a cluster along M and N, and cluster_k those that divide K; blocks_per_sm
+    are the CTAs on an SM.
     """
 
     __slots__ = ()
@@ -35,7 +35,7 @@ class KernelConfig:
     presets: ClassVar[Mapping[str, Any]]
     #: Arrays of shared memory that only discarded code of some kernels names.
     optional_arrays: ClassVar[tuple[str, ...]] = ()
-    #: Raised when the timing of a kernel changes by more than measured choices are worth, 2 %.
+    #: Increment this when a kernel's time changes by more than 2 %, the smallest gain for which a tuning entry is kept.
     revision: ClassVar[int]
 
     if TYPE_CHECKING:  # fields and properties of each config
@@ -82,7 +82,10 @@ class KernelConfig:
             ...
 
         def stage_arrays(self) -> tuple[tuple[str, int], ...]:
-            """Return (name, bytes) of a stage's arrays. Each slot is aligned if its bytes are."""
+            """Return (name, bytes) of a stage's arrays.
+
+            A slot is aligned if the array's size is a multiple of the alignment.
+            """
             ...
 
         def epilogue_parts(self) -> tuple[tuple[str, int], ...]:
@@ -107,7 +110,7 @@ class KernelConfig:
             ...
 
         def cost_at(self, m: Any, problem: Any, gpu: Gpu) -> Cost:
-            """Return the predicted time at M, an int or an int64 array, instead of the problem's."""
+            """Return the predicted time. ``m``, an int or int64 array, replaces the problem's M."""
             ...
 
     # Validity.

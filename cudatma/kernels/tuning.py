@@ -47,7 +47,7 @@ _LOCK_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class GpuClass:
-    """Where measurements hold: target, number of SMs, and highest clocks in MHz."""
+    """A class of GPUs for which measurements are valid: target, number of SMs, and highest clocks in MHz."""
 
     target: str
     sm_count: int
@@ -64,9 +64,9 @@ class GpuClass:
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[P, S]):
-    """One problem: the fastest configuration that gave right results.
+    """The fastest configuration with correct results for one problem.
 
-    us: its time. rule_us: that of the configuration that the cost model chooses.
+    us: its time. rule_us: time of the configuration that the cost model chooses.
     """
 
     problem: P
@@ -75,7 +75,7 @@ class Entry(Generic[P, S]):
     rule_us: float
 
     def as_json(self, family: Family[P, S]) -> dict[str, Any]:
-        """Return the entry as the file keeps it: of the configuration, the fields that differ from their defaults."""
+        """Return the entry as stored in the file, with the configuration's fields that differ from their defaults."""
         others = (*family.problem_fields, "version")
         values = {f.name: (getattr(self.spec, f.name), f.default) for f in _fields(family.config)}
         spec = {name: value for name, (value, default) in values.items() if name not in others and value != default}
@@ -86,8 +86,11 @@ class Entry(Generic[P, S]):
 
 
 def user_file() -> Path | None:
-    """$CUDATMA_TUNE_FILE, else cudatma/tuned.json in $XDG_DATA_HOME or ~/.local/share; None where the variable says
-    "none". Raises ArgumentError for a relative path."""
+    """Return the path of the user's file, or None if the variable is "none".
+
+    The path is $CUDATMA_TUNE_FILE, else cudatma/tuned.json in $XDG_DATA_HOME or ~/.local/share. Raises ArgumentError
+    for a relative path.
+    """
     named = os.environ.get(FILE_VARIABLE, "")
     if named == NOTHING:
         return None
@@ -103,7 +106,7 @@ def user_file() -> Path | None:
 
 
 def entries_for(path: Path, family: Family[P, S], gpu: Gpu) -> list[dict[str, Any]]:
-    """A family's entries of a file for this class of GPU, not yet parsed; none of a file that is not there.
+    """Return a family's entries of a file for this class of GPU, not yet parsed. An absent file has none.
 
     Raises OSError; ValueError, with the reason, for a file that holds no tuning entries.
     """
@@ -117,7 +120,7 @@ def entries_for(path: Path, family: Family[P, S], gpu: Gpu) -> list[dict[str, An
 
 
 def parse_entry(raw: Mapping[str, Any], family: Family[P, S], target: Target) -> Entry[P, S]:
-    """An entry from its JSON. Raises ArgumentError, ArgumentTypeError, TargetError or KeyError if it cannot be run."""
+    """Parse an entry. Raises ArgumentError, ArgumentTypeError, TargetError or KeyError if it cannot be run."""
     problem = family.read_problem(raw)
     revision, kernel = _typed(raw, "revision", int), _typed(raw, "kernel", str)
     if kernel not in family.kernels:
@@ -132,7 +135,7 @@ def parse_entry(raw: Mapping[str, Any], family: Family[P, S], target: Target) ->
 
 
 def retune_command(problem: P, family: Family[P, S]) -> str:
-    """What measures a problem again."""
+    """Return the command that measures a problem again."""
     raw = problem.as_json()
     changed = [(option.flag, raw[option.name]) for option in family.options if raw[option.name] != option.default]
     options = "".join(f" {flag}" if value is True else f" {flag} {value}" for flag, value in changed)
@@ -155,7 +158,7 @@ def _parse_spec(kernel: type[S], raw: Mapping[str, Any], given_by_problem: Mappi
 
 
 def _typed(raw: Any, name: str, kind: type) -> Any:
-    """A value of exactly this type: JSON's true is no number of CTAs."""
+    """Return a value of exactly this type; JSON's true is not an int."""
     value = raw[name]
     if type(value) is not kind:
         raise ArgumentTypeError(name, type(value).__name__, kind.__name__)
@@ -170,7 +173,7 @@ def _microseconds(raw: Any, name: str) -> float:
 
 
 def read_sections(path: Path) -> list[dict[str, Any]]:
-    """The sections of a file. ValueError, with the reason, for one that holds no tuning entries."""
+    """Return the sections of a file. Raises ValueError, with the reason, for a file that holds no tuning entries."""
     try:
         content = json.loads(read_regular(path).decode())
     except RecursionError as error:
@@ -201,8 +204,8 @@ def _is_section(section: object) -> bool:
 def store_entry(path: Path, gpu: GpuClass, family: Family[P, S], entry: Entry[P, S]) -> None:
     """Put an entry into the file, in place of an older one for the same problem; other entries stay.
 
-    Written aside and renamed, under a lock: many runs may share a file. What cannot be read as a file of tuning
-    entries is renamed first, with a TuneFileWarning. Raises OSError, CacheError (a lock that never comes free).
+    Writes a temporary file and renames it, under a lock, because many runs may share a file. An unreadable file is
+    renamed first, with a TuneFileWarning. Raises OSError, CacheError (a lock that never comes free).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.with_name(f"{path.name}.lock"), _LOCK_SECONDS):
@@ -230,7 +233,7 @@ def put_entry(
 
 
 def write_sections(path: Path, sections: list[dict[str, Any]]) -> None:
-    """A whole file at once, an entry a line: written aside and renamed. Raises OSError."""
+    """Write the whole file, one entry per line, atomically. Raises OSError."""
     parts = []
     for section in sections:
         entries = ",\n".join(json.dumps(entry) for entry in section["entries"])
@@ -262,8 +265,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def usable_entries(path: Path, family: Family[P, S], gpu: Gpu) -> tuple[list[Entry[P, S]], list[str]]:
-    """A family's usable entries of a file for a GPU, and what of it is not used and why, as lines of text. Never raises
-    for what the file holds."""
+    """Return the usable entries and, for each unusable one, the reason. Bad content never raises."""
     try:
         raws = entries_for(path, family, gpu)
     except (OSError, ValueError) as error:
@@ -278,12 +280,12 @@ def usable_entries(path: Path, family: Family[P, S], gpu: Gpu) -> tuple[list[Ent
 
 
 def entry_sizes(raw: Mapping[str, Any], family: Family[Any, Any]) -> str:
-    """Which entry it is, in words."""
+    """Describe an entry by its sizes."""
     return ", ".join(f"{name} {shown(raw.get(name))}" for name in (*family.index, "m"))
 
 
 def entry_fault(error: Exception) -> str:
-    """What parse_entry() found wrong, in a line."""
+    """Return parse_entry()'s error as one line."""
     return f"missing {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
 
 

@@ -155,14 +155,14 @@ def check_workspace(workspace: object, device: int) -> MarlinWorkspace:
     return workspace
 
 
-#: Streams of a device that keep their workspaces: the most recently used. The driver does not tell whether a stream has
-#: been destroyed. Its workspace is dropped after this many other streams.
+#: Streams of a device that keep their workspaces: the most recently used. The driver cannot report a destroyed stream,
+#: so its workspace is dropped after this many other streams.
 _MOST_STREAMS = 32
-#: A slab of the reserve, and how much of one is left at least outside of captures. The partial sums and flags of any
-#: launch take 16.5 MiB on 132 SMs, and a slab holds two of them; at small M they take 1 to 4 MiB.
+#: Size of a slab, and the free bytes kept available outside captures. The partial sums and flags of any launch take
+#: 16.5 MiB on 132 SMs, and a slab holds two of them; at small M they take 1 to 4 MiB.
 _SLAB_BYTES, _LEAST_BYTES = 34 << 20, 20 << 20
-#: There are few sizes: a part that is put back then fits the next graph. Partial sums: those of any launch, halved up
-#: to _MOST_HALVINGS times. Rows: powers of two up to _PART_STEP_BYTES, multiples of it beyond.
+#: Parts come in few sizes, so a returned part fits the next graph. Partial sums: those of any launch, halved up to
+#: _MOST_HALVINGS times. Rows: powers of two up to _PART_STEP_BYTES, multiples of it beyond.
 _MOST_HALVINGS, _PART_STEP_BYTES = 6, 16 << 20
 
 
@@ -173,8 +173,8 @@ def _rows_bytes(nbytes: int) -> int:
 class _Slab:
     """Device memory that is cut into parts front to back.
 
-    A part that was put back is taken again whole and for the same use: its flags are zero then, as the kernel leaves
-    them. ``left``, ``taken``: bytes that were never cut, and bytes of parts in use.
+    A returned part is reused whole, for the same purpose; its flags are zero, because kernels leave them so.
+    ``left``, ``taken``: bytes that were never cut, and bytes of parts in use.
     """
 
     __slots__ = ("_memory", "back", "left", "nbytes", "taken")
@@ -195,7 +195,7 @@ class _Slab:
             self.back.clear()
 
     def part(self, nbytes: int, for_rows: bool) -> _Part:
-        """One that was put back, else a new one, for which enough must be left."""
+        """Reuse a returned part, else cut a new one; the caller ensures that enough is left."""
         self.taken += nbytes
         if back := self.back.get((nbytes, for_rows)):
             return _Part(self, back.pop(), nbytes, for_rows)
@@ -217,7 +217,7 @@ class _Reserve:
     """A device's slabs, from which captures take parts. Slabs are freed outside of captures. Safe from many threads."""
 
     def __init__(self, device: int, was_spent: Callable[[], None]) -> None:
-        """was_spent: called when less than the least is left."""
+        """was_spent: called when less than _LEAST_BYTES is left."""
         self._device, self._was_spent, self._lock = device, was_spent, threading.Lock()
         self._slabs: list[_Slab] = []
 
@@ -247,8 +247,11 @@ class _Reserve:
         return idle
 
     def take(self, nbytes: int, parts: list[_Part], for_rows: bool) -> _Part:
-        """A part, which is appended to ``parts``. Where no slab has enough left, one is cleared or allocated, in the
-        relaxed capture mode, which leaves captures as they are. Raises DriverError."""
+        """Take a part and append it to ``parts``.
+
+        If no slab has room, clear or allocate one, in relaxed capture mode, which does not affect captures. Raises
+        DriverError.
+        """
         with self._lock:
             fitting = [slab for slab in self._slabs if slab.back.get((nbytes, for_rows))]
             fitting += [slab for slab in self._slabs if slab.left >= nbytes]
@@ -290,7 +293,7 @@ class _Branch:
         self._space: MarlinWorkspace | None = None
 
     def workspace(self, partials_bytes: int | None) -> MarlinWorkspace:
-        """One that holds ``partials_bytes`` bytes of partial sums; None: those of any launch."""
+        """Return a workspace with at least this many bytes of partial sums; None: enough for any launch."""
         flags, most = workspace_sizes(self._device)
         wanted = most if partials_bytes is None else partials_bytes
         if self._space is None or wanted > self._space.partials_bytes:
@@ -334,7 +337,7 @@ class Owners:
         self.shares_captures = False
 
     def find(self, device: int, stream: int, partials_bytes: int | None) -> MarlinWorkspace:
-        """As stream_workspace(), for what is not ready."""
+        """Return the workspace of a stream that is not in ``ready``."""
         identity = streams.identity(device, stream)
         if identity is not None:
             return self._of_stream(device, identity)

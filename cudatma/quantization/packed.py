@@ -339,7 +339,7 @@ def _plain_zeros(zeros: Any) -> NDArray[Any]:
 
 
 def _plain_perm(perm: Any, k: int) -> NDArray[np.int32]:
-    """As int32, after its range was checked in its own type; PackedWeight finds what occurs twice."""
+    """Convert to int32 after a range check in the original type; PackedWeight rejects duplicates."""
     host = host_array(perm, "perm")
     if host.dtype.kind not in "ui" or host.shape != (k,):
         raise QuantizationError("perm", f"{host.dtype} {host.shape}", f"integers ({k},)")

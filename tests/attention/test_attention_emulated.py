@@ -218,7 +218,7 @@ def test_one_warpgroup_and_three(tile_m: int) -> None:
         ({"q_stages": 2}, "^q_stages: got 2; allowed: 1"),
         ({"box_rows": 16}, "^box_rows: got 16; allowed: 0 without a cache"),
         ({"tile_n": 72}, "^tile_n: got 72"),
-        ({"head_dim": 80}, "^head_dim, v_head_dim: got .80"),
+        ({"head_dim": 80}, "^head_dim: got 80 of q and k"),
     ],
 )
 def test_configs_that_cannot_be(fields: dict[str, Any], message: str) -> None:

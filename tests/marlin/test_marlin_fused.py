@@ -51,7 +51,7 @@ def test_bf16_has_one_form() -> None:
 
 def refuses(spec: MarlinConfig, form: str) -> None:
     assert spec.in_form(form) is spec
-    with pytest.raises(ArgumentError, match="none but for symmetric weights in groups; bf16: as_stored") as caught:
+    with pytest.raises(ArgumentError, match='"none"; symmetric group-wise weights also allow "as_stored"') as caught:
         replace(spec, scale_form=form)
     assert (caught.value.field, caught.value.got) == ("scale_form", form)
 

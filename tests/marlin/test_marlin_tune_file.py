@@ -229,7 +229,7 @@ def test_an_entry_that_cannot_be_run_is_ignored_and_named(file: Path, raw: dict[
 def test_what_a_launch_would_refuse_is_refused() -> None:
     """One box for a K that is a multiple of 64; a stage for each CTA of a cluster; a number that is none."""
     deep = entry(8, replace(SKINNY, deep_box=True)).as_json(MARLIN)
-    with pytest.raises(ArgumentError, match="4128 is no multiple of 64") as caught:
+    with pytest.raises(ArgumentError, match="4128 is not a multiple of 64") as caught:
         parse_entry(deep | {"k": 4128}, MARLIN, SM90A)
     assert caught.value.field == "deep_box"
     assert parse_entry(entry(8, SKINNY).as_json(MARLIN) | {"k": 4128}, MARLIN, SM90A).problem.k == 4128

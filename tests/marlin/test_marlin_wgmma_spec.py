@@ -105,7 +105,7 @@ def test_a_wrong_field_is_named(field: str, value: Any) -> None:
         (
             {"warpgroups": 1, "tile_n": 64, "slice_k": 2, "commits_in_flight": 3},
             "commits_in_flight",
-            "a stage is 2 groups",
+            "a stage has 2 commit groups",
         ),
         ({"tile_m": 200, "tile_n": 256}, "tile_m", "accumulators"),
         ({"tile_m": 256}, "consumer_registers", "setmaxnreg"),
@@ -114,9 +114,9 @@ def test_a_wrong_field_is_named(field: str, value: Any) -> None:
         ({"warpgroups": 3, "tile_n": 192, "consumer_registers": 160}, "consumer_registers", "waits forever"),
         ({"tile_m": 128, "consumer_registers": 64}, "consumer_registers", "spill"),
         # The loop's body holds too few groups for ptxas to keep the fragments of those in flight apart.
-        ({"tile_k": 64, "mmas_per_commit": 4}, "commits_in_flight", "a stage is 1 groups"),
-        ({"tile_k": 64, "mmas_per_commit": 2, "commits_in_flight": 3}, "commits_in_flight", "a stage is 2 groups"),
-        ({"tile_k": 128, "mmas_per_commit": 4, "commits_in_flight": 3}, "commits_in_flight", "larger tile_k"),
+        ({"tile_k": 64, "mmas_per_commit": 4}, "commits_in_flight", "a stage has 1 commit group"),
+        ({"tile_k": 64, "mmas_per_commit": 2, "commits_in_flight": 3}, "commits_in_flight", "2 commit groups"),
+        ({"tile_k": 128, "mmas_per_commit": 4, "commits_in_flight": 3}, "commits_in_flight", "increase tile_k"),
         ({"cluster_k": 2, "cluster_n": 2}, "cluster_k", "share activations, or divide K"),
     ],
 )

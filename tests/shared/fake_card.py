@@ -1,4 +1,4 @@
-"""A device of the fake driver, and a CuPy whose arrays lie on it: for scripts that fake_driver.wrong_cases() runs.
+"""A device of the fake driver, and a CuPy whose arrays live on it: for scripts that fake_driver.wrong_cases() runs.
 
 Arrays have addresses and no memory.
 """

@@ -1,4 +1,4 @@
-"""What fake_driver.c keeps of a launch, as ctypes, and how it is built."""
+"""ctypes view of fake_driver.c's launch record, and its build."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from cudatma.emulator.machine.state import Cluster
 
 
 def checks_of(launch: Launch, cluster: Cluster, findings: Findings) -> list[Observer]:
-    """Return the observers that find a cluster's hazards: those that the kernel's instructions need.
+    """Return the hazard checks that the kernel's instructions need, in event order.
 
     Checks share what they need to know: who has seen what (Agents), what has accessed shared memory (SharedMemory),
     fences and flags (MemoryOrder), mbarriers since their init (BarrierRecords), and where hazards go (Reporter).

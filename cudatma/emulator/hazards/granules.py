@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from cudatma.emulator.machine.protocols import Launch
 
-#: State space -> the most bytes of one entry.
+#: State space -> largest entry in bytes.
 _MOST = {"shared": 4, "global": 16}
 _SPACES = {"shared", "global", "local", "param", "const"}
 _WIDTHS = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
@@ -19,7 +19,7 @@ def granule_of(launch: Launch, space: str) -> int:
 
 @lru_cache(maxsize=1024)
 def _narrowest(opcodes: frozenset[str], space: str) -> int:
-    """Return the least bytes that a lane accesses in a state space, with a generic address, or with cp.async."""
+    """Return the smallest number of bytes that a lane accesses in a state space, also generically or with cp.async."""
     least = _MOST[space]
     for opcode in opcodes:
         parts = opcode.split(".")

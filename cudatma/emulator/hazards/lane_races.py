@@ -134,7 +134,7 @@ class LaneRaces(Observer):
         self._reads[shadow.rank][indices] = stamps
 
     def _check_own_copies(self, w: Warp, at: int, shadow: Shadow, indices: Array, stamps: Array) -> None:
-        """Report a read of what another lane copied, if the lane has waited for its own copies alone."""
+        """Report a read of another lane's copy after a wait that covered only this lane's copies."""
         epoch, first, meetings = self._copies[w.agent]
         if epoch != self._agents.epoch(w):
             return

@@ -30,7 +30,7 @@ class BarrierRecord:
     w, at, lanes, epoch
         The warp and the instruction of the init, the threads of the warp that did it, as bits, and the warp's epoch.
     agent, clock
-        Who knows this clock of this agent is ordered after the init.
+        A thread whose clock covers this entry is ordered after the init.
     own_agent, own_clock
         The same for the inits by these threads alone: their entry in ``Clock.proxy`` says that a fence covers the init.
     is_fenced
@@ -128,7 +128,7 @@ class MBarriers(Observer):
         self._records.begin(w, at, barrier, lanes, stamp)
 
     def mbarrier_inval(self, w: Warp, at: int, barrier: MBarrier) -> None:
-        """Check that its copies are known to have landed; afterwards it is bytes like any other."""
+        """Check that its copies are known to have landed; then treat its bytes as ordinary memory."""
         self._check_loads(barrier, f"{barrier.name} is invalidated", w, at)
         shadow = self._memory.shadows[barrier.block.rank]
         indices = shadow.granules(np.array([barrier.offset]), 8)

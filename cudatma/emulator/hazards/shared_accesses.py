@@ -18,7 +18,7 @@ from cudatma.emulator.ptx.types import Array
 
 
 class SharedAccesses(Observer):
-    """Finds the granules of each access, has the races checked, and records the access."""
+    """Finds the granules of each access, passes it to the race checks, and records it."""
 
     def __init__(
         self, agents: Agents, memory: SharedMemory, order: MemoryOrder, races: SharedRaces, lanes: LaneRaces

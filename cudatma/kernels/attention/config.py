@@ -1,4 +1,4 @@
-"""AttentionConfig: one configuration of a kernel of attention. PRESETS: what each version of the kernel is."""
+"""AttentionConfig: one configuration of a kernel of attention. PRESETS describes each version."""
 
 from __future__ import annotations
 
@@ -298,7 +298,8 @@ class AttentionConfig(KernelConfig):
         if self.box_rows and (self.box_rows < MIN_BOX_ROWS or self.tile_n % self.box_rows):
             raise ArgumentError("box_rows", self.box_rows, f"0, or {MIN_BOX_ROWS} and more that divide tile_n")
         if self.kv_bytes == 1 and not self.box_rows:
-            raise ArgumentError("box_rows", self.box_rows, "rows that TMA loads")
+            allowed = f"{MIN_BOX_ROWS} or more: an e4m3 cache is loaded by TMA only"
+            raise ArgumentError("box_rows", self.box_rows, allowed)
 
     def check_problem(self, problem: Problem) -> None:
         """Raise ArgumentError if the kernel cannot run a problem."""
@@ -554,5 +555,5 @@ class AttentionConfig(KernelConfig):
         return replace(self, **{name: getattr(problem, name) for name in PROBLEM_FIELDS})
 
     def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
-        """Return the predicted time at M, an int or an int64 array, instead of the problem's."""
+        """Return the predicted time. ``m``, an int or int64 array, replaces the problem's M."""
         return cost_at(self, m, problem, gpu)

@@ -1,4 +1,4 @@
-"""GemmConfig: one configuration of a kernel of the dense GEMM. PRESETS: what each version of the kernel is."""
+"""GemmConfig: one configuration of a kernel of the dense GEMM. PRESETS describes each version."""
 
 from __future__ import annotations
 
@@ -534,5 +534,5 @@ class GemmConfig(KernelConfig):
         return replace(self, **{name: getattr(problem, name) for name in PROBLEM_FIELDS})
 
     def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
-        """Return the predicted time at M, an int or an int64 array, instead of the problem's."""
+        """Return the predicted time. ``m``, an int or int64 array, replaces the problem's M."""
         return cost_model(self, gpu)(m, problem)

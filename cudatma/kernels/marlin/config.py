@@ -1,4 +1,4 @@
-"""MarlinConfig: one configuration of a kernel of marlin_gemm. PRESETS: what each of the kernels is.
+"""MarlinConfig: one configuration of a kernel of marlin_gemm. PRESETS describes each kernel.
 
 Every kernel computes the transposed product, C^T = W^T X^T: N is the M dimension of the MMA, and M its N dimension.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from cudatma.dtypes import ActivationType, activation_type
-from cudatma.errors import ArgumentError
+from cudatma.errors import ArgumentError, counted
 from cudatma.kernels.config import KernelConfig
 from cudatma.kernels.cost import Cost
 from cudatma.kernels.gpu import Gpu
@@ -31,8 +31,8 @@ _PRODUCER_REGISTERS = 40
 class Preset:
     """A kernel of marlin_gemm, called a version as in the other families.
 
-    summary: what the kernel is for. The other fields list the values that a field of MarlinConfig may have. A kernel
-    without such a field has one value for it.
+    summary: what the kernel is for. The other fields list the values that a field of MarlinConfig may have. A field
+    that a kernel does not use has one allowed value.
     """
 
     summary: str
@@ -148,16 +148,16 @@ class MarlinConfig(KernelConfig):
     CTAs of a cluster that divide the K of a tile by whole stages and exchange sums. blocks_per_sm: CTAs on an SM.
     consumer_registers: registers that setmaxnreg gives a consumer thread, from the producer's warpgroup; 0 for none.
 
-    Of the skinny kernel: deep_box: whether one box of three dimensions loads a stage's activations, which needs a K
-    that is a multiple of 64.
+    Skinny only: deep_box: whether one box of three dimensions loads a stage's activations, which needs a K that is a
+    multiple of 64.
 
-    Of the wgmma kernel: warpgroups: warpgroups that divide N. mmas_per_commit: wgmmas of each accumulator in a commit
+    wgmma only: warpgroups: warpgroups that divide N. mmas_per_commit: wgmmas of each accumulator in a commit
     group. commits_in_flight: groups that the tensor cores work on while the next weights are dequantized. scale_form:
     scale and offset of a weight in one multiply-add, in the form that quantization/scale_range.py finds for the scales,
     or "none"; results have the same bits. pingpong: whether two warpgroups compute tiles in turn, so that one stores
     its tile while the other multiplies.
 
-    Of the mma.sync kernel: warps_n: warps that divide N. scale_on: what scales multiply: fp32 sums of a group
+    mma.sync only: warps_n: warps that divide N. scale_on: what scales multiply: fp32 sums of a group
     ("accumulator"), dequantized weights ("weight"), or the result ("epilogue", with whole-column scales only).
     weight_load_path, scale_load_path, activation_load_path: one of LOAD_PATHS; zero points come with the scales.
 
@@ -229,7 +229,9 @@ class MarlinConfig(KernelConfig):
         if self.scale_on not in allowed:
             raise ArgumentError("scale_on", self.scale_on, ", ".join(allowed))
         if self.warp_n not in (16, 32, 64):
-            raise ArgumentError("warps_n", self.warps_n, "one that leaves a warp 16, 32 or 64 columns")
+            raise ArgumentError(
+                "warps_n", self.warps_n, "a divisor of tile_n that gives each warp 16, 32 or 64 columns"
+            )
         if self.consumer_registers and self.consumer_warps != 8:
             why = "setmaxnreg moves registers between whole warpgroups"
             raise ArgumentError("consumer_registers", self.consumer_registers, "0 unless 8 warps consume", why)
@@ -255,8 +257,11 @@ class MarlinConfig(KernelConfig):
         self._check_groups()
         self._check_registers()
         if not self.allows(self.scale_form):
-            why = "nibbles are taken for subnormals, and 8 for the zero point; shifted ones leave bf16's"
-            allowed = "none but for symmetric weights in groups; bf16: as_stored"
+            why = (
+                "the fused form treats nibbles as subnormals with zero point 8; "
+                "shifted nibbles exceed bf16's subnormal range"
+            )
+            allowed = '"none"; symmetric group-wise weights also allow "as_stored", and "shifted" in fp16'
             raise ArgumentError("scale_form", self.scale_form, allowed, why)
 
     def _check_groups(self) -> None:
@@ -267,8 +272,8 @@ class MarlinConfig(KernelConfig):
         """
         groups = self.k64_per_warpgroup * self.groups_per_k64
         if groups < self.commits_in_flight + 1:
-            remedy = "take a larger tile_k or fewer wgmmas a group, or keep fewer groups in flight"
-            allowed = f"at most {groups - 1}: a stage is {groups} groups"
+            remedy = "increase tile_k, or use fewer wgmmas per group or groups in flight"
+            allowed = f"at most {groups - 1}: a stage has {counted(groups, 'commit group')}"
             raise ArgumentError("commits_in_flight", self.commits_in_flight, allowed, remedy)
 
     def _check_registers(self) -> None:
@@ -285,14 +290,14 @@ class MarlinConfig(KernelConfig):
         pool = _REGISTERS_PER_CTA // self.threads // 8 * 8 * self.threads
         most = (pool // _WARPGROUP_THREADS - _PRODUCER_REGISTERS) // warpgroups // 8 * 8
         if not fewest <= self.consumer_registers <= most:
-            remedy = "fewer spill; setmaxnreg.inc waits forever for registers that the CTA does not have"
+            remedy = "fewer registers spill; setmaxnreg.inc waits forever for registers that the CTA does not have"
             allowed = f"0, or {fewest} to {most} with {warpgroups} warpgroups of {self.accumulators} accumulators"
             raise ArgumentError("consumer_registers", self.consumer_registers, allowed, remedy)
 
     def check_problem(self, problem: Problem) -> None:
         """Raise ArgumentError if the kernel cannot run a problem."""
         if self.deep_box and problem.k % 64:
-            raise ArgumentError("deep_box", True, f"false: k = {problem.k} is no multiple of 64")
+            raise ArgumentError("deep_box", True, f"False: k = {problem.k} is not a multiple of 64")
         if ceil_div(problem.k, self.tile_k) < self.cluster_k:
             raise ArgumentError("cluster_k", self.cluster_k, f"at most the stages of k = {problem.k}")
 
@@ -359,7 +364,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def nibble_shift(self) -> int:
-        """Bits up from where the lowest nibbles are stored, to where they are multiplied."""
+        """Left shift from the stored position of the lowest nibbles to the position in which they are multiplied."""
         return FORMS.get(self.scale_form, 0)
 
     def allows(self, form: str) -> bool:
@@ -393,7 +398,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def groups_per_stage(self) -> int:
-        """Rows of the scale table in a stage. The next stage loads a group again that is longer than a stage's K."""
+        """Rows of the scale table in a stage. A group longer than a stage's K is loaded again with the next stage."""
         return 1 if self.group_size == -1 else max(1, self.tile_k // self.group_size)
 
     @property
@@ -586,7 +591,7 @@ class MarlinConfig(KernelConfig):
 
     @property
     def loads_weight_tiles(self) -> bool:
-        """Whether one load fills the weights of a whole tile, and not of 64 columns."""
+        """Whether one load fills a whole tile's weights instead of 64 columns'."""
         return self.version != "mma_sync"
 
     @property
@@ -717,7 +722,7 @@ class MarlinConfig(KernelConfig):
         return self.partial_bytes // self.loaded_stage_bytes, 1.0
 
     def cost_at(self, m: Any, problem: Problem, gpu: Gpu) -> Cost:
-        """Return the predicted time at M, an int or an int64 array, instead of the problem's."""
+        """Return the predicted time. ``m``, an int or int64 array, replaces the problem's M."""
         return COST_MODELS[self.version](self, m, problem.n, problem.k, gpu)
 
     def adapted(self, problem: Problem) -> MarlinConfig | None:

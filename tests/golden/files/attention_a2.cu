@@ -256,8 +256,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// Call bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: for a number that it does not
-// know, ptxas reserves all 16 barriers.
+// Call bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: for a number
+// unknown at compile time, ptxas reserves all 16 barriers.
 template <u32 First, u32 Count>
 __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     if constexpr (Count == 1) {
@@ -363,7 +363,7 @@ struct Blocks {
     u32 begin, end;
 };
 
-// Return the blocks of which some row of a tile sees a key.
+// Return the blocks with a key that some row of the tile sees.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
     const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
     const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
@@ -740,6 +740,6 @@ attention_a2_bf16_d64_softcap_128x64_s2(
         }
     }
     finish_rows(output, rows, problem, LogSums{lse}, place, place.row0 + row0 + lane / 4, lane);
-    warpgroup_sync(warpgroup);   // it has read its queries, whose place the results take
+    warpgroup_sync(warpgroup);   // the warpgroup has read its queries; the results overwrite them
     store_rows(output, problem, output_rows, smem + Q, place, row0, lane);
 }

@@ -316,8 +316,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// Call bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: for a number that it does not
-// know, ptxas reserves all 16 barriers.
+// Call bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: for a number
+// unknown at compile time, ptxas reserves all 16 barriers.
 template <u32 First, u32 Count>
 __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     if constexpr (Count == 1) {
@@ -424,7 +424,7 @@ struct Blocks {
     u32 begin, end;
 };
 
-// Return the blocks of which some row of a tile sees a key.
+// Return the blocks with a key that some row of the tile sees.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
     const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
     const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
@@ -821,8 +821,8 @@ __device__ __forceinline__ bool next_tile(const Queries& queries, const Problem&
 }
 
 // ---- Loads: one thread ------------------------------------------------------------------------------------------------
-// Goes on to the next tile while the consumers still compute this one: its first keys need not wait for a slot of queries. It takes
-// that tile as late as its rings allow.
+// Load the next tile while the consumers compute this one: its first keys need no slot of queries. Take that tile as late as the
+// rings allow.
 __device__ __forceinline__ void produce(Queries& queries, Ring& k_ring, Ring& v_ring, const Problem& problem, u32 smem,
                                         const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map, u32* tile_counter) {
     const u32 tiles = problem.tiles_m * problem.tiles_n;

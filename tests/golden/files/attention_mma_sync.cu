@@ -361,7 +361,7 @@ struct Blocks {
     u32 begin, end;
 };
 
-// Return the blocks of which some row of a tile sees a key.
+// Return the blocks with a key that some row of the tile sees.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
     const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
     const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;

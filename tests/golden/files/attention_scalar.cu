@@ -143,7 +143,7 @@ struct Blocks {
     u32 begin, end;
 };
 
-// Return the blocks of which some row of a tile sees a key.
+// Return the blocks with a key that some row of the tile sees.
 __device__ __forceinline__ Blocks key_blocks(const Problem& problem, const Place& place) {
     const u32 last_row = min(place.row0 + TILE_M, problem.q_length) - 1;
     const u32 end = (end_key(problem, last_row) + TILE_N - 1) / TILE_N;
@@ -179,7 +179,7 @@ __device__ __forceinline__ float sum_parts(float x) {
 }
 }  // namespace cudatma
 
-// Attention, phase 1: scalar loops over keys and values in shared memory. Four threads share a query: each has every fourth
+// Attention, scalar: loops over keys and values in shared memory. Four threads share a query: each has every fourth
 // vector of 8 elements.
 extern "C" __global__ void __launch_bounds__(128)
 attention_scalar_bf16_d64_causal_32x32_s1(

@@ -307,8 +307,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// Call bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: for a number that it does not
-// know, ptxas reserves all 16 barriers.
+// Call bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: for a number
+// unknown at compile time, ptxas reserves all 16 barriers.
 template <u32 First, u32 Count>
 __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     if constexpr (Count == 1) {
@@ -634,7 +634,7 @@ __device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const
         for (u32 n = 0; n < FRAGMENTS_8; n += STAGED_N / 8) {
             const u32 buffer = buffers + stores % STAGING_BUFFERS * BUFFER_BYTES;
             if (issues) cp_async_bulk_wait_group_read<STAGING_BUFFERS - 1>();   // the last store from this buffer has read it
-            store_sync(warpgroup);   // with the thread that has waited
+            store_sync(warpgroup);   // wait for the thread that issued the stores
             stage_fragments(acc[m], buffer + 16 * warp * SPAN_BYTES, n, lane);
             fence_proxy_async_shared_cta();
             store_sync(warpgroup);   // all rows are staged, and visible to TMA

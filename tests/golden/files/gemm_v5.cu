@@ -338,8 +338,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// Call bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: for a number that it does not
-// know, ptxas reserves all 16 barriers.
+// Call bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: for a number
+// unknown at compile time, ptxas reserves all 16 barriers.
 template <u32 First, u32 Count>
 __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     if constexpr (Count == 1) {
@@ -644,7 +644,7 @@ __device__ __forceinline__ void store_tile(Accumulators& acc, u32& stores, const
     }
     const bool issues = warp == 0 && lane == 0;
     if (issues) cp_async_bulk_wait_group_read<0>();   // the tile before has been read
-    store_sync(warpgroup);   // with the thread that has waited
+    store_sync(warpgroup);   // wait for the thread that issued the stores
 #pragma unroll
     for (u32 m = 0; m < FRAGMENTS_16; ++m)
 #pragma unroll
@@ -794,13 +794,13 @@ __device__ __forceinline__ float load_shared_f32(u32 smem) {
     return value;
 }
 
-// The scales of the tile's columns in the blocks of K from `first` on, one block a lane.
+// Return the scales of the tile's columns in 32 blocks of K from `first`, one block per lane.
 __device__ __forceinline__ float column_scales(const Problem& problem, const Result& result, const Place& place, u32 first, u32 lane) {
     const u32 k = min(first + lane, problem.k_iterations - 1), column = min(place.column0, problem.n - 1) / 128;
     return __ldg(result.b_scale + place.batch * problem.b_scale_batch + k * problem.b_scale_k + column * problem.b_scale_column);
 }
 
-// Those of the queue's next tile, from block 0 on; 0: there is none.
+// Return column_scales() of the queue's next tile, or 0 if there is none.
 template <u32 ClusterM, u32 ClusterN>
 __device__ __forceinline__ float next_columns(WorkQueue queue, const Problem& problem, const Result& result, u32 rank, u32 lane) {
     WorkUnit unit;
@@ -810,9 +810,9 @@ __device__ __forceinline__ float next_columns(WorkQueue queue, const Problem& pr
     return column_scales(problem, result, tile_place<ClusterM, ClusterN>(problem, tile_m, tile_n, rank), 0, lane);
 }
 
-// Adds the blocks of a tile. The slot holds the scales of A's rows; they are read before the products are complete, long before the slot is
-// released. One warpgroup multiplies while the other one scales: little code stands between the products of a warpgroup. The loop is
-// unrolled so that an iteration waits for the next slot, and computes its descriptors, while it scales. columns: column_scales() from 0 on.
+// Accumulate the scaled blocks of a tile. Keep the code between a warpgroup's products short: one warpgroup multiplies while the other
+// scales. The slot holds the scales of A's rows; they are read before the products are complete, long before the slot is released. The loop
+// is unrolled so that an iteration waits for the next slot, and computes its descriptors, while it scales. columns: column_scales() from 0.
 __device__ __forceinline__ void add_blocks(Accumulators& acc, Ring& ring, const Problem& problem, const Result& result,
                                            const Place& place, u32 smem, float columns, u32 warpgroup, u32 warp, u32 lane) {
     clear(acc);

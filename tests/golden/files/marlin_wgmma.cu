@@ -354,8 +354,8 @@ struct TmaPipeline {
     __device__ __forceinline__ void next_lap() { phase ^= 1; }
 };
 
-// Call bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: for a number that it does not
-// know, ptxas reserves all 16 barriers.
+// Call bar_sync() at named barrier First + index, index < Count. Each number is a constant in the code: for a number
+// unknown at compile time, ptxas reserves all 16 barriers.
 template <u32 First, u32 Count>
 __device__ __forceinline__ void bar_sync_one_of(u32 index, u32 threads) {
     if constexpr (Count == 1) {
@@ -498,8 +498,8 @@ __device__ __forceinline__ void skip(Ring& ring, u32 slots) {
     ring.phase ^= next / STAGES & 1;
 }
 
-// A warpgroup issues the products of a work unit when the other one has issued those of the unit before. It must not look at the
-// ring earlier: a slot that is full since the lap before the last has the parity that it waits for.
+// A warpgroup issues the products of a work unit after the other one has issued those of the unit before. Without this barrier, a slot
+// still full from two laps ago would satisfy the parity wait.
 constexpr u32 ORDER_THREADS = PINGPONG * 128;
 __device__ __forceinline__ void wait_for_order(u32 group) { bar_sync_one_of<ORDER_BARRIER, PINGPONG>(group, ORDER_THREADS); }
 __device__ __forceinline__ void pass_order(u32 group) {
