@@ -129,6 +129,8 @@ class Library(Extension):
 
     def use(self, place: str, *names: str) -> None:
         for name in names:
+            if not isinstance(name, str):
+                raise TemplateError(f"{place}: use got {name!r}; allowed: names in quotes")
             running.get().names.setdefault(name, place)
 
     def is_used(self, name: str, file: str) -> bool:

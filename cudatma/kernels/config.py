@@ -123,7 +123,7 @@ class KernelConfig:
 
     def check_values(self) -> None:
         """Raise ArgumentError for an unknown version, and for a field with a value that its preset does not list."""
-        if self.version not in self.presets:
+        if not isinstance(self.version, str) or self.version not in self.presets:
             raise ArgumentError("version", self.version, ", ".join(self.presets))
         for name, values in self.allowed.items():
             value = getattr(self, name)

@@ -224,6 +224,9 @@ class Problem:
         if self.heads % self.kv_heads:
             raise ArgumentError("kv_heads", self.kv_heads, f"a divisor of the {self.heads} heads of q")
         check_kind(self)
+        for name in _FLAGS:
+            if type(getattr(self, name)) is not bool:
+                raise ArgumentTypeError(name, type(getattr(self, name)).__name__, "bool")
 
     @classmethod
     def of(cls: type[P], *, q_length: int, head_dim: int, dtype: str, **fields: Any) -> P:
@@ -273,6 +276,8 @@ class Problem:
             return None
         if shapes[-1] is None:
             (count, length, heads, _), (_, row, head, element) = new_q.shape, out.strides_bytes
+            if length * row >= STRIDE_LIMIT:
+                return None
             new_out = Layout((count, length, heads, self.v_head_dim), (length * row, row, head, element))
         else:
             given = out.resized(shapes[-1], strides_bytes[-1])
@@ -358,6 +363,8 @@ class Problem:
         return cls.of(**given)
 
 
+#: Fields that are true or false.
+_FLAGS = ("is_causal", "has_window", "has_softcap", "has_sink", "has_lse", "is_varlen")
 #: Sizes, which differ between problems that share a plan.
 _SIZES = ("batch", "q_length", "k_length")
 #: Fields on which neither the choice of a configuration nor a kernel depends.
