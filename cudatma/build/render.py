@@ -212,8 +212,8 @@ def render(
         else:
             loaded = environment.get_template(template)
         body = loaded.render(values)
-        if is_source and (uses := running.get().names):  # a user's text has it with and without debug code
-            uses.setdefault("shared_address", shown)
+        if is_source and "shared_address" in template and (uses := running.get().names):
+            uses.setdefault("shared_address", shown)  # arguments of primitives are addresses
         library = render_library(environment, values)
     except TemplateError:
         raise

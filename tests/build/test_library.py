@@ -30,6 +30,19 @@ def test_a_used_primitive_comes_with_those_that_it_calls() -> None:
     assert source.index("mbarrier_wait_parity(") < source.index("int own;")
 
 
+def test_a_text_that_names_shared_address_has_it() -> None:
+    assert functions(text('//% use "mbarrier_init"\nint own = shared_address(0);\n')) == [
+        "shared_address",
+        "mbarrier_init",
+    ]
+
+
+@pytest.mark.parametrize("name", ["5", "none", '["mbarrier_init"]'])
+def test_names_are_strings(name: str) -> None:
+    with pytest.raises(TemplateError, match=r":1: use got .*; allowed: names in quotes"):
+        text(f"//% use {name}\n")
+
+
 def test_a_template_that_uses_nothing_has_no_library() -> None:
     assert text("int own;\n").endswith("\n\nint own;\n")
 

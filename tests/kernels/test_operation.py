@@ -184,6 +184,22 @@ def test_a_new_m_of_a_loaded_kernel_is_not_checked(
     assert bool(checked) == (name in NOT_RESIZED)
 
 
+def test_a_new_length_whose_results_are_too_far_apart_is_refused(stub: StubDriver) -> None:
+    """TMA's strides end at 2**40 bytes; the stride of the result follows from the length."""
+    kv = Array((3, 330, 4, 128))
+
+    def call(length: int) -> list[Launch]:
+        attention(Array((3, length, 4, 128), strides=(1024, 3072, 256, 2)), kv, kv)
+        return stub.last()
+
+    first = call(1000)
+    call(1001)
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match=r"q\.shape: .*less than 2\*\*40 bytes apart"):
+            call(1 << 30)
+    assert call(1000) == first
+
+
 WEIGHT = packed_weight(128, 64)
 
 

@@ -179,6 +179,8 @@ def _checked(
     if out is None:
         result = None
         layouts.append(_layout(shape, dense_strides(shape, q.dtype), q.dtype))
+        if outer and outer[0] > 1 and layouts[3].strides_bytes[0] >= STRIDE_LIMIT:
+            raise ArgumentError("q.shape", q.shape, "results of sequences that are less than 2**40 bytes apart")
     else:
         result = describe(out, "out")
         read = {name: info for name, info in {**arrays, **others}.items() if info is not None}
