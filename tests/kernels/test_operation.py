@@ -16,7 +16,7 @@ import pytest
 from stub_driver import RESULT, Array, Launch, StubDriver, fresh, packed_weight
 from stub_driver import stub as stub  # the fixture
 
-from cudatma import LaunchError, copy, gemm, marlin_gemm
+from cudatma import LaunchError, attention, copy, gemm, marlin_gemm
 from cudatma.context import Cache, using_runtime
 from cudatma.descriptor import codec
 from cudatma.dtypes import BFLOAT16
