@@ -155,7 +155,7 @@ def _gemm_call(config: GemmConfig) -> Callable[[], Call]:
 
     def make() -> Call:
         tiles = 2 * config.consumer_warps // (4 * config.warpgroups)
-        m, n, k = tiles * config.cluster_m - 5, config.tile_n - 8, 640
+        m, n, k = tiles * config.cluster_tile_m - 5, config.tile_n - 8, 640
         random = np.random.default_rng(7)
         a, b = (random.standard_normal(shape, np.float32).astype(np.float16) for shape in ((m, k), (n, k)))
         out = np.zeros((m, n), np.float32 if config.out_dtype else np.float16)
