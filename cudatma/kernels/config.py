@@ -33,8 +33,6 @@ class KernelConfig:
     #: The name of the public function.
     family: ClassVar[str]
     presets: ClassVar[Mapping[str, Any]]
-    #: Arrays of shared memory that only discarded code of some kernels names.
-    optional_arrays: ClassVar[tuple[str, ...]] = ()
     #: Increment this when a kernel's time changes by more than 2 %, the smallest gain for which a tuning entry is kept.
     revision: ClassVar[int]
 
@@ -189,11 +187,6 @@ class KernelConfig:
         parts += [(f"{name}_barriers", self.stages * MBARRIER_BYTES) for name in self.barriers]
         ends = accumulate(size for _, size in parts)
         return [(name, end - size, size) for (name, size), end in zip(parts, ends, strict=True)]
-
-    def smem_offset(self, name: str) -> int:
-        """Return the offset of an array in bytes; 0 for one of ``optional_arrays`` that the config does not have."""
-        offsets = dict.fromkeys(self.optional_arrays, 0) | {part: offset for part, offset, _ in self.smem_layout()}
-        return offsets[name]
 
     @property
     def smem_bytes(self) -> int:

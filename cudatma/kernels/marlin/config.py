@@ -192,7 +192,6 @@ class MarlinConfig(KernelConfig):
     family: ClassVar[str] = "marlin_gemm"
     presets: ClassVar[Mapping[str, Preset]] = PRESETS
     struct_members: ClassVar[Mapping[str, Member]] = MEMBERS
-    optional_arrays: ClassVar[tuple[str, ...]] = ("scales", "zeros")
     barriers: ClassVar[tuple[str, ...]] = ("full", "empty")
     revision: ClassVar[int] = 1
     cluster_m: ClassVar[int] = 1
