@@ -111,8 +111,8 @@ def test_shared_memory_has_no_overlap_and_no_gap_at_the_end(spec: MarlinConfig) 
 @given(specs())
 def test_every_slot_is_aligned_for_what_writes_it(spec: MarlinConfig) -> None:
     """PTX ISA, cp.async.bulk.tensor: a destination is aligned to 128 bytes, in the 128-byte swizzle to 1024; 16 for
-    offsets = {name: offset for name, offset, _ in spec.smem_layout()}
     vector accesses and stmatrix, 8 for mbarriers."""
+    offsets = {name: offset for name, offset, _ in spec.smem_layout()}
     k64 = spec.tile_k // 64
     for stage in range(spec.stages):
         box = spec.tile_m * 128
