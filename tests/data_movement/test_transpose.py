@@ -10,7 +10,7 @@ from movement_cases import numbers
 
 import cudatma as c
 from cudatma.arrays import describe
-from cudatma.emulator.hazards.shared_races import SharedRaces
+from cudatma.emulator.hazards.shared_accesses import SharedAccesses
 from cudatma.kernels.data_movement.movement import Place
 from cudatma.kernels.data_movement.transpose import TransposeSpec, choose_transpose, plan_transpose, tile_plan
 from cudatma.layout import WARP_LANES, bank_conflicts
@@ -61,7 +61,7 @@ def test_shared_memory_without_bank_conflicts(element_bytes: int, monkeypatch: p
         return record
 
     for name in seen:
-        monkeypatch.setattr(SharedRaces, f"shared_{name}", recorder(name, getattr(SharedRaces, f"shared_{name}")))
+        monkeypatch.setattr(SharedAccesses, f"shared_{name}", recorder(name, getattr(SharedAccesses, f"shared_{name}")))
     spec = choose_transpose(element_bytes, get_target("sm_90a"))
     rows, columns = spec.tile
     source = numbers((rows, columns), f"uint{8 * element_bytes}")
