@@ -31,8 +31,8 @@ SEVERITIES = ("error", "warning", "note")
 class Finding:
     """A risk of a tensor map.
 
-    name: of the rule, always the same for the same risk. severity: of SEVERITIES. message: what applies to this map.
-    rule: what is asked for. source: which document says it. remedy: what to do.
+    name: the rule's name. severity: one of SEVERITIES. message: the finding for this map. rule: the requirement.
+    source: the document that states it. remedy: what to do.
     """
 
     name: str
@@ -102,7 +102,7 @@ def l2(spec: AnySpec) -> Iterator[Finding]:
 
 
 def outside(spec: AnySpec) -> Iterator[Finding]:
-    """What the box leaves over at the tensor's ends, and how it is filled."""
+    """Find boxes that extend beyond the tensor, and how they are filled."""
     if isinstance(spec, TiledSpec) and spec.interleave is Interleave.NONE:
         spans = spec.box
         tails = [i for i, (dim, span) in enumerate(zip(spec.dims, spans, strict=True)) if dim % span]
@@ -144,7 +144,7 @@ def address(spec: AnySpec) -> Iterator[Finding]:
 
 
 def bits(decoded: Decoded, target: Target | None) -> Iterator[Finding]:
-    """What the 128 bytes hold besides the spec. target: for some, drivers derive bits from the allocation."""
+    """Find bits that do not follow from the spec. On some targets drivers derive bits from the allocation."""
     spec, unknown = decoded.spec, decoded.unknown
     if unknown >> ALLOCATION_BIT & 1:
         yield Finding(
@@ -229,7 +229,7 @@ def padding(spec: AnySpec) -> Iterator[Finding]:
 
 
 def alignment(spec: AnySpec) -> Iterator[Finding]:
-    """Where the box may begin, and whether boxes one after another keep it."""
+    """Find alignments of a box's start that consecutive boxes do not keep."""
     need = spec.smem_alignment_bytes
     if need > _TMA_ALIGNMENT:
         yield Finding(

@@ -52,7 +52,7 @@ def check_theme(theme: str) -> str:
 
 
 def style(theme: str) -> str:
-    """CSS of a picture: light, dark, or whichever the reader prefers."""
+    """Return the CSS of a picture: light, dark, or as the reader's settings say."""
     fixed = (
         f".{ROOT}{{font-family:{_FONT}}}.{ROOT} .m{{font-family:{_MONO}}}.{ROOT} .h{{font-weight:600}}"
         f".{ROOT} .clear{{fill:none}}.{ROOT} .hot rect{{stroke-width:2.5}}.{ROOT} .out rect:first-of-type{{opacity:.4}}"
@@ -206,7 +206,7 @@ def _image(out: Drawing, placed: Placement, spec: Im2colSpec, x: float, y: float
         here = placed.row_coords(0)
         for row in range(placed.rows):
             pixel = placed.row_coords(row)
-            # Other images, and other depths, lie in other planes.
+            # Each image and each depth is a plane of its own.
             if pixel[-1] != here[-1] or (spatial > 2 and pixel[first + 2] != here[first + 2]):
                 break
             w, h = pixel[first], pixel[first + 1] if spatial > 1 else 0

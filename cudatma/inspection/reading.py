@@ -208,7 +208,7 @@ _ACCEPTED = "a TensorMap, a spec, 128 bytes, an array of 128 bytes, text as `cud
 
 
 def content_of(source: object, device: int | None = None) -> bytes | AnySpec:
-    """What an object says of a tensor map: its 128 bytes, or the spec itself where the object is one.
+    """Return the tensor map of an object: its 128 bytes, or the object itself if it is a spec.
 
     source: TensorMap, TiledSpec, Im2colSpec, Im2colWideSpec; bytes, bytearray, memoryview or a ctypes object; a CuPy,
     torch or NumPy array of 128 bytes that holds the map; cuda.bindings' CUtensorMap; text in any form of reading.py; or
@@ -238,9 +238,9 @@ def content_of(source: object, device: int | None = None) -> bytes | AnySpec:
 
 
 def load_object(name: str) -> object:
-    """The object that ``module:attribute`` names; the module is imported: name only code that you trust.
+    """Return the object that ``module:attribute`` names. The module is imported, so name only code that you trust.
 
-    Raises ArgumentError where the name has no such form, or there is no such module or attribute.
+    Raises ArgumentError if the name has another form, or if the module or the attribute does not exist.
     """
     module, separator, attribute = name.partition(":")
     if not separator or not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):

@@ -213,7 +213,7 @@ def choice_table(family: Family[P, S], problem: P, gpu: Gpu, max_m: int) -> Choi
 
 
 def forget() -> None:
-    """Drop all tables and the plans that were made with them, and read the tuning files again."""
+    """Drop all tables and their plans, and read the tuning files again."""
     parts = runtime().parts
     for key in [key for key, part in list(parts.items()) if getattr(part, "holds_choices", False)]:
         parts.pop(key, None)

@@ -25,7 +25,7 @@ _TYPES: dict[str, Any] = {
 #: What parts/raster.cuh.j2 reads, and parts/schedule.cuh.j2.
 RASTER = ("tiles_m", "tiles_n", "raster_m", "by_raster_group", "by_raster_group_rows", "by_last_rows")
 STREAM_K = ("k_iterations", "work_ranges", "stream_tiles", "stream_stages", "stream_extra", "by_k_iterations", *RASTER)
-#: What parts/store_vector.cuh.j2 reads.
+#: Members that parts/store_vector.cuh.j2 reads.
 RESULT = ("m", "n", "output_vectors", "output_pitch")
 _FORMATS = {"u32": "I", "u64": "Q", "float": "f", "Divisor": "II"}
 _ORDER = ("u32", "float", "Divisor", "u64")

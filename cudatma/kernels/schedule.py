@@ -37,7 +37,7 @@ def divisor(d: int) -> tuple[int, int]:
 
 
 class TiledConfig(Protocol):
-    """What whole_tiles() reads of a config.
+    """The members of a config that whole_tiles() reads.
 
     tile_k: elements of K in a stage. cluster: CTAs of a cluster that share loads. cluster_tile_m, cluster_tile_n:
     their tile. cluster_k: CTAs that divide K. launch_cluster: CTAs of a cluster of the launch. is_persistent: whether a
@@ -61,7 +61,7 @@ class TiledConfig(Protocol):
 
 
 class DividingConfig(TiledConfig, Protocol):
-    """What schedule() reads of a config.
+    """The members of a config that schedule() reads.
 
     partial_bytes: fp32 sums that one CTA may leave in the workspace, 0 if tiles are never divided. loaded_stage_bytes:
     bytes that one CTA loads for a stage. division(others, tiles_m): in stages of whole tiles, what dividing tiles costs

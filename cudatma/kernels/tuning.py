@@ -291,7 +291,7 @@ def entry_fault(error: Exception) -> str:
 
 #: The configuration that pinned() holds.
 pinned_scope: ContextVar[Any] = ContextVar("pinned configuration", default=None)
-#: With this number of tiles, one more changes little: entries serve up to twice their M.
+#: From this number of tiles on, one more changes little, so entries serve up to twice their M.
 _MANY_TILES = 8
 #: An entry's M may be larger than the M that it serves by this factor.
 _LARGER_M = 1.25

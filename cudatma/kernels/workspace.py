@@ -161,7 +161,7 @@ _MOST_STREAMS = 32
 #: Size of a slab, and the free bytes kept available outside captures. The partial sums and flags of any launch take
 #: 16.5 MiB on 132 SMs, and a slab holds two of them; at small M they take 1 to 4 MiB.
 _SLAB_BYTES, _LEAST_BYTES = 34 << 20, 20 << 20
-#: Parts come in few sizes, so a returned part fits the next graph. Partial sums: those of any launch, halved up to
+#: Parts come in few sizes, so a returned part fits the next graph. Partial sums: enough for any launch, halved up to
 #: _MOST_HALVINGS times. Rows: powers of two up to _PART_STEP_BYTES, multiples of it beyond.
 _MOST_HALVINGS, _PART_STEP_BYTES = 6, 16 << 20
 
@@ -239,7 +239,7 @@ class _Reserve:
             return idle
 
     def refill(self) -> list[_Slab]:
-        """As trim(), with another slab where too little is left. Outside of captures. Raises DriverError."""
+        """Trim, and add a slab if too little is left. Call this outside of captures. Raises DriverError."""
         idle = self.trim(_LEAST_BYTES)
         with self._lock:
             if not self._has_left(_LEAST_BYTES):
@@ -415,10 +415,10 @@ def owners() -> Owners:
 
 
 def stream_workspace(device: int, stream: int, partials_bytes: int | None = None) -> MarlinWorkspace:
-    """The workspace for a launch on a stream, by its handle; made at its first use.
+    """Return the workspace for a launch on a stream, by its handle; create it at its first use.
 
-    A stream has one. While the stream is being captured it is that of the graph's branch, which holds
-    ``partials_bytes`` (None: those of any launch); it is freed when the graph and all its instances are destroyed.
+    Each stream has one. During a capture each branch of the graph has one, with room for ``partials_bytes`` (None:
+    enough for any launch), which is freed when the graph and all its instances are destroyed.
     Raises DriverError (no memory), LaunchError (a capture that was invalidated).
     """
     held = owners()
@@ -444,7 +444,7 @@ def workspace_bytes(device: int = 0) -> WorkspaceBytes:
 
 
 def release_workspaces() -> None:
-    """Forget the workspaces of all streams; free the memory reserved for captures and that of destroyed graphs.
+    """Forget the workspaces of all streams; free the memory reserved for captures and the memory of destroyed graphs.
 
     A workspace that another thread launches with is freed after its launch. Graphs that exist keep their parts, and
     with them the slabs, which stay reserved for captures.

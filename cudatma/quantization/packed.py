@@ -295,7 +295,7 @@ def pack(
 ) -> PackedWeight:
     """Pack integers and scales into layout version 1.
 
-    q: uint8 (K, N), 0..15, NumPy or CuPy; the result lies where q does. scales: fp16 or bf16 (G, N) with
+    q: uint8 (K, N), 0..15, NumPy or CuPy; the result is on the same device. scales: fp16 or bf16 (G, N) with
     G = ceil(K / group_size), or 1 for group_size -1. zeros: integers 0..16 (G, N), None for the symmetric offset 8.
     perm: (K,), row k of q belongs to activation column perm[k]. Raises QuantizationError, ArgumentTypeError.
     """

@@ -25,7 +25,7 @@ import ml_dtypes
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-for folder in ("", "shared", "marlin", "data_movement"):
+for folder in ("shared", "marlin", "data_movement"):
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / folder))
 
 from marlin_builders import skinny, wgmma

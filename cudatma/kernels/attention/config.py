@@ -57,7 +57,7 @@ Tiles = Mapping[tuple[int, int], tuple[Tile, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """What distinguishes a version of the kernel. The defaults describe version a2.
+    """A version of the kernel. The defaults describe version a2.
 
     summary: its description in lists of kernels. template: the version or kernel whose template it shares. loader: what
     loads q, k and v: all threads by plain loads ("threads") or by cp.async ("cp_async"), a thread of the consumers by

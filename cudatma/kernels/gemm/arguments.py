@@ -91,7 +91,7 @@ def sizes_for(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[[Probl
 
 
 def _sizes_of_tiles(problem: Problem, config: GemmConfig, gpu: Gpu) -> Callable[[int], Sizes]:
-    """Return a function from M to the sizes, for every M with as many tiles as the problem has."""
+    """Return a function from M to the sizes, for every M that has the problem's number of tiles."""
     operands, element, out_bytes = problem.operands, config.element_bytes, config.out_bytes
     by_tma = _is_stored_by_tma(problem, config)
     box_rows = config.a_box_rows(problem.m)

@@ -254,7 +254,7 @@ class WgmmaTile:
 
 _DIVIDED_64 = (16, 24, 32, 40, 48, 56, 64)
 #: In the first, warpgroups divide K. One warpgroup's 64 columns pay off with a large tile_m, for which it dequantizes
-#: once. 192 columns are for layers that 128 or 256 columns cut into slightly more than a wave; ptxas spills there with
+#: once. 192 columns serve layers that 128 or 256 columns cut into slightly more than a wave; ptxas spills there with
 #: a tile_m of more than 128. For small M, MMAs are short, and fewer commit groups are 1 to 4 % faster. The last one is
 #: for M of several tiles: one warpgroup stores while the other multiplies. [H200]
 WGMMA_TILES = (
