@@ -11,8 +11,8 @@ A file is validated when it is read, and writing it loses nothing::
     {"schema": 5, "sections": [{"gpu": {..}, "entries": [{family, problem, kernel, revision, spec, us, rule_us}]}]}
 
 A section holds the measurements of one class of GPUs; sections of other GPUs stay in the file unchanged. An entry holds
-for its kernel, spec and the kernel's ``revision``, which is raised whenever the kernel's timing changes. docs/tuning.md
-describes every field.
+for its kernel, spec and the kernel's ``revision``, which is raised whenever the kernel's timing changes.
+docs/howto/tune.md describes every field.
 """
 
 from __future__ import annotations
