@@ -12,7 +12,7 @@ A file is validated when it is read, and writing it loses nothing::
 
 A section holds the measurements of one class of GPUs; sections of other GPUs stay in the file unchanged. An entry holds
 for its kernel, config and the kernel's ``revision``, which is raised whenever the kernel's timing changes.
-docs/tuning.md describes every field.
+docs/howto/tune.md describes every field.
 """
 
 from __future__ import annotations

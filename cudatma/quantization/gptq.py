@@ -84,7 +84,7 @@ def load_gptq(
     """from_gptq() for the tensors ``{layer}.qweight`` ... of a checkpoint (a path, or what open_checkpoint returned).
 
     A configuration in the same folder has to agree with the layer, and states the format of the zero points
-    (docs/quantization.md). Without a configuration, zero_point_format has the default of from_gptq(). If
+    (docs/howto/convert_a_checkpoint.md). Without a configuration, zero_point_format has the default of from_gptq(). If
     zero_point_format is given, the configuration is not read. Raises WeightFileError if a file is unreadable, lacks a
     tensor or has another format; QuantizationError if tensors are invalid or contradict the configuration.
     """

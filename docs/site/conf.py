@@ -26,8 +26,10 @@ CONTENTS: dict[str, dict[str, list[str]]] = {
     "README": {
         "Start": ["docs/guide/README", "docs/guide/mistakes", "docs/configuration"],
         "Int4 GEMM": [
-            "docs/quantization",
-            "docs/tuning",
+            "docs/howto/quantize_weights",
+            "docs/howto/tune",
+            "docs/design/choosing_a_kernel",
+            "docs/design/packed_weights",
             "docs/performance/marlin_skinny",
             "docs/performance/marlin_wgmma",
             "docs/performance/marlin_mma_sync",
@@ -35,11 +37,13 @@ CONTENTS: dict[str, dict[str, list[str]]] = {
         ],
         "Dense GEMM and attention": ["docs/gemm", "docs/attention"],
         "In a model": [  # those that there are
-            "docs/torch*",
-            "docs/transformers*",
-            "docs/vllm*",
+            "docs/howto/pytorch*",
+            "docs/howto/several_gpus*",
+            "docs/howto/transformers*",
+            "docs/howto/convert_a_checkpoint*",
+            "docs/howto/serve_with_vllm*",
         ],
-        "Arrays": ["docs/operations", "docs/streams"],
+        "Arrays": ["docs/howto/move_data", "docs/howto/streams_and_graphs", "docs/design/data_movement"],
         "Kernels of your own": [
             "docs/kernels",
             "docs/descriptors",

@@ -29,7 +29,7 @@ PAGES = (
     "docs/performance/emulator.md",
     "docs/gemm.md",
     "docs/attention.md",
-    "docs/torch.md",
+    "docs/lab/pytorch.md",
 )
 _MARKED = re.compile(
     r"(?P<open><!-- table: (?P<name>[\w.-]+)(?:, first (?P<rows>\d+) rows)? -->\n)"

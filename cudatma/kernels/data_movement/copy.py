@@ -27,7 +27,7 @@ from cudatma.kernels.operation import Checked
 PADS = ("zeros", "nan")
 VIAS = ("auto", "tma", "plain")
 #: Bytes of an element as which a window is copied if its size is a multiple: a box has at most 256 elements a row, and
-#: wide rows are faster (docs/operations.md).
+#: wide rows are faster (docs/design/data_movement.md).
 _WIDEST = 8
 _INT64 = 1 << 63
 

@@ -17,7 +17,7 @@ from cudatma.target import KIB, Target
 
 #: Kernels with a CopyRing run one warp a CTA, those with a BoxRing two; this many CTAs share an SM.
 THREADS, BOX_THREADS, BLOCKS_PER_SM = 32, 64, 2
-#: What a slot should hold: large enough that one issuing thread keeps up with the memory (docs/operations.md).
+#: Bytes of a slot, large enough that one issuing thread keeps up with the memory (docs/design/data_movement.md).
 SLOT_BYTES = 16 * KIB
 #: For small arrays: slots of which there are enough for every CTA.
 SMALL_SLOT_BYTES = 4 * KIB

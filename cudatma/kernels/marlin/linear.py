@@ -93,7 +93,7 @@ class MarlinLinear:
 
         Do this at start-up, so that no request waits for the compiler, or before a graph capture, which cannot load
         kernels. A capture takes its memory from the device's reserve, not from the stream's workspace
-        (docs/streams.md). On the CPU there is nothing to do.
+        (docs/howto/streams_and_graphs.md). On the CPU there is nothing to do.
 
         Parameters
         ----------

@@ -66,7 +66,7 @@ def convert_checkpoint(
     """Convert a Hugging Face checkpoint's folder into another folder, whose linear layers are packed.
 
     A GPTQ, AWQ (gemm), AutoRound, Marlin or compressed-tensors (pack-quantized W4A16) checkpoint keeps its integers,
-    and has to be what its configuration says (docs/quantization.md). With ``quantize`` a
+    and has to be what its configuration says (docs/howto/convert_a_checkpoint.md). With ``quantize`` a
     float checkpoint is quantized: the matrices in the model's numbered blocks, with ``group_size``, ``symmetric`` and
     ``clip_search`` as in quantize(), except those whose names match a pattern of ``exclude``. Encoders of images, video
     and audio are quantized with ``vision_tower``. All other tensors are copied as they are.
