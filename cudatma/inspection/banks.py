@@ -146,6 +146,6 @@ def _bits(bits: list[int]) -> str:
 
 
 def markdown() -> str:
-    """The table as Markdown; docs/descriptors.md holds it."""
+    """Return the table of docs/reference/tensor_map_format.md as Markdown."""
     lines = [COLUMNS, ("---",) * len(COLUMNS), *(row.cells() for row in swizzle_rows())]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

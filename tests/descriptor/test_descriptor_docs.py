@@ -1,4 +1,4 @@
-"""docs/descriptors.md: its tables are the code's, its pictures are there.
+"""The tables of docs/reference/tensor_map_format.md equal the code.
 
 `python tests/descriptor/test_descriptor_docs.py` writes the tables between markers.
 """
@@ -12,7 +12,7 @@ from cudatma.descriptor import codec
 from cudatma.descriptor.bits import DIFFERENCES
 from cudatma.inspection.banks import markdown
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "descriptors.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "tensor_map_format.md"
 
 MEANINGS = {
     "address": "global address",
@@ -60,7 +60,7 @@ def table() -> str:
 
 
 def test_the_table_is_the_codecs() -> None:
-    assert table() in PAGE.read_text(encoding="utf-8"), f"docs/descriptors.md should have this table:\n{table()}"
+    assert table() in PAGE.read_text(encoding="utf-8"), f"docs/reference/tensor_map_format.md should have this table:\n{table()}"
 
 
 def differences() -> str:
@@ -78,7 +78,7 @@ def filled(page: str) -> str:
     for name, text in TABLES.items():
         inside = text()
         page, count = re.subn(_MARKED.format(name), rf"\g<1>{inside}\n\g<3>", page, flags=re.DOTALL)
-        assert count == 1, f"docs/descriptors.md has one table {name}"
+        assert count == 1, f"docs/reference/tensor_map_format.md has one table {name}"
     return page
 
 

@@ -1,4 +1,4 @@
-"""The table of instructions in docs/emulator_coverage.md; run as a script, it rewrites it."""
+"""The table of instructions in docs/reference/emulator_coverage.md; run as a script, it rewrites it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cudatma.emulator.instructions import coverage
 from cudatma.emulator.ptx import forms
 from cudatma.emulator.ptx.forms import REFUSED
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "emulator_coverage.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reference" / "emulator_coverage.md"
 BEGIN, END = "<!-- instructions: begin -->", "<!-- instructions: end -->"
 HEAD = """## Instructions
 

@@ -1,4 +1,4 @@
-"""The documents: steps and mistakes of the guide, and the race of docs/emulator.md, are as the text says."""
+"""The documents: steps and mistakes of the guide, and the race of docs/howto/emulate_a_kernel.md, are as the text says."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def test_all_files_are_in_the_table() -> None:
         assert f"](steps/{name})" in table
 
 
-# ---- docs/emulator.md: its race is found where it says, and gone once repaired
+# ---- docs/howto/emulate_a_kernel.md: its race is found where it says, and gone once repaired
 
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs"
-PAGE = (FOLDER / "emulator.md").read_text()
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "howto"
+PAGE = (FOLDER / "emulate_a_kernel.md").read_text()
 
 
 def add_tiles_source() -> str:
@@ -127,12 +127,12 @@ def test_the_page_shows_what_the_command_prints(
 
 @pytest.mark.slow
 def test_the_page_on_tests_shows_what_pytest_prints(tmp_path: Path) -> None:
-    page = (FOLDER / "testing_your_kernel.md").read_text()
+    page = (FOLDER / "test_a_kernel.md").read_text()
     (source,) = re.findall(r"`test_fetch.py`:\n\n```python\n(.*?)```", page, re.S)
     (shown,) = re.findall(r"without its wait:\n\n```\n(.*?)```", page, re.S)
     (tmp_path / "test_fetch.py").write_text(source.replace("mbarrier_wait_parity(bar, 0);", "", 1))
     command = [sys.executable, "-m", "pytest", "-p", "cudatma.pytest_plugin", "-p", "no:cacheprovider"]
-    environment = os.environ | {"PYTHONPATH": str(FOLDER.parent)}
+    environment = os.environ | {"PYTHONPATH": str(FOLDER.parents[1])}
     done = subprocess.run(
         [*command, "test_fetch.py::test_fetch"], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
@@ -149,7 +149,7 @@ def test_the_repair_that_the_page_names_is_one(tmp_path: Path) -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for name in ("emulator.md", "testing_your_kernel.md"):
+    for name in ("emulate_a_kernel.md", "test_a_kernel.md"):
         text = (FOLDER / name).read_text()
         targets = [t for t in re.findall(r"\]\(([^)]+)\)", text) if not t.startswith("http")]
         headings = {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^## (.+)$", text, re.M)}

@@ -1,6 +1,6 @@
 """What a kernel that was rendered with ``debug=True`` says when one of its waits expires, and the host that listens.
 
-The device half is ``ptx_templates/parts/debug_panel.cuh.j2`` and ``debug.cuh.j2``; docs/debugging.md tells the whole.
+The device half is ``ptx_templates/parts/debug_panel.cuh.j2`` and ``debug.cuh.j2``; docs/howto/debug_a_hang.md tells the whole.
 """
 
 from cudatma.runtime.hang.records import PANEL_NAME, is_debug_ptx, timeout_seconds
