@@ -19,7 +19,7 @@ import pytest
 import cudatma
 from cudatma import TensorMap, cli
 from cudatma.build.ptx_source import ptx_source
-from cudatma.emulator import Report, load
+from cudatma.emulator import CAUSES, Report, load
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
 STEPS = sorted(path.name for path in (GUIDE / "steps").glob("s[0-9]*.py"))
@@ -120,8 +120,8 @@ def test_the_page_shows_what_the_command_prints(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("add_tiles.cu.j2").write_text(add_tiles_source())
-    command, shown = re.search(r"`cudatma (emulate add_tiles[^`]*)` says:\n\n```\n(.*?)```", PAGE, re.S).groups()  # type: ignore[union-attr]
-    assert cli.main(shlex.split(command)) == 1
+    command, shown = re.search(r"^\$ cudatma (emulate add_tiles.*?)\n(add_tiles.*?)```", PAGE, re.S | re.M).groups()  # type: ignore[union-attr]
+    assert cli.main(shlex.split(command.replace("\\\n", ""))) == 1
     assert words(capsys.readouterr().out) == words(shown)
 
 
@@ -137,6 +137,11 @@ def test_the_page_on_tests_shows_what_pytest_prints(tmp_path: Path) -> None:
         [*command, "test_fetch.py::test_fetch"], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert words(shown) in words(done.stdout)
+
+
+def test_the_page_explains_every_kind_of_hazard() -> None:
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", PAGE.partition("\n## Hazards\n")[2], re.M)
+    assert sorted(re.findall(r"\w+", " ".join(rows))) == sorted(CAUSES)
 
 
 def test_the_repair_that_the_page_names_is_one(tmp_path: Path) -> None:
