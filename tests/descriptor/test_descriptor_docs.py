@@ -60,7 +60,7 @@ def table() -> str:
 
 
 def test_the_table_is_the_codecs() -> None:
-    assert table() in PAGE.read_text(encoding="utf-8"), f"docs/reference/tensor_map_format.md should have this table:\n{table()}"
+    assert table() in PAGE.read_text(encoding="utf-8"), f"{PAGE.name} should have this table:\n{table()}"
 
 
 def differences() -> str:

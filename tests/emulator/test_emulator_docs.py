@@ -1,4 +1,4 @@
-"""The documents: steps and mistakes of the guide, and the race of docs/howto/emulate_a_kernel.md, are as the text says."""
+"""The guide's steps and mistakes, and the reports in docs/howto, match what the emulator does."""
 
 from __future__ import annotations
 
