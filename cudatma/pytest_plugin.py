@@ -1,6 +1,6 @@
 """pytest plugin: the fixture ``emulate`` runs a kernel on the emulator and fails the test where it races or hangs.
 
-Loaded by pytest itself where cudatma is installed. docs/testing_your_kernel.md shows how it is used.
+Loaded by pytest itself where cudatma is installed. docs/howto/test_a_kernel.md shows how it is used.
 """
 
 from __future__ import annotations

@@ -314,7 +314,7 @@ def _parser() -> Parser:
     help = "of the GPU that it would run on (default: of sm_90a 132, an H200's; of sm_120a 170, an RTX 5090's)"
     sizes.add_argument("--sm-count", type=int, metavar="N", help=help)
     add("--jobs", type=int, default=usable_cores(), metavar="N", help="processes that compile (default: one a core)")
-    add("--debug", action="store_true", help="with bounded waits and checked accesses, see docs/debugging.md")
+    add("--debug", action="store_true", help="with bounded waits and checked accesses, see docs/howto/debug_a_hang.md")
     add("--no-sass", action="store_true", help="do not disassemble")
     add("--list", action="store_true", help="list the kernels and their configs, compile nothing")
     add("--json", action="store_true", help="print the reports as JSON")

@@ -128,7 +128,7 @@ def _print_table(as_json: bool) -> int:
     if as_json:
         print(json.dumps([asdict(row) for row in swizzle_rows()], indent=2))
     else:
-        # What a mode is for is left to docs/descriptors.md: the rest fits 80 columns.
+        # What a mode is for is left to docs/reference/tensor_map_format.md: the rest fits 80 columns.
         print_rows([row.cells()[:-1] for row in swizzle_rows()], COLUMNS[:-1])
     return 0
 

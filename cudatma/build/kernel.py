@@ -169,7 +169,8 @@ def compile(
     entry: the kernel's ``extern "C"`` name; optional if there is one kernel or ``config.entry`` names it.
     options: more NVRTC options.
     debug: waits of the primitives end after $CUDATMA_DEBUG_TIMEOUT seconds (2), and their arguments are checked;
-    a launch then waits for its end and raises PipelineHang, see docs/debugging.md. None: whether $CUDATMA_DEBUG is 1.
+    a launch then waits for its end and raises PipelineHang, see docs/howto/debug_a_hang.md. None: whether
+    $CUDATMA_DEBUG is 1.
 
     The result can be read (source, ptx, cubin, log) without a GPU. Raises ArgumentError, ArgumentTypeError,
     TemplateError, TargetError, CompileError, CacheError, DriverError (no NVRTC).

@@ -197,7 +197,7 @@ def render(
     lines of the opening comment: what each stage holds.
     name: of the file that the text is from; the source then has #line directives, which name it.
     debug: the template sees it as ``debug``; the primitives then bound their waits and check what they are asked for,
-    see docs/debugging.md. Without it nothing of that is in the text.
+    see docs/howto/debug_a_hang.md. Without it nothing of that is in the text.
     The same arguments give the same bytes. Raises TemplateError, which names template and line, and TargetError.
     """
     chosen, folder = get_target(target), template_root()

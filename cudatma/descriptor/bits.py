@@ -119,13 +119,13 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "bits 65-67, `version`",
         "0; other values load the same box",
-        "unknown; maps laid out by hand for Hopper are reported to trap on GB10 (sm_121), the driver's own to work",
+        "unknown; according to reports, maps written by hand for Hopper trap on GB10 (sm_121), and the driver's work",
         "public reports",
     ),
     Difference(
         "bit 85",
         "0 for any kind of memory at the address",
-        "set by drivers; to be cleared where the allocation is below 128 KiB and the tensor is not dense",
+        "set by drivers; must be cleared if the allocation is below 128 KiB and the tensor is not dense",
         "NVIDIA driver 595.71.05, release notes; CUTLASS clears it up to CUDA 13.1; Triton pull request 11011 names "
         "13.2 and 13.3 as well",
     ),
@@ -137,7 +137,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         "bits 83-84, `swizzle_atomicity`",
-        "the driver refuses the ATOM swizzles; the GPU does not look at the bits",
+        "the driver refuses the ATOM swizzles; the GPU ignores the bits",
         "the four 128B swizzles",
         "CUDA driver API, CUtensorMapSwizzle; PTX ISA, tensormap.replace",
     ),
@@ -150,8 +150,8 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "im2col wide",
         "documented for compute capability 10.0 and up only",
-        "cuTensorMapEncodeIm2colWide makes the bytes; the places of its corners, pixels and mode are not published, so "
-        "that they are shown raw",
+        "cuTensorMapEncodeIm2colWide makes the bytes; the positions of its corners, pixels and mode are not published, "
+        "so they are shown raw",
         "CUDA driver API, cuTensorMapEncodeIm2colWide; PTX ISA 5.5.5",
     ),
     Difference(

@@ -84,7 +84,7 @@ def _worst(pattern: str, accesses: Sequence[Sequence[int]], size: int) -> ReadCo
     return ReadCost(pattern, worst[2], size, worst[0], worst[1])
 
 
-COLUMNS = ("mode", "span", "align", "address bits", "ldmatrix", "known from", "for")
+COLUMNS = ("mode", "span", "align", "address bits", "ldmatrix", "known from", "use")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +120,9 @@ def _row(mode: Swizzle) -> SwizzleRow:
     if mode is Swizzle.NONE:
         use = "plain order: 1D copies, tables, rows read whole"
     elif mode.is_atom:
-        use = "operands that are swizzled in larger chunks; sm_100 and up"
+        use = "operands swizzled in larger chunks; sm_100 and up"
     else:
-        use = f"rows of up to {mode.span_bytes} bytes that are read in columns, ldmatrix and wgmma"
+        use = f"rows of up to {mode.span_bytes} bytes read by columns, by ldmatrix or by wgmma"
     evidence = "documents" if mode.is_atom else "H200"
     return SwizzleRow(
         mode.label, mode.span_bytes, required_alignment(mode), _xor(mode), ldmatrix.wavefronts, use, evidence
@@ -146,6 +146,6 @@ def _bits(bits: list[int]) -> str:
 
 
 def markdown() -> str:
-    """The table as Markdown; docs/descriptors.md holds it."""
+    """Return the table of docs/reference/tensor_map_format.md as Markdown."""
     lines = [COLUMNS, ("---",) * len(COLUMNS), *(row.cells() for row in swizzle_rows())]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

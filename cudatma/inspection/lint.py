@@ -223,7 +223,7 @@ def padding(spec: AnySpec) -> Iterator[Finding]:
         f"rows of {layout.row_bytes} bytes lie {layout.pitch_bytes} bytes apart: the box needs "
         f"{layout.footprint_bytes} bytes, the mbarrier counts {layout.expected_bytes}",
         f"shared memory holds the rows at a pitch of the swizzle span, {spec.swizzle.span_bytes} bytes",
-        "measured on an H200; docs/descriptors.md",
+        "measured on an H200; docs/reference/tensor_map_format.md",
         "set footprint_bytes aside, and expect expected_bytes; a narrower swizzle or a wider box wastes nothing",
     )
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Page -> captions of the sidebar -> pages below it. A page that is nowhere fails the build.
 CONTENTS: dict[str, dict[str, list[str]]] = {
     "README": {
-        "Start": ["docs/guide/README", "docs/guide/mistakes", "docs/configuration"],
+        "Start": ["docs/guide/README", "docs/guide/mistakes", "docs/reference/environment"],
         "Int4 GEMM": [
             "docs/howto/quantize_weights",
             "docs/howto/tune",
@@ -45,17 +45,21 @@ CONTENTS: dict[str, dict[str, list[str]]] = {
         ],
         "Arrays": ["docs/howto/move_data", "docs/howto/streams_and_graphs", "docs/design/data_movement"],
         "Kernels of your own": [
-            "docs/kernels",
-            "docs/descriptors",
-            "docs/device_functions",
+            "docs/howto/compile_and_dump",
+            "docs/howto/build_a_tensor_map",
+            "docs/howto/inspect_a_descriptor",
+            "docs/reference/tensor_map_format",
+            "docs/reference/device_functions",
             "docs/adding_a_kernel",
         ],
         "Testing and debugging": [
-            "docs/testing_your_kernel",
-            "docs/emulator",
-            "docs/emulator_coverage",
-            "docs/mutants",
-            "docs/debugging",
+            "docs/howto/test_a_kernel",
+            "docs/howto/emulate_a_kernel",
+            "docs/reference/emulator_coverage",
+            "docs/howto/mutate_a_kernel",
+            "docs/howto/debug_a_hang",
+            "docs/design/emulator",
+            "docs/design/debug_kernels",
         ],
         "Reference": [
             "docs/reference/weights",

@@ -1,4 +1,4 @@
-"""docs/descriptors.md: its tables are the code's, its pictures are there.
+"""The tables of docs/reference/tensor_map_format.md equal the code.
 
 `python tests/descriptor/test_descriptor_docs.py` writes the tables between markers.
 """
@@ -12,7 +12,7 @@ from cudatma.descriptor import codec
 from cudatma.descriptor.bits import DIFFERENCES
 from cudatma.inspection.banks import markdown
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "descriptors.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "tensor_map_format.md"
 
 MEANINGS = {
     "address": "global address",
@@ -28,13 +28,13 @@ MEANINGS = {
     "swizzle_atomicity": "1 32B, 2 32B with flip of 8B, 3 64B; sm_100 and up",
     "stride_low": "pitch of dimension i + 1 in units of 16 bytes, low 32 bits",
     "stride_high": "its high 4 bits",
-    "dim_minus_1": "size of dimension i, less 1",
-    "element_stride_minus_1": "traversal step, less 1",
-    "box_minus_1": "size of the box in dimension i, less 1",
-    "channels_minus_1": "channels per pixel, less 1",
+    "dim_minus_1": "size of dimension i, minus 1",
+    "element_stride_minus_1": "traversal step, minus 1",
+    "box_minus_1": "size of the box in dimension i, minus 1",
+    "channels_minus_1": "channels per pixel, minus 1",
     "lower_corner": "W lowest, then H, D: one of 16, two of 8 or three of 5 signed bits",
     "upper_corner": "as above",
-    "pixels_minus_1": "pixels per column, less 1",
+    "pixels_minus_1": "pixels per column, minus 1",
     "smem_bytes": "product of floor(box / step), times the element's bytes",
     "smem_pattern": "16 without swizzle, else 8 spans: 256, 512, 1024",
 }
@@ -60,7 +60,7 @@ def table() -> str:
 
 
 def test_the_table_is_the_codecs() -> None:
-    assert table() in PAGE.read_text(encoding="utf-8"), f"docs/descriptors.md should have this table:\n{table()}"
+    assert table() in PAGE.read_text(encoding="utf-8"), f"{PAGE.name} should have this table:\n{table()}"
 
 
 def differences() -> str:
@@ -78,7 +78,7 @@ def filled(page: str) -> str:
     for name, text in TABLES.items():
         inside = text()
         page, count = re.subn(_MARKED.format(name), rf"\g<1>{inside}\n\g<3>", page, flags=re.DOTALL)
-        assert count == 1, f"docs/descriptors.md has one table {name}"
+        assert count == 1, f"docs/reference/tensor_map_format.md has one table {name}"
     return page
 
 

@@ -14,7 +14,8 @@ from cudatma import cli
 from tools.dev import site_cli
 from tools.dev.site_docstrings import to_rst
 
-REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "docs" / "reference"
 PUBLIC = {"copy": "func", "TensorMap": "class", "ArgumentError": "exc"}
 
 
@@ -68,3 +69,19 @@ def test_every_option_of_a_command_is_listed(
     listed = re.findall(r"^\.\. option:: (-[\w-]+)", sections[command], re.MULTILINE)
     assert set(listed) == shown
     assert len(listed) == len(shown)
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")], ids=lambda page: page.stem)
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = link.partition("#")
+        if not link.startswith("http"):
+            target = page.parent / path if path else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link

@@ -1,4 +1,4 @@
-"""The table of instructions in docs/emulator_coverage.md; run as a script, it rewrites it."""
+"""The table of instructions in docs/reference/emulator_coverage.md; run as a script, it rewrites it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,23 @@ from cudatma.emulator.instructions import coverage
 from cudatma.emulator.ptx import forms
 from cudatma.emulator.ptx.forms import REFUSED
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "emulator_coverage.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reference" / "emulator_coverage.md"
 BEGIN, END = "<!-- instructions: begin -->", "<!-- instructions: end -->"
 HEAD = """## Instructions
 
-Every form of the PTX ISA 9.1 below (`cudatma/emulator/ptx/forms*.py`, each expanded to all of its types and
-modifiers) is tried; the table is generated, and a test compares. What is missing raises a `PtxError` that names the
-instruction, its PTX line and its source line, and is listed by `cudatma emulate --coverage FILE.ptx`. A modifier that
-no form has is an error as well."""
+A test tries every form below of the PTX ISA 9.1 (`cudatma/emulator/ptx/forms*.py`, expanded to all types and
+modifiers), and another compares this generated table."""
 
 
 def missing(form: str) -> str:
-    """Why a form is refused, "" where it is emulated."""
+    """Return why a form is refused, or "" if it is emulated."""
     found = coverage(forms.module_of(form)).missing
     return str(found[0][1]) if found else ""
 
 
 def section() -> str:
-    """The whole generated part."""
-    rows = ["| chapter | instructions | forms | of them refused |", "|---|---|---|---|"]
+    """Return the generated part of the page."""
+    rows = ["| chapter | instructions | forms | refused |", "|---|---|---|---|"]
     refused: list[str] = []
     for chapter in forms.FORMS:
         every = list(forms.forms(chapter))
@@ -41,7 +39,7 @@ def section() -> str:
 
 
 def current() -> str:
-    """What stands in the document."""
+    """Return the generated part as the page contains it."""
     text = DOCUMENT.read_text() if DOCUMENT.exists() else ""
     begin, end = text.find(BEGIN), text.find(END)
     return text[begin : end + len(END)] if begin >= 0 and end >= 0 else ""

@@ -1,4 +1,4 @@
-"""The pictures of docs/descriptors.md, as `cudatma inspect --svg` draws them."""
+"""The pictures of docs/howto/inspect_a_descriptor.md, as `cudatma inspect --svg` draws them."""
 
 from __future__ import annotations
 

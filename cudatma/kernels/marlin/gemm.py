@@ -82,8 +82,9 @@ def marlin_gemm(
     batch_invariant : bool, default False
         Compute a row's bits independently of M, at some cost in speed.
     debug : bool, optional
-        Run kernels whose waits time out and report what they waited for (docs/debugging.md); the call waits for their
-        end. Default: the setting of ``cudatma.debugging()``, or ``$CUDATMA_DEBUG`` at the first call of a kind.
+        Run kernels whose waits time out and report what they waited for (docs/howto/debug_a_hang.md); the call waits
+        for their end. Default: the setting of ``cudatma.debugging()``, or ``$CUDATMA_DEBUG`` at the first call of a
+        kind.
 
     Returns
     -------

@@ -1,6 +1,7 @@
-"""What a kernel that was rendered with ``debug=True`` says when one of its waits expires, and the host that listens.
+"""The hang reports of kernels that were rendered with ``debug=True``, and the host that reads them.
 
-The device half is ``ptx_templates/parts/debug_panel.cuh.j2`` and ``debug.cuh.j2``; docs/debugging.md tells the whole.
+The device side is ``ptx_templates/parts/debug_panel.cuh.j2`` and ``debug.cuh.j2``; docs/design/debug_kernels.md
+describes both.
 """
 
 from cudatma.runtime.hang.records import PANEL_NAME, is_debug_ptx, timeout_seconds
