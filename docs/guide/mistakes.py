@@ -54,7 +54,7 @@ class Mistake:
     says : str
         The kind of the hazard, or the name of the error.
     wrong, right : str
-        With `wrong` in the place of `right`, the program has the mistake. Without a program both are Python code.
+        Replacing `right` by `wrong` in the program makes the mistake. Without a program, both are Python code.
     """
 
     title: str
@@ -88,7 +88,7 @@ class Mistake:
         lines = list(difflib.unified_diff(*versions, n=context, lineterm=""))[2:]
         changed = [line for line in lines if not line.startswith("@@")]
         shared = min((len(line[1:]) - len(line[1:].lstrip()) for line in changed if line[1:].strip()), default=0)
-        return "\n".join((line[0] + line[1 + shared :]).rstrip() for line in changed)
+        return "\n".join((line[0] + line[1 + shared :]).rstrip() for line in changed).strip("\n")
 
 
 def tile(rows: int) -> np.ndarray:
@@ -361,8 +361,8 @@ MISTAKES = (
     ),
     Mistake(
         "Initializing the barrier for the wrong number of arrivals",
-        "The number is that of the arrivals in one phase. Waiting threads do not arrive: here only the producer "
-        "does. The kernel hangs.",
+        "The count is the number of arrivals in one phase. Threads that wait do not arrive, so here the producer is "
+        "the only one. The kernel hangs.",
         says="deadlock",
         wrong="mbarrier_init(bar, 64)",
         right="mbarrier_init(bar, 1)",
@@ -441,7 +441,7 @@ MISTAKES = (
     ),
     Mistake(
         "Exiting while a store still reads shared memory",
-        "When a block exits, its shared memory belongs to another block. Wait for the last store as well.",
+        "When a block exits, another block may get its shared memory. Wait for the last store as well.",
         says="exit_with_pending_store",
         wrong="if (turn == 0) cp_async_bulk_wait_group_read<0>();",
         right="cp_async_bulk_wait_group_read<0>();",
@@ -466,8 +466,8 @@ MISTAKES = (
     ),
     Mistake(
         "Placing a swizzled tile at an address that is not aligned",
-        "The pattern depends on the address. A tile with the 128-byte swizzle begins at a multiple of 1024 bytes, "
-        "or its row r does not have the pattern of row r.",
+        "The pattern depends on the address. A tile with the 128-byte swizzle begins at a multiple of 1024 bytes; "
+        "otherwise its rows are permuted by the wrong values.",
         says="swizzle_alignment",
         wrong="u8* tile = shared + 128;",
         right="u8* tile = shared + 1024;",
@@ -612,9 +612,10 @@ MISTAKES = (
 
 HEAD = """# Common mistakes, and how cudatma reports them
 
-Each section shows one mistake as a diff from the wrong code to the right code, and the report about the wrong code.
-The emulator reports mistakes in kernels; errors are raised when a tensor map is created. To see a whole report, with
-source lines and memory addresses, run for example `python docs/guide/mistakes.py 6` in a checkout. No GPU is needed.
+Each section shows a mistake, its repair as a diff, and the report about the wrong code. The emulator reports mistakes
+in kernels. A `DescriptorError` is raised on the host, when the tensor map is created or checked. To see a whole
+report, with source lines and addresses, run for example `python docs/guide/mistakes.py 6` in a checkout. You do not
+need a GPU.
 
 ## Checklist
 
@@ -626,17 +627,16 @@ Host:
 
 Kernel:
 
-- A swizzled tile begins at a multiple of 256, 512 or 1024 bytes, any other tile at a multiple of 128 bytes. It takes
+- A tile begins at a multiple of `smem_alignment_bytes` (128 bytes, or 256 to 1024 with a swizzle) and takes
   `footprint_bytes` of shared memory.
 - The barrier expects `expected_bytes`. Elements outside the tensor count.
 - The x coordinate times the size of an element is a multiple of 16 bytes. Only loads may begin outside the tensor.
-- After `mbarrier.init` come `fence.mbarrier_init` and a barrier of all threads that use it.
+- `fence.mbarrier_init` and a barrier of all threads that use it follow `mbarrier.init`.
 - One thread issues a load; every reader waits on its barrier. The parity of the wait toggles with each lap of the
   ring.
 - A slot is refilled after all readers have arrived at its `empty` barrier, and after a proxy fence if ordinary code
   wrote to it.
-- Before a store: proxy fence, then a barrier. After it: commit, and wait before the tile is reused or the block
-  exits.
+- A store follows a proxy fence and a barrier. Commit it, and wait before you reuse the tile or exit.
 - No CTA of a cluster sends before the barriers of all CTAs are initialized, or exits before the others have stopped
   sending to it.
 - A tensor map that the GPU edits needs a release and an acquire, and no copy that uses its old contents may be in
