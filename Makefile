@@ -89,6 +89,7 @@ pictures: $(READY) ## draw the pictures that README and docs show, from an emula
 	$(RUN) -m tools.dev.pipeline_picture
 	$(RUN) -m tools.dev.call_picture
 	$(RUN) -m tools.dev.import_graph
+	$(RUN) -m tools.dev.guide
 
 format: $(READY) ## rewrite the files as `make lint` wants them
 	$(RUN) -m ruff check --fix .

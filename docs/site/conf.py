@@ -1,7 +1,7 @@
 """Sphinx's configuration: `make docs` builds the site out of the Markdown of this repository and the docstrings.
 
-The repository is the source folder, so that the links between pages work on the site as they do in a checkout. A file
-that a page links to (a step of the guide, a template) becomes a page of its own.
+The repository is the source folder, so that the links between pages work on the site as they do in a checkout. A source
+file that a page links to becomes a page of its own. The pages of the guide can be downloaded as notebooks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from sphinx.util.inspect import signature, stringify_signature
 
 import cudatma
-from tools.dev import site_cli
+from tools.dev import guide, site_cli
 from tools.dev.site_docstrings import to_rst
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,7 +86,7 @@ CONTENTS: dict[str, dict[str, list[str]]] = {
         "Lab": ["docs/lab/index", "docs/lab/*"],
         "Development": ["docs/architecture", "docs/path_of_a_call", "CONTRIBUTING", "CHANGELOG"],
     },
-    "docs/guide/README": {"": ["docs/guide/steps/*"]},
+    "docs/guide/README": {"": ["docs/guide/0*"]},
     "docs/gemm": {"": ["docs/gemm/v*", "docs/gemm/*"]},
     "docs/attention": {"": ["docs/attention/scalar", "docs/attention/*"]},
 }
@@ -160,6 +160,10 @@ def read_page(app: Any, docname: str, source: list[str]) -> None:
         source[0] = code_page(path, source[0])
     if docname == "docs/reference/command_line":
         source[0] = site_cli.page()
+    if path in guide.PAGES:
+        title, _, text = source[0].partition("\n")
+        link = f'<a href="{path.stem}.ipynb" download>Download this page as a Jupyter notebook</a>'
+        source[0] = f"{title}\n\n{link}\n{text}"
     if path.suffix == ".md":  # a link whose text is a file's name shows the page's title
         source[0] = re.sub(r"\[[\w./]+\.md\](?=\()", "[]", source[0])
     for caption, patterns in CONTENTS.get(docname, {}).items():
@@ -169,17 +173,10 @@ def read_page(app: Any, docname: str, source: list[str]) -> None:
 
 
 def code_page(path: Path, text: str) -> str:
-    """A file as a page. A step of the guide has its docstring as text and the first words of it as the title."""
-    name = path.relative_to(ROOT).as_posix()
-    step = re.match(r'"""Step (\d+)\. (([^:.\n]+).*?)\n?"""\n+', text, re.DOTALL)
-    title = f"Step {step[1]}: {step[3]}" if step else name
-    lines = [title, "=" * len(title), ""] if step else [":orphan:", "", title, "=" * len(title), ""]
-    if step:
-        lines += [*to_rst(step[2].splitlines(), (), PUBLIC), f"``{name}``:", ""]
-        text = text[step.end() :]
-    return "\n".join(
-        [*lines, f".. code-block:: {LANGUAGES[path.suffix]}", "", *(f"   {x}" for x in text.splitlines()), ""]
-    )
+    """Return a page that shows a file."""
+    title = path.relative_to(ROOT).as_posix()
+    lines = [":orphan:", "", title, "=" * len(title), "", f".. code-block:: {LANGUAGES[path.suffix]}", ""]
+    return "\n".join([*lines, *(f"   {line}" for line in text.splitlines()), ""])
 
 
 def read_docstring(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
@@ -214,8 +211,10 @@ def link_type(app: Any, env: Any, node: Any, content: Any) -> Any:
     return python.resolve_xref(env, node["refdoc"], app.builder, PUBLIC[name], f"cudatma.{name}", node, content)
 
 
-def write_index(app: Any, error: Exception | None) -> None:
+def write_files(app: Any, error: Exception | None) -> None:
+    """Write the notebooks, and the first page under the name that servers look for."""
     if error is None and app.builder.name == "html":
+        guide.write_notebooks(Path(app.outdir) / "docs" / "guide")
         shutil.copy(Path(app.outdir) / "README.html", Path(app.outdir) / "index.html")
 
 
@@ -224,4 +223,4 @@ def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("autodoc-process-signature", read_signature)
     app.connect("missing-reference", link_type)
-    app.connect("build-finished", write_index)
+    app.connect("build-finished", write_files)

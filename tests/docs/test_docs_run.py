@@ -7,9 +7,7 @@ The paragraph before a block says how:
 - "needs a GPU": where there is none, Python ends in an error of cudatma's, and a command's options are parsed only.
 - "takes minutes": a command's options are parsed only.
 
-Python before the word "Instead:" shows a mistake: it ends in an error of cudatma's. Blocks without a language show
-output.
-The fragments of kernels in docs/guide/mistakes.md are cut from files that tests/emulator/test_emulator_docs.py runs.
+Blocks without a language show output. test_guide.py runs the pages of docs/guide, whose blocks continue each other.
 """
 
 from __future__ import annotations
@@ -36,21 +34,20 @@ from tools.emulate_launch import read_launch
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(set((ROOT / "docs").rglob("*.md")) - set((ROOT / "docs" / "guide").glob("*.md")))]
 #: Commands of a shell that are not cudatma's to check.
 FOREIGN = ("cp", "export", "pip")
 
 
 @dataclass(frozen=True)
 class Block:
-    """before, after: the text around it, up to the next blank line. file: what the page calls it, or ""."""
+    """before: the paragraph before it. file: what the page calls it, or ""."""
 
     page: str
     line: int
     language: str
     text: str
     before: str
-    after: str
 
     @property
     def file(self) -> str:
@@ -70,10 +67,9 @@ def blocks_of(path: Path) -> list[Block]:
     text, found = path.read_text(encoding="utf-8"), []
     for block in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         before = text[: block.start()].rstrip().rpartition("\n\n")[2]
-        after = text[block.end() :].lstrip().partition("\n\n")[0]
         line = text.count("\n", 0, block.start()) + 1
         page = path.relative_to(ROOT).as_posix()
-        found.append(Block(page, line, block[1], block[2], " ".join(before.split()), after))
+        found.append(Block(page, line, block[1], block[2], " ".join(before.split())))
     return found
 
 
@@ -136,7 +132,7 @@ def test_python(block: Block) -> None:
     if "cudatma.integrations.transformers" in block.text:
         pytest.importorskip("transformers", minversion="5.17")
     name = f"{block.page}:{block.line}"
-    if block.after == "Instead:" or (block.needs_gpu and not has_gpu()):
+    if block.needs_gpu and not has_gpu():
         with pytest.raises(CudaTmaError):
             execute(block.text, name)
         return
@@ -228,5 +224,5 @@ def test_files(block: Block, folder: Path) -> None:
         if sys.version_info < (3, 11):
             pytest.skip("Python 3.10 reads no TOML")
         assert read_launch(folder / block.file).arrays
-    elif block.page != "docs/guide/mistakes.md":
+    else:
         assert ".entry" in ptx_source(folder / block.file).ptx
