@@ -21,8 +21,8 @@ RESULT: dict[str, Any] = {
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     (tmp_path / "benchmarks" / "results").mkdir(parents=True)
-    (tmp_path / "docs" / "performance").mkdir(parents=True)
     for name in readme_tables.PAGES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(PAGE)
     return tmp_path
 
