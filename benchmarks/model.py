@@ -67,9 +67,10 @@ def table(found: Sequence[Row]) -> str:
     cells: dict[str, dict[int, str]] = {}
     for row in found:
         layer = f"{row.layer.k} x {row.layer.n}" + (", bf16" if row.layer.dtype == "bfloat16" else "")
-        cells.setdefault(layer, {})[row.m] = " / ".join(f"{us:.3g}" if us < 1000 else f"{us:.0f}" for us in (row.said.us, row.us))
+        times = (f"{us:.3g}" if us < 1000 else f"{us:.0f}" for us in (row.said.us, row.us))
+        cells.setdefault(layer, {})[row.m] = " / ".join(times)
     head = " | ".join(["K x N", *(f"M = {m}" for m in ms)])
-    lines = [" | ".join([layer, *(times.get(m, "") for m in ms)]) for layer, times in cells.items()]
+    lines = [" | ".join([layer, *(of_layer.get(m, "") for m in ms)]) for layer, of_layer in cells.items()]
     return "\n".join(f"| {line} |" for line in (head, " | ".join(["---", *["---:"] * len(ms)]), *lines))
 
 
