@@ -1,1 +1,1 @@
-"""Measurements of a checkout: each script is ``cudatma bench NAME``. docs/performance/method.md says how."""
+"""Measurements of a checkout: each script is ``cudatma bench NAME``. docs/lab/method.md says how."""

@@ -1,4 +1,4 @@
-"""The cost model of the Marlin GEMM against the committed measurements: the table of docs/performance/model.md."""
+"""The cost model of the Marlin GEMM against the committed measurements: the table of docs/lab/cost_model.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cudatma.kernels.marlin.problem import LinearShape, Problem
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = (ROOT / "benchmarks" / "results" / "marlin.json", ROOT / "benchmarks" / "results" / "marlin_bf16.json")
-PAGE = ROOT / "docs" / "performance" / "model.md"
+PAGE = ROOT / "docs" / "lab" / "cost_model.md"
 _MARKED = re.compile(r"(<!-- table: model -->\n).*?(<!-- end table -->)", re.DOTALL)
 
 
@@ -34,7 +34,6 @@ class Row:
     layer: LinearShape
     m: int
     us: float
-    kernel: str
     said: Cost
 
     @property
@@ -52,7 +51,7 @@ def rows(results: Sequence[Path] = RESULTS) -> list[Row]:
                 layer = LinearShape(cell["k"], cell["n"], 128, False, cell["dtype"])
                 config = choose_by_cost(Problem(layer, cell["m"]), H200)
                 cost = config.cost(Problem(layer, cell["m"]), H200)
-                found.append(Row(layer, cell["m"], cell["us"], config.version, cost))
+                found.append(Row(layer, cell["m"], cell["us"], cost))
     return found
 
 
@@ -63,20 +62,16 @@ def summary(found: Sequence[Row]) -> str:
 
 
 def table(found: Sequence[Row]) -> str:
-    """As Markdown: a row a layer and batch size, fp16 and bf16 side by side."""
-    lines = ["| K x N | M | kernel | bound by | fp16 predicted | measured | bf16 predicted | measured |",
-             "|---|---:|---|---|---:|---:|---:|---:|"]  # fmt: skip
-    by_cell: dict[tuple[int, int, int], dict[str, Row]] = {}
+    """Return Markdown with a row for each layer and dtype, and a column for each M."""
+    ms = sorted({row.m for row in found})
+    cells: dict[str, dict[int, str]] = {}
     for row in found:
-        by_cell.setdefault((row.layer.k, row.layer.n, row.m), {})[row.layer.dtype] = row
-    for (k, n, m), both in by_cell.items():
-        first = next(iter(both.values()))
-        times = " | ".join(
-            f"{both[dtype].said.us:.3g} | {both[dtype].us:.3g}" if dtype in both else "- | -"
-            for dtype in ("float16", "bfloat16")
-        )
-        lines.append(f"| {k} x {n} | {m} | {first.kernel} | {first.said.bound} | {times} |")
-    return "\n".join(lines)
+        layer = f"{row.layer.k} x {row.layer.n}" + (", bf16" if row.layer.dtype == "bfloat16" else "")
+        times = (f"{us:.3g}" if us < 1000 else f"{us:.0f}" for us in (row.said.us, row.us))
+        cells.setdefault(layer, {})[row.m] = " / ".join(times)
+    head = " | ".join(["K x N", *(f"M = {m}" for m in ms)])
+    lines = [" | ".join([layer, *(of_layer.get(m, "") for m in ms)]) for layer, of_layer in cells.items()]
+    return "\n".join(f"| {line} |" for line in (head, " | ".join(["---", *["---:"] * len(ms)]), *lines))
 
 
 def filled(page: str, found: Sequence[Row]) -> str:

@@ -3,7 +3,7 @@
 HGMMA goes on after it was issued: until WARPGROUP.DEPBAR has waited for its commit group it reads operand A's
 registers and adds to its accumulators. ptxas keeps the fragments of groups in flight apart within the body of a loop,
 not across its end: the next iteration's weights may go into registers that a wgmma still reads. Results are then wrong,
-and differ from run to run (docs/performance/marlin_wgmma.md, "Traps"); ptxas says nothing about it.
+and differ from run to run (docs/design/marlin.md, "Traps"); ptxas says nothing about it.
 """
 
 from __future__ import annotations

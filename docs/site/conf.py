@@ -30,12 +30,10 @@ CONTENTS: dict[str, dict[str, list[str]]] = {
             "docs/howto/tune",
             "docs/design/choosing_a_kernel",
             "docs/design/packed_weights",
-            "docs/performance/marlin_skinny",
-            "docs/performance/marlin_wgmma",
-            "docs/performance/marlin_mma_sync",
-            "docs/performance/marlin_paths",
+            "docs/design/marlin",
+            "docs/design/cost_model",
         ],
-        "Dense GEMM and attention": ["docs/gemm", "docs/attention"],
+        "Dense GEMM and attention": ["docs/design/gemm", "docs/design/attention"],
         "In a model": [  # those that there are
             "docs/howto/pytorch*",
             "docs/howto/several_gpus*",
@@ -75,20 +73,10 @@ CONTENTS: dict[str, dict[str, list[str]]] = {
             "docs/reference/errors",
             "docs/reference/command_line",
         ],
-        "Performance": [
-            "docs/performance/benchmarks",
-            "docs/performance/benchmark",
-            "docs/performance/method",
-            "docs/performance/model",
-            "docs/performance/traps",
-            "docs/performance/emulator",
-        ],
         "Lab": ["docs/lab/index", "docs/lab/*"],
         "Development": ["docs/architecture", "docs/path_of_a_call", "CONTRIBUTING", "CHANGELOG"],
     },
     "docs/guide/README": {"": ["docs/guide/0*"]},
-    "docs/gemm": {"": ["docs/gemm/v*", "docs/gemm/*"]},
-    "docs/attention": {"": ["docs/attention/scalar", "docs/attention/*"]},
 }
 #: Pages for developers of cudatma alone, which the repository has and the site does not.
 LEFT_OUT = ["docs/status.md"]

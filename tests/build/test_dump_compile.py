@@ -80,7 +80,7 @@ def test_sm_121a_has_the_sources_of_sm_120a() -> None:
 def test_kernel(job: Job, folder: Path, reports: dict[str, Report]) -> None:
     report = dump(job, folder)
     assert report.resources is not None, "ptxas said nothing about the entry"
-    # The widest tiles keep a few addresses in local memory (docs/performance/marlin_mma_sync.md), never accumulators.
+    # The widest tiles keep a few addresses in local memory (docs/design/marlin.md), never accumulators.
     assert max(report.resources.spill_store_bytes, report.resources.spill_load_bytes) <= MOST_SPILL_BYTES
     assert report.resources.registers <= 255
     assert report.threads is not None

@@ -25,10 +25,10 @@ ROOT = Path(__file__).resolve().parents[2]
 MISSING = "*Not measured yet.*"
 PAGES = (
     "README.md",
-    "docs/performance/benchmarks.md",
-    "docs/performance/emulator.md",
-    "docs/gemm.md",
-    "docs/attention.md",
+    "docs/lab/benchmarks.md",
+    "docs/lab/emulator.md",
+    "docs/lab/gemm.md",
+    "docs/lab/attention.md",
     "docs/lab/pytorch.md",
 )
 _MARKED = re.compile(

@@ -81,7 +81,7 @@ def attention(
     return_lse : bool, default False
         Also return the logarithm of the sum of the exponentials of each query's logits.
     version : str, default "auto"
-        Version of the kernel (docs/attention.md). The environment or a file may set it, too (kernels/version.py).
+        Version of the kernel (docs/design/attention.md). The environment or a file may set it too (kernels/version.py).
     backend : str, optional
         As for ``marlin_gemm``.
     stream : stream, optional

@@ -58,7 +58,7 @@ class Preset:
 
 
 _MULTIPLES_OF_16 = range(64, 257, 16)
-#: Every version by its name: in calls, dumps, tuning files and pages of docs/gemm.
+#: Every version by its name: in calls, dumps, tuning files and docs/design/gemm.md.
 PRESETS: Mapping[str, Preset] = {
     "v1": Preset(summary="dense GEMM, wgmma, version v1: operands by cp.async", loader="cp_async"),
     "v2": Preset(summary="dense GEMM, wgmma, version v2: a ring filled by TMA", loader="consumers"),

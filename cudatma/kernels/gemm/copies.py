@@ -39,7 +39,7 @@ def readable(info: ArrayInfo, field: str, backend: str, stream: int | None) -> A
         with context.using(info.device) as driver:
             if context.is_capturing(driver, stream):
                 got = f"a stream that captures a graph, for {field} with {why}"
-                allowed = "operands that the kernels read as they lie (docs/gemm.md)"
+                allowed = "operands that the kernels read as they lie (docs/design/gemm.md)"
                 raise LaunchError("stream", got, allowed, "copy it before the capture")
     rows = as_rows(info, letter)
     operation, options, source, target = _copy(rows)

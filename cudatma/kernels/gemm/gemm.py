@@ -78,7 +78,7 @@ def gemm(
     batch_invariant : bool, default False
         Compute a row's bits independently of M.
     version : {"auto", "v1", ..., "v7", "mma_sync"}
-        Version of the kernel (docs/gemm.md). The environment or a file may set it, too (kernels/version.py).
+        Version of the kernel (docs/design/gemm.md). The environment or a file may set it, too (kernels/version.py).
     backend : str, optional
         As for ``marlin_gemm``.
     stream : stream, optional

@@ -1,6 +1,6 @@
 """The configurations of marlin_gemm's kernels that are worth ranking, and their predicted times.
 
-docs/performance/marlin_skinny.md, marlin_wgmma.md and marlin_mma_sync.md hold the measurements that tiles and limits
+docs/lab/marlin_skinny.md, marlin_wgmma.md and marlin_mma_sync.md hold the measurements that tiles and limits
 come from.
 """
 

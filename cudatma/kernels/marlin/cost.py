@@ -3,7 +3,7 @@
 A time is a sum: the launch, the clocks of the busiest SM, the bytes of all memory, the operations of all tensor cores.
 Memory and tensor cores work while the SMs do, which hides a part of their time; the rest adds to the sum. The
 factors were fitted on an H200 to 8,800 readings, which ``benchmarks/results/marlin_readings.json`` holds;
-docs/performance/model.md compares them with the predictions, and tests/marlin/test_marlin_cost.py bounds what the
+docs/lab/cost_model.md compares them with the predictions, and tests/marlin/test_marlin_cost.py bounds what the
 choice loses. Pure: no device, no file.
 
 A choice table evaluates all configurations of a kernel at all M at once: ``m`` is an int or an int64 array, and
@@ -24,7 +24,7 @@ from cudatma.kernels.schedule import ceil_div
 
 _LAUNCH_US = 2.68
 #: From so many rows of x on, kernels run long enough for the power limit to lower the clock.
-#: [docs/performance/method.md]
+#: [docs/lab/method.md]
 _SUSTAINED_FROM = 256
 #: int4 weights and one 16-bit scale for 128 of them.
 _WEIGHT_BYTES = 0.516

@@ -1,7 +1,7 @@
 """A packed weight as a dense matrix (K, N) on the GPU: TMA loads packed tiles and stores dequantized ones.
 
 The values are those of PackedWeight.dequantize(), rounded once to the weight's type, bit for bit. Rows are in the order
-of the activation's columns, whatever order the weight was packed in. Bound by memory: docs/performance/marlin_paths.md.
+of the activation's columns, whatever order the weight was packed in. Bound by memory: docs/design/marlin.md.
 """
 
 from __future__ import annotations

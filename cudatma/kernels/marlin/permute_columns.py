@@ -3,7 +3,7 @@
 It runs before a GEMM whose weight was quantized in activation order, and before one whose activations TMA cannot read
 because their rows are not aligned to 16 bytes. There are two launches: the GEMM is a programmatic dependent of the
 copy, and loads its weights while the copy runs. Aligned activations get the same GEMM, and the same bits of the result.
-The copy is bound by memory; docs/performance/marlin_paths.md.
+The copy is bound by memory; docs/design/marlin.md.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def choose_permute(
     """The instance for (rows, columns). is_aligned: every row begins at a multiple of 16 bytes.
 
     Staged where a permutation meets aligned rows that shared memory holds: its banks serve scattered elements several
-    at a time, global memory one by one (docs/performance/marlin_paths.md).
+    at a time, global memory one by one (docs/design/marlin.md).
     """
     group = _ROWS if rows >= _ROWS * sm_count else 1
     direct = PermuteColumnsConfig(has_permutation, rows=group)
