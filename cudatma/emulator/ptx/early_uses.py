@@ -1,8 +1,8 @@
-"""Registers that are used too early: read where no path has written them, or by wgmmas whose fence is missing.
+"""Finds registers that are used too early: reads before any write, and wgmma operands without a fence.
 
-Source: PTX ISA, "wgmma.fence": it precedes the first wgmma.mma_async, and wherever registers of one (accumulators,
-fragments of A) have been written by other instructions. Compilers move these writes after the fence of a group, which
-the assembler puts right; a group without any fence it does not.
+Source: PTX ISA, "wgmma.fence": a fence precedes the first wgmma.mma_async, and every wgmma.mma_async whose registers
+(accumulators, fragments of A) other instructions have written. Compilers sometimes move such writes past the fence of a
+group, which the assembler repairs. It does not repair a group without any fence.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from cudatma.emulator.ptx.flow import Flow, Segment, bit_set, destinations, registers_of
 from cudatma.emulator.ptx.model import Instruction, Reg, Vec
 
-#: Opcodes that compilers let carry undefined values along: copies, packings, accumulators that are multiplied by 0.
+#: Opcodes that compilers let carry undefined values: copies, packings, and accumulators that are multiplied by 0.
 _CARRIERS = {"mov", "wgmma", "mma", "selp", "prmt", "cvt", "bfi", "shfl"}
 
 
 def unwritten_reads(flow: Flow) -> dict[int, list[tuple[int, int]]]:
-    """Segment -> (index in the body, register) of unguarded reads that no definition on any path reaches."""
+    """Return segment -> (index in the body, register) of unguarded reads that no write on any path reaches."""
     body = flow.function.body
     written = []
     for segment in flow.segments:
@@ -44,10 +44,10 @@ def unwritten_reads(flow: Flow) -> dict[int, list[tuple[int, int]]]:
 
 
 def unfenced_wgmmas(flow: Flow) -> dict[int, int]:
-    """Index in the body of a wgmma -> bit set of its registers that some path writes, with no fence after it and none
-    since the last wgmma.commit_group.
+    """Return the index of each wgmma in the body -> bit set of its registers that some path writes without a fence.
 
-    Copies of registers are what compilers rename accumulators with: a copy is as fenced as its source, a constant is.
+    A path counts if it writes the register with no fence after the write and none since the last wgmma.commit_group.
+    Compilers rename accumulators by copying registers, so a copy is fenced if its source is, and a constant always is.
     """
     body = flow.function.body
     if not any(instruction.parts[:2] == ("wgmma", "mma_async") for instruction in body):
@@ -71,12 +71,12 @@ def unfenced_wgmmas(flow: Flow) -> dict[int, int]:
     return found
 
 
-#: (registers that may have been written since the last fence, whether there may be none since the last commit_group).
+#: (registers possibly written since the last fence, whether a path has no fence since the last commit_group).
 _State = tuple[int, bool]
 
 
 def _through(body: list[Instruction], segment: Segment, state: _State, found: dict[int, int]) -> _State:
-    """The state after a segment; found takes the wgmmas that use what was written."""
+    """Return the state after a segment, and record in ``found`` the wgmmas that use unfenced registers."""
     dirty, bare = state
     for at in range(segment.start, segment.stop):
         instruction = body[at]
@@ -97,7 +97,7 @@ def _through(body: list[Instruction], segment: Segment, state: _State, found: di
 
 
 def _written(instruction: Instruction, dirty: int) -> int:
-    """The dirty registers after an instruction that is no wgmma."""
+    """Return the dirty registers after an instruction other than wgmma."""
     written, read = destinations(instruction)
     targets = bit_set(written)
     is_copy = instruction.parts[0] == "mov" and all(isinstance(operand, Reg) for operand in instruction.operands[:1])

@@ -1,4 +1,4 @@
-"""Kernels and variables by the names that people type: mangled, plain, qualified, or the only one that contains it.
+"""Resolves the names of kernels and variables: mangled, plain, qualified, or an unambiguous part.
 
 Source: Itanium C++ ABI, "External Names (a.k.a. Mangling)".
 """
@@ -16,12 +16,15 @@ from cudatma.emulator.ptx.types import Array
 from cudatma.errors import ArgumentError, ArgumentTypeError
 
 _LENGTH = re.compile(r"\d+")
-#: Names that an error lists.
+#: Maximum number of names that an error lists.
 _LISTED = 8
 
 
 def plain_name(symbol: str) -> str:
-    """``space::kernel`` of ``_ZN5space6kernelILi4EEvPf``, without template arguments; the symbol where it is plain."""
+    """Return ``space::kernel`` for ``_ZN5space6kernelILi4EEvPf``, without template arguments.
+
+    A symbol that is not mangled is returned unchanged.
+    """
     if not symbol.startswith("_Z"):
         return symbol
     at = 2
@@ -35,10 +38,10 @@ def plain_name(symbol: str) -> str:
 
 
 def find_name(name: str, known: Sequence[str], field: str, what: str) -> str:
-    """Return the name in ``known`` that ``name`` means: the whole name, its plain name, a beginning, or a part.
+    """Return the name in ``known`` that ``name`` refers to: a whole name, a plain name, a prefix, or a part.
 
-    "" means the only name. Raises ArgumentError, which names ``field`` and lists candidates, if no name fits or several
-    do. ``what`` says in the plural what the names are.
+    "" refers to the only name. Raises ArgumentError, which names ``field`` and lists candidates, if no name or more
+    than one matches. ``what`` is the plural noun for the names in the message.
     """
     if not isinstance(name, str):
         raise ArgumentTypeError(field, type(name).__name__, "a str")
@@ -72,10 +75,11 @@ def _some(names: Sequence[str]) -> str:
 
 
 class Variables(Mapping[str, Array]):
-    """Global and constant variables of a module by name: their bytes, (n,) uint8, writable; see find_name().
+    """A mapping from the names of a module's global and constant variables to their bytes.
 
-    ``variables["table"].view(np.float32)[3]`` reads, ``variables["table"] = array`` copies the array's bytes, as many
-    as the variable has. Values last until they are changed or the module is loaded again.
+    Each value is a writable (n,) uint8 array. Names are resolved by find_name().
+    ``variables["table"].view(np.float32)[3]`` reads an element; ``variables["table"] = array`` copies the bytes of an
+    array of the same size. Values persist until they are changed or the module is loaded again.
     """
 
     def __init__(self, arrays: dict[str, Array]) -> None:

@@ -1,4 +1,7 @@
-"""PTX text to a Module. Source: PTX ISA 9.0, "Syntax", "Directives", "Abstracting the ABI"."""
+"""Parses PTX text into a Module.
+
+Source: PTX ISA 9.0, "Syntax", "Directives", "Abstracting the ABI".
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _TARGET = re.compile(r"sm_\d{2,3}[af]?")
 _LINKAGE = {"visible", "extern", "weak", "common"}
 _SPACES = {"global", "const", "shared"}
 _TRIPLES = {"maxntid", "reqntid", "reqnctapercluster", "minnctapersm", "maxnctapersm", "maxnreg", "maxclusterrank"}
-#: A byte each fills the largest parameter space; a kernel has some hundred at most.
+#: One-byte parameters fill the largest parameter space at this count; real kernels have at most about a hundred.
 _MAX_PARAMS = 4096
 _FLAGS = {"explicitcluster", "blocksareclusters", "noreturn", "unified"}
 
@@ -23,12 +26,12 @@ _FLAGS = {"explicitcluster", "blocksareclusters", "noreturn", "unified"}
 def parse(text: str) -> Module:
     """Parse a module as NVRTC and nvcc emit it (PTX 7.x to 9.x).
 
-    Raises PtxError, which names the line, for anything malformed; unknown instructions are found later, when a kernel
-    that holds them is prepared.
+    Raises PtxError, which names the line, if the text is malformed. Unknown instructions are reported later, when a
+    kernel that contains them is prepared.
     """
     if not isinstance(text, str):
         raise PtxError(f"PTX text is a str, got {type(text).__name__}")
-    # Parsing makes many objects and no cycles: the collector would take a quarter of the time.
+    # Parsing creates many objects and no cycles; garbage collection would take a quarter of the time.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
