@@ -38,7 +38,7 @@ class Format:
 
     @property
     def least(self) -> int:
-        """The exponent of the unit in the last place of subnormals."""
+        """Return the exponent of the unit in the last place of subnormals."""
         return 2 - (1 << (self.exponent - 1)) - self.mantissa
 
 

@@ -130,10 +130,7 @@ def round32(a: Array, mode: str) -> Array:
 
 @lru_cache(maxsize=32)
 def _rounding_masks(size: int, cut: int, least: int) -> tuple[Array, ...]:
-    """Return vectors of float64 bits for _fused().
-
-    They are the ``cut`` low bits, half of that, all bits but the sign, 1, and 2**least.
-    """
+    """Return vectors of float64 bits: the low ``cut`` bits, half of that, all but the sign, 1, and 2**least."""
     values = ((1 << cut) - 1, 1 << (cut - 1), (1 << 63) - 1, 1, (1023 + least) << 52)
     return tuple(np.full(size, value, np.uint64) for value in values)
 

@@ -31,8 +31,7 @@ def _nearest(exact: Fraction) -> float:
 
 
 def _each(plain: Array, operands: tuple[Array, ...], exact: Callable[..., Fraction], mode: str) -> Array:
-    """Return directed results where the operands are finite and the exact result is nonzero, else those of ``plain``.
-    """
+    """Return directed results where the operands are finite and the exact result is nonzero, else ``plain``."""
     out: Array = plain.copy()
     for k, values in enumerate(zip(*(operand.tolist() for operand in operands), strict=True)):
         if not all(map(math.isfinite, values)):

@@ -1,4 +1,4 @@
-"""Kernel arguments to the bytes of the parameter buffer."""
+"""Packs kernel arguments into the bytes of the parameter buffer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _CTYPES = (ctypes.Structure, ctypes.Union, ctypes.Array, ctypes._SimpleCData, ct
 
 
 def pack_arguments(program: Program, args: Sequence[Any], memory: GlobalMemory) -> bytes:
-    """The parameter buffer of a kernel; arrays are mapped into ``memory``.
+    """Return the parameter buffer of a kernel, and map arrays into ``memory``.
 
-    A NumPy array is passed as a pointer, or by value where the parameter has its size and is not 8 bytes wide; None is
-    a null pointer; numbers are converted to the parameter's width, and to a float where PTX says that it is one; NumPy
-    scalars and structures (``numpy.void``), ctypes objects, bytes and objects with ``__bytes__`` or ``descriptor``
-    (tensor maps) go by value. Raises ArgumentError for a wrong count or size and ArgumentTypeError for a type that
-    cannot be passed.
+    A NumPy array is passed as a pointer, or by value if the parameter has its size and is not 8 bytes wide. None is a
+    null pointer. Numbers are converted to the parameter's width, and to a float if PTX declares one. NumPy scalars and
+    structures (``numpy.void``), ctypes objects, bytes, and objects with ``__bytes__`` or ``descriptor`` (tensor maps)
+    are passed by value. Raises ArgumentError for a wrong count or size, and ArgumentTypeError for a type that cannot be
+    passed.
     """
     params = program.function.params
     if not isinstance(args, Sequence) or isinstance(args, str | bytes):
@@ -80,7 +80,7 @@ def _encode(value: Any, param: Variable, name: str, memory: GlobalMemory) -> byt
             return _sized(bytes(value), size, name)
     except CudaTmaError:
         raise
-    except Exception as error:  # the caller's own code, which may do anything
+    except Exception as error:  # the caller's code may raise anything
         raise ArgumentTypeError(name, type(value).__name__, "an object that can be made bytes", str(error)) from error
     raise ArgumentTypeError(name, type(value).__name__, "a NumPy array, a number, bytes or a tensor map")
 
@@ -95,7 +95,7 @@ def _float_bytes(value: float, size: int, name: str) -> bytes:
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """An attribute of whatever was passed, None where it has none or will not say."""
+    """Return an attribute of an argument, or None if it is missing or its access raises."""
     try:
         return getattr(value, name, None)
     except Exception:
@@ -103,7 +103,7 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def register_array(value: Any, name: str, memory: GlobalMemory) -> None:
-    """Map the array that a tensor map was made of."""
+    """Map the array from which a tensor map was made."""
     for attribute in ("array", "tensor", "owner"):
         found = _attribute(value, attribute)
         if isinstance(found, np.ndarray):

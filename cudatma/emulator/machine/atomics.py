@@ -1,4 +1,4 @@
-"""atom and red: lanes one after the other, each on the memory as the one before left it.
+"""Executes atom and red, lane by lane, so that each lane sees the result of the previous one.
 
 Source: PTX ISA, "atom", "red": operations, types, .noftz and .vec forms.
 """
@@ -27,7 +27,7 @@ _ELEMENT: dict[str, Any] = {
 
 
 def apply(operation: str, old: Array, value: Array, second: Array | None = None) -> Array:
-    """The new memory value; all arrays have the element type. inc, dec wrap as PTX says."""
+    """Return the new memory value; all arrays have the element type. inc and dec wrap as PTX defines."""
     one = old.dtype.type(1)
     if operation == "add":
         result = old + value
@@ -53,7 +53,7 @@ def apply(operation: str, old: Array, value: Array, second: Array | None = None)
 
 
 def _locate(w: Warp, at: int, address: int, size: int, *, space: str, remote: bool, order: str) -> tuple[Region, int]:
-    """Return (region, offset) of one lane's operand. remote: whether another CTA's memory is allowed."""
+    """Return the (region, offset) of one lane's operand; ``remote`` allows another CTA's memory."""
     vector = np.array([address], np.uint64)
     window = address >> 60 if not space else (1 if space == "shared" else 0)
     if space == "shared" or (not space and window == 1):
@@ -72,9 +72,9 @@ def _locate(w: Warp, at: int, address: int, size: int, *, space: str, remote: bo
     return region, address - region.base
 
 
-#: Element types whose operations may be done without an array a lane.
+#: Element types that do not need one array per lane.
 _CODES = {NUMPY[code]: code for code in ("u32", "i32", "u64", "i64", "f32", "f64")}
-#: (old, value, second) -> new on Python integers; sums wrap where they are stored.
+#: (old, value, second) -> new on Python integers; sums wrap when they are stored.
 _ON_INTEGERS: dict[str, Callable[[int, int, int], int]] = {
     "add": lambda old, value, _: old + value,
     "min": lambda old, value, _: min(old, value),
@@ -90,7 +90,7 @@ _ON_INTEGERS: dict[str, Callable[[int, int, int], int]] = {
 
 
 def _on_integers(cells: Array, index: Array, operation: str, operands: list[Array]) -> Array:
-    """Lanes one after the other, on Python integers."""
+    """Apply an operation lane by lane on Python integers and return the old values."""
     kind, bits = cells.dtype.kind, 8 * cells.dtype.itemsize
     least = -(1 << (bits - 1)) if kind == "i" else 0
     apply_one = _ON_INTEGERS[operation]
@@ -106,7 +106,7 @@ def _on_integers(cells: Array, index: Array, operation: str, operands: list[Arra
 
 
 def _on_floats(cells: Array, index: Array, operation: str, operands: list[Array]) -> Array | None:
-    """Sums of normal numbers into cells that all differ, or into one; None where lanes have to be taken one by one."""
+    """Add normal numbers into one cell or into distinct cells, or return None if each lane needs its own step."""
     if operation != "add" or len(set(index.tolist())) not in (1, index.size):
         return None
     value = operands[0]
@@ -123,7 +123,7 @@ def _on_floats(cells: Array, index: Array, operation: str, operands: list[Array]
 
 
 def _is_plain(*values: Array) -> bool:
-    """Whether all are normal numbers or zero, so that neither NaNs nor subnormal numbers need care."""
+    """Return whether all values are normal numbers or zero, so that NaNs and subnormals need no care."""
     least = np.finfo(values[0].dtype).tiny
     return all(bool((np.isfinite(v) & ((v == 0) | (np.abs(v) >= least))).all()) for v in values)
 
@@ -131,8 +131,10 @@ def _is_plain(*values: Array) -> bool:
 def _quickly(
     w: Warp, at: int, addresses: Array, element: np.dtype[Any], operation: str, operands: list[Array]
 ) -> tuple[Array, bool] | None:
-    """Operations on cells of one global region: (lanes,) what each found, and whether anything has changed; None where
-    they are not of the quick ones."""
+    """Apply an operation to cells of one global region without a loop over arrays.
+
+    Return the old values and whether memory has changed, or None if the fast path does not apply.
+    """
     size = element.itemsize
     region = access.global_region(w, at, addresses, size)
     if region is None or not region.is_writable or region.base % size:
@@ -158,7 +160,7 @@ def atomic(
     remote: bool,
     returns: bool,
 ) -> Array:
-    """Return (elements, 32) raw values from before the operation; lanes that are not active give 0."""
+    """Execute atom or red and return the (elements, 32) raw old values; inactive lanes return 0."""
     code = "u64" if name == "b128" else unsigned(CODES[name])
     count = len(sources[0])
     size = BYTES[code] * count
@@ -185,7 +187,7 @@ def atomic(
         current = before.view(element)
         is_shared = space == "shared" or int(addresses[lane]) >> 60 == 1
         if name == "f32" and operation == "add" and not is_shared:
-            # Global memory alone flushes subnormal numbers.
+            # Only global memory flushes subnormal numbers.
             new = canon(flush(apply(operation, flush(current), flush(operands[0]))))
         else:
             new = apply(operation, current, operands[0], operands[1] if len(operands) > 1 else None)
@@ -197,9 +199,9 @@ def atomic(
 
 
 def _done(w: Warp, at: int, old: Array, has_changed: bool, address: int) -> None:
-    """Let other splits run after an operation that changed memory, or that did not and comes again.
+    """Yield to other splits if the operation changed memory, or if it did not and is repeated.
 
-    old: the elements before it. address: generic, of the first.
+    ``old`` holds the elements before it, and ``address`` is the generic address of the first.
     """
     if has_changed:
         w.launch.scheduler.progress += 1

@@ -1,4 +1,4 @@
-"""Branches, calls, ends, barriers of a CTA or cluster, and instructions that only take time, or are refused.
+"""Emitters for control flow, barriers of a CTA or a cluster, instructions without effect, and refused ones.
 
 Source: PTX ISA, "Control Flow Instructions", "bar, barrier", "barrier.cluster", "griddepcontrol", "setmaxnreg".
 """
@@ -19,7 +19,7 @@ from cudatma.emulator.ptx.writer import SegmentWriter, emitter, runtime
 
 
 def _taken(e: SegmentWriter, i: Instruction) -> str | None:
-    """Bind the lanes whose guard holds; None without a guard."""
+    """Bind the mask of lanes whose guard holds and return its name, or None without a guard."""
     if i.guard is None:
         return None
     register, negated = i.guard
@@ -59,7 +59,7 @@ def brx(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def indexed_branch(w: Warp, index: Array, targets: list[int], meet: int, mask: Array) -> int:
-    """Go where each lane's index says; lanes of one index at a time are parted from the rest."""
+    """Branch to each lane's target; lanes with different indices diverge."""
     first = int(index[mask.argmax()])
     if first >= len(targets):
         raise TrapError(f"brx.idx with index {first}, {len(targets)} targets")
@@ -100,7 +100,7 @@ def raise_trap(name: str, at: int) -> None:
 
 @emitter("call")
 def call(e: SegmentWriter, i: Instruction) -> None:
-    """call{.uni} (results), function, (arguments): arguments and results are .param variables of the caller."""
+    """Write call{.uni} (results), function, (arguments); both are .param variables of the caller."""
     parts = list(i.operands)
     results = parts.pop(0) if parts and isinstance(parts[0], Vec) else Vec(())
     e.need(bool(parts), "a call without a function")
@@ -141,7 +141,7 @@ def call_function(w: Warp, name: str, arguments: list[str], results: list[str], 
 
 @runtime
 def call_pointer(w: Warp, target: Array, arguments: list[str], results: list[str], following: int, mask: Array) -> int:
-    """An indirect call; lanes with different targets are parted."""
+    """Call through a pointer; lanes with different targets diverge."""
     first = int(target[mask.argmax()])
     same = (target == np.uint64(first)) & mask
     if not (same == mask).all():
@@ -158,7 +158,7 @@ def call_function_typed(w: Warp, name: str, arguments: list[str], results: list[
 
 @emitter("bar", "barrier")
 def bar(e: SegmentWriter, i: Instruction) -> None:
-    """bar{.cta}.sync/.arrive/.red, barrier..., bar.warp.sync, barrier.cluster.arrive/.wait."""
+    """Write bar{.cta}.sync/.arrive/.red, barrier..., bar.warp.sync and barrier.cluster.arrive/.wait."""
     following = e.segment.index + 1
     parts = set(i.parts)
     if "warp" in parts:
@@ -199,7 +199,10 @@ def nanosleep(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("setmaxnreg", "pmevent", "prefetchu", "applypriority", "discard")
 def no_effect(e: SegmentWriter, i: Instruction) -> None:
-    """Registers, caches and counters have no bearing on values; setmaxnreg.inc may have to wait for registers."""
+    """Write instructions that do not affect values: registers, caches and counters.
+
+    setmaxnreg.inc can block until the CTA's pool has enough registers.
+    """
     if i.parts[0] == "setmaxnreg":
         count = i.operands[0]
         if not isinstance(count, Imm):
@@ -211,14 +214,14 @@ def no_effect(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("griddepcontrol")
 def griddepcontrol(e: SegmentWriter, i: Instruction) -> None:
-    """Launches run one after the other here: the launch before is done. Observers are notified of the wait."""
+    """Write griddepcontrol. Launches run one after another, so the previous grid has already ended."""
     e.need(i.parts[1] in ("wait", "launch_dependents"), "unknown form of griddepcontrol")
     e.line("sync.grid_wait(w)" if i.parts[1] == "wait" else "pass")
 
 
 @emitter("alloca", "stacksave", "stackrestore")
 def stack(e: SegmentWriter, i: Instruction) -> None:
-    """Local memory after the function's own; all lanes of a warp have the same stack pointer."""
+    """Write alloca and friends: local memory after the function's own, with one stack pointer per warp."""
     code = CODES[i.parts[1]]
     if i.parts[0] == "stackrestore":
         e.line(f"restore_stack(w, {e.src(i.operands[0], code)}, {e.mask})")
@@ -235,7 +238,7 @@ def stack(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def largest(value: Array, mask: Array | None) -> int:
-    """The largest value of the active lanes."""
+    """Return the largest value of the active lanes."""
     return int((value if mask is None else value[mask]).max())
 
 

@@ -1,4 +1,4 @@
-"""Instructions in which the lanes of a warp look at each other.
+"""Emitters for instructions that exchange values between the lanes of a warp.
 
 Source: PTX ISA, "shfl.sync", "vote.sync", "match.sync", "redux.sync", "activemask", "elect.sync".
 """
@@ -27,9 +27,9 @@ RUNTIME["WHOLE"] = WHOLE
 
 
 def gather_members(e: SegmentWriter, i: Instruction, value: str) -> tuple[str, str]:
-    """Write the meeting of the lanes that the member mask names.
+    """Write the rendezvous of the lanes that the member mask names.
 
-    Return expressions of the values of all lanes that have met, and of the groups in which they have.
+    Return the expressions of the values of all lanes that have met and of the groups in which they have met.
     """
     operand = i.operands[-1]
     member = e.src(operand, "u32")
@@ -44,7 +44,7 @@ def gather_members(e: SegmentWriter, i: Instruction, value: str) -> tuple[str, s
 
 
 def _exchange(e: SegmentWriter, i: Instruction, code: str) -> tuple[str, str]:
-    """Return expressions of the second operand of all lanes that meet, and of the groups in which they do.
+    """Return the expressions of the second operand in all lanes that meet and of the groups in which they meet.
 
     An instruction without .sync has one group, the active lanes.
     """
@@ -84,7 +84,7 @@ def shfl(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def shuffle_lanes(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
-    """(source lane, whether it is in the segment) of every lane."""
+    """Return (source lane, whether it is in the segment) for every lane."""
     b, clamp, segment = b & 31, c & 31, (c >> 8) & 31
     least = _LANE & segment
     most = least | (clamp & ~segment)
@@ -104,7 +104,7 @@ def shuffle_lanes(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
 
 
 def _by_group(groups: tuple[Array, ...], code: str, result: Callable[[Array], Any]) -> Array:
-    """One result for each group, in all of its lanes."""
+    """Return a vector that holds one result per group in all lanes of the group."""
     if len(groups) == 1:
         return np.full(LANES, result(groups[0]), NUMPY[code])
     values = np.zeros(LANES, NUMPY[code])
@@ -123,7 +123,7 @@ def vote(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def cast_votes(mode: str, votes: Array, groups: tuple[Array, ...]) -> Array:
-    """A vote of each group."""
+    """Return the vote of each group in its lanes."""
     if mode == "ballot":
         return _by_group(groups, "u32", lambda lanes: lane_bits(votes & lanes))
 
@@ -160,7 +160,10 @@ def match(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def find_matches(value: Array, groups: tuple[Array, ...], every: bool) -> tuple[Array, Array]:
-    """match.any: lanes with the same value; match.all: all lanes where they agree, else none, and a predicate."""
+    """Compute match: .any gives the lanes with the same value.
+
+    .all gives all lanes if their values are equal, else 0, and a predicate.
+    """
     if every:
         found = _by_group(groups, "u32", lambda lanes: lane_bits(lanes) * int(np.unique(value[lanes]).size == 1))
         return found, found != 0
@@ -201,7 +204,10 @@ def reduce_lanes(
 
 
 def _extreme(largest: bool, values: Array, keep_nan: bool) -> Array:
-    """The least or largest of some float32, where +0 is above -0; NaN where all are, or, with .NaN, where one is."""
+    """Return the minimum or maximum of float32 values, with +0 greater than -0.
+
+    The result is NaN if all values are, or, with .NaN, if one is.
+    """
     numbers = values[~np.isnan(values)]
     if not numbers.size or (keep_nan and numbers.size < values.size):
         found: Array = canon(np.full(1, np.nan, values.dtype))[0]
@@ -216,7 +222,7 @@ def _extreme(largest: bool, values: Array, keep_nan: bool) -> Array:
 
 @emitter("elect")
 def elect(e: SegmentWriter, i: Instruction) -> None:
-    """elect.sync d|p, members: the lowest lane of the mask that is here."""
+    """Write elect.sync d|p, members, which elects the lowest executing lane of the mask."""
     _, groups = gather_members(e, i, "None")
     value = e.temporary(f"elected({groups})")
     to = i.operands[0]

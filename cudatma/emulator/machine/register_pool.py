@@ -1,4 +1,4 @@
-"""setmaxnreg: the pool of registers to which the warps of a CTA return registers and from which they take them.
+"""Emulates setmaxnreg and the register pool of a CTA, to which warps return registers and from which they take them.
 
 Source: PTX ISA, "setmaxnreg" (a pool for each CTA; .inc blocks until it has enough), ".maxnreg", ".maxntid",
 ".minnctapersm".
@@ -15,7 +15,7 @@ from cudatma.emulator.machine.state import Split, Warp
 from cudatma.emulator.ptx.types import LANES
 from cudatma.emulator.ptx.writer import RUNTIME
 
-#: Registers of an SM; what a thread gets is a multiple of the unit, and at most this.
+#: Registers of an SM. A thread's registers are a multiple of the unit, up to the maximum.
 _SM_REGISTERS, _UNIT, _MOST = 65536, 8, 256
 _UNKNOWN = (
     "register_pool: nothing says how many registers a thread has when the kernel begins, so that nobody knows whether "
@@ -26,8 +26,12 @@ _IGNORED = "register_pool: ptxas ignores setmaxnreg in this kernel, its log says
 
 @dataclass(slots=True)
 class RegisterPool:
-    """start: registers of a thread when the kernel begins; source: what says so. owned: of a thread now, by warp.
-    freed, taken: registers that .dec has given to the pool, and .inc has had from it."""
+    """The registers of a CTA.
+
+    ``start`` is the number per thread when the kernel starts, and ``source`` says where that number comes from.
+    ``owned`` maps a warp to its number per thread now. ``freed`` and ``taken`` count registers that .dec has returned
+    and that .inc has taken.
+    """
 
     start: int
     source: str
@@ -40,7 +44,7 @@ class RegisterPool:
 
 @dataclass(slots=True)
 class RegisterWait:
-    """A warp that waits at setmaxnreg.inc."""
+    """The reason why a warp waits: setmaxnreg.inc."""
 
     pool: RegisterPool
     at: int
@@ -53,7 +57,7 @@ class RegisterWait:
         return f"setmaxnreg.inc {self.wanted} ({more} more registers; {self.pool.freed - self.pool.taken} are free)"
 
     def arithmetic(self) -> str:
-        """What there was, what came and went, and what is missing."""
+        """Return the full account: initial registers, freed, taken and missing ones."""
         pool = self.pool
         return (
             f"setmaxnreg.inc {self.wanted} asks for {self.wanted} - {self.owned} more registers a thread, "
@@ -65,7 +69,7 @@ class RegisterWait:
 
 
 def start_of(launch: Launch) -> tuple[int, str] | None:
-    """(registers of a thread when the kernel begins, what says so); None where nothing does."""
+    """Return (registers per thread when the kernel starts, the source of the number), or None if unknown."""
     given = launch.setup.registers
     if given is not None:
         return _rounded(given), "the cubin"
@@ -87,7 +91,7 @@ def _rounded(registers: int) -> int:
 
 
 def set_registers(w: Warp, at: int, count: int, is_inc: bool) -> bool:
-    """setmaxnreg, by a whole warp: True while it has to wait for registers."""
+    """Execute setmaxnreg for a whole warp and return whether it must wait for registers."""
     launch, block = w.launch, w.block
     if not w.async_state.pop("waits_for_registers", False):
         w.events.registers_set(w, at, count, is_inc)

@@ -63,7 +63,7 @@ def st_local(w: Warp, at: int, addresses: Array, code: str, values: tuple[Array,
 
 
 def windows(addresses: Array, mask: Array | None) -> list[tuple[int, Array | None]]:
-    """(window, mask) for generic addresses: 0 global, 1 shared, 2 local."""
+    """Return (window, mask) for generic addresses; window 0 is global, 1 is shared and 2 is local memory."""
     top = (addresses >> np.uint64(60)).astype(np.int64)
     active = lanes_of(top, mask)
     if (active == active[0]).all():
@@ -113,7 +113,7 @@ def _param(w: Warp, name: str, offset: int, size: int) -> tuple[Region, int]:
 
 @runtime
 def ld_param(w: Warp, name: str, offset: int, code: str, count: int, mask: Array | None) -> Array:
-    """From a .param variable of this activation: a formal parameter, or a callee's result."""
+    """Load from a .param variable of this activation: a formal parameter, or the result of a callee."""
     buffer, pitch = _param(w, name, offset, BYTES[code] * count)
     return buffer.gather(_LANE_NUMBERS * pitch + offset, code, count)
 

@@ -77,7 +77,7 @@ def _modifiers() -> frozenset[str]:
 
 
 def unknown_modifier(instruction: Instruction) -> str:
-    """Return the first modifier that occurs in no form, or "" if there is none or the instruction is refused."""
+    """Return the first modifier that occurs in no form, or "" for known modifiers and refused instructions."""
     if instruction.parts[0] in REFUSED:
         return ""
     known = _modifiers()

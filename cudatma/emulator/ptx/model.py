@@ -109,7 +109,7 @@ class Instruction:
 
     @property
     def members(self) -> Operand | None:
-        """The member mask operand, which names the lanes that execute the instruction together, or None."""
+        """Return the member mask, which names the lanes that execute the instruction together, or None."""
         parts = self.parts
         if parts[:2] == ("bar", "warp") or (parts[0] in MEMBERS and "sync" in parts):
             return self.operands[-1] if self.operands else None

@@ -65,7 +65,7 @@ def runtime(function: Helper) -> Helper:
 
 
 def storage_classes(flow: Flow) -> list[str]:
-    """The emulator type that each register is kept in: by width, floats where most instructions treat it as one."""
+    """Return the emulator type of each register: floats if most instructions use it as one, else unsigned."""
     function = flow.function
     votes = [0] * len(function.registers)
     for instruction in function.body:

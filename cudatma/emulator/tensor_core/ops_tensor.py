@@ -1,4 +1,4 @@
-"""ldmatrix, stmatrix, movmatrix, mma, mma.sp, wgmma, wmma.
+"""Emitters for ldmatrix, stmatrix, movmatrix, mma, mma.sp, wgmma and wmma.
 
 Source: PTX ISA, "Warp Level Matrix Multiply-Accumulate Instructions", "Asynchronous Warpgroup Level Matrix
 Instructions", "wmma.load", "wmma.store", "wmma.mma".
@@ -21,17 +21,17 @@ _PACKED = ("b6x16_p32", "b4x16_p64")
 
 
 def items_of(operand: Operand) -> tuple[Operand, ...]:
-    """The parts of a vector operand, or the operand alone."""
+    """Return the parts of a vector operand, or the operand itself as the only part."""
     return operand.items if isinstance(operand, Vec) else (operand,)
 
 
 def tuple_of(e: SegmentWriter, operand: Operand, code: str) -> str:
-    """A tuple expression of all parts of an operand as vectors of a type."""
+    """Return a tuple expression of all parts of an operand as vectors of a type."""
     return "(" + ", ".join(e.src(item, code) for item in items_of(operand)) + ",)"
 
 
 def shape_of(e: SegmentWriter, i: Instruction) -> tuple[int, int, int]:
-    """(m, n, k) that the opcode names."""
+    """Return the (m, n, k) of the opcode."""
     for part in i.parts:
         found = _SHAPE.match(part)
         if found:
@@ -40,12 +40,12 @@ def shape_of(e: SegmentWriter, i: Instruction) -> tuple[int, int, int]:
 
 
 def types_of(i: Instruction) -> list[str]:
-    """The element types that the opcode names, in order."""
+    """Return the element types of the opcode, in order."""
     return [part for part in i.parts if part in ELEMENT_BITS]
 
 
 def immediate(e: SegmentWriter, operand: Operand, what: str) -> int:
-    """The value of an operand that must be an immediate."""
+    """Return the value of an operand that must be an immediate."""
     if not isinstance(operand, Imm):
         raise e.error(f"{what} is an immediate")
     return operand.bits
@@ -57,7 +57,7 @@ def _count(i: Instruction) -> int:
 
 @emitter("ldmatrix")
 def ldmatrix(e: SegmentWriter, i: Instruction) -> None:
-    """m8n8 of b16; m16n16 of b8, which is always transposed; m8n16 and m16n16 of packed 4- and 6-bit elements."""
+    """Write ldmatrix: m8n8 of b16, m16n16 of b8 (always .trans), m8n16 and m16n16 of packed 4- and 6-bit elements."""
     count, transposed = _count(i), "trans" in i.parts
     source = next((p for p in i.parts if p in _PACKED), "")
     is_square = "m16n16" in i.parts
@@ -81,7 +81,7 @@ def ldmatrix(e: SegmentWriter, i: Instruction) -> None:
 
 @emitter("stmatrix")
 def stmatrix(e: SegmentWriter, i: Instruction) -> None:
-    """m8n8 of b16; m16n8 of b8, which is always transposed."""
+    """Write stmatrix: m8n8 of b16, or m16n8 of b8 (always .trans)."""
     count, form = _count(i), "trans" if "trans" in i.parts else ""
     if "m16n8" in i.parts:
         e.need("b8" in i.parts and bool(form), ".m16n8 has .trans and .b8")
@@ -98,7 +98,7 @@ def movmatrix(e: SegmentWriter, i: Instruction) -> None:
     e.dst(i.operands[0], f"tensorcore.movmatrix({e.src(i.operands[1], 'u32')})", "u32")
 
 
-#: Element type -> K of the dense m16n8 and m8n8 products that PTX has.
+#: Element type -> the values of K of dense products: m16n8, and m8n8 for the types in _SMALL.
 _DEPTHS = {
     **dict.fromkeys(("f16", "bf16"), (8, 16)),
     "tf32": (4, 8),
@@ -111,13 +111,13 @@ _DEPTHS = {
     "f64": (4, 8, 16),
 }
 _SMALL = {"s8": 16, "u8": 16, "s4": 32, "u4": 32, "b1": 128, "f64": 4}
-#: The least K of sparse products; twice of it is the other.
+#: The smaller K of sparse products; the larger one is twice as large.
 _SPARSE = {"f16": 16, "bf16": 16, "tf32": 8, "s8": 32, "u8": 32, "s4": 64, "u4": 64}
 _SCALES = {"scale_vec::1X": 1, "scale_vec::2X": 2, "scale_vec::4X": 4}
 
 
 def _kinds(e: SegmentWriter, i: Instruction) -> tuple[str, str, str, str]:
-    """D, A, B, C; packed e2m1 has a name of its own."""
+    """Return the types of D, A, B and C; packed e2m1 is "e2m1p"."""
     kinds = types_of(i)
     e.need(len(kinds) == 4, "four element types are expected")
     if {"kind::mxf4", "kind::mxf4nvf4"} & set(i.parts):
@@ -127,7 +127,7 @@ def _kinds(e: SegmentWriter, i: Instruction) -> tuple[str, str, str, str]:
 
 
 def _form(e: SegmentWriter, i: Instruction) -> Mma:
-    """What the opcode says, with its shape checked against the types."""
+    """Return the form of an mma after checking its shape against the types."""
     kinds, (m, n, k) = _kinds(e, i), shape_of(e, i)
     sparse = i.parts[1].startswith("sp")
     a_kind = kinds[1]
@@ -147,7 +147,7 @@ def _form(e: SegmentWriter, i: Instruction) -> Mma:
 
 
 def _registers(form: Mma) -> tuple[int, int, int, int]:
-    """Registers of the fragments of D, A, B and C."""
+    """Return the numbers of registers of the fragments of D, A, B and C."""
     m, n, k = form.shape
 
     def count(elements: int, kind: str) -> int:
@@ -161,7 +161,10 @@ def _registers(form: Mma) -> tuple[int, int, int, int]:
 
 @emitter("mma")
 def mma(e: SegmentWriter, i: Instruction) -> None:
-    """mma{.sp}.sync.aligned.shape.row.col{...}.d.a.b.c d, a, b, c{, metadata, selector}{, scales and selectors}."""
+    """Write mma{.sp}.sync.aligned.shape.row.col{...}.d.a.b.c.
+
+    Operands: d, a, b, c{, metadata, selector}{, scales and their selectors}.
+    """
     e.need("sync" in i.parts, "mma without .sync")
     if shape_of(e, i) == (8, 8, 4) and types_of(i)[1:3] == ["f16", "f16"]:
         _quad(e, i)
@@ -186,7 +189,10 @@ def mma(e: SegmentWriter, i: Instruction) -> None:
 
 
 def _scale(e: SegmentWriter, data: Operand, selectors: Operand) -> str:
-    """(data, byte, thread) of one operand's scales; the selectors may be registers that all lanes agree on."""
+    """Return the expression (data, byte, thread) of one operand's scales.
+
+    The selectors are immediates, or registers with the same value in all lanes.
+    """
     byte, thread = (
         str(item.bits & 3) if isinstance(item, Imm) else f"int({e.src(item, 'u16')}[0]) & 3"
         for item in items_of(selectors)
@@ -195,7 +201,7 @@ def _scale(e: SegmentWriter, data: Operand, selectors: Operand) -> str:
 
 
 def _quad(e: SegmentWriter, i: Instruction) -> None:
-    """mma.m8n8k4 of f16."""
+    """Write mma.m8n8k4 of f16."""
     kinds = types_of(i)
     layouts = [p for p in i.parts if p in ("row", "col")]
     parts = [tuple_of(e, operand, "u32") for operand in i.operands[1:4]]
@@ -222,7 +228,10 @@ def wgmma(e: SegmentWriter, i: Instruction) -> None:
 
 
 def _mma_async(e: SegmentWriter, i: Instruction) -> None:
-    """{d}, a-desc | {a}, b-desc{, metadata, selector}, scale-d, then scale-a, scale-b{, trans-a}, trans-b."""
+    """Write wgmma.mma_async {d}, a-desc | {a}, b-desc{, metadata, selector}, scale-d, ....
+
+    The last operands are scale-a, scale-b{, trans-a}, trans-b.
+    """
     shape, kinds, operands = shape_of(e, i), types_of(i), list(i.operands)
     e.need(len(kinds) == 3 and kinds[0] in ("f16", "f32", "s32"), "these types are not served")
     _, n, k = shape
@@ -258,7 +267,7 @@ def _code(kind: str) -> str:
 
 @emitter("wmma")
 def wmma(e: SegmentWriter, i: Instruction) -> None:
-    """wmma.load.{a,b,c}, wmma.store.d, wmma.mma."""
+    """Write wmma.load.{a,b,c}, wmma.store.d and wmma.mma."""
     form, shape, kinds = i.parts[1], shape_of(e, i), types_of(i)
     space, by_column = state_space(i)[0], "col" in i.parts
     if form == "load":
@@ -280,7 +289,7 @@ def wmma(e: SegmentWriter, i: Instruction) -> None:
 
 
 def _wmma_mma(e: SegmentWriter, i: Instruction, shape: tuple[int, int, int], kinds: list[str]) -> None:
-    """Of f16 factors the opcode names D and C alone."""
+    """Write wmma.mma. With f16 factors the opcode names only the types of D and C."""
     whole = [kinds[0], "f16", "f16", kinds[1]] if len(kinds) == 2 else kinds
     e.need(len(whole) == 4, "two or four element types are expected")
     logic = next((p for p in i.parts if p in ("and", "xor")), "")
