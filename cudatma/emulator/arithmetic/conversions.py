@@ -37,7 +37,7 @@ class Format:
         return 1 + self.exponent + self.mantissa
 
     @property
-    def least(self) -> int:
+    def min_exponent(self) -> int:
         """Return the exponent of the unit in the last place of subnormals."""
         return 2 - (1 << (self.exponent - 1)) - self.mantissa
 
@@ -60,8 +60,8 @@ def _whole(scaled: Array, mode: str, negative: Array, random: Array | None) -> A
     if mode == "rna":
         return np.floor(scaled + 0.5)
     if mode == "rs" and random is not None:
-        found: Array = np.floor(scaled + random)
-        return found
+        result: Array = np.floor(scaled + random)
+        return result
     if mode in ("rm", "rp"):
         return np.where(negative == (mode == "rm"), np.ceil(scaled), np.floor(scaled))
     return np.floor(scaled)
@@ -74,10 +74,12 @@ def encode(a: Array, name: str, mode: str, saturates: bool, random: Array | None
     wide = a.astype(np.float64)
     magnitude = np.abs(wide)
     finite = np.where(np.isfinite(magnitude), magnitude, 0.0)
-    exponent = np.where(finite == 0, form.least, np.maximum(np.frexp(finite)[1] - 1 - form.mantissa, form.least))
+    exponent = np.where(
+        finite == 0, form.min_exponent, np.maximum(np.frexp(finite)[1] - 1 - form.mantissa, form.min_exponent)
+    )
     negative = np.signbit(wide)
     whole = _whole(np.ldexp(finite, -exponent), mode or "rn", negative, random)
-    code = whole.astype(np.int64) + ((exponent - form.least).astype(np.int64) << form.mantissa)
+    code = whole.astype(np.int64) + ((exponent - form.min_exponent).astype(np.int64) << form.mantissa)
     if form.has_inf:
         away = (mode in ("", "rn", "rna", "rs")) | (negative == (mode == "rm")) & (mode in ("rm", "rp"))
         over = form.top if saturates else np.where(away, form.top + 1, form.top)
@@ -97,7 +99,7 @@ def values(name: str) -> Array:
     magnitude = code & ((1 << (form.bits - 1)) - 1)
     field, fraction = magnitude >> form.mantissa, magnitude & ((1 << form.mantissa) - 1)
     significand = fraction + np.where(field > 0, 1 << form.mantissa, 0)
-    result = np.ldexp(significand.astype(np.float64), np.maximum(field, 1) - 1 + form.least)
+    result = np.ldexp(significand.astype(np.float64), np.maximum(field, 1) - 1 + form.min_exponent)
     if form.has_inf:
         result = np.where(magnitude == form.top + 1, np.inf, np.where(magnitude > form.top + 1, np.nan, result))
     elif form.nan > form.top:
@@ -111,8 +113,8 @@ def values(name: str) -> Array:
 def decode(a: Array, name: str) -> Array:
     """Convert the bits of a format of at most 8 bits, in unsigned integers, to float32; higher bits are ignored."""
     table = values(name)
-    found: Array = table[a & a.dtype.type(len(table) - 1)]
-    return found
+    result: Array = table[a & a.dtype.type(len(table) - 1)]
+    return result
 
 
 @runtime
@@ -130,8 +132,8 @@ def nibbles(a: Array) -> Array:
 
 @runtime
 def join_nibbles(low: Array, high: Array) -> Array:
-    found: Array = (low | (high << np.uint16(4))).astype(np.uint8)
-    return found
+    result: Array = (low | (high << np.uint16(4))).astype(np.uint8)
+    return result
 
 
 @runtime
@@ -168,8 +170,8 @@ def to_s2f6(a: Array, relu: bool) -> Array:
 
 @runtime
 def from_s2f6(a: Array) -> Array:
-    found: Array = a.view(np.int8).astype(np.float32) / np.float32(64)
-    return found
+    result: Array = a.view(np.int8).astype(np.float32) / np.float32(64)
+    return result
 
 
 @runtime
@@ -267,8 +269,8 @@ def clamp_int(a: Array, to: str) -> Array:
 @runtime
 def pack_fields(high: Array, low: Array, upper: Array, bits: int, signed: bool) -> Array:
     """Compute cvt.pack: clamp two int32 to ``bits`` bits and append them below the low bits of ``upper``."""
-    least, most = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+    low_limit, high_limit = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
     mask = np.uint32((1 << bits) - 1)
-    a, b = (np.clip(value, least, most).view(np.uint32) & mask for value in (high, low))
+    a, b = (np.clip(value, low_limit, high_limit).view(np.uint32) & mask for value in (high, low))
     result: Array = (upper << np.uint32(2 * bits)) | (a << np.uint32(bits)) | b
     return result

@@ -90,8 +90,8 @@ def flush(a: Array) -> Array:
 def clamp01(a: Array) -> Array:
     """Clamp to 0..1 (.sat); NaN and -0 become +0."""
     zero = a.dtype.type(0)
-    found: Array = np.where(a > zero, np.minimum(a, a.dtype.type(1)), zero)
-    return found
+    result: Array = np.where(a > zero, np.minimum(a, a.dtype.type(1)), zero)
+    return result
 
 
 @runtime
@@ -129,20 +129,20 @@ def round32(a: Array, mode: str) -> Array:
 
 
 @lru_cache(maxsize=32)
-def _rounding_masks(size: int, cut: int, least: int) -> tuple[Array, ...]:
-    """Return vectors of float64 bits: the low ``cut`` bits, half of that, all but the sign, 1, and 2**least."""
-    values = ((1 << cut) - 1, 1 << (cut - 1), (1 << 63) - 1, 1, (1023 + least) << 52)
+def _rounding_masks(size: int, cut: int, min_exponent: int) -> tuple[Array, ...]:
+    """Return vectors of float64 bits: the low ``cut`` bits, half of that, all but the sign, 1, and 2**min_exponent."""
+    values = ((1 << cut) - 1, 1 << (cut - 1), (1 << 63) - 1, 1, (1023 + min_exponent) << 52)
     return tuple(np.full(size, value, np.uint64) for value in values)
 
 
-def _fused(a: Array, b: Array, c: Array, to: type, cut: int, least: int) -> Array:
-    """Return a * b + c, rounded once to a type with ``cut`` fewer mantissa bits than float64 and normals from 2**least.
+def _fused(a: Array, b: Array, c: Array, to: type, cut: int, min_exponent: int) -> Array:
+    """Return a * b + c, rounded once to a type with ``cut`` fewer mantissa bits than float64.
 
-    The intermediate rounding to float64 is harmless unless the sum is halfway between two numbers of the type, or is
-    subnormal, where more bits are cut off.
+    Its normal numbers start at 2**min_exponent. The intermediate rounding to float64 is harmless unless the sum is
+    halfway between two numbers of the type, or is subnormal, where more bits are cut off.
     """
     total = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
-    low, half, magnitude, one, normal = _rounding_masks(total.size, cut, least)
+    low, half, magnitude, one, normal = _rounding_masks(total.size, cut, min_exponent)
     bits = total.view(np.uint64)
     if np.count_nonzero((bits & low) == half) or np.count_nonzero((bits & magnitude) - one < normal):
         total = fma_odd(a, b, c)
@@ -299,5 +299,5 @@ def upper_word(name: str, a: Array) -> Array:
     result = 1.0 / (value if name == "rcp" else np.sqrt(value))
     result = np.where(np.abs(result) < tiny, np.copysign(0.0, result), result)
     bits = np.where(np.isnan(result), np.uint64(0x7FFFFFFF00000000), result.view(np.uint64) & high)
-    found: Array = bits.view(np.float64)
-    return found
+    rounded: Array = bits.view(np.float64)
+    return rounded

@@ -74,7 +74,7 @@ def lop3(e: SegmentWriter, i: Instruction) -> None:
     """Write lop3.b32 d, a, b, c, table. The .BoolOp form d|p also tests the result and combines it with q."""
     table = i.operands[4] if len(i.operands) > 4 else None
     if not isinstance(table, Imm):
-        raise e.error("lop3 wants an immediate table as fifth operand")
+        raise e.error("lop3 needs an immediate table as its fifth operand")
     a, b, c = (e.src(o, "u32") for o in i.operands[1:4])
     text = lut_expression(table.bits & 255, a, b, c, e.splat(0, "u32"))
     to = i.operands[0]
@@ -248,8 +248,8 @@ def find_nth_set(mask: Array, base: Array, offset: Array) -> Array:
             out.append(b if m >> b & 1 else 0xFFFFFFFF)
             continue
         order = range(b, 32) if n > 0 else range(b, -1, -1)
-        found = [p for p in order if m >> p & 1]
-        out.append(found[abs(n) - 1] if len(found) >= abs(n) else 0xFFFFFFFF)
+        positions = [p for p in order if m >> p & 1]
+        out.append(positions[abs(n) - 1] if len(positions) >= abs(n) else 0xFFFFFFFF)
     return np.array(out, np.uint32)
 
 

@@ -26,7 +26,7 @@ def cvt(e: SegmentWriter, i: Instruction) -> None:
     e.need(len(i.parts) >= 3, "cvt needs two types")
     to, source = i.parts[-2], i.parts[-1]
     if to == "tf32":
-        e.need(source == "f32", "tf32 comes from f32")
+        e.need(source == "f32", "tf32 can only be converted from f32")
         value = _relu(i, e.src(i.operands[1], "f32"))
         e.dst(i.operands[0], f"to_tf32({value}, {_mode(i)!r}, {'satfinite' in i.parts})", "u32")
     elif "s2f6x2" in (to, source):
@@ -36,7 +36,7 @@ def cvt(e: SegmentWriter, i: Instruction) -> None:
         tail = f"{_mode(i)!r}, {'satfinite' in i.parts}"
         e.dst(i.operands[0], f"pack((to_ue8m0({low}, {tail}), to_ue8m0({high}, {tail})), u16)", "u16")
     elif source == "ue8m0x2":
-        e.need(to == "bf16x2", "ue8m0x2 becomes bf16x2")
+        e.need(to == "bf16x2", "ue8m0x2 can only be converted to bf16x2")
         value = f"from_ue8m0(bytes_of_lanes({e.src(i.operands[1], 'u16')}))"
         e.dst(i.operands[0], f"to_bf16({value}).view(u32)", "u32")
     elif source in _SMALL:
@@ -94,7 +94,9 @@ def _to_small(e: SegmentWriter, i: Instruction, to: str, source: str) -> None:
     name = _SMALL[to]
     if to.endswith("x4"):
         vector = i.operands[1]
-        e.need(isinstance(vector, Vec) and len(vector.items) == 4 and _mode(i) == "rs", "{a, b, e, f} and .rs")
+        e.need(
+            isinstance(vector, Vec) and len(vector.items) == 4 and _mode(i) == "rs", ".x4 needs {a, b, e, f} and .rs"
+        )
         items = vector.items if isinstance(vector, Vec) else ()
         # (first bit, number) of the random bits for each item; a and b use the upper ones.
         places = ((24, 8), (8, 8), (16, 8), (0, 8)) if name == "e2m1" else ((16, 16), (16, 16), (0, 16), (0, 16))
@@ -137,7 +139,7 @@ def _fixed_point(e: SegmentWriter, i: Instruction, to: str, source: str) -> None
             high, low = f"({high} / {scales}[1::2])", f"({low} / {scales}[0::2])"
         e.dst(i.operands[0], f"pack((to_s2f6({low}, {relu}), to_s2f6({high}, {relu})), u16)", "u16")
         return
-    e.need(to == "bf16x2", "s2f6x2 becomes bf16x2")
+    e.need(to == "bf16x2", "s2f6x2 can only be converted to bf16x2")
     value = f"from_s2f6(bytes_of_lanes({e.src(i.operands[1], 'u16')}))"
     if scales != "None":
         value = f"({value} * {scales})"

@@ -99,7 +99,7 @@ def arithmetic(e: SegmentWriter, i: Instruction) -> None:
 def _mixed(e: SegmentWriter, i: Instruction) -> None:
     """Write add, sub and fma of f32 with f16 or bf16: {add,sub}.f32.f16 d, a, c and fma.f32.f16 d, a, b, c."""
     convert = {"f16": "halves({}).astype(f32)", "bf16": "brains({})"}
-    e.need(i.parts[-1] in convert, f"f32 is not mixed with .{i.parts[-1]}")
+    e.need(i.parts[-1] in convert, f"f32 cannot be mixed with .{i.parts[-1]}")
     small = [convert[i.parts[-1]].format(e.src(o, "u16")) for o in i.operands[1:-1]]
     last, mode = e.src(i.operands[-1], "f32"), rounding(i)
     if i.parts[0] == "fma":
@@ -153,7 +153,7 @@ def extreme(e: SegmentWriter, i: Instruction) -> None:
     if i.parts[-1] not in _FLOATS:
         write_extreme(e, i)
         return
-    e.need(len(i.operands) in (3, 4), "two or three operands are expected")
+    e.need(len(i.operands) in (3, 4), "expected two or three sources")
     v = Values(e, i)
     function = ("larger" if i.parts[0] == "max" else "smaller") + ("_nan" if "NaN" in i.parts else "")
     values = [e.temporary(text) for text in v.sources()]

@@ -23,7 +23,7 @@ def kind(e: SegmentWriter, i: Instruction, position: int = -1) -> str:
 
 
 def operands(e: SegmentWriter, i: Instruction, count: int) -> None:
-    e.need(len(i.operands) == count, f"{count} operands are expected, {len(i.operands)} are given")
+    e.need(len(i.operands) == count, f"expected {count} operands, got {len(i.operands)}")
 
 
 def write_add_sub(e: SegmentWriter, i: Instruction) -> None:
@@ -107,14 +107,14 @@ def write_mul_mad(e: SegmentWriter, i: Instruction) -> None:
     code, root = kind(e, i), i.parts[0]
     operands(e, i, 3 if root == "mul" else 4)
     form = next((p for p in i.parts if p in ("lo", "hi", "wide")), "")
-    e.need(bool(form), "one of .lo, .hi, .wide is expected")
+    e.need(bool(form), "expected one of .lo, .hi, .wide")
     a, b = e.src(i.operands[1], code), e.src(i.operands[2], code)
     result = code
     if form == "lo":
         text = f"{a} * {b}"
     elif form == "wide":
         result = _WIDER.get(code, "")
-        e.need(bool(result), f".wide of {code}")
+        e.need(bool(result), f".wide is not defined for {code}")
         text = f"{a}.astype({result}) * {b}.astype({result})"
     else:
         text = f"high_product({a}, {b})"

@@ -49,10 +49,10 @@ def _whole(e: SegmentWriter, operand: Operand) -> tuple[str, str]:
     *(f"v{name}{count}" for name in ("add", "sub", "avrg", "absdiff", "min", "max", "set") for count in (2, 4)),
 )
 def video(e: SegmentWriter, i: Instruction) -> None:
-    found = _OPCODE.match(i.parts[0])
-    if found is None:
+    opcode = _OPCODE.match(i.parts[0])
+    if opcode is None:
         raise e.error("unknown video instruction")
-    name, lanes = found[1], int(found[2] or 1)
+    name, lanes = opcode[1], int(opcode[2] or 1)
     to = i.operands[0]
     mask = to.selector if isinstance(to, Part) else ""
     (a, a_part), (b, b_part) = (_whole(e, operand) for operand in i.operands[1:3])
@@ -61,7 +61,7 @@ def video(e: SegmentWriter, i: Instruction) -> None:
     if name == "set":
         types.insert(0, "u32")
     signs = tuple(kind == "s32" for kind in types)
-    e.need(len(signs) == 3, "three types are expected, two for vset")
+    e.need(len(signs) == 3, "expected three types, or two for vset")
     after = i.parts[1 + sum(p in ("u32", "s32") for p in i.parts) :]
     compare = next((p for p in after if p in _COMPARE), "")
     second = next((p for p in after if p in _SECOND), "")
@@ -190,5 +190,5 @@ def video_lanes(
         return _words(result[:, chosen].sum(axis=1) + c.astype(np.int64))
     out = np.ascontiguousarray(c).view(f"u{bits // 8}").reshape(-1, lanes).copy()
     out[:, chosen] = result[:, chosen] & ((1 << bits) - 1)
-    found: Array = out.view(np.uint32)[:, 0]
-    return found
+    merged: Array = out.view(np.uint32)[:, 0]
+    return merged

@@ -49,7 +49,7 @@ def spread(values: Array, mask: Array | None) -> Array:
 def check_aligned(w: Warp, at: int, addresses: Array, size: int) -> None:
     if int(_union(addresses)) & (size - 1):
         bad = int(addresses[(addresses & (size - 1)) != 0][0])
-        trap(w, at, f"misaligned address {bad:#x}: {size} bytes are accessed at once", "MISALIGNED_ADDRESS")
+        trap(w, at, f"misaligned address {bad:#x} for an access of {size} bytes", "MISALIGNED_ADDRESS")
 
 
 def active_of(values: tuple[Array, ...], mask: Array | None) -> tuple[Array, ...]:
@@ -113,7 +113,7 @@ def check_window(w: Warp, at: int, address: int, allowed: str) -> None:
     """
     memory = memory_of(w, address)
     if memory:
-        trap(w, at, f"{address:#x} is a generic address of {memory}, allowed: {allowed}", "ILLEGAL_ADDRESS")
+        trap(w, at, f"{address:#x} is a generic address of {memory}; allowed: {allowed}", "ILLEGAL_ADDRESS")
 
 
 def as_shared(w: Warp, at: int, address: int) -> int:
@@ -150,13 +150,13 @@ def outside(w: Warp, at: int, address: int, size: int) -> NoReturn:
 
 def regions_of(w: Warp, at: int, addresses: Array, size: int) -> list[tuple[Region, Array]]:
     """Return (region, lane indices) for lanes whose addresses are in several regions."""
-    found: dict[int, tuple[Region, list[int]]] = {}
+    parts: dict[int, tuple[Region, list[int]]] = {}
     for lane, address in enumerate(addresses.tolist()):
         region = w.launch.memory.find(address)
         if region is None or address + size > region.end:
             outside(w, at, address, size)
-        found.setdefault(region.base, (region, []))[1].append(lane)
-    return [(region, np.array(lanes)) for region, lanes in found.values()]
+        parts.setdefault(region.base, (region, []))[1].append(lane)
+    return [(region, np.array(lanes)) for region, lanes in parts.values()]
 
 
 @runtime
@@ -164,14 +164,14 @@ def ld_global(w: Warp, at: int, addresses: Array, code: str, count: int, mask: A
     """Load (count, 32) elements from global, const or kernel parameter memory."""
     active = lanes_of(addresses, mask)
     size = BYTES[code] * count
-    one = _place(w, at, active, size)
-    if one is not None:
-        region, offsets = one
+    place = _place(w, at, active, size)
+    if place is not None:
+        region, offsets = place
         w.events.global_read(w, at, region, offsets, size, order)
-        found = _gather(region, offsets, code, count)
+        elements = _gather(region, offsets, code, count)
         if order:
-            look(w, at, found, order, int(active[0]))
-        return spread(found, mask)
+            yield_if_unchanged(w, at, elements, order, int(active[0]))
+        return spread(elements, mask)
     values = np.zeros((count, len(active)), NUMPY[code])
     for part, lanes in regions_of(w, at, active, size):
         offsets = _offsets(part, active[lanes])
@@ -194,19 +194,19 @@ class FlagWait:
         return f"polls {self.place}, which stays {value}"
 
 
-def look(w: Warp, at: int, found: Array, order: str, address: int) -> None:
+def yield_if_unchanged(w: Warp, at: int, elements: Array, order: str, address: int) -> None:
     """Yield to other splits if a strong load, or an atomic operation that changes nothing, returns the same value
     again.
 
-    ``found`` holds the elements read, and ``address`` is the generic address of the first.
+    ``elements`` holds the elements read, and ``address`` is the generic address of the first.
     """
-    seen = at, found.tobytes()
-    if seen != w.looked:
-        w.looked = seen
+    observed = at, elements.tobytes()
+    if observed != w.last_read:
+        w.last_read = observed
         if order != "nc":
             w.launch.scheduler.synchronized()
     elif order != "nc":
-        value = int(found.view(NUMPY[f"u{8 * found.itemsize}"]).flat[0])
+        value = int(elements.view(NUMPY[f"u{8 * elements.itemsize}"]).flat[0])
         w.launch.scheduler.spin(w.split, FlagWait(at, value, _flag_name(w, address)))
 
 
@@ -235,13 +235,13 @@ def _gather_bytes(region: Region, offsets: Array, code: str, count: int) -> Arra
 def st_global(
     w: Warp, at: int, addresses: Array, code: str, values: tuple[Array, ...], mask: Array | None, order: str = ""
 ) -> None:
-    """Store one vector of elements per operand."""
+    """Store place vector of elements per operand."""
     active = lanes_of(addresses, mask)
     size = BYTES[code] * len(values)
     rows = active_of(values, mask)
-    one = _place(w, at, active, size)
-    if one is not None:
-        _scatter(w, at, *one, code, rows, order)
+    place = _place(w, at, active, size)
+    if place is not None:
+        _scatter(w, at, *place, code, rows, order)
         return
     for part, lanes in regions_of(w, at, active, size):
         _scatter(w, at, part, _offsets(part, active[lanes]), code, tuple(row[lanes] for row in rows), order)
@@ -328,12 +328,12 @@ def ld_shared(
     if remote and len(groups := _by_rank(w, active)) > 1:
         values = np.zeros((count, len(active)), NUMPY[code])
         for lanes in groups:
-            values[:, lanes] = _load_one(w, at, active[lanes], code, count, True, order)
+            values[:, lanes] = _load_lanes(w, at, active[lanes], code, count, True, order)
         return spread(values, mask)
-    return spread(_load_one(w, at, active, code, count, remote, order), mask)
+    return spread(_load_lanes(w, at, active, code, count, remote, order), mask)
 
 
-def _load_one(w: Warp, at: int, active: Array, code: str, count: int, remote: bool, order: str) -> Array:
+def _load_lanes(w: Warp, at: int, active: Array, code: str, count: int, remote: bool, order: str) -> Array:
     block, offsets = shared_offsets(w, at, active, BYTES[code] * count, remote)
     return _load_at(w, at, block, offsets, code, count, order)
 
@@ -342,7 +342,7 @@ def _load_at(w: Warp, at: int, block: Any, offsets: Array, code: str, count: int
     w.events.shared_read(w, at, block, offsets, BYTES[code] * count, order, False)
     result: Array = block.shared.gather(offsets, code, count)
     if order:
-        look(w, at, result, order, SHARED_WINDOW + block.shared_base + int(np.ravel(offsets)[0]))
+        yield_if_unchanged(w, at, result, order, SHARED_WINDOW + block.shared_base + int(np.ravel(offsets)[0]))
     return result
 
 

@@ -72,16 +72,16 @@ def _encode(value: Any, param: Variable, name: str, memory: GlobalMemory) -> byt
     if isinstance(value, bytes | bytearray | memoryview):
         return _sized(bytes(value), size, name)
     for attribute in ("data", "descriptor", "bytes"):
-        found = _attribute(value, attribute)
-        if isinstance(found, bytes | bytearray | memoryview | ctypes.Array):
-            return _sized(bytes(found), size, name)
+        content = _attribute(value, attribute)
+        if isinstance(content, bytes | bytearray | memoryview | ctypes.Array):
+            return _sized(bytes(content), size, name)
     try:
         if hasattr(value, "__bytes__"):
             return _sized(bytes(value), size, name)
     except CudaTmaError:
         raise
     except Exception as error:  # the caller's code may raise anything
-        raise ArgumentTypeError(name, type(value).__name__, "an object that can be made bytes", str(error)) from error
+        raise ArgumentTypeError(name, type(value).__name__, "an object that converts to bytes", str(error)) from error
     raise ArgumentTypeError(name, type(value).__name__, "a NumPy array, a number, bytes or a tensor map")
 
 
@@ -91,7 +91,7 @@ def _float_bytes(value: float, size: int, name: str) -> bytes:
     try:
         return struct.pack({2: "<e", 4: "<f", 8: "<d"}[size], value)
     except OverflowError:
-        raise ArgumentError(name, value, f"a number that a float of {size} bytes holds") from None
+        raise ArgumentError(name, value, f"a number in the range of a float of {size} bytes") from None
 
 
 def _attribute(value: Any, name: str) -> Any:
@@ -105,9 +105,9 @@ def _attribute(value: Any, name: str) -> Any:
 def register_array(value: Any, name: str, memory: GlobalMemory) -> None:
     """Map the array from which a tensor map was made."""
     for attribute in ("array", "tensor", "owner"):
-        found = _attribute(value, attribute)
-        if isinstance(found, np.ndarray):
-            memory.add(found, name)
+        array = _attribute(value, attribute)
+        if isinstance(array, np.ndarray):
+            memory.add(array, name)
 
 
 def _sized(raw: bytes, size: int, name: str) -> bytes:

@@ -92,14 +92,14 @@ _ON_INTEGERS: dict[str, Callable[[int, int, int], int]] = {
 def _on_integers(cells: Array, index: Array, operation: str, operands: list[Array]) -> Array:
     """Apply an operation lane by lane on Python integers and return the old values."""
     kind, bits = cells.dtype.kind, 8 * cells.dtype.itemsize
-    least = -(1 << (bits - 1)) if kind == "i" else 0
+    low_limit = -(1 << (bits - 1)) if kind == "i" else 0
     apply_one = _ON_INTEGERS[operation]
     now: dict[int, int] = {}
     before = []
     for place, value, second in zip(index.tolist(), operands[0].tolist(), operands[-1].tolist(), strict=True):
         old = now[place] if place in now else int(cells[place])
         before.append(old)
-        now[place] = (apply_one(old, value, second) - least & (1 << bits) - 1) + least
+        now[place] = (apply_one(old, value, second) - low_limit & (1 << bits) - 1) + low_limit
     for place, value in now.items():
         cells[place] = value
     return np.array(before, cells.dtype)
@@ -124,11 +124,11 @@ def _on_floats(cells: Array, index: Array, operation: str, operands: list[Array]
 
 def _is_plain(*values: Array) -> bool:
     """Return whether all values are normal numbers or zero, so that NaNs and subnormals need no care."""
-    least = np.finfo(values[0].dtype).tiny
-    return all(bool((np.isfinite(v) & ((v == 0) | (np.abs(v) >= least))).all()) for v in values)
+    tiny = np.finfo(values[0].dtype).tiny
+    return all(bool((np.isfinite(v) & ((v == 0) | (np.abs(v) >= tiny))).all()) for v in values)
 
 
-def _quickly(
+def _apply_fast(
     w: Warp, at: int, addresses: Array, element: np.dtype[Any], operation: str, operands: list[Array]
 ) -> tuple[Array, bool] | None:
     """Apply an operation to cells of one global region without a loop over arrays.
@@ -172,10 +172,10 @@ def atomic(
     w.events.atomic(w, at, addresses[active], space, size, order, returns)
     if count == 1 and element in _CODES and int(addresses[active].max()) >> 60 == 0 and space != "shared":
         chosen = [group[0][active].view(element) for group in sources]
-        found = _quickly(w, at, addresses[active], element, operation, chosen)
-        if found is not None:
-            old[0, active] = found[0].view(NUMPY[code])
-            _done(w, at, old[:, active], found[1], int(addresses[active[0]]))
+        quick = _apply_fast(w, at, addresses[active], element, operation, chosen)
+        if quick is not None:
+            old[0, active] = quick[0].view(NUMPY[code])
+            _yield_after(w, at, old[:, active], quick[1], int(addresses[active[0]]))
             return old
     has_changed = False
     for lane in active.tolist():
@@ -194,11 +194,11 @@ def atomic(
         place[:] = new.view(np.uint8)
         has_changed = has_changed or bool(np.count_nonzero(place != before))
     address = int(addresses[active[0]]) + (SHARED_WINDOW if space == "shared" else 0)
-    _done(w, at, old[:, active], has_changed, address)
+    _yield_after(w, at, old[:, active], has_changed, address)
     return old
 
 
-def _done(w: Warp, at: int, old: Array, has_changed: bool, address: int) -> None:
+def _yield_after(w: Warp, at: int, old: Array, has_changed: bool, address: int) -> None:
     """Yield to other splits if the operation changed memory, or if it did not and is repeated.
 
     ``old`` holds the elements before it, and ``address`` is the generic address of the first.
@@ -207,4 +207,4 @@ def _done(w: Warp, at: int, old: Array, has_changed: bool, address: int) -> None
         w.launch.scheduler.progress += 1
         w.launch.scheduler.synchronized()
     else:
-        access.look(w, at, old, "relaxed", address)
+        access.yield_if_unchanged(w, at, old, "relaxed", address)

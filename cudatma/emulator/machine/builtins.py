@@ -37,7 +37,7 @@ def release(launch: Launch, address: int) -> None:
     """Free memory from allocate(); 0 is ignored. Raises TrapError for any other address."""
     if address:
         if launch.heap.pop(address, None) is None:
-            raise TrapError(f"free of {address:#x}, which malloc has not given or free has taken")
+            raise TrapError(f"free of {address:#x}, which is not a live address from malloc")
         launch.memory.remove(address)
 
 
@@ -54,7 +54,7 @@ def _argument(w: Warp, name: str, lane: int) -> int:
 def _string(w: Warp, address: int) -> str:
     region = w.launch.memory.find(address)
     if region is None:
-        raise TrapError(f"a string at {address:#x}, which is not mapped")
+        raise TrapError(f"string at {address:#x}, which is not mapped")
     start = address - region.base
     raw = bytes(region.data[start : start + _LONGEST_STRING])
     return raw.split(b"\0", 1)[0].decode("utf-8", "replace")

@@ -42,7 +42,7 @@ class Wait:
     @property
     def may_time_out(self) -> bool:
         """Return False if lanes have left a join early; this split then waits for the lanes that poll."""
-        return not self.split.warp.is_parted
+        return not self.split.warp.has_left_joins
 
     @property
     def is_joint(self) -> bool:
@@ -58,7 +58,7 @@ class Wait:
         return f"lanes {lane_bits(self.missing):#x} of its warp"
 
 
-def lanes_moved(w: Warp) -> None:
+def release_hopeless(w: Warp) -> None:
     """Release splits whose missing lanes can no longer arrive, because they left the kernel or wait at a join."""
     for wait in list(w.waiting):
         if not may_come(w, wait):
@@ -134,24 +134,24 @@ def arrive(w: Warp, split: Split) -> None:
         raise EmulatorError("a split without a join arrived at one")
     remove(w, split)
     join.mask = join.mask | split.mask
-    one_less(w, join)
+    count_down(w, join)
     if w.waiting:
-        lanes_moved(w)
+        release_hopeless(w)
 
 
-def one_less(w: Warp, join: Join) -> None:
+def count_down(w: Warp, join: Join) -> None:
     """Count down the splits or inner joins that a join waits for, and continue when none is left."""
     join.missing -= 1
     if join.missing:
         return
     mask = join.mask & w.alive
     if mask.any():
-        _go_on(w, join, mask)
+        _resume(w, join, mask)
     elif join.parent is not None:
-        one_less(w, join.parent)
+        count_down(w, join.parent)
 
 
-def _go_on(w: Warp, join: Join, lanes: Array) -> None:
+def _resume(w: Warp, join: Join, lanes: Array) -> None:
     """Continue execution with the lanes that have arrived at a join."""
     frame, pc = join.frame, join.at
     if pc == -1:
@@ -176,14 +176,14 @@ def _release(w: Warp, lanes: Array) -> Array:
             released |= parked
             if join.parent is not None:
                 join.parent.missing += 1
-            _go_on(w, join, parked)
+            _resume(w, join, parked)
     return released
 
 
 def release_parked(w: Warp) -> bool:
     """Let all lanes that are parked at joins continue without the others, and return whether there were any."""
     released = bool(_release(w, w.alive).any())
-    w.is_parted = w.is_parted or released
+    w.has_left_joins = w.has_left_joins or released
     return released
 
 
@@ -217,22 +217,22 @@ def quit(w: Warp, mask: Array | None) -> int:
     if np.count_nonzero(rest):
         split.mask, split.is_full = rest, False
         if w.waiting:
-            lanes_moved(w)
-        sync.lanes_ended(w.block)
+            release_hopeless(w)
+        sync.complete_barriers(w.block)
         return SWITCH
     remove(w, split)
     if split.join is not None:
-        one_less(w, split.join)
+        count_down(w, split.join)
     if w.waiting:
-        lanes_moved(w)
+        release_hopeless(w)
     if w.alive.any():
-        sync.lanes_ended(w.block)
+        sync.complete_barriers(w.block)
     else:
-        _warp_ended(w)
+        _end_warp(w)
     return SWITCH
 
 
-def _warp_ended(w: Warp) -> None:
+def _end_warp(w: Warp) -> None:
     """Update the CTA and the cluster after the last lane of a warp has left the kernel."""
     block = w.block
     block.live_warps -= 1
@@ -241,7 +241,7 @@ def _warp_ended(w: Warp) -> None:
             w.events.cluster_ended()
         w.events.block_ended(block)
     w.events.warp_ended(w)
-    sync.lanes_ended(block)
+    sync.complete_barriers(block)
     if block.is_done:
         w.launch.block_ended(block)
 
@@ -304,7 +304,7 @@ def gather(w: Warp, at: int, what: str, members: Array, value: Array | None, fol
         return met
     groups = sync.groups_of(members, split.mask)
     if all((lanes | ~lane_mask(bits) | ~w.alive).all() for bits, lanes in groups):
-        _met(w, at, what, groups, [split])
+        _complete_meeting(w, at, what, groups, [split])
         return value, tuple(lanes for _, lanes in groups)
     if len(groups) > 1:
         return diverge(w, groups[0][1], split.pc, split.pc, following)
@@ -317,7 +317,7 @@ def gather(w: Warp, at: int, what: str, members: Array, value: Array | None, fol
         lanes = lanes | other.split.mask
         if value is not None and other.value is not None:
             value = np.where(other.split.mask, other.value, value)
-    _met(w, at, what, [(mask, lanes)], [split, *(other.split for other in held)])
+    _complete_meeting(w, at, what, [(mask, lanes)], [split, *(other.split for other in held)])
     met = value, (lanes,)
     for other in held:
         other.split.token = met
@@ -325,12 +325,12 @@ def gather(w: Warp, at: int, what: str, members: Array, value: Array | None, fol
     return met
 
 
-def _met(w: Warp, at: int, what: str, groups: list[sync.Group], splits: list[Split]) -> None:
+def _complete_meeting(w: Warp, at: int, what: str, groups: list[sync.Group], splits: list[Split]) -> None:
     """Complete a meeting of splits, and report awaited lanes that have left the kernel instead of arriving."""
     sync.meet(w, at, what, groups)
     for split in splits:
         if (split.released & ~w.alive).any():
-            message = f"{what} names lanes that do not execute it and leave the kernel while others wait for them"
+            message = f"{what} names lanes that leave the kernel without executing it while others wait for them"
             w.events.violation("divergent_warp", w, at, message)
         split.released = NOBODY
 
@@ -374,12 +374,12 @@ def _absorb(w: Warp, split: Split, other: Split) -> None:
         common.missing += len(left) - 1
     split.join = common
     for join in left:
-        one_less(w, join)
+        count_down(w, join)
 
 
 def _ancestors(join: Join | None) -> list[Join]:
-    found: list[Join] = []
+    ancestors: list[Join] = []
     while join is not None:
-        found.append(join)
+        ancestors.append(join)
         join = join.parent
-    return found
+    return ancestors

@@ -22,11 +22,11 @@ from cudatma.emulator.ptx.types import LANES, NUMPY, Array
 #: Shared memory in each CTA that the GPU reserves for the system.
 RESERVED_BYTES = 1024
 #: Bound on the host memory of live clusters, as ``Launch.cluster_bytes`` estimates it.
-MOST_LIVE_BYTES = 2 << 30
+MAX_LIVE_BYTES = 2 << 30
 #: Host bytes that the emulator and the hazard checks keep per byte of shared memory, and per warp besides its clock.
 _BYTES_PER_SHARED, _BYTES_PER_WARP = 24, 24 << 10
 #: Emulated time that passes while all threads only read a clock: the first step, and the limit that is a deadlock.
-FIRST_IDLE_NS, MOST_IDLE_NS = 1_000_000, 10**13
+FIRST_IDLE_NS, MAX_IDLE_NS = 1_000_000, 10**13
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class GridLaunch:
         self.workspace_base = self.memory.add(workspace, "grid workspace")
         self.scheduler = Scheduler(self, schedule, seed, setup.step_limit)
         #: Emulated time in ns in addition to the steps, and whether the kernel has read a clock since it last advanced.
-        self._waited_ns, self._looked_at_clock = 0, False
+        self._waited_ns, self._has_read_clock = 0, False
         #: Clusters that have started and not ended.
         self.resident: list[Cluster] = []
         self._waiting = self._origins()
@@ -143,9 +143,9 @@ class GridLaunch:
         started = False
         for _ in range(max(1, len(self.resident) // 4)):  # in batches, to keep long chains fast
             origin = self._take(lambda count: 0)
-            if origin is not None and (len(self.resident) + 1) * self.cluster_bytes > MOST_LIVE_BYTES:
+            if origin is not None and (len(self.resident) + 1) * self.cluster_bytes > MAX_LIVE_BYTES:
                 live, blocks = len(self.resident), self.cluster[0] * self.cluster[1] * self.cluster[2]
-                raise ResidencyError(live * blocks, self.cluster_bytes * live, MOST_LIVE_BYTES)
+                raise ResidencyError(live * blocks, self.cluster_bytes * live, MAX_LIVE_BYTES)
             started = self._start(origin) or started
         return started
 
@@ -187,14 +187,14 @@ class GridLaunch:
 
     def parameter(self, name: str, offset: int, code: str, count: int) -> Array:
         """Return (count, 32) elements of a kernel parameter, the same for every thread."""
-        found = self._parameter_values.get((name, offset, code, count))
-        if found is None:
+        values = self._parameter_values.get((name, offset, code, count))
+        if values is None:
             start = self.program.param_offsets[name] + offset
             raw = self._parameters[start : start + NUMPY[code].itemsize * count].copy().view(NUMPY[code])
-            found = np.ascontiguousarray(np.broadcast_to(raw[:, None], (count, LANES)))
-            found.flags.writeable = False
-            self._parameter_values[name, offset, code, count] = found
-        return found
+            values = np.ascontiguousarray(np.broadcast_to(raw[:, None], (count, LANES)))
+            values.flags.writeable = False
+            self._parameter_values[name, offset, code, count] = values
+        return values
 
     def show_steps(self, steps: int) -> None:
         """Report the steps of the running schedule to the caller of the launch."""
@@ -203,7 +203,7 @@ class GridLaunch:
 
     def clock(self, name: str) -> int:
         """Return %clock, %globaltimer or a half of them: steps plus the time that has passed while idle."""
-        self._looked_at_clock = True
+        self._has_read_clock = True
         steps = self.scheduler.steps * 32 + self._waited_ns
         if name in ("clock", "globaltimer_lo"):
             return steps & 0xFFFFFFFF
@@ -221,9 +221,9 @@ class GridLaunch:
         end this way. A kernel that reads a clock once still deadlocks. Each advance is as long as all previous ones
         together.
         """
-        if not self._looked_at_clock or self._waited_ns > MOST_IDLE_NS:
+        if not self._has_read_clock or self._waited_ns > MAX_IDLE_NS:
             return False
-        self._looked_at_clock = False
+        self._has_read_clock = False
         self._waited_ns += max(FIRST_IDLE_NS, self._waited_ns)
         return True
 

@@ -108,11 +108,11 @@ class Recorder:
         if not visits:
             return None
         program = max(visits, key=lambda place: sum(other[0] is place[0] for other in visits))[0]
-        found: list[tuple[int, Instruction]] = []
+        instructions: list[tuple[int, Instruction]] = []
         for pc in sorted(pc for other, pc in visits if other is program):
             segment = program.flow.segments[pc]
-            found += [(at, program.instruction(at)) for at in range(segment.start, segment.stop)]
-        return Loop(program, tuple(found)) if found else None
+            instructions += [(at, program.instruction(at)) for at in range(segment.start, segment.stop)]
+        return Loop(program, tuple(instructions)) if instructions else None
 
     def warps(self) -> list[Warp]:
         """Return the warps that have executed an instruction more than once."""

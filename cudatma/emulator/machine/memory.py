@@ -42,12 +42,12 @@ class Region:
 
     def view(self, code: str) -> Array:
         """Return all whole elements of a type, starting at the first byte."""
-        found = self._views.get(code)
-        if found is None:
+        elements = self._views.get(code)
+        if elements is None:
             dtype = NUMPY[code]
-            found = self.data[: self.size - self.size % dtype.itemsize].view(dtype)
-            self._views[code] = found
-        return found
+            elements = self.data[: self.size - self.size % dtype.itemsize].view(dtype)
+            self._views[code] = elements
+        return elements
 
     def inside(self, addresses: Array, size: int) -> Array | None:
         """Return the int64 byte offsets of aligned accesses of ``size`` bytes, or None if one is outside of the region.
@@ -105,12 +105,12 @@ def bytes_of(array: Any, name: str = "array") -> Array:
     if not isinstance(array, np.ndarray):
         raise ArgumentError(name, type(array).__name__, "a NumPy array")
     if array.dtype.hasobject or not array.dtype.isnative:
-        raise ArgumentError(name, f"dtype {array.dtype!s}", "numbers in the machine's own byte order", "convert a copy")
+        raise ArgumentError(name, f"dtype {array.dtype!s}", "numbers in native byte order", "convert a copy")
     array = array.view(np.ndarray)  # subclasses such as np.matrix index differently
     while not (array.flags.c_contiguous or array.flags.f_contiguous) and isinstance(array.base, np.ndarray):
         array = array.base
     if not array.flags.c_contiguous and not array.flags.f_contiguous:
-        raise ArgumentError(name, f"strides {array.strides}", "an array without gaps, or a view of one", "pass a copy")
+        raise ArgumentError(name, f"strides {array.strides}", "a contiguous array, or a view of one", "pass a copy")
     flat = array.reshape(-1, order="A") if array.ndim != 1 else array
     if array.size == 0:
         return np.zeros(0, np.uint8)
@@ -123,7 +123,7 @@ def address_of(array: Array) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def _united(one: Region, other: Region) -> Region:
+def _merge(one: Region, other: Region) -> Region:
     """Return one region for two that overlap; it keeps both owners alive."""
     base, end = min(one.base, other.base), max(one.end, other.end)
     if other.base == base and other.end == end:
@@ -149,8 +149,8 @@ class GlobalMemory:
         if data.size == 0:
             return address
         base = address_of(data)
-        found = self.find(base)
-        if found is None or base + data.size > found.end:
+        region = self.find(base)
+        if region is None or base + data.size > region.end:
             self._insert(Region(base, data, name, array, bool(array.flags.writeable)))
         return address
 
@@ -160,7 +160,7 @@ class GlobalMemory:
         for old in [r for r in map(self._regions.__getitem__, near) if region.base < r.end]:
             self._bases.remove(old.base)
             del self._regions[old.base]
-            region = _united(old, region)
+            region = _merge(old, region)
         insort(self._bases, region.base)
         self._regions[region.base] = region
 

@@ -46,7 +46,7 @@ def _width(e: SegmentWriter, mem: Mem) -> str:
 def address_of(e: SegmentWriter, mem: object) -> str:
     """Return the expression of the lane addresses of a memory operand, as uint64."""
     if not isinstance(mem, Mem):
-        raise e.error("an address in brackets is expected")
+        raise e.error("expected an address in brackets")
     width = _width(e, mem)
     text = e.convert(e.address(mem, width), width, "u64")
     return f"({text} + w.launch.param_shift)" if is_kernel_parameter(e, mem.base) else text
@@ -84,8 +84,8 @@ def _kernel_parameter(e: SegmentWriter, mem: Mem, space: str, size: int) -> str 
     if space != "param" or not function.is_entry or not isinstance(base, Sym):
         return None
     inside = base.offset + mem.offset
-    found = next((p for p in function.params if p.name == base.name), None)
-    if found is None or inside % size or found.align % size or not 0 <= inside <= found.size_bytes - size:
+    param = next((p for p in function.params if p.name == base.name), None)
+    if param is None or inside % size or param.align % size or not 0 <= inside <= param.size_bytes - size:
         return None
     return f"{base.name!r}, {inside}"
 
@@ -102,10 +102,10 @@ def _elements(e: SegmentWriter, i: Instruction) -> tuple[str, int]:
 def ld(e: SegmentWriter, i: Instruction) -> None:
     code, count = _elements(e, i)
     space, remote = state_space(i)
-    e.need(len(i.operands) >= 2, "ld wants a destination and an address")
+    e.need(len(i.operands) >= 2, "ld needs a destination and an address")
     mem = i.operands[1]
     if not isinstance(mem, Mem):
-        raise e.error("an address in brackets is expected")
+        raise e.error("expected an address in brackets")
     raw = unsigned(code) if code in ("f16",) else code
     param = _param_name(e, mem, space)
     fixed = _kernel_parameter(e, mem, space, BYTES[raw] * count)
@@ -134,7 +134,7 @@ def ld(e: SegmentWriter, i: Instruction) -> None:
             e.dst(target, f"pack128({value}[{2 * k}], {value}[{2 * k + 1}])", "b128")
         return
     targets = to.items if isinstance(to, Vec) else (to,)
-    e.need(len(targets) == count, f"{count} destinations are expected")
+    e.need(len(targets) == count, f"expected {count} destinations")
     for k, target in enumerate(targets):
         if not isinstance(target, Sink):
             e.dst(target, f"{value}[{k}]", raw)
@@ -144,10 +144,10 @@ def ld(e: SegmentWriter, i: Instruction) -> None:
 def st(e: SegmentWriter, i: Instruction) -> None:
     code, count = _elements(e, i)
     space, remote = state_space(i)
-    e.need(len(i.operands) >= 2, "st wants an address and a value")
+    e.need(len(i.operands) >= 2, "st needs an address and a value")
     mem = i.operands[0]
     if not isinstance(mem, Mem):
-        raise e.error("an address in brackets is expected")
+        raise e.error("expected an address in brackets")
     raw = unsigned(code)
     source = i.operands[1]
     items = source.items if isinstance(source, Vec) else (source,)
@@ -155,7 +155,7 @@ def st(e: SegmentWriter, i: Instruction) -> None:
         whole = [e.temporary(e.src(item, "b128")) for item in items]
         values = ", ".join(f"{name}[0], {name}[1]" for name in whole)
     else:
-        e.need(len(items) == count, f"{count} values are expected")
+        e.need(len(items) == count, f"expected {count} values")
         values = ", ".join(e.src(item, raw) for item in items)
     param = _param_name(e, mem, space)
     if param:

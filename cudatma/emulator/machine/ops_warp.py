@@ -57,7 +57,7 @@ def _exchange(e: SegmentWriter, i: Instruction, code: str) -> tuple[str, str]:
 @emitter("shfl")
 def shfl(e: SegmentWriter, i: Instruction) -> None:
     mode = next((p for p in i.parts if p in ("up", "down", "bfly", "idx")), "")
-    e.need(bool(mode), "one of .up, .down, .bfly, .idx is expected")
+    e.need(bool(mode), "expected one of .up, .down, .bfly, .idx")
     value, groups = _exchange(e, i, "u32")
     b, c = (e.src(o, "u32") for o in i.operands[2:4])
     to = i.operands[0]
@@ -86,20 +86,20 @@ def shfl(e: SegmentWriter, i: Instruction) -> None:
 def shuffle_lanes(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
     """Return (source lane, whether it is in the segment) for every lane."""
     b, clamp, segment = b & 31, c & 31, (c >> 8) & 31
-    least = _LANE & segment
-    most = least | (clamp & ~segment)
+    first = _LANE & segment
+    last = first | (clamp & ~segment)
     if mode == "up":
         source = _LANE - b
-        valid = source >= most
+        valid = source >= last
     elif mode == "down":
         source = _LANE + b
-        valid = source <= most
+        valid = source <= last
     elif mode == "bfly":
         source = _LANE ^ b
-        valid = source <= most
+        valid = source <= last
     else:
-        source = least | (b & ~segment)
-        valid = source <= most
+        source = first | (b & ~segment)
+        valid = source <= last
     return np.where(valid, source, _LANE), valid
 
 
@@ -116,7 +116,7 @@ def _by_group(groups: tuple[Array, ...], code: str, result: Callable[[Array], An
 @emitter("vote")
 def vote(e: SegmentWriter, i: Instruction) -> None:
     mode = next((p for p in i.parts if p in ("all", "any", "uni", "ballot")), "")
-    e.need(bool(mode), "one of .all, .any, .uni, .ballot is expected")
+    e.need(bool(mode), "expected one of .all, .any, .uni, .ballot")
     votes, groups = _exchange(e, i, "pred")
     e.dst(i.operands[0], f"cast_votes({mode!r}, {votes}, {groups})", "u32" if mode == "ballot" else "pred")
 
@@ -148,8 +148,8 @@ def active_bits(mask: Array | None) -> Array:
 
 @emitter("match")
 def match(e: SegmentWriter, i: Instruction) -> None:
-    found, groups = _exchange(e, i, kind(e, i, -1))
-    value = e.temporary(f"find_matches({found}, {groups}, {'all' in i.parts})")
+    compared, groups = _exchange(e, i, kind(e, i, -1))
+    value = e.temporary(f"find_matches({compared}, {groups}, {'all' in i.parts})")
     to = i.operands[0]
     if isinstance(to, Pair):
         e.dst(to.first, f"{value}[0]", "u32")
@@ -165,13 +165,13 @@ def find_matches(value: Array, groups: tuple[Array, ...], every: bool) -> tuple[
     .all gives all lanes if their values are equal, else 0, and a predicate.
     """
     if every:
-        found = _by_group(groups, "u32", lambda lanes: lane_bits(lanes) * int(np.unique(value[lanes]).size == 1))
-        return found, found != 0
-    found = np.zeros(LANES, np.uint32)
+        matches = _by_group(groups, "u32", lambda lanes: lane_bits(lanes) * int(np.unique(value[lanes]).size == 1))
+        return matches, matches != 0
+    matches = np.zeros(LANES, np.uint32)
     for lanes in groups:
         table = (value[:, None] == value[None, :]) & lanes[None, :]
-        found[lanes] = np.packbits(table, axis=1, bitorder="little").view(np.uint32)[lanes, 0]
-    return found, FULL
+        matches[lanes] = np.packbits(table, axis=1, bitorder="little").view(np.uint32)[lanes, 0]
+    return matches, FULL
 
 
 @emitter("redux")
@@ -210,14 +210,14 @@ def _extreme(largest: bool, values: Array, keep_nan: bool) -> Array:
     """
     numbers = values[~np.isnan(values)]
     if not numbers.size or (keep_nan and numbers.size < values.size):
-        found: Array = canon(np.full(1, np.nan, values.dtype))[0]
-        return found
-    found = numbers.max() if largest else numbers.min()
-    if found == 0:
+        result: Array = canon(np.full(1, np.nan, values.dtype))[0]
+        return result
+    result = numbers.max() if largest else numbers.min()
+    if result == 0:
         signs = np.signbit(numbers[numbers == 0])
         is_negative = signs.all() if largest else signs.any()
-        found = values.dtype.type(-0.0 if is_negative else 0.0)
-    return np.asarray(found)
+        result = values.dtype.type(-0.0 if is_negative else 0.0)
+    return np.asarray(result)
 
 
 @emitter("elect")
@@ -227,7 +227,7 @@ def elect(e: SegmentWriter, i: Instruction) -> None:
     value = e.temporary(f"elected({groups})")
     to = i.operands[0]
     if not isinstance(to, Pair):
-        raise e.error("elect.sync wants d|p")
+        raise e.error("elect.sync needs d|p")
     if not isinstance(to.first, Sink):
         e.dst(to.first, f"{value}[0]", "u32")
     e.dst(to.second, f"{value}[1]", "pred")

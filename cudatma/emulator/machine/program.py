@@ -63,13 +63,13 @@ class Program:
 
     def compile_full(self, index: int) -> SegmentFunction:
         """Compile the version of a segment for 32 active lanes."""
-        found = self.full[index] = self._compile(index, masked=False)
-        return found
+        function = self.full[index] = self._compile(index, masked=False)
+        return function
 
     def compile_masked(self, index: int) -> SegmentFunction:
         """Compile the version of a segment that takes a lane mask."""
-        found = self.masked[index] = self._compile(index, masked=True)
-        return found
+        function = self.masked[index] = self._compile(index, masked=True)
+        return function
 
     def source(self, index: int, masked: bool) -> str:
         """Return the Python source of a segment, for debugging the emulator."""
@@ -86,19 +86,19 @@ class Program:
 
     def live_registers(self, segment: int) -> list[int]:
         """Return the registers that a segment or its successors read before writing them."""
-        found = self._live.get(segment)
-        if found is None:
+        registers = self._live.get(segment)
+        if registers is None:
             live = self.flow.segments[segment].live_in
-            found = self._live[segment] = [index for index in range(live.bit_length()) if live >> index & 1]
-        return found
+            registers = self._live[segment] = [index for index in range(live.bit_length()) if live >> index & 1]
+        return registers
 
     def accesses(self, at: int) -> tuple[int, int]:
         """Return the (read, written) registers of an instruction as bit sets."""
-        found = self._accesses.get(at)
-        if found is None:
+        accesses = self._accesses.get(at)
+        if accesses is None:
             written, read = self.flow.accesses[at]
-            found = self._accesses[at] = (bit_set(read), bit_set(written))
-        return found
+            accesses = self._accesses[at] = (bit_set(read), bit_set(written))
+        return accesses
 
     def _compile(self, index: int, masked: bool) -> SegmentFunction:
         writer = SegmentWriter(self.flow, self.flow.segments[index], self.classes, self.module, masked)
@@ -138,7 +138,7 @@ class Image:
         placed = [v for v in module.variables.values() if v.space in ("global", "const")]
         total = sum(v.size_bytes + v.align for v in placed)
         if total > MAX_VARIABLES_BYTES:
-            raise PtxError(f"{total} bytes of global and constant variables; at most {MAX_VARIABLES_BYTES} are held")
+            raise PtxError(f"{total} bytes of global and constant variables; at most {MAX_VARIABLES_BYTES} are allowed")
         for variable in placed:
             self._place(variable)
         for variable in module.variables.values():
@@ -190,13 +190,13 @@ class Image:
 
     def program(self, name: str) -> Program:
         """Return the program of a function of the module."""
-        found = self._programs.get(name)
-        if found is None:
+        program = self._programs.get(name)
+        if program is None:
             function = self.module.functions.get(name)
             if function is None or not function.is_defined:
                 raise PtxError(f"function `{name}` is called but not defined in this module")
-            found = self._programs[name] = Program(function, self.module)
-        return found
+            program = self._programs[name] = Program(function, self.module)
+        return program
 
     def reachable(self, name: str) -> list[str]:
         """Return a function and all functions that it may call, directly or through an address."""
@@ -216,11 +216,11 @@ class Image:
 
     def opcodes(self, entry: str) -> frozenset[str]:
         """Return the opcodes of all instructions that an entry reaches."""
-        found = self._opcodes.get(entry)
-        if found is None:
+        opcodes = self._opcodes.get(entry)
+        if opcodes is None:
             bodies = (self.module.functions[name].body for name in self.reachable(entry))
-            found = self._opcodes[entry] = frozenset(instruction.opcode for body in bodies for instruction in body)
-        return found
+            opcodes = self._opcodes[entry] = frozenset(instruction.opcode for body in bodies for instruction in body)
+        return opcodes
 
     def reads(self, entry: str, register: str) -> bool:
         """Return whether an entry reads a special register whose name starts with ``register``."""
@@ -260,11 +260,11 @@ class Image:
             for operand in instruction.operands
             for part in (operand, getattr(operand, "base", None))
         }
-        found = [v for v in self.module.variables.values() if v.space == "shared" and v.name in used]
+        variables = [v for v in self.module.variables.values() if v.space == "shared" and v.name in used]
         for name in names:
-            found += [v for v in self.module.functions[name].variables.values() if v.space == "shared"]
-        static = sorted((v for v in found if v.size_bytes), key=lambda v: -v.align)
-        dynamic = [v for v in found if not v.size_bytes]
+            variables += [v for v in self.module.functions[name].variables.values() if v.space == "shared"]
+        static = sorted((v for v in variables if v.size_bytes), key=lambda v: -v.align)
+        dynamic = [v for v in variables if not v.size_bytes]
         offsets, end = lay_out(static)
         align = max([v.align for v in dynamic], default=1)
         start = -(-end // align) * align

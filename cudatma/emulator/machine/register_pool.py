@@ -16,12 +16,12 @@ from cudatma.emulator.ptx.types import LANES
 from cudatma.emulator.ptx.writer import RUNTIME
 
 #: Registers of an SM. A thread's registers are a multiple of the unit, up to the maximum.
-_SM_REGISTERS, _UNIT, _MOST = 65536, 8, 256
+_SM_REGISTERS, _UNIT, _MAX_REGISTERS = 65536, 8, 256
 _UNKNOWN = (
-    "register_pool: nothing says how many registers a thread has when the kernel begins, so that nobody knows whether "
-    "setmaxnreg.inc gets what it asks for; give the kernel __launch_bounds__, or the launch registers="
+    "register_pool: the initial number of registers per thread is unknown, so the waits of setmaxnreg.inc cannot be "
+    "checked; add __launch_bounds__ to the kernel, or pass registers= to the launch"
 )
-_IGNORED = "register_pool: ptxas ignores setmaxnreg in this kernel, its log says why"
+_IGNORED = "register_pool: ptxas ignores setmaxnreg in this kernel; its log says why"
 
 
 @dataclass(slots=True)
@@ -48,31 +48,31 @@ class RegisterWait:
 
     pool: RegisterPool
     at: int
-    wanted: int
+    count: int
     owned: int
     may_time_out: bool = False
 
     def describe(self) -> str:
-        more = (self.wanted - self.owned) * LANES
-        return f"setmaxnreg.inc {self.wanted} ({more} more registers; {self.pool.freed - self.pool.taken} are free)"
+        more = (self.count - self.owned) * LANES
+        return f"setmaxnreg.inc {self.count} ({more} more registers; {self.pool.freed - self.pool.taken} are free)"
 
     def arithmetic(self) -> str:
         """Return the full account: initial registers, freed, taken and missing ones."""
         pool = self.pool
         return (
-            f"setmaxnreg.inc {self.wanted} asks for {self.wanted} - {self.owned} more registers a thread, "
-            f"{(self.wanted - self.owned) * LANES} for the warp, and the CTA's pool holds {pool.freed - pool.taken}: "
-            f"{pool.warps} warps began with {pool.start} a thread by {pool.source} "
-            f"({pool.start * LANES * pool.warps} in all), setmaxnreg.dec has freed {pool.freed}, "
+            f"setmaxnreg.inc {self.count} needs {self.count} - {self.owned} more registers per thread, "
+            f"{(self.count - self.owned) * LANES} for the warp, but the CTA's pool holds {pool.freed - pool.taken}: "
+            f"{pool.warps} warps started with {pool.start} per thread by {pool.source} "
+            f"({pool.start * LANES * pool.warps} in total), setmaxnreg.dec has freed {pool.freed}, "
             f"setmaxnreg.inc has taken {pool.taken}"
         )
 
 
 def start_of(launch: Launch) -> tuple[int, str] | None:
     """Return (registers per thread when the kernel starts, the source of the number), or None if unknown."""
-    given = launch.setup.registers
-    if given is not None:
-        return _rounded(given), "the cubin"
+    registers_per_thread = launch.setup.registers
+    if registers_per_thread is not None:
+        return _rounded(registers_per_thread), "the cubin"
     directives = launch.program.function.directives
     limits = []
     if "maxnreg" in directives:
@@ -82,7 +82,7 @@ def start_of(launch: Launch) -> tuple[int, str] | None:
         warps = -(-prod(threads) // LANES)
         ctas = max(1, directives.get("minnctapersm", (1,))[0])
         registers = _SM_REGISTERS // (max(1, warps) * LANES * ctas) // _UNIT * _UNIT
-        limits.append((min(_MOST, registers), "the launch bounds"))
+        limits.append((min(_MAX_REGISTERS, registers), "the launch bounds"))
     return min(limits, default=None)
 
 

@@ -13,11 +13,11 @@ from typing import Any
 from cudatma.emulator.machine.state import Frame, Split, Warp
 
 #: Maximum number of timeouts of the try_waits at one place in a schedule; after that they block.
-MOST_TIME_OUTS = 10_000
+MAX_TIMEOUTS = 10_000
 #: Steps without progress after which the splits count as repeating even if their states differ.
-_MOST_FRUITLESS = 1_000_000
+_MAX_FRUITLESS = 1_000_000
 #: Maximum number of states that a stall remembers; longer cycles are not detected.
-_MOST_STATES = 100_000
+_MAX_STATES = 100_000
 
 
 def state_of(split: Split) -> int:
@@ -61,7 +61,7 @@ class Retries:
         if state in tried:
             self._endless.add(place)
             return False
-        if len(tried) >= MOST_TIME_OUTS or self._draw.random() >= self._chance:
+        if len(tried) >= MAX_TIMEOUTS or self._draw.random() >= self._chance:
             return False
         tried.add(state)
         return True
@@ -84,9 +84,9 @@ class Stall:
         if progress != self.progress:
             self.progress, self._began = progress, steps
             self._seen.clear()
-        elif len(self._seen) > _MOST_STATES:
+        elif len(self._seen) > _MAX_STATES:
             self._seen.clear()
-        now = {(split.warp, state_of(split)) for split in splits}
-        is_old = now <= self._seen
-        self._seen |= now
-        return is_old or steps - self._began > _MOST_FRUITLESS
+        states = {(split.warp, state_of(split)) for split in splits}
+        is_repeated = states <= self._seen
+        self._seen |= states
+        return is_repeated or steps - self._began > _MAX_FRUITLESS

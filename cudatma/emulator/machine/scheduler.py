@@ -54,7 +54,7 @@ class Deadlock(Exception):  # noqa: N818
     """
 
     def __init__(self, blocked: list[Split], loops: Recorder | None = None) -> None:
-        super().__init__(f"{len(blocked)} groups of lanes wait for ever")
+        super().__init__(f"{len(blocked)} groups of lanes wait forever")
         self.blocked, self.loops = blocked, loops
 
     @property
@@ -220,8 +220,8 @@ class Scheduler:
         elif self._recorder.is_cycle:
             recorder = self._recorder
             self._record(None)
-            helps = self._complete_one, self._admit_more, self._release_parked, self._release_once
-            if not any(help() for help in helps):
+            actions = self._complete_one, self._admit_more, self._release_parked, self._release_once
+            if not any(help() for help in actions):
                 raise Deadlock([*self.blocked.values(), *self.ready], recorder)
         elif self._recorder.has_failed:
             self._look_period *= 2
@@ -230,8 +230,8 @@ class Scheduler:
 
     def _admit_more(self) -> bool:
         """Double the number of live clusters, which may be awaited, and return whether one started."""
-        found = [self.launch.admit() for _ in range(len(self.launch.resident))]
-        return any(found) or self.launch.admit_beyond()
+        started = [self.launch.admit() for _ in range(len(self.launch.resident))]
+        return any(started) or self.launch.admit_beyond()
 
     def _release_once(self) -> bool:
         """Let blocked waits time out, once until the next progress, and return whether there were any."""
@@ -288,8 +288,8 @@ class Scheduler:
 
     def _release_suspended(self, which: str = "may_time_out") -> bool:
         """Let every blocked try_wait time out once, as hardware does, and return whether there were any."""
-        able = [split for split in self.blocked.values() if getattr(split.waits_for, which, False)]
-        for split in able:
+        released = [split for split in self.blocked.values() if getattr(split.waits_for, which, False)]
+        for split in released:
             split.timed_out = True
             barrier = getattr(split.waits_for, "barrier", None)
             if barrier is not None:
@@ -297,7 +297,7 @@ class Scheduler:
             split.waits_for = None
             self.blocked.pop(id(split))
             self.ready.append(split)
-        return bool(able)
+        return bool(released)
 
     def _end_at_limit(self) -> None:
         """Record some more steps, then raise StepLimitError with the loops in them."""
@@ -308,7 +308,7 @@ class Scheduler:
             return
         loop = _where(self._recorder) if self._recorder is not None else ""
         raise StepLimitError(
-            f"{self.steps} steps and no end (schedule {self.schedule}, seed {self.seed}): "
+            f"the kernel has not ended after {self.steps} steps (schedule {self.schedule}, seed {self.seed}): "
             f"an endless loop{loop and ' ' + loop}, or step_limit= is too low"
         )
 
@@ -372,8 +372,8 @@ def _where(recorder: Recorder) -> str:
         loop = recorder.loop(warp)
         if loop is not None:
             warps.setdefault(loop.describe(), []).append(warp)
-    found = []
-    for lines, those in warps.items():
-        more = f" and {counted(len(those) - 1, 'more warp')}" if len(those) > 1 else ""
-        found.append(f"through {lines} (block {those[0].block.index} warp {those[0].index}{more})")
-    return ", and ".join(found[:MAX_LOOPS])
+    descriptions = []
+    for lines, members in warps.items():
+        more = f" and {counted(len(members) - 1, 'more warp')}" if len(members) > 1 else ""
+        descriptions.append(f"through {lines} (block {members[0].block.index} warp {members[0].index}{more})")
+    return ", and ".join(descriptions[:MAX_LOOPS])

@@ -19,8 +19,8 @@ _BIT = np.uint64(1) << _LANE
 
 def _threads(number: int) -> Array:
     """Return the numbers in the CTA of a warp's threads."""
-    found: Array = _LANE + np.uint64(LANES * number)
-    return found
+    threads: Array = _LANE + np.uint64(LANES * number)
+    return threads
 
 
 #: Registers with a value per lane that is the same in every CTA: (launch, warp) -> vector.
@@ -77,16 +77,16 @@ class SpecialValues(dict[str, Array]):
         self.block, self.number = block, number
 
     def __missing__(self, name: str) -> Array:
-        found = self[name] = self._find(name)
-        return found
+        vector = self[name] = self._find(name)
+        return vector
 
     def _find(self, name: str) -> Array:
         block, number = self.block, self.number
         if name in _OF_LANES:
-            kept = block.launch.lane_values
-            if (name, number) not in kept:
-                kept[name, number] = _OF_LANES[name](block.launch, number).astype(np.uint32)
-            return kept[name, number]
+            cache = block.launch.lane_values
+            if (name, number) not in cache:
+                cache[name, number] = _OF_LANES[name](block.launch, number).astype(np.uint32)
+            return cache[name, number]
         if name == "warpid":
             return np.full(LANES, number, np.uint32)
         if name not in block.common_values:

@@ -123,11 +123,11 @@ class Warp:
         self.meetings = 0
         self.part_meetings = 0
         #: Whether lanes have left a join while the other lanes polled.
-        self.is_parted = False
+        self.has_left_joins = False
         #: Lanes whose guard holds, during a guarded instruction that observers see.
         self.guard: Array | None = None
         #: (instruction, value) of the last strong load; reading the same value again is spinning.
-        self.looked: tuple[int, bytes] | None = None
+        self.last_read: tuple[int, bytes] | None = None
         self.local = Region(0, np.zeros(0, np.uint8), "local memory")
         self.local_bytes = 0
         self.agent = block.rank * block.warp_count + index
@@ -149,13 +149,13 @@ class Warp:
     def address(self, name: str, offset: int) -> Array:
         """Return the address of a variable in its state space, as (32,) uint64."""
         frame = self.split.frame
-        kept = frame.addresses if name in frame.program.local_offsets else self.block.addresses
-        found = kept.get((name, offset))
-        if found is None:
-            found = np.full(LANES, self._resolve(frame, name) + offset, np.uint64)
-            found.flags.writeable = False
-            kept[name, offset] = found
-        return found
+        cache = frame.addresses if name in frame.program.local_offsets else self.block.addresses
+        vector = cache.get((name, offset))
+        if vector is None:
+            vector = np.full(LANES, self._resolve(frame, name) + offset, np.uint64)
+            vector.flags.writeable = False
+            cache[name, offset] = vector
+        return vector
 
     def _resolve(self, frame: Frame, name: str) -> int:
         program = frame.program
@@ -200,14 +200,14 @@ class Warp:
 
     def param_buffer(self, frame: Frame, name: str, size: int) -> Region:
         """Return the (32 lanes x size) bytes of a .param variable of a frame."""
-        found = frame.params.get(name)
-        if found is None:
+        buffer = frame.params.get(name)
+        if buffer is None:
             variable = frame.program.function.param_locals.get(name)
             size = max(size, variable.size_bytes if variable else 0)
             size = -(-size // 16) * 16
-            found = Region(0, np.zeros(LANES * size, np.uint8), f"parameter {name}")
-            frame.params[name] = found
-        return found
+            buffer = Region(0, np.zeros(LANES * size, np.uint8), f"parameter {name}")
+            frame.params[name] = buffer
+        return buffer
 
     def allocate(self, size: int, align: int) -> int:
         """Allocate local memory for alloca and return its address."""
@@ -223,7 +223,7 @@ class Warp:
         if size <= self.local_bytes:
             return
         if size > MAX_LOCAL_BYTES:
-            raise TrapError(f"{size} bytes of local memory for each thread; the stack ends at {MAX_LOCAL_BYTES}")
+            raise TrapError(f"{size} bytes of local memory per thread; at most {MAX_LOCAL_BYTES} are available")
         size = -(-size // 64) * 64
         data = np.zeros((LANES, size), np.uint8)
         if self.local_bytes:

@@ -46,27 +46,27 @@ def executing(w: Warp) -> Array:
     return w.split.mask if w.guard is None else w.split.mask & w.guard
 
 
-def _join(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -> NamedBarrier:
+def _arrive(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -> NamedBarrier:
     """Count the running split's arrival at a named barrier and return the barrier."""
     here = executing(w)
     lane = int(here.argmax())
     index = int(number[lane])
     if index > 15:
-        raise TrapError(f"barrier {index}; a block has 0..15")
+        raise TrapError(f"barrier {index} does not exist; allowed: 0..15")
     barrier = w.block.barriers[index]
     w.meetings += 1
     if aligned and not (here == w.alive).all():
-        message = f"bar.sync {index} is executed by {_lanes(here)} alone, and not by other lanes of the warp"
+        message = f"bar.sync {index} is executed by {_lanes(here)} only, not by the other lanes of the warp"
         w.events.violation("divergent_barrier", w, at, message)
     w.events.barrier_arrived(w, barrier)
     # "The arrival count is incremented by the warp size, not the number of active threads in the warp."
     threads = int((w.alive if aligned else here).sum())
     expected = None if count is None else int(count[lane])
     if expected is not None and expected % LANES:
-        raise TrapError(f"bar.sync {index} for {expected} threads; a multiple of 32 is needed")
+        raise TrapError(f"bar.sync {index} for {expected} threads; the count must be a multiple of 32")
     others = barrier.expected if barrier.arrived else None
     if expected is not None and others is not None and expected != others:
-        message = f"barrier {index} is used with {expected} threads, other warps gave {others} in the same phase"
+        message = f"barrier {index} is used with {expected} threads, but by other warps with {others} in the same phase"
         w.events.violation("barrier_count", w, at, message)
     if expected is not None:
         barrier.expected = expected
@@ -109,7 +109,7 @@ def named_sync(w: Warp, at: int, number: Array, count: Array | None, aligned: bo
     if split.token is not None:
         split.token = None
         return False
-    barrier = _join(w, at, number, count, aligned)
+    barrier = _arrive(w, at, number, count, aligned)
     barrier.waiters.append(split)
     w.launch.scheduler.block(split, NamedWait(barrier, at))
     complete_named(w.block, barrier)
@@ -118,7 +118,7 @@ def named_sync(w: Warp, at: int, number: Array, count: Array | None, aligned: bo
 
 def named_arrive(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -> None:
     """Execute bar.arrive, which does not wait."""
-    complete_named(w.block, _join(w, at, number, count, aligned))
+    complete_named(w.block, _arrive(w, at, number, count, aligned))
 
 
 def named_reduce(
@@ -132,7 +132,7 @@ def named_reduce(
         if kind == "popc":
             return np.full(LANES, total, np.uint32)
         return np.full(LANES, every if kind == "and" else some)
-    barrier = _join(w, at, number, count, aligned)
+    barrier = _arrive(w, at, number, count, aligned)
     barrier.reductions.append((split, executing(w), predicate))
     barrier.waiters.append(split)
     w.launch.scheduler.block(split, NamedWait(barrier, at))
@@ -168,10 +168,10 @@ def meet(w: Warp, at: int, what: str, groups: list[Group]) -> None:
     for bits, lanes in groups:
         here = lane_bits(lanes)
         if outside := here & ~bits:
-            message = f"lanes {outside:#x} execute {what}, whose mask does not name them"
+            message = f"lanes {outside:#x} execute {what}, but its mask does not name them"
             w.events.violation("divergent_warp", w, at, message)
         if missing := bits & alive & ~here:
-            message = f"{what} names lanes {missing:#x}, which do not execute it with the mask {bits:#x}"
+            message = f"{what} names lanes {missing:#x}, but they do not execute it with the mask {bits:#x}"
             w.events.violation("divergent_warp", w, at, message)
 
 
@@ -196,9 +196,9 @@ def check_whole_warp(w: Warp, at: int, mask: Array | None, what: str) -> None:
     exited = np.arange(LANES * w.index, LANES * (w.index + 1)) < w.block.threads
     exited &= ~w.alive
     if missing:
-        message = f"{what} is for all threads of a warp, and lanes {missing:#x} do not execute it"
+        message = f"{what} needs all threads of a warp, but lanes {missing:#x} do not execute it"
     elif what.startswith(("mma", "wmma", "ldmatrix", "stmatrix", "movmatrix")) and exited.any():
-        message = f"{what} is for all threads of a warp, and lanes {lane_bits(exited):#x} have left the kernel"
+        message = f"{what} needs all threads of a warp, but lanes {lane_bits(exited):#x} have left the kernel"
     else:
         return
     w.events.violation("divergent_warp", w, at, message)
@@ -212,7 +212,7 @@ def cluster_arrive(w: Warp, at: int, release: bool) -> None:
     twice = here & (phases >= 0)
     arrived[w.agent] = arrived.get(w.agent, 0) + int((here & (phases < cluster.barrier.phase)).sum())
     if twice.any():
-        message = f"{_lanes(twice)} of the warp arrived before and did not execute barrier.cluster.wait since"
+        message = f"{_lanes(twice)} of the warp arrived again without barrier.cluster.wait in between"
         w.events.violation("arrival_overflow", w, at, message)
     w.events.cluster_arrived(w, release)
     phases[here] = cluster.barrier.phase
@@ -255,7 +255,7 @@ def cluster_wait(w: Warp, at: int, acquire: bool) -> bool:
     return True
 
 
-def lanes_ended(block: Block) -> None:
+def complete_barriers(block: Block) -> None:
     """Complete barriers that were waiting only for threads that have now exited."""
     for barrier in block.barriers:
         if barrier.waiters:

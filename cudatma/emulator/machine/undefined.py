@@ -41,34 +41,34 @@ GARBAGE = 0xBADBAD
 
 
 @runtime
-def track(w: Warp, at: int, mask: Array, spared: tuple[Array | None, ...] | None) -> None:
+def track(w: Warp, at: int, mask: Array, irrelevant: tuple[Array | None, ...] | None) -> None:
     """Propagate undefined values from the sources of an instruction to its destinations, or report their effect.
 
-    ``spared`` holds the lanes in which each source cannot affect the result.
+    ``irrelevant`` holds the lanes in which each source cannot affect the result.
     """
     frame = w.split.frame
     undefined, instruction = frame.undefined, frame.program.instruction(at)
     written, read = frame.program.flow.accesses[at]
     sources: list[tuple[Iterable[int], Array | None]] = [(read, None)]
-    if spared is not None:
-        sources = [(registers_of(o), lanes) for o, lanes in zip(instruction.operands[1:], spared, strict=True)]
+    if irrelevant is not None:
+        sources = [(registers_of(o), lanes) for o, lanes in zip(instruction.operands[1:], irrelevant, strict=True)]
         if instruction.guard is not None:
             sources.append((instruction.guard[:1], None))
-    found = np.zeros_like(mask)
+    affected = np.zeros_like(mask)
     for registers, lanes in sources:
         for register in undefined.keys() & registers:
-            found |= undefined[register] if lanes is None else undefined[register] & ~lanes
-    found &= mask
+            affected |= undefined[register] if lanes is None else undefined[register] & ~lanes
+    affected &= mask
     parts = instruction.parts
-    if found.any() and parts[0] in _EFFECTS and parts[1:2] != ("param",):
+    if affected.any() and parts[0] in _EFFECTS and parts[1:2] != ("param",):
         line = frame.program.instruction(frame.undefined_at).line
         text = f"uses an undefined value: the shuffle at PTX line {line} read a non-participating lane"
         w.events.violation("uninitialised_register", w, at, text)
-        found = np.zeros_like(mask)
-    if found.any() and parts[0] in _COLLECTIVE:
-        found = mask
+        affected = np.zeros_like(mask)
+    if affected.any() and parts[0] in _COLLECTIVE:
+        affected = mask
     for register in written:
-        _mark(frame, register, found, mask)
+        _mark(frame, register, affected, mask)
     if not undefined:
         w.split.is_full = bool(w.split.mask.all())
 

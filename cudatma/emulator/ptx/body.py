@@ -164,7 +164,7 @@ class BodyParser:
         elif word == "inlined_at":
             return cursor.integer(), cursor.integer(), cursor.integer()
         else:
-            raise cursor.error(f"`{word}` in .loc")
+            raise cursor.error(f"unexpected `{word}` in .loc")
         return None
 
     def _registers(self, scope: _Scope) -> None:
@@ -182,7 +182,7 @@ class BodyParser:
                 count = cursor.integer()
                 cursor.expect(">")
                 if not 0 <= count <= _MAX_REGISTERS:
-                    raise cursor.error(f"{count} registers")
+                    raise cursor.error(f"{count} registers; allowed: 0 to {_MAX_REGISTERS}")
                 if name in scope.ranges:
                     raise cursor.error(f"registers `{name}` are declared twice")
                 scope.ranges[name] = (kind, count)
@@ -331,7 +331,7 @@ class BodyParser:
         cursor = self.cursor
         base = self._simple(scope)
         if isinstance(base, Sink | Part):
-            raise cursor.error("`_` and parts of registers are no addresses")
+            raise cursor.error("`_` and parts of registers cannot be addresses")
         offset = 0
         while cursor.token.text in ("+", "-"):
             offset += cursor.integer() if cursor.token.text == "-" or cursor.accept("+") else 0

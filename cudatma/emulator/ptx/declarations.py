@@ -28,7 +28,7 @@ def read_variable(cursor: Cursor, space: str, is_extern: bool = False) -> Iterat
         elif directive == "align":
             value = cursor.integer()
             if not 1 <= value <= MAX_ALIGN or value & (value - 1):
-                raise cursor.error(f".align {value}: a power of two of at most {MAX_ALIGN} belongs here")
+                raise cursor.error(f".align {value} is not a power of two of at most {MAX_ALIGN}")
             if not is_pointer:  # after .ptr, .align describes the pointer's target
                 align = align or value
         elif directive == "ptr":
@@ -42,16 +42,16 @@ def read_variable(cursor: Cursor, space: str, is_extern: bool = False) -> Iterat
         elif directive in ("texref", "samplerref", "surfref"):
             size, kind = 8, "u64"
         elif directive not in ("global", "shared", "const", "local", "param", "managed"):
-            raise cursor.error(f"`.{directive}` in a declaration")
+            raise cursor.error(f"unexpected `.{directive}` in a declaration")
     if not size:
         raise cursor.error("a declaration without a type")
     while True:
-        yield _read_one(cursor, space, align, size * count, kind, is_extern)
+        yield _read_declarator(cursor, space, align, size * count, kind, is_extern)
         if space == "param" or not cursor.accept(","):
             return
 
 
-def _read_one(cursor: Cursor, space: str, align: int, element: int, kind: str, is_extern: bool) -> Variable:
+def _read_declarator(cursor: Cursor, space: str, align: int, element: int, kind: str, is_extern: bool) -> Variable:
     name = cursor.expect_kind("word").text
     size, has_size = element, True
     while cursor.accept("["):
@@ -61,7 +61,7 @@ def _read_one(cursor: Cursor, space: str, align: int, element: int, kind: str, i
         size *= cursor.integer()
         cursor.expect("]")
         if not 0 <= size <= MAX_VARIABLE_BYTES:
-            raise cursor.error(f"a variable of {size} bytes")
+            raise cursor.error(f"a variable of {size} bytes; allowed: 0 to {MAX_VARIABLE_BYTES}")
     init, patches = b"", []
     if cursor.accept("="):
         values = list(_initialiser(cursor))
@@ -97,7 +97,7 @@ def _initialiser(cursor: Cursor) -> Iterator[int | tuple[str, int]]:
             cursor.expect(")")
         yield (name, cursor.integer() if cursor.accept("+") else 0)
     else:
-        raise cursor.error(f"`{token.text}` in an initialiser")
+        raise cursor.error(f"unexpected `{token.text}` in an initializer")
 
 
 def _encode(cursor: Cursor, value: int, kind: str) -> bytes:

@@ -30,17 +30,17 @@ def unwritten_reads(flow: Flow) -> dict[int, list[tuple[int, int]]]:
                 if following >= 0 and after & ~before[following]:
                     before[following] |= after
                     changed = True
-    found: dict[int, list[tuple[int, int]]] = {}
+    early: dict[int, list[tuple[int, int]]] = {}
     for segment in flow.segments:
-        known = before[segment.index]
+        defined = before[segment.index]
         for at in range(segment.start, segment.stop):
             targets, sources = flow.accesses[at]
             if body[at].guard is None and body[at].parts[0] not in _CARRIERS:
                 for register in sources:
-                    if not known >> register & 1:
-                        found.setdefault(segment.index, []).append((at, register))
-            known |= bit_set(targets)
-    return found
+                    if not defined >> register & 1:
+                        early.setdefault(segment.index, []).append((at, register))
+            defined |= bit_set(targets)
+    return early
 
 
 def unfenced_wgmmas(flow: Flow) -> dict[int, int]:
@@ -55,11 +55,11 @@ def unfenced_wgmmas(flow: Flow) -> dict[int, int]:
     before: list[_State | None] = [None] * len(flow.segments)
     before[0] = (0, True)
     todo = [0]
-    found: dict[int, int] = {}
+    unfenced: dict[int, int] = {}
     while todo:
         segment = flow.segments[todo.pop()]
         state = before[segment.index]
-        dirty, bare = _through(body, segment, state or (0, True), found)
+        dirty, bare = _through(body, segment, state or (0, True), unfenced)
         for following in segment.next:
             if following < 0:
                 continue
@@ -68,15 +68,15 @@ def unfenced_wgmmas(flow: Flow) -> dict[int, int]:
             if joined != known:
                 before[following] = joined
                 todo.append(following)
-    return found
+    return unfenced
 
 
 #: (registers possibly written since the last fence, whether a path has no fence since the last commit_group).
 _State = tuple[int, bool]
 
 
-def _through(body: list[Instruction], segment: Segment, state: _State, found: dict[int, int]) -> _State:
-    """Return the state after a segment, and record in ``found`` the wgmmas that use unfenced registers."""
+def _through(body: list[Instruction], segment: Segment, state: _State, unfenced: dict[int, int]) -> _State:
+    """Return the state after a segment, and record in ``unfenced`` the wgmmas that use unfenced registers."""
     dirty, bare = state
     for at in range(segment.start, segment.stop):
         instruction = body[at]
@@ -91,7 +91,7 @@ def _through(body: list[Instruction], segment: Segment, state: _State, found: di
             fragment = instruction.operands[1]
             used = accumulators | (bit_set(registers_of(fragment)) if isinstance(fragment, Vec) else 0)
             if bare and dirty & used:
-                found[at] = found.get(at, 0) | (dirty & used)
+                unfenced[at] = unfenced.get(at, 0) | (dirty & used)
             dirty &= ~accumulators
     return dirty, bare
 

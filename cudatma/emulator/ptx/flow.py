@@ -230,8 +230,8 @@ class Flow:
     def _continuing(self, segment: Segment) -> list[int]:
         """Return the successors of a segment, without the function's end if ``@p exit`` or ``@p trap`` leads there."""
         last = self.function.body[segment.stop - 1] if segment.stop > segment.start else None
-        gone = last is not None and last.guard and last.parts[0] in ("exit", "trap")
-        return [s for s in segment.next if s >= 0] if gone else segment.next
+        ends_lanes = last is not None and last.guard and last.parts[0] in ("exit", "trap")
+        return [s for s in segment.next if s >= 0] if ends_lanes else segment.next
 
     def _post_dominators(self) -> None:
         """Compute immediate post-dominators (Cooper, Harvey, Kennedy) on the reversed graph with one virtual end."""
@@ -260,11 +260,11 @@ class Flow:
                 if node == end:
                     continue
                 done = [s for s in successors[node] if s in parent]
-                found = done[0]
+                dominator = done[0]
                 for other in done[1:]:
-                    found = meet(found, other)
-                if parent.get(node) != found:
-                    parent[node], changed = found, True
+                    dominator = meet(dominator, other)
+                if parent.get(node) != dominator:
+                    parent[node], changed = dominator, True
         for segment in self.segments:
             meeting = parent.get(segment.index, end)
             segment.reconverge = -1 if meeting == end or self._only_leaves(meeting) else meeting

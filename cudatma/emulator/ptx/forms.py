@@ -38,8 +38,8 @@ _MORE = ("uni", "idx", "all", "any", "ballot", "pred")
 def expand(line: str) -> Iterator[str]:
     """Yield every form that a line describes."""
 
-    def whole(found: re.Match[str]) -> str:
-        letter, first, last = found[1], int(found[2]), int(found[3])
+    def whole(match: re.Match[str]) -> str:
+        letter, first, last = match[1], int(match[2]), int(match[3])
         return "{" + ", ".join(f"{letter}{k}" for k in range(first, last + 1)) + "}"
 
     pieces = _CHOICE.split(_VECTOR.sub(whole, line))

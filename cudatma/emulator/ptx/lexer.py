@@ -56,22 +56,22 @@ def tokenize(text: str) -> list[Token]:
     Raises PtxError for text that is too large or for a character that starts no token.
     """
     if len(text) > MAX_CHARS:
-        raise PtxError(f"{len(text)} characters; at most {MAX_CHARS} are read")
+        raise PtxError(f"the text has {len(text)} characters; at most {MAX_CHARS} are allowed")
     text = text.rstrip("\0")
     tokens: list[Token] = []
     line = 1
-    for found in _TOKEN.findall(text):
-        kind = _KINDS.get(found[0])
+    for piece in _TOKEN.findall(text):
+        kind = _KINDS.get(piece[0])
         if kind is None:
-            if found != "\n":
-                raise PtxError(f"unexpected character {found!r}", line)
+            if piece != "\n":
+                raise PtxError(f"unexpected character {piece!r}", line)
             line += 1
-        elif kind == "punct" and len(found) > 1:  # a comment
-            line += found.count("\n")
-        elif found in (".", '"'):
-            raise PtxError(f"unexpected character {found!r}", line)
+        elif kind == "punct" and len(piece) > 1:  # a comment
+            line += piece.count("\n")
+        elif piece in (".", '"'):
+            raise PtxError(f"unexpected character {piece!r}", line)
         else:
-            tokens.append(_make((kind, found, line)))
+            tokens.append(_make((kind, piece, line)))
             if len(tokens) > MAX_TOKENS:
                 raise PtxError(f"more than {MAX_TOKENS} tokens", line)
     tokens.append(Token("end", "", line))
@@ -99,7 +99,7 @@ def number(token: Token, negative: bool = False) -> Imm:
         value_int = int(digits, 8)
     else:
         if len(digits) > 40:
-            raise PtxError(f"a constant of {len(digits)} digits", token.line)
+            raise PtxError(f"the constant has {len(digits)} digits; at most 40 are allowed", token.line)
         value_int = int(digits)
     return Imm(-value_int if negative else value_int)
 

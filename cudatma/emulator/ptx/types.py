@@ -37,13 +37,13 @@ _UNWRITTEN_IDS: set[int] = set()
 
 def unwritten(code: str) -> Array:
     """Return the zeros that a register of a type holds before an instruction writes it."""
-    found = _UNWRITTEN.get(code)
-    if found is None:
-        found = np.zeros((2, LANES), np.uint64) if code == "b128" else np.zeros(LANES, NUMPY[code])
-        found.flags.writeable = False
-        _UNWRITTEN[code] = found
-        _UNWRITTEN_IDS.add(id(found))
-    return found
+    zeros = _UNWRITTEN.get(code)
+    if zeros is None:
+        zeros = np.zeros((2, LANES), np.uint64) if code == "b128" else np.zeros(LANES, NUMPY[code])
+        zeros.flags.writeable = False
+        _UNWRITTEN[code] = zeros
+        _UNWRITTEN_IDS.add(id(zeros))
+    return zeros
 
 
 def lane_bits(mask: Array) -> int:

@@ -179,10 +179,10 @@ class SegmentWriter:
         if isinstance(operand, Sym):
             return self.symbol(operand, code)
         if isinstance(operand, Sink):
-            raise self.error("`_` as a source")
+            raise self.error("`_` cannot be a source")
         if isinstance(operand, Vec) and len(operand.items) == 1:
             return self.src(operand.items[0], code)
-        raise self.error(f"an operand of this form where a {code} value is expected")
+        raise self.error(f"expected a {code} value, got an operand of another form")
 
     def symbol(self, operand: Sym, code: str) -> str:
         """Return an expression for a special register's value or for the address of a variable."""
@@ -213,9 +213,9 @@ class SegmentWriter:
         if have == want:
             return expression
         if have == "pred" or want == "pred":
-            raise self.error("a predicate where a value is expected, or the other way round")
+            raise self.error("expected a value and got a predicate, or the reverse")
         if have == "b128" or want == "b128":
-            raise self.error("a 128-bit register where a narrower value is expected, or the other way round")
+            raise self.error("expected a narrower value and got a 128-bit register, or the reverse")
         if not expression.isidentifier():
             expression = f"({expression})"
         if BYTES[have] == BYTES[want]:
@@ -234,10 +234,10 @@ class SegmentWriter:
         if isinstance(operand, Vec) and len(operand.items) == 1:
             operand = operand.items[0]
         if not isinstance(operand, Reg):
-            raise self.error("a destination that is no register")
+            raise self.error("the destination is not a register")
         index = operand.index
         if BYTES[code] > BYTES[self.classes[index]]:
-            raise self.error(f"a destination register narrower than {code}")
+            raise self.error(f"the destination register is narrower than {code}")
         value = self.convert(expression, code, self.classes[index])
         crossing = self.flow.crossing >> index & 1
         if (self.guarded or (self.masked and crossing)) and (crossing or index in self.known):
@@ -249,7 +249,7 @@ class SegmentWriter:
     def address(self, operand: Operand, code: str = "u64") -> str:
         """Return the address expression of a memory operand."""
         if not isinstance(operand, Mem):
-            raise self.error("an operand in brackets is expected")
+            raise self.error("expected an operand in brackets")
         base = operand.base
         if isinstance(base, Sym):
             return self.src(Sym(base.name, base.offset + operand.offset), code)
@@ -275,7 +275,7 @@ class SegmentWriter:
     def _misfit(self) -> PtxError:
         """Return the error for operands or modifiers that an emitter could not handle."""
         count = len(self.current.operands) if self.current else 0
-        return self.error(f"{count} operands that do not fit the instruction and its modifiers")
+        return self.error(f"{count} operands do not fit the instruction and its modifiers")
 
     def try_one(self, at: int) -> PtxError | None:
         """Write one instruction of the segment and return its error, if any."""
@@ -311,9 +311,9 @@ class SegmentWriter:
         emit = EMITTERS.get(".".join(instruction.parts[:2])) or EMITTERS.get(root)
         if emit is None:
             raise self.error(f"unknown instruction `{instruction.opcode}`")
-        stranger = unknown_modifier(instruction)
-        if stranger:
-            raise self.error(f"unknown modifier `.{stranger}` of `{root}`")
+        modifier = unknown_modifier(instruction)
+        if modifier:
+            raise self.error(f"unknown modifier `.{modifier}` of `{root}`")
         if root in ("bra", "brx", "ret", "exit", "trap", "call"):
             self._track(instruction)
             self._store_back()
@@ -361,9 +361,11 @@ class SegmentWriter:
         if not self.masked or not self.flow.has_shuffles or instruction.parts[0] == "shfl":
             return
         if any(self.flow.accesses[self.at]):
-            self.line(f"if w.split.frame.undefined: track(w, {self.at}, {self.mask}, {self._spared(instruction)})")
+            self.line(
+                f"if w.split.frame.undefined: track(w, {self.at}, {self.mask}, {self._irrelevant_lanes(instruction)})"
+            )
 
-    def _spared(self, instruction: Instruction) -> str:
+    def _irrelevant_lanes(self, instruction: Instruction) -> str:
         """Return an expression for the lanes in which a source cannot affect the result (selp, and/or), else "None"."""
         root, kind, operands = instruction.parts[0], instruction.parts[-1], instruction.operands
         if root == "selp":

@@ -56,15 +56,15 @@ def numbers(raw: Array, kind: str) -> Array:
 
 def _narrow(raw: Array, kind: str) -> Array:
     """Unpack elements of fewer than 8 bits from bytes."""
-    found: Array
+    elements: Array
     if kind == "b1":
         return np.unpackbits(raw, axis=-1, bitorder="little")
     if kind in ("e3m2", "e2m3", "e2m1"):
-        found = values(kind)[(raw >> 2 & 15) if kind == "e2m1" else raw & 63]
-        return found
+        elements = values(kind)[(raw >> 2 & 15) if kind == "e2m1" else raw & 63]
+        return elements
     fields = np.stack((raw & 15, raw >> 4), axis=-1).reshape(*raw.shape[:-1], -1)
-    found = values("e2m1")[fields] if kind == "e2m1p" else fields
-    return (fields ^ 8).view(np.int8) - np.int8(8) if kind == "s4" else found
+    elements = values("e2m1")[fields] if kind == "e2m1p" else fields
+    return (fields ^ 8).view(np.int8) - np.int8(8) if kind == "s4" else elements
 
 
 @lru_cache(maxsize=64)
@@ -242,12 +242,12 @@ def _sparse_columns(metadata: Array, selector: int, kind: str, stored: int) -> A
     place = np.arange(stored)
     if kind == "tf32":
         # One of two elements is stored; the index counts half-elements, so its first value is 0 or 2.
-        found: Array = 2 * place[None, :] + pairs[:, 0::2] // 2
+        columns: Array = 2 * place[None, :] + pairs[:, 0::2] // 2
     elif kind in ("s4", "u4", "e2m1p"):
-        found = 8 * (place // 4)[None, :] + 2 * np.repeat(pairs, 2, axis=1) + place % 2
+        columns = 8 * (place // 4)[None, :] + 2 * np.repeat(pairs, 2, axis=1) + place % 2
     else:
-        found = 4 * (place // 2)[None, :] + pairs
-    return found
+        columns = 4 * (place // 2)[None, :] + pairs
+    return columns
 
 
 def expand_sparse(stored: Array, metadata: Array, selector: int, kind: str) -> Array:

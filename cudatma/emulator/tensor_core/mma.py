@@ -28,7 +28,7 @@ def _rows(w: Warp, at: int, addresses: Array, count: int) -> tuple[Any, Array]:
     """Return the CTA and the offsets of the rows that the first ``count`` lanes point to."""
     first = addresses[:count]
     if np.bitwise_or.reduce(first) & np.uint64(ROW_BYTES - 1):
-        access.trap(w, at, "a matrix row that is not aligned to 16 bytes")
+        access.trap(w, at, "a matrix row is not aligned to 16 bytes")
     block, offsets = access.shared_offsets(w, at, first, ROW_BYTES, False)
     w.meetings += 1
     return block, offsets
@@ -126,8 +126,8 @@ def product_of(left: Array, right: Array, logic: str) -> Array:
     """Return A B. For single bits, count the set bits of A and B or of A xor B."""
     product: Array = left @ right
     if logic == "xor":
-        found: Array = left.sum(axis=1)[:, None] + right.sum(axis=0)[None, :] - 2 * product
-        return found
+        count: Array = left.sum(axis=1)[:, None] + right.sum(axis=0)[None, :] - 2 * product
+        return count
     return product
 
 

@@ -33,10 +33,10 @@ def tuple_of(e: SegmentWriter, operand: Operand, code: str) -> str:
 def shape_of(e: SegmentWriter, i: Instruction) -> tuple[int, int, int]:
     """Return the (m, n, k) of the opcode."""
     for part in i.parts:
-        found = _SHAPE.match(part)
-        if found:
-            return int(found[1]), int(found[2]), int(found[3])
-    raise e.error("a shape is expected")
+        shape = _SHAPE.match(part)
+        if shape:
+            return int(shape[1]), int(shape[2]), int(shape[3])
+    raise e.error("expected a shape")
 
 
 def types_of(i: Instruction) -> list[str]:
@@ -47,7 +47,7 @@ def types_of(i: Instruction) -> list[str]:
 def immediate(e: SegmentWriter, operand: Operand, what: str) -> int:
     """Return the value of an operand that must be an immediate."""
     if not isinstance(operand, Imm):
-        raise e.error(f"{what} is an immediate")
+        raise e.error(f"{what} must be an immediate")
     return operand.bits
 
 
@@ -62,17 +62,20 @@ def ldmatrix(e: SegmentWriter, i: Instruction) -> None:
     source = next((p for p in i.parts if p in _PACKED), "")
     is_square = "m16n16" in i.parts
     if is_square:
-        e.need(transposed and count < 4 and bool(source or "b8" in i.parts), ".m16n16 has .trans, .x1 or .x2 and .b8")
+        e.need(
+            transposed and count < 4 and bool(source or "b8" in i.parts),
+            ".m16n16 needs .trans, .x1 or .x2, and .b8 or a packed format",
+        )
         form = f"square.{source}" if source else "square"
     elif "m8n16" in i.parts:
-        e.need(bool(source) and not transposed, ".m8n16 has a packed source format and no .trans")
+        e.need(bool(source) and not transposed, ".m8n16 needs a packed source format and no .trans")
         form = source
     else:
-        e.need("m8n8" in i.parts and "b16" in i.parts, ".m8n8 of .b16, or .m16n16 of .b8, is expected")
+        e.need("m8n8" in i.parts and "b16" in i.parts, "expected .m8n8 of .b16 or .m16n16 of .b8")
         form = "trans" if transposed else ""
     items = items_of(i.operands[0])
     size = 2 * count if is_square else count
-    e.need(len(items) == size, f"{size} destinations are expected")
+    e.need(len(items) == size, f"expected {size} destinations")
     address = shared_address_of(e, i, i.operands[1])
     value = e.temporary(f"tensorcore.ldmatrix(w, {e.at}, {address}, {count}, {form!r})")
     for k, item in enumerate(items):
@@ -84,11 +87,11 @@ def stmatrix(e: SegmentWriter, i: Instruction) -> None:
     """Write stmatrix: m8n8 of b16, or m16n8 of b8 (always .trans)."""
     count, form = _count(i), "trans" if "trans" in i.parts else ""
     if "m16n8" in i.parts:
-        e.need("b8" in i.parts and bool(form), ".m16n8 has .trans and .b8")
+        e.need("b8" in i.parts and bool(form), ".m16n8 needs .trans and .b8")
         form = "bytes"
     else:
-        e.need("m8n8" in i.parts and "b16" in i.parts, ".m8n8 of .b16, or .m16n8 of .b8, is expected")
-    e.need(len(items_of(i.operands[1])) == count, f"{count} values are expected")
+        e.need("m8n8" in i.parts and "b16" in i.parts, "expected .m8n8 of .b16 or .m16n8 of .b8")
+    e.need(len(items_of(i.operands[1])) == count, f"expected {count} values")
     address = shared_address_of(e, i, i.operands[0])
     e.line(f"tensorcore.stmatrix(w, {e.at}, {address}, {tuple_of(e, i.operands[1], 'u32')}, {form!r})")
 
@@ -119,7 +122,7 @@ _SCALES = {"scale_vec::1X": 1, "scale_vec::2X": 2, "scale_vec::4X": 4}
 def _kinds(e: SegmentWriter, i: Instruction) -> tuple[str, str, str, str]:
     """Return the types of D, A, B and C; packed e2m1 is "e2m1p"."""
     kinds = types_of(i)
-    e.need(len(kinds) == 4, "four element types are expected")
+    e.need(len(kinds) == 4, "expected four element types")
     if {"kind::mxf4", "kind::mxf4nvf4"} & set(i.parts):
         kinds = [f"{kind}p" if kind == "e2m1" else kind for kind in kinds]
     e.need(kinds[1] in _DEPTHS and kinds[2] in _DEPTHS and kinds[0] in ("f16", "f32", "f64", "s32"), "unknown types")
@@ -132,15 +135,15 @@ def _form(e: SegmentWriter, i: Instruction) -> Mma:
     sparse = i.parts[1].startswith("sp")
     a_kind = kinds[1]
     if sparse:
-        least = _SPARSE.get(a_kind, 128 if a_kind == "e2m1p" else 64)
-        allowed = (m, n) == (16, 8) and (k == least or (k == 2 * least and a_kind in _SPARSE))
+        min_k = _SPARSE.get(a_kind, 128 if a_kind == "e2m1p" else 64)
+        allowed = (m, n) == (16, 8) and (k == min_k or (k == 2 * min_k and a_kind in _SPARSE))
     else:
         allowed = ((m, n) == (16, 8) and k in _DEPTHS[a_kind]) or (m, n, k) == (8, 8, _SMALL.get(a_kind))
     e.need(allowed, f"no product of .{a_kind} has the shape m{m}n{n}k{k}")
     scale, count = "", 0
     if "block_scale" in i.parts:
         scale = next((p for p in i.parts if p in ("ue8m0", "ue4m3")), "")
-        e.need(bool(scale), "a type of scales is expected")
+        e.need(bool(scale), "expected a type of scales")
         count = next((_SCALES[p] for p in i.parts if p in _SCALES), 2 if "kind::mxf4" in i.parts else 1)
     logic = next((p for p in i.parts if p in ("xor", "and")), "")
     return Mma((m, n, k), kinds, "satfinite" in i.parts, sparse, scale, count, logic)
@@ -172,7 +175,7 @@ def mma(e: SegmentWriter, i: Instruction) -> None:
     form = _form(e, i)
     extra = list(i.operands[4:])
     for operand, size in zip(i.operands, _registers(form), strict=False):
-        e.need(len(items_of(operand)) == size, f"a fragment of {size} registers is expected")
+        e.need(len(items_of(operand)) == size, f"expected a fragment of {size} registers")
     wide = ["u64" if kind == "f64" else "u32" for kind in form.kinds]
     parts = [tuple_of(e, operand, code) for operand, code in zip(i.operands[1:4], wide[1:], strict=True)]
     if form.sparse:
@@ -233,13 +236,13 @@ def _mma_async(e: SegmentWriter, i: Instruction) -> None:
     The last operands are scale-a, scale-b{, trans-a}, trans-b.
     """
     shape, kinds, operands = shape_of(e, i), types_of(i), list(i.operands)
-    e.need(len(kinds) == 3 and kinds[0] in ("f16", "f32", "s32"), "these types are not served")
+    e.need(len(kinds) == 3 and kinds[0] in ("f16", "f32", "s32"), "these types are not supported")
     _, n, k = shape
     sparse = "sp" in i.parts
-    e.need(n % 8 == 0 and 8 <= n <= 256, f"N of {n}: multiples of 8 up to 256 are allowed")
-    e.need(k * ELEMENT_BITS[kinds[1]] == (512 if sparse else 256), f"K of {k} for .{kinds[1]}")
+    e.need(n % 8 == 0 and 8 <= n <= 256, f"N is {n}; allowed: multiples of 8 up to 256")
+    e.need(k * ELEMENT_BITS[kinds[1]] == (512 if sparse else 256), f"K of {k} is not allowed for .{kinds[1]}")
     to, metadata = items_of(operands[0]), "None"
-    e.need(len(to) == n // (4 if kinds[0] == "f16" else 2), f"{n // 2} accumulators are expected")
+    e.need(len(to) == n // (4 if kinds[0] == "f16" else 2), f"expected {n // 2} accumulators")
     from_registers = isinstance(operands[1], Vec)
     a = tuple_of(e, operands[1], "u32") if from_registers else e.src(operands[1], "u64")
     b = e.src(operands[2], "u64")
@@ -291,7 +294,7 @@ def wmma(e: SegmentWriter, i: Instruction) -> None:
 def _wmma_mma(e: SegmentWriter, i: Instruction, shape: tuple[int, int, int], kinds: list[str]) -> None:
     """Write wmma.mma. With f16 factors the opcode names only the types of D and C."""
     whole = [kinds[0], "f16", "f16", kinds[1]] if len(kinds) == 2 else kinds
-    e.need(len(whole) == 4, "two or four element types are expected")
+    e.need(len(whole) == 4, "expected two or four element types")
     logic = next((p for p in i.parts if p in ("and", "xor")), "")
     form = Mma(shape, (whole[0], whole[1], whole[2], whole[3]), "satfinite" in i.parts, logic=logic)
     parts = [tuple_of(e, o, _code(kind)) for o, kind in zip(i.operands[1:4], whole[1:], strict=True)]

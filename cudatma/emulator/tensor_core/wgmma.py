@@ -118,7 +118,7 @@ def read_matrix(
     if int(offsets.min()) < 0 or int(offsets.max()) + CHUNK > shared.size:
         message = (
             f"a wgmma matrix descriptor (start {start:#x}, leading {descriptor.leading}, stride {descriptor.stride}, "
-            f"{descriptor.mode.label}) reaches outside of the block's {shared.size} bytes of shared memory"
+            f"{descriptor.mode.label}) reaches beyond the CTA's {shared.size} bytes of shared memory"
         )
         w.events.violation("out_of_bounds", w, at, message)
         access.trap(w, at, message)
@@ -149,9 +149,9 @@ def mma_async(
     stored = k // 2 if form.sparse else k
     d_kind, a_kind, b_kind, _ = form.kinds
     if not w.split.mask.all():
-        access.trap(w, at, "wgmma by a part of a warp")
+        access.trap(w, at, "wgmma executed by only a part of a warp")
     if w.block.warp_count - 4 * (w.index // 4) < 4:
-        access.trap(w, at, "wgmma by a warpgroup of fewer than four warps")
+        access.trap(w, at, "wgmma executed by a warpgroup with fewer than four warps")
     b_bits = int(b[0])
     right, b_chunks = read_matrix(w, at, b_bits, 0, n, k, b_kind, transposes[1])
     group = w.async_state.get("wgmma", 0)

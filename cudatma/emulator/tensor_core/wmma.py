@@ -66,8 +66,8 @@ def _addresses(w: Warp, base: int, rows: int, columns: int, kind: str, by_column
     units = along * bits // 8 // unit
     pitch = stride * bits // 8
     line: Array = np.arange(lines, dtype=np.uint64)[:, None] * np.uint64(pitch)
-    found: Array = np.uint64(base) + line + np.arange(units, dtype=np.uint64)[None, :] * np.uint64(unit)
-    return found
+    addresses: Array = np.uint64(base) + line + np.arange(units, dtype=np.uint64)[None, :] * np.uint64(unit)
+    return addresses
 
 
 def _chunks(addresses: Array) -> list[tuple[Array, Array | None, int]]:
@@ -110,12 +110,12 @@ def load(
 
 def _load(w: Warp, at: int, space: str, lanes: Array, code: str, mask: Array | None) -> Array:
     if space == "shared":
-        found = access.ld_shared(w, at, lanes, code, 1, mask, False)
+        rows = access.ld_shared(w, at, lanes, code, 1, mask, False)
     elif space == "global":
-        found = access.ld_global(w, at, lanes, code, 1, mask)
+        rows = access.ld_global(w, at, lanes, code, 1, mask)
     else:
-        found = windows.ld_generic(w, at, lanes, code, 1, mask)
-    result: Array = found[0]
+        rows = windows.ld_generic(w, at, lanes, code, 1, mask)
+    result: Array = rows[0]
     return result
 
 
