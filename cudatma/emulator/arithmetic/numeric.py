@@ -175,8 +175,7 @@ def mul32_mode(a: Array, b: Array, mode: str) -> Array:
 def div32_mode(a: Array, b: Array, mode: str) -> Array:
     """Return a / b in a rounding mode.
 
-    One rounding of the float64 quotient is correct: a quotient of two float32 is a float32, or is further from any
-    float32 than the error of float64.
+    Rounding the float64 quotient is correct: an inexact quotient is further from any float32 than the error of float64.
     """
     return canon(round32(a.astype(np.float64) / b.astype(np.float64), mode))
 

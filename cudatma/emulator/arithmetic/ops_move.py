@@ -158,10 +158,7 @@ def _compared(e: SegmentWriter, i: Instruction) -> str:
 
 
 def _joined(e: SegmentWriter, i: Instruction) -> str:
-    """Return the suffix that combines a comparison with a predicate, such as `` & c`` for .and.
-
-    Packed parts are combined with the same predicate.
-    """
+    """Return the suffix that combines a comparison, or each packed part, with a predicate: `` & c`` for .and."""
     joiner = next((p for p in i.parts[2:-1] if p in _JOIN), "")
     if not joiner:
         return ""

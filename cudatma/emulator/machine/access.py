@@ -107,10 +107,7 @@ def is_shared_offset(w: Warp, address: int) -> bool:
 
 
 def check_window(w: Warp, at: int, address: int, allowed: str) -> None:
-    """Trap if an address points into a different memory than the instruction accesses.
-
-    ``allowed`` describes the correct addresses for the message.
-    """
+    """Trap if an address points into another memory than the instruction accesses; ``allowed`` is for the message."""
     memory = memory_of(w, address)
     if memory:
         trap(w, at, f"{address:#x} is a generic address of {memory}; allowed: {allowed}", "ILLEGAL_ADDRESS")
@@ -182,7 +179,7 @@ def ld_global(w: Warp, at: int, addresses: Array, code: str, count: int, mask: A
 
 @dataclass(slots=True)
 class FlagWait:
-    """The reason why a split waits: it polls a flag in memory."""
+    """A split's wait for a flag in memory, which it polls."""
 
     at: int
     value: int
@@ -195,10 +192,9 @@ class FlagWait:
 
 
 def yield_if_unchanged(w: Warp, at: int, elements: Array, order: str, address: int) -> None:
-    """Yield to other splits if a strong load, or an atomic operation that changes nothing, returns the same value
-    again.
+    """Yield to other splits if a strong load, or an atomic operation that changes nothing, reads the same values again.
 
-    ``elements`` holds the elements read, and ``address`` is the generic address of the first.
+    ``address`` is the generic address of the first element.
     """
     observed = at, elements.tobytes()
     if observed != w.last_read:

@@ -131,10 +131,7 @@ def _is_plain(*values: Array) -> bool:
 def _apply_fast(
     w: Warp, at: int, addresses: Array, element: np.dtype[Any], operation: str, operands: list[Array]
 ) -> tuple[Array, bool] | None:
-    """Apply an operation to cells of one global region without a loop over arrays.
-
-    Return the old values and whether memory has changed, or None if the fast path does not apply.
-    """
+    """Return the old values of cells in one global region and whether any has changed, or None if not applicable."""
     size = element.itemsize
     region = access.global_region(w, at, addresses, size)
     if region is None or not region.is_writable or region.base % size:
@@ -199,9 +196,9 @@ def atomic(
 
 
 def _yield_after(w: Warp, at: int, old: Array, has_changed: bool, address: int) -> None:
-    """Yield to other splits if the operation changed memory, or if it did not and is repeated.
+    """Yield to other splits after an operation that changed memory, or that repeats without a change.
 
-    ``old`` holds the elements before it, and ``address`` is the generic address of the first.
+    ``address`` is the generic address of the first element of ``old``.
     """
     if has_changed:
         w.launch.scheduler.progress += 1

@@ -27,7 +27,7 @@ from cudatma.emulator.ptx.writer import runtime
 
 @dataclass(slots=True)
 class Wait:
-    """The reason why a split waits: it needs other lanes of its warp.
+    """A split's wait for other lanes of its warp.
 
     ``members`` (32,) bool are the lanes that the instruction names. Instructions with equal ``key`` can meet. ``value``
     (32,) is each lane's contribution.
@@ -59,7 +59,7 @@ class Wait:
 
 
 def release_hopeless(w: Warp) -> None:
-    """Release splits whose missing lanes can no longer arrive, because they left the kernel or wait at a join."""
+    """Release splits whose missing lanes have left the kernel or wait at a join."""
     for wait in list(w.waiting):
         if not may_come(w, wait):
             w.waiting.remove(wait)
@@ -67,10 +67,7 @@ def release_hopeless(w: Warp) -> None:
 
 
 def may_come(w: Warp, wait: Wait) -> bool:
-    """Return whether all missing lanes may still arrive.
-
-    Lanes cannot arrive if they are parked at a join or wait elsewhere for the lanes of this split.
-    """
+    """Return whether all missing lanes may still arrive: not parked at a join, nor waiting for lanes of this split."""
     missing = wait.missing
     coming = np.zeros_like(missing)
     for other in w.splits:
@@ -82,7 +79,6 @@ def may_come(w: Warp, wait: Wait) -> bool:
     return bool(missing.any()) and not (missing & ~coming).any()
 
 
-#: Maximum depth of calls.
 MAX_CALLS = 256
 
 
@@ -122,13 +118,11 @@ def _place(w: Warp, split: Split) -> None:
 
 
 def remove(w: Warp, split: Split) -> None:
-    """Remove a split that has ended."""
     w.splits.remove(split)
     w.launch.scheduler.drop(split)
 
 
 def arrive(w: Warp, split: Split) -> None:
-    """Let a split arrive at its join."""
     join = split.join
     if join is None:
         raise EmulatorError("a split without a join arrived at one")
@@ -140,7 +134,7 @@ def arrive(w: Warp, split: Split) -> None:
 
 
 def count_down(w: Warp, join: Join) -> None:
-    """Count down the splits or inner joins that a join waits for, and continue when none is left."""
+    """Count down the splits and inner joins that a join waits for; continue after the last."""
     join.missing -= 1
     if join.missing:
         return
@@ -233,7 +227,7 @@ def quit(w: Warp, mask: Array | None) -> int:
 
 
 def _end_warp(w: Warp) -> None:
-    """Update the CTA and the cluster after the last lane of a warp has left the kernel."""
+    """Update the CTA and the cluster after the last lane of a warp has exited."""
     block = w.block
     block.live_warps -= 1
     if block.is_done:
@@ -326,7 +320,7 @@ def gather(w: Warp, at: int, what: str, members: Array, value: Array | None, fol
 
 
 def _complete_meeting(w: Warp, at: int, what: str, groups: list[sync.Group], splits: list[Split]) -> None:
-    """Complete a meeting of splits, and report awaited lanes that have left the kernel instead of arriving."""
+    """Complete a meeting of splits, and report awaited lanes that have left the kernel instead."""
     sync.meet(w, at, what, groups)
     for split in splits:
         if (split.released & ~w.alive).any():

@@ -25,7 +25,8 @@ RESERVED_BYTES = 1024
 MAX_LIVE_BYTES = 2 << 30
 #: Host bytes that the emulator and the hazard checks keep per byte of shared memory, and per warp besides its clock.
 _BYTES_PER_SHARED, _BYTES_PER_WARP = 24, 24 << 10
-#: Emulated time that passes while all threads only read a clock: the first step, and the limit that is a deadlock.
+#: Emulated time that passes while all threads only read a clock: the first step, and the limit after which the launch
+#: counts as deadlocked.
 FIRST_IDLE_NS, MAX_IDLE_NS = 1_000_000, 10**13
 
 

@@ -119,7 +119,6 @@ def bytes_of(array: Any, name: str = "array") -> Array:
 
 
 def address_of(array: Array) -> int:
-    """Return the address of an array's first byte."""
     return int(array.__array_interface__["data"][0])
 
 
@@ -165,14 +164,12 @@ class GlobalMemory:
         self._regions[region.base] = region
 
     def remove(self, base: int) -> None:
-        """Unmap a region."""
         if base in self._regions:
             self._bases.remove(base)
             del self._regions[base]
         self.recent.clear()
 
     def regions(self) -> list[Region]:
-        """Return all mapped regions."""
         return list(self._regions.values())
 
     def snapshot(self) -> dict[int, Array]:
@@ -180,7 +177,6 @@ class GlobalMemory:
         return {base: region.data.copy() for base, region in self._regions.items() if region.is_writable}
 
     def restore(self, saved: dict[int, Array]) -> None:
-        """Restore the bytes of a snapshot."""
         for base, data in saved.items():
             self._regions[base].data[:] = data
 

@@ -160,10 +160,7 @@ def match(e: SegmentWriter, i: Instruction) -> None:
 
 @runtime
 def find_matches(value: Array, groups: tuple[Array, ...], every: bool) -> tuple[Array, Array]:
-    """Compute match: .any gives the lanes with the same value.
-
-    .all gives all lanes if their values are equal, else 0, and a predicate.
-    """
+    """Compute match: .any gives lanes with the same value; .all gives all lanes or 0, and a predicate."""
     if every:
         matches = _by_group(groups, "u32", lambda lanes: lane_bits(lanes) * int(np.unique(value[lanes]).size == 1))
         return matches, matches != 0
@@ -204,10 +201,7 @@ def reduce_lanes(
 
 
 def _extreme(largest: bool, values: Array, keep_nan: bool) -> Array:
-    """Return the minimum or maximum of float32 values, with +0 greater than -0.
-
-    The result is NaN if all values are, or, with .NaN, if one is.
-    """
+    """Return the minimum or maximum of float32 (+0 is greater than -0); NaN if all are, or, with .NaN, if any is."""
     numbers = values[~np.isnan(values)]
     if not numbers.size or (keep_nan and numbers.size < values.size):
         result: Array = canon(np.full(1, np.nan, values.dtype))[0]

@@ -34,8 +34,7 @@ def lay_out(variables: list[Variable], start: int = 0) -> tuple[dict[str, int], 
 class Program:
     """A function of a module in executable form.
 
-    ``local_bytes`` is the local memory per lane, a multiple of 16. ``param_offsets`` are the offsets of an entry's
-    parameters in the parameter buffer.
+    ``local_bytes`` is per lane, a multiple of 16. ``param_offsets`` are the offsets of an entry's parameters.
     """
 
     def __init__(self, function: Function, module: Module) -> None:
@@ -115,7 +114,6 @@ def _code(source: str, name: str) -> CodeType:
     return compile(source, name, "exec")
 
 
-#: Maximum size in bytes of all global and constant variables of a module.
 MAX_VARIABLES_BYTES = 1 << 28
 
 
@@ -173,7 +171,7 @@ class Image:
         return self._numbers[name]
 
     def function_at(self, number: int) -> str | None:
-        """Return the name of the function with this number from function_number(), or None."""
+        """Return the function with this number, or None."""
         return next((name for name, value in self._numbers.items() if value == number), None)
 
     def entry(self, name: str) -> Program:

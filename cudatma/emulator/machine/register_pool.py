@@ -28,9 +28,8 @@ _IGNORED = "register_pool: ptxas ignores setmaxnreg in this kernel; its log says
 class RegisterPool:
     """The registers of a CTA.
 
-    ``start`` is the number per thread when the kernel starts, and ``source`` says where that number comes from.
-    ``owned`` maps a warp to its number per thread now. ``freed`` and ``taken`` count registers that .dec has returned
-    and that .inc has taken.
+    ``start`` is the number per thread when the kernel starts, by ``source``. ``owned`` maps a warp to its present
+    number per thread. ``freed`` and ``taken`` count the registers that .dec has returned and .inc has taken.
     """
 
     start: int
@@ -44,7 +43,7 @@ class RegisterPool:
 
 @dataclass(slots=True)
 class RegisterWait:
-    """The reason why a warp waits: setmaxnreg.inc."""
+    """A warp's wait at setmaxnreg.inc."""
 
     pool: RegisterPool
     at: int

@@ -18,7 +18,7 @@ from cudatma.emulator.machine.retries import Retries, Stall
 from cudatma.emulator.machine.state import BLOCK, SWITCH, Split
 from cudatma.errors import counted
 
-#: Number of failed polls after which bounded waits get what they wait for.
+#: Idle rounds in a schedule before the scheduler helps polls that count their tries.
 STARVATION = 2000
 #: Numbers of live clusters that a drawn schedule chooses from.
 WIDTHS = (1, 2, 4, 8)
@@ -240,7 +240,7 @@ class Scheduler:
         return is_new and self._release_suspended()
 
     def _record(self, recorder: Recorder | None) -> None:
-        """Start a recording, or end the current one with None."""
+        """Start a recording, or end it with None."""
         self._recorder = recorder
 
     def _help_pollers(self) -> None:

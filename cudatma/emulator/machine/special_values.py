@@ -11,7 +11,6 @@ from cudatma.emulator.machine.protocols import Launch
 from cudatma.emulator.machine.state import Block
 from cudatma.emulator.ptx.types import LANES, Array
 
-#: Number of SMs of the emulated GPU.
 _SM_COUNT = 132
 _LANE = np.arange(LANES, dtype=np.uint64)
 _BIT = np.uint64(1) << _LANE
@@ -67,8 +66,7 @@ _WIDE = {"gridid"}
 class SpecialValues(dict[str, Array]):
     """A mapping from the name of a special register to the (32,) vector of one warp.
 
-    Vectors are created on first use and are read-only. Grids have many CTAs and kernels read few registers, so the CTA
-    or the launch holds the values that several warps share.
+    Vectors are created on first use and are read-only. The CTA or the launch holds the values that several warps share.
     """
 
     __slots__ = ("block", "number")

@@ -100,7 +100,6 @@ class Split:
         self.last_poll: Any = None
 
     def widen(self, lanes: Array) -> None:
-        """Add the lanes of another split."""
         self.mask = self.mask | lanes
         self.is_full = bool(self.mask.all()) and not self.frame.undefined
 

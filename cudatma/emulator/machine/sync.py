@@ -18,7 +18,7 @@ from cudatma.emulator.ptx.writer import RUNTIME, runtime
 
 @dataclass(slots=True)
 class NamedWait:
-    """The reason why a split waits: bar.sync."""
+    """A split's wait at bar.sync."""
 
     barrier: NamedBarrier
     at: int
@@ -31,7 +31,7 @@ class NamedWait:
 
 @dataclass(slots=True)
 class ClusterWait:
-    """The reason why a split waits: barrier.cluster.wait."""
+    """A split's wait at barrier.cluster.wait."""
 
     cluster: Cluster
     at: int
@@ -47,7 +47,7 @@ def executing(w: Warp) -> Array:
 
 
 def _arrive(w: Warp, at: int, number: Array, count: Array | None, aligned: bool) -> NamedBarrier:
-    """Count the running split's arrival at a named barrier and return the barrier."""
+    """Count the running split's arrival at a named barrier."""
     here = executing(w)
     lane = int(here.argmax())
     index = int(number[lane])
@@ -205,7 +205,6 @@ def check_whole_warp(w: Warp, at: int, mask: Array | None, what: str) -> None:
 
 
 def cluster_arrive(w: Warp, at: int, release: bool) -> None:
-    """Execute barrier.cluster.arrive."""
     cluster = w.block.cluster
     arrived = cluster.barrier.arrived
     here, phases = executing(w), _cluster_phases(w)
@@ -256,7 +255,7 @@ def cluster_wait(w: Warp, at: int, acquire: bool) -> bool:
 
 
 def complete_barriers(block: Block) -> None:
-    """Complete barriers that were waiting only for threads that have now exited."""
+    """Complete barriers that waited only for threads that have now exited."""
     for barrier in block.barriers:
         if barrier.waiters:
             complete_named(block, barrier)

@@ -91,7 +91,7 @@ def shuffled(
 ) -> Array:
     """Return each lane's value from its source lane, which is undefined if the source is not in the lane's group.
 
-    ``of`` and ``to`` are the source and destination registers, or -1 if an operand is not a register.
+    ``of`` and ``to`` are the source and destination registers, or -1 for other operands.
     """
     known: Array = source < 0
     for lanes in groups:

@@ -263,10 +263,7 @@ class BodyParser:
             self.branches.append((len(self.function.body) - 1, scope))
 
     def _branch_around(self, instruction: Instruction, guard: tuple[int, bool]) -> None:
-        """Replace the guard of an instruction with a member mask by a branch around it.
-
-        Lanes that skip the instruction then meet the other lanes at the branch target.
-        """
+        """Turn the guard of an instruction with a member mask into a branch around it, where the lanes meet again."""
         body, (register, negated) = self.function.body, guard
         past = f"past instruction {len(body)}"
         branch = replace(instruction, parts=("bra",), operands=(Sym(past),), guard=(register, not negated))

@@ -44,10 +44,10 @@ def unwritten_reads(flow: Flow) -> dict[int, list[tuple[int, int]]]:
 
 
 def unfenced_wgmmas(flow: Flow) -> dict[int, int]:
-    """Return the index of each wgmma in the body -> bit set of its registers that some path writes without a fence.
+    """Return, by the index of each wgmma, the bit set of its registers that some path writes without a fence.
 
-    A path counts if it writes the register with no fence after the write and none since the last wgmma.commit_group.
-    Compilers rename accumulators by copying registers, so a copy is fenced if its source is, and a constant always is.
+    The path has no fence after the write and none since the last wgmma.commit_group. Compilers rename accumulators by
+    copying, so a copy is fenced if its source is, and a constant always is.
     """
     body = flow.function.body
     if not any(instruction.parts[:2] == ("wgmma", "mma_async") for instruction in body):

@@ -91,7 +91,6 @@ def registers_of(operand: Operand) -> Iterable[int]:
 
 
 def bit_set(registers: Iterable[int]) -> int:
-    """Return register indices as a bit set."""
     result = 0
     for register in registers:
         result |= 1 << register
@@ -163,7 +162,7 @@ class Flow:
             root = instruction.parts[0]
             joined = joined and index not in starts
             # Diverged lanes wait for each other at the start of a segment. Each instruction with a member mask starts
-            # one, because its lanes may pair up with another instruction. So does the first of consecutive whole-warp
+            # one, because its lanes may meet lanes at another instruction. So does the first of consecutive whole-warp
             # instructions.
             is_collective = root in _COLLECTIVE or "aligned" in instruction.parts
             members = instruction.members if is_collective else None
@@ -270,10 +269,7 @@ class Flow:
             segment.reconverge = -1 if meeting == end or self._only_leaves(meeting) else meeting
 
     def _only_leaves(self, index: int) -> bool:
-        """Return whether a segment of a kernel only ends the kernel.
-
-        Lanes that return early do not wait for others at such a segment.
-        """
+        """Return whether a segment only ends the kernel; lanes that return early do not wait there for others."""
         segment = self.segments[index]
         body = self.function.body[segment.start : segment.stop]
         return self.function.is_entry and bool(body) and body[0].parts[0] in ("ret", "exit") and body[0].guard is None

@@ -50,7 +50,6 @@ def expand(line: str) -> Iterator[str]:
 
 
 def forms(chapter: str) -> Iterator[str]:
-    """Yield every form of a chapter."""
     for line in FORMS[chapter].strip().splitlines():
         yield from expand(line)
 

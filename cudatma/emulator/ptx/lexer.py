@@ -79,7 +79,7 @@ def tokenize(text: str) -> list[Token]:
 
 
 def number(token: Token, negative: bool = False) -> Imm:
-    """Return the immediate that a number token denotes, negated after a minus sign."""
+    """Return the immediate that a number token denotes, negated if ``negative``."""
     text = token.text
     if text[:2] in ("0f", "0F"):
         bits = int(text[2:], 16)
@@ -188,5 +188,4 @@ class Cursor:
             depth += (text == "{") - (text == "}")
 
     def error(self, message: str) -> PtxError:
-        """Return a PtxError that names the current line."""
         return PtxError(message, self.token.line)

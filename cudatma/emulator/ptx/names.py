@@ -75,11 +75,11 @@ def _some(names: Sequence[str]) -> str:
 
 
 class Variables(Mapping[str, Array]):
-    """A mapping from the names of a module's global and constant variables to their bytes.
+    """A mapping from the names of a module's global and constant variables to their bytes, writable (n,) uint8 arrays.
 
-    Each value is a writable (n,) uint8 array. Names are resolved by find_name().
-    ``variables["table"].view(np.float32)[3]`` reads an element; ``variables["table"] = array`` copies the bytes of an
-    array of the same size. Values persist until they are changed or the module is loaded again.
+    Names are resolved by find_name(). ``variables["table"].view(np.float32)[3]`` reads an element; ``variables["table"]
+    = array`` copies the bytes of an array of the same size. Values persist until they are changed or the module is
+    loaded again.
     """
 
     def __init__(self, arrays: dict[str, Array]) -> None:

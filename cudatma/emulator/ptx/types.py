@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-#: Lanes of a warp.
 LANES = 32
 
 NUMPY: dict[str, np.dtype[Any]] = {

@@ -45,10 +45,7 @@ RUNTIME: dict[str, Any] = {
 
 
 def emitter(*opcodes: str) -> Callable[[Emitter], Emitter]:
-    """Register a function as the emitter of these opcodes.
-
-    "st" covers every st instruction except those with an emitter of their own, such as "st.async".
-    """
+    """Register an emitter of opcodes; "st" also covers "st.async" unless that has an emitter of its own."""
 
     def register(function: Emitter) -> Emitter:
         for opcode in opcodes:
@@ -206,10 +203,7 @@ class SegmentWriter:
         return self.convert(f"w.special[{name!r}]", WIDTHS[name], code)
 
     def convert(self, expression: str, have: str, want: str) -> str:
-        """Return an expression that reinterprets bits in another type.
-
-        A different width truncates, or extends with zeros (with the sign if the source is signed).
-        """
+        """Return an expression in another type: reinterpret, truncate, or extend with zeros or the sign."""
         if have == want:
             return expression
         if have == "pred" or want == "pred":
@@ -366,7 +360,7 @@ class SegmentWriter:
             )
 
     def _irrelevant_lanes(self, instruction: Instruction) -> str:
-        """Return an expression for the lanes in which a source cannot affect the result (selp, and/or), else "None"."""
+        """Return the lanes in which each source cannot affect the result (selp, and, or), or "None"."""
         root, kind, operands = instruction.parts[0], instruction.parts[-1], instruction.operands
         if root == "selp":
             chosen = self.src(operands[3], "pred")

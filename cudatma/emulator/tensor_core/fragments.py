@@ -96,10 +96,10 @@ def b_order(depth: int, columns: int, bits: int) -> Array:
 
 @lru_cache(maxsize=64)
 def c_order(rows: int, columns: int) -> Array:
-    """Return the element (m, n) at each place (register, lane) of an accumulator of 32- or 64-bit elements.
+    """Return the element (m, n), as m * columns + n, at each place (register, lane) of an accumulator of 32 or 64 bits.
 
-    The result is (registers, 32) and holds m * columns + n. Registers 4 j and 4 j + 1 hold columns 8 j + 2 t and 8 j +
-    2 t + 1 of row g, and the next two hold the same columns of row g + 8.
+    Registers 4 j and 4 j + 1 hold columns 8 j + 2 t and 8 j + 2 t + 1 of row g; the next two hold those columns of row
+    g + 8.
     """
     halves = rows // 8
     order = np.zeros((rows * columns // LANES, LANES), np.int64)

@@ -60,7 +60,7 @@ def stmatrix(w: Warp, at: int, addresses: Array, registers: tuple[Array, ...], f
     stacked = np.stack(registers)
     rows = fragments.store_byte_rows(stacked) if form == "bytes" else fragments.store_rows(stacked, form == "trans")
     data, places = block.shared.data, offsets[:, None] + _BYTES
-    # This is no warp-wide access: the lanes synchronize before the store, not after it.
+    # The lanes synchronize before the store, not after it: it is no warp-wide access.
     w.events.shared_write(w, at, block, offsets, ROW_BYTES, "", False, lambda: bool((data[places] == rows).all()))
     data[places] = rows
 
@@ -80,10 +80,10 @@ def mma_traced(w: Warp, at: int, *operands: Any) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Mma:
-    """The form of an mma, as its opcode gives it.
+    """The form of an mma.
 
-    ``kinds`` are the types of D, A, B, C. ``scale`` is the type of the block scales, and ``scale_count`` their number
-    along K. If ``sparse``, A holds half of its elements. ``logic`` is xor or and, for single bits.
+    ``kinds`` are the types of D, A, B, C. ``scale`` is the type of the block scales, with ``scale_count`` along K. If
+    ``sparse``, A holds half of its elements. ``logic`` is xor or and, for single bits.
     """
 
     shape: tuple[int, int, int]

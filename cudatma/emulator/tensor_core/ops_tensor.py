@@ -192,10 +192,7 @@ def mma(e: SegmentWriter, i: Instruction) -> None:
 
 
 def _scale(e: SegmentWriter, data: Operand, selectors: Operand) -> str:
-    """Return the expression (data, byte, thread) of one operand's scales.
-
-    The selectors are immediates, or registers with the same value in all lanes.
-    """
+    """Return the expression (data, byte, thread) of one operand's scales; all lanes have the same selectors."""
     byte, thread = (
         str(item.bits & 3) if isinstance(item, Imm) else f"int({e.src(item, 'u16')}[0]) & 3"
         for item in items_of(selectors)
@@ -231,10 +228,7 @@ def wgmma(e: SegmentWriter, i: Instruction) -> None:
 
 
 def _mma_async(e: SegmentWriter, i: Instruction) -> None:
-    """Write wgmma.mma_async {d}, a-desc | {a}, b-desc{, metadata, selector}, scale-d, ....
-
-    The last operands are scale-a, scale-b{, trans-a}, trans-b.
-    """
+    """Write wgmma.mma_async {d}, a-desc | {a}, b-desc{, metadata, selector}, scale-d, scales of a and b{, transposes}."""
     shape, kinds, operands = shape_of(e, i), types_of(i), list(i.operands)
     e.need(len(kinds) == 3 and kinds[0] in ("f16", "f32", "s32"), "these types are not supported")
     _, n, k = shape

@@ -187,7 +187,7 @@ def fence(w: Warp, at: int) -> None:
 
 @dataclass(slots=True)
 class GroupWait:
-    """The reason why a warp waits: the four warps of its warpgroup have not all committed a group."""
+    """A warp's wait for the other warps of its warpgroup, which must also commit the group."""
 
     at: int
     number: int
@@ -204,7 +204,6 @@ def warpgroup(w: Warp) -> list[Warp]:
 
 
 def commit(w: Warp, at: int) -> None:
-    """Execute wgmma.commit_group."""
     w.meetings += 1
     w.async_state["wgmma"] = w.async_state.get("wgmma", 0) + 1
     w.events.wgmma_committed(w)

@@ -139,7 +139,6 @@ def store(
     registers: tuple[Array, ...],
     stride: Array | None,
 ) -> None:
-    """Execute wmma.store.d."""
     rows, columns = _shape("d", shape)
     pitch = int(stride[0]) if stride is not None else (rows if by_column else columns)
     places = _addresses(w, int(address[0]), rows, columns, kind, by_column, pitch)
