@@ -228,7 +228,7 @@ def wgmma(e: SegmentWriter, i: Instruction) -> None:
 
 
 def _mma_async(e: SegmentWriter, i: Instruction) -> None:
-    """Write wgmma.mma_async {d}, a-desc | {a}, b-desc{, metadata, selector}, scale-d, scales of a and b{, transposes}."""
+    """Write wgmma.mma_async {d}, a-desc | {a}, b-desc{, metadata, selector}, scale-d, scale-a, scale-b{, trans}."""
     shape, kinds, operands = shape_of(e, i), types_of(i), list(i.operands)
     e.need(len(kinds) == 3 and kinds[0] in ("f16", "f32", "s32"), "these types are not supported")
     _, n, k = shape
