@@ -60,7 +60,7 @@ class _Referable:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PackedWeight(_Referable):
-    """A weight W of shape (K, N), int4, in layout version 1 (docs/architecture.md, docs/quantization.md).
+    """A weight W of shape (K, N), int4, in layout version 1 (docs/design/packed_weights.md).
 
     qweight: uint8 (N64 * K64, 2048), C order. scales: fp16 or bf16 (G, 64 N64). zeros: uint8 (G, 64 N64), 0..16, or
     None where symmetric (the offset is 8). perm: int32 (K,) or None; packed row k multiplies activation column

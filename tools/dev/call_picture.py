@@ -1,4 +1,4 @@
-"""The sequence diagram of a call, drawn for docs/path_of_a_call.md.
+"""The sequence diagram of a call, drawn for docs/design/path_of_a_call.md.
 
 python -m tools.dev.call_picture            # writes docs/pictures/path_of_a_call.svg
 python -m tools.dev.call_picture --check    # exit status 1 where the file shows something else

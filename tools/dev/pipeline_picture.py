@@ -1,6 +1,6 @@
 """The pipelines of the wgmma kernel (SM90) and of the mma.sync kernel (SM120), drawn for README.md.
 
-python -m tools.dev.pipeline_picture            # writes docs/images/pipeline.svg
+python -m tools.dev.pipeline_picture            # writes docs/pictures/pipeline.svg
 python -m tools.dev.pipeline_picture --check    # exit status 1 where the file shows something else
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tools.dev.drawing import BLUE, GREEN, GREY, INK, ORANGE, ROOT, Drawing, write_picture
 
-PICTURE = ROOT / "docs" / "images" / "pipeline.svg"
+PICTURE = ROOT / "docs" / "pictures" / "pipeline.svg"
 TITLE = "TMA fills a ring of shared-memory stages; warpgroups with wgmma or warps with mma.sync empty it"
 
 
