@@ -1,4 +1,4 @@
-"""docs/howto/add_a_kernel.md is true of the family that it shows: its files, their lines, its excerpts, what it touches.
+"""docs/howto/add_a_kernel.md is true: its files exist, its excerpts are current, and the family touches nothing else.
 
 test_docs_run.py runs the commands of the page.
 """

@@ -127,7 +127,7 @@ def picture(graph: Mapping[str, set[str]]) -> str:
         fill, stroke = _COLORS[(len(rows) - 1 - number) // 2]
         for column, name in enumerate(names):
             x, y = _MARGIN + column * (width + _GAP), _MARGIN + number * _ROW
-            lines = textwrap.wrap(about[name], int(width / 7))
+            lines = textwrap.wrap(about[name], int(width / 7.5))
             out.box(x, y, width, _BOX, fill, stroke, _LABELS.get(name, f"{name}/"), lines)
     height = _MARGIN + _ROW * len(rows) + 24
     out.text(_WIDTH / 2, height - 14, "Each package imports only from the rows below it.", size=13)
