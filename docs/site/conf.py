@@ -10,77 +10,73 @@ import inspect
 import re
 import shutil
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pygments.lexers.c_like import CudaLexer
+from pygments.lexers.python import PythonLexer
+from sphinx.ext.napoleon import Config, NumpyDocstring
 from sphinx.util.inspect import signature, stringify_signature
 
 import cudatma
-from tools.dev import site_cli
-from tools.dev.site_docstrings import to_rst
+from tools.dev import site_cli, site_errors
+from tools.dev.site_docstrings import has_sections, linked_sections, to_rst
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Page -> captions of the sidebar -> pages below it. A page that is nowhere fails the build.
-CONTENTS: dict[str, dict[str, list[str]]] = {
-    "README": {
-        "Start": ["docs/guide/README", "docs/guide/mistakes", "docs/configuration"],
-        "Int4 GEMM": [
-            "docs/quantization",
-            "docs/tuning",
-            "docs/performance/marlin_skinny",
-            "docs/performance/marlin_wgmma",
-            "docs/performance/marlin_mma_sync",
-            "docs/performance/marlin_paths",
-        ],
-        "Dense GEMM and attention": ["docs/gemm", "docs/attention"],
-        "In a model": [  # those that there are
-            "docs/torch*",
-            "docs/transformers*",
-            "docs/vllm*",
-        ],
-        "Arrays": ["docs/operations", "docs/streams"],
-        "Kernels of your own": [
-            "docs/kernels",
-            "docs/descriptors",
-            "docs/device_functions",
-            "docs/adding_a_kernel",
-        ],
-        "Testing and debugging": [
-            "docs/testing_your_kernel",
-            "docs/emulator",
-            "docs/emulator_coverage",
-            "docs/mutants",
-            "docs/debugging",
-        ],
-        "Reference": [
-            "docs/reference/weights",
-            "docs/reference/int4_gemm",
-            "docs/reference/gemm_attention",
-            "docs/reference/torch",
-            "docs/reference/transformers",
-            "docs/reference/arrays",
-            "docs/reference/tensor_maps",
-            "docs/reference/kernels",
-            "docs/reference/emulator",
-            "docs/reference/targets",
-            "docs/reference/errors",
-            "docs/reference/command_line",
-        ],
-        "Performance": [
-            "docs/performance/benchmarks",
-            "docs/performance/benchmark",
-            "docs/performance/method",
-            "docs/performance/model",
-            "docs/performance/traps",
-            "docs/performance/emulator",
-        ],
-        "Lab": ["docs/lab/index", "docs/lab/*"],
-        "Development": ["docs/architecture", "docs/path_of_a_call", "CONTRIBUTING", "CHANGELOG"],
-    },
-    "docs/guide/README": {"": ["docs/guide/steps/*"]},
-    "docs/gemm": {"": ["docs/gemm/v*", "docs/gemm/*"]},
-    "docs/attention": {"": ["docs/attention/scalar", "docs/attention/*"]},
+#: Page -> pages below it in the sidebar, "*" for those that are not named. A page that is nowhere fails the build.
+CONTENTS: dict[str, list[str]] = {
+    "README": [
+        "Guide </docs/guide/README>",
+        "How-to </docs/howto/README>",
+        "Reference </docs/reference/README>",
+        "Design </docs/architecture>",
+        "Lab </docs/lab/index>",
+        "Comparison </docs/comparison>",
+        "Contributing </CONTRIBUTING>",
+        "/CHANGELOG",
+    ],
+    "docs/guide/README": ["/docs/guide/*"],
+    "docs/howto/README": [
+        "/docs/howto/quantize_weights",
+        "/docs/howto/convert_a_checkpoint",
+        "/docs/howto/pytorch",
+        "/docs/howto/transformers",
+        "/docs/howto/serve_with_vllm",
+        "/docs/howto/gemm_and_attention",
+        "/docs/howto/move_data",
+        "/docs/howto/tune",
+        "/docs/howto/streams_and_graphs",
+        "/docs/howto/several_gpus",
+        "/docs/howto/build_a_tensor_map",
+        "/docs/howto/inspect_a_descriptor",
+        "/docs/howto/compile_and_dump",
+        "/docs/howto/emulate_a_kernel",
+        "/docs/howto/test_a_kernel",
+        "/docs/howto/mutate_a_kernel",
+        "/docs/howto/debug_a_hang",
+        "/docs/howto/*",
+    ],
+    "docs/reference/README": [
+        "/docs/reference/weights",
+        "/docs/reference/int4_gemm",
+        "/docs/reference/gemm_attention",
+        "/docs/reference/arrays",
+        "/docs/reference/tensor_maps",
+        "/docs/reference/kernels",
+        "/docs/reference/emulator",
+        "/docs/reference/targets",
+        "/docs/reference/torch",
+        "/docs/reference/transformers",
+        "/docs/reference/errors",
+        "/docs/reference/hazards",
+        "/docs/reference/command_line",
+        "/docs/reference/*",
+    ],
+    "docs/reference/errors": ["/docs/reference/errors/*"],
+    "docs/architecture": ["/docs/design/path_of_a_call", "/docs/design/*"],
+    "docs/lab/index": ["/docs/lab/benchmarks", "/docs/lab/*"],
 }
 #: Pages for developers of cudatma alone, which the repository has and the site does not.
 LEFT_OUT = ["docs/status.md"]
@@ -102,9 +98,16 @@ project = "cudatma"
 version = release = cudatma.__version__
 copyright = "the authors of cudatma"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_copybutton"]
 root_doc = "README"
-include_patterns = ["*.md", "docs/*.md", "docs/*/*.md", "docs/reference/*.rst", *linked_sources()]
+include_patterns = [
+    "*.md",
+    "docs/*.md",
+    "docs/*/*.md",
+    "docs/reference/*.rst",
+    "docs/reference/errors/*.rst",
+    *linked_sources(),
+]
 exclude_patterns = [*LEFT_OUT, ".*", "build", "dist", "out", "tests", "benchmarks"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext", **dict.fromkeys(LANGUAGES, "restructuredtext")}
 myst_heading_anchors = 4
@@ -128,6 +131,8 @@ html_show_sphinx = False
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {"navigation_with_keys": True}
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 highlight_language = "none"
 smartquotes = False  # what is quoted is often to be typed
 pygments_style = "friendly"
@@ -145,19 +150,59 @@ def role_of(name: str) -> str:
 PUBLIC = {name: role_of(name) for name in cudatma.__all__}
 
 
+#: Pages whose files in the repository are placeholders.
+GENERATED = {
+    "docs/reference/command_line": site_cli.page,
+    "docs/reference/errors": site_errors.index_page,
+    "docs/reference/hazards": site_errors.hazard_page,
+}
+
+
+def write_error_pages(app: Any) -> None:
+    """Write the page of each error class; git ignores the folder."""
+    folder = ROOT / "docs" / "reference" / "errors"
+    folder.mkdir(exist_ok=True)
+    for name, page in site_errors.error_pages().items():
+        (folder / f"{name}.rst").write_text(page, encoding="utf-8")
+
+
+class PythonWithCuda(PythonLexer):  # type: ignore[misc]
+    """Python whose triple-quoted strings are highlighted as CUDA if they contain a kernel or a device function."""
+
+    def get_tokens_unprocessed(self, text: str, stack: Iterable[str] = ("root",)) -> Iterator[tuple[int, Any, str]]:
+        strings = re.finditer(r'"""(.*?)"""', text, re.DOTALL)
+        cuda = {match.start(1): match for match in strings if re.search(r"\b__(global|device)__\b", match[1])}
+        end = 0
+        for at, kind, value in super().get_tokens_unprocessed(text, stack):
+            if at in cuda:
+                end = cuda[at].end(1)
+                yield from ((at + i, kind, value) for i, kind, value in CudaLexer().get_tokens_unprocessed(cuda[at][1]))
+            if at >= end:
+                yield at, kind, value
+
+
 def read_page(app: Any, docname: str, source: list[str]) -> None:
     """Add the contents of CONTENTS, the commands, and the code of files that pages link to."""
     path = Path(app.env.doc2path(docname))
     if path.suffix in LANGUAGES:
         source[0] = code_page(path, source[0])
-    if docname == "docs/reference/command_line":
-        source[0] = site_cli.page()
+    if docname in GENERATED:
+        source[0] = GENERATED[docname]()
     if path.suffix == ".md":  # a link whose text is a file's name shows the page's title
         source[0] = re.sub(r"\[[\w./]+\.md\](?=\()", "[]", source[0])
-    for caption, patterns in CONTENTS.get(docname, {}).items():
-        pages = [pattern for pattern in patterns if any(ROOT.glob(f"{pattern}.*"))]
-        options = [":hidden:", ":glob:", *([f":caption: {caption}"] if caption else [])]
-        source[0] += "\n".join(["\n\n```{toctree}", *options, "", *(f"/{page}" for page in pages), "```\n"])
+    if docname in CONTENTS:
+        pages = [page for page in CONTENTS[docname] if exists(page)]
+        if path.suffix == ".md":
+            source[0] += "\n".join(["\n\n```{toctree}", ":hidden:", ":glob:", "", *pages, "```\n"])
+        else:
+            source[0] += "\n".join(
+                ["\n\n.. toctree::", "   :hidden:", "   :glob:", "", *(f"   {p}" for p in pages), ""]
+            )
+
+
+def exists(entry: str) -> bool:
+    """Return whether there is a page for an entry of CONTENTS."""
+    return any(ROOT.glob(f"{re.sub(r'^.*<|>$', '', entry)[1:]}.*"))
 
 
 def code_page(path: Path, text: str) -> str:
@@ -187,7 +232,12 @@ def read_docstring(app: Any, what: str, name: str, value: Any, options: Any, lin
     if inspect.isclass(value):
         attributes = set(re.findall(r"\bself\.(\w+)", inspect.getsource(value)))
         parameters |= {*attributes, *getattr(value, "__slots__", ()), *getattr(value, "__annotations__", ())}
-    lines[:] = to_rst(lines, parameters, {public: role for public, role in PUBLIC.items() if public not in own})
+    public = {public: role for public, role in PUBLIC.items() if public not in own}
+    if has_sections(lines):
+        config = Config(napoleon_use_ivar=True)
+        lines[:] = NumpyDocstring(linked_sections(lines, public), config, app, what, name, value, options).lines()
+    else:
+        lines[:] = to_rst(lines, parameters, public)
 
 
 def read_signature(app: Any, what: str, name: str, value: Any, options: Any, arguments: str, returns: str) -> Any:
@@ -212,6 +262,8 @@ def write_index(app: Any, error: Exception | None) -> None:
 
 
 def setup(app: Any) -> None:
+    app.add_lexer("python", PythonWithCuda)
+    app.connect("builder-inited", write_error_pages)
     app.connect("source-read", read_page)
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("autodoc-process-signature", read_signature)
