@@ -1,7 +1,7 @@
-"""Sphinx's configuration: `make docs` builds the site out of the Markdown of this repository and the docstrings.
+"""Configuration of Sphinx: `make docs` builds the site from the Markdown of this repository and the docstrings.
 
-The repository is the source folder, so that the links between pages work on the site as they do in a checkout. A file
-that a page links to (a step of the guide, a template) becomes a page of its own.
+The repository is the source folder, so that links between pages work on the site as in a checkout. A template or
+Python file that a page links to becomes a page.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
 from pygments.lexers.c_like import CudaLexer
 from pygments.lexers.python import PythonLexer
 from sphinx.ext.napoleon import Config, NumpyDocstring
@@ -78,13 +79,13 @@ CONTENTS: dict[str, list[str]] = {
     "docs/architecture": ["/docs/design/path_of_a_call", "/docs/design/*"],
     "docs/lab/index": ["/docs/lab/benchmarks", "/docs/lab/*"],
 }
-#: Pages for developers of cudatma alone, which the repository has and the site does not.
+#: Pages for maintainers, which the site does not show.
 LEFT_OUT = ["docs/status.md"]
 LANGUAGES = {".py": "python", ".j2": "cuda"}
 
 
 def linked_sources() -> list[str]:
-    """The files in LANGUAGES that a page links to, by their paths in the repository."""
+    """Return the paths in the repository of files in LANGUAGES that a page links to."""
     found = set()
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
@@ -140,7 +141,7 @@ pygments_dark_style = "github-dark"
 
 
 def role_of(name: str) -> str:
-    """How Sphinx's Python domain calls what a public name stands for."""
+    """Return the role of a public name in Sphinx's Python domain."""
     value = getattr(cudatma, name)
     if inspect.isclass(value):
         return "exc" if issubclass(value, BaseException) else "class"
@@ -182,7 +183,7 @@ class PythonWithCuda(PythonLexer):  # type: ignore[misc]
 
 
 def read_page(app: Any, docname: str, source: list[str]) -> None:
-    """Add the contents of CONTENTS, the commands, and the code of files that pages link to."""
+    """Add the contents of CONTENTS, generated pages, and the code of files that pages link to."""
     path = Path(app.env.doc2path(docname))
     if path.suffix in LANGUAGES:
         source[0] = code_page(path, source[0])
@@ -220,8 +221,8 @@ def code_page(path: Path, text: str) -> str:
 
 
 def read_docstring(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Make reStructuredText of a docstring. What has the name of something public (a method, a class of an integration)
-    is not linked to that."""
+    """Convert a docstring to reStructuredText. A name of the object's own class or module is not linked to a public
+    name that is equal."""
     owner = getattr(cudatma, name.split(".")[1], None)
     own = set(dir(owner)) if inspect.isclass(owner) else {name.split(".")[1]}
     own |= set(getattr(sys.modules.get(".".join(name.split(".")[:3])), "__all__", ()))
@@ -241,19 +242,26 @@ def read_docstring(app: Any, what: str, name: str, value: Any, options: Any, lin
 
 
 def read_signature(app: Any, what: str, name: str, value: Any, options: Any, arguments: str, returns: str) -> Any:
-    """That of __init__ where the base class is a mock, whose signature autodoc would show."""
+    """Return the signature of __init__ if the base class is a mock, whose signature autodoc would show."""
     if what != "class" or not name.startswith("cudatma.integrations."):
         return None
     return stringify_signature(signature(value.__init__, bound_method=True), show_return_annotation=False), ""
 
 
 def link_type(app: Any, env: Any, node: Any, content: Any) -> Any:
-    """A type in a signature is named as its module calls it: the public name leads to its entry."""
+    """Resolve a type in a signature, which has the name of its module, to the entry of the public name."""
     name = str(node.get("reftarget", "")).rpartition(".")[2]
     if node.get("refdomain") != "py" or name not in PUBLIC or node["reftarget"] == f"cudatma.{name}":
         return None
     python = env.get_domain("py")
     return python.resolve_xref(env, node["refdoc"], app.builder, PUBLIC[name], f"cudatma.{name}", node, content)
+
+
+def write_colons(app: Any, doctree: nodes.document, docname: str) -> None:
+    """Write a colon, not two hyphens, between a parameter and its description."""
+    for text in list(doctree.findall(nodes.Text)):
+        if text == " -- ":
+            text.parent.replace(text, nodes.Text(": "))
 
 
 def write_index(app: Any, error: Exception | None) -> None:
@@ -268,4 +276,5 @@ def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", read_docstring)
     app.connect("autodoc-process-signature", read_signature)
     app.connect("missing-reference", link_type)
+    app.connect("doctree-resolved", write_colons)
     app.connect("build-finished", write_index)

@@ -41,7 +41,7 @@ EMULATOR = ("errors", "ptx", "arithmetic", "machine", "async_copy", "tensor_core
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
-    """Dotted name -> file, of cudatma and tools; a package has the name of its folder."""
+    """Return the files of cudatma and tools by dotted name; a package has the name of its folder."""
     found = {}
     for folder in ("cudatma", "tools"):
         for path in sorted((root / folder).rglob("*.py")):
@@ -51,7 +51,7 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
 
 
 def imported(text: str, importer: str, is_package: bool, known: Iterable[str]) -> set[str]:
-    """Which of the ``known`` modules a source imports, inside functions and for type checkers too."""
+    """Return the ``known`` modules that a source imports, also inside functions and for type checkers."""
     names = set(known)
     found: set[str] = set()
     for node in ast.walk(ast.parse(text)):
@@ -79,7 +79,7 @@ def import_graph(root: Path = ROOT) -> dict[str, set[str]]:
 
 
 def cycle(graph: Mapping[str, set[str]]) -> list[str]:
-    """Modules that import each other in a ring, first and last the same; empty where there is none."""
+    """Return modules that import each other in a ring, first and last the same, or an empty list."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -88,7 +88,7 @@ def cycle(graph: Mapping[str, set[str]]) -> list[str]:
 
 
 def layer_of(module: str) -> str:
-    """The row of LAYERS that a module belongs to; "" for the facade ``cudatma``."""
+    """Return the layer of a module; "" for the facade ``cudatma``."""
     top, _, rest = module.partition(".")
     if top == "tools":
         return "tools"
@@ -99,7 +99,7 @@ def layer_of(module: str) -> str:
 
 
 def emulator_part(module: str) -> str:
-    """The row of EMULATOR that a module of the emulator belongs to."""
+    """Return the part of the emulator that a module belongs to."""
     name = module.removeprefix("cudatma.emulator").lstrip(".").split(".")[0]
     return name if name in EMULATOR else ""
 

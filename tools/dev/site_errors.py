@@ -19,7 +19,7 @@ from tools.dev.site_docstrings import inline
 
 ROOT = Path(__file__).resolve().parents[2]
 _FIELD_ERRORS = {k.__name__ for k in vars(errors).values() if isinstance(k, type) and issubclass(k, errors.FieldError)}
-#: Stands for a value in a message.
+#: Replaces a value in a message.
 _VALUE = "\N{HORIZONTAL ELLIPSIS}"
 
 
@@ -97,7 +97,7 @@ def index_page() -> str:
     lines = [title, "=" * len(title), ""]
     lines += [
         "The first line of an error names the field, what it got, what is allowed, and what to do. Each class is also",
-        "a ValueError, TypeError or RuntimeError. To find the class of a message, search for words of it.",
+        "a ValueError, TypeError or RuntimeError. To find the page of a message, paste it into the search.",
         "",
         ".. list-table::",
         "",
